@@ -127,4 +127,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
-    interpreter.leave(0)
+    interpreter.exit_process(0)

@@ -37,9 +37,11 @@ for number, handler in (
 @pytest.fixture(autouse=True)
 def handlers_as_before() -> Iterator[None]:
     """A command that ran in this process ignores signals at its end, and what the next test starts would inherit that."""
-    from drivetrain.system.signals import WATCHED  # not before the handlers above are set: it notes what is ignored
+    from drivetrain.system.signals import (
+        HANDLED_SIGNALS,  # not before the handlers above are set: it notes what is ignored
+    )
 
-    before = {number: signal.getsignal(number) for number in WATCHED}
+    before = {number: signal.getsignal(number) for number in HANDLED_SIGNALS}
     yield
     for number, handler in before.items():
         if signal.getsignal(number) is not handler:

@@ -83,4 +83,4 @@ class Noted:
 
 if __name__ == "__main__":
     main()
-    interpreter.leave(0)
+    interpreter.exit_process(0)

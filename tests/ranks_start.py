@@ -16,7 +16,7 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 def finished(command: Sequence[str], count: int, seconds: float = 300) -> list[str]:
     """What each of so many processes printed; all must end with 0.
 
-    The command ends by `interpreter.leave`, as the processes of a run do: a worker thread of gloo that still holds a
+    The command ends by `interpreter.exit_process`, as the processes of a run do: a worker thread of gloo that still holds a
     tensor while Python takes itself down aborts the process.
     """
     codes, said = ended(command, count, seconds)

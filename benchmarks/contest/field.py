@@ -27,7 +27,7 @@ from drivetrain.plan import plan as plans
 from drivetrain.plan.plan_table import machine as machine_line
 from drivetrain.system import child_process
 from drivetrain.system.files import write_json
-from drivetrain.system.signals import die_with
+from drivetrain.system.signals import die_with_parent
 
 PLAIN = "drivetrain --plain"
 FORMS = {
@@ -256,15 +256,15 @@ class Field:
         return done.stdout
 
     def _ours(self, plan: plans.Plan) -> dict[str, str]:
-        return child_process.surroundings(plan.environment(self.machine))
+        return child_process.build_environment(plan.environment(self.machine))
 
     def _theirs(self) -> dict[str, str]:
-        return child_process.surroundings({})
+        return child_process.build_environment({})
 
 
 def _bound() -> Callable[[], None]:
     """In a child: end with this process, so that a measurement that is broken off leaves nothing behind."""
-    return functools.partial(die_with, os.getpid())
+    return functools.partial(die_with_parent, os.getpid())
 
 
 def _torch(machine: Hardware) -> str | None:

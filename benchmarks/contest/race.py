@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from drivetrain.system.signals import die_with
+from drivetrain.system.signals import die_with_parent
 
 
 class Failed(Exception):
@@ -61,7 +61,7 @@ class Contender:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 process_group=0,
-                preexec_fn=functools.partial(die_with, os.getpid()),
+                preexec_fn=functools.partial(die_with_parent, os.getpid()),
             )
         first = self._answer()
         self._stop()

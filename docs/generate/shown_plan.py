@@ -14,7 +14,7 @@ from drivetrain.hardware import facts
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.plan import plan as plans
 from drivetrain.plan.plan_table import render
-from drivetrain.system.console import console
+from drivetrain.system.console import open_console
 
 JOB, MACHINE = Path("jobs/digits.yaml"), Path("tests/machines/codespace-2core-cgroup2.json")
 _BLOCK = re.compile(r"(?<=```\n)plan for digits [^\n]*\n  machine [^\n]*\n  profile .*?(?=```)", re.DOTALL)
@@ -24,7 +24,7 @@ def shown(root: Path) -> str:
     """What `drivetrain plan JOB --hardware MACHINE` prints, without spaces at the ends of lines."""
     job, machine = job_spec.load(root / JOB), facts.load(root / MACHINE)
     file = io.StringIO()
-    console(file).print(render(plans.resolve(job, machine), job, machine))
+    open_console(file).print(render(plans.resolve(job, machine), job, machine))
     return "".join(f"{line.rstrip()}\n" for line in file.getvalue().splitlines())
 
 

@@ -60,8 +60,8 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
-        from drivetrain.system.installation import SETUP
+        from drivetrain.system.installation import INSTALL_TORCH
 
         raise ModuleNotFoundError(
-            f"{__name__}.{name} needs torch, which `{SETUP}` installs here", name="torch"
+            f"{__name__}.{name} needs torch, which `{INSTALL_TORCH}` installs here", name="torch"
         ) from None

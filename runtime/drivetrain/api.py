@@ -16,7 +16,7 @@ from drivetrain.job import Job
 from drivetrain.job.workload import Workload
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.plan import plan as plans
-from drivetrain.system.child_process import surroundings
+from drivetrain.system.child_process import build_environment
 
 
 def facts_here(runs: Path | str = "runs") -> Hardware:
@@ -71,7 +71,7 @@ def memory_for(
     command = [sys.executable, "-m", "drivetrain", "memory", str(job), "--output", str(output)]
     for assignment in assignments:
         command += ["--set", assignment]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=surroundings({}))
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=build_environment({}))
     if done.returncode:
         raise DrivetrainError(done.stderr.strip())
     measured: dict[str, Any] = json.loads((Path(output) / "memory.json").read_text(encoding="utf-8"))

@@ -51,13 +51,13 @@ def test_sample_images(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_in_a_checkout_the_next_step_is_the_command_of_the_readme(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(installation, "CHECKOUT", Path.cwd())
-    assert installation.train_cpu(Path("parts.yaml")) == "make train-cpu JOB=parts.yaml"
-    assert installation.train_cpu(Path("my parts.yaml")) == "drivetrain launch 'my parts.yaml'"
+    assert installation.format_train_command(Path("parts.yaml")) == "make train-cpu JOB=parts.yaml"
+    assert installation.format_train_command(Path("my parts.yaml")) == "drivetrain launch 'my parts.yaml'"
     os.mkdir("below")
     monkeypatch.chdir("below")
-    assert installation.train_cpu(Path("parts.yaml")) == "drivetrain launch parts.yaml"
+    assert installation.format_train_command(Path("parts.yaml")) == "drivetrain launch parts.yaml"
     monkeypatch.setattr(installation, "which", lambda name: None)
-    assert installation.train_cpu(Path("parts.yaml")) == "drivetrain train parts.yaml", (
+    assert installation.format_train_command(Path("parts.yaml")) == "drivetrain train parts.yaml", (
         "torch is here, and no container"
     )
 

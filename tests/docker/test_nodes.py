@@ -20,10 +20,10 @@ environment: [MY_API_KEY]
 """
 SECTION = {"image": IMAGE, "meet": "127.0.0.1:29477", "mounts": {"/data": "/srv"}, "runs": "/data/runs"}
 SHOW = (
-    "import os, sys, time\nfrom pathlib import Path\nfrom drivetrain.system import secrets\nsecrets.take()\n"
+    "import os, sys, time\nfrom pathlib import Path\nfrom drivetrain.system import secrets\nsecrets.load_secrets()\n"
     "one = Path('/run/secrets/MY_API_KEY')\n"
     "print(os.getuid(), oct(one.stat().st_mode & 0o777), len(os.environ['MY_API_KEY']), os.environ['AWS_REGION'])\n"
-    "print('masked:', secrets.mask('token ' + os.environ['MY_API_KEY']), flush=True)\n"
+    "print('masked:', secrets.mask_secrets('token ' + os.environ['MY_API_KEY']), flush=True)\n"
     "time.sleep(600)"
 )
 

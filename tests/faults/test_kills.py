@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from drivetrain.system.signals import KILLED
+from drivetrain.system.signals import KILLED_EXIT_CODE
 from tests.faults import trained
 
 NIGHTLY = int(os.environ.get("DRIVETRAIN_KILLS", "200"))
@@ -147,6 +147,6 @@ def test_killed_around_an_unfreezing(tmp_path: Path) -> None:
     assert "unfreeze" in trained.finish(calm)
     for call in (15, 17, 19):
         job = trained.written(tmp_path / str(call), **settings)
-        trained.finish(job, expected=KILLED, FAULT=f"batch:{call}:kill")
+        trained.finish(job, expected=KILLED_EXIT_CODE, FAULT=f"batch:{call}:kill")
         trained.finish(job)
         check(job, trained.run(calm))

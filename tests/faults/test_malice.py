@@ -30,7 +30,7 @@ from drivetrain.data.images.image_targets import LabelForm
 from drivetrain.errors import CheckpointError, DataError, DrivetrainError, SpecError
 from drivetrain.models import saved_model
 from drivetrain.pretrained import folder as pretrained_folder
-from drivetrain.system.files import read_json, sha256, write_json
+from drivetrain.system.files import hash_file, read_json, write_json
 from drivetrain.training.checkpoints import checkpoint, run_state
 from drivetrain.training.checkpoints.manifest import MANIFEST
 from tests import tiny
@@ -174,7 +174,7 @@ def damaged(whole: Path, folder: Path, name: str, content: bytes) -> Path:
     path = shutil.copytree(whole, folder / "checkpoints" / "step-0")
     (path / name).write_bytes(content)
     manifest = read_json(path / MANIFEST)
-    manifest["files"][name] = {"bytes": len(content), "sha256": sha256(path / name)}
+    manifest["files"][name] = {"bytes": len(content), "sha256": hash_file(path / name)}
     write_json(path / MANIFEST, manifest)
     return path
 

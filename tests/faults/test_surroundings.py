@@ -65,7 +65,7 @@ def test_a_gpu_that_is_lost(tmp_path: Path, calm: Path) -> None:
     ],
 )
 def test_errors_that_mean_a_lost_gpu(text: str, kind: type[Exception]) -> None:
-    assert type(torch_errors.translate(RuntimeError(text))) is kind
+    assert type(torch_errors.translate_error(RuntimeError(text))) is kind
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_errors_that_mean_a_lost_gpu(text: str, kind: type[Exception]) -> None:
 def test_memory_that_runs_out_outside_of_torchs_allocator_is_memory(text: str) -> None:
     error = RuntimeError(text)
     assert torch_errors.is_out_of_memory(error)
-    assert torch_errors.translate(error) is error
+    assert torch_errors.translate_error(error) is error
 
 
 @pytest.mark.nightly

@@ -24,7 +24,7 @@ from drivetrain.data.loader.batches import Batches
 from drivetrain.data.loader.workers import WorkerSettings
 from drivetrain.data.stateless_random import Ids
 from drivetrain.errors import PeerError
-from drivetrain.system.signals import WATCHED
+from drivetrain.system.signals import HANDLED_SIGNALS
 from tests import tiny
 
 
@@ -56,7 +56,7 @@ def segfault() -> None:
 
 
 def notices() -> None:
-    for number in WATCHED:
+    for number in HANDLED_SIGNALS:
         if number != signal.SIGTERM:  # with which the trainer ends its workers
             os.kill(os.getpid(), number)
 

@@ -16,7 +16,7 @@ import pytest
 from drivetrain.launch import follow_container
 from drivetrain.launch.project import PROJECT
 from drivetrain.supervisor.started_runs import StartedRuns
-from drivetrain.system.signals import WATCHED
+from drivetrain.system.signals import HANDLED_SIGNALS
 from tests.nvml_double import GIB
 
 LOG = [
@@ -63,7 +63,7 @@ class Container:
 
 @pytest.fixture(autouse=True)
 def handlers() -> Iterator[None]:
-    before = {number: signal.getsignal(number) for number in WATCHED}
+    before = {number: signal.getsignal(number) for number in HANDLED_SIGNALS}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)

@@ -78,9 +78,9 @@ def test_a_file_of_credentials_follows_and_its_variable_names_it(tmp_path: Path,
     inside.mkdir()
     (inside / f"{name}.file").write_bytes(found[f"{name}.file"])
     environ = {"DRIVETRAIN_IMAGE": "cpu"}
-    secrets.take(environ, inside)
+    secrets.load_secrets(environ, inside)
     assert environ[name] == str(inside / f"{name}.file")
-    assert secrets.mask("401 for a-token", environ, inside) == "401 for ***"
+    assert secrets.mask_secrets("401 for a-token", environ, inside) == "401 for ***"
     with pytest.raises(SpecError) as caught:
         collected(copied, True, **{name: "/nowhere"})
     assert str(caught.value) == (
@@ -166,7 +166,7 @@ def test_a_value_that_the_image_sets_itself_is_told(tmp_path: Path, capsys: pyte
     (tmp_path / "HOME").write_text("s3cret")
     (tmp_path / "KEY").write_bytes(b"line\r\nline")
     environ = {"DRIVETRAIN_IMAGE": "cpu", "HOME": "/tmp"}
-    secrets.take(environ, tmp_path)
+    secrets.load_secrets(environ, tmp_path)
     assert environ == {"DRIVETRAIN_IMAGE": "cpu", "HOME": "/tmp", "KEY": "line\r\nline"}
     told = capsys.readouterr().err
     assert told == "environment: HOME is set by the image; the value that was handed over is not used\n"
@@ -177,10 +177,10 @@ def test_an_image_takes_its_secrets(tmp_path: Path, capsys: pytest.CaptureFixtur
         (tmp_path / name).write_text(text)
     (tmp_path / "folder").mkdir()
     outside: dict[str, str] = {}
-    secrets.take(outside, tmp_path)
+    secrets.load_secrets(outside, tmp_path)
     assert outside == {}
     environ = {"DRIVETRAIN_IMAGE": "cpu", "SET": "mine"}
-    secrets.take(environ, tmp_path)
+    secrets.load_secrets(environ, tmp_path)
     ca = dict.fromkeys(("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"), str(tmp_path / "ca"))
     assert environ == {"DRIVETRAIN_IMAGE": "cpu", "SET": "mine", "HF_TOKEN": "t0ken123", **ca}
-    assert secrets.mask("401 for t0ken123", environ, tmp_path) == "401 for ***"
+    assert secrets.mask_secrets("401 for t0ken123", environ, tmp_path) == "401 for ***"

@@ -285,13 +285,13 @@ def test_where_no_memory_can_be_pinned_ordinary_memory_is_used(monkeypatch: pyte
 
 
 def test_settings_of_the_process_are_those_of_the_plan(tmp_path: Path) -> None:
-    before = torch_settings.attention_kernels()
+    before = torch_settings.list_attention_kernels()
     made = tiny.assembled(tmp_path, tiny.job(), settings={"attention": "math", "cudnn_benchmark": True})
-    assert torch_settings.attention_kernels() == (False, False, False)
+    assert torch_settings.list_attention_kernels() == (False, False, False)
     assert (attention.effective(made), cudnn_benchmark.effective(made)) == ("math", True)
     other = tiny.assembled(tmp_path, tiny.job())
     assert (attention.effective(other), cudnn_benchmark.effective(other)) == ("auto", False)
-    assert torch_settings.attention_kernels() == before
+    assert torch_settings.list_attention_kernels() == before
 
 
 def test_graphs_are_recorded_for_whole_batches_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,16 +26,16 @@ def test_the_kernels_counters(tmp_path: Path) -> None:
         task.mkdir(parents=True)
         (task / "schedstat").write_text(f"123456 {wait} 42\n")
     (tmp_path / "stat").write_text("cpu  100 2 3 400 5 0 6 700 0 0\ncpu0 1 1 1 1 1 0 1 700 0 0\n")
-    assert cpu_starvation.seconds_waited([7, 9, 11], tmp_path) == 3.5
-    assert cpu_starvation.seconds_waited([11], tmp_path) is None
-    assert cpu_starvation.seconds_stolen(tmp_path) == 7.0
-    assert cpu_starvation.seconds_stolen(tmp_path / "nowhere") is None
+    assert cpu_starvation.read_waited_seconds([7, 9, 11], tmp_path) == 3.5
+    assert cpu_starvation.read_waited_seconds([11], tmp_path) is None
+    assert cpu_starvation.read_stolen_seconds(tmp_path) == 7.0
+    assert cpu_starvation.read_stolen_seconds(tmp_path / "nowhere") is None
 
 
 def test_this_process_is_counted_where_the_kernel_counts() -> None:
     if not Path("/proc/self/schedstat").exists():
         pytest.skip("this kernel does not count")
-    assert (cpu_starvation.seconds_waited() or 0.0) > 0
+    assert (cpu_starvation.read_waited_seconds() or 0.0) > 0
 
 
 def crowded(busy: float, waited: float, stolen: float = 0.0, throttled: float = 0.0) -> list[dict[str, Any]]:

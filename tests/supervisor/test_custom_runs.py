@@ -19,7 +19,7 @@ from drivetrain.inference import dummy_inputs, predictions
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.models import code_consent, forward, saved_model
-from drivetrain.system.files import sha256, write_json
+from drivetrain.system.files import hash_file, write_json
 from tests.own_job import DATA, LOSS, MODEL, write
 from tests.supervisor.custom_run import trained
 
@@ -176,7 +176,7 @@ def test_a_reproduced_run_runs_no_code_that_the_run_folder_only_points_to(
     assert "my_data.py is not the file that" in capfd.readouterr().err
     # With digests in the run folder that are those of the code there.
     record = json.loads((run / "code.json").read_text())
-    write_json(tmp_path / "x-001" / "code.json", record | {"my_data.py": sha256(tmp_path / "evil" / "my_data.py")})
+    write_json(tmp_path / "x-001" / "code.json", record | {"my_data.py": hash_file(tmp_path / "evil" / "my_data.py")})
     assert main.main(command) == CheckpointError.exit_code
     assert "allow them with --run-code" in capfd.readouterr().err
     assert not (tmp_path / "exploded").exists()
@@ -186,7 +186,7 @@ def test_a_child_runs_only_the_code_that_its_parent_names(run: Path, tmp_path: P
     shutil.copytree(run.parent.parent, tmp_path / "evil", ignore=shutil.ignore_patterns("runs"))
     (tmp_path / "evil" / "my_loss.py").write_text("import my_more\n" + LOSS)
     (tmp_path / "evil" / "my_more.py").write_text(f"open({str(tmp_path / 'exploded')!r}, 'w')\n")
-    digests = json.loads((run / "code.json").read_text()) | {"my_loss.py": sha256(tmp_path / "evil" / "my_loss.py")}
+    digests = json.loads((run / "code.json").read_text()) | {"my_loss.py": hash_file(tmp_path / "evil" / "my_loss.py")}
     for code in (digests, {}):
         source = SpecSource(run / "job.yaml", folder=tmp_path / "evil", code=code)
         with pytest.raises(CheckpointError, match="which is not recorded"):

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from drivetrain.job.job import Checkpoint
 from drivetrain.supervisor import preemption
 from drivetrain.supervisor.preemption import NoAnswer, NoticeAddress
-from drivetrain.system.signals import NOTICE, POLLED, WATCHED, Interrupted, Signals
+from drivetrain.system.signals import HANDLED_SIGNALS, PREEMPTION_NOTICE, PREEMPTION_SIGNAL, Interrupted, Signals
 from tests.faults import trained
 
 
@@ -240,7 +240,7 @@ def test_one_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def handlers() -> Iterator[None]:
-    numbers = (*WATCHED, POLLED)
+    numbers = (*HANDLED_SIGNALS, PREEMPTION_SIGNAL)
     before = {number: signal.getsignal(number) for number in numbers}
     yield
     for number, handler in before.items():
@@ -262,7 +262,7 @@ def test_an_address_problem_is_reported_once_and_the_notice_still_arrives(
         while len(provider.asked) < 4:
             time.sleep(0.01)
         provider.answer = (200, "TRUE")
-        with pytest.raises(Interrupted, match=f"stopped by {NOTICE}"):
+        with pytest.raises(Interrupted, match=f"stopped by {PREEMPTION_NOTICE}"):
             time.sleep(60)
     told = events(tmp_path)
     assert len(told) == 2
@@ -270,7 +270,7 @@ def test_an_address_problem_is_reported_once_and_the_notice_still_arrives(
     assert told[1] == f"{provider.url} answers 200: this machine will be shut down"
     # What the provider sends next is no second signal: it must not break into the save.
     os.kill(os.getpid(), signal.SIGTERM)
-    assert signals.received == NOTICE
+    assert signals.received == PREEMPTION_NOTICE
 
 
 def test_none_starts_nothing(tmp_path: Path) -> None:
@@ -290,7 +290,7 @@ def test_a_preempted_run_stops_and_resumes_with_the_same_bits(provider: Provider
         time.sleep(0.02)
     provider.answer = (200, '{"action": "stop"}')
     assert process.wait(timeout=60) == 75, log.read_text()
-    assert f"stopped by {NOTICE} after step" in log.read_text()
+    assert f"stopped by {PREEMPTION_NOTICE} after step" in log.read_text()
     trained.finish(job)
     calm = trained.written(tmp_path / "calm")
     trained.finish(calm)

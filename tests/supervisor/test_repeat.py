@@ -25,8 +25,8 @@ from drivetrain.supervisor import run_folder, same_conditions, supervisor
 from drivetrain.supervisor.repeat import RepeatRequest, _notes
 from drivetrain.supervisor.spec_difference import spec_text
 from drivetrain.supervisor.supervisor import TrainRequest
-from drivetrain.system.files import sha256
-from drivetrain.system.signals import KILLED
+from drivetrain.system.files import hash_file
+from drivetrain.system.signals import KILLED_EXIT_CODE
 from tests import own_job, tiny
 from tests.faults import trained
 from tests.paths import MACHINES, ROOT
@@ -85,7 +85,7 @@ def start(job: Path, *options: str) -> int:
 def test_real_runs_are_killed_resumed_and_reported(tmp_path: Path) -> None:
     job = trained.written(tmp_path, epochs="2")
     runs = tmp_path / "runs"
-    said = repeat(job, "--seeds", "2", expected=KILLED, FAULT="batch:10:kill")
+    said = repeat(job, "--seeds", "2", expected=KILLED_EXIT_CODE, FAULT="batch:10:kill")
     assert "seed 0 did not finish; 0 of 2 runs are done; the same command resumes" in said
     said = repeat(job, "--seeds", "2")
     assert "run " + str(runs / "small-seed0-001") + " resumes" in said
@@ -269,10 +269,10 @@ def test_changed_code_is_trained_anew(tmp_path: Path, capsys: pytest.CaptureFixt
         run.mkdir()
         (run / "job.yaml").write_text(spec_text(job))
         names = ("my_data.py", "my_model.py")
-        (run / "code.json").write_text(json.dumps({n: sha256(tmp_path / n) for n in names}))
+        (run / "code.json").write_text(json.dumps({n: hash_file(tmp_path / n) for n in names}))
         assert not same_conditions.find_changed_file(run, job)
     (tmp_path / "my_model.py").write_text(own_job.MODEL.replace("relu", "tanh"))
     assert same_conditions.find_changed_file(runs[0], job) == str(tmp_path / "my_model.py")
-    (runs[1] / "code.json").write_text(json.dumps({"my_model.py": sha256(tmp_path / "my_model.py")}))
+    (runs[1] / "code.json").write_text(json.dumps({"my_model.py": hash_file(tmp_path / "my_model.py")}))
     with pytest.raises(CheckpointError, match=r"one and .*two were trained with other code"):
         same_conditions.check({"seed 0": runs[0], "seed 1": runs[1]})

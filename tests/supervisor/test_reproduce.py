@@ -12,7 +12,7 @@ from drivetrain.cli import main
 from drivetrain.supervisor import provenance, reproduce
 from drivetrain.supervisor.run_folder import RunFolder
 from drivetrain.supervisor.run_lifecycle import RunLifecycle
-from drivetrain.system.files import sha256
+from drivetrain.system.files import hash_file
 from tests.faults import trained
 
 SETS = ("--set", "train.epochs=3")
@@ -37,7 +37,7 @@ def test_the_same_bits_and_where_they_differ(finished: Path, capfd: pytest.Captu
     assert f"{copy} has the weights and the metrics of {run}, bit for bit" in capfd.readouterr().out
     made, other = (json.loads((folder / "provenance.json").read_text()) for folder in (run, copy))
     assert made | {"spec": ""} == other | {"spec": ""}
-    assert made["model"] == sha256(run / "model" / "model.safetensors")
+    assert made["model"] == hash_file(run / "model" / "model.safetensors")
     assert list(made["data"]) == ["data.train"]
     # A run of a version that wrote no digests of batches.
     written = (run / "metrics.jsonl").read_text()

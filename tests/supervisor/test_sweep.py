@@ -21,7 +21,7 @@ from drivetrain.report import swept
 from drivetrain.supervisor.spec_difference import spec_text
 from drivetrain.supervisor.sweep import study, sweep
 from drivetrain.system import child_process
-from drivetrain.system.signals import KILLED
+from drivetrain.system.signals import KILLED_EXIT_CODE
 from tests.faults import trained
 from tests.report_page import Page
 
@@ -56,7 +56,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "kinds.yaml"
     path.write_text(JOB)
     monkeypatch.setattr(study, "MIN_FINISHED_TRIALS", 2)
-    monkeypatch.setattr(child_process, "child", trainer())
+    monkeypatch.setattr(child_process, "run_child", trainer())
     monkeypatch.setattr(swept, "write", lambda folder, result: None)
     return path
 
@@ -138,7 +138,7 @@ def test_killed_in_a_training_or_half_way_through_a_line(job: Path, monkeypatch:
             kills.remove((number, epoch))
             raise Killed
 
-    monkeypatch.setattr(child_process, "child", trainer(kill))
+    monkeypatch.setattr(child_process, "run_child", trainer(kill))
     for options in (("--new",), (), ()):
         with pytest.raises(Killed):
             run(job, *options)
@@ -163,10 +163,10 @@ def test_more_trials_go_on_and_another_job_does_not(job: Path, capsys: pytest.Ca
 def test_what_may_not_change_while_a_sweep_is_unfinished(
     job: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(child_process, "child", lambda *given, **more: KILLED)
-    assert run(job) == KILLED
+    monkeypatch.setattr(child_process, "run_child", lambda *given, **more: KILLED_EXIT_CODE)
+    assert run(job) == KILLED_EXIT_CODE
     assert "0 of 6 trials are done; the same command goes on" in capsys.readouterr().out
-    monkeypatch.setattr(child_process, "child", trainer())
+    monkeypatch.setattr(child_process, "run_child", trainer())
     assert run(job, "--plain") == 4
     assert "it was started without --plain" in capsys.readouterr().err
     job.write_text(JOB.replace("high: 0.5", "high: 0.4"))
@@ -185,7 +185,7 @@ def test_changed_data_are_refused(
     for place in (job.parent / "runs" / "kinds-sweep-001").glob("trial*"):
         row = {"data.train": {"folder": False, "rows": {"t.csv": "1 2 3 4 0000"}}}
         (place / "data.json").write_text(json.dumps({"files": row}))
-    monkeypatch.setattr(child_process, "child", lambda *given, **more: KILLED)
+    monkeypatch.setattr(child_process, "run_child", lambda *given, **more: KILLED_EXIT_CODE)
     spec = job.parent / "runs" / "kinds-sweep-001" / "sweep.yaml"
     spec.write_text(spec.read_text().replace("trials: 2", "trials: 6"))
     assert run(job) == 4
@@ -210,7 +210,7 @@ def test_values_that_the_rules_refuse_together_fail_their_trial(job: Path, capsy
 def test_exit_codes(job: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers that are not finite are a result; missing data are not."""
     codes = iter([5, 6, 3])
-    monkeypatch.setattr(child_process, "child", lambda *given, **more: next(codes))
+    monkeypatch.setattr(child_process, "run_child", lambda *given, **more: next(codes))
     assert run(job) == 3
     assert [row[1] for row in table(job)] == ["FAIL", "FAIL", "RUNNING"]
     assert "trial 0 failed: exit code 5: the budget for non-finite steps is spent" in capsys.readouterr().out
@@ -280,7 +280,7 @@ def test_a_batch_size_is_that_of_the_first_trial_that_has_one(job: Path, monkeyp
         (job.parent / "runs" / "kinds-sweep-001" / "trial0-001" / "batch_size.json").unlink(missing_ok=True)
         return code
 
-    monkeypatch.setattr(child_process, "child", without_first)
+    monkeypatch.setattr(child_process, "run_child", without_first)
     assert run(job) == 0
     place = job.parent / "runs" / "kinds-sweep-001"
     texts = [(place / f"trial{number}-001" / "job.yaml").read_text() for number in range(6)]

@@ -53,7 +53,7 @@ def test_a_workspace_that_gives_the_same_bits_stays() -> None:
 def test_a_child_process_inherits_the_users_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
     monkeypatch.setenv("LD_PRELOAD", "theirs.so")
-    given = child_process.surroundings(OURS | {"LD_PRELOAD": "ours.so"})
+    given = child_process.build_environment(OURS | {"LD_PRELOAD": "ours.so"})
     assert given["PYTORCH_CUDA_ALLOC_CONF"] == "max_split_size_mb:64,expandable_segments:True"
     assert given["LD_PRELOAD"] == "ours.so:theirs.so"
 

@@ -38,19 +38,19 @@ def child() -> Iterator[tuple[int, int]]:
 def test_all_descendants_are_members(child: tuple[int, int], listed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not listed:
         monkeypatch.setattr(os.path, "exists", lambda path: False)
-    assert {os.getpid(), *child} <= set(process_tree.process_ids())
+    assert {os.getpid(), *child} <= set(process_tree.list_process_ids())
 
 
 def test_their_memory_is_counted(child: tuple[int, int]) -> None:
     own = psutil.Process().memory_info().rss
-    assert process_tree.resident_bytes() > own + (40 << 20)
+    assert process_tree.sum_resident_bytes() > own + (40 << 20)
 
 
 def test_ended_processes_do_not_count() -> None:
     ended = subprocess.Popen(["true"])
     ended.wait()
-    assert process_tree._resident(ended.pid) == 0
-    assert list(process_tree._below(ended.pid)) == []
+    assert process_tree._read_resident_bytes(ended.pid) == 0
+    assert list(process_tree._list_descendants(ended.pid)) == []
 
 
 def test_a_cgroup_located_once_gives_the_same_values() -> None:

@@ -18,12 +18,12 @@ from tests.paths import ROOT
 CODE = """
 import sys
 from drivetrain.errors import Stopped
-from drivetrain.system.signals import Signals, stopping
+from drivetrain.system.signals import Signals, raise_stopped
 
 try:
-    with stopping():
+    with raise_stopped():
         signals = Signals()
-        with signals.held():
+        with signals.protect_section():
             print("ready", flush=True)
             sys.stdin.readline()
         signals.check()
@@ -74,7 +74,7 @@ def test_every_signal(name: str) -> None:
     if name in STOPS:
         assert (code, said.split(" (")[0].strip()) == (75, f"stopped by {name}")
     elif name in NOTICED:
-        assert (code, said) == (75, f"stopped by {signals.NOTICE}\n")
+        assert (code, said) == (75, f"stopped by {signals.PREEMPTION_NOTICE}\n")
     else:
         harmless = signal.Signals[name] in [signal.Signals[one] for one in (*NOTHING, *PAUSES)]
         assert code == (0 if harmless else -signal.Signals[name])
@@ -82,13 +82,13 @@ def test_every_signal(name: str) -> None:
 
 def test_what_the_starter_ignores_stays_ignored() -> None:
     """As under `nohup`, or in the background of a shell."""
-    assert ended(list(signals.WATCHED), ignored=signals.WATCHED) == (0, "")
+    assert ended(list(signals.HANDLED_SIGNALS), ignored=signals.HANDLED_SIGNALS) == (0, "")
 
 
 @pytest.fixture
 def trainer(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Signals, list[int]]]:
     """The signals of a trainer whose clock goes on by a second with each, and the codes with which it would end at once."""
-    before = {number: signal.getsignal(number) for number in (*signals.WATCHED, signals.POLLED)}
+    before = {number: signal.getsignal(number) for number in (*signals.HANDLED_SIGNALS, signals.PREEMPTION_SIGNAL)}
     ends: list[int] = []
     clock = iter(range(1, 99))
     monkeypatch.setattr(Signals, "_end_at_once", lambda self, number: ends.append(number))
@@ -114,7 +114,9 @@ def trainer(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Signals, list[int
 def test_only_a_second_wish_ends_at_once(trainer: tuple[Signals, list[int]], names: list[str], ends: list[str]) -> None:
     """A terminal that closes and a scheduler at its limit send several signals."""
     ours, codes = trainer
-    with pytest.raises(Interrupted, match=f"stopped by {names[0] if names[0] != 'SIGURG' else signals.NOTICE}"):
+    with pytest.raises(
+        Interrupted, match=f"stopped by {names[0] if names[0] != 'SIGURG' else signals.PREEMPTION_NOTICE}"
+    ):
         signal.raise_signal(signal.Signals[names[0]])
     for name in names[1:]:
         signal.raise_signal(signal.Signals[name])

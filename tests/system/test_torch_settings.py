@@ -84,7 +84,7 @@ def test_partial_tf32_is_detected(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.skipif(not torch_settings.NEW, reason="this torch has no precision for kernels of a CPU")
+@pytest.mark.skipif(not torch_settings.HAS_SETTER, reason="this torch has no precision for kernels of a CPU")
 def test_a_short_format_for_cpu_kernels_is_detected_and_restored(tmp_path: Path) -> None:
     torch.set_float32_matmul_precision("medium")
     assert precision.effective(GPU_RUN) == "mixed"
@@ -93,21 +93,21 @@ def test_a_short_format_for_cpu_kernels_is_detected_and_restored(tmp_path: Path)
 
 def test_every_switch_is_set_at_every_assembly(tmp_path: Path) -> None:
     tiny.assembled(tmp_path, tiny.job())
-    first = torch_settings.state()
+    first = torch_settings.read_switches()
     spoil()
-    changed = {name for name, value in torch_settings.state().items() if value != first[name]}
+    changed = {name for name, value in torch_settings.read_switches().items() if value != first[name]}
     assert len(changed) >= 12
     tiny.assembled(tmp_path, tiny.job())
-    assert torch_settings.state() == first
+    assert torch_settings.read_switches() == first
 
 
 def test_a_host_program_gets_its_torch_settings_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spoil()
     torch.set_default_dtype(torch.float64)
-    before, during = torch_settings.state(), list[dict[str, object]]()
+    before, during = torch_settings.read_switches(), list[dict[str, object]]()
 
     def watched(self: Step, *given: object) -> object:
-        during.append(torch_settings.state())
+        during.append(torch_settings.read_switches())
         return stepped(self, *given)  # type: ignore[arg-type]
 
     stepped = Step.compute_gradients
@@ -115,20 +115,20 @@ def test_a_host_program_gets_its_torch_settings_back(tmp_path: Path, monkeypatch
     inputs, classes = np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32), np.arange(16) % 2
     network = nn.Linear(4, 2, dtype=torch.float32)
     drivetrain.train(network, (inputs, classes), (inputs, classes), runs=tmp_path, epochs=1, batch_size=8)
-    assert torch_settings.state() == before
+    assert torch_settings.read_switches() == before
     assert during[0]["float32_matmul_precision"] == "highest"
     assert during[0]["default_dtype"] is torch.float32
 
 
-@pytest.mark.skipif(not torch_settings.NEW, reason="this torch has one switch for each")
+@pytest.mark.skipif(not torch_settings.HAS_SETTER, reason="this torch has one switch for each")
 def test_a_host_program_gets_newer_torch_switches_back() -> None:
     cuda.matmul.fp32_precision = "tf32"  # its older switch now says otherwise, and torch refuses to read that
-    before = torch_settings.state()
+    before = torch_settings.read_switches()
     assert "float32_matmul_precision" not in before
     with host_process.restore_state():
-        torch_settings.reset()
-        assert torch_settings.tf32() is False
-    assert {name: value for name, value in torch_settings.state().items() if name in before} == before
+        torch_settings.reset_switches()
+        assert torch_settings.read_tf32() is False
+    assert {name: value for name, value in torch_settings.read_switches().items() if name in before} == before
 
 
 def test_prediction_computes_in_fp32(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_prediction_computes_in_fp32(tmp_path: Path) -> None:
 
     class Watching(nn.Module):
         def forward(self, images: torch.Tensor) -> torch.Tensor:
-            found.append(torch_settings.tf32())
+            found.append(torch_settings.read_tf32())
             return images.flatten(1)[:, :3]
 
     list(forward.compute_outputs(Watching(), data.heads, data.validation, data.prepare, torch.device("cpu")))
@@ -160,9 +160,9 @@ def test_what_compiling_sets_is_taken_back() -> None:
     before = config.fallback_random, config.deterministic
     eager = torch.are_deterministic_algorithms_enabled()
     with torch_settings.keep_switches():
-        torch_settings.compile_for(torch.device("cpu"), deterministic=True)
+        torch_settings.configure_compiler(torch.device("cpu"), deterministic=True)
         assert (config.fallback_random, config.deterministic) == (True, True)
-        torch_settings.reset()  # another run begins, as the tuner's do: what is compiled already stays as it is
+        torch_settings.reset_switches()  # another run begins, as the tuner's do: what is compiled already stays as it is
         assert (config.fallback_random, config.deterministic) == (True, True)
     assert (config.fallback_random, config.deterministic) == before
     assert torch.are_deterministic_algorithms_enabled() == eager

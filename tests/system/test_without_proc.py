@@ -22,7 +22,7 @@ from drivetrain.system import signals
 child = os.fork()
 if child == 0:
     time.sleep(0.2)  # the parent of this test's process must still live
-    signals.die_with(os.getppid())
+    signals.die_with_parent(os.getppid())
     print(os.getpid(), flush=True)
     time.sleep(60)
     os._exit(0)
@@ -39,16 +39,16 @@ def test_an_orphan_ends_where_the_kernel_does_not_end_it() -> None:
 
 
 def test_memory_by_psutil(monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = process_tree.resident_bytes()
-    monkeypatch.setattr(process_tree, "_text", lambda path: "")
-    assert process_tree.resident_bytes() == pytest.approx(expected, rel=0.2)
+    expected = process_tree.sum_resident_bytes()
+    monkeypatch.setattr(process_tree, "_read_text", lambda path: "")
+    assert process_tree.sum_resident_bytes() == pytest.approx(expected, rel=0.2)
 
 
 def test_space_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "posix_fallocate")
     path, size = tmp_path / "cache", (1 << 20) + 5
     with path.open("wb") as file:
-        files.reserve(file, size, tmp_path)
+        files.reserve_space(file, size, tmp_path)
     assert path.stat().st_size == size
     assert path.stat().st_blocks * 512 >= size
 

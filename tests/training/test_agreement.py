@@ -100,7 +100,7 @@ def test_all_skip_the_same_batches_whenever_they_read_a_result(ends: dict[str, E
     ],
 )
 def test_a_lost_process_is_reported_wherever_it_is_noticed(words: str) -> None:
-    found = torch_errors.translate(RuntimeError(words))
+    found = torch_errors.translate_error(RuntimeError(words))
     assert isinstance(found, PeerError)
     assert found.exit_code == 8
-    assert isinstance(torch_errors.translate(RuntimeError("CUDA error: an illegal memory access")), DeviceError)
+    assert isinstance(torch_errors.translate_error(RuntimeError("CUDA error: an illegal memory access")), DeviceError)

@@ -288,7 +288,7 @@ def test_an_operation_without_deterministic_kernel_is_named_once_and_training_co
     """With the same weights and statistics as if it had been allowed from the start."""
     told, batch = list[str](), Batch(np.arange(6), (torch.randn(6, 1, 8, 8),), {"": torch.arange(6) % 3})
     plain, strict = unpooled(False, told), unpooled(True, told)
-    with torch_settings.plain():
+    with torch_settings.use_default_switches():
         for seed in range(3):
             assert plain(batch, seed).read() == strict(batch, seed).read()
         assert torch.get_deterministic_debug_mode() == 0

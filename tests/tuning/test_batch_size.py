@@ -84,7 +84,7 @@ def test_the_same_bits_as_naming_the_number(tmp_path: Path) -> None:
 @pytest.fixture
 def handlers() -> Iterator[None]:
     """A supervisor ignores signals once its run is over; this process has more to do."""
-    before = {number: signal.getsignal(number) for number in signals.WATCHED}
+    before = {number: signal.getsignal(number) for number in signals.HANDLED_SIGNALS}
     yield
     for number, handler in before.items():
         signal.signal(number, handler)

@@ -173,7 +173,7 @@ def test_a_measuring_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     ends = [SEGFAULT, 0, SEGFAULT, SEGFAULT]
     given: list[dict[str, str]] = []
     monkeypatch.setattr(
-        child_process, "child", lambda command, environment, forward: given.append(environment) or ends.pop(0)
+        child_process, "run_child", lambda command, environment, forward: given.append(environment) or ends.pop(0)
     )
     job, machine = tiny.job(optimize="channels_last: true"), tiny.machine()
     first = plan.resolve(job, machine)

@@ -11,7 +11,7 @@ from drivetrain.inference import thread_limits
 from drivetrain.job.formatting import format_metric
 from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.report.baseline_results import Baseline, Skipped
-from drivetrain.system.console import console, say, say_aside, say_json
+from drivetrain.system.console import open_console, say, say_aside, say_json
 
 
 @dataclass(frozen=True)
@@ -71,5 +71,5 @@ def _show(rows: Sequence[Baseline], best: str) -> None:
         values = (format_metric(row.metrics[metric]) for row in rows)
         table.add_row(metric, *values, style="bold" if metric == best else "")
     table.add_row("seconds", *(f"{row.seconds:.1f}" for row in rows), style="dim")
-    console().print(table)
+    open_console().print(table)
     say(f"{best} (checkpoint.best) chooses the weights of a network: what it reaches has to be better than these")

@@ -60,4 +60,4 @@ def record(run: Path, source: SpecSource, seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    interpreter.leave(main())
+    interpreter.exit_process(main())

@@ -17,8 +17,8 @@ from drivetrain.hardware.detect import detect
 from drivetrain.hardware.facts import Hardware
 from drivetrain.launch import run_in_image
 from drivetrain.system import signals
-from drivetrain.system.console import console, say_aside, say_json
-from drivetrain.system.installation import SETUP
+from drivetrain.system.console import open_console, say_aside, say_json
+from drivetrain.system.installation import INSTALL_TORCH
 from drivetrain.tuning.calibration import calibrate
 
 
@@ -36,7 +36,7 @@ def show(*, as_json: bool, measure_again: bool) -> int:
         raise DeviceError(
             "torch is not installed here, and only torch can be calibrated",
             "torch in the local environment; a container calibrates itself at its first training",
-            f"nothing, if you train in containers; else `{SETUP}`",
+            f"nothing, if you train in containers; else `{INSTALL_TORCH}`",
         )
     signals.stop_early()
     machine = detect(Path("runs"))
@@ -52,7 +52,7 @@ def show(*, as_json: bool, measure_again: bool) -> int:
     if as_json:
         say_json(asdict(outcome.found))
     else:
-        console().print(render(outcome.found, machine, was_kept=outcome.kept))
+        open_console().print(render(outcome.found, machine, was_kept=outcome.kept))
     return 0
 
 

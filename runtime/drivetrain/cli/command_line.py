@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from drivetrain.cli.arguments import commands_of, options_of, parser
 from drivetrain.errors import SpecError, nearest
-from drivetrain.system.installation import CHECKOUT, stop
+from drivetrain.system.installation import CHECKOUT, format_stop_command
 
 _EXAMPLE = "  drivetrain train jobs/digits.yaml   train an example: handwritten digits\n" if CHECKOUT else ""
 FIRST_STEPS = f"""\
@@ -29,7 +29,7 @@ OTHER_WORDS = {
     "fit": "`drivetrain train JOB` trains it",
     "test": "`drivetrain evaluate RUN --data PATH` computes the metrics on labeled data",
     "infer": "`drivetrain predict RUN INPUT` predicts new samples",
-    "stop": f"`{stop('CONTAINER')}` ends a training after a checkpoint; so does Ctrl-C where it runs",
+    "stop": f"`{format_stop_command('CONTAINER')}` ends a training after a checkpoint; so does Ctrl-C where it runs",
 }
 """What people type, and the command that does it."""
 

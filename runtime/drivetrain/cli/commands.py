@@ -15,7 +15,7 @@ from drivetrain.cli.init import init
 from drivetrain.cli.track import track
 from drivetrain.errors import SpecError
 from drivetrain.launch import image_contents, run_in_image
-from drivetrain.system.console import console, say, say_aside, say_json
+from drivetrain.system.console import open_console, say, say_aside, say_json
 from drivetrain.system.units import format_bytes, parse_bytes
 
 Command = Callable[[argparse.Namespace], int]
@@ -38,7 +38,7 @@ def facts(options: argparse.Namespace) -> int:
     if options.json:
         say_json(machine.to_json())
     else:
-        console().print(render(machine))
+        open_console().print(render(machine))
     return 0
 
 
@@ -68,7 +68,7 @@ def plan(options: argparse.Namespace) -> int:
     if options.json:
         say_json(resolved.to_json())
     else:
-        console().print(render(resolved, job, machine, show_all=options.all))
+        open_console().print(render(resolved, job, machine, show_all=options.all))
     return 0
 
 

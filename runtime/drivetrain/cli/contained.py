@@ -9,7 +9,7 @@ from pathlib import Path
 from drivetrain.errors import DeviceError
 from drivetrain.launch import image_contents, project, run_in_image
 from drivetrain.system.console import say
-from drivetrain.system.installation import SETUP
+from drivetrain.system.installation import INSTALL_TORCH
 
 SWITCHES = ("plain", "new", "trace", "restart_schedule", "verbose")
 NUMBERS = ("seeds", "folds", "trials")
@@ -34,10 +34,10 @@ def train(arguments: argparse.Namespace) -> int:
             f"torch is not installed here, and training in the container supports {options}; it writes to runs/ in the "
             "project",
             f"the other options, run in {project.PROJECT}",
-            f"remove these options, or run `{SETUP}` to install torch here",
+            f"remove these options, or run `{INSTALL_TORCH}` to install torch here",
         )
     say(
-        f"torch is not installed here: training in a container, like `drivetrain launch`; `{SETUP}` installs torch here"
+        f"torch is not installed here: training in a container, like `drivetrain launch`; `{INSTALL_TORCH}` installs torch here"
     )
     from drivetrain.launch import container
 

@@ -57,7 +57,7 @@ def _check_free(output: Path) -> None:
 def _heading(data: Path, output: Path) -> list[str]:
     return [
         f"A first job file, written by `drivetrain init {shlex.quote(str(data))}` .",
-        f"Train it: {installation.train_cpu(output)}",
+        f"Train it: {installation.format_train_command(output)}",
         "Change any value; `drivetrain validate` checks the file. docs/spec.md lists all keys.",
     ]
 
@@ -90,4 +90,4 @@ def _print(draft: Draft, output: Path) -> None:
     for line in (*draft.found, *draft.choices):
         say(f"  {line}")
     say(f"written to {output.resolve()}; relative paths in it start from that folder")
-    say(f"next: {installation.train_cpu(output)}")
+    say(f"next: {installation.format_train_command(output)}")

@@ -16,7 +16,7 @@ from drivetrain.errors import DataError, DrivetrainError, SpecError, StorageErro
 from drivetrain.launch import run_in_image
 from drivetrain.supervisor import named_run
 from drivetrain.system import interpreter, secrets
-from drivetrain.system.console import VERBOSE, guard_output, say_error, say_json
+from drivetrain.system.console import VERBOSE_VARIABLE, guard_output, say_error, say_json
 from drivetrain.system.files import storage_error
 
 OUTLIVE_OUTPUT = ("train", "sweep", "repeat", "inspect", "reproduce")
@@ -25,20 +25,20 @@ OUTLIVE_OUTPUT = ("train", "sweep", "repeat", "inspect", "reproduce")
 
 def command() -> NoReturn:
     """Run the command of this process and end it."""
-    interpreter.leave(main())
+    interpreter.exit_process(main())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     guard_output(needed=True)
-    secrets.take()
+    secrets.load_secrets()
     try:
         options = parse(arguments)
         if options.command in OUTLIVE_OUTPUT:
             guard_output()
         _check(options)
         if getattr(options, "verbose", False):
-            os.environ[VERBOSE] = "1"
+            os.environ[VERBOSE_VARIABLE] = "1"
         if run_in_image.is_needed(options.command):
             return run_in_image.run(options, sys.argv[1:] if arguments is None else arguments)
         code = COMMANDS[options.command](options)

@@ -42,7 +42,7 @@ def describe_counts(counts: npt.NDArray[np.int64], classes: tuple[str, ...]) -> 
     """Return a note such as `classes for training: ok 157, broken 3`, the most frequent first."""
     order = np.argsort(-counts, kind="stable").tolist()
     listed_counts = list_names([f"{printable(classes[index])} {counts[index]:,}" for index in order], MAX_COUNTS_LISTED)
-    spellings = list_names(spelling.alike(classes))
+    spellings = list_names(spelling.find_similar_names(classes))
     empty = [printable(name) for name in classes if looks_empty(name)]
     doubts = [f"; probably the same: {spellings}"] if spellings else []
     doubts += [f"; probably no value: {list_names(empty)} (data.missing leaves these samples out)"] if empty else []

@@ -11,7 +11,7 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from drivetrain.system.files import sha256
+from drivetrain.system.files import hash_file
 
 GONE = "missing"
 """Fingerprint of a file that is not there."""
@@ -57,6 +57,6 @@ def list_changed(base: Path, recorded: Mapping[str, str]) -> Iterator[tuple[str,
 def _fingerprint_file(path: str) -> str:
     file_stamp = stamp(path)
     try:
-        return f"{file_stamp} {sha256(Path(path))}" if file_stamp else GONE
+        return f"{file_stamp} {hash_file(Path(path))}" if file_stamp else GONE
     except OSError:  # an unreadable file is reported where the data is loaded
         return GONE

@@ -41,7 +41,7 @@ def index_labels(labels: Sequence[str], classes: Sequence[str], key: str) -> npt
     if unknown:
         examples = ", ".join(f'"{printable(label)}" ({count:,})' for label, count in sorted(unknown.items())[:5])
         first = min(unknown)
-        similar = next((name for name in classes if spelling.alike([name, first])), None)
+        similar = next((name for name in classes if spelling.find_similar_names([name, first])), None)
         hint = f'did you mean "{printable(similar)}"?' if similar is not None else nearest(first, classes)
         raise DataError(
             f"{key}: classes that are not in the training data: {examples}",
@@ -53,12 +53,12 @@ def index_labels(labels: Sequence[str], classes: Sequence[str], key: str) -> npt
 
 def _normalize(label: str) -> str:
     """The form in which labels are compared: without blanks around it, in one form of Unicode and of numbers."""
-    return spelling.code(label.strip())
+    return spelling.clean_category(label.strip())
 
 
 def note_similar_names(column: str, classes: Iterable[str]) -> list[str]:
     """A note on classes or categories of a column whose spellings are so similar that they are probably the same."""
-    similar = spelling.alike(classes)
+    similar = spelling.find_similar_names(classes)
     return (
         [f'"{column}": spellings that are probably the same, and are learned apart: {list_names(similar)}']
         if similar

@@ -129,7 +129,7 @@ def _move_to_file(holders: Sequence[ArrayHolder], count: int) -> int:
             spans[index] = end, size
             _replace_array(holders, array, array_file.map_array(array, handle, end, size))
             del array
-            process_tree.give_back()
+            process_tree.release_free_memory()
             end += array_file.align_size(size)
         os.pwrite(handle, spans.tobytes(), 0)
     except OSError:
@@ -153,7 +153,7 @@ def _map_from_file(holders: Sequence[ArrayHolder], count: int, handle: int) -> i
             _replace_array(holders, original, mapped)
             shared_bytes += size
             del original
-            process_tree.give_back()
+            process_tree.release_free_memory()
         else:
             kept_count += 1
     return shared_bytes

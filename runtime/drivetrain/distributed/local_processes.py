@@ -25,7 +25,7 @@ from drivetrain.distributed import world
 from drivetrain.distributed.placement import Meet, Placement
 from drivetrain.errors import PeerError, RestartSmaller, SpecError, Stopped
 from drivetrain.system.console import say_error
-from drivetrain.system.signals import CRASHES
+from drivetrain.system.signals import CRASH_EXIT_CODES
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
 RESOLVE_TIMEOUT = 60.0
@@ -207,7 +207,7 @@ def _choose_return_code(leader: Process, followers: Sequence[Process], *, killed
     codes = [*([] if killed_leader else [code]), *(process.returncode for process in dead)]
     if RestartSmaller.exit_code in codes:
         return RestartSmaller.exit_code
-    crash_codes = [one for one in codes if 128 - one in CRASHES]
+    crash_codes = [one for one in codes if 128 - one in CRASH_EXIT_CODES]
     if crash_codes and -signal.SIGKILL not in codes:
         return crash_codes[0]  # the other processes failed because this one crashed
     # Codes from 2 to 7 are errors that the leader has explained itself.

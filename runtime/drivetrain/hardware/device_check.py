@@ -14,7 +14,7 @@ from dataclasses import replace
 from drivetrain.errors import DeviceError
 from drivetrain.hardware import gpu_selection, image_selection
 from drivetrain.hardware.facts import Hardware, Torch
-from drivetrain.system.installation import SETUP, TRAIN_CPU, TRAIN_GPU
+from drivetrain.system.installation import INSTALL_TORCH, TRAIN_ON_CPU, TRAIN_ON_GPU
 
 _CODE = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")
 _ON_CPU = "`limits: {gpus: none}` trains on the CPU"
@@ -31,14 +31,14 @@ def launchable(hardware: Hardware) -> str:
         raise DeviceError(
             hardware.gpu_trouble or "no NVIDIA GPU found",
             f"a GPU that nvidia-smi lists, with driver {image_selection.LEGACY_DRIVER} or newer",
-            f"fix that, or train on the CPU: `{TRAIN_CPU}`",
+            f"fix that, or train on the CPU: `{TRAIN_ON_CPU}`",
         )
     gpu_selection.refuse_full(gpu)
     image = image_selection.choose_image(hardware)
     if image.word is None:
         builds = "; ".join(f"the image {word}: {build.covers}" for word, build in image_selection.BUILDS.items())
         way = "no driver helps" if gpu.capability < (5, 0) else "install a newer NVIDIA driver on the host"
-        raise DeviceError(image.reason, builds, f"{way}; `{TRAIN_CPU}` trains on the CPU")
+        raise DeviceError(image.reason, builds, f"{way}; `{TRAIN_ON_CPU}` trains on the CPU")
     return image.word
 
 
@@ -57,7 +57,7 @@ def select_devices(hardware: Hardware, requested: gpu_selection.GpuRequest) -> H
         raise DeviceError(
             "torch is not installed",
             "training needs torch",
-            f"`{TRAIN_CPU}` trains in the image; `{SETUP}` installs torch here",
+            f"`{TRAIN_ON_CPU}` trains in the image; `{INSTALL_TORCH}` installs torch here",
         )
     machine = gpu_selection.select_gpus(hardware, requested)
     if machine.gpu is None and machine.image in image_selection.BUILDS and requested != "none":
@@ -156,7 +156,7 @@ def _other_build(hardware: Hardware, description: str) -> DeviceError:
         return DeviceError(
             description,
             f"the image {image.word}, with torch {build.torch} and CUDA {build.cuda}",
-            f"`{TRAIN_GPU}` picks it; {_ON_CPU}",
+            f"`{TRAIN_ON_GPU}` picks it; {_ON_CPU}",
         )
     return DeviceError(
         description,
@@ -169,7 +169,7 @@ def _nothing_mounted(hardware: Hardware) -> DeviceError:
     reason = f": {hardware.gpu_trouble}" if hardware.gpu_trouble else ""
     return DeviceError(
         f"the image {hardware.image} needs a GPU and sees none{reason}",
-        f"a container started with GPUs: `{TRAIN_GPU}`, compose with compose/{hardware.image}.yaml, "
+        f"a container started with GPUs: `{TRAIN_ON_GPU}`, compose with compose/{hardware.image}.yaml, "
         "or `docker run --gpus all`",
         f"start it that way on a host with the NVIDIA driver and container toolkit; {_ON_CPU}, in any image",
     )

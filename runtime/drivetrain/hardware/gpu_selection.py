@@ -14,7 +14,7 @@ from typing import Literal
 
 from drivetrain.errors import DeviceError
 from drivetrain.hardware.facts import Gpu, Hardware
-from drivetrain.system.installation import TRAIN_GPU
+from drivetrain.system.installation import TRAIN_ON_GPU
 from drivetrain.system.units import format_bytes, parse_bytes
 
 GpuRequest = Literal["auto", "all", "none"] | Sequence[int]
@@ -48,7 +48,7 @@ def _choose(hardware: Hardware, requested: GpuRequest) -> tuple[tuple[Gpu, ...],
     if not gpus:
         return (), "limits.gpus: all requested, but this machine has no GPU" if requested == "all" else None
     if hardware.image == "cpu":
-        return (), f"this is the CPU image, so {_list_gpus(gpus)} is not used; `{TRAIN_GPU}` uses it"
+        return (), f"this is the CPU image, so {_list_gpus(gpus)} is not used; `{TRAIN_ON_GPU}` uses it"
     best = max(gpus, key=_preference)
     if requested == "auto":
         return (best,), _describe_unused(gpus, (best,), "`limits: {gpus: all}` uses every GPU of one model")

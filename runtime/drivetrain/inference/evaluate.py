@@ -14,7 +14,7 @@ from drivetrain.inference import evaluation_folder, thread_limits
 from drivetrain.job.formatting import format_metric
 from drivetrain.job.job import SCALED_RMSE
 from drivetrain.report.confusion import HEADER, Confusion, LabelTable, confusions, label_tables
-from drivetrain.system.console import console, say, say_aside, say_json
+from drivetrain.system.console import open_console, say, say_aside, say_json
 from drivetrain.tracking.live import time_left
 
 if TYPE_CHECKING:
@@ -242,7 +242,7 @@ def _show(
     table.add_column("value", justify="right")
     for name, value in metrics.items():
         table.add_row(name, format_metric(value))
-    screen = console()
+    screen = open_console()
     screen.print(f"evaluation on {source}")
     screen.print(table)
     if SCALED_RMSE in metrics:

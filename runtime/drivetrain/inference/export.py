@@ -91,7 +91,7 @@ def _check_packages() -> None:
         raise DeviceError(
             f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed here",
             f"export needs torch and {', '.join(PACKAGES)}, which the CPU image has, and the images for GPUs have not",
-            f"`{installation.EXPORT}`, here or where model/ is copied to",
+            f"`{installation.INSTALL_EXPORT}`, here or where model/ is copied to",
         )
 
 

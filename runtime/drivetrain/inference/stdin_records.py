@@ -24,7 +24,7 @@ from drivetrain.data.formats import csv_layout, table_file
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.errors import DataError
 from drivetrain.job.formatting import printable
-from drivetrain.system.spelling import plain
+from drivetrain.system.spelling import clean_text
 
 NAME = "standard input"
 MAX_GROUP_RECORDS = 256
@@ -170,7 +170,7 @@ def _objects(first: tuple[int, bytes], lines: Iterator[tuple[int, bytes]], colum
             yield Record(number, line, f"no JSON: {error}: {printable(line.decode('utf-8', 'replace').strip())}")
             continue
         if isinstance(value, dict):
-            value = {plain(name): cell for name, cell in value.items()}
+            value = {clean_text(name): cell for name, cell in value.items()}
         if not isinstance(value, dict):
             yield Record(number, line, "no object; write one JSON object in each line")
         elif missing := [name for name in columns if name not in value]:

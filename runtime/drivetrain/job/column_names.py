@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
-from drivetrain.system.spelling import plain
+from drivetrain.system.spelling import clean_text
 
 
 def check_different(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -55,7 +55,7 @@ class _Cells:
         return {"anyOf": [*cells, {"type": "array", "items": {"anyOf": cells}, "minItems": 1}]}
 
 
-Column = Annotated[str, Field(min_length=1), AfterValidator(plain)]
+Column = Annotated[str, Field(min_length=1), AfterValidator(clean_text)]
 OneOrMore = Annotated[
     tuple[Column, ...], Field(strict=False, min_length=1), AfterValidator(check_different), _OneOrMore()
 ]

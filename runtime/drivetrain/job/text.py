@@ -17,7 +17,7 @@ from drivetrain.job.job import CLASS_METRICS, Job
 from drivetrain.job.model import BuiltIn, CustomModel, EarlierRun, WithWeights, model_kind
 from drivetrain.job.stream import MaybeStream
 from drivetrain.job.values import FilePath, Fraction, Positive, Revision, Spec, accept_name
-from drivetrain.system.spelling import plain
+from drivetrain.system.spelling import clean_text
 
 Truncation = Literal["right", "left", "middle"]
 
@@ -49,14 +49,14 @@ class columns:
         """The long form of a value."""
         names = [value] if isinstance(value, str) else value
         if isinstance(names, list | tuple) and all(isinstance(name, str) for name in names):
-            names = [plain(name) for name in names]
+            names = [clean_text(name) for name in names]
             if len(set(names)) < len(names):
                 raise PydanticCustomError("columns", "column names that differ")
             names = {name: {} for name in names}
         if not isinstance(names, dict) or not names or "" in names:
             raise PydanticCustomError("columns", "a column, a list of columns, or a mapping of columns to weights")
         return {
-            plain(name) if isinstance(name, str) else name: {"weight": settings} if _number(settings) else settings
+            clean_text(name) if isinstance(name, str) else name: {"weight": settings} if _number(settings) else settings
             for name, settings in names.items()
         }
 

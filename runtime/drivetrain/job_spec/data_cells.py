@@ -95,7 +95,7 @@ class _Columns:
             if len(values) < 2 and (cell := cells[self.places[name]].strip()) not in MISSING_NUMBERS:
                 values.add(cell if (value := read_value(cell)) is None else value)
         for name, labels in self.labels.items():
-            if label := spelling.code(cells[self.places[name]]).strip():
+            if label := spelling.clean_category(cells[self.places[name]]).strip():
                 labels[label] += 1
 
 

@@ -101,7 +101,7 @@ class ComposeProject:
                     f"{container.name} is already training this job",
                     "one container per job name, user and checkout",
                     f"follow it with `docker logs -f {container.name}`, "
-                    f"or stop it with `{installation.stop(container.name)}`",
+                    f"or stop it with `{installation.format_stop_command(container.name)}`",
                 )
 
     def _containers(self, service: str) -> list[Any]:

@@ -38,7 +38,7 @@ from drivetrain.launch.project import PROJECT
 from drivetrain.supervisor import provenance
 from drivetrain.supervisor.started_runs import StartedRuns
 from drivetrain.system import installation
-from drivetrain.system.child_process import path_word, surroundings
+from drivetrain.system.child_process import build_environment, format_path_argument
 from drivetrain.system.console import say
 from drivetrain.system.files import storage_error
 from drivetrain.system.installation import CHECKOUT
@@ -149,7 +149,7 @@ def _choose_variant(request: LaunchRequest, job: Job) -> str:
         return "cpu"
     if job.limits.gpus == "none":
         raise SpecError(
-            "--device gpu, and limits.gpus is none in the job", "one of them", f"`{installation.TRAIN_CPU}`"
+            "--device gpu, and limits.gpus is none in the job", "one of them", f"`{installation.TRAIN_ON_CPU}`"
         )
     machine = gpu_selection.select_gpus(detect(Path("runs")), job.limits.gpus)
     variant = device_check.launchable(machine)
@@ -168,27 +168,27 @@ def _train_natively(request: LaunchRequest, job: Job, variant: str) -> int:
             raise DeviceError(
                 "torch is not installed here, and no Docker engine answers",
                 "torch in the local environment, or an engine",
-                f"`{installation.SETUP}`, or {installation.ENGINE}",
+                f"`{installation.INSTALL_TORCH}`, or {installation.INSTALL_ENGINE}",
             )
         setup = subprocess.run([str(PROJECT / "scripts" / "setup"), "native", variant], check=False)
         if setup.returncode:
             raise DeviceError(
                 "the local Python environment could not be created",
                 "see the output above",
-                f"fix it, or run `{installation.ENGINE}` and train in a container",
+                f"fix it, or run `{installation.INSTALL_ENGINE}` and train in a container",
             )
     command = [
         sys.executable,
         "-m",
         "drivetrain",
         request.command,
-        path_word(request.spec),
+        format_path_argument(request.spec),
         *_list_options(request, request.extend),
     ]
     if variant == "cpu" and job.limits.gpus == "auto" and detect(Path("runs")).gpus:
         command += ["--set", "limits.gpus=none"]  # without a container the GPU is visible
     sys.stdout.flush()
-    os.execve(sys.executable, command, surroundings({}))
+    os.execve(sys.executable, command, build_environment({}))
 
 
 def _list_options(request: LaunchRequest, extend: Path | None) -> list[str]:

@@ -13,7 +13,7 @@ from drivetrain.errors import DeviceError
 from drivetrain.launch import image_contents, published_image
 from drivetrain.launch.project import PROJECT, image_name
 from drivetrain.system.console import say
-from drivetrain.system.installation import CHECKOUT, ENGINE, HOST
+from drivetrain.system.installation import CHECKOUT, INSTALL_ENGINE, INSTALL_HOST
 
 ANSWER_SECONDS = 5
 """Timeout in seconds for answers of a local engine."""
@@ -26,7 +26,7 @@ class EngineMissing:
     """The reason why no engine can be used, and what would change that."""
 
     why: str
-    cure: str = f"`{ENGINE}`"
+    cure: str = f"`{INSTALL_ENGINE}`"
 
 
 def connect() -> Any:
@@ -37,7 +37,7 @@ def connect() -> Any:
         import docker
 
     except ImportError:
-        return EngineMissing("the docker package is not installed here", f"`{HOST}`")
+        return EngineMissing("the docker package is not installed here", f"`{INSTALL_HOST}`")
     try:
         client = docker.from_env(timeout=ANSWER_SECONDS)
         client.ping()

@@ -18,9 +18,9 @@ from typing import Any
 from drivetrain.launch.project import PROJECT
 from drivetrain.supervisor.started_runs import StartedRuns
 from drivetrain.system import installation, signals
-from drivetrain.system.console import live_terminal
+from drivetrain.system.console import is_live_terminal
 from drivetrain.system.printable import printable_text
-from drivetrain.system.signals import KILLED, explain_kill
+from drivetrain.system.signals import KILLED_EXIT_CODE, explain_kill
 from drivetrain.system.units import format_bytes
 
 _HANDED_ON = ("TERM", "COLORTERM")
@@ -35,7 +35,7 @@ def terminal_settings(info: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         info: information from the engine (`docker info`).
     """
-    if not live_terminal():
+    if not is_live_terminal():
         return {}
     variables = {name: os.environ[name] for name in _HANDED_ON if name in os.environ}
     return {"tty": True, "environment": variables} | (
@@ -106,7 +106,7 @@ def follow(
         with contextlib.suppress(docker.errors.APIError):  # it has just ended
             container.kill(signal=signal.Signals(number).name)
 
-    signals.install(stop)
+    signals.install_handler(stop)
     follow_size(container)
     try:
         _show(container, runs, begun, opened)
@@ -114,7 +114,7 @@ def follow(
         name = container.name
         print(
             f"nobody reads this output any more; {name} goes on: `docker logs -f {name}` shows it, "
-            f"`{installation.stop(name)}` stops it",
+            f"`{installation.format_stop_command(name)}` stops it",
             file=sys.stderr,
         )
         raise
@@ -157,7 +157,7 @@ def explain_end(code: int, attributes: Any) -> str:
 
     The engine reports OOMKilled if any process of the container was killed for memory, even if the container continued.
     """
-    if code != KILLED:
+    if code != KILLED_EXIT_CODE:
         return ""
     if attributes["State"].get("OOMKilled"):
         limit = format_bytes(attributes["HostConfig"]["Memory"])

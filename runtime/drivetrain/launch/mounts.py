@@ -23,7 +23,7 @@ from drivetrain.job.remote_data import local_paths
 from drivetrain.launch import one_line
 from drivetrain.launch.project import PROJECT
 from drivetrain.storage.remote_address import is_remote
-from drivetrain.system.installation import SETUP
+from drivetrain.system.installation import INSTALL_TORCH
 
 WORKSPACE = Path("/workspace")
 """Where compose mounts the project."""
@@ -319,7 +319,7 @@ def check_output_writable(output: Path | None, uid: int) -> None:
             f"--output {output}: {folder} belongs to uid {folder.stat().st_uid}, and for root the container runs as "
             f"uid {uid}",
             "a folder of that user, as runs/ is",
-            f"--output runs/{output.name}, or `{SETUP}`, then no container is needed for this",
+            f"--output runs/{output.name}, or `{INSTALL_TORCH}`, then no container is needed for this",
         )
 
 

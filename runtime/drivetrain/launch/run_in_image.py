@@ -29,7 +29,7 @@ from drivetrain.job.remote_data import whole_paths
 from drivetrain.launch import docker_engine, mounts
 from drivetrain.launch.project import PROJECT, image_name
 from drivetrain.system.console import say
-from drivetrain.system.installation import SETUP
+from drivetrain.system.installation import INSTALL_TORCH
 from drivetrain.system.printable import printable_text
 from drivetrain.system.run_files import RunFiles
 
@@ -89,7 +89,7 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
         raise DeviceError(
             f"`{parsed.command}` needs torch, which is not installed here, and no Docker engine answers: {client.why}",
             "torch in the local environment, or an engine",
-            f"`{SETUP}`, or {client.cure}",
+            f"`{INSTALL_TORCH}`, or {client.cure}",
         )
     workdir, info = _workdir(Path.cwd()), client.info()
     engine, output = engine_traits.find(info), getattr(parsed, "output", None)
@@ -268,7 +268,7 @@ def _workdir(folder: Path) -> Path:
         raise DeviceError(
             f"called in {folder}, and torch is not installed here",
             f"any folder below {PROJECT}, which is mounted in the container",
-            f"cd {PROJECT}, or `{SETUP}`",
+            f"cd {PROJECT}, or `{INSTALL_TORCH}`",
         )
     return folder
 

@@ -21,7 +21,7 @@ from drivetrain.job.environment import check_environment
 from drivetrain.launch import engine_traits
 from drivetrain.pretrained import hub_name
 from drivetrain.storage import store_variables
-from drivetrain.system.secrets import AUTHORITY, CONTENT, FOLDER
+from drivetrain.system.secrets import CERTIFICATES_FILE, FILE_SUFFIX, FOLDER
 
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
 PROXIES = (*_PROXIES, *map(str.lower, _PROXIES))
@@ -69,9 +69,9 @@ def collect(job: Job, online: bool, environ: Mapping[str, str] = os.environ) -> 
         SpecError: if a variable that the job names is not set, or the certificates or a file of credentials cannot be read.
     """
     check_environment(job, environ)
-    if AUTHORITY in job.environment:
+    if CERTIFICATES_FILE in job.environment:
         raise SpecError(
-            f"{job.document.place(('environment',))}: environment: {AUTHORITY} is in a container a file of certificates",
+            f"{job.document.place(('environment',))}: environment: {CERTIFICATES_FILE} is in a container a file of certificates",
             "any other name",
             "give the variable another name",
         )
@@ -88,7 +88,7 @@ def collect(job: Job, online: bool, environ: Mapping[str, str] = os.environ) -> 
     contents = {name: os.fsencode(value) for name, value in values.items() if name not in store_variables.FILES}
     lines = [f"environment: {', '.join(values)} (handed to the run as secrets)"] if values else []
     for name in values.keys() - contents.keys():
-        contents[f"{name}{CONTENT}"] = _credentials(name, values[name])
+        contents[f"{name}{FILE_SUFFIX}"] = _credentials(name, values[name])
     if renewed := [name for name in store_variables.RENEWED if name in values]:
         lines.append(
             f"{', '.join(renewed)}: the file is handed over as it is now; a token that is renewed here is not renewed in the run"
@@ -99,7 +99,7 @@ def collect(job: Job, online: bool, environ: Mapping[str, str] = os.environ) -> 
         if not name.lower().startswith("no_") and (host := _loopback(values.get(name, "")))
     ]
     if online and (where := next(((name, environ[name]) for name in AUTHORITIES if environ.get(name)), None)):
-        contents[AUTHORITY] = _certificates(*where)
+        contents[CERTIFICATES_FILE] = _certificates(*where)
         lines.append(f"certificates: those of {where[0]}, {where[1]}")
     return contents, lines
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from drivetrain.data.custom import user_code
 from drivetrain.errors import CheckpointError
 from drivetrain.pretrained.earlier_run import CONFIG
-from drivetrain.system.files import is_private, read_json, sha256
+from drivetrain.system.files import hash_file, is_private, read_json
 from drivetrain.system.run_files import RunFiles
 
 
@@ -42,7 +42,7 @@ def record_training(config: Path, environ: Mapping[str, str] = os.environ) -> st
         records.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not is_private(records):
             return f"{records} is writable by other users"
-        record = records / sha256(config)
+        record = records / hash_file(config)
         record.touch(mode=0o600)
         record.write_text(_hash_spec(config.parent), encoding="utf-8")
     except OSError as error:
@@ -54,7 +54,7 @@ def has_consent(config: Path, environ: Mapping[str, str] = os.environ) -> bool:
     """Whether this user trained the model with this configuration here."""
     records = find_records_folder(environ)
     try:
-        return records is not None and is_private(records) and (records / sha256(config)).is_file()
+        return records is not None and is_private(records) and (records / hash_file(config)).is_file()
     except OSError:
         return False
 
@@ -103,13 +103,13 @@ def read_allowed_digests(
 
 def _hash_spec(model: Path) -> str:
     spec = model.resolve().parent / "job.yaml"
-    return sha256(spec) if spec.is_file() else ""
+    return hash_file(spec) if spec.is_file() else ""
 
 
 def _is_spec_recorded(model: Path, environ: Mapping[str, str]) -> bool:
     records = find_records_folder(environ)
     try:
-        recorded = records and (records / sha256(model / CONFIG)).read_text(encoding="utf-8")
+        recorded = records and (records / hash_file(model / CONFIG)).read_text(encoding="utf-8")
     except (OSError, ValueError):
         return False
     return bool(recorded) and recorded == _hash_spec(model)

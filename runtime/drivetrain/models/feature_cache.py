@@ -25,7 +25,7 @@ from drivetrain.data.stateless_random import Ids
 from drivetrain.models import frozen_split
 from drivetrain.models.frozen_split import CacheSaving, FrozenSplit
 from drivetrain.system import torch_errors
-from drivetrain.system.files import reserve
+from drivetrain.system.files import reserve_space
 
 TOKENS_PER_GROUP = 2048
 """Tokens at most, with padding, of samples that are computed together."""
@@ -274,5 +274,5 @@ def _list_lengths(split: Any) -> npt.NDArray[np.int64]:
 def _map_file(folder: Path, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
     """Map an unlinked file into memory. Its disk space is reserved now: a disk that is full later kills the process."""
     with tempfile.TemporaryFile(dir=folder) as file:
-        reserve(file, FLOAT32_BYTES * prod(shape), folder)
+        reserve_space(file, FLOAT32_BYTES * prod(shape), folder)
         return np.memmap(file, np.float32, "r+", shape=shape)

@@ -55,7 +55,7 @@ def compute_outputs(
 def _compute_outputs(
     network: nn.Module, heads: Iterable[str], split: Split, prepare: Preprocessing, device: torch.device
 ) -> Iterator[tuple[Ids, dict[str, Tensor]]]:
-    with torch_settings.plain():
+    with torch_settings.use_default_switches():
         for ids in cut_into_batches(split, prepare):
             raw = tuple(x.to(device) for x in split.gather(ids))
             outputs = network(*prepare(raw, ids, None))

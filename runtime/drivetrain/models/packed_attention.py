@@ -66,7 +66,7 @@ def find_kernel(hidden: Tensor, width: int) -> Kernel | None:
     if device.type != "cuda":
         return None
     dtype = torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else hidden.dtype
-    may_flash, may_efficient, _ = torch_settings.attention_kernels()
+    may_flash, may_efficient, _ = torch_settings.list_attention_kernels()
     may_flash = may_flash and cuda.is_flash_attention_available()
     return choose_kernel(torch.cuda.get_device_capability(device), dtype, width, may_flash, may_efficient)
 

@@ -73,4 +73,4 @@ def effective(run: AssembledRun) -> Value:
     """The variable of this process."""
     from drivetrain.system import library_variables
 
-    return run.device.type == "cuda" and SETTING in library_variables.allocator_settings()
+    return run.device.type == "cuda" and SETTING in library_variables.read_allocator_settings()

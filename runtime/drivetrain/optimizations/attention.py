@@ -86,5 +86,5 @@ def effective(run: AssembledRun) -> Value:
     """The kernels that torch may use."""
     from drivetrain.system import torch_settings
 
-    now = torch_settings.attention_kernels()
+    now = torch_settings.list_attention_kernels()
     return next((name for name, kernels in _KERNELS.items() if kernels == now), "mixed")

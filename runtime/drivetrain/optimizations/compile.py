@@ -74,7 +74,7 @@ def apply(run: AssembledRun, value: Value) -> None:
     # In a trial by the tuner the plan of the process had not requested compilation, so the variable is not set.
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", run.hardware.storage.cache)
     on_gpu = run.device.type == "cuda"
-    torch_settings.compile_for(run.device, deterministic=run.job.train.is_deterministic(on_gpu=on_gpu))
+    torch_settings.configure_compiler(run.device, deterministic=run.job.train.is_deterministic(on_gpu=on_gpu))
     run.compile_step()
 
 

@@ -165,7 +165,7 @@ def apply(run: AssembledRun, value: Value) -> None:
         samples,
         run.model,
         run.device,
-        key=f"{run.step.options.memory_format} {run.plan.value('prefix_precision')} TF32 {torch_settings.tf32()}",
+        key=f"{run.step.options.memory_format} {run.plan.value('prefix_precision')} TF32 {torch_settings.read_tf32()}",
         batch_size=run.job.train.batch,
         folder=run.folder if storage == "disk" else None,
         compute=lambda found, split, ids, epoch: _compute(run, samples, found, split, ids, epoch),

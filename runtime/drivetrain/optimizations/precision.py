@@ -141,4 +141,4 @@ def effective(run: AssembledRun) -> Value:
     names = {torch.bfloat16: "bf16", torch.float16: "fp16"}
     if run.step.dtype in names:
         return names[run.step.dtype]
-    return {None: "mixed", False: OFF, True: "tf32"}[torch_settings.tf32()]
+    return {None: "mixed", False: OFF, True: "tf32"}[torch_settings.read_tf32()]

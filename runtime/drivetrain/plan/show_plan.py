@@ -8,7 +8,7 @@ from drivetrain.hardware.facts import Hardware
 from drivetrain.job import Job
 from drivetrain.plan.plan import Plan, load
 from drivetrain.plan.plan_table import render, render_changes, render_summary
-from drivetrain.system.console import console, is_verbose
+from drivetrain.system.console import is_verbose, open_console
 
 SHOWN = "DRIVETRAIN_SHOWN_PLAN"
 """Names the plan that a sweep has shown to the processes of its later trials."""
@@ -34,7 +34,7 @@ def show(
     if before is None and shown_plan and shown_plan.exists():
         before = load(shown_plan), shown_plan
     if before:
-        console().print(render_changes(plan, *before, job, machine))
+        open_console().print(render_changes(plan, *before, job, machine))
     else:
-        console().print(render(plan, job, machine) if is_verbose() else render_summary(plan, job, machine))
+        open_console().print(render(plan, job, machine) if is_verbose() else render_summary(plan, job, machine))
     _last[job.name] = plan, file

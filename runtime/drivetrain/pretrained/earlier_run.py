@@ -109,8 +109,8 @@ def model_folder(path: Path) -> Path | None:
 def _find_folder(job: Job, name: str) -> Path:
     path = job.resolve(name)
     if folder := model_folder(path):
-        if link := next(run_files.links(folder), None):
-            _refuse(job, link, run_files.POSSIBLE, run_files.ACTION)
+        if link := next(run_files.find_links(folder), None):
+            _refuse(job, link, run_files.LINKS_POSSIBLE, run_files.LINKS_ACTION)
         return folder
     if path.is_file():
         _refuse(

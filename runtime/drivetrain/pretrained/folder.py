@@ -20,7 +20,7 @@ from drivetrain.job import Job
 from drivetrain.pretrained import families, hub, hub_name
 from drivetrain.pretrained.hub_error import HubError
 from drivetrain.system.files import read_json
-from drivetrain.system.installation import SETUP
+from drivetrain.system.installation import INSTALL_TORCH
 
 if TYPE_CHECKING:
     from torch import nn
@@ -213,7 +213,7 @@ def quiet_transformers(job: Job | None = None) -> Iterator[Any]:
         description = "this network needs the package transformers, which is not installed here"
         possible, action = (
             "an environment with transformers",
-            f"`{SETUP}` or pip install transformers, or use an image",
+            f"`{INSTALL_TORCH}` or pip install transformers, or use an image",
         )
         problems = [job.problem(("model",), description, possible, action)] if job else description
         raise SpecError(problems, possible, action) from None

@@ -21,7 +21,7 @@ from drivetrain.pretrained.hub_connection import Connection
 from drivetrain.pretrained.hub_download import HubFile, Progress, download
 from drivetrain.pretrained.hub_error import HubError
 from drivetrain.system.console import say as say_line
-from drivetrain.system.files import read_json, sha256
+from drivetrain.system.files import hash_file, read_json
 
 MAIN = "main"
 CONFIG, WEIGHTS, INDEX, PICKLE = "config.json", "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
@@ -197,4 +197,4 @@ def _convert(connection: Connection, repository: Repository, folder: Path, pickl
             f"has only a pickle, which cannot be converted: {error.given}", error.possible, "use another network"
         ) from None
     (folder / pickle.name).unlink()
-    return replace(pickle, name=WEIGHTS, size=converted.size, hash=sha256(converted.path))
+    return replace(pickle, name=WEIGHTS, size=converted.size, hash=hash_file(converted.path))

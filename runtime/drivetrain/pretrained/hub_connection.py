@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import IO
 from urllib.error import HTTPError, URLError
 from urllib.parse import SplitResult, urljoin, urlsplit
-from urllib.request import HTTPRedirectHandler, HTTPSHandler, OpenerDirector, ProxyHandler, Request, build_opener
+from urllib.request import HTTPRedirectHandler, OpenerDirector, Request
 
 from drivetrain.pretrained.hub_error import NETWORK, HubError, HubKind, explain_refusal
 from drivetrain.system import web
 from drivetrain.system.files import parse_json
-from drivetrain.system.secrets import mask
+from drivetrain.system.secrets import mask_secrets
 from drivetrain.system.version import VERSION
 
 READ_TIMEOUT_SECONDS = 10.0
@@ -98,7 +98,7 @@ class Connection:
                 raise unreachable_error(self.endpoint, error) from None
             except ValueError:
                 raise HubError(
-                    f"{mask(self.endpoint)} answers with something that is no JSON",
+                    f"{mask_secrets(self.endpoint)} answers with something that is no JSON",
                     "a hub, or a mirror of it",
                     "check HF_ENDPOINT, and whether a proxy or a login page answers instead",
                 ) from None
@@ -130,7 +130,7 @@ class Connection:
                     return content
                 reason = f"{len(content):,} of {count:,} bytes came"
         raise HubError(
-            f"a part of a file cannot be read from {mask(self.endpoint)}: {reason}",
+            f"a part of a file cannot be read from {mask_secrets(self.endpoint)}: {reason}",
             "a hub that answers",
             "call the same command again; if it stays so, check the proxy or mirror (HF_ENDPOINT)",
         )
@@ -186,8 +186,7 @@ def connect(say: Callable[[str], None], environ: Mapping[str, str] = os.environ,
     if token and url.scheme == "http" and not web.is_loopback(url.hostname):
         say(f"hub: {endpoint} is not encrypted, so the token of {source} is not sent")
         token, source = "", ""
-    opener = build_opener(ProxyHandler(web.proxies(endpoint)), HTTPSHandler(context=web.certificates()), _Redirects())
-    return Connection(endpoint, token, source, opener, say, kind)
+    return Connection(endpoint, token, source, web.build_opener(endpoint, _Redirects()), say, kind)
 
 
 class _Redirects(HTTPRedirectHandler):
@@ -245,7 +244,7 @@ def unreachable_error(endpoint: str, error: Exception) -> HubError:
     else:
         action = "check the network connection, https_proxy and HF_ENDPOINT"
     return HubError(
-        f"{mask(endpoint)} cannot be reached: {_describe_cause(cause)}",
+        f"{mask_secrets(endpoint)} cannot be reached: {_describe_cause(cause)}",
         "a network, or files that were fetched before",
         action,
         offline=True,
@@ -256,4 +255,4 @@ def _describe_cause(cause: object) -> str:
     if isinstance(cause, TimeoutError):
         return f"no answer within {READ_TIMEOUT_SECONDS:g} s"
     text = str(getattr(cause, "strerror", None) or cause).strip() or type(cause).__name__
-    return mask(text.splitlines()[0][:200])
+    return mask_secrets(text.splitlines()[0][:200])

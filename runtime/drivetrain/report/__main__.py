@@ -35,4 +35,4 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    interpreter.leave(main(sys.argv[1:]))
+    interpreter.exit_process(main(sys.argv[1:]))

@@ -21,7 +21,7 @@ from drivetrain.report.formatting import duration, number, plain
 from drivetrain.report.record import read
 from drivetrain.report.sections.compared_runs import ComparedRun, comparison_json, sections
 from drivetrain.report.summary import summarize
-from drivetrain.system.console import console, say, say_json
+from drivetrain.system.console import open_console, say, say_json
 from drivetrain.system.files import storage_error, write_json, write_text
 from drivetrain.system.printable import printable, printable_text
 
@@ -127,11 +127,11 @@ def _print(section: Section) -> None:
     """Print tables and texts; curves are on the page only."""
     for block in section.blocks:
         if isinstance(block, Text):
-            console().print(RichText(f"{section.title}: {block.text}", style="dim"))
+            open_console().print(RichText(f"{section.title}: {block.text}", style="dim"))
         elif isinstance(block, Table):
             table = rich_table.Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
             for index, column in enumerate(block.columns):
                 table.add_column(RichText(column), overflow="fold", no_wrap=index == 0)
             for row in block.rows:
                 table.add_row(*map(RichText, row))
-            console().print(table, RichText())
+            open_console().print(table, RichText())

@@ -22,7 +22,7 @@ from drivetrain.system.run_files import (
     RESULT_FILE,
     STATE_FILE,
     RunFiles,
-    lines,
+    read_lines,
 )
 from drivetrain.tracking import rank_record
 from drivetrain.tracking.live.run_reader import PROGRESS
@@ -177,7 +177,7 @@ def _rows(record: Record, path: Path) -> Iterator[dict[str, object]]:
     line = 0
     try:
         with RunFiles(path.parent).open(path.name, errors="replace") as file:
-            for line, text in enumerate(lines(file), start=1):
+            for line, text in enumerate(read_lines(file), start=1):
                 row = parse_row(text)
                 if row is None:
                     bad.append(line)

@@ -13,7 +13,7 @@ from drivetrain.report.formatting import align, duration, format_json, number, p
 from drivetrain.report.record import read
 from drivetrain.report.sections.compared_runs import ABSENT, ComparedRun, curve_plots
 from drivetrain.report.summary import summarize
-from drivetrain.system.files import PRIVATE, make_folder
+from drivetrain.system.files import USER_RWX, make_folder
 from drivetrain.system.printable import printable_text
 from drivetrain.system.run_files import RunFiles
 
@@ -74,7 +74,7 @@ def write(folder: Path, name: str, runs: Mapping[str, Path], notes: Sequence[str
     entries = [ComparedRun(key, record, summarize(record)) for key, record in records.items()]
     spreads, left_out = list(_spreads(entries)), list(_list_left_out(entries))
     head, below = _headline(name, entries, spreads), _sections(entries, spreads, left_out, notes)
-    make_folder(folder, PRIVATE)
+    make_folder(folder, USER_RWX)
     RunFiles(folder).write_json("repeat.json", plain(_data(entries, spreads) | {"left_out": left_out}))
     RunFiles(folder).write_text("repeat.md", printable_text(markdown(head, below)))
     RunFiles(folder).write_text("repeat.html", printable_text(page(head, below)))

@@ -19,7 +19,7 @@ from drivetrain.errors import StorageError
 from drivetrain.storage import redirects, store_variables
 from drivetrain.storage.remote_address import RemoteAddress
 from drivetrain.storage.store_errors import RemoteError, Trouble, translate
-from drivetrain.system.installation import STORAGE
+from drivetrain.system.installation import INSTALL_STORAGE
 
 PART_BYTES = 8 << 20
 """Bytes of one request of a longer upload, and of one piece of a download."""
@@ -341,6 +341,6 @@ def _client() -> Any:
         raise StorageError(
             "object stores are read and written by obstore, which is not installed here",
             "obstore, which the images have",
-            f"`{STORAGE}`",
+            f"`{INSTALL_STORAGE}`",
         ) from None
     return obstore

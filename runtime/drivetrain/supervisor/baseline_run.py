@@ -64,11 +64,11 @@ def _limit_seconds(job: Job, trained_seconds: float) -> float:
 
 def _fit_in_child(source: SpecSource, run: Path, seconds: float) -> str:
     """Fit the simple models in a child process; returns why it did not finish, or an empty text."""
-    paths = map(child_process.path_word, (run, source.spec))
+    paths = map(child_process.format_path_argument, (run, source.spec))
     command = [sys.executable, "-m", MODULE, *paths, repr(seconds), *source.options()]
-    with signals.forwarding() as forward:
-        with signals.waiting():
-            process = child_process.start(command, PASSIVE_WAIT)
+    with signals.forward_signals() as forward:
+        with signals.block_signals():
+            process = child_process.start_child(command, PASSIVE_WAIT)
             forward.children = [process]
         try:
             code = process.wait(None if seconds == inf else seconds)
@@ -77,5 +77,5 @@ def _fit_in_child(source: SpecSource, run: Path, seconds: float) -> str:
             process.wait()
             return f"their {seconds:.0f} s were over before all were fitted"
     if forward.sent:
-        return f"stopped by {signals.signal_name(forward.sent[0])}; the run is complete"
+        return f"stopped by {signals.describe_signal(forward.sent[0])}; the run is complete"
     return "" if code == 0 else f"their process ended with exit code {code}"

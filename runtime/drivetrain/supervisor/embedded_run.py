@@ -48,7 +48,7 @@ from drivetrain.supervisor.run_folder import RunFolder
 from drivetrain.supervisor.run_lifecycle import RunLifecycle
 from drivetrain.system.console import say
 from drivetrain.system.run_files import PLAN_FILE, RESULT_FILE, RunFiles
-from drivetrain.system.signals import Interrupted, Signals, stopping
+from drivetrain.system.signals import Interrupted, Signals, raise_stopped
 from drivetrain.tracking import tracker_process
 from drivetrain.tracking.event_log import EventLog
 from drivetrain.tracking.tracker_process import TrackerProcess
@@ -109,7 +109,7 @@ def run(call: TrainCall) -> FinishedCall:
         contextlib.ExitStack() as afterwards,
     ):
         try:
-            with stopping():
+            with raise_stopped():
                 job, dataset = _check_call(call)
                 return _train(replace(call, job=job), dataset, signals, afterwards)
         except Stopped as stop:

@@ -25,7 +25,7 @@ from drivetrain.supervisor.finished_run import MAY_CHANGE_ON_EXTEND, FinishedRun
 from drivetrain.supervisor.run_folder import RECORDS, RunFolder
 from drivetrain.supervisor.spec_difference import diff_stored_spec, load_stored_job, spec_text
 from drivetrain.system.console import say
-from drivetrain.system.files import PRIVATE, make_folder, sha256, storage_error, sync_folder
+from drivetrain.system.files import USER_RWX, hash_file, make_folder, storage_error, sync_folder
 from drivetrain.system.run_files import JOB_FILE, RESULT_FILE, STATE_FILE, RunFiles, refuse_links
 from drivetrain.tracking.event_log import EventLog
 from drivetrain.training.checkpoints.manifest import MANIFEST, verify
@@ -104,7 +104,7 @@ def _start_extension(
 ) -> RunFolder:
     """Copy the finished run into a new run folder; `plan_state` is what state.json says about the requested plan."""
     temporary, path = runs / f".{job.name}.extension", run_folder.next_path(runs, job.name, after)
-    make_folder(temporary, PRIVATE)
+    make_folder(temporary, USER_RWX)
     lock = run_folder.lock_folder(temporary)
     try:
         for leftover in temporary.iterdir():  # of a killed attempt
@@ -144,7 +144,7 @@ def _copy_run(finished: FinishedRun, destination: Path, watch: dict[str, Any]) -
         RunFiles(checkpoint).write_text("state.json", json.dumps({**finished.state, "watch": watch}, indent=1) + "\n")
         # The manifest lists size and digest of each file, so it must follow.
         manifest = RunFiles(checkpoint).read_json(MANIFEST)
-        entry = {"bytes": (checkpoint / "state.json").stat().st_size, "sha256": sha256(checkpoint / "state.json")}
+        entry = {"bytes": (checkpoint / "state.json").stat().st_size, "sha256": hash_file(checkpoint / "state.json")}
         RunFiles(checkpoint).write_json(MANIFEST, {**manifest, "files": {**manifest["files"], "state.json": entry}})
     for file in destination.rglob("*"):
         _sync(file)

@@ -21,7 +21,7 @@ from drivetrain.job import Job
 from drivetrain.optimizations import Effect, Stage
 from drivetrain.plan.plan import Plan, format_value
 from drivetrain.system import library_variables, torch_settings
-from drivetrain.system.signals import SCHEDULED, WATCHED, Signals
+from drivetrain.system.signals import HANDLED_SIGNALS, SCHEDULER_SIGNALS, Signals
 from drivetrain.training import compiled_forward
 
 
@@ -47,9 +47,9 @@ def install_handlers() -> Iterator[HostSignals]:
         return
     replaced = {
         number: handler
-        for number in WATCHED
+        for number in HANDLED_SIGNALS
         if (handler := signal.getsignal(number)) is not signal.SIG_IGN
-        and (handler is signal.SIG_DFL or number not in SCHEDULED)
+        and (handler is signal.SIG_DFL or number not in SCHEDULER_SIGNALS)
     }
     for number in replaced:
         signal.signal(number, signals._handle)

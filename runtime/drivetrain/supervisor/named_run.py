@@ -9,7 +9,7 @@ from drivetrain.errors import CheckpointError, SpecError, nearest
 from drivetrain.storage.remote_address import BadAddress, RemoteAddress, is_remote
 from drivetrain.storage.remote_address import parse as parse_address
 from drivetrain.supervisor.remote_copy import fetch_run
-from drivetrain.system.installation import TRAIN_CPU
+from drivetrain.system.installation import TRAIN_ON_CPU
 from drivetrain.system.run_files import refuse_links
 
 RUNS = Path("runs")
@@ -89,7 +89,7 @@ def newest() -> Path:
         raise CheckpointError(
             f"no run was given, and there is none in {RUNS.resolve()}",
             "a run folder",
-            f"pass one, or train first: `{TRAIN_CPU}`",
+            f"pass one, or train first: `{TRAIN_ON_CPU}`",
         )
     return runs[0]
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
 from drivetrain.system.files import parse_json
-from drivetrain.system.signals import POLLED
+from drivetrain.system.signals import PREEMPTION_SIGNAL
 from drivetrain.tracking.event_log import EventLog
 
 POLL_SECONDS = 5.0
@@ -112,7 +112,7 @@ def watch(url: str | None, folder: Path) -> Iterator[None]:
     assert main is not None
 
     def note_arrival() -> None:
-        signal.pthread_kill(main, POLLED)
+        signal.pthread_kill(main, PREEMPTION_SIGNAL)
 
     report = EventLog(folder).add
     thread = threading.Thread(

@@ -27,7 +27,7 @@ from drivetrain.plan.plan_table import render
 from drivetrain.supervisor import embedded_call, embedded_parts, host_process
 from drivetrain.supervisor.embedded_parts import Refusal
 from drivetrain.supervisor.prepared_step import LoopRun, PreparedStep
-from drivetrain.system.console import console, say
+from drivetrain.system.console import open_console, say
 from drivetrain.training import torch_setup
 from drivetrain.training.loop_step import LoopLoss, LoopStep, UserBatches
 from drivetrain.training.step_options import StepOptions
@@ -100,7 +100,7 @@ def prepare(
     machine = calibration_file.attach(host_process.select_gpu(detect(Path()), job))
     plan = _make_plan(job, machine, model)
     if not quiet:
-        console().print(render(plan, job, machine))
+        open_console().print(render(plan, job, machine))
     return _run_block(
         job, machine, plan, model, user_optimizer, LoopLoss(UserBatches(model, loss), accumulate, weight_of)
     )

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain.data.custom import user_code
-from drivetrain.system.files import sha256
+from drivetrain.system.files import hash_file
 from drivetrain.system.run_files import HARDWARE_FILE, JOB_FILE, PLAN_FILE, RunFiles
 from drivetrain.system.version import VERSION
 
@@ -146,7 +146,7 @@ def image() -> dict[str, str] | None:
 
 
 def _digest(path: Path) -> str | None:
-    return sha256(path) if path.is_file() else None
+    return hash_file(path) if path.is_file() else None
 
 
 def _plan(run: Path) -> str | None:

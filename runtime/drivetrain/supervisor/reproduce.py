@@ -18,7 +18,7 @@ from drivetrain.models import code_consent
 from drivetrain.supervisor import provenance, run_folder, same_conditions, supervisor
 from drivetrain.supervisor.supervisor import TrainRequest
 from drivetrain.system.console import say
-from drivetrain.system.files import sha256
+from drivetrain.system.files import hash_file
 from drivetrain.system.run_files import HARDWARE_FILE, JOB_FILE, METRICS_FILE, PLAN_FILE, RunFiles
 from drivetrain.system.version import VERSION
 
@@ -153,7 +153,7 @@ def _first_difference(run: Path, repetition: Path) -> str:
     missing = next((path for path in weights if not path.is_file()), None)
     if missing:
         return f"{missing} is missing"
-    return "" if sha256(weights[0]) == sha256(weights[1]) else "the metrics are equal, the weights are not"
+    return "" if hash_file(weights[0]) == hash_file(weights[1]) else "the metrics are equal, the weights are not"
 
 
 def _equal_with_nan(old: dict[str, Any], new: dict[str, Any]) -> bool:

@@ -12,7 +12,7 @@ from drivetrain.errors import Busy, CheckpointError, DataError, SpecError, Stora
 from drivetrain.job import Job
 from drivetrain.supervisor.spec_difference import diff_stored_spec, spec_text
 from drivetrain.system import file_lock
-from drivetrain.system.files import PRIVATE, make_folder, storage_error
+from drivetrain.system.files import USER_RWX, make_folder, storage_error
 from drivetrain.system.run_files import (
     HARDWARE_FILE,
     JOB_FILE,
@@ -104,7 +104,7 @@ def open_run(runs: Path, job: Job, *, new: bool = False, after: int = 0) -> RunF
         return RunFolder(unfinished, True, lock)
     path = next_path(runs, job.name, after)
     try:
-        path.mkdir(PRIVATE)
+        path.mkdir(USER_RWX)
         RunFiles(path).write_text(JOB_FILE, spec_text(job))
     except OSError as error:
         raise storage_error(path, error) from None
@@ -242,7 +242,7 @@ def open_follower(runs: Path, job: Job, index: int) -> RunFolder:
         Busy: if another process holds its lock.
     """
     path = runs / FOLLOWERS / f"{job.name}-{index}"
-    make_folder(path, PRIVATE)
+    make_folder(path, USER_RWX)
     lock = lock_folder(path)
     try:
         for leftover in path.iterdir():

@@ -18,7 +18,7 @@ from drivetrain.hardware.detect import detect
 from drivetrain.job import Job
 from drivetrain.job.formatting import dot_key
 from drivetrain.plan import plan as plans
-from drivetrain.system.files import sha256
+from drivetrain.system.files import hash_file
 from drivetrain.system.run_files import PLAN_FILE, RunFiles
 
 
@@ -75,7 +75,7 @@ def find_changed_file(run: Path, job: Job, free: Collection[str] = ()) -> str:
         return shard
     for name, digest in _code(run).items():
         file = code_files.find_original(job.folder, name)
-        if not file.is_file() or sha256(file) != digest:
+        if not file.is_file() or hash_file(file) != digest:
             return str(file)
     return ""
 

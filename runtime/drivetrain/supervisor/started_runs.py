@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Iterator
 from pathlib import Path
 
-from drivetrain.system.run_files import RunFiles, links
+from drivetrain.system.run_files import RunFiles, find_links
 
 VARIABLE = "DRIVETRAIN_STARTED_RUNS"
 """In a container: the name of the file in runs/."""
@@ -58,7 +58,7 @@ class StartedRuns:
         names, self.count = lines[self.count :], len(lines)
         for name in names:
             run = self.project / RUNS / name
-            if _RUN.fullmatch(name) and not run.parent.is_symlink() and not any(links(run)):
+            if _RUN.fullmatch(name) and not run.parent.is_symlink() and not any(find_links(run)):
                 yield run
 
     def remove(self) -> None:

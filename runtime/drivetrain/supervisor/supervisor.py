@@ -38,7 +38,7 @@ from drivetrain.system.console import say, say_aside, say_error
 from drivetrain.system.fault_points import fault_point
 from drivetrain.system.named_folder import NamedFolder
 from drivetrain.system.run_files import PLAN_FILE, RunFiles
-from drivetrain.system.signals import KILLED
+from drivetrain.system.signals import KILLED_EXIT_CODE
 from drivetrain.tracking import tracker_process
 from drivetrain.tracking.event_log import EventLog
 from drivetrain.tuning import batch_size, kernel_crash
@@ -181,7 +181,7 @@ def _open_folder(
     command_words = [
         "drivetrain",
         "train",
-        child_process.path_word(request.spec),
+        child_process.format_path_argument(request.spec),
         *(w for assignment in request.assignments for w in ("--set", assignment)),
     ]
     if not run.resumes and (line := extended_run.suggest_extension(request.runs, job, shlex.join(command_words))):
@@ -216,17 +216,17 @@ def _run(
         if tracker:
             tracker.kill()
         extended_run.discard(run)
-    elif code in signals.AT_ONCE:
-        say(f"ended at once by another {signals.signal_name(code - 128)}: {lifecycle.saved()}")
+    elif code in signals.ABORTED_CODES:
+        say(f"ended at once by another {signals.describe_signal(code - 128)}: {lifecycle.saved()}")
     elif leads:
         if code == 0 and request.baselines:
             baseline_run.compare(request.source(), job, run.path)
         seconds = STOPPED_REPORT if code == Stopped.exit_code else None
-        lifecycle.report(seconds, begin=functools.partial(signals.die_with, os.getpid()))
+        lifecycle.report(seconds, begin=functools.partial(signals.die_with_parent, os.getpid()))
         if tracker:
             tracker.finish(stopped=code == Stopped.exit_code)
         if code == 0 and request.baselines:
-            say(f"next: drivetrain predict {shlex.quote(child_process.path_word(run.path))} FILES")
+            say(f"next: drivetrain predict {shlex.quote(child_process.format_path_argument(run.path))} FILES")
     # Last, so that the copy has the report, too.
     copied = copies.finish(run.path, code) if copies else code
     if copied != code:
@@ -247,13 +247,13 @@ def _attempts(
     arguments: list[str] = []
     count, folder = world.count_trainers(job, machine), NamedFolder(run.path)
     start = functools.partial(run_trainers, placement=placement) if placement else run_trainers
-    with signals.forwarding() as forward:
+    with signals.forward_signals() as forward:
         while True:
             RunFiles(run.path).write_json(PLAN_FILE, plan.to_json())
             kills_before = cgroup.oom_kills(Path("/"))
             code = start(request, count, plan.environment(machine), forward, run, arguments)
             if other := folder.restore():
-                EventLog(run.path).add("storage", NamedFolder.WORDS.format(other, run.path))
+                EventLog(run.path).add("storage", NamedFolder.MESSAGE.format(other, run.path))
             # The trainer has finalized the plan since, and may have measured.
             plan = effective_plan.plan_of(run.path)
             # Threads, OpenMP runtime and allocator of the measured plan need a new process.
@@ -266,7 +266,7 @@ def _attempts(
             if death is None:
                 if code == RestartSmaller.exit_code:
                     return OutOfMemory.exit_code  # its message has said what to set
-                if code == KILLED:
+                if code == KILLED_EXIT_CODE:
                     say_aside(signals.explain_kill("the trainer"))
                 return code
             # Measuring itself may have needed too much, so first without it, under the same plan.
@@ -298,8 +298,8 @@ def run_trainers(
     """Run the trainer, and the other ranks if there are any; returns the exit code of the first."""
 
     def start(folder: Path, variables: dict[str, str], log: int) -> subprocess.Popen[bytes]:
-        with signals.waiting():
-            return child_process.start(
+        with signals.block_signals():
+            return child_process.start_child(
                 [*trainer_command(request, folder), *arguments], environment | variables, output=log
             )
 
@@ -307,7 +307,7 @@ def run_trainers(
         local_processes.open_meeting(count, placement) as processes,
         local_processes.start_followers(processes, run.path, start) as followers,
     ):
-        return child_process.child(
+        return child_process.run_child(
             [*trainer_command(request, run.path), *arguments],
             environment | processes.environment(0),
             forward,
@@ -318,7 +318,7 @@ def run_trainers(
 
 
 def trainer_command(request: TrainRequest, folder: Path) -> list[str]:
-    paths = map(child_process.path_word, (folder, request.spec))
+    paths = map(child_process.format_path_argument, (folder, request.spec))
     command = [sys.executable, "-m", TRAINER, *paths]
     command += request.source().options()
     return [*command, "--trace"] if request.trace else command

@@ -10,7 +10,7 @@ from drivetrain.hardware import cgroup
 from drivetrain.hardware.facts import Hardware
 from drivetrain.plan import plan as plans
 from drivetrain.system import signals
-from drivetrain.system.signals import KILLED
+from drivetrain.system.signals import KILLED_EXIT_CODE
 from drivetrain.system.units import format_bytes
 from drivetrain.tuning import kernel_crash
 
@@ -71,9 +71,9 @@ def find_avoidable(
     """
     if exit_code == RestartSmaller.exit_code:
         return TrainerDeath(False, "memory ran out in one of the processes that share the weights (optimize.sharding)")
-    if exit_code in signals.CRASHES and not was_signalled:
+    if exit_code in signals.CRASH_EXIT_CODES and not was_signalled:
         return TrainerDeath(True, kernel_crash.describe(run, exit_code))
-    if exit_code in (KILLED, PeerError.exit_code) and _was_killed_since(kills_before):
+    if exit_code in (KILLED_EXIT_CODE, PeerError.exit_code) and _was_killed_since(kills_before):
         return TrainerDeath(False, _describe_kill(machine))
     return None
 

@@ -19,7 +19,7 @@ from drivetrain.plan import plan as plans
 from drivetrain.supervisor import preemption, trainer_error
 from drivetrain.system import interpreter
 from drivetrain.system.console import describe_lost_output, guard_output, report_if_slow, say_error
-from drivetrain.system.signals import Signals, ending, stopping
+from drivetrain.system.signals import Signals, ignore_signals_after, raise_stopped
 from drivetrain.tracking.event_log import EventLog
 from drivetrain.training.phase_timer import PhaseTimer, process_seconds
 from drivetrain.tuning import kernel_crash, process_settings
@@ -37,7 +37,7 @@ def main() -> int:
     guard_output()
     kernel_crash.listen(options.run)
     try:
-        with stopping(), ending():
+        with raise_stopped(), ignore_signals_after():
             signals = Signals(scheduled=_is_scheduled())
             source = SpecSource.from_arguments(options)
             return train(
@@ -77,7 +77,7 @@ def train(
     clock = PhaseTimer()
     is_leader = os.environ.get(world.RANK, "0") == "0"
     slow_note = report_if_slow("importing torch") if is_leader else contextlib.nullcontext()
-    with clock.phase("import"), slow_note, interpreter.importing():
+    with clock.phase("import"), slow_note, interpreter.freeze_imports():
         from drivetrain.models.networks.user_network import blame_job_code
         from drivetrain.system import torch_errors
         from drivetrain.system.console import say
@@ -94,7 +94,7 @@ def train(
             run = prepare.assemble_run(folder, job, signals, clock, source, is_measured=is_measured)
             train_run(run, trace=trace)
     except RuntimeError as error:
-        raise torch_errors.translate(error) from None
+        raise torch_errors.translate_error(error) from None
     return 0
 
 
@@ -110,4 +110,4 @@ def _check_process_settings(folder: Path, plan_at_start: plans.Plan) -> None:
 
 
 if __name__ == "__main__":
-    interpreter.leave(main())
+    interpreter.exit_process(main())

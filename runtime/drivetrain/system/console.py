@@ -20,7 +20,7 @@ from drivetrain.system.printable import printable_json, printable_lines
 if TYPE_CHECKING:
     from rich.console import Console
 
-VERBOSE = "DRIVETRAIN_VERBOSE"
+VERBOSE_VARIABLE = "DRIVETRAIN_VERBOSE"
 """Set by `-v`, also for the processes that this one starts: then details are printed, too."""
 SILENT_SECONDS = 5.0
 """Seconds after which `report_if_slow` prints a line: on a busy machine an import can take a minute."""
@@ -43,7 +43,7 @@ def say(text: str) -> None:
 
 def is_verbose() -> bool:
     """Whether details are printed."""
-    return bool(os.environ.get(VERBOSE))
+    return bool(os.environ.get(VERBOSE_VARIABLE))
 
 
 def say_aside(text: str) -> None:
@@ -121,11 +121,7 @@ class GuardedStream:
 
 
 def guard_output(*, needed: bool = False) -> None:
-    """Let this process outlive its standard streams.
-
-    Args:
-        needed: whether what it prints to stdout is its result, without which it fails.
-    """
+    """Let this process outlive its standard streams; it fails without stdout if that is `needed` for its result."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:  # closed by our starter: what is opened next would be printed into
             handle = os.open(os.devnull, os.O_RDWR)
@@ -136,14 +132,14 @@ def guard_output(*, needed: bool = False) -> None:
 
 
 def _guard_stream(stream: TextIO, *, needed: bool) -> TextIO:
-    _accept_any(stream)
+    _escape_unencodable(stream)
     inner = stream.stream if isinstance(stream, GuardedStream) else stream
     return cast(TextIO, GuardedStream(inner, needed=needed))
 
 
 @contextlib.contextmanager
 def guard_block() -> Iterator[None]:
-    """A block that outlives the standard streams, in a program that is not ours."""
+    """Let the block outlive the standard streams, in a program that is not ours."""
     before = sys.stdout, sys.stderr
     guard_output()
     try:
@@ -158,7 +154,7 @@ def describe_lost_output() -> str:
     return f"stdout cannot be written ({failure}); the run goes on, and its folder has everything" if failure else ""
 
 
-def _accept_any(stream: IO[str]) -> None:
+def _escape_unencodable(stream: IO[str]) -> None:
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors="backslashreplace")
 
@@ -179,12 +175,12 @@ def _wrap(line: str) -> str:
     )
 
 
-def console(file: IO[str] | None = None) -> Console:
+def open_console(file: IO[str] | None = None) -> Console:
     """A rich console: colors only on a terminal, 100 columns without control characters elsewhere."""
     from drivetrain.system.clean_console import CleanConsole
 
     stream = file or sys.stdout
-    _accept_any(stream)
+    _escape_unencodable(stream)
     terminal = stream.isatty() and not os.environ.get("NO_COLOR")
     width = None if stream.isatty() else 100
     # In a notebook rich shows a table beside stdout, even where stdout is redirected to be silent.
@@ -200,7 +196,7 @@ def console(file: IO[str] | None = None) -> Console:
     )
 
 
-def live_terminal() -> bool:
+def is_live_terminal() -> bool:
     """Whether stdout is a terminal that can be painted on."""
     # A notebook gives its `!commands` a terminal, and then shows what they print, codes that move the cursor included.
     notebook = "JPY_PARENT_PID" in os.environ

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 
-def seconds_waited(processes: Iterable[int] | None = None, root: Path = Path("/proc")) -> float | None:
+def read_waited_seconds(processes: Iterable[int] | None = None, root: Path = Path("/proc")) -> float | None:
     """Total seconds for which all threads of some processes (default: this one) were ready without a CPU.
 
     The time of threads that have ended is not included. None if the kernel does not count.
@@ -23,7 +23,7 @@ def seconds_waited(processes: Iterable[int] | None = None, root: Path = Path("/p
     return total / 1e9 if is_known else None
 
 
-def seconds_stolen(root: Path = Path("/proc")) -> float | None:
+def read_stolen_seconds(root: Path = Path("/proc")) -> float | None:
     """Seconds of CPU time that a hypervisor has given to other machines since boot (steal time); None if not
     counted.
     """

@@ -14,23 +14,23 @@ RETRY_SECONDS = 0.1
 """Seconds between two attempts."""
 
 
-def acquire(path: Path | str, patience: float, open_file: Callable[..., int] = os.open) -> int | None:
-    """Lock a file, which is made if it is missing; returns the open file that holds the lock until it is closed.
+def acquire(path: Path | str, timeout: float, open_file: Callable[..., int] = os.open) -> int | None:
+    """Lock a file, which is made if it is missing.
 
     Args:
         path: the file.
-        patience: seconds to wait for another process.
+        timeout: seconds to wait for another process.
         open_file: opens it, as `os.open` does.
 
     Returns:
-        None if another process still holds it then.
+        The open file, which holds the lock until it is closed; None if another process still holds it.
 
     Raises:
         OSError: if the file cannot be opened, or is a symbolic link.
         StorageError: if its file system has no locks.
     """
     handle = open_file(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-    end = time.monotonic() + patience
+    end = time.monotonic() + timeout
     while True:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -26,7 +26,7 @@ def is_private(folder: Path) -> bool:
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022
 
 
-PRIVATE = 0o700
+USER_RWX = 0o700
 """The mode of a folder that only its owner may enter: runs quote samples, and repeat paths and addresses."""
 
 
@@ -52,10 +52,10 @@ def write_text(path: Path, text: str) -> None:
     Raises:
         StorageError: if the folder cannot be written.
     """
-    write_beside(lambda: (os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY), path.name), path, text)
+    write_atomically(lambda: (os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY), path.name), path, text)
 
 
-def write_beside(open_parent: Callable[[], tuple[int, str]], path: Path, text: str) -> None:
+def write_atomically(open_parent: Callable[[], tuple[int, str]], path: Path, text: str) -> None:
     """Write a text to a new file in an open folder, and rename that to the file's name.
 
     Args:
@@ -97,17 +97,17 @@ def write_json(path: Path, data: object) -> None:
 
 def to_json(data: object) -> str:
     """Indented JSON with a line break at its end; NaN becomes null."""
-    text = json.dumps(_finite(data), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    text = json.dumps(_replace_nan(data), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
     # Bytes of file names that are not UTF-8 become escapes of JSON, which read back as they were.
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def _finite(value: object) -> object:
+def _replace_nan(value: object) -> object:
     if isinstance(value, float):
         return value if value - value == 0 else None
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list | tuple) else value
+        return {key: _replace_nan(item) for key, item in value.items()}
+    return [_replace_nan(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -154,7 +154,7 @@ def sync_file(path: Path) -> None:
         os.fsync(file.fileno())
 
 
-def reserve(file: IO[bytes], size: int, folder: Path) -> None:
+def reserve_space(file: IO[bytes], size: int, folder: Path) -> None:
     """Allocate disk space for a file that will be memory-mapped: once it is mapped, a full disk kills the process.
 
     Raises:
@@ -177,7 +177,7 @@ def _write_zeros(file: IO[bytes], size: int) -> None:
     file.flush()
 
 
-def sha256(path: Path) -> str:
+def hash_file(path: Path) -> str:
     """Hex digest of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

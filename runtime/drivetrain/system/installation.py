@@ -14,26 +14,26 @@ CHECKOUT = _ROOT if all((_ROOT / part).is_file() for part in ("scripts/image", "
 """The checkout that this program runs from; None if it was installed, and in our images."""
 
 # In a container nobody knows what is on its host, and most of our containers are started in a checkout.
-_MAKE = CHECKOUT is not None or "DRIVETRAIN_IMAGE" in os.environ
-SETUP = "make setup" if _MAKE else "pip install 'drivetrain[train,text,tables]'"
+_HAS_MAKE = CHECKOUT is not None or "DRIVETRAIN_IMAGE" in os.environ
+INSTALL_TORCH = "make setup" if _HAS_MAKE else "pip install 'drivetrain[train,text,tables]'"
 """Installs torch and all that training needs into the local environment."""
-HOST = "make setup" if _MAKE else "pip install 'drivetrain[host]'"
+INSTALL_HOST = "make setup" if _HAS_MAKE else "pip install 'drivetrain[host]'"
 """Installs what starts containers."""
-SWEEP = "make setup" if _MAKE else "pip install 'drivetrain[sweep]'"
+INSTALL_SWEEP = "make setup" if _HAS_MAKE else "pip install 'drivetrain[sweep]'"
 """Installs what chooses the values of a sweep."""
-STORAGE = "make setup" if _MAKE else "pip install 'drivetrain[storage]'"
+INSTALL_STORAGE = "make setup" if _HAS_MAKE else "pip install 'drivetrain[storage]'"
 """Installs what reads and writes object stores."""
-EXPORT = "make setup" if _MAKE else "pip install 'drivetrain[export]'"
+INSTALL_EXPORT = "make setup" if _HAS_MAKE else "pip install 'drivetrain[export]'"
 """Installs what exports to ONNX."""
-ENGINE = "make engine" if _MAKE else "install Docker Engine or Docker Desktop (docs.docker.com/get-docker)"
+INSTALL_ENGINE = "make engine" if _HAS_MAKE else "install Docker Engine or Docker Desktop (docs.docker.com/get-docker)"
 """Installs a Docker engine."""
-TRAIN_CPU = "make train-cpu" if _MAKE else "drivetrain launch JOB"
+TRAIN_ON_CPU = "make train-cpu" if _HAS_MAKE else "drivetrain launch JOB"
 """Trains on the CPU in a container."""
-TRAIN_GPU = "make train-gpu" if _MAKE else "drivetrain launch JOB --device gpu"
+TRAIN_ON_GPU = "make train-gpu" if _HAS_MAKE else "drivetrain launch JOB --device gpu"
 """Trains on the GPU in a container."""
 
 
-def train_cpu(job: Path) -> str:
+def format_train_command(job: Path) -> str:
     """The command that trains a job on the CPU: in a container, or without one where there is torch and no Docker."""
     word = shlex.quote(str(job))
     # make would keep the quotes as part of the path.
@@ -43,6 +43,6 @@ def train_cpu(job: Path) -> str:
     return f"drivetrain {'train' if find_spec('torch') and not has_docker else 'launch'} {word}"
 
 
-def stop(container: str) -> str:
+def format_stop_command(container: str) -> str:
     """The command that stops a container after it has saved a checkpoint."""
-    return "make stop" if _MAKE else f"docker stop -t 60 {container}"
+    return "make stop" if _HAS_MAKE else f"docker stop -t 60 {container}"

@@ -17,13 +17,13 @@ import threading
 from collections.abc import Iterator
 from typing import NoReturn
 
-FLUSH_FAILED = 120
+FLUSH_FAILED_EXIT_CODE = 120
 """Python's own exit code if buffered output cannot be written at the end."""
 
 
 @contextlib.contextmanager
-def importing() -> Iterator[None]:
-    """A block of imports: nothing is collected in it, and what it creates is exempt from collections afterwards."""
+def freeze_imports() -> Iterator[None]:
+    """Collect no garbage in a block of imports, and exempt what it creates from collections afterwards."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -34,7 +34,7 @@ def importing() -> Iterator[None]:
             gc.enable()
 
 
-def leave(code: int) -> NoReturn:
+def exit_process(code: int) -> NoReturn:
     """End this process as `sys.exit` does, but let the kernel free its memory.
 
     Threads that are not daemons are waited for, exit handlers run, and output and open files are flushed.
@@ -46,7 +46,7 @@ def leave(code: int) -> NoReturn:
             if stream is not None:
                 stream.flush()
         except (OSError, ValueError):
-            code = code or FLUSH_FAILED
+            code = code or FLUSH_FAILED_EXIT_CODE
     _flush_files()
     os._exit(code)
 

@@ -5,40 +5,32 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 
-ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 """Comma-separated settings of the GPU's allocator; newer torch versions read the first variable, if it is set."""
-SAME_BITS = (":4096:8", ":16:8")
+REPRODUCIBLE_WORKSPACES = (":4096:8", ":16:8")
 """Workspace settings with which cuBLAS sums in the same order each time."""
 
 
 def merge_variables(current: Mapping[str, str], planned: Mapping[str, str]) -> dict[str, str]:
-    """The variables to set for a process.
-
-    Args:
-        current: the present variables.
-        planned: those of a plan.
-
-    Returns:
-        The plan's, except where the user has set another value; lists are joined.
-    """
+    """The planned variables for a process, except those whose current value the user has set; lists are joined."""
     variables = dict(planned)
-    if current.get("CUBLAS_WORKSPACE_CONFIG") in SAME_BITS:
+    if current.get("CUBLAS_WORKSPACE_CONFIG") in REPRODUCIBLE_WORKSPACES:
         variables.pop("CUBLAS_WORKSPACE_CONFIG", None)
     if "LD_PRELOAD" in variables and current.get("LD_PRELOAD"):
         variables["LD_PRELOAD"] = f"{variables['LD_PRELOAD']}:{current['LD_PRELOAD']}"
-    ours = variables.pop(ALLOCATOR[1], None)
+    ours = variables.pop(ALLOCATOR_VARIABLES[1], None)
     if ours is None:
         return variables
-    names = [name for name in ALLOCATOR if current.get(name)] or [ALLOCATOR[1]]
-    return variables | {name: _join(current.get(name, ""), ours) for name in names}
+    names = [name for name in ALLOCATOR_VARIABLES if current.get(name)] or [ALLOCATOR_VARIABLES[1]]
+    return variables | {name: _join_settings(current.get(name, ""), ours) for name in names}
 
 
-def allocator_settings(environ: Mapping[str, str] = os.environ) -> str:
+def read_allocator_settings(environ: Mapping[str, str] = os.environ) -> str:
     """The allocator's settings as torch reads them."""
-    return next((environ[name] for name in ALLOCATOR if environ.get(name)), "")
+    return next((environ[name] for name in ALLOCATOR_VARIABLES if environ.get(name)), "")
 
 
-def _join(theirs: str, ours: str) -> str:
+def _join_settings(theirs: str, ours: str) -> str:
     """Join two lists; of ours only settings that theirs does not have."""
     named = {part.partition(":")[0].strip() for part in theirs.split(",")}
     additional = [part for part in ours.split(",") if part.partition(":")[0] not in named]
@@ -50,7 +42,7 @@ def is_on(value: str) -> bool:
     return value.lower() not in ("", "0", "false", "off", "no")
 
 
-VARIABLES: dict[str, tuple[Callable[[str], bool], str]] = {
+PRECISION_VARIABLES: dict[str, tuple[Callable[[str], bool], str]] = {
     "NVIDIA_TF32_OVERRIDE": (lambda value: value != "", "overrides the precision of the plan"),
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": (is_on, "overrides the precision of the plan"),
     "ONEDNN_DEFAULT_FPMATH_MODE": (
@@ -61,10 +53,10 @@ VARIABLES: dict[str, tuple[Callable[[str], bool], str]] = {
 """By name: whether a value matters, and what it does."""
 
 
-def overriding(environ: Mapping[str, str]) -> list[str]:
-    """A line for each variable that is set so that the plan's precision does not hold."""
+def list_overrides(environ: Mapping[str, str]) -> list[str]:
+    """A line for each variable that overrides the plan's precision."""
     return [
         f"{name}={environ[name]} {effect}; unset it if you did not mean that"
-        for name, (matters, effect) in VARIABLES.items()
+        for name, (matters, effect) in PRECISION_VARIABLES.items()
         if name in environ and matters(environ[name])
     ]

@@ -14,7 +14,7 @@ from drivetrain.errors import StorageError
 class NamedFolder:
     """An existing folder, held open so that it is found under any name."""
 
-    WORDS = "{} is called {} again: a run that trains finds its files by that name; rename it when it has ended"
+    MESSAGE = "{} is called {} again: a run that trains finds its files by that name; rename it when it has ended"
 
     def __init__(self, path: Path) -> None:
         self.path = path

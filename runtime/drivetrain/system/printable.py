@@ -11,12 +11,12 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-_ALWAYS = "\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff"
+_CONTROL_CHARACTERS = "\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff"
 """Control characters, separators of lines, changes of direction, and halves of characters, which no encoding has."""
-_CONTROL = re.compile(f"[{_ALWAYS}]")
-_DATA = re.compile(f"[{_ALWAYS}\t\n]")
-_LINES = re.compile(f"[{_ALWAYS}]|\n(?! |$)")
-_BEGINS = tuple(
+_CONTROL = re.compile(f"[{_CONTROL_CHARACTERS}]")
+_CONTROL_AND_BREAKS = re.compile(f"[{_CONTROL_CHARACTERS}\t\n]")
+_CONTROL_AND_DATA_BREAKS = re.compile(f"[{_CONTROL_CHARACTERS}]|\n(?! |$)")
+_FORMULA_STARTS = tuple(
     "=+-@\t\r\n\N{FULLWIDTH EQUALS SIGN}\N{FULLWIDTH PLUS SIGN}\N{FULLWIDTH HYPHEN-MINUS}\N{FULLWIDTH COMMERCIAL AT}"
 )
 """Characters with which a formula can start."""
@@ -25,17 +25,17 @@ _NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 
 def printable(text: str) -> str:
     """Data for a message: on one line, with `\\n` for a line break and `\\x1b` for an escape."""
-    return _DATA.sub(_escape, text)
+    return _CONTROL_AND_BREAKS.sub(_escape, text)
 
 
 def printable_lines(text: str) -> str:
     """A message, whose lines after the first one are indented; a line break before anything else is from data."""
-    return _LINES.sub(_escape, text)
+    return _CONTROL_AND_DATA_BREAKS.sub(_escape, text)
 
 
 def printable_as_long(text: str) -> str:
     """A message as `printable_lines` lets it be, with as many characters as before, for text with styles in it."""
-    return _LINES.sub("\N{REPLACEMENT CHARACTER}", text)
+    return _CONTROL_AND_DATA_BREAKS.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def printable_text(text: str) -> str:
@@ -57,7 +57,7 @@ def escape_cell(value: object) -> Any:
     if not isinstance(value, str) or _NUMBER.fullmatch(value.strip(" ")):
         return value
     # Some spreadsheets strip spaces before they look at the first character.
-    return f"'{value}" if value.startswith(_BEGINS) or value.lstrip().startswith(_BEGINS) else value
+    return f"'{value}" if value.startswith(_FORMULA_STARTS) or value.lstrip().startswith(_FORMULA_STARTS) else value
 
 
 def escape_row(values: Iterable[object]) -> list[object]:

@@ -1,4 +1,4 @@
-"""This process with all its descendants, and their memory, read without looking at other processes; and free memory given back."""
+"""Memory of this process and all its descendants, and how to release what is free."""
 
 from __future__ import annotations
 
@@ -9,42 +9,42 @@ from collections.abc import Iterator
 
 import psutil
 
-_PAGE = os.sysconf("SC_PAGE_SIZE")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
-def resident_bytes() -> int:
+def sum_resident_bytes() -> int:
     """Resident memory of the process tree, in bytes."""
-    return sum(map(_resident, process_ids()))
+    return sum(map(_read_resident_bytes, list_process_ids()))
 
 
-def process_ids() -> list[int]:
+def list_process_ids() -> list[int]:
     """The ids of this process and all its descendants."""
     this_process = os.getpid()
     if os.path.exists(f"/proc/{this_process}/task/{this_process}/children"):
-        return [this_process, *_below(this_process)]
+        return [this_process, *_list_descendants(this_process)]
     # This kernel does not list children, so all processes of the machine are asked for their parent.
     return [this_process, *(child.pid for child in psutil.Process().children(recursive=True))]
 
 
-def _below(process: int) -> Iterator[int]:
+def _list_descendants(process: int) -> Iterator[int]:
     """Children are listed by the thread that started them; what ends meanwhile is skipped."""
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{process}/task"):
-            for child in map(int, _text(f"/proc/{process}/task/{thread}/children").split()):
+            for child in map(int, _read_text(f"/proc/{process}/task/{thread}/children").split()):
                 yield child
-                yield from _below(child)
+                yield from _list_descendants(child)
 
 
-def _resident(process: int) -> int:
-    fields = _text(f"/proc/{process}/statm").split()
+def _read_resident_bytes(process: int) -> int:
+    fields = _read_text(f"/proc/{process}/statm").split()
     if len(fields) > 1:
-        return int(fields[1]) * _PAGE
+        return int(fields[1]) * _PAGE_BYTES
     with contextlib.suppress(psutil.Error):  # macOS has no /proc; elsewhere the process has ended
         return int(psutil.Process(process).memory_info().rss)
     return 0
 
 
-def _text(path: str) -> str:
+def _read_text(path: str) -> str:
     try:
         with open(path, encoding="ascii") as file:
             return file.read()
@@ -52,7 +52,7 @@ def _text(path: str) -> str:
         return ""
 
 
-def give_back() -> None:
+def release_free_memory() -> None:
     """Make the allocator return free pages, which would count as used; tcmalloc keeps even the largest blocks."""
     ours = ctypes.CDLL(None)
     for name, arguments in (("MallocExtension_ReleaseFreeMemory", ()), ("malloc_trim", (0,))):

@@ -17,18 +17,18 @@ from pathlib import Path, PurePath
 from typing import IO, Any
 
 from drivetrain.errors import CheckpointError
-from drivetrain.system.files import parse_json, parse_row, storage_error, to_json, write_beside
+from drivetrain.system.files import parse_json, parse_row, storage_error, to_json, write_atomically
 
 JOB_FILE, PLAN_FILE, HARDWARE_FILE = "job.yaml", "plan.json", "hardware.json"
 STATE_FILE, METRICS_FILE, RESULT_FILE = "state.json", "metrics.jsonl", "result.json"
 
-POSSIBLE = "regular files and folders: in a run folder no link is followed"
-ACTION = "if you made it, put the file itself there or name the folder it leads to; otherwise do not use this run"
+LINKS_POSSIBLE = "regular files and folders: in a run folder no link is followed"
+LINKS_ACTION = "if you made it, put the file itself there or name the folder it leads to; otherwise do not use this run"
 MAX_FILE_BYTES = 256 << 20
 """Bytes of a file that is read as a whole; one with holes can say that it is larger than any memory."""
 MAX_LINE_LENGTH = 16 << 20
 """Characters or bytes of a line."""
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class RunFiles:
@@ -77,11 +77,11 @@ class RunFiles:
         *folders, file = PurePath(self.below, name).parts
         if os.path.isabs(name) or ".." in (*folders, file):
             raise OSError(errno.EINVAL, "it does not lie in the run folder", str(self.path / name))
-        handle = os.open(self.run, _FOLDER)
+        handle = os.open(self.run, _FOLDER_FLAGS)
         # One folder at a time: a link that somebody puts in place meanwhile is met, too.
         for folder in folders:
             try:
-                inner = os.open(folder, _FOLDER, dir_fd=handle)
+                inner = os.open(folder, _FOLDER_FLAGS, dir_fd=handle)
             finally:
                 os.close(handle)
             handle = inner
@@ -99,7 +99,7 @@ class RunFiles:
                 try:
                     with contextlib.suppress(FileExistsError):
                         os.mkdir(folder, dir_fd=parent)
-                    os.close(os.open(folder, _FOLDER, dir_fd=parent))
+                    os.close(os.open(folder, _FOLDER_FLAGS, dir_fd=parent))
                 finally:
                     os.close(parent)
         except OSError as error:
@@ -130,7 +130,7 @@ class RunFiles:
             OSError: as `open`; EFBIG if it has more than MAX_FILE_BYTES bytes.
         """
         with self.open(name, "rb") as file:
-            return bytes(_whole(file))
+            return bytes(_read_limited(file))
 
     def read_text(self, name: str, *, errors: str | None = None) -> str:
         """The text of a file.
@@ -140,7 +140,7 @@ class RunFiles:
             UnicodeDecodeError: if it is not UTF-8.
         """
         with self.open(name, errors=errors) as file:
-            return str(_whole(file))
+            return str(_read_limited(file))
 
     def read_json(self, name: str) -> Any:
         """The data of a JSON file; None if it is missing, invalid, or no regular file."""
@@ -158,7 +158,7 @@ class RunFiles:
         """The rows of a JSON-lines file; a row truncated by a crash is skipped."""
         try:
             with self.open(name, errors="replace") as file:
-                yield from (row for line in lines(file) if (row := parse_row(line)) is not None)
+                yield from (row for line in read_lines(file) if (row := parse_row(line)) is not None)
         except OSError:
             return
 
@@ -177,14 +177,14 @@ class RunFiles:
         Raises:
             StorageError: if it cannot be written.
         """
-        write_beside(lambda: self._open_parent(name), self.path / name, text)
+        write_atomically(lambda: self._open_parent(name), self.path / name, text)
 
     def write_json(self, name: str, data: object) -> None:
         """Write indented JSON as `write_text` does; NaN becomes null."""
         self.write_text(name, to_json(data))
 
 
-def _whole(file: IO[Any]) -> Any:
+def _read_limited(file: IO[Any]) -> Any:
     """The content of an open file.
 
     Raises:
@@ -195,7 +195,7 @@ def _whole(file: IO[Any]) -> Any:
     return file.read(MAX_FILE_BYTES)  # it may have grown
 
 
-def lines(file: IO[Any]) -> Iterator[Any]:
+def read_lines(file: IO[Any]) -> Iterator[Any]:
     """The lines of an open file, one at a time.
 
     Raises:
@@ -223,7 +223,7 @@ class JsonLinesTail:
                 is_rewritten = self.inode not in (-1, status.st_ino) or status.st_size < self.offset
                 self.offset, self.inode = 0 if is_rewritten else self.offset, status.st_ino
                 file.seek(self.offset)
-                for line in lines(file):
+                for line in read_lines(file):
                     if line.endswith(b"\n"):
                         self.offset += len(line)
                         rows += [row] if (row := parse_row(line)) is not None else []
@@ -238,11 +238,11 @@ def refuse_links(run: Path) -> None:
     Raises:
         CheckpointError: if not.
     """
-    if entry := next(links(run), None):
-        raise CheckpointError(f"{entry}, which could lead out of the run folder", POSSIBLE, ACTION)
+    if entry := next(find_links(run), None):
+        raise CheckpointError(f"{entry}, which could lead out of the run folder", LINKS_POSSIBLE, LINKS_ACTION)
 
 
-def links(run: Path) -> Iterator[str]:
+def find_links(run: Path) -> Iterator[str]:
     """What is neither a folder nor a regular file in a run folder: its path, and what it is instead."""
     if run.is_symlink():
         yield f"{run} is a symbolic link"

@@ -15,30 +15,30 @@ from drivetrain.system.console import say_aside
 
 FOLDER = Path("/run/secrets")
 """Where compose mounts secrets too."""
-AUTHORITY = "ca"
+CERTIFICATES_FILE = "ca"
 """A file of certificates, those that the build of the image is given; the others are called like their variable."""
-CERTIFICATES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
+CERTIFICATE_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 """What Python itself, requests and curl read."""
-CONTENT = ".file"
+FILE_SUFFIX = ".file"
 """Ends the name of a file whose variable names it, and does not hold what is in it."""
 MIN_SECRET_LENGTH = 5
 """Values of so few characters, such as `1`, are words and no secrets."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-def take(environ: MutableMapping[str, str] = os.environ, folder: Path = FOLDER) -> None:
-    """Take every secret into the environment; what is set already stays.
+def load_secrets(environ: MutableMapping[str, str] = os.environ, folder: Path = FOLDER) -> None:
+    """Load every secret into the environment; variables that are set stay.
 
     Only in an image of ours: on other systems the folder belongs to the system.
     """
     if not environ.get("DRIVETRAIN_IMAGE") or not folder.is_dir():
         return
     for path in sorted(folder.iterdir()):
-        name = path.name.removesuffix(CONTENT)
+        name = path.name.removesuffix(FILE_SUFFIX)
         if not _NAME.fullmatch(name) or not path.is_file() or not path.stat().st_size:
             continue  # compose mounts an empty device for a secret that was not given
-        if path.name == AUTHORITY:
-            for name in CERTIFICATES:
+        if path.name == CERTIFICATES_FILE:
+            for name in CERTIFICATE_VARIABLES:
                 environ.setdefault(name, str(path))
             continue
         try:
@@ -50,12 +50,12 @@ def take(environ: MutableMapping[str, str] = os.environ, folder: Path = FOLDER) 
                 say_aside(f"environment: {name} is set by the image; the value that was handed over is not used")
 
 
-def mask(text: str, environ: Mapping[str, str] = os.environ, folder: Path = FOLDER) -> str:
-    """A text without the values of the secrets, for messages of libraries."""
+def mask_secrets(text: str, environ: Mapping[str, str] = os.environ, folder: Path = FOLDER) -> str:
+    """Replace the values of secrets in a text, such as a message of a library, by ***."""
     names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
     values = {environ[name] for name in (*names, "HF_TOKEN") if environ.get(name)}
     for name in names:
-        if name.endswith(CONTENT):
+        if name.endswith(FILE_SUFFIX):
             with contextlib.suppress(OSError):
                 values.add(os.fsdecode((folder / name).read_bytes()).strip())
     for value in sorted(values, key=len, reverse=True):

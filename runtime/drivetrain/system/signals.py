@@ -1,6 +1,6 @@
 """Signal handling: the first signal ends the run at the next safe point, the second one at once.
 
-`Signals` is for the trainer; `stop_early` and `forwarding` are for the supervisor. `explain_kill` explains exit code 137,
+`Signals` is for the trainer; `stop_early` and `forward_signals` are for the supervisor. `explain_kill` explains exit code 137,
 after which a process cannot explain itself.
 """
 
@@ -20,30 +20,30 @@ from types import FrameType
 
 from drivetrain.errors import Stopped
 
-REPEATED = (signal.SIGTERM, signal.SIGINT)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 """A second one of these ends the trainer at once."""
-SCHEDULED = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
+SCHEDULER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU)
 """Sent by schedulers before a limit. They, and SIGHUP, may come several times and before SIGTERM: none counts as second."""
-WATCHED = (*REPEATED, signal.SIGHUP, *SCHEDULED)
-IGNORED = frozenset(number for number in WATCHED if signal.getsignal(number) is signal.SIG_IGN)
+HANDLED_SIGNALS = (*STOP_SIGNALS, signal.SIGHUP, *SCHEDULER_SIGNALS)
+IGNORED_SIGNALS = frozenset(number for number in HANDLED_SIGNALS if signal.getsignal(number) is signal.SIG_IGN)
 """Our starter ignores these, as `nohup` and a shell's `&` do: they stay without effect, also in our children."""
 SIGNAL_GROUP_SECONDS = 0.3
 """Seconds in which signals count as one: who ends a session or a service sends them to every process, us and our starter."""
-AT_ONCE = tuple(128 + number for number in REPEATED)
+ABORTED_CODES = tuple(128 + number for number in STOP_SIGNALS)
 """Exit codes after a second signal."""
-CRASHES = {
+CRASH_EXIT_CODES = {
     128 + number: number.name
     for number in (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 }
 """Signals raised by a fault inside a kernel, by exit code."""
-POLLED = signal.SIGURG
-"""Sent by the thread that polls for a preemption notice. It has no effect in any other process, and nobody else sends it."""
-NOTICE = "a notice that this machine will be shut down"
-KILLED = 137
+PREEMPTION_SIGNAL = signal.SIGURG
+"""Sent by the thread that polls for a notice of preemption; nobody else sends it, and elsewhere it has no effect."""
+PREEMPTION_NOTICE = "a notice that this machine will be shut down"
+KILLED_EXIT_CODE = 137
 """128 plus the number of SIGKILL."""
 
 
-def signal_name(number: int) -> str:
+def describe_signal(number: int) -> str:
     """A signal's name, and its usual cause."""
     inside = bool(os.environ.get("DRIVETRAIN_IMAGE"))
     origin = {
@@ -58,9 +58,7 @@ def signal_name(number: int) -> str:
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal has arrived. Not an Exception, so that other code, above all compilers, does not handle it as a
-    failure.
-    """
+    """A signal has arrived; no Exception, so that compilers do not handle it as a failure."""
 
 
 class Signals:
@@ -78,18 +76,18 @@ class Signals:
         self.scheduled = scheduled
         self.received: str | None = None
         self.depth = 0
-        install(self._handle)
-        signal.signal(POLLED, self._handle)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
+        install_handler(self._handle)
+        signal.signal(PREEMPTION_SIGNAL, self._handle)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED_SIGNALS)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if number in REPEATED:
+        if number in STOP_SIGNALS:
             now = time.monotonic()
             self.first = self.first or now
             if now - self.first > SIGNAL_GROUP_SECONDS and not (self.scheduled and number == signal.SIGTERM):
                 self._end_at_once(number)
         if self.received is None:
-            self.received = NOTICE if number == POLLED else signal_name(number)
+            self.received = PREEMPTION_NOTICE if number == PREEMPTION_SIGNAL else describe_signal(number)
             self.check()
 
     def _end_at_once(self, number: int) -> None:
@@ -106,8 +104,8 @@ class Signals:
         return None if self.received is None else Interrupted(f"stopped by {self.received}")
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
-        """A section that no signal interrupts, such as an update or a save. Call `check` after it."""
+    def protect_section(self) -> Iterator[None]:
+        """Let no signal interrupt the block, such as an update or a save. Call `check` after it."""
         self.depth += 1
         try:
             yield
@@ -115,8 +113,8 @@ class Signals:
             self.depth -= 1
 
     @contextlib.contextmanager
-    def released(self) -> Iterator[None]:
-        """A part of a protected section that may be interrupted after all, since its effects can be undone."""
+    def allow_interruption(self) -> Iterator[None]:
+        """Let signals interrupt a part of a protected section after all, since its effects can be undone."""
         depth, self.depth = self.depth, 0
         try:
             self.check()
@@ -126,12 +124,8 @@ class Signals:
 
 
 @contextlib.contextmanager
-def stopping() -> Iterator[None]:
-    """A block that a signal ends with `Stopped`.
-
-    Raises:
-        Stopped: if a signal arrived.
-    """
+def raise_stopped() -> Iterator[None]:
+    """Raise `Stopped` if a signal arrives in the block."""
     try:
         yield
     except Interrupted as interruption:
@@ -139,33 +133,33 @@ def stopping() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def ending() -> Iterator[None]:
-    """Ignore signals after the block: all work is done, and Python would let one kill the process during its exit."""
+def ignore_signals_after() -> Iterator[None]:
+    """Ignore signals after the block: all work is done, and one could kill the process during its exit."""
     try:
         yield
     finally:
-        ignore()
+        ignore_signals()
 
 
-def forget() -> None:
-    """Handle signals as a loader worker does, which the trainer ends: by SIGTERM, the only one that has an effect."""
+def handle_as_worker() -> None:
+    """Let only SIGTERM have an effect, by which the trainer ends this loader worker."""
     faulthandler.disable()  # the trainer's file is not for its workers
-    for number in WATCHED:
+    for number in HANDLED_SIGNALS:
         signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.SIG_IGN)
 
 
-def die_with(parent: int) -> None:
+def die_with_parent(parent: int) -> None:
     """Ask the kernel to send SIGKILL when our parent dies; an orphan would continue unnoticed."""
     pr_set_pdeathsig = 1
     if prctl := getattr(ctypes.CDLL(None), "prctl", None):
         prctl(pr_set_pdeathsig, signal.SIGKILL)
     else:  # macOS
-        threading.Thread(target=_end_without, args=[parent], daemon=True).start()
+        threading.Thread(target=_end_after_parent, args=[parent], daemon=True).start()
     if os.getppid() != parent:
         os._exit(137)
 
 
-def _end_without(parent: int) -> None:
+def _end_after_parent(parent: int) -> None:
     """End this process within a second of its parent's death, where the kernel does not."""
     while os.getppid() == parent:
         time.sleep(1)
@@ -190,48 +184,48 @@ def stop_early() -> None:
     """Until there is a child, a signal ends this process with `Stopped`."""
 
     def stop(number: int, frame: FrameType | None) -> None:
-        raise Stopped(f"stopped by {signal_name(number)}", "", "run the same command again")
+        raise Stopped(f"stopped by {describe_signal(number)}", "", "run the same command again")
 
-    install(stop)
+    install_handler(stop)
 
 
 @contextlib.contextmanager
-def forwarding() -> Iterator[SignalForwarder]:
+def forward_signals() -> Iterator[SignalForwarder]:
     """Forward signals to the children that the block starts; afterwards ignore them, as little work is left."""
     forward = SignalForwarder()
-    install(forward.handle)
+    install_handler(forward.handle)
     try:
         yield forward
     finally:
-        ignore()
+        ignore_signals()
 
 
 @contextlib.contextmanager
-def waiting() -> Iterator[None]:
+def block_signals() -> Iterator[None]:
     """Block signals; a child that is started in the block receives them once it creates `Signals`."""
-    signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
+    signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED_SIGNALS)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED_SIGNALS)
 
 
-def install(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
+def install_handler(handler: Callable[[int, FrameType | None], None] | signal.Handlers) -> None:
     """Handle the signals that end a run, except those that our starter ignores."""
-    for number in WATCHED:
-        if number not in IGNORED:
+    for number in HANDLED_SIGNALS:
+        if number not in IGNORED_SIGNALS:
             signal.signal(number, handler)
 
 
-def ignore() -> None:
-    """From now on, let no signal end this process but those that cannot be ignored."""
-    install(signal.SIG_IGN)
+def ignore_signals() -> None:
+    """From now on, ignore all signals that can be ignored."""
+    install_handler(signal.SIG_IGN)
 
 
 def explain_kill(victim: str) -> str:
-    """The message, in three parts, about a process or container that was killed, but not at its memory limit."""
+    """Returns the message in three parts about a process that was killed, but not at its memory limit."""
     return (
-        f"{victim} was killed (exit {KILLED}, SIGKILL), but not because of its memory limit\n"
+        f"{victim} was killed (exit {KILLED_EXIT_CODE}, SIGKILL), but not because of its memory limit\n"
         "  possible: `kill -9`, `docker kill`, `docker stop` with too short a time, or a host that ran out of memory: "
         "`dmesg | grep -i kill` names what its kernel killed\n"
         "  do:       run the same command again; it resumes from the last checkpoint"

@@ -44,7 +44,7 @@ def out_of_memory_error(error: BaseException, micro_batch: int = 1) -> OutOfMemo
     )
 
 
-def translate(error: RuntimeError) -> RuntimeError | DeviceError | PeerError:
+def translate_error(error: RuntimeError) -> RuntimeError | DeviceError | PeerError:
     """The error to raise for torch's: a DeviceError if the GPU is lost, a PeerError if another process is."""
     text = str(error)
     if any(word in text for word in _PEER_GONE):

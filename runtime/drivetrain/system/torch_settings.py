@@ -1,7 +1,7 @@
 """All process-wide switches of torch that change numbers or select kernels, set and read in one place.
 
 A switch stays set after the run that set it. So a run begins with `reset`, optimizations change what the plan requires,
-and a host program gets its own values back with `kept`.
+and a host program gets its own values back with `keep_switches`.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Any
 import torch
 from torch.backends import cuda, cudnn, mkldnn
 
-NEW = hasattr(torch._C, "_set_fp32_precision_setter")
+HAS_SETTER = hasattr(torch._C, "_set_fp32_precision_setter")
 """Whether this torch (2.9 or later) has a precision for each kind of kernel, beside the older switches."""
 _LEVELS = tuple((backend, "all") for backend in ("generic", "cuda", "mkldnn"))
 _KERNELS = tuple((backend, kind) for backend in ("cuda", "mkldnn") for kind in ("matmul", "conv", "rnn"))
 
 _NOT_DETERMINISTIC = re.compile(r"(\w+) does not have a deterministic implementation|because it uses CuBLAS")
 
-_REPLACED: list[tuple[Any, str]] = []
+_REPLACED_FUNCTIONS: list[tuple[Any, str]] = []
 """Configurations of transformers with another attention function, and the name of the one before."""
 
 
@@ -38,7 +38,7 @@ class Switch:
     """None where a run leaves it as it is."""
 
 
-def reset() -> None:
+def reset_switches() -> None:
     """Set all switches for the start of a run: true fp32, no cuDNN benchmarking, all attention kernels allowed."""
     for switch in _SWITCHES:
         if switch.plain is not None:
@@ -51,20 +51,22 @@ def set_tf32(on: bool) -> None:
 
     torch refuses to read a mix of its older and newer switches, and its compiler reads both, so both are set.
     """
-    if NEW:
+    if HAS_SETTER:
         for level in _LEVELS:
             _set_precision(level, "none")
     torch.set_float32_matmul_precision("high" if on else "highest")
     cudnn.allow_tf32 = on
-    if NEW:
+    if HAS_SETTER:
         for backend, kind in _KERNELS:
             _set_precision((backend, kind), "tf32" if on and backend == "cuda" else "ieee")
 
 
-def tf32() -> bool | None:
+def read_tf32() -> bool | None:
     """Whether fp32 kernels may use TF32; None if only some may, or if those of a CPU may use a shorter format."""
     used = {_uses_tf32(kind) for kind in ("matmul", "conv", "rnn")}
-    short = NEW and any(_precision(("mkldnn", kind)) not in ("none", "ieee") for kind in ("matmul", "conv", "rnn"))
+    short = HAS_SETTER and any(
+        _read_precision(("mkldnn", kind)) not in ("none", "ieee") for kind in ("matmul", "conv", "rnn")
+    )
     return None if len(used) > 1 or short else used.pop()
 
 
@@ -76,7 +78,7 @@ def allow_attention_kernels(flash: bool, efficient: bool, cudnn: bool) -> None:
     cuda.enable_math_sdp(True)
 
 
-def attention_kernels() -> tuple[bool, bool, bool]:
+def list_attention_kernels() -> tuple[bool, bool, bool]:
     """The attention kernels that torch may use: flash, memory-efficient, cuDNN."""
     readers: list[Callable[[], bool]]
     readers = [cuda.flash_sdp_enabled, cuda.mem_efficient_sdp_enabled, cuda.cudnn_sdp_enabled]
@@ -85,9 +87,9 @@ def attention_kernels() -> tuple[bool, bool, bool]:
 
 
 def use_attention_function(config: Any, name: str) -> None:
-    """Have an encoder of transformers attend by this function of the library's registry; `kept` takes it back."""
+    """Have an encoder of transformers attend by this function of the library's registry; `keep_switches` takes it back."""
     if config._attn_implementation != name:
-        _REPLACED.append((config, config._attn_implementation))
+        _REPLACED_FUNCTIONS.append((config, config._attn_implementation))
         config._attn_implementation = name
 
 
@@ -97,7 +99,7 @@ def flushes_denormals() -> bool:
 
 
 @contextlib.contextmanager
-def only_deterministic_kernels() -> Iterator[None]:
+def require_deterministic_kernels() -> Iterator[None]:
     """Within the block an operation without a deterministic kernel raises an error.
 
     Where torch only warns, its flash attention sums in any order in the backward pass.
@@ -110,13 +112,13 @@ def only_deterministic_kernels() -> Iterator[None]:
         torch.set_deterministic_debug_mode(before)
 
 
-def operation_without_deterministic_kernel(error: BaseException) -> str | None:
-    """The operation that was refused for its kernels; None if an error has another cause."""
+def find_nondeterministic_operation(error: BaseException) -> str | None:
+    """The operation that an error refuses for its kernels; None if it has another cause."""
     match = _NOT_DETERMINISTIC.search(str(error)) if isinstance(error, RuntimeError) else None
     return (match[1] or "cuBLAS") if match else None
 
 
-def compile_for(device: torch.device, *, deterministic: bool) -> None:
+def configure_compiler(device: torch.device, *, deterministic: bool) -> None:
     """Settings of torch's compiler before anything is compiled; imports the compiler."""
     # Also tells the compiler, which then does not select kernels by timing.
     torch.use_deterministic_algorithms(deterministic, warn_only=True)
@@ -127,11 +129,11 @@ def compile_for(device: torch.device, *, deterministic: bool) -> None:
         config.fallback_random = True
 
 
-def state() -> dict[str, Any]:
+def read_switches() -> dict[str, Any]:
     """The values of all switches."""
     values = {switch.name: switch.read() for switch in _SWITCHES}
-    if NEW:
-        values |= {f"{backend} {kind}": _precision((backend, kind)) for backend, kind in (*_LEVELS, *_KERNELS)}
+    if HAS_SETTER:
+        values |= {f"{backend} {kind}": _read_precision((backend, kind)) for backend, kind in (*_LEVELS, *_KERNELS)}
     with contextlib.suppress(RuntimeError):  # newer switches were set elsewhere, which the older ones cannot represent
         values["float32_matmul_precision"] = torch.get_float32_matmul_precision()
         values["cudnn allow_tf32"] = cudnn.allow_tf32
@@ -141,25 +143,25 @@ def state() -> dict[str, Any]:
 @contextlib.contextmanager
 def keep_switches() -> Iterator[None]:
     """Restore all switches afterwards."""
-    before, replaced = state(), len(_REPLACED)
+    before, replaced = read_switches(), len(_REPLACED_FUNCTIONS)
     try:
         yield
     finally:
-        _restore(before)
-        while len(_REPLACED) > replaced:
-            config, name = _REPLACED.pop()
+        _restore_switches(before)
+        while len(_REPLACED_FUNCTIONS) > replaced:
+            config, name = _REPLACED_FUNCTIONS.pop()
             config._attn_implementation = name
 
 
 @contextlib.contextmanager
-def plain() -> Iterator[None]:
+def use_default_switches() -> Iterator[None]:
     """Within the block all switches are as at the start of a run; afterwards they are restored."""
     with keep_switches():
-        reset()
+        reset_switches()
         yield
 
 
-def _restore(before: dict[str, Any]) -> None:
+def _restore_switches(before: dict[str, Any]) -> None:
     for switch in _SWITCHES:
         switch.write(before[switch.name])
     # Setting an older switch also sets newer ones, and a general switch the specific ones.
@@ -167,7 +169,7 @@ def _restore(before: dict[str, Any]) -> None:
         torch.set_float32_matmul_precision(before["float32_matmul_precision"])
     if "cudnn allow_tf32" in before:
         cudnn.allow_tf32 = before["cudnn allow_tf32"]
-    if NEW:
+    if HAS_SETTER:
         for level in (*_LEVELS, *_KERNELS):
             _set_precision(level, before[" ".join(level)])
 
@@ -176,17 +178,17 @@ def _set_precision(level: tuple[str, str], value: str) -> None:
     torch._C._set_fp32_precision_setter(*level, value)
 
 
-def _precision(level: tuple[str, str]) -> str:
+def _read_precision(level: tuple[str, str]) -> str:
     return str(torch._C._get_fp32_precision_getter(*level))
 
 
 def _uses_tf32(kind: str) -> bool:
-    if NEW:
-        return _precision(("cuda", kind)) == "tf32"
+    if HAS_SETTER:
+        return _read_precision(("cuda", kind)) == "tf32"
     return bool(cuda.matmul.allow_tf32 if kind == "matmul" else cudnn.allow_tf32)
 
 
-def _attribute(owner: object, name: str, plain: object, title: str) -> list[Switch]:
+def _list_attribute_switch(owner: object, name: str, plain: object, title: str) -> list[Switch]:
     """The switch for an attribute; none if this torch does not have it."""
     if not hasattr(owner, name):
         return []
@@ -197,7 +199,7 @@ def _attribute(owner: object, name: str, plain: object, title: str) -> list[Swit
     return [Switch(title, lambda: getattr(owner, name), write, plain)]
 
 
-def _reduction(name: str) -> Switch:
+def _create_reduction_switch(name: str) -> Switch:
     """Whether sums in a short format may be accumulated in it; newer versions also have whether they may be split."""
     split = f"{name}_split_k"
 
@@ -211,7 +213,7 @@ def _reduction(name: str) -> Switch:
     return Switch(f"matmul {name}", read, write, (True,))
 
 
-def _of_compiler(name: str) -> Switch:
+def _create_compiler_switch(name: str) -> Switch:
     """A switch of torch's compiler, which is not imported for it: that takes as long as importing torch.
 
     A new run leaves it: what an earlier one has compiled may be compiled anew for another shape, and must be the same.
@@ -228,16 +230,16 @@ def _of_compiler(name: str) -> Switch:
 
 
 _SWITCHES: tuple[Switch, ...] = (
-    _of_compiler("deterministic"),
-    _of_compiler("fallback_random"),
+    _create_compiler_switch("deterministic"),
+    _create_compiler_switch("fallback_random"),
     Switch("default_dtype", torch.get_default_dtype, torch.set_default_dtype, torch.float32),
     # The same as torch.use_deterministic_algorithms, which also imports the compiler and so takes as long as torch
     # itself.
     Switch("deterministic", torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode, 0),
     # Filling uninitialized memory is a debugging aid; nothing here reads memory that it has not written.
-    *_attribute(torch.utils.deterministic, "fill_uninitialized_memory", False, "fill_uninitialized_memory"),
+    *_list_attribute_switch(torch.utils.deterministic, "fill_uninitialized_memory", False, "fill_uninitialized_memory"),
     Switch("flush_denormal", flushes_denormals, torch.set_flush_denormal, False),
-    Switch("attention", attention_kernels, lambda kernels: allow_attention_kernels(*kernels), (True, True, True)),
+    Switch("attention", list_attention_kernels, lambda kernels: allow_attention_kernels(*kernels), (True, True, True)),
     Switch("attention math", cuda.math_sdp_enabled, cuda.enable_math_sdp, True),
     Switch(
         "attention short sums",
@@ -245,12 +247,12 @@ _SWITCHES: tuple[Switch, ...] = (
         cuda.allow_fp16_bf16_reduction_math_sdp,
         False,
     ),
-    *_attribute(cudnn, "benchmark", False, "cudnn benchmark"),
-    *_attribute(cudnn, "deterministic", False, "cudnn deterministic"),
-    *_attribute(mkldnn, "deterministic", False, "mkldnn deterministic"),
-    _reduction("allow_fp16_reduced_precision_reduction"),
-    _reduction("allow_bf16_reduced_precision_reduction"),
-    *_attribute(cuda.matmul, "allow_fp16_accumulation", False, "matmul allow_fp16_accumulation"),
+    *_list_attribute_switch(cudnn, "benchmark", False, "cudnn benchmark"),
+    *_list_attribute_switch(cudnn, "deterministic", False, "cudnn deterministic"),
+    *_list_attribute_switch(mkldnn, "deterministic", False, "mkldnn deterministic"),
+    _create_reduction_switch("allow_fp16_reduced_precision_reduction"),
+    _create_reduction_switch("allow_bf16_reduced_precision_reduction"),
+    *_list_attribute_switch(cuda.matmul, "allow_fp16_accumulation", False, "matmul allow_fp16_accumulation"),
 )
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ipaddress
 import ssl
+from urllib import request
 from urllib.parse import urlsplit
-from urllib.request import getproxies
+from urllib.request import BaseHandler, HTTPSHandler, OpenerDirector, ProxyHandler, getproxies
 
 
 def is_loopback(host: str | None) -> bool:
@@ -16,7 +17,7 @@ def is_loopback(host: str | None) -> bool:
         return False
 
 
-def origin(url: str) -> tuple[str, str, int | None]:
+def parse_origin(url: str) -> tuple[str, str, int | None]:
     """Scheme, host and port of an address: where two agree, the same server answers.
 
     Raises:
@@ -26,7 +27,13 @@ def origin(url: str) -> tuple[str, str, int | None]:
     return parts.scheme, parts.hostname or "", parts.port or {"http": 80, "https": 443}.get(parts.scheme)
 
 
-def proxies(url: str) -> dict[str, str]:
+def build_opener(url: str, *handlers: BaseHandler) -> OpenerDirector:
+    """Opens an address through the proxies of this machine, with its certificates."""
+    https = HTTPSHandler(context=_load_certificates())
+    return request.build_opener(ProxyHandler(_find_proxies(url)), https, *handlers)
+
+
+def _find_proxies(url: str) -> dict[str, str]:
     """The proxy of each scheme on the way to an address; one for all schemes counts where none is named.
 
     None is on the way to this machine itself: it would read what is not encrypted because it stays here.
@@ -40,7 +47,7 @@ def proxies(url: str) -> dict[str, str]:
     return by_scheme
 
 
-def certificates() -> ssl.SSLContext:
+def _load_certificates() -> ssl.SSLContext:
     """The certificates of SSL_CERT_FILE or of this system; some builds of Python know none."""
     paths = ssl.get_default_verify_paths()
     if not paths.cafile and not paths.capath:

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote
-from urllib.request import HTTPRedirectHandler, HTTPSHandler, OpenerDirector, ProxyHandler, Request, build_opener
+from urllib.request import HTTPRedirectHandler, Request
 
 from drivetrain.system import web
 from drivetrain.system.files import parse_json
-from drivetrain.system.secrets import mask
+from drivetrain.system.secrets import mask_secrets
 from drivetrain.system.version import VERSION
 from drivetrain.tracking.tracker import TrackerError
 
@@ -46,9 +46,7 @@ class MlflowServer:
         self.withheld, self.cure = _withheld(self.address, environ) if self.authorization else ("", "")
         if self.withheld:
             self.authorization = ""
-        self.opener: OpenerDirector = build_opener(
-            ProxyHandler(web.proxies(self.address)), HTTPSHandler(context=web.certificates()), _NoRedirects()
-        )
+        self.opener = web.build_opener(self.address, _NoRedirects())
 
     def post(self, path: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """The answer to a POST request.
@@ -106,7 +104,7 @@ class MlflowServer:
         except (ValueError, OSError, HTTPException):
             document = {}
         document = document if isinstance(document, dict) else {}
-        text = mask(str(document.get("message", ""))[:300])
+        text = mask_secrets(str(document.get("message", ""))[:300])
         if document.get("error_code") == "RESOURCE_DOES_NOT_EXIST":
             return Missing(
                 f"track.mlflow: {self.address}: {text}",
@@ -127,7 +125,7 @@ class MlflowServer:
             return TrackerError(
                 f"track.mlflow: {self.address} redirects to another address",
                 "the address of the server itself",
-                f"use the address that it names: {mask(error.headers.get('Location', ''))[:200]}",
+                f"use the address that it names: {mask_secrets(error.headers.get('Location', ''))[:200]}",
                 passing=False,
             )
         if error.code == 404 and not document:
@@ -152,7 +150,7 @@ class MlflowServer:
         is_timeout = isinstance(cause, TimeoutError)
         reason = "no answer in time" if is_timeout else str(getattr(cause, "strerror", None) or cause)
         return TrackerError(
-            f"track.mlflow: {self.address} cannot be reached: {mask(reason)[:200]}",
+            f"track.mlflow: {self.address} cannot be reached: {mask_secrets(reason)[:200]}",
             "a server that answers",
             "check the address, and whether the server runs",
             passing=True,
@@ -184,13 +182,13 @@ def _withheld(address: str, environ: Mapping[str, str]) -> tuple[str, str]:
     """
     named_address, consequence = environ.get(LOCATION, "").strip(), "the credentials of this machine are not sent"
     try:
-        named = bool(named_address) and web.origin(named_address) == web.origin(address)
+        named = bool(named_address) and web.parse_origin(named_address) == web.parse_origin(address)
     except ValueError:
         named = False
     if not named:
         cause = f"{LOCATION} names another server" if named_address else f"{LOCATION} does not name this server"
         return f"{consequence}, since {cause}", f"if it is your server, export {LOCATION}={address}"
-    scheme, host, _ = web.origin(address)
+    scheme, host, _ = web.parse_origin(address)
     if scheme != "https" and not web.is_loopback(host):
         return f"{consequence}, since the address is not encrypted (http)", "use the https address of the server"
     return "", ""

@@ -114,7 +114,7 @@ class Monitor:
             self.spent = time.thread_time()
 
     def _sample(self) -> Sample:
-        rss = process_tree.resident_bytes()
+        rss = process_tree.sum_resident_bytes()
         self.peak = max(self.peak, rss)
         limit, used = self.group.memory()
         return {
@@ -125,8 +125,8 @@ class Monitor:
             "memory_limit": limit,
             "cpu_percent": self.process.cpu_percent(),
             "throttled_seconds": self.group.throttled(),
-            "waited_seconds": cpu_starvation.seconds_waited(process_tree.process_ids()),
-            "stolen_seconds": cpu_starvation.seconds_stolen(),
+            "waited_seconds": cpu_starvation.read_waited_seconds(process_tree.list_process_ids()),
+            "stolen_seconds": cpu_starvation.read_stolen_seconds(),
             **self.sensors.read(),
             **self.progress(),
         }

@@ -45,7 +45,7 @@ class TrackerProcess:
         # Its own process group: Ctrl-C reaches the run, and this process ends after it.
         self.process = subprocess.Popen(
             [sys.executable, "-m", __name__, str(run), *track.target, track.experiment or ""],
-            env=child_process.surroundings({}),
+            env=child_process.build_environment({}),
             stdin=subprocess.PIPE,
             process_group=0,
         )
@@ -96,7 +96,7 @@ def track_started_runs(track: Track | None) -> Iterator[Callable[[Path], None]]:
 def main() -> int:
     """Copy until the end of the run; never fails, since the run folder has everything."""
     guard_output()
-    signals.ignore()  # the run's end is what ends this process
+    signals.ignore_signals()  # the run's end is what ends this process
     os.nice(10)
     run, server, address, experiment = sys.argv[1:]
     events = EventLog(Path(run))

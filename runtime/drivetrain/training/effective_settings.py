@@ -94,7 +94,7 @@ def list_libraries() -> dict[str, str]:
     for pool in threadpool_info():
         name = " ".join(filter(None, (str(pool["internal_api"]), pool["version"])))
         versions[str(pool["prefix"])] = f"{name}, {pool['num_threads']} threads"
-    versions["torch settings"] = "; ".join(f"{name}: {value}" for name, value in torch_settings.state().items())
+    versions["torch settings"] = "; ".join(f"{name}: {value}" for name, value in torch_settings.read_switches().items())
     return versions
 
 

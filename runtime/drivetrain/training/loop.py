@@ -52,7 +52,7 @@ def fit(run: Run, saver: Saver, progress: Progress, profiler: Profiler | None = 
         NumericsError: if a second rollback would be necessary.
     """
     # With several processes a signal may interrupt only where all of them exchange their problems.
-    with run.signals.held() if run.ranks.count > 1 else contextlib.nullcontext():
+    with run.signals.protect_section() if run.ranks.count > 1 else contextlib.nullcontext():
         return _train_epochs(run, saver, progress, profiler)
 
 
@@ -71,15 +71,15 @@ def _train_epochs(run: Run, saver: Saver, progress: Progress, profiler: Profiler
             agreement.raise_gravest(run.ranks, _catch_rollback(record_evaluation, run, saver, progress, confusion))
         # A signal in the middle of a rollback would leave weights and counters of two different steps.
         except NotFinite as error:
-            with run.signals.held():
+            with run.signals.protect_section():
                 run.numerics.roll_back(error)
                 _roll_back(run, saver, records, "numbers", str(error), f", skipping batches: {_describe_skipped(run)}")
         except Fp16Collapse as error:
-            with run.signals.held():
+            with run.signals.protect_section():
                 _roll_back(run, saver, records, "precision", str(error), ", continuing in fp32 (train.fp16.fallback)")
                 run.step.fall_back_to_fp32()
         except HalfUpdated as error:
-            with run.signals.held():
+            with run.signals.protect_section():
                 _roll_back(run, saver, records, "memory", str(error))
         reason = _find_reason_to_end(run)
     fault_point("trained", run)
@@ -186,7 +186,7 @@ def _record_before_raising(
 def _fetch_batch(run: Run, batches: Iterator[Batch]) -> tuple[Batch | None, BaseException | None]:
     """Return the next batch, None after the last, and the problem that prevents a step on it: a signal or `max_time`."""
     try:
-        with run.signals.released():
+        with run.signals.allow_interruption():
             batch = next(batches, None)
     except KeyboardInterrupt as interrupt:
         return None, interrupt
@@ -233,7 +233,7 @@ def _train_step(
     counters, late_problem = run.counters, None
     position, samples = (counters.epoch, counters.batch), run.batches.size(counters.batch)
     run.step_result = None
-    with run.signals.held():
+    with run.signals.protect_section():
         if position in run.numerics.skipped_batches:
             _raise_agreed(run, records, problem)
         else:
@@ -319,7 +319,7 @@ def record_evaluation(run: Run, saver: Saver, progress: Progress, confusion: dic
     """
     fault_point("record evaluation")
     counters = run.counters
-    with run.signals.held():
+    with run.signals.protect_section():
         best_before = run.best_metric.best.best
         is_best = run.best_metric.update(run.last_metrics, counters.step, counters.epoch)
         assert run.metrics is not None

@@ -13,7 +13,7 @@ import torch
 
 from drivetrain.errors import DrivetrainError
 from drivetrain.job.formatting import format_metric, format_metrics
-from drivetrain.system.console import live_terminal, say
+from drivetrain.system.console import is_live_terminal, say
 from drivetrain.system.run_files import RunFiles
 from drivetrain.tracking.live.dashboard import format_time_left
 from drivetrain.tracking.live.live_view import LINE_EVERY, LiveView
@@ -73,7 +73,7 @@ class Progress:
             RunFiles(run.folder).write_json(PROGRESS, ahead)
         except DrivetrainError as error:
             say(f"storage: {error.given}; `drivetrain watch` cannot show the time left")
-        if live_terminal():
+        if is_live_terminal():
             self.live_view = LiveView(run.folder)
         return TimeLeft(self.total_steps, run.batches.per_epoch, evaluation)
 

@@ -33,7 +33,7 @@ from drivetrain.job.extension import describe_unfinished
 from drivetrain.job.formatting import dot_key
 from drivetrain.pretrained import earlier_run, hub_name
 from drivetrain.pretrained import folder as pretrained
-from drivetrain.system.files import sha256, write_json
+from drivetrain.system.files import hash_file, write_json
 from drivetrain.system.run_files import RunFiles
 from drivetrain.training.checkpoints import checkpoint
 from drivetrain.training.run import Run
@@ -120,7 +120,7 @@ def read_records(folder: Path) -> InputRecord | None:
         _check_types(record)
         name = PREPROCESSING_FILE
         document = RunFiles(folder).read_json(PREPROCESSING_FILE)
-        if "preprocessing" in record and record["preprocessing"] != sha256(folder / PREPROCESSING_FILE):
+        if "preprocessing" in record and record["preprocessing"] != hash_file(folder / PREPROCESSING_FILE):
             raise ValueError(PREPROCESSING_FILE)
         return InputRecord(
             {**document["preprocessing"]}, {row["name"]: head_from_json(row) for row in document["heads"]}
@@ -184,7 +184,7 @@ def _write_records(run: Run, say: Callable[[str], None]) -> None:
             "files": files,
             "arrays": data.content(),
             "shards": data.shards,
-            "preprocessing": sha256(run.folder / PREPROCESSING_FILE),
+            "preprocessing": hash_file(run.folder / PREPROCESSING_FILE),
             "pretrained_commit": run.job.pretrained_commit,
         },
     )

@@ -297,7 +297,7 @@ def _finish_assembly(run: Run) -> None:
 def _join_processes(job: Job, hardware: Hardware, report: Callable[[str, str], None]) -> tuple[torch.device, Ranks]:
     """Set up torch and connect to the other processes; returns this process's device and the processes."""
     device = torch.device(f"cuda:{os.environ.get(LOCAL_RANK, 0)}" if hardware.gpu else "cpu")
-    for warning in library_variables.overriding(os.environ):
+    for warning in library_variables.list_overrides(os.environ):
         report("precision", warning)
     ranks = join_ranks(device)
     torch_setup.apply_settings(job, hardware, device)

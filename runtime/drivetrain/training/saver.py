@@ -96,7 +96,7 @@ class Saver:
         Raises:
             NotFinite: if a weight is not finite; nothing is written then.
         """
-        with self.run.clock.phase("checkpoint"), self.run.signals.held():
+        with self.run.clock.phase("checkpoint"), self.run.signals.protect_section():
             start = time.monotonic()
             self.wait()
             snapshot = self._take_step_snapshot()
@@ -114,7 +114,7 @@ class Saver:
 
     def save_best(self, notes: Mapping[str, object]) -> None:
         """Save the weights of the best evaluation so far; `notes` are added to the state."""
-        with self.run.clock.phase("checkpoint"), self.run.signals.held():
+        with self.run.clock.phase("checkpoint"), self.run.signals.protect_section():
             self.wait()
             self.unsaved_best = None
             self._try_to_write(self._take_snapshot(f"best-{self.run.counters.step}", notes))
@@ -127,7 +127,7 @@ class Saver:
             NotFinite: if a weight is not finite.
         """
         fault_point("last checkpoint")
-        with self.run.clock.phase("checkpoint"), self.run.signals.held():
+        with self.run.clock.phase("checkpoint"), self.run.signals.protect_section():
             self.wait()
             snapshot = self._take_step_snapshot()
             if self.unsaved_best is not None:
@@ -233,7 +233,7 @@ class Saver:
 
     def _write_folder(self, snapshot: PendingCheckpoint) -> Path:
         if other := self.folder.restore():
-            self.run.events.add("storage", NamedFolder.WORDS.format(other, self.folder.path), self.run.counters.step)
+            self.run.events.add("storage", NamedFolder.MESSAGE.format(other, self.folder.path), self.run.counters.step)
         folder = self.run.checkpoints
         return checkpoint.save(folder, snapshot.name, snapshot.tensors, snapshot.state, snapshot.frozen)
 

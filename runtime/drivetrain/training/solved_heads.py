@@ -46,7 +46,7 @@ def solve_heads(run: Run) -> None:
             for name, layer in run.solved_layers.items()
         }
     loss = sum(run.dataset.heads[name].weight * solution.training_loss for name, solution in solutions.items())
-    with run.signals.held(), torch.no_grad():
+    with run.signals.protect_section(), torch.no_grad():
         for name, layer in run.solved_layers.items():
             layer.weight.copy_(solutions[name].weight)
             if (bias := solutions[name].bias) is not None:

@@ -229,7 +229,7 @@ class Step(StepForward):
                     samples = self.micro_batch or count_largest_part(parts)
                     raise agreement.out_of_memory_error(self.options.ranks, samples) from None
                 return None, error.with_traceback(None)
-            operation = torch_settings.operation_without_deterministic_kernel(error)
+            operation = torch_settings.find_nondeterministic_operation(error)
             if operation is None or not self.state.deterministic_only:
                 raise
             if self.options.divided:

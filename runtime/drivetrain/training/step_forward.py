@@ -107,7 +107,7 @@ class StepForward:
 
     def _restrict_kernels(self) -> contextlib.AbstractContextManager[None]:
         if self.state.deterministic_only:
-            return torch_settings.only_deterministic_kernels()
+            return torch_settings.require_deterministic_kernels()
         return contextlib.nullcontext()
 
     def micro_batches(self, batch: Batch) -> Iterable[Batch]:

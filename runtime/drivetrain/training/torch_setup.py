@@ -22,7 +22,7 @@ _IGNORED_WARNINGS = (
 
 def apply_settings(job: Job, hardware: Hardware, device: torch.device) -> None:
     """Apply the job's settings, and defaults for the rest; optimizations may change them afterwards."""
-    torch_settings.reset()
+    torch_settings.reset_switches()
     for message in _IGNORED_WARNINGS:
         warnings.filterwarnings("ignore", message=message)
     deterministic = job.train.is_deterministic(on_gpu=device.type == "cuda")

@@ -9,7 +9,7 @@ from drivetrain.job.values import parse_duration
 from drivetrain.models import operations
 from drivetrain.system.console import say
 from drivetrain.system.files import write_json
-from drivetrain.system.signals import stopping
+from drivetrain.system.signals import raise_stopped
 from drivetrain.tracking.metrics_log import MetricsLog
 from drivetrain.tracking.monitor import Monitor
 from drivetrain.training import (
@@ -73,7 +73,7 @@ def train(run: Run, *, trace: bool = False) -> str:
 def _write_model(run: Run, saver: Saver) -> tuple[FinalWeights, dict[str, Any]]:
     """Save, write the best weights and the records about them; returns them, and the results on the test data."""
     try:
-        with stopping():
+        with raise_stopped():
             saver.save_final()
             best = final_model.choose_weights(run)
             save_model(run, best)
@@ -111,7 +111,7 @@ def _train_and_disconnect(run: Run, saver: Saver, progress: Progress, profiler: 
         Stopped: on a signal or when `max_time` is spent, after a checkpoint if there is progress.
     """
     try:
-        with stopping():
+        with raise_stopped():
             reason = loop.fit(run, saver, progress, profiler)
     except Stopped as stop:
         stop_with_advice = _save_after_stop(run, saver, stop)

@@ -12,7 +12,7 @@ from drivetrain import optimizations
 from drivetrain.errors import DeviceError
 from drivetrain.optimizations import Effect
 from drivetrain.plan.plan import Decision, Plan, format_value
-from drivetrain.system.signals import CRASHES
+from drivetrain.system.signals import CRASH_EXIT_CODES
 
 FILE = "crash.txt"
 """In the run folder: the Python traceback of a process that died."""
@@ -40,7 +40,7 @@ def tidy(run: Path) -> None:
 def describe(run: Path, code: int, who: str = "the trainer") -> str:
     """Such as `the trainer crashed with SIGSEGV inside a kernel, at conv.py:549 in _conv_forward`."""
     where = next(filter(None, map(_innermost, _files(run))), "")
-    return f"{who} crashed with {CRASHES[code]} inside a kernel" + (f", at {where}" if where else "")
+    return f"{who} crashed with {CRASH_EXIT_CODES[code]} inside a kernel" + (f", at {where}" if where else "")
 
 
 def turn_optimizations_off(plan: Plan, reason: str) -> Plan | None:

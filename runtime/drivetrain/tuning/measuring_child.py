@@ -35,11 +35,11 @@ def measure(
     """
     RunFiles(folder).write_json("hardware.json", machine.to_json())
     RunFiles(folder).write_json("plan.json", plan.to_json())
-    paths = map(child_process.path_word, (folder, source.spec))
+    paths = map(child_process.format_path_argument, (folder, source.spec))
     command = [sys.executable, "-m", module, *paths, *extra_arguments, *source.options()]
-    with signals.forwarding() as forward:
-        code = child_process.child(command, plan.environment(machine), forward)
-        if code not in signals.CRASHES or forward.sent:
+    with signals.forward_signals() as forward:
+        code = child_process.run_child(command, plan.environment(machine), forward)
+        if code not in signals.CRASH_EXIT_CODES or forward.sent:
             return code
         # A kernel that crashes is one that an optimization has chosen: measured once more without them.
         crash = kernel_crash.describe(folder, code, module)
@@ -47,8 +47,8 @@ def measure(
         if safe_plan:
             say(f"crash: {crash}; {kernel_crash.explain(plan, 'measured again')}")
             RunFiles(folder).write_json("plan.json", safe_plan.to_json())
-            code = child_process.child(command, safe_plan.environment(machine), forward)
-    if code not in signals.CRASHES:
+            code = child_process.run_child(command, safe_plan.environment(machine), forward)
+    if code not in signals.CRASH_EXIT_CODES:
         return code
     error = kernel_crash.final_error(crash)
     say_error(error)

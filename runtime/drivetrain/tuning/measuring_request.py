@@ -19,7 +19,7 @@ from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.plan import plan as plans
 from drivetrain.plan.plan_table import render
 from drivetrain.system import signals
-from drivetrain.system.console import console
+from drivetrain.system.console import open_console
 from drivetrain.system.files import make_folder
 from drivetrain.tuning import batch_size, measuring_child
 
@@ -75,7 +75,7 @@ def find_lr(request: LrRangeRequest) -> int:
         raise SpecError(f"--steps {request.steps}", "20 or more", "100 mini-batches give a smooth curve")
     job, machine, output, source = request.begin()
     plan = plans.resolve(job, machine)
-    console().print(render(plan, job, machine))
+    open_console().print(render(plan, job, machine))
     arguments = (repr(request.lowest), repr(request.highest), str(request.steps))
     module = "drivetrain.tuning.processes.lr_range"
     return measuring_child.measure(module, output, source, plan, machine, arguments)

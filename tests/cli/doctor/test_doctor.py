@@ -18,7 +18,7 @@ from drivetrain.cli.doctor.finding import EXIT, Finding, Level, worst
 from drivetrain.cli.doctor.snapshot import Snapshot, disk, port_taken, run
 from drivetrain.hardware import facts as hardware
 from drivetrain.launch import image_contents
-from drivetrain.system.console import console
+from drivetrain.system.console import open_console
 from tests.cli.doctor.machine_snapshot import LOADED, POOL, image, snapshot
 from tests.paths import IMPORTS
 
@@ -360,7 +360,7 @@ def test_version_numbers(text: str, numbers: tuple[int, ...]) -> None:
 
 
 def test_the_table_shows_every_line_with_its_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    console().print(render(findings(snapshot(tmp_path, "laptop", {"compiler": None}))))
+    open_console().print(render(findings(snapshot(tmp_path, "laptop", {"compiler": None}))))
     shown = capsys.readouterr().out
     assert "warn  compiler" in shown
     assert "-> sudo apt-get install g++ python3-dev" in shown

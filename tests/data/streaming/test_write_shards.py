@@ -16,7 +16,7 @@ from drivetrain.data.load_data import load
 from drivetrain.data.streaming import destination
 from drivetrain.data.streaming.write_shards import FORMS
 from drivetrain.errors import DataError, DrivetrainError
-from drivetrain.system.files import sha256
+from drivetrain.system.files import hash_file
 from tests.data.streaming import shards
 from tests.data.streaming.written_shards import SIZE, images, write
 
@@ -27,7 +27,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def digests(folder: Path) -> dict[str, str]:
-    return {file.name: sha256(file) for file in sorted(folder.iterdir())}
+    return {file.name: hash_file(file) for file in sorted(folder.iterdir())}
 
 
 @pytest.mark.parametrize("form", FORMS)

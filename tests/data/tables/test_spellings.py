@@ -177,13 +177,13 @@ def test_versions_keep_their_zeros(tmp_path: Path) -> None:
     ],
 )
 def test_which_spellings_are_alike(names: list[str], expected: list[str]) -> None:
-    assert spelling.alike(names) == expected
+    assert spelling.find_similar_names(names) == expected
 
 
 def test_joiners_within_a_word_stay() -> None:
     family = "\N{MAN}\N{ZERO WIDTH JOINER}\N{WOMAN}"
-    assert spelling.plain(family) == family
-    assert spelling.plain("\u200c" + family + "\u200d") == family
+    assert spelling.clean_text(family) == family
+    assert spelling.clean_text("\u200c" + family + "\u200d") == family
 
 
 TRUTH = {

@@ -12,7 +12,7 @@ import pytest
 
 from drivetrain.storage.object_store import ObjectStore, Patience
 from drivetrain.storage.remote_address import parse
-from drivetrain.system.files import sha256
+from drivetrain.system.files import hash_file
 from drivetrain.training.checkpoints.manifest import MANIFEST
 from tests.object_store import FaultyStore, before
 
@@ -59,7 +59,7 @@ def checkpoint(run: Path, name: str, best: int | None = None, size: int = 2000) 
     (place / "state.json").write_text(json.dumps({"watch": watch, "name": name}))
     (place / "model.safetensors").write_bytes(name.encode() * (size // len(name)))
     (place / "optimizer.safetensors").write_bytes(name.encode() * 10)
-    files = {p.name: {"bytes": p.stat().st_size, "sha256": sha256(p)} for p in sorted(place.iterdir())}
+    files = {p.name: {"bytes": p.stat().st_size, "sha256": hash_file(p)} for p in sorted(place.iterdir())}
     (place / MANIFEST).write_text(json.dumps({"format": 1, "files": files}))
     return place
 

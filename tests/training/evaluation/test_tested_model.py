@@ -14,7 +14,7 @@ from drivetrain.cli import main
 from drivetrain.data.images import split_folders
 from drivetrain.errors import DataError, SpecError
 from drivetrain.job_spec import load_job as job_spec
-from drivetrain.system.files import read_json, sha256
+from drivetrain.system.files import hash_file, read_json
 from tests import own_job, trained
 
 QUICK = ("train.epochs=2", "optimize.measure=off", "optimize.cpu_threads=1")
@@ -84,7 +84,7 @@ def test_no_bit_of_the_model_depends_on_it(tmp_path: Path) -> None:
     models = []
     for name, test in (("with", ", test: test.csv"), ("without", "")):
         (tmp_path / f"{name}.yaml").write_text(SPEC % test)
-        models.append(sha256(run(tmp_path / f"{name}.yaml", tmp_path / name) / "model" / "model.safetensors"))
+        models.append(hash_file(run(tmp_path / f"{name}.yaml", tmp_path / name) / "model" / "model.safetensors"))
     assert models[0] == models[1]
 
 

@@ -19,7 +19,7 @@ from drivetrain.cli import main
 from drivetrain.optimizations import Effect
 from drivetrain.plan import plan
 from drivetrain.report.render import picture_file
-from drivetrain.system.console import console
+from drivetrain.system.console import open_console
 from drivetrain.tuning.bench import bench
 from drivetrain.tuning.bench.ablation import Ablation, AblationStep, climb
 from drivetrain.tuning.bench.variant import Failed, VariantReady
@@ -148,7 +148,7 @@ def test_a_noisy_machine_is_reported() -> None:
 
 def test_the_table_has_every_step(capsys: pytest.CaptureFixture[str]) -> None:
     ladder, _ = climbed(fails="channels_last")
-    console().print(bench.ablation_table(ladder))
+    open_console().print(bench.ablation_table(ladder))
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
     assert len(lines) == 1 + len(ladder.rungs) + 1, "a head, and a note below the one that failed"
     assert any(line.startswith("+ cpu_threads") and "2.00x [2.00-2.00]" in line for line in lines)
@@ -174,14 +174,14 @@ def test_numbers_are_formatted_for_readers(capsys: pytest.CaptureFixture[str]) -
             first_seconds=0.1,
         ),
     ]
-    console().print(bench.ablation_table(Ablation(tuple(rungs))))
+    open_console().print(bench.ablation_table(Ablation(tuple(rungs))))
     text = capsys.readouterr().out
     assert "e+" not in text
     for cell in ("1,860", "66.4", "0.52", "48.3", "9.9e-8"):
         assert cell in text.split()
     assert "first step" not in text
     assert "memory" not in text
-    console().print(bench.ablation_table(Ablation((replace(rungs[1], first_seconds=7.4),))))
+    open_console().print(bench.ablation_table(Ablation((replace(rungs[1], first_seconds=7.4),))))
     assert "first step" in (again := capsys.readouterr().out)
     assert "+7 s" in again
 
@@ -287,7 +287,7 @@ def test_options_that_make_no_sense(
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("drivetrain.system.signals.install", lambda handler: None)
+    monkeypatch.setattr("drivetrain.system.signals.install_handler", lambda handler: None)
     words = [str(tmp_path) if word == "OUT" else word for word in options]
     assert main.main(["bench", str(ROOT / "jobs" / "digits.yaml"), *words]) in (2, 3)
     assert expected in capfd.readouterr().err

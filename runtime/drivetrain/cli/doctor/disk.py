@@ -7,7 +7,7 @@ from pathlib import Path
 
 from drivetrain.cli.doctor.finding import Finding, fail, ok, warn
 from drivetrain.cli.doctor.snapshot import Snapshot
-from drivetrain.system.installation import SETUP
+from drivetrain.system.installation import INSTALL_TORCH
 from drivetrain.system.units import format_bytes
 
 MIB, GIB = 2**20, 2**30
@@ -103,7 +103,7 @@ def _cache(snapshot: Snapshot) -> Iterator[Finding]:
         yield fail(
             "torch",
             f"{hardware.torch.version} is installed but cannot be loaded",
-            f"python -c 'import torch' shows why; {SETUP} installs it again",
+            f"python -c 'import torch' shows why; {INSTALL_TORCH} installs it again",
         )
     else:
         yield ok("torch", hardware.torch.version)
@@ -112,5 +112,5 @@ def _cache(snapshot: Snapshot) -> Iterator[Finding]:
 def _without_torch(snapshot: Snapshot) -> Finding:
     """With an engine nothing is missing: containers train, and other commands run in the image."""
     if snapshot.run(["docker", "version", "--format", "{{json .}}"]) is None:
-        return warn("torch", "not installed, and no Docker engine is available: training is not possible", SETUP)
+        return warn("torch", "not installed, and no Docker engine is available: nothing can train", INSTALL_TORCH)
     return ok("torch", "not installed here: commands that need it run in the Docker image")

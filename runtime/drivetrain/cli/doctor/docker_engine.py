@@ -34,7 +34,7 @@ def check(snapshot: Snapshot) -> Iterator[Finding]:
     if is_podman(answer):
         yield ok("engine", f"Podman {version}")
     elif numbers(version) < ENGINE:
-        yield fail("engine", f"{version}; the images need 20.10 or newer", installation.ENGINE)
+        yield fail("engine", f"{version}; the images need 20.10 or newer", installation.INSTALL_ENGINE)
     else:
         yield ok("engine", version)
     yield from check_kind(snapshot, answer)
@@ -62,7 +62,7 @@ def _silent(snapshot: Snapshot) -> Finding:
         return warn(
             "engine",
             "not installed: jobs train without a container, so their limits are not enforced",
-            installation.ENGINE,
+            installation.INSTALL_ENGINE,
         )
     sock = snapshot.run(["stat", "-c", "%U %G", "/var/run/docker.sock"])
     if sock and snapshot.uid != 0:
@@ -74,21 +74,21 @@ def _silent(snapshot: Snapshot) -> Finding:
     return warn(
         "engine",
         "the client is installed, but no engine is running: jobs train without a container",
-        installation.ENGINE,
+        installation.INSTALL_ENGINE,
     )
 
 
 def _plugins(snapshot: Snapshot) -> Iterator[Finding]:
     compose = snapshot.run(["docker", "compose", "version", "--short"])
     if compose is None:
-        yield fail("compose", "docker compose is missing", installation.ENGINE)
+        yield fail("compose", "docker compose is missing", installation.INSTALL_ENGINE)
     elif numbers(compose) < COMPOSE:
-        yield fail("compose", f"{compose}; compose.yaml needs 2.20 or newer", installation.ENGINE)
+        yield fail("compose", f"{compose}; compose.yaml needs 2.20 or newer", installation.INSTALL_ENGINE)
     else:
         yield ok("compose", compose)
     buildx = snapshot.run(["docker", "buildx", "version"])
     if buildx is None:
-        yield warn("buildx", "missing: existing images run, but no image can be built", installation.ENGINE)
+        yield warn("buildx", "missing: existing images run, but no image can be built", installation.INSTALL_ENGINE)
     else:
         yield ok("buildx", ".".join(map(str, numbers(buildx))))
 
@@ -140,7 +140,7 @@ def check_kind(snapshot: Snapshot, version: str | None) -> Iterator[Finding]:
             "engine kind",
             "Podman: jobs train in it through docker compose, but it needs the package catatonit, and docker buildx "
             "builds an image only if docker.io/moby/buildkit can be pulled",
-            f"sudo apt-get install catatonit; for builds a Docker engine: {installation.ENGINE}",
+            f"sudo apt-get install catatonit; for builds a Docker engine: {installation.INSTALL_ENGINE}",
         )
     if engine.rootless:
         yield _rootless(engine)
@@ -175,6 +175,6 @@ def _snap(snapshot: Snapshot) -> Finding:
         return warn(
             "engine kind",
             f"a snap, which sees only files below {home} that are not hidden, and the project is in {project}",
-            f"move the project below {home}, or install an engine without snap: {installation.ENGINE}",
+            f"move the project below {home}, or install an engine without snap: {installation.INSTALL_ENGINE}",
         )
     return ok("engine kind", f"a snap: data of a job must lie below {home} and must not be hidden")

@@ -14,7 +14,7 @@ from rich.text import Text
 from drivetrain.cli.doctor import disk, docker_engine, environment_variables, gpu, limits
 from drivetrain.cli.doctor.finding import EXIT, Check, Finding, Level, worst
 from drivetrain.cli.doctor.snapshot import Snapshot, gather
-from drivetrain.system.console import console, say_json
+from drivetrain.system.console import open_console, say_json
 
 CHECKS: tuple[Check, ...] = (
     docker_engine.check,
@@ -38,7 +38,7 @@ def examine(as_json: bool) -> int:
     if as_json:
         say_json({"worst": worst(all_findings), "findings": [f.to_json() for f in all_findings]})
     else:
-        console().print(render(all_findings))
+        open_console().print(render(all_findings))
     return EXIT[worst(all_findings)]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from drivetrain.cli.doctor.finding import Finding, fail, ok, warn
 from drivetrain.cli.doctor.snapshot import Snapshot
-from drivetrain.system.library_variables import VARIABLES, is_on
+from drivetrain.system.library_variables import PRECISION_VARIABLES, is_on
 
 
 def _always(snapshot: Snapshot, value: str) -> bool:
@@ -72,7 +72,7 @@ RULES: dict[str, tuple[Callable[[Snapshot, str], bool], str]] = {
     "PYTORCH_ALLOC_CONF": (_no_gpu, "has no effect without a GPU"),
     "CUDA_VISIBLE_DEVICES": (_hidden, "hides every GPU from torch"),
     "CUDA_LAUNCH_BLOCKING": (_on, "slows training down: the CPU waits for every GPU kernel; use it only for debugging"),
-    **{name: (partial(_of_value, matters), what) for name, (matters, what) in VARIABLES.items()},
+    **{name: (partial(_of_value, matters), what) for name, (matters, what) in PRECISION_VARIABLES.items()},
     "ATEN_CPU_CAPABILITY": (_always, "slows training down: torch does not use all instruction sets of this CPU"),
     "ONEDNN_MAX_CPU_ISA": (_is_lowered, "slows training down: oneDNN does not use all instruction sets of this CPU"),
     "TORCH_COMPILE_DISABLE": (_on, "turns torch.compile off, whatever the plan says"),

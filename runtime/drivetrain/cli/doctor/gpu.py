@@ -9,7 +9,7 @@ from drivetrain.cli.doctor.finding import Finding, fail, ok, warn
 from drivetrain.cli.doctor.snapshot import Snapshot
 from drivetrain.hardware import image_selection
 from drivetrain.hardware.facts import NO_MPS, Gpu
-from drivetrain.system.installation import SETUP, TRAIN_GPU
+from drivetrain.system.installation import INSTALL_TORCH, TRAIN_ON_GPU
 
 TOOLKIT = (((1, 16, 1), "CVE-2024-0132"), ((1, 17, 3), "CVE-2025-23359"), ((1, 17, 7), "CVE-2025-23266"))
 """Last vulnerable versions of the container toolkit; each of these flaws lets an image take over the host."""
@@ -24,7 +24,7 @@ def check(snapshot: Snapshot) -> Iterator[Finding]:
     hardware = snapshot.hardware
     if hardware.gpu_trouble:
         yield fail(
-            "gpu", hardware.gpu_trouble, f"nvidia-smi shows details; a container needs `gpus: all` ({TRAIN_GPU})"
+            "gpu", hardware.gpu_trouble, f"nvidia-smi shows details; a container needs `gpus: all` ({TRAIN_ON_GPU})"
         )
     if hardware.system == "Darwin":
         yield ok("gpu", NO_MPS)
@@ -106,7 +106,7 @@ def _match(snapshot: Snapshot) -> Iterator[Finding]:
         yield fail(
             "gpu and image",
             f"torch {hardware.torch.version} is a CPU build: the GPU is not used",
-            f"{SETUP}, or train in the image `{suitable.word}`",
+            f"{INSTALL_TORCH}, or train in the image `{suitable.word}`",
         )
     elif hardware.torch and snapshot.loaded.get("gpus") == 0:
         yield fail(

@@ -23,7 +23,7 @@ from typing import Any
 from drivetrain.data.custom import code_files
 from drivetrain.errors import CheckpointError
 from drivetrain.job.extension import describe_unfinished
-from drivetrain.system.files import read_json, sha256, storage_error, write_json
+from drivetrain.system.files import hash_file, read_json, storage_error, write_json
 from drivetrain.system.run_files import RunFiles
 
 RECORD = "code.json"
@@ -99,7 +99,7 @@ class Code(MetaPathFinder):
     def digests_of_copy(self) -> dict[str, str]:
         """SHA-256 of every file in the folder with copies, by name; empty without one."""
         paths = [path for path in self.copy.rglob("*") if path.is_file()] if self.copy else []
-        return {path.relative_to(self.copy or path).as_posix(): sha256(path) for path in sorted(paths)}
+        return {path.relative_to(self.copy or path).as_posix(): hash_file(path) for path in sorted(paths)}
 
     def read_with_imports(self, file: str) -> None:
         """Read a file, and those of its folder that it imports, without running any.
@@ -161,9 +161,9 @@ class Code(MetaPathFinder):
                 digest for name, digest in files.items() if path.parts[-len(Path(name).parts) :] == Path(name).parts
             ]
             is_elsewhere = not path.resolve().is_relative_to(self.folder) and path.is_relative_to(Path.cwd())
-            if is_elsewhere and digests and path.is_file() and sha256(path) not in digests:
+            if is_elsewhere and digests and path.is_file() and hash_file(path) not in digests:
                 raise CheckpointError(
-                    f"{path} has SHA-256 {sha256(path)[:12]}..., and the model was trained with another one",
+                    f"{path} has SHA-256 {hash_file(path)[:12]}..., and the model was trained with another one",
                     f"the file as it lies in {self.folder}",
                     "restore it; code that reads it by Path(__file__).with_name(...), or by a path in `arguments`, "
                     "gets the file that is stored with the model",

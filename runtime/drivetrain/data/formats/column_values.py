@@ -87,21 +87,21 @@ def texts(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
     if not (types.is_string(column.type) or types.is_large_string(column.type)):
         column = compute.cast(column, large_string() if types.is_string_view(column.type) else string())
     trimmed = compute.utf8_trim_whitespace(plain(column))
-    if _matches(trimmed, spelling.WHOLE) and not _matches(trimmed, spelling.FRACTION):
-        trimmed = compute.replace_substring_regex(trimmed, spelling.WHOLE, r"\1")
+    if _matches(trimmed, spelling.WHOLE_NUMBER) and not _matches(trimmed, spelling.FRACTION):
+        trimmed = compute.replace_substring_regex(trimmed, spelling.WHOLE_NUMBER, r"\1")
     if compute.all(
-        compute.match_substring_regex(trimmed.filter(compute.not_equal(trimmed, "")), spelling.TRUTH)
+        compute.match_substring_regex(trimmed.filter(compute.not_equal(trimmed, "")), spelling.TRUTH_VALUE)
     ).as_py():
         trimmed = compute.utf8_lower(trimmed)
     return compute.if_else(compute.equal(trimmed, ""), None, trimmed)
 
 
 def plain(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
-    """A column of strings with `spelling.plain` of each cell."""
+    """A column of strings with `spelling.clean_text` of each cell."""
     from pyarrow import compute
 
     composed = compose_text(column)
-    return column if composed is column else compute.replace_substring_regex(composed, spelling.INVISIBLE, "")
+    return column if composed is column else compute.replace_substring_regex(composed, spelling.INVISIBLE_MARKS, "")
 
 
 def compose_text(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
@@ -172,8 +172,8 @@ def positions(column: pyarrow.ChunkedArray, values: tuple[str, ...]) -> npt.NDAr
     unknown = compute.unique(column.filter(exact_positions < 0)).drop_null()
     if not len(unknown):
         return exact_positions
-    codes = {spelling.code(value): index for index, value in reversed(list(enumerate(values)))}
-    indices = np.array([codes.get(spelling.code(text), -1) for text in unknown.to_pylist()], np.int32)
+    codes = {spelling.clean_category(value): index for index, value in reversed(list(enumerate(values)))}
+    indices = np.array([codes.get(spelling.clean_category(text), -1) for text in unknown.to_pylist()], np.int32)
     position_in_unknown = _to_numpy(compute.fill_null(compute.index_in(column, unknown), -1))
     return np.where(position_in_unknown >= 0, indices[position_in_unknown], exact_positions)
 

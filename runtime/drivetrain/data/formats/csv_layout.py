@@ -15,7 +15,7 @@ from drivetrain.data.formats import row_lines, text_encoding
 from drivetrain.data.formats.csv_dialect import SIGNS, CsvFiles
 from drivetrain.errors import DataError
 from drivetrain.job.formatting import printable
-from drivetrain.system.spelling import plain
+from drivetrain.system.spelling import clean_text
 
 SUFFIXES = (".csv", ".tsv")
 SAMPLE_BYTES = 1 << 18
@@ -85,7 +85,7 @@ def find(path: Path, key: str, files: CsvFiles, *, whole_file: bool = True) -> C
     names, skipped = rows[0], sample.skipped
     check_header(rows, path, key)
     blank = _count_blank_columns(names, rows[1:])
-    columns = tuple(map(plain, names[: len(names) - blank] if _is_blank(names[len(names) - blank :]) else names))
+    columns = tuple(map(clean_text, names[: len(names) - blank] if _is_blank(names[len(names) - blank :]) else names))
     return CsvLayout(delimiter, encoding, columns, blank, skipped, skipped + lines[0], len(rows) - 1)
 
 

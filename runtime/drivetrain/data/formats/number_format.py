@@ -17,7 +17,7 @@ from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.formats.number_marks import MISSING_NUMBERS
 from drivetrain.errors import DataError
 from drivetrain.job.formatting import printable
-from drivetrain.system.spelling import plain
+from drivetrain.system.spelling import clean_text
 
 Parse = Callable[[Sequence[str], Sequence[str]], Any]
 """(columns, those of them to keep as text) -> a pyarrow table."""
@@ -121,9 +121,9 @@ def read(
         table = table.set_column(table.column_names.index(column.name), column.name, converted)
         notes += number_notes
         if types.is_string(converted.type):
-            files.rewritten.add(plain(column.name))
+            files.rewritten.add(clean_text(column.name))
         elif column.sign:
-            units[plain(column.name)] = column.sign
+            units[clean_text(column.name)] = column.sign
     notes += _check_units_of_training(table, kinds, units, key, path, files)
     return NumbersRead(table, decimal, notes, units)
 
@@ -168,7 +168,7 @@ def _check_units_of_training(
         return notes
     for name in kinds:
         kind = table.schema.field(name).type
-        was, unit = files.units.get(plain(name), ""), units.get(plain(name), "")
+        was, unit = files.units.get(clean_text(name), ""), units.get(clean_text(name), "")
         if was == unit or not (types.is_integer(kind) or types.is_floating(kind)):
             continue
         if row := next((row for row, cell in enumerate(table[name].to_pylist(), start=1) if cell), 0):

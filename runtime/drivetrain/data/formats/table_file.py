@@ -26,7 +26,7 @@ from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.formats.csv_file import CsvReader
 from drivetrain.data.labels import list_names
 from drivetrain.errors import DataError, nearest
-from drivetrain.system.spelling import plain
+from drivetrain.system.spelling import clean_text
 
 if TYPE_CHECKING:
     import pyarrow
@@ -76,7 +76,7 @@ def read(
     try:
         reader = _build_reader(path, suffix, key, csv)
         raw_column_names = reader.names()
-        names = list(map(plain, raw_column_names))
+        names = list(map(clean_text, raw_column_names))
         csv_layout.check_names(names, path, key)
         check_wanted(names, required, path)
         raw_names = {
@@ -116,7 +116,7 @@ def head(path: Path, key: str, rows: int, csv: CsvFiles | None = None) -> tuple[
     try:
         table, count = _build_reader(path, suffix, key, csv).head(rows)
         table = hub_classes.name_classes(table, path)
-        table = _rename(table, list(map(plain, table.column_names)))
+        table = _rename(table, list(map(clean_text, table.column_names)))
         csv_layout.check_names(table.column_names, path, key)
         table.validate(full=True)
     except _list_failures() as error:

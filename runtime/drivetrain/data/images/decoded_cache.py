@@ -29,7 +29,7 @@ from torch import Tensor
 from drivetrain.data.images.image_files import Files
 from drivetrain.data.stateless_random import Ids
 from drivetrain.errors import StorageError
-from drivetrain.system.files import reserve, storage_error
+from drivetrain.system.files import reserve_space, storage_error
 from drivetrain.system.version import VERSION
 
 MARK_BYTES = 8
@@ -100,7 +100,7 @@ class Decoded:
                 fcntl.flock(file, fcntl.LOCK_SH)
                 os.utime(self.path)
                 if os.fstat(file.fileno()).st_size < length:
-                    reserve(file, length, self.path)
+                    reserve_space(file, length, self.path)
                 self.mapped = np.frombuffer(mmap.mmap(file.fileno(), length), np.uint8)
         except StorageError:
             self.path.unlink(missing_ok=True)

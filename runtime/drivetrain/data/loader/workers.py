@@ -31,7 +31,7 @@ from drivetrain.data.stateless_random import Ids
 from drivetrain.errors import PeerError
 from drivetrain.job.workload import BATCHES_PER_WORKER
 from drivetrain.system.console import say
-from drivetrain.system.signals import die_with, forget
+from drivetrain.system.signals import die_with_parent, handle_as_worker
 from drivetrain.system.units import format_bytes
 
 Item = TypeVar("Item")
@@ -269,8 +269,8 @@ def _initialize_worker(parent: int, number: int) -> None:
     # It must not collect objects of the parent: collecting the loader of an abandoned epoch would end that epoch's workers.
     gc.freeze()
     gc.enable()
-    forget()
-    die_with(parent)
+    handle_as_worker()
+    die_with_parent(parent)
     # By default Python prints the error and drops the batch; the trainer would wait until the worker counts as hung.
     multiprocessing.queues.Queue._on_queue_feeder_error = staticmethod(_end_after_failed_send)  # type: ignore[attr-defined]
 

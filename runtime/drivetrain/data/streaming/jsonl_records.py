@@ -75,7 +75,7 @@ def _parse_line(line: bytes, line_number: int) -> dict[str, Any]:
     # ASCII has one spelling only, and most keys are ASCII.
     if all(map(str.isascii, record)):
         return record
-    composed = {spelling.plain(name): cell for name, cell in record.items()}
+    composed = {spelling.clean_text(name): cell for name, cell in record.items()}
     if len(composed) < len(record):
         raise ValueError(f"line {line_number:,} has a key in two spellings that look alike: {_excerpt(line)}")
     return composed

@@ -16,7 +16,7 @@ from drivetrain.data.streaming import shard_list
 from drivetrain.data.streaming.ranged_file import RangedFile
 from drivetrain.data.streaming.shard import IMAGES, Accepted, Shard
 from drivetrain.errors import DataError
-from drivetrain.system.files import sha256, storage_error
+from drivetrain.system.files import hash_file, storage_error
 
 _NOT_LETTERS = re.compile(r"[^a-z]+")
 
@@ -122,7 +122,7 @@ def check_content(shard: Shard) -> None:
         DataError: if it has another content.
     """
     try:
-        differs = bool(shard.sha256) and sha256(Path(shard.address)) != shard.sha256
+        differs = bool(shard.sha256) and hash_file(Path(shard.address)) != shard.sha256
     except OSError:
         raise changed_shard_error(shard, "cannot be read any more") from None
     if differs:

@@ -23,7 +23,7 @@ from drivetrain.data.streaming import shard_list
 from drivetrain.data.streaming.destination import Destination
 from drivetrain.data.streaming.shard_list import ListedShard, ShardList
 from drivetrain.errors import DataError
-from drivetrain.system.files import sha256, storage_error
+from drivetrain.system.files import hash_file, storage_error
 
 MAX_BAD_SHARE = 0.05
 """Largest share of images that may be left out because they cannot be decoded, as in a job."""
@@ -227,7 +227,7 @@ def _write_shard(
     except OSError as error:
         raise storage_error(file, error) from None
     target.put(file.name, file)
-    return ListedShard(file.name, file.stat().st_size, sha256(file), samples)
+    return ListedShard(file.name, file.stat().st_size, hash_file(file), samples)
 
 
 def _readable(source: Path, group: Sequence[Image], bad: list[BadSample]) -> Iterator[Sample]:

@@ -227,7 +227,7 @@ def script(work: ClusterJob, settings: NodesSite) -> str:
         f"options=({shlex.join(_options(work, settings))})",
         f"image={shlex.quote(settings.image)}",
         f"variables=({shlex.join(variables)})  # handed over from the environment of this script",
-        f"secrets={secrets.FOLDER} content={secrets.CONTENT} ready={READY}",
+        f"secrets={secrets.FOLDER} content={secrets.FILE_SUFFIX} ready={READY}",
         f"files=({shlex.join(name for name in variables if name in store_variables.FILES)})  # those that name a file",
         f"train=(-c {shlex.quote(write)} sh {shlex.join(command)} --meet {shlex.quote(settings.meet)})",
         f"grace={math.ceil(parse_duration(settings.grace))}  # seconds between the signal and the end of a container",

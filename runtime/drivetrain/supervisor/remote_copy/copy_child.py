@@ -142,7 +142,7 @@ class CopyChild:
         """
         self._leave()
         self._again()
-        seconds = STALL_SECONDS if code == 0 else AT_ONCE_SECONDS if code in signals.AT_ONCE else STOPPED_SECONDS
+        seconds = STALL_SECONDS if code == 0 else AT_ONCE_SECONDS if code in signals.ABORTED_CODES else STOPPED_SECONDS
         pipe = self.process.stdin
         if pipe and not pipe.closed:
             with contextlib.suppress(OSError):  # it has ended

@@ -45,7 +45,7 @@ MAX_LISTED_FILES = 3
 def main() -> int:
     """Copy until the end of the run."""
     guard_output()
-    signals.ignore()  # the run's end is what ends this process
+    signals.ignore_signals()  # the run's end is what ends this process
     os.nice(10)
     folder, address, keep, alive = Path(sys.argv[1]), parse(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
     record = copy_record.of_folder(folder)

@@ -21,7 +21,7 @@ from drivetrain.supervisor.remote_copy.run_files import CHECKPOINTS, is_portable
 from drivetrain.supervisor.remote_copy.writer_lock import FILE as LOCK_FILE
 from drivetrain.system import file_lock
 from drivetrain.system.console import say_aside
-from drivetrain.system.files import PRIVATE, make_folder, parse_json, read_json, storage_error, sync_folder, write_json
+from drivetrain.system.files import USER_RWX, make_folder, parse_json, read_json, storage_error, sync_folder, write_json
 from drivetrain.system.units import format_bytes
 from drivetrain.training.checkpoints.manifest import (
     MANIFEST,
@@ -57,7 +57,7 @@ def fetch_run(store: ObjectStore, final: Path, report: Callable[[str], None], ab
     make_folder(final.parent)
     try:
         shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(PRIVATE)
+        temporary.mkdir(USER_RWX)
         sizes = {entry.name: entry.bytes for entry in store.objects()}
         checkpoint, checkpoint_bytes = _checkpoints(store, sizes, temporary / CHECKPOINTS, report, above)
         if checkpoint is None and above >= 0:

@@ -27,7 +27,7 @@ from drivetrain.supervisor import named_run, run_folder, same_conditions
 from drivetrain.supervisor.spec_difference import MAY_CHANGE_ON_RESUME, diff_stored_spec, spec_text
 from drivetrain.supervisor.sweep.study import Study
 from drivetrain.system.console import say
-from drivetrain.system.files import PRIVATE, make_folder, write_text
+from drivetrain.system.files import USER_RWX, make_folder, write_text
 from drivetrain.system.run_files import RESULT_FILE, RunFiles, refuse_links
 from drivetrain.tuning import batch_size
 
@@ -70,7 +70,7 @@ def open_sweep(runs: Path, job: Job, metric: str, *, plain: bool, new: bool) -> 
                 return SweepFolder(last, study, lock)
         os.close(lock)
     path = run_folder.next_path(runs, name)
-    make_folder(path, PRIVATE)
+    make_folder(path, USER_RWX)
     lock = run_folder.lock_folder(path)
     with _close_on_failure(lock):
         RunFiles(path).write_text(SPEC, spec_text(job))

@@ -19,7 +19,7 @@ from drivetrain.errors import CheckpointError, DeviceError
 from drivetrain.job import Job, lower_is_better
 from drivetrain.job.sweep import Parameter
 from drivetrain.system.files import storage_error
-from drivetrain.system.installation import SWEEP
+from drivetrain.system.installation import INSTALL_SWEEP
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -42,7 +42,7 @@ def check_installed() -> None:
     """
     if find_spec("optuna") is None:
         raise DeviceError(
-            "optuna is not installed here, which chooses the values of a sweep", "the extra `sweep`", f"`{SWEEP}`"
+            "optuna is not installed here; it chooses a sweep's values", "the extra `sweep`", f"`{INSTALL_SWEEP}`"
         )
 
 

@@ -109,7 +109,7 @@ class _Sweep:
             f"sweep {self.place.path} "
             + (f"goes on: {done} of {self.spec.trials} trials are done" if done else "starts")
         )
-        with signals.forwarding() as forward:
+        with signals.forward_signals() as forward:
             while len(self.study.finished()) < self.spec.trials:
                 if forward.sent or self._late():
                     return self._record_stopped(Stopped.exit_code)
@@ -292,8 +292,8 @@ def train_trial(
                     ended = True
                     child.send_signal(signal.SIGTERM)
 
-    command = [sys.executable, "-m", "drivetrain", "train", child_process.path_word(source.spec), *options]
+    command = [sys.executable, "-m", "drivetrain", "train", child_process.format_path_argument(source.spec), *options]
     # All trials would fit the same simple models.
     environment = {show_plan.SHOWN: str(shown_plan), COPY_VARIABLE: str(source.copy), baseline_run.SWITCH: "off"}
-    code = child_process.child(command, environment, forward, wait=wait)
+    code = child_process.run_child(command, environment, forward, wait=wait)
     return code, ended or look()

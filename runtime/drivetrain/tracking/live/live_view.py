@@ -16,7 +16,7 @@ from typing import Any, TextIO, cast
 
 from rich.console import Console, RenderableType
 
-from drivetrain.system.console import console, say
+from drivetrain.system.console import open_console, say
 from drivetrain.tracking.live.dashboard import screen
 from drivetrain.tracking.live.run_reader import RunReader
 
@@ -34,7 +34,7 @@ class LiveView:
     """A thread that reads a run folder and paints it until closed."""
 
     def __init__(self, folder: Path) -> None:
-        self.follower, self.painter = RunReader(folder), Painter(console())
+        self.follower, self.painter = RunReader(folder), Painter(open_console())
         self.spent = 0.0
         """CPU seconds of the painting thread so far."""
         self.stop = threading.Event()

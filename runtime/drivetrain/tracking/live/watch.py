@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from drivetrain.job.formatting import format_metric
-from drivetrain.system.console import console, live_terminal, say
+from drivetrain.system.console import is_live_terminal, open_console, say
 from drivetrain.system.run_files import JOB_FILE, STATE_FILE, RunFiles
 from drivetrain.tracking.live.dashboard import line, screen
 from drivetrain.tracking.live.live_view import LINE_EVERY, PAINT_EVERY, Painter
@@ -28,7 +28,7 @@ def watch(folder: Path) -> int:
     """
     follower = RunReader(folder)
     try:
-        if live_terminal():
+        if is_live_terminal():
             _paint(follower)
         else:
             _print(follower)
@@ -46,7 +46,7 @@ def show_copied(folder: Path) -> int:
 
 
 def _paint(follower: RunReader) -> None:
-    painter = Painter(console())
+    painter = Painter(open_console())
     try:
         while True:
             view = look(follower)

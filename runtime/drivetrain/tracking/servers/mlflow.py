@@ -16,7 +16,7 @@ from urllib.parse import quote, urlsplit
 
 from drivetrain.system.console import say
 from drivetrain.system.run_files import RunFiles
-from drivetrain.system.secrets import mask
+from drivetrain.system.secrets import mask_secrets
 from drivetrain.tracking.mlflow_server import Missing, MlflowServer
 from drivetrain.tracking.tracker import MADE_FROM_COMMIT, Row, RunDescription, TrackerError
 
@@ -102,7 +102,7 @@ class MlflowTracker:
             for name, content in files.items():
                 self.server.put(f"{urlsplit(folder).path.lstrip('/')}/{name}", content)
         elif files:
-            unsent = f"files: the server keeps them at {mask(folder)}, and only a server that hands files on takes them"
+            unsent = f"files: the server keeps them at {mask_secrets(folder)}, and only a server that hands files on takes them"
         body: dict[str, Any] = {"run_id": self.known["run"], "status": STATUS.get(status, "FAILED")}
         self.server.post("runs/update", body | ({"end_time": ended} if ended else {}))
         return unsent

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from drivetrain.models import safetensors_file
 from drivetrain.models.safetensors_file import Tensors
-from drivetrain.system.files import sha256, sync_folder
+from drivetrain.system.files import hash_file, sync_folder
 
 FROZEN_STEM = "frozen"
 FROZEN_FILE = f"{FROZEN_STEM}.safetensors"
@@ -64,6 +64,6 @@ def link_or_write(folder: Path, path: Path, tensors: Tensors) -> None:
 
 def _is_same_file(path: Path, size: int, digest: str) -> bool:
     try:
-        return not path.is_symlink() and path.stat().st_size == size and sha256(path) == digest
+        return not path.is_symlink() and path.stat().st_size == size and hash_file(path) == digest
     except OSError:
         return False

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain.errors import CheckpointError
-from drivetrain.system.files import read_json, sha256
+from drivetrain.system.files import hash_file, read_json
 
 PLAIN_FORMAT, FROZEN_FORMAT, DIVIDED_FORMAT = 1, 2, 3
 """Formats: without and with a file of frozen weights, and with the parts of several processes. Each has its own number,
@@ -33,7 +33,7 @@ def verify(path: Path) -> str | None:
                 return f"{name} is missing"
             if file.stat().st_size != entry["bytes"]:
                 return f"{name} has {file.stat().st_size} bytes, expected {entry['bytes']}"
-            if (digest := sha256(file)) != entry["sha256"]:
+            if (digest := hash_file(file)) != entry["sha256"]:
                 return f"{name} has SHA-256 {digest[:12]}..., expected {entry['sha256'][:12]}..."
     except ValueError as wrong:
         return str(wrong)
@@ -48,7 +48,7 @@ def describe_file(path: Path) -> Entry:
     Raises:
         OSError: if it cannot be read.
     """
-    return {"bytes": path.stat().st_size, "sha256": sha256(path)}
+    return {"bytes": path.stat().st_size, "sha256": hash_file(path)}
 
 
 def is_divided(path: Path) -> bool:

@@ -38,7 +38,7 @@ def evaluate(run: Run) -> tuple[dict[str, float], dict[str, object]]:
     averaged_weights = run.ema.swap_in(run.model) if run.ema else contextlib.nullcontext()
     run.model.eval()
     # A signal must not interrupt the swap of the averaged weights. Buffers are restored, whatever the network does.
-    with run.signals.held(), averaged_weights, run.step.buffers.keep_unchanged():
+    with run.signals.protect_section(), averaged_weights, run.step.buffers.keep_unchanged():
         accumulator = _evaluate_shards(run)
     with torch.inference_mode():
         accumulator.sum_over_processes(run.ranks.all_reduce_sum, (run.ranks.number, run.ranks.count))
@@ -77,7 +77,7 @@ def _measure_losses(run: Run) -> tuple[float, float]:
     accumulators = [MetricAccumulator(run.dataset.heads, run.step.objective) for _ in range(2)]
     batch_size = run.step.micro_batch or default_batch_size(run)
     run.model.eval()
-    with forward.without_gradients(run.model), run.signals.held(), run.step.buffers.keep_unchanged():
+    with forward.without_gradients(run.model), run.signals.protect_section(), run.step.buffers.keep_unchanged():
         for batch, _ in itertools.islice(micro_batches(run, run.dataset.validation, batch_size), FORMAT_BATCHES):
             for accumulator, outputs in zip(accumulators, (run.step.outputs, run.step.outputs_in_fp32), strict=True):
                 accumulator.add(outputs(batch.inputs), batch.targets, batch.ids)
@@ -98,7 +98,7 @@ def default_batch_size(run: Run) -> int:
 def _evaluate_shards(run: Run) -> MetricAccumulator:
     """Evaluate this process's shard of the samples; raises the same problem in all processes if one has any."""
     # An interrupted process would leave the others waiting for its part of divided weights.
-    released = contextlib.nullcontext if run.is_divided else run.signals.released
+    released = contextlib.nullcontext if run.is_divided else run.signals.allow_interruption
     try:
         with released():
             accumulator, problem = with_smaller_batches(run, "the evaluation", partial(_evaluate_in_batches, run)), None

@@ -30,7 +30,7 @@ from drivetrain.plan.plan import Plan, format_value
 from drivetrain.plan.plan_table import machine as machine_line
 from drivetrain.report.formatting import tick
 from drivetrain.system import signals
-from drivetrain.system.console import console, say, say_aside, say_json
+from drivetrain.system.console import open_console, say, say_aside, say_json
 from drivetrain.system.files import storage_error, write_json
 from drivetrain.system.units import format_bytes
 from drivetrain.tuning import measuring_child
@@ -144,7 +144,7 @@ def print_results(ladder: Ablation, plan: Plan, job: Job, machine: Hardware, fol
     if as_json:
         say_json(json.loads((folder / "bench.json").read_text(encoding="utf-8")))
         return
-    screen = console()
+    screen = open_console()
     screen.print(Text(f"bench of {job.name} ({job.task})", style="bold"))
     screen.print(f"  machine  {machine_line(machine)}")
     screen.print(ablation_table(ladder))

@@ -86,7 +86,7 @@ class RunningVariant:
         return answer
 
     def _last_words(self) -> str:
-        if (end := signals.CRASHES.get(128 - (self.child.poll() or 0))) is not None:
+        if (end := signals.CRASH_EXIT_CODES.get(128 - (self.child.poll() or 0))) is not None:
             return f"crashed with {end} inside a kernel"
         lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         return lines[-1].strip()[:200] if lines else f"exited with code {self.child.poll()}"
@@ -135,7 +135,7 @@ class VariantPool:
             "drivetrain.tuning.processes.variant",
             str(self.scratch),
             str(self.scratch / f"{name}.json"),
-            child_process.path_word(self.source.spec),
+            child_process.format_path_argument(self.source.spec),
             *replace(self.source, assignments=[*self.source.assignments, *assignments]).options(),
             *(["--quiet"] if self.quiet else []),
         ]
@@ -143,12 +143,12 @@ class VariantPool:
         with log.open("wb") as file:
             child = subprocess.Popen(
                 command,
-                env=child_process.surroundings(self._environment(plan)),
+                env=child_process.build_environment(self._environment(plan)),
                 stdin=subprocess.PIPE,
                 stderr=file,
                 stdout=subprocess.PIPE,
                 process_group=0,
-                preexec_fn=functools.partial(signals.die_with, os.getpid()),
+                preexec_fn=functools.partial(signals.die_with_parent, os.getpid()),
             )
         deadline = threading.Timer(patience or 0.0, child.kill)
         if patience is not None:

@@ -185,7 +185,7 @@ def _nothing(machine: Hardware, limit: Limit, throttled: float) -> Calibration:
 def _run(machine: Hardware, folder: Path, first: str, limit: Limit) -> int | None:
     """The exit code of the process; None if it was ended at the time limit."""
     with (folder / "output.txt").open("wb") as output:
-        child = child_process.start(
+        child = child_process.start_child(
             probe_command(folder, limit.probes, "--first", first), probe_environment(machine), output=output.fileno()
         )
         try:

@@ -88,7 +88,7 @@ def start_processes(hardware: Hardware, folder: Path) -> Iterator[OtherProcesses
         for name in preloaded:
             variables = probe_environment(hardware, **{name: OFF[name]})
             # What this process has preloaded itself is not inherited.
-            child_environment = {**child_process.surroundings({}), "LD_PRELOAD": "", **variables}
+            child_environment = {**child_process.build_environment({}), "LD_PRELOAD": "", **variables}
             serving[name] = stack.enter_context(_process(probe_command(folder, 0.0, "--serve"), child_environment))
         yield OtherProcesses(serving, missing)
 

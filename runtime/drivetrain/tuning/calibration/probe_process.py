@@ -139,7 +139,7 @@ class _Waiting:
     @classmethod
     def now(cls) -> _Waiting:
         """The counters now."""
-        waited = (cpu_starvation.seconds_waited() or 0.0) + (cpu_starvation.seconds_stolen() or 0.0)
+        waited = (cpu_starvation.read_waited_seconds() or 0.0) + (cpu_starvation.read_stolen_seconds() or 0.0)
         return cls(waited, ProcessCgroup().throttled() or 0.0, time.monotonic())
 
     def shares(self) -> tuple[float, float]:

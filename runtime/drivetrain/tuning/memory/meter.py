@@ -47,7 +47,7 @@ class HostMeter:
     def begin(self) -> None:
         """Return free memory to the system, and reset the peak."""
         gc.collect()
-        process_tree.give_back()
+        process_tree.release_free_memory()
         with contextlib.suppress(OSError):
             (self.root / "proc/self/clear_refs").write_text("5")
             self.exact = True

@@ -15,7 +15,7 @@ from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.plan import evidence
 from drivetrain.system import interpreter
 from drivetrain.system.files import write_json
-from drivetrain.system.signals import Signals, ending, stopping
+from drivetrain.system.signals import Signals, ignore_signals_after, raise_stopped
 from drivetrain.system.units import format_bytes as readable
 from drivetrain.training.phase_timer import PhaseTimer
 from drivetrain.tuning import batch_size, child_main
@@ -32,7 +32,7 @@ def main() -> int:
     options = arguments.parse_args()
 
     def measure() -> None:
-        with stopping(), ending():
+        with raise_stopped(), ignore_signals_after():
             from drivetrain.tuning import prepare
 
             job = SpecSource.from_arguments(options).load()
@@ -90,4 +90,4 @@ def describe(speeds: dict[int, float], best: int, ceiling: int) -> str:
 
 
 if __name__ == "__main__":
-    interpreter.leave(main())
+    interpreter.exit_process(main())

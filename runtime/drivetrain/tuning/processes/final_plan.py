@@ -11,7 +11,7 @@ import os
 from drivetrain.errors import Replanned
 from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.system import interpreter
-from drivetrain.system.signals import Signals, ending, stopping
+from drivetrain.system.signals import Signals, ignore_signals_after, raise_stopped
 from drivetrain.training.phase_timer import PhaseTimer
 from drivetrain.tuning import child_main
 
@@ -24,7 +24,7 @@ def main() -> int:
 
     def finalize() -> None:
         # The plan in the folder is final where it was decided anew.
-        with contextlib.suppress(Replanned), stopping(), ending():
+        with contextlib.suppress(Replanned), raise_stopped(), ignore_signals_after():
             from drivetrain.tuning import prepare
 
             source = SpecSource.from_arguments(options)
@@ -34,4 +34,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    interpreter.leave(main())
+    interpreter.exit_process(main())

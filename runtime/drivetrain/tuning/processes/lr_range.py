@@ -23,7 +23,7 @@ from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.system import interpreter
 from drivetrain.system.console import say
 from drivetrain.system.files import storage_error, write_json
-from drivetrain.system.signals import Signals, ending, stopping
+from drivetrain.system.signals import Signals, ignore_signals_after, raise_stopped
 from drivetrain.training.phase_timer import PhaseTimer
 from drivetrain.tuning import child_main
 
@@ -61,7 +61,7 @@ def main() -> int:
     options = arguments.parse_args()
 
     def test() -> None:
-        with stopping(), ending():
+        with raise_stopped(), ignore_signals_after():
             from drivetrain.tuning import prepare
 
             signals = Signals()
@@ -183,4 +183,4 @@ def _table(swept: LrSweep, rows: int = 12) -> Sequence[str]:
 
 
 if __name__ == "__main__":
-    interpreter.leave(main())
+    interpreter.exit_process(main())

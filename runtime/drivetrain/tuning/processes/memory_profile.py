@@ -18,7 +18,7 @@ from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.system import interpreter
 from drivetrain.system.console import say
 from drivetrain.system.files import storage_error, write_json
-from drivetrain.system.signals import Signals, ending, stopping
+from drivetrain.system.signals import Signals, ignore_signals_after, raise_stopped
 from drivetrain.system.units import format_bytes
 from drivetrain.training.phase_timer import PhaseTimer
 from drivetrain.tuning import child_main
@@ -47,7 +47,7 @@ def main() -> int:
     options = child_main.arguments().parse_args()
 
     def measure() -> None:
-        with stopping(), ending():
+        with raise_stopped(), ignore_signals_after():
             from drivetrain.tuning import prepare
 
             fitting = prepare.prepare(
@@ -129,4 +129,4 @@ def _table(rows: Sequence[MemoryRow]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    interpreter.leave(main())
+    interpreter.exit_process(main())

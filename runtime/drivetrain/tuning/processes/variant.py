@@ -21,7 +21,7 @@ from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.plan import plan as plans
 from drivetrain.system import cpu_starvation, interpreter
 from drivetrain.system.files import read_json
-from drivetrain.system.signals import Signals, ending, stopping
+from drivetrain.system.signals import Signals, ignore_signals_after, raise_stopped
 from drivetrain.training.phase_timer import PhaseTimer
 from drivetrain.tuning import child_main
 
@@ -48,7 +48,7 @@ def main() -> int:
         print(json.dumps(data), file=answers, flush=True)
 
     def respond() -> None:
-        with stopping(), ending():
+        with raise_stopped(), ignore_signals_after():
             signals = Signals()
             serve(
                 build_variant(
@@ -100,12 +100,12 @@ def serve(arm: Variant, answer: Callable[[dict[str, object]], None], quiet: bool
     batch = len(run.dataset.train) / run.batches.per_epoch
     answer({"numbers": numbers, "first": first, "step": step, "batch": batch, "notes": notes, "peak": peak(run)})
     for line in sys.stdin:
-        before = cpu_starvation.seconds_waited() or 0.0
+        before = cpu_starvation.read_waited_seconds() or 0.0
         seconds = arm.steps(int(line))
         answer(
             {
                 "seconds": seconds,
-                "waited": ((cpu_starvation.seconds_waited() or 0.0) - before) / seconds,
+                "waited": ((cpu_starvation.read_waited_seconds() or 0.0) - before) / seconds,
                 "peak": peak(run),
             }
         )
@@ -132,4 +132,4 @@ def _most_resident() -> int:
 
 
 if __name__ == "__main__":
-    interpreter.leave(main())
+    interpreter.exit_process(main())
