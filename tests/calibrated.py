@@ -48,7 +48,7 @@ def probes(ratio: float, spread: float = 0.02) -> tuple[Probe, ...]:
 def machine(hardware: Hardware, rows: tuple[Probe, ...], waited: float = 0.0) -> Hardware:
     """The hardware with a calibration of these probes."""
     found = Calibration(
-        key=calibration_file.key(hardware), date="2026-11-23", seconds=8.0, waited=waited, probes=rows,
+        key=calibration_file.compute_key(hardware), date="2026-11-23", seconds=8.0, waited=waited, probes=rows,
         rates=(Rate(name="memory", value=12.5, unit="GB/s"),), missing=("threads: the machine was busy",),
     )  # fmt: skip
     return replace(hardware, calibration=found)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from drivetrain.hardware.facts import load
+from drivetrain.hardware.facts import read_hardware
 from drivetrain.job import Job
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.plan import plan as plans
@@ -115,7 +115,7 @@ def make(run: Path, machine: str = "codespace-2core-cgroup2", classes: list[str]
     """A run folder as a finished run leaves it."""
     run.mkdir(parents=True)
     job: Job = job_spec.load(ROOT / "jobs" / "digits.yaml")
-    hardware = load(MACHINES / f"{machine}.json")
+    hardware = read_hardware(MACHINES / f"{machine}.json")
     plan = plans.resolve(job, hardware)
     state = {
         "status": "done",

@@ -45,7 +45,7 @@ def page(job: Job, source: Path, machines: Sequence[Path]) -> str:
         source: where it stands, for the head of the page.
         machines: recorded facts.
     """
-    plans_made = {path.stem: _made(job, facts.load(path)) for path in sorted(machines, key=_age)}
+    plans_made = {path.stem: _made(job, facts.read_hardware(path)) for path in sorted(machines, key=_age)}
     first = next(iter(plans_made.values()))[1]
     names = [name for name in SHOWN if any(row.name == name for row in first.decisions)]
     head = ["machine", "GPU or CPU", "image", "profile", *(SHOWN[name] for name in names)]
@@ -61,7 +61,7 @@ def page(job: Job, source: Path, machines: Sequence[Path]) -> str:
 
 def _age(path: Path) -> tuple[tuple[int, int], str]:
     """The order of the rows: CPUs first, then GPUs by capability."""
-    gpu = facts.load(path).gpu
+    gpu = facts.read_hardware(path).gpu
     return (gpu.capability if gpu else (0, 0)), path.stem
 
 

@@ -60,7 +60,7 @@ def page(machines: Sequence[Path]) -> str:
     Args:
         machines: recorded facts.
     """
-    known = [facts.load(path) for path in sorted(machines)]
+    known = [facts.read_hardware(path) for path in sorted(machines)]
     jobs = {name: job_spec.check(parse(text, f"{name}.yaml")) for name, text in _JOBS.items()}
     lines = [_HEAD]
     for one in optimizations.every():

@@ -22,7 +22,7 @@ _BLOCK = re.compile(r"(?<=```\n)plan for digits [^\n]*\n  machine [^\n]*\n  prof
 
 def shown(root: Path) -> str:
     """What `drivetrain plan JOB --hardware MACHINE` prints, without spaces at the ends of lines."""
-    job, machine = job_spec.load(root / JOB), facts.load(root / MACHINE)
+    job, machine = job_spec.load(root / JOB), facts.read_hardware(root / MACHINE)
     file = io.StringIO()
     open_console(file).print(render(plans.resolve(job, machine), job, machine))
     return "".join(f"{line.rstrip()}\n" for line in file.getvalue().splitlines())

@@ -11,7 +11,7 @@ from typing import Any
 
 from drivetrain.errors import DrivetrainError
 from drivetrain.hardware.detect import detect
-from drivetrain.hardware.facts import Hardware, load
+from drivetrain.hardware.facts import Hardware, read_hardware
 from drivetrain.job import Job
 from drivetrain.job.workload import Workload
 from drivetrain.job_spec import load_job as job_spec
@@ -47,7 +47,7 @@ def plan_for(
         SpecError: if spec or hardware are invalid, or the spec requests something that is not possible.
     """
     if isinstance(hardware, str | Path):
-        hardware = load(Path(hardware))
+        hardware = read_hardware(Path(hardware))
     spec = job if isinstance(job, Job) else job_spec.load(job)
     return plans.resolve(spec, hardware or detect(Path("runs")), workload, plain=plain)
 

@@ -9,7 +9,7 @@ import pytest
 from drivetrain.distributed import local_processes, placement, world
 from drivetrain.distributed.placement import NO_OPTIONS, Options, Placement, parse_first_host, parse_meet
 from drivetrain.errors import DeviceError, SpecError
-from drivetrain.hardware.facts import load
+from drivetrain.hardware.facts import read_hardware
 from drivetrain.job import Job
 from drivetrain.job.limits import NodeRange
 from tests import tiny
@@ -185,7 +185,7 @@ def test_a_name_that_means_this_machine_only_is_resolved_by_the_leader_and_refus
 def test_supervisors_of_one_machine_share_it_and_take_one_gpu_each() -> None:
     place = found(TORCHRUN)
     assert place is not None
-    machine = load(ROOT / "tests" / "machines" / "a100.json")
+    machine = read_hardware(ROOT / "tests" / "machines" / "a100.json")
     two = world.share_hardware(machine.__class__(**{**machine.__dict__, "gpus": machine.gpus[:1] * 2}), place)
     assert two.shared_by == 2
     assert world.choose_gpus([4, 5], two, place) == [5]

@@ -17,7 +17,7 @@ from drivetrain.distributed import world
 from drivetrain.distributed.batch_parts import BatchParts
 from drivetrain.distributed.ranks import Ranks
 from drivetrain.errors import SpecError
-from drivetrain.hardware.facts import load
+from drivetrain.hardware.facts import read_hardware
 from drivetrain.optimizations import cpu_threads, feature_cache, loader_workers
 from tests import ranks_start, tiny
 from tests.paths import ROOT
@@ -127,7 +127,7 @@ def test_a_signal_stops_all_of_them_and_the_leader_saves(job: Path, to: str) -> 
 
 
 def test_processes_share_cpus_and_memory_and_a_program_trains_alone() -> None:
-    one = load(ROOT / "tests" / "machines" / "a100.json")
+    one = read_hardware(ROOT / "tests" / "machines" / "a100.json")
     four = replace(one, gpus=one.gpus[:1] * 4)
     assert four.cpu.budget == 12
     together = tiny.job()
@@ -144,7 +144,7 @@ def test_processes_share_cpus_and_memory_and_a_program_trains_alone() -> None:
 
 @pytest.mark.parametrize(("gpus", "asked", "count"), [(0, None, 1), (0, 3, 3), (2, None, 2), (2, 2, 2), (2, 3, None)])
 def test_how_many_processes(gpus: int, asked: int | None, count: int | None) -> None:
-    machine = load(ROOT / "tests" / "machines" / "a100.json")
+    machine = read_hardware(ROOT / "tests" / "machines" / "a100.json")
     machine = replace(machine, gpus=machine.gpus[:1] * gpus)
     job = tiny.job()
     job = job.model_copy(update={"limits": job.limits.model_copy(update={"processes": asked})})

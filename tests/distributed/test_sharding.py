@@ -18,7 +18,7 @@ from torch import nn
 
 from drivetrain.distributed import sharded_tensor
 from drivetrain.errors import CheckpointError, RestartSmaller
-from drivetrain.hardware.facts import load as load_facts
+from drivetrain.hardware.facts import read_hardware as load_facts
 from drivetrain.job.workload import Workload
 from drivetrain.optimizations import channels_last, compile, feature_cache, fused_optimizer, sharding
 from drivetrain.training.checkpoints import checkpoint

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from drivetrain.hardware.device_check import covers
+from drivetrain.hardware.device_check import has_code_for
 from drivetrain.hardware.image_selection import BUILDS
 from drivetrain.launch import project
 from tests.docker.conftest import has_client, missing
@@ -62,8 +62,8 @@ def test_torch_and_its_chips(word: str) -> None:
     if word == "legacy":
         assert seen["cudnn"] < 91100, "cuDNN 9.11 dropped all chips below 7.5"
     ours, other = CHIPS[word]
-    assert [chip for chip in ours if not covers(chip, seen["codes"])] == []
-    assert not covers(other, seen["codes"])
+    assert [chip for chip in ours if not has_code_for(chip, seen["codes"])] == []
+    assert not has_code_for(other, seen["codes"])
     facts = json.loads(inside(word, "facts", "--json").stdout)
     assert facts["torch"]["architectures"] == seen["codes"]
 

@@ -16,7 +16,7 @@ CPU = Torch(version="2.13.0+cpu", cuda=None)
 
 
 def machine(name: str, torch: Torch | None = None, word: str | None = None) -> Hardware:
-    return replace(facts.load(ROOT / f"tests/machines/{name}.json"), torch=torch, image=word)
+    return replace(facts.read_hardware(ROOT / f"tests/machines/{name}.json"), torch=torch, image=word)
 
 
 def card(

@@ -16,25 +16,25 @@ from tests import calibrated, paths
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Hardware:
-    found = facts.load(paths.MACHINES / "vm-2core-cgroup1.json")
+    found = facts.read_hardware(paths.MACHINES / "vm-2core-cgroup1.json")
     return replace(found, storage=replace(found.storage, cache=str(tmp_path / "cache")))
 
 
 def stored(machine: Hardware) -> Path:
     made = calibrated.machine(machine, calibrated.probes(1.5)).calibration
     assert made is not None
-    calibration_file.store(machine, made)
-    return calibration_file.path(machine)
+    calibration_file.write_calibration(machine, made)
+    return calibration_file.find_path(machine)
 
 
 def test_it_comes_back_as_it_was(machine: Hardware, monkeypatch: pytest.MonkeyPatch) -> None:
     stored(machine)
     known = calibrated.machine(machine, calibrated.probes(1.5))
-    assert calibration_file.load(machine) == (known.calibration, None)
-    monkeypatch.setenv(calibration_file.SWITCH, "on")
-    assert calibration_file.attach(machine) == known
-    monkeypatch.setenv(calibration_file.SWITCH, "off")
-    assert calibration_file.attach(machine) == machine
+    assert calibration_file.read_calibration(machine) == (known.calibration, None)
+    monkeypatch.setenv(calibration_file.SWITCH_VARIABLE, "on")
+    assert calibration_file.add_calibration(machine) == known
+    monkeypatch.setenv(calibration_file.SWITCH_VARIABLE, "off")
+    assert calibration_file.add_calibration(machine) == machine
 
 
 def test_facts_carry_it_to_another_machine(machine: Hardware) -> None:
@@ -43,7 +43,7 @@ def test_facts_carry_it_to_another_machine(machine: Hardware) -> None:
 
 
 def test_without_a_file_there_is_none_and_nothing_is_wrong(machine: Hardware) -> None:
-    assert calibration_file.load(machine) == (None, None)
+    assert calibration_file.read_calibration(machine) == (None, None)
 
 
 def truncated(file: Path) -> None:
@@ -79,7 +79,7 @@ def folder(file: Path) -> None:
 def test_a_damaged_file_says_so(machine: Hardware, damage: object) -> None:
     file = stored(machine)
     damage(file)
-    found, wrong = calibration_file.load(machine)
+    found, wrong = calibration_file.read_calibration(machine)
     assert found is None
     assert wrong is not None
     assert str(file) in wrong
@@ -91,7 +91,10 @@ def test_a_file_of_another_machine_is_not_used(machine: Hardware) -> None:
     data = json.loads(file.read_text())
     data["key"] = "0" * 32
     file.write_text(json.dumps(data))
-    assert calibration_file.load(machine) == (None, f"the calibration {file} is of another machine or version")
+    assert calibration_file.read_calibration(machine) == (
+        None,
+        f"the calibration {file} is of another machine or version",
+    )
 
 
 @pytest.mark.parametrize(
@@ -107,9 +110,9 @@ def test_a_file_of_another_machine_is_not_used(machine: Hardware) -> None:
     ],
 )  # fmt: skip
 def test_it_holds_for_one_chip_limit_and_version(machine: Hardware, other: object) -> None:
-    assert calibration_file.key(other(machine)) != calibration_file.key(machine)
+    assert calibration_file.compute_key(other(machine)) != calibration_file.compute_key(machine)
     used = replace(machine, memory=replace(machine.memory, used=machine.memory.used + 1))
-    assert calibration_file.key(used) == calibration_file.key(machine)
+    assert calibration_file.compute_key(used) == calibration_file.compute_key(machine)
 
 
 def test_the_nearest_probe_is_of_the_same_work_and_of_similar_size(machine: Hardware) -> None:

@@ -10,9 +10,9 @@ from drivetrain.hardware.cgroup import (
     CgroupLimits,
     ProcessCgroup,
     is_killed_as_one,
-    oom_kills,
-    peak_memory,
     read_limits,
+    read_oom_kills,
+    read_peak_memory,
 )
 from drivetrain.hardware.kernel_file import parse_cpu_list, parse_number
 from tests.recorded import plant, write
@@ -97,12 +97,12 @@ def test_kills_for_memory_in_version_2(tmp_path: Path, tree: str) -> None:
     events, highest = own.with_name("memory.events"), own.with_name("memory.peak")
     for kills in (0, 3):
         events.write_text(f"low 0\nhigh 0\nmax 97\noom 4\noom_kill {kills}\noom_group_kill 0\n")
-        assert oom_kills(tmp_path) == kills
+        assert read_oom_kills(tmp_path) == kills
     highest.write_text(f"{512 * MIB}\n")
-    assert peak_memory(tmp_path) == 512 * MIB
+    assert read_peak_memory(tmp_path) == 512 * MIB
     events.unlink()
     highest.unlink()
-    assert (oom_kills(tmp_path), peak_memory(tmp_path)) == (None, None)
+    assert (read_oom_kills(tmp_path), read_peak_memory(tmp_path)) == (None, None)
 
 
 @pytest.mark.parametrize(("text", "together"), [("0\n", False), ("1\n", True), ("", False)])
@@ -115,7 +115,7 @@ def test_kills_for_memory_in_version_1(tmp_path: Path) -> None:
     own = next(name for name in plant(tmp_path, "v1-private").rglob("memory.limit_in_bytes"))
     own.with_name("memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 2\n")
     own.with_name("memory.max_usage_in_bytes").write_text(f"{300 * MIB}\n")
-    assert (oom_kills(tmp_path), peak_memory(tmp_path)) == (2, 300 * MIB)
+    assert (read_oom_kills(tmp_path), read_peak_memory(tmp_path)) == (2, 300 * MIB)
 
 
 def test_page_cache_that_can_be_given_back_is_not_use(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from drivetrain.hardware.cgroup import read_limits
-from drivetrain.hardware.cpu import cpu_budget, read_cpu
+from drivetrain.hardware.cpu import compute_cpu_budget, read_cpu
 from drivetrain.hardware.facts import Cpu
 from tests.recorded import plant, write
 
@@ -43,7 +43,7 @@ def cpu(root: Path, *mask: int, machine: str = "x86_64") -> Cpu:
     ],
 )
 def test_budget(affinity: int, cpuset: int | None, quota: float | None, expected: int) -> None:
-    assert cpu_budget(affinity, cpuset, quota) == expected
+    assert compute_cpu_budget(affinity, cpuset, quota) == expected
 
 
 @pytest.mark.parametrize(

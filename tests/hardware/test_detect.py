@@ -107,7 +107,7 @@ def test_this_machine_as_the_json_file_gives_it_back(tmp_path: Path) -> None:
     assert 0 < found.memory.available <= found.memory.host
     file = tmp_path / "machine.json"
     file.write_text(json.dumps(found.to_json()))
-    assert facts.load(file) == found
+    assert facts.read_hardware(file) == found
 
 
 def test_detect_loads_no_torch_and_no_nvml_without_a_driver(tmp_path: Path) -> None:

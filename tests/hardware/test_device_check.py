@@ -123,12 +123,12 @@ def test_a_gpu_number_that_does_not_exist(cards: tuple[Gpu, ...], trouble: str |
 def test_cuda_orders_gpus_as_nvml_does() -> None:
     chosen = gpu_selection.select_gpus(with_gpus(card(0), GTX, card(2)), [2, 0])
     same = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-    assert gpu_selection.environment(chosen) == same | {
+    assert gpu_selection.build_environment(chosen) == same | {
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": "2,0",
     }
-    assert gpu_selection.environment(with_gpus(card(0, "A100 MIG 1g.5gb", mig=True))) == same
-    assert gpu_selection.environment(with_gpus()) == {}
+    assert gpu_selection.build_environment(with_gpus(card(0, "A100 MIG 1g.5gb", mig=True))) == same
+    assert gpu_selection.build_environment(with_gpus()) == {}
 
 
 def test_the_cpu_image_leaves_a_gpu_alone_and_says_so() -> None:
@@ -167,7 +167,7 @@ def test_the_cpu_image_leaves_a_gpu_alone_and_says_so() -> None:
 def test_machine_code_runs_on_later_chips_of_its_major_version(
     capability: tuple[int, int], architectures: tuple[str, ...], expected: bool
 ) -> None:
-    assert device_check.covers(capability, architectures) is expected
+    assert device_check.has_code_for(capability, architectures) is expected
 
 
 # Machine, torch, image word; what was given, what is possible, what to do.
@@ -239,7 +239,7 @@ def test_a_driver_that_nothing_runs_on_names_the_driver() -> None:
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("tests/machines/*.json")), ids=lambda path: str(path.stem))
 def test_the_torch_of_the_chosen_image_is_admitted(path: Path) -> None:
-    here = facts.load(path)
+    here = facts.read_hardware(path)
     word = image_selection.choose_image(here).word
     torch = {"cpu": CPU, "ampere": AMPERE, "legacy": LEGACY}[str(word)]
     expected = here.gpus[1:] if path.stem == "two-rtx5090-one-full" else here.gpus
@@ -277,7 +277,7 @@ def test_a_full_gpu() -> None:
     full = card(0, free=100 << 20)
     for refuse in (
         lambda: device_check.select_devices(with_gpus(full), "auto"),
-        lambda: device_check.launchable(with_gpus(full)),
+        lambda: device_check.choose_launch_image(with_gpus(full)),
     ):
         with pytest.raises(DeviceError) as caught:
             refuse()
@@ -340,31 +340,31 @@ def test_commands_without_a_gpu_work_with_an_unusable_one() -> None:
     """As `predict` and `evaluate` do on a host with a GPU and a torch for CPUs."""
     said = list[str]()
     here = machine("rtx3060-driver580", CPU)
-    assert device_check.usable_hardware(here, said.append).gpus == ()
+    assert device_check.select_usable_hardware(here, said.append).gpus == ()
     assert said == [
         "warning: found NVIDIA GeForce RTX 3060 (capability 8.6, driver 580.95.05), but torch 2.13.0+cpu "
         "(CPU build) has no code for any GPU; computing on the CPU"
     ]
     said.clear()
-    assert device_check.usable_hardware(machine("rtx3060-driver580", AMPERE), said.append).gpu is not None
+    assert device_check.select_usable_hardware(machine("rtx3060-driver580", AMPERE), said.append).gpu is not None
     assert said == []
 
 
 def test_commands_without_a_gpu_work_if_cuda_does_not_answer() -> None:
     said = list[str]()
     assert (
-        device_check.usable_device(machine("rtx3060-driver580", AMPERE), said.append) == "cpu"
+        device_check.select_usable_device(machine("rtx3060-driver580", AMPERE), said.append) == "cpu"
     )  # this torch is for CPUs
     assert said[0].startswith("warning: found NVIDIA GeForce RTX 3060")
-    assert device_check.usable_device(machine("vm-2core-cgroup1"), said.append) == "cpu"
+    assert device_check.select_usable_device(machine("vm-2core-cgroup1"), said.append) == "cpu"
     assert len(said) == 1
 
 
 def test_gpus_are_named_so_that_every_order_agrees() -> None:
     cards = [replace(card(index), uuid=f"GPU-{index}a") for index in (2, 0)]
-    assert gpu_selection.environment(with_gpus(*cards))["CUDA_VISIBLE_DEVICES"] == "GPU-2a,GPU-0a"
+    assert gpu_selection.build_environment(with_gpus(*cards))["CUDA_VISIBLE_DEVICES"] == "GPU-2a,GPU-0a"
     older = with_gpus(cards[0], card(1))
-    assert gpu_selection.environment(older)["CUDA_VISIBLE_DEVICES"] == "2,1"
+    assert gpu_selection.build_environment(older)["CUDA_VISIBLE_DEVICES"] == "2,1"
 
 
 def test_predict_and_evaluate_compute_on_the_cpu_where_torch_has_no_code_for_the_gpu(
@@ -374,5 +374,5 @@ def test_predict_and_evaluate_compute_on_the_cpu_where_torch_has_no_code_for_the
     monkeypatch.setattr(thread_limits, "os", SimpleNamespace(environ=dict[str, str]()))
     here = thread_limits.limit()
     assert here.gpus == ()
-    assert device_check.usable_device(here, thread_limits.tell) == "cpu"
+    assert device_check.select_usable_device(here, thread_limits.tell) == "cpu"
     assert capsys.readouterr().err.endswith("has no code for any GPU; computing on the CPU\n")

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from drivetrain.errors import SpecError
-from drivetrain.hardware.cpu import cpu_budget
-from drivetrain.hardware.facts import Hardware, from_json, load
+from drivetrain.hardware.cpu import compute_cpu_budget
+from drivetrain.hardware.facts import Hardware, from_json, read_hardware
 from tests import paths
 
 MACHINES = sorted(paths.MACHINES.glob("*.json"))
@@ -32,7 +32,7 @@ def written(folder: Path, content: str) -> Path:
 def lines(path: Path) -> list[str]:
     """What `load` says about a bad file, without the file's name."""
     with pytest.raises(SpecError) as caught:
-        load(path)
+        read_hardware(path)
     assert caught.value.exit_code == 2
     return [line.replace(str(path), "FILE") for line in caught.value.lines()]
 
@@ -63,7 +63,7 @@ def test_the_machines_that_the_design_names_are_there() -> None:
 
 @pytest.mark.parametrize("path", MACHINES, ids=lambda path: path.stem)
 def test_a_recorded_machine_is_whole(path: Path) -> None:
-    machine = load(path)
+    machine = read_hardware(path)
     assert machine.name == path.stem
     assert machine.to_json() == from_json(json.loads(json.dumps(machine.to_json()))).to_json()
     assert json.loads(path.read_text()) == json.loads(json.dumps(machine.to_json()))
@@ -71,9 +71,9 @@ def test_a_recorded_machine_is_whole(path: Path) -> None:
 
 @pytest.mark.parametrize("path", MACHINES, ids=lambda path: path.stem)
 def test_a_recorded_machine_is_consistent(path: Path) -> None:
-    machine = load(path)
+    machine = read_hardware(path)
     cpu, memory = machine.cpu, machine.memory
-    assert cpu.budget == cpu_budget(cpu.affinity, cpu.cpuset, cpu.quota)
+    assert cpu.budget == compute_cpu_budget(cpu.affinity, cpu.cpuset, cpu.quota)
     assert 1 <= cpu.cores <= cpu.affinity <= cpu.host
     assert memory.available <= (memory.limit or memory.host) - memory.used
     assert all(0 < gpu.free <= gpu.memory for gpu in machine.gpus)
@@ -81,7 +81,7 @@ def test_a_recorded_machine_is_consistent(path: Path) -> None:
 
 @pytest.mark.parametrize("path", MACHINES, ids=lambda path: path.stem)
 def test_what_was_not_read_from_a_machine_says_so(path: Path) -> None:
-    machine = load(path)
+    machine = read_hardware(path)
     assert all(_has(machine, name) for name in machine.assumed)
     assert machine.assumed or path.stem in ("vm-2core-cgroup1", "h100")
 
@@ -112,7 +112,7 @@ def _has(machine: Hardware, name: str) -> bool:
     ],
 )
 def test_gpus(stem: str, capability: tuple[int, int], driver: str, gib: int) -> None:
-    machine = load(next(path for path in MACHINES if path.stem == stem))
+    machine = read_hardware(next(path for path in MACHINES if path.stem == stem))
     assert machine.gpu is not None
     assert machine.gpu == machine.gpus[0]
     assert (machine.gpu.capability, machine.gpu.driver.split(".")[0]) == (capability, driver)
@@ -120,7 +120,7 @@ def test_gpus(stem: str, capability: tuple[int, int], driver: str, gib: int) -> 
 
 
 def test_a_machine_without_a_gpu_has_no_first_gpu() -> None:
-    assert load(next(path for path in MACHINES if path.stem == "laptop")).gpu is None
+    assert read_hardware(next(path for path in MACHINES if path.stem == "laptop")).gpu is None
 
 
 def test_a_missing_file(tmp_path: Path) -> None:

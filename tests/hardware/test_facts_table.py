@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from drivetrain.hardware.facts import Hardware, Torch, load
-from drivetrain.hardware.facts_table import render
+from drivetrain.hardware.facts import Hardware, Torch, read_hardware
+from drivetrain.hardware.facts_table import render_facts
 from tests import paths
 
 MACHINES = sorted(paths.MACHINES.glob("*.json"))
 
 
 def machine(stem: str) -> Hardware:
-    return load(next(path for path in MACHINES if path.stem == stem))
+    return read_hardware(next(path for path in MACHINES if path.stem == stem))
 
 
 def printed(hardware: Hardware) -> str:
@@ -27,13 +27,13 @@ def printed(hardware: Hardware) -> str:
 
 def logged(hardware: Hardware, width: int) -> str:
     log = io.StringIO()
-    Console(file=log, width=width).print(render(hardware))
+    Console(file=log, width=width).print(render_facts(hardware))
     return log.getvalue()
 
 
 @pytest.mark.parametrize("path", MACHINES, ids=lambda path: path.stem)
 def test_a_log_gets_plain_lines_of_100_columns(path: Path) -> None:
-    text = logged(load(path), 100)
+    text = logged(read_hardware(path), 100)
     assert max(map(len, text.splitlines())) <= 100
     assert all(letter == "\n" or letter.isprintable() for letter in text)
 

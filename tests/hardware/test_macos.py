@@ -55,19 +55,19 @@ machdep.cpu.brand_string: Intel(R) Core(TM) i7-9750H CPU @ 2.60GHz
 @pytest.mark.parametrize(("text", "stem"), [(M1, "macbook-m1"), (M2, "macbook-m2")])
 def test_the_recorded_macs_are_what_sysctl_says(text: str, stem: str) -> None:
     recorded = json.loads((paths.MACHINES / f"{stem}.json").read_text())["cpu"]
-    found = asdict(macos.read_cpu(macos.parse(text), "arm64"))
+    found = asdict(macos.read_cpu(macos.parse_sysctl(text), "arm64"))
     assert json.loads(json.dumps(found)) == recorded
 
 
 def test_an_intel_mac_and_a_python_for_intel_on_apple_silicon() -> None:
-    intel = macos.read_cpu(macos.parse(INTEL), "x86_64")
+    intel = macos.read_cpu(macos.parse_sysctl(INTEL), "x86_64")
     assert (intel.flags, intel.cores, intel.budget, intel.fast_cores) == (("avx", "avx2", "fma"), 6, 12, None)
     assert not intel.emulated
-    assert macos.read_cpu(macos.parse(M1), "x86_64").emulated
+    assert macos.read_cpu(macos.parse_sysctl(M1), "x86_64").emulated
 
 
 def test_memory() -> None:
-    memory = macos.read_memory(macos.parse(M1), 3 << 30)
+    memory = macos.read_memory(macos.parse_sysctl(M1), 3 << 30)
     assert (memory.host, memory.available, memory.used, memory.limit) == (8 << 30, 3 << 30, 5 << 30, None)
 
 
@@ -92,7 +92,7 @@ def test_detect_without_what_macos_lacks(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.delattr(os, "ST_NOEXEC")
     monkeypatch.setattr(platform, "system", lambda: "Darwin")
     monkeypatch.setattr(platform, "machine", lambda: "arm64")
-    monkeypatch.setattr(macos, "read_sysctl", lambda: macos.parse(M1))
+    monkeypatch.setattr(macos, "read_sysctl", lambda: macos.parse_sysctl(M1))
     free: Any = type("Memory", (), {"available": 4 << 30})
     monkeypatch.setattr(psutil, "virtual_memory", free)
     machine = detect(tmp_path / "runs", tmp_path, environ={"HOME": str(tmp_path)})

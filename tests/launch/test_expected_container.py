@@ -43,7 +43,7 @@ def limited(tmp_path: Path) -> Limited:
 
 
 def machine(name: str) -> facts.Hardware:
-    return facts.load(ROOT / "tests" / "machines" / f"{name}.json")
+    return facts.read_hardware(ROOT / "tests" / "machines" / f"{name}.json")
 
 
 def test_the_container_has_the_limits_and_libraries_of_the_image(no_torch: None, limited: Limited) -> None:

@@ -109,7 +109,7 @@ def test_small_and_compiled_calls_use_torchs_dropout(layer: nn.Dropout, x: torch
     ],
 )
 def test_it_is_chosen_on_cpus_with_dropout(machine: str, facts: Workload | None, value: bool, reason: str) -> None:
-    choice = packed_dropout.choose(tiny.job(), hardware.load(MACHINES / f"{machine}.json"), facts)
+    choice = packed_dropout.choose(tiny.job(), hardware.read_hardware(MACHINES / f"{machine}.json"), facts)
     assert (choice.value, reason in choice.reason) == (value, True), choice
 
 

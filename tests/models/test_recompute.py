@@ -216,7 +216,7 @@ def test_refused_without_blocks(tmp_path: Path) -> None:
 
 
 def test_compile_is_refused_beside_it() -> None:
-    machine = facts.load(MACHINES / "a100.json")
+    machine = facts.read_hardware(MACHINES / "a100.json")
     job = tiny.job(optimize="gradient_checkpointing: true, compile: true")
     with pytest.raises(SpecError, match="blocks cannot be compiled"):
         plan.resolve(job, machine)

@@ -45,7 +45,7 @@ def test_off_is_a_value(optimization: Optimization) -> None:
 
 @pytest.mark.parametrize("path", MACHINES, ids=[p.stem for p in MACHINES])
 def test_every_choice_is_possible_on_every_machine(optimization: Optimization, path: Path) -> None:
-    machine, job = hardware.load(path), tiny.job()
+    machine, job = hardware.read_hardware(path), tiny.job()
     data = tiny.dataset()
     facts = inspect_workload(data, tiny.build(job, data).module)
     for workload in (None, facts):

@@ -39,7 +39,7 @@ BERT = Workload(
 
 
 def machine(name: str) -> Hardware:
-    return facts.load(MACHINES / f"{name}.json")
+    return facts.read_hardware(MACHINES / f"{name}.json")
 
 
 def job(task: str = "image-classification", **parts: str) -> Job:
@@ -175,7 +175,7 @@ def test_whole_steps_are_tried_without_compile() -> None:
 def test_the_allocator_is_set_before_the_trainer_starts() -> None:
     here = machine("a100")
     assert plan.resolve(job(), here).environment(here)["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
-    assert plan.resolve(job(), here, plain=True).environment(here) == gpu_selection.environment(here)
+    assert plan.resolve(job(), here, plain=True).environment(here) == gpu_selection.build_environment(here)
     assert allocator_segments.environment(here, False) == {}
 
 
@@ -195,7 +195,7 @@ def test_cuda_graphs_ask_for_compile_and_are_measured_for_small_networks() -> No
 def test_the_memory_of_a_gpu_that_a_job_allows(asked: Any, expected: int) -> None:
     gpu = machine("gtx1080").gpus[0]
     assert gpu_selection.count_allowed_bytes(gpu, asked) == expected
-    assert gpu_selection.available_bytes(gpu, asked) == min(expected, gpu.free)
+    assert gpu_selection.count_available_bytes(gpu, asked) == min(expected, gpu.free)
 
 
 def test_a_dataset_that_may_draw_at_random_stays_on_the_host() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from drivetrain.hardware.facts import Hardware, Libraries, load
+from drivetrain.hardware.facts import Hardware, Libraries, read_hardware
 from drivetrain.job import Job
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.optimizations import cpu_threads, openmp_runtime, precision
@@ -35,7 +35,7 @@ X86 = re.compile(r"avx|amx|\bmkl|iomp5|intel|hyperthread", re.IGNORECASE)
 
 
 def machine(stem: str) -> Hardware:
-    return load(paths.MACHINES / f"{stem}.json")
+    return read_hardware(paths.MACHINES / f"{stem}.json")
 
 
 @pytest.fixture

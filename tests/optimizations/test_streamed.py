@@ -60,7 +60,7 @@ def test_chosen_as_for_data_in_memory_or_off_with_the_reason(
     data = load(job)
     facts = inspect_workload(data, build(job, data).module)
     for path in MACHINES:
-        machine = hardware.load(path)
+        machine = hardware.read_hardware(path)
         for workload in (None, facts):
             choice = optimization.choose(job, machine, workload)
             assert choice.reason
@@ -84,7 +84,7 @@ def test_workers_prepare_batches_where_the_samples_are_not_on_the_gpu(
     """Data in memory goes to the GPU and needs none; streamed data has what else is read from files has."""
     job = task(tmp_path)
     for path in MACHINES:
-        machine = hardware.load(path)
+        machine = hardware.read_hardware(path)
         workers = plan.resolve(job, machine, None).row("loader_workers").value
         assert (workers == 0) is (machine.gpu is None or machine.cpu.budget < 2), path.stem
 
@@ -97,7 +97,7 @@ def test_the_plan_names_the_stream(tmp_path: Path, task: Callable[[Path], Job], 
         pytest.skip("texts are not decoded")
     frozen = job.model.model_copy(update={"freeze": Freeze(layers=1)})
     asked = job.model_copy(update={"model": frozen})
-    row = plan.resolve(asked, hardware.load(paths.MACHINES / "h100.json"), None).row(name)
+    row = plan.resolve(asked, hardware.read_hardware(paths.MACHINES / "h100.json"), None).row(name)
     assert row.value is False
     assert "are streamed" in row.reason, row.reason
 

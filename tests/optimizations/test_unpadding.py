@@ -200,7 +200,7 @@ def test_it_is_chosen_for_texts(
     if task in ("math", "flash"):
         asked = asked.model_copy(update={"optimize": {"attention": task, "precision": "fp32"}})
     name = "t4" if gpu else "vm-2core-cgroup1"
-    here = tiny.facts.load(MACHINES / f"{name}.json")
+    here = tiny.facts.read_hardware(MACHINES / f"{name}.json")
     choice = unpadding.choose(asked, here, facts)
     assert choice.value == value
     assert reason in choice.reason
@@ -213,7 +213,7 @@ def test_it_is_chosen_for_texts(
 def test_on_a_gpu_a_batch_is_cut_only_where_that_pays(name: str, texts: int, most: float) -> None:
     """Lengths of ordinary texts: log-normal, median 25. A slow chip computes little padding, a fast one rather waits less."""
     lengths = np.clip(np.exp(np.random.default_rng(0).normal(np.log(25), 1.0, texts)), 4, 512).astype(np.int64)
-    cost = unpadding.pass_tokens(tiny.facts.load(MACHINES / f"{name}.json"), BERT)
+    cost = unpadding.pass_tokens(tiny.facts.read_hardware(MACHINES / f"{name}.json"), BERT)
     parts = length_buckets.pieces(lengths, texts, unpadding.GPU_TOKENS, cost)
     computed = length_buckets.count_computed(lengths, texts, unpadding.GPU_TOKENS, cost)
     padded = texts * int(lengths.max())
@@ -265,7 +265,7 @@ def test_on_gpus_hardly_any_padding_is_computed_by_default(
     )
     plain = made(tmp_path, asked, False)
     for machine in ("t4", "t4-driver580", "rtx3060-driver550", "rtx3060-driver580", "h100"):
-        plain.hardware = tiny.facts.load(MACHINES / f"{machine}.json")
+        plain.hardware = tiny.facts.read_hardware(MACHINES / f"{machine}.json")
         for facts in (small, large):
             value = plan.resolve(asked, plain.hardware, facts).value("unpadding")
             ours = replace(plain)
@@ -281,7 +281,7 @@ def test_rows_on_a_gpu_are_as_long_as_memory_allows() -> None:
     asked = tiny.job()
     sizes = [
         unpadding.row_tokens(
-            asked, tiny.facts.load(MACHINES / f"{name}.json"), replace(PACKABLE, parameters=n, trainable=n)
+            asked, tiny.facts.read_hardware(MACHINES / f"{name}.json"), replace(PACKABLE, parameters=n, trainable=n)
         )
         for name, n in (
             ("vm-2core-cgroup1", 110_000_000),
@@ -303,7 +303,7 @@ def test_a_gpu_without_the_kernels_cuts_and_says_so(
     monkeypatch.setattr(packed_attention, "find_kernel", lambda hidden, width: kernel if obstacle else None)
     reports.write(tmp_path)
     ours = made(tmp_path, reports.job(tmp_path, model=STILL + "}"), False)
-    ours.hardware = tiny.facts.load(MACHINES / "t4.json")
+    ours.hardware = tiny.facts.read_hardware(MACHINES / "t4.json")
     events: list[str] = []
     monkeypatch.setattr(ours.events, "add", lambda kind, text: events.append(text))
     unpadding.apply(ours, unpadding.PACKED)
@@ -315,7 +315,7 @@ def test_a_gpu_without_the_kernels_cuts_and_says_so(
 def test_the_step_on_a_gpu_cuts_by_what_a_pass_costs_there(tmp_path: Path) -> None:
     reports.write(tmp_path)
     ours = made(tmp_path, reports.job(tmp_path, model=STILL + "}"), False)
-    ours.hardware = tiny.facts.load(MACHINES / "t4.json")
+    ours.hardware = tiny.facts.read_hardware(MACHINES / "t4.json")
     unpadding.apply(ours, unpadding.GPU_TOKENS)
     splitter = ours.step.options.splitter
     assert isinstance(splitter, length_buckets.TokenSplitter)

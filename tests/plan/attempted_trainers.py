@@ -64,7 +64,7 @@ def folder(tmp_path: Path) -> Path:
 def attempted(trainers: Trainers, monkeypatch: pytest.MonkeyPatch, optimize: str = "") -> int:
     machine, job = tiny.machine(), tiny.job(optimize=optimize)
     monkeypatch.setattr(supervisor, "run_trainers", trainers)
-    monkeypatch.setattr(cgroup, "oom_kills", lambda root: trainers.kills)
+    monkeypatch.setattr(cgroup, "read_oom_kills", lambda root: trainers.kills)
     run = run_folder.RunFolder(trainers.run, False, -1)
     request = TrainRequest(trainers.run.parent / "tiny.yaml")
     return supervisor._attempts(request, job, machine, plan.resolve(job, machine), run)

@@ -35,7 +35,7 @@ def job(optimize: str = "", task: str = "image-classification", more: str = "") 
 
 
 def here(name: str = "vm-2core-cgroup1") -> Hardware:
-    return facts.load(paths.MACHINES / f"{name}.json")
+    return facts.read_hardware(paths.MACHINES / f"{name}.json")
 
 
 def row(name: str, asked: Job, machine: Hardware, workload: Workload | None = CNN, **more: object) -> Decision:
@@ -160,7 +160,7 @@ def test_a_clearly_bad_value_is_not_measured() -> None:
 @pytest.mark.parametrize("path", sorted(paths.MACHINES.glob("*.json")), ids=lambda path: path.stem)
 @pytest.mark.parametrize("ratio", [0.1, 9.0])
 def test_every_machine_gets_a_possible_plan(path: Path, ratio: float) -> None:
-    machine = calibrated.machine(facts.load(path), calibrated.probes(ratio))
+    machine = calibrated.machine(facts.read_hardware(path), calibrated.probes(ratio))
     for workload in (None, CNN):
         plan = plans.resolve(job(), machine, workload)
         for one in optimizations.every():

@@ -33,7 +33,7 @@ def job(text: str = "") -> Job:
 
 
 def machine(name: str = "vm-2core-cgroup1") -> Hardware:
-    return facts.load(MACHINES / f"{name}.json")
+    return facts.read_hardware(MACHINES / f"{name}.json")
 
 
 # Per machine: image, precision, compile, threads follow from shared facts on chips and drivers.

@@ -142,7 +142,7 @@ def test_runs_with_other_settings_do_not_count(
 
 def test_a_host_with_several_gpus_trains_with_one_unless_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise no finished run would count there."""
-    two = facts.load(MACHINES / "two-rtx5090-one-full.json")
+    two = facts.read_hardware(MACHINES / "two-rtx5090-one-full.json")
     monkeypatch.setattr(same_conditions, "detect", lambda runs: two)
     job = SpecSource(trained.written(tmp_path)).load()
     assert same_conditions.processes(job, tmp_path) == 1

@@ -46,7 +46,7 @@ def test_a_manifest_is_not_whole(tmp_path: Path) -> None:
     assert manifest.verify(tmp_path) == f"{manifest.MANIFEST} is missing or incomplete"
 
 
-@pytest.mark.parametrize("load", [plan.load, facts.load])
+@pytest.mark.parametrize("load", [plan.load, facts.read_hardware])
 def test_a_file_that_was_named_is_refused(deep: Path, load: Callable[[Path], object]) -> None:
     with pytest.raises(SpecError, match="nested too deeply"):
         load(deep)

@@ -47,7 +47,7 @@ def show(*, as_json: bool, measure_again: bool) -> int:
         raise DeviceError(
             f"the machine could not be calibrated: {outcome.events[-1] if outcome.events else 'nothing was measured'}",
             "a machine on which torch computes, with a temporary folder that can be written",
-            f"train without a calibration: set {calibration_file.SWITCH}=off; `drivetrain doctor` examines the machine",
+            f"train without a calibration: set {calibration_file.SWITCH_VARIABLE}=off; `drivetrain doctor` examines the machine",
         )
     if as_json:
         say_json(asdict(outcome.found))
@@ -85,5 +85,5 @@ def _notes(calibration: Calibration, machine: Hardware) -> Iterator[Text]:
     lines = [f"not measured: {line}" for line in calibration.missing]
     if calibration.is_busy:
         lines.append(f"{calibration.disturbance}; without that, `drivetrain calibrate --again` measures more")
-    lines.append(f"kept in {calibration_file.path(machine)}")
+    lines.append(f"kept in {calibration_file.find_path(machine)}")
     return (Text(f"  {line}", style="dim") for line in lines)

@@ -30,15 +30,15 @@ def validate(options: argparse.Namespace) -> int:
 
 def facts(options: argparse.Namespace) -> int:
     """Show what this container may use."""
-    from drivetrain.hardware.calibration_file import attach
+    from drivetrain.hardware.calibration_file import add_calibration
     from drivetrain.hardware.detect import detect
-    from drivetrain.hardware.facts_table import render
+    from drivetrain.hardware.facts_table import render_facts
 
-    machine = attach(detect(Path("runs")))
+    machine = add_calibration(detect(Path("runs")))
     if options.json:
         say_json(machine.to_json())
     else:
-        open_console().print(render(machine))
+        open_console().print(render_facts(machine))
     return 0
 
 
@@ -55,12 +55,12 @@ def plan(options: argparse.Namespace) -> int:
     show = say_aside if options.json else say
     job = job_spec.load(options.job, options.set)
     machine = gpu_selection.select_gpus(
-        facts.load(options.hardware) if options.hardware else detect(Path("runs")), job.limits.gpus
+        facts.read_hardware(options.hardware) if options.hardware else detect(Path("runs")), job.limits.gpus
     )
     if not options.hardware:
         machine, container_note = expected_container.expect_hardware(machine, job)
-        machine = calibration_file.attach(machine)
-        calibration_note = calibration_file.note(machine, elsewhere=bool(container_note))
+        machine = calibration_file.add_calibration(machine)
+        calibration_note = calibration_file.describe_missing(machine, elsewhere=bool(container_note))
         for note in filter(None, (container_note, calibration_note)):
             show(note)
     measured = {} if options.hardware else evidence.load_started(machine, job)

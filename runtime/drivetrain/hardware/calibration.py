@@ -9,7 +9,7 @@ from dataclasses import dataclass
 BUSY_SHARE = 0.15
 """Share of the time that the threads of the probes waited for a CPU from which on nothing is said about thread counts:
 a second thread that has to wait slows down every operation, and the neighbor may be gone tomorrow."""
-_NOTED_QUOTA_SHARE = 0.05
+_MIN_QUOTA_SHARE = 0.05
 """Share of the time from which on a quota is named as a cause."""
 
 
@@ -79,7 +79,7 @@ class Calibration:
     def disturbance(self) -> str:
         """Why the probes waited: `other processes took 40% of the CPU time`, the quota was used up, or both."""
         other_processes = f"other processes took {self.waited - self.throttled:.0%} of the CPU time"
-        if self.throttled < _NOTED_QUOTA_SHARE:
+        if self.throttled < _MIN_QUOTA_SHARE:
             return other_processes
         quota = f"the CPU quota was used up for {self.throttled:.0%} of the time"
         return quota if self.throttled > self.waited / 2 else f"{quota}, and {other_processes}"
@@ -99,9 +99,9 @@ class Calibration:
         """
         rows = [p for p in self.probes if (p.setting, p.work, p.beside) == (setting, work, also)]
         return tuple(
-            _nearest((p for p in rows if p.value == value), size) for value in dict.fromkeys(p.value for p in rows)
+            _find_nearest((p for p in rows if p.value == value), size) for value in dict.fromkeys(p.value for p in rows)
         )
 
 
-def _nearest(probes: Iterable[Probe], size: int) -> Probe:
+def _find_nearest(probes: Iterable[Probe], size: int) -> Probe:
     return min(probes, key=lambda probe: abs(math.log(max(1, probe.size) / max(1, size))))

@@ -1,4 +1,4 @@
-"""Keeps the calibration of a machine in the cache folder, one file for each set of limits and versions."""
+"""Stores the calibration of a machine in the cache folder, one file for each set of limits and versions."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from drivetrain.hardware.facts import Hardware, from_json_as
 from drivetrain.system.files import parse_json, write_json
 from drivetrain.system.version import VERSION
 
-SWITCH = "DRIVETRAIN_CALIBRATION"
+SWITCH_VARIABLE = "DRIVETRAIN_CALIBRATION"
 """The variable with which trainings neither calibrate nor use a calibration: `off`."""
 PROBES_VERSION = 1
 """Version of the probes; with other probes a machine is calibrated again."""
 
 
-def key(hardware: Hardware) -> str:
-    """What a calibration holds for, as a file name: everything that a probe can depend on."""
+def compute_key(hardware: Hardware) -> str:
+    """Hash of everything that a probe can depend on."""
     cpu = hardware.cpu
     parts = [
         VERSION,
@@ -35,14 +35,14 @@ def key(hardware: Hardware) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
-def path(hardware: Hardware) -> Path:
-    """Where the calibration of this machine is kept."""
-    return Path(hardware.storage.cache) / "calibration" / f"{key(hardware)}.json"
+def find_path(hardware: Hardware) -> Path:
+    """The file of this machine's calibration."""
+    return Path(hardware.storage.cache) / "calibration" / f"{compute_key(hardware)}.json"
 
 
-def load(hardware: Hardware) -> tuple[Calibration | None, str | None]:
-    """The calibration that is kept for this machine, and why a file that is there cannot be used."""
-    file = path(hardware)
+def read_calibration(hardware: Hardware) -> tuple[Calibration | None, str | None]:
+    """The calibration of this machine, and why an existing file cannot be used."""
+    file = find_path(hardware)
     try:
         data = parse_json(file.read_text(encoding="utf-8"))
         calibration: Calibration = from_json_as(Calibration, data, str(file))
@@ -55,40 +55,40 @@ def load(hardware: Hardware) -> tuple[Calibration | None, str | None]:
     return calibration, None
 
 
-def is_on() -> bool:
-    """Whether calibrations are used at all."""
-    return os.environ.get(SWITCH, "on") != "off"
+def is_enabled() -> bool:
+    """Whether calibrations are used."""
+    return os.environ.get(SWITCH_VARIABLE, "on") != "off"
 
 
-def attach(hardware: Hardware) -> Hardware:
-    """The machine with its calibration, if one is kept and can be read."""
-    return replace(hardware, calibration=load(hardware)[0] if is_on() else None)
+def add_calibration(hardware: Hardware) -> Hardware:
+    """Return the hardware with its calibration, if one can be read."""
+    return replace(hardware, calibration=read_calibration(hardware)[0] if is_enabled() else None)
 
 
-def note(hardware: Hardware, *, elsewhere: bool = False) -> str:
+def describe_missing(hardware: Hardware, *, elsewhere: bool = False) -> str:
     """What the user should know beside a plan that uses no calibration; empty if there is one.
 
     Args:
         hardware: the machine of the plan.
         elsewhere: whether that is a container, which keeps its calibration in a volume of its own.
     """
-    if not is_on():
+    if not is_enabled():
         return ""
     if hardware.calibration:
         busy = "this machine was too busy or too slow to be calibrated; `drivetrain calibrate --again` takes longer"
         return "" if hardware.calibration.probes else busy
     if elsewhere:
         return "training there uses the calibration of its own, which is not known here"
-    wrong = load(hardware)[1]
+    wrong = read_calibration(hardware)[1]
     return f"{wrong or 'this machine is not calibrated yet'}; `drivetrain calibrate` does it, or the first training"
 
 
-def store(hardware: Hardware, calibration: Calibration) -> None:
-    """Keep a calibration.
+def write_calibration(hardware: Hardware, calibration: Calibration) -> None:
+    """Write a calibration.
 
     Raises:
         OSError, StorageError: if the cache cannot be written; it then serves this run only.
     """
-    file = path(hardware)
+    file = find_path(hardware)
     file.parent.mkdir(parents=True, exist_ok=True)
     write_json(file, asdict(calibration))

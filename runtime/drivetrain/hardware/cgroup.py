@@ -25,20 +25,22 @@ class CgroupController:
     folders: tuple[Path, ...]
 
 
-def groups_of(root: Path) -> dict[str, CgroupController]:
+def read_controllers(root: Path) -> dict[str, CgroupController]:
     """The groups of this process, by controller."""
-    paths, mounts = _paths(root), _mounts(root)
-    return {name: _group(root, name, paths, mounts) for name in _CONTROLLERS}
+    paths, mounts = _read_paths(root), _read_mounts(root)
+    return {name: _read_controller(root, name, paths, mounts) for name in _CONTROLLERS}
 
 
-def _group(root: Path, name: str, paths: dict[str, str], mounts: dict[str, list[tuple[str, str]]]) -> CgroupController:
+def _read_controller(
+    root: Path, name: str, paths: dict[str, str], mounts: dict[str, list[tuple[str, str]]]
+) -> CgroupController:
     """Version 1 comes first, since a controller mounted there is not available in version 2."""
     version, key = (1, name) if name in mounts else (2, "")
-    folders = [_folders(root, mounted, point, paths.get(key, "/")) for mounted, point in mounts.get(key, [])]
+    folders = [_list_folders(root, mounted, point, paths.get(key, "/")) for mounted, point in mounts.get(key, [])]
     return CgroupController(version, max(folders, key=len, default=()))
 
 
-def _paths(root: Path) -> dict[str, str]:
+def _read_paths(root: Path) -> dict[str, str]:
     """The path of the process's group by controller; version 2 has the empty name."""
     by_controller = {}
     for line in read_text(root / "proc/self/cgroup").splitlines():
@@ -48,7 +50,7 @@ def _paths(root: Path) -> dict[str, str]:
     return by_controller
 
 
-def _mounts(root: Path) -> dict[str, list[tuple[str, str]]]:
+def _read_mounts(root: Path) -> dict[str, list[tuple[str, str]]]:
     """Mounted hierarchies by controller: (path inside the hierarchy, mount point)."""
     by_controller: dict[str, list[tuple[str, str]]] = {}
     for line in read_text(root / "proc/self/mountinfo").splitlines():
@@ -58,10 +60,10 @@ def _mounts(root: Path) -> dict[str, list[tuple[str, str]]]:
             continue
         for name in [""] if kind[0] == "cgroup2" else set(_CONTROLLERS) & set(kind[2].split(",")):
             by_controller.setdefault(name, []).append((mount_fields[3], mount_fields[4]))
-    return by_controller or _customary(root)
+    return by_controller or _list_usual_mounts(root)
 
 
-def _customary(root: Path) -> dict[str, list[tuple[str, str]]]:
+def _list_usual_mounts(root: Path) -> dict[str, list[tuple[str, str]]]:
     """The usual mount points, if the mount table cannot be read."""
     base = Path("sys/fs/cgroup")
     if (root / base / "cgroup.controllers").exists():
@@ -69,21 +71,21 @@ def _customary(root: Path) -> dict[str, list[tuple[str, str]]]:
     return {name: [("/", f"/{base / name}")] for name in _CONTROLLERS if (root / base / name).is_dir()}
 
 
-def _folders(root: Path, mounted: str, point: str, path: str) -> tuple[Path, ...]:
+def _list_folders(root: Path, mounted: str, point: str, path: str) -> tuple[Path, ...]:
     """The group's folder and its ancestors up to the mount point, as far as they exist."""
     top, group = root / point.lstrip("/"), PurePosixPath(path)
     names: tuple[str, ...] = ()
     if ".." in group.parts:
         pass  # above the namespace: only the mounted group can be read
     elif above := PurePosixPath(mounted).parts.count(".."):
-        names = _search(root, top, above, group)
+        names = _find_by_process(root, top, above, group)
     elif group.is_relative_to(mounted):
         names = group.relative_to(mounted).parts
     folders = [top.joinpath(*names[:depth]) for depth in range(len(names), -1, -1)]
     return tuple(folder for folder in folders if folder.is_dir())
 
 
-def _search(root: Path, top: Path, above: int, group: PurePosixPath) -> tuple[str, ...]:
+def _find_by_process(root: Path, top: Path, above: int, group: PurePosixPath) -> tuple[str, ...]:
     """Find the group by its member processes, if a private namespace meets the host's tree and no path names it."""
     process = read_text(root / "proc/self/stat").partition(" ")[0]
     for folder in top.glob("/".join(["*"] * above)):
@@ -120,26 +122,24 @@ class CgroupLimits:
 
 def read_limits(root: Path) -> CgroupLimits:
     """Read the limits below the file-system root `root`; an unreadable limit counts as none."""
-    groups = {name: group for name, group in groups_of(root).items() if group.folders}
+    groups = {name: group for name, group in read_controllers(root).items() if group.folders}
     none = CgroupController(0, ())
-    cpu = tightest_quota(groups.get("cpu", none))
-    memory, used, room = lowest(memory_levels(groups.get("memory", none)))
+    cpu = find_lowest_quota(groups.get("cpu", none))
+    memory, used, room = find_lowest_limit(read_memory_levels(groups.get("memory", none)))
     return CgroupLimits(
         version=min((group.version for group in groups.values()), default=0),
-        cpuset=_cpuset(groups.get("cpuset", none)),
-        quota=next((_quota(cpu.version, folder) for folder in cpu.folders), None),
+        cpuset=_count_cpuset(groups.get("cpuset", none)),
+        quota=next((_read_quota(cpu.version, folder) for folder in cpu.folders), None),
         memory=memory,
         used=used,
         room=room,
-        swap=_swap(groups.get("memory", none)),
+        swap=_allows_swap(groups.get("memory", none)),
     )
 
 
-def tightest_quota(group: CgroupController) -> CgroupController:
-    """The level with the lowest quota, which may be an ancestor such as a systemd slice; the innermost if none has
-    one.
-    """
-    levels = [(quota, folder) for folder in group.folders if (quota := _quota(group.version, folder))]
+def find_lowest_quota(group: CgroupController) -> CgroupController:
+    """The level with the lowest quota, which may be an ancestor such as a systemd slice; else the innermost."""
+    levels = [(quota, folder) for folder in group.folders if (quota := _read_quota(group.version, folder))]
     return replace(group, folders=(min(levels)[1],) if levels else group.folders[:1])
 
 
@@ -156,9 +156,9 @@ def read_throttled_seconds(group: CgroupController) -> float | None:
     return None
 
 
-def oom_kills(root: Path) -> int | None:
-    """How often the OOM killer has killed a process of the group; None without the counter."""
-    group = groups_of(root)["memory"]
+def read_oom_kills(root: Path) -> int | None:
+    """Number of processes of the group that the OOM killer has killed; None without the counter."""
+    group = read_controllers(root)["memory"]
     name = {1: "memory.oom_control", 2: "memory.events"}.get(group.version, "")
     for folder in group.folders[:1]:
         rows = dict(line.split()[:2] for line in read_text(folder / name).splitlines() if " " in line)
@@ -166,17 +166,15 @@ def oom_kills(root: Path) -> int | None:
     return None
 
 
-def peak_memory(root: Path) -> int | None:
+def read_peak_memory(root: Path) -> int | None:
     """Peak memory of the group in bytes; None without the counter."""
-    group = groups_of(root)["memory"]
+    group = read_controllers(root)["memory"]
     name = {1: "memory.max_usage_in_bytes", 2: "memory.peak"}.get(group.version, "")
     return parse_number(read_text(group.folders[0] / name)) if group.folders else None
 
 
-def lowest(levels: Iterable[tuple[int | None, int]]) -> tuple[int | None, int | None, int | None]:
-    """From levels as `memory_levels` yields them: the lowest limit, the use of its group, and the smallest free
-    memory.
-    """
+def find_lowest_limit(levels: Iterable[tuple[int | None, int]]) -> tuple[int | None, int | None, int | None]:
+    """Returns the lowest limit, the use of its group, and the smallest free memory, in bytes."""
     limits_and_use = list(levels)
     limited = [(limit, used) for limit, used in limits_and_use if limit is not None]
     if not limited:
@@ -184,7 +182,7 @@ def lowest(levels: Iterable[tuple[int | None, int]]) -> tuple[int | None, int | 
     return *min(limited), min(max(limit - used, 0) for limit, used in limited)
 
 
-def _cpuset(group: CgroupController) -> int | None:
+def _count_cpuset(group: CgroupController) -> int | None:
     effective = {1: "cpuset.effective_cpus", 2: "cpuset.cpus.effective"}.get(group.version, "")
     for folder in group.folders:  # an empty set means the same as the parent's
         for name in (effective, "cpuset.cpus"):
@@ -193,7 +191,7 @@ def _cpuset(group: CgroupController) -> int | None:
     return None
 
 
-def _quota(version: int, folder: Path) -> float | None:
+def _read_quota(version: int, folder: Path) -> float | None:
     """The CPU quota of one level, in CPUs; None if it has none."""
     if version == 2:
         fields = [*read_text(folder / "cpu.max").split(), "", ""]
@@ -203,7 +201,7 @@ def _quota(version: int, folder: Path) -> float | None:
     return quota / (period or _PERIOD_US) if quota else None
 
 
-def memory_levels(group: CgroupController) -> Iterator[tuple[int | None, int]]:
+def read_memory_levels(group: CgroupController) -> Iterator[tuple[int | None, int]]:
     """(limit, use) of each group, innermost first."""
     names = {
         1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -223,54 +221,56 @@ def memory_levels(group: CgroupController) -> Iterator[tuple[int | None, int]]:
             yield limit, max((use or 0) - (parse_number(stat.get(reclaimable, "")) or 0), 0)
 
 
-def _swap(group: CgroupController) -> bool:
+def _allows_swap(group: CgroupController) -> bool:
     """False if a group's limit for memory plus swap leaves no space for swap."""
     for folder in group.folders:
         if group.version == 2 and parse_number(read_text(folder / "memory.swap.max")) == 0:
             return False
         both = read_text(folder / "memory.memsw.limit_in_bytes")
-        if group.version == 1 and _finite(both) and both == read_text(folder / "memory.limit_in_bytes"):
+        if group.version == 1 and _is_limit(both) and both == read_text(folder / "memory.limit_in_bytes"):
             return False
     return True
 
 
-def _finite(value: str) -> bool:
+def _is_limit(value: str) -> bool:
     limit = parse_number(value)
     return limit is not None and limit < _UNLIMITED
 
 
-def memory_limit() -> int:
+def read_memory_limit() -> int:
     """Bytes of memory that this process may use: those of the machine, or its limit."""
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min(read_limits(Path("/")).memory or machine, machine)
 
 
 class ProcessCgroup:
-    """The cgroups of this process below `root`: those with the lowest CPU quota and the lowest memory limit at the start."""
+    """Reads the cgroups with the lowest CPU quota and the lowest memory limit of this process."""
 
     def __init__(self, root: Path = Path("/")) -> None:
-        groups = groups_of(root)
-        self.cpu, self.tightest = tightest_quota(groups["cpu"]), _tightest(groups["memory"])
+        groups = read_controllers(root)
+        self.cpu, self.tightest = find_lowest_quota(groups["cpu"]), _find_lowest_memory(groups["memory"])
 
     def memory(self) -> tuple[int | None, int | None]:
         """The limit and the use of its group, in bytes; None if there is none."""
-        return lowest(memory_levels(self.tightest))[:2]
+        return find_lowest_limit(read_memory_levels(self.tightest))[:2]
 
     def throttled(self) -> float | None:
         """Total seconds for which the quota has throttled the group; None without the counter."""
         return read_throttled_seconds(self.cpu)
 
 
-def _tightest(group: CgroupController) -> CgroupController:
+def _find_lowest_memory(group: CgroupController) -> CgroupController:
     """The level with the lowest limit, else the innermost; reading one level is cheaper than reading all."""
     alone = [replace(group, folders=(folder,)) for folder in group.folders]
     limits = [
-        (limit, number) for number, level in enumerate(alone) if (limit := lowest(memory_levels(level))[0]) is not None
+        (limit, number)
+        for number, level in enumerate(alone)
+        if (limit := find_lowest_limit(read_memory_levels(level))[0]) is not None
     ]
     return alone[min(limits)[1]] if limits else alone[0] if alone else group
 
 
 def is_killed_as_one(root: Path = Path("/")) -> bool:
     """Whether the kernel, at the memory limit, kills every process of our group instead of the largest alone."""
-    memory = groups_of(root)["memory"]
+    memory = read_controllers(root)["memory"]
     return memory.version == 2 and any(read_text(folder / "memory.oom.group") == "1" for folder in memory.folders)

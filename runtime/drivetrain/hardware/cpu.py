@@ -42,10 +42,10 @@ _ARM_MODELS = {
 }
 _FAST_CORE_SHARE = 0.75
 """Cores from this share of the fastest one's capacity count as fast: some chips have one core that is a bit faster."""
-_CPUS = Path("sys/devices/system/cpu")
-_CAPS = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")
+_CPU_PATH = Path("sys/devices/system/cpu")
+_CAP_VARIABLES = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "ATEN_CPU_CAPABILITY")
 # Flags that each level of oneDNN and torch adds; a cap at a level removes those of all higher levels.
-_LEVELS = {
+_REMOVED_FLAGS = {
     "AVX512_CORE_AMX_FP16": (),
     "AVX512_CORE_AMX": ("amx_fp16",),
     "AVX512_CORE_FP16": ("amx_tile", "amx_bf16", "amx_int8"),
@@ -58,7 +58,7 @@ _LEVELS = {
     "AVX": ("avx2", "fma", "f16c"),
     "SSE41": ("avx",),
 }
-_ATEN = {"AVX512": "AVX512_CORE_AMX_FP16", "AVX2": "AVX2", "DEFAULT": "SSE41"}
+_ATEN_LEVELS = {"AVX512": "AVX512_CORE_AMX_FP16", "AVX2": "AVX2", "DEFAULT": "SSE41"}
 
 
 def read_cpu(
@@ -79,47 +79,47 @@ def read_cpu(
     """
     machine = machine or platform.machine()
     allowed = frozenset(os.sched_getaffinity(0) if mask is None else mask)
-    first = _first_block(root)
+    first = _read_first_block(root)
     flags = set((first.get("flags") or first.get("Features") or "").split())
-    capped, capped_flags = _cap(environ or {}, flags)
-    host = len(parse_cpu_list(read_text(root / _CPUS / "online"))) or _processors(root) or len(allowed)
+    capped, capped_flags = _read_cap(environ or {}, flags)
+    host = len(parse_cpu_list(read_text(root / _CPU_PATH / "online"))) or _count_processors(root) or len(allowed)
     return Cpu(
-        model=_model(first),
-        vendor=_vendor(first),
+        model=_describe_model(first),
+        vendor=_describe_vendor(first),
         architecture=machine,
         flags=tuple(flag for flag in (_ARM if machine == "aarch64" else _X86) if flag in flags - capped_flags),
         host=host,
         affinity=len(allowed),
         cpuset=limits.cpuset,
         quota=limits.quota,
-        cores=_cores(root, allowed),
-        budget=cpu_budget(len(allowed), limits.cpuset, limits.quota),
+        cores=_count_cores(root, allowed),
+        budget=compute_cpu_budget(len(allowed), limits.cpuset, limits.quota),
         capped=capped,
-        fast_cores=_fast_cores(root, allowed),
+        fast_cores=_count_fast_cores(root, allowed),
         emulated=_is_emulated(first, machine),
     )
 
 
-def _cap(environ: Mapping[str, str], flags: set[str]) -> tuple[str | None, set[str]]:
+def _read_cap(environ: Mapping[str, str], flags: set[str]) -> tuple[str | None, set[str]]:
     """The variable that caps the instruction set, and the flags it removes; a cap on either library counts."""
-    variables, removed, levels = [], set[str](), list(_LEVELS)
-    for name in _CAPS:
+    variables, removed, levels = [], set[str](), list(_REMOVED_FLAGS)
+    for name in _CAP_VARIABLES:
         word = environ.get(name, "").upper()
-        level = _ATEN.get(word, "") if name == "ATEN_CPU_CAPABILITY" else word
-        if level in _LEVELS:
-            beyond = {flag for above in levels[: levels.index(level) + 1] for flag in _LEVELS[above]} & flags
+        level = _ATEN_LEVELS.get(word, "") if name == "ATEN_CPU_CAPABILITY" else word
+        if level in _REMOVED_FLAGS:
+            beyond = {flag for above in levels[: levels.index(level) + 1] for flag in _REMOVED_FLAGS[above]} & flags
             variables += [f"{name}={environ[name]}"] if beyond else []
             removed |= beyond
     return " ".join(variables) or None, removed
 
 
-def cpu_budget(affinity: int, cpuset: int | None, quota: float | None) -> int:
+def compute_cpu_budget(affinity: int, cpuset: int | None, quota: float | None) -> int:
     """Number of CPUs to plan with: the smallest of all limits, a quota rounded down, at least 1."""
     limits = [affinity] + ([cpuset] if cpuset else []) + ([int(quota)] if quota is not None else [])
     return max(min(limits), 1)
 
 
-def _first_block(root: Path) -> dict[str, str]:
+def _read_first_block(root: Path) -> dict[str, str]:
     """The first processor in /proc/cpuinfo; no more is read, because the kernel generates the text slowly."""
     fields: dict[str, str] = {}
     try:
@@ -127,13 +127,13 @@ def _first_block(root: Path) -> dict[str, str]:
             for line in file:
                 if not line.strip() and fields:
                     break
-                fields.update([_pair(line)])
+                fields.update([_split_line(line)])
     except OSError:
         return fields
     return fields
 
 
-def _model(first: dict[str, str]) -> str:
+def _describe_model(first: dict[str, str]) -> str:
     if name := first.get("model name"):
         return " ".join(name.split())
     if part := first.get("CPU part"):
@@ -142,7 +142,7 @@ def _model(first: dict[str, str]) -> str:
     return "unknown"
 
 
-def _vendor(first: dict[str, str]) -> str:
+def _describe_vendor(first: dict[str, str]) -> str:
     maker = first.get("CPU implementer")
     return first.get("vendor_id") or (_ARM_VENDORS.get(maker, "ARM") if maker else "unknown")
 
@@ -154,48 +154,48 @@ def _is_emulated(first: dict[str, str], machine: str) -> bool:
     return ("vendor_id" in first and machine == "aarch64") or ("CPU implementer" in first and machine == "x86_64")
 
 
-def _cores(root: Path, allowed: frozenset[int]) -> int:
+def _count_cores(root: Path, allowed: frozenset[int]) -> int:
     """Number of physical cores of `allowed`: hyperthreads of one core list the same siblings."""
-    siblings = {cpu: _siblings(root, cpu) for cpu in allowed}
+    siblings = {cpu: _read_siblings(root, cpu) for cpu in allowed}
     if not all(siblings.values()):
-        core_of = _cpuinfo_cores(root)
+        core_of = _read_cpuinfo_cores(root)
         siblings = {cpu: core_of.get(cpu, f"cpu {cpu}") for cpu in allowed}
     return len(set(siblings.values()))
 
 
-def _fast_cores(root: Path, allowed: frozenset[int]) -> int | None:
+def _count_fast_cores(root: Path, allowed: frozenset[int]) -> int | None:
     """Physical cores of the fastest kind; None if all are alike, or the kernel does not say."""
-    capacities = {cpu: parse_number(read_text(root / _CPUS / f"cpu{cpu}" / "cpu_capacity")) or 0 for cpu in allowed}
+    capacities = {cpu: parse_number(read_text(root / _CPU_PATH / f"cpu{cpu}" / "cpu_capacity")) or 0 for cpu in allowed}
     fast = frozenset(
         cpu for cpu, capacity in capacities.items() if capacity >= _FAST_CORE_SHARE * max(capacities.values())
     )
-    return None if fast == allowed else _cores(root, fast)
+    return None if fast == allowed else _count_cores(root, fast)
 
 
-def _siblings(root: Path, cpu: int) -> str:
-    topology = root / _CPUS / f"cpu{cpu}" / "topology"
+def _read_siblings(root: Path, cpu: int) -> str:
+    topology = root / _CPU_PATH / f"cpu{cpu}" / "topology"
     # The second name is from kernels before 5.3.
     return read_text(topology / "core_cpus_list") or read_text(topology / "thread_siblings_list")
 
 
-def _blocks(root: Path) -> list[dict[str, str]]:
+def _read_blocks(root: Path) -> list[dict[str, str]]:
     blocks = read_text(root / "proc/cpuinfo").split("\n\n")
-    return [dict(map(_pair, block.splitlines())) for block in blocks]
+    return [dict(map(_split_line, block.splitlines())) for block in blocks]
 
 
-def _pair(line: str) -> tuple[str, str]:
+def _split_line(line: str) -> tuple[str, str]:
     key, _, value = line.partition(":")
     return key.strip(), value.strip()
 
 
-def _processors(root: Path) -> int:
-    return sum("processor" in block for block in _blocks(root))
+def _count_processors(root: Path) -> int:
+    return sum("processor" in block for block in _read_blocks(root))
 
 
-def _cpuinfo_cores(root: Path) -> dict[int, str]:
+def _read_cpuinfo_cores(root: Path) -> dict[int, str]:
     """The core of each CPU in /proc/cpuinfo, if listed."""
     return {
         int(block["processor"]): f"{block.get('physical id', '')}/{block['core id']}"
-        for block in _blocks(root)
+        for block in _read_blocks(root)
         if block.get("processor", "").isdigit() and "core id" in block
     }

@@ -15,7 +15,7 @@ from drivetrain.hardware.kernel_file import parse_number, read_text
 from drivetrain.hardware.nvidia import read_gpus
 from drivetrain.hardware.software import read_compiler, read_libraries, read_torch
 
-_HINTS = ("docker", "containerd", "kubepods", "libpod", "lxc")
+_CONTAINER_WORDS = ("docker", "containerd", "kubepods", "libpod", "lxc")
 
 
 def detect(
@@ -39,11 +39,11 @@ def detect(
     """
     if mac is None and macos.is_macos():
         mac = macos.read_sysctl()
-    limits, environment_kind = read_limits(root), _place(root, environ)
+    limits, environment_kind = read_limits(root), _detect_environment(root, environ)
     cpu = read_cpu(root, mask, limits, environ) if mac is None else macos.read_cpu(mac)
     gpus, gpu_trouble = read_gpus(root, environ, environment_kind, nvml)
     return Hardware(
-        name=machine_name(cpu, environment_kind, gpus),
+        name=name_machine(cpu, environment_kind, gpus),
         place=environment_kind,
         cgroup=limits.version,
         image=environ.get("DRIVETRAIN_IMAGE") or None,
@@ -78,7 +78,7 @@ def read_memory(root: Path, limits: CgroupLimits) -> Memory:
     )
 
 
-def _place(root: Path, environ: Mapping[str, str]) -> str:
+def _detect_environment(root: Path, environ: Mapping[str, str]) -> str:
     if "KUBERNETES_SERVICE_HOST" in environ:
         return "kubernetes"
     if not _is_container(root):
@@ -91,13 +91,13 @@ def _place(root: Path, environ: Mapping[str, str]) -> str:
 def _is_container(root: Path) -> bool:
     """Whether this is a container. A virtual machine booted from an image has the marker file, but is none."""
     first, mounts = read_text(root / "proc/1/cgroup"), read_text(root / "proc/self/mountinfo")
-    if any(hint in first for hint in _HINTS) or (root / "run/systemd/container").exists():
+    if any(hint in first for hint in _CONTAINER_WORDS) or (root / "run/systemd/container").exists():
         return True
     # In version 2 a private namespace hides the group's name, but every engine mounts its own /etc/hosts.
     return any(line.split()[4:5] == ["/etc/hosts"] for line in mounts.splitlines())
 
 
-def machine_name(cpu: Cpu, environment_kind: str, gpus: tuple[Gpu, ...]) -> str:
+def name_machine(cpu: Cpu, environment_kind: str, gpus: tuple[Gpu, ...]) -> str:
     """A short name for titles."""
     kind = "host" if environment_kind == "host" else "container"
     if not gpus:

@@ -1,8 +1,8 @@
 """Checks before the first kernel runs that the GPU can be used; otherwise the run ends with exit code 9 and advice.
 
-launchable   on the host, before a container starts: which image
-admitted     in the supervisor, from the hardware, before there is a run folder
-check        in the trainer, with the torch that is actually loaded
+choose_launch_image   on the host, before a container starts
+select_devices        in the supervisor, from the hardware, before there is a run folder
+check_build           in the trainer, with the torch that is loaded
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from drivetrain.hardware.facts import Hardware, Torch
 from drivetrain.system.installation import INSTALL_TORCH, TRAIN_ON_CPU, TRAIN_ON_GPU
 
 _CODE = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")
-_ON_CPU = "`limits: {gpus: none}` trains on the CPU"
+_CPU_HINT = "`limits: {gpus: none}` trains on the CPU"
 
 
-def launchable(hardware: Hardware) -> str:
+def choose_launch_image(hardware: Hardware) -> str:
     """The name of the image for a GPU job.
 
     Raises:
@@ -61,14 +61,14 @@ def select_devices(hardware: Hardware, requested: gpu_selection.GpuRequest) -> H
         )
     machine = gpu_selection.select_gpus(hardware, requested)
     if machine.gpu is None and machine.image in image_selection.BUILDS and requested != "none":
-        raise _nothing_mounted(machine)
+        raise _missing_gpu_error(machine)
     for gpu in machine.gpus:
         gpu_selection.refuse_full(gpu)
     _refuse_build(machine, hardware.torch, hardware.torch.architectures)
     return machine
 
 
-def usable_hardware(hardware: Hardware, report: Callable[[str], None]) -> Hardware:
+def select_usable_hardware(hardware: Hardware, report: Callable[[str], None]) -> Hardware:
     """The hardware for commands that need no GPU: with the best GPU, or with none, which is reported with its reason.
 
     Raises:
@@ -79,19 +79,19 @@ def usable_hardware(hardware: Hardware, report: Callable[[str], None]) -> Hardwa
     try:
         return select_devices(hardware, "auto")
     except DeviceError as error:
-        return _without(hardware, error, report)
+        return _drop_gpus(hardware, error, report)
 
 
-def usable_device(hardware: Hardware, report: Callable[[str], None]) -> str:
-    """The device for the result of `usable`: `cuda:0`, or `cpu` if CUDA does not answer, which is reported."""
+def select_usable_device(hardware: Hardware, report: Callable[[str], None]) -> str:
+    """Returns `cuda:0`, or `cpu` if there is no GPU, or CUDA does not answer, which is reported."""
     try:
         check_build(hardware)
     except DeviceError as error:
-        hardware = _without(hardware, error, report)
+        hardware = _drop_gpus(hardware, error, report)
     return "cuda:0" if hardware.gpu else "cpu"
 
 
-def _without(hardware: Hardware, error: DeviceError, report: Callable[[str], None]) -> Hardware:
+def _drop_gpus(hardware: Hardware, error: DeviceError, report: Callable[[str], None]) -> Hardware:
     report(f"warning: {error.given}; computing on the CPU")
     return replace(hardware, gpus=())
 
@@ -112,12 +112,12 @@ def check_build(hardware: Hardware) -> None:
         raise DeviceError(
             f"the driver lists {len(hardware.gpus)} GPU for this run, CUDA finds {torch.cuda.device_count()}",
             "a GPU that both can use: nvidia-smi, and python -c 'import torch; torch.cuda.init()', which names the cause",
-            f"fix the cause they report, or continue without a GPU: {_ON_CPU}",
+            f"fix the cause they report, or continue without a GPU: {_CPU_HINT}",
         )
     _refuse_build(hardware, loaded, torch.cuda.get_arch_list())
 
 
-def covers(capability: tuple[int, int], architectures: Sequence[str]) -> bool:
+def has_code_for(capability: tuple[int, int], architectures: Sequence[str]) -> bool:
     """Whether compiled code for `architectures` (sm_75, sm_90a, compute_80, ...) runs on a chip.
 
     Machine code (sm) runs on later chips of the same major version, portable code (compute) on all later chips; a
@@ -136,42 +136,42 @@ def _refuse_build(hardware: Hardware, torch: Torch, architectures: Sequence[str]
     for gpu in hardware.gpus:
         chip = f"{gpu.name} (capability {gpu.capability[0]}.{gpu.capability[1]}, driver {gpu.driver})"
         if torch.cuda is None:
-            raise _other_build(hardware, f"found {chip}, but {name} has no code for any GPU")
+            raise _build_error(hardware, f"found {chip}, but {name} has no code for any GPU")
         oldest = image_selection.DRIVERS.get(int(torch.cuda.split(".")[0]), 0)
-        if image_selection.driver_major(gpu) < oldest:
-            raise _other_build(hardware, f"{chip}: the driver is too old for {name}, which needs {oldest} or newer")
-        if architectures and not covers(gpu.capability, architectures):
-            raise _other_build(
+        if image_selection.parse_driver_major(gpu) < oldest:
+            raise _build_error(hardware, f"{chip}: the driver is too old for {name}, which needs {oldest} or newer")
+        if architectures and not has_code_for(gpu.capability, architectures):
+            raise _build_error(
                 hardware, f"{chip}: {name} has no code for this GPU, only for {_describe_architectures(architectures)}"
             )
 
 
-def _other_build(hardware: Hardware, description: str) -> DeviceError:
-    """The error about a torch without code for the chip, naming the image or version that has it."""
+def _build_error(hardware: Hardware, description: str) -> DeviceError:
+    """Names the image or version of torch that has code for the chip."""
     image = image_selection.choose_image(hardware)
     if image.word is None:
-        return DeviceError(description, image.reason, f"install a newer driver if that helps; {_ON_CPU}")
+        return DeviceError(description, image.reason, f"install a newer driver if that helps; {_CPU_HINT}")
     build = image_selection.BUILDS[image.word]
     if hardware.image:
         return DeviceError(
             description,
             f"the image {image.word}, with torch {build.torch} and CUDA {build.cuda}",
-            f"`{TRAIN_ON_GPU}` picks it; {_ON_CPU}",
+            f"`{TRAIN_ON_GPU}` picks it; {_CPU_HINT}",
         )
     return DeviceError(
         description,
         f"torch {build.torch} with CUDA {build.cuda}: {build.covers}",
-        f"pip install torch=={build.torch}; {_ON_CPU}",
+        f"pip install torch=={build.torch}; {_CPU_HINT}",
     )
 
 
-def _nothing_mounted(hardware: Hardware) -> DeviceError:
+def _missing_gpu_error(hardware: Hardware) -> DeviceError:
     reason = f": {hardware.gpu_trouble}" if hardware.gpu_trouble else ""
     return DeviceError(
         f"the image {hardware.image} needs a GPU and sees none{reason}",
         f"a container started with GPUs: `{TRAIN_ON_GPU}`, compose with compose/{hardware.image}.yaml, "
         "or `docker run --gpus all`",
-        f"start it that way on a host with the NVIDIA driver and container toolkit; {_ON_CPU}, in any image",
+        f"start it that way on a host with the NVIDIA driver and container toolkit; {_CPU_HINT}, in any image",
     )
 
 

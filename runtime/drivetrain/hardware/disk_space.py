@@ -11,13 +11,13 @@ from pathlib import Path
 from drivetrain.hardware.facts import Storage
 from drivetrain.system.files import is_private
 
-DECODED = "decoded"
+DECODED_FOLDER = "decoded"
 """Folder of decoded images in the cache."""
-SHARDS = "shards"
+SHARDS_FOLDER = "shards"
 """Folder of streamed shards in the cache."""
-RUNS = "runs"
+RUNS_FOLDER = "runs"
 """Folder of runs of object stores in the cache."""
-FETCHED = "fetched"
+FETCHED_FOLDER = "fetched"
 """Folder of data and weights of object stores in the cache."""
 Mount = Callable[[Path], os.statvfs_result]
 
@@ -31,37 +31,37 @@ def read_storage(root: Path, runs: Path, environ: Mapping[str, str], mount: Moun
         environ: environment variables of the process.
         mount: returns size and flags of the mount of a path.
     """
-    shm, cache = _mount(root / "dev/shm", mount), _cache(environ)
-    disk, code = _mount(_existing(runs), mount), _mount(_existing(cache), mount)
+    shm, cache = _read_mount(root / "dev/shm", mount), _find_cache_folder(environ)
+    disk, code = _read_mount(_find_existing(runs), mount), _read_mount(_find_existing(cache), mount)
     return Storage(
         # A read-only /dev/shm is as good as a full one.
         shm=(0 if shm.f_flag & os.ST_RDONLY else shm.f_blocks * shm.f_frsize) if shm else None,
-        shm_exec=_exec(shm),
-        tmp_exec=_exec(_mount(_temporary(), mount)),
+        shm_exec=_allows_execution(shm),
+        tmp_exec=_allows_execution(_read_mount(_find_temporary_folder(), mount)),
         runs_free=disk.f_bavail * disk.f_frsize if disk else None,
         cache=str(cache),
-        cache_exec=_exec(code),
-        cache_writable=_writable(cache),
-        cache_room=code.f_bavail * code.f_frsize + _sum_sizes(cache / DECODED) if code else None,
+        cache_exec=_allows_execution(code),
+        cache_writable=_is_writable(cache),
+        cache_room=code.f_bavail * code.f_frsize + _sum_sizes(cache / DECODED_FOLDER) if code else None,
     )
 
 
-def shards_folder(environ: Mapping[str, str] = os.environ) -> Path:
+def find_shards_folder(environ: Mapping[str, str] = os.environ) -> Path:
     """The folder for streamed shards."""
-    return _cache(environ) / SHARDS
+    return _find_cache_folder(environ) / SHARDS_FOLDER
 
 
-def runs_folder(environ: Mapping[str, str] = os.environ) -> Path:
+def find_runs_folder(environ: Mapping[str, str] = os.environ) -> Path:
     """The folder for runs of object stores that are looked at here."""
-    return _cache(environ) / RUNS
+    return _find_cache_folder(environ) / RUNS_FOLDER
 
 
 def find_fetched_folder(environ: Mapping[str, str] = os.environ) -> Path:
     """The folder for data and weights of object stores and web servers that are read whole."""
-    return _cache(environ) / FETCHED
+    return _find_cache_folder(environ) / FETCHED_FOLDER
 
 
-def _cache(environ: Mapping[str, str]) -> Path:
+def _find_cache_folder(environ: Mapping[str, str]) -> Path:
     """The folder for compiled code: the compiler's own variable, else the user's cache folder."""
     if folder := environ.get("TORCHINDUCTOR_CACHE_DIR"):
         return Path(folder)
@@ -70,13 +70,11 @@ def _cache(environ: Mapping[str, str]) -> Path:
     if folder := environ.get("HOME"):
         return Path(folder) / ".cache/drivetrain/compile"
     # A container user without a name has no home; the user id keeps the folders of users separate.
-    return _own(Path(environ.get("TMPDIR") or "/tmp") / f"drivetrain-{os.getuid()}") / "compile"
+    return _ensure_private(Path(environ.get("TMPDIR") or "/tmp") / f"drivetrain-{os.getuid()}") / "compile"
 
 
-def _own(folder: Path) -> Path:
-    """The folder if it is private to this user, else a new one: its name is predictable, so anyone could have
-    created it.
-    """
+def _ensure_private(folder: Path) -> Path:
+    """The folder if it is private, else a new one: anyone could have created one with so predictable a name."""
     try:
         with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=0o700)
@@ -94,31 +92,31 @@ def _sum_sizes(folder: Path) -> int:
         return 0
 
 
-def _temporary() -> Path | None:
+def _find_temporary_folder() -> Path | None:
     try:
         return Path(tempfile.gettempdir())
     except FileNotFoundError:  # no folder can be written at all
         return None
 
 
-def _existing(path: Path) -> Path:
+def _find_existing(path: Path) -> Path:
     """The path, or its nearest existing parent: a new folder is on the same mount."""
     path = Path(os.path.abspath(path))
     return next((p for p in (path, *path.parents) if os.path.exists(p)), path)
 
 
-def _mount(path: Path | None, mount: Mount) -> os.statvfs_result | None:
+def _read_mount(path: Path | None, mount: Mount) -> os.statvfs_result | None:
     try:
         return mount(path) if path else None
     except OSError:
         return None
 
 
-def _exec(status: os.statvfs_result | None) -> bool:
+def _allows_execution(status: os.statvfs_result | None) -> bool:
     # Python on macOS does not know this flag.
     return status is not None and not status.f_flag & getattr(os, "ST_NOEXEC", 0)
 
 
-def _writable(path: Path) -> bool:
-    folder = _existing(path)
+def _is_writable(path: Path) -> bool:
+    folder = _find_existing(path)
     return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)

@@ -17,7 +17,7 @@ from drivetrain.system.files import parse_json
 
 Kind = TypeVar("Kind")
 NO_MPS = "Apple's GPU (mps) is not used; training computes on the CPU"
-EMULATED = "the image is for another kind of processor, so all of it is emulated, many times slower"
+EMULATION = "the image is for another kind of processor, so all of it is emulated, many times slower"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +166,7 @@ class Hardware:
         return self.gpus[0] if self.gpus else None
 
     def to_json(self) -> dict[str, object]:
-        """Plain JSON values; `from_json` restores the object. What few machines are is mentioned only where they are it."""
+        """Plain JSON values, from which `from_json` restores the object; rare facts only where they hold."""
         values = asdict(self)
         for name, usual in (("wsl2", False), ("shared_by", 1), ("calibration", None)):
             if values[name] == usual:
@@ -189,11 +189,11 @@ def from_json_as(kind: type[Kind], data: dict[str, Any], source: str) -> Kind:
     Raises:
         SpecError: for a missing or unknown key, or a value of the wrong type.
     """
-    restored: Kind = _make(kind, data, source)
+    restored: Kind = _restore(kind, data, source)
     return restored
 
 
-def load(path: Path) -> Hardware:
+def read_hardware(path: Path) -> Hardware:
     """Read the hardware of a recorded machine.
 
     Raises:
@@ -212,7 +212,7 @@ def load(path: Path) -> Hardware:
     return from_json(data, str(path))
 
 
-def _make(kind: Any, values: dict[str, Any], source: str) -> Any:
+def _restore(kind: Any, values: dict[str, Any], source: str) -> Any:
     hints = get_type_hints(kind)
     names = {f.name for f in fields(kind)}
     for key in values:
@@ -221,21 +221,21 @@ def _make(kind: Any, values: dict[str, Any], source: str) -> Any:
                 f"{source}: unknown fact {key!r}", f"known: {', '.join(sorted(names))}", nearest(key, names)
             )
     try:
-        return kind(**{key: _value(hints[key], value, f"{source}: {key}") for key, value in values.items()})
+        return kind(**{key: _convert(hints[key], value, f"{source}: {key}") for key, value in values.items()})
     except TypeError as error:
         raise SpecError(f"{source}: {error}", "all keys that `drivetrain facts --json` prints") from None
 
 
-def _value(hint: object, value: object, source: str) -> object:
+def _convert(hint: object, value: object, source: str) -> object:
     """Convert `value` to the type `hint`, nested classes and tuples included."""
     for kind in get_args(hint) if isinstance(hint, UnionType) else (hint,):
         if is_dataclass(kind) and isinstance(value, dict):
-            return _make(kind, value, source)
+            return _restore(kind, value, source)
         if get_origin(kind) is tuple and isinstance(value, list | tuple):
             inner = get_args(kind)
             kinds = inner[:1] * len(value) if inner[-1] is ... else inner
             if len(kinds) == len(value):
-                return tuple(_value(k, v, source) for k, v in zip(kinds, value, strict=True))
+                return tuple(_convert(k, v, source) for k, v in zip(kinds, value, strict=True))
         if type(value) is kind or (kind is float and type(value) is int):
             return value
     name = hint.__name__ if isinstance(hint, type) else str(hint).replace("drivetrain.hardware.facts.", "")

@@ -35,11 +35,11 @@ def select_gpus(hardware: Hardware, requested: GpuRequest = "auto") -> Hardware:
     Raises:
         DeviceError: if a GPU with a requested number does not exist.
     """
-    gpus, note = _choose(hardware, requested)
+    gpus, note = _choose_gpus(hardware, requested)
     return replace(hardware, gpus=gpus, gpu_note=note)
 
 
-def _choose(hardware: Hardware, requested: GpuRequest) -> tuple[tuple[Gpu, ...], str | None]:
+def _choose_gpus(hardware: Hardware, requested: GpuRequest) -> tuple[tuple[Gpu, ...], str | None]:
     gpus = hardware.gpus
     if not isinstance(requested, str):
         return _select_numbers(hardware, requested)
@@ -49,14 +49,14 @@ def _choose(hardware: Hardware, requested: GpuRequest) -> tuple[tuple[Gpu, ...],
         return (), "limits.gpus: all requested, but this machine has no GPU" if requested == "all" else None
     if hardware.image == "cpu":
         return (), f"this is the CPU image, so {_list_gpus(gpus)} is not used; `{TRAIN_ON_GPU}` uses it"
-    best = max(gpus, key=_preference)
+    best = max(gpus, key=_rank_gpu)
     if requested == "auto":
         return (best,), _describe_unused(gpus, (best,), "`limits: {gpus: all}` uses every GPU of one model")
     alike = tuple(gpu for gpu in gpus if (gpu.name, gpu.memory) == (best.name, best.memory))
     return alike, _describe_unused(gpus, alike, "one run uses GPUs of one model")
 
 
-def _preference(gpu: Gpu) -> tuple[object, ...]:
+def _rank_gpu(gpu: Gpu) -> tuple[object, ...]:
     """What orders GPUs: of equal ones, as on a shared server, one that nobody uses comes before the one with most free."""
     unused = gpu.free >= UNUSED_MEMORY_SHARE * gpu.memory
     return gpu.free >= CUDA_CONTEXT_BYTES, gpu.capability, gpu.memory, unused, unused or gpu.free, -gpu.index
@@ -100,7 +100,7 @@ def _list_gpus(gpus: Sequence[Gpu]) -> str:
     return f"GPU {' and '.join(parts)}"
 
 
-def environment(hardware: Hardware) -> dict[str, str]:
+def build_environment(hardware: Hardware) -> dict[str, str]:
     """Environment variables that make CUDA use exactly these GPUs in our order, with reproducible matrix products.
 
     By default CUDA puts the fastest GPU first. A MIG instance has no number; CUDA shows the one that NVML listed.
@@ -124,7 +124,7 @@ def count_allowed_bytes(gpu: Gpu, requested: float | str | None) -> int:
     return min(gpu.memory, parse_bytes(requested) if isinstance(requested, str) else int(gpu.memory * requested))
 
 
-def available_bytes(gpu: Gpu, requested: float | str | None) -> int:
+def count_available_bytes(gpu: Gpu, requested: float | str | None) -> int:
     """Bytes of a GPU that a job may use, given the use of others."""
     return min(gpu.free, count_allowed_bytes(gpu, requested))
 

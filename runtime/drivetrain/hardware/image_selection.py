@@ -42,7 +42,7 @@ def choose_image(hardware: Hardware) -> Image:
     if gpu is None:
         return Image("cpu", hardware.gpu_trouble or hardware.gpu_note or "no NVIDIA GPU found")
     chip = f"{gpu.name}, capability {gpu.capability[0]}.{gpu.capability[1]}, driver {gpu.driver}"
-    driver = driver_major(gpu)
+    driver = parse_driver_major(gpu)
     if gpu.capability >= (7, 5) and driver >= AMPERE_DRIVER:
         return Image("ampere", f"{chip}: the image's CUDA 13 build needs capability 7.5 and driver {AMPERE_DRIVER}")
     if gpu.capability < (5, 0):
@@ -57,7 +57,7 @@ def choose_image(hardware: Hardware) -> Image:
     return Image(None, f"{chip}: CUDA 12 needs driver {LEGACY_DRIVER} or newer")
 
 
-def driver_major(gpu: Gpu) -> int:
+def parse_driver_major(gpu: Gpu) -> int:
     """The driver's branch: 580 of 580.95.05; 0 if unparsable."""
     head = gpu.driver.split(".")[0]
     return int(head) if head.isdigit() else 0

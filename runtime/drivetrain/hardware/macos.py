@@ -37,10 +37,10 @@ def read_sysctl() -> dict[str, str]:
         done = subprocess.run([SYSCTL, "hw", "machdep.cpu"], capture_output=True, text=True, check=False, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return {}
-    return parse(done.stdout)
+    return parse_sysctl(done.stdout)
 
 
-def parse(text: str) -> dict[str, str]:
+def parse_sysctl(text: str) -> dict[str, str]:
     """The lines `name: value` of sysctl."""
     rows = (line.partition(":") for line in text.splitlines())
     return {name.strip(): value.strip() for name, colon, value in rows if colon}
@@ -53,16 +53,16 @@ def read_cpu(values: Mapping[str, str], machine: str | None = None) -> Cpu:
         values: from sysctl.
         machine: the architecture of this process; None asks Python.
     """
-    logical = _number(values, "hw.logicalcpu") or _number(values, "hw.ncpu") or 1
-    cores = _number(values, "hw.physicalcpu") or logical
-    fast = _number(values, "hw.perflevel0.physicalcpu")
+    logical = _parse_number(values, "hw.logicalcpu") or _parse_number(values, "hw.ncpu") or 1
+    cores = _parse_number(values, "hw.physicalcpu") or logical
+    fast = _parse_number(values, "hw.perflevel0.physicalcpu")
     model = values.get("machdep.cpu.brand_string", "unknown")
     machine = machine or platform.machine()
     return Cpu(
         model=model,
         vendor="Apple" if "Apple" in model else values.get("machdep.cpu.vendor", "unknown"),
         architecture="aarch64" if machine == "arm64" else machine,
-        flags=tuple(flag for flag, names in _FLAGS.items() if any(_on(values, name) for name in names)),
+        flags=tuple(flag for flag, names in _FLAGS.items() if any(_is_on(values, name) for name in names)),
         host=logical,
         affinity=logical,
         cpuset=None,
@@ -84,14 +84,14 @@ def read_memory(values: Mapping[str, str], available: int | None = None) -> Memo
     import psutil
 
     free = psutil.virtual_memory().available if available is None else available
-    host = _number(values, "hw.memsize") or free
+    host = _parse_number(values, "hw.memsize") or free
     return Memory(host=host, limit=None, used=max(host - free, 0), available=free, swap=True)
 
 
-def _number(values: Mapping[str, str], name: str) -> int | None:
+def _parse_number(values: Mapping[str, str], name: str) -> int | None:
     text = values.get(name, "")
     return int(text) if text.isdigit() else None
 
 
-def _on(values: Mapping[str, str], name: str) -> bool:
+def _is_on(values: Mapping[str, str], name: str) -> bool:
     return values.get(f"hw.optional.{name}") == "1"

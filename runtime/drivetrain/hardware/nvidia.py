@@ -43,76 +43,78 @@ def read_gpus(
     """
     if nvml is None:
         if not _has_library(root, environ):
-            return (), _without_library(root, environment_kind)
+            return (), _explain_missing_library(root, environment_kind)
         nvml = importlib.import_module("pynvml")  # takes 30 ms, wasted without a driver
     try:
         nvml.nvmlInit()
     except nvml.NVMLError as error:
-        return (), _without_driver(root, environment_kind, error)
+        return (), _explain_missing_driver(root, environment_kind, error)
     try:
-        return _usable(nvml, environ, environment_kind)
+        return _get_gpus(nvml, environ, environment_kind)
     except nvml.NVMLError as error:
         return (), f"the NVIDIA driver answers with an error: {error}"
     finally:
         nvml.nvmlShutdown()
 
 
-def _usable(nvml: ModuleType, environ: Mapping[str, str], environment_kind: str) -> tuple[tuple[Gpu, ...], str | None]:
-    driver = _string(nvml.nvmlSystemGetDriverVersion())
+def _get_gpus(
+    nvml: ModuleType, environ: Mapping[str, str], environment_kind: str
+) -> tuple[tuple[Gpu, ...], str | None]:
+    driver = _decode(nvml.nvmlSystemGetDriverVersion())
     devices: list[_Device] = []
     problems: list[str] = []
     for index in range(nvml.nvmlDeviceGetCount()):
         try:
-            devices += _devices(nvml, index, driver, problems)
+            devices += _list_devices(nvml, index, driver, problems)
         except nvml.NVMLError as error:
             problems.append(f"GPU {index} cannot be used: {error}")
     requested = environ.get("CUDA_VISIBLE_DEVICES")
-    visible = tuple(device.gpu for device in _visible(devices, requested))
+    visible = tuple(device.gpu for device in _select_visible(devices, requested))
     if devices and not visible:
         problems.append(f"CUDA_VISIBLE_DEVICES={requested} hides every GPU: unset it")
     elif not devices and not problems:
-        problems.append(_nothing_mounted(environ, environment_kind))
+        problems.append(_explain_missing_gpu(environ, environment_kind))
     return visible, "; ".join(problems) or None
 
 
-def _devices(nvml: ModuleType, index: int, driver: str, problems: list[str]) -> list[_Device]:
+def _list_devices(nvml: ModuleType, index: int, driver: str, problems: list[str]) -> list[_Device]:
     """A GPU, or its MIG instances, which CUDA shows instead."""
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     capability = tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle))
-    mig = _mig_mode(nvml, handle)
-    parts = list(_instances(nvml, handle)) if mig else [handle]
+    mig = _has_mig(nvml, handle)
+    parts = list(_list_instances(nvml, handle)) if mig else [handle]
     if not parts:
         problems.append(f"GPU {index} is in MIG mode without an instance: create one with nvidia-smi mig")
-    return [_device(nvml, part, index, capability, driver, mig) for part in parts]
+    return [_read_device(nvml, part, index, capability, driver, mig) for part in parts]
 
 
-def _device(
+def _read_device(
     nvml: ModuleType, handle: object, index: int, capability: tuple[int, int], driver: str, mig: bool
 ) -> _Device:
     memory = nvml.nvmlDeviceGetMemoryInfo(handle)
     return _Device(
-        _string(nvml.nvmlDeviceGetUUID(handle)),
+        _decode(nvml.nvmlDeviceGetUUID(handle)),
         Gpu(
             index=index,
-            name=_string(nvml.nvmlDeviceGetName(handle)),
+            name=_decode(nvml.nvmlDeviceGetName(handle)),
             capability=capability,
             memory=int(memory.total),
             free=int(memory.free),
             driver=driver,
             mig=mig,
-            uuid=_string(nvml.nvmlDeviceGetUUID(handle)),
+            uuid=_decode(nvml.nvmlDeviceGetUUID(handle)),
         ),
     )
 
 
-def _mig_mode(nvml: ModuleType, handle: object) -> bool:
+def _has_mig(nvml: ModuleType, handle: object) -> bool:
     try:
         return bool(nvml.nvmlDeviceGetMigMode(handle)[0])
     except nvml.NVMLError:  # most GPUs, and drivers before 450, do not support MIG
         return False
 
 
-def _instances(nvml: ModuleType, handle: object) -> Iterator[object]:
+def _list_instances(nvml: ModuleType, handle: object) -> Iterator[object]:
     for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
         try:
             yield nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
@@ -120,7 +122,7 @@ def _instances(nvml: ModuleType, handle: object) -> Iterator[object]:
             continue
 
 
-def _visible(devices: list[_Device], requested: str | None) -> list[_Device]:
+def _select_visible(devices: list[_Device], requested: str | None) -> list[_Device]:
     """What CUDA shows: if there is a MIG instance, only the first one, unless another is named."""
     counted = [device for device in devices if device.gpu.mig][:1] or devices
     if requested is None:
@@ -137,7 +139,7 @@ def _visible(devices: list[_Device], requested: str | None) -> list[_Device]:
     return shown_devices
 
 
-def _string(value: str | bytes) -> str:
+def _decode(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
@@ -153,7 +155,7 @@ def _has_library(root: Path, environ: Mapping[str, str]) -> bool:
         return False
 
 
-def _pci_device(root: Path) -> str | None:
+def _find_pci_device(root: Path) -> str | None:
     """The PCI address of the first NVIDIA display or 3D controller."""
     for folder in sorted(glob.glob(str(root / "sys/bus/pci/devices/*"))):
         if read_text(Path(folder, "vendor")) == "0x10de" and read_text(Path(folder, "class")).startswith("0x03"):
@@ -161,12 +163,12 @@ def _pci_device(root: Path) -> str | None:
     return None
 
 
-def _driver_loaded(root: Path) -> bool:
+def _is_driver_loaded(root: Path) -> bool:
     return (root / "proc/driver/nvidia").is_dir()
 
 
-def _without_library(root: Path, environment_kind: str) -> str | None:
-    device, loaded = _pci_device(root), _driver_loaded(root)
+def _explain_missing_library(root: Path, environment_kind: str) -> str | None:
+    device, loaded = _find_pci_device(root), _is_driver_loaded(root)
     if not device and not loaded:
         return None
     description = f"the machine has an NVIDIA GPU (PCI {device})" if device else "the machine has an NVIDIA driver"
@@ -177,17 +179,17 @@ def _without_library(root: Path, environment_kind: str) -> str | None:
     return f"{description}, but no NVIDIA driver is loaded: install one (nvidia-smi must list the GPU)"
 
 
-def _without_driver(root: Path, environment_kind: str, error: Exception) -> str | None:
+def _explain_missing_driver(root: Path, environment_kind: str, error: Exception) -> str | None:
     """Explain a driver library without a driver: normal if there is no GPU, else a problem."""
-    device = _pci_device(root)
-    if not device and not _driver_loaded(root):
+    device = _find_pci_device(root)
+    if not device and not _is_driver_loaded(root):
         return None
     which = f"the NVIDIA GPU (PCI {device})" if device else "the NVIDIA driver"
     hint = "nvidia-smi must list it" if environment_kind == "host" else "start the container with GPUs (`limits.gpus`)"
     return f"{which} cannot be used: {error}: {hint}"
 
 
-def _nothing_mounted(environ: Mapping[str, str], environment_kind: str) -> str:
+def _explain_missing_gpu(environ: Mapping[str, str], environment_kind: str) -> str:
     if environment_kind == "host":
         return "the NVIDIA driver is loaded, but lists no GPU: look at dmesg"
     requested = environ.get("NVIDIA_VISIBLE_DEVICES")

@@ -98,19 +98,19 @@ def read_libraries(root: Path, environ: Mapping[str, str], prefix: Path | None =
     triplet = str(root / f"usr/lib/{platform.machine()}-linux-gnu")
     local, optional = str(root / "usr/local/lib"), str(root / "opt/*/lib")
     return Libraries(
-        iomp5=_first("libiomp5.so", [*named, python, local, optional]),
-        libomp=_first("libomp.so.5", [*named, str(root / "usr/lib/llvm-*/lib"), triplet, local]),
-        tcmalloc=_first("libtcmalloc_minimal.so.4", [*named, python, triplet, str(root / "usr/lib64"), local]),
+        iomp5=_find_first("libiomp5.so", [*named, python, local, optional]),
+        libomp=_find_first("libomp.so.5", [*named, str(root / "usr/lib/llvm-*/lib"), triplet, local]),
+        tcmalloc=_find_first("libtcmalloc_minimal.so.4", [*named, python, triplet, str(root / "usr/lib64"), local]),
     )
 
 
-def _first(name: str, folders: Iterable[str]) -> str | None:
+def _find_first(name: str, folders: Iterable[str]) -> str | None:
     """The first folder's copy of a library; if a pattern matches several, the highest version."""
     for folder in folders:
         if matches := glob.glob(f"{folder}/{name}"):
-            return os.path.normpath(max(matches, key=_numbers))
+            return os.path.normpath(max(matches, key=_list_numbers))
     return None
 
 
-def _numbers(path: str) -> list[int]:
+def _list_numbers(path: str) -> list[int]:
     return [int(digits) for digits in re.findall(r"\d+", path)]

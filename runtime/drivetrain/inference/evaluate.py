@@ -59,7 +59,7 @@ def judge(request: EvaluateRequest) -> int:
     from drivetrain.models import saved_model
 
     trained = saved_model.load(request.run, consent=request.run_code)
-    device = torch.device(device_check.usable_device(machine, thread_limits.tell))
+    device = torch.device(device_check.select_usable_device(machine, thread_limits.tell))
     if request.data is None:
         tally = _validation(request, trained, device)
         source, over = "validation data of the run", "validation/"

@@ -85,14 +85,14 @@ def predict(request: PredictRequest) -> int:
 
     trained = saved_model.load(request.run, consent=request.run_code)
     if STDIN in request.inputs:
-        return _stream(request, trained, torch.device(device_check.usable_device(machine, thread_limits.tell)))
+        return _stream(request, trained, torch.device(device_check.select_usable_device(machine, thread_limits.tell)))
     files = csv_dialect.of_model(trained.preprocessing, request.csv)
     data = load_new.read_as(request.inputs, trained.preprocessing, trained.heads, files, labelled=False)
     table = _input_table(request, data, files)
     for note in data.notes:
         say_aside(notes.format_note(note))
     started = time.monotonic()
-    device = torch.device(device_check.usable_device(machine, thread_limits.tell))
+    device = torch.device(device_check.select_usable_device(machine, thread_limits.tell))
     batches = forward.compute_outputs(trained.network, trained.heads, data.split, data.prepare, device)
     among = _to_terminal(request)
     if not among:

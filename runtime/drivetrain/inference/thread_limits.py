@@ -14,8 +14,8 @@ from drivetrain.system.console import say_aside
 
 def limit() -> Hardware:
     """Keep this process within the container's limits; returns the hardware. Call it before torch is imported."""
-    machine = device_check.usable_hardware(detect(Path()), tell)
-    os.environ.update(gpu_selection.environment(machine))
+    machine = device_check.select_usable_hardware(detect(Path()), tell)
+    os.environ.update(gpu_selection.build_environment(machine))
     os.environ.update(cpu_threads.environment(machine, cpu_threads.threads_of(machine)))
     return machine
 

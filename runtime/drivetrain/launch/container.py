@@ -152,7 +152,7 @@ def _choose_variant(request: LaunchRequest, job: Job) -> str:
             "--device gpu, and limits.gpus is none in the job", "one of them", f"`{installation.TRAIN_ON_CPU}`"
         )
     machine = gpu_selection.select_gpus(detect(Path("runs")), job.limits.gpus)
-    variant = device_check.launchable(machine)
+    variant = device_check.choose_launch_image(machine)
     say(f"image {variant}: {image_selection.choose_image(machine).reason}")
     if machine.gpu_note:
         say(f"gpu: {machine.gpu_note}")

@@ -11,7 +11,7 @@ import shutil
 from dataclasses import replace
 
 from drivetrain.hardware import image_selection
-from drivetrain.hardware.detect import machine_name
+from drivetrain.hardware.detect import name_machine
 from drivetrain.hardware.facts import Cpu, Hardware, Libraries, Memory, Storage, Torch
 from drivetrain.job import Job
 from drivetrain.launch import compose_project, container_limits, run_in_image
@@ -48,7 +48,7 @@ def in_container(host: Hardware, job: Job, word: str) -> Hardware:
     gpus = host.gpus if word != "cpu" else ()
     return replace(
         host,
-        name=machine_name(cpu, "docker", gpus),
+        name=name_machine(cpu, "docker", gpus),
         place="docker",
         image=word,
         cpu=cpu,

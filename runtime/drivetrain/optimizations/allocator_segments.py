@@ -35,7 +35,7 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     if obstacle:
         return Choice(False, obstacle)
     assert hardware.gpu is not None
-    if hardware.wsl2 and image_selection.driver_major(hardware.gpu) < WSL_DRIVER:
+    if hardware.wsl2 and image_selection.parse_driver_major(hardware.gpu) < WSL_DRIVER:
         version = f"driver {hardware.gpu.driver} for Windows"
         return Choice(False, f"under WSL2 the first allocation fails before driver {WSL_DRIVER}: {version}")
     if _VGPU.search(hardware.gpu.name):

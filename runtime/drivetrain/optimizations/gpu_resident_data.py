@@ -55,7 +55,7 @@ def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     return Choice(
         True,
         f"{workload.samples:,} samples take {format_bytes(count_sample_bytes(workload))} of "
-        f"{format_bytes(gpu_selection.available_bytes(hardware.gpu, job.limits.gpu_memory))}",
+        f"{format_bytes(gpu_selection.count_available_bytes(hardware.gpu, job.limits.gpu_memory))}",
     )
 
 
@@ -84,7 +84,7 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
         return "your dataset may return random samples, so they cannot be stored"
     if feature_cache.choose(job, hardware, workload).value:
         return "feature_cache replaces the samples by cached features"
-    room = gpu_selection.available_bytes(hardware.gpu, job.limits.gpu_memory)
+    room = gpu_selection.count_available_bytes(hardware.gpu, job.limits.gpu_memory)
     if count_sample_bytes(workload) * MEMORY_DIVISOR > room:
         return f"the samples take {format_bytes(count_sample_bytes(workload))}, more than a quarter of the {format_bytes(room)} of available GPU memory"
     return None

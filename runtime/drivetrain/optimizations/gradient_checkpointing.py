@@ -74,7 +74,7 @@ def available_bytes(job: Job, hardware: Hardware) -> int:
     """Bytes available for weights and activations; a tenth of the memory stays free."""
     if hardware.gpu:
         requested = job.limits.gpu_memory
-        free = gpu_selection.available_bytes(hardware.gpu, requested)
+        free = gpu_selection.count_available_bytes(hardware.gpu, requested)
         total = gpu_selection.count_allowed_bytes(hardware.gpu, requested)
     else:
         free = hardware.memory.available

@@ -101,7 +101,7 @@ class Plan:
 
     def environment(self, hardware: Hardware) -> dict[str, str]:
         """Environment variables that must be set before the trainer starts; preloads are joined."""
-        return gpu_selection.environment(hardware) | optimizations.environment(hardware, self.values())
+        return gpu_selection.build_environment(hardware) | optimizations.environment(hardware, self.values())
 
     def to_json(self) -> dict[str, object]:
         """Plain JSON values; `load` reads them back."""

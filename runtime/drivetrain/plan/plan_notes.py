@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from drivetrain.hardware import gpu_selection, image_selection
-from drivetrain.hardware.facts import EMULATED, NO_MPS, Hardware
+from drivetrain.hardware.facts import EMULATION, NO_MPS, Hardware
 from drivetrain.job import Job
 from drivetrain.system.units import format_bytes, parse_bytes
 
@@ -18,7 +18,7 @@ def plan_notes(job: Job, hardware: Hardware) -> Iterable[str]:
     if hardware.system == "Darwin":
         yield f"gpu: {NO_MPS}"
     if hardware.cpu.emulated:
-        yield f"cpu: {EMULATED}"
+        yield f"cpu: {EMULATION}"
     if hardware.gpu_note:
         yield f"gpu: {hardware.gpu_note}"
     if limits.gpu_memory is not None and hardware.gpu is None:

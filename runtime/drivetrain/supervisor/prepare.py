@@ -97,7 +97,7 @@ def prepare(
     user_optimizer = embedded_parts.user_optimizer(optimizer, model, refuse, stored=False)
     settings = _train_settings(user_optimizer, clip_norm, fp16, deterministic)
     job = _build_job(settings, optimize or {}, embedded_call.build_limits(limits or {}, gpus, refuse), call_site)
-    machine = calibration_file.attach(host_process.select_gpu(detect(Path()), job))
+    machine = calibration_file.add_calibration(host_process.select_gpu(detect(Path()), job))
     plan = _make_plan(job, machine, model)
     if not quiet:
         open_console().print(render(plan, job, machine))

@@ -250,7 +250,7 @@ def _attempts(
     with signals.forward_signals() as forward:
         while True:
             RunFiles(run.path).write_json(PLAN_FILE, plan.to_json())
-            kills_before = cgroup.oom_kills(Path("/"))
+            kills_before = cgroup.read_oom_kills(Path("/"))
             code = start(request, count, plan.environment(machine), forward, run, arguments)
             if other := folder.restore():
                 EventLog(run.path).add("storage", NamedFolder.MESSAGE.format(other, run.path))

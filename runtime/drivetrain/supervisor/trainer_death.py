@@ -80,13 +80,13 @@ def find_avoidable(
 
 def _was_killed_since(kills_before: int | None) -> bool:
     """Whether the kernel has killed a process of this container at the memory limit since the count was taken."""
-    kills_now = cgroup.oom_kills(Path("/"))
+    kills_now = cgroup.read_oom_kills(Path("/"))
     return kills_before is not None and kills_now is not None and kills_now > kills_before
 
 
 def _describe_kill(machine: Hardware) -> str:
     """Name the memory limit at which the kernel killed the trainer, and the most memory it used."""
-    peak = format_bytes(cgroup.peak_memory(Path("/")))
+    peak = format_bytes(cgroup.read_peak_memory(Path("/")))
     return f"the trainer was killed at the memory limit of {format_bytes(machine.memory.limit)} (peak {peak})"
 
 

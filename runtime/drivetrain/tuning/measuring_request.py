@@ -48,7 +48,7 @@ class MeasuringRequest:
         output = self.output or Path("runs") / f"{self.command}-{job.name}"
         make_folder(output)
         machine = device_check.select_devices(detect(output), job.limits.gpus)
-        return job, calibration_file.attach(machine), output, source.copy_to(output, job)
+        return job, calibration_file.add_calibration(machine), output, source.copy_to(output, job)
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ def image(created: str = "2030-03-01T10:00:00.123456789Z", contents: str = "unkn
 
 def snapshot(tmp_path: Path, machine: str, changes: dict[str, Any], **others: Any) -> Snapshot:
     """A healthy machine with some facts (`part.name`), some answers and some of the rest changed."""
-    made = hardware.load(ROOT / f"tests/machines/{machine}.json")
+    made = hardware.read_hardware(ROOT / f"tests/machines/{machine}.json")
     torch = hardware.Torch(version="2.13.0", cuda="13.0" if made.gpus else None)
     made = replace(made, torch=torch, compiler="/usr/bin/g++", place=others.pop("place", "host"))
     for key, value in changes.items():

@@ -311,7 +311,7 @@ def test_a_large_photograph(tmp_path: Path, ending: str) -> None:
 
 def test_a_large_photograph_needs_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Image.new("L", (12_000, 9_000), 80).save(tmp_path / "x.png")
-    monkeypatch.setattr("drivetrain.hardware.cgroup.memory_limit", lambda: 1 << 30)
+    monkeypatch.setattr("drivetrain.hardware.cgroup.read_memory_limit", lambda: 1 << 30)
     with decode.quiet(), pytest.raises(decode.UnreadableImage, match="12,000 x 9,000 pixels, too many for the memory"):
         decode.look(str(tmp_path / "x.png"))
 

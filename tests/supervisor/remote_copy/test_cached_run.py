@@ -34,7 +34,7 @@ def test_only_what_has_changed_is_brought_again(proxy: FaultyStore, tmp_path: Pa
     copy = RunCopy(opened("seen/parts-001"), run, 2)
     copy.send()
     here = named_run.local(named_run.parse("s3://bucket/seen/parts-001"))
-    assert here == disk_space.runs_folder() / "s3" / "bucket" / "seen" / "parts-001"
+    assert here == disk_space.find_runs_folder() / "s3" / "bucket" / "seen" / "parts-001"
     assert here.is_relative_to(tmp_path / "cache")
     assert (here / "metrics.jsonl").read_text() == (run / "metrics.jsonl").read_text()
     assert not (here / "checkpoints").exists(), "they are large, and no command that looks needs them"

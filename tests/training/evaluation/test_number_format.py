@@ -82,7 +82,7 @@ def test_the_losses_of_both_formats_are_those_of_the_same_batches(tmp_path: Path
 
 def test_no_calibration_chooses_a_format_for_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(similar_work, "nearest", lambda *_: ("a probe",))
-    here = facts.load(MACHINES / "vm-2core-cgroup1.json")
+    here = facts.read_hardware(MACHINES / "vm-2core-cgroup1.json")
     assert precision.probed(tiny.job(), here, Workload(numeric=True)) == ()
     assert precision.probed(tiny.job(), here, Workload()) == ("a probe",)
     data = tiny.dataset()

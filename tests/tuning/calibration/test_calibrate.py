@@ -27,7 +27,7 @@ COMMAND = [sys.executable, "-m", "drivetrain", "calibrate", "--json"]
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hardware]:
     """This machine with a cache of the tests, and calibrations switched on."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(calibration_file.SWITCH, "on")
+        patch.setenv(calibration_file.SWITCH_VARIABLE, "on")
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("cache")))
         patch.chdir(tmp_path_factory.mktemp("work"))
         patch.setenv("PYTHONPATH", IMPORTS)
@@ -45,7 +45,7 @@ def two(machine: Hardware) -> list[subprocess.CompletedProcess[str]]:
 def test_real_probes_end_within_their_time(two: list[subprocess.CompletedProcess[str]], machine: Hardware) -> None:
     assert [(done.returncode, done.stderr) for done in two] == [(0, ""), (0, "")]
     found = json.loads(two[0].stdout)
-    assert found["key"] == calibration_file.key(machine)
+    assert found["key"] == calibration_file.compute_key(machine)
     assert found["probes"]
     for probe in found["probes"]:
         assert 0 < probe["low"] <= probe["ratio"] <= probe["high"]
@@ -59,7 +59,7 @@ def test_of_two_at_once_one_measures_and_both_have_the_same(two: list[subprocess
 
 def test_afterwards_nothing_is_measured(two: list[subprocess.CompletedProcess[str]], machine: Hardware) -> None:
     said = list[str]()
-    before = calibration_file.path(machine).read_text()
+    before = calibration_file.find_path(machine).read_text()
     made = calibrate.at_first_use(machine, "linear", said.append, said.append)
     assert said == []
     assert json.dumps(made.to_json()["calibration"]) == json.dumps(json.loads(before))
@@ -116,13 +116,13 @@ def test_again_measures_again(fresh: Hardware, monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_damaged_file_is_an_event_and_is_replaced(fresh: Hardware, monkeypatch: pytest.MonkeyPatch) -> None:
     Fake(monkeypatch, fresh)
-    file = calibration_file.path(fresh)
+    file = calibration_file.find_path(fresh)
     file.parent.mkdir(parents=True)
     file.write_text("{")
     made, _, events = first_use(fresh)
     assert made.calibration is not None
     assert events[0].startswith(f"the calibration {file} cannot be read: ")
-    assert calibration_file.load(fresh) == (made.calibration, None)
+    assert calibration_file.read_calibration(fresh) == (made.calibration, None)
 
 
 def test_a_folder_that_cannot_be_written_is_an_event(fresh: Hardware, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +167,9 @@ def test_a_process_that_hangs_is_ended(fresh: Hardware, monkeypatch: pytest.Monk
     assert "processes" not in calibrate.summary(found)
     made, said, events = first_use(fresh)
     assert (said, events) == ([], [])
-    assert calibration_file.note(made).startswith("this machine was too busy or too slow to be calibrated; ")
+    assert calibration_file.describe_missing(made).startswith(
+        "this machine was too busy or too slow to be calibrated; "
+    )
 
 
 def test_a_quota_that_leaves_no_time_is_named(fresh: Hardware, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +185,7 @@ def test_a_quota_that_leaves_no_time_is_named(fresh: Hardware, monkeypatch: pyte
 
 def test_switched_off_nothing_happens(fresh: Hardware, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = Fake(monkeypatch, fresh)
-    monkeypatch.setenv(calibration_file.SWITCH, "off")
+    monkeypatch.setenv(calibration_file.SWITCH_VARIABLE, "off")
     assert first_use(fresh) == (fresh, [], [])
     assert fake.calls == 0
 

@@ -66,7 +66,7 @@ def test_turned_on_where_one_sample_does_not_fit(
     card: str, facts: Workload, optimizer: str, value: bool, words: str
 ) -> None:
     machine, job = (
-        hardware.load(MACHINES / f"{card}.json"),
+        hardware.read_hardware(MACHINES / f"{card}.json"),
         tiny.job(train=f"optimizer: {{name: {optimizer}, lr: 1e-3}}"),
     )
     made = plan.resolve(job, machine, facts)
@@ -77,7 +77,7 @@ def test_turned_on_where_one_sample_does_not_fit(
 
 def test_counted_only_where_memory_is_short() -> None:
     facts = replace(RESNET50_AT_512, activations=0, recomputed=0)
-    small, large = (hardware.load(MACHINES / f"{name}.json") for name in ("gpu-2gb", "h200"))
+    small, large = (hardware.read_hardware(MACHINES / f"{name}.json") for name in ("gpu-2gb", "h200"))
     assert gradient_checkpointing.needs_count_of_activations(tiny.job(), small, facts)
     assert not gradient_checkpointing.needs_count_of_activations(tiny.job(), large, facts)
     assert not gradient_checkpointing.needs_count_of_activations(tiny.job(), small, replace(facts, blocks=0))

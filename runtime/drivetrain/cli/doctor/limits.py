@@ -8,7 +8,7 @@ from pathlib import Path
 
 from drivetrain.cli.doctor.finding import Finding, fail, ok, warn
 from drivetrain.cli.doctor.snapshot import Snapshot
-from drivetrain.hardware.facts import EMULATED
+from drivetrain.hardware.facts import EMULATION
 from drivetrain.system.units import format_bytes
 
 GIB = 2**30
@@ -27,7 +27,7 @@ def _cpu(snapshot: Snapshot) -> Finding:
     cpu = snapshot.hardware.cpu
     if cpu.emulated:
         return warn(
-            "CPU", EMULATED, "build or pull the image of this machine's own processor; unset DOCKER_DEFAULT_PLATFORM"
+            "CPU", EMULATION, "build or pull the image of this machine's own processor; unset DOCKER_DEFAULT_PLATFORM"
         )
     if cpu.quota is not None and cpu.quota < 1:
         return warn(

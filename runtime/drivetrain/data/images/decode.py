@@ -304,7 +304,7 @@ def _describe_error(source: Source, error: Exception) -> str:
 def _flatten(image: Image.Image, mode: str, resize: Resize = DEFAULT_RESIZE) -> Image.Image:
     """The whole image in 8 bits without transparency."""
     pixels = image.width * image.height
-    if pixels > _usual_pixel_limit() and 4 * _MEMORY_DIVISOR * pixels > cgroup.memory_limit():
+    if pixels > _usual_pixel_limit() and 4 * _MEMORY_DIVISOR * pixels > cgroup.read_memory_limit():
         raise UnreadableImage(f"{image.width:,} x {image.height:,} pixels, too many for the memory limit")
     image.load()
     if image.mode.startswith("I;16"):

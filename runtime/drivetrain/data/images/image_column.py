@@ -15,7 +15,7 @@ from drivetrain.data.fingerprint import stamp
 from drivetrain.data.formats import shards
 from drivetrain.data.images.decode import Source
 from drivetrain.errors import DataError
-from drivetrain.hardware.cgroup import memory_limit
+from drivetrain.hardware.cgroup import read_memory_limit
 from drivetrain.system.units import format_bytes
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def _check_memory(path: Path, name: str, key: str) -> None:
             groups = (opened.metadata.row_group(index) for index in range(opened.metadata.num_row_groups))
             columns = (group.column(index) for group in groups for index in range(group.num_columns))
             size += sum(c.total_uncompressed_size for c in columns if c.path_in_schema.split(".")[0] == name)
-    limit = memory_limit()
+    limit = read_memory_limit()
     if size > MAX_MEMORY_SHARE * limit:
         raise DataError(
             f'{key}: the images in column "{name}" of {path} are {format_bytes(size)}, and the memory limit is {format_bytes(limit)}',

@@ -26,7 +26,7 @@ from drivetrain.data.images.source import ImageSource
 from drivetrain.data.images.value_range import BYTES, SHARES
 from drivetrain.data.stateless_random import Ids
 from drivetrain.errors import DataError
-from drivetrain.hardware.disk_space import DECODED
+from drivetrain.hardware.disk_space import DECODED_FOLDER
 from drivetrain.hardware.facts import Storage
 from drivetrain.job.data import ImageData
 from drivetrain.job.images import ImageJob
@@ -161,7 +161,7 @@ def keep_decoded(dataset: Dataset, storage: Storage, share: int) -> Dataset:
     Raises:
         StorageError: if the cache cannot be written.
     """
-    folder = Path(storage.cache) / DECODED
+    folder = Path(storage.cache) / DECODED_FOLDER
     # By identity of the files, because both splits may share one source.
     caches: dict[int, Decoded] = {}
 

@@ -22,7 +22,7 @@ from drivetrain.data.streaming.reader import ShardReader
 from drivetrain.data.streaming.remote_store import RemoteStore
 from drivetrain.data.streaming.shard import ShardStore
 from drivetrain.errors import DataError, SpecError
-from drivetrain.hardware.disk_space import shards_folder
+from drivetrain.hardware.disk_space import find_shards_folder
 from drivetrain.job import Job, hub_address
 from drivetrain.job.stream import Stream
 from drivetrain.storage.remote_address import is_remote, parse
@@ -42,7 +42,7 @@ def open_store(job: Job, text: str, key: str) -> ShardStore:
 
 def open_cache(stream: Stream) -> ShardCache:
     """The cache of this machine, with the limit of the job."""
-    return ShardCache(shards_folder(os.environ), parse_bytes(stream.cache))
+    return ShardCache(find_shards_folder(os.environ), parse_bytes(stream.cache))
 
 
 @contextlib.contextmanager

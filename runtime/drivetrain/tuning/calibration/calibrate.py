@@ -79,9 +79,9 @@ def at_first_use(machine: Hardware, work: str, say: Callable[[str], None], event
         say: reports that it is made.
         event: records what went wrong.
     """
-    if not calibration_file.is_on():
+    if not calibration_file.is_enabled():
         return machine
-    calibration, wrong = calibration_file.load(machine)
+    calibration, wrong = calibration_file.read_calibration(machine)
     obstacle = None if calibration else _obstacle(machine)
     if wrong:
         event(f"{wrong}; {'not calibrated again' if obstacle else 'calibrating again'}")
@@ -120,7 +120,7 @@ def load_or_measure(
     """
     events = list[str]()
     with _alone(machine, events):
-        stored, wrong = (None, None) if measure_again else calibration_file.load(machine)
+        stored, wrong = (None, None) if measure_again else calibration_file.read_calibration(machine)
         if stored:
             return Outcome(stored, kept=True)
         if wrong:
@@ -128,7 +128,7 @@ def load_or_measure(
         new = _run_probes(machine, first, limit, events)
         if new:
             try:
-                calibration_file.store(machine, new)
+                calibration_file.write_calibration(machine, new)
             except (OSError, StorageError) as error:
                 events.append(
                     f"the calibration could not be kept, it serves this run only: {' '.join(str(error).split())}"
@@ -172,7 +172,7 @@ def _nothing(machine: Hardware, limit: Limit, throttled: float) -> Calibration:
         f"everything: no comparison ended within {limit.process:.0f} s; `drivetrain calibrate --again` takes longer"
     )
     return Calibration(
-        key=calibration_file.key(machine),
+        key=calibration_file.compute_key(machine),
         date=datetime.now(UTC).date().isoformat(),
         seconds=limit.process,
         waited=share,
@@ -200,7 +200,7 @@ def _run(machine: Hardware, folder: Path, first: str, limit: Limit) -> int | Non
 @contextlib.contextmanager
 def _alone(machine: Hardware, events: list[str]) -> Iterator[None]:
     """Hold the lock of the folder, or wait for it; without a folder that can be written, there is nothing to share."""
-    folder = calibration_file.path(machine).parent
+    folder = calibration_file.find_path(machine).parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
         handle = file_lock.acquire(folder / LOCK, ASKED.process + 1)
@@ -247,7 +247,7 @@ def probe_environment(hardware: Hardware, **other: Value) -> dict[str, str]:
         other: values in place of the defaults.
     """
     values = default_settings(hardware) | other
-    return gpu_selection.environment(hardware) | optimizations.environment(hardware, values)
+    return gpu_selection.build_environment(hardware) | optimizations.environment(hardware, values)
 
 
 def probe_command(folder: Path, seconds: float, *options: str) -> list[str]:

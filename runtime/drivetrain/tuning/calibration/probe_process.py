@@ -82,7 +82,7 @@ class Session:
     def __post_init__(self) -> None:
         self.waiting = _Waiting.now()
         self.found = Calibration(
-            key=calibration_file.key(self.machine), date=evidence.today(), seconds=0.0, waited=0.0, probes=()
+            key=calibration_file.compute_key(self.machine), date=evidence.today(), seconds=0.0, waited=0.0, probes=()
         )
 
     def run(self, seconds: float, other_libraries: OtherProcesses, first: str = "") -> Calibration:
