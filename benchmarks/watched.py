@@ -91,7 +91,7 @@ def errors(readings: dict[str, Any]) -> list[float]:
     start, end, found = readings["rows"][0][0], readings["rows"][-1][0], []
     for seconds, step in readings["rows"]:
         left.add(seconds, step)
-        guess = left.left(seconds)
+        guess = left.estimate(seconds)
         if guess is not None and seconds - start >= 60 and end - seconds > 15:
             found.append(abs(guess - (end - seconds)) / (end - seconds))
     return found

@@ -65,7 +65,7 @@ MOST: dict[str, tuple[int, int]] = {
     "supervisor": (41, 7_060),
     "system": (24, 2_123),
     "top": (4, 337),
-    "tracking": (24, 2_608),
+    "tracking": (24, 2_601),
     "training": (53, 8_200),
     "tuning": (34, 4_831),
 }

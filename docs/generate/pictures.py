@@ -20,7 +20,7 @@ from PIL import Image
 from rich.console import Console
 from rich.terminal_theme import MONOKAI
 
-from drivetrain.tracking.live.dashboard import screen
+from drivetrain.tracking.live.dashboard import render
 from drivetrain.tracking.live.run_reader import RunReader
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -69,7 +69,7 @@ def live(run: Path, child: subprocess.Popen[bytes]) -> str:
             if view.total and view.step >= TAKEN * view.total:
                 view.folder = Path("runs") / run.name
                 return page(
-                    Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True), screen(view, COLUMNS)
+                    Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True), render(view, COLUMNS)
                 )
         time.sleep(0.2)
     raise SystemExit("the training ended before the picture of the live view was taken")

@@ -15,7 +15,7 @@ from drivetrain.report.sections.advice import advice
 from drivetrain.report.summary import summarize
 from drivetrain.report.write import write
 from drivetrain.system import cpu_starvation
-from drivetrain.tracking.live.dashboard import screen
+from drivetrain.tracking.live.dashboard import render
 from drivetrain.tracking.live.run_reader import RunReader
 from tests.report_folder import make, rows, running
 
@@ -104,7 +104,7 @@ def test_the_live_view_shows_it(tmp_path: Path) -> None:
     for busy, waited, expected in ((1.2, 0.6, "others use 30%"), (1.95, 0.6, "")):
         rows(run / "telemetry.jsonl", crowded(busy, waited))
         view = RunReader(run).read()
-        Console(file=file, width=80, highlight=False).print(screen(view, 80))
+        Console(file=file, width=80, highlight=False).print(render(view, 80))
         shown = file.getvalue()
         file.seek(0)
         file.truncate()

@@ -9,7 +9,7 @@ import pytest
 from drivetrain.report.confusion import confusions
 from drivetrain.report.formatting import align, duration, format_json, number, share, short, tick
 from drivetrain.report.log_series import Series, collect, mean, thin
-from drivetrain.tracking.live.sparkline import bars
+from drivetrain.tracking.live.sparkline import draw_bars
 
 
 def series(*ys: float) -> Series:
@@ -78,11 +78,11 @@ def test_smooth_lines_are_not_noisy() -> None:
     [((0, 1, 2, 3, 4, 5, 6, 7), "▁▂▃▄▅▆▇█"), ((5, 5), "▁▁"), ((), ""), (range(64), "▁▁▁▁▂▂▂▂▃▃▃▃▄▄▄▄▅▅▅▅▆▆▆▆▇▇▇▇████")],
 )
 def test_sparkline(values: tuple[float, ...], line: str) -> None:
-    assert bars(series(*values).ys, 32) == line
+    assert draw_bars(series(*values).ys, 32) == line
 
 
 def test_mapped_shows_the_shape_on_another_scale() -> None:
-    assert bars(series(1, 10, 100).mapped(math.log).ys, 32) == "▁▅█"
+    assert draw_bars(series(1, 10, 100).mapped(math.log).ys, 32) == "▁▅█"
 
 
 def test_confusion_by_hand() -> None:

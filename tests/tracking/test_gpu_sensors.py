@@ -141,7 +141,7 @@ def test_the_monitor_records_the_sensors(tmp_path: Path, monkeypatch: pytest.Mon
     assert (latest["gpu_percent"], latest["gpu_temperature"]) == (87, 71)
     rows = [json.loads(line) for line in (tmp_path / "telemetry.jsonl").read_text().splitlines()]
     assert rows == watching.history()
-    assert monitor._readable_units(latest)["hardware/GPU busy"] == 0.87
+    assert monitor._convert_units(latest)["hardware/GPU busy"] == 0.87
     assert nvml.open == 0
 
 

@@ -17,9 +17,9 @@ from drivetrain.report.sections.ranks import MAX_ROWS, ranks_section
 from drivetrain.report.summary import summarize
 from drivetrain.report.write import write as write_report
 from drivetrain.tracking import rank_record
-from drivetrain.tracking.live.dashboard import MAX_PROCESS_ROWS, line
+from drivetrain.tracking.live.dashboard import MAX_PROCESS_ROWS, format_line
 from drivetrain.tracking.live.run_reader import RunReader
-from drivetrain.tracking.rank_record import RankRecord, exchange_share, slowest
+from drivetrain.tracking.rank_record import RankRecord, compute_exchange, find_slowest
 from drivetrain.training.rank_sampler import RankSampler
 from tests import ranks_start, tiny
 from tests.report_folder import change, make, running
@@ -31,36 +31,36 @@ SLOW = RankRecord(1, "beta", "Xeon", 2, 1000, 9.0, 0.9, 0.1, 400 << 20, 600 << 2
 
 def test_the_slowest_is_the_one_that_the_others_wait_for() -> None:
     assert FAST.speed == pytest.approx(1000 / 8.5)
-    assert slowest([FAST, SLOW]) is SLOW
-    assert slowest([FAST, replace(FAST, rank=1)]) is None
-    assert slowest([FAST]) is None
-    assert slowest([FAST, replace(SLOW, samples=0, computing=0.0)]) is None  # it has not begun
-    assert exchange_share([FAST, SLOW]) == pytest.approx(0.01)
+    assert find_slowest([FAST, SLOW]) is SLOW
+    assert find_slowest([FAST, replace(FAST, rank=1)]) is None
+    assert find_slowest([FAST]) is None
+    assert find_slowest([FAST, replace(SLOW, samples=0, computing=0.0)]) is None  # it has not begun
+    assert compute_exchange([FAST, SLOW]) == pytest.approx(0.01)
 
 
 def test_a_record_survives_the_way(tmp_path: Path) -> None:
-    assert rank_record.from_text(rank_record.to_text(SLOW)) == SLOW
+    assert rank_record.record_from_text(rank_record.record_to_text(SLOW)) == SLOW
     for damaged in ("", "{", "[]", '{"rank": "1"}', '{"rank": 1, "samples": []}', '{"rank": 1, "samples": 1e999}'):
-        assert rank_record.from_text(damaged) is None
-    rank_record.write(tmp_path, [FAST, SLOW])
-    assert rank_record.read(tmp_path) == (FAST, SLOW)
-    rank_record.write(tmp_path / "missing", [FAST])  # as on a full disk: the run goes on
+        assert rank_record.record_from_text(damaged) is None
+    rank_record.write_records(tmp_path, [FAST, SLOW])
+    assert rank_record.read_records(tmp_path) == (FAST, SLOW)
+    rank_record.write_records(tmp_path / "missing", [FAST])  # as on a full disk: the run goes on
     (tmp_path / rank_record.FILE).write_text('[{"rank": 0, "of a later version": 1}, 7]')
-    assert rank_record.read(tmp_path) == (RankRecord(0),)
+    assert rank_record.read_records(tmp_path) == (RankRecord(0),)
     (tmp_path / rank_record.FILE).write_text('[{"rank"')
-    assert rank_record.read(tmp_path) == ()
+    assert rank_record.read_records(tmp_path) == ()
 
 
 def test_the_live_view_shows_each_process(tmp_path: Path) -> None:
     run = running(tmp_path / "digits-001")
     assert "rank" not in text_of(RunReader(run).read(), 100)
-    rank_record.write(run, [FAST, SLOW])
+    rank_record.write_records(run, [FAST, SLOW])
     view = RunReader(run).read()
     text = text_of(view, 100)
     assert "rank 0     118 samples/s" in text
     assert "slowest, waits 9% data, 1% others" in text
-    assert line(view).endswith("slowest: rank 1 on beta")
-    rank_record.write(run, [replace(SLOW, rank=rank) for rank in range(20)])
+    assert format_line(view).endswith("slowest: rank 1 on beta")
+    rank_record.write_records(run, [replace(SLOW, rank=rank) for rank in range(20)])
     text = text_of(RunReader(run).read(), 60)
     assert text.count("samples/s") == MAX_PROCESS_ROWS + 1
     assert "the slowest of 20 processes" in text
@@ -69,12 +69,12 @@ def test_the_live_view_shows_each_process(tmp_path: Path) -> None:
 def test_the_live_view_shows_what_happened_lately(tmp_path: Path) -> None:
     run = running(tmp_path / "digits-001")
     reader = RunReader(run)
-    rank_record.write(run, [FAST, SLOW])
+    rank_record.write_records(run, [FAST, SLOW])
     reader.read()
     later = replace(SLOW, samples=1100, computing=9.0 + 0.5, others=0.6)
-    rank_record.write(run, [replace(FAST, samples=1100, computing=9.0), later])
+    rank_record.write_records(run, [replace(FAST, samples=1100, computing=9.0), later])
     assert [round(record.speed) for record in reader.read().ranks] == [100, 200]
-    rank_record.write(run, [replace(FAST, samples=10, computing=0.1), later])  # started again
+    rank_record.write_records(run, [replace(FAST, samples=10, computing=0.1), later])  # started again
     assert reader.read().ranks[0].samples == 10
 
 
@@ -82,14 +82,14 @@ def test_the_report_names_the_slowest_and_advises(tmp_path: Path) -> None:
     run = make(tmp_path / "digits-001")
     write_report(run)
     assert "## Processes" not in (run / "report.md").read_text(encoding="utf-8")
-    rank_record.write(run, [FAST, SLOW])
+    rank_record.write_records(run, [FAST, SLOW])
     write_report(run)
     report = (run / "report.md").read_text(encoding="utf-8")
     assert "Rank 1 on beta is the slowest" in report
     assert "Even the process that waits least spent 1 % of its time" in report
     record = read_run(run)
     assert "find out what slows beta" in [one.change for one in advice(record, summarize(record))]
-    rank_record.write(run, [FAST, replace(SLOW, data=20.0)])
+    rank_record.write_records(run, [FAST, replace(SLOW, data=20.0)])
     record = read_run(run)
     assert "optimize: {loader_workers: " in next(
         one.line for one in advice(record, summarize(record)) if "beta" in one.change
@@ -100,10 +100,10 @@ def test_the_report_advises_against_a_costly_exchange(tmp_path: Path) -> None:
     run = make(tmp_path / "digits-001")
     change(run / "result.json", lambda r: r["phases"].update(input=0.0))
     both = [replace(FAST, others=4.0), replace(FAST, rank=1, node="beta", others=4.0)]
-    rank_record.write(run, both)
+    rank_record.write_records(run, both)
     record = read_run(run)
     assert "optimize: {exchange_precision: bf16}" in [one.line for one in advice(record, summarize(record))]
-    rank_record.write(run, [replace(one, node="alpha") for one in both])
+    rank_record.write_records(run, [replace(one, node="alpha") for one in both])
     record = read_run(run)
     assert "train: {batch_size: auto}" in [one.line for one in advice(record, summarize(record))]
 
@@ -119,7 +119,7 @@ def test_many_processes_are_listed_up_to_a_limit() -> None:
 def test_processes_tell_what_they_did(tmp_path: Path) -> None:
     """The records of all are complete at the end, however short the run is."""
     ranks_start.finished([sys.executable, "-m", "tests.ranks_driver", str(tmp_path), "30", ""], 2)
-    records = rank_record.read(tmp_path)
+    records = rank_record.read_records(tmp_path)
     trained = [json.loads((f / "trained.json").read_text()) for f in (tmp_path, tmp_path / "ranks" / "1")]
     assert [record.samples for record in records] == [sum(map(len, steps)) for steps in trained]
     for record in records:

@@ -115,7 +115,7 @@ def test_rows_wait_for_disk_space_and_are_never_truncated(tmp_path: Path, monkey
     monkeypatch.setattr(os, "pwrite", full)
     kept.write(2, 0, {"train/loss": 2.0})
     kept.flush()
-    assert kept.trouble == "No space left on device"
+    assert kept.problem == "No space left on device"
     assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1, "epoch": 0, "train/loss": 1.0}\n'
     monkeypatch.setattr(os, "pwrite", real)
     kept.write(3, 0, {"train/loss": 3.0})

@@ -12,7 +12,7 @@ from drivetrain.errors import SpecError
 from drivetrain.job.track import Track
 from drivetrain.supervisor import named_run
 from drivetrain.system.console import say
-from drivetrain.tracking.mlflow_server import LOCATION
+from drivetrain.tracking.mlflow_server import URI_NAME
 from drivetrain.tracking.run_description import read_spec
 from drivetrain.tracking.run_tracker import open_tracker
 
@@ -58,7 +58,7 @@ def _requested_server(options: argparse.Namespace) -> Track | None:
     if options.mlflow is None:
         return None
     # Whoever types the address names the server that may have the credentials.
-    os.environ[LOCATION] = options.mlflow
+    os.environ[URI_NAME] = options.mlflow
     try:
         return Track(mlflow=options.mlflow, experiment=options.experiment)
     except ValidationError as error:

@@ -58,7 +58,7 @@ def write(folder: Path, data: dict[str, object], counts: list[Confusion], tables
         for confusion in counts:
             stem = folder / (f"confusion-{_safe(confusion.head)}" if confusion.head else "confusion")
             _table(confusion, stem.with_name(f"{stem.name}.csv"))
-            image = confusion_image.draw(confusion.classes, confusion.matrix)
+            image = confusion_image.draw_matrix(confusion.classes, confusion.matrix)
             stem.with_name(f"{stem.name}.png").write_bytes(image.png)
         for table in tables:
             _labels(table, folder / (f"labels-{_safe(table.head)}.csv" if table.head else "labels.csv"))

@@ -25,7 +25,7 @@ from drivetrain.system.run_files import (
     read_lines,
 )
 from drivetrain.tracking import rank_record
-from drivetrain.tracking.live.run_reader import PROGRESS
+from drivetrain.tracking.live.run_reader import PROGRESS_FILE
 from drivetrain.tracking.rank_record import RankRecord
 
 _AT_THE_END = RESULT_FILE
@@ -40,7 +40,7 @@ _LOST = {
     STATE_FILE: "how the run ended is unknown",
     "events.jsonl": "some events cannot be shown",
     "operators.json": "the slowest operators cannot be shown",
-    PROGRESS: "the metric that chooses the weights is that of the job",
+    PROGRESS_FILE: "the metric that chooses the weights is that of the job",
     "mistakes.json": "the most confident mistakes cannot be shown",
     "baselines.json": "the simple models beside the network cannot be shown",
     "provenance.json": "from which bytes the run was made cannot be shown",
@@ -128,9 +128,9 @@ def read(run: Path) -> Record:
         record.baselines = _object(record, run / "baselines.json")
     if (run / "provenance.json").exists():
         record.provenance = _object(record, run / "provenance.json")
-    if (run / PROGRESS).exists():
-        record.watched_metric = printable(str(_object(record, run / PROGRESS).get("best") or ""))
-    record.ranks = rank_record.read(run)
+    if (run / PROGRESS_FILE).exists():
+        record.watched_metric = printable(str(_object(record, run / PROGRESS_FILE).get("best") or ""))
+    record.ranks = rank_record.read_records(run)
     return record
 
 

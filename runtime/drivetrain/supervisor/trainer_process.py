@@ -56,7 +56,7 @@ def main() -> int:
         return error.exit_code
     finally:
         if lost_text := describe_lost_output():
-            EventLog(options.run).keep("output", lost_text)
+            EventLog(options.run).store("output", lost_text)
 
 
 def _is_scheduled() -> bool:

@@ -9,22 +9,22 @@ from typing import Any
 
 from PIL import Image, ImageDraw, ImageFont
 
-from drivetrain.tracking.tensorboard import PngImage, Shown
+from drivetrain.tracking.tensorboard import PngImage, Value
 
 MAX_NAMED_CLASSES = 20
 """Up to this many classes, names and counts are shown."""
 
 
-def pictures(counts: Mapping[str, Any]) -> dict[str, Shown]:
+def draw_images(counts: Mapping[str, Any]) -> dict[str, Value]:
     """A picture for each head with exclusive classes, by tag."""
     return {
-        f"confusion/{head}" if head else "confusion": partial(draw, one["classes"], one["matrix"])
+        f"confusion/{head}" if head else "confusion": partial(draw_matrix, one["classes"], one["matrix"])
         for head, one in counts.items()
         if "matrix" in one
     }
 
 
-def draw(classes: Sequence[str], matrix: Sequence[Sequence[int]]) -> PngImage:
+def draw_matrix(classes: Sequence[str], matrix: Sequence[Sequence[int]]) -> PngImage:
     """Draw a confusion matrix with true classes by row; the color is the share among the row's samples."""
     count = len(classes)
     cell = max(24, 340 // count) if count <= MAX_NAMED_CLASSES else max(2, 640 // count)

@@ -21,9 +21,9 @@ class EventLog:
     def add(self, kind: str, text: str, step: int | None = None) -> None:
         """Print and store an event; if the disk is full, it is only printed."""
         say(f"{kind}: {text}")
-        self.keep(kind, text, step)
+        self.store(kind, text, step)
 
-    def keep(self, kind: str, text: str, step: int | None = None) -> None:
+    def store(self, kind: str, text: str, step: int | None = None) -> None:
         """Store an event that was printed already."""
         row = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "step": step, "kind": kind, "text": text}
         try:

@@ -16,7 +16,7 @@ from drivetrain.system.run_files import METRICS_FILE, RunFiles
 from drivetrain.tracking.tensorboard import TensorBoardWriter
 
 FILE = METRICS_FILE
-FLUSH_EVERY = 1.0
+FLUSH_SECONDS = 1.0
 """Seconds between two flushes; a write per step would take longer than the step of a small network."""
 
 
@@ -40,11 +40,11 @@ class MetricsLog:
         self.files = RunFiles(folder)
         self.pending: list[str] = []
         self.board = TensorBoardWriter(folder / "tensorboard", after, report)
-        self.trouble: str | None = None
+        self.problem: str | None = None
         self.flushed = time.monotonic()
         self._open()
         if after is not None:
-            self.cut(after, epoch)
+            self.remove_rows_after(after, epoch)
 
     def _open(self) -> None:
         try:
@@ -53,11 +53,11 @@ class MetricsLog:
         except OSError as error:
             raise storage_error(self.files.path / FILE, error) from None
 
-    def cut(self, after: int, epoch: int) -> None:
+    def remove_rows_after(self, after: int, epoch: int) -> None:
         """Remove rows after step `after`, and evaluations at it from `epoch` on."""
         self.flush()
         os.close(self.handle)
-        rows = [row for row in self.files.read_rows(FILE) if _stays(row, after, epoch)]
+        rows = [row for row in self.files.read_rows(FILE) if _is_before(row, after, epoch)]
         self.files.write_text(FILE, "".join(json.dumps(row) + "\n" for row in rows))
         self._open()
 
@@ -73,12 +73,12 @@ class MetricsLog:
         row = {"step": step, "epoch": epoch, **values} | ({"batch": batch} if batch else {})
         self.pending.append(json.dumps(row) + "\n")
         self.board.put(step, values)
-        if time.monotonic() - self.flushed > FLUSH_EVERY:
+        if time.monotonic() - self.flushed > FLUSH_SECONDS:
             self.flush()
 
     def flush(self, *, sync: bool = False) -> None:
         """Write all rows to the operating system, or with `sync` to the disk; on failure they stay buffered, and
-        `trouble` says why.
+        `problem` says why.
         """
         self.flushed = time.monotonic()
         data = "".join(self.pending).encode()
@@ -89,16 +89,16 @@ class MetricsLog:
             if sync:
                 os.fsync(self.handle)
         except OSError as error:
-            self.trouble = error.strerror
+            self.problem = error.strerror
             with contextlib.suppress(OSError):
                 os.ftruncate(self.handle, self.size)
             return
         self.size += len(data)
         self.pending.clear()
-        self.trouble = None
+        self.problem = None
 
     def close(self) -> None:
-        """Write the rest and stop the TensorBoard writer."""
+        """Write what is buffered, and stop the TensorBoard writer."""
         try:
             self.flush()
         finally:
@@ -106,6 +106,6 @@ class MetricsLog:
             self.board.close()
 
 
-def _stays(row: Mapping[str, Any], after: int, epoch: int) -> bool:
+def _is_before(row: Mapping[str, Any], after: int, epoch: int) -> bool:
     """Whether a row is part of the history up to step `after`; only rows of steps have a learning rate."""
     return bool(row["step"] < after or (row["step"] == after and (row["epoch"] < epoch or "lr" in row)))

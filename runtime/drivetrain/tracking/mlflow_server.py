@@ -19,15 +19,15 @@ from drivetrain.system.secrets import mask_secrets
 from drivetrain.system.version import VERSION
 from drivetrain.tracking.tracker import TrackerError
 
-LOCATION = "MLFLOW_TRACKING_URI"
+URI_NAME = "MLFLOW_TRACKING_URI"
 """Names the user's own server; a job may name another, which gets no credentials."""
 VARIABLES = ("MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD")
-"""From which MLflow's own client takes the same."""
+"""The variables of MLflow's own client."""
 REQUEST_TIMEOUT = 10.0
 """Seconds to wait for an answer."""
 MAX_ANSWER_BYTES = 8 << 20
 """Bytes of an answer."""
-_PASSING = (408, 425, 429)
+_PASSING_CODES = (408, 425, 429)
 
 
 class MlflowServer:
@@ -42,8 +42,8 @@ class MlflowServer:
     def __init__(self, address: str, identity: Path, environ: Mapping[str, str] = os.environ) -> None:
         self.address = address.rstrip("/")
         self.identity = identity
-        self.authorization = _authorization(environ)
-        self.withheld, self.cure = _withheld(self.address, environ) if self.authorization else ("", "")
+        self.authorization = _build_authorization(environ)
+        self.withheld, self.hint = _explain_withheld(self.address, environ) if self.authorization else ("", "")
         if self.withheld:
             self.authorization = ""
         self.opener = web.build_opener(self.address, _NoRedirects())
@@ -65,7 +65,7 @@ class MlflowServer:
         except ValueError:
             document = None
         if not isinstance(document, dict):
-            raise self.stranger()
+            raise self.foreign_error()
         return document
 
     def put(self, path: str, content: bytes) -> None:
@@ -81,15 +81,15 @@ class MlflowServer:
             with self.opener.open(request, timeout=REQUEST_TIMEOUT) as answer:
                 content: bytes = answer.read(MAX_ANSWER_BYTES + 1)
                 if len(content) > MAX_ANSWER_BYTES:
-                    raise self.stranger()
+                    raise self.foreign_error()
                 return content
         except HTTPError as error:
             with error:
                 raise self._refusal_error(error) from None
         except URLError as error:
-            raise self._silent(error.reason) from None
+            raise self._unreachable_error(error.reason) from None
         except (OSError, HTTPException) as error:
-            raise self._silent(error) from None
+            raise self._unreachable_error(error) from None
         except ValueError:  # its text has the header
             raise TrackerError(
                 f"track.mlflow: a request to {self.address} cannot be written",
@@ -106,7 +106,7 @@ class MlflowServer:
         document = document if isinstance(document, dict) else {}
         text = mask_secrets(str(document.get("message", ""))[:300])
         if document.get("error_code") == "RESOURCE_DOES_NOT_EXIST":
-            return Missing(
+            return MissingError(
                 f"track.mlflow: {self.address}: {text}",
                 "an experiment and a run that exist there",
                 f"remove {self.identity} to begin a new run on the server",
@@ -118,7 +118,7 @@ class MlflowServer:
                 + ("the user or the token is refused" if self.authorization else "it wants a user or a token")
                 + (f", and {self.withheld}" if self.withheld else ""),
                 "a user who may write there",
-                f"set {VARIABLES[0]}, or {VARIABLES[1]} and {VARIABLES[2]}" + (f"; {self.cure}" if self.cure else ""),
+                f"set {VARIABLES[0]}, or {VARIABLES[1]} and {VARIABLES[2]}" + (f"; {self.hint}" if self.hint else ""),
                 passing=False,
             )
         if 300 <= error.code < 400:
@@ -129,15 +129,15 @@ class MlflowServer:
                 passing=False,
             )
         if error.code == 404 and not document:
-            return self.stranger()
+            return self.foreign_error()
         return TrackerError(
             f"track.mlflow: {self.address} answers {error.code}{f': {text}' if text else ''}",
             "an MLflow server that is well",
             "see its log",
-            passing=error.code >= 500 or error.code in _PASSING,
+            passing=error.code >= 500 or error.code in _PASSING_CODES,
         )
 
-    def stranger(self) -> TrackerError:
+    def foreign_error(self) -> TrackerError:
         """The error for an answer that no MLflow server gives."""
         return TrackerError(
             f"track.mlflow: what answers at {self.address} is no MLflow server",
@@ -146,7 +146,7 @@ class MlflowServer:
             passing=False,
         )
 
-    def _silent(self, cause: object) -> TrackerError:
+    def _unreachable_error(self, cause: object) -> TrackerError:
         is_timeout = isinstance(cause, TimeoutError)
         reason = "no answer in time" if is_timeout else str(getattr(cause, "strerror", None) or cause)
         return TrackerError(
@@ -157,7 +157,7 @@ class MlflowServer:
         )
 
 
-class Missing(TrackerError):
+class MissingError(TrackerError):
     """The server does not know what was named."""
 
 
@@ -168,26 +168,23 @@ class _NoRedirects(HTTPRedirectHandler):
         return None
 
 
-def _authorization(environ: Mapping[str, str]) -> str:
+def _build_authorization(environ: Mapping[str, str]) -> str:
     token, user, password = (environ.get(name, "").strip() for name in VARIABLES)
     if token:
         return f"Bearer {token}"
     return f"Basic {base64.b64encode(f'{user}:{password}'.encode()).decode()}" if user else ""
 
 
-def _withheld(address: str, environ: Mapping[str, str]) -> tuple[str, str]:
-    """Why a server gets no credentials, and what to do if it should; empty if it gets them.
-
-    A job names the server, and the job may be a stranger's.
-    """
-    named_address, consequence = environ.get(LOCATION, "").strip(), "the credentials of this machine are not sent"
+def _explain_withheld(address: str, environ: Mapping[str, str]) -> tuple[str, str]:
+    """Why the server of a job, perhaps a stranger's, gets no credentials, and what to do if it should; empty if it gets them."""
+    named_address, consequence = environ.get(URI_NAME, "").strip(), "the credentials of this machine are not sent"
     try:
         named = bool(named_address) and web.parse_origin(named_address) == web.parse_origin(address)
     except ValueError:
         named = False
     if not named:
-        cause = f"{LOCATION} names another server" if named_address else f"{LOCATION} does not name this server"
-        return f"{consequence}, since {cause}", f"if it is your server, export {LOCATION}={address}"
+        cause = f"{URI_NAME} names another server" if named_address else f"{URI_NAME} does not name this server"
+        return f"{consequence}, since {cause}", f"if it is your server, export {URI_NAME}={address}"
     scheme, host, _ = web.parse_origin(address)
     if scheme != "https" and not web.is_loopback(host):
         return f"{consequence}, since the address is not encrypted (http)", "use the https address of the server"

@@ -30,11 +30,10 @@ if TYPE_CHECKING:
 
 Sample = dict[str, float | int | str | None]
 FILE = "telemetry.jsonl"
-SHOWN_EVERY = 5
+TENSORBOARD_INTERVAL = 5
 """One in so many samples goes to TensorBoard."""
-Reading = dict[str, float | int | str | None]
 
-REASONS = {
+THROTTLE_REASONS = {
     0x4: "power cap",
     0x8: "hardware slowdown",
     0x20: "heat (software)",
@@ -70,13 +69,13 @@ class Monitor:
         self.progress, self.show, self.sampled = progress, show, sampled
         self.start = time.monotonic()
         self.peak = 0
-        self.spent = 0.0
+        self.cpu_seconds = 0.0
         """CPU seconds of the sampling thread so far."""
         self.samples: list[Sample] = []
         self.process, self.group = psutil.Process(), ProcessCgroup()
         self.sensors = Sensors(gpus)
         self.stop = threading.Event()
-        self.thread = threading.Thread(target=self._work, name="monitor", daemon=True)
+        self.thread = threading.Thread(target=self._sample_until_closed, name="monitor", daemon=True)
 
     def __enter__(self) -> Monitor:
         self.process.cpu_percent()
@@ -98,22 +97,22 @@ class Monitor:
         """All samples."""
         return list(self.samples)
 
-    def _work(self) -> None:
+    def _sample_until_closed(self) -> None:
         ended = False
         while not ended:
             ended = self.stop.wait(self.interval)
-            sample = self._sample()
+            sample = self._take_sample()
             self.samples.append(sample)
-            if self.show and len(self.samples) % SHOWN_EVERY == 1:
-                self.show(_readable_units(sample))
+            if self.show and len(self.samples) % TENSORBOARD_INTERVAL == 1:
+                self.show(_convert_units(sample))
             if self.sampled:
                 self.sampled(sample)
             # A full disk may lose a sample, but must not affect the run.
             with contextlib.suppress(OSError):
                 self.files.append(FILE, json.dumps(sample) + "\n")
-            self.spent = time.thread_time()
+            self.cpu_seconds = time.thread_time()
 
-    def _sample(self) -> Sample:
+    def _take_sample(self) -> Sample:
         rss = process_tree.sum_resident_bytes()
         self.peak = max(self.peak, rss)
         limit, used = self.group.memory()
@@ -132,8 +131,8 @@ class Monitor:
         }
 
 
-def _readable_units(sample: Sample) -> dict[str, float]:
-    """The hardware's values, in readable units."""
+def _convert_units(sample: Sample) -> dict[str, float]:
+    """The values for TensorBoard, by tag, in readable units."""
     units = {
         "rss": ("processes GiB", 2.0**30),
         "memory_used": ("container GiB", 2.0**30),
@@ -174,22 +173,22 @@ class Sensors:
         try:
             self.nvml.nvmlInit()
             self.open = True
-            self.handles = {f"gpu{number or ''}_": self._handle(gpu) for number, gpu in enumerate(gpus)}
+            self.handles = {f"gpu{number or ''}_": self._open_gpu(gpu) for number, gpu in enumerate(gpus)}
         except self.nvml.NVMLError:
             self.handles = {}
 
-    def read(self) -> Reading:
+    def read(self) -> Sample:
         """Read all supported values.
 
         The first GPU is `gpu_...`, the next `gpu1_...`: `percent` of the time busy, `memory` in use by all processes
         and `memory_limit` in bytes, `temperature` in degrees Celsius, `power` in watts, `clock` in MHz, `throttled` 1
         while the clock is reduced, and then `throttle_reasons` as text.
         """
-        values: Reading = {}
+        values: Sample = {}
         for start, handle in self.handles.items():
-            for names, ask in self._questions(handle).items():
+            for names, query in self._list_queries(handle).items():
                 try:
-                    answers = ask()
+                    answers = query()
                 except self.nvml.NVMLError:  # a MIG instance has no clock, an old card no power meter
                     continue
                 values |= {start + name: value for name, value in zip(names, answers, strict=False)}
@@ -201,7 +200,7 @@ class Sensors:
             self.open = False
             self.nvml.nvmlShutdown()
 
-    def _handle(self, gpu: Gpu) -> Any:
+    def _open_gpu(self, gpu: Gpu) -> Any:
         nvml = self.nvml
         handle = nvml.nvmlDeviceGetHandleByIndex(gpu.index)
         if not gpu.mig:
@@ -212,31 +211,31 @@ class Sensors:
             except nvml.NVMLError:  # slots are numbered, and most are empty
                 continue
             # By its id: equal instances have the same name, and the first of them may be a neighbour's.
-            if _text(nvml.nvmlDeviceGetUUID(part)) == gpu.uuid:
+            if _decode(nvml.nvmlDeviceGetUUID(part)) == gpu.uuid:
                 return part
         return handle
 
-    def _questions(self, handle: object) -> Mapping[tuple[str, ...], Callable[[], tuple[float | int | str, ...]]]:
+    def _list_queries(self, handle: object) -> Mapping[tuple[str, ...], Callable[[], tuple[float | int | str, ...]]]:
         nvml = self.nvml
 
-        def memory() -> tuple[int, int]:
+        def read_memory() -> tuple[int, int]:
             info = nvml.nvmlDeviceGetMemoryInfo(handle)
             return int(info.used), int(info.total)
 
-        def throttle() -> tuple[int | str, ...]:
+        def read_throttling() -> tuple[int | str, ...]:
             bits = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
-            reasons = ", ".join(word for bit, word in REASONS.items() if bits & bit)
+            reasons = ", ".join(word for bit, word in THROTTLE_REASONS.items() if bits & bit)
             return (1, reasons) if reasons else (0,)
 
         return {
             ("percent",): lambda: (nvml.nvmlDeviceGetUtilizationRates(handle).gpu,),
-            ("memory", "memory_limit"): memory,
+            ("memory", "memory_limit"): read_memory,
             ("temperature",): lambda: (nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),),
             ("power",): lambda: (nvml.nvmlDeviceGetPowerUsage(handle) / 1000,),
             ("clock",): lambda: (nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),),
-            ("throttled", "throttle_reasons"): throttle,
+            ("throttled", "throttle_reasons"): read_throttling,
         }
 
 
-def _text(value: str | bytes) -> str:
+def _decode(value: str | bytes) -> str:
     return value.decode() if isinstance(value, bytes) else value

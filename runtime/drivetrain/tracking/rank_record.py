@@ -15,7 +15,7 @@ from drivetrain.system.files import parse_json
 from drivetrain.system.run_files import RunFiles
 
 FILE = "ranks.json"
-NOTED_SLOWDOWN = 1.15
+MIN_SLOWDOWN = 1.15
 """So many times slower than the others is worth a word; less is noise."""
 
 
@@ -53,64 +53,64 @@ class RankRecord:
         return self.samples / max(1e-9, self.computing + self.data)
 
     def share(self, seconds: float) -> float:
-        """A part of the time of training, as a share."""
+        """The share of some seconds in the time of training."""
         return seconds / max(1e-9, self.seconds)
 
-    def since(self, before: RankRecord) -> RankRecord:
-        """The same process, from an earlier record on."""
-        lasted = {name: getattr(self, name) - getattr(before, name) for name in _SUMS}
+    def subtract(self, before: RankRecord) -> RankRecord:
+        """The record of the time since an earlier record of the same process."""
+        lasted = {name: getattr(self, name) - getattr(before, name) for name in _SUMMED_FIELDS}
         return RankRecord(**asdict(self) | lasted)
 
 
-_SUMS = ("samples", "computing", "data", "others")
+_SUMMED_FIELDS = ("samples", "computing", "data", "others")
 _TYPES: Mapping[str, type] = {"int": int, "float": float, "str": str}
 
 
-def slowest(records: Sequence[RankRecord]) -> RankRecord | None:
+def find_slowest(records: Sequence[RankRecord]) -> RankRecord | None:
     """The process for which the others wait; None if all are about equally fast, or nothing is known yet."""
     if len(records) < 2 or not all(record.samples > 0 for record in records):
         return None
     last = min(records, key=lambda record: record.speed)
-    return last if usual_speed(records, last) > NOTED_SLOWDOWN * last.speed else None
+    return last if compute_usual_speed(records, last) > MIN_SLOWDOWN * last.speed else None
 
 
-def usual_speed(records: Sequence[RankRecord], but: RankRecord) -> float:
+def compute_usual_speed(records: Sequence[RankRecord], but: RankRecord) -> float:
     """The median speed of all processes but one."""
     return statistics.median(record.speed for record in records if record.rank != but.rank)
 
 
-def exchange_share(records: Iterable[RankRecord]) -> float:
+def compute_exchange(records: Iterable[RankRecord]) -> float:
     """Share of the time that even the process with the shortest waits spends in the exchange: what that costs by itself."""
     return min((record.share(record.others) for record in records if record.seconds), default=0.0)
 
 
-def to_text(record: RankRecord) -> str:
+def record_to_text(record: RankRecord) -> str:
     """A record as the other processes get it."""
     return json.dumps(asdict(record))
 
 
-def from_text(text: str) -> RankRecord | None:
+def record_from_text(text: str) -> RankRecord | None:
     """The record of another process; None if there is none yet."""
     try:
-        return _record(parse_json(text))
+        return _parse_record(parse_json(text))
     except ValueError:
         return None
 
 
-def write(folder: Path, records: Iterable[RankRecord]) -> None:
+def write_records(folder: Path, records: Iterable[RankRecord]) -> None:
     """Replace the file; a full disk may lose it, but must not affect the run."""
     with contextlib.suppress(StorageError):
         RunFiles(folder).write_text(FILE, json.dumps([asdict(record) for record in records]))
 
 
-def read(folder: Path) -> tuple[RankRecord, ...]:
+def read_records(folder: Path) -> tuple[RankRecord, ...]:
     """The records of a run; empty if one process trained it alone."""
     document = RunFiles(folder).read_json(FILE)
-    records = map(_record, document) if isinstance(document, list) else ()
+    records = map(_parse_record, document) if isinstance(document, list) else ()
     return tuple(record for record in records if record is not None)
 
 
-def _record(data: Any) -> RankRecord | None:
+def _parse_record(data: Any) -> RankRecord | None:
     if not isinstance(data, dict) or not isinstance(data.get("rank"), int):
         return None
     kinds = {field.name: _TYPES[str(field.type)] for field in fields(RankRecord)}

@@ -21,7 +21,7 @@ from typing import IO, TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from PIL import Image
 
-FLUSH_EVERY = 2.0
+FLUSH_SECONDS = 2.0
 """Seconds until a written event must be on disk."""
 GATHER_SECONDS = 0.5
 """Seconds over which events are collected; each wake-up of the thread takes the CPU and the GIL from a step."""
@@ -45,9 +45,9 @@ class PngImage:
         return cls(data.getvalue(), *image.size)
 
 
-Shown = float | str | Callable[[], PngImage]
+Value = float | str | Callable[[], PngImage]
 """A scalar, Markdown, or a picture that is drawn when it is written."""
-Item = tuple[int, float, Mapping[str, Shown]]
+_QueuedValues = tuple[int, float, Mapping[str, Value]]
 
 
 class TensorBoardWriter:
@@ -56,18 +56,18 @@ class TensorBoardWriter:
     Args:
         folder: of the event files.
         after: the step that a resumed run continues from; later events of earlier attempts are hidden.
-        tell: reports a problem, once.
+        report: called with a problem, once.
     """
 
     def __init__(self, folder: Path, after: int | None, report: Callable[[str], None]) -> None:
-        self.folder, self.after, self.tell = folder, after, report
-        self.queue: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
+        self.folder, self.after, self.report = folder, after, report
+        self.queue: queue.SimpleQueue[_QueuedValues | None] = queue.SimpleQueue()
         self.ended = False
         self.closing = threading.Event()
-        self.thread = threading.Thread(target=self._work, name="tensorboard", daemon=True)
+        self.thread = threading.Thread(target=self._write_until_closed, name="tensorboard", daemon=True)
         self.thread.start()
 
-    def put(self, step: int, values: Mapping[str, Shown]) -> None:
+    def put(self, step: int, values: Mapping[str, Value]) -> None:
         """Queue values for a step, by tag."""
         if not self.ended:
             self.queue.put((step, time.time(), dict(values)))
@@ -78,7 +78,7 @@ class TensorBoardWriter:
         self.closing.set()
         self.thread.join(timeout=10)
 
-    def _work(self) -> None:
+    def _write_until_closed(self) -> None:
         # The first step should not wait for the import.
         first = self.queue.get()
         if first is None:
@@ -88,9 +88,9 @@ class TensorBoardWriter:
         except Exception as error:
             # TensorBoard is only a view; metrics.jsonl holds every number.
             self.ended = True
-            self.tell(f"TensorBoard logging has stopped, the training continues: {error}")
+            self.report(f"TensorBoard logging has stopped, the training continues: {error}")
 
-    def _write(self, item: Item | None) -> None:
+    def _write(self, item: _QueuedValues | None) -> None:
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 
         self.folder.mkdir(exist_ok=True)
@@ -102,31 +102,31 @@ class TensorBoardWriter:
                 write_record(file, event.SerializeToString())
             flushed = time.monotonic()
             while item is not None:
-                write_record(file, _event(*item).SerializeToString())
-                if time.monotonic() - flushed > FLUSH_EVERY:
+                write_record(file, _build_event(*item).SerializeToString())
+                if time.monotonic() - flushed > FLUSH_SECONDS:
                     file.flush()
                     flushed = time.monotonic()
-                item = self._next(file)
+                item = self._take_item(file)
 
-    def _next(self, file: Any) -> Item | None:
+    def _take_item(self, file: Any) -> _QueuedValues | None:
         if self.queue.empty():
             self.closing.wait(GATHER_SECONDS)
         try:
-            return self.queue.get(timeout=FLUSH_EVERY)
+            return self.queue.get(timeout=FLUSH_SECONDS)
         except queue.Empty:
             file.flush()
             return self.queue.get()
 
 
-def _event(step: int, moment: float, values: Mapping[str, Shown]) -> Any:
+def _build_event(step: int, moment: float, values: Mapping[str, Value]) -> Any:
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
 
-    rows = [_value(tag, value) for tag, value in values.items()]
+    rows = [_build_value(tag, value) for tag, value in values.items()]
     return Event(step=step, wall_time=moment, summary=Summary(value=rows))
 
 
-def _value(tag: str, value: Shown) -> object:
+def _build_value(tag: str, value: Value) -> object:
     from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
     from tensorboard.compat.proto.tensor_pb2 import TensorProto
     from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
@@ -138,26 +138,26 @@ def _value(tag: str, value: Shown) -> object:
         text = TensorProto(dtype=DT_STRING, string_val=[value.encode()], tensor_shape=shape)
         return Summary.Value(tag=tag, metadata=SummaryMetadata(plugin_data=plugin), tensor=text)
     if callable(value):
-        drawn = value()
-        picture = Summary.Image(height=drawn.height, width=drawn.width, colorspace=3, encoded_image_string=drawn.png)
+        image = value()
+        picture = Summary.Image(height=image.height, width=image.width, colorspace=3, encoded_image_string=image.png)
         return Summary.Value(tag=tag, image=picture)
     return Summary.Value(tag=tag, simple_value=value)
 
 
-def _row(value: int) -> int:
+def _compute_entry(value: int) -> int:
     for _ in range(8):
         value = value >> 1 ^ (_POLYNOMIAL if value & 1 else 0)
     return value
 
 
-_TABLE = tuple(map(_row, range(256)))
+_CRC_TABLE = tuple(map(_compute_entry, range(256)))
 
 
 def compute_masked_checksum(data: bytes) -> int:
     """The CRC-32C of data, rotated by 15 bits and shifted by a constant, as the format wants it."""
     value = 0xFFFFFFFF
     for byte in data:
-        value = _TABLE[(value ^ byte) & 0xFF] ^ value >> 8
+        value = _CRC_TABLE[(value ^ byte) & 0xFF] ^ value >> 8
     value ^= 0xFFFFFFFF
     return ((value >> 15 | value << 17) + _MASK) & 0xFFFFFFFF
 

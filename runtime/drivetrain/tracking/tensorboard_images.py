@@ -12,7 +12,7 @@ MIN_SIDE_PIXELS = 96
 """Pixels; smaller images are enlarged to this side."""
 
 
-def grid(images: Tensor, mean: object = None, std: object = None) -> PngImage:
+def tile(images: Tensor, mean: object = None, std: object = None) -> PngImage:
     """Images (N, channels, height, width) in a grid of four columns, with the normalization undone."""
     if mean and std:
         images = images * torch.tensor(std).view(1, -1, 1, 1) + torch.tensor(mean).view(1, -1, 1, 1)

@@ -302,7 +302,7 @@ def _roll_back(run: Run, saver: Saver, records: StepRecords, kind: str, reason: 
         run.events.add("storage", line)
     run_state.restore(run, loaded)
     assert run.metrics is not None
-    run.metrics.cut(run.counters.step, run_state.count_evaluated_epochs(run))
+    run.metrics.remove_rows_after(run.counters.step, run_state.count_evaluated_epochs(run))
     run.events.add(kind, f"{reason}; back to {loaded.path.name}{consequence}", run.counters.step)
 
 
@@ -324,7 +324,7 @@ def record_evaluation(run: Run, saver: Saver, progress: Progress, confusion: dic
         is_best = run.best_metric.update(run.last_metrics, counters.step, counters.epoch)
         assert run.metrics is not None
         run.metrics.write(counters.step, counters.epoch, run.last_metrics)
-        run.metrics.board.put(counters.step, confusion_image.pictures(confusion))
+        run.metrics.board.put(counters.step, confusion_image.draw_images(confusion))
         if is_best:
             saver.save_best({"metrics": run.last_metrics, "confusion": confusion})
         # Of two equal values the one with the lower loss is the best.

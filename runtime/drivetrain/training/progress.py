@@ -16,8 +16,8 @@ from drivetrain.job.formatting import format_metric, format_metrics
 from drivetrain.system.console import is_live_terminal, say
 from drivetrain.system.run_files import RunFiles
 from drivetrain.tracking.live.dashboard import format_time_left
-from drivetrain.tracking.live.live_view import LINE_EVERY, LiveView
-from drivetrain.tracking.live.run_reader import PROGRESS
+from drivetrain.tracking.live.live_view import LINE_SECONDS, LiveView
+from drivetrain.tracking.live.run_reader import PROGRESS_FILE
 from drivetrain.tracking.live.time_left import TimeLeft
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Progress:
         if self.estimate is None:
             self.estimate = self._start_estimate(run)
         self.estimate.add(now, step)
-        if self.live_view or now - self.line_printed_at < LINE_EVERY:
+        if self.live_view or now - self.line_printed_at < LINE_SECONDS:
             return
         self.line_printed_at = now
         seconds = self.estimate.step_seconds()
@@ -70,7 +70,7 @@ class Progress:
             "best": run.best_metric.best.metric,
         }
         try:
-            RunFiles(run.folder).write_json(PROGRESS, ahead)
+            RunFiles(run.folder).write_json(PROGRESS_FILE, ahead)
         except DrivetrainError as error:
             say(f"storage: {error.given}; `drivetrain watch` cannot show the time left")
         if is_live_terminal():
@@ -79,7 +79,7 @@ class Progress:
 
     def _format_time_left(self, run: Run, now: float) -> str:
         assert self.estimate is not None
-        seconds_left, seconds_allowed = self.estimate.left(now), run.time_left()
+        seconds_left, seconds_allowed = self.estimate.estimate(now), run.time_left()
         at_most = run.job.train.early_stopping is not None or (
             seconds_left is not None and seconds_allowed < seconds_left
         )
@@ -92,7 +92,7 @@ class Progress:
         """
         now, epoch, count = time.monotonic(), run.counters.epoch + 1, run.job.train.epochs
         is_logged = epoch in (1, count) or epoch % -(-count // MAX_EPOCHS_LOGGED) == 0
-        if self.live_view is None and (is_logged or now - self.epoch_logged_at >= LINE_EVERY):
+        if self.live_view is None and (is_logged or now - self.epoch_logged_at >= LINE_SECONDS):
             self.epoch_logged_at = now
             columns = [
                 name.removesuffix("rmse") for name in run.last_metrics if name.count("/") > 1 and name.endswith("/rmse")
@@ -106,7 +106,7 @@ class Progress:
         """Close the live view, and leave its last state on the screen."""
         if self.live_view:
             self.live_view.close()
-            self.cpu_seconds += self.live_view.spent
+            self.cpu_seconds += self.live_view.cpu_seconds
             self.live_view = None
 
 

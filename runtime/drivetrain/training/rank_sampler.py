@@ -35,7 +35,7 @@ class RankSampler:
         self.heartbeat: Heartbeat | None = run.ranks.heartbeat
         if self.heartbeat:
             self.heartbeat.phase = lambda: run.clock.current_phase
-            self.heartbeat.record = lambda: rank_record.to_text(self.measure())
+            self.heartbeat.record = lambda: rank_record.record_to_text(self.measure())
 
     def measure(self) -> RankRecord:
         """The record of this process: its samples, seconds and memory so far."""
@@ -64,6 +64,6 @@ class RankSampler:
         self.memory_bytes = int(sample["rss"] or 0)
         self.peak_bytes = max(self.peak_bytes, self.memory_bytes)
         if self.heartbeat and self.run.ranks.is_rank0:
-            other_records = map(rank_record.from_text, dict(self.heartbeat.records).values())
+            other_records = map(rank_record.record_from_text, dict(self.heartbeat.records).values())
             records = [self.measure(), *(record for record in other_records if record)]
-            rank_record.write(self.run.folder, sorted(records, key=lambda record: record.rank))
+            rank_record.write_records(self.run.folder, sorted(records, key=lambda record: record.rank))

@@ -174,7 +174,7 @@ class Saver:
         best_step = run.best_metric.best.step if run.best_metric.best.best is not None else None
         frozen_names = frozenset(name for name, value in run.model.named_parameters() if not value.requires_grad)
         state = {**run_state.collect_state(run), **notes}
-        metrics_problem = run.metrics.trouble if run.metrics else None
+        metrics_problem = run.metrics.problem if run.metrics else None
         return PendingCheckpoint(name, tensors, state, best_step, frozen_names, metrics_problem)
 
     def _check_before_saving(self) -> None:

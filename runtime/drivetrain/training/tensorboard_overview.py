@@ -10,7 +10,7 @@ from drivetrain.data.dataset import Batch
 from drivetrain.data.loader.batches import fetch
 from drivetrain.plan.plan import Plan, format_value
 from drivetrain.tracking import tensorboard_images
-from drivetrain.tracking.tensorboard import Shown
+from drivetrain.tracking.tensorboard import Value
 from drivetrain.training.run import Run
 
 SHOWN_IMAGES = 16
@@ -20,7 +20,7 @@ SHOWN_IMAGES = 16
 def show_overview(run: Run) -> None:
     """Show the plan, and for images the first batch. The run's random numbers are not affected."""
     assert run.metrics is not None
-    entries: dict[str, Shown] = {"plan": format_plan(run.plan)}
+    entries: dict[str, Value] = {"plan": format_plan(run.plan)}
     try:
         entries |= _draw_first_batch(run)
     except Exception as error:
@@ -45,7 +45,7 @@ def format_plan(plan: Plan) -> str:
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
-def _draw_first_batch(run: Run) -> dict[str, Shown]:
+def _draw_first_batch(run: Run) -> dict[str, Value]:
     if run.counters.step or not run.job.task.startswith("image"):
         return {}
     data = run.readable
@@ -55,5 +55,5 @@ def _draw_first_batch(run: Run) -> dict[str, Shown]:
         images = run.mix(ready).inputs[0][:SHOWN_IMAGES].float().cpu()
     scale = run.dataset.preprocessing
     return {
-        "batch/as the network sees it": partial(tensorboard_images.grid, images, scale.get("mean"), scale.get("std"))
+        "batch/as the network sees it": partial(tensorboard_images.tile, images, scale.get("mean"), scale.get("std"))
     }

@@ -63,7 +63,7 @@ def train(run: Run, *, trace: bool = False) -> str:
             progress.close()
             run.metrics.close()
     # CPU seconds, which the report shows as the cost of watching.
-    watching_seconds = {"monitor": monitor.spent, "live view": progress.cpu_seconds}
+    watching_seconds = {"monitor": monitor.cpu_seconds, "live view": progress.cpu_seconds}
     result = _build_result(run, best, reason, monitor.peak, watching_seconds)
     write_json(folder / "result.json", result | ({"test": test_results} if test_results else {}))
     say(f"done: {reason}; {best.describe()}; model in {folder}/model")

@@ -7,11 +7,11 @@ from typing import cast
 
 from rich.console import Console
 
-from drivetrain.tracking.live.dashboard import screen
+from drivetrain.tracking.live.dashboard import render
 from drivetrain.tracking.live.run_reader import RunView
 
 
 def text_of(view: RunView, width: int) -> str:
     console = Console(file=io.StringIO(), width=width, highlight=False)
-    console.print(screen(view, width))
+    console.print(render(view, width))
     return cast(io.StringIO, console.file).getvalue()

@@ -17,8 +17,8 @@ from rich.text import Text
 
 from drivetrain.errors import CheckpointError
 from drivetrain.system.run_files import JsonLinesTail, RunFiles
-from drivetrain.tracking.live.dashboard import format_time_left, line
-from drivetrain.tracking.live.live_view import Painter, pause
+from drivetrain.tracking.live.dashboard import format_line, format_time_left
+from drivetrain.tracking.live.live_view import Painter, choose_pause
 from drivetrain.tracking.live.run_reader import RunReader
 from drivetrain.tracking.live.sparkline import MAX_POINTS, Sparkline
 from drivetrain.training.progress import Progress
@@ -47,8 +47,8 @@ def test_a_view_of_a_running_run(run: Path) -> None:
     assert view.score.last == view.best[0] if view.best else False
     assert "cpu_threads 1" in view.plan
     assert view.cpus == 2.0
-    assert view.left is not None
-    assert 17 < view.left < 24  # telemetry stands at 263 of 540 steps after 20.5 s
+    assert view.seconds_left is not None
+    assert 17 < view.seconds_left < 24  # telemetry stands at 263 of 540 steps after 20.5 s
     assert list(view.events) == ["one file read again"]
 
 
@@ -132,7 +132,7 @@ def test_a_run_that_has_just_begun(tmp_path: Path) -> None:
     view = RunReader(tmp_path).read()
     assert view.at_most
     assert "starting 0:00" in text_of(view, 80)
-    assert line(view) == "epoch 1/3  step 0"
+    assert format_line(view) == "epoch 1/3  step 0"
 
 
 @pytest.mark.parametrize("watched", ["validation/loss", "validation/causa/f1", ""])
@@ -154,7 +154,7 @@ def test_every_head_has_its_name_and_score(run: Path, watched: str) -> None:
 
 
 def test_one_plain_line(run: Path) -> None:
-    text = line(RunReader(run).read())
+    text = format_line(RunReader(run).read())
     assert re.fullmatch(r"epoch 7/12  step 270/540  loss 0\.\d{4}  5\d\d samples/s  0:(1[7-9]|2\d) left", text)
     assert format_time_left(75.2, True) == "at most 1:15 left"
     assert format_time_left(None, False) == "estimating time left"
@@ -184,11 +184,11 @@ def test_a_curve_keeps_its_shape_and_its_size() -> None:
         curve.add(1e6 + value)
     curve.add(float("nan"))
     assert len(curve.means) < MAX_POINTS
-    assert curve.shape(8) == "▁▂▃▄▅▆▇█"
+    assert curve.draw(8) == "▁▂▃▄▅▆▇█"
     assert curve.first == 1e6
     flat = Sparkline()
     flat.add(1.0)
-    assert (flat.shape(5), Sparkline().shape(5)) == ("▁", "")
+    assert (flat.draw(5), Sparkline().draw(5)) == ("▁", "")
 
 
 def painted(width: int = 80) -> tuple[Painter, io.StringIO, Console]:
@@ -210,9 +210,9 @@ def test_pictures_replace_each_other_and_printed_text_stays_above() -> None:
         print("an error", file=sys.stderr)
         painter.paint(picture("three"))
     finally:
-        painter.leave()
+        painter.restore_streams()
     assert file.getvalue() == "one\ntwo\n\x1b[2F\x1b[Ja linean error\nthree\n"
-    assert sys.stdout is not painter.said
+    assert sys.stdout is not painter.captured
 
 
 def test_a_narrower_terminal_is_cleared_first() -> None:
@@ -292,7 +292,7 @@ def test_a_log_has_not_a_line_for_each_of_many_short_epochs(
 
 @pytest.mark.parametrize(("cost", "seconds"), [(0.0, 1.0), (0.003, 1.0), (0.02, 4.0), (1.0, 10.0)])
 def test_an_expensive_picture_is_painted_less_often(cost: float, seconds: float) -> None:
-    assert pause(cost) == pytest.approx(seconds)
+    assert choose_pause(cost) == pytest.approx(seconds)
 
 
 def test_an_unwritable_folder_does_not_end_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

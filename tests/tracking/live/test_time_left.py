@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from drivetrain.tracking.live.time_left import TimeLeft, clock_time
+from drivetrain.tracking.live.time_left import TimeLeft, format_clock_time
 from tests import paths
 
 TRACES = sorted(paths.TRACES.glob("*.json"))
@@ -28,7 +28,7 @@ def errors(trace: Trace, left: TimeLeft) -> Iterator[tuple[float, float]]:
     end = trace[-1][0]
     for seconds, step in trace:
         left.add(seconds, step)
-        guess = left.left(seconds)
+        guess = left.estimate(seconds)
         if guess is not None and end - seconds > 15:
             yield seconds, abs(guess - (end - seconds)) / (end - seconds)
 
@@ -70,7 +70,7 @@ def test_a_slow_start_is_forgotten_if_epochs_are_short() -> None:
             estimate.add(now, number)
             reading = now + 1.0
             if now > 150:
-                left = estimate.left(now)
+                left = estimate.estimate(now)
                 assert left == pytest.approx(times[-1] - now, rel=0.1, abs=3), f"at {now:.0f} s"
     assert left is not None
 
@@ -107,25 +107,25 @@ def test_an_evaluation_that_runs_is_counted_down() -> None:
     trace = made(lambda n: 0.5, 10.0, epochs=2)
     for seconds, step in trace[:80]:
         left.add(seconds, step)
-    assert left.left(trace[79][0]) == pytest.approx(10.0, abs=0.1)
-    assert left.left(trace[79][0] + 6) == pytest.approx(4.0, abs=0.1)
-    assert left.left(trace[79][0] + 60) == 0.0
+    assert left.estimate(trace[79][0]) == pytest.approx(10.0, abs=0.1)
+    assert left.estimate(trace[79][0] + 6) == pytest.approx(4.0, abs=0.1)
+    assert left.estimate(trace[79][0] + 60) == 0.0
 
 
 def test_the_first_evaluation_is_estimated() -> None:
     left = TimeLeft(40, 40, 6.0)
     for step in range(1, 21):
         left.add(step * 0.5, step)
-    assert left.left(10.0) == pytest.approx(20 * 0.5 + 6 * 0.5)
+    assert left.estimate(10.0) == pytest.approx(20 * 0.5 + 6 * 0.5)
 
 
 def test_too_little_data_for_an_estimate() -> None:
     left = TimeLeft(100, 10)
-    assert left.left(0.0) is None
+    assert left.estimate(0.0) is None
     left.add(0.0, 1)
     left.add(1.0, 2)
     left.add(1.0, 2)
-    assert left.left(1.0) is None
+    assert left.estimate(1.0) is None
     assert left.step_seconds() is None
 
 
@@ -135,16 +135,16 @@ def test_a_rollback_restarts_the_estimate_and_keeps_the_rate() -> None:
         left.add(step * 1.0, step)
     left.add(60.0, 20)
     left.add(61.0, 21)
-    assert left.left(61.0) == pytest.approx(79.0)
+    assert left.estimate(61.0) == pytest.approx(79.0)
 
 
 def test_a_resumed_run_counts_from_where_it_stands() -> None:
     left = TimeLeft(100, 1000)
     for step in range(61, 71):
         left.add(step * 1.0, step)
-    assert left.left(70.0) == pytest.approx(30.0)
+    assert left.estimate(70.0) == pytest.approx(30.0)
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(0.4, "0:00"), (42, "0:42"), (725, "12:05"), (3723.9, "1:02:03")])
 def test_clock_time(seconds: float, text: str) -> None:
-    assert clock_time(seconds) == text
+    assert format_clock_time(seconds) == text

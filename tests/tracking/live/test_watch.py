@@ -86,8 +86,8 @@ def test_a_silent_but_locked_run_is_alive(run: Path) -> None:
 
     with (run / ".lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        assert watching.look(RunReader(run)).status == "running"
-    assert watching.look(RunReader(run)).status == "killed"
+        assert watching.read_view(RunReader(run)).status == "running"
+    assert watching.read_view(RunReader(run)).status == "killed"
 
 
 def test_watch_of_nothing(tmp_path: Path) -> None:

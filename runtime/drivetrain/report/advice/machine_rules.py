@@ -20,7 +20,7 @@ from drivetrain.report.record import Record
 from drivetrain.report.sections.ranks import starves, words
 from drivetrain.report.summary import Summary
 from drivetrain.system.units import format_bytes
-from drivetrain.tracking.rank_record import exchange_share, slowest, usual_speed
+from drivetrain.tracking.rank_record import compute_exchange, compute_usual_speed, find_slowest
 
 TIGHT, LOOSE = 0.9, 0.4
 """Shares of the memory limit that are too much, and needlessly little."""
@@ -163,10 +163,10 @@ def _batch(record: Record) -> int | None:
 
 def _slow_rank(record: Record, summary: Summary) -> Iterator[Advice]:
     """One process is slower than the others, which wait for it at each step."""
-    last = slowest(record.ranks)
+    last = find_slowest(record.ranks)
     if last is None or (summary.seconds or 0.0) < MIN_RUN_SECONDS:
         return
-    lost_share = 1 - last.speed / usual_speed(record.ranks, last)
+    lost_share = 1 - last.speed / compute_usual_speed(record.ranks, last)
     node, workers = format_json(last.node), read_decisions(record).get("loader_workers")
     if starves(last) and isinstance(workers, int):
         change, line = f"read data faster on {node}", f"optimize: {{loader_workers: {workers + 1}}}"
@@ -178,7 +178,7 @@ def _slow_rank(record: Record, summary: Summary) -> Iterator[Advice]:
 
 def _exchange(record: Record, summary: Summary) -> Iterator[Advice]:
     """Sending gradients takes a large part of each step."""
-    part = exchange_share(record.ranks)
+    part = compute_exchange(record.ranks)
     if part < COSTLY_EXCHANGE or (summary.seconds or 0.0) < MIN_RUN_SECONDS:
         return
     seconds = part * min(one.seconds for one in record.ranks)

@@ -22,7 +22,7 @@ from drivetrain.report.blocks import (
     Tone,
 )
 from drivetrain.report.formatting import number, share
-from drivetrain.tracking.live.sparkline import bars
+from drivetrain.tracking.live.sparkline import draw_bars
 
 MAX_MATRIX_CLASSES = 12
 """Largest confusion matrix that is shown as text; the HTML page has larger ones."""
@@ -99,7 +99,7 @@ def _curves(plots: Sequence[Curves]) -> str:
             name = plot.title if len(plot.series) == 1 else f"{plot.title}: {series.name}"
             values = (series.ys[0], min(series.ys), max(series.ys), series.ys[-1])
             shape = series.mapped(math.log) if plot.logarithmic else series
-            rows.append((name, bars(shape.ys, 32), *map(number, values)))
+            rows.append((name, draw_bars(shape.ys, 32), *map(number, values)))
         if plot.limit:
             limit_name, limit = plot.limit
             rows.append((f"{plot.title}: {limit_name}", "", "", "", number(limit), ""))

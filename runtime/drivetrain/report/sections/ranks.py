@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from drivetrain.report.blocks import Section, Table, Text, Tone
 from drivetrain.report.formatting import format_json, number, share
 from drivetrain.system.units import format_bytes
-from drivetrain.tracking.rank_record import RankRecord, exchange_share, slowest, usual_speed
+from drivetrain.tracking.rank_record import RankRecord, compute_exchange, compute_usual_speed, find_slowest
 
 MAX_ROWS = 64
 """Largest number of rows."""
@@ -17,7 +17,7 @@ def ranks_section(records: Sequence[RankRecord]) -> Section | None:
     """The processes as a table, the slowest first if there are too many."""
     if len(records) < 2:
         return None
-    last = slowest(records)
+    last = find_slowest(records)
     listed = records if len(records) <= MAX_ROWS else sorted(records, key=lambda record: record.speed)[:MAX_ROWS]
     columns = ("rank", "node", "computes on", "samples", "samples/s of its own", "computing", "waiting for data")
     table = Table(
@@ -27,7 +27,7 @@ def ranks_section(records: Sequence[RankRecord]) -> Section | None:
     )
     omission = f" The {MAX_ROWS} slowest of {len(records)} are listed." if len(records) > MAX_ROWS else ""
     about = (
-        f"Of the last attempt, without evaluations. Even the process that waits least spent {share(exchange_share(records))} "
+        f"Of the last attempt, without evaluations. Even the process that waits least spent {share(compute_exchange(records))} "
         f"of its time sending and waiting for others.{omission}"
     )
     return Section("ranks", "Processes", (Text(words(records), Tone.WARN if last else Tone.GOOD), table, Text(about)))
@@ -35,7 +35,7 @@ def ranks_section(records: Sequence[RankRecord]) -> Section | None:
 
 def words(records: Sequence[RankRecord]) -> str:
     """Which process is the slowest, and why."""
-    last = slowest(records)
+    last = find_slowest(records)
     if last is None:
         return "All processes were about equally fast."
     reason = (
@@ -43,7 +43,7 @@ def words(records: Sequence[RankRecord]) -> str:
     )
     return (
         f"Rank {last.rank} on {format_json(last.node)} is the slowest, and the others waited for it: it trains "
-        f"{number(last.speed)} samples/s of its own, the others {number(usual_speed(records, last))}{reason}."
+        f"{number(last.speed)} samples/s of its own, the others {number(compute_usual_speed(records, last))}{reason}."
     )
 
 

@@ -70,7 +70,7 @@ class RemoteRuns:
                         say(f"copy: {line}")
                 events = EventLog(folder)
                 for line in lines:
-                    events.keep("copy", line)
+                    events.store("copy", line)
 
     def begin(self, run: Path) -> None:
         """Take the right to write the copy of the run that was opened, and start to copy.

@@ -11,8 +11,8 @@ from drivetrain.job.formatting import format_metric
 from drivetrain.system.units import format_bytes
 from drivetrain.tracking.live.run_reader import RunView
 from drivetrain.tracking.live.sparkline import Sparkline
-from drivetrain.tracking.live.time_left import clock_time
-from drivetrain.tracking.rank_record import RankRecord, slowest
+from drivetrain.tracking.live.time_left import format_clock_time
+from drivetrain.tracking.rank_record import RankRecord, find_slowest
 
 MAX_COLUMNS = 100
 """Columns; longer lines are hard to read."""
@@ -26,7 +26,7 @@ _LABEL, _VALUE = 11, 21
 _STYLES = {"running": "green", "done": "green", "stopped": "yellow", "failed": "red"}
 
 
-def screen(view: RunView, width: int) -> RenderableType:
+def render(view: RunView, width: int) -> RenderableType:
     """Render the dashboard.
 
     Args:
@@ -34,7 +34,7 @@ def screen(view: RunView, width: int) -> RenderableType:
         width: columns of the terminal.
     """
     width = min(width, MAX_COLUMNS)
-    rows = [_title(view, width), _plan(view), Text(), *_rows(view, width)]
+    rows = [_render_title(view, width), _render_plan(view), Text(), *_render_rows(view, width)]
     rows += [Text(f"{event}", style="yellow") for event in view.events]
     for row in rows:
         row.no_wrap, row.overflow = True, "ellipsis"
@@ -42,13 +42,13 @@ def screen(view: RunView, width: int) -> RenderableType:
     return Group(*rows)
 
 
-def line(view: RunView) -> str:
+def format_line(view: RunView) -> str:
     """The state of the run in a single line."""
-    remaining = "" if view.status != "running" else f"  {format_time_left(view.left, view.at_most)}"
+    remaining = "" if view.status != "running" else f"  {format_time_left(view.seconds_left, view.at_most)}"
     total = f"/{view.total}" if view.total else ""
     loss = "" if view.loss.last is None else f"  loss {format_metric(view.loss.last)}"
     speed = "" if view.speed.last is None else f"  {view.speed.last:.0f} samples/s"
-    last = slowest(view.ranks)
+    last = find_slowest(view.ranks)
     slow = f"  slowest: rank {last.rank} on {last.node}" if last else ""
     return f"epoch {view.epoch}/{view.epochs or '?'}  step {view.step}{total}{loss}{speed}{remaining}{slow}"
 
@@ -57,11 +57,11 @@ def format_time_left(seconds: float | None, at_most: bool) -> str:
     """`1:20 left`; with `at most` if the training may end earlier."""
     if seconds is None:
         return "estimating time left"
-    return f"{'at most ' if at_most else ''}{clock_time(seconds)} left"
+    return f"{'at most ' if at_most else ''}{format_clock_time(seconds)} left"
 
 
-def _title(view: RunView, width: int) -> Text:
-    right = f"{view.status} {clock_time(view.elapsed)}"
+def _render_title(view: RunView, width: int) -> Text:
+    right = f"{view.status} {format_clock_time(view.elapsed)}"
     text = Text(view.job, style="bold")
     text.append(f"  {view.task}  {view.folder}", style="not bold dim")
     text.truncate(max(0, width - len(right) - 2), overflow="ellipsis", pad=True)
@@ -69,35 +69,38 @@ def _title(view: RunView, width: int) -> Text:
     return text
 
 
-def _plan(view: RunView) -> Text:
+def _render_plan(view: RunView) -> Text:
     return Text(f"{'plan':<{_LABEL}}{' · '.join(view.plan) or 'all optimizations off'}", style="dim")
 
 
-def _rows(view: RunView, width: int) -> list[Text]:
+def _render_rows(view: RunView, width: int) -> list[Text]:
     shape = max(8, min(28, width - _LABEL - _VALUE - 25))
-    rows = [_bar(view, width), _row("loss", _number(view.loss.last), view.loss.shape(shape), _from(view.loss), shape)]
+    rows = [
+        _render_progress(view, width),
+        _row("loss", _format(view.loss.last), view.loss.draw(shape), _format_first(view.loss), shape),
+    ]
     head, _, kind = view.metric.partition("/")[2].rpartition("/")
     if view.score.last is not None:
-        best = f"best {_number(view.best[0])}, epoch {view.best[1]}" if view.best else ""
+        best = f"best {_format(view.best[0])}, epoch {view.best[1]}" if view.best else ""
         name, start = (head, f"{kind} ") if head else ("validation", "loss ") if kind == "loss" else (kind, "")
-        rows.append(_row(name, start + _number(view.score.last), view.score.shape(shape), best, shape))
+        rows.append(_row(name, start + _format(view.score.last), view.score.draw(shape), best, shape))
     other_heads = [(name, score) for name, score in view.heads.items() if name != head]
     rows += [
-        _row(name, f"{of} {_number(curve.last)}", curve.shape(shape), _from(curve), shape)
+        _row(name, f"{of} {_format(curve.last)}", curve.draw(shape), _format_first(curve), shape)
         for name, (of, curve) in other_heads[:MAX_HEAD_ROWS]
     ]
     if len(other_heads) > MAX_HEAD_ROWS:
         rows.append(Text(f"{'':<{_LABEL}}and {len(other_heads) - MAX_HEAD_ROWS} more heads", style="dim"))
-    return [*rows, *_sensors(view, shape), *_ranks(view.ranks, shape)]
+    return [*rows, *_render_sensors(view, shape), *_render_ranks(view.ranks, shape)]
 
 
-def _bar(view: RunView, width: int) -> Text:
+def _render_progress(view: RunView, width: int) -> Text:
     """Epoch, step, a progress bar that fills the width, and the time left."""
     share = 1.0 if view.status == "done" else min(1.0, view.step / view.total) if view.total else 0.0
     text = Text(f"{'epoch':<{_LABEL}}", style="dim")
     text.append(f"{view.epoch} of {view.epochs or '?'}".ljust(8) + "  ", style="not dim bold")
     text.append(f"step {view.step:,}" + (f" of {view.total:,}  " if view.total else "  "), style="not dim")
-    end = format_time_left(view.left, view.at_most) if view.status == "running" else f"{share:.0%}"
+    end = format_time_left(view.seconds_left, view.at_most) if view.status == "running" else f"{share:.0%}"
     room = max(4, width - len(text) - len(end) - 2)
     full = int(room * share)
     text.append("━" * full, style="not dim cyan")
@@ -106,7 +109,7 @@ def _bar(view: RunView, width: int) -> Text:
     return text
 
 
-def _sensors(view: RunView, shape: int) -> list[Text]:
+def _render_sensors(view: RunView, shape: int) -> list[Text]:
     sample, rows = view.sample, []
     if view.speed.last is not None:
         wait = sample.get("input_wait")
@@ -115,7 +118,7 @@ def _sensors(view: RunView, shape: int) -> list[Text]:
             _row(
                 "speed",
                 f"{view.speed.last:,.0f} samples/s",
-                view.speed.shape(shape),
+                view.speed.draw(shape),
                 remark,
                 shape,
                 warn=(wait or 0) > 0.1,
@@ -129,16 +132,16 @@ def _sensors(view: RunView, shape: int) -> list[Text]:
         rows.append(
             _row("CPU", text, _meter(busy / allowed if allowed else 0, shape), warning, shape, warn=bool(warning))
         )
-    rows += _memory("memory", sample.get("memory_used") or sample.get("rss"), sample.get("memory_limit"), shape)
+    rows += _render_memory("memory", sample.get("memory_used") or sample.get("rss"), sample.get("memory_limit"), shape)
     if sample.get("gpu_percent") is not None:
         heat = sample.get("gpu_temperature")
         remark = "" if heat is None else f"{heat:.0f} °C"
         busy = sample["gpu_percent"] / 100
         rows.append(_row("GPU", f"{busy:.0%} busy", _meter(busy, shape), remark, shape, warn=(heat or 0) >= 80))
-    return rows + _memory("GPU memory", sample.get("gpu_memory"), sample.get("gpu_memory_limit"), shape)
+    return rows + _render_memory("GPU memory", sample.get("gpu_memory"), sample.get("gpu_memory_limit"), shape)
 
 
-def _memory(label: str, used: float | None, limit: float | None, shape: int) -> list[Text]:
+def _render_memory(label: str, used: float | None, limit: float | None, shape: int) -> list[Text]:
     if used is None:
         return []
     if not limit:
@@ -147,11 +150,11 @@ def _memory(label: str, used: float | None, limit: float | None, shape: int) -> 
     return [_row(label, value, _meter(share, shape), f"{share:.0%}", shape, warn=share > 0.9)]
 
 
-def _ranks(records: Sequence[RankRecord], shape: int) -> list[Text]:
+def _render_ranks(records: Sequence[RankRecord], shape: int) -> list[Text]:
     """A row for each process, for the slowest ones if there are many: its own speed, and what it waits for."""
     if len(records) < 2:
         return []
-    last = slowest(records)
+    last = find_slowest(records)
     listed = (
         records
         if len(records) <= MAX_PROCESS_ROWS
@@ -184,9 +187,10 @@ def _meter(share: float, width: int) -> str:
     return "━" * full + "·" * (width - full)
 
 
-def _number(value: float | None) -> str:
+def _format(value: float | None) -> str:
     return "" if value is None else f"{value:.4g}" if abs(value) < 1e-3 or abs(value) >= 1e5 else f"{value:.4f}"
 
 
-def _from(curve: Sparkline) -> str:
-    return f"from {_number(curve.first)}" if curve.first is not None and curve.each * len(curve.means) > 1 else ""
+def _format_first(curve: Sparkline) -> str:
+    has_history = curve.first is not None and curve.stride * len(curve.means) > 1
+    return f"from {_format(curve.first)}" if has_history else ""

@@ -17,14 +17,14 @@ from typing import Any, TextIO, cast
 from rich.console import Console, RenderableType
 
 from drivetrain.system.console import open_console, say
-from drivetrain.tracking.live.dashboard import screen
+from drivetrain.tracking.live.dashboard import render
 from drivetrain.tracking.live.run_reader import RunReader
 
-LINE_EVERY = 5.0
+LINE_SECONDS = 5.0
 """Seconds between two lines."""
-PAINT_EVERY = 1.0
+PAINT_SECONDS = 1.0
 """Seconds between two refreshes, the interval at which sensors are read."""
-PAINT_SHARE, PAINT_LEAST = 0.005, 10.0
+PAINT_SHARE, MAX_PAINT_SECONDS = 0.005, 10.0
 """Largest share of a CPU that painting may use, and the longest interval in seconds that follows from it."""
 Picture = Callable[[int], RenderableType]
 """Makes the picture for the given number of columns."""
@@ -34,42 +34,40 @@ class LiveView:
     """A thread that reads a run folder and paints it until closed."""
 
     def __init__(self, folder: Path) -> None:
-        self.follower, self.painter = RunReader(folder), Painter(open_console())
-        self.spent = 0.0
+        self.reader, self.painter = RunReader(folder), Painter(open_console())
+        self.cpu_seconds = 0.0
         """CPU seconds of the painting thread so far."""
         self.stop = threading.Event()
-        self.thread = threading.Thread(target=self._work, name="live view", daemon=True)
+        self.thread = threading.Thread(target=self._paint_until_closed, name="live view", daemon=True)
         self.painter.start()
         self.thread.start()
 
-    def _work(self) -> None:
+    def _paint_until_closed(self) -> None:
         try:
-            wait_seconds = PAINT_EVERY
+            wait_seconds = PAINT_SECONDS
             while not self.stop.wait(wait_seconds):
-                before = self.spent
+                before = self.cpu_seconds
                 self._paint()
-                wait_seconds = pause(self.spent - before)
+                wait_seconds = choose_pause(self.cpu_seconds - before)
             self._paint()
         except Exception as error:
             # A failing view must not end the run, which continues with plain lines.
             say(f"the live view has stopped: {error}")
 
     def _paint(self) -> None:
-        self.painter.paint(partial(screen, self.follower.read()))
-        self.spent = time.thread_time()
+        self.painter.paint(partial(render, self.reader.read()))
+        self.cpu_seconds = time.thread_time()
 
     def close(self) -> None:
-        """Paint a last time, and leave the text on the screen."""
+        """Paint a last time."""
         self.stop.set()
         self.thread.join()
-        self.painter.leave()
+        self.painter.restore_streams()
 
 
-def pause(cost: float) -> float:
-    """Seconds until the next refresh, given the CPU seconds of the last: on a busy machine the view refreshes less
-    often.
-    """
-    return min(PAINT_LEAST, max(PAINT_EVERY, cost / PAINT_SHARE))
+def choose_pause(cost: float) -> float:
+    """Seconds until the next refresh, by the CPU seconds of the last: a busy machine gets fewer."""
+    return min(MAX_PAINT_SECONDS, max(PAINT_SECONDS, cost / PAINT_SHARE))
 
 
 class Painter:
@@ -77,16 +75,16 @@ class Painter:
 
     def __init__(self, console: Console) -> None:
         self.console, self.lines, self.size = console, 0, console.size
-        self.said = _CapturedStream()
+        self.captured = _CapturedStream()
         self.lock = threading.Lock()
         self.streams: tuple[Any, Any] | None = None
 
     def start(self) -> None:
         """Redirect stdout and stderr."""
         self.streams = sys.stdout, sys.stderr
-        sys.stdout = sys.stderr = cast(TextIO, self.said)
+        sys.stdout = sys.stderr = cast(TextIO, self.captured)
 
-    def leave(self) -> None:
+    def restore_streams(self) -> None:
         """Restore the streams; the last picture stays on the screen."""
         if self.streams:
             sys.stdout, sys.stderr = self.streams
@@ -111,11 +109,11 @@ class Painter:
         size = self.console.size
         if self.lines and size.width < self.size.width:
             # A narrower terminal has rewrapped the lines in an unknown way: clear the screen.
-            away = "\x1b[2J\x1b[H"
+            erase_codes = "\x1b[2J\x1b[H"
         else:
-            away = f"\x1b[{self.lines}F\x1b[J" if self.lines else ""
+            erase_codes = f"\x1b[{self.lines}F\x1b[J" if self.lines else ""
         self.size, self.lines = size, 0
-        self.console.file.write(away + self.said.take() + text)
+        self.console.file.write(erase_codes + self.captured.read_lines() + text)
         self.console.file.flush()
 
 
@@ -135,7 +133,7 @@ class _CapturedStream(io.TextIOBase):
     def isatty(self) -> bool:
         return False
 
-    def take(self) -> str:
+    def read_lines(self) -> str:
         """All text since the last call, completed to whole lines."""
         count = len(self.text)
         said = "".join(self.text[:count])

@@ -1,8 +1,8 @@
 """Reads the state of a run from the files of its folder; growing files are read from where the last read ended.
 
-follower = RunReader(folder)
-follower.read()         as often as needed
-follower.view           the state as of the last read
+reader = RunReader(folder)
+reader.read()         as often as needed
+reader.view           the state as of the last read
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from drivetrain.tracking.live.sparkline import Sparkline
 from drivetrain.tracking.live.time_left import TimeLeft
 from drivetrain.tracking.rank_record import RankRecord
 
-PROGRESS = "progress.json"
+PROGRESS_FILE = "progress.json"
 """What the trainer knows about the remaining work: steps of the run and of an epoch, and the cost of an evaluation."""
-EVENTS = 3
-RECENT_READINGS = 30
+MAX_EVENTS = 3
+MAX_RECENT_READINGS = 30
 """Readings of the processes over which their speed is taken."""
 
-_WRONG = (TypeError, ValueError, LookupError, AttributeError, OverflowError)
+_DAMAGE_ERRORS = (TypeError, ValueError, LookupError, AttributeError, OverflowError)
 """What a value of another kind than ours leads to."""
 
 
@@ -58,7 +58,7 @@ class RunView:
     step: int = 0
     total: int | None = None
     elapsed: float = 0.0
-    left: float | None = None
+    seconds_left: float | None = None
     at_most: bool = False
     """Whether the training may end earlier, for example by early stopping."""
     loss: Sparkline = field(default_factory=Sparkline)
@@ -78,7 +78,7 @@ class RunView:
     """Share of the last interval in which the CPU quota throttled the run."""
     crowded: float = 0.0
     """Share of this run's CPUs that others used while it was ready to compute."""
-    events: deque[str] = field(default_factory=lambda: deque(maxlen=EVENTS))
+    events: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_EVENTS))
     ranks: tuple[RankRecord, ...] = ()
     """What each process did lately, if there are several."""
 
@@ -98,13 +98,13 @@ class RunReader:
         self.view = RunView(folder)
         names = (METRICS_FILE, "telemetry.jsonl", "events.jsonl")
         self.metrics, self.telemetry, self.events = (JsonLinesTail(files, name) for name in names)
-        self.left: TimeLeft | None = None
+        self.time_left: TimeLeft | None = None
         self.best: BestValue | None = None
-        self.offset = self.latest = self.held = self.ready = 0.0
-        self.ranks: deque[tuple[RankRecord, ...]] = deque(maxlen=RECENT_READINGS)
+        self.offset = self.latest = self.throttled = self.waited = 0.0
+        self.ranks: deque[tuple[RankRecord, ...]] = deque(maxlen=MAX_RECENT_READINGS)
         try:
             self._read_spec()
-        except _WRONG as error:
+        except _DAMAGE_ERRORS as error:
             raise self._damaged_error(error) from None
 
     def read(self) -> RunView:
@@ -115,7 +115,7 @@ class RunReader:
         """
         try:
             return self._read()
-        except _WRONG as error:
+        except _DAMAGE_ERRORS as error:
             raise self._damaged_error(error) from None
 
     def _damaged_error(self, error: Exception) -> CheckpointError:
@@ -131,27 +131,27 @@ class RunReader:
         view.status = str(state.get("status", "starting"))
         if not view.plan:
             self._read_plan()
-        if self.left is None and isinstance(ahead := RunFiles(folder).read_json(PROGRESS), dict):
+        if self.time_left is None and isinstance(ahead := RunFiles(folder).read_json(PROGRESS_FILE), dict):
             view.total = int(ahead["steps"])
             view.metric = str(ahead.get("best") or view.metric)
-            self.left = TimeLeft(view.total, int(ahead["steps_per_epoch"]), float(ahead["evaluation_steps"]))
+            self.time_left = TimeLeft(view.total, int(ahead["steps_per_epoch"]), float(ahead["evaluation_steps"]))
         self._read_metrics()
         for row in self.telemetry.read()[0]:
-            self._sample(row)
+            self._add_sample(row)
         view.events.extend(printable(str(row.get("text", ""))) for row in self.events.read()[0])
-        view.left = self.left.left(self.latest) if self.left else None
-        view.ranks = self._ranks()
+        view.seconds_left = self.time_left.estimate(self.latest) if self.time_left else None
+        view.ranks = self._compute_recent_ranks()
         return view
 
-    def _ranks(self) -> tuple[RankRecord, ...]:
+    def _compute_recent_ranks(self) -> tuple[RankRecord, ...]:
         """What each process did in the last reads; since its start if it has been started again."""
-        records = rank_record.read(self.view.folder)
+        records = rank_record.read_records(self.view.folder)
         if records and (not self.ranks or records != self.ranks[-1]):
             self.ranks.append(records)
         if not self.ranks or len(self.ranks[0]) != len(records):
             return records
         return tuple(
-            now if now.samples <= before.samples or now.seconds < before.seconds else now.since(before)
+            now if now.samples <= before.samples or now.seconds < before.seconds else now.subtract(before)
             for now, before in zip(records, self.ranks[0], strict=True)
         )
 
@@ -169,31 +169,31 @@ class RunReader:
         off = optimizations.off_values()
         on = [row for row in rows if row["value"] not in (False, 0, "off", "auto", off.get(row["name"]))]
         on.sort(key=lambda row: row["value"] is True)  # a value says more than a mere on
-        view.plan = tuple(_short(row["name"], row["value"]) for row in on)
+        view.plan = tuple(_format_decision(row["name"], row["value"]) for row in on)
         cpu = RunFiles(view.folder).read_object(HARDWARE_FILE).get("cpu", {})
         view.cpus = cpu.get("quota") or cpu.get("budget")
 
     def _read_metrics(self) -> None:
         view = self.view
-        rows, anew = self.metrics.read()
-        if anew:
+        rows, is_rewritten = self.metrics.read()
+        if is_rewritten:
             view.loss, view.score, view.best, self.best = Sparkline(), Sparkline(), None, None
             view.heads.clear()
         for row in rows:
-            view.step = max(view.step, row["step"]) if not anew else row["step"]
+            view.step = max(view.step, row["step"]) if not is_rewritten else row["step"]
             if "train/loss" in row:
                 view.loss.add(row["train/loss"])
                 view.epoch = row["epoch"] + 1
-            self._evaluation(row)
+            self._add_evaluation(row)
 
-    def _evaluation(self, row: Mapping[str, Any]) -> None:
+    def _add_evaluation(self, row: Mapping[str, Any]) -> None:
         """Record the watched metric; if the spec names none, the first score, or the loss."""
         view = self.view
         names = [name for name in row if name.startswith("validation/")]
         if not view.metric and names:
             view.metric = next((name for name in names if not name.endswith("/loss")), names[0])
         for name in names:
-            self._head(name, row[name])
+            self._add_head_score(name, row[name])
         if view.metric in row and view.metric != "train/loss":
             value = row[view.metric]
             view.score.add(value)
@@ -201,7 +201,7 @@ class RunReader:
             if self.best.update(value, row["step"], row["epoch"], row.get("validation/loss")):
                 view.best = value, row["epoch"] + 1
 
-    def _head(self, name: str, value: float) -> None:
+    def _add_head_score(self, name: str, value: float) -> None:
         """Record one score per head: the one that is watched in any head, else the first."""
         _, _, metric = name.partition("/")
         head, _, kind = metric.rpartition("/")
@@ -216,24 +216,24 @@ class RunReader:
             curve.add(value)
         self.view.heads[head] = watched_kind, curve
 
-    def _sample(self, row: dict[str, Any]) -> None:
-        """Record a sensor reading; after a restart their clock starts anew and is continued from its last value."""
+    def _add_sample(self, row: dict[str, Any]) -> None:
+        """Record a sensor reading; after a restart their clock starts again and is continued from its last value."""
         view, seconds, throttled = self.view, float(row.get("seconds", 0.0)), row.get("throttled_seconds") or 0.0
         if seconds + self.offset < self.latest:
             self.offset = self.latest
         before, self.latest = self.latest, seconds + self.offset
-        view.throttled = max(0.0, throttled - self.held) / max(1e-9, self.latest - before) if view.sample else 0.0
+        view.throttled = max(0.0, throttled - self.throttled) / max(1e-9, self.latest - before) if view.sample else 0.0
         ready, span = row.get("waited_seconds") or 0.0, max(1e-9, self.latest - before)
         # Threads also wait for each other, so no more counts than what the run left unused.
         idle = max(0.0, 1 - (row.get("cpu_percent") or 0.0) / 100 / (view.cpus or 1.0))
-        waited = max(0.0, ready - self.ready - max(0.0, throttled - self.held)) / span / (view.cpus or 1.0)
+        waited = max(0.0, ready - self.waited - max(0.0, throttled - self.throttled)) / span / (view.cpus or 1.0)
         view.crowded = min(idle, waited) if view.sample else 0.0
-        self.held, self.ready, view.sample, view.elapsed = throttled, ready, row, self.latest
+        self.throttled, self.waited, view.sample, view.elapsed = throttled, ready, row, self.latest
         if row.get("samples_per_second"):  # there are none during an evaluation
             view.speed.add(row["samples_per_second"])
-        if self.left and "step" in row:
-            self.left.add(self.latest, row["step"])
+        if self.time_left and "step" in row:
+            self.time_left.add(self.latest, row["step"])
 
 
-def _short(name: str, value: object) -> str:
+def _format_decision(name: str, value: object) -> str:
     return name if value is True else f"{name} {value}"

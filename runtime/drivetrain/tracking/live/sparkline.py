@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 MAX_POINTS = 128
 """Largest number of points; beyond it, neighbors are merged."""
-BARS = "▁▂▃▄▅▆▇█"
+BAR_CHARACTERS = "▁▂▃▄▅▆▇█"
 
 
 class Sparkline:
@@ -15,7 +15,7 @@ class Sparkline:
 
     def __init__(self) -> None:
         self.means: list[float] = []
-        self.each, self.sum, self.count = 1, 0.0, 0
+        self.stride, self.sum, self.count = 1, 0.0, 0
         self.first: float | None = None
         self.last: float | None = None
 
@@ -27,23 +27,23 @@ class Sparkline:
         if self.first is None:
             self.first = value
         self.sum, self.count = self.sum + value, self.count + 1
-        if self.count == self.each:
+        if self.count == self.stride:
             self.means.append(self.sum / self.count)
             self.sum, self.count = 0.0, 0
         if len(self.means) == MAX_POINTS:
             pairs = zip(self.means[::2], self.means[1::2], strict=True)
             self.means = [(a + b) / 2 for a, b in pairs]
-            self.each *= 2
+            self.stride *= 2
 
-    def shape(self, width: int) -> str:
+    def draw(self, width: int) -> str:
         """At most `width` bars from the lowest to the highest mean; logarithmic if these differ a hundredfold."""
         values = self.means
         if values and min(values) > 0 and max(values) > 100 * min(values):
             values = [math.log(value) for value in values]
-        return bars(values, width)
+        return draw_bars(values, width)
 
 
-def bars(values: Sequence[float], width: int) -> str:
+def draw_bars(values: Sequence[float], width: int) -> str:
     """At most `width` bars, each the mean of its neighbors, from the lowest to the highest value; empty for none."""
     if not values:
         return ""
@@ -51,4 +51,4 @@ def bars(values: Sequence[float], width: int) -> str:
     width = min(width, count)
     spans = [values[i * count // width : (i + 1) * count // width] for i in range(width)]
     heights = [(sum(span) / len(span) - low) / (high - low or 1.0) for span in spans]
-    return "".join(BARS[min(7, int(8 * height))] for height in heights)
+    return "".join(BAR_CHARACTERS[min(7, int(8 * height))] for height in heights)

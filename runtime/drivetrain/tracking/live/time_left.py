@@ -16,16 +16,14 @@ from collections.abc import Iterable, Iterator, Sized
 from dataclasses import dataclass
 from typing import TypeVar
 
-MIN_INTERVAL = 0.5
+MIN_INTERVAL_SECONDS = 0.5
 """Smallest length of an interval in seconds; shorter ones are merged."""
-HALF_LIFE = 90.0
-"""Half-life of an interval's weight in seconds: a machine's speed changes, but a minute is more reliable than a
-second.
-"""
+HALF_LIFE_SECONDS = 90.0
+"""Half-life of an interval's weight: a machine's speed changes, but a minute is more reliable than a second."""
 OUTLIER_RATIO = 4.0
 """An interval slower than so many times the median counts as exactly that slow, since stalls are rarely the rule."""
 MAX_INTERVALS = 2000
-LINE_EVERY, PAINT_EVERY = 5.0, 0.5
+LINE_SECONDS, PAINT_SECONDS = 5.0, 0.5
 """Seconds between two lines in a log, and between updates on a terminal. A shorter pass shows nothing."""
 
 Ids = TypeVar("Ids", bound=Sized)
@@ -33,7 +31,7 @@ Rest = TypeVar("Rest")
 
 
 @dataclass(frozen=True)
-class _Stretch:
+class _Interval:
     """An interval: its end, seconds, steps done, and evaluations in between."""
 
     end: float
@@ -43,7 +41,7 @@ class _Stretch:
 
 
 class TimeLeft:
-    """Call `add` after steps; `left` gives the estimate at any time.
+    """Call `add` after steps; `estimate` gives the estimate at any time.
 
     Args:
         total: optimizer steps of the whole run.
@@ -53,7 +51,7 @@ class TimeLeft:
 
     def __init__(self, total: int, per_epoch: int, evaluation_steps: float = 0.0) -> None:
         self.total, self.per_epoch, self.evaluation_steps = total, max(1, per_epoch), evaluation_steps
-        self.stretches: deque[_Stretch] = deque(maxlen=MAX_INTERVALS)
+        self.intervals: deque[_Interval] = deque(maxlen=MAX_INTERVALS)
         self.last: tuple[float, int] | None = None
         self.latest: tuple[float, int] | None = None
 
@@ -68,22 +66,22 @@ class TimeLeft:
         if ends and self.latest != self.last:
             self._close(self.latest)
         self.latest = seconds, step
-        if ends or seconds - self.last[0] >= MIN_INTERVAL:
+        if ends or seconds - self.last[0] >= MIN_INTERVAL_SECONDS:
             self._close(self.latest)
 
     def _close(self, point: tuple[float, int]) -> None:
         assert self.last is not None
         (before, first), (now, step) = self.last, point
         crossed = (step - 1) // self.per_epoch - (first - 1) // self.per_epoch if first else 0
-        self.stretches.append(_Stretch(now, now - before, step - first, crossed))
+        self.intervals.append(_Interval(now, now - before, step - first, crossed))
         self.last = point
 
     def step_seconds(self) -> float | None:
         """Present seconds per step; None until there are a few intervals."""
-        if len(self.stretches) < 3:
+        if len(self.intervals) < 3:
             return None
-        every, newest = list(self.stretches), self.stretches[-1].end
-        counts = [s.steps * 0.5 ** ((newest - s.end) / HALF_LIFE) for s in every]
+        every, newest = list(self.intervals), self.intervals[-1].end
+        counts = [s.steps * 0.5 ** ((newest - s.end) / HALF_LIFE_SECONDS) for s in every]
         inside = sum(count for count, s in zip(counts, every, strict=True) if not s.evaluations)
         # If epochs are shorter than an interval, steps and evaluations cannot be told apart, and need not be. A few
         # intervals within epochs, from a slow phase, must not stand for all.
@@ -91,19 +89,19 @@ class TimeLeft:
         weighted = [
             (s, count) for s, count in zip(every, counts, strict=True) if not (excludes_evaluations and s.evaluations)
         ]
-        most = OUTLIER_RATIO * _median([(s.seconds / s.steps, float(s.steps)) for s, _ in weighted])
+        most = OUTLIER_RATIO * _weighted_median([(s.seconds / s.steps, float(s.steps)) for s, _ in weighted])
         seconds = sum(count * min(s.seconds / s.steps, most) for s, count in weighted)
         return float(seconds / sum(count for _, count in weighted))
 
     def evaluation_seconds(self) -> float:
         """Seconds of an evaluation: the median so far, else an estimate from `evaluation_steps`."""
         step = self.step_seconds() or 0.0
-        if sum(not s.evaluations for s in self.stretches) < 3:
-            return 0.0 if any(s.evaluations for s in self.stretches) else self.evaluation_steps * step
-        measured = [(s.seconds - s.steps * step) / s.evaluations for s in self.stretches if s.evaluations]
+        if sum(not s.evaluations for s in self.intervals) < 3:
+            return 0.0 if any(s.evaluations for s in self.intervals) else self.evaluation_steps * step
+        measured = [(s.seconds - s.steps * step) / s.evaluations for s in self.intervals if s.evaluations]
         return max(0.0, statistics.median(measured)) if measured else self.evaluation_steps * step
 
-    def left(self, now: float) -> float | None:
+    def estimate(self, now: float) -> float | None:
         """Seconds left at `now`, evaluations included; None while there is too little data."""
         step = self.step_seconds()
         if step is None or self.latest is None:
@@ -114,7 +112,7 @@ class TimeLeft:
         return max(0.0, total_seconds - max(0.0, now - moment))
 
 
-def _median(weighted: list[tuple[float, float]]) -> float:
+def _weighted_median(weighted: list[tuple[float, float]]) -> float:
     """The weighted median."""
     half, weight_so_far = sum(weight for _, weight in weighted) / 2, 0.0
     for value, weight in sorted(weighted):
@@ -124,7 +122,7 @@ def _median(weighted: list[tuple[float, float]]) -> float:
     return 0.0
 
 
-def clock_time(seconds: float) -> str:
+def format_clock_time(seconds: float) -> str:
     """`0:42`, `12:05`, `1:02:03`."""
     whole_seconds = int(seconds)
     hours, minutes = divmod(whole_seconds // 60, 60)
@@ -139,20 +137,20 @@ def report_progress(batches: Iterable[tuple[Ids, Rest]], total: int, doing: str)
         total: samples of the whole pass.
         doing: name of the pass, such as `evaluate`.
     """
-    moves = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
-    start = said = time.monotonic()
-    done, every, width = 0, PAINT_EVERY if moves else LINE_EVERY, 0
+    tty = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+    start = last_print = time.monotonic()
+    done, every, width = 0, PAINT_SECONDS if tty else LINE_SECONDS, 0
     try:
         for batch in batches:
             yield batch
             done += len(batch[0])
             now = time.monotonic()
-            if now - said < every or done >= total:
+            if now - last_print < every or done >= total:
                 continue
-            said = now
-            text = f"{doing}: {done:,} of {total:,} samples  {clock_time((total - done) * (now - start) / done)} left"
+            last_print = now
+            text = f"{doing}: {done:,} of {total:,} samples  {format_clock_time((total - done) * (now - start) / done)} left"
             width = max(width, len(text))
-            print(f"\r{text:<{width}}" if moves else text, end="" if moves else "\n", file=sys.stderr, flush=True)
+            print(f"\r{text:<{width}}" if tty else text, end="" if tty else "\n", file=sys.stderr, flush=True)
     finally:
-        if moves and width:
+        if tty and width:
             print(f"\r{'':<{width}}\r", end="", file=sys.stderr, flush=True)

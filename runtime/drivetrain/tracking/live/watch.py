@@ -11,11 +11,11 @@ from pathlib import Path
 from drivetrain.job.formatting import format_metric
 from drivetrain.system.console import is_live_terminal, open_console, say
 from drivetrain.system.run_files import JOB_FILE, STATE_FILE, RunFiles
-from drivetrain.tracking.live.dashboard import line, screen
-from drivetrain.tracking.live.live_view import LINE_EVERY, PAINT_EVERY, Painter
+from drivetrain.tracking.live.dashboard import format_line, render
+from drivetrain.tracking.live.live_view import LINE_SECONDS, PAINT_SECONDS, Painter
 from drivetrain.tracking.live.run_reader import RunReader, RunView
 
-ENDED = ("done", "stopped", "failed", "killed")
+END_STATUSES = ("done", "stopped", "failed", "killed")
 QUIET_SECONDS = 5.0
 """Seconds without a change after which the run's lock is checked; the sensors write every second."""
 
@@ -26,12 +26,12 @@ def watch(folder: Path) -> int:
     Raises:
         CheckpointError: if there is no such run.
     """
-    follower = RunReader(folder)
+    reader = RunReader(folder)
     try:
         if is_live_terminal():
-            _paint(follower)
+            _paint(reader)
         else:
-            _print(follower)
+            _print(reader)
     except KeyboardInterrupt:
         pass
     return 0
@@ -40,52 +40,52 @@ def watch(folder: Path) -> int:
 def show_copied(folder: Path) -> int:
     """Show once the copy of a run elsewhere. Returns 0."""
     view = RunReader(folder).read()
-    say(line(view))
+    say(format_line(view))
     say(f"{view.status} at step {view.step} when it was copied last")
     return 0
 
 
-def _paint(follower: RunReader) -> None:
+def _paint(reader: RunReader) -> None:
     painter = Painter(open_console())
     try:
         while True:
-            view = look(follower)
-            painter.paint(partial(screen, view))
-            if view.status in ENDED:
+            view = read_view(reader)
+            painter.paint(partial(render, view))
+            if view.status in END_STATUSES:
                 return
-            time.sleep(PAINT_EVERY)
+            time.sleep(PAINT_SECONDS)
     finally:
-        painter.leave()
+        painter.restore_streams()
 
 
-def _print(follower: RunReader) -> None:
-    say(f"watching {follower.view.folder}")
+def _print(reader: RunReader) -> None:
+    say(f"watching {reader.view.folder}")
     while True:
-        view = look(follower)
-        say(line(view))
-        if view.status in ENDED:
+        view = read_view(reader)
+        say(format_line(view))
+        if view.status in END_STATUSES:
             best = f", best {view.metric} {format_metric(view.best[0])} after epoch {view.best[1]}" if view.best else ""
             say(f"{view.status} at step {view.step}{best}")
             return
-        time.sleep(LINE_EVERY)
+        time.sleep(LINE_SECONDS)
 
 
-def look(follower: RunReader) -> RunView:
+def read_view(reader: RunReader) -> RunView:
     """Read the state; a run whose supervisor was killed could not record its end."""
-    view = follower.read()
+    view = reader.read()
     # Trying the lock while a run starts could make that fail, so it is tried only if nothing changes.
-    if view.status not in ENDED and quiet(view.folder) > QUIET_SECONDS and not alive(view.folder):
+    if view.status not in END_STATUSES and measure_idle(view.folder) > QUIET_SECONDS and not is_locked(view.folder):
         view.status = "killed"
     return view
 
 
-def quiet(folder: Path) -> float:
+def measure_idle(folder: Path) -> float:
     """Seconds since supervisor or sensors last wrote."""
     times = map(RunFiles(folder).modified, (JOB_FILE, STATE_FILE, "telemetry.jsonl"))
     return time.time() - max(moment or 0.0 for moment in times)
 
 
-def alive(folder: Path) -> bool:
+def is_locked(folder: Path) -> bool:
     """Whether a supervisor or trainer holds the run's lock; works across containers, which share the file."""
     try:
         handle = RunFiles(folder).open_handle(".lock", os.O_RDONLY)
