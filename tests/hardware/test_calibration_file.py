@@ -123,8 +123,8 @@ def test_the_nearest_probe_is_of_the_same_work_and_of_similar_size(machine: Hard
     assert found is not None
 
     def nearest(size: int) -> tuple[Probe, ...]:
-        return found.nearest("precision", "linear", size)
+        return found.find_nearest("precision", "linear", size)
 
     assert nearest(1) == nearest(50_000) == (narrow,)
     assert nearest(200_000) == nearest(10_000_000) == (wide,)
-    assert found.nearest("precision", "attention", 1) == ()
+    assert found.find_nearest("precision", "attention", 1) == ()

@@ -73,16 +73,16 @@ def test_throttling_is_that_of_the_level_with_the_lowest_quota(tmp_path: Path) -
     for path in root.rglob("memory.max"):
         path.with_name("cpu.stat").write_text("nr_throttled 0\nthrottled_usec 0\n")
     quotas[0].with_name("cpu.stat").write_text("nr_throttled 9\nthrottled_usec 2500000\n")
-    assert ProcessCgroup(root).throttled() == 2.5
+    assert ProcessCgroup(root).read_throttled_seconds() == 2.5
     quotas[0].with_name("cpu.stat").unlink()
-    assert ProcessCgroup(root).throttled() is None
+    assert ProcessCgroup(root).read_throttled_seconds() is None
 
 
 def test_without_a_quota_the_counter_is_our_own(tmp_path: Path) -> None:
     root = plant(tmp_path, "v2-unlimited")
     own = max(root.rglob("memory.max"), key=lambda path: len(path.parts))
     own.with_name("cpu.stat").write_text("throttled_usec 1000\n")
-    assert ProcessCgroup(root).throttled() == 0.001
+    assert ProcessCgroup(root).read_throttled_seconds() == 0.001
 
 
 @pytest.mark.parametrize(("high", "memory"), [("max\n", 512), (f"{300 * MIB}\n", 300), (f"{700 * MIB}\n", 512)])

@@ -59,6 +59,6 @@ def test_a_cgroup_located_once_gives_the_same_values() -> None:
     from drivetrain.hardware import cgroup
 
     limits, group = cgroup.read_limits(Path("/")), ProcessCgroup()
-    limit, used = group.memory()
+    limit, used = group.read_memory()
     assert limit == limits.memory
     assert (used is None) == (limits.used is None)

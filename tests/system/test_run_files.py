@@ -79,7 +79,7 @@ def test_tolerant_readers_take_it_for_missing(run: Path, kind: str) -> None:
     assert files.read_object(name) == {}
     assert list(files.read_rows(name)) == []
     assert not files.is_file(name)
-    assert files.modified(name) is None
+    assert files.read_modified(name) is None
 
 
 def test_a_link_is_replaced_by_what_is_written(run: Path, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ class Probe:
     high: float
     pairs: int
 
-    def text(self, date: str) -> str:
+    def describe(self, date: str) -> str:
         """Such as `bf16 1.63x [1.58-1.70] the speed of fp32 on convolution, calibrated 2026-11-23`."""
         condition = f" with {self.beside}" if self.beside else ""
         spread = f"{self.ratio:.2f}x [{self.low:.2f}-{self.high:.2f}]"
@@ -84,11 +84,7 @@ class Calibration:
         quota = f"the CPU quota was used up for {self.throttled:.0%} of the time"
         return quota if self.throttled > self.waited / 2 else f"{quota}, and {other_processes}"
 
-    def rate(self, name: str) -> float | None:
-        """A rate by name; None if it was not measured."""
-        return next((rate.value for rate in self.rates if rate.name == name), None)
-
-    def nearest(self, setting: str, work: str, size: int, also: str = "") -> tuple[Probe, ...]:
+    def find_nearest(self, setting: str, work: str, size: int, also: str = "") -> tuple[Probe, ...]:
         """The probes of a setting on the work and the size that are nearest: one for each value.
 
         Args:

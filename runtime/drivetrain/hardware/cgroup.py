@@ -250,11 +250,11 @@ class ProcessCgroup:
         groups = read_controllers(root)
         self.cpu, self.tightest = find_lowest_quota(groups["cpu"]), _find_lowest_memory(groups["memory"])
 
-    def memory(self) -> tuple[int | None, int | None]:
+    def read_memory(self) -> tuple[int | None, int | None]:
         """The limit and the use of its group, in bytes; None if there is none."""
         return find_lowest_limit(read_memory_levels(self.tightest))[:2]
 
-    def throttled(self) -> float | None:
+    def read_throttled_seconds(self) -> float | None:
         """Total seconds for which the quota has throttled the group; None without the counter."""
         return read_throttled_seconds(self.cpu)
 

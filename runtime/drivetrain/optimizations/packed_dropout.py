@@ -56,7 +56,7 @@ def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[
 
 def probed(job: Job, hardware: Hardware, workload: Workload | None) -> tuple[Probe, ...]:
     """Dropout of one large tensor; small ones are torch's in any case."""
-    probes = hardware.calibration.nearest("packed_dropout", "dropout", 0) if hardware.calibration else ()
+    probes = hardware.calibration.find_nearest("packed_dropout", "dropout", 0) if hardware.calibration else ()
     return probes if workload is None or workload.has("Dropout") else ()
 
 

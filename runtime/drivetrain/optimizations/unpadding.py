@@ -187,7 +187,7 @@ def probed(job: Job, hardware: Hardware, workload: Workload | None) -> tuple[Pro
         return ()
     precision = job.optimize.get("precision", "auto")
     setting = "" if precision in ("auto", "fp32") else f"precision={precision}"
-    return hardware.calibration.nearest("unpadding", "texts", similar_work.size(workload), setting)
+    return hardware.calibration.find_nearest("unpadding", "texts", similar_work.size(workload), setting)
 
 
 def apply(run: AssembledRun, value: Value) -> None:

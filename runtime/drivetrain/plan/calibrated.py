@@ -50,7 +50,7 @@ def verdict(
         return None
     best = max(spreads, key=lambda value: spreads[value][1])
     rival = default if best != default else max((v for v in spreads if v != default), key=lambda v: spreads[v][1])
-    texts = [row.text(calibration.date) for row in optimization.probed(job, hardware, workload)]
+    texts = [row.describe(calibration.date) for row in optimization.probed(job, hardware, workload)]
     comparison = next(
         (text for value in (best, rival) for text in texts if text.startswith(f"{_format_value(value)} ")), texts[0]
     )

@@ -107,9 +107,9 @@ class RunFiles:
 
     def is_file(self, name: str) -> bool:
         """Whether a regular file of this name can be opened."""
-        return self.modified(name) is not None
+        return self.read_modified(name) is not None
 
-    def modified(self, name: str) -> float | None:
+    def read_modified(self, name: str) -> float | None:
         """When a file was last written, in seconds since 1970; None if there is no such file."""
         try:
             folder, file = self._open_parent(name)

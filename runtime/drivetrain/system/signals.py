@@ -95,11 +95,11 @@ class Signals:
 
     def check(self) -> None:
         """Raise `Interrupted` if a signal has arrived and no section is protected."""
-        interruption = self.pending()
+        interruption = self.peek()
         if interruption is not None and self.depth == 0:
             raise interruption
 
-    def pending(self) -> Interrupted | None:
+    def peek(self) -> Interrupted | None:
         """What `check` would raise if no section were protected."""
         return None if self.received is None else Interrupted(f"stopped by {self.received}")
 

@@ -115,7 +115,7 @@ class Monitor:
     def _take_sample(self) -> Sample:
         rss = process_tree.sum_resident_bytes()
         self.peak = max(self.peak, rss)
-        limit, used = self.group.memory()
+        limit, used = self.group.read_memory()
         return {
             "seconds": round(time.monotonic() - self.start, 3),
             "rss": rss,
@@ -123,7 +123,7 @@ class Monitor:
             "memory_used": used if limit else None,
             "memory_limit": limit,
             "cpu_percent": self.process.cpu_percent(),
-            "throttled_seconds": self.group.throttled(),
+            "throttled_seconds": self.group.read_throttled_seconds(),
             "waited_seconds": cpu_starvation.read_waited_seconds(process_tree.list_process_ids()),
             "stolen_seconds": cpu_starvation.read_stolen_seconds(),
             **self.sensors.read(),

@@ -142,14 +142,12 @@ def _train_batches(
                 saver.save_together(records.flush)
             problem = _train_step(run, batch, records, problem)
             # After a problem nothing is saved or reported: the step is going to be undone.
-            problem = (
-                problem or run.signals.pending() or _catch_rollback(_profile_and_save, run, saver, records, profiler)
-            )
+            problem = problem or run.signals.peek() or _catch_rollback(_profile_and_save, run, saver, records, profiler)
             problem = problem or _catch_rollback(_call_on_step, run, records)
     _raise_agreed(
         run,
         records,
-        problem or run.signals.pending() or _catch_rollback(records.flush) or _catch_rollback(saver.check_finite),
+        problem or run.signals.peek() or _catch_rollback(records.flush) or _catch_rollback(saver.check_finite),
     )
     saver.save_together(records.flush)
 

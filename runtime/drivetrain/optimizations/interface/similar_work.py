@@ -48,7 +48,7 @@ def nearest(job: Job, hardware: Hardware, workload: Workload | None, setting: st
     """
     if hardware.calibration is None:
         return ()
-    return hardware.calibration.nearest(setting, kind(job, workload), size(workload), also)
+    return hardware.calibration.find_nearest(setting, kind(job, workload), size(workload), also)
 
 
 def for_any_size(job: Job, hardware: Hardware, setting: str) -> tuple[Probe, ...]:

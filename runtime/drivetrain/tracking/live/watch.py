@@ -81,7 +81,7 @@ def read_view(reader: RunReader) -> RunView:
 
 def measure_idle(folder: Path) -> float:
     """Seconds since supervisor or sensors last wrote."""
-    times = map(RunFiles(folder).modified, (JOB_FILE, STATE_FILE, "telemetry.jsonl"))
+    times = map(RunFiles(folder).read_modified, (JOB_FILE, STATE_FILE, "telemetry.jsonl"))
     return time.time() - max(moment or 0.0 for moment in times)
 
 

@@ -143,11 +143,11 @@ def _run_probes(machine: Hardware, first: str, limit: Limit, events: list[str]) 
             folder = Path(scratch)
             write_json(folder / "hardware.json", replace(machine, calibration=None).to_json())
             group = ProcessCgroup()
-            before = group.throttled() or 0.0
+            before = group.read_throttled_seconds() or 0.0
             code = _run(machine, folder, first, limit)
             data = read_json(folder / "calibration.json")
             if data is None and code is None:
-                return _nothing(machine, limit, (group.throttled() or 0.0) - before)
+                return _nothing(machine, limit, (group.read_throttled_seconds() or 0.0) - before)
             if data is None:
                 events.append(f"calibration failed: its process ended with exit code {code} before any comparison")
                 return None

@@ -140,7 +140,7 @@ class _Waiting:
     def now(cls) -> _Waiting:
         """The counters now."""
         waited = (cpu_starvation.read_waited_seconds() or 0.0) + (cpu_starvation.read_stolen_seconds() or 0.0)
-        return cls(waited, ProcessCgroup().throttled() or 0.0, time.monotonic())
+        return cls(waited, ProcessCgroup().read_throttled_seconds() or 0.0, time.monotonic())
 
     def shares(self) -> tuple[float, float]:
         """Shares of the time since then that this process, on one thread, was ready without a CPU, and throttled."""
