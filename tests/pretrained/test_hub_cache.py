@@ -16,7 +16,7 @@ import pytest
 
 from drivetrain.errors import StorageError
 from drivetrain.pretrained import hub_download
-from drivetrain.pretrained.hub import fetch
+from drivetrain.pretrained.hub_network import fetch
 from tests.hub_double import COMMIT
 from tests.hub_server import NAME, Fault, Hub
 from tests.pretrained.hub_network import FILES, NEEDED, got, refused, root, unfinished
@@ -87,7 +87,7 @@ def test_a_full_disk_and_a_cache_of_somebody_else(hub: Hub, monkeypatch: pytest.
         got()
 
 
-FETCH = f"from drivetrain.pretrained.hub import fetch; print(fetch({NAME!r}, 'main').snapshot.folder)"
+FETCH = f"from drivetrain.pretrained.hub_network import fetch; print(fetch({NAME!r}, 'main').snapshot.folder)"
 
 
 def test_a_killed_download_is_resumed(hub: Hub, tmp_path: Path) -> None:

@@ -19,17 +19,17 @@ from drivetrain.job.series import SeriesJob
 from drivetrain.job.tables import TableJob
 from drivetrain.job.text import TextJob
 from drivetrain.job_spec import named_splits
-from drivetrain.pretrained import hub_dataset, hub_dataset_files
-from drivetrain.pretrained.hub_dataset import HubData
+from drivetrain.pretrained import hub, hub_cache, hub_dataset_files
+from drivetrain.pretrained.hub import Fetched
 from drivetrain.pretrained.hub_dataset_files import IMAGES, SPLITS, TABLES, DatasetName, Files
-from drivetrain.pretrained.hub_error import HubError
+from drivetrain.pretrained.hub_error import DATASET, HubError
 
 Key = tuple[str, ...]
 Say = Callable[[str], None]
 USES = {"train": "for training", "validation": "for validation", "test": "for the final test"}
 
 
-def locate(job: Job, say: Say | None = None, *, update: bool = False) -> tuple[Job, list[HubData]]:
+def locate(job: Job, say: Say | None = None, *, update: bool = False) -> tuple[Job, list[Fetched]]:
     """Replace the addresses in a job by the files of its data sets; returns the job, and the data sets.
 
     Args:
@@ -41,7 +41,7 @@ def locate(job: Job, say: Say | None = None, *, update: bool = False) -> tuple[J
         SpecError: if a dataset is not there, cannot be downloaded, or has no splits that can be used.
         StorageError: if the cache cannot be written.
     """
-    located: list[HubData] = []
+    located: list[Fetched] = []
     keys_and_texts = [(key, text) for key, text in job.data_paths() if is_on_hub(text)]
     if keys_and_texts and not isinstance(job, ImageJob | TableJob | TextJob | SeriesJob):
         key, text = keys_and_texts[0]
@@ -70,7 +70,7 @@ def _refuse(job: Job, key: Key, description: str, possible: str, action: str) ->
     raise SpecError([job.problem(key, description, possible, action)])
 
 
-def _find_files(job: Job, key: Key, address: HubAddress, say: Say | None, *, update: bool) -> HubData | None:
+def _find_files(job: Job, key: Key, address: HubAddress, say: Say | None, *, update: bool) -> Fetched | None:
     """Find the files of an address; None if they are not in the cache and must not be downloaded."""
 
     def choose(paths: Sequence[str], readme: str) -> Iterable[str]:
@@ -84,12 +84,10 @@ def _find_files(job: Job, key: Key, address: HubAddress, say: Say | None, *, upd
                 folder = os.path.dirname(first_path)
                 yield from (p for p in paths if p.startswith(folder and f"{folder}/") and p.lower().endswith(IMAGES))
 
-    def choose_listed(paths: Sequence[str], readme: str) -> Sequence[str]:
-        return list(choose(paths, readme))
-
+    repository = hub_cache.find_repository(address.name, DATASET)
     if say is None:
-        return hub_dataset.find_cached(address.name, address.revision, choose_listed)
-    return hub_dataset.fetch(address.name, address.revision, choose_listed, say, update=update and not address.is_fixed)
+        return hub.find_cached(repository, address.revision, choose)
+    return hub.fetch(repository, address.revision, choose, say, update=update and not address.is_fixed)
 
 
 def _list_splits(job: Job, address: HubAddress, paths: Sequence[str], readme: str) -> Files:
@@ -132,11 +130,11 @@ def _is_free(job: Job, split: str) -> bool:
     return split in SPLITS and deciding_key not in job.data.model_fields_set
 
 
-def _name_files(job: Job, key: Key, address: HubAddress, located: HubData) -> Job:
+def _name_files(job: Job, key: Key, address: HubAddress, located: Fetched) -> Job:
     """The job with the files of an address at their commit."""
     all_splits = _list_splits(job, address, located.paths, located.readme)
     used = _select_used(job, key, all_splits)
-    fixed = address.at(located.commit)
+    fixed = address.at(located.snapshot.commit)
     update, use_notes = {}, []
     for split, files in used.items():
         path = _choose_path(split, files, address)
@@ -150,10 +148,10 @@ def _name_files(job: Job, key: Key, address: HubAddress, located: HubData) -> Jo
     ]
     name = f"{dot_key(key)}: {address.name}"
     if not address.is_fixed:
-        name += f", {address.revision} is commit {located.commit[:12]}"
+        name += f", {address.revision} is commit {located.snapshot.commit[:12]}"
     note = ": ".join(filter(None, [name, ", ".join(use_notes), located.note]))
     named_job = job.model_copy(update={"data": job.data.model_copy(update=update)})
-    named_job._hub_folders = {**job._hub_folders, fixed.root: located.folder}
+    named_job._hub_folders = {**job._hub_folders, fixed.root: located.snapshot.folder}
     named_job._notes = (*job.notes, note)
     return named_job
 
