@@ -13,7 +13,7 @@ from drivetrain.data.formats import shards
 from drivetrain.data.streaming import shard
 from drivetrain.errors import SpecError
 from drivetrain.job import Job, dot_key
-from drivetrain.job.hub_address import FORM, MAIN, HubAddress, is_on_hub, parse
+from drivetrain.job.hub_address import FORM, HubAddress, is_on_hub, parse
 from drivetrain.job.images import MANIFESTS, ImageJob
 from drivetrain.job.series import SeriesJob
 from drivetrain.job.tables import TableJob
@@ -21,7 +21,7 @@ from drivetrain.job.text import TextJob
 from drivetrain.job_spec import named_splits
 from drivetrain.pretrained import hub, hub_cache, hub_dataset_files
 from drivetrain.pretrained.hub import Fetched
-from drivetrain.pretrained.hub_dataset_files import IMAGES, SPLITS, TABLES, DatasetName, Files
+from drivetrain.pretrained.hub_dataset_files import IMAGES, SPLITS, TABLES, Files
 from drivetrain.pretrained.hub_error import DATASET, HubError
 
 Key = tuple[str, ...]
@@ -93,8 +93,7 @@ def _find_files(job: Job, key: Key, address: HubAddress, say: Say | None, *, upd
 def _list_splits(job: Job, address: HubAddress, paths: Sequence[str], readme: str) -> Files:
     if getattr(job.data, "stream", None) and _has_own_kind(address.path, paths):
         return {"": [address.path]}
-    dataset = DatasetName(address.name, address.revision, address.path)
-    return hub_dataset_files.find_splits(paths, readme, dataset, images=isinstance(job, ImageJob))
+    return hub_dataset_files.find_splits(paths, readme, address, images=isinstance(job, ImageJob))
 
 
 def _has_own_kind(folder: str, paths: Sequence[str]) -> bool:
@@ -167,19 +166,12 @@ def _choose_path(split: str, files: Sequence[str], address: HubAddress) -> str:
         return _find_image_folder(split, files)
     unrelated = set(files) - set(shards.siblings(first, files))
     if unrelated:
-        example = (
-            f"data.{split}: {address.below(first) if address.revision != MAIN else _format_address(address, first)}"
-        )
         raise HubError(
             f"has {len(files)} files {USES.get(split, '')}: {', '.join(sorted(files)[:4])}",
             "one table for each split, or its parts numbered as in train-00000-of-00002.parquet and 0000.parquet",
-            f"name one: {example}",
+            f"name one: data.{split}: {address.below(first)}",
         )
     return first
-
-
-def _format_address(address: HubAddress, path: str) -> str:
-    return f"hf://datasets/{address.name}/{path}"
 
 
 def _find_image_folder(split: str, files: Sequence[str]) -> str:
@@ -190,9 +182,3 @@ def _find_image_folder(split: str, files: Sequence[str]) -> str:
         if name.lower() in SPLITS[split] and all(path.startswith(f"{prefix}/") for path in files):
             return prefix
     return os.path.commonpath([os.path.dirname(os.path.dirname(path)) for path in files])
-
-
-def pin(text: str, commit: str) -> str:
-    """Fix an address to a commit; other texts stay unchanged."""
-    address = parse(text)
-    return str(address.at(commit)) if address else text
