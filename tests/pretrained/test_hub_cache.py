@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
+import json
 import shutil
 import subprocess
 import sys
@@ -56,6 +57,22 @@ def test_what_another_program_has_fetched_is_enough_offline(
     (place / "snapshots" / COMMIT / "model.safetensors").resolve().write_bytes(b"x")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert "not in the cache" in refused().given
+
+
+def test_what_an_earlier_version_has_fetched_is_used_without_a_request(hub: Hub, tmp_path: Path) -> None:
+    """It recorded no list of a network's files, and left converted weights in the folder of the commit."""
+    place = cached(tmp_path, {name: FILES[name] for name in NEEDED})
+    weights = place / "snapshots" / COMMIT / "model.safetensors"
+    weights.unlink()
+    weights.write_bytes(b"converted")
+    files = {name: {"size": len(FILES[name]), "hash": "0" * 64} for name in NEEDED}
+    files["model.safetensors"]["size"] = len(b"converted")
+    record = {"name": NAME, "commit": COMMIT, "files": files, "converted": "pytorch_model.bin"}
+    (place / "drivetrain").mkdir()
+    (place / "drivetrain" / f"{COMMIT}.json").write_text(json.dumps(record))
+    snapshot = got().snapshot
+    assert sorted(file.name for file in snapshot.files) == NEEDED
+    assert (snapshot.converted, hub.asked) == ("pytorch_model.bin", [])
 
 
 def test_a_damaged_file_of_ours_is_fetched_again(hub: Hub) -> None:
