@@ -138,7 +138,7 @@ def _take_unverified(
         paths = [file.name for file in repository.read_listing(commit) or ()] or in_cache
         readme = repository.read_readme(commit)
         names = _choose_names(repository, paths, choose, readme)
-        missing = next((name for name in names if name not in in_cache), "")
+        missing = next(iter(sorted(set(names).difference(in_cache))), "")
         snapshot = None if missing else repository.verify_foreign(commit, names)
         if snapshot:
             if repository.kind is NETWORK:  # of data, another program may have only a part

@@ -108,15 +108,17 @@ class Repository:
 
     def find_complete(self, commit: str) -> Snapshot | None:
         """The snapshot of a commit whose files were compared with their hashes; None if one of them is missing."""
-        record = read_json(self._record_path(commit))
+        record = read_json(self._record_path(f"{commit}.json"))
         try:
             files = tuple(HubFile(name, row["size"], row["hash"]) for name, row in record["files"].items())
             converted = str(record["converted"] or "")
         except (TypeError, LookupError, AttributeError):
             return None
         folder = self.folder(commit)
-        is_complete = all(_file_size(folder / file.name) == file.size for file in files)
-        return Snapshot(self.name, commit, folder, files, converted) if is_complete else None
+        for path, file in ((folder / file.name, file) for file in files):
+            if not path.is_file() or path.stat().st_size != file.size:
+                return None
+        return Snapshot(self.name, commit, folder, files, converted)
 
     def list_foreign(self, commit: str) -> list[str]:
         """Paths of a commit's files in the cache, whatever program has put them there."""
@@ -209,10 +211,10 @@ class Repository:
         Raises:
             StorageError: if the cache cannot be written.
         """
-        make_folder(self.root / "drivetrain")
         files = {file.name: {"size": file.size, "hash": file.hash} for file in snapshot.files}
         record = {"name": self.name, "commit": snapshot.commit, "files": files, "converted": snapshot.converted}
-        write_json(self._record_path(snapshot.commit), record)
+        make_folder(self.root / "drivetrain")
+        write_json(self._record_path(f"{snapshot.commit}.json"), record)
         self.record_revision(revision, snapshot.commit)
 
     def record_revision(self, revision: str, commit: str) -> None:
@@ -228,11 +230,9 @@ class Repository:
 
     def read_listing(self, commit: str) -> list[HubFile] | None:
         """The list of all files that a commit has on the hub; None if it was not fetched."""
+        rows = read_json(self._record_path(f"{commit}.files.json"))
         try:
-            return [
-                HubFile(str(name), int(size), str(digest))
-                for name, size, digest in read_json(self._listing_path(commit))
-            ]
+            return [HubFile(str(name), int(size), str(digest)) for name, size, digest in rows]
         except (TypeError, ValueError):
             return None
 
@@ -243,13 +243,11 @@ class Repository:
             StorageError: if the cache cannot be written.
         """
         make_folder(self.root / "drivetrain")
-        write_json(self._listing_path(commit), [[file.name, file.size, file.hash] for file in files])
+        rows = [[file.name, file.size, file.hash] for file in files]
+        write_json(self._record_path(f"{commit}.files.json"), rows)
 
-    def _listing_path(self, commit: str) -> Path:
-        return self.root / "drivetrain" / f"{commit}.files.json"
-
-    def _record_path(self, commit: str) -> Path:
-        return self.root / "drivetrain" / f"{commit}.json"
+    def _record_path(self, name: str) -> Path:
+        return self.root / "drivetrain" / name
 
 
 def find_repository(name: str, kind: HubKind) -> Repository:
@@ -264,13 +262,6 @@ def _read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
-
-
-def _file_size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except OSError:
-        return -1
 
 
 def _unwritable_error(root: Path, error: OSError) -> StorageError:

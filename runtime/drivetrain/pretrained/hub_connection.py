@@ -91,7 +91,7 @@ class Connection:
                 try:
                     page = parse_json(answer.read(MAX_JSON_BYTES))
                 except (OSError, HTTPException) as error:
-                    raise unreachable_error(self.endpoint, error) from None
+                    raise _unreachable_error(self.endpoint, error) from None
                 except ValueError:
                     raise self.answer_error("something that is no JSON") from None
                 link = _NEXT.search(answer.headers.get("Link", ""))
@@ -134,10 +134,10 @@ class Connection:
                     raise explain_refusal(status, headers, self.endpoint, self.source, pause, self.kind) from None
                 reason = f"{status}, {'too many requests' if status == 429 else 'an error of the hub'}"
             except URLError as error:  # without a connection another attempt is useless
-                raise unreachable_error(self.endpoint, error) from None
+                raise _unreachable_error(self.endpoint, error) from None
             except (OSError, HTTPException) as error:
                 if attempt == 2:
-                    raise unreachable_error(self.endpoint, error) from None
+                    raise _unreachable_error(self.endpoint, error) from None
                 pause, reason = FIRST_PAUSE_SECONDS, _describe_cause(error)
             waited += pause
             self.say(f"hub: {reason}; next attempt in {pause:,.0f} s")
@@ -202,7 +202,7 @@ def _read_retry_after(headers: Message) -> float:
         return float(reset[1]) if reset else 0.0
 
 
-def unreachable_error(endpoint: str, error: Exception) -> HubError:
+def _unreachable_error(endpoint: str, error: Exception) -> HubError:
     """The error for a hub that gives no answer."""
     cause = error.reason if isinstance(error, URLError) else error
     if isinstance(cause, ssl.SSLCertVerificationError):

@@ -16,9 +16,9 @@ from typing import Any
 import yaml
 
 from drivetrain.job.hub_address import HubAddress
-from drivetrain.pretrained.hub_error import HubError
+from drivetrain.pretrained.hub_error import DATASET, HubError
 
-README = "README.md"
+README = DATASET.readme
 TABLES = (".parquet", ".arrow", ".csv", ".tsv", ".jsonl")
 IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 SPLITS = {

@@ -15,9 +15,8 @@ from drivetrain.data.streaming.shard import IMAGES, Accepted, Shard
 from drivetrain.errors import StorageError
 from drivetrain.job.hub_address import HubAddress
 from drivetrain.pretrained import hub_connection, hub_download
-from drivetrain.pretrained.hub_cache import HubFile, Repository, find_repository
+from drivetrain.pretrained.hub_cache import HubFile, find_repository
 from drivetrain.pretrained.hub_connection import Connection
-from drivetrain.pretrained.hub_download import Progress
 from drivetrain.pretrained.hub_error import DATASET, HubError
 from drivetrain.system.console import say
 from drivetrain.system.files import storage_error
@@ -53,7 +52,7 @@ class HubStore:
 
     def class_names(self) -> Mapping[str, Sequence[str]]:
         """Those that README.md declares."""
-        readme = self._repository().read_readme(self.address.revision)
+        readme = find_repository(self.address.name, DATASET).read_readme(self.address.revision)
         return hub_classes.read_declared(readme, Path(self.address.path))
 
     def open_ranged(self, shard: Shard) -> RangedFile | None:
@@ -69,7 +68,7 @@ class HubStore:
         file = self._file(shard)
         try:
             path.unlink(missing_ok=True)
-            hub_download.receive(self._connect(), self.address.revision, file, path, Progress())
+            hub_download.receive(self._connect(), self.address.revision, file, path, hub_download.Progress())
         except HubError as error:
             raise StorageError(f"shard {shard.address}: {error.given}", error.possible, error.action) from None
         except OSError as error:
@@ -88,9 +87,6 @@ class HubStore:
     def _connect(self) -> Connection:
         return hub_connection.connect(self.address.name, DATASET, say)
 
-    def _repository(self) -> Repository:
-        return find_repository(self.address.name, DATASET)
-
     def _file(self, shard: Shard) -> HubFile:
         hub_file = next((file for file in self._files() if posixpath.basename(file.name) == shard.name), None)
         if hub_file is None or (hub_file.size, hub_file.hash) != (shard.size, shard.stamp):
@@ -98,7 +94,8 @@ class HubStore:
         return hub_file
 
     def _files(self) -> list[HubFile]:
-        every = {file.name: file for file in self._repository().read_listing(self.address.revision) or ()}
+        listed = find_repository(self.address.name, DATASET).read_listing(self.address.revision) or []
+        every = {file.name: file for file in listed}
         if self.address.path in every:
             return [every[name] for name in shards.siblings(self.address.path, list(every))]
         inside = (file for name, file in every.items() if posixpath.dirname(name) == self.address.path)
