@@ -75,6 +75,22 @@ def test_what_an_earlier_version_has_fetched_is_used_without_a_request(hub: Hub,
     assert (snapshot.converted, hub.asked) == ("pytorch_model.bin", [])
 
 
+@pytest.mark.parametrize(
+    ("missing", "given"),
+    [
+        ("model-00002-of-00002.safetensors", "lacks model-00002-of-00002.safetensors"),
+        ("config.json", "has no config.json"),
+    ],
+)
+def test_a_part_of_a_network_from_another_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str, given: str
+) -> None:
+    names = ("config.json", "model.safetensors.index.json", *(f"model-0000{i}-of-00002.safetensors" for i in (1, 2)))
+    cached(tmp_path, {name: name.encode() for name in names if name != missing})
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert f"at revision main is incomplete in the cache: it {given}, and HF_HUB_OFFLINE is set" in refused().given
+
+
 def test_a_damaged_file_of_ours_is_fetched_again(hub: Hub) -> None:
     path = got().snapshot.folder / "model.safetensors"
     path.resolve().write_bytes(b"short")

@@ -10,7 +10,6 @@ import contextlib
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from drivetrain.errors import DataError, StorageError
 from drivetrain.pretrained import convert as converting
@@ -26,8 +25,6 @@ from drivetrain.system.secrets import mask
 PICKLE = "pytorch_model.bin"
 Choose = Callable[[Sequence[str], str], Iterable[str]]
 """Chooses the needed files, given all paths of the repository and its README.md; raises HubError if there are none."""
-FindMissing = Callable[[Path, Sequence[str]], str]
-"""Finds the first file that a folder lacks, given the paths of those that it has; empty if it is complete."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +81,6 @@ def fetch(
     say: Callable[[str], None] = say_line,
     *,
     update: bool = False,
-    find_missing: FindMissing = lambda folder, paths: "",
 ) -> Fetched:
     """Fetch the chosen files from the cache or, if they are not there, from the hub.
 
@@ -94,7 +90,6 @@ def fetch(
         choose: chooses the needed files.
         say: prints lines about a download.
         update: whether to ask the hub for the current commit of a branch or tag, whatever the cache has.
-        find_missing: says whether another program has put all files into the cache.
 
     Raises:
         HubError: if there is no such repository, or it cannot be downloaded, or from `choose`.
@@ -120,12 +115,10 @@ def fetch(
     except HubError as error:
         if update or not (error.offline or repository.kind is NETWORK):
             raise
-        return _take_unverified(repository, revision, choose, find_missing, error)
+        return _take_unverified(repository, revision, choose, error)
 
 
-def _take_unverified(
-    repository: Repository, revision: str, choose: Choose, find_missing: FindMissing, error: HubError
-) -> Fetched:
+def _take_unverified(repository: Repository, revision: str, choose: Choose, error: HubError) -> Fetched:
     """Take the files that another program has put into the cache, if the hub gives none.
 
     Raises:
@@ -133,29 +126,40 @@ def _take_unverified(
     """
     commit = repository.commit_of(revision)
     in_cache = repository.list_foreign(commit) if commit else []
-    missing = find_missing(repository.folder(commit), in_cache) if in_cache else ""
-    if in_cache and not missing:
-        paths = [file.name for file in repository.read_listing(commit) or ()] or in_cache
-        readme = repository.read_readme(commit)
-        names = _choose_names(repository, paths, choose, readme)
-        missing = next(iter(sorted(set(names).difference(in_cache))), "")
-        snapshot = None if missing else repository.verify_foreign(commit, names)
-        if snapshot:
-            if repository.kind is NETWORK:  # of data, another program may have only a part
-                with contextlib.suppress(StorageError):  # the cache may be read-only
-                    repository.record(snapshot, revision)
-            lacks_hashes = any(not HASH.fullmatch(file.hash) for file in snapshot.files)
-            note = "its files have no hashes that they could be compared with" if lacks_hashes else ""
-            return Fetched(snapshot, revision, tuple(paths), readme, note=note)
-    if not error.offline:
+    paths = [file.name for file in repository.read_listing(commit) or ()] or in_cache
+    readme = repository.read_readme(commit)
+    snapshot, lack = _verify_foreign(repository, commit, in_cache, paths, choose, readme) if in_cache else (None, "")
+    if snapshot is None and not error.offline:
         raise error
-    state = f"incomplete in the cache: it lacks {missing}" if missing else f"not in the cache {repository.root.parent}"
-    raise HubError(
-        f"at revision {revision} is {state}, and {error.given}",
-        error.possible or "files that were fetched before",
-        error.action,
-        offline=True,
-    )
+    if snapshot is None:
+        state = f"incomplete in the cache: it {lack}" if lack else f"not in the cache {repository.root.parent}"
+        raise HubError(
+            f"at revision {revision} is {state}, and {error.given}",
+            error.possible or "files that were fetched before",
+            error.action,
+            offline=True,
+        )
+    if repository.kind is NETWORK:  # of data, another program may have only a part
+        with contextlib.suppress(StorageError):  # the cache may be read-only
+            repository.record(snapshot, revision)
+    lacks_hashes = any(not HASH.fullmatch(file.hash) for file in snapshot.files)
+    note = "its files have no hashes that they could be compared with" if lacks_hashes else ""
+    return Fetched(snapshot, revision, tuple(paths), readme, note=note)
+
+
+def _verify_foreign(
+    repository: Repository, commit: str, in_cache: Sequence[str], paths: Sequence[str], choose: Choose, readme: str
+) -> tuple[Snapshot | None, str]:
+    """The snapshot of the needed files; without it, what the cache lacks, empty if a file has not the hash of its name."""
+    try:
+        names = _choose_names(repository, paths, choose, readme)
+    except HubError as error:
+        if repository.kind is not NETWORK:  # the data is there, and the job has to say which
+            raise
+        return None, error.given
+    if missing := sorted({*names}.difference(in_cache)):
+        return None, f"lacks {missing[0]}"
+    return repository.verify_foreign(commit, names), ""
 
 
 def _choose_names(repository: Repository, paths: Sequence[str], choose: Choose, readme: str) -> list[str]:

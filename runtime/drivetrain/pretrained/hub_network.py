@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from drivetrain.pretrained import families, hub, hub_cache
 from drivetrain.pretrained.hub import PICKLE, Fetched
 from drivetrain.pretrained.hub_error import NETWORK, HubError
 from drivetrain.system.console import say as say_line
-from drivetrain.system.files import read_json
 
 MAIN = "main"
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 _CONFIGURATION = re.compile(r"[\w+-][\w.+-]*\.(json|txt|model)")
 """Names of configurations and vocabularies."""
-_SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
+_SHARD = re.compile(r"model-\d+-of-(?P<count>\d{5})\.safetensors")
 _POSSIBLE = f"a network of transformers: {CONFIG}, and {WEIGHTS} or {PICKLE}"
 
 
@@ -34,7 +32,7 @@ def fetch(name: str, revision: str, say: Callable[[str], None] = say_line, *, up
         StorageError: if the cache cannot be written.
     """
     repository = hub_cache.find_repository(name, NETWORK)
-    return hub.fetch(repository, revision, _choose_files, say, update=update, find_missing=_find_missing)
+    return hub.fetch(repository, revision, _choose_files, say, update=update)
 
 
 def _choose_files(paths: Sequence[str], readme: str) -> list[str]:
@@ -50,8 +48,11 @@ def _choose_files(paths: Sequence[str], readme: str) -> list[str]:
     configuration += [path for path in paths if path == families.POOLING_FILE]
     if WEIGHTS in names:
         return [*(name for name in configuration if name != INDEX), WEIGHTS]
-    if INDEX in names:
-        return [*configuration, *filter(_SHARD.fullmatch, names)]
+    if INDEX in names and (shards := [shard for name in names if (shard := _SHARD.fullmatch(name))]):
+        missing = [_find_missing(count, set(names)) for count in sorted({shard["count"] for shard in shards})]
+        if all(missing):
+            raise HubError(f"lacks {missing[0]}", _POSSIBLE, "use another network")
+        return [*configuration, *(shard[0] for shard in shards)]
     if PICKLE in names:
         return [*configuration, PICKLE]
     suffixes = (".safetensors", ".bin", ".h5", ".msgpack", ".gguf")
@@ -61,11 +62,7 @@ def _choose_files(paths: Sequence[str], readme: str) -> list[str]:
     )
 
 
-def _find_missing(folder: Path, names: Sequence[str]) -> str:
-    """The first file that a folder from another program lacks; empty if it is complete."""
-    weights = [WEIGHTS]
-    if INDEX in names and WEIGHTS not in names:
-        index = read_json(folder / INDEX)
-        shards = index.get("weight_map") if isinstance(index, dict) else None
-        weights = sorted(set(map(str, shards.values()))) if isinstance(shards, dict) else weights
-    return next((name for name in (CONFIG, *weights) if name not in names), "")
+def _find_missing(count: str, names: set[str]) -> str:
+    """The first missing one of so many shards; empty if all are there."""
+    shards = (f"model-{number:05}-of-{count}.safetensors" for number in range(1, int(count) + 1))
+    return next((shard for shard in shards if shard not in names), "")
