@@ -179,6 +179,11 @@ class Train(Spec):
         description="stop after this many optimizer steps; `epochs` ends the run before if it has fewer, which is said",
     )
     max_time: Duration | None = Field(None, description="stop before this much wall-clock time has passed: 2h")
+    within: Duration | None = Field(
+        None,
+        description="choose `epochs` and `steps`, and with them the schedule, so that the command ends within this time: "
+        "30m; measured before the first step, for one process; at most 100 epochs",
+    )
     batch_size: Count | Literal["auto"] = Field(
         USUAL_BATCH,
         description="samples the optimizer sees in one step; auto: measured before the first step, the smallest that is "
