@@ -58,8 +58,9 @@ class Checkpoint(Spec):
     )
     copy_to: StoreAddress | None = Field(
         None,
-        description="a folder in an object store, s3://BUCKET/PATH, gs:// or az://, that gets a copy of each checkpoint and "
-        "of the run; from there the same command resumes on another machine. Credentials come from the environment",
+        description="a folder in an object store, s3://BUCKET/PATH, gs:// or az://, for a copy of each checkpoint and of "
+        "the run, from which the same command resumes on another machine; credentials come from the "
+        "environment",
     )
 
 

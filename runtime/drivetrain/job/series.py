@@ -48,8 +48,8 @@ class SeriesData(TableFileData):
     )
     groups: Column | None = Field(
         None,
-        description="column, or array (N,) of an .npz, that says which rows or windows belong together, such as a patient: a "
-        "fraction for validation, or a fold, takes whole groups instead of the last part of the time",
+        description="column, or array (N,) of an .npz, that groups rows or windows, such as a patient: a fraction for "
+        "validation, or a fold, takes whole groups instead of the last part of the time",
     )
     axes: Literal["auto", "time-channels", "channels-time"] = Field(
         "auto",
