@@ -28,6 +28,7 @@ PAGES = [
     ROOT / "CONTRIBUTING.md",
     *sorted((ROOT / "docs").glob("*.md")),
     ROOT / "docker" / "README.md",
+    ROOT / "tests" / "promises.md",
 ]
 TARGETS = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 SPAN = re.compile(r"`((?:drivetrain|make) [^`]+)`")
