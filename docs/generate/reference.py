@@ -184,6 +184,8 @@ def _number_or_text(kind: str, one: Schema) -> str:
 
 
 def _bounds(one: Schema) -> str:
+    if "minimum" in one and "maximum" in one:
+        return f", {one['minimum']:g} to {one['maximum']:.12g}"
     words = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
     bounds = [f"{word} {one[key]:.12g}" for key, word in words.items() if key in one]
     return f", {', '.join(bounds)}" if bounds else ""
