@@ -181,14 +181,14 @@ class Train(Spec):
     max_time: Duration | None = Field(None, description="stop before this much wall-clock time has passed: 2h")
     batch_size: Count | Literal["auto"] = Field(
         USUAL_BATCH,
-        description="samples per optimizer step; auto: the smallest that is within 5 % of the fastest that fits, measured"
-        " before the first step. It changes what is learned, and the learning rate stays as given",
+        description="samples per optimizer step; auto: the smallest that is within 5 % of the fastest that fits, measured before "
+        "the first step. It changes what is learned, and the learning rate stays as given",
     )
     parts: Count | None = Field(
         None,
-        description="parts of a batch that go through the network one by one: dropout is drawn and BatchNorm normalizes "
-        "by part. If set, a run may continue with any number of processes up to this one, and learns the same"
-        " up to rounding; absent: the number of processes at the start",
+        description="parts of a batch that go through the network one by one: dropout is drawn and BatchNorm normalizes by part. "
+        "If set, a run may continue with any number of processes up to this one, and learns the same up to rounding; "
+        "absent: the number of processes at the start",
     )
     seed: int = Field(0, ge=0, lt=2**32, description="seed of all random numbers")
     deterministic: bool | Literal["auto"] = Field(
@@ -218,8 +218,8 @@ class Train(Spec):
     solve_heads: bool | Literal["auto"] = Field(
         "auto",
         description="true: linear outputs of an otherwise frozen network are solved with L-BFGS, with a penalty that the "
-        "validation loss chooses, in place of the epochs before `model.unfreeze`, or of all; auto: true "
-        "unless augmentation changes the inputs, the network is yours or several processes train",
+        "validation loss chooses, in place of the epochs before `model.unfreeze`, or of all; auto: true unless "
+        "augmentation changes the inputs, the network is yours or several processes train",
     )
     ema: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         None, description="decay of an exponential moving average of the weights, which is validated and saved too"
