@@ -53,7 +53,7 @@ MOST: dict[str, tuple[int, int]] = {
     "distributed": (10, 1_797),
     "hardware": (16, 2_088),
     "inference": (14, 1_855),
-    "job": (29, 3_507),
+    "job": (29, 3_523),
     "job_spec": (15, 2_797),
     "launch": (31, 4_101),
     "models": (33, 4_647),
