@@ -97,11 +97,13 @@ def _section(name: str, defs: Mapping[str, Schema], printed: dict[str, str]) -> 
 
 def _field(field: str, one: Schema, required: bool, defs: Mapping[str, Schema]) -> str:
     """A line of the list: the name, the type, the default and the description."""
-    kind, default = _type(one, defs), one.get("default")
+    default = one.get("default")
+    parts = [part for part in one.get("anyOf", ()) if default is not None or part.get("type") != "null"]
+    kind = _type({**one, "anyOf": parts} if parts else one, defs)
     if required:
         facts = f"{kind}; required"
     elif default is None:
-        facts = f"{kind.removesuffix(' or `null`')}; optional"
+        facts = f"{kind}; optional"
     elif isinstance(default, dict) and default:
         facts = f"{kind}; `{default['name']}`" if "name" in default else kind
     else:
@@ -123,7 +125,7 @@ def _type(one: Schema, defs: Mapping[str, Schema] = MappingProxyType({})) -> str
     if "const" in one:
         return f"`{_literal(one['const'])}`"
     if "enum" in one:
-        return " or ".join(f"`{_literal(value)}`" for value in one["enum"])
+        return _join([f"`{_literal(value)}`" for value in one["enum"]])
     match one.get("type"):
         case "array":
             parts = one.get("prefixItems")
@@ -158,7 +160,14 @@ def _alternatives(parts: Sequence[Schema], defs: Mapping[str, Schema]) -> str:
             kinds += [f"`{_literal(value)}`" for value in one.get("enum") or [one["const"]]]
         else:
             kinds.append(_type(one, defs))
-    return " or ".join(_link(sections[kind], kind) if kind in sections else kind for kind in dict.fromkeys(kinds))
+    return _join([_link(sections[kind], kind) if kind in sections else kind for kind in dict.fromkeys(kinds)])
+
+
+def _join(kinds: Sequence[str]) -> str:
+    """`a`, `b` or `c`; with `or` throughout where a part has a comma or an `or` of its own."""
+    if any(word in kind for kind in kinds for word in (", ", " or ")):
+        return " or ".join(kinds)
+    return " or ".join([", ".join(kinds[:-1]), kinds[-1]] if len(kinds) > 1 else kinds)
 
 
 def _flatten(parts: Sequence[Schema]) -> Iterator[Schema]:

@@ -49,7 +49,7 @@ def test_links_lead_to_sections() -> None:
 def test_a_name_links_to_the_section_that_it_selects() -> None:
     defs = {"Sgd": {"properties": {"name": {"const": "sgd"}}}}
     either = {"anyOf": [{"enum": ["off", "sgd"]}, {"anyOf": [{"$ref": "#/$defs/Sgd"}, {"type": "null"}]}]}
-    assert _type(either, defs) == "`off` or [`sgd`](#sgd) or `null`"
+    assert _type(either, defs) == "`off`, [`sgd`](#sgd) or `null`"
 
 
 def test_every_optimization_says_what_it_does() -> None:
@@ -67,6 +67,7 @@ def test_every_optimization_says_what_it_does() -> None:
         ({"type": "integer", "minimum": 1, "maximum": 2**31 - 1}, "count"),
         ({"type": "integer", "minimum": 0, "maximum": 2**31 - 1}, "count or 0"),
         ({"enum": ["a", 2]}, "`a` or `2`"),
+        ({"enum": ["a", "b", "c"]}, "`a`, `b` or `c`"),
         ({"type": "array", "items": {"type": "string"}}, "list of text"),
         ({"$ref": "#/$defs/Adam"}, "[Adam](#adam)"),
         ({"type": "object", "additionalProperties": {"type": "number"}}, "mapping to number"),
