@@ -91,8 +91,9 @@ def _section(name: str, defs: Mapping[str, Schema], printed: dict[str, str]) -> 
         elif "const" not in at:
             printed[line] = name
             yield line
-    for section, fields in repeated.items():
-        yield f"- {', '.join(fields)}: as in [{section}](#{section.lower()})"
+    for section, fields in sorted(repeated.items(), key=lambda group: len(group[1])):
+        complete = len(fields) > 4 and set(defs[section]["properties"]) <= set(one["properties"])
+        yield f"- {'all others' if complete else ', '.join(fields)}: as in [{section}](#{section.lower()})"
 
 
 def _field(field: str, one: Schema, required: bool, defs: Mapping[str, Schema]) -> str:
