@@ -236,6 +236,7 @@ def fake(folder: Path, epoch: int = 0) -> Run:
         folder=folder,
         counters=SimpleNamespace(epoch=epoch),
         time_left=lambda: 100.0,
+        total_epochs=4,
         last_metrics={"validation/loss": 0.5},
         job=SimpleNamespace(train=SimpleNamespace(epochs=4, early_stopping=None), best=lambda: "validation/accuracy"),
         dataset=SimpleNamespace(validation=range(96)),
