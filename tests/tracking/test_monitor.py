@@ -15,7 +15,7 @@ def test_memory_of_others_is_not_the_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int | None, recorded: int | None
 ) -> None:
     """Without a limit the process stands in the group of the whole machine."""
-    monkeypatch.setattr(ProcessCgroup, "memory", lambda self: (limit, 700 << 20))
+    monkeypatch.setattr(ProcessCgroup, "read_memory", lambda self: (limit, 700 << 20))
     with Monitor(tmp_path, interval=0.01) as monitor:
         pass
     sample = monitor.latest()

@@ -107,7 +107,7 @@ def test_between_equal_values_the_line_says_that_the_loss_decided() -> None:
         time_target=None,
         clock=SimpleNamespace(seconds=0.0),
         batches=SimpleNamespace(per_epoch=1),
-        signals=SimpleNamespace(held=contextlib.nullcontext),
+        signals=SimpleNamespace(protect_section=contextlib.nullcontext),
         best_metric=BestMetric("validation/accuracy", None, None),
         metrics=MagicMock(),
         user_parts=MagicMock(),

@@ -281,7 +281,7 @@ def test_a_log_has_not_a_line_for_each_of_many_short_epochs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, seconds: float, logged: int
 ) -> None:
     run, progress = fake(tmp_path), Progress(1000, 0)
-    cast(Any, run.job.train).epochs = 100
+    cast(Any, run.job.train).epochs = cast(Any, run).total_epochs = 100
     for epoch in range(100):
         monkeypatch.setattr(time, "monotonic", lambda now=seconds * epoch: now)
         run.counters.epoch = epoch

@@ -177,7 +177,7 @@ def test_a_quota_that_leaves_no_time_is_named(fresh: Hardware, monkeypatch: pyte
         calibrate, "probe_command", lambda *given: [sys.executable, "-c", "import time; time.sleep(600)"]
     )
     seconds = iter((3.0, 3.5))
-    monkeypatch.setattr(ProcessCgroup, "throttled", lambda group: next(seconds))
+    monkeypatch.setattr(ProcessCgroup, "read_throttled_seconds", lambda group: next(seconds))
     found = calibrate.load_or_measure(fresh, limit=calibrate.Limit(0.5, 1.0)).found
     assert found is not None
     assert "; the CPU quota was used up for 50% of the time; " in calibrate.summary(found)
