@@ -215,7 +215,7 @@ def test_unchanged_files_are_not_read_again(
     write(tmp_path, JOBS["image folders"].text)
     with pytest.raises(Stopped):
         attempt(tmp_path, STOPPED_AFTER)
-    monkeypatch.setattr("drivetrain.data.fingerprint.sha256", None)
+    monkeypatch.setattr("drivetrain.data.fingerprint.hash_file", None)
     attempt(tmp_path)
     assert (tmp_path / "run" / "model").exists()
 

@@ -134,7 +134,7 @@ def test_two_columns_of_images_are_asked_for(tmp_path: Path) -> None:
 
 def test_more_images_than_memory_in_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = table(cells(20), label=[n % 2 for n in range(20)])
-    monkeypatch.setattr(image_column, "memory_limit", lambda: 10_000)
+    monkeypatch.setattr(image_column, "read_memory_limit", lambda: 10_000)
     told = pictures.message(job(write(tmp_path / "t.parquet", made)))
     assert 'the images in column "image" of ' in told
     assert "and the memory limit is" in told
