@@ -108,9 +108,13 @@ Pooling = Literal["cls", "mean", "max"]
 
 
 class TextEncoder(WithWeights):
-    """A BERT-shaped encoder (Devlin et al. 2019) with random weights and a WordPiece vocabulary of the job's texts."""
+    """A BERT-shaped encoder (Devlin et al. 2019) with random weights and a WordPiece vocabulary of the job's texts; or a
+    linear model of the same tokens.
+    """
 
-    name: Literal["encoder"]
+    name: Literal["encoder", "linear"] = Field(
+        description="linear: a bag of words and pairs (hashed) with a linear layer, which trains in seconds"
+    )
     layers: Annotated[int, Field(ge=1, le=48)] = Field(4, description="transformer layers")
     width: Annotated[int, Field(ge=8, le=4096)] = Field(128, description="size of a token's vector")
     heads: Annotated[int, Field(ge=1, le=64)] = Field(4, description="attention heads; they divide the width")
@@ -194,10 +198,23 @@ class TextJob(Job):
                 "classes by name in each label column",
                 f"move it: data.labels.{first}.class_weights",
             )
-        if isinstance(self.model, TextEncoder) and self.model.width % self.model.heads:
+        yield from self._problems_of_model()
+
+    def _problems_of_model(self) -> Iterator[Problem]:
+        model = self.model
+        if not isinstance(model, TextEncoder):
+            return
+        if model.name == "linear":
+            for key in ("layers", "width", "heads", "pooling"):
+                # The spec that a run stores has every key with its default.
+                if getattr(model, key) != TextEncoder.model_fields[key].default:
+                    yield self.problem(
+                        ("model", key), "has no effect on model.name: linear", "vocabulary and dropout", f"remove {key}"
+                    )
+        elif model.width % model.heads:
             yield self.problem(
                 ("model", "heads"),
-                f"is {self.model.heads}, and width is {self.model.width}",
+                f"is {model.heads}, and width is {model.width}",
                 "heads that divide the width",
                 "change one of the two",
             )
