@@ -67,6 +67,6 @@ MOST: dict[str, tuple[int, int]] = {
     "top": (4, 337),
     "tracking": (24, 2_824),
     "training": (53, 8_200),
-    "tuning": (34, 4_831),
+    "tuning": (34, 4_797),
 }
 """Files and lines of each package at most."""

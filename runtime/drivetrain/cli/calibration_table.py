@@ -40,19 +40,19 @@ def show(*, as_json: bool, measure_again: bool) -> int:
         )
     signals.stop_early()
     machine = detect(Path("runs"))
-    outcome = calibrate.load_or_measure(machine, measure_again=measure_again, limit=calibrate.ASKED)
+    outcome = calibrate.load_or_measure(machine, measure_again=measure_again, limit=calibrate.ON_REQUEST)
     for event in outcome.events:
         say_aside(f"calibration: {event}")
-    if outcome.found is None:
+    if outcome.calibration is None:
         raise DeviceError(
             f"the machine could not be calibrated: {outcome.events[-1] if outcome.events else 'nothing was measured'}",
             "a machine on which torch computes, with a temporary folder that can be written",
             f"train without a calibration: set {calibration_file.SWITCH}=off; `drivetrain doctor` examines the machine",
         )
     if as_json:
-        say_json(asdict(outcome.found))
+        say_json(asdict(outcome.calibration))
     else:
-        console().print(render(outcome.found, machine, was_kept=outcome.kept))
+        console().print(render(outcome.calibration, machine, was_kept=outcome.was_stored))
     return 0
 
 

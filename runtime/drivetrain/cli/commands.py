@@ -150,7 +150,9 @@ def memory(options: argparse.Namespace) -> int:
     """Measure memory."""
     from drivetrain.tuning import measuring_request
 
-    return measuring_request.memory(measuring_request.MemoryRequest(options.job, tuple(options.set), options.output))
+    return measuring_request.measure_memory(
+        measuring_request.MemoryRequest(options.job, tuple(options.set), options.output)
+    )
 
 
 def bench(options: argparse.Namespace) -> int:

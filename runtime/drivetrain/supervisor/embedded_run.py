@@ -308,7 +308,7 @@ def _assemble(call: TrainCall, machine: Hardware, folder: RunFolder, dataset: Da
         # The micro-batch that fits comes first, since the tuner measures with it.
         measurements = MicroBatchSearch(
             job, machine, plan, dataset, network, facts, folder.path, signals, say, parts
-        ).measure()
+        ).load_or_measure()
         if measurements:
             plan = host_process.keep_process_settings(
                 plans.resolve(job, machine, facts, measured=measurements), machine

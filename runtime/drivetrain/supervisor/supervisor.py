@@ -149,7 +149,7 @@ def _train(request: TrainRequest, job: Job, placement: Placement | None, copies:
         instead = [extended_run.advise_other_plan(request.extend)] if request.extend else []
         plan_request = plan_request.resume(run.path, run.state(), stored, *instead)
     if not placement and not stored and plan_request == effective_plan.PlanRequest(plain=False, plan=None):
-        machine = calibrate.for_job(machine, job, run.path)
+        machine = calibrate.calibrate_for_job(machine, job, run.path)
     # A resumed run keeps its plan: other threads or memory formats would change the bits of the result.
     replay = stored.values() if stored else plan_request.plan
     plan = plans.resolve(
@@ -209,7 +209,7 @@ def _run(
     leads = placement is None or placement.leads
     tracker = tracker_child.start_child(run.path, job.track) if leads else None
     code = _attempts(request, job, machine, plan, run, placement)
-    kernel_crash.tidy(run.path)
+    kernel_crash.remove_empty_logs(run.path)
     lifecycle.end(code)
     # Nothing was trained in a copy that was refused, so it must not stand in the way of the next --extend.
     if extended_run.is_refused(run, code):

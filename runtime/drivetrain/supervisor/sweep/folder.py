@@ -170,7 +170,7 @@ def write_result(
         changes = [*assignments, *values_set(best.values)]
         best_job = replace(source, assignments=[*changes, "sweep=null"]).load()
         # What a trial has measured is written down, so that the best one is trained again as it was.
-        changes += batch_size.pin(best_job, trial_folders(sweep_folder.path, len(trials)))
+        changes += batch_size.pin_measured_size(best_job, trial_folders(sweep_folder.path, len(trials)))
         options = [word for assignment in changes for word in ("--set", assignment)]
         command = shlex.join(["drivetrain", "train", str(source.spec), *options])
         best_spec = replace(source, assignments=[*changes, "sweep=null"]).load()

@@ -128,7 +128,7 @@ class _Sweep:
         assignments = (*self.request.assignments, *values_set(values), f"name=trial{number}", *WITHOUT_SWEEP)
         try:
             job = replace(self.source, assignments=assignments).load()
-            if size := batch_size.pin(job, folders.trial_folders(self.place.path, number)):
+            if size := batch_size.pin_measured_size(job, folders.trial_folders(self.place.path, number)):
                 assignments = (*assignments, *size)
                 job = replace(self.source, assignments=assignments).load()
         except SpecError as error:
