@@ -245,10 +245,10 @@ def test_measured_process_settings_are_used_by_a_new_process(job: Path) -> None:
     )
     assert found["seen"]["cpu_threads"] == {"asked": 1, "seen": 1, "same": True, "cause": None}
     # Known by the spec, the next run starts right away as it should; no torch is needed to know.
-    evidence.store(here, evidence.early(here, asked), evidence.load(here, name))
-    assert plan.resolve(asked, here, measured=evidence.load_started(here, asked)).value("cpu_threads") == 1
+    evidence.store(here, evidence.make_early_key(here, asked), evidence.load(here, name))
+    assert plan.resolve(asked, here, measured=evidence.load_process_settings(here, asked)).value("cpu_threads") == 1
     off = job_spec.load(job, ["optimize.measure=off"])
-    assert not evidence.load_started(here, off)
+    assert not evidence.load_process_settings(here, off)
 
 
 def children(process: subprocess.Popen[str]) -> list[psutil.Process]:
@@ -267,7 +267,7 @@ def test_a_signal_ends_the_children_and_the_run_is_planned_anew(job: Path) -> No
     assert first.returncode == 75, output
     assert found
     assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in found)
-    assert not effective_plan.has_begun(job.parent / "runs" / "tiny-001")
+    assert not effective_plan.has_trained(job.parent / "runs" / "tiny-001")
 
 
 @needs_two

@@ -63,7 +63,7 @@ def plan(options: argparse.Namespace) -> int:
         calibration_note = calibration_file.note(machine, elsewhere=bool(container_note))
         for note in filter(None, (container_note, calibration_note)):
             show(note)
-    measured = {} if options.hardware else evidence.load_started(machine, job)
+    measured = {} if options.hardware else evidence.load_process_settings(machine, job)
     resolved = plans.resolve(job, machine, plain=options.plain, measured=measured)
     if options.json:
         say_json(resolved.to_json())
@@ -98,7 +98,7 @@ def train(options: argparse.Namespace) -> int:
         trace=options.trace,
         place=PlacementOptions(options.nodes, options.node, options.meet),
         report_run=opened.append,
-        shown=Path(shown_plan) if (shown_plan := os.environ.get(show_plan.SHOWN)) else None,
+        shown=Path(shown_plan) if (shown_plan := os.environ.get(show_plan.SHOWN_PLAN)) else None,
         copy=Path(copy) if (copy := os.environ.get(COPY_VARIABLE)) else None,
     )
     if not options.json:

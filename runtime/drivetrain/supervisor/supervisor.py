@@ -144,7 +144,9 @@ def _train(request: TrainRequest, job: Job, placement: Placement | None, copies:
             return code
         request = replace(request, batch_size=size)
         job = request.source().load()
-    stored = effective_plan.plan_of(run.path) if run.resumes and effective_plan.has_begun(run.path) else None
+    stored = (
+        effective_plan.load_effective_plan(run.path) if run.resumes and effective_plan.has_trained(run.path) else None
+    )
     if stored:
         instead = [extended_run.advise_other_plan(request.extend)] if request.extend else []
         plan_request = plan_request.resume(run.path, run.state(), stored, *instead)
@@ -157,10 +159,10 @@ def _train(request: TrainRequest, job: Job, placement: Placement | None, copies:
         machine,
         plain=plan_request.plain,
         replay=replay,
-        measured=None if placement else evidence.load_started(machine, job),
+        measured=None if placement else evidence.load_process_settings(machine, job),
     )
     if stored:
-        plan = plans.carry_reasons(plan, stored)
+        plan = plans.keep_reasons(plan, stored)
     show_plan.show(plan, job, machine, run.path / PLAN_FILE, stored, request.shown)
     return _run(request, job, machine, plan, run, plan_request, placement, copies)
 
@@ -255,7 +257,7 @@ def _attempts(
             if other := folder.restore():
                 EventLog(run.path).add("storage", NamedFolder.WORDS.format(other, run.path))
             # The trainer has finalized the plan since, and may have measured.
-            plan = effective_plan.plan_of(run.path)
+            plan = effective_plan.load_effective_plan(run.path)
             # Threads, OpenMP runtime and allocator of the measured plan need a new process.
             if code == Replanned.exit_code:
                 arguments = ["--measured"]
@@ -270,7 +272,7 @@ def _attempts(
                     say_aside(signals.explain_kill("the trainer"))
                 return code
             # Measuring itself may have needed too much, so first without it, under the same plan.
-            if not arguments and not effective_plan.has_begun(run.path) and evidence.measures(job):
+            if not arguments and not effective_plan.has_trained(run.path) and evidence.may_measure(job):
                 EventLog(run.path).add(
                     death.kind, f"{death.reason} before its first step; restarting without measuring"
                 )

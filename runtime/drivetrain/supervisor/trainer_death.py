@@ -43,7 +43,7 @@ class TrainerDeath:
         """
         if self.in_kernel:
             return kernel_crash.turn_optimizations_off(plan, self.reason)
-        return plans.smaller(plan, process_batch, self.reason)
+        return plans.halve_micro_batch(plan, process_batch, self.reason)
 
     def describe_restart(self, plan: plans.Plan, next_plan: plans.Plan) -> str:
         """Say why the trainer died and what the next plan changes, for an event."""

@@ -59,10 +59,10 @@ def assemble_run(
         with timer.phase("tune"):
             memory_measurements = search.load_or_measure()
             if memory_measurements:
-                plan = final_plan.settle(job, machine, stored_plan, search.facts, say, memory_measurements)
+                plan = final_plan.finalize(job, machine, stored_plan, search.facts, say, memory_measurements)
             measurements = tuner.load_or_measure(job, machine, plan, dataset, network, folder, signals, say, source)
         if measurements:
-            plan = final_plan.settle(job, machine, stored_plan, search.facts, say, measurements | memory_measurements)
+            plan = final_plan.finalize(job, machine, stored_plan, search.facts, say, measurements | memory_measurements)
         has_new_process_settings = any(
             plan.value(name) != stored_plan.value(name) for name in process_settings.list_names()
         )
@@ -70,7 +70,7 @@ def assemble_run(
             RunFiles(folder).write_json("plan.json", plan.to_json())
             raise Replanned("the measured settings need a new process")
     run = runs.assemble(job, machine, plan, folder, dataset, network, signals, timer)
-    for line in final_plan.changes(stored_plan, plan) if resumes and run.ranks.is_rank0 else ():
+    for line in final_plan.list_changes(stored_plan, plan) if resumes and run.ranks.is_rank0 else ():
         run.events.add("resume", line)
     if run.ranks.count > 1:
         say(f"processes: {run.ranks.count}, each trains on its share of every batch")
@@ -104,7 +104,7 @@ def load_search(folder: Path, job: Job, signals: Signals, timer: PhaseTimer) -> 
     if gradient_checkpointing.needs_count_of_activations(job, machine, facts):
         with network.unfreezing.during(network.module, network.unfreezing.last):
             facts = meter.count_activations(facts, network.module, dataset)
-    plan = final_plan.settle(job, machine, plans.load(folder / "plan.json"), facts, say)
+    plan = final_plan.finalize(job, machine, plans.load(folder / "plan.json"), facts, say)
     if facts.indivisible and plan.value("micro_batch") != "off":
         raise cannot_split_error(plan.row("micro_batch").reason, facts.indivisible)
     return MicroBatchSearch(job, machine, plan, dataset, network, facts, folder, signals, say)

@@ -57,7 +57,7 @@ def list_candidates(job: Job, hardware: Hardware, plan: Plan) -> list[Candidate]
         if optimization.stage is Stage.PROCESS and plan.row(optimization.name).source in OPEN
         for value in optimization.candidates(job, hardware, None)
         if value != (current := plan.row(optimization.name).value)
-        and not calibrated.is_hopeless(optimization, job, hardware, None, value, current)
+        and not calibrated.explain_hopeless(optimization, job, hardware, None, value, current)
     ]
     return sorted(candidates, key=lambda pair: ORDER.index(pair[0].name) if pair[0].name in ORDER else len(ORDER))
 
@@ -138,7 +138,7 @@ def _measure_all(
         if loser:
             loser.close()
         full_text = f"{earlier.text}; {text}" if earlier else text
-        measurements[name] = Measurement(plan.value(name), full_text, evidence.today())
+        measurements[name] = Measurement(plan.value(name), full_text, evidence.format_date())
         say(f"tune: {name} {text}{'; accepted' if verdict.wins else ''}")
 
 

@@ -190,7 +190,7 @@ class Tuner(VariantBuilder):
         current = run.plan.value(optimization.name)
         if value == current:
             return False
-        reason = calibrated.is_hopeless(optimization, run.job, run.hardware, self.facts, value, current)
+        reason = calibrated.explain_hopeless(optimization, run.job, run.hardware, self.facts, value, current)
         line = f"tune: {optimization.name} {format_value(value)} not measured: {reason}"
         if reason and line not in self.reported:
             self.reported.add(line)
@@ -305,7 +305,7 @@ def make_speed_key(job: Job, hardware: Hardware, dataset: Dataset, network: Mode
         min(steps, train.steps or steps).bit_length(),
         measures_processes,
     ]
-    return evidence.key(hardware, inspect_workload(dataset, network.module), train.batch, shapes, fixed)
+    return evidence.make_key(hardware, inspect_workload(dataset, network.module), train.batch, shapes, fixed)
 
 
 def make_numbers_key(speed_key: str, job: Job, dataset: Dataset, network: Model) -> str | None:
@@ -351,7 +351,7 @@ def store_measurements(
         for name in filter(None, keys):
             evidence.store(hardware, name, measurements)
         if process_measurements:
-            evidence.store(hardware, evidence.early(hardware, job), process_measurements)
+            evidence.store(hardware, evidence.make_early_key(hardware, job), process_measurements)
     except (OSError, StorageError) as error:
         say(f"tune: the measurements could not be stored: {error}")
 

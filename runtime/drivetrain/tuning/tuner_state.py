@@ -53,7 +53,7 @@ class TunerState:
             self.trials.setdefault((name, old_value), []).append((1 / verdict.ratio, self.plan))
         current_value = self.plan.value(name)
         full_text = f"{earlier.text}; {text}" if earlier else text
-        self.measurements[name] = Measurement(current_value, full_text, evidence.today())
+        self.measurements[name] = Measurement(current_value, full_text, evidence.format_date())
         return text + ("; accepted" if verdict.wins else "")
 
     def rank(self, name: str, value: Value) -> tuple[int, float, int]:

@@ -67,7 +67,7 @@ def turn_wrong_defaults_off(builder: VariantBuilder, state: TunerState, deadline
         value = state.plan.value(suspect.name)
         text = f"{format_value(value)} vetoed: {difference}"
         state.trials[(suspect.name, value)] = [(0.0, state.plan)]
-        state.measurements[suspect.name] = Measurement(suspect.off, text, evidence.today())
+        state.measurements[suspect.name] = Measurement(suspect.off, text, evidence.format_date())
         state.plan = state.plan.with_values({suspect.name: suspect.off})
         builder.say(f"tune: {suspect.name} {text}")
     state.incumbent = builder.build(state.plan)
@@ -112,7 +112,7 @@ def _check_speed(builder: VariantBuilder, state: TunerState, name: str) -> None:
     text = f"{format_value(value)} {pair.format_spread()} against {format_value(off)} in steps of this job"
     builder.say(f"calibrate: {name} {text}, loss ok in {COMPARED_STEPS} steps")
     if pair.median < 1:
-        state.measurements[name] = Measurement(off, text, evidence.today())
+        state.measurements[name] = Measurement(off, text, evidence.format_date())
 
 
 def find_wrong_numbers(builder: VariantBuilder, plan: Plan, deadline: float = math.inf) -> str | None:

@@ -294,6 +294,6 @@ def train_trial(
 
     command = [sys.executable, "-m", "drivetrain", "train", child_process.path_word(source.spec), *options]
     # All trials would fit the same simple models.
-    environment = {show_plan.SHOWN: str(shown_plan), COPY_VARIABLE: str(source.copy), baseline_run.SWITCH: "off"}
+    environment = {show_plan.SHOWN_PLAN: str(shown_plan), COPY_VARIABLE: str(source.copy), baseline_run.SWITCH: "off"}
     code = child_process.child(command, environment, forward, wait=wait)
     return code, ended or look()

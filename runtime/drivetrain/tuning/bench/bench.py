@@ -26,7 +26,7 @@ from drivetrain.job import Job
 from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.plan import plan as plans
 from drivetrain.plan.plan import Plan, format_value
-from drivetrain.plan.plan_table import machine as machine_line
+from drivetrain.plan.plan_table import describe_machine
 from drivetrain.report.formatting import tick
 from drivetrain.system import signals
 from drivetrain.system.console import console, say, say_aside, say_json
@@ -120,7 +120,7 @@ def write_results(
             for step in ablation.steps
             if step.pair
         ]
-        picture_file.draw_ablation(bars, f"{job.name}: {machine_line(machine)}", folder / "bench.svg")
+        picture_file.draw_ablation(bars, f"{job.name}: {describe_machine(machine)}", folder / "bench.svg")
     except OSError as error:
         raise storage_error(folder, error) from None
 
@@ -132,7 +132,7 @@ def print_results(ablation: Ablation, plan: Plan, job: Job, machine: Hardware, f
         return
     screen = console()
     screen.print(Text(f"bench of {job.name} ({job.task})", style="bold"))
-    screen.print(f"  machine  {machine_line(machine)}")
+    screen.print(f"  machine  {describe_machine(machine)}")
     screen.print(ablation_table(ablation))
     compiled = any(_cells(step)["first step"] for step in ablation.steps)
     for text in (_LEGEND, _COMPILES) if compiled else (_LEGEND,):
@@ -188,7 +188,7 @@ def _list_results(ablation: Ablation, plan: Plan, job: Job, machine: Hardware, r
         "job": job.name,
         "command": bench_command(request),
         "date": datetime.now(UTC).date().isoformat(),
-        "machine": machine_line(machine),
+        "machine": describe_machine(machine),
         "cpu": machine.cpu.model,
         "torch": machine.torch.version if machine.torch else None,
         "rungs": [step.to_json() for step in ablation.steps],

@@ -84,7 +84,7 @@ class Session:
     def __post_init__(self) -> None:
         self.waited_before = _WaitCounters.now()
         self.calibration = Calibration(
-            key=calibration_file.key(self.machine), date=evidence.today(), seconds=0.0, waited=0.0, probes=()
+            key=calibration_file.key(self.machine), date=evidence.format_date(), seconds=0.0, waited=0.0, probes=()
         )
 
     def run(self, seconds: float, other_libraries: OtherProcesses, first: str = "") -> Calibration:

@@ -81,7 +81,7 @@ class MicroBatchSearch:
         result = describe_choice(sizes, speeds, value, self.job.train.batch, self._has_batch_norm)
         added_bytes = sizes.peak(sizes.largest) - sizes.base
         text = f"{format_bytes(added_bytes)} of additional memory"
-        result[ADDED_BYTES] = Measurement(added_bytes, text, evidence.today())
+        result[ADDED_BYTES] = Measurement(added_bytes, text, evidence.format_date())
         self.say(f"fit: micro_batch {format_value(value)}: {result['micro_batch'].text}")
         # A failure is not kept: more memory may be free the next time.
         if sizes.largest:
@@ -175,7 +175,7 @@ class MicroBatchSearch:
             self.job.checkpoint.every,
             *self.network.unfreezing.first,
         ]
-        return evidence.key(self.hardware, self.facts, train.batch, shapes, settings)
+        return evidence.make_key(self.hardware, self.facts, train.batch, shapes, settings)
 
     def _store(self, key: str, result: Mapping[str, Measurement]) -> None:
         try:
@@ -226,7 +226,7 @@ def describe_choice(
     sizes: SizeSearchResult, speeds: Mapping[int, float], value: Value, batch_size: int, has_batch_norm: bool
 ) -> dict[str, Measurement]:
     """The decisions with their numbers."""
-    today = evidence.today()
+    today = evidence.format_date()
     allowed = f"{format_bytes(sizes.ceiling)} available"
     if not sizes.largest:
         text = f"{sizes.describe_failure()}; this is the smallest possible"

@@ -44,7 +44,7 @@ def main() -> int:
             options.output,
             {
                 "batch_size": best,
-                "date": evidence.today(),
+                "date": evidence.format_date(),
                 "samples_per_second": speeds,
                 "text": describe(speeds, best, ceiling),
             },
