@@ -9,7 +9,7 @@ from pathlib import Path
 
 from drivetrain.cli import csv_option
 from drivetrain.errors import DataError, SpecError
-from drivetrain.job.draft import Draft, run_name
+from drivetrain.job.draft import Draft, make_run_name
 from drivetrain.system import installation
 from drivetrain.system.console import say
 from drivetrain.system.files import storage_error
@@ -26,7 +26,7 @@ def init(options: argparse.Namespace) -> int:
     from drivetrain.data.survey.look import look
     from drivetrain.data.survey.request import SurveyRequest
 
-    name = run_name(Path(os.path.abspath(options.data)).stem or "job")
+    name = make_run_name(Path(os.path.abspath(options.data)).stem or "job")
     output = options.output or Path(f"{name}.yaml")
     _check_free(output)
     draft = look(

@@ -89,7 +89,7 @@ def table(stream: BinaryIO, columns: Sequence[str], files: CsvFiles) -> Table:
         DataError: if there is nothing, a column is missing in the header, or the separator is not clear.
     """
     lines: Iterator[tuple[int, bytes]] = enumerate(stream, start=1)
-    skipped = list(islice(lines, int(files.declared.get("skip", 0))))
+    skipped = list(islice(lines, int(files.list_settings.get("skip", 0))))
     if _is_object(next((line for _, line in skipped if line.strip()), b"")):
         # JSON lines have no header with lines above it; a file of them is read from its first line, too.
         lines, skipped = chain(skipped, lines), []

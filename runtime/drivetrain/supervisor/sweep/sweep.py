@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from drivetrain.errors import NumericsError, OutOfMemory, SpecError, Stopped
 from drivetrain.job import Job
-from drivetrain.job.sweep import assignments as values_set
+from drivetrain.job.sweep import format_assignments
 from drivetrain.job.values import parse_duration
 from drivetrain.job_spec.spec_source import COPY_VARIABLE, SpecSource
 from drivetrain.plan import show_plan
@@ -125,7 +125,7 @@ class _Sweep:
         number, values = running.number, self.study.values(running)
         values_text = ", ".join(f"{key} {swept.format_value(value)}" for key, value in values.items())
         say(f"trial {number} ({number + 1} of {self.spec.trials}): {values_text}")
-        assignments = (*self.request.assignments, *values_set(values), f"name=trial{number}", *WITHOUT_SWEEP)
+        assignments = (*self.request.assignments, *format_assignments(values), f"name=trial{number}", *WITHOUT_SWEEP)
         try:
             job = replace(self.source, assignments=assignments).load()
             if size := batch_size.pin_measured_size(job, folders.trial_folders(self.place.path, number)):
