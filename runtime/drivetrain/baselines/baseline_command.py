@@ -47,7 +47,9 @@ def measure_baselines(request: BaselineRequest) -> int:
         outcomes[outcome.name] = outcome
         if isinstance(outcome, Baseline) and metric in outcome.metrics:
             value = format_metric(outcome.metrics[metric])
-            say_aside(f"baseline: {outcome.title()}: {metric} {value}, {outcome.rows:,} of {outcome.of:,} samples")
+            say_aside(
+                f"baseline: {outcome.format_title()}: {metric} {value}, {outcome.rows:,} of {outcome.of:,} samples"
+            )
     fitted = [outcome for outcome in outcomes.values() if isinstance(outcome, Baseline)]
     if request.json:
         say_json({"metric": metric, "baselines": [vars(row) for row in fitted]}, ascii_only=False)
@@ -66,7 +68,7 @@ def _show(rows: Sequence[Baseline], best: str) -> None:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 2), header_style="dim", show_edge=False)
     table.add_column("metric", no_wrap=True)
     for row in rows:
-        table.add_column(escape(row.title()), justify="right")
+        table.add_column(escape(row.format_title()), justify="right")
     for metric in rows[0].metrics:
         values = (format_metric(row.metrics[metric]) for row in rows)
         table.add_row(metric, *values, style="bold" if metric == best else "")

@@ -13,7 +13,7 @@ from drivetrain.hardware import device_check
 from drivetrain.inference import evaluation_folder, thread_limits
 from drivetrain.job.formatting import format_metric
 from drivetrain.job.job import SCALED_RMSE
-from drivetrain.report.confusion import HEADER, Confusion, LabelTable, confusions, label_tables
+from drivetrain.report.confusion import HEADER, Confusion, LabelTable, read_confusions, read_label_tables
 from drivetrain.system.console import console, say, say_aside, say_json
 from drivetrain.tracking.live import time_left
 
@@ -65,8 +65,8 @@ def judge(request: EvaluateRequest) -> int:
         source, over = "validation data of the run", "validation/"
     else:
         source, over, tally = str(request.data), "", _new(request, request.data, trained, device)
-    metrics, counts = tally.metrics(over), confusions(tally.confusion())
-    tables = label_tables(tally.confusion())
+    metrics, counts = tally.metrics(over), read_confusions(tally.confusion())
+    tables = read_label_tables(tally.confusion())
     if not request.as_json:
         _show(source, metrics, counts, tables)
     folder = request.output or evaluation_folder.choose(request.run, request.data)
@@ -248,7 +248,7 @@ def _show(
     if SCALED_RMSE in metrics:
         screen.print("  over all columns: mae and r2 are the means, rmse is the root of the mean of the squared errors")
     for confusion in counts:
-        for truth, guess, count, share in confusion.mistakes(5):
+        for truth, guess, count, share in confusion.list_mistakes(5):
             head = f"{confusion.head}: " if confusion.head else ""
             screen.print(f"  {head}{truth} predicted as {guess}: {count:,} of {round(count / share):,} ({share:.1%})")
     for labels in tables:
@@ -256,6 +256,6 @@ def _show(
         for name in HEADER:
             rendered.add_column(name, justify="left" if name == HEADER[0] else "right")
         for row in labels.rows:
-            rendered.add_row(*map(escape, row.cells()))
+            rendered.add_row(*map(escape, row.format_cells()))
         screen.print(f"labels{f' of {labels.head}' if labels.head else ''}, predicted from a probability of 0.5")
         screen.print(rendered)

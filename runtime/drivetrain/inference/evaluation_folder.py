@@ -72,7 +72,7 @@ def _labels(table: LabelTable, path: Path) -> None:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(HEADER)
         for row in table.rows:
-            shares = [cell.replace("-", "") for cell in row.cells()[3:]]
+            shares = [cell.replace("-", "") for cell in row.format_cells()[3:]]
             writer.writerow(printable.escape_row([row.name, row.true, row.guessed, *shares]))
 
 

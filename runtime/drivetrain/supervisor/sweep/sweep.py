@@ -24,7 +24,7 @@ from drivetrain.job.values import parse_duration
 from drivetrain.job_spec.spec_source import COPY_VARIABLE, SpecSource
 from drivetrain.plan import show_plan
 from drivetrain.report import swept
-from drivetrain.report.summary import exit_meaning
+from drivetrain.report.summary import describe_exit
 from drivetrain.supervisor import baseline_run, run_folder
 from drivetrain.supervisor.sweep import folder as folders
 from drivetrain.supervisor.sweep.study import check_installed
@@ -151,7 +151,7 @@ class _Sweep:
         if ended:
             return self._record_pruned(number)
         if code in TRIAL_FAILURES and not forward.sent:
-            return self._record_failed(number, f"exit code {code}: {exit_meaning(code)}")
+            return self._record_failed(number, f"exit code {code}: {describe_exit(code)}")
         return code or self._complete(number)
 
     def _was_ended(self, number: int, job: Job, note: Note) -> bool:
@@ -215,7 +215,7 @@ class _Sweep:
 
     def _end(self) -> int:
         result = self._report()
-        say(result.words())
+        say(result.describe())
         say(f"sweep: {self.place.path}/sweep.html")
         return 0 if result.best else 1
 

@@ -27,7 +27,7 @@ from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.plan import plan as plans
 from drivetrain.plan.plan import Plan, format_value
 from drivetrain.plan.plan_table import describe_machine
-from drivetrain.report.formatting import tick
+from drivetrain.report.formatting import format_tick
 from drivetrain.system import signals
 from drivetrain.system.console import console, say, say_aside, say_json
 from drivetrain.system.files import storage_error, write_json
@@ -172,7 +172,7 @@ def _cells(step: AblationStep) -> dict[str, str]:
         "" if step.samples_per_second is None else format_ratio(step.samples_per_second),
         "" if step.step_seconds is None else format_ratio(step.step_seconds * 1000),
         "" if step.peak is None else format_bytes(step.peak),
-        "" if step.loss_off is None else tick(float(f"{step.loss_off:.1e}")),
+        "" if step.loss_off is None else format_tick(float(f"{step.loss_off:.1e}")),
         "" if first is None or first < MIN_SHOWN_COMPILE_SECONDS else f"+{first:.0f} s",
     ]
     return dict(zip(_TITLES, texts, strict=True))
