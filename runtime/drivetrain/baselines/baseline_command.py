@@ -32,7 +32,7 @@ def measure_baselines(request: BaselineRequest) -> int:
     """
     if not request.seconds > 0:  # a NaN is not, either
         raise SpecError(f"--seconds {request.seconds:g}", "more than 0, or inf", "leave it out for 60")
-    thread_limits.limit()
+    thread_limits.limit_threads()
     from drivetrain.baselines.measure import measure
     from drivetrain.data.class_balance import choose_best_metric
     from drivetrain.data.load_data import add_test, load

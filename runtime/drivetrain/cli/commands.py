@@ -122,7 +122,7 @@ def launch(options: argparse.Namespace) -> int:
             spec=options.job,
             assignments=tuple(options.set),
             device=options.device,
-            flags=contained.flags(options),
+            flags=contained.list_flags(options),
             extend=options.extend,
             network=options.network,
             image=options.image,
@@ -230,7 +230,7 @@ def evaluate(options: argparse.Namespace) -> int:
     """Evaluate a trained model."""
     from drivetrain.inference import evaluate as evaluating
 
-    return evaluating.judge(
+    return evaluating.evaluate(
         evaluating.EvaluateRequest(
             run=options.run,
             data=options.data,
@@ -321,9 +321,9 @@ def schema(options: argparse.Namespace) -> int:
 def completion(options: argparse.Namespace) -> int:
     """Print the completion of a shell."""
     from drivetrain.cli import arguments
-    from drivetrain.cli.completion import script
+    from drivetrain.cli.completion import make_script
 
-    print(script(options.shell, arguments.parser()), end="")
+    print(make_script(options.shell, arguments.make_parser()), end="")
     return 0
 
 

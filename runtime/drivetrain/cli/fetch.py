@@ -48,41 +48,41 @@ def fetch(options: argparse.Namespace) -> int:
 
     job = job_spec.load(options.job, options.set, locate=locate)
     for data in fetched_data:
-        _tell_data(data)
+        _print_data(data)
     for copy in copies:
-        _tell_copy(copy)
+        _print_copy(copy)
     if (name := hub_name.find_hub_weights(job)) is not None:
-        _network(job, name, update=options.update)
+        _fetch_network(job, name, update=options.update)
     elif not fetched_data and not copies:
         say(f"{options.job}: the job needs nothing from the Hugging Face hub, a store or the web")
     return 0
 
 
-def _tell_copy(copy: StoredCopy) -> None:
+def _print_copy(copy: StoredCopy) -> None:
     state = copy.note or ("downloaded" if copy.downloaded else "everything is there, and has not changed")
     say(f"{copy.address}: {copy.files:,} file{'s' * (copy.files != 1)}, {format_bytes(copy.bytes)}: {state}")
     say(f"in {copy.path}")
 
 
-def _tell_data(data: HubData) -> None:
-    _tell(data.name, [(file, "") for file in data.files], new=bool(data.new), note=data.note)
+def _print_data(data: HubData) -> None:
+    _print_files(data.name, [(file, "") for file in data.files], new=bool(data.new), note=data.note)
     say(f"commit {data.commit}")
     say(f"in {data.folder}")
 
 
-def _network(job: Job, name: str, *, update: bool) -> None:
+def _fetch_network(job: Job, name: str, *, update: bool) -> None:
     from drivetrain.pretrained import folder
 
     fetched = folder.fetch(job, name, update=update)
     snapshot = fetched.snapshot
     origin = f", made of {snapshot.converted}" if snapshot.converted else ""
     files = [(file, origin if file.name == "model.safetensors" else "") for file in snapshot.files]
-    _tell(name, files, new=bool(fetched.new), note=fetched.note)
+    _print_files(name, files, new=bool(fetched.new), note=fetched.note)
     say(f"revision {fetched.revision}: commit {snapshot.commit}")
     say(f"in {snapshot.folder}")
 
 
-def _tell(name: str, files: Sequence[tuple[HubFile, str]], *, new: bool, note: str) -> None:
+def _print_files(name: str, files: Sequence[tuple[HubFile, str]], *, new: bool, note: str) -> None:
     size = f"{len(files)} files, {sum(file.size for file, _ in files) / 1e6:,.1f} MB"
     if new:
         say(f"{name}: fetched {size}, each compared with its hash")
