@@ -23,7 +23,7 @@ VALUES = (
     Row("data: {train: data}\ncheckpoint: {notice: http://169.254.169.254/latest/user-data}", "4:14",
         "checkpoint.notice: is 'http://169.254.169.254/latest/user-data'",
         "a URL where a cloud gives notice, such as http://169.254.169.254/latest/meta-data/spot/instance-action "
-        "(docs/reliability.md), or one of this machine itself, such as http://127.0.0.1:8000/notice", "change the value"),
+        "(docs/failures.md), or one of this machine itself, such as http://127.0.0.1:8000/notice", "change the value"),
     Row("data: data", "3:1", "data: is 'data'",
         "a mapping", "change the value"),
     Row("data: {train: 3}", "3:8", "data.train: is 3",
@@ -253,4 +253,6 @@ VALUES = (
         "a number >= 1", "change the value"),
     Row("checkpoint: {best: 3}", "4:14", "checkpoint.best: is 3",
         "text", 'write it in quotes: "3"'),
+    Row("name: t\ntask: tabular-classification\ndata: {train: a.csv, target: y}\nmodel: {name: mlp, bins: 1}", "4:20",
+        "model.bins: is 1", "0 for numbers as they are, or from 2 on", "use 0 or 32"),
 )

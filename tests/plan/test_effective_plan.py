@@ -93,7 +93,7 @@ def test_the_effective_plan_has_what_a_checkpoint_learned(folder: Path) -> None:
     for step, left in ((9, 8), (10, 2)):
         (folder / "checkpoints" / f"step-{step}").mkdir(parents=True)
         write_json(folder / "checkpoints" / f"step-{step}" / "state.json", {"micro_batch": left})
-    known = row(effective_plan.load_effective_plan(folder), "micro_batch")
+    known = row(effective_plan.load_plan(folder), "micro_batch")
     assert (known.value, known.source) == (2, "memory")
     assert known.reason == "out of memory with a micro-batch above 2"
     assert read_json(folder / "plan.json")["seen"] == {}

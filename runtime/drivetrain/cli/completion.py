@@ -55,7 +55,9 @@ _COMPLETE = "complete -o filenames -F _drivetrain drivetrain\n"
 def make_script(shell: str, parser: argparse.ArgumentParser) -> str:
     """The completion of a shell."""
     commands = list_commands(parser)
-    positionals = {name: [one for one in command._actions if not one.option_strings] for name, command in commands.items()}
+    positionals = {
+        name: [one for one in command._actions if not one.option_strings] for name, command in commands.items()
+    }
     takes_runs = [name for name, actions in positionals.items() if any(map(_is_run, actions))]
     body = _BASH.format(
         commands="\n".join((*commands, "--help", "--version")),

@@ -18,7 +18,7 @@ from drivetrain.job.limits import Limits
 from drivetrain.job.store_address import StoreAddress
 from drivetrain.job.sweep import Parameter, Sweep
 from drivetrain.job.track import Track
-from drivetrain.job.train import Train
+from drivetrain.job.train import Plateau, Train
 from drivetrain.job.values import (
     Count,
     Duration,
@@ -34,7 +34,9 @@ Setting = bool | int | float | str
 LABEL_METRICS = ("loss", "accuracy", "f1", "micro_f1", "map")
 """Metrics of labels that can be true together: accuracy is the share with all labels right, f1 the mean over the labels."""
 CLASS_METRICS = ("loss", "accuracy", "f1", "balanced_accuracy", "log_loss", "brier", "ece")
-"""Metrics of exclusive classes. Two classes have `auc` and `average_precision`, too, which only the data can say."""
+"""Metrics of exclusive classes."""
+RANKING_METRICS = ("auc", "average_precision")
+"""Metrics of two exclusive classes, which only the data can say to be two."""
 SCALED_RMSE = "scaled_rmse"
 """RMSE of several columns of numbers, each divided by its standard deviation, so that no unit dominates."""
 FOLDERS = ("transformers", "run")
@@ -48,18 +50,18 @@ class Checkpoint(Spec):
     keep: Count = Field(2, description="how many of the newest checkpoints to keep, besides the best")
     best: str | None = Field(
         None,
-        description="metric of the best checkpoint, which is kept; by task if absent; of equal values the one with the "
-        "lower validation loss is better",
+        description="metric of the best checkpoint, which is kept; by task if absent; of equal values that with the lower "
+        "validation loss",
     )
     notice: NoticeUrl | None = Field(
         None,
-        description="a URL of the cloud, or of this machine, polled every 5 s for a preemption notice; the run then stops "
-        "with exit code 75",
+        description="a URL of the cloud, or of this machine, polled every 5 s for a preemption notice, on which the run stops with"
+        " exit code 75",
     )
     copy_to: StoreAddress | None = Field(
         None,
-        description="a folder in an object store, s3://BUCKET/PATH, gs:// or az://, that gets a copy of each checkpoint and "
-        "of the run; from there the same command resumes on another machine. Credentials come from the environment",
+        description="a folder in an object store, s3://BUCKET/PATH, gs:// or az://, for a copy of each checkpoint and of the run, "
+        "from which the same command resumes on another machine; credentials come from the environment",
     )
 
 
@@ -87,8 +89,8 @@ class Job(Spec):
 
     baselines: Literal["auto", "full", "off"] = Field(
         "auto",
-        description="simple models fitted to the same data after the training: a constant answer, a linear model, boosted "
-        "trees. auto: within a tenth of the training time, but 15 to 60 s; full: as long as it takes, with all samples; off: none",
+        description="simple models fitted to the same data after the training: a constant answer, a linear model, boosted trees. "
+        "auto: within a tenth of the training time, but 15 to 60 s; full: all samples, however long; off: none",
     )
     track: Track | None = Field(None, description="a tracking server that gets a copy of the run's metrics and report")
     environment: tuple[VariableName, ...] = Field(
@@ -158,11 +160,21 @@ class Job(Spec):
         names = ["validation/loss"]
         for head in self.heads():
             start = f"validation/{head}/" if head else "validation/"
-            names += [start + metric for metric in self.scores() if start + metric not in names]
+            ranking_metrics = RANKING_METRICS if "balanced_accuracy" in self.scores() else ()
+            names += [start + metric for metric in (*self.scores(), *ranking_metrics) if start + metric not in names]
         if len(columns := self.number_columns()) > 1:
             scores = [metric for metric in self.METRICS if metric != "loss"]
             names += [f"validation/{column}/{metric}" for column in columns for metric in scores]
         return names
+
+    def watched_metrics(self) -> dict[tuple[str, ...], str | None]:
+        """The metric at each key that names one for a decision; None where the key is absent."""
+        stopping, schedule = self.train.early_stopping, self.train.schedule
+        return {
+            ("checkpoint", "best"): self.checkpoint.best,
+            ("train", "schedule", "metric"): schedule.metric if isinstance(schedule, Plateau) else None,
+            ("train", "early_stopping", "metric"): stopping.metric if stopping else None,
+        }
 
     def best(self) -> str:
         """The metric that selects the best checkpoint."""

@@ -10,15 +10,7 @@ from typing import TYPE_CHECKING
 
 from drivetrain.distributed import world
 from drivetrain.job.train import Sgd
-from drivetrain.optimizations import (
-    AssembledRun,
-    Choice,
-    Effect,
-    Stage,
-    Value,
-    gradient_checkpointing,
-    pick_requested,
-)
+from drivetrain.optimizations import AssembledRun, Choice, Effect, Stage, Value, gradient_checkpointing, pick_requested
 from drivetrain.system.units import format_bytes
 
 if TYPE_CHECKING:

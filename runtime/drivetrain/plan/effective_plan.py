@@ -57,7 +57,7 @@ class PlanRequest:
         return f"with another, in which {name} is {self.plan.get(name)}, not {before.plan.get(name)}"
 
 
-def load_effective_plan(run: Path) -> Plan:
+def load_plan(run: Path) -> Plan:
     """The plan in a run folder.
 
     Raises:

@@ -299,7 +299,7 @@ def _assemble(call: TrainCall, machine: Hardware, folder: RunFolder, dataset: Da
     facts = inspection.inspect_workload(dataset, network.module)
     clock = PhaseTimer()
     plan_path = folder.path / PLAN_FILE
-    stored = effective_plan.load_effective_plan(folder.path) if folder.resumes and plan_path.exists() else None
+    stored = effective_plan.load_plan(folder.path) if folder.resumes and plan_path.exists() else None
     # A resumed run keeps its plan, whatever was calibrated meanwhile.
     machine = machine if stored else calibration_file.attach(machine)
     plan = plans.resolve(job, machine, facts, replay=stored.values() if stored else {})

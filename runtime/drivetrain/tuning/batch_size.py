@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -73,7 +73,7 @@ def measure_once(
         plan = plans.resolve(job, machine, plain=plain)
         say("batch_size: measured, since train.batch_size is auto")
         with tempfile.TemporaryDirectory(prefix="batch-") as scratch:
-            source_with_size = replace(source, batch_size=MIN_SIZE)
+            source_with_size = replace(source, measured={"batch_size": MIN_SIZE})
             module = "drivetrain.tuning.processes.batch_size"
             code = measuring_child.measure(module, Path(scratch), source_with_size, plan, machine, [str(path)])
         signals.stop_early()
@@ -85,20 +85,6 @@ def measure_once(
             "batch_size", f"{measurement['text']}. {describe_learning_rate(job, measurement['batch_size'])}"
         )
     return 0, int(measurement["batch_size"])
-
-
-def pin_measured_size(job: Job, runs: Iterable[Path]) -> tuple[str, ...]:
-    """The assignment with which a run has the batch size that the first of the others has measured; none if the job gives a
-    number, or nothing was measured.
-
-    Args:
-        job: with which the run would be trained.
-        runs: folders of other runs of the same command.
-    """
-    if job.train.batch_size != "auto":
-        return ()
-    measurement = next(filter(None, (read_json(run / FILE) for run in runs)), None)
-    return (f"train.batch_size={measurement['batch_size']}",) if measurement else ()
 
 
 def find_largest_size(samples: int) -> int:

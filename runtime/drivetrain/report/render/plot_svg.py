@@ -182,6 +182,9 @@ def draw_scatter(plot: Scatter, name: str) -> str:
     axes = Plot(x, fit_axis((y for _, y in all_points), 0.08, logarithmic=plot.log_y))
     around = [axes.draw_rows(axes.y.choose_ticks(6 if plot.log_y else 5)), _draw_columns(axes, plot, names)]
     inside = [axes.draw_line(plot.steps, "stroke: var(--line-3); stroke-width: 1.4", stairs=True)] if plot.steps else []
+    if plot.has_diagonal:
+        ends = [max(axes.x.low, axes.y.low), min(axes.x.high, axes.y.high)]
+        inside.append(axes.draw_line([(end, end) for end in ends], _LIMIT))
     for kind, tone in plot.kinds:
         points = [point for dot, point in zip(plot.dots, positions, strict=True) if dot.kind == kind]
         fill = "none" if tone is Tone.QUIET else _TONE_COLORS[tone]
