@@ -16,7 +16,7 @@ from pyarrow import parquet
 
 from drivetrain.cli import main
 from drivetrain.data.sample_data import write as sample_data
-from drivetrain.job.draft import format_list, format_scalar, make_run_name
+from drivetrain.job.draft import make_run_name, quote, quote_all
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.job_spec.yaml_file import parse
 from drivetrain.system import installation
@@ -195,7 +195,7 @@ def test_names_and_texts_in_yaml() -> None:
         "../data/x",
         ".",
     ):
-        assert parse(f"k: {format_scalar(text)}\nl: {format_list([text, 'x'])}", "x").data == {
+        assert parse(f"k: {quote(text)}\nl: {quote_all([text, 'x'])}", "x").data == {
             "k": text,
             "l": [text, "x"],
         }

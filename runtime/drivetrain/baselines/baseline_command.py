@@ -46,10 +46,8 @@ def measure_baselines(request: BaselineRequest) -> int:
     for outcome in measure(job, dataset, request.seconds):
         outcomes[outcome.name] = outcome
         if isinstance(outcome, Baseline) and metric in outcome.metrics:
-            value = format_metric(outcome.metrics[metric])
-            say_aside(
-                f"baseline: {outcome.format_title()}: {metric} {value}, {outcome.rows:,} of {outcome.of:,} samples"
-            )
+            result = f"{outcome.format_title()}: {metric} {format_metric(outcome.metrics[metric])}"
+            say_aside(f"baseline: {result}, {outcome.rows:,} of {outcome.of:,} samples")
     fitted = [outcome for outcome in outcomes.values() if isinstance(outcome, Baseline)]
     if request.json:
         say_json({"metric": metric, "baselines": [vars(row) for row in fitted]}, ascii_only=False)

@@ -50,7 +50,7 @@ class Draft:
         """The YAML file, starting with `heading` as comments."""
         remarks = [f"Found: {line}" for line in self.found] + [f"Choice: {line}" for line in self.choices]
         lines = [f"# {printable(line, MAX_COMMENT_CHARACTERS)}" for line in (*heading, *remarks)]
-        lines += _format_lines([Entry("name", format_scalar(name)), Entry("task", self.task, self.reason)])
+        lines += _format_lines([Entry("name", quote(name)), Entry("task", self.task, self.reason)])
         lines += ["data:", *_format_lines(self.data, "  ")]
         lines += _format_lines([self.model] if self.model else [])
         lines += ["train:", *_format_lines(self.train, "  ")]
@@ -58,16 +58,16 @@ class Draft:
         return "\n".join(lines) + "\n"
 
 
-def format_scalar(text: str) -> str:
+def quote(text: str) -> str:
     """Text as a YAML scalar on one line, quoted if needed."""
     if _PLAIN_SCALAR.fullmatch(text) and text.isprintable() and text.lower() not in _RESERVED_WORDS:
         return text
     return str(yaml.safe_dump(text, default_style='"', allow_unicode=True, width=1 << 30)).strip()
 
 
-def format_list(texts: Iterable[str]) -> str:
+def quote_all(texts: Iterable[str]) -> str:
     """Texts as a YAML list on one line."""
-    return f"[{', '.join(map(format_scalar, texts))}]"
+    return f"[{', '.join(map(quote, texts))}]"
 
 
 def make_run_name(text: str) -> str:

@@ -110,10 +110,6 @@ class Comparison:
             )
         if lead < -self.compute_uncertainty():
             return (
-                f"the network is better than the best simple model that was fitted ({title}), by {format_metric(lead)}"
-            )
-        if lead < -self.compute_uncertainty():
-            return (
                 f"the {title} {_choose_verb(best)} better, by {format_metric(-lead)}: use {_choose_pronoun(best)} "
                 f"({LIBRARY_NAMES.get(best.name, best.name)} of scikit-learn), or another network or learning rate (`drivetrain find-lr`)"
             )

@@ -266,7 +266,7 @@ def draw_matrix(confusion: Confusion) -> tuple[str, int]:
     count = len(confusion.classes)
     cell = _choose_cell_size(count)
     size = min(11.0, max(8.0, cell))
-    names = [shorten(draw_text, 18) for draw_text in confusion.classes]
+    names = [shorten(name, 18) for name in confusion.classes]
     longest = max(map(len, names)) * size * _LETTER_WIDTH
     upright = longest > cell
     margin_left = 30 + longest
