@@ -57,7 +57,7 @@ def trainer(arguments: list[str]) -> int:
     from drivetrain.tuning import tuner
 
     preemption.POLL_SECONDS = 0.05
-    tuner.FULL, tuner.COMPILING = 2.0, 10**9
+    tuner.MIN_FULL_SECONDS, tuner.MIN_COMPILE_SECONDS = 2.0, 10**9
     sys.argv[:] = ["trainer", *arguments]
     fault = os.environ.get("FAULT", "")
     if fault == LAST_STEPS:

@@ -24,10 +24,10 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_name_without_runs(runs: Path) -> None:
-    given = arguments.parser().parse_args(["report", "clip-001"])
+    given = arguments.make_parser().parse_args(["report", "clip-001"])
     assert given.run == Path("runs/clip-001")
-    assert arguments.parser().parse_args(["report", "runs/clip-001"]).run == Path("runs/clip-001")
-    assert arguments.parser().parse_args(["compare", "clip-001", "other"]).runs == [
+    assert arguments.make_parser().parse_args(["report", "runs/clip-001"]).run == Path("runs/clip-001")
+    assert arguments.make_parser().parse_args(["compare", "clip-001", "other"]).runs == [
         Path("runs/clip-001"),
         Path("other"),
     ]

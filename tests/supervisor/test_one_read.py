@@ -96,7 +96,7 @@ def test_a_child_that_measures_gets_what_its_command_has_read(
     spec: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    source = MemoryRequest(spec, output=tmp_path / "out").begin()[-1]
+    source = MemoryRequest(spec, output=tmp_path / "out").load()[-1]
     edit(spec)
     assert job_of(child([str(spec), *source.options()])) == AS_STARTED
 

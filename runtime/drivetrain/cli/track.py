@@ -25,7 +25,7 @@ def track(options: argparse.Namespace) -> int:
         TrackerError: if the server cannot be reached, or refuses.
     """
     run = named_run.existing(options.run)
-    target = _requested_server(options) or read_stored_track(run)
+    target = _choose_server(options) or read_stored_track(run)
     if target is None:
         raise SpecError(
             f"{run}: its job file has no `track:`",
@@ -55,7 +55,7 @@ def _send(copy: RunTracker) -> None:
                 raise
 
 
-def _requested_server(options: argparse.Namespace) -> Track | None:
+def _choose_server(options: argparse.Namespace) -> Track | None:
     """The server of the command line."""
     if options.mlflow is None:
         return None

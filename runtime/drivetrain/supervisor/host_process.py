@@ -136,7 +136,7 @@ def keep_process_settings(plan: Plan, hardware: Hardware) -> Plan:
         environment = optimization.environment(hardware, row.value)
         if optimization.stage is not Stage.PROCESS:
             os.environ.update(library_variables.merge_variables(os.environ, environment))
-        elif optimization.preloaded and environment and (now := optimization.preloaded()) != row.value:
+        elif optimization.read_preloaded and environment and (now := optimization.read_preloaded()) != row.value:
             reason = f"{format_value(row.value)} must be set before the process starts, which `drivetrain train` does"
             effect = str(Effect.EXACT) if now == optimization.off else row.effect
             rows.append(replace(row.learn(now, "process", reason), effect=effect))

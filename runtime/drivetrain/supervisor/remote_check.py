@@ -32,7 +32,7 @@ def check(job: Job, say: Callable[[str], None]) -> list[DrivetrainError]:
     """
     wrong = list[DrivetrainError]()
     uses: list[tuple[tuple[str, ...], str, Callable[[RemoteAddress, str], str]]] = [
-        (key, text, _look(job, key)) for key, text in remote_data.remote_paths(job)
+        (key, text, _look(job, key)) for key, text in remote_data.list_remote_paths(job)
     ]
     if job.checkpoint.copy_to:
         uses.append((("checkpoint", "copy_to"), job.checkpoint.copy_to, _write))

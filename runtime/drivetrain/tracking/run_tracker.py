@@ -83,7 +83,7 @@ def read_stored_track(run: Path) -> Track | None:
         track = Track.model_validate(spec) if spec else None
     except ValidationError:
         return None
-    return None if track is None or track.wrong() else track
+    return None if track is None or track.find_contradiction() else track
 
 
 class RunTracker:

@@ -37,8 +37,8 @@ def filled(outputs: dict[str, int]) -> WordBag:
 def test_outputs_are_sums_over_tokens_and_pairs() -> None:
     bag = filled({"": 3})
     rows = IDS[0, :4]
-    pair_rows = (rows[:-1] * 1_000_003 + rows[1:] * 7_919) % len(bag.pairs[0].weight)  # type: ignore[arg-type]
-    total = bag.words[0].weight[rows].sum(0) + bag.pairs[0].weight[pair_rows].sum(0)  # type: ignore[index]
+    pair_rows = (rows[:-1] * 1_000_003 + rows[1:] * 7_919) % len(bag.pairs[0].weight)
+    total = bag.words[0].weight[rows].sum(0) + bag.pairs[0].weight[pair_rows].sum(0)
     torch.testing.assert_close(bag(IDS, MASK)[0], bag.biases[0] + SHARPNESS * total / 7**0.5)
 
 

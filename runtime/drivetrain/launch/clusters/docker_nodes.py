@@ -10,7 +10,7 @@ from pathlib import Path
 from drivetrain.distributed.placement import parse_meet
 from drivetrain.errors import SpecError
 from drivetrain.job import dot_key
-from drivetrain.job.remote_data import remote_paths
+from drivetrain.job.remote_data import list_remote_paths
 from drivetrain.job.values import parse_duration
 from drivetrain.launch import run_secrets
 from drivetrain.launch.clusters import grace_period, mounted_files, store_access
@@ -192,7 +192,7 @@ def check(work: ClusterJob, settings: NodesSite, named: str) -> list[str]:
         )
     lines += [
         f"{dot_key(key)}: {text} is fetched into memory, below limits.memory, unless nodes.mounts has a folder for {CACHE}"
-        for key, text in remote_paths(work.job)
+        for key, text in list_remote_paths(work.job)
         if CACHE not in settings.mounts
     ]
     return [*lines, grace_period.check(work.job, work.folder / "runs", settings.grace, f"{named}: nodes")]

@@ -9,7 +9,7 @@ from drivetrain.errors import Problem, SpecError
 from drivetrain.job import custom as custom_job
 from drivetrain.job import dot_key
 from drivetrain.job.hub_address import is_on_hub
-from drivetrain.job.remote_data import local_paths
+from drivetrain.job.remote_data import list_local_paths
 from drivetrain.launch.clusters.cluster_job import ClusterJob
 from drivetrain.storage.remote_address import is_remote
 
@@ -40,7 +40,7 @@ def check(work: ClusterJob, runs: str, volumes: Sequence[str], where: str) -> No
 def _list_paths(work: ClusterJob) -> Iterator[tuple[str, str, str]]:
     """The paths of the job: place, key, path."""
     job = work.job
-    for key, text in (*local_paths(job), *(named for named in job.model_paths() if not is_remote(named[1]))):
+    for key, text in (*list_local_paths(job), *(named for named in job.model_paths() if not is_remote(named[1]))):
         network = key[-1] in ("name", "pretrained") and not text.startswith(("/", ".", "~"))
         if not is_on_hub(text) and not network:
             yield job.document.place(key), dot_key(key), text

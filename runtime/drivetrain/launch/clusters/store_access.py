@@ -13,7 +13,7 @@ from drivetrain.storage import store_variables
 
 def names(work: ClusterJob, environ: Mapping[str, str] = os.environ) -> list[str]:
     """The variables of the job's stores that are set here."""
-    return [name for scheme in remote_data.schemes(work.job) for name in store_variables.read_known(scheme, environ)]
+    return [name for one in remote_data.list_schemes(work.job) for name in store_variables.read_known(one, environ)]
 
 
 def lacking(work: ClusterJob, variables: Iterable[str]) -> list[str]:
@@ -21,7 +21,7 @@ def lacking(work: ClusterJob, variables: Iterable[str]) -> list[str]:
     names = tuple(variables)
     return [
         scheme
-        for scheme in remote_data.schemes(work.job)
+        for scheme in remote_data.list_schemes(work.job)
         if scheme in store_variables.PREFIXES
         and not any(name.startswith(store_variables.PREFIXES[scheme]) for name in names)
     ]

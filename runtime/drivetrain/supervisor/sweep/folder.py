@@ -16,7 +16,7 @@ from drivetrain.errors import CheckpointError, DrivetrainError, SpecError
 from drivetrain.job import Job, lower_is_better
 from drivetrain.job.custom import list_user_functions
 from drivetrain.job.hub_address import is_on_hub
-from drivetrain.job.sweep import assignments as values_set
+from drivetrain.job.sweep import format_assignments
 from drivetrain.job_spec.load_job import load
 from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.job_spec.yaml_file import dump, parse, put_value
@@ -167,7 +167,7 @@ def write_result(
     trials = tuple(_trial(sweep_folder, trial) for trial in sweep_folder.study.finished())
     result = SweepResult(job.name, metric, lower_is_better(metric), job.parameters, trials, job.sweep.trials)
     if best := result.best:
-        changes = [*assignments, *values_set(best.values)]
+        changes = [*assignments, *format_assignments(best.values)]
         best_job = replace(source, assignments=[*changes, "sweep=null"]).load()
         # What a trial has measured is written down, so that the best one is trained again as it was.
         changes += run_length.pin_measured(best_job, trial_folders(sweep_folder.path, len(trials)))

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING
 
 from drivetrain.errors import NumericsError, OutOfMemory, SpecError, Stopped
 from drivetrain.job import Job
-from drivetrain.job.sweep import assignments as values_set
+from drivetrain.job.sweep import format_assignments
 from drivetrain.job.values import parse_duration
 from drivetrain.job_spec.spec_source import COPY_VARIABLE, SpecSource
 from drivetrain.plan import show_plan
 from drivetrain.report import swept
-from drivetrain.report.summary import exit_meaning
+from drivetrain.report.summary import describe_exit
 from drivetrain.supervisor import baseline_run, run_folder
 from drivetrain.supervisor.sweep import folder as folders
 from drivetrain.supervisor.sweep.study import check_installed
@@ -125,7 +125,7 @@ class _Sweep:
         number, values = running.number, self.study.values(running)
         values_text = ", ".join(f"{key} {swept.format_value(value)}" for key, value in values.items())
         say(f"trial {number} ({number + 1} of {self.spec.trials}): {values_text}")
-        assignments = (*self.request.assignments, *values_set(values), f"name=trial{number}", *WITHOUT_SWEEP)
+        assignments = (*self.request.assignments, *format_assignments(values), f"name=trial{number}", *WITHOUT_SWEEP)
         try:
             job = replace(self.source, assignments=assignments).load()
             if size := run_length.pin_measured(job, folders.trial_folders(self.place.path, number)):
@@ -151,7 +151,7 @@ class _Sweep:
         if ended:
             return self._record_pruned(number)
         if code in TRIAL_FAILURES and not forward.sent:
-            return self._record_failed(number, f"exit code {code}: {exit_meaning(code)}")
+            return self._record_failed(number, f"exit code {code}: {describe_exit(code)}")
         return code or self._complete(number)
 
     def _was_ended(self, number: int, job: Job, note: Note) -> bool:
@@ -215,7 +215,7 @@ class _Sweep:
 
     def _end(self) -> int:
         result = self._report()
-        say(result.words())
+        say(result.describe())
         say(f"sweep: {self.place.path}/sweep.html")
         return 0 if result.best else 1
 
@@ -294,6 +294,6 @@ def train_trial(
 
     command = [sys.executable, "-m", "drivetrain", "train", child_process.path_word(source.spec), *options]
     # All trials would fit the same simple models.
-    environment = {show_plan.SHOWN: str(shown_plan), COPY_VARIABLE: str(source.copy), baseline_run.SWITCH: "off"}
+    environment = {show_plan.SHOWN_PLAN: str(shown_plan), COPY_VARIABLE: str(source.copy), baseline_run.SWITCH: "off"}
     code = child_process.child(command, environment, forward, wait=wait)
     return code, ended or look()
