@@ -174,3 +174,11 @@ def test_a_folder_that_is_gone_removes_nothing(proxy: FaultyStore, run: Path) ->
     run.rename(run.with_name("away"))
     copy_of("nothing", run, 1).send()
     assert tags("nothing") == before
+
+
+def test_the_copy_of_a_refused_run_is_removed(proxy: FaultyStore, run: Path) -> None:
+    ours = runs_at(run.parent, "refused")
+    ours.begin(run)
+    shutil.rmtree(run)
+    assert ours.finish(run, 4) == 4
+    assert opened("refused").objects() == []

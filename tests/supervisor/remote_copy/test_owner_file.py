@@ -241,7 +241,7 @@ def test_a_copy_of_an_earlier_version_goes_on(
         return
     file = owned(place, folder)
     assert ("was written by process 7 on a-host" in capsys.readouterr().out) == (where == "empty disk")
-    assert not opened(place).exists("writer.json")
+    assert opened(place).find("writer.json") is None
     assert there(opened(place)) == ["best-10", "step-10"]
     if where == "empty disk":
         fetched(place, folder)
@@ -253,7 +253,7 @@ def test_a_copy_of_an_earlier_version_goes_on(
     assert object_of(place, "best-10", MANIFEST) == f"checkpoints/best-10/{MANIFEST}"
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff", b"[]", b'{"checkpoints": {"step-1": {"folder": "../x"}}}'])
+@pytest.mark.parametrize("content", [b"", b"\xff", b"[]", b'{"checkpoints": {"../step-1": {"folder": "../step-1"}}}'])
 def test_a_damaged_owner_file_is_reported(proxy: FaultyStore, run: Path, content: bytes) -> None:
     place = f"damaged-file-{len(content)}"
     checkpoint(run, "step-10")

@@ -13,7 +13,7 @@ from drivetrain.errors import CheckpointError
 from drivetrain.storage.store_errors import RemoteError
 from drivetrain.supervisor.remote_copy.fetch_run import fetch_run
 from drivetrain.supervisor.remote_copy.owner_file import LostOwnership, OwnerFile
-from drivetrain.supervisor.remote_copy.run_copy import RunCopy, discard
+from drivetrain.supervisor.remote_copy.run_copy import RunCopy
 from drivetrain.training.checkpoints.manifest import verify
 from tests.object_store import Fault, FaultyStore
 from tests.supervisor.remote_copy.fake_run import (
@@ -217,12 +217,6 @@ def test_nothing_is_sent_twice(proxy: FaultyStore, run: Path) -> None:
     count = len(proxy.seen)
     copy.send()
     assert len(proxy.seen) == count
-
-
-def test_the_copy_of_a_refused_run_is_removed(proxy: FaultyStore, run: Path) -> None:
-    copy_of("refused", run, 2).send()
-    discard(opened("refused"))
-    assert opened("refused").objects() == []
 
 
 def test_attempts_at_a_store_that_is_away_are_no_movement(proxy: FaultyStore, run: Path) -> None:

@@ -9,9 +9,8 @@ import threading
 import time
 from pathlib import Path
 
-from drivetrain.errors import Busy, Stopped, StorageError
+from drivetrain.errors import Busy, Failure, Stopped, StorageError
 from drivetrain.storage.object_store import Patience
-from drivetrain.storage.store_errors import RemoteError
 from drivetrain.supervisor.remote_copy.owner_file import LostOwnership, OwnerFile
 from drivetrain.supervisor.remote_copy.run_copy import RunCopy
 from drivetrain.system import signals
@@ -120,7 +119,7 @@ class CopyThread:
         """Bring the copy up to date; a problem is reported once. Returns whether everything is there."""
         try:
             self.copy.send()
-        except (RemoteError, OSError) as error:
+        except (Failure, OSError) as error:
             self._report_problem(error)
             return False
         if self._problem:
@@ -139,11 +138,11 @@ class CopyThread:
         if self._abandoned.is_set():
             raise _Abandoned
 
-    def _report_problem(self, error: RemoteError | OSError) -> None:
-        problem = error.given if isinstance(error, RemoteError) else f"{error.filename}: {error.strerror}"
+    def _report_problem(self, error: Failure | OSError) -> None:
+        problem = error.given if isinstance(error, Failure) else f"{error.filename}: {error.strerror}"
         if problem != self._problem:
             self.events.add("copy", f"{problem}; training goes on, and what is missing is sent later")
-            if isinstance(error, RemoteError) and error.action:
+            if isinstance(error, Failure) and error.action:
                 say(f"  do:       {error.action}")
         self._problem = problem
         self._pause = min(max(2 * POLL_SECONDS, 2 * self._pause), LONGEST_PAUSE_SECONDS)
@@ -154,7 +153,8 @@ class CopyThread:
         remainder = f" and {len(names) - MAX_LISTED_FILES} more" if len(names) > MAX_LISTED_FILES else ""
         reason = f" ({self._problem})" if self._problem else ""
         self.events.add("copy", f"{self.address} lacks {', '.join(names[:MAX_LISTED_FILES])}{remainder}{reason}")
-        if code not in (0, Stopped.exit_code) or (code == Stopped.exit_code and self.copy.has_last_checkpoint()):
+        is_resumable = code == Stopped.exit_code and not names[0].startswith("step-")
+        if is_resumable or code not in (0, Stopped.exit_code):
             return code
         local = "the run is complete" if code == 0 else "the last checkpoint is complete"
         say(

@@ -19,7 +19,7 @@ from drivetrain.supervisor.remote_copy.owner_file import OwnerFile, write_record
 from drivetrain.supervisor.remote_copy.run_files import CHECKPOINTS, is_portable, is_small, step_of
 from drivetrain.system import file_lock
 from drivetrain.system.console import say_aside
-from drivetrain.system.files import PRIVATE, make_folder, parse_json, read_json, storage_error, sync_folder, write_json
+from drivetrain.system.files import PRIVATE, make_folder, parse_row, read_json, storage_error, sync_folder, write_json
 from drivetrain.system.units import format_bytes
 from drivetrain.training.checkpoints.manifest import (
     MANIFEST,
@@ -104,19 +104,15 @@ def _download_newest(
 
 def _compare_with_manifest(store: ObjectStore, sizes: Mapping[str, int], prefix: str) -> str | None:
     """What is wrong with a checkpoint by its manifest and the sizes in the store, before anything large is downloaded."""
-    manifest = None
-    if sizes.get(f"{prefix}/{MANIFEST}", MAX_MANIFEST_BYTES + 1) <= MAX_MANIFEST_BYTES:
-        with contextlib.suppress(ValueError):
-            manifest = parse_json(store.get(f"{prefix}/{MANIFEST}"))
+    manifest = f"{prefix}/{MANIFEST}"
     try:
-        files = parse_files(manifest)
+        is_readable = manifest in sizes and sizes[manifest] <= MAX_MANIFEST_BYTES
+        files = parse_files(parse_row(store.get(manifest)) if is_readable else None)
     except ValueError as wrong:
         return str(wrong)
     for part, entry in files.items():
-        if (size := sizes.get(f"{prefix}/{part}")) is None:
-            return f"{part} is missing"
-        if size != entry["bytes"]:
-            return f"{part} has {size} bytes, expected {entry['bytes']}"
+        if (size := sizes.get(f"{prefix}/{part}")) != entry["bytes"]:
+            return f"{part} is missing" if size is None else f"{part} has {size} bytes, expected {entry['bytes']}"
     return None
 
 
@@ -160,7 +156,7 @@ def update_cached_run(address: RemoteAddress) -> Path:
     store = ObjectStore(address)
     entries = [entry for entry in store.objects() if is_small(entry.name)]
     if "job.yaml" not in {entry.name for entry in entries}:
-        runs = [name for name in store.folders() if store.exists(f"{name}/job.yaml")]
+        runs = [name for name in store.folders() if store.find_head(f"{name}/job.yaml")]
         raise CheckpointError(
             f"{address}: there is no run",
             f"runs there: {', '.join(runs[-5:])}" if runs else "the address of a run, as `checkpoint.copy_to` made it",

@@ -28,7 +28,7 @@ from typing import Any
 
 from drivetrain.errors import Busy, CheckpointError
 from drivetrain.storage.object_store import ObjectStore
-from drivetrain.storage.store_errors import RemoteError, Trouble
+from drivetrain.storage.store_errors import RemoteError
 from drivetrain.supervisor.remote_copy.run_files import CHECKPOINTS, OLD_LOCK, OWNER, RECORD, STATE, parse_best
 from drivetrain.system.console import say
 from drivetrain.system.files import parse_row, read_json, to_json, write_json
@@ -96,15 +96,12 @@ class OwnerFile:
             RemoteError: if the store gives no answer.
             CheckpointError: if the file is damaged.
         """
-        try:
-            # The revision first: if the content is newer, a put over it is refused.
-            self._revision = self.store.head(OWNER).revision
+        # The revision first: if the content is newer, a put over it is refused.
+        head = self.store.find_head(OWNER)
+        self._revision = head.revision if head else ""
+        if head:
             self.owner = self._parse(self.store.get(OWNER))
             return True
-        except RemoteError as error:
-            if error.trouble is not Trouble.MISSING:
-                raise
-        self._revision = ""
         names = [entry.name for entry in self.store.objects()]
         self.owner = self._read_earlier(names) if "job.yaml" in names else Owner()
         return "job.yaml" in names
@@ -121,9 +118,14 @@ class OwnerFile:
             CheckpointError: if the copy is that of another run.
         """
         exists = self.read()
-        self.check_same_run(folder)
-        run, writers = read_record(folder)
-        replaced = self.owner if self.owner.writer not in ("", self.writer, *writers) else None
+        run, writers = _read_record(folder)
+        if self.owner.run not in ("", run) and folder.is_dir():
+            raise CheckpointError(
+                f"{folder} and {self.store.address} are two different runs of the same name",
+                "one run of each name, wherever it is",
+                "give the job another name, or start a new run with --new",
+            )
+        replaced = self.owner if self.owner.writer not in ("", *writers) else None
         if replaced and folder.is_dir():
             raise Busy(
                 f"{self.store.address}: {replaced.describe()}, has taken over this run, which {folder} has too",
@@ -133,11 +135,10 @@ class OwnerFile:
             )
         # Listed before the put, so that nothing of a later owner is among them.
         names = [entry.name for entry in self.store.objects(CHECKPOINTS)] if exists else []
-        run = self.owner.run or run or new_id()
+        run, since = self.owner.run or run or new_id(), datetime.now(UTC).isoformat(timespec="seconds")
         if folder.is_dir():
             # Before the put: this disk knows its start, wherever that ends.
             write_record(folder, run, [*writers, self.writer])
-        since = datetime.now(UTC).isoformat(timespec="seconds")
         owner = replace(
             self.owner, run=run, writer=self.writer, host=socket.gethostname(), process=os.getpid(), since=since
         )
@@ -155,19 +156,6 @@ class OwnerFile:
         published = tuple(f"{CHECKPOINTS}/{checkpoint.folder}/" for checkpoint in owner.checkpoints.values())
         self.store.delete([OLD_LOCK, *(name for name in names if not name.startswith(published))])
 
-    def check_same_run(self, folder: Path) -> None:
-        """Compare the copy with the run folder of its name, if there is one.
-
-        Raises:
-            CheckpointError: if they are two runs.
-        """
-        if self.owner.run and folder.is_dir() and read_record(folder)[0] != self.owner.run:
-            raise CheckpointError(
-                f"{folder} and {self.store.address} are two different runs of the same name",
-                "one run of each name, wherever it is",
-                "give the job another name, or start a new run with --new",
-            )
-
     def check(self) -> None:
         """Make sure that the copy is still ours, before an object that all starts write is written.
 
@@ -175,13 +163,8 @@ class OwnerFile:
             LostOwnership: if it is not.
             RemoteError: if the store gives no answer.
         """
-        try:
-            is_unchanged = self.store.head(OWNER).revision == self._revision
-        except RemoteError as error:
-            if error.trouble is not Trouble.MISSING:
-                raise
-            is_unchanged = False
-        if self._is_lost or (not is_unchanged and not self._adopt()):
+        head = self.store.find_head(OWNER)
+        if self._is_lost or ((head is None or head.revision != self._revision) and not self._adopt()):
             raise LostOwnership
 
     def publish(self, owner: Owner) -> None:
@@ -218,18 +201,16 @@ class OwnerFile:
         row: Any = parse_row(content)
         try:
             checkpoints = {name: StoredCheckpoint(**entry) for name, entry in row["checkpoints"].items()}
-            is_valid = all(
-                (match := _FOLDER.fullmatch(each.folder)) and match[1] == name for name, each in checkpoints.items()
-            )
-            if is_valid:
-                return Owner(**row | {"checkpoints": checkpoints})
-        except (LookupError, TypeError, AttributeError):
-            pass
-        raise CheckpointError(
-            f"{self.store.address / OWNER} is damaged",
-            "the file as the owner of the copy wrote it",
-            "remove it: the checkpoints are then found by their manifests",
-        )
+            matches = {name: _FOLDER.fullmatch(each.folder) for name, each in checkpoints.items()}
+            if any(match is None or match[1] != name for name, match in matches.items()):
+                raise ValueError
+            return Owner(**row | {"checkpoints": checkpoints})
+        except (LookupError, TypeError, AttributeError, ValueError):
+            raise CheckpointError(
+                f"{self.store.address / OWNER} is damaged",
+                "the file as the owner of the copy wrote it",
+                "remove it: the checkpoints are then found by their manifests",
+            ) from None
 
     def _read_earlier(self, names: list[str]) -> Owner:
         """What an owner file would say of a copy without one."""
@@ -248,7 +229,7 @@ class OwnerFile:
         )
 
 
-def read_record(folder: Path) -> tuple[str, list[str]]:
+def _read_record(folder: Path) -> tuple[str, list[str]]:
     """The run that a folder holds, and the starts of it on this disk that wrote its copy; empty if it has none."""
     record = read_json(folder / RECORD)
     if not isinstance(record, dict):

@@ -15,7 +15,7 @@ from drivetrain.storage.remote_address import RemoteAddress, parse
 from drivetrain.storage.store_errors import RemoteError
 from drivetrain.storage.write_probe import check_writable
 from drivetrain.supervisor import run_folder
-from drivetrain.supervisor.remote_copy import copy_thread, fetch_run, owner_file, run_copy, run_files
+from drivetrain.supervisor.remote_copy import copy_thread, fetch_run, owner_file, run_files
 from drivetrain.supervisor.remote_copy.copy_thread import CopyThread
 from drivetrain.supervisor.remote_copy.owner_file import Owner, OwnerFile
 from drivetrain.system.console import say
@@ -52,7 +52,6 @@ class RemoteRuns:
         file = OwnerFile(ObjectStore(self.address / folder.name), self.writer)
         if not file.read():
             return
-        file.check_same_run(folder)
         is_done = file.owner.status == "done"
         if is_done and (not folder.is_dir() or run_folder.read_status(folder) == "done"):
             return
@@ -93,7 +92,8 @@ class RemoteRuns:
             return thread.finish(code)
         thread.cancel()
         with contextlib.suppress(RemoteError):
-            run_copy.discard(ObjectStore(thread.address))
+            store = ObjectStore(thread.address)
+            store.delete([entry.name for entry in store.objects()])
         return code
 
     def leave(self) -> None:
@@ -164,14 +164,14 @@ def _download(file: OwnerFile, folder: Path, above: int) -> None:
     """Bring a run here; what was noticed is printed, and kept in its events."""
     say(f"copy: {file.store.address} is unfinished; downloading it")
     lines: list[str] = []
-    try:
-        fetch_run.fetch_run(file, folder, lines.append, above)
-    finally:
-        for line in lines:
-            say(f"copy: {line}")
-    events = EventLog(folder)
+
+    def report(line: str) -> None:
+        say(f"copy: {line}")
+        lines.append(line)
+
+    fetch_run.fetch_run(file, folder, report, above)
     for line in lines:
-        events.keep("copy", line)
+        EventLog(folder).keep("copy", line)
 
 
 def _list_numbered(names: list[str], job: str) -> list[str]:

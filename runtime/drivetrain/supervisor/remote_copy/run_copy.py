@@ -13,11 +13,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from drivetrain.storage.object_store import ObjectStore
 from drivetrain.supervisor.remote_copy.owner_file import OwnerFile, StoredCheckpoint
 from drivetrain.supervisor.remote_copy.run_files import (
     CHECKPOINTS,
-    LARGE_FILE_BYTES,
     STATE,
     is_gone,
     is_small,
@@ -67,12 +65,12 @@ class RunCopy:
             LostOwnership: if another process owns the copy.
             OSError: if a file of the folder cannot be read.
         """
-        state = _read_bytes(self.run / STATE)
+        state, stamp = _read_bytes(self.run / STATE), stamp_of(self.run / STATE)
         self._send_files()
         if (newest := self.newest()) and newest.name not in self.sent:
             self._send_step(newest)
         self._remove_dropped()
-        if state is not None and (stamp := (len(state), hash(state), 0)) != self._stamps.get(STATE):
+        if state is not None and stamp is not None and stamp != self._stamps.get(STATE):
             self.owner_file.check()
             self.store.put(STATE, state)
             status = (parse_row(state) or {}).get("status", "")
@@ -98,11 +96,6 @@ class RunCopy:
         steps = [newest.name] if newest and newest.name not in self.sent else []
         return steps + [name for name, path in small_files(self.run) if self._stamps.get(name) != stamp_of(path)]
 
-    def has_last_checkpoint(self) -> bool:
-        """Whether a run that was stopped can be resumed from the store without a loss."""
-        newest = self.newest()
-        return newest is None or newest.name in self.sent
-
     def _send_step(self, path: Path) -> None:
         """Copy and publish a checkpoint, and with it the best one that it names."""
         with _link_files(path, self.run) as folder:
@@ -119,8 +112,7 @@ class RunCopy:
             self._send_files()
             checkpoints[path.name] = self._upload(folder, path.name, best)
         self._publish(select_retained(checkpoints, path.name, self.keep))
-        self.sent.add(path.name)
-        self.sent.update({best} & checkpoints.keys() if best else ())
+        self.sent |= {path.name, best or path.name} & checkpoints.keys()
 
     def _upload(self, folder: Path, name: str, best: str | None) -> StoredCheckpoint:
         """Copy one checkpoint, unless the store has this very one: a resumed run begins with it."""
@@ -165,10 +157,7 @@ class RunCopy:
                 continue
             self.owner_file.check()
             with contextlib.suppress(FileNotFoundError):  # replaced in this moment
-                if stamp[0] > LARGE_FILE_BYTES:
-                    self.store.put_file(name, path, self.note_progress)
-                else:
-                    self.store.put(name, path.read_bytes())
+                self.store.put_file(name, path, self.note_progress)
                 self._stamps[name] = stamp
                 self.note_progress()
 
@@ -189,11 +178,6 @@ def select_retained(checkpoints: Mapping[str, StoredCheckpoint], newest: str, ke
     names = set(steps[-max(1, keep) :])
     names |= {checkpoints[name].best or name for name in names}
     return {name: checkpoint for name, checkpoint in checkpoints.items() if name in names}
-
-
-def discard(store: ObjectStore) -> None:
-    """Remove the copy of a run in which nothing was trained."""
-    store.delete([entry.name for entry in store.objects()])
 
 
 def _read_bytes(path: Path) -> bytes | None:

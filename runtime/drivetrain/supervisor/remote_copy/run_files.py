@@ -15,8 +15,6 @@ OWNER, OLD_LOCK, RECORD = "owner.json", "writer.json", "copy.json"
 """Of the copy: who writes it, the same by earlier versions; of the run folder: which starts of it wrote the copy."""
 LEFT_OUT = (CHECKPOINTS, "ranks", OWNER, OLD_LOCK, RECORD)
 """Of a run folder or a copy: brought in another way, of no use elsewhere, or about this place alone."""
-LARGE_FILE_BYTES = 64 << 20
-"""Bytes from which a file is not read as a whole."""
 _PART = re.compile(r"(?!\.)[^/\\\x00-\x1f]{1,255}")
 
 
