@@ -90,7 +90,7 @@ def test_a_damaged_checkpoint_is_not_copied(proxy: FaultyStore, run: Path) -> No
 def test_killed_at_any_request_a_verified_checkpoint_loads(proxy: FaultyStore, tmp_path: Path, every: int) -> None:
     """The store stops to hear us at each request of the second copy in turn, before it and after it was carried out."""
     for number in itertools.count(1, every):
-        place = f"killed{number}"
+        place = f"killed{every}-{number}"
         folder = a_run(tmp_path / place / "parts-001")
         copy = copy_of(place, folder, 1)
         checkpoint(folder, "best-10")

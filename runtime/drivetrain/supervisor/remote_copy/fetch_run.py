@@ -37,14 +37,14 @@ LONGEST_DOWNLOAD = 60.0
 """Seconds to wait for another command that downloads the same run."""
 
 
-def fetch_run(file: OwnerFile, final: Path, report: Callable[[str], None], above: int = -1) -> None:
+def fetch_run(file: OwnerFile, final: Path, report: Callable[[str], None], local_step: int = -1) -> None:
     """Download a run into a folder, which is replaced if the store has a better checkpoint.
 
     Args:
         file: of the copy, taken by this process.
         final: the run folder.
         report: is told what was found.
-        above: the step of the newest good checkpoint of the folder; older ones in the store are not used.
+        local_step: the step of the newest good checkpoint of the folder; older ones in the store are not used.
 
     Raises:
         RemoteError: if the store gives no answer.
@@ -57,9 +57,9 @@ def fetch_run(file: OwnerFile, final: Path, report: Callable[[str], None], above
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(PRIVATE)
         sizes = {entry.name: entry.bytes for entry in store.objects()}
-        name, size = _download_newest(file, sizes, temporary / CHECKPOINTS, report, above)
-        if name is None and above >= 0:
-            report(f"{store.address}: using step-{above}, which is on this disk")
+        name, size = _download_newest(file, sizes, temporary / CHECKPOINTS, report, local_step)
+        if name is None and local_step >= 0:
+            report(f"{store.address}: using step-{local_step}, which is on this disk")
             return
         size += sum(store.get_file(each, temporary / each, atomic=False) for each in sizes if is_small(each))
         write_record(temporary, file.owner.run, [file.writer])
@@ -72,13 +72,13 @@ def fetch_run(file: OwnerFile, final: Path, report: Callable[[str], None], above
 
 
 def _download_newest(
-    file: OwnerFile, sizes: Mapping[str, int], folder: Path, report: Callable[[str], None], above: int
+    file: OwnerFile, sizes: Mapping[str, int], folder: Path, report: Callable[[str], None], local_step: int
 ) -> tuple[str | None, int]:
     """Download the newest checkpoint that verifies, and the best one that it names; returns its name and the bytes."""
     store, checkpoints = file.store, file.owner.checkpoints
     size, damaged = 0, list[str]()
     for name in sorted((name for name in checkpoints if name.startswith("step-")), key=step_of, reverse=True):
-        if step_of(name) <= above:
+        if step_of(name) <= local_step:
             return None, size
         prefix = f"{CHECKPOINTS}/{checkpoints[name].folder}"
         mismatch = _compare_with_manifest(store, sizes, prefix)
@@ -97,7 +97,7 @@ def _download_newest(
         shutil.rmtree(folder / name, ignore_errors=True)
         damaged.append(describe_damaged(name, mismatch))
         report(f"{store.address}: {damaged[-1]}")
-    if damaged and above < 0:
+    if damaged and local_step < 0:
         raise all_damaged_error(store.address, damaged)
     return None, size
 

@@ -17,7 +17,7 @@ from drivetrain.storage.write_probe import check_writable
 from drivetrain.supervisor import run_folder
 from drivetrain.supervisor.remote_copy import copy_thread, fetch_run, owner_file, run_files
 from drivetrain.supervisor.remote_copy.copy_thread import CopyThread
-from drivetrain.supervisor.remote_copy.owner_file import Owner, OwnerFile
+from drivetrain.supervisor.remote_copy.owner_file import OwnerFile
 from drivetrain.system.console import say
 from drivetrain.tracking.event_log import EventLog
 from drivetrain.training.checkpoints.manifest import verify
@@ -55,11 +55,15 @@ class RemoteRuns:
         is_done = file.owner.status == "done"
         if is_done and (not folder.is_dir() or run_folder.read_status(folder) == "done"):
             return
-        with _keep_others_out(folder):
+        with contextlib.ExitStack() as stack:
+            if folder.is_dir():  # no other process trains in it
+                stack.callback(os.close, run_folder.lock_folder(folder))
             file.take(folder)
             self._owned[folder.name] = file
-            if not folder.is_dir() or _is_ahead(file.owner, folder):
-                _download(file, folder, -1 if is_done else _find_newest_good(folder))
+            local_step = -1 if is_done else _find_newest_good(folder)
+            steps = [run_files.step_of(name) for name in file.owner.checkpoints if name.startswith("step-")]
+            if is_done or not folder.is_dir() or max(steps, default=-1) > local_step:
+                _download(file, folder, local_step)
 
     def begin(self, run: Path) -> None:
         """Own the copy of the run that was opened, and start to copy.
@@ -69,11 +73,10 @@ class RemoteRuns:
             Busy: as `OwnerFile.take`.
             CheckpointError: if the copy of this name is another run.
         """
-        if run.name not in self._owned:
+        file = self._owned.pop(run.name, None)
+        if file is None:
             file = OwnerFile(ObjectStore(self.address / run.name), self.writer)
             file.take(run)
-            self._owned[run.name] = file
-        file = self._owned.pop(run.name)
         file.store = ObjectStore(self.address / run.name, copy_thread.PATIENCE)
         say(f"copy: {file.store.address}")
         self.thread = CopyThread(run, file, self.job.checkpoint.keep)
@@ -149,18 +152,7 @@ def _add_location(job: Job, error: RemoteError) -> RemoteError:
     )
 
 
-@contextlib.contextmanager
-def _keep_others_out(folder: Path) -> Iterator[None]:
-    """No other process trains in the folder, if there is one."""
-    handle = run_folder.lock_folder(folder) if folder.is_dir() else None
-    try:
-        yield
-    finally:
-        if handle is not None:
-            os.close(handle)
-
-
-def _download(file: OwnerFile, folder: Path, above: int) -> None:
+def _download(file: OwnerFile, folder: Path, local_step: int) -> None:
     """Bring a run here; what was noticed is printed, and kept in its events."""
     say(f"copy: {file.store.address} is unfinished; downloading it")
     lines: list[str] = []
@@ -169,7 +161,7 @@ def _download(file: OwnerFile, folder: Path, above: int) -> None:
         say(f"copy: {line}")
         lines.append(line)
 
-    fetch_run.fetch_run(file, folder, report, above)
+    fetch_run.fetch_run(file, folder, report, local_step)
     for line in lines:
         EventLog(folder).keep("copy", line)
 
@@ -187,9 +179,3 @@ def _find_newest_good(folder: Path) -> int:
     """The step of the newest checkpoint of a folder that matches its manifest; -1 if none does."""
     paths = sorted(folder.glob(f"{run_files.CHECKPOINTS}/step-*[0-9]"), key=run_files.step_of, reverse=True)
     return next((run_files.step_of(path) for path in paths if verify(path) is None), -1)
-
-
-def _is_ahead(owner: Owner, folder: Path) -> bool:
-    """Whether the store has more of a run than the folder."""
-    steps = [run_files.step_of(name) for name in owner.checkpoints if name.startswith("step-")]
-    return owner.status == "done" or max(steps, default=-1) > _find_newest_good(folder)

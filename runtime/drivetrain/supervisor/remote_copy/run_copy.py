@@ -65,12 +65,15 @@ class RunCopy:
             LostOwnership: if another process owns the copy.
             OSError: if a file of the folder cannot be read.
         """
-        state, stamp = _read_bytes(self.run / STATE), stamp_of(self.run / STATE)
+        # The stamp first: a state that is replaced between the two is sent again.
+        stamp, state = stamp_of(self.run / STATE), _read_bytes(self.run / STATE)
         self._send_files()
-        if (newest := self.newest()) and newest.name not in self.sent:
+        newest = self.newest()
+        if newest and newest.name not in self.sent:
             self._send_step(newest)
         self._remove_dropped()
-        if state is not None and stamp is not None and stamp != self._stamps.get(STATE):
+        is_removed = newest is not None and newest.name not in self.sent  # the next call sends the one after it
+        if state is not None and stamp is not None and stamp != self._stamps.get(STATE) and not is_removed:
             self.owner_file.check()
             self.store.put(STATE, state)
             status = (parse_row(state) or {}).get("status", "")
