@@ -37,10 +37,10 @@ def assignments(run: Path, job: Job) -> list[str]:
         run: an unfinished run, or one that is extended.
         job: the present spec, at the present commits.
     """
-    before = _addresses(run)
+    before = _read_addresses(run)
     fixed = []
     for key, text in job.data_paths():
-        written = _value(job, key)
+        written = _read_value(job, key)
         now, stored, address = parse(text), before.get(key[-1]), parse(written) if isinstance(written, str) else None
         if (
             now
@@ -54,12 +54,12 @@ def assignments(run: Path, job: Job) -> list[str]:
     return fixed
 
 
-def _value(job: Job, key: tuple[str, ...]) -> object:
+def _read_value(job: Job, key: tuple[str, ...]) -> object:
     data = job.document.data.get(key[0])
     return data.get(key[-1]) if isinstance(data, dict) else None
 
 
-def _addresses(run: Path) -> dict[str, HubAddress]:
+def _read_addresses(run: Path) -> dict[str, HubAddress]:
     """The data of a run on the hub, by key of `data:`; none if its spec cannot be read, which is reported elsewhere."""
     try:
         data = yaml_file.parse(RunFiles(run).read_bytes(JOB_FILE), JOB_FILE).data.get("data")

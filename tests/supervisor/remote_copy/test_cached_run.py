@@ -32,7 +32,7 @@ def test_only_what_has_changed_is_brought_again(proxy: FaultyStore, tmp_path: Pa
     checkpoint(run, "step-10")
     copy = copy_of("seen/parts-001", run, 2)
     copy.send()
-    here = named_run.local(named_run.parse("s3://bucket/seen/parts-001"))
+    here = named_run.fetch_local(named_run.parse("s3://bucket/seen/parts-001"))
     assert here == disk_space.runs_folder() / "s3" / "bucket" / "seen" / "parts-001"
     assert here.is_relative_to(tmp_path / "cache")
     assert (here / "metrics.jsonl").read_text() == (run / "metrics.jsonl").read_text()
@@ -74,7 +74,7 @@ def test_report_and_watch_of_a_run_elsewhere(
 )
 def test_bad_addresses(proxy: FaultyStore, address: str, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message) as found:
-        named_run.local(named_run.parse(address))
+        named_run.fetch_local(named_run.parse(address))
     assert "word@" not in str(found.value)
 
 
@@ -82,7 +82,7 @@ def test_the_runs_of_a_folder_are_named(proxy: FaultyStore, tmp_path: Path) -> N
     for name in ("parts-001", "parts-002"):
         copy_of(f"list/{name}", a_run(tmp_path / name), 2).send()
     with pytest.raises(CheckpointError) as found:
-        named_run.local(named_run.parse("s3://bucket/list"))
+        named_run.fetch_local(named_run.parse("s3://bucket/list"))
     assert found.value.possible == "runs there: parts-001, parts-002"
     assert found.value.action == "name one: s3://bucket/list/parts-002"
 
@@ -91,4 +91,4 @@ def test_a_cache_that_cannot_be_written(proxy: FaultyStore, tmp_path: Path) -> N
     copy_of("full/parts-001", a_run(tmp_path / "parts-001"), 2).send()
     (tmp_path / "cache").write_text("a file")
     with pytest.raises(StorageError):
-        named_run.local(named_run.parse("s3://bucket/full/parts-001"))
+        named_run.fetch_local(named_run.parse("s3://bucket/full/parts-001"))
