@@ -72,8 +72,9 @@ class RunCopy:
         if newest and newest.name not in self.sent:
             self._send_step(newest)
         self._remove_dropped()
-        is_removed = newest is not None and newest.name not in self.sent  # the next call sends the one after it
-        if state is not None and stamp is not None and stamp != self._stamps.get(STATE) and not is_removed:
+        if newest and newest.name not in self.sent:
+            return  # it was removed meanwhile: the next call sends the one after it, and then the state
+        if state is not None and stamp is not None and stamp != self._stamps.get(STATE):
             self.owner_file.check()
             self.store.put(STATE, state)
             status = (parse_row(state) or {}).get("status", "")
@@ -198,17 +199,16 @@ def _link_files(path: Path, run: Path) -> Iterator[Path | None]:
     """
     links = run / f".tmp-copy-{path.name}"
     shutil.rmtree(links, ignore_errors=True)
+    source: Path | None = links
     try:
-        try:
-            links.mkdir()
-            for part in path.iterdir():
-                os.link(part, links / part.name)
-        except FileNotFoundError:
-            yield None
-            return
-        except OSError:
-            yield path if path.exists() else None
-            return
-        yield links
+        links.mkdir()
+        for part in path.iterdir():
+            os.link(part, links / part.name)
+    except FileNotFoundError:
+        source = None
+    except OSError:
+        source = path if path.exists() else None
+    try:
+        yield source
     finally:
         shutil.rmtree(links, ignore_errors=True)
