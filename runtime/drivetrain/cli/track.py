@@ -24,7 +24,7 @@ def track(options: argparse.Namespace) -> int:
         SpecError: if neither the run nor the command line names a server.
         TrackerError: if the server cannot be reached, or refuses.
     """
-    run = named_run.existing(options.run)
+    run = named_run.check_exists(options.run)
     target = _choose_server(options) or read_stored_track(run)
     if target is None:
         raise SpecError(

@@ -215,7 +215,7 @@ def _describe_objects(call: TrainCall) -> dict[str, str]:
     }
     data |= {f"{source.name}.collate_fn": source.collate for source in call.sources}
     data |= {f"{source.name}.sampler": source.sampler for source in call.sources}
-    return embedded_record.rows(call.model, call.loss, data, call.parts)
+    return embedded_record.collect_rows(call.model, call.loss, data, call.parts)
 
 
 def _is_array(data: object) -> bool:

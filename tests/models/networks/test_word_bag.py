@@ -11,7 +11,7 @@ import torch
 from drivetrain.cli import main
 from drivetrain.errors import SpecError
 from drivetrain.job_spec import load_job
-from drivetrain.models.networks.word_bag import SHARPNESS, WordBag, build
+from drivetrain.models.networks.word_bag import PAIR_BUCKETS, SHARPNESS, WordBag, build
 
 TEXT = """
 name: bag
@@ -37,7 +37,7 @@ def filled(outputs: dict[str, int]) -> WordBag:
 def test_outputs_are_sums_over_tokens_and_pairs() -> None:
     bag = filled({"": 3})
     rows = IDS[0, :4]
-    pair_rows = (rows[:-1] * 1_000_003 + rows[1:] * 7_919) % len(bag.pairs[0].weight)
+    pair_rows = (rows[:-1] * 1_000_003 + rows[1:] * 7_919) % PAIR_BUCKETS
     total = bag.words[0].weight[rows].sum(0) + bag.pairs[0].weight[pair_rows].sum(0)
     torch.testing.assert_close(bag(IDS, MASK)[0], bag.biases[0] + SHARPNESS * total / 7**0.5)
 

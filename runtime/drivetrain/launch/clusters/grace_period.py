@@ -9,7 +9,7 @@ from drivetrain.job import Job
 from drivetrain.job.values import parse_duration, parse_interval
 from drivetrain.report.record import read
 from drivetrain.report.summary import Summary, summarize
-from drivetrain.supervisor.remote_copy.copy_child import STOPPED_SECONDS
+from drivetrain.supervisor.remote_copy.copy_thread import STOPPED_SECONDS
 from drivetrain.supervisor.run_folder import list_numbered
 from drivetrain.supervisor.supervisor import STOPPED_REPORT
 
