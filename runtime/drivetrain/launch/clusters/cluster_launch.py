@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 from drivetrain.errors import DeviceError
 from drivetrain.job.limits import NodeRange
 from drivetrain.launch import one_line
-from drivetrain.launch.clusters import docker_nodes, kubernetes, shared_folders, site, skypilot, slurm
+from drivetrain.launch.clusters import kubernetes, shared_folders, site, skypilot, slurm
 from drivetrain.launch.clusters.cluster_job import ClusterJob, ClusterRequest, resolve
 from drivetrain.system.console import say
 from drivetrain.system.files import write_text
@@ -61,7 +61,6 @@ ENGINES: dict[str, Engine[Any]] = {
         skypilot.follow,
         fixed="SkyPilot starts all nodes of a task, or none",
     ),
-    "nodes": Engine(".nodes.sh", docker_nodes.check, docker_nodes.script, docker_nodes.submit, docker_nodes.follow),
 }
 
 

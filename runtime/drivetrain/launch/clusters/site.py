@@ -153,26 +153,12 @@ class SkyPilotSite(Spec):
     )
 
 
-class NodesSite(Spec):
-    """Docker engines, reached through contexts."""
-
-    image: PinnedImage = Field(description="the image of drivetrain, by its digest")
-    contexts: list[Line] = Field(min_length=1, description="a context of Docker for each node; the first leads")
-    meet: Line = Field(description="HOST:PORT of the first node, which all others can reach")
-    mounts: dict[Folder, Folder] = Field(min_length=1, description="folders of each node by where they are mounted")
-    runs: Folder = Field(description="the folder for runs, below a mount")
-    grace: Duration = Field("2m", description="time between the signal and the end of a container")
-    options: list[Line] = Field([], description="other options of docker run")
-    user: int = Field(1000, ge=1, description="the user that trains, who owns what is written to the mounts")
-
-
 class Site(Spec):
     """What belongs to a site, by engine."""
 
     slurm: SlurmSite = Field(SlurmSite(), description="for --on slurm")
     k8s: KubernetesSite | None = Field(None, description="for --on k8s")
     skypilot: SkyPilotSite | None = Field(None, description="for --on skypilot")
-    nodes: NodesSite | None = Field(None, description="for --on nodes")
 
     def section(self, engine: str, named: str) -> Spec:
         """What an engine needs to know.
@@ -186,8 +172,7 @@ class Site(Spec):
         """
         settings: Spec | None = getattr(self, engine)
         if settings is None:
-            keys = "image, contexts, meet, mounts and runs" if engine == "nodes" else "image and runs, at least"
-            raise SpecError(f"{named}: no {engine} section", keys, "docs/clusters.md shows one")
+            raise SpecError(f"{named}: no {engine} section", "image and runs, at least", "docs/clusters.md shows one")
         return settings
 
 
