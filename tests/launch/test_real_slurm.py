@@ -50,7 +50,8 @@ def small_job(folder: Path) -> Path:
 
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
-    return small_job(tmp_path)
+    (folder := tmp_path / "it's a folder").mkdir()
+    return small_job(folder)
 
 
 def script(job: Path, nodes: int = 2, *options: str, **site: object) -> Path:

@@ -13,11 +13,6 @@ from drivetrain.job import Job
 from drivetrain.job.limits import NodeRange
 from drivetrain.job_spec import load_job as spec
 from drivetrain.job_spec.spec_file import read_content
-from drivetrain.job_spec.spec_source import SpecSource
-from drivetrain.system.console import say_aside
-
-MAX_SCRIPT_FILE_BYTES = 2 << 20
-"""Bytes of files in a batch script: Slurm takes scripts of 4 MB."""
 
 
 @dataclass(frozen=True)
@@ -59,27 +54,10 @@ class ClusterJob:
     options: tuple[str, ...]
     """What follows `drivetrain train JOB`."""
 
-    def node_words(self) -> str:
+    def describe_nodes(self) -> str:
         """The number of nodes, for the user."""
         count = f"{self.least} to {self.nodes}" if self.least < self.nodes else f"{self.nodes}"
         return f"{count} node{'s' * (self.nodes > 1)}"
-
-    def files(self) -> dict[str, bytes]:
-        """The job file and the user's code, by their names in a copy of them; of the files that arguments name only those
-        that a batch script can hold, which is said.
-
-        Raises:
-            SpecError: if one of them cannot be read.
-        """
-        files = SpecSource(self.spec, content=self.content.encode()).read_files(self.job)
-        if sum(map(len, files.values())) <= MAX_SCRIPT_FILE_BYTES:
-            return files
-        carried = {name: text for name, text in files.items() if name.endswith((".py", ".yaml"))}
-        say_aside(
-            f"{len(files) - len(carried)} files that arguments name are too large for a batch script, so they are read when "
-            f"the run starts, as they are then: {', '.join(sorted(files.keys() - carried.keys())[:3])}"
-        )
-        return carried
 
     def command(self, start: Sequence[str] | None = None, spec: str | None = None) -> list[str]:
         """The command of each node.

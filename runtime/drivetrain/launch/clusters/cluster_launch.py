@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 from drivetrain.errors import DeviceError
 from drivetrain.job.limits import NodeRange
 from drivetrain.launch import one_line
-from drivetrain.launch.clusters import kubernetes, shared_folders, site, skypilot, slurm
+from drivetrain.launch.clusters import kubernetes, shared_folders, site, skypilot, slurm, template
 from drivetrain.launch.clusters.cluster_job import ClusterJob, ClusterRequest, resolve
 from drivetrain.system.console import say
 from drivetrain.system.files import write_text
@@ -43,7 +43,12 @@ class Engine(Generic[Section]):
 
 ENGINES: dict[str, Engine[Any]] = {
     "slurm": Engine(
-        ".sbatch", slurm.check, slurm.script, slurm.submit, lambda work: f"squeue --me, and {slurm.log(work)}", False
+        ".sbatch",
+        slurm.check,
+        lambda work, section: template.fill("slurm.sbatch", slurm.list_values(work, section)),
+        lambda work, path: ["sbatch", str(path)],
+        lambda work: f"squeue --me, and {slurm.log(work)}",
+        False,
     ),
     "k8s": Engine(
         ".k8s.yaml",
@@ -108,7 +113,7 @@ def _note_fixed_size(work: ClusterJob, engine: Engine[Any]) -> Iterator[str]:
 def _size(work: ClusterJob) -> str:
     kind = "GPU" if work.gpus else "process"
     plural = ("es" if kind == "process" else "s") * (work.per_node > 1)
-    return f"{work.node_words()}, {work.per_node} {kind}{plural} on each"
+    return f"{work.describe_nodes()}, {work.per_node} {kind}{plural} on each"
 
 
 def _write(path: Path, text: str) -> str:

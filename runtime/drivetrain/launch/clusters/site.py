@@ -6,8 +6,9 @@ It is YAML, checked like a job file: each mistake with line and column.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import AfterValidator, Field, JsonValue, ValidationError
 from pydantic_core import PydanticCustomError
@@ -101,10 +102,14 @@ class SlurmSite(Spec):
         None, min_length=1, description="the words that start drivetrain on a node; this Python environment if absent"
     )
 
-    @property
-    def given(self) -> dict[str, str | int]:
-        """The options of sbatch that are set."""
-        return {name: value for name, value in self.options.items() if value is not False}
+    def list_options(self) -> list[str]:
+        """The other options of sbatch, each as one word."""
+        options = ((name, value) for name, value in self.options.items() if value is not False)
+        return [f"--{name}" if value is True else f"--{name}={value}" for name, value in options]
+
+    def sets(self, options: Iterable[str]) -> bool:
+        """Whether one of these options of sbatch is set."""
+        return any(self.options.get(name, False) is not False for name in options)
 
 
 class Claim(Spec):
@@ -197,8 +202,3 @@ def load(path: Path | None) -> tuple[Site, str]:
         return Site.model_validate(document.data), str(path)
     except ValidationError as error:
         raise SpecError(list_problems(error, Site, document)) from None
-
-
-def flag(name: str, value: Any) -> str:
-    """An option of the command line of Slurm, as one word."""
-    return f"--{name}" if value is True else f"--{name}={value}"
