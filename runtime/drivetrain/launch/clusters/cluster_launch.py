@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from drivetrain.errors import DeviceError
 from drivetrain.job.limits import NodeRange
@@ -19,51 +19,53 @@ from drivetrain.launch.clusters.cluster_job import ClusterJob, ClusterRequest, r
 from drivetrain.system.console import say
 from drivetrain.system.files import write_text
 
-Section = TypeVar("Section")
-
 
 @dataclass(frozen=True)
-class Engine(Generic[Section]):
-    """How jobs reach an engine whose sites are described by a `Section` of the site file."""
+class Engine:
+    """How jobs reach an engine that takes files like a template."""
 
+    template: str
     suffix: str
     """Of the file that is written."""
-    check: Callable[[ClusterJob, Section, str], list[str]]
-    """Takes the job, the section, and how messages name its file; refuses what would fail there; returns lines for the user."""
-    text: Callable[[ClusterJob, Section], str]
-    """The content of the file."""
-    submit: Callable[[ClusterJob, Path], list[str]]
+    check: Callable[[ClusterJob, Any, str], list[str]]
+    """Takes the job, the section of the site file, and the file's name; refuses what would fail; returns lines for the user."""
+    list_values: Callable[[ClusterJob, Any], dict[str, object]]
+    submit: Callable[[ClusterJob], list[str]]
+    """The command that takes the file."""
     follow: Callable[[ClusterJob], str]
     """What shows its progress, for the user."""
-    unseen: bool = True
-    """Whether data is on other machines alone, and not looked at here."""
+    sees_data: bool = False
+    """Whether data is looked at here, since the nodes see the same folders."""
     fixed: str = ""
     """Why the number of nodes cannot change between attempts; empty if it can."""
 
 
-ENGINES: dict[str, Engine[Any]] = {
+ENGINES = {
     "slurm": Engine(
+        "slurm.sbatch",
         ".sbatch",
         slurm.check,
-        lambda work, section: template.fill("slurm.sbatch", slurm.list_values(work, section)),
-        lambda work, path: ["sbatch", str(path)],
+        slurm.list_values,
+        lambda work: ["sbatch"],
         lambda work: f"squeue --me, and {slurm.log(work)}",
-        False,
+        sees_data=True,
     ),
     "k8s": Engine(
+        "kubernetes.yaml",
         ".k8s.yaml",
         kubernetes.check,
-        kubernetes.manifest,
-        kubernetes.submit,
+        kubernetes.list_values,
+        lambda work: ["kubectl", "create", "-f"],
         kubernetes.follow,
         fixed="an indexed Job of Kubernetes starts each of its pods again",
     ),
     "skypilot": Engine(
+        "skypilot.yaml",
         ".sky.yaml",
         skypilot.check,
-        skypilot.task,
+        skypilot.list_values,
         skypilot.submit,
-        skypilot.follow,
+        lambda work: f"sky jobs logs --name {work.job.name}",
         fixed="SkyPilot starts all nodes of a task, or none",
     ),
 }
@@ -76,7 +78,7 @@ def launch(request: ClusterRequest) -> int:
         DrivetrainError: if job or site is invalid, or the engine does not take it.
     """
     engine = ENGINES[request.engine]
-    work = resolve(request, unseen=engine.unseen, shrinks=not engine.fixed)
+    work = resolve(request, unseen=not engine.sees_data, shrinks=not engine.fixed)
     path = (request.output or Path(f"{work.job.name}{engine.suffix}")).absolute()
     one_line.check(
         {
@@ -91,8 +93,8 @@ def launch(request: ClusterRequest) -> int:
     section = site_file.section(request.engine, named)
     for line in (*engine.check(work, section, named), *shared_folders.notes(work), *_note_fixed_size(work, engine)):
         say(line)
-    say(f"{path} {_write(path, engine.text(work, section))}: {_size(work)}")
-    command = engine.submit(work, path)
+    say(f"{path} {_write(path, template.fill(engine.template, engine.list_values(work, section)))}: {_size(work)}")
+    command = [*engine.submit(work), str(path)]
     if not request.submit:
         say(f"to submit it: {shlex.join(command)}")
         return 0
@@ -101,7 +103,7 @@ def launch(request: ClusterRequest) -> int:
     return 0
 
 
-def _note_fixed_size(work: ClusterJob, engine: Engine[Any]) -> Iterator[str]:
+def _note_fixed_size(work: ClusterJob, engine: Engine) -> Iterator[str]:
     """Says that there will be no fewer nodes, although the job allows it."""
     if engine.fixed and isinstance(work.job.limits.nodes, NodeRange):
         yield (
