@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from drivetrain.launch.clusters import template
+from drivetrain.launch import template
 
 SRUN = """\
 #!/bin/bash

@@ -10,7 +10,7 @@ import yaml
 
 from drivetrain.errors import SpecError
 from drivetrain.job_spec.spec_source import COPY_VARIABLE
-from drivetrain.launch.clusters import template
+from drivetrain.launch import template
 
 
 def fill(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str, **values: object) -> str:

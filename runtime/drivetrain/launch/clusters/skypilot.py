@@ -7,73 +7,69 @@ import math
 from pathlib import Path
 
 from drivetrain.errors import SpecError
-from drivetrain.launch.clusters import mounted_files, store_access
-from drivetrain.launch.clusters.cluster_job import ClusterJob
+from drivetrain.launch.clusters import preflight
+from drivetrain.launch.clusters.cluster_job import ClusterFile, ClusterJob
 from drivetrain.launch.clusters.site import SkyPilotSite
+from drivetrain.storage import store_variables
 from drivetrain.system.units import parse_bytes
 
 FOLDER = "/tmp/drivetrain-job"
 """Where a node writes the job file; the template makes it."""
 
 
-def check(work: ClusterJob, settings: SkyPilotSite, site: str) -> list[str]:
-    """Refuse what would fail on the cluster; returns lines for the user.
+def prepare(work: ClusterJob, settings: SkyPilotSite, site: str) -> ClusterFile:
+    """The task.
 
     Raises:
         SpecError: if the job cannot train there.
     """
-    mounted_files.check(work, settings.runs, [*settings.volumes, *settings.file_mounts], f"{site}: skypilot.volumes")
+    volumes = [*settings.volumes, *settings.file_mounts]
+    preflight.check_volumes(work, settings.runs, volumes, f"{site}: skypilot.volumes")
     if not any(Path(settings.runs).is_relative_to(volume) for volume in settings.volumes):
+        listed = ", ".join(settings.volumes)
         raise SpecError(
             f"{site}: skypilot.runs: {settings.runs} is below no volume",
-            f"below {', '.join(settings.volumes)}"
-            if settings.volumes
-            else "below a volume; skypilot.volumes lists none",
+            f"below {listed}" if listed else "below a volume; skypilot.volumes lists none",
             "add a volume: a bucket under file_mounts cannot rename folders, which every checkpoint needs",
         )
-    _check_gpus(work, settings, site)
-    store_access.refuse_files(work, "SkyPilot")
-    secrets = list_secrets(work)
-    lines = [f"submit it from where {', '.join(secrets)} is set"] if secrets else []
-    return lines + store_access.missing(work, secrets)
+    _check_gpus(work, settings.resources.get("accelerators"), f"{site}: skypilot.resources.accelerators")
+    stored = preflight.list_store_variables(work)
+    for name in stored:
+        if name in store_variables.FILES:
+            fault = f"{name} names a file of this machine, which the nodes of SkyPilot do not have"
+            action = f"unset {name}, and export such variables or give the nodes a role"
+            raise SpecError(fault, "variables that hold the credential itself, or the role of the nodes", action)
+    secrets = list(dict.fromkeys((*work.job.environment, *stored)))
+    notes = [f"submit it from where {', '.join(secrets)} is set"] if secrets else []
+    notes += [
+        f"no {prefix} variable is set here: for {store} the nodes need a role"
+        for prefix, store in preflight.list_missing_credentials(work, secrets)
+    ]
+    values = _list_values(work, settings) | {"secrets": dict.fromkeys(secrets) or None}
+    submit = ["sky", "jobs", "launch", *(word for name in secrets for word in ("--secret", name))]
+    return ClusterFile("skypilot.yaml", ".sky.yaml", values, notes, submit, f"sky jobs logs --name {work.job.name}")
 
 
-def list_secrets(work: ClusterJob) -> list[str]:
-    """The names that the job lists, and those of its stores that are set here."""
-    return list(dict.fromkeys((*work.job.environment, *store_access.names(work))))
-
-
-def _check_gpus(work: ClusterJob, settings: SkyPilotSite, site: str) -> None:
+def _check_gpus(work: ClusterJob, accelerators: object, key: str) -> None:
     """Refuse GPUs without a name, or another number of them than processes."""
-    accelerators = settings.resources.get("accelerators")
     if work.gpus and not isinstance(accelerators, str):
-        description = (
-            f"{site}: skypilot.resources.accelerators is missing"
-            if accelerators is None
-            else f"{site}: {accelerators!r}"
-        )
-        raise SpecError(description, "the name of a GPU, such as A100", "run `sky gpus list` to see what there is")
+        fault = f"{key} is missing" if accelerators is None else f"{key} is {accelerators!r}"
+        raise SpecError(fault, "the name of a GPU, such as A100", "run `sky gpus list` to see what there is")
     if not work.gpus and accelerators:
-        raise SpecError(
-            f"{site}: skypilot.resources.accelerators is {accelerators!r}, and --device is cpu",
-            "the same in both",
-            "add --device gpu, or remove it",
-        )
-    name, _, count = accelerators.partition(":") if isinstance(accelerators, str) else ("", "", "")
-    if work.gpus and count and count != str(work.per_node):
-        raise SpecError(
-            f"{site}: skypilot.resources.accelerators is {accelerators}, and there are {work.per_node} processes on each node",
-            "one process for each GPU",
-            f"write accelerators: {name}, or set --per-node {count}",
-        )
+        fault = f"{key} is {accelerators!r}, and --device is cpu"
+        raise SpecError(fault, "the same in both", "add --device gpu, or remove it")
+    name, _, count = str(accelerators or "").partition(":")
+    if count and count != str(work.per_node):
+        fault = f"{key} is {accelerators}, and there are {work.per_node} processes on each node"
+        action = f"write accelerators: {name}, or set --per-node {count}"
+        raise SpecError(fault, "one process for each GPU", action)
 
 
-def list_values(work: ClusterJob, settings: SkyPilotSite) -> dict[str, object]:
-    """The values of the template."""
-    limits, resources = work.job.limits, dict(settings.resources)
+def _list_values(work: ClusterJob, settings: SkyPilotSite) -> dict[str, object]:
+    """The values of the template but the secrets."""
+    limits, resources, path = work.job.limits, dict(settings.resources), f"{FOLDER}/{work.spec.name}"
     if work.gpus:
         resources["accelerators"] = f"{str(resources['accelerators']).partition(':')[0]}:{work.per_node}"
-    path = f"{FOLDER}/{work.spec.name}"
     return {
         "job_name": work.job.name,
         "node_count": work.describe_nodes(),
@@ -84,14 +80,8 @@ def list_values(work: ClusterJob, settings: SkyPilotSite) -> dict[str, object]:
         "resources": resources,
         "volumes": settings.volumes or None,
         "file_mounts": settings.file_mounts or None,
-        "secrets": dict.fromkeys(list_secrets(work)) or None,
         "job_path": path,
         "end": f"JOB_{hashlib.sha256(work.content.encode()).hexdigest()[:12]}",
         "job_file": work.content,
         "command": [*work.command(settings.command, path), "--runs", settings.runs],
     }
-
-
-def submit(work: ClusterJob) -> list[str]:
-    """The command that submits the task; it takes the values of secrets from where it is called."""
-    return ["sky", "jobs", "launch", *(word for name in list_secrets(work) for word in ("--secret", name))]

@@ -11,10 +11,9 @@ from collections.abc import Iterator
 from drivetrain.errors import SpecError
 from drivetrain.job.values import parse_duration
 from drivetrain.job_spec.spec_source import SpecSource
-from drivetrain.launch.clusters import grace_period, shared_folders, store_access
-from drivetrain.launch.clusters.cluster_job import ClusterJob
+from drivetrain.launch.clusters import preflight
+from drivetrain.launch.clusters.cluster_job import ClusterFile, ClusterJob
 from drivetrain.launch.clusters.site import SlurmSite
-from drivetrain.storage import store_variables
 from drivetrain.system.console import say_aside
 from drivetrain.system.units import parse_bytes
 
@@ -28,45 +27,23 @@ MAX_SCRIPT_FILE_BYTES = 2 << 20
 """Bytes of files in a batch script: Slurm takes scripts of 4 MB."""
 
 
-def check(work: ClusterJob, settings: SlurmSite, site: str) -> list[str]:
-    """Refuse what would fail on the cluster; returns lines for the user.
+def prepare(work: ClusterJob, settings: SlurmSite, site: str) -> ClusterFile:
+    """The batch script.
 
     Raises:
         SpecError: if the job cannot train there.
     """
     if settings.time and parse_duration(settings.grace) >= parse_duration(settings.time):
-        raise SpecError(
-            f"{site}: slurm.grace is {settings.grace}, and slurm.time is {settings.time}",
-            "a grace period shorter than the time limit",
-            "raise time, or lower grace",
-        )
+        fault = f"{site}: slurm.grace is {settings.grace}, and slurm.time is {settings.time}"
+        raise SpecError(fault, "a grace period shorter than the time limit", "raise time, or lower grace")
     # The image can be in an option of srun, or a word of the command that starts the container.
     for word in (*settings.srun, *(settings.command or ())):
         _check_image(word, site)
-    shared_folders.check(work, settings.shared, site, own_python=settings.command is None)
-    lines = [grace_period.check(work.job, work.folder / "runs", settings.grace, f"{site}: slurm")]
-    lines += _note_store_variables(work, settings)
-    return lines + [
-        f"limits.{kind} is not in the job: each node gets the cluster's default"
-        for kind in ("cpus", "memory")
-        if getattr(work.job.limits, kind) is None and not settings.sets(SITE_OPTIONS[kind])
-    ]
-
-
-def _note_store_variables(work: ClusterJob, settings: SlurmSite) -> Iterator[str]:
-    """Yield lines about the variables by which the job gets at its stores.
-
-    sbatch hands on the environment of its caller, unless the site says otherwise.
-    """
-    variables = store_access.names(work)
-    exported = str(settings.options.get("export", "ALL"))
-    if variables and "ALL" in exported.split(","):
-        yield f"submit it from where {', '.join(variables)} is set: sbatch hands it to the job"
-    elif variables:
-        yield f"slurm.options.export is {exported}: {', '.join(variables)} reaches the job only if it lists the names"
-    for scheme in store_access.lacking(work, variables):
-        prefix = store_variables.PREFIXES[scheme]
-        yield f"no {prefix}... variable is set here: for {scheme}:// export it where the job is submitted, or the nodes need a role"
+    preflight.check_shared_folders(work, settings.shared, site, own_python=settings.command is None)
+    notes = [preflight.check_grace(work, settings.grace, f"{site}: slurm"), *_note_environment(work, settings)]
+    log = f"{work.job.name}-%j.log"
+    values = _list_values(work, settings) | {"log": str(work.folder / log)}
+    return ClusterFile("slurm.sbatch", ".sbatch", values, notes, ["sbatch"], f"squeue --me, and {log}")
 
 
 def _check_image(word: str, site: str) -> None:
@@ -82,8 +59,23 @@ def _check_image(word: str, site: str) -> None:
         )
 
 
-def list_values(work: ClusterJob, settings: SlurmSite) -> dict[str, object]:
-    """The values of the template."""
+def _note_environment(work: ClusterJob, settings: SlurmSite) -> Iterator[str]:
+    """Yield lines about the variables of the job's stores, which sbatch hands on from its caller, and missing limits."""
+    variables = preflight.list_store_variables(work)
+    exported = str(settings.options.get("export", "ALL"))
+    if variables and "ALL" in exported.split(","):
+        yield f"submit it from where {', '.join(variables)} is set: sbatch hands it to the job"
+    elif variables:
+        yield f"slurm.options.export is {exported}: {', '.join(variables)} reaches the job only if it lists the names"
+    for prefix, store in preflight.list_missing_credentials(work, variables):
+        yield f"no {prefix} variable is set here: for {store} export it where the job is submitted, or the nodes need a role"
+    for key in ("cpus", "memory"):
+        if getattr(work.job.limits, key) is None and not settings.sets(SITE_OPTIONS[key]):
+            yield f"limits.{key} is not in the job: each node gets the cluster's default"
+
+
+def _list_values(work: ClusterJob, settings: SlurmSite) -> dict[str, object]:
+    """The values of the template but the log."""
     limits, is_range = work.job.limits, work.least < work.nodes
     sizes = {
         "cpus": math.ceil(limits.cpus) if limits.cpus else None,
@@ -94,9 +86,7 @@ def list_values(work: ClusterJob, settings: SlurmSite) -> dict[str, object]:
         "job_name": work.job.name,
         "node_count": work.describe_nodes(),
         "folder": str(work.folder),
-        "log": str(work.folder / log(work)),
         "nodes": f"{work.least}-{work.nodes}" if is_range else work.nodes,
-        # With a range of nodes, Slurm would read this option as the least number of nodes.
         "tasks_per_node": None if is_range else 1,
         "grace_seconds": math.ceil(parse_duration(settings.grace)),
         "minutes": max(1, math.ceil(parse_duration(settings.time) / 60)) if settings.time else None,
@@ -120,11 +110,7 @@ def _write_carried_files(work: ClusterJob) -> Iterator[str]:
 
 
 def _read_files(work: ClusterJob) -> dict[str, bytes]:
-    """The job file and the user's code by their names in a copy of them; without data files if they are too large, which is said.
-
-    Raises:
-        SpecError: if one of them cannot be read.
-    """
+    """The job file and the user's code, by their names in a copy; other files, too, if a script can hold them, else that is said."""
     files = SpecSource(work.spec, content=work.content.encode()).read_files(work.job)
     if sum(map(len, files.values())) <= MAX_SCRIPT_FILE_BYTES:
         return files
@@ -134,8 +120,3 @@ def _read_files(work: ClusterJob) -> dict[str, bytes]:
         f"the run starts, as they are then: {', '.join(sorted(files.keys() - carried.keys())[:3])}"
     )
     return carried
-
-
-def log(work: ClusterJob) -> str:
-    """The name of the log below the working folder; %j is the number of the Slurm job."""
-    return f"{work.job.name}-%j.log"

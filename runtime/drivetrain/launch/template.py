@@ -18,7 +18,7 @@ import yaml
 from drivetrain.errors import SpecError
 from drivetrain.launch import one_line
 
-FOLDER = Path(__file__).parents[1] / "templates"
+FOLDER = Path(__file__).with_name("templates")
 _NAME = re.compile(r"\{\{(\w+)\}\}")
 _LINE = re.compile(r"(?P<indent> *)((?P<key>[\w.-]+): )?\{\{(?P<name>\w+)\}\}")
 

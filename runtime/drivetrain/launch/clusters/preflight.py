@@ -1,0 +1,139 @@
+"""What is checked before a job goes to a cluster: its files, its time to stop, and its access to stores."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path, PurePosixPath
+
+from drivetrain.errors import CheckpointError, Problem, SpecError
+from drivetrain.job import Job, dot_key, remote_data
+from drivetrain.job.custom import list_user_functions
+from drivetrain.job.hub_address import is_on_hub
+from drivetrain.job.values import parse_duration, parse_interval
+from drivetrain.launch import mounts
+from drivetrain.launch.clusters.cluster_job import ClusterJob
+from drivetrain.report.record import read
+from drivetrain.report.summary import Summary, summarize
+from drivetrain.storage import store_variables
+from drivetrain.storage.remote_address import is_remote
+from drivetrain.supervisor.remote_copy.copy_child import STOPPED_SECONDS
+from drivetrain.supervisor.run_folder import list_numbered
+from drivetrain.supervisor.supervisor import STOPPED_REPORT
+
+File = tuple[str, str, str]
+"""Of a job: where it is named, the key there, and its path."""
+
+
+def check_shared_folders(work: ClusterJob, shared: Sequence[str], site: str, *, own_python: bool) -> None:
+    """Refuse files outside of the folders that all nodes see; with `own_python` they use this Python environment, too.
+
+    Raises:
+        SpecError: with every such file.
+    """
+    job, folders = work.job, [Path(folder).resolve() for folder in shared]
+    files = [(str(work.spec), "", str(work.spec)), ("runs", "", str(work.folder / "runs"))]
+    files += [_locate(job, key, os.path.abspath(job.resolve(text))) for key, text in mounts.list_paths(job)]
+    files += [_locate(job, key, os.path.abspath(job.folder / file)) for key, file in _list_code(job)]
+    files += [("python", "", sys.prefix)] * own_python
+    _refuse(
+        (file for file in files if not any(Path(file[2]).resolve().is_relative_to(folder) for folder in folders)),
+        "is not in a shared folder",
+        f"below {', '.join(shared)}" if shared else "folders that all nodes see; the site file lists none",
+        f"move it there, or list its folder under `shared:` in {site} if all nodes see it",
+    )
+
+
+def check_volumes(work: ClusterJob, runs: str, volumes: Sequence[str], key: str) -> None:
+    """Refuse paths below none of the volumes of a container, which `key` of the site lists. No path is looked at here.
+
+    Raises:
+        SpecError: with every such path.
+    """
+    paths = [*remote_data.local_paths(work.job), *(row for row in work.job.model_paths() if not is_remote(row[1]))]
+    local = [
+        (name, text)
+        for name, text in paths
+        # A name of a network without a slash before it is none of a file.
+        if not is_on_hub(text) and (name[-1] not in ("name", "pretrained") or text.startswith(("/", ".", "~")))
+    ]
+    files = [(key, "runs", runs), *(_locate(work.job, *row) for row in (*local, *_list_code(work.job)))]
+    _refuse(
+        (
+            file
+            for file in files
+            if not any(PurePosixPath(file[2]).is_relative_to(volume) for volume in volumes)
+            or ".." in file[2].split("/")
+        ),
+        "is below no volume that the container has",
+        f"below {', '.join(volumes)}" if volumes else f"below a volume; {key} lists none",
+        f"write its path in the container, below a volume of {key}",
+    )
+
+
+def _list_code(job: Job) -> list[tuple[tuple[str, ...], str]]:
+    """The files of the user's code with their keys."""
+    return [((*key, "file"), part.file) for key, part, _ in list_user_functions(job)]
+
+
+def _locate(job: Job, key: tuple[str, ...], path: str) -> File:
+    return job.document.place(key), dot_key(key), path
+
+
+def _refuse(files: Iterable[File], fault: str, possible: str, action: str) -> None:
+    problems = [Problem(location, key, f"{path} {fault}", possible, action) for location, key, path in files]
+    if problems:
+        raise SpecError(problems)
+
+
+def check_grace(work: ClusterJob, grace: str, section: str) -> str:
+    """The line that says whether the time between a signal and the end suffices, by an earlier run of the job.
+
+    Raises:
+        SpecError: if that run needed longer for a step and a save.
+    """
+    runs, name = work.folder / "runs", work.job.name
+    copy_note = f"; and up to {STOPPED_SECONDS:.0f} s for checkpoint.copy_to" if work.job.checkpoint.copy_to else ""
+    for run in reversed(list_numbered(runs, name) if runs.is_dir() else []):
+        seconds = None
+        with contextlib.suppress(CheckpointError):
+            seconds = _estimate_stop_seconds(work.job, summarize(read(run)))
+        if seconds is None:
+            continue
+        if seconds > parse_duration(grace):
+            raise SpecError(
+                f"{section}: grace is {grace}, and a step and a save took about {seconds:.0f} s in {run.name}",
+                f"more than {seconds:.0f} s; what has happened since the last checkpoint would be lost each time",
+                f"set grace: {2 * seconds:.0f}s",
+            )
+        return f"grace period {grace}: a step and a save took about {seconds:.0f} s in {run.name}{copy_note}"
+    return f"grace period {grace}: not compared with a step and a save, since no earlier run of {name} is in {runs}{copy_note}"
+
+
+def _estimate_stop_seconds(job: Job, result: Summary) -> float | None:
+    """Seconds of a step, a save and the report, all on average; None if the run does not say."""
+    if not result.steps or not result.seconds or "checkpoint" not in result.phases:
+        return None
+    kind, every = parse_interval(job.checkpoint.every)
+    lasted = {"seconds": result.seconds, "steps": result.steps, "epoch": result.epochs or 1}[kind]
+    training_seconds = sum(result.phases.get(phase, 0.0) for phase in ("train", "input", "forward", "optimizer"))
+    save_seconds = result.phases["checkpoint"] / (1 + lasted // every)
+    return training_seconds / result.steps + save_seconds + STOPPED_REPORT
+
+
+def list_store_variables(work: ClusterJob) -> list[str]:
+    """The variables of the job's stores that are set here."""
+    return [name for scheme in remote_data.schemes(work.job) for name in store_variables.read_known(scheme, os.environ)]
+
+
+def list_missing_credentials(work: ClusterJob, variables: Iterable[str]) -> list[tuple[str, str]]:
+    """The job's stores for which none of the variables is a credential: how their variables begin, and how their addresses do."""
+    prefixes = [(store_variables.PREFIXES.get(scheme), scheme) for scheme in remote_data.schemes(work.job)]
+    names = tuple(variables)
+    return [
+        (f"{prefix}...", f"{scheme}://")
+        for prefix, scheme in prefixes
+        if prefix and not any(name.startswith(prefix) for name in names)
+    ]
