@@ -35,16 +35,18 @@ if [ "$1" = show ]; then printf '%s\\n' a1 a2; else echo "$@" >> scontrol.log; f
 
 
 VALUES = {
-    **{
-        "job_name": "tiny",
-        "node_count": "2 nodes",
-        "folder": "/a b",
-        "log": "/a b/log",
-        "nodes": 2,
-        "tasks_per_node": 1,
-    },
-    **{"grace_seconds": 120, "minutes": None, "cpus": 2, "memory": None, "gpus": None, "options": "", "setup": ""},
-    **{"command": ["drivetrain", "train", "a b.yaml"], "files": "", "srun_options": ["--x"], "least": 2},
+    "job_name": "tiny",
+    "node_count": "2 nodes",
+    "folder": "/a b",
+    "log": "/a b/log",
+    "nodes": 2,
+    "tasks_per_node": 1,
+    "grace_seconds": 120,
+    "cpus": 2,
+    "command": ["drivetrain", "train", "a b.yaml"],
+    "srun_options": ["--x"],
+    "least": 2,
+    **dict.fromkeys(("minutes", "memory", "gpus", "options", "setup", "files")),
 }
 
 

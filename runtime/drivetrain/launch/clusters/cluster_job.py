@@ -63,7 +63,11 @@ class ClusterJob:
         count = f"{self.least} to {self.nodes}" if self.least < self.nodes else f"{self.nodes}"
         return f"{count} node{'s' * (self.nodes > 1)}"
 
-    def command(self, start: Sequence[str] | None = None, spec: str | None = None) -> list[str]:
+    def list_values(self) -> dict[str, object]:
+        """The values that every template has."""
+        return {"job_name": self.job.name, "node_count": self.describe_nodes(), "nodes": self.nodes}
+
+    def build_command(self, start: Sequence[str] | None = None, spec: str | None = None) -> list[str]:
         """The command of each node: `start` (this Python environment if None) and the job file, at another path if given."""
         program = [sys.executable, "-m", "drivetrain"] if start is None else list(start)
         return [*program, "train", spec or str(self.spec), *self.options]
@@ -84,11 +88,7 @@ class ClusterFile:
 
 
 def resolve(request: ClusterRequest) -> ClusterJob:
-    """The job with its number of nodes and processes.
-
-    Raises:
-        DrivetrainError: if the job is invalid, or contradicts the options.
-    """
+    """The job with its number of nodes and processes; raises DrivetrainError if it is invalid, or contradicts the options."""
     content = read_content(request.spec)
     # The nodes of Slurm see the same data; that of the others is not looked at here.
     load = spec.load if request.engine == "slurm" else spec.load_unseen
@@ -125,21 +125,21 @@ def _count_nodes(job: Job, requested: int | None) -> tuple[int, int]:
     count = requested or bounds.most
     if count is not None and job.limits.allows(count):
         return count, bounds.least
-    given = f"is {bounds}, and {f'--nodes is {requested}' if count else 'nothing says how many to ask for'}"
+    fault = f"is {bounds}, and {f'--nodes is {requested}' if count else 'nothing says how many to ask for'}"
     possible = f"--nodes {bounds.least} or more" if bounds.most is None else f"--nodes from {bounds}"
     action = "give --nodes N" if count else "give --nodes N, or write limits.nodes.most"
-    raise SpecError([job.problem(("limits", "nodes"), given, possible, action)])
+    raise SpecError([job.problem(("limits", "nodes"), fault, possible, action)])
 
 
 def _agree(job: Job, key: str, option: str, requested: int | None) -> int | None:
     """The number that the job or the option gives."""
-    written: int | None = getattr(job.limits, key)
+    in_job: int | None = getattr(job.limits, key)
     if requested is not None and requested < 1:
         raise SpecError(f"{option} {requested}", "1 or more", "give a number from 1 on")
-    if None not in (requested, written) and requested != written:
-        fault = f"is {written}, and {option} is {requested}"
+    if None not in (requested, in_job) and requested != in_job:
+        fault = f"is {in_job}, and {option} is {requested}"
         raise SpecError([job.problem(("limits", key), fault, "the same number", f"leave out {option}")])
-    return requested or written
+    return requested or in_job
 
 
 def _check_batch(job: Job, nodes: int, per_node: int) -> None:

@@ -28,11 +28,7 @@ ENGINES: dict[str, Callable[[ClusterJob, Any, str], ClusterFile]] = {
 
 
 def launch(request: ClusterRequest) -> int:
-    """Write the file, and submit it if asked; returns the exit code.
-
-    Raises:
-        DrivetrainError: if job or site is invalid, or the engine does not take it.
-    """
+    """Write the file, and submit it if asked; returns the exit code. Raises DrivetrainError if job or site is invalid."""
     work = resolve(request)
     texts = {"the working folder": work.folder, "the job file": work.spec, "this Python": sys.executable}
     texts |= {f"an option of train, {number}": word for number, word in enumerate(work.options, start=1)}
@@ -85,11 +81,7 @@ def _write(path: Path, text: str) -> str:
 
 
 def _run(command: list[str], path: Path) -> None:
-    """Run the engine's own tool.
-
-    Raises:
-        DeviceError: if it is missing, or refuses.
-    """
+    """Run the engine's own tool; raises DeviceError if it is missing, or refuses."""
     if shutil.which(command[0]) is None:
         possible, action = "a machine from which jobs are submitted", f"run there: {shlex.join(command)}"
         raise DeviceError(f"--submit: there is no {command[0]} here", possible, action)

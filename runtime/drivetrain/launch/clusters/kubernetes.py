@@ -21,11 +21,7 @@ CREDENTIALS = "/credentials"
 
 
 def prepare(work: ClusterJob, settings: KubernetesSite, site: str) -> ClusterFile:
-    """The manifest.
-
-    Raises:
-        SpecError: if the job cannot train there.
-    """
+    """The manifest; raises SpecError if the job cannot train there."""
     preflight.check_volumes(work, settings.runs, [claim.at for claim in settings.claims], f"{site}: k8s.claims")
     if missing := [name for name in work.job.environment if name not in settings.secrets]:
         fault = f"{missing[0]} is in no secret of {site}"
@@ -50,19 +46,17 @@ def _list_values(work: ClusterJob, settings: KubernetesSite, name: str) -> dict[
     """The values of the template but those of volumes."""
     limits = {"cpu": f"{work.job.limits.cpus or 2:g}", "memory": _format_bytes(work.job.limits.memory or "4g")}
     return {
-        "job_name": work.job.name,
-        "node_count": work.describe_nodes(),
+        **work.list_values(),
         "name": name,
         "namespace": settings.namespace,
         "job_file": {work.spec.name: work.content},
         "labels": settings.labels,
-        "nodes": work.nodes,
         "lost_pods": MAX_LOST_PODS * work.nodes,
         "pod": settings.pod,
         "grace_seconds": math.ceil(parse_duration(settings.grace)),
         "user": settings.user,
         "image": settings.image,
-        "arguments": [*work.command([], f"/job/{work.spec.name}"), "--runs", settings.runs],
+        "arguments": [*work.build_command([], f"/job/{work.spec.name}"), "--runs", settings.runs],
         "leader": f"{name}-0.{name}",
         "port": str(DEFAULT_PORT),
         "limits": limits | ({settings.gpu_resource: str(work.per_node)} if work.gpus else {}),

@@ -6,7 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterable, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 from drivetrain.errors import CheckpointError, Problem, SpecError
 from drivetrain.job import Job, dot_key, remote_data
@@ -28,49 +28,34 @@ File = tuple[str, str, str]
 
 
 def check_shared_folders(work: ClusterJob, shared: Sequence[str], site: str, *, own_python: bool) -> None:
-    """Refuse files outside of the folders that all nodes see; with `own_python` they use this Python environment, too.
-
-    Raises:
-        SpecError: with every such file.
-    """
-    job, folders = work.job, [Path(folder).resolve() for folder in shared]
+    """Refuse (SpecError) files outside of the folders that all nodes see, with this Python environment if they use it."""
+    job = work.job
     files = [(str(work.spec), "", str(work.spec)), ("runs", "", str(work.folder / "runs"))]
     files += [_locate(job, key, os.path.abspath(job.resolve(text))) for key, text in mounts.list_paths(job)]
     files += [_locate(job, key, os.path.abspath(job.folder / file)) for key, file in _list_code(job)]
     files += [("python", "", sys.prefix)] * own_python
-    _refuse(
-        (file for file in files if not any(Path(file[2]).resolve().is_relative_to(folder) for folder in folders)),
-        "is not in a shared folder",
-        f"below {', '.join(shared)}" if shared else "folders that all nodes see; the site file lists none",
-        f"move it there, or list its folder under `shared:` in {site} if all nodes see it",
-    )
+    folders = [os.path.realpath(folder) for folder in shared]
+    outside = [file for file in files if not _is_below(os.path.realpath(file[2]), folders)]
+    possible = f"below {', '.join(shared)}" if shared else "folders that all nodes see; the site file lists none"
+    action = f"move it there, or list its folder under `shared:` in {site} if all nodes see it"
+    _refuse(outside, "is not in a shared folder", possible, action)
 
 
 def check_volumes(work: ClusterJob, runs: str, volumes: Sequence[str], key: str) -> None:
-    """Refuse paths below none of the volumes of a container, which `key` of the site lists. No path is looked at here.
+    """Refuse (SpecError) paths below none of the volumes of a container, which `key` of the site lists.
 
-    Raises:
-        SpecError: with every such path.
+    No path is looked at here: volumes may not be mounted.
     """
-    paths = [*remote_data.local_paths(work.job), *(row for row in work.job.model_paths() if not is_remote(row[1]))]
-    local = [
-        (name, text)
-        for name, text in paths
-        # A name of a network without a slash before it is none of a file.
-        if not is_on_hub(text) and (name[-1] not in ("name", "pretrained") or text.startswith(("/", ".", "~")))
-    ]
-    files = [(key, "runs", runs), *(_locate(work.job, *row) for row in (*local, *_list_code(work.job)))]
-    _refuse(
-        (
-            file
-            for file in files
-            if not any(PurePosixPath(file[2]).is_relative_to(volume) for volume in volumes)
-            or ".." in file[2].split("/")
-        ),
-        "is below no volume that the container has",
-        f"below {', '.join(volumes)}" if volumes else f"below a volume; {key} lists none",
-        f"write its path in the container, below a volume of {key}",
-    )
+    job = work.job
+    paths = [*remote_data.local_paths(job), *(row for row in job.model_paths() if not is_remote(row[1]))]
+    # A name of a network that does not begin as a path is none.
+    paths = [row for row in paths if row[0][-1] not in ("name", "pretrained") or row[1].startswith(("/", ".", "~"))]
+    paths = [row for row in paths if not is_on_hub(row[1])] + _list_code(job)
+    files = [(key, "runs", runs), *(_locate(job, *row) for row in paths)]
+    outside = [file for file in files if not _is_below(file[2], volumes) or ".." in file[2].split("/")]
+    possible = f"below {', '.join(volumes)}" if volumes else f"below a volume; {key} lists none"
+    action = f"write its path in the container, below a volume of {key}"
+    _refuse(outside, "is below no volume that the container has", possible, action)
 
 
 def _list_code(job: Job) -> list[tuple[tuple[str, ...], str]]:
@@ -82,18 +67,17 @@ def _locate(job: Job, key: tuple[str, ...], path: str) -> File:
     return job.document.place(key), dot_key(key), path
 
 
+def _is_below(path: str, folders: Iterable[str]) -> bool:
+    return any(PurePosixPath(path).is_relative_to(folder) for folder in folders)
+
+
 def _refuse(files: Iterable[File], fault: str, possible: str, action: str) -> None:
-    problems = [Problem(location, key, f"{path} {fault}", possible, action) for location, key, path in files]
-    if problems:
+    if problems := [Problem(location, key, f"{path} {fault}", possible, action) for location, key, path in files]:
         raise SpecError(problems)
 
 
 def check_grace(work: ClusterJob, grace: str, section: str) -> str:
-    """The line that says whether the time between a signal and the end suffices, by an earlier run of the job.
-
-    Raises:
-        SpecError: if that run needed longer for a step and a save.
-    """
+    """The line that says whether the time after a signal suffices; raises SpecError if an earlier run needed longer."""
     runs, name = work.folder / "runs", work.job.name
     copy_note = f"; and up to {STOPPED_SECONDS:.0f} s for checkpoint.copy_to" if work.job.checkpoint.copy_to else ""
     for run in reversed(list_numbered(runs, name) if runs.is_dir() else []):

@@ -6,7 +6,6 @@ It is YAML, checked like a job file: each mistake with line and column.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,9 +17,11 @@ from drivetrain.job.values import Duration, Spec, VariableName
 from drivetrain.job_spec.validation_errors import list_problems
 from drivetrain.job_spec.yaml_file import parse
 
+RESERVED = "other keys than those that the job, --nodes or the rest of the site decide"
 
-def _text(pattern: str = ".*", possible: str = "", *, reserved: str = "") -> AfterValidator:
-    """A check of text on one line, since a line break in a script would begin a command; `reserved` are decided elsewhere."""
+
+def _validate_text(pattern: str = ".*", possible: str = "", *, reserved: str = "") -> AfterValidator:
+    """Build a check of text on one line, since a line break in a script would begin a command; `reserved` is set elsewhere."""
 
     def check(text: str) -> str:
         if not text or not text.isprintable():
@@ -28,44 +29,29 @@ def _text(pattern: str = ".*", possible: str = "", *, reserved: str = "") -> Aft
         if not re.fullmatch(pattern, text):
             raise PydanticCustomError("site", possible)
         if text in reserved.split():
-            raise PydanticCustomError(
-                "site", "other keys than those that the job, --nodes or the rest of the site decide"
-            )
+            raise PydanticCustomError("site", RESERVED)
         return text
 
     return AfterValidator(check)
 
 
-SBATCH_RESERVED = "nodes ntasks ntasks-per-node time signal requeue no-requeue no-kill kill-on-bad-exit chdir output error open-mode job-name"
+SBATCH_RESERVED = (
+    "nodes ntasks ntasks-per-node time signal requeue no-requeue no-kill kill-on-bad-exit chdir output error open-mode "
+    "job-name"
+)
 POD_RESERVED = "restartPolicy subdomain terminationGracePeriodSeconds automountServiceAccountToken containers securityContext volumes"
-Line = Annotated[str, _text()]
-Folder = Annotated[str, _text("/.*", "the absolute path of a folder, such as /home")]
-SbatchOption = Annotated[
-    str,
-    _text(
-        "[a-z][a-z0-9-]*",
-        "the long name of an option without dashes before it, such as partition",
-        reserved=SBATCH_RESERVED,
-    ),
-]
-PodField = Annotated[str, _text(reserved=POD_RESERVED)]
-Label = Annotated[str, _text(reserved="app.kubernetes.io/name app.kubernetes.io/instance")]
-ResourceKey = Annotated[str, _text(reserved="image_id job_recovery")]
-ObjectName = Annotated[
-    str,
-    _text(
-        "[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?",
-        "a name as Kubernetes takes it: small letters, digits, dashes and dots",
-    ),
-]
+OPTION = "the long name of an option without dashes before it, such as partition"
+OBJECT = "a name as Kubernetes takes it: small letters, digits, dashes and dots"
+IMAGE = "an image by its digest: HOST/NAME@sha256:...; `docker images --digests` shows digests"
+Line = Annotated[str, _validate_text()]
+Folder = Annotated[str, _validate_text("/.*", "the absolute path of a folder, such as /home")]
+SbatchOption = Annotated[str, _validate_text("[a-z][a-z0-9-]*", OPTION, reserved=SBATCH_RESERVED)]
+PodField = Annotated[str, _validate_text(reserved=POD_RESERVED)]
+Label = Annotated[str, _validate_text(reserved="app.kubernetes.io/name app.kubernetes.io/instance")]
+ResourceKey = Annotated[str, _validate_text(reserved="image_id job_recovery")]
+ObjectName = Annotated[str, _validate_text("[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", OBJECT)]
 # A tag can be moved while a job waits or restarts.
-PinnedImage = Annotated[
-    str,
-    _text(
-        "[a-z0-9][a-z0-9.:/_-]*@sha256:[0-9a-f]{64}",
-        "an image by its digest: HOST/NAME@sha256:...; `docker images --digests` shows digests",
-    ),
-]
+PinnedImage = Annotated[str, _validate_text("[a-z0-9][a-z0-9.:/_-]*@sha256:[0-9a-f]{64}", IMAGE)]
 
 
 class SlurmSite(Spec):
@@ -81,14 +67,11 @@ class SlurmSite(Spec):
         None, min_length=1, description="the words that start drivetrain on a node; this Python environment if absent"
     )
 
-    def list_options(self) -> list[str]:
-        """The other options of sbatch, each as one word."""
+    @property
+    def sbatch_flags(self) -> dict[str, str]:
+        """The other options of sbatch by their names, each as one word of a command line."""
         options = ((name, value) for name, value in self.options.items() if value is not False)
-        return [f"--{name}" if value is True else f"--{name}={value}" for name, value in options]
-
-    def sets(self, options: Iterable[str]) -> bool:
-        """Whether one of these options of sbatch is set."""
-        return any(self.options.get(name, False) is not False for name in options)
+        return {name: f"--{name}" if value is True else f"--{name}={value}" for name, value in options}
 
 
 class Claim(Spec):
@@ -140,11 +123,7 @@ class Site(Spec):
 
 
 def load(path: Path | None, engine: str) -> tuple[Any, str]:
-    """The section of an engine, and how messages name the file.
-
-    Raises:
-        SpecError: if the file cannot be read or has no such section, with all mistakes in it.
-    """
+    """The section of an engine, and how messages name the file; raises SpecError with all mistakes in it."""
     site, name = Site(), "a site file (--site FILE)"
     if path is not None:
         name = str(path)

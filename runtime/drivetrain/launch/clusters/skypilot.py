@@ -18,11 +18,7 @@ FOLDER = "/tmp/drivetrain-job"
 
 
 def prepare(work: ClusterJob, settings: SkyPilotSite, site: str) -> ClusterFile:
-    """The task.
-
-    Raises:
-        SpecError: if the job cannot train there.
-    """
+    """The task; raises SpecError if the job cannot train there."""
     volumes = [*settings.volumes, *settings.file_mounts]
     preflight.check_volumes(work, settings.runs, volumes, f"{site}: skypilot.volumes")
     if not any(Path(settings.runs).is_relative_to(volume) for volume in settings.volumes):
@@ -71,9 +67,7 @@ def _list_values(work: ClusterJob, settings: SkyPilotSite) -> dict[str, object]:
     if work.gpus:
         resources["accelerators"] = f"{str(resources['accelerators']).partition(':')[0]}:{work.per_node}"
     return {
-        "job_name": work.job.name,
-        "node_count": work.describe_nodes(),
-        "nodes": work.nodes,
+        **work.list_values(),
         "image": f"docker:{settings.image}",
         "cpus": None if "cpus" in resources else f"{math.ceil(limits.cpus or 2)}+",
         "memory": None if "memory" in resources else f"{math.ceil(parse_bytes(limits.memory or '4g') / 2**30)}+",
@@ -83,5 +77,5 @@ def _list_values(work: ClusterJob, settings: SkyPilotSite) -> dict[str, object]:
         "job_path": path,
         "end": f"JOB_{hashlib.sha256(work.content.encode()).hexdigest()[:12]}",
         "job_file": work.content,
-        "command": [*work.command(settings.command, path), "--runs", settings.runs],
+        "command": [*work.build_command(settings.command, path), "--runs", settings.runs],
     }

@@ -28,11 +28,7 @@ MAX_SCRIPT_FILE_BYTES = 2 << 20
 
 
 def prepare(work: ClusterJob, settings: SlurmSite, site: str) -> ClusterFile:
-    """The batch script.
-
-    Raises:
-        SpecError: if the job cannot train there.
-    """
+    """The batch script; raises SpecError if the job cannot train there."""
     if settings.time and parse_duration(settings.grace) >= parse_duration(settings.time):
         fault = f"{site}: slurm.grace is {settings.grace}, and slurm.time is {settings.time}"
         raise SpecError(fault, "a grace period shorter than the time limit", "raise time, or lower grace")
@@ -70,30 +66,29 @@ def _note_environment(work: ClusterJob, settings: SlurmSite) -> Iterator[str]:
     for prefix, store in preflight.list_missing_credentials(work, variables):
         yield f"no {prefix} variable is set here: for {store} export it where the job is submitted, or the nodes need a role"
     for key in ("cpus", "memory"):
-        if getattr(work.job.limits, key) is None and not settings.sets(SITE_OPTIONS[key]):
+        if getattr(work.job.limits, key) is None and settings.sbatch_flags.keys().isdisjoint(SITE_OPTIONS[key]):
             yield f"limits.{key} is not in the job: each node gets the cluster's default"
 
 
 def _list_values(work: ClusterJob, settings: SlurmSite) -> dict[str, object]:
     """The values of the template but the log."""
-    limits, is_range = work.job.limits, work.least < work.nodes
+    limits, flags, is_range = work.job.limits, settings.sbatch_flags, work.least < work.nodes
     sizes = {
         "cpus": math.ceil(limits.cpus) if limits.cpus else None,
         "memory": f"{math.ceil(parse_bytes(limits.memory) / 2**20)}M" if limits.memory else None,
         "gpus": work.per_node if work.gpus else None,
     }
     return {
-        "job_name": work.job.name,
-        "node_count": work.describe_nodes(),
+        **work.list_values(),
         "folder": str(work.folder),
         "nodes": f"{work.least}-{work.nodes}" if is_range else work.nodes,
         "tasks_per_node": None if is_range else 1,
         "grace_seconds": math.ceil(parse_duration(settings.grace)),
         "minutes": max(1, math.ceil(parse_duration(settings.time) / 60)) if settings.time else None,
-        **{kind: None if settings.sets(SITE_OPTIONS[kind]) else size for kind, size in sizes.items()},
-        "options": "\n".join(f"#SBATCH {shlex.quote(option)}" for option in settings.list_options()),
+        **{key: size if flags.keys().isdisjoint(SITE_OPTIONS[key]) else None for key, size in sizes.items()},
+        "options": "\n".join(f"#SBATCH {shlex.quote(flag)}" for flag in flags.values()),
         "setup": "\n".join(settings.setup),
-        "command": work.command(settings.command),
+        "command": work.build_command(settings.command),
         "files": "\n".join(_write_carried_files(work)),
         "srun_options": settings.srun,
         "least": work.least,
@@ -102,21 +97,16 @@ def _list_values(work: ClusterJob, settings: SlurmSite) -> dict[str, object]:
 
 def _write_carried_files(work: ClusterJob) -> Iterator[str]:
     """Yield commands that write the job file and the user's code as they are now: they may be edited while the job waits."""
-    for name, content in _read_files(work).items():
+    files = SpecSource(work.spec, content=work.content.encode()).read_files(work.job)
+    if sum(map(len, files.values())) > MAX_SCRIPT_FILE_BYTES:
+        too_large = sorted(name for name in files if not name.endswith((".py", ".yaml")))
+        say_aside(
+            f"{len(too_large)} files that arguments name are too large for a batch script, so they are read when "
+            f"the run starts, as they are then: {', '.join(too_large[:3])}"
+        )
+        files = {name: content for name, content in files.items() if name not in too_large}
+    for name, content in files.items():
         # Encoded, since a byte more or less would be another file.
         text = "".join(f"\n{line}" for line in textwrap.wrap(base64.b64encode(content).decode(), 120))
         path = f'"$copy"/{shlex.quote(name)}'
         yield f'mkdir -p "$(dirname {path})" && base64 -d > {path} << END{text}\nEND'
-
-
-def _read_files(work: ClusterJob) -> dict[str, bytes]:
-    """The job file and the user's code, by their names in a copy; other files, too, if a script can hold them, else that is said."""
-    files = SpecSource(work.spec, content=work.content.encode()).read_files(work.job)
-    if sum(map(len, files.values())) <= MAX_SCRIPT_FILE_BYTES:
-        return files
-    carried = {name: text for name, text in files.items() if name.endswith((".py", ".yaml"))}
-    say_aside(
-        f"{len(files) - len(carried)} files that arguments name are too large for a batch script, so they are read when "
-        f"the run starts, as they are then: {', '.join(sorted(files.keys() - carried.keys())[:3])}"
-    )
-    return carried
