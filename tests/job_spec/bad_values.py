@@ -253,4 +253,6 @@ VALUES = (
         "a number >= 1", "change the value"),
     Row("checkpoint: {best: 3}", "4:14", "checkpoint.best: is 3",
         "text", 'write it in quotes: "3"'),
+    Row("name: t\ntask: tabular-classification\ndata: {train: a.csv, target: y}\nmodel: {name: mlp, bins: 1}", "4:20",
+        "model.bins: is 1", "0 for numbers as they are, or from 2 on", "use 0 or 32"),
 )

@@ -260,3 +260,14 @@ def test_what_training_takes(tmp_path: Path, spec: str, header: str, rows: list[
     path = write(tmp_path, rows, f"name: t\ntask: {spec}\n", header)
     assert main.main(["validate", str(path)]) == 0
     load(job_spec.load(path))
+
+
+def test_a_target_that_is_infinite_or_no_number_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Only the training said that it left such rows out."""
+    spec = "name: t\ntask: tabular-regression\ndata: {train: a.csv, target: load}\n"
+    path = write(tmp_path, [*GOOD, "inf,x,a", "nan,x,a"], spec)
+    assert main.main(["validate", str(path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(": ")[-1] for line in lines if "left out" in line] == ["load is infinite", "load is empty"]
+    noted = [note for note in load(job_spec.load(path)).notes if note.startswith("left out")]
+    assert [note.split(": ")[-1] for note in noted] == ["load is infinite", "load is empty"]

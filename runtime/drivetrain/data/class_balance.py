@@ -7,11 +7,12 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from drivetrain.data.dataset import Dataset, JointTargets
+from drivetrain.data.dataset import NO_LABEL, Dataset, JointTargets
 from drivetrain.data.labels import list_names, looks_empty
 from drivetrain.errors import SpecError, nearest
 from drivetrain.job import Job
 from drivetrain.job.formatting import printable
+from drivetrain.job.job import RANKING_METRICS
 from drivetrain.job.tables import TableClassificationJob
 from drivetrain.job.text import TextJob
 from drivetrain.system import spelling
@@ -109,6 +110,36 @@ def check_weights(job: Job, dataset: Dataset) -> list[str]:
     if problems:
         raise SpecError(problems)
     return notes
+
+
+def check_ranking_metrics(job: Job, dataset: Dataset) -> None:
+    """Check that a metric of two classes that the job decides by exists for the validation samples.
+
+    Raises:
+        SpecError: at each key whose metric does not.
+    """
+    problems = []
+    for path, metric in job.watched_metrics().items():
+        *_, head_name, name = ("", *(metric or "").removeprefix("validation/").split("/"))
+        head = dataset.heads.get(head_name)
+        if name not in RANKING_METRICS or head is None or head.several or not head.classes:
+            continue
+        if len(head.classes) != 2:
+            reason = f"and the data has {len(head.classes):,} classes"
+        elif isinstance(dataset.validation, JointTargets):
+            continue
+        else:
+            targets = dataset.validation.targets[head_name]
+            if len(np.unique(targets[targets != NO_LABEL].numpy())) > 1:
+                continue
+            reason = "and the validation samples are all of one class"
+        problems.append(
+            job.problem(
+                path, f"is {metric}, {reason}", "two classes, both in the validation samples", "name another metric"
+            )
+        )
+    if problems:
+        raise SpecError(problems)
 
 
 def _find_weights_key(job: Job, head: str, *, of_one_head: bool) -> tuple[str, ...]:

@@ -83,7 +83,7 @@ def load(job: Job, recorded: InputRecord | None = None) -> Dataset:
 
 
 def check_loss(job: Job, dataset: Dataset) -> None:
-    """Check that the job's loss and class weights fit the classes found in the data, and add a note on the weights.
+    """Check that the job's loss, metrics and class weights fit the classes found in the data, and add a note on the weights.
 
     Raises:
         SpecError: if the loss or the weights do not fit.
@@ -100,6 +100,7 @@ def check_loss(job: Job, dataset: Dataset) -> None:
                 )
             ]
         )
+    class_balance.check_ranking_metrics(job, dataset)
     dataset.notes += class_balance.check_weights(job, dataset)
 
 

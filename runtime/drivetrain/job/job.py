@@ -18,7 +18,7 @@ from drivetrain.job.limits import Limits
 from drivetrain.job.store_address import StoreAddress
 from drivetrain.job.sweep import Parameter, Sweep
 from drivetrain.job.track import Track
-from drivetrain.job.train import Train
+from drivetrain.job.train import Plateau, Train
 from drivetrain.job.values import (
     Count,
     Duration,
@@ -34,7 +34,9 @@ Setting = bool | int | float | str
 LABEL_METRICS = ("loss", "accuracy", "f1", "micro_f1", "map")
 """Metrics of labels that can be true together: accuracy is the share with all labels right, f1 the mean over the labels."""
 CLASS_METRICS = ("loss", "accuracy", "f1", "balanced_accuracy", "log_loss", "brier", "ece")
-"""Metrics of exclusive classes. Two classes have `auc` and `average_precision`, too, which only the data can say."""
+"""Metrics of exclusive classes."""
+RANKING_METRICS = ("auc", "average_precision")
+"""Metrics of two exclusive classes, which only the data can say to be two."""
 SCALED_RMSE = "scaled_rmse"
 """RMSE of several columns of numbers, each divided by its standard deviation, so that no unit dominates."""
 FOLDERS = ("transformers", "run")
@@ -158,12 +160,22 @@ class Job(Spec):
         names = ["validation/loss"]
         for head in self.heads():
             start = f"validation/{head}/" if head else "validation/"
-            names += [start + metric for metric in self.scores() if start + metric not in names]
+            ranking_metrics = RANKING_METRICS if "balanced_accuracy" in self.scores() else ()
+            names += [start + metric for metric in (*self.scores(), *ranking_metrics) if start + metric not in names]
         if len(columns := self.number_columns()) > 1:
             names += [
                 f"validation/{column}/{metric}" for column in columns for metric in self.METRICS if metric != "loss"
             ]
         return names
+
+    def watched_metrics(self) -> dict[tuple[str, ...], str | None]:
+        """The metric at each key that names one for a decision; None where the key is absent."""
+        stopping, schedule = self.train.early_stopping, self.train.schedule
+        return {
+            ("checkpoint", "best"): self.checkpoint.best,
+            ("train", "schedule", "metric"): schedule.metric if isinstance(schedule, Plateau) else None,
+            ("train", "early_stopping", "metric"): stopping.metric if stopping else None,
+        }
 
     def best(self) -> str:
         """The metric that selects the best checkpoint."""

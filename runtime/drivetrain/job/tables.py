@@ -125,13 +125,17 @@ class TableJob(Job):
                     "columns that are features",
                     "add it to data.features, or remove it",
                 )
-        yield from self._problems_of_linear_model()
+        yield from self._problems_of_model()
         if isinstance(self, TableRegressionJob):
             yield from self.class_weights_refused()
 
-    def _problems_of_linear_model(self) -> Iterator[Problem]:
+    def _problems_of_model(self) -> Iterator[Problem]:
         model = self.model
-        if not isinstance(model, MlpSpec) or model.name != "linear":
+        if not isinstance(model, MlpSpec):
+            return
+        if model.bins == 1:
+            yield self.problem(("model", "bins"), "is 1", "0 for numbers as they are, or from 2 on", "use 0 or 32")
+        if model.name != "linear":
             return
         for key in ("hidden", "embedding", "number_embedding", "dropout"):
             # The spec that a run stores has every key with its default.

@@ -99,6 +99,14 @@ def is_number(cell: str) -> bool:
     return True
 
 
+def is_infinite(cell: str) -> bool:
+    """Whether a cell is a number, but no finite one."""
+    try:
+        return math.isinf(float(cell))
+    except ValueError:
+        return False
+
+
 def read_value(cell: str) -> float | None:
     """The number or truth value of a cell; None if it is written in another form."""
     if cell.lower() in _TRUTH:

@@ -10,7 +10,7 @@ from drivetrain.job.data import Data, TableFileData
 from drivetrain.job.formatting import format_value
 from drivetrain.job.hub_address import is_on_hub
 from drivetrain.job.series import SeriesData
-from drivetrain.job.train import Plateau, Sgd
+from drivetrain.job.train import Sgd
 
 TABLES = (".csv", ".tsv", ".jsonl", ".parquet", ".arrow")
 
@@ -189,13 +189,7 @@ def _missing_problems(job: Job, document: Document) -> Iterator[Problem]:
 
 def _metric_problems(job: Job, document: Document) -> Iterator[Problem]:
     metrics = job.metrics()
-    stopping, schedule = job.train.early_stopping, job.train.schedule
-    watched = [
-        (("checkpoint", "best"), job.checkpoint.best),
-        (("train", "schedule", "metric"), schedule.metric if isinstance(schedule, Plateau) else None),
-        (("train", "early_stopping", "metric"), stopping.metric if stopping else None),
-    ]
-    for path, metric in watched:
+    for path, metric in job.watched_metrics().items():
         if metric is not None and metric not in metrics:
             yield Problem(
                 document.place(path),

@@ -28,7 +28,7 @@ from drivetrain.job.images import ImageJob
 from drivetrain.job.series import SeriesJob
 from drivetrain.job.tables import TableJob
 from drivetrain.job.text import TextJob
-from drivetrain.job_spec.cell_values import FeatureCells, is_date, is_number, read_value
+from drivetrain.job_spec.cell_values import FeatureCells, is_date, is_infinite, is_number, read_value
 from drivetrain.storage.remote_address import is_remote
 from drivetrain.system import spelling
 
@@ -310,12 +310,15 @@ def _read_rows(path: Path, layout: csv_layout.CsvLayout) -> Iterator[list[str]]:
 
 def _find_reasons(cells: list[str], places: Mapping[str, int], expected: _ExpectedCells) -> Iterator[str]:
     for names in expected.filled:
-        if not any(cells[places[name]].strip() for name in names if name in places):
+        values = {name: cells[places[name]].strip() for name in names if name in places}
+        if all(not cell or (name in expected.numbers and cell in MISSING_NUMBERS) for name, cell in values.items()):
             yield f"{' and '.join(names)} is empty"
     for name in expected.numbers:
         cell = cells[places[name]].strip() if name in places else ""
         if not is_number(cell):
             yield f"{name} is `{printable(cell, 40)}`, not a number"
+        elif is_infinite(cell):
+            yield f"{name} is infinite"
     for name in expected.zero_or_one:
         cell = cells[places[name]].strip() if name in places else ""
         if cell and read_value(cell) not in (0, 1) and (read_value(cell) is not None or not is_number(cell)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -36,14 +37,14 @@ class BestMetric:
     def update(self, metrics: Mapping[str, float], step: int, epoch: int) -> bool:
         """Add an evaluation; returns whether it is the best so far."""
         if self.stopping:
-            self.stopping.update(metrics[self.stopping.metric], step, epoch)
+            self.stopping.update(metrics.get(self.stopping.metric, math.nan), step, epoch)
         if self.plateau:
-            self.plateau.update(metrics[self.plateau.metric], step, epoch)
+            self.plateau.update(metrics.get(self.plateau.metric, math.nan), step, epoch)
             if self.plateau.waited > self.schedule.patience:
                 self.drops += 1
                 self.plateau.waited = 0
         # The loss decides between equal values.
-        return self.best.update(metrics[self.best.metric], step, epoch, metrics.get("validation/loss"))
+        return self.best.update(metrics.get(self.best.metric, math.nan), step, epoch, metrics.get("validation/loss"))
 
     def factor(self) -> float:
         """Factor of a plateau schedule on the learning rate."""

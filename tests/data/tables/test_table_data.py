@@ -11,6 +11,7 @@ from unittest.mock import ANY
 
 import numpy as np
 import pyarrow
+import pyarrow.compute
 import pytest
 import torch
 from pyarrow import parquet
@@ -20,7 +21,7 @@ from drivetrain.data.load_data import load
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.tables import table_data as tables
 from drivetrain.data.tables.table_data import TableSplit
-from drivetrain.errors import DataError
+from drivetrain.errors import DataError, SpecError
 from drivetrain.job.tables import MlpSpec
 from drivetrain.models import build
 from tests.data.tables.table_rows import job, mixed, stored
@@ -223,17 +224,38 @@ def test_numbers_far_from_those_of_the_training_are_noted(tmp_path: Path) -> Non
         assert not said or ("new.parquet: size is far from the " in notes[0] and "in 1 rows, such as" in notes[0])
 
 
-def test_a_column_that_a_sentinel_flattens_is_noted(tmp_path: Path) -> None:
-    """Beside -999999999 all other numbers were the same, and nothing said why the column was of no use."""
+def test_huge_numbers_leave_the_others_apart(tmp_path: Path) -> None:
+    """Beside -999999999 all other numbers of the column were the same for the network."""
     rows = mixed()
     sizes = np.random.default_rng(0).normal(size=80)
-    for sentinel, said in ((-3.0, False), (-999999999.0, True)):
+    for sentinel, said in ((-3.0, False), (-999999999.0, True), (1e30, True)):
         rows["size"] = np.where(np.arange(80) % 10 == 0, sentinel, sizes)
-        notes = [
-            note for note in tables.load(job(stored(tmp_path, rows))).notes if "different numbers, of which" in note
-        ]
+        data = tables.load(job(stored(tmp_path, rows)))
+        notes = [note for note in data.notes if "scaled by its quartiles" in note]
         assert len(notes) == said
-        assert not said or "beside those from -1e+09 to" in notes[0]
+        assert not said or f"up to {sentinel:g}," in notes[0]
+        scaled = everything(data.train)[0][:, [n["name"] for n in data.preprocessing["numeric"]].index("size")]
+        assert len(scaled.unique()) > 0.8 * len(scaled)
+        assert scaled.abs().max() <= 10
+        assert any("limit" in n for n in data.preprocessing["numeric"]) == said
+        again = tables.read([stored(tmp_path, rows)], data.preprocessing, data.heads, labelled=True)
+        assert not [note for note in again.notes if "is a guess" in note]
+
+
+def test_numbers_that_no_scale_keeps_apart_are_noted(tmp_path: Path) -> None:
+    """Three quarters have one value, so the quartiles say nothing, and one huge number hides what the others say."""
+    rows = mixed()
+    rows["size"] = [*[1e30] * 4, *np.linspace(20, 30, 6), *[0.0] * 70]
+    notes = tables.load(job(stored(tmp_path, rows))).notes
+    assert any("are equal beside those from 0 to 1e+30" in note for note in notes), notes
+
+
+def test_whole_numbers_that_are_rounded_are_noted(tmp_path: Path) -> None:
+    """Identifiers of two classes were one number, and `constant in the training rows`."""
+    rows = mixed() | {"id": 2**53 + (np.arange(80) % 2)}
+    assert any("id has whole numbers of 9,007," in note for note in tables.load(job(stored(tmp_path, rows))).notes)
+    rows["id"] = rows["id"] // 2
+    assert not any("whole numbers" in note for note in tables.load(job(stored(tmp_path, rows))).notes)
 
 
 def test_several_labels(tmp_path: Path) -> None:
@@ -316,3 +338,20 @@ def test_other_types_of_text_give_the_same_table(tmp_path: Path, kind: Any) -> N
     assert one.preprocessing == two.preprocessing
     for left, right in zip(everything(one.train), everything(two.train), strict=True):
         assert torch.equal(left, right)
+
+
+def test_a_metric_of_two_classes_is_refused_where_it_does_not_exist(tmp_path: Path) -> None:
+    """Of one class alone `auc` was 0.5 in each epoch, and the loss chose the model without a word."""
+    table = pyarrow.table(mixed())
+    train = stored(tmp_path, mixed())
+    parquet.write_table(table.filter(pyarrow.compute.field("y") == "big"), tmp_path / "big.parquet")
+    for validation, is_refused in ((0.25, False), (str(tmp_path / "big.parquet"), True)):
+        spec = job(train, validation=validation)
+        spec = spec.model_copy(update={"checkpoint": spec.checkpoint.model_copy(update={"best": "validation/auc"})})
+        if not is_refused:
+            assert load(spec).heads[""].classes == ("big", "small")
+            continue
+        with pytest.raises(SpecError) as error:
+            load(spec)
+        assert error.value.problems[0].key == "checkpoint.best"
+        assert "all of one class" in error.value.problems[0].given

@@ -1,6 +1,7 @@
 """Converts table columns to tensors, with statistics of the training rows that are stored with the model.
 
-A number becomes (value - mean) / std. If it is missing, the median takes its place; if training rows lack it too, a
+A number becomes (value - mean) / std; where a few huge numbers would make the others equal, median and quartiles take the
+place of mean and deviation. If it is missing, the median takes its place; if training rows lack it too, a
 second number is 1 there and 0 elsewhere. A category becomes its index among those of the training rows: 0 stands for an
 unknown category, 1 for an empty cell if training rows have empty cells.
 """
@@ -27,10 +28,16 @@ from drivetrain.data.tables.date_features import DateFeatures
 if TYPE_CHECKING:
     import pyarrow
 
-MAX_COMPARED_ROWS = 100_000
+MAX_COMPARED_ROWS = 10_000
 """Number of rows whose values are compared before and after scaling."""
 MAX_MERGED_SHARE = 0.5
-"""A note is given if no more than this share of the distinct numbers is still distinct after scaling."""
+"""A column is scaled by its quartiles if no more than this share of its distinct numbers is still distinct by its deviation."""
+MAX_EXACT_INTEGER = 2**53
+"""Larger whole numbers are not all float64."""
+QUARTILES_PER_DEVIATION = 1.349
+"""Distance of the quartiles of a normal distribution, in standard deviations."""
+MAX_QUARTILE_DEVIATIONS = 10.0
+"""Numbers of a column that is scaled by its quartiles are clipped here: the huge ones stay apart from the others, no more."""
 MAX_DEVIATIONS = 1e6
 """New numbers are clipped at this many standard deviations; no training value of ten million rows can exceed it."""
 
@@ -47,13 +54,16 @@ class Number:
     """Whether a second number (0 or 1) marks missing values."""
     edges: tuple[float, ...] = ()
     """Bounds of bins of equally many training rows, scaled and ascending; empty if the number is not embedded."""
+    limit: float = MAX_DEVIATIONS
+    """Scaled numbers are clipped at it."""
 
     def describe_distant(self, values: column_values.Numbers) -> list[str]:
         """A note on values that are farther from the range of the training rows than that range is wide."""
         if not self.edges:
             return []
         lowest_edge, highest_edge = (edge * self.std + self.mean for edge in (self.edges[0], self.edges[-1]))
-        distances = np.maximum(lowest_edge - values, values - highest_edge)
+        clipped = np.clip(values, self.mean - self.limit * self.std, self.mean + self.limit * self.std)
+        distances = np.maximum(lowest_edge - clipped, clipped - highest_edge)
         distant = np.flatnonzero(distances > highest_edge - lowest_edge)
         if not len(distant):
             return []
@@ -63,11 +73,27 @@ class Number:
             f"{farthest:g}: what is predicted there is a guess"
         ]
 
+    def describe_huge(self, values: column_values.Numbers) -> list[str]:
+        """A note on training values that are clipped, or beside which the others are equal."""
+        present = values[~np.isnan(values)]
+        if self.limit < MAX_DEVIATIONS:
+            huge = present[np.abs(present - self.mean) > self.limit * self.std]
+            return [
+                f"{self.name} is so far from its other numbers in {len(huge):,} rows, up to {huge[np.argmax(np.abs(huge))]:g}, that it is "
+                f"scaled by its quartiles and clipped there at {self.limit:g} deviations; if such numbers stand for no value: data.missing"
+            ]
+        if _merges_numbers(self, present):
+            return [
+                f"{self.name} has different numbers that are equal beside those from {present.min():g} to {present.max():g}: leave "
+                "such values empty (data.missing), or the column has nothing to say"
+            ]
+        return []
+
     def scale(self, values: column_values.Numbers) -> list[npt.NDArray[np.float32]]:
         """Scale numbers (N,), and mark missing ones if training rows have some: one or two arrays of shape (N,)."""
         is_missing = np.isnan(values)
         filled = np.where(is_missing, self.median, values) if is_missing.any() else values
-        scaled = np.clip((filled - self.mean) / self.std, -MAX_DEVIATIONS, MAX_DEVIATIONS).astype(np.float32)
+        scaled = np.clip((filled - self.mean) / self.std, -self.limit, self.limit).astype(np.float32)
         return [scaled, is_missing.astype(np.float32)] if self.missing else [scaled]
 
 
@@ -177,7 +203,10 @@ class Features:
     def to_json(self) -> dict[str, object]:
         """Plain JSON values from which `from_json` rebuilds the features."""
         return {
-            "numeric": [asdict(n) for n in self.numbers],
+            "numeric": [
+                {key: value for key, value in asdict(n).items() if (key, value) != ("limit", MAX_DEVIATIONS)}
+                for n in self.numbers
+            ],
             "categorical": [asdict(c) | {"values": list(c.values)} for c in self.categories],
             **self.dates.to_json(),
         }
@@ -209,12 +238,11 @@ def fit_features(
     numbers, categories, notes = [], [], []
     for name in roles.numeric:
         values = column_values.numbers(table[name])[0][rows]
+        notes += _note_rounded(name, table[name], values)
         number = _fit_number(name, values, bins)
         numbers += [number] if number else []
         notes += (
-            _describe_merged(number, values)
-            if number
-            else [f"{name} is constant in the training rows, so it is not used"]
+            number.describe_huge(values) if number else [f"{name} is constant in the training rows, so it is not used"]
         )
     for name in roles.categorical:
         category = _fit_category(name, column_values.texts(table[name]).take(rows))
@@ -227,6 +255,21 @@ def fit_features(
     return Features(tuple(numbers), tuple(categories), dates), notes
 
 
+def _note_rounded(name: str, column: pyarrow.ChunkedArray, values: column_values.Numbers) -> list[str]:
+    """A note on whole numbers, such as identifiers, that a float64 cannot tell apart."""
+    import pyarrow
+
+    if (
+        not pyarrow.types.is_integer(column.type)
+        or np.max(np.nan_to_num(np.abs(values)), initial=0) < MAX_EXACT_INTEGER
+    ):
+        return []
+    return [
+        f"{name} has whole numbers of {MAX_EXACT_INTEGER:,} and more, which are rounded; if they are names: data.categorical, or "
+        "data.ignore"
+    ]
+
+
 def _fit_number(name: str, values: column_values.Numbers, bins: int) -> Number | None:
     """Statistics of a numeric column; None if it is constant or empty."""
     is_missing = np.isnan(values)
@@ -237,19 +280,23 @@ def _fit_number(name: str, values: column_values.Numbers, bins: int) -> Number |
     # The mean of a million times 0.1 is not exactly 0.1, which would give a tiny standard deviation.
     spread = float(present.std()) if present.min() < present.max() else 0.0
     number = Number(name, float(present.mean()), spread or 1.0, float(np.median(present)), has_missing)
+    if _merges_numbers(number, present):
+        lower, upper = np.quantile(present, (0.25, 0.75))
+        by_quartiles = replace(
+            number,
+            mean=number.median,
+            std=float(upper - lower) / QUARTILES_PER_DEVIATION or 1.0,
+            limit=MAX_QUARTILE_DEVIATIONS,
+        )
+        # Where most rows have one value the quartiles are equal, and no scale is better than another.
+        number = number if _merges_numbers(by_quartiles, present) else by_quartiles
     return replace(number, edges=_fit_bin_edges(number.scale(present)[0], bins)) if bins else number
 
 
-def _describe_merged(number: Number, values: column_values.Numbers) -> list[str]:
-    """A note if scaling makes many distinct numbers equal, because of a few huge ones such as -999999999."""
-    present = values[~np.isnan(values)][:MAX_COMPARED_ROWS]
-    different, remaining = len(np.unique(present)), len(np.unique(number.scale(present)[0]))
-    if remaining > MAX_MERGED_SHARE * different:
-        return []
-    return [
-        f"{number.name} has {different:,} different numbers, of which {remaining:,} remain beside those from {present.min():g} to "
-        f"{present.max():g}: leave such values empty (data.missing), or the column has nothing to say"
-    ]
+def _merges_numbers(number: Number, present: column_values.Numbers) -> bool:
+    """Whether scaling makes most of the distinct numbers equal, because of a few huge ones such as -999999999."""
+    compared = present[:MAX_COMPARED_ROWS]
+    return len(np.unique(number.scale(compared)[0])) <= MAX_MERGED_SHARE * len(np.unique(compared))
 
 
 def _fit_bin_edges(scaled: npt.NDArray[np.float32], bins: int) -> tuple[float, ...]:

@@ -110,7 +110,8 @@ class ClassScores:
     Of the most probable class: accuracy, and macro F1 and balanced accuracy (mean recall) over the classes that occur. Of the
     probabilities: log loss, Brier score (the squared distance from the truth, of two classes that of one), and the expected
     calibration error (Guo et al. 2017): how far confidence and accuracy are apart, in bins of equal width. Of two classes
-    also the area below the ROC curve and the mean of both classes' average precision, for which all outputs are kept.
+    also the area below the ROC curve and the mean of both classes' average precision, for which all outputs are kept; samples
+    of one class alone have neither.
     """
 
     BINS = 15
@@ -190,16 +191,16 @@ class ClassScores:
     def _compute_rankings(self) -> dict[str, float]:
         self.kept_rows = [torch.cat(self.kept_rows, dim=1)]
         outputs, truth = self.kept_rows[0][0, :, 0], self.kept_rows[0][1, :, 0]
+        if bool((truth == truth[:1]).all()):
+            return {}
         precisions = [_average_precision(sign * outputs, (truth == label).float()) for label, sign in ((1, 1), (0, -1))]
         return {"auc": _area_below_roc(outputs, truth), "average_precision": float(sum(precisions)) / 2}
 
 
 def _area_below_roc(outputs: Tensor, truth: Tensor) -> float:
-    """The share of pairs of both classes whose outputs (N,) are in order, equal ones counting half; 0.5 without pairs."""
+    """The share of pairs of both classes whose outputs (N,) are in order, equal ones counting half."""
     positive = int(truth.sum())
     pairs = positive * (len(truth) - positive)
-    if not pairs:
-        return 0.5
     _, rank_indices, counts = outputs.nan_to_num(-torch.inf, torch.inf, -torch.inf).unique(  # type: ignore[no-untyped-call]
         return_inverse=True, return_counts=True
     )
