@@ -69,7 +69,8 @@ def _fill_line(line: str, values: Mapping[str, object]) -> Iterator[str]:
             text = _dump({match["key"]: value})
         else:
             text = value if isinstance(value, str) else _dump(value) if value else ""
-        yield from (match["indent"] + row if row else "" for row in text.splitlines())
+        rows = text.removesuffix("\n").split("\n") if text else []
+        yield from (match["indent"] + row if row else "" for row in rows)
     else:
         yield _NAME.sub(lambda match: _quote(values[match[1]]), line)
 

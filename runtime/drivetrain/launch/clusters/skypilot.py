@@ -76,6 +76,7 @@ def _list_values(work: ClusterJob, settings: SkyPilotSite) -> dict[str, object]:
         "file_mounts": settings.file_mounts or None,
         "job_path": path,
         "end": f"JOB_{hashlib.sha256(work.content.encode()).hexdigest()[:12]}",
-        "job_file": work.content,
+        # Without the breaks of lines that YAML would change.
+        "job_file": "\n".join(work.content.splitlines()),
         "command": [*work.build_command(settings.command, path), "--runs", settings.runs],
     }
