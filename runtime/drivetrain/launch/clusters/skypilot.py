@@ -77,6 +77,6 @@ def _list_values(work: ClusterJob, settings: SkyPilotSite) -> dict[str, object]:
         "job_path": path,
         "end": f"JOB_{hashlib.sha256(work.content.encode()).hexdigest()[:12]}",
         # Without the breaks of lines that YAML would change.
-        "job_file": "\n".join(work.content.splitlines()),
+        "job_file": "".join(f"{line}\n" for line in work.content.splitlines()),
         "command": [*work.build_command(settings.command, path), "--runs", settings.runs],
     }
