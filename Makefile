@@ -104,13 +104,11 @@ lock: ## lock the requirements of the images again
 schema: .venv/check ## write the JSON schema of the job file
 	@$(python) -m drivetrain schema > docs/job.schema.json
 
-golden: .venv/check ## write tests/golden: all optimizations, and the settings for all recorded machines
+golden: .venv/check ## write tests/golden: all optimizations, a plan, and the settings for all recorded machines
 	@$(python) -m docs.generate.decision_table jobs/digits.yaml tests/machines > tests/golden/decisions.md
 	@$(python) -m docs.generate.defaults_page tests/machines > tests/golden/defaults.md
 	@$(python) -m docs.generate.reference optimizations > tests/golden/optimizations.md
-
-readme: .venv/check ## write the plan into docs/plan-and-report.md
-	@$(python) -m docs.generate.shown_plan docs/plan-and-report.md
+	@$(python) -m drivetrain plan jobs/digits.yaml --hardware tests/machines/codespace-2core-cgroup2.json | sed 's/ *$$//' > tests/golden/plan.txt
 
 reference: .venv/check ## write docs/spec.md
 	@$(python) -m docs.generate.reference spec > docs/spec.md

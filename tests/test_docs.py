@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from docs.generate import shown_plan
+from drivetrain.cli import main
 from drivetrain.cli.arguments import parser
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.job_spec.yaml_file import parse
 from tests import tiny
-from tests.paths import ROOT
+from tests.paths import GOLDEN, ROOT
 
 PAGES = [
     ROOT / "README.md",
@@ -28,6 +28,7 @@ PAGES = [
     ROOT / "CONTRIBUTING.md",
     *sorted((ROOT / "docs").glob("*.md")),
     ROOT / "docker" / "README.md",
+    ROOT / "tests" / "promises.md",
 ]
 TARGETS = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 SPAN = re.compile(r"`((?:drivetrain|make) [^`]+)`")
@@ -111,10 +112,14 @@ def test_messages_that_troubleshooting_quotes_exist() -> None:
     assert [text for text in quoted if text not in said] == []
 
 
-def test_the_plan_that_a_page_shows_is_the_one_that_is_printed() -> None:
-    """`make readme` writes it."""
+def test_the_plan_that_a_page_shows_is_the_one_that_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     page = (ROOT / "docs" / "plan-and-report.md").read_text()
-    assert shown_plan.renewed(page, ROOT) == page
+    command = re.search(r"`drivetrain (plan jobs/\S+ --hardware \S+)`", page)
+    assert command
+    assert main.main(command[1].split()) == 0
+    golden = (GOLDEN / "plan.txt").read_text()
+    assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == golden.splitlines(), "run `make golden`"
+    assert golden.startswith(page.split("```\n")[1])
 
 
 def copied(folder: Path) -> None:
@@ -128,10 +133,9 @@ def copied(folder: Path) -> None:
 
 def test_the_documented_optimization_is_valid(tmp_path: Path) -> None:
     """The file of docs/adding-an-optimization.md: a row of the plan, refused and applied as it says, with the same bits."""
-    page = (ROOT / "docs" / "adding-an-optimization.md").read_text()
     copied(tmp_path)
     path = tmp_path / "runtime" / "drivetrain" / "optimizations" / "relu_inplace.py"
-    path.write_text(page.split("```python\n")[1].split("```")[0])
+    shutil.copy(ROOT / "tests" / "docs" / "relu_inplace.py", path)
     asked = [
         sys.executable,
         "-m",

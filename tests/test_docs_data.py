@@ -32,7 +32,8 @@ FILES = {
 }
 SPECS = {
     re.search(r"name: (\S+)", text)[1]: text
-    for text in re.findall(r"```yaml\n(.*?)```", PAGES["your-data.md"], re.DOTALL)
+    for page in ("your-data.md", "data-sources.md")
+    for text in re.findall(r"```yaml\n(.*?)```", PAGES[page], re.DOTALL)
 }
 SAMPLES = 60
 DRAWN = numpy.random.default_rng(0)

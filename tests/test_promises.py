@@ -1,4 +1,4 @@
-"""The tables of promises in docs/promises.md and SECURITY.md: every fault and threat is there, and the tests of each."""
+"""The tables of promises in tests/promises.md and SECURITY.md: every fault and threat is there, and the tests of each."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from tests.paths import ROOT, TESTS
 
-PAGES = [(ROOT / page).read_text(encoding="utf-8") for page in ("docs/promises.md", "SECURITY.md")]
+PAGES = [(ROOT / page).read_text(encoding="utf-8") for page in ("tests/promises.md", "SECURITY.md")]
 ROWS = [row for page in PAGES for row in page.splitlines() if re.match(r"\| [TSR]\d\d \|", row)]
 # Trackers (T27), and what needs two machines (T29, T30), are not part of the product.
 FAULTS = {f"T{n:02}" for n in range(1, 37)} - {"T27", "T29", "T30"} | {f"S{n:02}" for n in range(1, 19)}

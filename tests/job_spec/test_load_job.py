@@ -228,6 +228,7 @@ def not_for_the_schema(row: Row) -> bool:
         "has no stem",
         "in every step",
         "has no columns",
+        "or from 2 on",
     )
     return any(word in row.possible + row.action + row.given for word in words)
 

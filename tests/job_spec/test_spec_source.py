@@ -15,9 +15,9 @@ from drivetrain.job_spec.spec_source import SpecSource
     "source",
     [
         SpecSource(Path("jobs/a.yaml")),
-        SpecSource(Path("jobs/a.yaml"), ["train.epochs=3", "name=b"], 64),
-        SpecSource(Path("runs/a-001/job.yaml"), [], None, Path("jobs")),
-        SpecSource(Path("runs/a-001/job.yaml"), [], None, Path("jobs"), {"a b.py": "0" * 64}),
+        SpecSource(Path("jobs/a.yaml"), ["train.epochs=3", "name=b"], {"batch_size": 64, "epochs": 3}),
+        SpecSource(Path("runs/a-001/job.yaml"), [], {}, Path("jobs")),
+        SpecSource(Path("runs/a-001/job.yaml"), [], {}, Path("jobs"), {"a b.py": "0" * 64}),
         SpecSource(Path("runs/a-001/job.yaml"), code={}),
     ],
 )
@@ -28,10 +28,10 @@ def test_through_the_command_line_of_a_child(source: SpecSource) -> None:
     spec_source.add_options(parser)
     given = parser.parse_args(["scratch", str(source.spec), *source.options()])
     found = SpecSource.from_arguments(given)
-    assert (found.spec, list(found.assignments), found.batch_size, found.folder, found.code) == (
+    assert (found.spec, list(found.assignments), found.measured, found.folder, found.code) == (
         source.spec,
         list(source.assignments),
-        source.batch_size,
+        source.measured,
         source.folder,
         source.code,
     )

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from drivetrain.pretrained.hub import Fetched, fetch
+from drivetrain.pretrained.hub import Fetched
 from drivetrain.pretrained.hub_error import HubError
+from drivetrain.pretrained.hub_network import fetch
 from tests.hub_server import NAME
 
 FILES = {

@@ -17,9 +17,9 @@ from types import SimpleNamespace
 import pytest
 
 from drivetrain.pretrained import families, hub_connection, hub_download, hub_listing
-from drivetrain.pretrained.hub import fetch
-from drivetrain.pretrained.hub_download import HubFile
-from drivetrain.pretrained.hub_error import HubError
+from drivetrain.pretrained.hub_cache import HubFile
+from drivetrain.pretrained.hub_error import NETWORK, HubError
+from drivetrain.pretrained.hub_network import fetch
 from tests.hub_double import COMMIT
 from tests.hub_server import NAME, Fault, Hub
 from tests.pretrained.hub_network import FILES, NEEDED, OTHER, got, refused, root, unfinished
@@ -229,11 +229,10 @@ def test_a_wrong_hash_is_fetched_again_and_then_refused(hub: Hub, lines: list[st
 
 
 def direct(hub: Hub, listed: HubFile) -> None:
-    connection = hub_connection.connect(lambda line: None)
+    connection = hub_connection.connect(NAME, NETWORK, lambda line: None)
     place = Path(os.environ["HF_HOME"])
     place.mkdir(exist_ok=True)
-    url = f"{hub.endpoint}/{NAME}/resolve/{COMMIT}/{listed.name}"
-    hub_download.download(connection, url, listed, place / "x", hub_download.Progress(listed.size, lambda line: None))
+    hub_download.download(connection, COMMIT, listed, place / "x", hub_download.Progress())
 
 
 def test_a_slow_link_is_told(hub: Hub, lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,7 +287,7 @@ def test_names_and_hashes_that_would_leave_the_cache(hub: Hub) -> None:
         {"type": "file", "path": "a.json", "size": "1", "oid": "0" * 40},
         {"type": "directory", "path": "b", "oid": "0" * 40},
     ]
-    assert [file for row in rows for file in hub_listing.read_listed_file(row, nested=True)] == []  # type: ignore[arg-type]
+    assert [hub_listing.read_listed_file(row) for row in rows] == [None] * len(rows)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import hashlib
+import json
 import shutil
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import pytest
 
 from drivetrain.errors import StorageError
 from drivetrain.pretrained import hub_download
-from drivetrain.pretrained.hub import fetch
+from drivetrain.pretrained.hub_network import fetch
 from tests.hub_double import COMMIT
 from tests.hub_server import NAME, Fault, Hub
 from tests.pretrained.hub_network import FILES, NEEDED, got, refused, root, unfinished
@@ -58,6 +59,38 @@ def test_what_another_program_has_fetched_is_enough_offline(
     assert "not in the cache" in refused().given
 
 
+def test_what_an_earlier_version_has_fetched_is_used_without_a_request(hub: Hub, tmp_path: Path) -> None:
+    """It recorded no list of a network's files, and left converted weights in the folder of the commit."""
+    place = cached(tmp_path, {name: FILES[name] for name in NEEDED})
+    weights = place / "snapshots" / COMMIT / "model.safetensors"
+    weights.unlink()
+    weights.write_bytes(b"converted")
+    files = {name: {"size": len(FILES[name]), "hash": "0" * 64} for name in NEEDED}
+    files["model.safetensors"]["size"] = len(b"converted")
+    record = {"name": NAME, "commit": COMMIT, "files": files, "converted": "pytorch_model.bin"}
+    (place / "drivetrain").mkdir()
+    (place / "drivetrain" / f"{COMMIT}.json").write_text(json.dumps(record))
+    snapshot = got().snapshot
+    assert sorted(file.name for file in snapshot.files) == NEEDED
+    assert (snapshot.converted, hub.asked) == ("pytorch_model.bin", [])
+
+
+@pytest.mark.parametrize(
+    ("missing", "given"),
+    [
+        ("model-00002-of-00002.safetensors", "lacks model-00002-of-00002.safetensors"),
+        ("config.json", "has no config.json"),
+    ],
+)
+def test_a_part_of_a_network_from_another_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str, given: str
+) -> None:
+    names = ("config.json", "model.safetensors.index.json", *(f"model-0000{i}-of-00002.safetensors" for i in (1, 2)))
+    cached(tmp_path, {name: name.encode() for name in names if name != missing})
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert f"at revision main is incomplete in the cache: it {given}, and HF_HUB_OFFLINE is set" in refused().given
+
+
 def test_a_damaged_file_of_ours_is_fetched_again(hub: Hub) -> None:
     path = got().snapshot.folder / "model.safetensors"
     path.resolve().write_bytes(b"short")
@@ -87,7 +120,7 @@ def test_a_full_disk_and_a_cache_of_somebody_else(hub: Hub, monkeypatch: pytest.
         got()
 
 
-FETCH = f"from drivetrain.pretrained.hub import fetch; print(fetch({NAME!r}, 'main').snapshot.folder)"
+FETCH = f"from drivetrain.pretrained.hub_network import fetch; print(fetch({NAME!r}, 'main').snapshot.folder)"
 
 
 def test_a_killed_download_is_resumed(hub: Hub, tmp_path: Path) -> None:

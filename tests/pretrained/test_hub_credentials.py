@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from drivetrain.pretrained import hub_connection
+from drivetrain.pretrained.hub_error import NETWORK
 from tests import hub_double
 from tests.hub_server import NAME, Fault, Hub, serving
 from tests.pretrained.hub_network import FILES, NEEDED, got, refused
@@ -36,10 +37,10 @@ def test_the_token_stays_with_its_host(hub: Hub, monkeypatch: pytest.MonkeyPatch
 def test_the_token_goes_over_no_open_line(monkeypatch: pytest.MonkeyPatch, lines: list[str]) -> None:
     monkeypatch.setenv("HF_TOKEN", "t0ken123")
     monkeypatch.setenv("HF_ENDPOINT", "http://hub.example")
-    assert hub_connection.connect(lines.append).token == ""
+    assert hub_connection.connect(NAME, NETWORK, lines.append).token == ""
     assert lines == ["hub: http://hub.example is not encrypted, so the token of HF_TOKEN is not sent"]
     monkeypatch.setenv("HF_ENDPOINT", "https://hub.example")
-    assert hub_connection.connect(lines.append).token == "t0ken123"
+    assert hub_connection.connect(NAME, NETWORK, lines.append).token == "t0ken123"
 
 
 @pytest.mark.parametrize("address", ["ftp://127.0.0.1/x", "file:///etc/passwd"])

@@ -13,8 +13,11 @@ import pytest
 
 from drivetrain.data.load_data import load
 from drivetrain.errors import DrivetrainError
+from drivetrain.job_spec import hub_data
+from drivetrain.job_spec import load_job as job_spec
 from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.pretrained import hub_connection, hub_download
+from tests.hub_double import COMMIT
 from tests.hub_server import Fault, Hub
 from tests.pretrained.hub_dataset import NAME, found, refused, root, spec
 
@@ -100,6 +103,23 @@ def test_no_network_and_what_another_program_fetched(hub: Hub, tmp_path: Path, m
     shutil.rmtree(root(tmp_path) / "drivetrain")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     assert len(load(found(tmp_path)).train) == 36, "as if another program had fetched it"
+
+
+def test_a_part_of_a_known_list_is_never_the_whole(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a process leaves that was killed while it gave the files their names."""
+    found(tmp_path)
+    (root(tmp_path) / "drivetrain" / f"{COMMIT}.json").unlink()
+    lost = "data/train-00001-of-00002.parquet"
+    (root(tmp_path) / "snapshots" / COMMIT / lost).unlink()
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert f"is incomplete in the cache: it lacks {lost}, and HF_HUB_OFFLINE is set" in str(refused(tmp_path))
+
+
+def test_an_update_without_a_network_is_an_error(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(DrivetrainError, match="--update, and HF_HUB_OFFLINE is set"):
+        job_spec.load(spec(tmp_path), locate=lambda job: hub_data.locate(job, print, update=True)[0])
 
 
 def test_two_processes_fetch_it_once(hub: Hub, tmp_path: Path) -> None:

@@ -104,6 +104,9 @@ def test_between_equal_values_the_line_says_that_the_loss_decided() -> None:
     told: list[str] = []
     run = SimpleNamespace(
         counters=SimpleNamespace(step=0, epoch=0, batch=0),
+        time_target=None,
+        clock=SimpleNamespace(seconds=0.0),
+        batches=SimpleNamespace(per_epoch=1),
         signals=SimpleNamespace(held=contextlib.nullcontext),
         best_metric=BestMetric("validation/accuracy", None, None),
         metrics=MagicMock(),
@@ -111,7 +114,7 @@ def test_between_equal_values_the_line_says_that_the_loss_decided() -> None:
         stop_reason="",
         folder=None,
         total_steps=9,
-        job=SimpleNamespace(train=SimpleNamespace(epochs=5)),
+        total_epochs=5,
         last_metrics={},
     )
     progress = SimpleNamespace(report_evaluation=lambda run, best: told.append(best))

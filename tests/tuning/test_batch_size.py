@@ -123,11 +123,11 @@ def test_the_measured_number_travels_as_a_value(
     block = f"{{\n  epochs: 2,\n  optimizer: {{name: adamw, lr: 0.01}},\n  {text}\n}}"
     path.write_text(path.read_text().replace(before, block))
     assert supervisor.train(TrainRequest(path, sets, tmp_path / "runs")) == 0
-    assert [source.batch_size for source in given] == [batch_size.FIRST, 64]
+    assert [dict(source.measured) for source in given] == [{"batch_size": batch_size.FIRST}, {"batch_size": 64}]
     trainer = argparse.ArgumentParser()
     spec_source.add_options(trainer)
     passed = SpecSource.from_arguments(trainer.parse_args([str(path), *given[1].options()]))
-    assert (passed.spec, tuple(passed.assignments), passed.batch_size) == (path, sets, 64)
+    assert (passed.spec, tuple(passed.assignments), passed.measured) == (path, sets, {"batch_size": 64})
     assert passed.load().train.batch_size == 64
     run = tmp_path / "runs" / "tiny-001"
     assert (run / "job.yaml").read_text() == spec_text(SpecSource(path, sets).load())
@@ -138,7 +138,7 @@ def test_the_measured_number_travels_as_a_value(
 def test_problems_after_the_measurement_point_to_the_file(tmp_path: Path) -> None:
     path = written(tmp_path)
     with pytest.raises(SpecError, match=r"tiny\.yaml:6:20: train.batch_size: is 0"):
-        SpecSource(path, batch_size=0).load()
+        SpecSource(path, measured={"batch_size": 0}).load()
 
 
 @pytest.mark.parametrize("words", [["find-lr"], ["memory"], ["bench"]])

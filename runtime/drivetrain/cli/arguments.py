@@ -92,6 +92,9 @@ def _add_plan(add: Add) -> None:
     command.add_argument(
         "--hardware", type=Path, metavar="FILE", help="plan for another machine: the output of `facts --json` there"
     )
+    command.add_argument(
+        "--time", action="store_true", help="time a few steps, and say how long the training takes and what it needs"
+    )
     command.add_argument("--plain", action="store_true", help="turn all optimizations off")
     command.add_argument(
         "--all", action="store_true", help="include settings that do not apply to this machine and job"

@@ -51,6 +51,7 @@ def plan(options: argparse.Namespace) -> int:
     from drivetrain.plan import evidence
     from drivetrain.plan import plan as plans
     from drivetrain.plan.plan_table import render
+    from drivetrain.tuning.run_length import forecast
 
     show = say_aside if options.json else say
     job = job_spec.load(options.job, options.set)
@@ -65,6 +66,10 @@ def plan(options: argparse.Namespace) -> int:
             show(note)
     measured = {} if options.hardware else evidence.load_started(machine, job)
     resolved = plans.resolve(job, machine, plain=options.plain, measured=measured)
+    if options.time:
+        if options.hardware:
+            raise SpecError("--time with --hardware", "the time on this machine, which is measured", "leave one out")
+        return forecast(options.job, options.set, machine, resolved, as_json=options.json)
     if options.json:
         say_json(resolved.to_json())
     else:

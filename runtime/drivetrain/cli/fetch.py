@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from drivetrain.errors import DeviceError
@@ -15,8 +14,7 @@ from drivetrain.system.console import say
 from drivetrain.system.units import format_bytes
 
 if TYPE_CHECKING:
-    from drivetrain.pretrained.hub_dataset import HubData
-    from drivetrain.pretrained.hub_download import HubFile
+    from drivetrain.pretrained.hub import Fetched
     from drivetrain.storage.stored_copy import StoredCopy
 
 MAX_LISTED_FILES = 30
@@ -36,7 +34,7 @@ def fetch(options: argparse.Namespace) -> int:
     from drivetrain.job_spec import hub_data, stored_data
     from drivetrain.job_spec import load_job as job_spec
 
-    fetched_data: list[HubData] = []
+    fetched_data: list[Fetched] = []
     copies: list[StoredCopy] = []
 
     def locate(job: Job) -> Job:
@@ -48,11 +46,14 @@ def fetch(options: argparse.Namespace) -> int:
 
     job = job_spec.load(options.job, options.set, locate=locate)
     for data in fetched_data:
-        _tell_data(data)
+        _tell_files(data, f"commit {data.snapshot.commit}")
     for copy in copies:
         _tell_copy(copy)
     if (name := hub_name.find_hub_weights(job)) is not None:
-        _network(job, name, update=options.update)
+        from drivetrain.pretrained import folder
+
+        network = folder.fetch(job, name, update=options.update)
+        _tell_files(network, f"revision {network.revision}: commit {network.snapshot.commit}")
     elif not fetched_data and not copies:
         say(f"{options.job}: the job needs nothing from the Hugging Face hub, a store or the web")
     return 0
@@ -64,34 +65,23 @@ def _tell_copy(copy: StoredCopy) -> None:
     say(f"in {copy.path}")
 
 
-def _tell_data(data: HubData) -> None:
-    _tell(data.name, [(file, "") for file in data.files], new=bool(data.new), note=data.note)
-    say(f"commit {data.commit}")
-    say(f"in {data.folder}")
-
-
-def _network(job: Job, name: str, *, update: bool) -> None:
-    from drivetrain.pretrained import folder
-
-    fetched = folder.fetch(job, name, update=update)
+def _tell_files(fetched: Fetched, commit: str) -> None:
+    """Print the files of a network or a dataset, and `commit`, its description."""
     snapshot = fetched.snapshot
-    origin = f", made of {snapshot.converted}" if snapshot.converted else ""
-    files = [(file, origin if file.name == "model.safetensors" else "") for file in snapshot.files]
-    _tell(name, files, new=bool(fetched.new), note=fetched.note)
-    say(f"revision {fetched.revision}: commit {snapshot.commit}")
-    say(f"in {snapshot.folder}")
-
-
-def _tell(name: str, files: Sequence[tuple[HubFile, str]], *, new: bool, note: str) -> None:
-    size = f"{len(files)} files, {sum(file.size for file, _ in files) / 1e6:,.1f} MB"
-    if new:
-        say(f"{name}: fetched {size}, each compared with its hash")
+    files = sorted(snapshot.files, key=lambda file: file.name)
+    size = f"{len(files)} files, {sum(file.size for file in files) / 1e6:,.1f} MB"
+    if fetched.new:
+        say(f"{snapshot.name}: fetched {size}, each compared with its hash")
     else:
-        say(f"{name}: everything is there, {size}; {note or 'each was compared with its hash when it was fetched'}")
-    for file, origin in sorted(files, key=lambda row: row[0].name)[:MAX_LISTED_FILES]:
-        say(f"  {file.name}  {format_bytes(file.size)}{origin}")
+        state = fetched.note or "each was compared with its hash when it was fetched"
+        say(f"{snapshot.name}: everything is there, {size}; {state}")
+    for file in files[:MAX_LISTED_FILES]:
+        is_converted = snapshot.converted and file.name == "model.safetensors"
+        say(f"  {file.name}  {format_bytes(file.size)}{f', made of {snapshot.converted}' if is_converted else ''}")
     if len(files) > MAX_LISTED_FILES:
         say(f"  and {len(files) - MAX_LISTED_FILES:,} more")
+    say(commit)
+    say(f"in {snapshot.folder}")
 
 
 def _fetch_in_container(options: argparse.Namespace) -> int:

@@ -24,7 +24,7 @@ def check_weights(value: Any) -> object:
 
 ClassWeights = Annotated[Literal["none", "balanced"] | dict[Column, Positive], BeforeValidator(check_weights)]
 MEANING = (
-    "balanced: weight of a class = samples / (classes * samples of the class), of a label that can be true beside others = "
-    "samples without it / samples with it; or numbers by class, such as {malignant: 5}: a class that is not named has 1. "
-    "With several labels per sample, the number is the weight of a sample that has the label"
+    "balanced: a class weighs samples / (classes * its samples), a label that can be true beside others weighs samples "
+    "without it / samples with it; or numbers by class or label, such as {malignant: 5}: one that is not named has 1, and that "
+    "of a label is the weight of a sample that has it"
 )

@@ -44,8 +44,8 @@ class CustomData(Spec):
     )
     reader: str | None = Field(
         None,
-        description="function in the file that turns a list of paths into data, for `predict` and `evaluate --data`; "
-        "absent: .npz files with `inputs` and `targets`",
+        description="function in the file that turns a list of paths into data, for `predict` and `evaluate --data`; absent: .npz "
+        "files of `inputs`, `targets`",
     )
 
 
@@ -61,8 +61,8 @@ class CustomLossSpec(Spec):
     arguments: dict[str, JsonValue] = Field({}, description="keyword arguments of the function")
     weight_of: str | None = Field(
         None,
-        description="function in the file that returns for targets what the loss divides by: a number, or one for each "
-        "sample; for a loss that is neither a mean nor a sum over samples, whose batches are not split without it",
+        description="function in the file that returns for targets what the loss divides by: a number, or one per sample; without "
+        "it, batches of a loss that is neither a mean nor a sum over samples are not split",
     )
 
 

@@ -29,9 +29,9 @@ class Data(Spec):
     """Keys that all tasks share."""
 
     train: FilePath = Field(
-        description="training data: a folder or file, relative to the job's folder, then the project; "
-        "`hf://datasets/OWNER/NAME` on the Hugging Face hub, with @REVISION and a path if wanted; or a file or folder in an "
-        "object store, s3://BUCKET/PATH, gs:// or az://, or a file at https://"
+        description="training data: a folder or file, relative to the job's folder, then the project; `hf://datasets/OWNER/NAME`, "
+        "with @REVISION and a path if wanted; a file or folder in an object store, s3://BUCKET/PATH, gs:// or az://; "
+        "or a file at https://"
     )
     validation: Validation = Field(0.1, description="a fraction of the training data, or a path of its own")
     test: FilePath | None = Field(
@@ -40,9 +40,8 @@ class Data(Spec):
     )
     fold: Fold | None = Field(
         None,
-        description="such as 2/5: the training data is split into five parts, stratified by class, and the second one "
-        "is the validation data, instead of the fraction; whole groups if `groups` names a column; "
-        "`drivetrain repeat JOB --folds 5` trains with each",
+        description="such as 2/5: split the training data into five parts, stratified by class, and validate on the second instead"
+        " of the fraction; whole groups if `groups` names a column; `drivetrain repeat JOB --folds 5` trains with each",
     )
     bad_samples: BadShare = Field(
         0.05,
@@ -99,8 +98,8 @@ class TableFileData(Data):
     csv: CsvOptions = Field(CsvOptions(), description="how CSV and TSV files are written, if it is not to be found out")
     missing: Cells | None = Field(
         None,
-        description='cells that stand for no value in every column, such as "?" or -999; an empty cell, NA, NaN, NULL and the '
-        "like, and among numbers ?, - and the errors of spreadsheets are known without it",
+        description='cells that mean no value in every column, such as "?" or -999; empty cells, NA, NaN, NULL and the like, and '
+        "among numbers ?, - and the errors of spreadsheets, always do",
     )
 
 
@@ -162,8 +161,8 @@ class ImageAugment(Spec):
     )
     views: Count | None = Field(
         None,
-        description="augment each image in this many ways, which repeat: an epoch is augmented like the one this many epochs before, "
-        "so that outputs of frozen layers can be kept (optimize.feature_cache); null: in a new way in every epoch",
+        description="augment each image in this many ways in turn: an epoch is augmented like the one this many epochs before, so "
+        "that outputs of frozen layers can be cached (optimize.feature_cache); absent: in a new way in every epoch",
     )
 
     @property
@@ -180,14 +179,14 @@ class ImageData(TableFileData):
 
     path_column: Column = Field(
         "path",
-        description="column of a manifest that holds paths, relative to the manifest; or encoded images, in Parquet and Arrow: if there "
-        "is no column of this name, the only column of images is taken",
+        description="column of a manifest that holds paths, relative to the manifest; or encoded images, in Parquet and Arrow, "
+        "where the only column of images is taken if none has this name",
     )
     label_column: OneOrMore = Field(("label",), description="column of a manifest with the number; or several columns")
     groups: Column | None = Field(
         None,
-        description="column that says which images of a manifest belong together, such as a patient: a fraction for validation, or a fold, "
-        "takes whole groups; an image without a group is one of its own",
+        description="column of a manifest that groups images, such as a patient: a fraction for validation, or a fold, takes whole"
+        " groups; an image without a group is one of its own",
     )
     image_size: Annotated[int, Field(ge=4, le=2048)] | Literal["auto"] = Field(
         "auto", description="side of the square input of the network, in pixels; auto: chosen from the images"
@@ -203,8 +202,8 @@ class ImageData(TableFileData):
     augment: ImageAugment = Field(ImageAugment(), description="random changes to training images")
     stream: MaybeStream = Field(
         None,
-        description="true, or settings: `train` names .tar shards (WebDataset) or Parquet files, which are read while the run trains "
-        "on them; their order is another one than that of images in memory",
+        description="true, or settings: `train` names WebDataset .tar shards or Parquet files that are read during training, in "
+        "another order than images in memory",
     )
 
 
@@ -219,9 +218,9 @@ class ImageClassificationData(ImageData):
     )
     multi_label: bool | None = Field(
         None,
-        description="true: an image has any number of labels: label_column has all of them, an empty cell none; in an .npz, "
-        "`labels` is (N, labels) of 0 and 1. false: each cell is one class, whatever it contains. If absent: one class, and "
-        "a column that looks like several labels is an error",
+        description="true: an image has any number of labels, all in label_column (an empty cell: none), or (N, labels) of 0 and 1"
+        " in an .npz; false: each cell is one class, whatever it contains; absent: one class, and a column that looks "
+        "like several labels is an error",
     )
     label_separator: Annotated[str, Field(min_length=1, max_length=4)] = Field(
         "auto",

@@ -18,6 +18,8 @@ class Document:
     places: dict[Path, str] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     """What could not be read; all other values are valid."""
+    measured: frozenset[str] = frozenset()
+    """Keys of `train:` whose numbers were measured, and are not the user's."""
     unread: list[Path] = field(default_factory=list)
     """Paths of values that could not be read, and are None."""
 

@@ -36,7 +36,7 @@ class HubAddress:
     @property
     def root(self) -> str:
         """The dataset, without a path."""
-        return f"{SCHEME}datasets/{self.name}@{quote(self.revision, safe='')}"
+        return f"{SCHEME}datasets/{self.name}" + ("" if self.revision == MAIN else f"@{quote(self.revision, safe='')}")
 
     def __str__(self) -> str:
         return f"{self.root}/{self.path}" if self.path else self.root

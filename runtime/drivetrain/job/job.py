@@ -50,18 +50,18 @@ class Checkpoint(Spec):
     keep: Count = Field(2, description="how many of the newest checkpoints to keep, besides the best")
     best: str | None = Field(
         None,
-        description="metric of the best checkpoint, which is kept; by task if absent; of equal values the one with the "
-        "lower validation loss is better",
+        description="metric of the best checkpoint, which is kept; by task if absent; of equal values that with the lower "
+        "validation loss",
     )
     notice: NoticeUrl | None = Field(
         None,
-        description="a URL of the cloud, or of this machine, polled every 5 s for a preemption notice; the run then stops "
-        "with exit code 75",
+        description="a URL of the cloud, or of this machine, polled every 5 s for a preemption notice, on which the run stops with"
+        " exit code 75",
     )
     copy_to: StoreAddress | None = Field(
         None,
-        description="a folder in an object store, s3://BUCKET/PATH, gs:// or az://, that gets a copy of each checkpoint and "
-        "of the run; from there the same command resumes on another machine. Credentials come from the environment",
+        description="a folder in an object store, s3://BUCKET/PATH, gs:// or az://, for a copy of each checkpoint and of the run, "
+        "from which the same command resumes on another machine; credentials come from the environment",
     )
 
 
@@ -89,8 +89,8 @@ class Job(Spec):
 
     baselines: Literal["auto", "full", "off"] = Field(
         "auto",
-        description="simple models fitted to the same data after the training: a constant answer, a linear model, boosted "
-        "trees. auto: within a tenth of the training time, but 15 to 60 s; full: as long as it takes, with all samples; off: none",
+        description="simple models fitted to the same data after the training: a constant answer, a linear model, boosted trees. "
+        "auto: within a tenth of the training time, but 15 to 60 s; full: all samples, however long; off: none",
     )
     track: Track | None = Field(None, description="a tracking server that gets a copy of the run's metrics and report")
     environment: tuple[VariableName, ...] = Field(

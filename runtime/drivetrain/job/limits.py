@@ -60,8 +60,8 @@ class Limits(Spec):
     )
     nodes: Nodes | None = Field(
         None,
-        description="machines that train together, as a number or as `{least: 2, most: 4}`; if given, a run that is started "
-        "on fewer or more is refused",
+        description="machines that train together, a number or `{least: 2, most: 4}`; a run that is started on fewer or more is "
+        "refused",
     )
 
     def allows(self, nodes: int) -> bool:

@@ -78,8 +78,8 @@ class ImageNetwork(WithWeights):
     )
     pretrained: bool | FilePath = Field(
         False,
-        description="start a ResNet from weights of ImageNet on the Hugging Face hub (timm), with a new classifier; "
-        "or from such a folder or name",
+        description="start a ResNet from ImageNet weights on the Hugging Face hub (timm), with a new classifier; or from such a "
+        "folder or name",
     )
     revision: Revision | None = Field(None, description="branch, tag or commit on the hub; main if absent")
 
@@ -99,8 +99,8 @@ class ImageTimm(BuiltIn):
     source: Literal["timm"]
     name: str = Field(
         min_length=1,
-        description="architecture, as timm.list_models() names it; with its tag (`efficientnet_b0.ra_in1k`, as "
-        "timm.list_pretrained() names it) for `pretrained: true`",
+        description="architecture, as in timm.list_models(); for `pretrained: true` with its tag (`efficientnet_b0.ra_in1k`, as in"
+        " timm.list_pretrained())",
     )
     pretrained: bool | FilePath = Field(
         False,

@@ -43,13 +43,12 @@ class SeriesData(TableFileData):
     stride: Count | None = Field(None, description="rows from the start of one window to the next; window if absent")
     max_gap: Positive | None = Field(
         None,
-        description="longest step of time inside a window, in seconds for dates, else in units of the column; "
-        "absent: rows follow each other, whatever the time between them",
+        description="longest step of time inside a window, in seconds for dates, else in units of the column; absent: any",
     )
     groups: Column | None = Field(
         None,
-        description="column, or array (N,) of an .npz, that says which rows or windows belong together, such as a patient: a "
-        "fraction for validation, or a fold, takes whole groups instead of the last part of the time",
+        description="column, or array (N,) of an .npz, that groups rows or windows, such as a patient: a fraction for validation, "
+        "or a fold, takes whole groups instead of the last part of the time",
     )
     axes: Literal["auto", "time-channels", "channels-time"] = Field(
         "auto",

@@ -42,13 +42,12 @@ class SeriesAugment(Spec):
 
     jitter: Positive | None = Field(
         None,
-        description="standard deviation of normal noise on each value, as a share of the channel's deviation in the training "
-        "data, such as 0.05",
+        description="standard deviation of normal noise, as a share of the channel's deviation in the training data, such as 0.05",
     )
     scaling: Positive | None = Field(
         None,
-        description="standard deviation around 1 of a factor for each channel of a window, around the channel's mean in the "
-        "training data, such as 0.1; it is never below 0",
+        description="standard deviation around 1 of a factor for each channel of a window, around the channel's training mean, "
+        "such as 0.1; never below 0",
     )
     time_warp: TimeWarp | None = Field(None, description="the speed changes smoothly along the window")
     window_warp: WindowWarp | None = Field(None, description="a part of the window is played faster or slower")

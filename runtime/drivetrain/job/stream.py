@@ -18,16 +18,16 @@ class Stream(Spec):
 
     streams: Annotated[int, Field(ge=1, le=MOST)] = Field(
         8,
-        description="equal parts of the shuffled row of shards; each batch has samples of all of them. It should be a multiple "
-        "of the number of processes; other numbers of processes get the same batches",
+        description="equal parts of the shuffled row of shards; each batch has samples of all. Best a multiple of the number of "
+        "processes; any number of processes gets the same batches",
     )
     window: Annotated[int, Field(ge=1, le=MOST)] = Field(
         4, description="shards of a stream whose samples are shuffled together; more is nearer to a full shuffle"
     )
     cache: Size = Field(
         CACHE,
-        description="disk space for shards, shared by all runs and processes of a machine; it must hold `window` shards of "
-        "each stream. Tar shards on this machine are read where they are",
+        description="disk space for shards, shared by all runs and processes of a machine; it must hold `window` shards of each "
+        "stream. Tar shards on this machine are read in place",
     )
 
 

@@ -51,8 +51,8 @@ class Sweep(Spec):
     )
     pruning: bool = Field(
         True,
-        description="end a trial early if its best value so far is worse than the median of the finished trials at that "
-        "epoch; from the sixth trial on, and not in the first quarter of the epochs",
+        description="end a trial whose best value so far is worse than the median of the finished trials at that epoch; from the "
+        "sixth trial on, and not in the first quarter of the epochs",
     )
     max_time: Duration | None = Field(
         None, description="begin no further trial after this much wall-clock time: 8h; the same command goes on"

@@ -39,8 +39,8 @@ class TableData(TableFileData):
     ignore: OneOrMore | None = Field(None, description="columns that are not used: identifiers, other targets, dates")
     groups: Column | None = Field(
         None,
-        description="column that says which rows belong together, such as a patient: a fraction for validation, or a fold, "
-        "takes whole groups; it is no feature, and a row without a group is one of its own",
+        description="column that groups rows, such as a patient: a fraction for validation, or a fold, takes whole groups; it is "
+        "no feature, and a row without a group is one of its own",
     )
     numeric: OneOrMore | None = Field(None, description="columns to read as numbers, whatever they contain")
     categorical: OneOrMore | None = Field(
@@ -48,16 +48,16 @@ class TableData(TableFileData):
     )
     dates: Annotated[dict[Column, Annotated[tuple[DatePart, ...], Field(strict=False, min_length=1)]], Field()] = Field(
         {},
-        description="columns of dates, each with the numbers that are made of it: year, month, day, weekday (Monday is 0), "
-        "hour, minute, days (since 1970-01-01, with the time of day as a fraction)",
+        description="columns of dates, each with the numbers to make of it; weekday: Monday is 0; days: since 1970-01-01, with the"
+        " time of day as a fraction",
     )
     date_format: DateFormat | None = Field(
         None, description="form of dates that are not written as 2024-05-31, such as %d.%m.%Y or %m/%d/%Y %H:%M"
     )
     first_year: Annotated[int, Field(ge=1600, le=2100)] | None = Field(
         None,
-        description="first of the hundred years that two digits (%y) stand for: 1930 for dates of birth makes 40 1940; needed "
-        "if dates of this century would be later than this year",
+        description="first of the hundred years that two digits (%y) stand for: with 1930, 40 is 1940; needed if dates of this "
+        "century would be later than this year",
     )
 
 
@@ -75,8 +75,8 @@ class MlpSpec(WithWeights):
     embedding: Count = Field(8, description="embedding size of a category")
     bins: Annotated[int, Field(ge=0, le=1000)] = Field(
         32,
-        description="bins of equally many training rows for each number, between whose edges its embedding is linear; 0: "
-        "numbers go in as they are, only scaled",
+        description="bins of equally many training rows for each number, between whose edges its embedding is linear; 0: numbers "
+        "are only scaled",
     )
     number_embedding: Count = Field(16, description="embedding size of a number with bins")
     dropout: Fraction = Field(0.1, description="dropout after each hidden layer")

@@ -86,21 +86,21 @@ class TextData(TableFileData):
     )
     groups: Column | None = Field(
         None,
-        description="column that says which texts belong together, such as a user: a fraction for validation, or a fold, takes "
-        "whole groups; a text without a group is one of its own",
+        description="column that groups texts, such as a user: a fraction for validation, or a fold, takes whole groups; a text "
+        "without a group is one of its own",
     )
     max_length: Annotated[int, Field(ge=8, le=MAX_TEXT_LENGTH)] | Literal["auto"] = Field(
         "auto", description="largest number of tokens per text; auto: chosen from the texts"
     )
     truncation: Truncation = Field(
         "right",
-        description="what is left out of a longer text: its end (right), its start (left), or its middle (a quarter of "
-        "the tokens is from the start); special tokens stay, and of several columns the longest is truncated first",
+        description="what is cut from a longer text: its end (right), start (left), or middle (a quarter of the tokens is from the"
+        " start); special tokens stay, and of several columns the longest is cut first",
     )
     stream: MaybeStream = Field(
         None,
-        description="true, or settings: `train` names shards (Parquet, JSONL also as .gz or .zst, tar as WebDataset has it), which are "
-        "read and tokenized while the run trains on them; their order is another one than that of texts in memory",
+        description="true, or settings: `train` names shards that are read and tokenized during training (Parquet; JSONL, also .gz"
+        " or .zst; WebDataset tar), in another order than texts in memory",
     )
 
 

@@ -179,16 +179,21 @@ class Train(Spec):
         description="stop after this many optimizer steps; `epochs` ends the run before if it has fewer, which is said",
     )
     max_time: Duration | None = Field(None, description="stop before this much wall-clock time has passed: 2h")
+    within: Duration | None = Field(
+        None,
+        description="choose `epochs` and `steps`, and with them the schedule, so that the command ends within this time: "
+        "30m; measured before the first step, for one process; at most 100 epochs",
+    )
     batch_size: Count | Literal["auto"] = Field(
         USUAL_BATCH,
-        description="samples the optimizer sees in one step; auto: measured before the first step, the smallest that is "
-        "within 5 % of the fastest that fits. It changes what is learned, and the learning rate stays as given",
+        description="samples per optimizer step; auto: the smallest that is within 5 % of the fastest that fits, measured before "
+        "the first step. It changes what is learned, and the learning rate stays as given",
     )
     parts: Count | None = Field(
         None,
-        description="parts of a batch that go through the network one by one: dropout is drawn and BatchNorm normalizes by "
-        "part. Set, a run may continue with any number of processes up to this one, and learns the same up to rounding; if "
-        "absent, as many as there are processes when the run begins",
+        description="parts of a batch that go through the network one by one: dropout is drawn and BatchNorm normalizes by part. "
+        "If set, a run may continue with any number of processes up to this one, and learns the same up to rounding; "
+        "absent: the number of processes at the start",
     )
     seed: int = Field(0, ge=0, lt=2**32, description="seed of all random numbers")
     deterministic: bool | Literal["auto"] = Field(
@@ -217,9 +222,9 @@ class Train(Spec):
     )
     solve_heads: bool | Literal["auto"] = Field(
         "auto",
-        description="true: linear outputs, of a network that is frozen else, are not trained step by step but solved, with "
-        "L-BFGS and a penalty that the validation loss chooses; it takes the place of the epochs before `model.unfreeze`, or "
-        "of all; auto: true unless augmentation changes the inputs, the network is yours or several processes train",
+        description="true: linear outputs of an otherwise frozen network are solved with L-BFGS, with a penalty that the "
+        "validation loss chooses, in place of the epochs before `model.unfreeze`, or of all; auto: true unless "
+        "augmentation changes the inputs, the network is yours or several processes train",
     )
     ema: Annotated[float, Field(gt=0, lt=1)] | None = Field(
         None, description="decay of an exponential moving average of the weights, which is validated and saved too"

@@ -238,7 +238,7 @@ def check_notice_address(text: str) -> None:
         raise PydanticCustomError(
             "notice",
             "a URL where a cloud gives notice, such as "
-            "http://169.254.169.254/latest/meta-data/spot/instance-action (docs/reliability.md), or one of this machine "
+            "http://169.254.169.254/latest/meta-data/spot/instance-action (docs/failures.md), or one of this machine "
             "itself, such as http://127.0.0.1:8000/notice",
         )
 

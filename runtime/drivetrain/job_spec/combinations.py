@@ -10,7 +10,7 @@ from drivetrain.job.data import Data, TableFileData
 from drivetrain.job.formatting import format_value
 from drivetrain.job.hub_address import is_on_hub
 from drivetrain.job.series import SeriesData
-from drivetrain.job.train import Sgd
+from drivetrain.job.train import Sgd, Train
 
 TABLES = (".csv", ".tsv", ".jsonl", ".parquet", ".arrow")
 
@@ -26,6 +26,7 @@ def combination_problems(job: Job, document: Document) -> Iterator[Problem]:
     yield from _stream_problems(job, document)
     yield from _missing_problems(job, document)
     yield from _parts_problems(job, document)
+    yield from _within_problems(job, document)
     yield from _track_problems(job, document)
     yield from remote_data.problems(job)
     loss, optimizer = job.train.loss, job.train.optimizer
@@ -65,6 +66,23 @@ def _track_problems(job: Job, document: Document) -> Iterator[Problem]:
         key, description, possible = wrong
         location = document.place(document.nearest(("track", key)))
         yield Problem(location, f"track.{key}", description, possible, "name one server")
+
+
+def _within_problems(job: Job, document: Document) -> Iterator[Problem]:
+    """A length beside the time that chooses it."""
+    written = {
+        key: value for key, value in (("epochs", job.train.epochs), ("steps", job.train.steps)) if value is not None
+    }
+    for key, value in written.items() if job.train.within else ():
+        # The spec that a run stores has every key with its default.
+        if value != Train.model_fields[key].default and key not in document.measured:
+            yield Problem(
+                document.place(("train", key)),
+                f"train.{key}",
+                f"is {value}, and train.within is {job.train.within}, which chooses it",
+                "one of both",
+                f"remove train.within or train.{key}",
+            )
 
 
 def _parts_problems(job: Job, document: Document) -> Iterator[Problem]:

@@ -13,23 +13,23 @@ from drivetrain.data.formats import shards
 from drivetrain.data.streaming import shard
 from drivetrain.errors import SpecError
 from drivetrain.job import Job, dot_key
-from drivetrain.job.hub_address import FORM, MAIN, HubAddress, is_on_hub, parse
+from drivetrain.job.hub_address import FORM, HubAddress, is_on_hub, parse
 from drivetrain.job.images import MANIFESTS, ImageJob
 from drivetrain.job.series import SeriesJob
 from drivetrain.job.tables import TableJob
 from drivetrain.job.text import TextJob
 from drivetrain.job_spec import named_splits
-from drivetrain.pretrained import hub_dataset, hub_dataset_files
-from drivetrain.pretrained.hub_dataset import HubData
-from drivetrain.pretrained.hub_dataset_files import IMAGES, SPLITS, TABLES, DatasetName, Files
-from drivetrain.pretrained.hub_error import HubError
+from drivetrain.pretrained import hub, hub_cache, hub_dataset_files
+from drivetrain.pretrained.hub import Fetched
+from drivetrain.pretrained.hub_dataset_files import IMAGES, SPLITS, TABLES, Files
+from drivetrain.pretrained.hub_error import DATASET, HubError
 
 Key = tuple[str, ...]
 Say = Callable[[str], None]
 USES = {"train": "for training", "validation": "for validation", "test": "for the final test"}
 
 
-def locate(job: Job, say: Say | None = None, *, update: bool = False) -> tuple[Job, list[HubData]]:
+def locate(job: Job, say: Say | None = None, *, update: bool = False) -> tuple[Job, list[Fetched]]:
     """Replace the addresses in a job by the files of its data sets; returns the job, and the data sets.
 
     Args:
@@ -41,7 +41,7 @@ def locate(job: Job, say: Say | None = None, *, update: bool = False) -> tuple[J
         SpecError: if a dataset is not there, cannot be downloaded, or has no splits that can be used.
         StorageError: if the cache cannot be written.
     """
-    located: list[HubData] = []
+    located: list[Fetched] = []
     keys_and_texts = [(key, text) for key, text in job.data_paths() if is_on_hub(text)]
     if keys_and_texts and not isinstance(job, ImageJob | TableJob | TextJob | SeriesJob):
         key, text = keys_and_texts[0]
@@ -70,7 +70,7 @@ def _refuse(job: Job, key: Key, description: str, possible: str, action: str) ->
     raise SpecError([job.problem(key, description, possible, action)])
 
 
-def _find_files(job: Job, key: Key, address: HubAddress, say: Say | None, *, update: bool) -> HubData | None:
+def _find_files(job: Job, key: Key, address: HubAddress, say: Say | None, *, update: bool) -> Fetched | None:
     """Find the files of an address; None if they are not in the cache and must not be downloaded."""
 
     def choose(paths: Sequence[str], readme: str) -> Iterable[str]:
@@ -84,19 +84,16 @@ def _find_files(job: Job, key: Key, address: HubAddress, say: Say | None, *, upd
                 folder = os.path.dirname(first_path)
                 yield from (p for p in paths if p.startswith(folder and f"{folder}/") and p.lower().endswith(IMAGES))
 
-    def choose_listed(paths: Sequence[str], readme: str) -> Sequence[str]:
-        return list(choose(paths, readme))
-
+    repository = hub_cache.find_repository(address.name, DATASET)
     if say is None:
-        return hub_dataset.find_cached(address.name, address.revision, choose_listed)
-    return hub_dataset.fetch(address.name, address.revision, choose_listed, say, update=update and not address.is_fixed)
+        return hub.find_cached(repository, address.revision, choose)
+    return hub.fetch(repository, address.revision, choose, say, update=update and not address.is_fixed)
 
 
 def _list_splits(job: Job, address: HubAddress, paths: Sequence[str], readme: str) -> Files:
     if getattr(job.data, "stream", None) and _has_own_kind(address.path, paths):
         return {"": [address.path]}
-    dataset = DatasetName(address.name, address.revision, address.path)
-    return hub_dataset_files.find_splits(paths, readme, dataset, images=isinstance(job, ImageJob))
+    return hub_dataset_files.find_splits(paths, readme, address, images=isinstance(job, ImageJob))
 
 
 def _has_own_kind(folder: str, paths: Sequence[str]) -> bool:
@@ -132,11 +129,11 @@ def _is_free(job: Job, split: str) -> bool:
     return split in SPLITS and deciding_key not in job.data.model_fields_set
 
 
-def _name_files(job: Job, key: Key, address: HubAddress, located: HubData) -> Job:
+def _name_files(job: Job, key: Key, address: HubAddress, located: Fetched) -> Job:
     """The job with the files of an address at their commit."""
     all_splits = _list_splits(job, address, located.paths, located.readme)
     used = _select_used(job, key, all_splits)
-    fixed = address.at(located.commit)
+    fixed = address.at(located.snapshot.commit)
     update, use_notes = {}, []
     for split, files in used.items():
         path = _choose_path(split, files, address)
@@ -150,10 +147,10 @@ def _name_files(job: Job, key: Key, address: HubAddress, located: HubData) -> Jo
     ]
     name = f"{dot_key(key)}: {address.name}"
     if not address.is_fixed:
-        name += f", {address.revision} is commit {located.commit[:12]}"
+        name += f", {address.revision} is commit {located.snapshot.commit[:12]}"
     note = ": ".join(filter(None, [name, ", ".join(use_notes), located.note]))
     named_job = job.model_copy(update={"data": job.data.model_copy(update=update)})
-    named_job._hub_folders = {**job._hub_folders, fixed.root: located.folder}
+    named_job._hub_folders = {**job._hub_folders, fixed.root: located.snapshot.folder}
     named_job._notes = (*job.notes, note)
     return named_job
 
@@ -169,19 +166,12 @@ def _choose_path(split: str, files: Sequence[str], address: HubAddress) -> str:
         return _find_image_folder(split, files)
     unrelated = set(files) - set(shards.siblings(first, files))
     if unrelated:
-        example = (
-            f"data.{split}: {address.below(first) if address.revision != MAIN else _format_address(address, first)}"
-        )
         raise HubError(
             f"has {len(files)} files {USES.get(split, '')}: {', '.join(sorted(files)[:4])}",
             "one table for each split, or its parts numbered as in train-00000-of-00002.parquet and 0000.parquet",
-            f"name one: {example}",
+            f"name one: data.{split}: {address.below(first)}",
         )
     return first
-
-
-def _format_address(address: HubAddress, path: str) -> str:
-    return f"hf://datasets/{address.name}/{path}"
 
 
 def _find_image_folder(split: str, files: Sequence[str]) -> str:
@@ -192,9 +182,3 @@ def _find_image_folder(split: str, files: Sequence[str]) -> str:
         if name.lower() in SPLITS[split] and all(path.startswith(f"{prefix}/") for path in files):
             return prefix
     return os.path.commonpath([os.path.dirname(os.path.dirname(path)) for path in files])
-
-
-def pin(text: str, commit: str) -> str:
-    """Fix an address to a commit; other texts stay unchanged."""
-    address = parse(text)
-    return str(address.at(commit)) if address else text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union
@@ -31,7 +31,7 @@ def load(
     assignments: Sequence[str] = (),
     *,
     folder: Path | None = None,
-    batch_size: int | None = None,
+    measured: Mapping[str, int] | None = None,
     locate: Callable[[Job], Job] | None = None,
     content: bytes | None = None,
     is_copied: bool = False,
@@ -42,7 +42,7 @@ def load(
         path: the YAML file.
         assignments: `key.path=value` texts, applied over the file.
         folder: where relative paths start; the file's own folder if None.
-        batch_size: the measured number in place of `train.batch_size: auto`.
+        measured: measured numbers by key of `train:`, in place of `batch_size: auto` and for `within`.
         locate: finds what a job names on the Hugging Face hub, in stores and on the web; None to look in the caches
             only, and not to check what is missing there.
         content: the bytes of the file, if they were read before; None to read them now.
@@ -55,9 +55,10 @@ def load(
     """
     path = Path(path)
     document = read_spec(path, assignments, content)
-    if batch_size is not None and isinstance(train := document.data.get("train"), dict):
+    if measured and isinstance(train := document.data.get("train"), dict):
         # The position of the key stays, since the user wrote the `auto` there.
-        document.data["train"] = {**train, "batch_size": batch_size}
+        document.data["train"] = {**train, **measured}
+        document.measured = frozenset(measured)
     job = _build_checked(document, folder or path.parent, locate, is_copied=is_copied)
     if job.sweep:
         job._parameters = sweep_space.check_space(

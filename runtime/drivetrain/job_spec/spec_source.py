@@ -7,7 +7,7 @@ import contextlib
 import json
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from drivetrain.data.custom import user_code
@@ -34,8 +34,8 @@ class SpecSource:
     spec: Path
     assignments: Sequence[str] = ()
     """`key.path=value`, as for `--set`."""
-    batch_size: int | None = None
-    """The measured number in place of `train.batch_size: auto`; None if there is none."""
+    measured: Mapping[str, int] = field(default_factory=dict)
+    """Measured numbers by key of `train:`, in place of `batch_size: auto` and for `within`."""
     folder: Path | None = None
     """Where relative paths start; the folder of the file if None."""
     code: Mapping[str, str] | None = None
@@ -58,7 +58,7 @@ class SpecSource:
             self.spec,
             self.assignments,
             folder=self.folder,
-            batch_size=self.batch_size,
+            measured=self.measured,
             locate=_use_fetched if self.is_child else fetch,
             content=self.read().content,
             is_copied=self.copy is not None,
@@ -118,7 +118,7 @@ class SpecSource:
     def options(self) -> list[str]:
         """The options that a child process reads with `add_options`; the path of the spec is an argument before."""
         arguments = [word for assignment in self.assignments for word in ("--set", assignment)]
-        arguments += [] if self.batch_size is None else ["--batch-size", str(self.batch_size)]
+        arguments += ["--measured-values", json.dumps(dict(self.measured))] if self.measured else []
         arguments += [] if self.folder is None else [f"--paths-from={self.folder}"]
         arguments += [] if self.copy is None else [f"--copy={self.copy}"]  # its name may begin with a dash
         return arguments if self.code is None else [*arguments, "--code", json.dumps(dict(self.code))]
@@ -129,7 +129,7 @@ class SpecSource:
         return cls(
             arguments.spec,
             arguments.set,
-            arguments.batch_size,
+            arguments.measured_values,
             arguments.paths_from,
             arguments.code,
             True,
@@ -162,7 +162,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     """Let a program take the spec and what `SpecSource.options` adds."""
     parser.add_argument("spec", type=Path)
     parser.add_argument("--set", action="append", default=[])
-    parser.add_argument("--batch-size", type=int, default=None)
+    parser.add_argument("--measured-values", type=json.loads, default={})
     parser.add_argument("--paths-from", type=Path, default=None)
     parser.add_argument("--copy", type=Path, default=None)
     parser.add_argument("--code", type=json.loads, default=None)

@@ -211,7 +211,7 @@ def read(text: str | bytes, name: str) -> Document:
     data = reader.read(node, ())
     if data is None:
         raise SpecError(reader.problems)
-    return Document(name, data, reader.places, reader.problems, reader.unread)
+    return Document(name, data, reader.places, reader.problems, unread=reader.unread)
 
 
 def set_value(document: Document, assignment: str) -> None:

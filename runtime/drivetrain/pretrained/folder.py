@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from drivetrain.errors import SpecError
 from drivetrain.job import Job
-from drivetrain.pretrained import families, hub, hub_name
+from drivetrain.pretrained import families, hub_name, hub_network
+from drivetrain.pretrained.hub import Fetched
 from drivetrain.pretrained.hub_error import HubError
 from drivetrain.system.files import read_json
 from drivetrain.system.installation import SETUP
@@ -123,7 +124,7 @@ def locate(job: Job, name: str) -> tuple[Path, str]:
     return folder, origin
 
 
-def fetch(job: Job, name: str, *, update: bool = False) -> hub.Fetched:
+def fetch(job: Job, name: str, *, update: bool = False) -> Fetched:
     """Fetch the network of a name on the hub; a resumed run takes the same commit again.
 
     Args:
@@ -135,9 +136,9 @@ def fetch(job: Job, name: str, *, update: bool = False) -> hub.Fetched:
         SpecError: if there is none, or it cannot be downloaded or used.
         StorageError: if the cache cannot be written.
     """
-    revision = getattr(getattr(job, "model", None), "revision", None) or hub.MAIN
+    revision = getattr(getattr(job, "model", None), "revision", None) or hub_network.MAIN
     try:
-        fetched_network = hub.fetch(name, job.pretrained_commit or revision, update=update)
+        fetched_network = hub_network.fetch(name, job.pretrained_commit or revision, update=update)
     except HubError as error:
         if not error.offline:
             _refuse(job, f"{name!r}: {error.given}", error.possible, error.action)

@@ -1,42 +1,43 @@
-"""Fetches a network by its name on the Hugging Face hub once; later runs use the cache and need no network.
+"""Fetches chosen files of a repository on the Hugging Face hub once; later runs use the cache and need no network.
 
-A revision is resolved to a commit once. Every file is compared with its hash before it gets its final name. If a
-repository has only a pickle, it is converted in an isolated process. Code in a repository is neither fetched nor run.
+A revision is resolved to a commit once, and the list of a commit's files is recorded. Every file is compared with its hash
+before it gets its final name. A pickle is converted in an isolated process. Code in a repository is neither fetched nor run.
 """
 
 from __future__ import annotations
 
 import contextlib
-import re
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from urllib.parse import quote
 
 from drivetrain.errors import DataError, StorageError
 from drivetrain.pretrained import convert as converting
-from drivetrain.pretrained import families, hub_cache, hub_connection, hub_listing
-from drivetrain.pretrained.hub_cache import Repository, Snapshot
+from drivetrain.pretrained import hub_connection, hub_listing
+from drivetrain.pretrained.hub_cache import COMMIT, HASH, HubFile, Repository, Snapshot
 from drivetrain.pretrained.hub_connection import Connection
-from drivetrain.pretrained.hub_download import HubFile, Progress, download
-from drivetrain.pretrained.hub_error import HubError
+from drivetrain.pretrained.hub_download import Progress, download
+from drivetrain.pretrained.hub_error import NETWORK, HubError
 from drivetrain.system.console import say as say_line
-from drivetrain.system.files import read_json, sha256
+from drivetrain.system.files import sha256, sync_file
+from drivetrain.system.secrets import mask
 
-MAIN = "main"
-CONFIG, WEIGHTS, INDEX, PICKLE = "config.json", "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
-_CONFIGURATION = re.compile(r"[\w+-][\w.+-]*\.(json|txt|model)")
-"""Names of configurations and vocabularies."""
-_SHARD = re.compile(r"model-\d+-of-\d+\.safetensors")
-_POSSIBLE = f"a network of transformers: {CONFIG}, and {WEIGHTS} or {PICKLE}"
+PICKLE = "pytorch_model.bin"
+Choose = Callable[[Sequence[str], str], Iterable[str]]
+"""Chooses the needed files, given all paths of the repository and its README.md; raises HubError if there are none."""
 
 
 @dataclass(frozen=True)
 class Fetched:
-    """A network in the cache, and what this call downloaded for it."""
+    """Files in the cache, and what this call downloaded for them."""
 
     snapshot: Snapshot
+    """The needed files, with the README.md of a dataset."""
     revision: str
+    paths: tuple[str, ...]
+    """Paths of all files of the repository."""
+    readme: str = ""
+    """The content of a dataset's README.md."""
     new: tuple[str, ...] = ()
     """Files that were downloaded by this call."""
     note: str = ""
@@ -48,153 +49,183 @@ class Fetched:
         return f"{self.snapshot.name} at {self.snapshot.commit[:12]}"
 
 
-def fetch(name: str, revision: str, say: Callable[[str], None] = say_line, *, update: bool = False) -> Fetched:
-    """Fetch a network from the cache or, if it is not there, from the hub.
+def find_cached(repository: Repository, revision: str, choose: Choose) -> Fetched | None:
+    """Find the chosen files in the cache, without a request; None if one of them is not there.
+
+    Raises:
+        HubError: from `choose`.
+    """
+    commit = repository.commit_of(revision)
+    snapshot = repository.find_complete(commit)
+    if snapshot is None:
+        return None
+    # Earlier versions recorded no list of the files of a network.
+    paths = tuple(file.name for file in repository.read_listing(commit) or snapshot.files)
+    files = {file.name: file for file in snapshot.files}
+    if repository.kind.readme in paths and repository.kind.readme not in files:
+        return None
+    readme = repository.read_readme(commit)
+    chosen = [
+        converting.WEIGHTS_NAME if name == snapshot.converted else name
+        for name in _choose_names(repository, paths, choose, readme)
+    ]
+    if any(name not in files for name in chosen):
+        return None
+    return Fetched(replace(snapshot, files=tuple(files[name] for name in chosen)), revision, paths, readme)
+
+
+def fetch(
+    repository: Repository,
+    revision: str,
+    choose: Choose,
+    say: Callable[[str], None] = say_line,
+    *,
+    update: bool = False,
+) -> Fetched:
+    """Fetch the chosen files from the cache or, if they are not there, from the hub.
 
     Args:
-        name: its name, such as `google-bert/bert-base-cased`.
+        repository: name and kind, and its part of the cache.
         revision: a branch, a tag or a commit.
+        choose: chooses the needed files.
         say: prints lines about a download.
         update: whether to ask the hub for the current commit of a branch or tag, whatever the cache has.
 
     Raises:
-        HubError: if there is none, or it cannot be downloaded or used.
+        HubError: if there is no such repository, or it cannot be downloaded, or from `choose`.
         StorageError: if the cache cannot be written.
     """
-    repository = hub_cache.find_repository(hub_connection.find_cache_folder(), name)
-    if not update and (cached := _find_complete(repository, revision)):
+    if not update and (cached := find_cached(repository, revision, choose)):
         return cached
-    foreign = repository.find_foreign(commit) if (commit := repository.commit_of(revision)) else None
-    if hub_connection.is_offline():
-        if update:
-            raise HubError(
-                "--update, and HF_HUB_OFFLINE is set, so the hub is not asked", "one of them", "unset HF_HUB_OFFLINE"
-            )
-        offline_error = HubError("", "files that were fetched before", "unset HF_HUB_OFFLINE", offline=True)
-        return _take_unverified(repository, revision, foreign, offline_error)
     try:
-        connection = hub_connection.connect(say)
-        commit = hub_listing.find_commit(connection, name, revision if update else commit or revision)
-        all_files = hub_listing.list_files(connection, name, commit, nested=True)
-        listed = [file for file in all_files if "/" not in file.name or file.name == families.POOLING_FILE]
+        if hub_connection.is_offline():
+            closed = "HF_HUB_OFFLINE is set, so the hub is not asked"
+            if update:
+                raise HubError(f"--update, and {closed}", "one of them", "unset HF_HUB_OFFLINE")
+            raise HubError(closed, "", "unset HF_HUB_OFFLINE", offline=True)
+        connection = hub_connection.connect(repository.name, repository.kind, say)
+        commit = repository.commit_of(revision)
+        if update or not COMMIT.fullmatch(commit):
+            commit = hub_listing.find_commit(connection, revision)
         with repository.locked(say):
-            if cached := _find_complete(repository, commit):
-                repository.record(cached.snapshot, revision)
+            if cached := find_cached(repository, commit, choose):
+                repository.record_revision(revision, commit)
                 return replace(cached, revision=revision)
-            return _download_missing(connection, repository, revision, commit, listed)
+            return _download_missing(connection, repository, revision, commit, choose)
     except HubError as error:
-        if update:
+        if update or not (error.offline or repository.kind is NETWORK):
             raise
-        return _take_unverified(repository, revision, foreign, error)
+        return _take_unverified(repository, revision, choose, error)
 
 
-def _find_complete(repository: Repository, revision: str) -> Fetched | None:
-    snapshot = repository.find_complete(repository.commit_of(revision))
-    return Fetched(snapshot, revision) if snapshot else None
-
-
-def _take_unverified(repository: Repository, revision: str, foreign: Snapshot | None, error: HubError) -> Fetched:
+def _take_unverified(repository: Repository, revision: str, choose: Choose, error: HubError) -> Fetched:
     """Take the files that another program has put into the cache, if the hub gives none.
 
     Raises:
-        HubError: if there are none, or not all of them.
+        HubError: if there are none, or not all needed files.
     """
-    names = {file.name for file in foreign.files} if foreign else set()
-    if foreign and not (_find_missing_shard(foreign) or names.isdisjoint((WEIGHTS, INDEX))):
-        with contextlib.suppress(StorageError):  # the cache may be read-only
-            repository.record(foreign, revision)
-        lacks_hashes = any(not hub_cache.HASH.fullmatch(file.hash) for file in foreign.files)
-        note = "its files have no hashes that they could be compared with" if lacks_hashes else ""
-        return Fetched(foreign, revision, note=note)
-    if not error.offline:
+    commit = repository.commit_of(revision)
+    in_cache = repository.list_foreign(commit) if commit else []
+    paths = [file.name for file in repository.read_listing(commit) or ()] or in_cache
+    readme = repository.read_readme(commit)
+    snapshot, lack = _verify_foreign(repository, commit, in_cache, paths, choose, readme) if in_cache else (None, "")
+    if snapshot is None and not error.offline:
         raise error
-    missing_shard = _find_missing_shard(foreign) if foreign else ""
-    state = (
-        f"incomplete in the cache: it lacks {missing_shard or WEIGHTS}"
-        if foreign
-        else f"not in the cache {repository.root.parent}"
-    )
-    reason = f", and {error.given}" if error.given else ", and HF_HUB_OFFLINE is set, so the hub is not asked"
-    raise HubError(f"at revision {revision} is {state}{reason}", error.possible, error.action, offline=True)
-
-
-def _find_missing_shard(snapshot: Snapshot) -> str:
-    """The first shard that is missing; empty if there is none."""
-    names = {file.name for file in snapshot.files}
-    if WEIGHTS in names or INDEX not in names:
-        return ""
-    index = read_json(snapshot.folder / INDEX)
-    shards = index.get("weight_map") if isinstance(index, dict) else None
-    expected = sorted(set(map(str, shards.values()))) if isinstance(shards, dict) else [WEIGHTS]
-    return next((shard for shard in expected if shard not in names), "")
-
-
-def choose_files(files: list[HubFile]) -> list[HubFile]:
-    """Choose the files that are needed: configuration, vocabulary, and the weights in one format.
-
-    Raises:
-        HubError: if these are not the files of a network that can be used.
-    """
-    names = {file.name for file in files}
-    if CONFIG not in names:
-        raise HubError(f"has no {CONFIG}", _POSSIBLE, "use another network")
-    configuration = [
-        file for file in files if _CONFIGURATION.fullmatch(file.name) or file.name == families.POOLING_FILE
-    ]
-    if WEIGHTS in names:
-        weights = [file for file in files if file.name == WEIGHTS]
-        configuration = [file for file in configuration if file.name != INDEX]
-    elif INDEX in names:
-        weights = [file for file in files if _SHARD.fullmatch(file.name)]
-    elif PICKLE in names:
-        weights = [file for file in files if file.name == PICKLE]
-    else:
-        other_weights = sorted(
-            name for name in names if name.endswith((".safetensors", ".bin", ".h5", ".msgpack", ".gguf"))
-        )
+    if snapshot is None:
+        state = f"incomplete in the cache: it {lack}" if lack else f"not in the cache {repository.root.parent}"
         raise HubError(
-            f"has no weights that can be used; it has {', '.join(other_weights[:4]) or 'none'}",
-            _POSSIBLE,
-            "use another network",
+            f"at revision {revision} is {state}, and {error.given}",
+            error.possible or "files that were fetched before",
+            error.action,
+            offline=True,
         )
-    return [*configuration, *weights]
+    if repository.kind is NETWORK:  # of data, another program may have only a part
+        with contextlib.suppress(StorageError):  # the cache may be read-only
+            repository.record(snapshot, revision)
+    lacks_hashes = any(not HASH.fullmatch(file.hash) for file in snapshot.files)
+    note = "its files have no hashes that they could be compared with" if lacks_hashes else ""
+    return Fetched(snapshot, revision, tuple(paths), readme, note=note)
+
+
+def _verify_foreign(
+    repository: Repository, commit: str, in_cache: Sequence[str], paths: Sequence[str], choose: Choose, readme: str
+) -> tuple[Snapshot | None, str]:
+    """The snapshot of the needed files; without it, what the cache lacks, empty if a file has not the hash of its name."""
+    try:
+        names = _choose_names(repository, paths, choose, readme)
+    except HubError as error:
+        if repository.kind is not NETWORK:  # the data is there, and the job has to say which
+            raise
+        return None, error.given
+    if missing := sorted({*names}.difference(in_cache)):
+        return None, f"lacks {missing[0]}"
+    return repository.verify_foreign(commit, names), ""
+
+
+def _choose_names(repository: Repository, paths: Sequence[str], choose: Choose, readme: str) -> list[str]:
+    names = {repository.kind.readme, *choose(paths, readme)}
+    return [path for path in paths if path in names]
 
 
 def _download_missing(
-    connection: Connection, repository: Repository, revision: str, commit: str, listed: list[HubFile]
+    connection: Connection, repository: Repository, revision: str, commit: str, choose: Choose
 ) -> Fetched:
     """Download the missing files of a commit; the caller holds the lock."""
-    files = choose_files(listed)
-    missing = [file for file in files if not file.is_in(repository.blobs / file.hash)]
-    pickle = next((file for file in files if file.name == PICKLE), None)
+    listed = repository.read_listing(commit)
+    if listed is None:
+        listed = hub_listing.list_files(connection, commit)
+        repository.write_listing(commit, listed)
+    by_name = {file.name: file for file in listed}
+    if described := by_name.get(repository.kind.readme):
+        _download(connection, repository, commit, [described], Progress())
+    readme = repository.blob(described).read_text(encoding="utf-8", errors="replace") if described else ""
+    files = [by_name[name] for name in _choose_names(repository, list(by_name), choose, readme)]
+    missing = [file for file in files if not file.is_in(repository.blob(file))]
     total = sum(file.size for file in missing)
     connection.say(
-        f"hub: fetching {repository.name} at {commit[:12]} from {connection.endpoint}: {len(missing)} files, {total / 1e6:,.1f} MB"
+        f"hub: fetching {repository.name} at {commit[:12]} from {mask(connection.endpoint)}: {len(missing)} "
+        f"file{'s' * (len(missing) != 1)}, {total / 1e6:,.1f} MB"
     )
-    progress = Progress(total, connection.say)
-    for file in missing:
-        url = f"{connection.endpoint}/{quote(repository.name)}/resolve/{commit}/{quote(file.name)}"
-        download(connection, url, file, repository.blobs / file.hash, progress)
-    with repository.staged(commit, {file.name: file.hash for file in files}) as folder:
-        if pickle:
-            files = [*(file for file in files if file != pickle), _convert(connection, repository, folder, pickle)]
-    if pickle in missing:
-        (repository.blobs / pickle.hash).unlink()
+    _download(connection, repository, commit, missing, Progress(total, connection.say))
+    pickle = next((file for file in files if file.name == PICKLE), None)
+    if pickle:
+        files[files.index(pickle)] = _convert(connection, repository, commit, pickle)
+        if pickle in missing:
+            repository.blob(pickle).unlink()
     snapshot = Snapshot(repository.name, commit, repository.folder(commit), tuple(files), PICKLE if pickle else "")
-    repository.record(snapshot, revision)
+    earlier = repository.find_complete(commit)
+    all_files = {file.name: file for file in (*(earlier.files if earlier else ()), *files)}
+    repository.link(files, snapshot.folder)
+    repository.record(replace(snapshot, files=tuple(all_files.values())), revision)
     if removed_bytes := repository.remove_abandoned():
         connection.say(f"hub: removed {removed_bytes / 1e6:,.1f} MB of downloads that nobody resumed")
-    return Fetched(snapshot, revision, tuple(file.name for file in missing))
+    return Fetched(snapshot, revision, tuple(by_name), readme, tuple(file.name for file in missing))
 
 
-def _convert(connection: Connection, repository: Repository, folder: Path, pickle: HubFile) -> HubFile:
-    """Convert the pickle of a staged folder, and remove it from the folder."""
+def _download(
+    connection: Connection, repository: Repository, commit: str, files: Sequence[HubFile], progress: Progress
+) -> None:
+    for file in files:
+        if not file.is_in(repository.blob(file)):  # two files can have one content
+            download(connection, commit, file, repository.blob(file), progress)
+
+
+def _convert(connection: Connection, repository: Repository, commit: str, pickle: HubFile) -> HubFile:
+    """Convert a pickle in the cache; the weights become a file of the cache like others."""
     connection.say(f"hub: {repository.name} has only a pickle ({pickle.name}); converting it in an isolated process")
+    # `remove_abandoned` removes what a killed process leaves of it.
+    folder = repository.folder(f".{commit}.converting")
+    shutil.rmtree(folder, ignore_errors=True)
     try:
+        repository.link([pickle], folder)
         converted = converting.convert(folder / pickle.name)
+        weights = HubFile(converting.WEIGHTS_NAME, converted.size, sha256(converted.path))
+        sync_file(converted.path)
+        converted.path.replace(repository.blob(weights))
     except DataError as error:
         raise HubError(
             f"has only a pickle, which cannot be converted: {error.given}", error.possible, "use another network"
         ) from None
-    (folder / pickle.name).unlink()
-    return replace(pickle, name=WEIGHTS, size=converted.size, hash=sha256(converted.path))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return weights

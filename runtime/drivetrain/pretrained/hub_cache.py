@@ -3,33 +3,66 @@
 models--OWNER--NAME/  blobs/            the content, each file named by its hash; datasets--OWNER--NAME/ alike
                       snapshots/COMMIT/ links to them, by file name
                       refs/REVISION     the commit of a branch or tag
-                      drivetrain/       our records: COMMIT.json lists the files that were compared with their hashes
+                      drivetrain/       our records: COMMIT.json lists the files that were compared with their hashes,
+                                        COMMIT.files.json all files that the commit has on the hub
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from drivetrain.errors import StorageError
-from drivetrain.pretrained.hub_download import PART, HubFile
-from drivetrain.pretrained.hub_error import NETWORK, HubKind
+from drivetrain.pretrained.hub_error import HubKind
 from drivetrain.system.files import make_folder, read_json, sync_folder, write_json, write_text
 
+PART = ".part"
+"""Suffix of an incomplete file; the next process resumes it."""
 COMMIT = re.compile(r"[0-9a-f]{40}")
 HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _REVISION = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)*")
 ABANDONED_SECONDS = 7 * 86_400.0
 """Age after which an incomplete file is removed: if its revision has changed, no download resumes it."""
 _LOCK = ".drivetrain.lock"
+_CHUNK_BYTES = 1 << 18
+
+
+def find_home() -> Path:
+    """The folder that all Hugging Face libraries share."""
+    shared = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.path.expanduser(os.environ.get("HF_HOME") or f"{shared}/huggingface"))
+
+
+@dataclass(frozen=True)
+class HubFile:
+    """A file of a repository, as the hub lists it."""
+
+    name: str
+    size: int
+    """Size in bytes."""
+    hash: str
+    """SHA-256 of a large file, or the 40 digits by which git names a small one."""
+
+    def is_in(self, path: Path) -> bool:
+        """Whether a file on the disk has this content."""
+        if not path.is_file() or path.stat().st_size != self.size:
+            return False
+        with path.open("rb") as file:
+            if len(self.hash) == 64:
+                return hashlib.file_digest(file, "sha256").hexdigest() == self.hash
+            digest = hashlib.sha1(f"blob {self.size}\0".encode(), usedforsecurity=False)
+            while chunk := file.read(_CHUNK_BYTES):
+                digest.update(chunk)
+            return digest.hexdigest() == self.hash
 
 
 @dataclass(frozen=True)
@@ -43,23 +76,14 @@ class Snapshot:
     converted: str = ""
     """The pickle from which model.safetensors was converted; empty if the hub has model.safetensors."""
 
-    @property
-    def size(self) -> int:
-        """Bytes of all files."""
-        return sum(file.size for file in self.files)
-
 
 @dataclass(frozen=True)
 class Repository:
     """The part of the cache for one repository of the hub."""
 
     name: str
+    kind: HubKind
     root: Path
-
-    @property
-    def blobs(self) -> Path:
-        """The folder of file contents."""
-        return self.root / "blobs"
 
     def commit_of(self, revision: str) -> str:
         """The commit of a revision at the time it was fetched; empty if it was not fetched."""
@@ -67,43 +91,49 @@ class Repository:
             return revision
         if not _REVISION.fullmatch(revision):
             return ""
-        try:
-            stored_commit = (self.root / "refs" / revision).read_text(encoding="utf-8").strip()
-        except (OSError, ValueError):
-            return ""
+        stored_commit = _read_text(self.root / "refs" / revision).strip()
         return stored_commit if re.fullmatch(r"\w+", stored_commit) else ""
 
     def folder(self, commit: str) -> Path:
         """The folder of a commit's files."""
         return self.root / "snapshots" / commit
 
+    def blob(self, file: HubFile) -> Path:
+        """The path of a file's content."""
+        return self.root / "blobs" / file.hash
+
+    def read_readme(self, commit: str) -> str:
+        """The file that describes the data of a commit; empty if it was not fetched, or the kind has none."""
+        return _read_text(self.folder(commit) / self.kind.readme) if self.kind.readme else ""
+
     def find_complete(self, commit: str) -> Snapshot | None:
         """The snapshot of a commit whose files were compared with their hashes; None if one of them is missing."""
-        record = read_json(self._record_path(commit))
+        record = read_json(self._record_path(f"{commit}.json"))
         try:
             files = tuple(HubFile(name, row["size"], row["hash"]) for name, row in record["files"].items())
             converted = str(record["converted"] or "")
         except (TypeError, LookupError, AttributeError):
             return None
         folder = self.folder(commit)
-        if not all(_file_size(folder / file.name) == file.size for file in files):
-            return None
+        for path, file in ((folder / file.name, file) for file in files):
+            if not path.is_file() or path.stat().st_size != file.size:
+                return None
         return Snapshot(self.name, commit, folder, files, converted)
 
-    def find_foreign(self, commit: str, *, nested: bool = False) -> Snapshot | None:
-        """The snapshot of a commit from another program; None if a file does not have the hash that is its name.
+    def list_foreign(self, commit: str) -> list[str]:
+        """Paths of a commit's files in the cache, whatever program has put them there."""
+        folder = self.folder(commit)
+        return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
 
-        Only links lead to files that are named by their hash; other files are not checked. Of a network only the files at
-        the top count; of a dataset, which is `nested`, all files.
+    def verify_foreign(self, commit: str, names: Iterable[str]) -> Snapshot | None:
+        """The snapshot of files from another program; None if one does not have the hash that is its name.
+
+        Only links lead to files that are named by their hash; other files are not checked, and get no hash.
         """
         folder = self.folder(commit)
-        if not folder.is_dir() or not (nested or (folder / "config.json").is_file()):
-            return None
         files = []
-        for path in sorted(folder.rglob("*") if nested else folder.iterdir()):
+        for path in (folder / name for name in names):
             digest = path.resolve().name if path.is_symlink() else ""
-            if not path.is_file():
-                continue
             file = HubFile(path.relative_to(folder).as_posix(), path.stat().st_size, digest)
             if HASH.fullmatch(digest) and not file.is_in(path):
                 return None
@@ -117,7 +147,7 @@ class Repository:
         Raises:
             StorageError: if the cache cannot be written.
         """
-        make_folder(self.blobs)
+        make_folder(self.root / "blobs")
         try:
             handle = os.open(self.root / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
@@ -134,43 +164,40 @@ class Repository:
         finally:
             os.close(handle)
 
-    @contextmanager
-    def staged(self, commit: str, files: Mapping[str, str]) -> Iterator[Path]:
-        """A block with a new folder of links to blobs, which becomes the commit's folder if the block raises no error.
+    def link(self, files: Iterable[HubFile], folder: Path) -> None:
+        """Give files whose contents are complete their names in a folder; other files there stay.
 
-        Args:
-            commit: commit of the files.
-            files: hashes by file name.
+        Raises:
+            StorageError: if the cache cannot be written.
         """
-        final = self.folder(commit)
-        staging = final.with_name(f".{commit}.{os.getpid()}")
-        for leftover in final.parent.glob(f".{commit}.*"):  # from killed processes; the caller holds the lock
-            shutil.rmtree(leftover, ignore_errors=True)
         try:
-            staging.mkdir(parents=True)
-            for name, digest in files.items():
-                self._link(staging / name, digest, name.count("/"))
-            yield staging
-            for foreign_file in (
-                sorted(final.rglob("*")) if final.is_dir() else ()
-            ):  # of another program, which may use it
-                target = staging / foreign_file.relative_to(final)
-                if not os.path.lexists(target) and (foreign_file.is_symlink() or not foreign_file.is_dir()):
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    shutil.move(foreign_file, target)
-            if final.is_dir():
-                shutil.rmtree(final)
-            staging.rename(final)
-            sync_folder(final.parent)
+            folder.mkdir(parents=True, exist_ok=True)
+            for file in files:
+                path = folder / file.name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                self._link_file(path, self.blob(file))
+            sync_folder(folder)
         except OSError as error:
-            raise _unwritable_error(final, error) from None
-        finally:
-            shutil.rmtree(staging, ignore_errors=True)
+            raise _unwritable_error(folder, error) from None
+
+    def _link_file(self, path: Path, blob: Path) -> None:
+        target = os.path.relpath(blob, path.parent)
+        if path.is_symlink() and os.readlink(path) == target:
+            return
+        path.unlink(missing_ok=True)
+        try:
+            path.symlink_to(target)
+        except OSError:  # a file system without links
+            copy = blob.with_name(f"{blob.name}.copy")
+            shutil.copyfile(blob, copy)
+            copy.replace(path)
 
     def remove_abandoned(self) -> int:
         """Remove incomplete files that nobody resumed for a while; the caller holds the lock. Returns their bytes."""
+        for leftover in (self.root / "snapshots").glob(".*"):  # from killed processes
+            shutil.rmtree(leftover, ignore_errors=True)
         removed_bytes = 0
-        for part in self.blobs.glob(f"*{PART}"):
+        for part in (self.root / "blobs").glob(f"*{PART}"):
             with contextlib.suppress(OSError):  # what cannot be removed is no reason to end
                 status = part.stat()
                 if time.time() - status.st_mtime > ABANDONED_SECONDS:
@@ -178,35 +205,34 @@ class Repository:
                     removed_bytes += status.st_size
         return removed_bytes
 
-    def _link(self, path: Path, digest: str, depth: int) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            path.symlink_to(Path(*[".."] * (depth + 2), "blobs", digest))
-        except OSError:  # a file system without links
-            shutil.copyfile(self.blobs / digest, path)
-
     def record(self, snapshot: Snapshot, revision: str) -> None:
-        """Record that a commit is complete, and that the revision is this commit.
+        """Record that files of a commit are complete, and that the revision is this commit.
 
         Raises:
             StorageError: if the cache cannot be written.
         """
-        make_folder(self.root / "drivetrain")
         files = {file.name: {"size": file.size, "hash": file.hash} for file in snapshot.files}
         record = {"name": self.name, "commit": snapshot.commit, "files": files, "converted": snapshot.converted}
-        write_json(self._record_path(snapshot.commit), record)
-        if revision != snapshot.commit and _REVISION.fullmatch(revision):
+        make_folder(self.root / "drivetrain")
+        write_json(self._record_path(f"{snapshot.commit}.json"), record)
+        self.record_revision(revision, snapshot.commit)
+
+    def record_revision(self, revision: str, commit: str) -> None:
+        """Record that a branch or tag is a commit.
+
+        Raises:
+            StorageError: if the cache cannot be written.
+        """
+        if revision != commit and _REVISION.fullmatch(revision):
             ref = self.root / "refs" / revision
             make_folder(ref.parent)
-            write_text(ref, snapshot.commit)
+            write_text(ref, commit)
 
     def read_listing(self, commit: str) -> list[HubFile] | None:
         """The list of all files that a commit has on the hub; None if it was not fetched."""
+        rows = read_json(self._record_path(f"{commit}.files.json"))
         try:
-            return [
-                HubFile(str(name), int(size), str(digest))
-                for name, size, digest in read_json(self._listing_path(commit))
-            ]
+            return [HubFile(str(name), int(size), str(digest)) for name, size, digest in rows]
         except (TypeError, ValueError):
             return None
 
@@ -217,25 +243,25 @@ class Repository:
             StorageError: if the cache cannot be written.
         """
         make_folder(self.root / "drivetrain")
-        write_json(self._listing_path(commit), [[file.name, file.size, file.hash] for file in files])
+        rows = [[file.name, file.size, file.hash] for file in files]
+        write_json(self._record_path(f"{commit}.files.json"), rows)
 
-    def _listing_path(self, commit: str) -> Path:
-        return self.root / "drivetrain" / f"{commit}.files.json"
-
-    def _record_path(self, commit: str) -> Path:
-        return self.root / "drivetrain" / f"{commit}.json"
+    def _record_path(self, name: str) -> Path:
+        return self.root / "drivetrain" / name
 
 
-def find_repository(cache: Path, name: str, kind: HubKind = NETWORK) -> Repository:
+def find_repository(name: str, kind: HubKind) -> Repository:
     """The part of the cache for a name on the hub."""
-    return Repository(name, cache / f"{kind.folder}--{name.replace('/', '--')}")
+    folder = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
+    cache = Path(os.path.expanduser(folder)) if folder else find_home() / "hub"
+    return Repository(name, kind, cache / f"{kind.folder}--{name.replace('/', '--')}")
 
 
-def _file_size(path: Path) -> int:
+def _read_text(path: Path) -> str:
     try:
-        return path.stat().st_size
+        return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return -1
+        return ""
 
 
 def _unwritable_error(root: Path, error: OSError) -> StorageError:

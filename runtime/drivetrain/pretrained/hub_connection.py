@@ -1,6 +1,7 @@
 """Sends requests to the Hugging Face hub, with token, proxies and certificates, and repeats them if the hub is busy.
 
-The hub's own client is not used: it compares no hashes, and downloads a file from its start after its process was killed.
+The library huggingface_hub is not used. Version 2.4 gives a file its name without comparing its content with the hash, downloads
+it from its start after the process was killed, and waits for a busy hub without a limit.
 """
 
 from __future__ import annotations
@@ -10,17 +11,18 @@ import os
 import re
 import ssl
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from email.message import Message
 from http.client import HTTPException, HTTPMessage, HTTPResponse
 from pathlib import Path
 from typing import IO
 from urllib.error import HTTPError, URLError
-from urllib.parse import SplitResult, urljoin, urlsplit
+from urllib.parse import quote, urljoin, urlsplit
 from urllib.request import HTTPRedirectHandler, HTTPSHandler, OpenerDirector, ProxyHandler, Request, build_opener
 
-from drivetrain.pretrained.hub_error import NETWORK, HubError, HubKind, explain_refusal
+from drivetrain.pretrained import hub_cache
+from drivetrain.pretrained.hub_error import HubError, HubKind, explain_refusal
 from drivetrain.system import web
 from drivetrain.system.files import parse_json
 from drivetrain.system.secrets import mask
@@ -35,37 +37,24 @@ MAX_ATTEMPTS = 4
 MAX_WAIT_SECONDS = 300.0
 """Longest sum of the pauses that the hub asks for."""
 MAX_JSON_BYTES = 32 << 20
-"""Longest list that is read from the hub."""
-TOKEN = "HF_TOKEN"
+"""Longest page of a list that is read from the hub."""
+_MAX_PAGES = 1_000
 _BUSY_STATUSES = (408, 429, 500, 502, 503, 504)
 _RESET = re.compile(r";\s*t\s*=\s*(\d+)")
 _NEXT = re.compile(r'<([^>]+)>\s*;\s*rel="next"')
 _TRUE = ("1", "on", "yes", "true")
 
 
-def find_cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """The folder that all Hugging Face libraries share."""
-    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
-        if environ.get(name):
-            return Path(os.path.expanduser(environ[name]))
-    return _find_home(environ) / "hub"
-
-
-def is_offline(environ: Mapping[str, str] = os.environ) -> bool:
+def is_offline() -> bool:
     """Whether the user has turned off requests to the hub."""
-    return any(environ.get(name, "").lower() in _TRUE for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
+    return any(os.environ.get(name, "").lower() in _TRUE for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
 
 
-def _find_home(environ: Mapping[str, str]) -> Path:
-    shared = environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(os.path.expanduser(environ.get("HF_HOME") or f"{shared}/huggingface"))
-
-
-def find_token(environ: Mapping[str, str]) -> tuple[str, str]:
+def _find_token() -> tuple[str, str]:
     """The token, and the variable or file in which it was; both are empty if there is none."""
-    if environ.get(TOKEN):
-        return environ[TOKEN].strip(), TOKEN
-    path = Path(os.path.expanduser(environ.get("HF_TOKEN_PATH") or _find_home(environ) / "token"))
+    if token := os.environ.get("HF_TOKEN", ""):
+        return token.strip(), "HF_TOKEN"
+    path = Path(os.path.expanduser(os.environ.get("HF_TOKEN_PATH") or hub_cache.find_home() / "token"))
     try:
         token = path.read_text(encoding="utf-8").strip()
     except (OSError, ValueError):
@@ -75,64 +64,49 @@ def find_token(environ: Mapping[str, str]) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Connection:
-    """A hub, and how to reach it."""
+    """A repository of a hub, and how to reach it."""
 
+    name: str
+    kind: HubKind
     endpoint: str
     token: str
     source: str
     """The variable or file of the token, for messages."""
     opener: OpenerDirector
     say: Callable[[str], None]
-    kind: HubKind = NETWORK
 
-    def read_json_page(self, path: str) -> tuple[object, str]:
-        """Read the JSON at a path of the hub; also returns the path of its next page, empty for the last page.
+    def make_file_url(self, commit: str, path: str) -> str:
+        """The URL of a file at a commit."""
+        return f"{self.endpoint}/{self.kind.address}{quote(self.name)}/resolve/{commit}/{quote(path)}"
 
-        Raises:
-            HubError: if the hub does not answer with JSON.
-        """
-        with self.open(f"{self.endpoint}{path}") as answer:
-            try:
-                content = parse_json(answer.read(MAX_JSON_BYTES))
-            except (OSError, HTTPException) as error:
-                raise unreachable_error(self.endpoint, error) from None
-            except ValueError:
-                raise HubError(
-                    f"{mask(self.endpoint)} answers with something that is no JSON",
-                    "a hub, or a mirror of it",
-                    "check HF_ENDPOINT, and whether a proxy or a login page answers instead",
-                ) from None
-            next_link = _NEXT.search(answer.headers.get("Link", ""))
-        next_url = urljoin(self.endpoint, next_link[1]) if next_link else ""
-        # Pages on other hosts are not read.
-        return content, next_url.removeprefix(self.endpoint) if next_url.startswith(f"{self.endpoint}/") else ""
-
-    def read_range(self, url: str, start: int, count: int) -> bytes | None:
-        """Read `count` bytes of a file from `start`; None if the server sends the whole file instead.
+    def read_pages(self, path: str) -> Iterator[object]:
+        """Yield the JSON at a path of the repository's API, and its next pages.
 
         Raises:
-            HubError: if the hub refuses, or cannot be reached.
+            HubError: if the hub does not answer with JSON, or with too much.
         """
-        last, reason = start + count - 1, ""
-        for attempt in range(MAX_ATTEMPTS):
-            if attempt:
-                self.say(f"hub: {reason}; next attempt in {FIRST_PAUSE_SECONDS * 2 ** (attempt - 1):,.0f} s")
-                time.sleep(FIRST_PAUSE_SECONDS * 2 ** (attempt - 1))
-            with self.open(url, start=start, last=last) as answer:
-                if not answer.headers.get("Content-Range", "").startswith(f"bytes {start}-{last}/"):
-                    return None
+        url = f"{self.endpoint}/api/{self.kind.folder}/{quote(self.name)}/{path}"
+        for _ in range(_MAX_PAGES):
+            with self.open(url) as answer:
                 try:
-                    content = answer.read(count)
+                    page = parse_json(answer.read(MAX_JSON_BYTES))
                 except (OSError, HTTPException) as error:
-                    reason = _describe_cause(error)
-                    continue
-                if len(content) == count:
-                    return content
-                reason = f"{len(content):,} of {count:,} bytes came"
-        raise HubError(
-            f"a part of a file cannot be read from {mask(self.endpoint)}: {reason}",
-            "a hub that answers",
-            "call the same command again; if it stays so, check the proxy or mirror (HF_ENDPOINT)",
+                    raise _unreachable_error(self.endpoint, error) from None
+                except ValueError:
+                    raise self.answer_error("something that is no JSON") from None
+                link = _NEXT.search(answer.headers.get("Link", ""))
+            yield page
+            url = urljoin(self.endpoint, link[1]) if link else ""
+            if not url.startswith(f"{self.endpoint}/"):  # pages on other hosts are not read
+                return
+        raise self.answer_error(f"more than {_MAX_PAGES:,} pages")
+
+    def answer_error(self, description: str) -> HubError:
+        """The error for an answer that cannot be used."""
+        return HubError(
+            f"{mask(self.endpoint)} answers with {description}",
+            "a hub, or a mirror of it",
+            "check HF_ENDPOINT, and whether a proxy or a login page answers instead",
         )
 
     def open(self, url: str, *, start: int = 0, last: int | None = None) -> HTTPResponse:
@@ -160,34 +134,34 @@ class Connection:
                     raise explain_refusal(status, headers, self.endpoint, self.source, pause, self.kind) from None
                 reason = f"{status}, {'too many requests' if status == 429 else 'an error of the hub'}"
             except URLError as error:  # without a connection another attempt is useless
-                raise unreachable_error(self.endpoint, error) from None
+                raise _unreachable_error(self.endpoint, error) from None
             except (OSError, HTTPException) as error:
                 if attempt == 2:
-                    raise unreachable_error(self.endpoint, error) from None
+                    raise _unreachable_error(self.endpoint, error) from None
                 pause, reason = FIRST_PAUSE_SECONDS, _describe_cause(error)
             waited += pause
             self.say(f"hub: {reason}; next attempt in {pause:,.0f} s")
             time.sleep(pause)
 
 
-def connect(say: Callable[[str], None], environ: Mapping[str, str] = os.environ, kind: HubKind = NETWORK) -> Connection:
-    """Prepare requests to the hub of HF_ENDPOINT.
+def connect(name: str, kind: HubKind, say: Callable[[str], None]) -> Connection:
+    """Prepare requests about a repository to the hub of HF_ENDPOINT.
 
     Raises:
         HubError: if HF_ENDPOINT is no address.
     """
-    endpoint = (environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
+    endpoint = (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
     url = urlsplit(endpoint)
     if url.scheme not in ("http", "https") or not url.hostname:
         raise HubError(
             f"HF_ENDPOINT is {endpoint!r}", "an address such as https://huggingface.co", "correct it, or unset it"
         )
-    token, source = find_token(environ)
+    token, source = _find_token()
     if token and url.scheme == "http" and not web.is_loopback(url.hostname):
         say(f"hub: {endpoint} is not encrypted, so the token of {source} is not sent")
         token, source = "", ""
     opener = build_opener(ProxyHandler(web.proxies(endpoint)), HTTPSHandler(context=web.certificates()), _Redirects())
-    return Connection(endpoint, token, source, opener, say, kind)
+    return Connection(name, kind, endpoint, token, source, opener, say)
 
 
 class _Redirects(HTTPRedirectHandler):
@@ -204,36 +178,31 @@ class _Redirects(HTTPRedirectHandler):
                 "https all the way",
                 "check HF_ENDPOINT and the proxy",
             )
-        header_names = ["User-agent", "Range"] + (["Authorization"] if _origin(old_url) == _origin(new_url) else [])
-        return Request(
-            newurl, headers={name: str(req.get_header(name)) for name in header_names if req.has_header(name)}
-        )
-
-
-def _origin(url: SplitResult) -> tuple[str, str | None, int]:
-    return url.scheme, url.hostname, url.port or {"http": 80, "https": 443}[url.scheme]
+        is_same_host = web.origin(req.full_url) == web.origin(newurl)
+        names = ("User-agent", "Range", "Authorization") if is_same_host else ("User-agent", "Range")
+        return Request(newurl, headers={name: str(req.get_header(name)) for name in names if req.has_header(name)})
 
 
 def _compute_pause(status: int, headers: Message, attempt: int) -> float | None:
     """Seconds until the next attempt; None if no further attempt is made."""
     if status not in _BUSY_STATUSES or (status != 429 and attempt == MAX_ATTEMPTS):
         return None
-    return max(read_retry_after(headers) or 0.0, FIRST_PAUSE_SECONDS * 2.0 ** min(attempt - 1, 6))
+    return max(_read_retry_after(headers), FIRST_PAUSE_SECONDS * 2.0 ** min(attempt - 1, 6))
 
 
-def read_retry_after(headers: Message) -> float | None:
+def _read_retry_after(headers: Message) -> float:
     """Seconds that the hub asks to wait: Retry-After as a number or a date, or the reset of its limit."""
     text = (headers.get("Retry-After") or "").strip()
     if text.isascii() and text.isdigit():
         return float(text)
     try:
-        return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - time.time())
+        return email.utils.parsedate_to_datetime(text).timestamp() - time.time()
     except (ValueError, TypeError):
         reset = _RESET.search(headers.get("RateLimit") or "")
-        return float(reset[1]) if reset else None
+        return float(reset[1]) if reset else 0.0
 
 
-def unreachable_error(endpoint: str, error: Exception) -> HubError:
+def _unreachable_error(endpoint: str, error: Exception) -> HubError:
     """The error for a hub that gives no answer."""
     cause = error.reason if isinstance(error, URLError) else error
     if isinstance(cause, ssl.SSLCertVerificationError):

@@ -9,16 +9,16 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import PurePosixPath
 from typing import Any
 
 import yaml
 
-from drivetrain.pretrained.hub_error import HubError
+from drivetrain.job.hub_address import HubAddress
+from drivetrain.pretrained.hub_error import DATASET, HubError
 
-README = "README.md"
+README = DATASET.readme
 TABLES = (".parquet", ".arrow", ".csv", ".tsv", ".jsonl")
 IMAGES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff")
 SPLITS = {
@@ -29,6 +29,7 @@ SPLITS = {
 PARQUET_BRANCH = "refs/convert/parquet"
 """The branch on which the hub keeps datasets as Parquet: CONFIG/SPLIT/0000.parquet."""
 MAX_LISTED_FILES = 6
+_TABLE_KINDS = "Parquet, Arrow, CSV, TSV, JSONL"
 _WORDS = re.compile(r"[-._ 0-9/]+")
 _MERGE = re.compile(r"<<['\"]?\s*:")
 _HEADER = re.compile(r"\A---\s*\n(.*?)\n---\s*(\n|\Z)", re.DOTALL)
@@ -36,20 +37,6 @@ _MAX_HEADER_CHARACTERS = 1 << 20
 
 Files = dict[str, list[str]]
 """Paths by split."""
-
-
-@dataclass(frozen=True)
-class DatasetName:
-    """The dataset that the job names, and the path in it, for messages."""
-
-    name: str
-    revision: str
-    path: str = ""
-
-    def at(self, path: str) -> str:
-        """The address of a path."""
-        revision = "" if self.revision == "main" else f"@{self.revision.replace('/', '%2F')}"
-        return f"hf://datasets/{self.name}{revision}/{path}"
 
 
 def read_header(readme: str) -> dict[str, Any]:
@@ -65,35 +52,33 @@ def read_header(readme: str) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def find_splits(paths: Sequence[str], readme: str, dataset: DatasetName, *, images: bool) -> Files:
+def find_splits(paths: Sequence[str], readme: str, address: HubAddress, *, images: bool) -> Files:
     """Find the files of each split of a dataset, or of a folder in it; a single file has the empty split.
 
     Args:
         paths: paths of all files of the repository.
         readme: content of its README.md.
-        dataset: the dataset and the path in it.
+        address: the dataset and the path in it.
         images: whether files can be images.
 
     Raises:
         HubError: if there are none, or if the dataset has several configurations.
     """
-    if dataset.path in paths:
-        return {"": [dataset.path]}
-    folder_paths = [path for path in paths if not dataset.path or path.startswith(f"{dataset.path}/")]
+    if address.path in paths:
+        return {"": [address.path]}
+    start = f"{address.path}/" if address.path else ""
+    folder_paths = [path for path in paths if path.startswith(start)]
     if not folder_paths:
         raise HubError(
-            f"has no file or folder {dataset.path}",
+            f"has no file or folder {address.path}",
             f"its files: {_list_names(sorted({path.split('/')[0] for path in paths}))}",
             "correct the path",
         )
-    if not dataset.path and (configured := _read_configured(paths, readme, dataset)):
-        return _choose_formats(configured, dataset, images=images)
-    start = f"{dataset.path}/" if dataset.path else ""
-    by_split = _split_by_name(folder_paths, start, dataset, images=images)
-    return _choose_formats(by_split, dataset, images=images)
+    configured = {} if start else _read_configured(paths, readme, address)
+    return _choose_formats(configured or _split_by_name(folder_paths, start, address, images=images), images=images)
 
 
-def _read_configured(paths: Sequence[str], readme: str, dataset: DatasetName) -> Files:
+def _read_configured(paths: Sequence[str], readme: str, address: HubAddress) -> Files:
     """Read the splits of the only configuration that README.md declares; empty if it declares none."""
     rows = [
         row for row in _select_mappings(read_header(readme).get("configs")) if "data_files" in row or "data_dir" in row
@@ -101,7 +86,7 @@ def _read_configured(paths: Sequence[str], readme: str, dataset: DatasetName) ->
     configs = {str(row.get("config_name", "default")): _list_config_files(paths, row) for row in rows}
     if len(configs) > 1:
         default = [str(row.get("config_name")) for row in rows if row.get("default") is True]
-        raise _several_error(configs, dataset, f"; its page shows {default[0]} first" if default else "")
+        raise _several_error(configs, address, f"; its page shows {default[0]} first" if default else "")
     files = next(iter(configs.values()), {})
     if configs and not any(files.values()):
         raise HubError(
@@ -110,18 +95,15 @@ def _read_configured(paths: Sequence[str], readme: str, dataset: DatasetName) ->
     return files
 
 
-def _several_error(configs: Mapping[str, Files], dataset: DatasetName, hint: str) -> HubError:
-    lines = []
+def _several_error(configs: Mapping[str, Files], address: HubAddress, hint: str) -> HubError:
+    lines = ["name its files in data.train, data.validation and data.test"]
     for name, files in list(configs.items())[:MAX_LISTED_FILES]:
-        first = {split: dataset.at(split_files[0]) for split, split_files in files.items() if split_files}
-        lines.append(f"\n            {name}: " + ", ".join(f"{split}: {path}" for split, path in first.items()))
-    unlisted = len(configs) - MAX_LISTED_FILES
-    return HubError(
-        f"has {len(configs)} configurations: {_list_names(list(configs))}{hint}",
-        "one of them",
-        f"name its files in data.train, data.validation and data.test{''.join(lines)}"
-        + (f"\n            and {unlisted} more" if unlisted > 0 else ""),
-    )
+        examples = (f"{split}: {address.below(paths[0])}" for split, paths in files.items() if paths)
+        lines.append(f"{name}: {', '.join(examples)}")
+    if len(configs) > MAX_LISTED_FILES:
+        lines.append(f"and {len(configs) - MAX_LISTED_FILES} more")
+    description = f"has {len(configs)} configurations: {_list_names(list(configs))}{hint}"
+    return HubError(description, "one of them", "\n            ".join(lines))
 
 
 def _select_mappings(value: object) -> list[dict[str, Any]]:
@@ -152,53 +134,47 @@ def _match_paths(paths: Iterable[str], pattern: str) -> list[str]:
     return sorted(path for path in paths if fnmatch(path, flat_pattern) and (depth is None or path.count("/") == depth))
 
 
-def _split_by_name(folder_paths: Sequence[str], start: str, dataset: DatasetName, *, images: bool) -> Files:
+def _split_by_name(folder_paths: Sequence[str], start: str, address: HubAddress, *, images: bool) -> Files:
     """Find splits by words in names; on the hub's own branch of Parquet files each top folder is a configuration."""
-    if dataset.revision == PARQUET_BRANCH and not dataset.path:
+    if address.revision == PARQUET_BRANCH and not start:
         names = sorted({path.split("/")[0] for path in folder_paths if path.count("/") > 1})
         if len(names) > 1:
-            examples = ", ".join(dataset.at(name) for name in names[:MAX_LISTED_FILES])
+            examples = ", ".join(str(address.below(name)) for name in names[:MAX_LISTED_FILES])
             raise HubError(
                 f"has {len(names)} configurations: {_list_names(names)}",
                 "one of them",
                 f"name one as the path: {examples}",
             )
         start = f"{names[0]}/" if names else start
-    script = f"{dataset.name.rsplit('/', 1)[-1]}.py"
-    kinds = (*TABLES, *IMAGES) if images else TABLES
-    by_split = _split_by_words(folder_paths, start, kinds)
-    if not dataset.path and script in folder_paths:
+    script = f"{address.name.rsplit('/', 1)[-1]}.py"
+    by_split = _split_by_words(folder_paths, start, (*TABLES, *IMAGES) if images else TABLES)
+    possible, parquet = f"{_TABLE_KINDS}{', or images in folders' if images else ''}", address.at(PARQUET_BRANCH).root
+    if script in folder_paths and not address.path:
+        example = f"; or name a file: {address.below(next(iter(by_split.values()))[0])}" if by_split else ""
         raise HubError(
             f"is made by a script, {script}, which is code that is not run",
-            "datasets whose files are data: Parquet, CSV, TSV, JSONL" + (", images" if images else ""),
-            f"try the Parquet files that the hub has made of it: hf://datasets/{dataset.name}@{PARQUET_BRANCH.replace('/', '%2F')}"
-            + (f"; or name a file: {dataset.at(next(iter(by_split.values()))[0])}" if by_split else ""),
+            f"datasets whose files are data: {possible}",
+            f"try the Parquet files that the hub has made of it: {parquet}{example}",
         )
     if not by_split:
-        kinds_there = Counter(PurePosixPath(path).suffix or path for path in folder_paths)
+        counts = Counter(PurePosixPath(path).suffix or path for path in folder_paths).most_common()
         raise HubError(
-            f"has no data that can be read{f' in {dataset.path}' if dataset.path else ''}; "
-            f"it has {_list_names([f'{count} {kind}' for kind, count in kinds_there.most_common()])}",
-            "Parquet, Arrow, CSV, TSV, JSONL" + (", or images in folders" if images else ""),
-            f"use another dataset; of many the hub has Parquet files: hf://datasets/{dataset.name}@"
-            f"{PARQUET_BRANCH.replace('/', '%2F')}",
+            f"has no data that can be read{f' in {address.path}' if address.path else ''}; "
+            f"it has {_list_names([f'{count} {kind}' for kind, count in counts])}",
+            possible,
+            f"use another dataset; of many the hub has Parquet files: {parquet}",
         )
     return by_split
 
 
 def _split_by_words(folder_paths: Iterable[str], start: str, kinds: tuple[str, ...]) -> Files:
-    files = [path for path in sorted(folder_paths) if path.lower().endswith(kinds) and not _is_hidden(path)]
     by_split: Files = {}
-    for path in files:
-        by_split.setdefault(_find_split(path.removeprefix(start)) or "", []).append(path)
-    with_split = {split: paths for split, paths in by_split.items() if split}
-    if with_split:
-        return with_split
-    return {"train": by_split[""]} if by_split else {}
-
-
-def _is_hidden(path: str) -> bool:
-    return any(part.startswith((".", "_")) for part in path.split("/"))
+    for path in sorted(folder_paths):
+        is_hidden = any(part.startswith((".", "_")) for part in path.split("/"))
+        if path.lower().endswith(kinds) and not is_hidden:
+            by_split.setdefault(_find_split(path.removeprefix(start)), []).append(path)
+    without_split = by_split.pop("", None)
+    return by_split or ({"train": without_split} if without_split else {})
 
 
 def _find_split(path: str) -> str:
@@ -211,7 +187,7 @@ def _find_split(path: str) -> str:
     return ""
 
 
-def _choose_formats(by_split: Files, dataset: DatasetName, *, images: bool) -> Files:
+def _choose_formats(by_split: Files, *, images: bool) -> Files:
     """Choose the files of each split that have its most frequent format; of equally frequent ones, the first of TABLES.
 
     Raises:
@@ -228,9 +204,7 @@ def _choose_formats(by_split: Files, dataset: DatasetName, *, images: bool) -> F
             chosen[split] = [path for path in paths if path.lower().endswith(best)]
     if not chosen:
         names = sorted(path for paths in by_split.values() for path in paths)
-        raise HubError(
-            f"has {_list_names(names)}, which cannot be read", "Parquet, Arrow, CSV, TSV, JSONL", "use another dataset"
-        )
+        raise HubError(f"has {_list_names(names)}, which cannot be read", _TABLE_KINDS, "use another dataset")
     return chosen
 
 

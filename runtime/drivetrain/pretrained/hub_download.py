@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
+import io
 import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
+from typing import BinaryIO
 
 from drivetrain.errors import StorageError
 from drivetrain.pretrained import hub_connection
+from drivetrain.pretrained.hub_cache import PART, HubFile
 from drivetrain.pretrained.hub_connection import Connection
 from drivetrain.pretrained.hub_error import HubError
-from drivetrain.system.files import storage_error, sync_folder
+from drivetrain.system.files import storage_error, sync_file, sync_folder
 
-PART = ".part"
-"""Suffix of an incomplete file; the next process resumes it."""
 PROGRESS_SECONDS = 5.0
 """Time between two lines of progress."""
 MAX_STALLED_ATTEMPTS = 4
@@ -28,63 +27,39 @@ _SPARE_BYTES = 64 << 20
 """Space that must stay free on the disk."""
 
 
-@dataclass(frozen=True)
-class HubFile:
-    """A file of a repository, as the hub lists it."""
-
-    name: str
-    size: int
-    """Size in bytes."""
-    hash: str
-    """SHA-256 of a large file, or the 40 digits by which git names a small one."""
-
-    def is_in(self, path: Path) -> bool:
-        """Whether a file on the disk has this content."""
-        if not path.is_file() or path.stat().st_size != self.size:
-            return False
-        with path.open("rb") as file:
-            if len(self.hash) == 64:
-                return hashlib.file_digest(file, "sha256").hexdigest() == self.hash
-            digest = hashlib.sha1(f"blob {self.size}\0".encode(), usedforsecurity=False)
-            while chunk := file.read(_CHUNK_BYTES):
-                digest.update(chunk)
-            return digest.hexdigest() == self.hash
+def _say_nothing(line: str) -> None:
+    pass
 
 
 @dataclass
 class Progress:
     """Prints amount, rate and remaining time of a download every few seconds."""
 
-    total: int
+    total: int = 0
     """Bytes of all files."""
-    say: Callable[[str], None]
+    say: Callable[[str], None] = _say_nothing
     done: int = 0
     """Bytes that are on the disk."""
     _begun_at: float = field(default_factory=time.monotonic)
     _printed_at: float = field(default_factory=time.monotonic)
     _received: int = 0
 
-    def add(self, count: int, *, received: bool = True) -> None:
-        """Count bytes on the disk; only `received` ones count for the rate."""
+    def add(self, count: int) -> None:
+        """Count bytes that were received."""
         self.done += count
-        if received:
-            self._received += count
+        self._received += count
         now = time.monotonic()
         if now - self._printed_at < PROGRESS_SECONDS or self.done >= self.total:
             return
         self._printed_at = now
         rate = max(1.0, self._received / (now - self._begun_at))
         seconds_left = (self.total - self.done) / rate
-        self.say(
-            f"hub: {self.done / 1e6:,.1f} of {self.total / 1e6:,.1f} MB, {rate / 1e6:,.2f} MB/s, about {_format_duration(seconds_left)} left"
-        )
+        time_left = f"{seconds_left:,.0f} s" if seconds_left < 90 else f"{seconds_left / 60:,.0f} min"
+        amount = f"{self.done / 1e6:,.1f} of {self.total / 1e6:,.1f} MB"
+        self.say(f"hub: {amount}, {rate / 1e6:,.2f} MB/s, about {time_left} left")
 
 
-def _format_duration(seconds: float) -> str:
-    return f"{seconds:,.0f} s" if seconds < 90 else f"{seconds / 60:,.0f} min"
-
-
-def download(connection: Connection, url: str, hub_file: HubFile, target: Path, progress: Progress) -> None:
+def download(connection: Connection, commit: str, file: HubFile, target: Path, progress: Progress) -> None:
     """Download a file to `target`, under another name until it is complete and compared with its hash.
 
     Raises:
@@ -93,17 +68,29 @@ def download(connection: Connection, url: str, hub_file: HubFile, target: Path, 
     """
     part = target.with_name(f"{target.name}{PART}")
     try:
-        _check_space(part, hub_file)
-        receive(connection, url, hub_file, part, progress)
-        with part.open("rb") as file:
-            os.fsync(file.fileno())
+        _check_space(part, file)
+        receive(connection, commit, file, part, progress)
+        sync_file(part)
         part.replace(target)
         sync_folder(target.parent)
     except OSError as error:
-        raise _storage_error(target, error) from None
+        general = storage_error(target, error)
+        action = f"{general.action.partition(',')[0]}, or set HF_HOME to another folder"
+        raise StorageError(general.given, general.possible, action) from None
 
 
-def receive(connection: Connection, url: str, file: HubFile, part: Path, progress: Progress) -> None:
+def _check_space(part: Path, file: HubFile) -> None:
+    missing_bytes = file.size - (part.stat().st_size if part.exists() else 0)
+    free = shutil.disk_usage(part.parent).free
+    if missing_bytes + _SPARE_BYTES > free:
+        raise StorageError(
+            f"{part.parent}: {file.name} needs {missing_bytes / 1e6:,.0f} MB, and {free / 1e6:,.0f} MB are free",
+            "a folder with free space",
+            "free some space, or set HF_HOME to another folder",
+        )
+
+
+def receive(connection: Connection, commit: str, file: HubFile, part: Path, progress: Progress) -> None:
     """Download a file, resumed where it was cut, and compare it with its hash.
 
     Raises:
@@ -111,11 +98,15 @@ def receive(connection: Connection, url: str, file: HubFile, part: Path, progres
         OSError: if it cannot be written.
     """
     for is_last in (False, True):
-        _receive_all(connection, url, file, part, progress)
+        with part.open("ab") as sink:
+            progress.done += sink.tell()
+            if sink.tell() > file.size:
+                _restart(sink, progress)
+            _receive_bytes(connection, commit, file, sink, progress)
         if file.is_in(part):
             return
         part.unlink()
-        progress.add(-file.size, received=False)
+        progress.done -= file.size
         if is_last:
             raise HubError(
                 f"{file.name} has another hash than the hub says, in two downloads",
@@ -125,39 +116,45 @@ def receive(connection: Connection, url: str, file: HubFile, part: Path, progres
         connection.say(f"hub: {file.name} has another hash than the hub says; downloading it again")
 
 
-def _storage_error(path: Path, error: OSError) -> StorageError:
-    general = storage_error(path, error)
-    return StorageError(
-        general.given, general.possible, f"{general.action.partition(',')[0]}, or set HF_HOME to another folder"
-    )
+def read_range(connection: Connection, commit: str, file: HubFile, start: int, count: int) -> bytes | None:
+    """Read `count` bytes of a file from `start`; None if the server sends the whole file instead.
+
+    Raises:
+        HubError: if the hub refuses, or the link stays cut.
+    """
+    sink = io.BytesIO()
+    is_range = _receive_bytes(connection, commit, file, sink, Progress(), range(start, start + count))
+    return sink.getvalue() if is_range else None
 
 
-def _check_space(part: Path, file: HubFile) -> None:
-    part_size = part.stat().st_size if part.exists() else 0
-    free = shutil.disk_usage(part.parent).free
-    if file.size - part_size + _SPARE_BYTES > free:
-        raise StorageError(
-            f"{part.parent}: {file.name} needs {(file.size - part_size) / 1e6:,.0f} MB, and {free / 1e6:,.0f} MB are free",
-            "a folder with free space",
-            "free some space, or set HF_HOME to another folder",
-        )
+def _receive_bytes(
+    connection: Connection, commit: str, file: HubFile, sink: BinaryIO, progress: Progress, part: range | None = None
+) -> bool:
+    """Append a file, or a part of it, to what the sink has of it; repeat requests that end early.
 
-
-def _receive_all(connection: Connection, url: str, file: HubFile, part: Path, progress: Progress) -> None:
-    """Append to the part until it has the whole size; repeat requests that end early."""
-    part_size = part.stat().st_size if part.exists() else 0
-    if part_size > file.size:
-        part.unlink()
-        part_size = 0
-    part.touch()
-    progress.add(part_size, received=False)
-    stalls, first_size = 0, part_size
-    while part_size < file.size:
-        new_size, reason = _receive_some(connection, url, file, part, progress, patient=part_size > first_size)
-        stalls, part_size = (0 if new_size > part_size else stalls + 1), new_size
-        if part_size == file.size:
-            return
-        amount = f"{part_size / 1e6:,.1f} of {file.size / 1e6:,.1f} MB"
+    Returns:
+        False if the server sends the whole file for the part.
+    """
+    url = connection.make_file_url(commit, file.name)
+    start, size = (part.start, len(part)) if part else (0, file.size)
+    first_done, stalls = sink.tell(), 0
+    while (done := sink.tell()) < size:
+        try:
+            with connection.open(url, start=start + done, last=part[-1] if part else None) as answer:
+                if not _continues(answer, start + done):
+                    if part:
+                        return False
+                    _restart(sink, progress)
+                reason = _append(answer, sink, size, progress)
+        except HubError as error:
+            # Once bytes came, a hub that cannot be reached is an interruption.
+            if not error.ended and not (error.offline and done > first_done):
+                raise
+            reason = error.given
+        if sink.tell() == size:
+            break
+        stalls = 0 if sink.tell() > done else stalls + 1
+        amount = f"{sink.tell() / 1e6:,.1f} of {size / 1e6:,.1f} MB"
         if stalls == MAX_STALLED_ATTEMPTS:
             raise HubError(
                 f"{file.name} ends after {amount}: {reason}",
@@ -166,50 +163,31 @@ def _receive_all(connection: Connection, url: str, file: HubFile, part: Path, pr
             )
         connection.say(f"hub: {file.name} was cut after {amount}: {reason}; resuming")
         time.sleep(hub_connection.FIRST_PAUSE_SECONDS * 2**stalls)
+    return True
 
 
-def _receive_some(
-    connection: Connection, url: str, file: HubFile, part: Path, progress: Progress, *, patient: bool
-) -> tuple[int, str]:
-    """Send one request; returns the size of the part afterwards, and why the request ended.
-
-    With `patient`, a hub that cannot be reached ends only this request.
-    """
-    part_size = part.stat().st_size
-    try:
-        answer = connection.open(url, start=part_size)
-    except HubError as error:
-        if error.ended or (error.offline and patient):
-            return part_size, error.given
-        raise
-    with answer:
-        if part_size and not _continues(answer, part_size):
-            os.truncate(part, 0)
-            progress.add(-part_size, received=False)
-        reason = _append(answer, part, file.size, progress)
-    new_size = part.stat().st_size
-    if new_size > file.size:
-        os.truncate(part, 0)
-        progress.add(-new_size, received=False)
-        new_size = 0
-    return new_size, reason
+def _restart(sink: BinaryIO, progress: Progress) -> None:
+    progress.done -= sink.tell()
+    sink.seek(0)
+    sink.truncate()
 
 
 def _continues(answer: HTTPResponse, start: int) -> bool:
     """Whether the answer begins at the requested byte; some servers send the whole file."""
-    return answer.status == 206 and answer.headers.get("Content-Range", "").startswith(f"bytes {start}-")
+    return start == 0 or (
+        answer.status == 206 and answer.headers.get("Content-Range", "").startswith(f"bytes {start}-")
+    )
 
 
-def _append(answer: HTTPResponse, part: Path, size: int, progress: Progress) -> str:
-    """Append the answer to the part; returns why it ended."""
-    with part.open("ab") as file:
-        while (missing_bytes := size + 1 - file.tell()) > 0:
-            try:
-                chunk = answer.read1(min(_CHUNK_BYTES, missing_bytes))
-            except (OSError, HTTPException) as error:
-                return str(error) or type(error).__name__
-            if not chunk:
-                return "the connection was closed"
-            file.write(chunk)
-            progress.add(len(chunk))
-    return "the file is longer than the hub says"
+def _append(answer: HTTPResponse, sink: BinaryIO, size: int, progress: Progress) -> str:
+    """Append the answer to the sink, up to a size; returns why it ended."""
+    while (missing_bytes := size - sink.tell()) > 0:
+        try:
+            chunk = answer.read1(min(_CHUNK_BYTES, missing_bytes))
+        except (OSError, HTTPException) as error:
+            return str(error) or type(error).__name__
+        if not chunk:
+            return "the connection was closed"
+        sink.write(chunk)
+        progress.add(len(chunk))
+    return ""

@@ -18,10 +18,12 @@ class HubKind:
     example: str
     revision: str
     """For messages: where a job names the revision."""
+    readme: str
+    """The file that says which files are the data; empty if none is read."""
 
 
-NETWORK = HubKind("network", "models", "", "google-bert/bert-base-cased", "model.revision")
-DATASET = HubKind("dataset", "datasets", "datasets/", "stanfordnlp/imdb", "the revision after the @")
+NETWORK = HubKind("network", "models", "", "google-bert/bert-base-cased", "model.revision", "")
+DATASET = HubKind("dataset", "datasets", "datasets/", "stanfordnlp/imdb", "the revision after the @", "README.md")
 
 
 class HubError(Exception):
@@ -49,7 +51,7 @@ _NEW_TOKEN = (
 
 
 def explain_refusal(
-    status: int, headers: Message, endpoint: str, source: str, pause: float | None, kind: HubKind = NETWORK
+    status: int, headers: Message, endpoint: str, source: str, pause: float | None, kind: HubKind
 ) -> HubError:
     """The error for an answer of the hub.
 

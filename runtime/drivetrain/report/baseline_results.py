@@ -32,10 +32,12 @@ class Baseline:
     answers: Mapping[str, str] = field(default_factory=dict)
     """By head, the class that the constant answer names."""
 
-    def title(self) -> str:
-        """What people call it: `boosted trees`, `always "on time"`."""
+    def title(self, *, article: bool = False) -> str:
+        """What people call it: `boosted trees`, `always "on time"`; of a constant answer in a sentence with `article`."""
         if self.name == CONSTANT and len(self.answers) == 1:
-            return f'always "{next(iter(self.answers.values()))}"'
+            return f'{"the answer " if article else ""}always "{next(iter(self.answers.values()))}"'
+        if self.name == CONSTANT and article:
+            return "a constant answer"
         return TITLES.get(self.name, self.name)
 
 
@@ -97,11 +99,11 @@ class Comparison:
         best = ranked[0]
         if best.name == CONSTANT and lead <= self.uncertainty():
             return (
-                f"the network is no better than the answer {best.title()}: it has learned nothing that counts; look at the "
+                f"the network is no better than {best.title(article=True)}: it has learned nothing that counts; look at the "
                 "data, the labels and the learning rate (`drivetrain find-lr`)"
             )
         if best.name == CONSTANT and not self.is_complete:
-            return f"the network is better than the answer {best.title()}; no other simple model was fitted in time"
+            return f"the network is better than {best.title(article=True)}; no other simple model was fitted in time"
         if lead > self.uncertainty():
             return f"the network is better than the best simple model that was fitted ({best.title()}), by {format_metric(lead)}"
         if lead < -self.uncertainty():

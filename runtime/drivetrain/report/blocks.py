@@ -82,6 +82,8 @@ class Scatter:
     """A staircase through these points: the best value so far."""
     log_x: bool = False
     log_y: bool = False
+    has_diagonal: bool = False
+    """Whether a line shows where both values are the same."""
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,7 @@ def _check_space(folder: Path, size: int) -> None:
         raise StorageError(
             f"{folder}: the download takes {format_bytes(size)}, and {format_bytes(free)} are free",
             f"{format_bytes(size)} of free space, or `stream: true`, which needs a part of it at a time",
-            "free some space there, or stream the data (docs/your-data.md)",
+            "free some space there, or stream the data (docs/data-sources.md)",
         )
 
 

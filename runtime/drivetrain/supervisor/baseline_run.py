@@ -23,24 +23,30 @@ SHARE_OF_TRAINING = 0.1
 """Time for the simple models, as a share of that of the training."""
 MIN_SECONDS, MAX_SECONDS = 15.0, 60.0
 """Bounds of that time: starting Python with its libraries takes 4 s, and nobody waits minutes for a comparison."""
+LEAST_SECONDS = 3.0
+"""In less time no simple model is fitted."""
 PASSIVE_WAIT = {"OMP_WAIT_POLICY": "PASSIVE"}
 """Makes OpenMP threads sleep while they wait: in a busy loop the trees take ten times as long beside another process."""
 
 
-def compare(source: SpecSource, job: Job, run: Path) -> None:
+def compare(source: SpecSource, job: Job, run: Path, seconds_left: float = inf) -> None:
     """Fit the simple models; print their metric beside the network's, best first, and a verdict.
 
     Args:
         source: the spec, for the child process.
         job: the loaded spec.
         run: folder of the finished run.
+        seconds_left: of `train.within`.
     """
     fault_point("baselines")
     result = RunFiles(run).read_json("result.json") or {}
     best = result.get("best") or {}
     if "off" in (job.baselines, os.environ.get(SWITCH)) or not best:
         return
-    seconds = _limit_seconds(job, float(result.get("seconds") or 0.0))
+    seconds = min(_limit_seconds(job, float(result.get("seconds") or 0.0)), seconds_left)
+    if seconds_left < LEAST_SECONDS:
+        say("baselines: left out, as the time of train.within is over; `drivetrain baseline JOB` fits them")
+        return
     limit = "as long as they take" if seconds == inf else f"up to {seconds:.0f} s"
     say(f"baselines: fitting simple models to the same samples, {limit} (baselines: off leaves them out)")
     failure = _fit_in_child(source, run, seconds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from drivetrain.errors import SpecError
@@ -14,7 +15,7 @@ from drivetrain.system.run_files import JOB_FILE, RunFiles
 
 
 def keep_revisions(runs: Path, job: Job, extended: Path | None, *, new: bool) -> list[str]:
-    """What `assignments` gives for the run that a command resumes or extends; it is reported.
+    """List `key.path=value` for data at the commits of the run that a command resumes or extends, and print them.
 
     Args:
         runs: parent of the run folders.
@@ -24,42 +25,26 @@ def keep_revisions(runs: Path, job: Job, extended: Path | None, *, new: bool) ->
     """
     unfinished = None if new or not runs.is_dir() else run_folder.find_unfinished(runs, job.name)
     run = unfinished or extended
-    fixed = assignments(run, job) if run else []
-    if fixed:
-        say(f"data: {run} continues with the commit that it began with: {', '.join(fixed)}")
-    return fixed
+    assignments = list(_assign_commits(run, job)) if run else []
+    if assignments:
+        say(f"data: {run} continues with the commit that it began with: {', '.join(assignments)}")
+    return assignments
 
 
-def assignments(run: Path, job: Job) -> list[str]:
-    """`key.path=value` for data that the spec names by a branch, and that a run has at another commit.
-
-    Args:
-        run: an unfinished run, or one that is extended.
-        job: the present spec, at the present commits.
-    """
-    before = _addresses(run)
-    fixed = []
+def _assign_commits(run: Path, job: Job) -> Iterator[str]:
+    """Yield `key.path=value` for data that the spec names by a branch, and that a run has at another commit."""
+    addresses = _read_addresses(run)
     for key, text in job.data_paths():
-        written = _value(job, key)
-        now, stored, address = parse(text), before.get(key[-1]), parse(written) if isinstance(written, str) else None
-        if (
-            now
-            and stored
-            and address
-            and not address.is_fixed
-            and now.name == stored.name
-            and now.revision != stored.revision
-        ):
-            fixed.append(f"{'.'.join(key)}={address.at(stored.revision)}")
-    return fixed
+        block = job.document.data.get(key[0])
+        in_spec = parse(str(block.get(key[-1]))) if isinstance(block, dict) else None
+        current, at_begin = parse(text), addresses.get(key[-1])
+        if not (in_spec and current and at_begin) or in_spec.is_fixed:
+            continue
+        if current.name == at_begin.name and current.revision != at_begin.revision:
+            yield f"{'.'.join(key)}={in_spec.at(at_begin.revision)}"
 
 
-def _value(job: Job, key: tuple[str, ...]) -> object:
-    data = job.document.data.get(key[0])
-    return data.get(key[-1]) if isinstance(data, dict) else None
-
-
-def _addresses(run: Path) -> dict[str, HubAddress]:
+def _read_addresses(run: Path) -> dict[str, HubAddress]:
     """The data of a run on the hub, by key of `data:`; none if its spec cannot be read, which is reported elsewhere."""
     try:
         data = yaml_file.parse(RunFiles(run).read_bytes(JOB_FILE), JOB_FILE).data.get("data")

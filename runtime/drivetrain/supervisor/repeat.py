@@ -22,7 +22,7 @@ from drivetrain.supervisor import run_folder, same_conditions, supervisor
 from drivetrain.supervisor.supervisor import TrainRequest
 from drivetrain.system.console import say
 from drivetrain.system.files import make_folder
-from drivetrain.tuning import batch_size
+from drivetrain.tuning import run_length
 
 MAX_RUNS = 100
 """Largest number of seeds or folds."""
@@ -67,7 +67,7 @@ def _train_all(request: RepeatRequest, source: SpecSource, job: Job, variants: M
     for variant, changes in variants.items():
         # What the first run has measured holds for all: runs of different batch sizes or plans have no common mean.
         earlier_runs = list(run_of.values())
-        size = batch_size.pin(job, earlier_runs)
+        size = run_length.pin_measured(job, earlier_runs)
         assignments = (*request.assignments, *changes, *size)
         one = replace(source, assignments=assignments).load()
         done = run_folder.find_finished(request.runs, one)

@@ -19,8 +19,17 @@ from drivetrain.supervisor import provenance, run_folder, same_conditions, super
 from drivetrain.supervisor.supervisor import TrainRequest
 from drivetrain.system.console import say
 from drivetrain.system.files import sha256
-from drivetrain.system.run_files import HARDWARE_FILE, JOB_FILE, METRICS_FILE, PLAN_FILE, RunFiles
+from drivetrain.system.run_files import (
+    HARDWARE_FILE,
+    JOB_FILE,
+    METRICS_FILE,
+    PLAN_FILE,
+    RESULT_FILE,
+    RUN_LENGTH_FILE,
+    RunFiles,
+)
 from drivetrain.system.version import VERSION
+from drivetrain.tuning import run_length
 
 
 @dataclass(frozen=True)
@@ -54,6 +63,7 @@ def reproduce(request: ReproduceRequest) -> int:
     if digests is not None:
         say(f"running the run's own code: {', '.join(digests)} in {folder}")
     _check_inputs(run, job)
+    _check_length(run, job)
     unlike = list(_differences(run, request.runs))
     for line in unlike:
         say(f"warning: {line}")
@@ -64,7 +74,7 @@ def reproduce(request: ReproduceRequest) -> int:
             (f"name={name}", "track=null", "checkpoint.copy_to=null"),
             request.runs,
             plan=run / PLAN_FILE,
-            batch_size=_batch_size(run, job),
+            measured=run_length.read_measured(run, job),
             folder=folder,
             code=digests,
             baselines=False,
@@ -129,13 +139,19 @@ def _differences(run: Path, runs: Path) -> Iterator[str]:
             yield f"{subject} was {old or 'none'} and is {new or 'none'}"
 
 
-def _batch_size(run: Path, job: Job) -> int | None:
-    """The number that was measured for `train.batch_size: auto`."""
-    if job.train.batch_size != "auto":
-        return None
-    stored = RunFiles(run).read_object("batch_size.json")
-    size = stored.get("batch_size")
-    return size if isinstance(size, int) else None
+def _check_length(run: Path, job: Job) -> None:
+    """Refuse a run whose number of steps followed the clock.
+
+    Raises:
+        CheckpointError: if it did.
+    """
+    result, chosen = RunFiles(run).read_object(RESULT_FILE), RunFiles(run).read_object(RUN_LENGTH_FILE)
+    if job.train.within and result.get("steps") != chosen.get("steps"):
+        raise CheckpointError(
+            f"{run} was to end within {job.train.within}, and its steps became fewer or more while it trained (events.jsonl)",
+            "a run whose length did not follow the clock",
+            "train it with train.epochs and train.steps in place of train.within",
+        )
 
 
 def _first_difference(run: Path, repetition: Path) -> str:

@@ -18,6 +18,7 @@ from drivetrain.system.run_files import (
     JOB_FILE,
     METRICS_FILE,
     PLAN_FILE,
+    RUN_LENGTH_FILE,
     STATE_FILE,
     RunFiles,
     refuse_links,
@@ -26,6 +27,7 @@ from drivetrain.system.run_files import (
 RECORDS = (
     PLAN_FILE,
     "batch_size.json",
+    RUN_LENGTH_FILE,
     "code.json",
     "objects.json",
     "data.json",

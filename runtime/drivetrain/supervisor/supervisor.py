@@ -12,7 +12,8 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
 
 from drivetrain.distributed import local_processes, world
@@ -24,6 +25,7 @@ from drivetrain.hardware.detect import detect
 from drivetrain.hardware.facts import Hardware
 from drivetrain.job import Job
 from drivetrain.job.environment import check_environment
+from drivetrain.job.values import parse_duration
 from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.plan import effective_plan, evidence, show_plan
 from drivetrain.plan import plan as plans
@@ -41,11 +43,14 @@ from drivetrain.system.run_files import PLAN_FILE, RunFiles
 from drivetrain.system.signals import KILLED
 from drivetrain.tracking import tracker_child
 from drivetrain.tracking.event_log import EventLog
-from drivetrain.tuning import batch_size, kernel_crash
+from drivetrain.training.phase_timer import process_seconds
+from drivetrain.tuning import batch_size, kernel_crash, run_length
 from drivetrain.tuning.calibration import calibrate
 
 TRAINER = "drivetrain.supervisor.trainer_process"
 """The program that trains; tests start one of their own instead."""
+REPORT_SECONDS = 2.0
+"""For the report, within `train.within`."""
 STOPPED_REPORT = 4.0
 """Seconds for the report of a stopped run: container engines wait ten in all before they kill."""
 
@@ -66,8 +71,8 @@ class TrainRequest:
     """Whether a few steps are profiled."""
     place: Options = NO_OPTIONS
     """The options about several machines."""
-    batch_size: int | None = None
-    """The measured number in place of `train.batch_size: auto`; None until it has been measured."""
+    measured: Mapping[str, int] = field(default_factory=dict)
+    """Measured numbers by key of `train:`, in place of `batch_size: auto` and for `within`, as far as they are known."""
     folder: Path | None = None
     """Where relative paths of the spec start; its own folder if None."""
     code: Mapping[str, str] | None = None
@@ -89,7 +94,7 @@ class TrainRequest:
         return SpecSource(
             self.spec,
             self.assignments,
-            self.batch_size,
+            self.measured,
             self.folder,
             self.code,
             copy=self.copy,
@@ -142,7 +147,7 @@ def _train(request: TrainRequest, job: Job, placement: Placement | None, copies:
         code, size = batch_size.measure_once(request.source(), job, machine, run.path, plain=request.plain)
         if size is None:
             return code
-        request = replace(request, batch_size=size)
+        request = replace(request, measured={"batch_size": size})
         job = request.source().load()
     stored = effective_plan.plan_of(run.path) if run.resumes and effective_plan.has_begun(run.path) else None
     if stored:
@@ -161,6 +166,14 @@ def _train(request: TrainRequest, job: Job, placement: Placement | None, copies:
     )
     if stored:
         plan = plans.carry_reasons(plan, stored)
+    if placement:
+        run_length.refuse(job, "a run of several processes")
+    code, length = run_length.choose_once(request.source(), job, machine, plan, run.path, process_seconds())
+    if code:
+        return code
+    if length:
+        request = replace(request, measured={**request.measured, **length})
+        job = request.source().load()
     show_plan.show(plan, job, machine, run.path / PLAN_FILE, stored, request.shown)
     return _run(request, job, machine, plan, run, plan_request, placement, copies)
 
@@ -200,9 +213,9 @@ def _run(
     copies: RemoteRuns | None,
 ) -> int:
     requested = {"plain": plan_request.plain, "plan": plan_request.plan}
-    size = [] if request.batch_size is None else [f"train.batch_size={request.batch_size}"]
+    measured = [f"train.{key}={value}" for key, value in request.measured.items()]
     spec = request.folder / request.spec.name if request.folder else request.spec
-    lifecycle = RunLifecycle(run, str(spec), [*request.assignments, *size], requested)
+    lifecycle = RunLifecycle(run, str(spec), [*request.assignments, *measured], requested)
     lifecycle.begin(machine)
     if is_killed_as_one() and machine.memory.limit and job.optimize.get("micro_batch") != "auto":
         EventLog(run.path).add("memory", trainer_death.KILLED_AS_ONE_NOTE)
@@ -220,7 +233,8 @@ def _run(
         say(f"ended at once by another {signals.signal_name(code - 128)}: {lifecycle.saved()}")
     elif leads:
         if code == 0 and request.baselines:
-            baseline_run.compare(request.source(), job, run.path)
+            within = parse_duration(job.train.within) if job.train.within else inf
+            baseline_run.compare(request.source(), job, run.path, within - process_seconds() - REPORT_SECONDS)
         seconds = STOPPED_REPORT if code == Stopped.exit_code else None
         lifecycle.report(seconds, begin=functools.partial(signals.die_with, os.getpid()))
         if tracker:

@@ -21,6 +21,8 @@ from drivetrain.system.files import parse_json, parse_row, storage_error, to_jso
 
 JOB_FILE, PLAN_FILE, HARDWARE_FILE = "job.yaml", "plan.json", "hardware.json"
 STATE_FILE, METRICS_FILE, RESULT_FILE = "state.json", "metrics.jsonl", "result.json"
+RUN_LENGTH_FILE = "run_length.json"
+"""What was measured for `train.within`, and the epochs, steps and seconds of training that follow."""
 
 POSSIBLE = "regular files and folders: in a run folder no link is followed"
 ACTION = "if you made it, put the file itself there or name the folder it leads to; otherwise do not use this run"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -23,7 +23,11 @@ class Counters:
     """Whether the heads were solved in place of the first epochs."""
     seconds: float = 0.0
     """Training time of earlier attempts."""
+    length_changes: list[tuple[int, int]] = field(default_factory=list)
+    """Of `train.within`: steps, and the total number of steps from there on."""
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Take the values of a checkpoint; this object stays the one that the step and the batches report with."""
-        vars(self).update(vars(Counters(**saved)))
+        restored = Counters(**saved)
+        restored.length_changes = [(step, total) for step, total in restored.length_changes]
+        vars(self).update(vars(restored))

@@ -18,10 +18,11 @@ from torch.optim.lr_scheduler import LRScheduler
 from drivetrain.job.train import Constant, Cosine, Linear, OneCycle, Plateau, StepDown, Train
 from drivetrain.training.counters import Counters
 from drivetrain.training.optimizer import set_rate
+from drivetrain.training.time_target import find_scheduled_step
 from drivetrain.training.user_parts import UserParts, load_group_settings, read_group_settings
 
 Spec = OneCycle | Cosine | Linear | StepDown | Plateau | Constant
-Schedule = Callable[[int], float]
+Schedule = Callable[[float], float]
 """Step (0 for the first) -> factor on the learning rate."""
 
 ONE_CYCLE_START = 1 / 25
@@ -67,7 +68,7 @@ def _decay(share: float) -> float:
     return (1 + math.cos(math.pi * share)) / 2
 
 
-def _apply_warmup(step: int, steps: int, warmup: float, after_warmup: Callable[[float], float]) -> float:
+def _apply_warmup(step: float, steps: int, warmup: float, after_warmup: Callable[[float], float]) -> float:
     """A linear rise to 1, then `after_warmup` of the share of the remaining steps that is done."""
     warmup_steps = warmup * steps
     if step < warmup_steps:
@@ -75,7 +76,7 @@ def _apply_warmup(step: int, steps: int, warmup: float, after_warmup: Callable[[
     return after_warmup((step - warmup_steps) / max(1.0, steps - warmup_steps))
 
 
-def _one_cycle(step: int, steps: int, warmup: float) -> float:
+def _one_cycle(step: float, steps: int, warmup: float) -> float:
     """Cosine from 1/25 up to the peak, then cosine down to 1/10,000 of it (Smith & Topin 2018)."""
     warmup_steps = max(1.0, warmup * steps) if warmup else 0.0
     if step < warmup_steps:
@@ -111,6 +112,7 @@ class ScheduledRates:
         optimizer: whose rates are set.
         rate: that of the spec at the top of the schedule.
         schedule: the factor by step.
+        total_steps: the length of the schedule.
         keeps_rates: whether each group keeps its own rate as the base, since the optimizer is that of a program.
         report: called once if the program sets rates, which are lost.
     """
@@ -120,11 +122,13 @@ class ScheduledRates:
         optimizer: Optimizer,
         rate: float,
         schedule: Schedule,
+        total_steps: int,
         *,
         keeps_rates: bool,
         report: Callable[[str], None],
     ) -> None:
         self.optimizer, self.rate, self.schedule, self.report = optimizer, rate, schedule, report
+        self.total_steps = total_steps
         self.base_rates = [float(group["lr"]) for group in optimizer.param_groups] if keeps_rates else None
         self.last_rates: list[float] | None = None
         """The rates of the last step by group, if `keeps_rates`."""
@@ -132,7 +136,11 @@ class ScheduledRates:
 
     def set(self, counters: Counters, factor: float) -> float:
         """Set rate * schedule * factor."""
-        rate = float(self.rate * self.schedule(counters.step) * factor)
+        scheduled_step: float = counters.step
+        if counters.length_changes:
+            scheduled_step = find_scheduled_step(counters.step, self.total_steps, counters.length_changes)
+        scheduled_factor = self.schedule(scheduled_step) * factor
+        rate = float(self.rate * scheduled_factor)
         if self.base_rates is None:
             set_rate(self.optimizer, rate)
             return rate
@@ -142,7 +150,7 @@ class ScheduledRates:
             self.report(
                 'sets the learning rates in every step, so those that on_step sets are lost; schedule="constant" keeps them'
             )
-        self.last_rates = [base * self.schedule(counters.step) * factor for base in self.base_rates]
+        self.last_rates = [base * scheduled_factor for base in self.base_rates]
         for group, group_rate in zip(self.optimizer.param_groups, self.last_rates, strict=True):
             group["lr"] = group_rate
         return rate
@@ -215,5 +223,8 @@ def build_rates(
     if user_parts.optimizer and train.schedule == Constant(name="constant"):
         return ProgramRates(optimizer)
     schedule = build_job_schedule(train, steps_per_epoch, start_step)
+    total_steps = min(steps_per_epoch * train.epochs, train.steps or steps_per_epoch * train.epochs)
     keeps_rates, report_lost_rates = user_parts.optimizer is not None, partial(report, "schedule")
-    return ScheduledRates(optimizer, train.optimizer.lr, schedule, keeps_rates=keeps_rates, report=report_lost_rates)
+    return ScheduledRates(
+        optimizer, train.optimizer.lr, schedule, total_steps, keeps_rates=keeps_rates, report=report_lost_rates
+    )

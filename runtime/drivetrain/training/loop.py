@@ -61,7 +61,7 @@ def _train_epochs(run: Run, saver: Saver, progress: Progress, profiler: Profiler
     trained_layers.enter_stage(run)
     records = StepRecords(run, progress)
     reason = _find_reason_to_end(run)
-    while reason is None and run.counters.epoch < run.job.train.epochs:
+    while reason is None and run.counters.epoch < run.total_epochs:
         try:
             _train_epoch(run, saver, records, profiler)
             _report_shards(run)
@@ -83,7 +83,7 @@ def _train_epochs(run: Run, saver: Saver, progress: Progress, profiler: Profiler
                 _roll_back(run, saver, records, "memory", str(error))
         reason = _find_reason_to_end(run)
     fault_point("trained", run)
-    epochs = run.job.train.epochs
+    epochs = run.total_epochs
     return reason or ("1 epoch trained" if epochs == 1 else f"all {epochs} epochs trained")
 
 
@@ -332,12 +332,21 @@ def record_evaluation(run: Run, saver: Saver, progress: Progress, confusion: dic
         progress.report_evaluation(run, "" if not is_best else "best, by its loss" if is_tie else "best")
         # Before the save, so that a checkpoint at the end of this epoch resumes with the next one.
         counters.epoch, counters.batch = counters.epoch + 1, 0
+        _keep_in_time(run, progress)
     if saver.is_due(epoch_ended=True):
         saver.save_periodically()
     reason = run.user_parts.callbacks.call(
         "on_epoch", collect_info(run, counters.epoch, metrics=dict(run.last_metrics), best=is_best)
     )
     run.stop_reason = run.stop_reason or reason
+
+
+def _keep_in_time(run: Run, progress: Progress) -> None:
+    """Make a run with `train.within` shorter or longer, if its epochs take another time than expected."""
+    sizes = (run.clock.seconds, run.total_steps, run.batches.per_epoch)
+    if run.time_target and (change := run.time_target.change_length(run.counters, *sizes)):
+        run.events.add("within", change, run.counters.step)
+        progress.change_length(run)
 
 
 def _call_on_step(run: Run, records: StepRecords) -> None:
@@ -353,4 +362,4 @@ def _call_on_step(run: Run, records: StepRecords) -> None:
 
 def collect_info(run: Run, epoch: int, **values: Any) -> TrainingInfo:
     """The current state of the run, for a callback; `values` are further fields of `TrainingInfo`."""
-    return TrainingInfo(run.folder, run.counters.step, run.total_steps, epoch, run.job.train.epochs, **values)
+    return TrainingInfo(run.folder, run.counters.step, run.total_steps, epoch, run.total_epochs, **values)

@@ -54,15 +54,28 @@ class Progress:
             return
         self.line_printed_at = now
         seconds = self.estimate.step_seconds()
-        epoch_text = f"epoch {run.counters.epoch + 1}/{run.job.train.epochs}"
+        epoch_text = f"epoch {run.counters.epoch + 1}/{run.total_epochs}"
         speed = f"  {run.batches.batch_size / seconds:.0f} samples/s" if seconds else ""
         progress = f"{epoch_text}  step {step}/{self.total_steps}  loss {format_metric(loss)}{speed}"
         say(f"{progress}  {self._format_time_left(run, now)}")
 
+    def change_length(self, run: Run) -> None:
+        """Show the new number of steps from now on."""
+        self.total_steps = run.total_steps
+        if self.estimate:
+            self.estimate.total = run.total_steps
+            self._write_length(run)
+
     def _start_estimate(self, run: Run) -> TimeLeft:
-        """Write what `watch` needs to the run folder, and start the live view."""
-        batches = len(run.dataset.validation) / run.batches.batch_size
-        evaluation = batches * EVALUATION_SHARE
+        """Start the live view, and what estimates the time left."""
+        evaluation = self._write_length(run)
+        if live_terminal():
+            self.live_view = LiveView(run.folder)
+        return TimeLeft(self.total_steps, run.batches.per_epoch, evaluation)
+
+    def _write_length(self, run: Run) -> float:
+        """Write what `watch` needs to the run folder; returns the assumed cost of an evaluation in steps."""
+        evaluation = len(run.dataset.validation) / run.batches.batch_size * EVALUATION_SHARE
         ahead = {
             "steps": self.total_steps,
             "steps_per_epoch": run.batches.per_epoch,
@@ -73,9 +86,7 @@ class Progress:
             RunFiles(run.folder).write_json(PROGRESS, ahead)
         except DrivetrainError as error:
             say(f"storage: {error.given}; `drivetrain watch` cannot show the time left")
-        if live_terminal():
-            self.live_view = LiveView(run.folder)
-        return TimeLeft(self.total_steps, run.batches.per_epoch, evaluation)
+        return evaluation
 
     def _format_time_left(self, run: Run, now: float) -> str:
         assert self.estimate is not None
@@ -90,7 +101,7 @@ class Progress:
 
         Of many short epochs a log has about EPOCHS_LOGGED; metrics.jsonl has all.
         """
-        now, epoch, count = time.monotonic(), run.counters.epoch + 1, run.job.train.epochs
+        now, epoch, count = time.monotonic(), run.counters.epoch + 1, run.total_epochs
         is_logged = epoch in (1, count) or epoch % -(-count // MAX_EPOCHS_LOGGED) == 0
         if self.live_view is None and (is_logged or now - self.epoch_logged_at >= LINE_EVERY):
             self.epoch_logged_at = now

@@ -39,7 +39,7 @@ from drivetrain.system.fault_points import fault_point
 from drivetrain.system.signals import Signals
 from drivetrain.tracking.event_log import EventLog
 from drivetrain.tracking.metrics_log import MetricsLog
-from drivetrain.training import losses, optimizer, start_checks, torch_setup
+from drivetrain.training import losses, optimizer, start_checks, time_target, torch_setup
 from drivetrain.training.best_metric import BestMetric, choose_metric
 from drivetrain.training.captured_step import CapturedStep, CudaGraphs
 from drivetrain.training.checkpoints import resume
@@ -53,6 +53,7 @@ from drivetrain.training.solvable_heads import HeadTraining
 from drivetrain.training.step import Step
 from drivetrain.training.step_options import SeededPart, build_options
 from drivetrain.training.step_result import StepResult
+from drivetrain.training.time_target import TimeTarget
 from drivetrain.training.user_parts import UserParts
 
 
@@ -78,6 +79,8 @@ class Run(AssembledRun):
     local_samples: int = 0
     """Samples that this process has trained on itself, in this attempt."""
     metrics: MetricsLog | None = None
+    time_target: TimeTarget | None = None
+    """The time of a run with `train.within`."""
     last_metrics: dict[str, float] = field(default_factory=dict)
     """Metrics of the last evaluation."""
     identity: dict[str, str] = field(default_factory=dict)
@@ -108,8 +111,17 @@ class Run(AssembledRun):
         """Optimizer steps of the whole run, if nothing ends it early."""
         if self.ends_solved:
             return 1
+        if self.counters.length_changes:
+            return self.counters.length_changes[-1][1]
         steps = self.batches.per_epoch * self.job.train.epochs
         return min(steps, self.job.train.steps or steps)
+
+    @property
+    def total_epochs(self) -> int:
+        """Epochs of the whole run, the last one perhaps in part, if nothing ends it early."""
+        if self.counters.length_changes:
+            return -(-self.total_steps // self.batches.per_epoch)
+        return self.job.train.epochs
 
     @property
     def ends_solved(self) -> bool:
@@ -122,8 +134,9 @@ class Run(AssembledRun):
         return bool(self.solved_layers) and not self.counters.step
 
     def reached_step_limit(self) -> bool:
-        """Whether the run has made the optimizer steps of `train.steps`."""
-        return self.job.train.steps is not None and self.counters.step >= self.job.train.steps
+        """Whether the run has made the optimizer steps of `train.steps` or `train.within`."""
+        limit = self.total_steps if self.counters.length_changes else self.job.train.steps
+        return limit is not None and self.counters.step >= limit
 
     @property
     def checkpoints(self) -> Path:
@@ -278,6 +291,7 @@ def assemble(
         stage=network.unfreezing.stage(epoch),
         lr_groups=rate_groups,
         user_parts=user_parts,
+        time_target=time_target.read_target(folder) if job.train.within else None,
     )
     _apply_plan(plan, run)
     _finish_assembly(run)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -73,7 +73,7 @@ def measure_once(
         plan = plans.resolve(job, machine, plain=plain)
         say("batch_size: measured, since train.batch_size is auto")
         with tempfile.TemporaryDirectory(prefix="batch-") as scratch:
-            first = replace(source, batch_size=FIRST)
+            first = replace(source, measured={"batch_size": FIRST})
             module = "drivetrain.tuning.processes.batch_size"
             code = measuring_child.measure(module, Path(scratch), first, plan, machine, [str(path)])
         signals.stop_early()
@@ -83,20 +83,6 @@ def measure_once(
         assert measurement is not None, "the child has just written it"
         EventLog(folder).add("batch_size", f"{measurement['text']}. {consequence(job, measurement['batch_size'])}")
     return 0, int(measurement["batch_size"])
-
-
-def pin(job: Job, runs: Iterable[Path]) -> tuple[str, ...]:
-    """The assignment with which a run has the batch size that the first of the others has measured; none if the job gives a
-    number, or nothing was measured.
-
-    Args:
-        job: with which the run would be trained.
-        runs: folders of other runs of the same command.
-    """
-    if job.train.batch_size != "auto":
-        return ()
-    measurement = next(filter(None, (read_json(run / FILE) for run in runs)), None)
-    return (f"train.batch_size={measurement['batch_size']}",) if measurement else ()
 
 
 def most(samples: int) -> int:

@@ -14,9 +14,9 @@ from drivetrain.data.streaming.ranged_file import NoRangesError, RangedFile
 from drivetrain.data.streaming.shard import IMAGES, Accepted, Shard
 from drivetrain.errors import StorageError
 from drivetrain.job.hub_address import HubAddress
-from drivetrain.pretrained import hub_connection, hub_dataset
+from drivetrain.pretrained import hub_connection, hub_download
+from drivetrain.pretrained.hub_cache import HubFile, find_repository
 from drivetrain.pretrained.hub_connection import Connection
-from drivetrain.pretrained.hub_download import HubFile, Progress, receive
 from drivetrain.pretrained.hub_error import DATASET, HubError
 from drivetrain.system.console import say
 from drivetrain.system.files import storage_error
@@ -52,7 +52,7 @@ class HubStore:
 
     def class_names(self) -> Mapping[str, Sequence[str]]:
         """Those that README.md declares."""
-        readme = hub_dataset.read_readme(self.address.name, self.address.revision)
+        readme = find_repository(self.address.name, DATASET).read_readme(self.address.revision)
         return hub_classes.read_declared(readme, Path(self.address.path))
 
     def open_ranged(self, shard: Shard) -> RangedFile | None:
@@ -67,27 +67,25 @@ class HubStore:
         """Download a shard."""
         file = self._file(shard)
         try:
-            connection, url = self._connect(file)
             path.unlink(missing_ok=True)
-            receive(connection, url, file, path, Progress(file.size, lambda line: None))
+            hub_download.receive(self._connect(), self.address.revision, file, path, hub_download.Progress())
         except HubError as error:
             raise StorageError(f"shard {shard.address}: {error.given}", error.possible, error.action) from None
         except OSError as error:
             raise storage_error(path, error) from None
 
     def _range(self, shard: Shard, start: int, count: int) -> bytes:
+        file = self._file(shard)
         try:
-            connection, url = self._connect(self._file(shard))
-            content = connection.read_range(url, start, count)
+            content = hub_download.read_range(self._connect(), self.address.revision, file, start, count)
         except HubError as error:
             raise StorageError(f"shard {shard.address}: {error.given}", error.possible, error.action) from None
         if content is None:
             raise NoRangesError
         return content
 
-    def _connect(self, file: HubFile) -> tuple[Connection, str]:
-        connection = hub_connection.connect(say, kind=DATASET)
-        return connection, hub_dataset.make_file_url(connection, self.address.name, self.address.revision, file)
+    def _connect(self) -> Connection:
+        return hub_connection.connect(self.address.name, DATASET, say)
 
     def _file(self, shard: Shard) -> HubFile:
         hub_file = next((file for file in self._files() if posixpath.basename(file.name) == shard.name), None)
@@ -96,7 +94,8 @@ class HubStore:
         return hub_file
 
     def _files(self) -> list[HubFile]:
-        every = {file.name: file for file in hub_dataset.list_files(self.address.name, self.address.revision)}
+        listed = find_repository(self.address.name, DATASET).read_listing(self.address.revision) or []
+        every = {file.name: file for file in listed}
         if self.address.path in every:
             return [every[name] for name in shards.siblings(self.address.path, list(every))]
         inside = (file for name, file in every.items() if posixpath.dirname(name) == self.address.path)

@@ -180,6 +180,9 @@ def scatter(plot: Scatter, name: str) -> str:
     axes = Plot(x, fit_axis((y for _, y in all_points), 0.08, logarithmic=plot.log_y))
     around = [axes.rows(axes.y.ticks(6 if plot.log_y else 5)), _columns(axes, plot, names)]
     inside = [axes.line(plot.steps, "stroke: var(--line-3); stroke-width: 1.4", stairs=True)] if plot.steps else []
+    if plot.has_diagonal:
+        ends = [max(axes.x.low, axes.y.low), min(axes.x.high, axes.y.high)]
+        inside.append(axes.line([(end, end) for end in ends], _LIMIT))
     for kind, tone in plot.kinds:
         points = [point for dot, point in zip(plot.dots, places, strict=True) if dot.kind == kind]
         fill = "none" if tone is Tone.QUIET else _TONE_COLORS[tone]

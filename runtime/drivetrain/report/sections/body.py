@@ -17,6 +17,7 @@ from drivetrain.report.sections.advice import advice_section
 from drivetrain.report.sections.baselines import baselines_section
 from drivetrain.report.sections.machine import machine_section, time_section
 from drivetrain.report.sections.mistakes import worst_sections
+from drivetrain.report.sections.numbers import number_sections
 from drivetrain.report.sections.operators import operators_section
 from drivetrain.report.sections.plan import effective_section, notes_section, plan_section
 from drivetrain.report.sections.provenance import provenance_section
@@ -63,6 +64,7 @@ def sections(record: Record, summary: Summary) -> list[Section]:
         *(confusion_section(confusion) for confusion in confusions(record.result.get("confusion"))),
         *(labels_section(table) for table in label_tables(record.result.get("confusion"))),
         *worst_sections(record.mistakes),
+        *number_sections(record.result.get("confusion"), record.mistakes),
         plan_section(plan) if plan else None,
         effective_section(plan) if plan else None,
         notes_section(plan) if plan else None,

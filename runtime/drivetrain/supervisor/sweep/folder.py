@@ -29,7 +29,7 @@ from drivetrain.supervisor.sweep.study import Study
 from drivetrain.system.console import say
 from drivetrain.system.files import PRIVATE, make_folder, write_text
 from drivetrain.system.run_files import RESULT_FILE, RunFiles, refuse_links
-from drivetrain.tuning import batch_size
+from drivetrain.tuning import run_length
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
@@ -170,7 +170,7 @@ def write_result(
         changes = [*assignments, *values_set(best.values)]
         best_job = replace(source, assignments=[*changes, "sweep=null"]).load()
         # What a trial has measured is written down, so that the best one is trained again as it was.
-        changes += batch_size.pin(best_job, trial_folders(sweep_folder.path, len(trials)))
+        changes += run_length.pin_measured(best_job, trial_folders(sweep_folder.path, len(trials)))
         options = [word for assignment in changes for word in ("--set", assignment)]
         command = shlex.join(["drivetrain", "train", str(source.spec), *options])
         best_spec = replace(source, assignments=[*changes, "sweep=null"]).load()

@@ -33,7 +33,7 @@ from drivetrain.system.console import say
 from drivetrain.system.files import parse_row
 from drivetrain.system.run_files import METRICS_FILE, PLAN_FILE, RESULT_FILE, RunFiles
 from drivetrain.system.signals import SignalForwarder
-from drivetrain.tuning import batch_size
+from drivetrain.tuning import run_length
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
@@ -128,7 +128,7 @@ class _Sweep:
         assignments = (*self.request.assignments, *values_set(values), f"name=trial{number}", *WITHOUT_SWEEP)
         try:
             job = replace(self.source, assignments=assignments).load()
-            if size := batch_size.pin(job, folders.trial_folders(self.place.path, number)):
+            if size := run_length.pin_measured(job, folders.trial_folders(self.place.path, number)):
                 assignments = (*assignments, *size)
                 job = replace(self.source, assignments=assignments).load()
         except SpecError as error:

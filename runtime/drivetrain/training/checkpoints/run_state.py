@@ -17,8 +17,11 @@ from drivetrain.training.user_parts import load_group_settings, read_group_setti
 
 def collect_state(run: Run) -> dict[str, object]:
     """Everything that a run needs to resume except its tensors, as plain values."""
+    counters = {**asdict(run.counters), "seconds": run.counters.seconds + run.clock.seconds}
+    if not run.counters.length_changes:
+        del counters["length_changes"]
     return {
-        "counters": {**asdict(run.counters), "seconds": run.counters.seconds + run.clock.seconds},
+        "counters": counters,
         "watch": run.best_metric.state(),
         "scaler": run.step.scaler.state(),
         "ema_updates": run.ema.updates if run.ema else None,

@@ -12,7 +12,8 @@ from drivetrain.data.stateless_random import Ids
 from drivetrain.system.console import say
 from drivetrain.system.fault_points import fault_point
 from drivetrain.system.units import format_bytes
-from drivetrain.training.evaluation.scores import ClassScores, LabelScores, build_scores
+from drivetrain.training.evaluation.number_samples import NumberSamples
+from drivetrain.training.evaluation.scores import ClassScores, LabelScores, NumberScores, build_scores
 from drivetrain.training.evaluation.worst_mistakes import WorstMistakes
 from drivetrain.training.losses import HeadLoss, Objective
 
@@ -32,6 +33,9 @@ class MetricAccumulator:
         self.heads, self.objective = heads, objective
         self.scores = {name: build_scores(head) for name, head in heads.items()}
         self.worst = {name: WorstMistakes() for name, score in self.scores.items() if isinstance(score, ClassScores)}
+        self.numbers = {
+            name: NumberSamples(heads[name]) for name, score in self.scores.items() if isinstance(score, NumberScores)
+        }
         self.loss_sums = {name: torch.zeros(2, dtype=torch.float64) for name in heads}
         self.waiting_outputs: list[tuple[str, Tensor, Tensor]] = []
         """Head, outputs and targets of batches whose loss can only be computed for all samples together."""
@@ -51,8 +55,9 @@ class MetricAccumulator:
                 head_outputs, head_targets = head_outputs[has_label], head_targets[has_label]
                 head_ids = None if ids is None else ids[has_label.cpu().numpy()]
             self.scores[name].update(head_outputs, head_targets)
-            if head_ids is not None and name in self.worst:
-                self.worst[name].update(head_ids, head_outputs, head_targets)
+            samples = self.worst.get(name) or self.numbers.get(name)
+            if head_ids is not None and samples:
+                samples.update(head_ids, head_outputs, head_targets)
             if self.objective is not None:
                 self._add_loss(name, head_outputs, head_targets)
 
@@ -86,12 +91,13 @@ class MetricAccumulator:
         """Sum everything over all processes with `all_reduce`; `rank_of_count` is (i, n) for process i of n."""
         self._add_waiting()
         local_sums = [*self.loss_sums.values(), *(count for score in self.scores.values() for count in score.counts())]
-        tables = [worst.to_table(*rank_of_count) for worst in self.worst.values()]
+        sampled: list[WorstMistakes | NumberSamples] = [*self.worst.values(), *self.numbers.values()]
+        tables = [samples.to_table(*rank_of_count) for samples in sampled]
         global_sums = all_reduce([*local_sums, *tables])
         for local_sum, global_sum in zip(local_sums, global_sums, strict=False):
             local_sum.copy_(global_sum)
-        for worst, table in zip(self.worst.values(), global_sums[len(local_sums) :], strict=True):
-            worst.read_table(table)
+        for samples, table in zip(sampled, global_sums[len(local_sums) :], strict=True):
+            samples.read_table(table)
         for score in self.scores.values():
             if isinstance(score, LabelScores | ClassScores):
                 score.gather(all_reduce, rank_of_count)
@@ -116,7 +122,7 @@ class MetricAccumulator:
 
     def confusion(self) -> dict[str, object]:
         """By head with classes: the classes; if they are exclusive the confusion matrix (truth by row) and the worst
-        mistakes, else the counts of each label.
+        mistakes, else the counts of each label. By head of numbers: true and predicted ones, and the largest errors.
         """
         by_head: dict[str, object] = {}
         for name, score in self.scores.items():
@@ -129,6 +135,8 @@ class MetricAccumulator:
                 }
             elif isinstance(score, LabelScores):
                 by_head[name] = classes | score.to_json()
+            elif isinstance(score, NumberScores):
+                by_head[name] = self.numbers[name].to_json()
         return by_head
 
 

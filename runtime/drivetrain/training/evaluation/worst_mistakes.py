@@ -1,4 +1,4 @@
-"""Collects the worst mistakes of an evaluation: samples with the most confident wrong predictions.
+"""Collects the worst mistakes of an evaluation: samples with the most confident wrong classes.
 
 An evaluation keeps their ids. At the end of the run, those of the best evaluation are written with a name and, for
 images, a small picture, so that the report needs no data.
@@ -77,20 +77,21 @@ def write(run: Run, confusion: Mapping[str, Any]) -> None:
     """Write the mistakes of an evaluation to the run folder; an error is only recorded as an event."""
     try:
         mistakes_by_head = {
-            head: [_describe_mistake(run, record["classes"], row) for row in record.get("mistakes", [])]
+            head: [_describe_mistake(run, record, row) for row in record.get("mistakes", [])]
             for head, record in confusion.items()
         }
         RunFiles(run.folder).write_json(FILE, mistakes_by_head)
     except Exception as error:
         # The run is done and its model is written; only a part of the report is missing.
-        run.events.add("report", f"the worst misclassified samples were not saved: {error}", run.counters.step)
+        run.events.add("report", f"the samples with the worst predictions were not saved: {error}", run.counters.step)
 
 
-def _describe_mistake(run: Run, classes: list[str], row: dict[str, Any]) -> dict[str, Any]:
+def _describe_mistake(run: Run, record: Mapping[str, Any], row: dict[str, Any]) -> dict[str, Any]:
     split = run.readable.validation
-    names = {key: classes[row[key]] for key in ("truth", "answer")}
-    mistake = {"title": split.title(row["sample"]), **names, "probability": row["probability"]}
-    if run.job.task.startswith("image"):
+    mistake = {key: value for key, value in row.items() if key != "sample"} | {"title": split.title(row["sample"])}
+    if "classes" in record:
+        mistake |= {key: record["classes"][row[key]] for key in ("truth", "answer")}
+    if run.job.task.startswith("image") and "classes" in record:
         mistake["picture"] = encode_picture(split, row["sample"])
     return mistake
 

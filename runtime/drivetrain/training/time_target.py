@@ -1,0 +1,95 @@
+"""Keeps a run with `train.within` in its time: after an epoch, its length follows from the speed so far.
+
+The schedule is stretched or shortened with it, so that it ends with the run. The changes are part of a checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+
+from drivetrain.system.run_files import RUN_LENGTH_FILE, RunFiles
+from drivetrain.tracking.live.time_left import clock_time
+from drivetrain.training.counters import Counters
+
+EARLY, LATE = 0.91, 0.99
+"""The length changes if the run would end before or after these shares of its time."""
+MAX_EPOCHS = 100
+"""A small data set would be repeated thousands of times within an hour, and learned by heart."""
+MIN_WINDOW_SHARE = 0.1
+"""Share of the time over which the speed is measured, at least."""
+MIN_CHANGED_SHARE = 0.05
+"""Smallest change, as a share of the remaining steps."""
+
+LengthChange = tuple[int, int]
+"""A step, and the total number of steps from there on."""
+
+
+class TimeTarget:
+    """The seconds that a run may train, and when its last epochs ended.
+
+    Args:
+        seconds: of training, of all attempts together.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self.epoch_ends: deque[tuple[float, int]] = deque()
+        """Seconds of this attempt, and steps, at the end of recent epochs."""
+
+    def change_length(self, counters: Counters, now: float, total_steps: int, steps_per_epoch: int) -> str | None:
+        """Change the number of steps after an epoch, if the run would end too early or too late; returns a line on it.
+
+        Args:
+            counters: the position of the run; a change is added to them.
+            now: seconds of this attempt.
+            total_steps: of the run, until now.
+            steps_per_epoch: of the run.
+        """
+        step = counters.step
+        self.epoch_ends.append((now, step))
+        while len(self.epoch_ends) > 2 and now - self.epoch_ends[1][0] >= MIN_WINDOW_SHARE * self.seconds:
+            self.epoch_ends.popleft()
+        begin, first_step = self.epoch_ends[0]
+        if now - begin < MIN_WINDOW_SHARE * self.seconds or step >= total_steps:
+            return None
+        # With the evaluations in it.
+        seconds_per_step = (now - begin) / (step - first_step)
+        seconds_left = self.seconds - now - counters.seconds
+        predicted_end = self.seconds - seconds_left + (total_steps - step) * seconds_per_step
+        if EARLY * self.seconds <= predicted_end <= LATE * self.seconds:
+            return None
+        seconds_to_use = seconds_left - (1 - (EARLY + LATE) / 2) * self.seconds
+        new_total = min(step + max(1, int(seconds_to_use / seconds_per_step)), MAX_EPOCHS * steps_per_epoch)
+        if abs(new_total - total_steps) < MIN_CHANGED_SHARE * (total_steps - step):
+            return None
+        counters.length_changes.append((step, new_total))
+        return (
+            f"{new_total:,} steps instead of {total_steps:,}, with the schedule: a step takes {seconds_per_step * 1000:.3g} ms "
+            f"with its share of the evaluations, and {clock_time(max(0.0, seconds_left))} are left"
+        )
+
+
+def read_target(folder: Path) -> TimeTarget | None:
+    """The time of a run, which its supervisor has stored; None without `train.within`."""
+    stored = RunFiles(folder).read_object(RUN_LENGTH_FILE)
+    seconds = stored.get("train_seconds")
+    return TimeTarget(float(seconds)) if isinstance(seconds, int | float) else None
+
+
+def find_scheduled_step(step: int, total_steps: int, changes: Sequence[LengthChange]) -> float:
+    """The step of the schedule that belongs to a step of a run whose length has changed.
+
+    Args:
+        step: of the run.
+        total_steps: of the schedule.
+        changes: of the length; from each step on, what is left of the schedule is divided among the steps that are left.
+    """
+    scheduled, since, total = 0.0, 0, total_steps
+    for changed_at, new_total in changes:
+        if changed_at > step:
+            break
+        scheduled += (changed_at - since) * (total_steps - scheduled) / (total - since)
+        since, total = changed_at, new_total
+    return scheduled + (step - since) * (total_steps - scheduled) / (total - since)

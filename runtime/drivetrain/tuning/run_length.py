@@ -1,0 +1,239 @@
+"""Forecasts how long a run takes from a few timed steps, and chooses its length for `train.within`; without torch."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from drivetrain.distributed import world
+from drivetrain.errors import SpecError
+from drivetrain.hardware.facts import Hardware
+from drivetrain.job import Job
+from drivetrain.job.train import Train
+from drivetrain.job.values import parse_duration
+from drivetrain.job_spec.spec_source import SpecSource
+from drivetrain.plan.plan import Plan
+from drivetrain.system import signals
+from drivetrain.system.console import say, say_json
+from drivetrain.system.files import read_json, write_json
+from drivetrain.system.run_files import RUN_LENGTH_FILE
+from drivetrain.system.units import format_bytes
+from drivetrain.tracking.event_log import EventLog
+from drivetrain.tracking.live.time_left import clock_time
+from drivetrain.training.time_target import MAX_EPOCHS
+from drivetrain.tuning import batch_size, measuring_child
+
+MODULE = "drivetrain.tuning.processes.run_times"
+MIN_STEPS = 20
+"""Fewer steps are no training: a schedule has no time to rise and fall."""
+ENDING_SECONDS = 7.0
+"""For what follows the last evaluation: model, report, and simple models on small data."""
+MARGIN = 0.05
+"""Share of the time that stays free, since steps never take all the same time."""
+
+
+@dataclass(frozen=True)
+class RunTimes:
+    """Measured seconds and bytes of a job on this machine."""
+
+    start: float
+    """Seconds until the first step: libraries, data and network."""
+    step: float
+    """Seconds of a training step, its batch included."""
+    evaluation: float
+    """Seconds of an evaluation."""
+    steps_per_epoch: int
+    peak_bytes: int
+    """Memory of the process beside which the steps ran."""
+
+    def train_seconds(self, steps: int) -> float:
+        """Seconds of so many steps, and of an evaluation after each epoch that they begin."""
+        return steps * self.step + -(-steps // self.steps_per_epoch) * self.evaluation
+
+    def fit_steps(self, seconds: float) -> int:
+        """The largest number of steps, with their evaluations, that fit into these seconds; 0 if not even one does."""
+        epoch_seconds = self.train_seconds(self.steps_per_epoch)
+        epochs = max(0, int(seconds / epoch_seconds))
+        more_steps = int((seconds - epochs * epoch_seconds - self.evaluation) / self.step)
+        return epochs * self.steps_per_epoch + max(0, more_steps)
+
+    def count_steps(self, train: Train) -> int:
+        """The number of steps of a run."""
+        steps = train.epochs * self.steps_per_epoch
+        return min(steps, train.steps or steps)
+
+    def predict_seconds(self, train: Train) -> float:
+        """Seconds of a run from its command to its end."""
+        return self.start + self.train_seconds(self.count_steps(train)) + ENDING_SECONDS
+
+    def to_json(self, train: Train) -> dict[str, float]:
+        """What was measured, and what follows for a run."""
+        return {**asdict(self), "total_steps": self.count_steps(train), "seconds": self.predict_seconds(train)}
+
+    def describe(self, train: Train) -> str:
+        """How long the run takes, in parts."""
+        steps = self.count_steps(train)
+        total = self.predict_seconds(train)
+        evaluations = -(-steps // self.steps_per_epoch)
+        return (
+            f"about {_format_seconds(total)}: start {_format_seconds(self.start)}, {steps:,} steps "
+            f"{_format_seconds(steps * self.step)} ({self.step * 1000:.3g} ms each), {evaluations:,} evaluations "
+            f"{_format_seconds(evaluations * self.evaluation)}, end {_format_seconds(ENDING_SECONDS)}; memory {format_bytes(self.peak_bytes)}"
+        )
+
+
+def measure_times(source: SpecSource, plan: Plan, machine: Hardware) -> tuple[int, RunTimes | None]:
+    """Time a few steps and evaluation batches in a child process; returns its exit code, and the times if it is 0."""
+    with tempfile.TemporaryDirectory(prefix="times-") as scratch:
+        output = Path(scratch) / "times.json"
+        code = measuring_child.measure(MODULE, Path(scratch), source, plan, machine, [str(output)])
+        signals.stop_early()
+        return code, None if code else RunTimes(**read_json(output))
+
+
+def forecast(spec: Path, assignments: Sequence[str], machine: Hardware, plan: Plan, *, as_json: bool) -> int:
+    """Say how long a job takes on this machine, and what it needs; nothing is written. Returns the exit code.
+
+    Raises:
+        SpecError: if the batch size is still to be measured, or the time of `train.within` is too short.
+    """
+    source = SpecSource(spec, assignments).read()
+    job = source.load()
+    batch_size.refuse_auto(job, "plan --time")
+    code, times = measure_times(source, plan, machine)
+    if times is None:
+        return code
+    train = job.train.model_copy(update=choose_length(job, times, 0.0) if job.train.within else {})
+    if as_json:
+        say_json({"epochs": train.epochs, **times.to_json(train)})
+    else:
+        say(f"{job.name}: {train.epochs:,} epochs: {times.describe(train)}")
+    return 0
+
+
+def choose_once(
+    source: SpecSource, job: Job, machine: Hardware, plan: Plan, folder: Path, elapsed_seconds: float
+) -> tuple[int, dict[str, int]]:
+    """Choose the length of a run with `train.within`, once per run.
+
+    Args:
+        source: the spec, with what else was measured.
+        job: the same, loaded.
+        machine: the hardware.
+        plan: of the run.
+        folder: of the run, which keeps the result.
+        elapsed_seconds: since the command began.
+
+    Returns:
+        The exit code of the measurement, and `epochs` and `steps`, empty if it failed.
+
+    Raises:
+        SpecError: if the run has several processes, or no training fits into the time.
+        Stopped: if a signal came meanwhile.
+    """
+    if not job.train.within:
+        return 0, {}
+    if stored := read_measured(folder, job):
+        return 0, {key: value for key, value in stored.items() if key != "batch_size"}
+    if world.count_local_ranks(job, machine) > 1:
+        refuse(job, "a run of several processes")
+    say(f"within: timing a few steps, for train.within: {job.train.within}")
+    begin = time.monotonic()
+    code, times = measure_times(source, plan, machine)
+    if times is None:
+        return code, {}
+    elapsed_seconds += time.monotonic() - begin
+    length = choose_length(job, times, elapsed_seconds)
+    train_seconds = parse_duration(job.train.within) - elapsed_seconds - ENDING_SECONDS
+    write_json(folder / RUN_LENGTH_FILE, {**length, "train_seconds": train_seconds, "times": asdict(times)})
+    train = job.train.model_copy(update=length)
+    EventLog(folder).add(
+        "within",
+        f"{length['epochs']:,} epochs, {length['steps']:,} steps in all, for train.within: {job.train.within}: "
+        f"{times.describe(train)}",
+    )
+    return 0, length
+
+
+def choose_length(job: Job, times: RunTimes, elapsed_seconds: float) -> dict[str, int]:
+    """The epochs and steps that end in time.
+
+    Raises:
+        SpecError: if there is no time for a training.
+    """
+    limit = parse_duration(job.train.within or "")
+    begun_seconds = elapsed_seconds + times.start + ENDING_SECONDS
+    steps = times.fit_steps(limit * (1 - MARGIN) - begun_seconds)
+    if steps < min(MIN_STEPS, times.steps_per_epoch):
+        needed = (begun_seconds + times.train_seconds(times.steps_per_epoch)) / (1 - MARGIN)
+        raise SpecError(
+            [
+                job.problem(
+                    ("train", "within"),
+                    f"is {job.train.within}, and one epoch ends after {_format_seconds(needed)}, {_format_seconds(elapsed_seconds)} of "
+                    f"them until now: {times.describe(_one_epoch(job))}",
+                    f"{_format_seconds(needed)} or more",
+                    "raise it, or make an epoch shorter: fewer samples, smaller pictures or shorter texts, a smaller network",
+                )
+            ]
+        )
+    steps = min(steps, MAX_EPOCHS * times.steps_per_epoch)
+    return {"epochs": -(-steps // times.steps_per_epoch), "steps": steps}
+
+
+def _one_epoch(job: Job) -> Train:
+    return job.train.model_copy(update={"epochs": 1, "steps": None})
+
+
+def _format_seconds(seconds: float) -> str:
+    """`4.2 s`, `42 s`, `12:05`."""
+    return clock_time(seconds) if seconds >= 100 else f"{seconds:.{0 if seconds >= 10 else 1}f} s"
+
+
+def refuse(job: Job, command: str) -> None:
+    """Refuse `train.within` where its time is not measured.
+
+    Raises:
+        SpecError: with what can be done instead.
+    """
+    if job.train.within:
+        raise SpecError(
+            [
+                job.problem(
+                    ("train", "within"),
+                    f"is {job.train.within}, which {command} cannot measure",
+                    "train.epochs; within is measured by `drivetrain train` in one process",
+                    "remove it, and set train.epochs",
+                )
+            ]
+        )
+
+
+def read_measured(run: Path, job: Job) -> dict[str, int]:
+    """What a run has measured by key of `train:`, as far as its job asks for it; empty before."""
+    files: list[tuple[str, tuple[str, ...]]] = []
+    if job.train.batch_size == "auto":
+        files.append((batch_size.FILE, ("batch_size",)))
+    if job.train.within:
+        files.append((RUN_LENGTH_FILE, ("epochs", "steps")))
+    measured: dict[str, int] = {}
+    for name, keys in files:
+        stored = read_json(run / name)
+        if isinstance(stored, dict):
+            measured |= {key: stored[key] for key in keys if isinstance(stored.get(key), int)}
+    return measured
+
+
+def pin_measured(job: Job, runs: Iterable[Path]) -> tuple[str, ...]:
+    """The assignments with which a run has what the first of the others has measured; none if nothing was.
+
+    Args:
+        job: with which the run would be trained.
+        runs: folders of other runs of the same command.
+    """
+    measured = next(filter(None, (read_measured(run, job) for run in runs)), {})
+    ends_within = ("train.within=null",) if "epochs" in measured else ()
+    return (*ends_within, *(f"train.{key}={value}" for key, value in measured.items()))

@@ -1,0 +1,120 @@
+"""`train.within` and `plan --time`: the length of a run from timed steps, and a schedule that ends with it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+import drivetrain
+from drivetrain.errors import SpecError
+from drivetrain.job_spec import load_job
+from drivetrain.tuning import run_length
+from drivetrain.tuning.run_length import RunTimes
+from tests.paths import ROOT
+
+TEXT = """
+name: tiny
+task: image-classification
+data: {train: images.npz, validation: 0.2}
+model: {name: small-cnn, width: 4}
+train: {within: 90s, optimizer: {name: adamw, lr: 0.01}}
+optimize: {cpu_threads: 1, measure: off}
+baselines: off
+"""
+TIMES = RunTimes(start=5.0, step=0.1, evaluation=1.0, steps_per_epoch=50, peak_bytes=2**20)
+
+
+def written(folder: Path) -> Path:
+    images = np.random.default_rng(0).integers(0, 255, (440, 8, 8)).astype(np.uint8)
+    np.savez(folder / "images.npz", images=images, labels=np.arange(440) % 3)
+    (folder / "tiny.yaml").write_text(TEXT)
+    return folder / "tiny.yaml"
+
+
+def run_drivetrain(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "drivetrain", *words]
+    runs = ("--runs", str(folder / "runs")) if words[0] == "train" else ()
+    return subprocess.run([*command, *runs], cwd=ROOT, capture_output=True, text=True, check=False, timeout=240)
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_the_steps_that_fit_end_in_time(seed: int) -> None:
+    drawn = np.random.default_rng(seed)
+    step, evaluation, per_epoch = drawn.uniform(0.001, 10), drawn.uniform(0, 30), int(drawn.integers(1, 500))
+    seconds = drawn.uniform(0, 5000)
+    times = RunTimes(0.0, step, evaluation, per_epoch, 0)
+    steps = times.fit_steps(seconds)
+    assert steps >= 0
+    if steps:
+        assert times.train_seconds(steps) <= seconds * (1 + 1e-9) + 1e-9
+        assert times.train_seconds(steps + 1) > seconds * (1 - 1e-9) - 1e-9
+
+
+def test_the_length_follows_from_the_time_and_is_bounded(tmp_path: Path) -> None:
+    path = written(tmp_path)
+    lengths = {
+        within: run_length.choose_length(load_job.load(path, [f"train.within={within}"]), TIMES, 2.0)
+        for within in ("60s", "5m", "24h")
+    }
+    # 60 s less 5 %, what has passed, the start and the end leave 43 s: 7 epochs of 6 s, and no step with an evaluation.
+    assert lengths["60s"] == {"epochs": 7, "steps": 350}
+    assert lengths["5m"]["epochs"] == -(-lengths["5m"]["steps"] // 50)
+    assert lengths["24h"] == {"epochs": 100, "steps": 5000}
+    with pytest.raises(SpecError) as error:
+        run_length.choose_length(load_job.load(path, ["train.within=10s"]), TIMES, 2.0)
+    (problem,) = error.value.problems
+    assert problem.key == "train.within"
+    assert "one epoch ends after 21 s" in problem.given
+
+
+@pytest.mark.parametrize("key", ["epochs", "steps"])
+def test_a_length_beside_the_time_is_refused(tmp_path: Path, key: str) -> None:
+    with pytest.raises(SpecError) as error:
+        load_job.load(written(tmp_path), [f"train.{key}=7"])
+    assert [problem.key for problem in error.value.problems] == [f"train.{key}"]
+
+
+def test_the_library_refuses_it() -> None:
+    data = TensorDataset(torch.zeros(8, 2), torch.zeros(8, dtype=torch.long))
+    with pytest.raises(SpecError, match=r"within: is 5m, which drivetrain.train cannot measure"):
+        drivetrain.train(torch.nn.Linear(2, 2), data, data, name="x", within="5m")
+
+
+def test_a_run_within_a_time_resumes_with_its_length_and_ends_its_schedule(tmp_path: Path) -> None:
+    spec = str(written(tmp_path))
+    stopped = run_drivetrain(tmp_path, "train", spec, "--set", "train.max_time=0.001s")
+    assert stopped.returncode == 75, stopped.stdout + stopped.stderr
+    run = tmp_path / "runs" / "tiny-001"
+    chosen = json.loads((run / "run_length.json").read_text())
+    assert chosen["steps"] <= chosen["epochs"] * chosen["times"]["steps_per_epoch"] <= 1200
+    done = run_drivetrain(tmp_path, "train", spec)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "within: timing" not in done.stdout
+    assert json.loads((run / "run_length.json").read_text()) == chosen
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    rates = [row["lr"] for row in rows if "lr" in row]
+    # One-cycle ends at a ten-thousandth of its peak, at whatever step the run has ended.
+    assert max(rates) == pytest.approx(0.01, rel=0.05)
+    assert rates[-1] < 0.0005
+    changes = [line for line in (run / "events.jsonl").read_text().splitlines() if "steps instead of" in line]
+    assert changes or rows[-1]["step"] == chosen["steps"]
+
+
+def test_the_time_of_a_plan_is_told_and_nothing_is_written(tmp_path: Path) -> None:
+    spec = str(written(tmp_path))
+    before = sorted(tmp_path.rglob("*"))
+    done = run_drivetrain(tmp_path, "plan", spec, "--time", "--set", "train.within=null", "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["epochs"], told["steps_per_epoch"], told["total_steps"]) == (10, 12, 120)
+    assert told["seconds"] > 120 * told["step"] + 10 * told["evaluation"]
+    assert sorted(tmp_path.rglob("*")) == before
+    refused = run_drivetrain(tmp_path, "plan", spec, "--time", "--hardware", str(tmp_path / "other.json"))
+    assert refused.returncode == 2
