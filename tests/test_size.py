@@ -55,7 +55,7 @@ MOST: dict[str, tuple[int, int]] = {
     "inference": (14, 1_847),
     "job": (29, 3_530),
     "job_spec": (15, 2_780),
-    "launch": (31, 4_101),
+    "launch": (26, 3_264),
     "models": (34, 4_717),
     "optimizations": (30, 2_776),
     "plan": (10, 929),

@@ -8,7 +8,7 @@ from pathlib import Path
 from drivetrain.cli import contained
 from drivetrain.errors import SpecError
 
-ENGINES = ("slurm", "k8s", "skypilot", "nodes")
+ENGINES = ("slurm", "k8s", "skypilot")
 """What jobs can be launched on."""
 _CLUSTER_OPTIONS = ("nodes", "per_node", "site", "output", "submit")
 """Options of `launch` that mean nothing without --on."""
