@@ -218,10 +218,10 @@ def shown(name: str, folder: Path, pairs: int) -> int:
     if case.make:
         case.make(folder)
     stem = re.sub(r"\W+", "-", name)
-    before, advice = trained(folder, case, stem, case.spec)
-    wanted = next((one for one in advice if one.line.startswith(case.key)), None)
+    before, advice_shown = trained(folder, case, stem, case.spec)
+    wanted = next((one for one in advice_shown if one.line.startswith(case.key)), None)
     if wanted is None:
-        print(f"| {name} | none: {[one.line for one in advice]} | | {before} |", flush=True)
+        print(f"| {name} | none: {[one.line for one in advice_shown]} | | {before} |", flush=True)
         return 1
     better = merged(case.spec, yaml.safe_load(wanted.line))
     rows = [before], [trained(folder, case, f"{stem}-mended", better)[0]]
@@ -251,7 +251,7 @@ def compared(before: list[dict[str, float]], after: list[dict[str, float]], abou
 def trained(folder: Path, case: Case, name: str, spec: Mapping[str, Any]) -> tuple[dict[str, float], list[Any]]:
     """One run: its figures and its advice."""
     from drivetrain.report.record import read
-    from drivetrain.report.sections.advice import advice
+    from drivetrain.report.sections.advice import list_advice
     from drivetrain.report.summary import summarize
 
     name = f"advice-{name}"
@@ -275,7 +275,7 @@ def trained(folder: Path, case: Case, name: str, spec: Mapping[str, Any]) -> tup
     result = json.loads((run / "result.json").read_text())
     peak = max([result["peak_memory"], *(used.ys if used and case.contained else ())])
     figures = {"seconds": result["seconds"], "peak": peak, "limit": result["memory_limit"] or 0.0}
-    return figures, advice(record, summary)
+    return figures, list_advice(record, summary)
 
 
 def merged(spec: Mapping[str, Any], line: Mapping[str, Any]) -> dict[str, Any]:

@@ -68,23 +68,23 @@ def calibrated(folder: Path) -> tuple[Any, str]:
     folder.mkdir(parents=True, exist_ok=True)
     here = detect(folder)
     start = time.monotonic()
-    outcome = calibrate.load_or_measure(here, limit=calibrate.ASKED)
+    outcome = calibrate.load_or_measure(here, limit=calibrate.ON_REQUEST)
     spent = time.monotonic() - start
-    if outcome.found is None:
+    if outcome.calibration is None:
         raise SystemExit(f"no calibration: {'; '.join(outcome.events)}")
-    how = "kept" if outcome.kept else f"made in {spent:.1f} s"
+    how = "kept" if outcome.was_stored else f"made in {spent:.1f} s"
     head = (
         f"{here.cpu.model}, {here.cpu.budget} CPUs, {here.cpu.capped or 'no'} cap, torch {here.torch.version}; calibration of "
-        f"{outcome.found.date}, {how}, {outcome.found.waited:.0%} of its CPU time taken by others; load {os.getloadavg()[0]:.1f}"
+        f"{outcome.calibration.date}, {how}, {outcome.calibration.waited:.0%} of its CPU time taken by others; load {os.getloadavg()[0]:.1f}"
     )
-    return replace(here, calibration=outcome.found), head
+    return replace(here, calibration=outcome.calibration), head
 
 
 def row(name: str, here: Any, given: argparse.Namespace) -> tuple[float, str]:
     """The regret of a row, and its line of the table."""
     with tempfile.TemporaryDirectory() as scratch:
         tuner, today = ready(name, here, given, Path(scratch))
-        plan = tuner.made.plan
+        plan = tuner.run.plan
         chosen = warm(tuner, plan)
         same = all(plan.value(key) == today.value(key) for key in SWITCHED)
         gain = None if same else paired(warm(tuner, today), chosen, given.rounds)
@@ -132,7 +132,7 @@ def combinations(tuner: Any) -> Iterator[dict[str, Any]]:
     """Every combination of layout, number format and padding that is possible here."""
     from drivetrain import optimizations
 
-    made, lists = tuner.made, []
+    made, lists = tuner.run, []
     for name in SWITCHED:
         one = next(o for o in optimizations.every() if o.name == name)
         values = one.candidates(made.job, made.hardware, tuner.facts)
@@ -144,20 +144,20 @@ def combinations(tuner: Any) -> Iterator[dict[str, Any]]:
 
 def warm(tuner: Any, plan: Any) -> Any:
     """A variant that has seen a few batches."""
-    arm = tuner.arm(plan)
-    arm.steps(3)
+    arm = tuner.build(plan)
+    arm.time_steps(3)
     return arm
 
 
 def paired(first: Any, second: Any, rounds: int) -> tuple[list[float], list[float]]:
     """How many times faster the second is, by pairs of blocks: in wall-clock time and in CPU time."""
-    count = max(1, round(BLOCK / (first.steps(2) / 2)))
+    count = max(1, round(BLOCK / (first.time_steps(2) / 2)))
     ratios: tuple[list[float], list[float]] = ([], [])
     for number in range(rounds):
         times = {}
         for side in (first, second) if number % 2 == 0 else (second, first):
             begun = time.process_time()
-            times[id(side)] = side.steps(count), time.process_time() - begun
+            times[id(side)] = side.time_steps(count), time.process_time() - begun
         for place in (0, 1):
             ratios[place].append(times[id(first)][place] / times[id(second)][place])
     return ratios

@@ -136,7 +136,7 @@ def ready(name: str, data: Path, scratch: Path) -> Any:
         return Tuner(run, dataset, network, lambda text: print(f"  {text}", flush=True), SpecSource(path))
 
     first = made(1)
-    _, total = tuner_state.predict_seconds(first.arm(first.made.plan), first.made.total_steps)
+    _, total = tuner_state.predict_seconds(first.build(first.run.plan), first.run.total_steps)
     return made(max(1, round(HOUR / total)))
 
 
@@ -148,8 +148,8 @@ def grid(tuner: Any, given: argparse.Namespace) -> dict[str, Any]:
     start = time.perf_counter()
     found = tuner.tune(given.budget)
     spent = time.perf_counter() - start
-    plan = tuner.made.plan
-    for name in found.keys() - process_settings.names():
+    plan = tuner.run.plan
+    for name in found.keys() - process_settings.list_names():
         plan = plan.with_values({name: found[name].value})
     if timeout.has_timed_out():
         print("  the compiler was broken off in this process; what is compiled now may fail for that", flush=True)
@@ -199,31 +199,31 @@ def combinations(tuner: Any) -> Iterator[dict[str, Any]]:
     from drivetrain import optimizations
     from drivetrain.job.text import PART_TOKENS
 
-    made = tuner.made.job
+    made = tuner.run.job
     job = made.model_copy(update={"optimize": {**made.optimize, "unpadding": PART_TOKENS}})
     values = []
     for name in SWITCHED:
         optimization = next(o for o in optimizations.every() if o.name == name)
-        values.append(optimization.candidates(job, tuner.made.hardware, tuner.facts))
+        values.append(optimization.candidates(job, tuner.run.hardware, tuner.facts))
     return (dict(zip(SWITCHED, each, strict=True)) for each in itertools.product(*values))
 
 
 def warm(tuner: Any, plan: Any) -> Any:
     """An arm that has seen every batch once, so that whatever is compiled is compiled."""
-    from drivetrain.tuning.variants import BATCHES
+    from drivetrain.tuning.variants import MAX_BATCHES
 
-    arm = tuner.arm(plan)
-    arm.steps(BATCHES)
+    arm = tuner.build(plan)
+    arm.time_steps(MAX_BATCHES)
     return arm
 
 
 def paired(chosen: Any, other: Any, rounds: int) -> list[float]:
     """How many times faster the other is, by pairs of blocks over the same batches."""
-    step = chosen.steps(2) / 2
+    step = chosen.time_steps(2) / 2
     count, ratios = max(1, round(0.4 / step)), []
     for number in range(rounds):
         sides = (chosen, other) if number % 2 == 0 else (other, chosen)
-        times = {id(side): side.steps(count) for side in sides}
+        times = {id(side): side.time_steps(count) for side in sides}
         ratios.append(times[id(chosen)] / times[id(other)])
     return ratios
 
@@ -267,12 +267,12 @@ def decided(tuner: Any, slower: bool) -> bool:
     from drivetrain.tuning import tuner_state, variants
     from drivetrain.tuning.paired_timing import compare
 
-    plan = tuner.made.plan
-    incumbent, challenger = tuner.arm(plan), tuner.arm(plan)
+    plan = tuner.run.plan
+    incumbent, challenger = tuner.build(plan), tuner.build(plan)
     step, _ = tuner_state.predict_seconds(incumbent, 1)
-    challenger.steps(5)
+    challenger.time_steps(5)
     delayed(challenger if slower else incumbent, 0.25)
-    return variants.judge(compare(incumbent.steps, challenger.steps, step, 30.0), 0.0, HOUR).wins
+    return variants.judge(compare(incumbent.time_steps, challenger.time_steps, step, 30.0), 0.0, HOUR).wins
 
 
 def delayed(arm: Any, share: float) -> None:
@@ -298,11 +298,11 @@ def busy() -> None:
 
 def machine(tuner: Any) -> dict[str, Any]:
     """Where and when."""
-    cpu = tuner.made.hardware.cpu
+    cpu = tuner.run.hardware.cpu
     return {
         "cpu": cpu.model,
         "cpus": cpu.budget,
-        "torch": tuner.made.hardware.torch.version,
+        "torch": tuner.run.hardware.torch.version,
         "cap": cpu.capped,
         "date": time.strftime("%Y-%m-%d"),
         "load": os.getloadavg()[0],

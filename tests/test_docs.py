@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from drivetrain.cli import main
-from drivetrain.cli.arguments import parser
+from drivetrain.cli.arguments import make_parser
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.job_spec.yaml_file import parse
 from tests import tiny
@@ -63,10 +63,10 @@ def test_a_documented_command_exists_with_its_options(page: str, line: str) -> N
         assert [word for word in words[1:] if "=" not in word and word not in TARGETS] == []
         return
     if len(words) > 2 or words[1] in ("doctor", "schema", "facts"):
-        parser().parse_args([{"KIND": "images"}.get(word, word) for word in words[1:]])
+        make_parser().parse_args([{"KIND": "images"}.get(word, word) for word in words[1:]])
     else:
         with pytest.raises(SystemExit) as caught:
-            parser().parse_args([words[1], "--help"])
+            make_parser().parse_args([words[1], "--help"])
         assert caught.value.code == 0
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests import installed
-from tests.paths import ROOT
+from tests.paths import PACKAGE, ROOT
 
 NO_ENGINE = {"DOCKER_HOST": "unix:///nowhere.sock"}
 
@@ -40,10 +40,14 @@ def table(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_compose_files_travel(wheel: Path) -> None:
+def test_the_compose_files_and_templates_travel(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as file:
         for path in (ROOT / "compose").glob("*.yaml"):
             assert file.read(f"drivetrain/launch/compose/{path.name}") == path.read_bytes()
+        templates = list((PACKAGE / "launch" / "templates").iterdir())
+        assert templates
+        for path in templates:
+            assert file.read(f"drivetrain/launch/templates/{path.name}") == path.read_bytes()
         tops = {name.split("/")[0] for name in file.namelist()}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"drivetrain"}
 

@@ -24,7 +24,7 @@ from drivetrain.hardware.detect import detect
 from drivetrain.hardware.facts import Hardware
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.plan import plan as plans
-from drivetrain.plan.plan_table import machine as machine_line
+from drivetrain.plan.plan_table import describe_machine as machine_line
 from drivetrain.system import child_process
 from drivetrain.system.files import write_json
 from drivetrain.system.signals import die_with_parent

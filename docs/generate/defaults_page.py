@@ -17,7 +17,7 @@ from drivetrain.job import Job
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.job_spec.yaml_file import parse
 from drivetrain.optimizations import Optimization
-from drivetrain.plan.chip_profiles import profile
+from drivetrain.plan.chip_profiles import find_profile
 from drivetrain.plan.plan import format_value
 
 COMMAND = "python -m docs.generate.defaults_page tests/machines > tests/golden/defaults.md"
@@ -92,7 +92,7 @@ def _rows(one: Optimization, job: Job, machines: list[Hardware]) -> dict[tuple[s
             value = " to ".join(str(number) for number in dict.fromkeys((numbers[0], numbers[-1])))
         lacking = one.lacks(job, machine)
         reason = reasons.setdefault((value, on_cpu), f"{choice.reason}{f' ({lacking})' if lacking else ''}")
-        rows.setdefault((value, reason), []).append(profile(machine).name)
+        rows.setdefault((value, reason), []).append(find_profile(machine).name)
     return rows
 
 
@@ -103,7 +103,7 @@ def _counts(one: Optimization) -> bool:
 
 def _sources(one: Optimization, job: Job, machines: list[Hardware]) -> Iterator[str]:
     yield "rule"
-    if one.probed.__module__ == f"drivetrain.optimizations.{one.name}":
+    if one.select_probes.__module__ == f"drivetrain.optimizations.{one.name}":
         yield "calibration"
     if one.stage is not optimizations.Stage.LOADER and any(len(one.candidates(job, m, None)) > 1 for m in machines):
         yield "measurement of the network"

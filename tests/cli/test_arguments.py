@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from drivetrain.cli import command_line, main
-from drivetrain.cli.arguments import parser
+from drivetrain.cli.arguments import make_parser
 from drivetrain.errors import SpecError
 
 
 def test_an_abbreviation_is_no_consent() -> None:
     """`--run` was taken for `--run-code`, and ran the code of a model folder."""
     with pytest.raises(SpecError, match="--run"):
-        parser().parse_args(["predict", "--run", "model", "images"])
+        make_parser().parse_args(["predict", "--run", "model", "images"])
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ def test_an_abbreviation_is_no_consent() -> None:
 )
 def test_no_option_is_completed(words: list[str]) -> None:
     with pytest.raises(SpecError):
-        parser().parse_args(words)
+        make_parser().parse_args(words)
 
 
 REFUSED = [

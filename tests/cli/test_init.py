@@ -16,7 +16,7 @@ from pyarrow import parquet
 
 from drivetrain.cli import main
 from drivetrain.data.sample_data import write as sample_data
-from drivetrain.job.draft import flow, run_name, scalar
+from drivetrain.job.draft import make_run_name, quote, quote_all
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.job_spec.yaml_file import parse
 from drivetrain.system import installation
@@ -195,8 +195,11 @@ def test_names_and_texts_in_yaml() -> None:
         "../data/x",
         ".",
     ):
-        assert parse(f"k: {scalar(text)}\nl: {flow([text, 'x'])}", "x").data == {"k": text, "l": [text, "x"]}
-    assert [run_name(text) for text in ("Größe Nr. 1", "--", "日本", "x" * 80)] == [
+        assert parse(f"k: {quote(text)}\nl: {quote_all([text, 'x'])}", "x").data == {
+            "k": text,
+            "l": [text, "x"],
+        }
+    assert [make_run_name(text) for text in ("Größe Nr. 1", "--", "日本", "x" * 80)] == [
         "Grosse-Nr.-1",
         "job",
         "job",

@@ -82,7 +82,7 @@ def test_named_weights_hold_for_new_data(tmp_path: Path) -> None:
     """They are known without the training data, unlike balanced ones."""
     made = job(tmp_path, f"{TABLE}train: {{class_weights: {{odd: 4}}}}\n")
     targets, outputs = torch.tensor([0, 2, 2, 1]), torch.randn(4, 3)
-    goal, note = new_data_loss.objective([tmp_path], load(made).heads, {"": targets})
+    goal, note = new_data_loss.build_objective([tmp_path], load(made).heads, {"": targets})
     assert goal is not None
     assert note == ""
     found = goal(outputs, {"": targets}, goal.denominators({"": targets}))

@@ -9,7 +9,7 @@ import sys
 from docs.generate.defaults_page import EVIDENCE
 from drivetrain import optimizations
 from drivetrain.hardware import facts
-from drivetrain.plan.chip_profiles import profile
+from drivetrain.plan.chip_profiles import find_profile
 from tests.paths import GOLDEN, MACHINES, ROOT
 
 PAGE = GOLDEN / "defaults.md"
@@ -22,7 +22,7 @@ def test_the_file_is_what_its_command_prints() -> None:
 
 
 def test_every_setting_has_every_recorded_class_once_or_more() -> None:
-    classes = {profile(facts.read_hardware(path)).name for path in MACHINES.glob("*.json")}
+    classes = {find_profile(facts.read_hardware(path)).name for path in MACHINES.glob("*.json")}
     sections = PAGE.read_text(encoding="utf-8").split("\n## ")[1:]
     assert [section.splitlines()[0] for section in sections] == [one.name for one in optimizations.every()]
     for section in sections:

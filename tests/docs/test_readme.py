@@ -70,9 +70,9 @@ def test_the_figures_are_the_same_in_both() -> None:
 
 
 def test_every_command_of_the_program_is_in_the_table() -> None:
-    from drivetrain.cli.arguments import parser
+    from drivetrain.cli.arguments import make_parser
 
-    (choices,) = [action.choices for action in parser()._actions if isinstance(action, argparse._SubParsersAction)]
+    (choices,) = [action.choices for action in make_parser()._actions if isinstance(action, argparse._SubParsersAction)]
     table = " ".join(row[0] for row in rows(ENGLISH))
     assert choices
     assert [name for name in choices if not re.search(rf"\b{name}\b", table)] == []

@@ -5,8 +5,8 @@
 LEDGER=FILE keeps which samples each step was given. FAULT=moment:number:action does something when a moment of
 `drivetrain.system.fault_points` comes for the n-th time, in the process whose moment it is: `term` sends SIGTERM to the
 supervisor, `kill` kills the trainer, `twice` sends two; `SIGUSR1@supervisor`, `@trainer` or `@both` sends that signal;
-`slow` waits ten seconds; `ahead` and `behind` set the clock by a day, `device` loses the GPU. STALE=SECONDS is how long
-a writer of a remote copy may be silent. Nothing of this is part of the product.
+`slow` waits ten seconds; `ahead` and `behind` set the clock by a day, `device` loses the GPU. Nothing of this is part of
+the product.
 """
 
 from __future__ import annotations
@@ -43,10 +43,6 @@ def main() -> int:
     from drivetrain.supervisor import supervisor
 
     supervisor.TRAINER = "tests.faults.driver"
-    if stale := os.environ.get("STALE"):
-        from drivetrain.supervisor.remote_copy import writer_lock
-
-        writer_lock.STALE_SECONDS = float(stale)
     fault_points.listener = Faults(os.environ.get("FAULT", ""), SUPERVISED)
     return main.main()
 
@@ -57,7 +53,7 @@ def trainer(arguments: list[str]) -> int:
     from drivetrain.tuning import tuner
 
     preemption.POLL_SECONDS = 0.05
-    tuner.FULL, tuner.COMPILING = 2.0, 10**9
+    tuner.MIN_FULL_SECONDS, tuner.MIN_COMPILE_SECONDS = 2.0, 10**9
     sys.argv[:] = ["trainer", *arguments]
     fault = os.environ.get("FAULT", "")
     if fault == LAST_STEPS:

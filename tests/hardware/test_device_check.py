@@ -372,7 +372,7 @@ def test_predict_and_evaluate_compute_on_the_cpu_where_torch_has_no_code_for_the
 ) -> None:
     monkeypatch.setattr(thread_limits, "detect", lambda runs: machine("rtx3060-driver580", CPU))
     monkeypatch.setattr(thread_limits, "os", SimpleNamespace(environ=dict[str, str]()))
-    here = thread_limits.limit()
+    here = thread_limits.limit_threads()
     assert here.gpus == ()
-    assert device_check.select_usable_device(here, thread_limits.tell) == "cpu"
+    assert device_check.select_usable_device(here, thread_limits.report) == "cpu"
     assert capsys.readouterr().err.endswith("has no code for any GPU; computing on the CPU\n")

@@ -98,10 +98,10 @@ def test_probabilities_are_read_by_people_and_numbers_are_exact() -> None:
         "probability": {"prediction": 0.12345678901},
         "tags": {"prediction": ["a", "b"], "probability": [0.98765, 3.3e-11], "probabilities": {"a": 0.98765}},
     }
-    assert dict(predict._cells(answer, form)) == {
+    assert dict(predict._list_cells(answer, form)) == {
         "probability.prediction": "0,12345678901",
         "tags.prediction": "a;b",
         "tags.probability": "0,9877;0,0",
         "tags.probabilities.a": "0,9877",
     }
-    assert dict(predict._cells(answer))["tags.probabilities.a"] == 0.98765
+    assert dict(predict._list_cells(answer))["tags.probabilities.a"] == 0.98765

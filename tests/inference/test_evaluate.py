@@ -18,7 +18,7 @@ from tests.trained import CALIBRATED, CASES, trained
 def judged(run: Path, data: Path) -> dict[str, float]:
     """The metrics on other data, as they are stored."""
     folder = run / f"evaluation-{data.stem}"
-    assert evaluate.judge(evaluate.EvaluateRequest(run, data)) == 0
+    assert evaluate.evaluate(evaluate.EvaluateRequest(run, data)) == 0
     found: dict[str, float] = json.loads((folder / "metrics.json").read_text())["metrics"]
     return found
 
@@ -67,8 +67,8 @@ def test_no_evaluation_replaces_one_of_other_data(tmp_path: Path, capsys: pytest
     for path in (tmp_path / "held.csv", tmp_path / "held.csv", other / "held.csv"):
         if not path.exists():
             shutil.copy(tmp_path / "held.csv", path)
-        assert evaluate.judge(evaluate.EvaluateRequest(done.folder, path)) == 0
-    assert evaluate.judge(evaluate.EvaluateRequest(done.folder)) == 0
+        assert evaluate.evaluate(evaluate.EvaluateRequest(done.folder, path)) == 0
+    assert evaluate.evaluate(evaluate.EvaluateRequest(done.folder)) == 0
     capsys.readouterr()
     stored = {
         folder.name: json.loads((folder / "metrics.json").read_text())["data"]

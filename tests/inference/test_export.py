@@ -42,7 +42,7 @@ BERT = {
 
 @pytest.fixture(autouse=True)
 def same_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(thread_limits, "limit", lambda: None)
+    monkeypatch.setattr(thread_limits, "limit_threads", lambda: None)
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +70,7 @@ def test_the_service_of_the_page_answers_as_predict_does(run: Run, exported: tup
     answered = client.post("/predict", json={"texts": texts})
     assert answered.status_code == 200
     for name, head in saved_model.load(run.folder).heads.items():
-        shares = predictions.probabilities(head, seen(run)[name])
+        shares = predictions.compute_probabilities(head, seen(run)[name])
         for row, share in zip(answered.json(), shares, strict=True):
             assert row[name]["prediction"] == head.classes[int(share.argmax())]
             assert row[name]["probability"] == pytest.approx(float(share.max()), abs=1e-5)
@@ -91,7 +91,7 @@ def exported(run: Run, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
     folder, out = tmp_path_factory.mktemp("exported"), StringIO()
     shutil.copytree(run.folder / "model", folder / "model")
     with redirect_stdout(out), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(thread_limits, "limit", lambda: None)
+        patch.setattr(thread_limits, "limit_threads", lambda: None)
         assert main.main(["export", str(folder / "model"), "--output", str(folder / "out" / "net.onnx")]) == 0
     return folder / "out" / "net.onnx", out.getvalue()
 
@@ -131,7 +131,7 @@ def test_data_that_is_gone_leaves_random_samples(
     run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(onnx_file, "write", lambda *given: given[-1].write_bytes(b"x"))
-    monkeypatch.setattr(onnx_file, "difference", lambda *given: 0.0)
+    monkeypatch.setattr(onnx_file, "compute_difference", lambda *given: 0.0)
     shutil.copytree(run.folder, tmp_path / "run")
     (tmp_path / "run" / "state.json").write_text(json.dumps({"status": "done", "source": str(tmp_path / "job.yaml")}))
     assert main.main(["export", str(tmp_path / "run")]) == 0
@@ -185,14 +185,14 @@ def test_every_built_in_network_exports(name: str, tmp_path: Path) -> None:
     with torch.no_grad():  # away from outputs near zero, and from the statistics that BatchNorm starts with
         for name_of, parameter in module.named_parameters():
             parameter.mul_(30 if name_of.startswith(("classifier", "heads")) else 1)
-        module.train()(*dummy_inputs.inputs(preprocessing, 16, 1))
+        module.train()(*dummy_inputs.make_inputs(preprocessing, 16, 1))
     module.eval()
-    first = dummy_inputs.inputs(preprocessing, 3, 0)
+    first = dummy_inputs.make_inputs(preprocessing, 3, 0)
     network = onnx_file.FlatOutputs(module, ("a", "b") if name == "encoder, cls" else ("",))
-    names = onnx_file.input_names(module, len(first)), ["a", "b"] if name == "encoder, cls" else ["output"]
+    names = onnx_file.list_input_names(module, len(first)), ["a", "b"] if name == "encoder, cls" else ["output"]
     onnx_file.write(network, first, names, preprocessing.get("max_length"), tmp_path / "n.onnx")
-    others = [dummy_inputs.inputs(preprocessing, count, seed) for seed, count in enumerate((1, 2, 7))]
-    assert onnx_file.difference(network, tmp_path / "n.onnx", others) <= 1e-4
+    others = [dummy_inputs.make_inputs(preprocessing, count, seed) for seed, count in enumerate((1, 2, 7))]
+    assert onnx_file.compute_difference(network, tmp_path / "n.onnx", others) <= 1e-4
     assert max(float(x.detach().abs().max()) for x in network(*others[2])) > 0.1
 
 
@@ -248,5 +248,5 @@ def test_a_nan_difference_is_no_agreement(tmp_path: Path) -> None:
 
     network = onnx_file.FlatOutputs(Nowhere(), ("",))
     onnx_file.write(network, (torch.rand(3, 2) + 1,), (["x"], ["output"]), None, tmp_path / "n.onnx")
-    assert onnx_file.difference(network, tmp_path / "n.onnx", [(torch.rand(2, 2) + 1,)]) <= 1e-4
-    assert onnx_file.difference(network, tmp_path / "n.onnx", [(-torch.ones(2, 2),)]) == float("inf")
+    assert onnx_file.compute_difference(network, tmp_path / "n.onnx", [(torch.rand(2, 2) + 1,)]) <= 1e-4
+    assert onnx_file.compute_difference(network, tmp_path / "n.onnx", [(-torch.ones(2, 2),)]) == float("inf")

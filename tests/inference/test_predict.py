@@ -85,12 +85,12 @@ def test_predictions_are_those_of_validation(run: Run, tmp_path: Path) -> None:
     for name, head in saved_model.load(run.folder).heads.items():
         found = [row["heads"][name] if name else row for row in rows]
         if head.classes:
-            wanted = predictions.probabilities(head, outputs[name])
+            wanted = predictions.compute_probabilities(head, outputs[name])
             got = torch.tensor([[row["probabilities"][c] for c in head.classes] for row in found])
             assert float((got - wanted).abs().max()) <= 1e-6
             assert got.std() > 1e-4, "all the same would prove nothing"
         else:
-            wanted = predictions.numbers(head, outputs[name])
+            wanted = predictions.unscale(head, outputs[name])
             got = torch.tensor([list(row["prediction"].values()) for row in found], dtype=torch.float64)
             torch.testing.assert_close(got, wanted, rtol=1e-6, atol=1e-6)
 
@@ -198,7 +198,7 @@ def test_csv_from_the_command_line_in_a_process_of_its_own(images: Run, tmp_path
     assert "8 samples in" in done.stderr
     chosen = {row["sample"]: row for row in rows}
     split, head = images.dataset.validation, saved_model.load(images.folder).heads[""]
-    probabilities = predictions.probabilities(head, seen(images)[""])
+    probabilities = predictions.compute_probabilities(head, seen(images)[""])
     for index in range(len(split)):
         row = chosen[str(folder.parent / Path(split.title(index)).relative_to(folder.parent))]
         assert float(row["probabilities.b"]) == pytest.approx(float(probabilities[index, 1]), abs=1e-6)
@@ -256,7 +256,7 @@ def test_one_array_file_of_images_without_labels(home: Path, tmp_path: Path) -> 
     np.savez(tmp_path / "new.npz", images=raw["images"])
     rows = predicted(done.folder, [tmp_path / "new.npz"], tmp_path / "o.jsonl")
     head = saved_model.load(done.folder).heads[""]
-    probabilities = predictions.probabilities(head, seen(done)[""]).max(dim=1).values
+    probabilities = predictions.compute_probabilities(head, seen(done)[""]).max(dim=1).values
     assert [row["probability"] for row in rows] == pytest.approx(probabilities.tolist(), abs=1e-6)
 
 

@@ -162,7 +162,7 @@ def test_input_that_cannot_be_used(texts: Run, piped: Piped, content: bytes, cod
 def test_a_record_with_a_cell_of_more_than_131072_characters() -> None:
     long = "La bomba gotea, mucho. " * 10_000
     content = f'text,b\n"{long}",x\n"two\nlines",y\n'.encode()
-    read = stdin_records.table(BytesIO(content), ["text"], CsvFiles())
+    read = stdin_records.read_table(BytesIO(content), ["text"], CsvFiles())
     assert [(record.line, len(record.content), record.problem) for record in read.records] == [
         (2, len(long) + 5, ""),
         (3, 14, ""),
@@ -172,12 +172,12 @@ def test_a_record_with_a_cell_of_more_than_131072_characters() -> None:
 def test_no_line_of_json_lines_is_skipped() -> None:
     """`--csv skip` is for lines above a header; in a file of JSON lines, no line is skipped either."""
     content = b'{"text": "x"}\n{"text": "y"}\n{"text": "z"}\n'
-    read = stdin_records.table(BytesIO(content), ["text"], CsvFiles({"skip": "1"}))
+    read = stdin_records.read_table(BytesIO(content), ["text"], CsvFiles({"skip": "1"}))
     assert [record.line for record in read.records] == [1, 2, 3]
 
 
 def test_lines_above_the_header_are_skipped() -> None:
-    read = stdin_records.table(BytesIO(b"Informe\n\ntext,b\nx,1\ny,2\n"), ["text"], CsvFiles({"skip": "2"}))
+    read = stdin_records.read_table(BytesIO(b"Informe\n\ntext,b\nx,1\ny,2\n"), ["text"], CsvFiles({"skip": "2"}))
     assert read.header == b"Informe\n\ntext,b\n"
     assert [(record.line, record.content) for record in read.records] == [(4, b"x,1\n"), (5, b"y,2\n")]
 
@@ -224,8 +224,10 @@ def test_an_answer_comes_while_the_input_is_open_and_head_ends_it_quietly(table:
 
 
 def test_groups_are_full_or_what_came() -> None:
-    records = stdin_records.paths(BytesIO(b"/\n" * 7), ())
-    assert [[record.line for record in group] for group in stdin_records.groups(records, most=3, wait=60)] == [
+    records = stdin_records.read_paths(BytesIO(b"/\n" * 7), ())
+    assert [
+        [record.line for record in group] for group in stdin_records.group_records(records, max_records=3, wait=60)
+    ] == [
         [1, 2, 3],
         [4, 5, 6],
         [7],

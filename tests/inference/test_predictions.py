@@ -41,7 +41,7 @@ def printed(head: Head, outputs: torch.Tensor, **options: bool) -> list[dict[str
     """The predictions, after a way through JSON, which writes numbers as CSV does."""
     rows: Split = Rows()
     batches = [(np.arange(len(outputs)), {"": outputs})]
-    answers = [answer[""] for _, answer in predictions.of(batches, {"": head}, rows, **options)]
+    answers = [answer[""] for _, answer in predictions.compute_answers(batches, {"": head}, rows, **options)]
     return list(json.loads(json.dumps(answers)))
 
 
@@ -69,8 +69,8 @@ def test_the_error_of_what_is_printed_is_that_of_evaluate(case: str) -> None:
 
 def test_printed_probabilities_are_exactly_those_of_float32() -> None:
     head = Head("", classes=("no", "yes"))
-    shares = predictions.probabilities(head, OUTPUTS)
-    rows = printed(head, OUTPUTS, every=True)
+    shares = predictions.compute_probabilities(head, OUTPUTS)
+    rows = printed(head, OUTPUTS, with_probabilities=True)
     read = np.array([[row["probabilities"][name] for name in head.classes] for row in rows], np.float32)
     np.testing.assert_array_equal(read, shares.numpy())
     np.testing.assert_array_equal(np.array([row["probability"] for row in rows], np.float32), shares.max(1)[0].numpy())

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from drivetrain.errors import DataError, SpecError
-from drivetrain.job.sweep import assignments
+from drivetrain.job.sweep import format_assignments
 from drivetrain.job_spec import sweep_space
 from drivetrain.job_spec.load_job import load
 
@@ -123,7 +123,7 @@ def test_choices_can_be_files_and_sections(tmp_path: Path) -> None:
         'data.train="t.csv"',
         'data.train="u.csv"',
     ]
-    sets = assignments({"train.optimizer.lr": 0.5, "train.optimizer": "sgd"})
+    sets = format_assignments({"train.optimizer.lr": 0.5, "train.optimizer": "sgd"})
     assert sets == ['train.optimizer="sgd"', "train.optimizer.lr=0.5"]
     with pytest.raises(DataError, match=r"data\.train: 'nothere\.csv' does not exist"):
         load(path, ["sweep.space={data.train: [t.csv, nothere.csv]}"])

@@ -196,7 +196,7 @@ def test_submit_calls_the_engines_own_tool(
     assert "sbatch ended with exit code 1" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("engine", ["k8s", "skypilot", "nodes"])
+@pytest.mark.parametrize("engine", ["k8s", "skypilot"])
 def test_the_section_of_the_engine_is_needed(folder: Path, capsys: pytest.CaptureFixture[str], engine: str) -> None:
     assert main.main(["launch", "tiny.yaml", "--on", engine, "--site", "site.yaml"]) == 2
     assert f"site.yaml: no {engine} section" in capsys.readouterr().err

@@ -32,13 +32,6 @@ SITE: dict[str, Any] = {
         },
     },
     "skypilot": {"image": IMAGE, "runs": "/data/runs", "volumes": {"/data": "datasets"}},
-    "nodes": {
-        "image": IMAGE,
-        "contexts": ["a", "b"],
-        "meet": "10.0.0.1:29500",
-        "mounts": {"/data": "/srv"},
-        "runs": "/data/runs",
-    },
 }
 
 
@@ -97,7 +90,6 @@ def test_what_is_not_handed_over_is_told(
     monkeypatch.delenv("GOOGLE_BEARER_TOKEN")
     assert "no GOOGLE_... variable is set here: for gs:// export it" in launch("slurm", capsys)
     assert "no GOOGLE_... variable is set here: for gs:// the nodes need a role" in launch("skypilot", capsys)
-    assert "no GOOGLE_... variable is set here: for gs:// the nodes need a role" in launch("nodes", capsys)
 
 
 def test_skypilot_takes_names_and_no_files(

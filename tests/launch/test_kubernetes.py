@@ -85,6 +85,10 @@ def test_a_manifest_says_how_the_job_ends(folder: Path, capsys: pytest.CaptureFi
     ("change", "expected"),
     [
         ({"image": "ghcr.io/owner/cpu:1"}, "k8s.image: is 'ghcr.io/owner/cpu:1'\n  possible: an image by its digest"),
+        (
+            {"labels": {"app.kubernetes.io/name": "x"}},
+            "k8s.labels.app.kubernetes.io/name: is 'app.kubernetes.io/name'\n  possible: other keys",
+        ),
         ({"pod": {"containers": []}}, "k8s.pod.containers: is 'containers'\n  possible: other keys"),
         (
             {"claims": [{"claim": "Data", "at": "/data"}]},

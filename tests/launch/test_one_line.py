@@ -14,15 +14,8 @@ ENGINES = {
     "slurm": {"shared": ["/"]},
     "k8s": {"image": IMAGE, "runs": "/data/runs", "claims": [{"claim": "a", "at": "/data"}]},
     "skypilot": {"image": IMAGE, "runs": "/data/runs", "volumes": {"/data": "a"}},
-    "nodes": {
-        "image": IMAGE,
-        "runs": "/data/runs",
-        "contexts": ["a"],
-        "meet": "a:1000",
-        "mounts": {"/data": "/data"},
-    },
 }
-SUFFIXES = {"slurm": "sbatch", "k8s": "k8s.yaml", "skypilot": "sky.yaml", "nodes": "nodes.sh"}
+SUFFIXES = {"slurm": "sbatch", "k8s": "k8s.yaml", "skypilot": "sky.yaml"}
 SPEC_ANYWHERE = SPEC.replace("data.npz", "/data/data.npz")
 
 

@@ -50,7 +50,8 @@ def small_job(folder: Path) -> Path:
 
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
-    return small_job(tmp_path)
+    (folder := tmp_path / "it's a folder").mkdir()
+    return small_job(folder)
 
 
 def script(job: Path, nodes: int = 2, *options: str, **site: object) -> Path:
@@ -143,13 +144,13 @@ def test_a_killed_step_trains_again_in_the_same_allocation(slurm: SlurmCluster, 
     assert same(reference, run_of(job))
 
 
-def test_a_mistake_in_the_job_is_not_tried_again(slurm: SlurmCluster, job: Path) -> None:
+def test_missing_data_is_not_tried_again(slurm: SlurmCluster, job: Path) -> None:
     path = script(job)
-    job.write_text(TEXT.replace("epochs:", "epoks:"))
+    (job.parent / "images.npz").unlink()
     number = slurm.submit(path)
     ended = slurm.ended(number)
-    assert (ended["JobState"], ended["ExitCode"], ended["Restarts"]) == ("FAILED", "2:0", "0"), log(job, number)
-    assert "exit 2; another attempt would end in the same way" in log(job, number)
+    assert (ended["JobState"], ended["ExitCode"], ended["Restarts"]) == ("FAILED", "3:0", "0"), log(job, number)
+    assert "exit 3; another attempt would end in the same way" in log(job, number)
 
 
 @pytest.mark.parametrize("code", [2, 3, 4, 5, 6, 7, 9])

@@ -28,7 +28,7 @@ HERE = PROJECT
 def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_in_image, "find_spec", lambda name: None)
     monkeypatch.setattr(
-        named_run, "existing", lambda path: path
+        named_run, "check_exists", lambda path: path
     )  # runs are looked for in tests/supervisor/test_named_run.py
     monkeypatch.delenv("DRIVETRAIN_IMAGE", raising=False)
 

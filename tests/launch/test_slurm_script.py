@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from drivetrain.launch.clusters.slurm import BODY
+from drivetrain.launch import template
 
 SRUN = """\
 #!/bin/bash
@@ -34,15 +34,37 @@ if [ "$1" = show ]; then printf '%s\\n' a1 a2; else echo "$@" >> scontrol.log; f
 """
 
 
+VALUES = {
+    "job_name": "tiny",
+    "node_count": "2 nodes",
+    "folder": "/a b",
+    "log": "/a b/log",
+    "nodes": 2,
+    "tasks_per_node": 1,
+    "grace_seconds": 120,
+    "cpus": 2,
+    "command": ["drivetrain", "train", "a b.yaml"],
+    "srun_options": ["--x"],
+    "least": 2,
+    **dict.fromkeys(("minutes", "memory", "gpus", "options", "setup", "files")),
+}
+
+
 def script(folder: Path, attempts: Sequence[str], least: int = 2) -> list[str]:
     """The command of a job on two nodes whose attempts end as given, and that goes on with the least number of nodes."""
     folder.joinpath("attempts").write_text("\n".join(attempts) + "\n")
     for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
         folder.joinpath(name).write_text(text)
         folder.joinpath(name).chmod(0o755)
-    assert BODY.count("sleep 2\n") == 1
-    head = f"#!/bin/bash\ntrain=(drivetrain train 'a b.yaml')\nsrun_options=(--x)\nsilence=6 patience=5 least={least}\n"
-    folder.joinpath("job.sbatch").write_text(head + BODY.replace("sleep 2\n", "sleep 0.05\n"))
+    text = template.fill("slurm.sbatch", VALUES | {"least": least})
+    for before, after in (
+        ("sleep 2\n", "sleep 0.05\n"),
+        ("silence=60 ", "silence=6 "),
+        ("patience=10 ", "patience=5 "),
+    ):
+        assert text.count(before) == 1
+        text = text.replace(before, after)
+    folder.joinpath("job.sbatch").write_text(text)
     return ["bash", "job.sbatch"]
 
 
@@ -101,7 +123,9 @@ def test_a_node_that_does_not_answer_is_left_out_if_the_job_allows_it(
     words = script(tmp_path, attempts, least)
     (tmp_path / "dead").write_text("a2")
     text = (tmp_path / "job.sbatch").read_text()
-    (tmp_path / "job.sbatch").write_text(text.replace("silence=6", "silence=1000"))  # nobody waits for the node itself
+    (tmp_path / "job.sbatch").write_text(
+        text.replace("silence=6 ", "silence=1000 ")
+    )  # nobody waits for the node itself
     done = subprocess.run(words, cwd=tmp_path, env=environ(tmp_path), capture_output=True, text=True, timeout=60)
     assert done.returncode == code, done.stdout + done.stderr
     started = [line.partition("--nodelist=")[2].split()[0] for line in lines(tmp_path / "srun.log")]
@@ -132,7 +156,7 @@ def test_training_starts_once_on_each_node_with_the_cpus_of_the_job(tmp_path: Pa
     assert "--kill-on-bad-exit=0" in line
 
 
-NODE = BODY.partition("node='\n")[2].partition("'\n\n")[0]
+NODE = template.fill("slurm.sbatch", VALUES).partition("node='\n")[2].partition("'\n\n")[0]
 
 
 @pytest.mark.parametrize(("program", "code"), [("exit 9", 9), ("kill -KILL $$", 137)])

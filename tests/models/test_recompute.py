@@ -228,6 +228,6 @@ def test_a_comparison_without_dropout_still_recomputes() -> None:
     """Else its peak of memory would be that of a network that keeps everything."""
     network, _ = encoder()
     blocks.recompute(network)
-    variants.hush(types.SimpleNamespace(model=network))  # type: ignore[arg-type]
+    variants.turn_dropout_off(types.SimpleNamespace(model=network))  # type: ignore[arg-type]
     training = {type(module).__mro__[1].__name__ for module in network.modules() if module.training}
     assert training == {"RecomputedBlock"}

@@ -148,7 +148,7 @@ def test_a_clearly_bad_value_is_not_measured() -> None:
 
     def why(ratio: float, asked: Job, spread: float = 0.02) -> str | None:
         machine = calibrated.machine(here(), rows_of("precision", ratio, spread))
-        return deciding.is_hopeless(one, asked, machine, CNN, "bf16", "fp32")
+        return deciding.explain_hopeless(one, asked, machine, CNN, "bf16", "fp32")
 
     assert why(0.3, job()) == "calibrated 0.30x fp32 on 2026-11-23"
     assert why(0.95, job()) is None

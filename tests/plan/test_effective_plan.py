@@ -93,7 +93,7 @@ def test_the_effective_plan_has_what_a_checkpoint_learned(folder: Path) -> None:
     for step, left in ((9, 8), (10, 2)):
         (folder / "checkpoints" / f"step-{step}").mkdir(parents=True)
         write_json(folder / "checkpoints" / f"step-{step}" / "state.json", {"micro_batch": left})
-    known = row(effective_plan.plan_of(folder), "micro_batch")
+    known = row(effective_plan.load_plan(folder), "micro_batch")
     assert (known.value, known.source) == (2, "memory")
     assert known.reason == "out of memory with a micro-batch above 2"
     assert read_json(folder / "plan.json")["seen"] == {}
@@ -101,9 +101,9 @@ def test_the_effective_plan_has_what_a_checkpoint_learned(folder: Path) -> None:
 
 def test_a_requested_micro_batch_that_memory_halved_is_not_reported_as_changed(tmp_path: Path) -> None:
     job, machine, data, said = tiny.job(optimize="micro_batch: 16"), tiny.machine(), tiny.dataset(), list[str]()
-    smaller = plan.smaller(plan.resolve(job, machine), 16, "killed")
+    smaller = plan.halve_micro_batch(plan.resolve(job, machine), 16, "killed")
     assert smaller is not None
-    settled = final_plan.settle(job, machine, smaller, inspect_workload(data, build(job, data).module), said.append)
+    settled = final_plan.finalize(job, machine, smaller, inspect_workload(data, build(job, data).module), said.append)
     assert settled.value("micro_batch") == 8
     assert not [line for line in said if "micro_batch is" in line]
 

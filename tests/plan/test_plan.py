@@ -297,7 +297,7 @@ def test_a_resumed_run_keeps_its_reasons() -> None:
     first = plan.resolve(job(), machine())
     again = plan.resolve(job(), machine(), replay=first.values())
     assert {row.source for row in again.decisions} == {"file"}
-    assert plan.carry_reasons(again, first).decisions == first.decisions
+    assert plan.keep_reasons(again, first).decisions == first.decisions
 
 
 def test_a_plan_with_other_values_keeps_its_reasons() -> None:

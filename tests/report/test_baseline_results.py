@@ -13,13 +13,13 @@ from drivetrain.report.baseline_results import (
     Baseline,
     Comparison,
     Skipped,
-    compare,
+    compare_network,
     from_json,
     to_json,
 )
 from drivetrain.report.blocks import Table
 from drivetrain.report.record import Record
-from drivetrain.report.sections.compared_runs import ComparedRun, sections
+from drivetrain.report.sections.compared_runs import ComparedRun, list_sections
 from drivetrain.report.summary import summarize
 
 
@@ -33,11 +33,11 @@ def comparison(network: float, *rows: Baseline, metric: str = "validation/accura
 
 def test_the_best_comes_first_and_says_what_it_took() -> None:
     three = comparison(0.775, row(CONSTANT, 0.759), row(LINEAR, 0.769, rows=100), row(TREES, 0.792))
-    assert three.line() == (
+    assert three.format_line() == (
         'network 0.7750 · boosted trees 0.7920 (2.3 s) · linear model 0.7690 (2.3 s, 100 of 900 samples) · always "on time" 0.7590'
     )
-    assert three.lead() == pytest.approx(-0.017)
-    assert three.verdict().startswith(
+    assert three.compute_lead() == pytest.approx(-0.017)
+    assert three.describe_verdict().startswith(
         "the boosted trees are better, by 0.0170: use them (HistGradientBoosting of scikit-learn), or"
     )
 
@@ -46,39 +46,39 @@ def test_lower_losses_and_errors_are_better() -> None:
     error = "validation/rmse"
     two = comparison(2.0, row(CONSTANT, 9.0, error), row(TREES, 3.0, error), metric=error)
     assert [each.name for each in two.sort_rows()] == [TREES, CONSTANT]
-    assert two.lead() == 1.0
-    assert two.uncertainty() == 0.0
-    assert "the network is better" in two.verdict()
+    assert two.compute_lead() == 1.0
+    assert two.compute_uncertainty() == 0.0
+    assert "the network is better" in two.describe_verdict()
 
 
 def test_a_difference_that_the_samples_cannot_tell_is_none() -> None:
     close = comparison(0.73, row(LINEAR, 0.74), samples=90)
-    assert close.uncertainty() == pytest.approx(0.0468, abs=1e-4)
-    assert "as good within what 90 validation samples can tell" in close.verdict()
-    assert "is better" in comparison(0.73, row(LINEAR, 0.74), samples=90_000).verdict()
+    assert close.compute_uncertainty() == pytest.approx(0.0468, abs=1e-4)
+    assert "as good within what 90 validation samples can tell" in close.describe_verdict()
+    assert "is better" in comparison(0.73, row(LINEAR, 0.74), samples=90_000).describe_verdict()
 
 
 def test_a_network_that_learned_nothing_is_told_so() -> None:
-    assert "has learned nothing" in comparison(0.76, row(CONSTANT, 0.759), row(LINEAR, 0.7)).verdict()
-    assert "has learned nothing" not in comparison(0.9, row(CONSTANT, 0.759)).verdict()
+    assert "has learned nothing" in comparison(0.76, row(CONSTANT, 0.759), row(LINEAR, 0.7)).describe_verdict()
+    assert "has learned nothing" not in comparison(0.9, row(CONSTANT, 0.759)).describe_verdict()
 
 
 def test_a_constant_answer_alone_is_no_comparison() -> None:
     """The verdict changed with the time that the linear model took."""
     data = to_json([row(CONSTANT, 0.33)], samples=90, seconds=15)
-    hurried = compare(data, "validation/accuracy", {"validation/accuracy": 0.9})
+    hurried = compare_network(data, "validation/accuracy", {"validation/accuracy": 0.9})
     assert hurried is not None
-    assert hurried.verdict().endswith("no other simple model was fitted in time")
+    assert hurried.describe_verdict().endswith("no other simple model was fitted in time")
     data = to_json([row(CONSTANT, 0.33), Skipped(LINEAR, "own code")], samples=90, seconds=15)
-    known = compare(data, "validation/accuracy", {"validation/accuracy": 0.9})
+    known = compare_network(data, "validation/accuracy", {"validation/accuracy": 0.9})
     assert known is not None
-    assert "is better than the best simple model" in known.verdict()
+    assert "is better than the best simple model" in known.describe_verdict()
 
 
 def test_without_this_metric_there_is_no_verdict() -> None:
     other = comparison(0.5, row(LINEAR, 0.7, "validation/f1"))
-    assert other.lead() is None
-    assert other.verdict() == ""
+    assert other.compute_lead() is None
+    assert other.describe_verdict() == ""
 
 
 def test_what_is_written_is_read_and_the_last_of_a_name_counts() -> None:
@@ -92,10 +92,10 @@ def test_what_is_written_is_read_and_the_last_of_a_name_counts() -> None:
     rows, skipped = from_json(data)
     assert [each.metrics["validation/accuracy"] for each in rows] == [0.5, 0.7]
     assert skipped == (Skipped(TREES, "too long"),)
-    read = compare(data, "validation/accuracy", {"validation/accuracy": 0.8})
+    read = compare_network(data, "validation/accuracy", {"validation/accuracy": 0.8})
     assert read is not None
     assert read.samples == 12
-    assert compare({}, "validation/accuracy", {"validation/accuracy": 0.8}) is None
+    assert compare_network({}, "validation/accuracy", {"validation/accuracy": 0.8}) is None
 
 
 def test_compared_runs_show_the_best_simple_model_of_each() -> None:
@@ -105,10 +105,10 @@ def test_compared_runs_show_the_best_simple_model_of_each() -> None:
         return ComparedRun(name, record, summarize(record))
 
     written = to_json([row(CONSTANT, 0.5), row(LINEAR, 0.7)], samples=12, seconds=15)
-    table = sections([compared("one", written), compared("two", {})])[0].blocks[0]
+    table = list_sections([compared("one", written), compared("two", {})])[0].blocks[0]
     assert isinstance(table, Table)
     assert ("best simple model", "0.7 (linear model)", "-") in table.rows
-    without = sections([compared("one", {}), compared("two", {})])[0].blocks[0]
+    without = list_sections([compared("one", {}), compared("two", {})])[0].blocks[0]
     assert isinstance(without, Table)
     assert "best simple model" not in {cells[0] for cells in without.rows}
 
@@ -117,10 +117,10 @@ def test_a_loss_that_chose_the_weights_is_compared_by_accuracy() -> None:
     row = Baseline(LINEAR, {"validation/loss": 0.5, "validation/accuracy": 0.7}, 9, 9, 1.0)
     data = to_json([row], samples=1_000, seconds=15.0)
     metrics = {"validation/loss": 0.4, "validation/accuracy": 0.8}
-    comparison = compare(data, "validation/loss", metrics)
+    comparison = compare_network(data, "validation/loss", metrics)
     assert comparison is not None
     assert (comparison.metric, comparison.network) == ("validation/accuracy", 0.8)
-    assert comparison.uncertainty() > 0
-    of_numbers = compare(data, "validation/loss", {"validation/loss": 0.4})
+    assert comparison.compute_uncertainty() > 0
+    of_numbers = compare_network(data, "validation/loss", {"validation/loss": 0.4})
     assert of_numbers is not None
     assert of_numbers.metric == "validation/loss"

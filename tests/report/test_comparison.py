@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from drivetrain.cli.main import main
-from drivetrain.report.sections.compared_runs import differences, flatten
+from drivetrain.report.sections.compared_runs import flatten, list_differences
 from tests.report_folder import change, make, rows
 from tests.report_page import page_of
 
@@ -106,4 +106,4 @@ def test_no_run(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[
 
 def test_differences_and_flat() -> None:
     assert flatten({"a": {"b": 1, "c": {}}, "d": [1]}) == {"a.b": 1, "d": [1]}
-    assert differences([{"a": 1, "b": 2}, {"a": 1, "c": 3}]) == [("b", "2", "-"), ("c", "-", "3")]
+    assert list_differences([{"a": 1, "b": 2}, {"a": 1, "c": 3}]) == [("b", "2", "-"), ("c", "-", "3")]

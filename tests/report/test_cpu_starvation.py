@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from drivetrain.report.record import read
-from drivetrain.report.sections.advice import advice
+from drivetrain.report.sections.advice import list_advice
 from drivetrain.report.summary import summarize
 from drivetrain.report.write import write
 from drivetrain.system import cpu_starvation
@@ -79,7 +79,7 @@ def test_a_report_shows_cpu_time_used_by_others(
     told = told.replace("4.00 s", "4.0 s")
     assert (told in text) if told else ("used the CPU for" not in text and "steal" not in text)
     record = read(run)
-    found = [one for one in advice(record, summarize(record)) if "less busy" in one.change]
+    found = [one for one in list_advice(record, summarize(record)) if "less busy" in one.change]
     assert bool(found) == advised
     assert ("Other processes" in text) == ("used the CPU" in told)
 
@@ -94,7 +94,7 @@ def test_one_thread_is_advised_where_threads_wait_for_each_other(
     next(row for row in plan["decisions"] if row["name"] == "cpu_threads")["value"] = threads
     (run / "plan.json").write_text(json.dumps(plan))
     record = read(run)
-    found = [one.line for one in advice(record, summarize(record)) if "one thread" in one.change]
+    found = [one.line for one in list_advice(record, summarize(record)) if "one thread" in one.change]
     assert found == ["optimize: {cpu_threads: 1}"] * advised
 
 

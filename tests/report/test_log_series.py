@@ -6,9 +6,17 @@ import math
 
 import pytest
 
-from drivetrain.report.confusion import confusions
-from drivetrain.report.formatting import align, duration, format_json, number, share, short, tick
-from drivetrain.report.log_series import Series, collect, mean, thin
+from drivetrain.report.confusion import read_confusions
+from drivetrain.report.formatting import (
+    align_numbers,
+    format_duration,
+    format_json,
+    format_number,
+    format_share,
+    format_tick,
+    shorten,
+)
+from drivetrain.report.log_series import Series, collect_series, compute_running_mean, thin_points
 from drivetrain.tracking.live.sparkline import draw_bars
 
 
@@ -23,14 +31,14 @@ def test_resumed_steps_replace_those_of_the_first_attempt() -> None:
     rows = [{"step": s, "loss": float(s)} for s in (1, 2, 3, 4, 5)]
     rows[2]["score"], rows[4]["score"] = 0.5, 0.9
     rows += [{"step": 4, "loss": 40.0}, {"step": 5, "loss": 50.0}]
-    found = collect(rows, "step")
+    found = collect_series(rows, "step")
     assert list(found["loss"].xs) == [1, 2, 3, 4, 5]
     assert list(found["loss"].ys) == [1, 2, 3, 40, 50]
     assert list(found["score"].xs) == [3]
 
 
 def test_time_continues_after_a_resume() -> None:
-    found = collect([{"seconds": s, "rss": 1.0} for s in (1, 2, 3, 1, 2)], "seconds", continues=True)
+    found = collect_series([{"seconds": s, "rss": 1.0} for s in (1, 2, 3, 1, 2)], "seconds", continues=True)
     assert list(found["rss"].xs) == [1, 2, 3, 4, 5]
 
 
@@ -40,20 +48,20 @@ def test_rows_without_a_place_and_values_that_are_no_numbers_are_left_out() -> N
         {"step": None, "loss": 1.0},
         {"step": 1, "loss": True, "name": "x", "lr": None, "big": 10**400},
     ]
-    found = collect(rows, "step")
+    found = collect_series(rows, "step")
     assert list(found) == ["big"]
     assert (len(found["big"]), found["big"].broken) == (0, 1)
 
 
 def test_a_counter_that_restarts() -> None:
-    assert list(series(10, 12, 1, 4).risen("held").ys) == [0, 2, 2, 5]
+    assert list(series(10, 12, 1, 4).accumulate("held").ys) == [0, 2, 2, 5]
 
 
 @pytest.mark.parametrize("count", [1, 2, 999, 1000, 1001, 50_000])
 def test_thinning_keeps_ends_and_spikes(count: int) -> None:
     values = [math.sin(i / 50) for i in range(count)]
     values[count // 2] = 99.0
-    points = thin(series(*values))
+    points = thin_points(series(*values))
     assert len(points) <= 1000
     assert points[0][0] == 0
     assert points[-1][0] == count - 1
@@ -63,14 +71,14 @@ def test_thinning_keeps_ends_and_spikes(count: int) -> None:
 
 def test_mean_smooths_and_is_short() -> None:
     rising = series(*(i + (-1) ** i * 200 for i in range(3000)))
-    assert rising.noisy()
-    points = mean(rising)
+    assert rising.is_noisy()
+    points = compute_running_mean(rising)
     assert len(points) <= 300
     assert all(abs(y - x) < 50 for x, y in points)
 
 
 def test_smooth_lines_are_not_noisy() -> None:
-    assert not series(*(math.sin(i / 1000) for i in range(3000))).noisy()
+    assert not series(*(math.sin(i / 1000) for i in range(3000))).is_noisy()
 
 
 @pytest.mark.parametrize(
@@ -82,17 +90,17 @@ def test_sparkline(values: tuple[float, ...], line: str) -> None:
 
 
 def test_mapped_shows_the_shape_on_another_scale() -> None:
-    assert draw_bars(series(1, 10, 100).mapped(math.log).ys, 32) == "▁▅█"
+    assert draw_bars(series(1, 10, 100).map_values(math.log).ys, 32) == "▁▅█"
 
 
 def test_confusion_by_hand() -> None:
-    [found] = confusions({"": {"classes": ["a", "b", "c"], "matrix": [[8, 2, 0], [1, 9, 0], [0, 0, 0]]}})
+    [found] = read_confusions({"": {"classes": ["a", "b", "c"], "matrix": [[8, 2, 0], [1, 9, 0], [0, 0, 0]]}})
     assert (found.total, found.hits) == (20, 17)
-    assert found.mistakes() == [("a", "b", 2, 0.2), ("b", "a", 1, 0.1)]
-    name, samples, precision, recall, f1 = found.weakest()[0]
+    assert found.list_mistakes() == [("a", "b", 2, 0.2), ("b", "a", 1, 0.1)]
+    name, samples, precision, recall, f1 = found.list_weakest()[0]
     assert (name, samples) == ("a", 10)
     assert (precision, recall, f1) == pytest.approx((8 / 9, 0.8, 16 / 19))
-    assert len(found.weakest()) == 2
+    assert len(found.list_weakest()) == 2
 
 
 @pytest.mark.parametrize(
@@ -109,34 +117,34 @@ def test_confusion_by_hand() -> None:
     ],
 )
 def test_an_invalid_confusion_matrix_is_left_out(value: object) -> None:
-    assert confusions(value) == []
+    assert read_confusions(value) == []
 
 
 @pytest.mark.parametrize(
     ("written", "expected"),
     [
-        (number(0.98611), "0.9861"),
-        (number(1797), "1,797"),
-        (number(12345.6), "12,346"),
-        (align((0.9, 0.9167, 1.0)), ["0.9000", "0.9167", "1.0000"]),
-        (align((12.3456, 0.5, math.nan)), ["12.35", "0.50", "not finite"]),
-        (align((0.25, 1e-9)), ["0.2500", "1e-09"]),
-        (align((1.0, 2.0)), ["1", "2"]),
-        (number(None), "unknown"),
-        (number(math.nan), "not finite"),
-        (duration(0.4), "0.40 s"),
-        (duration(41.63), "41.6 s"),
-        (duration(125), "2 min 05 s"),
-        (duration(7500), "2 h 05 min"),
-        (duration(None), "unknown"),
-        (share(0.1444), "14.4 %"),
-        (share(1.0), "100 %"),
-        (tick(50_000), "50k"),
-        (tick(1e-5), "1e-5"),
-        (tick(2.5e6), "2.5M"),
-        (tick(0.25), "0.25"),
-        (short("abcdefghij", 7), "abcd…ij"),
-        (short("abc", 7), "abc"),
+        (format_number(0.98611), "0.9861"),
+        (format_number(1797), "1,797"),
+        (format_number(12345.6), "12,346"),
+        (align_numbers((0.9, 0.9167, 1.0)), ["0.9000", "0.9167", "1.0000"]),
+        (align_numbers((12.3456, 0.5, math.nan)), ["12.35", "0.50", "not finite"]),
+        (align_numbers((0.25, 1e-9)), ["0.2500", "1e-09"]),
+        (align_numbers((1.0, 2.0)), ["1", "2"]),
+        (format_number(None), "unknown"),
+        (format_number(math.nan), "not finite"),
+        (format_duration(0.4), "0.40 s"),
+        (format_duration(41.63), "41.6 s"),
+        (format_duration(125), "2 min 05 s"),
+        (format_duration(7500), "2 h 05 min"),
+        (format_duration(None), "unknown"),
+        (format_share(0.1444), "14.4 %"),
+        (format_share(1.0), "100 %"),
+        (format_tick(50_000), "50k"),
+        (format_tick(1e-5), "1e-5"),
+        (format_tick(2.5e6), "2.5M"),
+        (format_tick(0.25), "0.25"),
+        (shorten("abcdefghij", 7), "abcd…ij"),
+        (shorten("abc", 7), "abc"),
         (format_json(True), "true"),
         (format_json(None), "nothing"),
         (format_json([1, "a"]), '[1, "a"]'),

@@ -13,7 +13,7 @@ import pytest
 from drivetrain.report.blocks import Curves, Dot, Scatter, StackedBar, Tone
 from drivetrain.report.confusion import Confusion
 from drivetrain.report.log_series import Series
-from drivetrain.report.render.page import _bar
+from drivetrain.report.render.page import _render_bar
 from drivetrain.report.render.plot_svg import (
     BOTTOM,
     LEFT,
@@ -22,10 +22,10 @@ from drivetrain.report.render.plot_svg import (
     TOP,
     Axis,
     Plot,
-    curves,
+    draw_curves,
+    draw_matrix,
+    draw_scatter,
     fit_axis,
-    matrix,
-    scatter,
 )
 from tests.paths import ROOT
 
@@ -65,12 +65,12 @@ def test_a_report_loads_no_large_library() -> None:
     ],
 )
 def test_even_ticks(low: float, high: float, count: int, expected: list[float]) -> None:
-    assert Axis(low, high).ticks(count) == expected
+    assert Axis(low, high).choose_ticks(count) == expected
 
 
 def test_steps_have_no_fractions() -> None:
-    assert Axis(0.95, 1.05).ticks(6, integer=True) == [1.0]
-    assert Axis(1.0, 3.0).ticks(6, integer=True) == [1.0, 2.0, 3.0]
+    assert Axis(0.95, 1.05).choose_ticks(6, integer=True) == [1.0]
+    assert Axis(1.0, 3.0).choose_ticks(6, integer=True) == [1.0, 2.0, 3.0]
 
 
 @pytest.mark.parametrize(
@@ -83,14 +83,14 @@ def test_steps_have_no_fractions() -> None:
     ],
 )
 def test_logarithmic_ticks(low: float, high: float, expected: list[float]) -> None:
-    assert Axis(low, high, True).ticks(6) == pytest.approx(expected)
+    assert Axis(low, high, True).choose_ticks(6) == pytest.approx(expected)
 
 
 def test_values_are_where_the_ticks_say() -> None:
     plot = Plot(Axis(0, 10), Axis(0.01, 100, True))
-    assert plot.place(0, 0.01) == pytest.approx((LEFT, BOTTOM))
-    assert plot.place(10, 100) == pytest.approx((RIGHT, TOP))
-    assert plot.place(5, 1) == pytest.approx(((LEFT + RIGHT) / 2, (TOP + BOTTOM) / 2))
+    assert plot.locate(0, 0.01) == pytest.approx((LEFT, BOTTOM))
+    assert plot.locate(10, 100) == pytest.approx((RIGHT, TOP))
+    assert plot.locate(5, 1) == pytest.approx(((LEFT + RIGHT) / 2, (TOP + BOTTOM) / 2))
 
 
 @pytest.mark.parametrize(
@@ -101,8 +101,8 @@ def test_values_are_where_the_ticks_say() -> None:
 def test_an_axis_for_any_values(values: list[float], logarithmic: bool) -> None:
     axis = fit_axis(values, 0.05, logarithmic=logarithmic)
     assert axis.low < axis.high
-    assert all(math.isfinite(axis.share(value)) for value in values if value > 0 or not logarithmic)
-    ticks = axis.ticks(5)
+    assert all(math.isfinite(axis.locate(value)) for value in values if value > 0 or not logarithmic)
+    ticks = axis.choose_ticks(5)
     assert len(ticks) < 20
     assert all(axis.low <= tick <= axis.high or math.isclose(tick, axis.low) for tick in ticks)
 
@@ -122,7 +122,7 @@ def test_an_axis_for_any_values(values: list[float], logarithmic: bool) -> None:
 )
 def test_curves_for_any_values(points: tuple[tuple[float, float], ...], from_zero: bool, logarithmic: bool) -> None:
     frame = Curves("Loss", "step", (series(*points),), from_zero=from_zero, logarithmic=logarithmic)
-    text = curves(frame, "curves-0")
+    text = draw_curves(frame, "curves-0")
     assert "nan" not in text
     assert "inf" not in text
     assert labels(text)[-1] == "step"
@@ -130,38 +130,38 @@ def test_curves_for_any_values(points: tuple[tuple[float, float], ...], from_zer
 
 def test_a_noisy_line_is_pale_below_its_mean() -> None:
     noisy = series(*((step, 1.5 + math.sin(step * 77.7)) for step in range(1, 400)))
-    assert curves(Curves("Loss", "step", (noisy,)), "c").count("opacity") == 1
+    assert draw_curves(Curves("Loss", "step", (noisy,)), "c").count("opacity") == 1
 
 
 def test_a_limit_is_shown_and_named() -> None:
     frame = Curves("Memory", "seconds", (series((0, 1.0), (1, 2.0)),), ("limit", 4.0), from_zero=True)
-    assert "limit 4" in labels(curves(frame, "c"))
+    assert "limit 4" in labels(draw_curves(frame, "c"))
 
 
 def test_titles_and_names_are_escaped() -> None:
     evil = '</text><script>alert("x")</script>'
     frame = Curves(evil, evil, (series((0, 1.0)),), (evil, 1.0), (("<b>", 0.0),))
-    assert evil in labels(curves(frame, "c"))
+    assert evil in labels(draw_curves(frame, "c"))
     plot = Scatter(evil, evil, (Dot(evil, 1.0, "k"),), (("k", Tone.PLAIN),))
-    assert drawn(scatter(plot, "s")).get("aria-label") == evil
+    assert drawn(draw_scatter(plot, "s")).get("aria-label") == evil
 
 
 def test_counts_of_a_confusion_matrix_are_whole() -> None:
     """1,448 samples were shown as 1.448k."""
     confusion = Confusion("", ("a", "b"), ((1448, 2), (0, 9)))
-    picture, _ = matrix(confusion)
+    picture, _ = draw_matrix(confusion)
     assert {"1,448", "2", "9"} <= set(re.findall(r">([\d,.k]+)<", picture))
 
 
 def test_scatter_places_categories_side_by_side() -> None:
     dots = (Dot("adam", 0.9, "k"), Dot("sgd", 0.8, "k"), Dot("adam", 0.7, "k"))
-    circles = list(drawn(scatter(Scatter("t", "optimizer", dots, (("k", Tone.PLAIN),)), "s")).iter(f"{SVG}circle"))
+    circles = list(drawn(draw_scatter(Scatter("t", "optimizer", dots, (("k", Tone.PLAIN),)), "s")).iter(f"{SVG}circle"))
     assert [circle.get("cx") for circle in circles] == ["135.00", "305.00", "135.00"]
 
 
 def test_the_best_so_far_is_a_staircase() -> None:
     plot = Scatter("t", "trial", (Dot(0, 1.0, "k"),), (("k", Tone.PLAIN),), ((0, 3.0), (1, 2.0)))
-    line = next(p for p in drawn(scatter(plot, "s")).iter(f"{SVG}path") if "line-3" in p.get("style", ""))
+    line = next(p for p in drawn(draw_scatter(plot, "s")).iter(f"{SVG}path") if "line-3" in p.get("style", ""))
     corners = [part.split() for part in line.get("d", "")[1:].split("L")]
     assert corners[0][1] == corners[1][1]
     assert corners[1][0] == corners[2][0]
@@ -170,7 +170,7 @@ def test_the_best_so_far_is_a_staircase() -> None:
 def test_no_two_parts_of_a_bar_have_the_same_color() -> None:
     """The ninth part, the largest, had the color of the second."""
     sizes = [5.0, 4.0, 0.1, 3.0, 0.2, 2.0, 0.3, 1.0, 9.0, 0.4, 0.5]
-    shown = _bar(StackedBar("Time", tuple((f"p{i}", size, f"{size} s") for i, size in enumerate(sizes))))
+    shown = _render_bar(StackedBar("Time", tuple((f"p{i}", size, f"{size} s") for i, size in enumerate(sizes))))
     shades = re.findall(r'<span class="key ([a-z0-9-]+)">', shown)
     assert re.findall(r'<i class="([a-z0-9-]+)"', shown) == shades
     colored = [shade for shade in shades if shade != "tone-quiet"]

@@ -11,7 +11,7 @@ import pytest
 
 from drivetrain.storage.object_store import ObjectStore, Patience
 from drivetrain.storage.remote_address import parse
-from drivetrain.supervisor.remote_copy.writer_lock import WriterLock
+from drivetrain.supervisor.remote_copy.owner_file import LostOwnership, Owner, OwnerFile
 
 
 @pytest.fixture
@@ -84,11 +84,15 @@ def test_conditions_are_about_generations(store: ObjectStore) -> None:
     assert store.get("x") == b"2"
 
 
-def test_the_lock_of_a_run_is_kept(store: ObjectStore) -> None:
-    lock = WriterLock(store, "a")
-    lock.acquire(None, print)
-    lock.beat()
-    lock.beat()
-    assert not lock.lost
-    lock.release()
-    assert not store.exists("writer.json")
+def test_one_process_owns_the_copy_of_a_run(store: ObjectStore) -> None:
+    first, second = OwnerFile(store, "a"), OwnerFile(store, "b")
+    assert first._put(Owner(writer="a"))
+    assert not second._put(Owner(writer="b")), "it must not exist"
+    first.publish(Owner(writer="a", status="running"))
+    first.check()
+    assert second.read()
+    assert second._put(Owner(writer="b"))
+    with pytest.raises(LostOwnership):
+        first.check()
+    with pytest.raises(LostOwnership):
+        first.publish(Owner(writer="a", status="done"))

@@ -73,7 +73,7 @@ def test_written_read_listed_removed(store: ObjectStore, tmp_path: Path) -> None
     assert store.folders("a") == ["b"]
     assert store.head("a/one").tag == store.objects("a/")[-1].tag
     store.delete(["a/one", "a/never-there"])
-    assert not store.exists("a/one")
+    assert store.find_head("a/one") is None
     assert store.objects("nothing") == []
 
 

@@ -316,11 +316,11 @@ def test_targets_that_only_the_user_loss_interprets(tmp_path: Path) -> None:
     assert list(found["best"]["metrics"]) == ["validation/loss"]
     assert found["confusion"] == {}
     made = saved_model.load(run)
-    inputs = dummy_inputs.inputs(made.preprocessing, 3, seed=0)
+    inputs = dummy_inputs.make_inputs(made.preprocessing, 3, seed=0)
     np.savez(tmp_path / "new.npz", inputs=inputs[0].numpy())
     data = load_new.read([tmp_path / "new.npz"], made.preprocessing, made.heads, labelled=False)
     batches = forward.compute_outputs(made.network, made.heads, data.split, data.prepare, torch.device("cpu"))
-    told = [answer[""]["prediction"] for _, answer in predictions.of(batches, made.heads, data.split)]
+    told = [answer[""]["prediction"] for _, answer in predictions.compute_answers(batches, made.heads, data.split)]
     with torch.inference_mode():
         np.testing.assert_allclose(told, made.network(inputs[0]).numpy(), rtol=1e-6)
 

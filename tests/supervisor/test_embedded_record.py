@@ -148,7 +148,7 @@ def record(objects: dict[str, Any]) -> dict[str, str]:
     metrics = UserMetrics({"share": objects.get("metrics", Share())})
     parts = UserParts(metrics=metrics, callbacks=Callbacks(on_step=objects.get("on_step")))
     data = {"train_data": objects.get("train_data", Scaled(1.0))}
-    return embedded_record.rows(objects.get("model", net()), objects.get("loss"), data, parts)
+    return embedded_record.collect_rows(objects.get("model", net()), objects.get("loss"), data, parts)
 
 
 @pytest.mark.parametrize("name", DIFFERENT)

@@ -219,7 +219,7 @@ def test_a_copy_that_was_killed_is_made_again(job: Path, monkeypatch: pytest.Mon
     (beside / "checkpoints" / "step-999").mkdir(parents=True)
     (beside / "metrics.jsonl").write_text("half")
     monkeypatch.setattr(named_run, "RUNS", job.parent / "runs")
-    assert [path.name for path in named_run.by_age()] == ["small-001"]
+    assert [path.name for path in named_run.list_by_age()] == ["small-001"]
     trained.finish(job, "--extend", str(first(job)), *sets("train.epochs=7"))
     assert trained.run(job).name == "small-002"
     assert not beside.exists()

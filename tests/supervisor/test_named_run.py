@@ -24,10 +24,10 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_name_without_runs(runs: Path) -> None:
-    given = arguments.parser().parse_args(["report", "clip-001"])
+    given = arguments.make_parser().parse_args(["report", "clip-001"])
     assert given.run == Path("runs/clip-001")
-    assert arguments.parser().parse_args(["report", "runs/clip-001"]).run == Path("runs/clip-001")
-    assert arguments.parser().parse_args(["compare", "clip-001", "other"]).runs == [
+    assert arguments.make_parser().parse_args(["report", "runs/clip-001"]).run == Path("runs/clip-001")
+    assert arguments.make_parser().parse_args(["compare", "clip-001", "other"]).runs == [
         Path("runs/clip-001"),
         Path("other"),
     ]
@@ -57,7 +57,7 @@ def test_watch_finds_the_trials_of_a_sweep(runs: Path, monkeypatch: pytest.Monke
     sweep.mkdir()
     (sweep / "sweep.yaml").touch()
     with pytest.raises(CheckpointError, match="this sweep has no trial yet"):
-        named_run.newest_trial(sweep)
+        named_run.find_newest_trial(sweep)
     for age, name in enumerate(("trial1-001", "trial0-001")):
         (sweep / name).mkdir()
         (sweep / name / "job.yaml").touch()
@@ -75,7 +75,7 @@ def test_without_any_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
     assert main.main(["watch"]) == CheckpointError.exit_code
     assert f"no run was given, and there is none in {tmp_path}/runs" in capsys.readouterr().err
     with pytest.raises(CheckpointError, match="a run folder; there is none in"):
-        named_run.existing(Path("runs/a-001"))
+        named_run.check_exists(Path("runs/a-001"))
 
 
 def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,7 @@ from drivetrain.distributed.world import WORLD_SIZE
 from drivetrain.errors import CheckpointError, Replanned, SpecError
 from drivetrain.job_spec import spec_source
 from drivetrain.job_spec.spec_source import SpecSource
-from drivetrain.launch.clusters import cluster_job
+from drivetrain.launch.clusters import slurm
 from drivetrain.supervisor import repeat as repeating
 from drivetrain.supervisor import run_folder, supervisor
 from drivetrain.supervisor.repeat import RepeatRequest
@@ -96,7 +96,7 @@ def test_a_child_that_measures_gets_what_its_command_has_read(
     spec: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    source = MemoryRequest(spec, output=tmp_path / "out").begin()[-1]
+    source = MemoryRequest(spec, output=tmp_path / "out").load()[-1]
     edit(spec)
     assert job_of(child([str(spec), *source.options()])) == AS_STARTED
 
@@ -161,7 +161,7 @@ def test_files_that_a_batch_script_cannot_hold_are_named(
     spec: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cluster_job, "MAX_SCRIPT_FILE_BYTES", 100)
+    monkeypatch.setattr(slurm, "MAX_SCRIPT_FILE_BYTES", 100)
     (tmp_path / "site.yaml").write_text(json.dumps({"slurm": {"shared": ["/"]}}))
     assert main.main(["launch", str(spec), "--on", "slurm", "--site", "site.yaml", "--output", "a.sbatch"]) == 0
     assert "read when the run starts, as they are then: code/scale.json" in capsys.readouterr().err

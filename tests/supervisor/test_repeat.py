@@ -22,7 +22,7 @@ from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.job_spec.yaml_file import parse
 from drivetrain.plan import plan as plans
 from drivetrain.supervisor import run_folder, same_conditions, supervisor
-from drivetrain.supervisor.repeat import RepeatRequest, _notes
+from drivetrain.supervisor.repeat import RepeatRequest, _list_notes
 from drivetrain.supervisor.spec_difference import spec_text
 from drivetrain.supervisor.supervisor import TrainRequest
 from drivetrain.system.files import hash_file
@@ -145,9 +145,9 @@ def test_a_host_with_several_gpus_trains_with_one_unless_asked(tmp_path: Path, m
     two = facts.read_hardware(MACHINES / "two-rtx5090-one-full.json")
     monkeypatch.setattr(same_conditions, "detect", lambda runs: two)
     job = SpecSource(trained.written(tmp_path)).load()
-    assert same_conditions.processes(job, tmp_path) == 1
+    assert same_conditions.count_processes(job, tmp_path) == 1
     every = SpecSource(trained.written(tmp_path), ["limits.gpus=all"]).load()
-    assert same_conditions.processes(every, tmp_path) == 2
+    assert same_conditions.count_processes(every, tmp_path) == 2
 
 
 def test_runs_of_another_number_format_do_not_count(
@@ -226,7 +226,7 @@ def test_every_sample_is_validated_once_in_cross_validation(tmp_path: Path) -> N
 def test_code_of_the_user_is_repeated_with_seeds(tmp_path: Path) -> None:
     """Its data has no key `validation`, so nothing can be said about the split."""
     job = own_job.job(tmp_path)
-    notes = _notes(RepeatRequest(tmp_path / "job.yaml"), job, {})
+    notes = _list_notes(RepeatRequest(tmp_path / "job.yaml"), job, {})
     assert notes[0] == "Each seed draws other initial weights, another order of the samples, augmentation, dropout."
 
 

@@ -154,7 +154,7 @@ def test_no_program_of_a_repository_runs(
         git(folder, "commit", "-qm", "two")
     door(git, folder, program)
     touch(folder)
-    provenance.commit(folder / below)
+    provenance.read_commit(folder / below)
     assert not (program.parent / "mark").exists()
 
 
@@ -173,7 +173,7 @@ def test_what_git_runs_by_itself(
 def test_what_lies_elsewhere_is_not_read(folder: Path, name: str) -> None:
     (folder / ".git" / name).rename(folder.parent / name)
     (folder / ".git" / name).symlink_to(folder.parent / name)
-    assert provenance.commit(folder) is None
+    assert provenance.read_commit(folder) is None
 
 
 @pytest.mark.parametrize("name", ["HEAD", "commondir"])
@@ -181,12 +181,12 @@ def test_a_pipe_is_no_file_of_a_repository(folder: Path, name: str) -> None:
     """Reading one would wait for ever."""
     (folder / ".git" / name).unlink(missing_ok=True)
     os.mkfifo(folder / ".git" / name)
-    assert provenance.commit(folder) is None
+    assert provenance.read_commit(folder) is None
 
 
 def test_links_in_a_circle_are_no_repository(folder: Path) -> None:
     (folder / ".git" / "packed-refs").symlink_to("packed-refs")
-    assert provenance.commit(folder) is None
+    assert provenance.read_commit(folder) is None
 
 
 def as_it_is(git: Git, folder: Path) -> Path:
@@ -328,19 +328,19 @@ def test_the_commit_and_whether_files_differ(git: Git, folder: Path, kind: Calla
     job = kind(git, folder)
     touch(job)
     head = git(job, "rev-parse", "HEAD")
-    assert provenance.commit(job) == head
+    assert provenance.read_commit(job) == head
     name = next(job.glob("*.yaml"))
     before = name.stat()
     name.write_text("name: c\n")  # as long as it was
     os.utime(name, (before.st_mtime + 2, before.st_mtime + 2))
-    assert provenance.commit(job) == f"{head}-changed"
+    assert provenance.read_commit(job) == f"{head}-changed"
 
 
 def test_a_change_inside_a_submodule_is_one(git: Git, folder: Path) -> None:
     with_a_submodule(git, folder)
     head = git(folder, "rev-parse", "HEAD")
     (folder / "part" / "code.py").write_text("a = 22\n")
-    assert provenance.commit(folder) == f"{head}-changed"
+    assert provenance.read_commit(folder) == f"{head}-changed"
 
 
 def test_variables_of_git_do_not_lead_to_another_repository(
@@ -352,4 +352,4 @@ def test_variables_of_git_do_not_lead_to_another_repository(
     head = git(folder, "rev-parse", "HEAD")
     monkeypatch.setenv("GIT_DIR", str(other / ".git"))
     monkeypatch.setenv("GIT_WORK_TREE", str(other))
-    assert provenance.commit(folder) == head
+    assert provenance.read_commit(folder) == head

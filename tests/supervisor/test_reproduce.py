@@ -45,17 +45,17 @@ def test_the_same_bits_and_where_they_differ(finished: Path, capfd: pytest.Captu
         {name: value for name, value in json.loads(line).items() if name != "batch"} for line in written.splitlines()
     ]
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in old))
-    assert reproduce._first_difference(run, copy) == ""
+    assert reproduce._find_first_difference(run, copy) == ""
     (run / "metrics.jsonl").write_text(written)
     # A run that was made with another seed, as its changed record says.
     text = (copy / "metrics.jsonl").read_text().splitlines(keepends=True)
     row = json.loads(text[4])
     text[4] = json.dumps(row | {"train/loss": row["train/loss"] + 1e-9}) + "\n"
     (copy / "metrics.jsonl").write_text("".join(text))
-    assert reproduce._first_difference(run, copy).startswith("step 5: train/loss ")
+    assert reproduce._find_first_difference(run, copy).startswith("step 5: train/loss ")
     text.pop()
     (copy / "metrics.jsonl").write_text("".join(text[:4]))
-    assert reproduce._first_difference(run, copy).startswith("step 5: ")
+    assert reproduce._find_first_difference(run, copy).startswith("step 5: ")
 
 
 def test_what_cannot_be_made_again(finished: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -84,7 +84,7 @@ def test_what_is_no_longer_as_it_was_is_named(finished: Path) -> None:
     text = hardware.read_text()
     hardware.write_text(text.replace('"version": "', '"version": "1.').replace('"avx2",', ""))
     try:
-        found = list(reproduce._differences(run, run.parent))
+        found = list(reproduce._list_differences(run, run.parent))
     finally:
         hardware.write_text(text)
     assert found[0].startswith("torch was 1.")
@@ -106,31 +106,31 @@ def committed(git: list[str], path: Path, text: str) -> None:
 
 
 def test_the_commit_of_a_folder(tmp_path: Path) -> None:
-    assert provenance.commit(tmp_path) is None
+    assert provenance.read_commit(tmp_path) is None
     repository(tmp_path)
-    clean = provenance.commit(tmp_path)
+    clean = provenance.read_commit(tmp_path)
     assert clean
     assert len(clean) == 40
     (tmp_path / "job.yaml").write_text("name: b\n")
-    assert provenance.commit(tmp_path) == f"{clean}-changed"
+    assert provenance.read_commit(tmp_path) == f"{clean}-changed"
 
 
 def test_results_and_data_beside_a_job_do_not_make_its_commit_a_changed_one(tmp_path: Path) -> None:
     repository(tmp_path)
-    clean = provenance.commit(tmp_path, tmp_path / "runs")
+    clean = provenance.read_commit(tmp_path, tmp_path / "runs")
     (tmp_path / "runs" / "a-001" / "model").mkdir(parents=True)
     (tmp_path / "runs" / "a-001" / "job.yaml").write_text("name: a\n")
     (tmp_path / "runs" / "a-001" / "model" / "network.py").write_text("")
     (tmp_path / "data.csv").write_text("a,b\n")
-    assert provenance.commit(tmp_path, tmp_path / "runs") == clean
+    assert provenance.read_commit(tmp_path, tmp_path / "runs") == clean
     (tmp_path / "network.py").write_text("")
-    assert provenance.commit(tmp_path, tmp_path / "runs") == f"{clean}-changed", "code that no commit has"
+    assert provenance.read_commit(tmp_path, tmp_path / "runs") == f"{clean}-changed", "code that no commit has"
 
 
 def test_what_is_committed_while_a_run_trains_is_not_what_it_was_made_of(tmp_path: Path) -> None:
     git = repository(tmp_path)
     (run := tmp_path / "runs" / "a-001").mkdir(parents=True)
-    first = provenance.commit(tmp_path)
+    first = provenance.read_commit(tmp_path)
     attempt = RunLifecycle(RunFolder(run, resumes=False, lock=-1), str(tmp_path / "job.yaml"))
     committed(git, tmp_path / "notes.md", "later")
     attempt.end(7)
@@ -138,4 +138,4 @@ def test_what_is_committed_while_a_run_trains_is_not_what_it_was_made_of(tmp_pat
     second.end(0)
     made = json.loads((run / "provenance.json").read_text())
     assert made["commit"] == first
-    assert made["later_commits"] == [provenance.commit(tmp_path)] != [first]
+    assert made["later_commits"] == [provenance.read_commit(tmp_path)] != [first]

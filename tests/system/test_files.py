@@ -59,7 +59,7 @@ def test_a_line_of_data_is_named(tmp_path: Path) -> None:
 
 
 def test_an_unreadable_answer_counts_as_a_notice() -> None:
-    assert preemption._means_something(DEEP)
+    assert preemption._is_notice(DEEP)
 
 
 @pytest.mark.parametrize("mine", [True, False])

@@ -46,7 +46,7 @@ def test_everything_else_stays(value: object) -> None:
 
 def written(answers: list[tuple[str, dict[str, Answer]]]) -> list[list[str]]:
     file = io.StringIO(newline="")
-    predict._csv(answers, file)
+    predict._write_csv(answers, file)
     return list(csv.reader(io.StringIO(file.getvalue(), newline="")))
 
 
@@ -68,12 +68,12 @@ def test_each_of_several_classes() -> None:
 
 def test_json_lines_hold_everything_as_it_is() -> None:
     file = io.StringIO()
-    predict._lines([("a", {"": {"prediction": EVIL}})], file)
+    predict._write_lines([("a", {"": {"prediction": EVIL}})], file)
     assert EVIL in file.getvalue()
     assert "'=" not in file.getvalue()
 
 
 def test_the_confusion_matrix(tmp_path: Path) -> None:
-    evaluation_folder._table(Confusion("", (EVIL, "-1"), ((1, 2), (3, 4))), tmp_path / "confusion.csv")
+    evaluation_folder._write_matrix(Confusion("", (EVIL, "-1"), ((1, 2), (3, 4))), tmp_path / "confusion.csv")
     rows = list(csv.reader((tmp_path / "confusion.csv").read_text().splitlines()))
     assert rows == [["truth", f"'{EVIL}", "-1"], [f"'{EVIL}", "1", "2"], ["-1", "3", "4"]]

@@ -15,7 +15,7 @@ from drivetrain.hardware.facts import Gpu
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.job_spec.yaml_file import parse
 from drivetrain.report.blocks import FoldedCurves
-from drivetrain.report.log_series import collect
+from drivetrain.report.log_series import collect_series
 from drivetrain.report.record import Record
 from drivetrain.report.sections.body import curves_section
 from drivetrain.report.sections.machine import time_section
@@ -162,7 +162,7 @@ def test_the_report_shows_them() -> None:
         }
         for n in range(4)
     ]
-    section = time_section(collect(rows, "seconds"), summarize(Record("a")), None)
+    section = time_section(collect_series(rows, "seconds"), summarize(Record("a")), None)
     assert section is not None
     titles = [block.title for block in section.blocks if hasattr(block, "title")]
     assert titles == [
@@ -189,7 +189,7 @@ def test_the_monitoring_interval_is_a_spec_key() -> None:
 
 def test_the_scale_of_fp16_is_a_curve_of_the_report() -> None:
     rows = [{"step": n, "train/loss": 1.0, "lr": 0.1, "scale": 2.0**n} for n in range(4)]
-    section = curves_section(collect(rows, "step"))
+    section = curves_section(collect_series(rows, "step"))
     assert section is not None
     folded = section.blocks[-1]
     assert isinstance(folded, FoldedCurves)

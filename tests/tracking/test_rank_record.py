@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from drivetrain.report.record import read as read_run
-from drivetrain.report.sections.advice import advice
+from drivetrain.report.sections.advice import list_advice
 from drivetrain.report.sections.ranks import MAX_ROWS, ranks_section
 from drivetrain.report.summary import summarize
 from drivetrain.report.write import write as write_report
@@ -88,11 +88,11 @@ def test_the_report_names_the_slowest_and_advises(tmp_path: Path) -> None:
     assert "Rank 1 on beta is the slowest" in report
     assert "Even the process that waits least spent 1 % of its time" in report
     record = read_run(run)
-    assert "find out what slows beta" in [one.change for one in advice(record, summarize(record))]
+    assert "find out what slows beta" in [one.change for one in list_advice(record, summarize(record))]
     rank_record.write_records(run, [FAST, replace(SLOW, data=20.0)])
     record = read_run(run)
     assert "optimize: {loader_workers: " in next(
-        one.line for one in advice(record, summarize(record)) if "beta" in one.change
+        one.line for one in list_advice(record, summarize(record)) if "beta" in one.change
     )
 
 
@@ -102,10 +102,10 @@ def test_the_report_advises_against_a_costly_exchange(tmp_path: Path) -> None:
     both = [replace(FAST, others=4.0), replace(FAST, rank=1, node="beta", others=4.0)]
     rank_record.write_records(run, both)
     record = read_run(run)
-    assert "optimize: {exchange_precision: bf16}" in [one.line for one in advice(record, summarize(record))]
+    assert "optimize: {exchange_precision: bf16}" in [one.line for one in list_advice(record, summarize(record))]
     rank_record.write_records(run, [replace(one, node="alpha") for one in both])
     record = read_run(run)
-    assert "train: {batch_size: auto}" in [one.line for one in advice(record, summarize(record))]
+    assert "train: {batch_size: auto}" in [one.line for one in list_advice(record, summarize(record))]
 
 
 def test_many_processes_are_listed_up_to_a_limit() -> None:

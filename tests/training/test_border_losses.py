@@ -192,5 +192,5 @@ def test_nothing_offers_micro_batches_of_a_loss_that_cannot_be_split(tmp_path: P
     search = MicroBatchSearch(
         job, made.hardware, made.plan, made.dataset, made.network, facts, tmp_path, made.signals, lines.append
     )
-    assert search.measure() == {}
+    assert search.load_or_measure() == {}
     assert "neither the mean nor the sum" in lines[0]

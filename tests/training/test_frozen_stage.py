@@ -168,7 +168,7 @@ def test_memory_is_measured_with_all_that_is_trained(tmp_path: Path) -> None:
     )
     assert all(p.requires_grad for p in search.run.model.parameters())
     assert search.run.replaced is None
-    assert search.trained == 4 * facts.parameters
+    assert search.weight_bytes == 4 * facts.parameters
     assert not network.module.get_parameter("features.14.weight").requires_grad
 
 

@@ -123,7 +123,7 @@ def test_the_measured_number_travels_as_a_value(
     block = f"{{\n  epochs: 2,\n  optimizer: {{name: adamw, lr: 0.01}},\n  {text}\n}}"
     path.write_text(path.read_text().replace(before, block))
     assert supervisor.train(TrainRequest(path, sets, tmp_path / "runs")) == 0
-    assert [dict(source.measured) for source in given] == [{"batch_size": batch_size.FIRST}, {"batch_size": 64}]
+    assert [dict(source.measured) for source in given] == [{"batch_size": batch_size.MIN_SIZE}, {"batch_size": 64}]
     trainer = argparse.ArgumentParser()
     spec_source.add_options(trainer)
     passed = SpecSource.from_arguments(trainer.parse_args([str(path), *given[1].options()]))
@@ -158,7 +158,7 @@ def test_from_python_it_must_be_a_number() -> None:
 
 @pytest.mark.parametrize(("samples", "most"), [(3, 3), (100, 8), (400, 16), (320, 16), (319, 8), (10**6, 4096)])
 def test_the_largest_that_is_tried(samples: int, most: int) -> None:
-    assert batch_size.most(samples) == most
+    assert batch_size.find_largest_size(samples) == most
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_the_largest_that_is_tried(samples: int, most: int) -> None:
     [({8: 100.0}, 8), ({8: 100.0, 16: 190.0, 32: 200.0, 64: 205.0}, 32), ({8: 100.0, 16: 96.0}, 8)],
 )
 def test_the_smallest_size_near_the_fastest_is_chosen(speeds: dict[int, float], size: int) -> None:
-    assert batch_size.choose(speeds) == size
+    assert batch_size.choose_size(speeds) == size
 
 
 @pytest.mark.parametrize(
@@ -174,12 +174,12 @@ def test_the_smallest_size_near_the_fastest_is_chosen(speeds: dict[int, float], 
     [([100], True), ([100, 90], True), ([100, 90, 106], True), ([100, 101, 102], False), ([50, 100, 101, 103], False)],
 )
 def test_doubling_continues_while_it_is_faster(speeds: list[float], more: bool) -> None:
-    assert batch_size.gains({8 << i: speed for i, speed in enumerate(speeds)}) is more
+    assert batch_size.still_gains({8 << i: speed for i, speed in enumerate(speeds)}) is more
 
 
 @pytest.mark.parametrize(("name", "rule", "rate"), [("sgd", "linear", "0.004"), ("adamw", "square-root", "0.002")])
 def test_batch_size_advice_for_the_learning_rate(name: str, rule: str, rate: str) -> None:
-    text = batch_size.consequence(tiny.job(train=f"optimizer: {{name: {name}, lr: 0.001}}"), 128)
+    text = batch_size.describe_learning_rate(tiny.job(train=f"optimizer: {{name: {name}, lr: 0.001}}"), 128)
     assert f"the {rule} rule would make it {rate} " in text
 
 
@@ -187,28 +187,28 @@ class Narrow:
     """A search in which so many samples fit, with a peak of ten bytes each."""
 
     def __init__(self, fits: int) -> None:
-        self.fits, self.size, self.made, self.tries = fits, 0, 0, list[int]()
-        self.gauge = self
+        self.fits, self.size, self.made, self.trials = fits, 0, 0, list[int]()
+        self.meter = self
 
-    def begin(self) -> None: ...
+    def reset_peak(self) -> None: ...
 
-    def used(self) -> int:
+    def read_used(self) -> int:
         return 0
 
     def limit(self) -> int:
         return 10 * self.fits
 
-    held_anyway = used
+    fixed_bytes = read_used
 
     def use_size(self, size: int) -> None:
         self.size = size
 
-    def tried(self, size: int, ceiling: int) -> tuple[int | None, float]:
-        self.tries.append(size)
+    def measure_training_peak(self, size: int, ceiling: int) -> tuple[int | None, float]:
+        self.trials.append(size)
         assert size == self.size
         return (10 * size if size <= self.fits else None), 1.0
 
-    def evaluated(self, size: int) -> int:
+    def measure_evaluation_peak(self, size: int) -> int:
         return 5 * size
 
     def speeds(self, sizes: list[int]) -> dict[int, float]:
@@ -219,7 +219,7 @@ class Narrow:
 def test_nothing_beyond_the_ceiling_is_tried() -> None:
     narrow = Narrow(100)
     speeds, ceiling = batch_size_test.measure_sizes(narrow, 4096)  # type: ignore[arg-type]
-    assert list(speeds) == narrow.tries == [8, 16, 32, 64, 100]
+    assert list(speeds) == narrow.trials == [8, 16, 32, 64, 100]
     assert ceiling == 1000
 
 

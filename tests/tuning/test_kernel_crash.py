@@ -139,7 +139,7 @@ def test_what_was_learned_from_a_crash_stays_in_a_resumed_run() -> None:
     fresh = plan.resolve(job, machine)
     stored = kernel_crash.turn_optimizations_off(fresh, "the trainer died")
     assert stored is not None
-    assert plan.carry_reasons(fresh, stored).value("fused_optimizer") is False
+    assert plan.keep_reasons(fresh, stored).value("fused_optimizer") is False
     assert kernel_crash.turn_optimizations_off(stored, "the trainer died") is None
 
 

@@ -17,7 +17,7 @@ from drivetrain.cli import main
 from drivetrain.errors import NumericsError
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.tuning.processes import lr_range
-from drivetrain.tuning.processes.lr_range import judge, sweep
+from drivetrain.tuning.processes.lr_range import measure_losses, suggest_rate
 from tests import tiny
 from tests.paths import ROOT
 from tests.supervisor.tiny_run import TEXT
@@ -34,14 +34,14 @@ def falling(middle: float, noise: float = 0.02) -> np.ndarray[tuple[int], np.dty
 
 @pytest.mark.parametrize("middle", [1e-4, 3e-3, 5e-2])
 def test_the_suggestion_is_where_the_loss_falls_fastest(middle: float) -> None:
-    found = judge(RATES, falling(middle), 100)
+    found = suggest_rate(RATES, falling(middle), 100)
     assert found.suggested is not None
     assert abs(np.log10(found.suggested / middle)) < 0.25
 
 
 def test_a_later_divergence_does_not_shift_the_suggestion() -> None:
     losses = np.where(RATES < 1, falling(1e-3), 50.0 * RATES)
-    found = judge(RATES, losses, 100)
+    found = suggest_rate(RATES, losses, 100)
     assert found.suggested is not None
     assert abs(np.log10(found.suggested / 1e-3)) < 0.25
 
@@ -50,23 +50,23 @@ def test_a_later_divergence_does_not_shift_the_suggestion() -> None:
 def test_no_suggestion_if_the_loss_does_not_clearly_fall(kind: str) -> None:
     noise = np.random.default_rng(1).standard_normal(100)
     curve = {"flat": 2 + 0.1 * noise, "rising": 2 + RATES + 0.1 * noise, "short": falling(1e-3)[:10]}[kind]
-    assert judge(RATES[: len(curve)], curve, 100).suggested is None
+    assert suggest_rate(RATES[: len(curve)], curve, 100).suggested is None
 
 
 def test_the_smooth_curve_keeps_a_line_and_halves_noise() -> None:
     line = np.linspace(3, 1, 100)
-    np.testing.assert_allclose(judge(RATES, line, 100).smooth[10:-10], line[10:-10])
+    np.testing.assert_allclose(suggest_rate(RATES, line, 100).smooth[10:-10], line[10:-10])
     noise = np.random.default_rng(2).standard_normal(100)
-    assert judge(RATES, noise, 100).smooth.std() < 0.5
+    assert suggest_rate(RATES, noise, 100).smooth.std() < 0.5
 
 
 def test_the_sweep_tries_every_rate_and_learns_on_the_way(tmp_path: Path) -> None:
     made = tiny.assembled(tmp_path, tiny.job(train="optimizer: {name: adamw, lr: 1.0}, schedule: cosine"))
-    rates, losses = sweep(made, 1e-6, 0.1, 60)
+    rates, losses = measure_losses(made, 1e-6, 0.1, 60)
     np.testing.assert_allclose(rates, np.geomspace(1e-6, 0.1, 60)[: len(rates)])
     assert len(losses) == len(rates)
     assert losses[-10:].mean() < 0.6 * losses[:10].mean()
-    found = judge(rates, losses, 60)
+    found = suggest_rate(rates, losses, 60)
     assert found.suggested is not None
     assert 1e-4 < found.suggested < 0.1
     assert not list(tmp_path.iterdir())
@@ -77,14 +77,14 @@ def test_the_sweep_trains_parts_of_batches_as_training_does(tmp_path: Path) -> N
     rate = "optimizer: {name: adamw, lr: 0.01}, schedule: constant"
     job = tiny.job(f"parts: 2, {rate}")
     steps = tiny.losses(tiny.assembled(tmp_path / "1", job), 10)
-    swept = sweep(tiny.assembled(tmp_path / "2", job), 0.01, 0.01, 10)[1]
+    swept = measure_losses(tiny.assembled(tmp_path / "2", job), 0.01, 0.01, 10)[1]
     assert swept.tolist() == steps
-    assert sweep(tiny.assembled(tmp_path / "3", tiny.job(rate)), 0.01, 0.01, 10)[1].tolist() != steps
+    assert measure_losses(tiny.assembled(tmp_path / "3", tiny.job(rate)), 0.01, 0.01, 10)[1].tolist() != steps
 
 
 def test_the_sweep_ends_when_the_loss_diverges(tmp_path: Path) -> None:
     made = tiny.assembled(tmp_path, tiny.job(train="clip_norm: null, optimizer: {name: sgd, lr: 1.0}"))
-    rates, losses = sweep(made, 1e-3, 1e6, 80)
+    rates, losses = measure_losses(made, 1e-3, 1e6, 80)
     assert 16 <= len(rates) < 80
     assert np.isfinite(losses).all()
     assert losses[-1] > losses[0]
@@ -93,7 +93,7 @@ def test_the_sweep_ends_when_the_loss_diverges(tmp_path: Path) -> None:
 def test_numbers_from_the_first_rate_on_are_needed(tmp_path: Path) -> None:
     made = tiny.assembled(tmp_path, tiny.job(train="clip_norm: null, optimizer: {name: sgd, lr: 1.0}"))
     with pytest.raises(NumericsError, match=r"(?s)NaN or infinite from a learning rate of .* on.*--lowest 1e-9"):
-        sweep(made, 1e30, 1e38, 40)
+        measure_losses(made, 1e30, 1e38, 40)
 
 
 def test_the_command_writes_picture_and_numbers_and_no_run(tmp_path: Path) -> None:
@@ -146,6 +146,6 @@ def test_options_that_make_no_sense(options: list[str], expected: str, capsys: p
 def test_no_suggestion_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     made = tiny.assembled(tmp_path, tiny.job())
     flat = 2 + 0.1 * np.random.default_rng(1).standard_normal(100)
-    lr_range.report(made, judge(RATES, flat, 100), tmp_path)
+    lr_range.report(made, suggest_rate(RATES, flat, 100), tmp_path)
     assert "no learning rate can be suggested: the loss never falls by more than its noise" in capsys.readouterr().out
     assert json.loads((tmp_path / "find-lr.json").read_text())["suggested"] is None

@@ -41,14 +41,14 @@ def machine() -> Hardware:
 
 def test_promising_candidates_come_first_and_requested_values_are_not_measured() -> None:
     here = machine()
-    found = process_settings.list_contested(tiny.job(), here, plan.resolve(tiny.job(), here))
+    found = process_settings.list_candidates(tiny.job(), here, plan.resolve(tiny.job(), here))
     assert [(o.name, value) for o, value in found] == [
         ("cpu_threads", 1),
         ("allocator", "off"),
         ("openmp_runtime", "off"),
     ]
     asked = tiny.job(optimize="cpu_threads: 2, allocator: off")
-    found = process_settings.list_contested(asked, here, plan.resolve(asked, here))
+    found = process_settings.list_candidates(asked, here, plan.resolve(asked, here))
     assert [(o.name, value) for o, value in found] == [("openmp_runtime", "off")]
 
 
@@ -62,7 +62,7 @@ def test_hyperthreads_are_measured_beside_their_cores(cores: int, budget: int, m
     here = hyperthreads(cores, budget)
     made = plan.resolve(tiny.job(), here)
     assert made.value("cpu_threads") == cores
-    found = process_settings.list_contested(tiny.job(), here, made)
+    found = process_settings.list_candidates(tiny.job(), here, made)
     assert [value for o, value in found if o.name == "cpu_threads"] == measured
 
 
@@ -70,7 +70,7 @@ def test_two_hyperthreads_are_used_where_they_are_faster(monkeypatch: pytest.Mon
     here = hyperthreads(1, 2)
     monkeypatch.setattr(process_settings, "VariantPool", Shop({"cpu_threads 2": 0.8}))
     made = plan.resolve(tiny.job(), here)
-    rivals = process_settings.list_contested(tiny.job(), here, made)
+    rivals = process_settings.list_candidates(tiny.job(), here, made)
     found = process_settings.measure(SpecSource(Path("tiny.yaml")), here, made, rivals, 3000.0, 60.0, print)
     assert found["cpu_threads"].value == 2
     assert plan.resolve(tiny.job(), here, measured=found).value("cpu_threads") == 2
@@ -88,7 +88,7 @@ class Sided:
     def ready(self) -> VariantReady:
         return VariantReady(list(self.numbers), self.seconds, self.seconds, 16.0, [])
 
-    def steps(self, count: int) -> TimedBlock:
+    def time_steps(self, count: int) -> TimedBlock:
         return TimedBlock(count, count * self.seconds, 0.0)
 
     def close(self) -> None:
@@ -99,7 +99,7 @@ class Shop:
     """A workshop whose sides are as slow as a table says."""
 
     def __init__(self, table: dict[str, Any]) -> None:
-        self.table, self.sides = table, list[Sided]()
+        self.table, self.variants = table, list[Sided]()
 
     def __call__(self, *given: object, **words: object) -> Shop:
         return self
@@ -110,7 +110,7 @@ class Shop:
     def __exit__(self, *given: object) -> None:
         pass
 
-    def side(self, made: plan.Plan, patience: float | None = None) -> Sided:
+    def start(self, made: plan.Plan, patience: float | None = None) -> Sided:
         assert patience is not None
         side = Sided(0.1)
         for name, value in ((row.name, row.value) for row in made.decisions):
@@ -121,7 +121,7 @@ class Shop:
                 side.numbers = known
             elif known:
                 side.seconds *= known
-        self.sides.append(side)
+        self.variants.append(side)
         return side
 
 
@@ -142,12 +142,12 @@ def test_children_of_known_speed(
     here, shop, said = machine(), Shop(table), list[str]()
     monkeypatch.setattr(process_settings, "VariantPool", shop)
     made = plan.resolve(tiny.job(), here)
-    rivals = process_settings.list_contested(tiny.job(), here, made)
+    rivals = process_settings.list_candidates(tiny.job(), here, made)
     found = process_settings.measure(SpecSource(Path("tiny.yaml")), here, made, rivals, 3000.0, 60.0, said.append)
     before = {name: made.value(name) for name in found}
     assert {name: row.value for name, row in found.items()} == before | values
     assert found["cpu_threads"].text.startswith(text)
-    assert sum(not side.closed for side in shop.sides) == 1  # the workshop ends the last one
+    assert sum(not side.closed for side in shop.variants) == 1  # the workshop ends the last one
 
 
 def test_an_exact_setting_must_give_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +159,7 @@ def test_an_exact_setting_must_give_the_same_numbers(monkeypatch: pytest.MonkeyP
         SpecSource(Path("tiny.yaml")),
         here,
         made,
-        process_settings.list_contested(tiny.job(), here, made),
+        process_settings.list_candidates(tiny.job(), here, made),
         3e3,
         60.0,
         lambda text: None,
@@ -186,12 +186,12 @@ def test_without_time_or_memory_no_child_is_started(
     memory = process.memory_info()._replace(rss=own)
     monkeypatch.setattr(psutil, "Process", lambda: type("P", (), {"memory_info": lambda self: memory})())
     made = plan.resolve(tiny.job(), here)
-    rivals = process_settings.list_contested(tiny.job(), here, made)
+    rivals = process_settings.list_candidates(tiny.job(), here, made)
     assert not process_settings.measure(
         SpecSource(Path("tiny.yaml")), here, made, rivals, 3e3, seconds, said.append, standing
     )
     assert expected in said[0]
-    assert not shop.sides
+    assert not shop.variants
 
 
 TEXT = """
@@ -233,7 +233,7 @@ needs_two = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU
 def test_measured_process_settings_are_used_by_a_new_process(job: Path) -> None:
     asked, here = job_spec.load(job), detect(job.parent)
     data = load(asked)
-    name = tuner.speed_key(asked, here, data, build(asked, data), True)
+    name = tuner.make_speed_key(asked, here, data, build(asked, data), True)
     evidence.store(here, name, {"cpu_threads": evidence.Measurement(1, "1 1.25x [1.2-1.3], loss ok", "2026-11-21")})
     output, _ = started(job, "-v").communicate(timeout=120)
     assert "tune: measured before, on 2026-11-21" in output
@@ -245,10 +245,10 @@ def test_measured_process_settings_are_used_by_a_new_process(job: Path) -> None:
     )
     assert found["seen"]["cpu_threads"] == {"asked": 1, "seen": 1, "same": True, "cause": None}
     # Known by the spec, the next run starts right away as it should; no torch is needed to know.
-    evidence.store(here, evidence.early(here, asked), evidence.load(here, name))
-    assert plan.resolve(asked, here, measured=evidence.load_started(here, asked)).value("cpu_threads") == 1
+    evidence.store(here, evidence.make_early_key(here, asked), evidence.load(here, name))
+    assert plan.resolve(asked, here, measured=evidence.load_process_settings(here, asked)).value("cpu_threads") == 1
     off = job_spec.load(job, ["optimize.measure=off"])
-    assert not evidence.load_started(here, off)
+    assert not evidence.load_process_settings(here, off)
 
 
 def children(process: subprocess.Popen[str]) -> list[psutil.Process]:
@@ -267,7 +267,7 @@ def test_a_signal_ends_the_children_and_the_run_is_planned_anew(job: Path) -> No
     assert first.returncode == 75, output
     assert found
     assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in found)
-    assert not effective_plan.has_begun(job.parent / "runs" / "tiny-001")
+    assert not effective_plan.has_trained(job.parent / "runs" / "tiny-001")
 
 
 @needs_two

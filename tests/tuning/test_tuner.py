@@ -53,13 +53,13 @@ def test_known_delays_despite_noise(seed: int, incumbent: float, challenger: flo
 
 def test_the_pairs_with_the_least_noise_count_whatever_their_ratio() -> None:
     taken = [(1.0, 1.0), (1.5, 1.0), (1.0, 1.4), (1.01, 1.0), (1.0, 1.02), (1.6, 1.6), (1.2, 1.0), (1.0, 1.01)]
-    assert sorted(paired_timing.calmest(taken)) == sorted([1.0, 1.01, 1.0 / 1.02, 1.0 / 1.01])
+    assert sorted(paired_timing.select_calmest(taken)) == sorted([1.0, 1.01, 1.0 / 1.02, 1.0 / 1.01])
 
 
 def test_clear_verdicts_are_taken_early() -> None:
     pair = paired_timing.compare(side(0.1, lambda: 1.0), side(0.2, lambda: 1.0), 0.1, 1e9)
     assert len(pair.ratios) == 4
-    assert pair.spread() == "0.50x [0.50-0.50]"
+    assert pair.format_spread() == "0.50x [0.50-0.50]"
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_clear_verdicts_are_taken_early() -> None:
     ],
 )
 def test_numbers_count_before_speed(numbers: list[tuple[float, float]], expected: str | None) -> None:
-    found = variants.differs(numbers, [(1.0, 2.0), (0.9, 1.9)], 1e-3)
+    found = variants.find_difference(numbers, [(1.0, 2.0), (0.9, 1.9)], 1e-3)
     assert found is None if expected is None else expected in (found or "")
 
 
@@ -113,17 +113,17 @@ def test_measure_full_measures_and_caches(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_wrong_numbers_are_vetoed_however_fast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paired_timing, "BLOCK_SECONDS", 0.01)
-    real = tune.Tuner.arm
+    real = tune.Tuner.build
 
     def wrong(self: tune.Tuner, made: plan.Plan) -> variants.Variant:
         arm = real(self, made)
-        if made.value("channels_last") != self.made.plan.value("channels_last"):
+        if made.value("channels_last") != self.run.plan.value("channels_last"):
             step = arm.run.step
             arm.run.configure_step(forward=lambda *inputs: step.model(*inputs) * 1.01)
         return arm
 
-    monkeypatch.setattr(tune.Tuner, "arm", wrong)
-    monkeypatch.setattr(variants, "all_off", lambda made, quiet: made.with_values({"channels_last": True}))
+    monkeypatch.setattr(tune.Tuner, "build", wrong)
+    monkeypatch.setattr(variants, "turn_everything_off", lambda made, quiet: made.with_values({"channels_last": True}))
     said: list[str] = []
     found = measured(tmp_path, "measure: full, compile: false, precision: fp32", said)
     assert "vetoed: " in found["channels_last"].text
@@ -133,7 +133,7 @@ def test_wrong_numbers_are_vetoed_however_fast(tmp_path: Path, monkeypatch: pyte
 def test_a_compiled_variant_is_compared_with_torchs_dropout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A compiled network does not draw packed bits; with others its loss would be off, and every compile vetoed."""
     seen: list[Any] = []
-    monkeypatch.setattr(tune.Tuner, "arm", lambda self, made: seen.append(made) or _Silent())
+    monkeypatch.setattr(tune.Tuner, "build", lambda self, made: seen.append(made) or _Silent())
     here, data, asked = machine(tmp_path), tiny.dataset(), tiny.job()
     network = build(asked, data)
     first = plan.resolve(asked, here, inspection.inspect_workload(data, network.module))
@@ -141,7 +141,7 @@ def test_a_compiled_variant_is_compared_with_torchs_dropout(tmp_path: Path, monk
     made = run.assemble(asked, here, first, tmp_path, data, network, tiny.Quiet(), PhaseTimer())
     tuner = tune.Tuner(made, data, network, lambda line: None)
     for compiled in (False, True, True, False):
-        tuner.reference(False, first.with_values({"compile": compiled}))
+        tuner.load_reference(False, first.with_values({"compile": compiled}))
     assert [one.value("packed_dropout") for one in seen] == [True, False]
 
 
@@ -152,13 +152,13 @@ def test_a_short_check_after_a_long_one_compares_the_first_steps(tmp_path: Path)
     first = plan.resolve(asked, here, inspection.inspect_workload(data, network.module))
     made = run.assemble(asked, here, first, tmp_path, data, network, tiny.Quiet(), PhaseTimer())
     tuner = tune.Tuner(made, data, network, lambda line: None)
-    four = tuner.reference(False, first)
+    four = tuner.load_reference(False, first)
     for steps in (2, 4, 6):
-        tuner.checked = steps
-        reference = tuner.reference(False, first)
+        tuner.compared_steps = steps
+        reference = tuner.load_reference(False, first)
         assert len(reference) == steps
         assert reference[:4] == four[:steps]
-        assert vetted_plans.wrong_numbers(tuner, first) is None
+        assert vetted_plans.find_wrong_numbers(tuner, first) is None
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -173,7 +173,7 @@ def test_a_value_that_needs_another_is_measured_only_with_it(
     first = plan.resolve(asked, here, inspection.inspect_workload(data, network.module))
     made = run.assemble(asked, here, first, tmp_path, data, network, tiny.Quiet(), PhaseTimer())
     tuner = tune.Tuner(made, data, network, lambda line: None)
-    names = {one.name for one, _ in tuner._list_contested(first.with_values({"compile": compiled}))}
+    names = {one.name for one, _ in tuner._list_candidates(first.with_values({"compile": compiled}))}
     optimizations.every.cache_clear()
     assert ("cuda_graphs" in names) == compiled
 
@@ -192,11 +192,11 @@ def test_texts_in_parts_are_set_beside_packed_ones(tmp_path: Path, monkeypatch: 
     tuner = tune.Tuner(made, data, network, lambda line: None)
     for value in (512, "off"):
         row = next(o for o in optimizations.every() if o.name == "unpadding")
-        verdict = tuner._verdict(row, tuner.arm(first), first.with_values({"unpadding": value}), 0.01, 5.0)
+        verdict = tuner._compare(row, tuner.build(first), first.with_values({"unpadding": value}), 0.01, 5.0)
         assert "loss ok" in verdict.text
     parts = first.with_values({"unpadding": 512})
     row = next(o for o in optimizations.every() if o.name == "fused_optimizer")
-    verdict = tuner._verdict(row, tuner.arm(parts), parts.with_values({"fused_optimizer": False}), 0.01, 5.0)
+    verdict = tuner._compare(row, tuner.build(parts), parts.with_values({"fused_optimizer": False}), 0.01, 5.0)
     assert "loss ok" in verdict.text
 
 
@@ -262,7 +262,7 @@ def test_a_timeout_leaves_no_alarm_behind(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 class _Silent:
-    def numbers(self, quiet: bool) -> list[tuple[float, float]]:
+    def read_numbers(self, quiet: bool) -> list[tuple[float, float]]:
         return [(1.0, 1.0)] * variants.COMPARED_STEPS
 
 

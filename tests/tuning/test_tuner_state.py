@@ -41,10 +41,10 @@ class Known:
     cost: Callable[[], float]
     batches: Any = None
 
-    def steps(self, count: int) -> float:
+    def time_steps(self, count: int) -> float:
         return count * self.cost()
 
-    def numbers(self, quiet: bool) -> list[tuple[float, float]]:
+    def read_numbers(self, quiet: bool) -> list[tuple[float, float]]:
         return GOOD
 
 
@@ -61,7 +61,7 @@ def tuner(folder: Path, made: facts.Hardware, cost: Cost, noise: Iterator[float]
     assembled = run.assemble(job, made, decided, folder, data, network, tiny.Quiet(), PhaseTimer())
 
     class Tuned(tune.Tuner):
-        def arm(self, under: plan.Plan) -> Any:
+        def build(self, under: plan.Plan) -> Any:
             return Known(SimpleNamespace(plan=under), lambda: cost(under) * next(noise))
 
         def batches(self, made: Any) -> Any:
@@ -203,30 +203,30 @@ def test_measuring_stays_within_its_share_also_when_it_finds_nothing(
 
     @dataclass
     class Timed(Known):
-        until: float = math.inf
-        checked: int = variants.COMPARED_STEPS
+        deadline: float = math.inf
+        compared_steps: int = variants.COMPARED_STEPS
 
-        def steps(self, count: int) -> float:
+        def time_steps(self, count: int) -> float:
             now[0] += count * self.cost()
             return count * self.cost()
 
-        def step(self) -> Any:
-            self.steps(1)
+        def train_step(self) -> Any:
+            self.time_steps(1)
             return SimpleNamespace(read=lambda: (1.0, 1.0))
 
-        def numbers(self, quiet: bool) -> Any:
-            return variants.Variant.numbers(self, quiet)  # type: ignore[arg-type]
+        def read_numbers(self, quiet: bool) -> Any:
+            return variants.Variant.read_numbers(self, quiet)  # type: ignore[arg-type]
 
     cost, said = table(precision_bf16=slow, channels_last_false=slow), list[str]()
     made = tuner(tmp_path, machine(), cost, calm(), said)
-    made.made = SimpleNamespace(**vars(made.made) | {"total_steps": steps, "device": made.made.device})  # type: ignore[assignment]
+    made.run = SimpleNamespace(**vars(made.run) | {"total_steps": steps, "device": made.run.device})  # type: ignore[assignment]
     scale = seconds / 0.1
 
     def arm(under: plan.Plan) -> Any:
         run_ = SimpleNamespace(plan=under, train_mode=lambda: None, model=SimpleNamespace(modules=list))
-        return Timed(run_, lambda: scale * cost(under), checked=made.checked)
+        return Timed(run_, lambda: scale * cost(under), compared_steps=made.compared_steps)
 
-    monkeypatch.setattr(made, "arm", arm)
+    monkeypatch.setattr(made, "build", arm)
     found = made.tune(None)
     worst = seconds * max(1.0, slow)
     if steps * seconds < tuner_state.MIN_RUN_SECONDS or steps * tuner_state.MEASURING_SHARE < tuner_state.MIN_STEPS:

@@ -29,7 +29,7 @@ MEASURED = "measure: full, compile: false, precision: fp32"
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paired_timing, "BLOCK_SECONDS", 0.001)
-    monkeypatch.setattr(tune, "FULL", 3.0)
+    monkeypatch.setattr(tune, "MIN_FULL_SECONDS", 3.0)
 
 
 def measured(folder: Path, asked: Job, data: Dataset | None = None) -> tuple[dict[str, evidence.Measurement], str]:
@@ -53,7 +53,7 @@ def known(folder: Path, *, other: bool = False, text: str = "1.5x, loss ok") -> 
         "channels_last"
     )
     row = evidence.Measurement(bool(usual) is not other, text, "2026-11-21")
-    speeds = tune.speed_key(asked, machine(folder), data, build(asked, data), False)
+    speeds = tune.make_speed_key(asked, machine(folder), data, build(asked, data), False)
     evidence.store(machine(folder), speeds, {"channels_last": row})
     return row
 
@@ -104,7 +104,9 @@ def test_cached_evidence_is_rejected_if_its_numbers_are_wrong(
 ) -> None:
     faster = known(tmp_path, other=True).value
     wrong_where(monkeypatch, lambda tuner, made: made.value("channels_last") == faster)
-    monkeypatch.setattr(variants, "all_off", lambda made, quiet: made.with_values({"channels_last": not faster}))
+    monkeypatch.setattr(
+        variants, "turn_everything_off", lambda made, quiet: made.with_values({"channels_last": not faster})
+    )
     found, said = measured(tmp_path, *other)
     assert "measured before, on 2026-11-21, with other data or settings; with these settings the loss differs (" in said
     assert "channels_last" not in found or found["channels_last"].value is not faster
@@ -124,8 +126,8 @@ def contest(folder: Path, asked: Job, said: list[str]) -> TunerState:
     first = plan.resolve(asked, here, inspection.inspect_workload(data, network.module))
     made = run.assemble(asked, here, first, folder, data, network, tiny.Quiet(), PhaseTimer())
     tuner = tune.Tuner(made, data, network, said.append)
-    found = TunerState(first, tuner.arm(first))
-    vetted_plans.defaults(tuner, found, math.inf)
+    found = TunerState(first, tuner.build(first))
+    vetted_plans.turn_wrong_defaults_off(tuner, found, math.inf)
     return found
 
 
@@ -156,7 +158,7 @@ def test_a_requested_value_with_wrong_numbers_is_reported(tmp_path: Path, monkey
 
 def test_defaults_are_checked_in_every_run_that_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checked = list[TunerState]()
-    monkeypatch.setattr(vetted_plans, "defaults", lambda tuner, contest, until: checked.append(contest))
+    monkeypatch.setattr(vetted_plans, "turn_wrong_defaults_off", lambda tuner, contest, until: checked.append(contest))
     measured(tmp_path, tiny.job(optimize=MEASURED))
     assert len(checked) == 1
 
@@ -167,8 +169,10 @@ def test_a_high_initial_fp16_scale_is_no_veto(tmp_path: Path) -> None:
     made.train_mode()
     reference = tiny.assembled(tmp_path, asked)
     reference.train_mode()
-    steps = [variants.Variant(one, iter(list(one.batches.epoch(0)) * 2)).numbers(False) for one in (made, reference)]
-    assert variants.differs(steps[0], steps[1], variants.SHORT_FORMAT) is None
+    steps = [
+        variants.Variant(one, iter(list(one.batches.epoch(0)) * 2)).read_numbers(False) for one in (made, reference)
+    ]
+    assert variants.find_difference(steps[0], steps[1], variants.SHORT_FORMAT_TOLERANCE) is None
     assert made.step.scaler.scale < 1e11
 
 
@@ -176,17 +180,17 @@ def test_values_that_change_the_training_stay_in_the_reference() -> None:
     """A job that asks for it gets it; else everything beside it would be vetoed."""
     made = plan.resolve(tiny.job(optimize="micro_batch: 8"), tiny.machine())
     rows = [replace(row, effect="training") if row.name == "micro_batch" else row for row in made.decisions]
-    assert variants.all_off(replace(made, decisions=tuple(rows)), True).value("micro_batch") == 8
-    assert variants.all_off(made, True).value("micro_batch") == "off"
+    assert variants.turn_everything_off(replace(made, decisions=tuple(rows)), True).value("micro_batch") == 8
+    assert variants.turn_everything_off(made, True).value("micro_batch") == "off"
 
 
 def test_evidence_key_of_a_job(tmp_path: Path) -> None:
     asked, data = tiny.job(), tiny.dataset()
     network = build(asked, data)
-    first = tune.numbers_key("x", asked, data, network)
-    assert first == tune.numbers_key("x", asked, data, network)
-    assert first != tune.numbers_key("y", asked, data, network)
+    first = tune.make_numbers_key("x", asked, data, network)
+    assert first == tune.make_numbers_key("x", asked, data, network)
+    assert first != tune.make_numbers_key("y", asked, data, network)
     with torch.no_grad():
         next(network.module.parameters())[0] += 1
-    assert first != tune.numbers_key("x", asked, data, network)
-    assert tune.numbers_key("x", asked.model_copy(update={"task": "python"}), data, network) is None
+    assert first != tune.make_numbers_key("x", asked, data, network)
+    assert tune.make_numbers_key("x", asked.model_copy(update={"task": "python"}), data, network) is None

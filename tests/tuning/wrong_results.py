@@ -11,7 +11,7 @@ from drivetrain.tuning import variants
 
 def wrong_where(monkeypatch: pytest.MonkeyPatch, bad: object) -> None:
     """A network that computes something else in channels_last, or without it, for jobs or data that `bad` picks."""
-    real = tune.Tuner.arm
+    real = tune.Tuner.build
 
     def arm(self: tune.Tuner, made: plan.Plan) -> variants.Variant:
         found = real(self, made)
@@ -20,4 +20,4 @@ def wrong_where(monkeypatch: pytest.MonkeyPatch, bad: object) -> None:
             found.run.configure_step(forward=lambda *inputs: step.model(*inputs) * 1.01)
         return found
 
-    monkeypatch.setattr(tune.Tuner, "arm", arm)
+    monkeypatch.setattr(tune.Tuner, "build", arm)

@@ -32,7 +32,7 @@ def measure_baselines(request: BaselineRequest) -> int:
     """
     if not request.seconds > 0:  # a NaN is not, either
         raise SpecError(f"--seconds {request.seconds:g}", "more than 0, or inf", "leave it out for 60")
-    thread_limits.limit()
+    thread_limits.limit_threads()
     from drivetrain.baselines.measure import measure
     from drivetrain.data.class_balance import choose_best_metric
     from drivetrain.data.load_data import add_test, load
@@ -46,8 +46,8 @@ def measure_baselines(request: BaselineRequest) -> int:
     for outcome in measure(job, dataset, request.seconds):
         outcomes[outcome.name] = outcome
         if isinstance(outcome, Baseline) and metric in outcome.metrics:
-            value = format_metric(outcome.metrics[metric])
-            say_aside(f"baseline: {outcome.title()}: {metric} {value}, {outcome.rows:,} of {outcome.of:,} samples")
+            result = f"{outcome.format_title()}: {metric} {format_metric(outcome.metrics[metric])}"
+            say_aside(f"baseline: {result}, {outcome.rows:,} of {outcome.of:,} samples")
     fitted = [outcome for outcome in outcomes.values() if isinstance(outcome, Baseline)]
     if request.json:
         say_json({"metric": metric, "baselines": [vars(row) for row in fitted]}, ascii_only=False)
@@ -66,7 +66,7 @@ def _show(rows: Sequence[Baseline], best: str) -> None:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 2), header_style="dim", show_edge=False)
     table.add_column("metric", no_wrap=True)
     for row in rows:
-        table.add_column(escape(row.title()), justify="right")
+        table.add_column(escape(row.format_title()), justify="right")
     for metric in rows[0].metrics:
         values = (format_metric(row.metrics[metric]) for row in rows)
         table.add_row(metric, *values, style="bold" if metric == best else "")

@@ -43,7 +43,7 @@ def record(run: Path, source: SpecSource, seconds: float) -> None:
         DataError: if the data cannot be read any more.
         StorageError: if the folder cannot be written.
     """
-    thread_limits.limit()
+    thread_limits.limit_threads()
     from drivetrain.baselines.measure import measure
     from drivetrain.data.load_data import add_test
     from drivetrain.inference.evaluate import read_run_data

@@ -18,7 +18,7 @@ Add = Callable[[str, str], argparse.ArgumentParser]
 RUN = "run folder, its name in runs/, or its address in an object store"
 
 
-def parser() -> CommandParser:
+def make_parser() -> CommandParser:
     """The parser of the whole command line; `command` is the name of the command."""
     top = CommandParser(prog="drivetrain", description="Trains a PyTorch job with settings chosen for this machine.")
     top.add_argument("--version", action="version", version=f"drivetrain {VERSION}")
@@ -43,18 +43,18 @@ def parser() -> CommandParser:
     return top
 
 
-def commands_of(top: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+def list_commands(top: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
     """The parsers of all commands, by name."""
     subparsers = (action for action in top._actions if isinstance(action, argparse._SubParsersAction))
     return {name: command for action in subparsers for name, command in action.choices.items()}
 
 
-def options_of(command: argparse.ArgumentParser) -> list[str]:
+def list_options(command: argparse.ArgumentParser) -> list[str]:
     """The long options of a command."""
     return [word for action in command._actions for word in action.option_strings if word.startswith("--")]
 
 
-def _with_job(command: argparse.ArgumentParser) -> argparse.ArgumentParser:
+def _add_job(command: argparse.ArgumentParser) -> argparse.ArgumentParser:
     command.add_argument("job", type=Path, help="the job file (YAML)")
     _add_set(command)
     return command
@@ -88,7 +88,7 @@ def _add_plan(add: Add) -> None:
     )
     command = add("facts", "show this machine's hardware and how much of it this process may use")
     command.add_argument("--json", action="store_true", help="print JSON, which `plan --hardware` reads")
-    command = _with_job(add("plan", "show the settings chosen for this machine and job, with reasons"))
+    command = _add_job(add("plan", "show the settings chosen for this machine and job, with reasons"))
     command.add_argument(
         "--hardware", type=Path, metavar="FILE", help="plan for another machine: the output of `facts --json` there"
     )
@@ -108,8 +108,8 @@ def _add_verbose(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _with_runs(command: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    _with_job(command)
+def _add_runs(command: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    _add_job(command)
     _add_verbose(command)
     command.add_argument(
         "--runs",
@@ -124,7 +124,7 @@ def _with_runs(command: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 def _add_training(add: Add) -> None:
     """Commands that train."""
-    command = _with_runs(add("train", "train a job, or resume its unfinished run"))
+    command = _add_runs(add("train", "train a job, or resume its unfinished run"))
     command.add_argument(
         "--plan", type=Path, metavar="FILE", help="use the settings of a stored plan instead of choosing them"
     )
@@ -134,7 +134,7 @@ def _add_training(add: Add) -> None:
     )
     command.add_argument("--json", action="store_true", help="print JSON at the end, and the log to stderr")
     _add_nodes(command)
-    command = _with_job(
+    command = _add_job(
         add(
             "launch",
             "train in a Docker container under the job's resource limits, or on a cluster (use this on the host, not "
@@ -166,7 +166,7 @@ def _add_nodes(command: argparse.ArgumentParser) -> None:
 
 def _add_repeat(add: Add) -> None:
     """The commands that train several times."""
-    command = _with_runs(
+    command = _add_runs(
         add("repeat", "train a job with several seeds or folds: mean and standard deviation of every metric")
     )
     command.add_argument("--seeds", type=int, metavar="N", help="number of seeds, from the job's own on (default: 3)")
@@ -174,10 +174,10 @@ def _add_repeat(add: Add) -> None:
         "--folds", type=int, metavar="N", help="cross-validation: each of N parts is validation data once"
     )
     command.add_argument("--new", action="store_true", help="start new runs in place of unfinished ones")
-    command = _with_runs(add("inspect", "find labels that are probably wrong, with the runs of a cross-validation"))
+    command = _add_runs(add("inspect", "find labels that are probably wrong, with the runs of a cross-validation"))
     command.add_argument("--folds", type=int, default=5, metavar="N", help="parts of the data (default: 5)")
     command.add_argument("--new", action="store_true", help="start new runs in place of unfinished ones")
-    command = _with_runs(add("sweep", "search for better values of the keys under `sweep:` in the job, with Optuna"))
+    command = _add_runs(add("sweep", "search for better values of the keys under `sweep:` in the job, with Optuna"))
     command.add_argument("--trials", type=int, metavar="N", help="number of trials, those that are done included")
     command.add_argument("--new", action="store_true", help="begin a new sweep, even if an earlier one is unfinished")
 
@@ -201,19 +201,19 @@ def _add_start(command: argparse.ArgumentParser) -> None:
 
 def _add_measuring(add: Add) -> None:
     """Commands that measure a job without training it."""
-    command = _with_job(add("baseline", "fit simple models to a job's data: what a network has to beat"))
+    command = _add_job(add("baseline", "fit simple models to a job's data: what a network has to beat"))
     command.add_argument(
         "--seconds", type=float, default=60.0, help="time for all of them (default: 60; inf: as long as they take)"
     )
     command.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    command = _with_job(add("find-lr", "run a learning-rate range test: plot the loss and suggest a rate"))
+    command = _add_job(add("find-lr", "run a learning-rate range test: plot the loss and suggest a rate"))
     command.add_argument("--output", type=Path, metavar="DIR", help="output folder (default: runs/find-lr-<name>)")
     command.add_argument("--lowest", type=float, default=1e-6, help="first learning rate (default: 1e-6)")
     command.add_argument("--highest", type=float, default=10.0, help="last learning rate (default: 10)")
     command.add_argument("--steps", type=int, default=100, help="number of mini-batches (default: 100)")
-    command = _with_job(add("memory", "predict and measure peak memory for each micro-batch size"))
+    command = _add_job(add("memory", "predict and measure peak memory for each micro-batch size"))
     command.add_argument("--output", type=Path, metavar="DIR", help="output folder (default: runs/memory-<name>)")
-    command = _with_job(
+    command = _add_job(
         add("bench", "measure the speedup of each optimization: added one by one, and removed from the full plan")
     )
     command.add_argument(
@@ -374,7 +374,7 @@ def _add_init(add: Add) -> None:
 
 
 def _add_fetch(add: Add) -> None:
-    command = _with_job(
+    command = _add_job(
         add(
             "fetch",
             "download the pretrained network and the data of a job from the hub, for a machine without a network",

@@ -40,19 +40,19 @@ def show(*, as_json: bool, measure_again: bool) -> int:
         )
     signals.stop_early()
     machine = detect(Path("runs"))
-    outcome = calibrate.load_or_measure(machine, measure_again=measure_again, limit=calibrate.ASKED)
+    outcome = calibrate.load_or_measure(machine, measure_again=measure_again, limit=calibrate.ON_REQUEST)
     for event in outcome.events:
         say_aside(f"calibration: {event}")
-    if outcome.found is None:
+    if outcome.calibration is None:
         raise DeviceError(
             f"the machine could not be calibrated: {outcome.events[-1] if outcome.events else 'nothing was measured'}",
             "a machine on which torch computes, with a temporary folder that can be written",
             f"train without a calibration: set {calibration_file.SWITCH_VARIABLE}=off; `drivetrain doctor` examines the machine",
         )
     if as_json:
-        say_json(asdict(outcome.found))
+        say_json(asdict(outcome.calibration))
     else:
-        open_console().print(render(outcome.found, machine, was_kept=outcome.kept))
+        open_console().print(render(outcome.calibration, machine, was_kept=outcome.was_stored))
     return 0
 
 
@@ -60,7 +60,7 @@ def render(calibration: Calibration, machine: Hardware, *, was_kept: bool) -> Re
     """Comparisons and rates for 100 columns, followed by what was not measured."""
     head = Text(f"calibration of {machine.name}", style="bold")
     head.append(f", {calibration.date}, {calibration.seconds:.0f} s{', kept' if was_kept else ''}\n", style="not bold")
-    rows = _table("setting", "value", "against", "on", "size", "speed", "middle half", "pairs")
+    rows = _make_table("setting", "value", "against", "on", "size", "speed", "middle half", "pairs")
     for probe in calibration.probes:
         on = f"{probe.work}, {probe.beside}" if probe.beside else probe.work
         spread = f"{probe.low:.2f}-{probe.high:.2f}"
@@ -68,20 +68,20 @@ def render(calibration: Calibration, machine: Hardware, *, was_kept: bool) -> Re
         rows.add_row(
             probe.setting, probe.value, probe.against, on, size, f"{probe.ratio:.2f}x", spread, str(probe.pairs)
         )
-    rates = _table("rate", "value", "")
+    rates = _make_table("rate", "value", "")
     for rate in calibration.rates:
         rates.add_row(rate.name, f"{rate.value:,g}", rate.unit)
-    return Group(head, rows, Text(), rates, *_notes(calibration, machine))
+    return Group(head, rows, Text(), rates, *_list_notes(calibration, machine))
 
 
-def _table(*titles: str) -> Table:
+def _make_table(*titles: str) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 2), header_style="dim", show_edge=False)
     for title in titles:
         table.add_column(title, no_wrap=title != "on", overflow="fold")
     return table
 
 
-def _notes(calibration: Calibration, machine: Hardware) -> Iterator[Text]:
+def _list_notes(calibration: Calibration, machine: Hardware) -> Iterator[Text]:
     lines = [f"not measured: {line}" for line in calibration.missing]
     if calibration.is_busy:
         lines.append(f"{calibration.disturbance}; without that, `drivetrain calibrate --again` measures more")

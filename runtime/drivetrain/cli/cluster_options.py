@@ -8,9 +8,9 @@ from pathlib import Path
 from drivetrain.cli import contained
 from drivetrain.errors import SpecError
 
-ENGINES = ("slurm", "k8s", "skypilot", "nodes")
+ENGINES = ("slurm", "k8s", "skypilot")
 """What jobs can be launched on."""
-_NEEDS_ON = ("nodes", "per_node", "site", "output", "submit")
+_CLUSTER_OPTIONS = ("nodes", "per_node", "site", "output", "submit")
 """Options of `launch` that mean nothing without --on."""
 
 
@@ -55,7 +55,7 @@ def launch(options: argparse.Namespace) -> int:
             spec=options.job,
             assignments=tuple(options.set),
             device=options.device,
-            flags=contained.flags(options),
+            flags=contained.list_flags(options),
             extend=options.extend,
             nodes=options.nodes,
             per_node=options.per_node,
@@ -72,7 +72,7 @@ def check_absent(options: argparse.Namespace) -> None:
     Raises:
         SpecError: if there is one.
     """
-    for option in _NEEDS_ON:
+    for option in _CLUSTER_OPTIONS:
         if getattr(options, option):
             name = f"--{option.replace('_', '-')}"
             raise SpecError(

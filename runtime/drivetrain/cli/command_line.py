@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from drivetrain.cli.arguments import commands_of, options_of, parser
+from drivetrain.cli.arguments import list_commands, list_options, make_parser
 from drivetrain.errors import SpecError, nearest
 from drivetrain.system.installation import CHECKOUT, format_stop_command
 
@@ -45,8 +45,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         SystemExit: after `--help`, and without a command.
     """
     command_words = list(sys.argv[1:] if arguments is None else arguments)
-    top = parser()
-    commands = commands_of(top)
+    top = make_parser()
+    commands = list_commands(top)
     if not command_words:
         print(FIRST_STEPS, end="", file=sys.stderr)
         raise SystemExit(2)
@@ -54,47 +54,41 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         raise SpecError(
             f"{command_words[0]}: there is no such command",
             ", ".join(commands),
-            _command(command_words[0], list(commands)),
+            _suggest_command(command_words[0], list(commands)),
         )
     parsed, unknown = top.parse_known_args(command_words)
     if unknown:
-        raise _unexpected_argument_error(parsed.command, unknown, options_of(commands[parsed.command]))
+        raise _make_unexpected_argument_error(parsed.command, unknown, list_options(commands[parsed.command]))
     return parsed
 
 
-def _command(word: str, commands: Sequence[str]) -> str:
+def _suggest_command(word: str, commands: Sequence[str]) -> str:
     """What to do about an unknown command; people type a job file, too."""
     if word.endswith((".yaml", ".yml")):
         return f"to train it: `drivetrain train {word}`"
     return OTHER_WORDS.get(word.lower()) or nearest(word, commands) or "`drivetrain --help` explains all commands"
 
 
-def _unexpected_argument_error(command: str, unknown: Sequence[str], options: Sequence[str]) -> SpecError:
+def _make_unexpected_argument_error(command: str, unknown: Sequence[str], options: Sequence[str]) -> SpecError:
     option = next((word for word in unknown if word.startswith("-")), None)
+    problem = f"{unknown[0]}: `drivetrain {command}` takes no such argument"
     if option is None and "=" in unknown[0] and "--set" in options:
-        return SpecError(
-            f"{unknown[0]}: `drivetrain {command}` takes no such argument",
-            "one KEY=VALUE after each --set",
-            f"write --set {unknown[0]}",
-        )
+        return SpecError(problem, "one KEY=VALUE after each --set", f"write --set {unknown[0]}")
     if option is None:
-        return SpecError(
-            f"{unknown[0]}: `drivetrain {command}` takes no such argument",
-            f"options: {', '.join(options)}",
-            f"remove it; `drivetrain {command} --help` shows all arguments",
-        )
+        action = f"remove it; `drivetrain {command} --help` shows all arguments"
+        return SpecError(problem, f"options: {', '.join(options)}", action)
     name, _, value = option.partition("=")
     value = value or next((word for word in unknown[unknown.index(option) + 1 :] if not word.startswith("-")), "VALUE")
     return SpecError(
         f"{name}: `drivetrain {command}` has no such option",
         ", ".join(options),
-        (_key_of_the_job(name, value) if "--set" in options else "")
+        (_suggest_key(name, value) if "--set" in options else "")
         or nearest(name, options)
         or f"`drivetrain {command} --help` explains them",
     )
 
 
-def _key_of_the_job(option: str, value: str) -> str:
+def _suggest_key(option: str, value: str) -> str:
     """What to do about an option of other trainers that is a key of the job file here; empty if it is none."""
     from drivetrain import optimizations
     from drivetrain.job import Job

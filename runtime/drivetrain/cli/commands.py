@@ -64,7 +64,7 @@ def plan(options: argparse.Namespace) -> int:
         calibration_note = calibration_file.describe_missing(machine, elsewhere=bool(container_note))
         for note in filter(None, (container_note, calibration_note)):
             show(note)
-    measured = {} if options.hardware else evidence.load_started(machine, job)
+    measured = {} if options.hardware else evidence.load_process_settings(machine, job)
     resolved = plans.resolve(job, machine, plain=options.plain, measured=measured)
     if options.time:
         if options.hardware:
@@ -103,7 +103,7 @@ def train(options: argparse.Namespace) -> int:
         trace=options.trace,
         place=PlacementOptions(options.nodes, options.node, options.meet),
         report_run=opened.append,
-        shown=Path(shown_plan) if (shown_plan := os.environ.get(show_plan.SHOWN)) else None,
+        shown=Path(shown_plan) if (shown_plan := os.environ.get(show_plan.SHOWN_PLAN)) else None,
         copy=Path(copy) if (copy := os.environ.get(COPY_VARIABLE)) else None,
     )
     if not options.json:
@@ -127,7 +127,7 @@ def launch(options: argparse.Namespace) -> int:
             spec=options.job,
             assignments=tuple(options.set),
             device=options.device,
-            flags=contained.flags(options),
+            flags=contained.list_flags(options),
             extend=options.extend,
             network=options.network,
             image=options.image,
@@ -155,7 +155,9 @@ def memory(options: argparse.Namespace) -> int:
     """Measure memory."""
     from drivetrain.tuning import measuring_request
 
-    return measuring_request.memory(measuring_request.MemoryRequest(options.job, tuple(options.set), options.output))
+    return measuring_request.measure_memory(
+        measuring_request.MemoryRequest(options.job, tuple(options.set), options.output)
+    )
 
 
 def bench(options: argparse.Namespace) -> int:
@@ -233,7 +235,7 @@ def evaluate(options: argparse.Namespace) -> int:
     """Evaluate a trained model."""
     from drivetrain.inference import evaluate as evaluating
 
-    return evaluating.judge(
+    return evaluating.evaluate(
         evaluating.EvaluateRequest(
             run=options.run,
             data=options.data,
@@ -324,9 +326,9 @@ def schema(options: argparse.Namespace) -> int:
 def completion(options: argparse.Namespace) -> int:
     """Print the completion of a shell."""
     from drivetrain.cli import arguments
-    from drivetrain.cli.completion import script
+    from drivetrain.cli.completion import make_script
 
-    print(script(options.shell, arguments.parser()), end="")
+    print(make_script(options.shell, arguments.make_parser()), end="")
     return 0
 
 

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Iterator
 from pathlib import Path
 
-from drivetrain.cli.arguments import commands_of, options_of
+from drivetrain.cli.arguments import list_commands, list_options
 from drivetrain.supervisor import named_run
 
 INSTALL = {
@@ -52,21 +52,20 @@ _drivetrain() {{
 _COMPLETE = "complete -o filenames -F _drivetrain drivetrain\n"
 
 
-def script(shell: str, parser: argparse.ArgumentParser) -> str:
+def make_script(shell: str, parser: argparse.ArgumentParser) -> str:
     """The completion of a shell."""
-    commands = commands_of(parser)
-    takes_runs = [
-        name
-        for name, command in commands.items()
-        if any(_is_run(action) and not action.option_strings for action in command._actions)
-    ]
+    commands = list_commands(parser)
+    positionals = {
+        name: [one for one in command._actions if not one.option_strings] for name, command in commands.items()
+    }
+    takes_runs = [name for name, actions in positionals.items() if any(map(_is_run, actions))]
     body = _BASH.format(
         commands="\n".join((*commands, "--help", "--version")),
-        options="\n".join(_case(name, "options", options_of(command)) for name, command in commands.items()),
-        values="\n".join(line for name, command in commands.items() for line in _values(name, command)),
+        options="\n".join(_format_case(name, "options", list_options(command)) for name, command in commands.items()),
+        values="\n".join(line for name, command in commands.items() for line in _list_values(name, command)),
         runs="        " + " | ".join(takes_runs),
         folder=named_run.RUNS,
-        places="\n".join(line for name, command in commands.items() for line in _places(name, command)),
+        places="\n".join(line for name, command in commands.items() for line in _list_path_options(name, command)),
     )
     head = f"# Completion of drivetrain. To install: {INSTALL[shell]}\n"
     if shell == "bash":
@@ -79,19 +78,20 @@ def _is_run(action: argparse.Action) -> bool:
     return action.type is named_run.parse
 
 
-def _values(name: str, command: argparse.ArgumentParser) -> Iterator[str]:
+def _list_values(name: str, command: argparse.ArgumentParser) -> Iterator[str]:
     """What follows an option: one of its values, a file, or something that nobody can complete."""
     for action in command._actions:
         if not action.option_strings or action.nargs == 0:
             continue
         pattern = " | ".join(f"'{name} {word}'" for word in action.option_strings)
         if action.choices:
-            yield _case(pattern, "values", [str(value) for value in action.choices])
+            yield _format_case(pattern, "values", [str(value) for value in action.choices])
         else:
-            yield _case(pattern, "kind", ["run" if _is_run(action) else "file" if action.type is Path else "none"])
+            kind = "run" if _is_run(action) else "file" if action.type is Path else "none"
+            yield _format_case(pattern, "kind", [kind])
 
 
-def _places(name: str, command: argparse.ArgumentParser) -> Iterator[str]:
+def _list_path_options(name: str, command: argparse.ArgumentParser) -> Iterator[str]:
     """Arguments with values to choose from; only first ones have them."""
     first = next((action for action in command._actions if not action.option_strings), None)
     if first and first.choices:
@@ -99,6 +99,6 @@ def _places(name: str, command: argparse.ArgumentParser) -> Iterator[str]:
         yield f"        {name}) [[ $COMP_CWORD -gt 2 ]] || COMPREPLY=($(compgen -W $'{choices}' -- \"$word\")) ;;"
 
 
-def _case(pattern: str, variable: str, candidates: list[str]) -> str:
+def _format_case(pattern: str, variable: str, candidates: list[str]) -> str:
     separated = "\\n".join(candidates)
     return f"        {pattern}) {variable}=$'{separated}' ;;"

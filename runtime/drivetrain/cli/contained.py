@@ -36,23 +36,22 @@ def train(arguments: argparse.Namespace) -> int:
             f"the other options, run in {project.PROJECT}",
             f"remove these options, or run `{INSTALL_TORCH}` to install torch here",
         )
-    say(
-        f"torch is not installed here: training in a container, like `drivetrain launch`; `{INSTALL_TORCH}` installs torch here"
-    )
+    how = f"training in a container, like `drivetrain launch`; `{INSTALL_TORCH}` installs torch here"
+    say(f"torch is not installed here: {how}")
     from drivetrain.launch import container
 
     return container.launch(
         container.LaunchRequest(
             arguments.job,
             tuple(arguments.set),
-            flags=flags(arguments),
+            flags=list_flags(arguments),
             extend=getattr(arguments, "extend", None),
             command=arguments.command,
         )
     )
 
 
-def flags(arguments: argparse.Namespace) -> tuple[str, ...]:
+def list_flags(arguments: argparse.Namespace) -> tuple[str, ...]:
     """The options that the command in the container gets, too."""
     switches = [f"--{name.replace('_', '-')}" for name in SWITCHES if getattr(arguments, name, False)]
     numbers = [(f"--{name}", str(value)) for name in NUMBERS if (value := getattr(arguments, name, None)) is not None]
@@ -66,15 +65,10 @@ def repeat(options: argparse.Namespace) -> int:
     _check_image()
     from drivetrain.supervisor import repeat as repeating
 
+    seeds, assignments = getattr(options, "seeds", None), tuple(options.set)
     return repeating.repeat(
         repeating.RepeatRequest(
-            options.job,
-            tuple(options.set),
-            options.runs,
-            getattr(options, "seeds", None),
-            options.folds,
-            options.plain,
-            options.new,
+            options.job, assignments, options.runs, seeds, options.folds, options.plain, options.new
         )
     )
 

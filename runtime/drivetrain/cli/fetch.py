@@ -46,26 +46,26 @@ def fetch(options: argparse.Namespace) -> int:
 
     job = job_spec.load(options.job, options.set, locate=locate)
     for data in fetched_data:
-        _tell_files(data, f"commit {data.snapshot.commit}")
+        _print_files(data, f"commit {data.snapshot.commit}")
     for copy in copies:
-        _tell_copy(copy)
+        _print_copy(copy)
     if (name := hub_name.find_hub_weights(job)) is not None:
         from drivetrain.pretrained import folder
 
         network = folder.fetch(job, name, update=options.update)
-        _tell_files(network, f"revision {network.revision}: commit {network.snapshot.commit}")
+        _print_files(network, f"revision {network.revision}: commit {network.snapshot.commit}")
     elif not fetched_data and not copies:
         say(f"{options.job}: the job needs nothing from the Hugging Face hub, a store or the web")
     return 0
 
 
-def _tell_copy(copy: StoredCopy) -> None:
+def _print_copy(copy: StoredCopy) -> None:
     state = copy.note or ("downloaded" if copy.downloaded else "everything is there, and has not changed")
     say(f"{copy.address}: {copy.files:,} file{'s' * (copy.files != 1)}, {format_bytes(copy.bytes)}: {state}")
     say(f"in {copy.path}")
 
 
-def _tell_files(fetched: Fetched, commit: str) -> None:
+def _print_files(fetched: Fetched, commit: str) -> None:
     """Print the files of a network or a dataset, and `commit`, its description."""
     snapshot = fetched.snapshot
     files = sorted(snapshot.files, key=lambda file: file.name)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from drivetrain.cli import csv_option
 from drivetrain.errors import DataError, SpecError
-from drivetrain.job.draft import Draft, run_name
+from drivetrain.job.draft import Draft, make_run_name
 from drivetrain.system import installation
 from drivetrain.system.console import say
 from drivetrain.system.files import storage_error
@@ -26,9 +26,9 @@ def init(options: argparse.Namespace) -> int:
     from drivetrain.data.survey.look import look
     from drivetrain.data.survey.request import SurveyRequest
 
-    name = run_name(Path(os.path.abspath(options.data)).stem or "job")
+    name = make_run_name(Path(os.path.abspath(options.data)).stem or "job")
     output = options.output or Path(f"{name}.yaml")
-    _check_free(output)
+    _check_is_free(output)
     draft = look(
         SurveyRequest(
             options.data,
@@ -40,12 +40,12 @@ def init(options: argparse.Namespace) -> int:
             options.pretrained,
         )
     )
-    _write(output, draft.text(name, _heading(options.data, output)))
+    _write(output, draft.text(name, _make_heading(options.data, output)))
     _print(draft, output)
     return 0
 
 
-def _check_free(output: Path) -> None:
+def _check_is_free(output: Path) -> None:
     if os.path.lexists(output):
         raise SpecError(
             f"{output} is there already",
@@ -54,7 +54,7 @@ def _check_free(output: Path) -> None:
         )
 
 
-def _heading(data: Path, output: Path) -> list[str]:
+def _make_heading(data: Path, output: Path) -> list[str]:
     return [
         f"A first job file, written by `drivetrain init {shlex.quote(str(data))}` .",
         f"Train it: {installation.format_train_command(output)}",
@@ -70,7 +70,7 @@ def _write(output: Path, text: str) -> None:
         with output.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        _check_free(output)
+        _check_is_free(output)
         raise
     except OSError as error:
         raise storage_error(output, error) from None

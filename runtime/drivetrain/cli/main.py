@@ -74,12 +74,12 @@ def _check(options: argparse.Namespace) -> None:
     runs_option.apply(options)
     runs_option.fetch(options)
     if options.command == "watch" and options.run is None:
-        options.run = named_run.newest()
+        options.run = named_run.find_newest()
     named = [options.run] if hasattr(options, "run") else options.runs if options.command == "compare" else []
     for path in [*named, *filter(None, [getattr(options, "extend", None)])]:
-        named_run.existing(path)
+        named_run.check_exists(path)
     if options.command == "watch":
-        options.run = named_run.newest_trial(options.run)
+        options.run = named_run.find_newest_trial(options.run)
     if options.command == "train" and options.plain and options.plan:
         raise SpecError("--plain and --plan together", "one of them", "remove one")
     if getattr(options, "restart_schedule", False) and not options.extend:

@@ -36,7 +36,7 @@ def fetch(options: argparse.Namespace) -> None:
     """Bring here the runs that a command names by their addresses.
 
     Raises:
-        DrivetrainError: as `named_run.local`; SpecError also for a run that is to be extended.
+        DrivetrainError: as `named_run.fetch_local`; SpecError also for a run that is to be extended.
     """
     if isinstance(getattr(options, "extend", None), RemoteAddress):
         raise SpecError(
@@ -45,9 +45,9 @@ def fetch(options: argparse.Namespace) -> None:
             "copy the run's folder with your provider's tool, and name it",
         )
     if hasattr(options, "run") and options.run is not None:
-        options.run = named_run.local(options.run)
+        options.run = named_run.fetch_local(options.run)
     if options.command == "compare":
-        options.runs = [named_run.local(run) for run in options.runs]
+        options.runs = [named_run.fetch_local(run) for run in options.runs]
 
 
 def apply(options: argparse.Namespace) -> None:

@@ -25,8 +25,8 @@ def track(options: argparse.Namespace) -> int:
         SpecError: if neither the run nor the command line names a server.
         TrackerError: if the server cannot be reached, or refuses.
     """
-    run = named_run.existing(options.run)
-    target = _requested_server(options) or _read_stored_track(run)
+    run = named_run.check_exists(options.run)
+    target = _choose_server(options) or _read_stored_track(run)
     if target is None:
         raise SpecError(
             f"{run}: its job file has no `track:`",
@@ -50,10 +50,10 @@ def _read_stored_track(run: Path) -> Track | None:
         track = Track.model_validate(read_spec(run).get("track"))
     except ValidationError:
         return None
-    return None if track.wrong() else track
+    return None if track.find_contradiction() else track
 
 
-def _requested_server(options: argparse.Namespace) -> Track | None:
+def _choose_server(options: argparse.Namespace) -> Track | None:
     """The server of the command line."""
     if options.mlflow is None:
         return None

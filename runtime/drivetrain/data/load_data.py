@@ -53,7 +53,7 @@ def load(job: Job, recorded: InputRecord | None = None) -> Dataset:
         heads = {row["name"]: replace(head_from_json(row), temperature=1.0) for row in earlier.heads}
         record = InputRecord(earlier.preprocessing, heads, same_data=False)
     table_data = job.data if isinstance(job.data, TableFileData) else None
-    csv_options, missing_cells = (table_data.csv.declared(), table_data.missing) if table_data else ({}, None)
+    csv_options, missing_cells = (table_data.csv.list_settings(), table_data.missing) if table_data else ({}, None)
     files = csv_dialect.of_job(csv_options, record.preprocessing if record else {}, missing_cells)
     dataset = _read_by_task(job, record, files)
     dataset.notes[1:1] = [*job.notes, *files.notes]
@@ -148,7 +148,7 @@ def add_test(job: Job, dataset: Dataset) -> None:
     path = job.resolve(job.data.test)
     # Through JSON, as a stored model has it, so that the scores are those of `drivetrain evaluate`.
     preprocessing = json.loads(json.dumps(dataset.preprocessing))
-    csv = job.data.csv.declared() if isinstance(job.data, TableFileData) else {}
+    csv = job.data.csv.list_settings() if isinstance(job.data, TableFileData) else {}
     try:
         dataset.test = load_new.read(
             [path], preprocessing, dataset.heads, labelled=True, csv=csv, bad_samples=job.data.bad_samples

@@ -59,7 +59,7 @@ def open_table(path: Path, files: CsvFiles) -> InputTable:
     """
     if path.suffix.lower() not in csv_layout.SUFFIXES:
         table = table_file.read(path, "data")
-        return InputTable(path, table.column_names, _arrow_rows(table), TableForm())
+        return InputTable(path, table.column_names, _list_arrow_rows(table), TableForm())
     layout = csv_layout.find(path, "data", files)
     with path.open("rb") as file:
         start = file.read(csv_layout.SAMPLE_BYTES)
@@ -67,7 +67,7 @@ def open_table(path: Path, files: CsvFiles) -> InputTable:
     first_line = start.decode(encoding, "ignore").partition("\n")[0]
     line_end = "\r\n" if first_line.endswith("\r") else "\n"
     form = TableForm(layout.sign, encoding, line_end, _has_decimal_comma(layout.sign, files.last))
-    rows = _csv_rows(path, encoding, layout)
+    rows = _read_csv_rows(path, encoding, layout)
     return InputTable(path, next(rows), rows, form)
 
 
@@ -95,7 +95,7 @@ def write(
     numbered = zip(row_numbers, predictions, strict=True)
     number, cells = next(numbered)
     added = list(cells)
-    _check_free(table, indices, added)
+    _check_names_are_free(table, indices, added)
     writer.writerow([*(table.names[i] for i in indices), *added])
     for row_number, row in enumerate(table.rows, start=1):
         is_predicted = row_number == number
@@ -111,7 +111,7 @@ def _has_decimal_comma(sign: str, dialect: Dialect | None) -> bool:
     return decimal == "comma" or (decimal is None and sign == ";")
 
 
-def _csv_rows(path: Path, encoding: str, layout: csv_layout.CsvLayout) -> Iterator[list[str]]:
+def _read_csv_rows(path: Path, encoding: str, layout: csv_layout.CsvLayout) -> Iterator[list[str]]:
     """The header, and the rows as the reader of the samples counts them: lines without anything are none."""
     with path.open(encoding=encoding, newline="") as file:
         for _ in range(layout.skipped):
@@ -119,7 +119,7 @@ def _csv_rows(path: Path, encoding: str, layout: csv_layout.CsvLayout) -> Iterat
         yield from (row for row in csv.reader(file, delimiter=layout.sign) if row)
 
 
-def _arrow_rows(table: Any) -> Iterator[list[str]]:
+def _list_arrow_rows(table: Any) -> Iterator[list[str]]:
     for batch in table.to_batches():
         columns = [column.to_pylist() for column in batch.columns]
         for cells in zip(*columns, strict=True):
@@ -137,11 +137,11 @@ def _find_column(table: InputTable, name: str) -> int:
     )
 
 
-def _check_free(table: InputTable, indices: Sequence[int], added: Sequence[str]) -> None:
-    if taken := [table.names[i] for i in indices if table.names[i] in added]:
-        rest = ",".join(table.names[i] for i in indices if table.names[i] not in added)
+def _check_names_are_free(table: InputTable, indices: Sequence[int], added: Sequence[str]) -> None:
+    if taken_names := [table.names[i] for i in indices if table.names[i] in added]:
+        other_names = ",".join(table.names[i] for i in indices if table.names[i] not in added)
         raise SpecError(
-            f"{table.path}: has a column {taken[0]} already, the name of a prediction",
+            f"{table.path}: has a column {taken_names[0]} already, the name of a prediction",
             "columns of other names",
-            f"leave it out: {OPTION} {rest}",
+            f"leave it out: {OPTION} {other_names}",
         )

@@ -13,7 +13,7 @@ from drivetrain.hardware import device_check
 from drivetrain.inference import evaluation_folder, thread_limits
 from drivetrain.job.formatting import format_metric
 from drivetrain.job.job import SCALED_RMSE
-from drivetrain.report.confusion import HEADER, Confusion, LabelTable, confusions, label_tables
+from drivetrain.report.confusion import HEADER, Confusion, LabelTable, read_confusions, read_label_tables
 from drivetrain.system.console import open_console, say, say_aside, say_json
 from drivetrain.tracking.live import time_left
 
@@ -43,7 +43,7 @@ class EvaluateRequest:
     """Whether to print JSON instead of tables."""
 
 
-def judge(request: EvaluateRequest) -> int:
+def evaluate(request: EvaluateRequest) -> int:
     """Evaluate, print and write; returns 0.
 
     Raises:
@@ -53,30 +53,30 @@ def judge(request: EvaluateRequest) -> int:
     """
     # With a large model or data set, importing torch and reading take minutes.
     say_aside(f"evaluate: loading model and {'data' if request.data else 'validation data'}")
-    machine = thread_limits.limit()
+    machine = thread_limits.limit_threads()
     import torch
 
     from drivetrain.models import saved_model
 
     trained = saved_model.load(request.run, consent=request.run_code)
-    device = torch.device(device_check.select_usable_device(machine, thread_limits.tell))
+    device = torch.device(device_check.select_usable_device(machine, thread_limits.report))
     if request.data is None:
-        tally = _validation(request, trained, device)
-        source, over = "validation data of the run", "validation/"
+        accumulator = _evaluate_validation(request, trained, device)
+        source, prefix = "validation data of the run", "validation/"
     else:
-        source, over, tally = str(request.data), "", _new(request, request.data, trained, device)
-    metrics, counts = tally.metrics(over), confusions(tally.confusion())
-    tables = label_tables(tally.confusion())
+        source, prefix, accumulator = str(request.data), "", _evaluate_new(request, request.data, trained, device)
+    metrics, matrices = accumulator.metrics(prefix), read_confusions(accumulator.confusion())
+    tables = read_label_tables(accumulator.confusion())
     if not request.as_json:
-        _show(source, metrics, counts, tables)
-    folder = request.output or evaluation_folder.choose(request.run, request.data)
+        _show(source, metrics, matrices, tables)
+    folder = request.output or evaluation_folder.choose_folder(request.run, request.data)
     summary: dict[str, object] = {
         "data": source,
         "model": str(trained.folder),
         "trained": trained.trained,
         "metrics": metrics,
     }
-    evaluation_folder.write(folder, summary, counts, tables)
+    evaluation_folder.write(folder, summary, matrices, tables)
     if request.as_json:
         say_json({"exit_code": 0, **summary, "folder": str(folder)})
     else:
@@ -84,7 +84,7 @@ def judge(request: EvaluateRequest) -> int:
     return 0
 
 
-def validation_data(run: Path, trained: SavedModel, *, consent: bool) -> tuple[Job, Dataset]:
+def load_validation_data(run: Path, trained: SavedModel, *, consent: bool) -> tuple[Job, Dataset]:
     """The job of a run and its data, read again and unchanged since the training.
 
     Args:
@@ -106,25 +106,25 @@ def validation_data(run: Path, trained: SavedModel, *, consent: bool) -> tuple[J
         # A run folder from elsewhere could name any code in job.yaml and any folder in state.json.
         user_code.open_code(job.folder, code_consent.read_allowed_digests(trained.folder, consent=consent))
     data = read_run_data(run, job)
-    _check_same(data, trained)
+    _check_unchanged(data, trained)
     return job, data
 
 
-def _validation(request: EvaluateRequest, trained: SavedModel, device: torch.device) -> MetricAccumulator:
+def _evaluate_validation(request: EvaluateRequest, trained: SavedModel, device: torch.device) -> MetricAccumulator:
     """Evaluate on the validation data, read again as in the job, with the job's loss."""
     from drivetrain.models import forward
     from drivetrain.training import losses
     from drivetrain.training.evaluation.metrics import MetricAccumulator
 
-    job, data = validation_data(request.run, trained, consent=request.run_code)
+    job, data = load_validation_data(request.run, trained, consent=request.run_code)
     train = job.train
     objective = losses.build_objective(train.loss, data.heads, data.train.targets, train.class_weights, data.loss)
     # The probabilities of `predict`: with the temperature that the data's own heads do not have.
     heads = {name: replace(head, temperature=trained.heads[name].temperature) for name, head in data.heads.items()}
-    tally = MetricAccumulator(heads, objective)
+    accumulator = MetricAccumulator(heads, objective)
     outputs = forward.compute_outputs(trained.network, data.heads, data.validation, data.prepare, device)
-    _count(tally, outputs, data.validation.targets)
-    return tally
+    _add_batches(accumulator, outputs, data.validation.targets)
+    return accumulator
 
 
 def read_run_data(run: Path, job: Job) -> Dataset:
@@ -137,10 +137,10 @@ def read_run_data(run: Path, job: Job) -> Dataset:
     from drivetrain.training import recorded_inputs
 
     recorded = recorded_inputs.read_records(run)
-    return recorded_inputs.load_unchanged(job, run, recorded, _changed_data_error) if recorded else load(job)
+    return recorded_inputs.load_unchanged(job, run, recorded, _make_changed_data_error) if recorded else load(job)
 
 
-def _changed_data_error(changes: str) -> DataError:
+def _make_changed_data_error(changes: str) -> DataError:
     return DataError(
         f"the data has changed since training: {changes}",
         "the data that the run was trained on",
@@ -148,7 +148,7 @@ def _changed_data_error(changes: str) -> DataError:
     )
 
 
-def _new(request: EvaluateRequest, path: Path, trained: SavedModel, device: torch.device) -> MetricAccumulator:
+def _evaluate_new(request: EvaluateRequest, path: Path, trained: SavedModel, device: torch.device) -> MetricAccumulator:
     """Evaluate on new data, with the job's loss as far as it is known."""
     from drivetrain.data import load_new
     from drivetrain.inference import new_data_loss
@@ -158,24 +158,24 @@ def _new(request: EvaluateRequest, path: Path, trained: SavedModel, device: torc
     data = load_new.read([path], trained.preprocessing, trained.heads, labelled=True, csv=request.csv)
     for note in data.notes:
         say_aside(notes.format_note(note))
-    places = (request.run, trained.folder.parent)
-    objective, note = new_data_loss.objective(places, trained.heads, data.split.targets)
+    folders = (request.run, trained.folder.parent)
+    objective, note = new_data_loss.build_objective(folders, trained.heads, data.split.targets)
     if note:
         say_aside(f"evaluate: {note}")
-    tally = MetricAccumulator(trained.heads, objective)
+    accumulator = MetricAccumulator(trained.heads, objective)
     outputs = forward.compute_outputs(trained.network, trained.heads, data.split, data.prepare, device)
-    _count(tally, outputs, data.split.targets)
-    return tally
+    _add_batches(accumulator, outputs, data.split.targets)
+    return accumulator
 
 
-def _count(tally: MetricAccumulator, batches: Any, targets: Mapping[str, Any]) -> None:
+def _add_batches(accumulator: MetricAccumulator, batches: Any, targets: Mapping[str, Any]) -> None:
     import torch
 
     total = len(next(iter(targets.values())))
     say_aside(f"evaluate: {total:,} samples")
     for ids, outputs in time_left.report_progress(batches, total, "evaluate"):
         index = torch.from_numpy(ids)
-        tally.add(outputs, {name: y[index] for name, y in targets.items()})
+        accumulator.add(outputs, {name: y[index] for name, y in targets.items()})
 
 
 def load_stored_job(run: Path, *, download: bool = True) -> Job:
@@ -188,27 +188,27 @@ def load_stored_job(run: Path, *, download: bool = True) -> Job:
     from drivetrain.job_spec import load_job as job_spec
     from drivetrain.job_spec.spec_source import fetch, original_folder
 
-    written = run / "job.yaml"
-    if not written.is_file():
+    spec_file = run / "job.yaml"
+    if not spec_file.is_file():
         raise DataError(
             f"{run} has no job.yaml, so its validation data is unknown",
             "your own labeled data",
             "pass it with --data PATH",
         )
     try:
-        return job_spec.load(written, folder=original_folder(run), locate=fetch if download else None)
+        return job_spec.load(spec_file, folder=original_folder(run), locate=fetch if download else None)
     except DataError as error:
         raise DataError(error.given, error.possible, f"{error.action}; or pass other data with --data PATH") from None
     except SpecError as error:
-        started = [problem for problem in error.problems if problem.key in ("model.name", "model.from")]
-        if not started:
+        model_problems = [problem for problem in error.problems if problem.key in ("model.name", "model.from")]
+        if not model_problems:
             raise
-        description = f"{started[0].place}: {started[0].key}: {started[0].given}"
+        description = f"{model_problems[0].place}: {model_problems[0].key}: {model_problems[0].given}"
         action = "restore what the run started from, or pass other data with --data PATH"
-        raise DataError(description, started[0].possible, action) from None
+        raise DataError(description, model_problems[0].possible, action) from None
 
 
-def _check_same(data: Dataset, trained: SavedModel) -> None:
+def _check_unchanged(data: Dataset, trained: SavedModel) -> None:
     """Check that the data gives the classes and the preprocessing that the model was trained with."""
     from dataclasses import asdict
 
@@ -219,20 +219,20 @@ def _check_same(data: Dataset, trained: SavedModel) -> None:
         # The model has the class weights of the loss as numbers, and its temperature; the classes are compared.
         if key not in ("class_weights", "temperature") and value != asdict(trained.heads.get(name, head))[key]
     ]
-    changed += [key for key, value in _plain(data.preprocessing).items() if value != trained.preprocessing.get(key)]
+    changed += [key for key, value in _to_json(data.preprocessing).items() if value != trained.preprocessing.get(key)]
     if changed or data.heads.keys() != trained.heads.keys():
-        raise _changed_data_error(f"{', '.join(changed[:5]) or 'its outputs'} differ")
+        raise _make_changed_data_error(f"{', '.join(changed[:5]) or 'its outputs'} differ")
 
 
-def _plain(value: object) -> Any:
+def _to_json(value: object) -> Any:
     """A value as JSON gives it back: tuples as lists."""
     if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+        return {str(key): _to_json(item) for key, item in value.items()}
+    return [_to_json(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _show(
-    source: str, metrics: Mapping[str, float], counts: list[Confusion], tables: Sequence[LabelTable] = ()
+    source: str, metrics: Mapping[str, float], matrices: list[Confusion], tables: Sequence[LabelTable] = ()
 ) -> None:
     from rich.markup import escape
     from rich.table import Table
@@ -247,15 +247,15 @@ def _show(
     screen.print(table)
     if SCALED_RMSE in metrics:
         screen.print("  over all columns: mae and r2 are the means, rmse is the root of the mean of the squared errors")
-    for confusion in counts:
-        for truth, guess, count, share in confusion.mistakes(5):
+    for confusion in matrices:
+        for truth, guess, count, share in confusion.list_mistakes(5):
             head = f"{confusion.head}: " if confusion.head else ""
             screen.print(f"  {head}{truth} predicted as {guess}: {count:,} of {round(count / share):,} ({share:.1%})")
     for labels in tables:
-        rendered = Table(box=None, pad_edge=False, padding=(0, 2, 0, 2), header_style="dim", show_edge=False)
+        label_table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 2), header_style="dim", show_edge=False)
         for name in HEADER:
-            rendered.add_column(name, justify="left" if name == HEADER[0] else "right")
+            label_table.add_column(name, justify="left" if name == HEADER[0] else "right")
         for row in labels.rows:
-            rendered.add_row(*map(escape, row.cells()))
+            label_table.add_row(*map(escape, row.format_cells()))
         screen.print(f"labels{f' of {labels.head}' if labels.head else ''}, predicted from a probability of 0.5")
-        screen.print(rendered)
+        screen.print(label_table)

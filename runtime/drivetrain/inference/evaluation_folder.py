@@ -14,7 +14,7 @@ from drivetrain.system.files import read_json, storage_error, write_json
 METRICS = "metrics.json"
 
 
-def choose(run: Path, data: Path | None) -> Path:
+def choose_folder(run: Path, data: Path | None) -> Path:
     """`evaluation/` in the run for its validation data; for other data a folder named after it.
 
     A number is added if that folder is about data of the same name in another place.
@@ -22,13 +22,9 @@ def choose(run: Path, data: Path | None) -> Path:
     if data is None:
         return run / "evaluation"
     resolved = data.resolve()
-    name = f"evaluation-{_safe(resolved.stem if resolved.is_file() else resolved.name)}"
-    names = (name if number == 1 else f"{name}-{number}" for number in count(1))
-    return next(
-        run / name_of_folder
-        for name_of_folder in names
-        if not (run / name_of_folder).exists() or _is_about(run / name_of_folder, resolved)
-    )
+    name = f"evaluation-{_make_safe(resolved.stem if resolved.is_file() else resolved.name)}"
+    folders = (run / (name if number == 1 else f"{name}-{number}") for number in count(1))
+    return next(folder for folder in folders if not folder.exists() or _is_about(folder, resolved))
 
 
 def _is_about(folder: Path, data: Path) -> bool:
@@ -56,32 +52,32 @@ def write(folder: Path, data: dict[str, object], counts: list[Confusion], tables
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / METRICS, data)
         for confusion in counts:
-            stem = folder / (f"confusion-{_safe(confusion.head)}" if confusion.head else "confusion")
-            _table(confusion, stem.with_name(f"{stem.name}.csv"))
+            stem = folder / (f"confusion-{_make_safe(confusion.head)}" if confusion.head else "confusion")
+            _write_matrix(confusion, stem.with_name(f"{stem.name}.csv"))
             image = confusion_image.draw_matrix(confusion.classes, confusion.matrix)
             stem.with_name(f"{stem.name}.png").write_bytes(image.png)
         for table in tables:
-            _labels(table, folder / (f"labels-{_safe(table.head)}.csv" if table.head else "labels.csv"))
+            _write_labels(table, folder / (f"labels-{_make_safe(table.head)}.csv" if table.head else "labels.csv"))
     except OSError as error:
         raise storage_error(folder, error) from None
 
 
-def _labels(table: LabelTable, path: Path) -> None:
+def _write_labels(table: LabelTable, path: Path) -> None:
     """A row for each label."""
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(HEADER)
         for row in table.rows:
-            shares = [cell.replace("-", "") for cell in row.cells()[3:]]
+            shares = [cell.replace("-", "") for cell in row.format_cells()[3:]]
             writer.writerow(printable.escape_row([row.name, row.true, row.guessed, *shares]))
 
 
-def _safe(name: str) -> str:
+def _make_safe(name: str) -> str:
     """A column name, or the name of a file, in a form that is safe in a file name."""
     return "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in name)
 
 
-def _table(confusion: Confusion, path: Path) -> None:
+def _write_matrix(confusion: Confusion, path: Path) -> None:
     """True classes by row, predictions by column."""
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")

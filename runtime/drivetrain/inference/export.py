@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 MAX_DIFFERENCE = 1e-4
 """Largest difference that counts as agreement."""
-TRACED, TRIED = 3, (1, 5)
+TRACED_SAMPLES, TESTED_SAMPLES = 3, (1, 5)
 """Samples in the export's example, and other batch sizes with which the file is tested."""
 
 
@@ -55,33 +55,33 @@ def export(request: ExportRequest) -> int:
         StorageError: if the output cannot be written.
     """
     _check_packages()
-    thread_limits.limit()
+    thread_limits.limit_threads()
     from drivetrain.inference import onnx_file
     from drivetrain.models import saved_model
 
     trained = saved_model.load(request.run, consent=request.run_code)
     output = request.output or request.run / "model.onnx"
-    first, other_examples, source = _examples(trained, request)
-    names = onnx_file.input_names(trained.network, len(first)), [name or "output" for name in trained.heads]
+    example, other_examples, source = _make_examples(trained, request)
+    names = onnx_file.list_input_names(trained.network, len(example)), [name or "output" for name in trained.heads]
     network = onnx_file.FlatOutputs(trained.network, tuple(trained.heads))
     temporary = output.with_name(f".{os.getpid()}-{output.name}")
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        onnx_file.write(network, first, names, trained.preprocessing.get("max_length"), temporary)
-        worst = onnx_file.difference(network, temporary, other_examples)
-        if worst > MAX_DIFFERENCE:
+        onnx_file.write(network, example, names, trained.preprocessing.get("max_length"), temporary)
+        difference = onnx_file.compute_difference(network, temporary, other_examples)
+        if difference > MAX_DIFFERENCE:
             raise CheckpointError(
-                f"the outputs of {output} differ by {worst:.2g} from those of the network",
+                f"the outputs of {output} differ by {difference:.2g} from those of the network",
                 f"at most {MAX_DIFFERENCE:g}",
                 "use the model with `drivetrain predict`, and report this network as a bug",
             )
         temporary.replace(output)
-        write_json(output.with_suffix(".json"), _description(trained, first, names))
+        write_json(output.with_suffix(".json"), _describe_model(trained, example, names))
     except OSError as error:
         raise storage_error(output, error) from None
     finally:
         temporary.unlink(missing_ok=True)
-    _tell(output, source, other_examples, worst)
+    _print_result(output, source, other_examples, difference)
     return 0
 
 
@@ -95,55 +95,56 @@ def _check_packages() -> None:
         )
 
 
-def _examples(trained: SavedModel, request: ExportRequest) -> tuple[Inputs, list[Inputs], str]:
+def _make_examples(trained: SavedModel, request: ExportRequest) -> tuple[Inputs, list[Inputs], str]:
     """An example for the export, the batches for the comparison, of two sizes, and what they are."""
     from drivetrain.inference import dummy_inputs
 
     def random_inputs(count: int) -> Inputs:
-        return dummy_inputs.inputs(trained.preprocessing, count, seed=count)
+        return dummy_inputs.make_inputs(trained.preprocessing, count, seed=count)
 
     if request.data is None and not (request.run / "job.yaml").is_file():
-        return random_inputs(TRACED), [random_inputs(count) for count in TRIED], "random samples"
+        return random_inputs(TRACED_SAMPLES), [random_inputs(count) for count in TESTED_SAMPLES], "random samples"
     try:
-        split, prepare, source = _samples(trained, request)
+        split, prepare, source = _load_samples(trained, request)
     except (DataError, SpecError, StorageError) as error:
         if request.data is not None:
             raise
-        say_aside(f"export: compared with random samples, since {_join_lines(error)}")
-        return random_inputs(TRACED), [random_inputs(count) for count in TRIED], "random samples"
+        say_aside(f"export: compared with random samples, since {_read_first_line(error)}")
+        return random_inputs(TRACED_SAMPLES), [random_inputs(count) for count in TESTED_SAMPLES], "random samples"
     import numpy as np
 
     examples, start = [], 0
-    for count in (TRACED, *TRIED):
+    for count in (TRACED_SAMPLES, *TESTED_SAMPLES):
         ids = np.arange(start, start + count, dtype=np.int64) % len(split)
         examples.append(prepare(split.gather(ids), ids, None))
         start += count
     try:
         # Real texts may all have the length of the batch, and then the trace would take both for one.
-        return random_inputs(TRACED), examples[1:], source
+        return random_inputs(TRACED_SAMPLES), examples[1:], source
     except CheckpointError:
         return examples[0], examples[1:], source
 
 
-def _samples(trained: SavedModel, request: ExportRequest) -> tuple[Split, Preprocessing, str]:
+def _load_samples(trained: SavedModel, request: ExportRequest) -> tuple[Split, Preprocessing, str]:
     """Real samples: those that the user names, or the run's own validation data."""
     if request.data is not None:
         from drivetrain.data import load_new
 
-        read = load_new.read([request.data], trained.preprocessing, trained.heads, labelled=False, csv=request.csv)
-        return read.split, read.prepare, f"samples of {request.data}"
+        inputs = [request.data]
+        data = load_new.read(inputs, trained.preprocessing, trained.heads, labelled=False, csv=request.csv)
+        return data.split, data.prepare, f"samples of {request.data}"
     from drivetrain.inference import evaluate
 
     say_aside("export: reading the run's validation data for the comparison")
-    _, data = evaluate.validation_data(request.run, trained, consent=request.run_code)
-    return data.validation, data.prepare, "validation samples"
+    _, dataset = evaluate.load_validation_data(request.run, trained, consent=request.run_code)
+    return dataset.validation, dataset.prepare, "validation samples"
 
 
-def _join_lines(error: DrivetrainError) -> str:
+def _read_first_line(error: DrivetrainError) -> str:
     return str(error).splitlines()[0]
 
 
-def _description(trained: SavedModel, inputs: Inputs, names: tuple[list[str], list[str]]) -> dict[str, object]:
+def _describe_model(trained: SavedModel, inputs: Inputs, names: tuple[list[str], list[str]]) -> dict[str, object]:
     axes = ["batch", "length"] if "max_length" in trained.preprocessing else ["batch"]
     return {
         "task": trained.task,
@@ -152,12 +153,12 @@ def _description(trained: SavedModel, inputs: Inputs, names: tuple[list[str], li
             {"name": name, "type": str(x.dtype).removeprefix("torch."), "shape": [*axes, *x.shape[len(axes) :]]}
             for name, x in zip(names[0], inputs, strict=True)
         ],
-        "outputs": [_output(name, head) for name, head in zip(names[1], trained.heads.values(), strict=True)],
+        "outputs": [_describe_output(name, head) for name, head in zip(names[1], trained.heads.values(), strict=True)],
         "preprocessing": trained.preprocessing,
     }
 
 
-def _output(name: str, head: Head) -> dict[str, object]:
+def _describe_output(name: str, head: Head) -> dict[str, object]:
     properties = asdict(head)
     if not head.classes:
         return {
@@ -168,19 +169,14 @@ def _output(name: str, head: Head) -> dict[str, object]:
     activation = "sigmoid" if head.several else "softmax"
     scores = "the probability of each class is" if head.several else "probabilities are"
     meaning = f"{scores} the {activation} of output / temperature"
-    return {
-        "name": name,
-        "classes": head.classes,
-        "activation": activation,
-        "temperature": head.temperature,
-        "meaning": meaning,
-    }
+    known = {"name": name, "classes": head.classes, "activation": activation, "temperature": head.temperature}
+    return known | {"meaning": meaning}
 
 
-def _tell(output: Path, source: str, other_examples: list[Inputs], worst: float) -> None:
+def _print_result(output: Path, source: str, other_examples: list[Inputs], difference: float) -> None:
     tried = " and ".join(str(len(inputs[0])) for inputs in other_examples)
     say(
         f"{output}: {output.stat().st_size / 1e6:.2f} MB; under onnxruntime, with {tried} {source}, outputs differ "
-        f"from the network's by {worst:.1g} at most"
+        f"from the network's by {difference:.1g} at most"
     )
     say(f"{output.with_suffix('.json')}: how inputs are prepared and what the outputs mean")

@@ -13,7 +13,7 @@ from drivetrain.job_spec.yaml_file import read
 from drivetrain.training import losses
 
 
-def objective(
+def build_objective(
     folders: Sequence[Path], heads: Mapping[str, Head], targets: Targets
 ) -> tuple[losses.Objective | None, str]:
     """The loss, or None; and what the user should know about it, or nothing.
@@ -34,12 +34,9 @@ def objective(
         return None, "no loss is computed, since it is code of the user's"
     weights = {name: head.class_weights or train.class_weights for name, head in heads.items()}
     balanced = [name for name, head in heads.items() if weights[name] == "balanced" and head.classes]
-    labelled_heads = {
-        name: replace(head, class_weights="none" if name in balanced else weights[name]) for name, head in heads.items()
-    }
-    note = (
-        "the loss is computed without class weights: this model was stored without those of its training data"
-        if balanced
-        else ""
-    )
-    return losses.build_objective(train.loss, mark_partial(labelled_heads, [targets]), targets, "none"), note
+    # Balanced weights come from the training data, which is not here.
+    weights |= dict.fromkeys(balanced, "none")
+    weighted_heads = {name: replace(head, class_weights=weights[name]) for name, head in heads.items()}
+    note = "the loss is computed without class weights: this model was stored without those of its training data"
+    objective = losses.build_objective(train.loss, mark_partial(weighted_heads, [targets]), targets, "none")
+    return objective, note if balanced else ""

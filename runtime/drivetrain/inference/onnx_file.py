@@ -27,13 +27,12 @@ class FlatOutputs(nn.Module):
         return tuple(outputs[name] for name in self.heads) if isinstance(outputs, Mapping) else (outputs,)
 
 
-def input_names(network: nn.Module, count: int) -> list[str]:
+def list_input_names(network: nn.Module, count: int) -> list[str]:
     """Names that the network has for so many inputs, or those of its forward's parameters; else numbered names."""
     if count in (names_by_count := getattr(network, "INPUT_NAMES", {})):
         return list(names_by_count[count])
-    named = [
-        p.name for p in inspect.signature(network.forward).parameters.values() if p.kind is p.POSITIONAL_OR_KEYWORD
-    ]
+    parameters = inspect.signature(network.forward).parameters.values()
+    named = [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
     return named if len(named) == count else [f"input_{number}" for number in range(1, count + 1)]
 
 
@@ -70,7 +69,7 @@ def write(
             )
     except Exception as error:  # the exporter passes on whatever the network raises when traced
         raise CheckpointError(
-            f"torch.export failed: {_reason(error)}",
+            f"torch.export failed: {_find_cause(error)}",
             "networks whose forward pass torch.export can trace",
             "avoid branches that depend on tensor values in forward, or use the model with `drivetrain predict`",
         ) from None
@@ -78,7 +77,7 @@ def write(
     program.save(path)
 
 
-def difference(network: FlatOutputs, path: Path, batches: Sequence[Inputs]) -> float:
+def compute_difference(network: FlatOutputs, path: Path, batches: Sequence[Inputs]) -> float:
     """The largest difference between the outputs of file and network; relative for outputs above 1."""
     import onnxruntime
 
@@ -87,14 +86,14 @@ def difference(network: FlatOutputs, path: Path, batches: Sequence[Inputs]) -> f
     for inputs in batches:
         with torch.inference_mode():
             expected = network(*inputs)
-        fed = {slot.name: x.numpy() for slot, x in zip(session.get_inputs(), inputs, strict=True)}
-        for ours, theirs in zip(expected, session.run(None, fed), strict=True):
-            error = (ours - torch.from_numpy(theirs)).abs() / ours.abs().clamp_min(1)
+        inputs_by_name = {slot.name: x.numpy() for slot, x in zip(session.get_inputs(), inputs, strict=True)}
+        for expected_output, file_output in zip(expected, session.run(None, inputs_by_name), strict=True):
+            error = (expected_output - torch.from_numpy(file_output)).abs() / expected_output.abs().clamp_min(1)
             worst = max(worst, float(error.max())) if bool(torch.isfinite(error).all()) else float("inf")
     return worst
 
 
-def _reason(error: Exception) -> str:
+def _find_cause(error: Exception) -> str:
     """The first cause; the exporter wraps it into long advice."""
     cause: BaseException = error
     while cause.__cause__ is not None:

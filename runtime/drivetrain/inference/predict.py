@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     from drivetrain.data.dataset import NewSamples
     from drivetrain.data.formats.csv_dialect import CsvFiles
     from drivetrain.inference.annotated_table import InputTable, TableForm
-    from drivetrain.inference.predictions import Answer
+    from drivetrain.inference.predictions import Answer, TitledAnswer
     from drivetrain.models.saved_model import SavedModel
 
 TERMINAL = "DRIVETRAIN_TERMINAL"
 """Set in a container whose stdout is a user's terminal."""
 STDIN = Path("-")
 """Stands for standard input on the command line."""
-SEVERAL = ";"
+LABEL_SEPARATOR = ";"
 """Separates the classes in a CSV cell of a multi-label head."""
 
 
@@ -75,7 +75,7 @@ def predict(request: PredictRequest) -> int:
             input are asked for that it does not have.
         StorageError: if the output cannot be written.
     """
-    machine = thread_limits.limit()
+    machine = thread_limits.limit_threads()
     import torch
 
     from drivetrain.data import load_new
@@ -85,34 +85,36 @@ def predict(request: PredictRequest) -> int:
 
     trained = saved_model.load(request.run, consent=request.run_code)
     if STDIN in request.inputs:
-        return _stream(request, trained, torch.device(device_check.select_usable_device(machine, thread_limits.tell)))
+        device = torch.device(device_check.select_usable_device(machine, thread_limits.report))
+        return _predict_stream(request, trained, device)
     files = csv_dialect.of_model(trained.preprocessing, request.csv)
     data = load_new.read_as(request.inputs, trained.preprocessing, trained.heads, files, labelled=False)
-    table = _input_table(request, data, files)
+    table = _open_input_table(request, data, files)
     for note in data.notes:
         say_aside(notes.format_note(note))
-    started = time.monotonic()
-    device = torch.device(device_check.select_usable_device(machine, thread_limits.tell))
+    start_time = time.monotonic()
+    device = torch.device(device_check.select_usable_device(machine, thread_limits.report))
     batches = forward.compute_outputs(trained.network, trained.heads, data.split, data.prepare, device)
-    among = _to_terminal(request)
-    if not among:
+    is_for_terminal = _is_for_terminal(request)
+    if not is_for_terminal:
         batches = time_left.report_progress(batches, len(data.split), "predict")
-    answers = predictions.of(batches, trained.heads, data.split, every=request.probabilities)
-    with _sink(request.output, table.form.encoding if table else "utf-8") as file:
+    answers = predictions.compute_answers(batches, trained.heads, data.split, with_probabilities=request.probabilities)
+    with _open_output(request.output, table.form.encoding if table else "utf-8") as file:
         if table and data.row_numbers is not None:
-            cells = ({name: escape_cell(value) for name, value in _cells(answer, table.form)} for _, answer in answers)
+            form = table.form
+            cells = ({name: escape_cell(value) for name, value in _list_cells(one, form)} for _, one in answers)
             annotated_table.write(table, request.columns, data.row_numbers.tolist(), cells, file)
         else:
             _write(request, answers, file)
-    seconds = time.monotonic() - started
+    seconds = time.monotonic() - start_time
     count = len(data.split)
-    if among:
+    if is_for_terminal:
         return 0  # the line would appear among the rows
-    say_aside(f"{_samples(count)} in {seconds:.2f} s ({count / max(seconds, 1e-9):,.0f} samples/s)")
+    say_aside(f"{_format_count(count)} in {seconds:.2f} s ({count / max(seconds, 1e-9):,.0f} samples/s)")
     return 0
 
 
-def _input_table(request: PredictRequest, data: NewSamples, files: CsvFiles) -> InputTable | None:
+def _open_input_table(request: PredictRequest, data: NewSamples, files: CsvFiles) -> InputTable | None:
     """The table whose columns an output file has beside the predictions; None if the output has none of its input's.
 
     Raises:
@@ -134,24 +136,24 @@ def _input_table(request: PredictRequest, data: NewSamples, files: CsvFiles) -> 
     )
 
 
-def _to_terminal(request: PredictRequest) -> bool:
+def _is_for_terminal(request: PredictRequest) -> bool:
     """Whether a person reads the predictions on a terminal."""
     return request.output is None and (sys.stdout.isatty() or bool(os.environ.get(TERMINAL)))
 
 
-def _write(request: PredictRequest, answers: Iterable[tuple[str, dict[str, Answer]]], file: IO[str]) -> None:
+def _write(request: PredictRequest, answers: Iterable[TitledAnswer], file: IO[str]) -> None:
     """Write the predictions: to a program or a file as they are, to a terminal without what would control it."""
     if request.form != "csv":
-        _lines(answers, file)
+        _write_lines(answers, file)
     else:
-        _csv(answers, file, printable if _to_terminal(request) else str)
+        _write_csv(answers, file, printable if _is_for_terminal(request) else str)
 
 
-def _samples(count: int) -> str:
+def _format_count(count: int) -> str:
     return "1 sample" if count == 1 else f"{count:,} samples"
 
 
-def _stream(request: PredictRequest, trained: SavedModel, device: torch.device) -> int:
+def _predict_stream(request: PredictRequest, trained: SavedModel, device: torch.device) -> int:
     """Predict what comes from standard input, as it comes."""
     from drivetrain.inference.predict_stream import PredictStream
 
@@ -162,15 +164,15 @@ def _stream(request: PredictRequest, trained: SavedModel, device: torch.device) 
     stream_predictor = PredictStream(trained, device, request.probabilities, request.csv)
     # Not sys.stdin, and never closed: both would wait for the thread that reads, which may never end.
     stream = open(sys.stdin.fileno(), "rb", closefd=False)  # noqa: SIM115
-    with _sink(request.output) as file:
-        _write(request, stream_predictor.answers(stream, file.flush), file)
-    left_out = f", {stream_predictor.lost:,} lines left out" if stream_predictor.lost else ""
-    say_aside(f"{_samples(stream_predictor.count)}{left_out}")
+    with _open_output(request.output) as file:
+        _write(request, stream_predictor.predict(stream, file.flush), file)
+    left_out = f", {stream_predictor.left_out:,} lines left out" if stream_predictor.left_out else ""
+    say_aside(f"{_format_count(stream_predictor.count)}{left_out}")
     return 0
 
 
 @contextlib.contextmanager
-def _sink(output: Path | None, encoding: str = "utf-8") -> Iterator[IO[str]]:
+def _open_output(output: Path | None, encoding: str = "utf-8") -> Iterator[IO[str]]:
     """The open output; a file is renamed to its final name once it is complete."""
     if output is None:
         yield sys.stdout
@@ -193,23 +195,23 @@ def _sink(output: Path | None, encoding: str = "utf-8") -> Iterator[IO[str]]:
         temporary.unlink(missing_ok=True)
 
 
-def _lines(answers: Iterable[tuple[str, dict[str, Answer]]], file: IO[str]) -> None:
+def _write_lines(answers: Iterable[TitledAnswer], file: IO[str]) -> None:
     for title, answer in answers:
         row = {"sample": title, **(answer.get("", {"heads": answer}))}
         file.write(printable_json(json.dumps(row, ensure_ascii=False)) + "\n")
 
 
-def _csv(answers: Iterable[tuple[str, dict[str, Answer]]], file: IO[str], printed: Callable[[str], str] = str) -> None:
+def _write_csv(answers: Iterable[TitledAnswer], file: IO[str], printed: Callable[[str], str] = str) -> None:
     writer = csv.writer(file, lineterminator="\n")
     for number, (title, answer) in enumerate(answers):
-        columns = dict(_cells(answer))
+        columns = dict(_list_cells(answer))
         if number == 0:
             writer.writerow(map(printed, map(str, escape_row(["sample", *columns]))))
         row = escape_row([title, *columns.values()])
         writer.writerow(printed(cell) if isinstance(cell, str) else cell for cell in row)
 
 
-def _cells(answer: Mapping[str, Answer], form: TableForm | None = None) -> Iterator[tuple[str, object]]:
+def _list_cells(answer: Mapping[str, Answer], form: TableForm | None = None) -> Iterator[tuple[str, object]]:
     """Column names and cells, with nested values flattened.
 
     Args:
@@ -221,14 +223,16 @@ def _cells(answer: Mapping[str, Answer], form: TableForm | None = None) -> Itera
             name = f"{head}.{key}" if head else key
             is_share = key != "prediction"
             if isinstance(value, dict):
-                yield from ((f"{name}.{inner}", _format(number, form, is_share)) for inner, number in value.items())
+                for inner, number in value.items():
+                    yield f"{name}.{inner}", _format_cell(number, form, is_share)
             elif isinstance(value, list):
-                yield name, SEVERAL.join(str(escape_cell(_format(member, form, is_share))) for member in value)
+                cells = (escape_cell(_format_cell(member, form, is_share)) for member in value)
+                yield name, LABEL_SEPARATOR.join(map(str, cells))
             else:
-                yield name, _format(value, form, is_share)
+                yield name, _format_cell(value, form, is_share)
 
 
-def _format(value: Any, form: TableForm | None, is_share: bool) -> Any:
+def _format_cell(value: Any, form: TableForm | None, is_share: bool) -> Any:
     """A prediction or a probability for a cell, exact without a form."""
     if form is None:
         return value

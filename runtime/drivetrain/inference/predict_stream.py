@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from drivetrain.data.dataset import NewSamples
-    from drivetrain.inference.predictions import Answer
+    from drivetrain.inference.predictions import TitledAnswer
     from drivetrain.models.saved_model import SavedModel
 
 _PLACE = re.compile(rf"(no row of )?\S*{NAME}\.\w+( (row|line) \d+)?( \(line \d+\))?:?( is usable;)? ?")
@@ -41,11 +41,11 @@ class PredictStream:
     """How a CSV is written, with the keys of `data.csv`."""
     count: int = 0
     """Samples predicted so far."""
-    lost: int = 0
+    left_out: int = 0
     """Records that were left out so far."""
-    _told: set[str] = field(default_factory=set)
+    _printed_notes: set[str] = field(default_factory=set)
 
-    def answers(self, stream: BinaryIO, written: Callable[[], None]) -> Iterator[tuple[str, dict[str, Answer]]]:
+    def predict(self, stream: BinaryIO, written: Callable[[], None]) -> Iterator[TitledAnswer]:
         """The title of each sample, its path or line, and its prediction by head.
 
         Args:
@@ -60,12 +60,12 @@ class PredictStream:
         files = csv_dialect.of_model(pre, self.csv)
         if kind == "images":
             suffixes = (*table_file.SUFFIXES, ".npz")
-            records, suffix, header = stdin_records.paths(stream, suffixes), "", b""
+            records, suffix, header = stdin_records.read_paths(stream, suffixes), "", b""
         elif kind == "series" and pre["form"] == "long":
-            yield from self._whole(stream, files)
+            yield from self._predict_whole(stream, files)
             return
-        elif columns := _columns(pre):
-            table = stdin_records.table(stream, columns, files)
+        elif columns := _list_columns(pre):
+            table = stdin_records.read_table(stream, columns, files)
             records, suffix, header = table.records, table.suffix, table.header
         else:
             raise SpecError(
@@ -75,22 +75,22 @@ class PredictStream:
             )
         with TemporaryDirectory() as folder:
             file = Path(folder, f"{NAME}{suffix}")
-            for group in stdin_records.groups(records):
-                for used, data in self._usable(group, file, header, files):
-                    yield from self._predict(data, [_title(record, suffix) for record in used])
+            for group in stdin_records.group_records(records):
+                for used, data in self._read_usable(group, file, header, files):
+                    yield from self._predict(data, [_make_title(record, suffix) for record in used])
                 written()
         self._check_any()
 
-    def _usable(
+    def _read_usable(
         self, group: Sequence[Record], file: Path, header: bytes, files: CsvFiles
     ) -> Iterator[tuple[Sequence[Record], NewSamples]]:
         """The records that can be read, in as few parts as possible; the others are told."""
         for record in group:
             if record.problem:
                 self._leave_out(record, record.problem)
-        yield from self._halve([record for record in group if not record.problem], file, header, files)
+        yield from self._read_halves([record for record in group if not record.problem], file, header, files)
 
-    def _halve(
+    def _read_halves(
         self, group: Sequence[Record], file: Path, header: bytes, files: CsvFiles
     ) -> Iterator[tuple[Sequence[Record], NewSamples]]:
         """Halve a group until each part can be read whole: what is read of a record must not depend on the others."""
@@ -102,16 +102,16 @@ class PredictStream:
             problem = error.given
         else:
             if len(data.split) == len(group):
-                self._tell(data.notes)
+                self._print_notes(data.notes)
                 yield group, data
                 return
             problem = "\n".join(data.notes)
         if len(group) == 1:
-            self._leave_out(group[0], _reason(problem))
+            self._leave_out(group[0], _shorten_problem(problem))
             return
         half = len(group) // 2
-        yield from self._halve(group[:half], file, header, files)
-        yield from self._halve(group[half:], file, header, files)
+        yield from self._read_halves(group[:half], file, header, files)
+        yield from self._read_halves(group[half:], file, header, files)
 
     def _read(self, group: Sequence[Record], file: Path, header: bytes, files: CsvFiles) -> NewSamples:
         if file.suffix:
@@ -121,49 +121,49 @@ class PredictStream:
             paths = [Path(record.content.decode("utf-8", "surrogateescape")) for record in group]
         return load_new.read_as(paths, self.trained.preprocessing, self.trained.heads, files, labelled=False)
 
-    def _whole(self, stream: BinaryIO, files: CsvFiles) -> Iterator[tuple[str, dict[str, Answer]]]:
+    def _predict_whole(self, stream: BinaryIO, files: CsvFiles) -> Iterator[TitledAnswer]:
         """Windows of a long table, which need rows that come later: nothing is predicted before the end."""
         say_aside(f"predict: reading {NAME} to its end, since a window has many rows")
         with TemporaryDirectory() as folder:
-            file = stdin_records.whole(stream, Path(folder))
+            file = stdin_records.store_whole(stream, Path(folder))
             try:
                 data = load_new.read_as([file], self.trained.preprocessing, self.trained.heads, files, labelled=False)
             except DataError as error:
                 raise stdin_records.name_stdin(error, file) from None
-            self._tell(data.notes)
+            self._print_notes(data.notes)
             titles = [data.split.title(index).replace(file.name, NAME) for index in range(len(data.split))]
             yield from self._predict(data, titles)
 
-    def _predict(self, data: NewSamples, titles: Sequence[str]) -> Iterator[tuple[str, dict[str, Answer]]]:
+    def _predict(self, data: NewSamples, titles: Sequence[str]) -> Iterator[TitledAnswer]:
         heads = self.trained.heads
         batches = forward.compute_outputs(self.trained.network, heads, data.split, data.prepare, self.device)
-        answers = predictions.of(batches, heads, data.split, every=self.every)
+        answers = predictions.compute_answers(batches, heads, data.split, with_probabilities=self.every)
         for title, (_, answer) in zip(titles, answers, strict=True):
             self.count += 1
             yield title, answer
 
     def _leave_out(self, record: Record, problem: str) -> None:
-        self.lost += 1
+        self.left_out += 1
         say_aside(f"data: line {record.line} is left out: {problem}")
 
-    def _tell(self, new_notes: Sequence[str]) -> None:
+    def _print_notes(self, new_notes: Sequence[str]) -> None:
         """Print each note once; those on how a file is written come with every group."""
         for note in new_notes:
-            if note not in self._told:
-                self._told.add(note)
+            if note not in self._printed_notes:
+                self._printed_notes.add(note)
                 say_aside(notes.format_note(note))
 
     def _check_any(self) -> None:
         if self.count:
             return
         raise DataError(
-            f"{NAME}: {f'none of {self.lost:,} lines can be used' if self.lost else 'no samples came'}",
+            f"{NAME}: {f'none of {self.left_out:,} lines can be used' if self.left_out else 'no samples came'}",
             "at least one sample",
-            "see the lines above" if self.lost else "check the command before the pipe",
+            "see the lines above" if self.left_out else "check the command before the pipe",
         )
 
 
-def _columns(preprocessing: Mapping[str, Any]) -> list[str]:
+def _list_columns(preprocessing: Mapping[str, Any]) -> list[str]:
     """The columns that a row must have; empty if the model's samples are no rows."""
     match preprocessing["kind"]:
         case "texts":
@@ -177,11 +177,11 @@ def _columns(preprocessing: Mapping[str, Any]) -> list[str]:
     return []
 
 
-def _title(record: Record, suffix: str) -> str:
+def _make_title(record: Record, suffix: str) -> str:
     return f"line {record.line}" if suffix else record.content.decode("utf-8", "surrogateescape")
 
 
-def _reason(problem: str) -> str:
+def _shorten_problem(problem: str) -> str:
     """What is wrong with the one sample that was read from a file."""
     last = problem.splitlines()[-1].strip()
     return _PLACE.sub("", last.removeprefix("left out: ").removeprefix("data: "))

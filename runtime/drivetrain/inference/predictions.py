@@ -13,35 +13,41 @@ from drivetrain.data.dataset import Head, Split
 from drivetrain.data.stateless_random import Ids
 
 Answer = dict[str, Any]
-"""`prediction`, for classes `probability`, and on request `probabilities` by class. A class name, a number, or for
+"""`prediction`, for classes `probability`, and on request `compute_probabilities` by class. A class name, a number, or for
 several numbers a mapping by column; for multi-label heads, lists of equal length.
 """
 
 
-def of(
-    batches: Iterable[tuple[Ids, Mapping[str, Tensor]]], heads: Mapping[str, Head], split: Split, *, every: bool = False
-) -> Iterator[tuple[str, dict[str, Answer]]]:
-    """The title of each sample, and its prediction by head.
+TitledAnswer = tuple[str, dict[str, Answer]]
+"""The title of a sample, and its prediction by head."""
+Batches = Iterable[tuple[Ids, Mapping[str, Tensor]]]
+"""Ids, and outputs by head."""
+
+
+def compute_answers(
+    batches: Batches, heads: Mapping[str, Head], split: Split, *, with_probabilities: bool = False
+) -> Iterator[TitledAnswer]:
+    """Predict every sample.
 
     Args:
-        batches: ids and outputs by head.
+        batches: from the network.
         heads: the outputs.
         split: the samples.
-        every: whether to include the probability of every class.
+        with_probabilities: whether to include the probability of every class.
     """
     for ids, outputs in batches:
-        columns = [_answers(head, outputs[name], every) for name, head in heads.items()]
+        columns = [_list_answers(head, outputs[name], with_probabilities) for name, head in heads.items()]
         for index, row in zip(ids.tolist(), zip(*columns, strict=True), strict=True):
             yield split.title(index), dict(zip(heads, row, strict=True))
 
 
-def probabilities(head: Head, outputs: Tensor) -> Tensor:
+def compute_probabilities(head: Head, outputs: Tensor) -> Tensor:
     """Probabilities of outputs (N, classes): softmax, or sigmoid for multi-label heads, at the head's temperature."""
     scaled = outputs / head.temperature
     return scaled.sigmoid() if head.several else scaled.softmax(dim=1)
 
 
-def numbers(head: Head, outputs: Tensor) -> Tensor:
+def unscale(head: Head, outputs: Tensor) -> Tensor:
     """Scaled outputs (N, columns) in the units of the data, float64; unchanged for outputs of unknown meaning."""
     if not head.columns:
         return outputs.double()
@@ -49,21 +55,21 @@ def numbers(head: Head, outputs: Tensor) -> Tensor:
     return outputs.double() * std + mean
 
 
-def _answers(head: Head, outputs: Tensor, every: bool) -> Iterator[Answer]:
+def _list_answers(head: Head, outputs: Tensor, every: bool) -> Iterator[Answer]:
     if not head.classes:
-        return _numbers(head, numbers(head, outputs))
-    share = probabilities(head, outputs)
-    return _labels(head, share, every) if head.several else _classes(head, share, every)
+        return _list_numbers(head, unscale(head, outputs))
+    share = compute_probabilities(head, outputs)
+    return _list_labels(head, share, every) if head.several else _list_classes(head, share, every)
 
 
-def _classes(head: Head, share: Tensor, every: bool) -> Iterator[Answer]:
+def _list_classes(head: Head, share: Tensor, every: bool) -> Iterator[Answer]:
     best, winners = share.max(dim=1)
     for row, (value, index) in enumerate(zip(best.tolist(), winners.tolist(), strict=True)):
         answer: Answer = {"prediction": head.classes[index], "probability": _shorten(value)}
-        yield answer | (_every(head, share[row]) if every else {})
+        yield answer | (_list_probabilities(head, share[row]) if every else {})
 
 
-def _labels(head: Head, share: Tensor, every: bool) -> Iterator[Answer]:
+def _list_labels(head: Head, share: Tensor, every: bool) -> Iterator[Answer]:
     for row in share:
         # The same threshold as in the scores.
         likely = (row > 0.5).nonzero().flatten().tolist()
@@ -71,14 +77,14 @@ def _labels(head: Head, share: Tensor, every: bool) -> Iterator[Answer]:
             "prediction": [head.classes[i] for i in likely],
             "probability": [_shorten(float(row[i])) for i in likely],
         }
-        yield answer | (_every(head, row) if every else {})
+        yield answer | (_list_probabilities(head, row) if every else {})
 
 
-def _every(head: Head, share: Tensor) -> Answer:
+def _list_probabilities(head: Head, share: Tensor) -> Answer:
     return {"probabilities": dict(zip(head.classes, map(_shorten, share.tolist()), strict=True))}
 
 
-def _numbers(head: Head, values: Tensor) -> Iterator[Answer]:
+def _list_numbers(head: Head, values: Tensor) -> Iterator[Answer]:
     for row in values.flatten(1).tolist():
         several = dict(zip(head.columns, row, strict=True)) if head.columns else row
         yield {"prediction": row[0] if len(row) == 1 else several}

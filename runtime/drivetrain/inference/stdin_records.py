@@ -27,13 +27,15 @@ from drivetrain.job.formatting import printable
 from drivetrain.system.spelling import clean_text
 
 NAME = "standard input"
+Line = tuple[int, bytes]
+"""A line with its number, counted from 1."""
 MAX_GROUP_RECORDS = 256
 """Largest number of records in a group."""
 GROUP_SECONDS = 0.1
 """Seconds in which a group collects more records after its first."""
-_SEEN = "; a container can access only the project and the folders on the command line"
-_SEP = re.compile(rb'"?sep=.', re.IGNORECASE)
-_MARKS = b"\xef\xbb\xbf"
+_CONTAINER_NOTE = "; a container can access only the project and the folders on the command line"
+_SEPARATOR_LINE = re.compile(rb'"?sep=.', re.IGNORECASE)
+_UTF8_MARK = b"\xef\xbb\xbf"
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
 
@@ -60,7 +62,7 @@ class Table:
     records: Iterator[Record]
 
 
-def paths(stream: BinaryIO, refused: Sequence[str]) -> Iterator[Record]:
+def read_paths(stream: BinaryIO, refused: Sequence[str]) -> Iterator[Record]:
     """One path in each line, which must be a file without a suffix in `refused`; empty lines are passed over."""
     for number, line in enumerate(stream, start=1):
         name = line.rstrip(b"\r\n")
@@ -69,7 +71,7 @@ def paths(stream: BinaryIO, refused: Sequence[str]) -> Iterator[Record]:
         path = Path(name.decode("utf-8", "surrogateescape"))
         problem = ""
         if not path.exists():
-            problem = f"{path}: not there{_SEEN if 'DRIVETRAIN_IMAGE' in os.environ else ''}"
+            problem = f"{path}: not there{_CONTAINER_NOTE if 'DRIVETRAIN_IMAGE' in os.environ else ''}"
         elif not path.is_file():
             problem = f"{path} is a folder; write one image in each line"
         elif path.suffix.lower() in refused:
@@ -77,7 +79,7 @@ def paths(stream: BinaryIO, refused: Sequence[str]) -> Iterator[Record]:
         yield Record(number, name, problem)
 
 
-def table(stream: BinaryIO, columns: Sequence[str], files: CsvFiles) -> Table:
+def read_table(stream: BinaryIO, columns: Sequence[str], files: CsvFiles) -> Table:
     """Rows of a CSV with a header, or JSON lines; the first line decides.
 
     Args:
@@ -88,8 +90,8 @@ def table(stream: BinaryIO, columns: Sequence[str], files: CsvFiles) -> Table:
     Raises:
         DataError: if there is nothing, a column is missing in the header, or the separator is not clear.
     """
-    lines: Iterator[tuple[int, bytes]] = enumerate(stream, start=1)
-    skipped = list(islice(lines, int(files.declared.get("skip", 0))))
+    lines: Iterator[Line] = enumerate(stream, start=1)
+    skipped = list(islice(lines, int(files.list_settings.get("skip", 0))))
     if _is_object(next((line for _, line in skipped if line.strip()), b"")):
         # JSON lines have no header with lines above it; a file of them is read from its first line, too.
         lines, skipped = chain(skipped, lines), []
@@ -99,53 +101,53 @@ def table(stream: BinaryIO, columns: Sequence[str], files: CsvFiles) -> Table:
         raise DataError(f"{NAME} is empty", "a CSV with a header, or JSON lines", "check the command before the pipe")
     if first[1].startswith(_UTF16):
         raise DataError(f"{NAME} is UTF-16", "UTF-8", "convert it: `... | iconv -f utf-16 -t utf-8 | drivetrain ...`")
-    if first[1].removeprefix(_MARKS).lstrip().startswith((b"{", b"[")):
-        return Table(".jsonl", b"", _objects(first, lines, columns))
-    return _csv(above, first[1], lines, columns, files)
+    if first[1].removeprefix(_UTF8_MARK).lstrip().startswith((b"{", b"[")):
+        return Table(".jsonl", b"", _read_objects(first, lines, columns))
+    return _read_csv(above, first[1], lines, columns, files)
 
 
 def _is_object(line: bytes) -> bool:
     """Whether a line is an object of JSON lines."""
     try:
-        return isinstance(json.loads(line.removeprefix(_MARKS)), dict)
+        return isinstance(json.loads(line.removeprefix(_UTF8_MARK)), dict)
     except ValueError:
         return False
 
 
-def whole(stream: BinaryIO, folder: Path) -> Path:
+def store_whole(stream: BinaryIO, folder: Path) -> Path:
     """All that comes, as a .csv or .jsonl file in `folder`."""
     content = stream.read()
-    start = content.removeprefix(_MARKS).lstrip()[:1]
+    start = content.removeprefix(_UTF8_MARK).lstrip()[:1]
     file = folder / f"{NAME}{'.jsonl' if start == b'{' else '.csv'}"
     file.write_bytes(content)
     return file
 
 
-def groups(
-    records: Iterable[Record], most: int = MAX_GROUP_RECORDS, wait: float = GROUP_SECONDS
+def group_records(
+    records: Iterable[Record], max_records: int = MAX_GROUP_RECORDS, wait: float = GROUP_SECONDS
 ) -> Iterator[list[Record]]:
     """The records as they arrive.
 
     Raises:
         DataError: as the reading of a record does, after those before it.
     """
-    arrived: queue.Queue[Record | Exception | None] = queue.Queue(2 * most)
+    arrivals: queue.Queue[Record | Exception | None] = queue.Queue(2 * max_records)
 
     def read() -> None:
         try:
             for record in records:
-                arrived.put(record)
+                arrivals.put(record)
         except (DataError, OSError, csv.Error) as error:
-            arrived.put(error)
-        arrived.put(None)
+            arrivals.put(error)
+        arrivals.put(None)
 
     # A daemon: it may wait for input for ever when nobody wants more output.
     threading.Thread(target=read, name="standard input", daemon=True).start()
-    while isinstance(item := arrived.get(), Record):
-        group, until = [item], time.monotonic() + wait
-        while len(group) < most:
+    while isinstance(item := arrivals.get(), Record):
+        group, deadline = [item], time.monotonic() + wait
+        while len(group) < max_records:
             try:
-                item = arrived.get(timeout=max(0.0, until - time.monotonic()))
+                item = arrivals.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
                 break
             if not isinstance(item, Record):
@@ -160,8 +162,8 @@ def groups(
         raise DataError(f"{NAME} cannot be read: {item}", "text in lines", "check the command before the pipe")
 
 
-def _objects(first: tuple[int, bytes], lines: Iterator[tuple[int, bytes]], columns: Sequence[str]) -> Iterator[Record]:
-    for number, line in _chain((first[0], first[1].removeprefix(_MARKS)), lines):
+def _read_objects(first: Line, lines: Iterator[Line], columns: Sequence[str]) -> Iterator[Record]:
+    for number, line in _chain((first[0], first[1].removeprefix(_UTF8_MARK)), lines):
         if not line.strip():
             continue
         try:
@@ -181,11 +183,9 @@ def _objects(first: tuple[int, bytes], lines: Iterator[tuple[int, bytes]], colum
             yield Record(number, content.encode() + b"\n")
 
 
-def _csv(
-    above: bytes, first: bytes, lines: Iterator[tuple[int, bytes]], columns: Sequence[str], files: CsvFiles
-) -> Table:
+def _read_csv(above: bytes, first: bytes, lines: Iterator[Line], columns: Sequence[str], files: CsvFiles) -> Table:
     header = above + first
-    if not above and _SEP.match(first.removeprefix(_MARKS)):
+    if not above and _SEPARATOR_LINE.match(first.removeprefix(_UTF8_MARK)):
         header += next(lines, (0, b""))[1]
     row = next(((number, line) for number, line in lines if line.strip()), None)
     if row is None:
@@ -201,10 +201,10 @@ def _csv(
         except DataError as error:
             raise name_stdin(error, sample) from None
     table_file.check_wanted(layout.names, dict.fromkeys(columns, "data"), Path(NAME))
-    return Table(".csv", header, _rows(row, lines, layout.sign, len(layout.names)))
+    return Table(".csv", header, _read_rows(row, lines, layout.sign, len(layout.names)))
 
 
-def _rows(first: tuple[int, bytes], lines: Iterator[tuple[int, bytes]], sign: str, width: int) -> Iterator[Record]:
+def _read_rows(first: Line, lines: Iterator[Line], sign: str, width: int) -> Iterator[Record]:
     """Rows of a CSV; one with line breaks in quotes has several lines."""
     start, row_lines, ended = 0, list[bytes](), False
 
@@ -224,19 +224,19 @@ def _rows(first: tuple[int, bytes], lines: Iterator[tuple[int, bytes]], sign: st
         except StopIteration:
             return
         except csv.Error:
-            raise _not_closed(start) from None
+            raise _make_open_quote_error(start) from None
         content = b"".join(row_lines)
         if ended:
-            raise _not_closed(start)
+            raise _make_open_quote_error(start)
         row_lines.clear()
         if not content.strip():
             continue
-        over = [cell for cell in cells[width:] if cell.strip()]
-        problem = f"{len(cells)} cells, and the header has {width}" if len(cells) < width or over else ""
+        extra_cells = [cell for cell in cells[width:] if cell.strip()]
+        problem = f"{len(cells)} cells, and the header has {width}" if len(cells) < width or extra_cells else ""
         yield Record(start, content.rstrip(b"\r\n") + b"\n", problem)
 
 
-def _not_closed(line: int) -> DataError:
+def _make_open_quote_error(line: int) -> DataError:
     return DataError(
         f"{NAME} line {line}: a quote is not closed, so all that follows is read as one cell",
         'quotes in pairs; a quote inside of a cell is written ""',
@@ -244,7 +244,7 @@ def _not_closed(line: int) -> DataError:
     )
 
 
-def _chain(first: tuple[int, bytes], following: Iterator[tuple[int, bytes]]) -> Iterator[tuple[int, bytes]]:
+def _chain(first: Line, following: Iterator[Line]) -> Iterator[Line]:
     yield first
     yield from following
 

@@ -120,16 +120,9 @@ def inspect_folds(runs: Iterable[Path]) -> LabelReview:
         agreeing += int((probabilities.argmax(axis=1) == labels).sum())
         for row, suggestion in find_suspicious(probabilities, labels):
             label = int(labels[row])
-            suspicious.append(
-                SuspiciousLabel(
-                    head.samples[row],
-                    name,
-                    head.classes[label],
-                    head.classes[suggestion],
-                    float(probabilities[row, label]),
-                    float(probabilities[row, suggestion]),
-                )
-            )
+            classes = (head.classes[label], head.classes[suggestion])
+            shares = (float(probabilities[row, label]), float(probabilities[row, suggestion]))
+            suspicious.append(SuspiciousLabel(head.samples[row], name, *classes, *shares))
     suspicious.sort(key=lambda one: one.label_probability - one.suggestion_probability)
     return LabelReview(suspicious, looked_at, agreeing)
 
@@ -144,7 +137,7 @@ def _predict_fold(run: Path, heads: dict[str, HeadPredictions]) -> None:
 
     # The user has just trained with this code.
     trained: SavedModel = saved_model.load(run, consent=True)
-    _, data = evaluate.validation_data(run, trained, consent=True)
+    _, data = evaluate.load_validation_data(run, trained, consent=True)
     split = data.validation
     exclusive = [head for head in trained.heads.values() if head.classes and not head.several]
     for ids, outputs in forward.compute_outputs(trained.network, data.heads, split, data.prepare, torch.device("cpu")):

@@ -11,16 +11,16 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from drivetrain.system.spelling import clean_text
 
 
-def check_different(names: tuple[str, ...]) -> tuple[str, ...]:
+def check_distinct(names: tuple[str, ...]) -> tuple[str, ...]:
     """Check that no name occurs twice."""
     if len(set(names)) < len(names):
-        twice = next(name for i, name in enumerate(names) if name in names[:i])
-        raise PydanticCustomError("columns", "column names that differ; {twice} appears twice", {"twice": twice})
+        repeated = next(name for i, name in enumerate(names) if name in names[:i])
+        raise PydanticCustomError("columns", "column names that differ; {twice} appears twice", {"twice": repeated})
     return names
 
 
 @dataclass(frozen=True)
-class _OneOrMore:
+class _OneOrMoreNames:
     """Accepts `label` as a short form of `[label]`."""
 
     def expand(self, value: object) -> object:
@@ -57,6 +57,6 @@ class _Cells:
 
 Column = Annotated[str, Field(min_length=1), AfterValidator(clean_text)]
 OneOrMore = Annotated[
-    tuple[Column, ...], Field(strict=False, min_length=1), AfterValidator(check_different), _OneOrMore()
+    tuple[Column, ...], Field(strict=False, min_length=1), AfterValidator(check_distinct), _OneOrMoreNames()
 ]
 Cells = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], Field(strict=False), _Cells()]

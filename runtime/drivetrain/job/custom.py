@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, JsonValue
 
 from drivetrain.errors import Problem
 from drivetrain.job import user_files
-from drivetrain.job.column_names import Column, check_different
+from drivetrain.job.column_names import Column, check_distinct
 from drivetrain.job.formatting import format_value
 from drivetrain.job.job import CLASS_METRICS, LABEL_METRICS, Job
 from drivetrain.job.model import CustomModel
@@ -20,7 +20,7 @@ from drivetrain.job.train import BinaryCrossEntropy, CrossEntropy, Focal, Huber,
 from drivetrain.job.values import FilePath, Spec, accept_name
 
 Kind = Literal["auto", "classes", "labels", "numbers", "other"]
-OFFERED = ("outputs", "classes", "inputs", "vocabulary", "categories")
+OFFERED_ARGUMENTS = ("outputs", "classes", "inputs", "vocabulary", "categories")
 """Arguments that the runtime offers to the factory of a network, which gets those that its signature names."""
 
 
@@ -39,7 +39,7 @@ class CustomData(Spec):
         description="classes: indices (N,); labels: 0 or 1 (N, labels); numbers: (N,) or (N, numbers); other: anything, "
         "with the loss as the only metric; auto: whole numbers are classes or labels, others are numbers",
     )
-    names: Annotated[tuple[Column, ...], Field(strict=False, min_length=1), AfterValidator(check_different)] | None = (
+    names: Annotated[tuple[Column, ...], Field(strict=False, min_length=1), AfterValidator(check_distinct)] | None = (
         Field(None, description="names of the classes, labels or numbers, in the order of the network's outputs")
     )
     reader: str | None = Field(
@@ -102,7 +102,7 @@ class CustomTask(Job):
         """Whether the job has a user loss."""
         return getattr(self.train.loss, "name", "") == "own"
 
-    def watched(self) -> Iterator[tuple[tuple[str, ...], str]]:
+    def list_watched_metrics(self) -> Iterator[tuple[tuple[str, ...], str]]:
         """Yield every metric that the job uses for a decision, with its key."""
         yield ("checkpoint", "best"), self.best()
         if self.train.early_stopping:
@@ -134,7 +134,7 @@ def list_user_functions(job: Job) -> Iterator[tuple[tuple[str, ...], user_files.
     """Yield each part of a job that is user code: its key, the part, and the arguments that the runtime offers to it."""
     model: Any = getattr(job, "model", None)
     if isinstance(model, CustomModel):
-        yield ("model",), model, OFFERED
+        yield ("model",), model, OFFERED_ARGUMENTS
     if isinstance(job, CustomJob):
         yield ("data",), job.data, ()
         if isinstance(job.train.loss, CustomLossSpec):
@@ -157,4 +157,4 @@ def _check_function_name(job: Job, key: tuple[str, ...], file: str, name: str | 
         return
     functions = user_files.find_functions(job, key[:-1], file)
     if not isinstance(functions, Problem) and name not in functions and "*" not in functions:
-        yield user_files.unknown_function_problem(job, key, name, file, functions)
+        yield user_files.make_function_problem(job, key, name, file, functions)

@@ -15,8 +15,8 @@ REASON_COLUMN = 34
 """Column at which reasons start, if the value is not longer."""
 MAX_COMMENT_CHARACTERS = 200
 """Largest length of a comment line, in characters."""
-_PLAIN = re.compile(r"(\.{0,2}/)?[^\W\d][\w./-]*( [\w./-]+)*")
-_WORDS = ("true", "false", "null", "yes", "no", "on", "off", "y", "n")
+_PLAIN_SCALAR = re.compile(r"(\.{0,2}/)?[^\W\d][\w./-]*( [\w./-]+)*")
+_RESERVED_WORDS = ("true", "false", "null", "yes", "no", "on", "off", "y", "n")
 """Words that YAML, or an older YAML reader, does not read as text."""
 
 
@@ -48,36 +48,36 @@ class Draft:
 
     def text(self, name: str, heading: Sequence[str]) -> str:
         """The YAML file, starting with `heading` as comments."""
-        about = [f"Found: {line}" for line in self.found] + [f"Choice: {line}" for line in self.choices]
-        lines = [f"# {printable(line, MAX_COMMENT_CHARACTERS)}" for line in (*heading, *about)]
-        lines += _lines([Entry("name", scalar(name)), Entry("task", self.task, self.reason)])
-        lines += ["data:", *_lines(self.data, "  ")]
-        lines += _lines([self.model] if self.model else [])
-        lines += ["train:", *_lines(self.train, "  ")]
-        lines += ["checkpoint:", *_lines(self.checkpoint, "  ")] if self.checkpoint else []
+        remarks = [f"Found: {line}" for line in self.found] + [f"Choice: {line}" for line in self.choices]
+        lines = [f"# {printable(line, MAX_COMMENT_CHARACTERS)}" for line in (*heading, *remarks)]
+        lines += _format_lines([Entry("name", quote(name)), Entry("task", self.task, self.reason)])
+        lines += ["data:", *_format_lines(self.data, "  ")]
+        lines += _format_lines([self.model] if self.model else [])
+        lines += ["train:", *_format_lines(self.train, "  ")]
+        lines += ["checkpoint:", *_format_lines(self.checkpoint, "  ")] if self.checkpoint else []
         return "\n".join(lines) + "\n"
 
 
-def scalar(text: str) -> str:
+def quote(text: str) -> str:
     """Text as a YAML scalar on one line, quoted if needed."""
-    if _PLAIN.fullmatch(text) and text.isprintable() and text.lower() not in _WORDS:
+    if _PLAIN_SCALAR.fullmatch(text) and text.isprintable() and text.lower() not in _RESERVED_WORDS:
         return text
     return str(yaml.safe_dump(text, default_style='"', allow_unicode=True, width=1 << 30)).strip()
 
 
-def flow(texts: Iterable[str]) -> str:
+def quote_all(texts: Iterable[str]) -> str:
     """Texts as a YAML list on one line."""
-    return f"[{', '.join(map(scalar, texts))}]"
+    return f"[{', '.join(map(quote, texts))}]"
 
 
-def run_name(text: str) -> str:
+def make_run_name(text: str) -> str:
     """The most similar valid name: letters, digits, dots, dashes and underscores; accents are removed."""
     spelled = unicodedata.normalize("NFKD", text.replace("ß", "ss"))
     plain = re.sub(r"[^A-Za-z0-9._-]+", "-", "".join(c for c in spelled if not unicodedata.combining(c)))
     return re.sub(r"^[^A-Za-z0-9]+", "", plain)[:64].rstrip("-") or "job"
 
 
-def _lines(entries: Iterable[Entry], indent: str = "") -> list[str]:
+def _format_lines(entries: Iterable[Entry], indent: str = "") -> list[str]:
     """Each key with its reason beside it, or above it if the value is long."""
     lines = []
     for entry in entries:

@@ -24,17 +24,17 @@ def readable(name: str) -> str:
     return name.encode("utf-8", "backslashreplace").decode()
 
 
-def printable(text: str, most: int = 60) -> str:
-    """Text on one line without control characters, truncated to `most` characters."""
-    line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[: most + 1])
-    return line if len(line) <= most else line[: most - 1] + "…"
+def printable(text: str, max_characters: int = 60) -> str:
+    """Text on one line without control characters, truncated to `max_characters` characters."""
+    line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[: max_characters + 1])
+    return line if len(line) <= max_characters else line[: max_characters - 1] + "…"
 
 
 _CREDENTIAL = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*://)[^/@]*@|^((?:s3|gs|az)://[^?]*\?).+", re.DOTALL)
 """What stands before the @ of an address, and the query of a signed one."""
 
 
-def _hidden(match: re.Match[str]) -> str:
+def _hide_credential(match: re.Match[str]) -> str:
     return f"{match[1]}***@" if match[1] else f"{match[2]}***"
 
 
@@ -50,7 +50,7 @@ def format_value(value: object) -> str:
         case list():
             return printable(f"[{', '.join(format_value(item) for item in value[:10])}]", 80)
         case str():
-            return f"'{printable(_CREDENTIAL.sub(_hidden, value))}'"
+            return f"'{printable(_CREDENTIAL.sub(_hide_credential, value))}'"
     return str(value)
 
 
@@ -61,11 +61,7 @@ def format_metric(value: float) -> str:
     return f"{value:.4f}" if value == 0 or abs(value) >= 1e-3 else f"{value:.4g}"
 
 
-def format_metrics(metrics: Mapping[str, float], chosen: str, separator: str) -> str:
-    """A line of names and values, without the detailed ones; `chosen` is the name of one that is always in it."""
-    shown = {
-        name: value
-        for name, value in metrics.items()
-        if name == chosen or name.rsplit("/", 1)[-1] not in DETAILED_METRICS
-    }
-    return separator.join(f"{name} {format_metric(value)}" for name, value in shown.items())
+def format_metrics(metrics: Mapping[str, float], required: str, separator: str) -> str:
+    """A line of names and values, without the detailed ones; `required` is the name of one that is always in it."""
+    visible = [name for name in metrics if name == required or name.rsplit("/", 1)[-1] not in DETAILED_METRICS]
+    return separator.join(f"{name} {format_metric(metrics[name])}" for name in visible)

@@ -25,8 +25,8 @@ class ImageJob(Job):
 
     def problems(self) -> Iterator[Problem]:
         """Settings of a network that contradict its pretrained weights."""
-        yield from self._column_problems()
-        yield from self._idle_problems()
+        yield from self._check_columns()
+        yield from self._check_idle_keys()
         augment = self.data.augment
         if augment.views and not augment.of_single_images:
             yield self.problem(
@@ -53,9 +53,9 @@ class ImageJob(Job):
                 f"write the name with its tag, such as {model.name}.a1_in1k",
             )
         if model.pretrained and isinstance(model, ImageNetwork):
-            yield from self._resnet_problems(model)
+            yield from self._check_resnet_weights(model)
 
-    def _resnet_problems(self, model: ImageNetwork) -> Iterator[Problem]:
+    def _check_resnet_weights(self, model: ImageNetwork) -> Iterator[Problem]:
         """What contradicts the pretrained weights of a built-in ResNet."""
         if model.name not in RESNET_WEIGHTS:
             description, names = f"there are no pretrained weights for {model.name}", ", ".join(RESNET_WEIGHTS)
@@ -69,7 +69,7 @@ class ImageJob(Job):
                 ("model", "width"), f"is {model.width}, and the pretrained weights have 64", "64", "remove it"
             )
 
-    def _idle_problems(self) -> Iterator[Problem]:
+    def _check_idle_keys(self) -> Iterator[Problem]:
         """Keys that would change nothing."""
         augment, model = self.data.augment, self.model
         if isinstance(model, ImageNetwork) and model.name == "small-cnn" and model.stem != "auto":
@@ -80,15 +80,15 @@ class ImageJob(Job):
                 "remove it, or choose one of these networks",
             )
         if augment.views and (augment.mixup or augment.cutmix):
-            mixes = "mixup" if augment.mixup else "cutmix"
+            mixing_key = "mixup" if augment.mixup else "cutmix"
             yield self.problem(
                 ("data", "augment", "views"),
-                f"is {augment.views}, and data.augment.{mixes} changes the inputs in every step",
+                f"is {augment.views}, and data.augment.{mixing_key} changes the inputs in every step",
                 "without mixup and cutmix: images that repeat, so that outputs of frozen layers can be kept",
                 "remove one of the two",
             )
 
-    def _column_problems(self) -> Iterator[Problem]:
+    def _check_columns(self) -> Iterator[Problem]:
         if self.data.path_column in self.data.label_column:
             yield self.problem(
                 ("data", "label_column"),
@@ -162,7 +162,7 @@ class ImageRegressionJob(ImageJob):
     def problems(self) -> Iterator[Problem]:
         """Refuse what is for classes."""
         yield from super().problems()
-        yield from self.class_weights_refused()
+        yield from self.refuse_class_weights()
         if self.data.augment.cutmix:
             yield self.problem(
                 ("data", "augment", "cutmix"),

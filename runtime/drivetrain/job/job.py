@@ -163,9 +163,8 @@ class Job(Spec):
             ranking_metrics = RANKING_METRICS if "balanced_accuracy" in self.scores() else ()
             names += [start + metric for metric in (*self.scores(), *ranking_metrics) if start + metric not in names]
         if len(columns := self.number_columns()) > 1:
-            names += [
-                f"validation/{column}/{metric}" for column in columns for metric in self.METRICS if metric != "loss"
-            ]
+            scores = [metric for metric in self.METRICS if metric != "loss"]
+            names += [f"validation/{column}/{metric}" for column in columns for metric in scores]
         return names
 
     def watched_metrics(self) -> dict[tuple[str, ...], str | None]:
@@ -188,8 +187,8 @@ class Job(Spec):
         """A path in the spec: absolute, or relative to the job's folder or, if it does not exist there, the working
         folder; of an address on the Hugging Face hub, in a store or on the web the path in the cache, once it was fetched.
         """
-        if (copied := self._copy(path)) is not None:
-            return copied
+        if (local_copy := self._find_copy(path)) is not None:
+            return local_copy
         if is_on_hub(path):
             address = parse(path)
             folder = self._hub_folders.get(address.root) if address else None
@@ -201,11 +200,11 @@ class Job(Spec):
         in_folder = self._folder / expanded
         return in_folder if os.path.exists(in_folder) or not os.path.exists(expanded) else expanded
 
-    def _copy(self, path: str) -> Path | None:
+    def _find_copy(self, path: str) -> Path | None:
         """The local copy of an address in a store, or of a path below it; None if there is none."""
-        for address, copied in self._copies.items():
+        for address, local_copy in self._copies.items():
             if path == address or path.startswith(f"{address}/"):
-                return copied / path.removeprefix(address).lstrip("/")
+                return local_copy / path.removeprefix(address).lstrip("/")
         return None
 
     def data_paths(self) -> list[tuple[tuple[str, ...], str]]:
@@ -221,11 +220,11 @@ class Job(Spec):
         """Addresses among `data_paths`, with their keys, that are not in the cache: on the Hugging Face hub, in a store,
         or streamed from there.
         """
-        return [(key, text) for key, text in self.data_paths() if not self._is_here(key, text)]
+        return [(key, text) for key, text in self.data_paths() if not self._is_local(key, text)]
 
-    def _is_here(self, key: tuple[str, ...], text: str) -> bool:
+    def _is_local(self, key: tuple[str, ...], text: str) -> bool:
         if is_remote(text):
-            return self._copy(text) is not None
+            return self._find_copy(text) is not None
         if not is_on_hub(text):
             return True
         address = parse(text)
@@ -244,14 +243,14 @@ class Job(Spec):
 
     def model_key(self, key: str) -> tuple[str, ...]:
         """The path of a key of `model:`; `from` where the spec has the short form of a name."""
-        short = key == "name" and self.document.has(("model", "from"))
-        return ("model", "from" if short else key)
+        has_short_form = key == "name" and self.document.has(("model", "from"))
+        return ("model", "from" if has_short_form else key)
 
     def problems(self) -> Iterator[Problem]:
         """Problems of this task's values that are valid by themselves, but not together."""
         yield from ()
 
-    def class_weights_refused(self) -> Iterator[Problem]:
+    def refuse_class_weights(self) -> Iterator[Problem]:
         """The problem of class weights in a task without classes."""
         if self.train.class_weights != "none":
             yield self.problem(

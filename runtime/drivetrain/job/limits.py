@@ -28,7 +28,7 @@ class NodeRange(Spec):
         return f"{self.least} or more" if self.most is None else f"{self.least} to {self.most}"
 
 
-def _node_count(value: Any) -> Any:
+def _check_node_count(value: Any) -> Any:
     """Check that it is a number or a mapping, with one message for both."""
     if isinstance(value, dict | NodeRange) or (isinstance(value, int) and not isinstance(value, bool)):
         return value
@@ -38,7 +38,7 @@ def _node_count(value: Any) -> Any:
 Nodes = Annotated[
     Annotated[Count, Tag("number")] | Annotated[NodeRange, Tag("bounds")],
     Discriminator(lambda value: "number" if isinstance(value, int) else "bounds"),
-    BeforeValidator(_node_count),
+    BeforeValidator(_check_node_count),
 ]
 
 

@@ -125,7 +125,7 @@ class CustomModel(Spec):
     unfreeze: tuple[Unfreeze, ...] = Field((), description=LATER, strict=False)
 
 
-def model_kind(value: object) -> str:
+def choose_model_kind(value: object) -> str:
     """The form of `model:`: `own` with a file, a library's name with a source, else `built-in`."""
     keys = value if isinstance(value, dict) else getattr(value, "__dict__", {})
     if "file" in keys:
@@ -139,6 +139,6 @@ ImageModel = Annotated[
     | Annotated[ImageTimm, Tag("timm")]
     | Annotated[EarlierRun, Tag("run")]
     | Annotated[CustomModel, Tag("own")],
-    Discriminator(model_kind),
+    Discriminator(choose_model_kind),
     accept_name(),
 ]

@@ -12,48 +12,48 @@ from drivetrain.job.hub_address import is_on_hub
 from drivetrain.job.job import Job
 from drivetrain.storage.remote_address import POSSIBLE, BadAddress, is_remote, parse
 
-_ALMOST = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+_LIKE_ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 """A scheme, of which one letter would be a drive."""
 
 
-def remote_paths(job: Job) -> list[tuple[tuple[str, ...], str]]:
+def list_remote_paths(job: Job) -> list[tuple[tuple[str, ...], str]]:
     """The data and the weights of a job that are in a store, with their keys."""
     return [(key, text) for key, text in (*job.data_paths(), *job.model_paths()) if is_remote(text)]
 
 
-def whole_paths(job: Job) -> list[tuple[tuple[str, ...], str]]:
+def list_whole_paths(job: Job) -> list[tuple[tuple[str, ...], str]]:
     """Those that are fetched whole before the job starts."""
-    return [(key, text) for key, text in remote_paths(job) if not job.streams(key)]
+    return [(key, text) for key, text in list_remote_paths(job) if not job.streams(key)]
 
 
-def schemes(job: Job) -> list[str]:
+def list_schemes(job: Job) -> list[str]:
     """The schemes of the stores that a run reads and writes."""
-    written = [job.checkpoint.copy_to] if job.checkpoint.copy_to else []
-    return sorted({parse(text).scheme for text in (*written, *(text for _, text in remote_paths(job)))})
+    copy_address = [job.checkpoint.copy_to] if job.checkpoint.copy_to else []
+    return sorted({parse(text).scheme for text in (*copy_address, *(text for _, text in list_remote_paths(job)))})
 
 
-def local_paths(job: Job) -> list[tuple[tuple[str, ...], str]]:
+def list_local_paths(job: Job) -> list[tuple[tuple[str, ...], str]]:
     """The data of a job that is elsewhere, with its keys."""
     return [(key, text) for key, text in job.data_paths() if not is_remote(text)]
 
 
-def readable_paths(job: Job) -> list[tuple[tuple[str, ...], str]]:
+def list_readable_paths(job: Job) -> list[tuple[tuple[str, ...], str]]:
     """The data of a job but what is in a store and has no copy here, with its keys."""
     absent = job.list_unfetched()
     return [(key, text) for key, text in job.data_paths() if not is_remote(text) or (key, text) not in absent]
 
 
-def problems(job: Job) -> Iterator[Problem]:
+def find_problems(job: Job) -> Iterator[Problem]:
     """Addresses that cannot be read, and what looks like one and is none."""
-    for key, text in local_paths(job):
-        if _ALMOST.match(text) and not is_on_hub(text) and not Path(job.resolve(text)).exists():
+    for key, text in list_local_paths(job):
+        if _LIKE_ADDRESS.match(text) and not is_on_hub(text) and not Path(job.resolve(text)).exists():
             yield job.problem(
                 key,
                 f"is {format_value(text)}, which is no address of a store",
                 POSSIBLE,
                 "correct the address, or name a path",
             )
-    for key, text in remote_paths(job):
+    for key, text in list_remote_paths(job):
         try:
             address = parse(text)
         except BadAddress as error:

@@ -12,7 +12,7 @@ from drivetrain.errors import Problem
 from drivetrain.job.column_names import Column, OneOrMore
 from drivetrain.job.data import TableFileData
 from drivetrain.job.job import CLASS_METRICS, Job
-from drivetrain.job.model import CustomModel, EarlierRun, WithWeights, model_kind
+from drivetrain.job.model import CustomModel, EarlierRun, WithWeights, choose_model_kind
 from drivetrain.job.series_augment import SeriesAugment
 from drivetrain.job.values import Count, DateFormat, Fraction, Positive, accept_name
 
@@ -92,7 +92,7 @@ class CnnLstmSpec(WithWeights):
 
 SeriesModel = Annotated[
     Annotated[CnnLstmSpec, Tag("built-in")] | Annotated[EarlierRun, Tag("run")] | Annotated[CustomModel, Tag("own")],
-    Discriminator(model_kind),
+    Discriminator(choose_model_kind),
     accept_name(),
 ]
 
@@ -105,7 +105,7 @@ class SeriesJob(Job):
 
     def problems(self) -> Iterator[Problem]:
         """Keys that arrays and long tables require or do not have, and columns with two roles."""
-        yield from self._form_problems()
+        yield from self._check_form()
         named = [
             ("time", self.data.time),
             ("group", self.data.group),
@@ -133,7 +133,7 @@ class SeriesJob(Job):
                     "a smaller pool, fewer convolutions or a longer window",
                 )
 
-    def _form_problems(self) -> Iterator[Problem]:
+    def _check_form(self) -> Iterator[Problem]:
         if self.data.arrays:
             for option in _LONG:
                 if getattr(self.data, option) is not None:
@@ -202,7 +202,7 @@ class SeriesRegressionJob(SeriesJob):
     def problems(self) -> Iterator[Problem]:
         """Refuse class weights, which need classes, and augmentation after which the numbers would not be true."""
         yield from super().problems()
-        yield from self.class_weights_refused()
+        yield from self.refuse_class_weights()
         for option, reason in (
             ("scaling", "changes the amplitude"),
             ("time_warp", "changes the speed"),

@@ -9,29 +9,29 @@ from pydantic_core import PydanticCustomError
 
 from drivetrain.job.values import Size, Spec
 
-CACHE = "20g"
-MOST = 4096
+DEFAULT_CACHE = "20g"
+MAX_COUNT = 4096
 
 
 class Stream(Spec):
     """Training data in shards that are read while they are trained on. The order is a function of the seed and the epoch."""
 
-    streams: Annotated[int, Field(ge=1, le=MOST)] = Field(
+    streams: Annotated[int, Field(ge=1, le=MAX_COUNT)] = Field(
         8,
         description="equal parts of the shuffled row of shards; each batch has samples of all. Best a multiple of the number of "
         "processes; any number of processes gets the same batches",
     )
-    window: Annotated[int, Field(ge=1, le=MOST)] = Field(
+    window: Annotated[int, Field(ge=1, le=MAX_COUNT)] = Field(
         4, description="shards of a stream whose samples are shuffled together; more is nearer to a full shuffle"
     )
     cache: Size = Field(
-        CACHE,
+        DEFAULT_CACHE,
         description="disk space for shards, shared by all runs and processes of a machine; it must hold `window` shards of each "
         "stream. Tar shards on this machine are read in place",
     )
 
 
-def _expand(value: Any) -> Any:
+def _expand_stream(value: Any) -> Any:
     """`true` means all defaults, `false` that nothing is streamed."""
     if isinstance(value, bool):
         return {} if value else None
@@ -40,4 +40,4 @@ def _expand(value: Any) -> Any:
     raise PydanticCustomError("stream", "true, false, or settings such as {cache: 20g, window: 4}")
 
 
-MaybeStream = Annotated[Stream | None, BeforeValidator(_expand)]
+MaybeStream = Annotated[Stream | None, BeforeValidator(_expand_stream)]

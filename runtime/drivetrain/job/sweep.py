@@ -23,7 +23,7 @@ class SearchRange(Spec):
     )
 
 
-def _kind(value: object) -> str:
+def _choose_form(value: object) -> str:
     return "choices" if isinstance(value, list) else "range"
 
 
@@ -31,7 +31,7 @@ Choices = Annotated[list[JsonValue], Field(json_schema_extra={"minItems": 2})]
 Values = Annotated[
     Annotated[SearchRange, Tag("range")] | Annotated[Choices, Tag("choices")],
     # So that a mistake in a range is not reported as that of a list, too.
-    Discriminator(_kind),
+    Discriminator(_choose_form),
 ]
 
 
@@ -74,7 +74,7 @@ class Parameter:
     """The values to choose from; empty for a range."""
 
 
-def assignments(values: Mapping[str, JsonValue]) -> list[str]:
+def format_assignments(values: Mapping[str, JsonValue]) -> list[str]:
     """The values by key as `--set` options take them; `train.optimizer` before `train.optimizer.lr`."""
     return [
         f"{key}={json.dumps(values[key], ensure_ascii=False)}" for key in sorted(values, key=lambda key: key.count("."))

@@ -12,7 +12,7 @@ from drivetrain.errors import Problem
 from drivetrain.job.column_names import Column, OneOrMore
 from drivetrain.job.data import TableFileData
 from drivetrain.job.job import CLASS_METRICS, LABEL_METRICS, Job
-from drivetrain.job.model import CustomModel, EarlierRun, WithWeights, model_kind
+from drivetrain.job.model import CustomModel, EarlierRun, WithWeights, choose_model_kind
 from drivetrain.job.values import Count, DateFormat, Fraction, accept_name
 
 DatePart = Literal["year", "month", "day", "weekday", "hour", "minute", "days"]
@@ -84,7 +84,7 @@ class MlpSpec(WithWeights):
 
 TableModel = Annotated[
     Annotated[MlpSpec, Tag("built-in")] | Annotated[EarlierRun, Tag("run")] | Annotated[CustomModel, Tag("own")],
-    Discriminator(model_kind),
+    Discriminator(choose_model_kind),
     accept_name(),
 ]
 
@@ -113,8 +113,8 @@ class TableJob(Job):
 
     def problems(self) -> Iterator[Problem]:
         """Columns with two roles, forms of dates without dates, columns that are no features."""
-        yield from self._columns_with_two_roles()
-        yield from self._problems_of_dates()
+        yield from self._check_column_roles()
+        yield from self._check_dates()
         data: Any = self.data
         for option in ("numeric", "categorical", "dates"):
             missing = [name for name in getattr(data, option) or () if data.features and name not in data.features]
@@ -125,11 +125,11 @@ class TableJob(Job):
                     "columns that are features",
                     "add it to data.features, or remove it",
                 )
-        yield from self._problems_of_model()
+        yield from self._check_model()
         if isinstance(self, TableRegressionJob):
-            yield from self.class_weights_refused()
+            yield from self.refuse_class_weights()
 
-    def _problems_of_model(self) -> Iterator[Problem]:
+    def _check_model(self) -> Iterator[Problem]:
         model = self.model
         if not isinstance(model, MlpSpec):
             return
@@ -144,7 +144,7 @@ class TableJob(Job):
                     ("model", key), "has no effect on model.name: linear", "a linear model has bins", f"remove {key}"
                 )
 
-    def _columns_with_two_roles(self) -> Iterator[Problem]:
+    def _check_column_roles(self) -> Iterator[Problem]:
         data: Any = self.data
         for first, second in _EXCLUSIVE:
             both = [name for name in getattr(data, first) or () if name in (getattr(data, second) or ())]
@@ -164,7 +164,7 @@ class TableJob(Job):
                 "remove it from one",
             )
 
-    def _problems_of_dates(self) -> Iterator[Problem]:
+    def _check_dates(self) -> Iterator[Problem]:
         data = self.data
         two_digits = re.search("%[yDxcg]", (data.date_format or "").replace("%%", ""))
         if data.first_year is not None and not two_digits:

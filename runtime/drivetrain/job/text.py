@@ -14,7 +14,7 @@ from drivetrain.job.class_weights import ClassWeights
 from drivetrain.job.column_names import Column, OneOrMore
 from drivetrain.job.data import TableFileData
 from drivetrain.job.job import CLASS_METRICS, Job
-from drivetrain.job.model import BuiltIn, CustomModel, EarlierRun, WithWeights, model_kind
+from drivetrain.job.model import BuiltIn, CustomModel, EarlierRun, WithWeights, choose_model_kind
 from drivetrain.job.stream import MaybeStream
 from drivetrain.job.values import FilePath, Fraction, Positive, Revision, Spec, accept_name
 from drivetrain.system.spelling import clean_text
@@ -40,7 +40,7 @@ class TextHead(Spec):
 
 
 @dataclass(frozen=True)
-class columns:
+class _ExpandColumns:
     """Accepts `causa`, `[modo, causa]` and `{modo: 0.4, causa: 0.6}` as short forms of a mapping of columns to
     settings.
     """
@@ -56,7 +56,9 @@ class columns:
         if not isinstance(names, dict) or not names or "" in names:
             raise PydanticCustomError("columns", "a column, a list of columns, or a mapping of columns to weights")
         return {
-            clean_text(name) if isinstance(name, str) else name: {"weight": settings} if _number(settings) else settings
+            clean_text(name) if isinstance(name, str) else name: {"weight": settings}
+            if _is_number(settings)
+            else settings
             for name, settings in names.items()
         }
 
@@ -70,7 +72,7 @@ class columns:
         return {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}, long]}
 
 
-def _number(value: object) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -81,7 +83,7 @@ class TextData(TableFileData):
         description="column that holds the texts; or a list of columns: two are encoded as a pair, more are joined, with "
         "separator tokens between them"
     )
-    labels: Annotated[dict[str, TextHead], columns()] = Field(
+    labels: Annotated[dict[str, TextHead], _ExpandColumns()] = Field(
         description="label columns: one name, a list of names, or a mapping of names to weights or settings"
     )
     groups: Column | None = Field(
@@ -108,9 +110,13 @@ Pooling = Literal["cls", "mean", "max"]
 
 
 class TextEncoder(WithWeights):
-    """A BERT-shaped encoder (Devlin et al. 2019) with random weights and a WordPiece vocabulary of the job's texts."""
+    """A BERT-shaped encoder (Devlin et al. 2019) with random weights and a WordPiece vocabulary of the job's texts; or a
+    linear model of the same tokens.
+    """
 
-    name: Literal["encoder"]
+    name: Literal["encoder", "linear"] = Field(
+        description="linear: a bag of words and pairs (hashed) with a linear layer, which trains in seconds"
+    )
     layers: Annotated[int, Field(ge=1, le=48)] = Field(4, description="transformer layers")
     width: Annotated[int, Field(ge=8, le=4096)] = Field(128, description="size of a token's vector")
     heads: Annotated[int, Field(ge=1, le=64)] = Field(4, description="attention heads; they divide the width")
@@ -140,7 +146,7 @@ TextModel = Annotated[
     | Annotated[TextPretrained, Tag("transformers")]
     | Annotated[EarlierRun, Tag("run")]
     | Annotated[CustomModel, Tag("own")],
-    Discriminator(model_kind),
+    Discriminator(choose_model_kind),
     accept_name("encoder"),
 ]
 
@@ -177,12 +183,11 @@ class TextJob(Job):
                 "remove it, or choose another text column",
             )
         if self.data.groups and (self.data.stream or self.data.groups in (*self.data.text, *self.data.labels)):
-            both = (
-                "are read from shards, which are split whole" if self.data.stream else f"have {self.data.groups!r} too"
-            )
+            split_whole = "are read from shards, which are split whole"
+            conflict = split_whole if self.data.stream else f"have {self.data.groups!r} too"
             yield self.problem(
                 ("data", "groups"),
-                f"is {self.data.groups!r}, and the texts or labels {both}",
+                f"is {self.data.groups!r}, and the texts or labels {conflict}",
                 "a column of a table that is only read for the split",
                 "remove it from one",
             )
@@ -194,10 +199,23 @@ class TextJob(Job):
                 "classes by name in each label column",
                 f"move it: data.labels.{first}.class_weights",
             )
-        if isinstance(self.model, TextEncoder) and self.model.width % self.model.heads:
+        yield from self._problems_of_model()
+
+    def _problems_of_model(self) -> Iterator[Problem]:
+        model = self.model
+        if not isinstance(model, TextEncoder):
+            return
+        if model.name == "linear":
+            for key in ("layers", "width", "heads", "pooling"):
+                # The spec that a run stores has every key with its default.
+                if getattr(model, key) != TextEncoder.model_fields[key].default:
+                    yield self.problem(
+                        ("model", key), "has no effect on model.name: linear", "vocabulary and dropout", f"remove {key}"
+                    )
+        elif model.width % model.heads:
             yield self.problem(
                 ("model", "heads"),
-                f"is {self.model.heads}, and width is {self.model.width}",
+                f"is {model.heads}, and width is {model.width}",
                 "heads that divide the width",
                 "change one of the two",
             )

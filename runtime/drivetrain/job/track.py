@@ -13,7 +13,7 @@ FOLDER = Path(__file__).parents[1] / "tracking" / "servers"
 MLFLOW = "mlflow"
 
 
-def servers() -> list[str]:
+def list_servers() -> list[str]:
     """The kinds of servers that there is a file for."""
     return sorted(path.stem for path in FOLDER.glob("[!_]*.py"))
 
@@ -39,7 +39,7 @@ class Track(Spec):
         """Kind and address of the server."""
         return (MLFLOW, self.mlflow) if self.mlflow else (self.server or "", self.address or "")
 
-    def wrong(self) -> tuple[str, str, str] | None:
+    def find_contradiction(self) -> tuple[str, str, str] | None:
         """What is wrong with the keys together: the key, what it is, what is possible; None if they name one server."""
         if self.mlflow and (self.server or self.address):
             key = "server" if self.server else "address"
@@ -47,6 +47,6 @@ class Track(Spec):
         if not self.mlflow and not (self.server and self.address):
             key = "server" if self.address else "address" if self.server else "mlflow"
             return key, "is missing", "mlflow: ADDRESS, or server: NAME with address: ADDRESS"
-        if self.server and self.server not in servers():
-            return "server", f"is {self.server!r}", ", ".join(servers())
+        if self.server and self.server not in list_servers():
+            return "server", f"is {self.server!r}", ", ".join(list_servers())
         return None

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from drivetrain.job.class_weights import MEANING, ClassWeights
+from drivetrain.job.class_weights import CLASS_WEIGHTS_DESCRIPTION, ClassWeights
 from drivetrain.job.values import Count, Duration, Fraction, Natural, Positive, Spec, accept_name
 
 
@@ -211,7 +211,7 @@ class Train(Spec):
         OneCycle(name="one-cycle"), description="learning-rate schedule", validate_default=False
     )
     loss: AnyLoss | None = Field(None, description="loss to minimize; if absent cross entropy or MSE, by task")
-    class_weights: ClassWeights = Field("none", description=MEANING)
+    class_weights: ClassWeights = Field("none", description=CLASS_WEIGHTS_DESCRIPTION)
     clip_norm: Positive | None = Field(1.0, description="largest gradient norm; null turns clipping off")
     fp16: Fp16 = Field(Fp16(), description="loss scaling when the precision is fp16")
     early_stopping: EarlyStopping | None = Field(None, description="stop when a metric no longer improves")

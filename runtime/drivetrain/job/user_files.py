@@ -47,7 +47,7 @@ class Signature:
     """Whether it accepts arbitrary keyword arguments."""
 
 
-_GONE = "does not exist"
+_MISSING = "does not exist"
 Functions = dict[str, Signature | None]
 """Functions and classes at the top level of a file; None if their parameters are known only at run time."""
 
@@ -58,17 +58,14 @@ def find_misplacement(folder: Path, file: str) -> tuple[str, str, str] | None:
     if path.suffix != ".py":
         return f"is {format_value(file)}", KIND, "name a .py file"
     if path.is_absolute() or ".." in path.parts:
-        return (
-            f"is {format_value(file)}",
-            f"{KIND}, as a relative path without `..`",
-            "put the file next to the job file",
-        )
+        possible = f"{KIND}, as a relative path without `..`"
+        return f"is {format_value(file)}", possible, "put the file next to the job file"
     full = folder / path
-    if wrong := find_trouble(full):
-        suggestion = wrong == _GONE and (
+    if obstacle := find_obstacle(full):
+        suggestion = obstacle == _MISSING and (
             suggest_nearest_path((folder,), file) or suggest_nearby_file((folder, Path.cwd()), file)
         )
-        return f"{format_value(file)} {wrong}", KIND, suggestion or "check the spelling"
+        return f"{format_value(file)} {obstacle}", KIND, suggestion or "check the spelling"
     if not full.is_file():
         return f"{format_value(file)} is not a file", KIND, "name a file"
     if not full.resolve().is_relative_to(folder.resolve()):
@@ -76,12 +73,12 @@ def find_misplacement(folder: Path, file: str) -> tuple[str, str, str] | None:
     return None
 
 
-def find_trouble(path: Path) -> str | None:
+def find_obstacle(path: Path) -> str | None:
     """Why a path cannot be read, as the end of a sentence; None if it can."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
-        return _GONE
+        return _MISSING
     except OSError as error:
         return f"cannot be read: {error.strerror}"
     except ValueError as error:
@@ -96,7 +93,7 @@ def suggest_nearest_path(folders: Sequence[Path], path: str) -> str:
     """
     parts = Path(path).parts
     for folder in folders:
-        depth = next((n for n in range(len(parts)) if find_trouble(folder.joinpath(*parts[: n + 1]))), len(parts))
+        depth = next((n for n in range(len(parts)) if find_obstacle(folder.joinpath(*parts[: n + 1]))), len(parts))
         parent = folder.joinpath(*parts[:depth])
         if depth == len(parts) or not parent.is_dir():
             continue
@@ -109,7 +106,7 @@ def suggest_nearest_path(folders: Sequence[Path], path: str) -> str:
             ]
             for name in difflib.get_close_matches(parts[depth], names, n=1, cutoff=0.5):
                 candidate = Path(*parts[:depth], name, *parts[depth + 1 :])
-                if not find_trouble(folder / candidate):
+                if not find_obstacle(folder / candidate):
                     return f'did you mean "{candidate}"?'
     return ""
 
@@ -144,7 +141,7 @@ def find_problems(job: Job, key: tuple[str, ...], part: UserFunction, offered: S
         yield functions
         return
     if part.factory not in functions and "*" not in functions:
-        yield unknown_function_problem(job, (*key, "factory"), part.factory, part.file, functions)
+        yield make_function_problem(job, (*key, "factory"), part.factory, part.file, functions)
     elif signature := functions.get(part.factory):
         yield from _check_arguments(job, key, part, signature, offered)
 
@@ -152,8 +149,8 @@ def find_problems(job: Job, key: tuple[str, ...], part: UserFunction, offered: S
 def find_functions(job: Job, key: tuple[str, ...], file: str) -> Functions | Problem:
     """The functions and classes of a file, or why it cannot be read."""
     path = (*key, "file")
-    if wrong := find_misplacement(job.folder, file):
-        return job.problem(path, *wrong)
+    if misplacement := find_misplacement(job.folder, file):
+        return job.problem(path, *misplacement)
     try:
         text = (job.folder / file).read_bytes()
         if b"\0" in text:  # Python's own message depends on its version
@@ -181,7 +178,7 @@ def describe_syntax_error(file: str, error: SyntaxError) -> str:
     return f"{file}:{error.lineno or 1}:{error.offset or 1}: {error.msg}{line}"
 
 
-def unknown_function_problem(job: Job, path: tuple[str, ...], name: str, file: str, functions: Functions) -> Problem:
+def make_function_problem(job: Job, path: tuple[str, ...], name: str, file: str, functions: Functions) -> Problem:
     """A problem with the name of a function that the file does not have."""
     public = [function for function in functions if not function.startswith("_")]
     return job.problem(
@@ -206,22 +203,15 @@ def _check_arguments(
         )
     for argument in part.arguments:
         if argument not in signature.parameters and not signature.accepts_any:
-            possible = (
-                f"arguments of {name}(): {', '.join(signature.parameters)}"
-                if signature.parameters
-                else f"{name}() has none"
-            )
+            names = ", ".join(signature.parameters)
+            possible = f"arguments of {name}(): {names}" if names else f"{name}() has none"
             yield job.problem(
                 (*path, argument),
                 f"{name}() in {part.file} has no such argument",
                 possible,
                 nearest(argument, signature.parameters) or "remove it",
             )
-    missing = [
-        parameter_name
-        for parameter_name in signature.required
-        if parameter_name not in part.arguments and parameter_name not in offered
-    ]
+    missing = [one for one in signature.required if one not in part.arguments and one not in offered]
     if missing:
         offered_text = f"; {', '.join(offered)} are set from the data" if offered else ""
         yield job.problem(

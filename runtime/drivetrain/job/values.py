@@ -51,13 +51,13 @@ class Spec(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-def accept_name(default: str | None = None) -> _Named:
+def accept_name(default: str | None = None) -> _NameExpansion:
     """Accept `adam` as a short form of `{name: adam}`; a mapping without a name gets `default`."""
-    return _Named(default)
+    return _NameExpansion(default)
 
 
 @dataclass(frozen=True)
-class _Named:
+class _NameExpansion:
     default: str | None
 
     def expand(self, value: object) -> object:
@@ -78,19 +78,19 @@ class _Named:
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, object]:
         """In the schema, allow the bare name beside the long form, and the default's form without a name."""
-        long = handler(schema["schema"])
+        long_form = handler(schema["schema"])
         names: list[str] = []
-        short: list[dict[str, object]] = []
-        for member in long.get("oneOf", []):
+        short_forms: list[dict[str, object]] = []
+        for member in long_form.get("oneOf", []):
             form = handler.resolve_ref_schema(member)
             name_schema = form["properties"].get("name", {})
-            own_names = name_schema.get("enum", [name_schema["const"]] if "const" in name_schema else [])
-            names += own_names
-            if self.default in own_names:
+            form_names = name_schema.get("enum", [name_schema["const"]] if "const" in name_schema else [])
+            names += form_names
+            if self.default in form_names:
                 form["required"] = [key for key in form.get("required", []) if key != "name"]
             if form["properties"].get("source", {}).get("const") == "run":
-                short.append(_describe_from(form))
-        return {"anyOf": [{"enum": names}, *short, long]}
+                short_forms.append(_describe_from(form))
+        return {"anyOf": [{"enum": names}, *short_forms, long_form]}
 
 
 def _describe_from(form: dict[str, Any]) -> dict[str, object]:
@@ -101,7 +101,7 @@ def _describe_from(form: dict[str, Any]) -> dict[str, object]:
 
 
 @dataclass(frozen=True)
-class _Checked:
+class _CheckedText:
     """Text that passes `check`; a value that is no text gets the same message."""
 
     check: Callable[[str], object]
@@ -157,8 +157,8 @@ def parse_fold(text: str) -> tuple[int, int]:
 
 def check_gpus(value: Any) -> object:
     """Check `limits.gpus`, with one message for all its forms."""
-    numbers = isinstance(value, list) and all(type(number) is int and 0 <= number < 256 for number in value)
-    if value in ("auto", "all", "none") or (numbers and value and len(set(value)) == len(value)):
+    is_list_of_numbers = isinstance(value, list) and all(type(number) is int and 0 <= number < 256 for number in value)
+    if value in ("auto", "all", "none") or (is_list_of_numbers and value and len(set(value)) == len(value)):
         return value
     raise PydanticCustomError("gpus", "auto, all, none, or the numbers of some GPUs such as [0, 1]")
 
@@ -187,16 +187,16 @@ def check_revision(text: str) -> None:
 
 def check_fraction_or_path(value: Any) -> object:
     """Check a fraction of the training data, or the path of separate data."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not (0 < value < 1 if number else isinstance(value, str) and value):
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not (0 < value < 1 if is_number else isinstance(value, str) and value):
         raise PydanticCustomError("fraction_or_path", "a fraction between 0 and 1, or a path")
     return value
 
 
 def check_share_or_size(value: Any) -> object:
     """Check a share or a size."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not (0 < value <= 1 if number else isinstance(value, str) and SIZE_PATTERN.fullmatch(value)):
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not (0 < value <= 1 if is_number else isinstance(value, str) and SIZE_PATTERN.fullmatch(value)):
         raise PydanticCustomError("share_or_size", "a share above 0 and up to 1, or a size with its unit such as 6g")
     return value
 
@@ -215,13 +215,16 @@ def check_share(value: object) -> object:
     return value
 
 
+def _is_address(text: str, pattern: re.Pattern[str]) -> bool:
+    try:
+        return len(text) <= 2000 and bool(pattern.fullmatch(text)) and urlsplit(text).port != 0
+    except ValueError:  # port or address out of range
+        return False
+
+
 def check_web_address(text: str) -> None:
     """Check a URL that is polled during the run."""
-    try:
-        good = len(text) <= 2000 and bool(_ADDRESS.fullmatch(text)) and urlsplit(text).port != 0
-    except ValueError:  # port or address out of range
-        good = False
-    if not good:
+    if not _is_address(text, _ADDRESS):
         raise PydanticCustomError(
             "address",
             "a URL without user and password, such as http://169.254.169.254/latest/meta-data/spot/instance-action",
@@ -230,11 +233,7 @@ def check_web_address(text: str) -> None:
 
 def check_notice_address(text: str) -> None:
     """Check a URL that is polled during the run: one where a cloud announces that it takes a machine away."""
-    try:
-        good = len(text) <= 2000 and bool(_NOTICE.fullmatch(text)) and urlsplit(text).port != 0
-    except ValueError:  # port out of range
-        good = False
-    if not good:
+    if not _is_address(text, _NOTICE):
         raise PydanticCustomError(
             "notice",
             "a URL where a cloud gives notice, such as "
@@ -243,15 +242,15 @@ def check_notice_address(text: str) -> None:
         )
 
 
-Address = Annotated[str, _Checked(check_web_address, _ADDRESS.pattern)]
-NoticeUrl = Annotated[str, _Checked(check_notice_address, _NOTICE.pattern)]
-Name = Annotated[str, _Checked(check_run_name, _NAME.pattern)]
-VariableName = Annotated[str, _Checked(check_variable_name, _VARIABLE.pattern)]
-Revision = Annotated[str, _Checked(check_revision, _REVISION.pattern)]
-Size = Annotated[str, _Checked(check_size, SIZE_PATTERN.pattern)]
-Duration = Annotated[str, _Checked(parse_duration, _DURATION.pattern)]
-Interval = Annotated[str, _Checked(parse_interval, f"epoch|{_STEPS.pattern}|{_DURATION.pattern}")]
-Fold = Annotated[str, _Checked(parse_fold, _FOLD.pattern)]
+Address = Annotated[str, _CheckedText(check_web_address, _ADDRESS.pattern)]
+NoticeUrl = Annotated[str, _CheckedText(check_notice_address, _NOTICE.pattern)]
+Name = Annotated[str, _CheckedText(check_run_name, _NAME.pattern)]
+VariableName = Annotated[str, _CheckedText(check_variable_name, _VARIABLE.pattern)]
+Revision = Annotated[str, _CheckedText(check_revision, _REVISION.pattern)]
+Size = Annotated[str, _CheckedText(check_size, SIZE_PATTERN.pattern)]
+Duration = Annotated[str, _CheckedText(parse_duration, _DURATION.pattern)]
+Interval = Annotated[str, _CheckedText(parse_interval, f"epoch|{_STEPS.pattern}|{_DURATION.pattern}")]
+Fold = Annotated[str, _CheckedText(parse_fold, _FOLD.pattern)]
 Fraction = Annotated[float, Field(ge=0, lt=1)]
 DateFormat = Annotated[str, Field(min_length=2, pattern="%")]
 BadShare = Annotated[float, Field(ge=0, lt=1), BeforeValidator(check_share)]

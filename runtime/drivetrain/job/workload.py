@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 BATCHES_PER_WORKER = 3
 """Batches of one loader worker in shared memory at once: two waiting and one in use."""
 
-CACHE_PAYS = 200.0
+MIN_CACHED_FLOP_PER_BYTE = 200.0
 """FLOPs per cached byte from which on reading the outputs of frozen layers from memory is certainly cheaper than
 computing them again: while one byte arrives, a CPU computes 10 to 100 FLOPs."""
 

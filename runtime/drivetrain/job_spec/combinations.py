@@ -28,7 +28,7 @@ def combination_problems(job: Job, document: Document) -> Iterator[Problem]:
     yield from _parts_problems(job, document)
     yield from _within_problems(job, document)
     yield from _track_problems(job, document)
-    yield from remote_data.problems(job)
+    yield from remote_data.find_problems(job)
     loss, optimizer = job.train.loss, job.train.optimizer
     if loss is not None and (allowed := job.losses()) and loss.name not in allowed:
         path = document.nearest(("train", "loss", "name"))
@@ -62,7 +62,7 @@ def combination_problems(job: Job, document: Document) -> Iterator[Problem]:
 
 def _track_problems(job: Job, document: Document) -> Iterator[Problem]:
     """Keys that name no server, or two."""
-    if job.track and (wrong := job.track.wrong()):
+    if job.track and (wrong := job.track.find_contradiction()):
         key, description, possible = wrong
         location = document.place(document.nearest(("track", key)))
         yield Problem(location, f"track.{key}", description, possible, "name one server")
@@ -173,7 +173,7 @@ def _stream_problems(job: Job, document: Document) -> Iterator[Problem]:
 
 def _csv_problems(job: Job, document: Document) -> Iterator[Problem]:
     """Options of CSV files in a job that has none."""
-    declared = job.data.csv.declared() if isinstance(job.data, TableFileData) else {}
+    declared = job.data.csv.list_settings() if isinstance(job.data, TableFileData) else {}
     paths = [text for _, text in job.data_paths()]
     if declared and not any(text.lower().endswith((".csv", ".tsv")) or is_on_hub(text) for text in paths):
         path = document.nearest(("data", "csv"))

@@ -107,7 +107,7 @@ def check(job: Job) -> list[str]:
     """
     if not isinstance(job.data, TableFileData):
         return []
-    files = csv_dialect.of_job(job.data.csv.declared(), {}, job.data.missing)
+    files = csv_dialect.of_job(job.data.csv.list_settings(), {}, job.data.missing)
     report: list[str] = []
     classes_of: dict[str, set[str]] = {}
     for key, text in job.data_paths():

@@ -16,7 +16,7 @@ from drivetrain.job import Job, dot_key
 from drivetrain.job.data import TableFileData
 from drivetrain.job.formatting import format_value
 from drivetrain.job.images import ImageJob
-from drivetrain.job.remote_data import readable_paths
+from drivetrain.job.remote_data import list_readable_paths
 from drivetrain.job.series import SeriesJob
 from drivetrain.job.tables import TableJob
 from drivetrain.job.text import TextJob
@@ -52,8 +52,8 @@ def check(job: Job) -> None:
     if idle_keys := list(_find_idle_keys(job)):
         raise SpecError(idle_keys)
     missing: list[Missing] = []
-    files = csv_dialect.of_job(job.data.csv.declared() if isinstance(job.data, TableFileData) else {}, {})
-    for key, text in readable_paths(job):
+    files = csv_dialect.of_job(job.data.csv.list_settings() if isinstance(job.data, TableFileData) else {}, {})
+    for key, text in list_readable_paths(job):
         path = job.resolve(text)
         label = f"{job.document.place(key)}: {dot_key(key)}"
         if path.is_dir() and isinstance(job, TABLES) and not getattr(job.data, "stream", None):

@@ -16,7 +16,7 @@ from drivetrain.job import JOBS, Document, Job, dot_key, remote_data
 from drivetrain.job import custom as custom_job
 from drivetrain.job.formatting import format_value
 from drivetrain.job.hub_address import is_on_hub
-from drivetrain.job.user_files import find_trouble, suggest_nearby_file, suggest_nearest_path
+from drivetrain.job.user_files import find_obstacle, suggest_nearby_file, suggest_nearest_path
 from drivetrain.job.values import Spec
 from drivetrain.job_spec import data_columns, named_splits, sweep_space
 from drivetrain.job_spec.combinations import combination_problems
@@ -89,7 +89,7 @@ def _build_checked(
 def _locate_data(job: Job, locate: Callable[[Job], Job] | None) -> Job:
     """The job with its data on the hub and in stores located; the code for both is imported only if needed."""
     on_hub = any(is_on_hub(text) for _, text in job.data_paths())
-    if not on_hub and not remote_data.whole_paths(job):
+    if not on_hub and not remote_data.list_whole_paths(job):
         return job
     if locate:
         return locate(job)
@@ -229,7 +229,7 @@ def _check_paths(job: Job) -> None:
     unfetched = job.list_unfetched()
     weights = [(key, path) for key, path in job.model_paths() if key[-1] == "weights" and not is_remote(path)]
     paths = [*(named for named in job.data_paths() if named not in unfetched and not is_remote(named[1])), *weights]
-    missing = [(key, path, wrong) for key, path in paths if (wrong := find_trouble(job.resolve(path)))]
+    missing = [(key, path, wrong) for key, path in paths if (wrong := find_obstacle(job.resolve(path)))]
     if missing:
         sample_command = next(filter(None, (command(path) for _, path, _ in missing)), None)
         roots = (job.folder, Path.cwd())

@@ -13,7 +13,7 @@ from drivetrain.job import Job, dot_key
 from drivetrain.job.data import Data
 from drivetrain.job.hub_address import is_on_hub
 from drivetrain.job.images import ImageJob
-from drivetrain.job.remote_data import readable_paths
+from drivetrain.job.remote_data import list_readable_paths
 from drivetrain.job.series import SeriesJob
 from drivetrain.job.tables import TableJob
 from drivetrain.job.text import TextJob
@@ -38,7 +38,7 @@ def name_splits(job: Job) -> Job:
     if not job.data.stream:
         # Images can lie in tables, too (Parquet of the hub).
         job = _replace_folders(job, lambda path: os.path.isdir(path) and table_paths.has_images(path))
-    if is_on_hub(job.data.train) or ("data", "train") not in dict(readable_paths(job)):
+    if is_on_hub(job.data.train) or ("data", "train") not in dict(list_readable_paths(job)):
         return job
     # Images in folders: train/, val/ and test/ with class folders each.
     location = job.document.place(("data", "train"))
@@ -60,7 +60,7 @@ def _has_train(path: Path) -> bool:
 def _replace_folders(job: Job, holds: Callable[[Path], bool]) -> Job:
     """Replace each folder that the job names, and for which `holds(path)` is true, by the table in it."""
     update: dict[str, str] = {}
-    for key, text in readable_paths(job):
+    for key, text in list_readable_paths(job):
         path = job.resolve(text)
         if is_on_hub(text) or not holds(path):
             continue

@@ -16,7 +16,7 @@ from drivetrain.hardware.disk_space import find_fetched_folder
 from drivetrain.job import Job, dot_key
 from drivetrain.job.images import MANIFESTS, ImageJob
 from drivetrain.job.model import EarlierRun
-from drivetrain.job.remote_data import whole_paths
+from drivetrain.job.remote_data import list_whole_paths
 from drivetrain.storage import stored_copy
 from drivetrain.storage.remote_address import RemoteAddress, parse
 from drivetrain.storage.stored_copy import StoredCopy
@@ -36,7 +36,7 @@ def fetch_copies(job: Job, report: Callable[[str], None]) -> tuple[Job, list[Sto
         DrivetrainError: of the store, of the cache, or of the data, with the place of the key.
     """
     copies: list[StoredCopy] = []
-    for key, text in whole_paths(job):
+    for key, text in list_whole_paths(job):
         address, cache = parse(text), find_fetched_folder(os.environ)
         with _located_errors(job, key):
             _check_alone(job, key, address)
@@ -54,7 +54,7 @@ def use_cached_copies(job: Job) -> Job:
     Raises:
         DrivetrainError: of the cache, or of the data, with the place of the key.
     """
-    for key, text in whole_paths(job):
+    for key, text in list_whole_paths(job):
         address, cache = parse(text), find_fetched_folder(os.environ)
         with _located_errors(job, key):
             _check_alone(job, key, address)
@@ -106,7 +106,7 @@ def needed_files(job: Job, key: Key) -> Callable[[str], bool]:
         if key[0] == "data" and name.endswith(TAR):
             streams = hasattr(job.data, "stream") and key[-1] != "test"
             raise DataError(
-                f"{dict(whole_paths(job))[key]} has tar shards, such as {name}",
+                f"{dict(list_whole_paths(job))[key]} has tar shards, such as {name}",
                 "`stream: true`, which reads shards while it trains" if streams else "images in folders, or a table",
                 "add `stream: true` to data" if streams else "name other data",
             )

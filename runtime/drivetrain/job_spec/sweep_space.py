@@ -11,7 +11,7 @@ from pydantic import JsonValue
 from drivetrain.errors import DataError, Problem, SpecError, nearest
 from drivetrain.job import Document, Job
 from drivetrain.job.formatting import format_value
-from drivetrain.job.sweep import Parameter, SearchRange, assignments
+from drivetrain.job.sweep import Parameter, SearchRange, format_assignments
 from drivetrain.job_spec.validation_errors import UNKNOWN_KEY
 from drivetrain.job_spec.yaml_file import put_value
 
@@ -60,7 +60,7 @@ def list_choices(job: Job) -> list[str]:
         for parameter in job.parameters
         for choice in parameter.choices
         if isinstance(choice, str | dict)
-        for assignment in assignments({parameter.key: choice})
+        for assignment in format_assignments({parameter.key: choice})
     ]
 
 

@@ -19,7 +19,7 @@ from drivetrain.job import Job, dot_key
 from drivetrain.job import custom as custom_job
 from drivetrain.job.hub_address import is_on_hub
 from drivetrain.job.images import ImageJob
-from drivetrain.job.remote_data import local_paths
+from drivetrain.job.remote_data import list_local_paths
 from drivetrain.launch import one_line
 from drivetrain.launch.project import PROJECT
 from drivetrain.storage.remote_address import is_remote
@@ -185,7 +185,7 @@ def _list_homes() -> set[Path]:
 
 def list_paths(job: Job) -> Iterator[tuple[tuple[str, ...], str]]:
     """Yield every local path in the spec with its key: data, and pretrained weights that exist here."""
-    yield from ((key, text) for key, text in local_paths(job) if not is_on_hub(text))
+    yield from ((key, text) for key, text in list_local_paths(job) if not is_on_hub(text))
     model_paths = ((key, text) for key, text in job.model_paths() if not is_remote(text))
     yield from ((key, text) for key, text in model_paths if os.path.exists(job.resolve(text)))
 

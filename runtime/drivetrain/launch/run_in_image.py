@@ -25,7 +25,7 @@ from drivetrain.errors import DataError, DeviceError, SpecError
 from drivetrain.inference.export import PACKAGES
 from drivetrain.inference.predict import STDIN, TERMINAL
 from drivetrain.job import Job
-from drivetrain.job.remote_data import whole_paths
+from drivetrain.job.remote_data import list_whole_paths
 from drivetrain.launch import docker_engine, mounts
 from drivetrain.launch.project import PROJECT, image_name
 from drivetrain.system.console import say
@@ -143,7 +143,7 @@ def _needs(options: argparse.Namespace, info: Mapping[str, Any]) -> _Needs:
     )
     for path, job in _jobs(options):
         needs.mounts += mounts.list_job_mounts(path, job, PROJECT)
-        if options.command in WITH_JOB or whole_paths(job):
+        if options.command in WITH_JOB or list_whole_paths(job):
             needs.network |= network.decide(job)[0]
             values, lines = run_secrets.collect(job, needs.network)
             needs.secrets |= values

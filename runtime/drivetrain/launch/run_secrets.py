@@ -82,7 +82,7 @@ def collect(job: Job, online: bool, environ: Mapping[str, str] = os.environ) -> 
         values |= {name: environ[name] for name in HUB if environ.get(name)}
         if "HF_TOKEN" not in values and (token := _read_login_token(environ)):
             values["HF_TOKEN"] = token
-    schemes = remote_data.schemes(job) if online else []
+    schemes = remote_data.list_schemes(job) if online else []
     for scheme in schemes:
         values |= store_variables.read_known(scheme, environ)
     contents = {name: os.fsencode(value) for name, value in values.items() if name not in store_variables.FILES}

@@ -32,6 +32,7 @@ from drivetrain.models.networks import (
     text_encoder,
     timm_vision,
     user_network,
+    word_bag,
 )
 from drivetrain.models.unfreezing import Unfreezing
 from drivetrain.pretrained import earlier_run, families, hub_name, timm_folder
@@ -171,6 +172,10 @@ def _build_text_network(job: TextJob, dataset: Dataset) -> Model:
     if isinstance(spec, TextPretrained):
         return _build_pretrained_text_network(spec, pretrained.find(job, spec.name), outputs, dataset)
     assert isinstance(spec, TextEncoder)
+    arguments: dict[str, Any]
+    if spec.name == "linear":
+        arguments = {"vocabulary": dataset.preprocessing["vocabulary"], "outputs": outputs, "dropout": spec.dropout}
+        return Model(word_bag.build(**arguments), "linear texts", arguments, spec.freeze)
     config = families.make_bert_config(
         vocabulary=dataset.preprocessing["vocabulary"],
         pad=dataset.preprocessing["tokenizer"]["pad"],
@@ -180,7 +185,7 @@ def _build_text_network(job: TextJob, dataset: Dataset) -> Model:
         heads=spec.heads,
         dropout=spec.dropout,
     )
-    arguments: dict[str, Any] = {"config": config, "outputs": outputs, "pooling": spec.pooling, "dropout": spec.dropout}
+    arguments = {"config": config, "outputs": outputs, "pooling": spec.pooling, "dropout": spec.dropout}
     return Model(text_encoder.build(**arguments), "texts", arguments, spec.freeze)
 
 

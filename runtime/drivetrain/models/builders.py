@@ -12,13 +12,14 @@ from pathlib import Path
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from drivetrain.models.networks import cnn, cnn_lstm, hf_vision, linear_table, mlp, text_encoder, timm_vision
+from drivetrain.models.networks import cnn, cnn_lstm, hf_vision, linear_table, mlp, text_encoder, timm_vision, word_bag
 
 BUILDERS: dict[str, Callable[..., nn.Module]] = {
     "images": cnn.build,
     "vision": hf_vision.build,
     "timm": timm_vision.build,
     "texts": text_encoder.build,
+    "linear texts": word_bag.build,
     "series": cnn_lstm.build,
     "tables": mlp.build,
     "linear tables": linear_table.build,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from drivetrain.data.dataset import Dataset, Inputs
-from drivetrain.job.workload import CACHE_PAYS, Workload
+from drivetrain.job.workload import MIN_CACHED_FLOP_PER_BYTE, Workload
 from drivetrain.models import dry_run, feature_cache, forward, packed_attention, recompute, strided_convolution
 from drivetrain.models.frozen_split import MAX_SPLIT_DIFFERENCE, CacheSaving, evaluating, list_outputs
 from drivetrain.models.unfreezing import Unfreezing
@@ -54,7 +54,7 @@ def inspect_workload(dataset: Dataset, model: nn.Module, unfreezing: Unfreezing 
     for epoch in unfreezing.epochs if saving else ():
         with unfreezing.during(model, epoch):
             later_saving = feature_cache.measure_saving(dataset, model)
-        if later_saving and later_saving.work >= CACHE_PAYS:
+        if later_saving and later_saving.work >= MIN_CACHED_FLOP_PER_BYTE:
             savings.append(later_saving)
     return replace(
         inspect_network(model),

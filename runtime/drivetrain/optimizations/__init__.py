@@ -10,10 +10,10 @@ The file name is the key under `optimize:`, the row in the plan, the line in the
     effective(run) -> value                             the effective value, read back after assembly
 
 and, for a setting that must be made before the process starts, environment(hardware, value) -> dict, with
-preloaded() -> value if it preloads a library; for one that applies to some machines or jobs only,
+read_preloaded() -> value if it preloads a library; for one that applies to some machines or jobs only,
 lacks(job, hardware) -> str|None: what is missing here, in two or three words. NEEDS
 names the optimization without which it has no effect, and so is not measured. A setting that `drivetrain calibrate`
-probes has probed(job, hardware, workload) -> probes: those of `hardware.calibration` that are nearest to the network.
+probes has select_probes(job, hardware, workload) -> probes: those of `hardware.calibration` that are nearest to the network.
 
 Their types are in the folder `interface`. `run` is an AssembledRun: the part of `drivetrain.training.run.Run` that an
 optimization may read and change.
@@ -48,7 +48,6 @@ __all__ = [
     "environment",
     "every",
     "off_values",
-    "wanted",
 ]
 
 
@@ -71,26 +70,26 @@ class Optimization:
     environment: Callable[[Hardware, Value], dict[str, str]]
     lacks: Callable[[Job, Hardware], str | None]
     """What this machine or job lacks for it to apply; None if it applies."""
-    preloaded: Callable[[], Value] | None
+    read_preloaded: Callable[[], Value] | None
     """The effective value in a process that is already running; only for libraries that `environment` preloads."""
     needs: str | None
     """The optimization without which it has no effect."""
-    probed: Callable[[Job, Hardware, Workload | None], tuple[Probe, ...]]
+    select_probes: Callable[[Job, Hardware, Workload | None], tuple[Probe, ...]]
     """The probes of the machine's calibration that predict its values for this network; none if it is not probed."""
     redraws: bool
     """Whether it changes the random numbers of dropout, so that its steps can only be compared without dropout."""
 
 
-def _constant(effect: Effect, workload: Workload | None) -> Effect:
+def _return_effect(effect: Effect, workload: Workload | None) -> Effect:
     return effect
 
 
-def _from(module: ModuleType) -> Optimization:
+def _read_module(module: ModuleType) -> Optimization:
     return Optimization(
         name=module.__name__.rsplit(".", 1)[-1],
         sentence=(module.__doc__ or "").strip().partition("\n")[0],
         stage=module.STAGE,
-        effect=module.EFFECT if not isinstance(module.EFFECT, Effect) else partial(_constant, module.EFFECT),
+        effect=module.EFFECT if not isinstance(module.EFFECT, Effect) else partial(_return_effect, module.EFFECT),
         off=module.OFF,
         values=module.Values,
         choose=module.choose,
@@ -100,14 +99,14 @@ def _from(module: ModuleType) -> Optimization:
         effective=module.effective,
         environment=getattr(module, "environment", lambda hardware, value: {}),
         lacks=getattr(module, "lacks", lambda job, hardware: None),
-        preloaded=getattr(module, "preloaded", None),
+        read_preloaded=getattr(module, "read_preloaded", None),
         needs=getattr(module, "NEEDS", None),
-        probed=getattr(module, "probed", lambda job, hardware, workload: ()),
+        select_probes=getattr(module, "select_probes", lambda job, hardware, workload: ()),
         redraws=getattr(module, "REDRAWS", False),
     )
 
 
-def requested_or(job: Job, name: str, choice: Choice) -> Value:
+def pick_requested(job: Job, name: str, choice: Choice) -> Value:
     """The value that the job requests under this name, else the choice."""
     requested: Value = job.optimize.get(name, "auto")
     return choice.value if requested == "auto" else requested
@@ -132,5 +131,5 @@ def environment(hardware: Hardware, values: Mapping[str, Value]) -> dict[str, st
 def every() -> tuple[Optimization, ...]:
     """All optimizations, ordered by (stage, name)."""
     names = sorted(info.name for info in pkgutil.iter_modules(__path__) if not info.ispkg)
-    loaded = [_from(importlib.import_module(f"{__name__}.{name}")) for name in names]
+    loaded = [_read_module(importlib.import_module(f"{__name__}.{name}")) for name in names]
     return tuple(sorted(loaded, key=lambda o: (o.stage, o.name)))

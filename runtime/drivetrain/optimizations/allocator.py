@@ -50,7 +50,7 @@ def environment(hardware: Hardware, value: Value) -> dict[str, str]:
     return {"LD_PRELOAD": hardware.libraries.tcmalloc, "TCMALLOC_LARGE_ALLOC_REPORT_THRESHOLD": str(1 << 40)}
 
 
-def probed(job: Job, hardware: Hardware, workload: Workload | None) -> tuple[Probe, ...]:
+def select_probes(job: Job, hardware: Hardware, workload: Workload | None) -> tuple[Probe, ...]:
     """Networks of the job's kind, in processes with this allocator and with the C library's."""
     return similar_work.for_any_size(job, hardware, "allocator")
 
@@ -61,10 +61,10 @@ def apply(run: AssembledRun, value: Value) -> None:
 
 def effective(run: AssembledRun) -> Value:
     """Whether the library is mapped into this process."""
-    return preloaded()
+    return read_preloaded()
 
 
-def preloaded() -> Value:
+def read_preloaded() -> Value:
     """The effective value, without a run."""
     maps = Path("/proc/self/maps")
     mapped = maps.read_text(encoding="utf-8", errors="replace") if maps.exists() else ""  # macOS preloads nothing

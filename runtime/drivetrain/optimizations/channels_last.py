@@ -63,7 +63,7 @@ def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[
     return [True, OFF] if possible else [OFF]
 
 
-def probed(job: Job, hardware: Hardware, workload: Workload | None) -> tuple[Probe, ...]:
+def select_probes(job: Job, hardware: Hardware, workload: Workload | None) -> tuple[Probe, ...]:
     """The layout of a convolutional network, in the number format of the job."""
     precision = job.optimize.get("precision", "auto")
     setting = "" if precision in ("auto", "fp32") else f"precision={precision}"

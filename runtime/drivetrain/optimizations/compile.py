@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from drivetrain.optimizations import AssembledRun, Choice, Effect, Stage, Value, requested_or, sharding, unpadding
+from drivetrain.optimizations import AssembledRun, Choice, Effect, Stage, Value, pick_requested, sharding, unpadding
 
 if TYPE_CHECKING:
     from drivetrain.hardware.facts import Hardware
@@ -43,7 +43,7 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
         return obstacle
     if job.optimize.get("gradient_checkpointing") is True:
         return "the job sets gradient_checkpointing, whose blocks cannot be compiled"
-    if requested_or(job, "unpadding", unpadding.choose(job, hardware, workload)) == unpadding.PACKED:
+    if pick_requested(job, "unpadding", unpadding.choose(job, hardware, workload)) == unpadding.PACKED:
         return "unpadding gives every step another input shape; set compile: true to split batches into chunks instead"
     gpu, storage = hardware.gpu, hardware.storage
     if gpu is not None and gpu.capability < (7, 0):

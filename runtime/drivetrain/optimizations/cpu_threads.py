@@ -74,7 +74,7 @@ def environment(hardware: Hardware, value: Value) -> dict[str, str]:
     return dict.fromkeys(names, str(value))
 
 
-def probed(job: Job, hardware: Hardware, workload: Workload | None) -> tuple[Probe, ...]:
+def select_probes(job: Job, hardware: Hardware, workload: Workload | None) -> tuple[Probe, ...]:
     """Networks of the job's kind; none if other processes were at work when the machine was calibrated."""
     busy = hardware.calibration is None or hardware.calibration.is_busy
     return () if busy else similar_work.for_any_size(job, hardware, "cpu_threads")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from drivetrain.distributed import world
-from drivetrain.job.workload import CACHE_PAYS
+from drivetrain.job.workload import MIN_CACHED_FLOP_PER_BYTE
 from drivetrain.optimizations import AssembledRun, Choice, Effect, Stage, Value, sharding
 from drivetrain.system.units import format_bytes
 
@@ -30,7 +30,7 @@ Values = bool
 
 SPACE_DIVISOR = 4
 """The cache may use 1/SPACE_DIVISOR of the free memory, or of the free disk space."""
-WORK = {"memory": CACHE_PAYS, "disk": 5 * CACHE_PAYS}
+WORK = {"memory": MIN_CACHED_FLOP_PER_BYTE, "disk": 5 * MIN_CACHED_FLOP_PER_BYTE}
 """FLOPs per cached byte from which on reading is certainly cheaper than computing again."""
 
 
@@ -153,7 +153,7 @@ def apply(run: AssembledRun, value: Value) -> None:
     saving = feature_cache.measure_saving(run.dataset, run.model)
     if saving is None:  # what was frozen at first has been unfrozen
         return
-    if run.stage and saving.work < CACHE_PAYS and run.job.optimize.get("feature_cache") is not True:
+    if run.stage and saving.work < MIN_CACHED_FLOP_PER_BYTE and run.job.optimize.get("feature_cache") is not True:
         return
     storage = _place(run.job, run.hardware, feature_cache.count_bytes(run.dataset, saving))
     if storage is None:

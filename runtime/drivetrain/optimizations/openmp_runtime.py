@@ -60,7 +60,7 @@ def environment(hardware: Hardware, value: Value) -> dict[str, str]:
     return {"LD_PRELOAD": path, "KMP_BLOCKTIME": "1"} if path else {}
 
 
-def probed(job: Job, hardware: Hardware, workload: Workload | None) -> tuple[Probe, ...]:
+def select_probes(job: Job, hardware: Hardware, workload: Workload | None) -> tuple[Probe, ...]:
     """Networks of the job's kind, in processes with this runtime and with torch's own."""
     return similar_work.for_any_size(job, hardware, "openmp_runtime")
 
@@ -71,10 +71,10 @@ def apply(run: AssembledRun, value: Value) -> None:
 
 def effective(run: AssembledRun) -> Value:
     """The runtime that is mapped into this process; torch's libgomp is mapped as well, but not used."""
-    return preloaded()
+    return read_preloaded()
 
 
-def preloaded() -> Value:
+def read_preloaded() -> Value:
     """The effective value, without a run."""
     maps = Path("/proc/self/maps")
     mapped = maps.read_text(encoding="utf-8", errors="replace") if maps.exists() else ""  # macOS preloads nothing

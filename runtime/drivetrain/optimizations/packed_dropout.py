@@ -54,7 +54,7 @@ def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[
     return [choose(job, hardware, workload).value]
 
 
-def probed(job: Job, hardware: Hardware, workload: Workload | None) -> tuple[Probe, ...]:
+def select_probes(job: Job, hardware: Hardware, workload: Workload | None) -> tuple[Probe, ...]:
     """Dropout of one large tensor; small ones are torch's in any case."""
     probes = hardware.calibration.find_nearest("packed_dropout", "dropout", 0) if hardware.calibration else ()
     return probes if workload is None or workload.has("Dropout") else ()

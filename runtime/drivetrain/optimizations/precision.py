@@ -103,7 +103,7 @@ def formats(hardware: Hardware) -> list[Value]:
     ]
 
 
-def probed(job: Job, hardware: Hardware, workload: Workload | None) -> tuple[Probe, ...]:
+def select_probes(job: Job, hardware: Hardware, workload: Workload | None) -> tuple[Probe, ...]:
     """A network of the same kind, in the layout that the job does not turn off; none where numbers are predicted: a probe
     says how fast a format is, not what it costs there.
     """

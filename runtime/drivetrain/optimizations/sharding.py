@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from drivetrain.distributed import world
 from drivetrain.job.train import Sgd
-from drivetrain.optimizations import AssembledRun, Choice, Effect, Stage, Value, gradient_checkpointing, requested_or
+from drivetrain.optimizations import AssembledRun, Choice, Effect, Stage, Value, gradient_checkpointing, pick_requested
 from drivetrain.system.units import format_bytes
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def _release(version: str) -> tuple[int, ...]:
 
 def obstacle(job: Job, hardware: Hardware, workload: Workload | None) -> str | None:
     """Why an optimization that needs whole weights is not possible, if the weights are divided."""
-    divides = requested_or(job, "sharding", choose(job, hardware, workload))
+    divides = pick_requested(job, "sharding", choose(job, hardware, workload))
     return "optimize.sharding divides the weights among the processes" if divides else None
 
 

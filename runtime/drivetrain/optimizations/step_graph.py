@@ -14,7 +14,7 @@ from drivetrain.optimizations import (
     Value,
     fused_optimizer,
     gradient_checkpointing,
-    requested_or,
+    pick_requested,
     unpadding,
 )
 
@@ -73,11 +73,11 @@ def _refuse_settings(job: Job, hardware: Hardware, workload: Workload | None) ->
     """What of the loss, or of other optimizations, cannot be recorded."""
     if isinstance(job.train.loss, Focal) and job.train.loss.alpha is not None:
         return "train.loss.alpha is copied to the GPU in each step"
-    if not requested_or(job, "fused_optimizer", fused_optimizer.choose(job, hardware, workload)):
+    if not pick_requested(job, "fused_optimizer", fused_optimizer.choose(job, hardware, workload)):
         return "without fused_optimizer the host decides whether an update is made"
-    if requested_or(job, "gradient_checkpointing", gradient_checkpointing.choose(job, hardware, workload)):
+    if pick_requested(job, "gradient_checkpointing", gradient_checkpointing.choose(job, hardware, workload)):
         return "gradient_checkpointing reads the state of the random generators, which a recorded step cannot"
-    if requested_or(job, "unpadding", unpadding.choose(job, hardware, workload)) != unpadding.OFF:
+    if pick_requested(job, "unpadding", unpadding.choose(job, hardware, workload)) != unpadding.OFF:
         return "unpadding gives every step another input shape"
     return None
 

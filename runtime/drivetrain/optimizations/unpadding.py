@@ -24,8 +24,8 @@ from drivetrain.optimizations import (
     feature_cache,
     gradient_checkpointing,
     micro_batch,
+    pick_requested,
     precision,
-    requested_or,
 )
 from drivetrain.optimizations.interface import similar_work
 from drivetrain.system.units import format_bytes
@@ -101,8 +101,8 @@ def _choose_on_gpu(job: Job, hardware: Hardware, gpu: Gpu, workload: Workload | 
 
 def _no_kernel(job: Job, hardware: Hardware, workload: Workload | None) -> str | None:
     """Why no kernel computes the attention of texts of different lengths at once; None if there is one."""
-    kernels = requested_or(job, "attention", attention.choose(job, hardware, workload))
-    numbers = requested_or(job, "precision", precision.choose(job, hardware, workload))
+    kernels = pick_requested(job, "attention", attention.choose(job, hardware, workload))
+    numbers = pick_requested(job, "precision", precision.choose(job, hardware, workload))
     if kernels == "math":
         return "attention: math has no kernel for texts of different lengths"
     if kernels == "flash" and numbers not in ("bf16", "fp16"):
@@ -161,7 +161,7 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
         workload is not None
         and workload.prefix
         and not workload.prefix_ragged
-        and requested_or(job, "feature_cache", feature_cache.choose(job, hardware, workload))
+        and pick_requested(job, "feature_cache", feature_cache.choose(job, hardware, workload))
     ):
         return "with feature_cache each text is a single vector"
     if value == PACKED and job.optimize.get("compile") is True:
@@ -181,7 +181,7 @@ def candidates(job: Job, hardware: Hardware, workload: Workload | None) -> list[
     return [PACKED, PART_TOKENS] if default == PACKED else [default]
 
 
-def probed(job: Job, hardware: Hardware, workload: Workload | None) -> tuple[Probe, ...]:
+def select_probes(job: Job, hardware: Hardware, workload: Workload | None) -> tuple[Probe, ...]:
     """One encoder layer over a batch of short texts, in the number format of the job."""
     if hardware.calibration is None:
         return ()

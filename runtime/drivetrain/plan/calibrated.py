@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from drivetrain.distributed import world
-from drivetrain.hardware.calibration import Calibration, Probe
+from drivetrain.hardware.calibration import Calibration
 from drivetrain.hardware.facts import Hardware
 from drivetrain.job import Job
 from drivetrain.job.workload import Workload
@@ -32,7 +32,7 @@ class Verdict:
     """The ratio, the work and the date."""
 
 
-def verdict(
+def judge_by_calibration(
     optimization: Optimization, job: Job, hardware: Hardware, workload: Workload | None, default: Value
 ) -> Verdict | None:
     """The fastest possible value; None without a calibration, or if it has no probe for this decision.
@@ -45,59 +45,54 @@ def verdict(
     calibration = find_usable(job, hardware)
     if calibration is None:
         return None
-    spreads = _spreads(optimization, job, hardware, workload)
+    spreads = _collect_spreads(optimization, job, hardware, workload)
     if default not in spreads:
         return None
     best = max(spreads, key=lambda value: spreads[value][1])
-    rival = default if best != default else max((v for v in spreads if v != default), key=lambda v: spreads[v][1])
-    texts = [row.describe(calibration.date) for row in optimization.probed(job, hardware, workload)]
+    runner_up = default if best != default else max((v for v in spreads if v != default), key=lambda v: spreads[v][1])
+    texts = [row.describe(calibration.date) for row in optimization.select_probes(job, hardware, workload)]
     comparison = next(
-        (text for value in (best, rival) for text in texts if text.startswith(f"{_format_value(value)} ")), texts[0]
+        (text for value in (best, runner_up) for text in texts if text.startswith(f"{_format_value(value)} ")), texts[0]
     )
-    clear = spreads[best][0] > spreads[rival][2] and spreads[best][1] >= MIN_SPEEDUP * spreads[rival][1]
-    return Verdict(best if clear else None, comparison if clear else f"no clear difference: {comparison}")
+    is_clear = spreads[best][0] > spreads[runner_up][2] and spreads[best][1] >= MIN_SPEEDUP * spreads[runner_up][1]
+    return Verdict(best if is_clear else None, comparison if is_clear else f"no clear difference: {comparison}")
 
 
 def find_usable(job: Job, hardware: Hardware) -> Calibration | None:
-    """The calibration that decisions may use: none with `measure: off`, and none for several processes, which may run
-    on different machines.
-    """
+    """The calibration that decisions may use; none with `measure: off` or several processes: their machines may differ."""
     if job.optimize.get("measure") == "off" or world.count_local_ranks(job, hardware) > 1:
         return None
     return hardware.calibration
 
 
-def is_hopeless(
-    optimization: Optimization, job: Job, hardware: Hardware, workload: Workload | None, value: Value, present: Value
+def explain_hopeless(
+    optimization: Optimization, job: Job, hardware: Hardware, workload: Workload | None, value: Value, current: Value
 ) -> str | None:
     """Why a value need not be measured; None if it may be as fast as the present one."""
     calibration = find_usable(job, hardware)
     if calibration is None or job.optimize.get("measure") == "full":
         return None
-    spreads = _spreads(optimization, job, hardware, workload)
-    if value not in spreads or present not in spreads or spreads[value][2] > HOPELESS_SPEEDUP * spreads[present][0]:
+    spreads = _collect_spreads(optimization, job, hardware, workload)
+    if value not in spreads or current not in spreads or spreads[value][2] > HOPELESS_SPEEDUP * spreads[current][0]:
         return None
-    ratio = spreads[value][1] / spreads[present][1]
-    return f"calibrated {ratio:.2f}x {_format_value(present)} on {calibration.date}"
+    ratio = spreads[value][1] / spreads[current][1]
+    return f"calibrated {ratio:.2f}x {_format_value(current)} on {calibration.date}"
 
 
-def _spreads(
+def _collect_spreads(
     optimization: Optimization, job: Job, hardware: Hardware, workload: Workload | None
 ) -> Mapping[Value, tuple[float, float, float]]:
     """(low, median, high) of the speed of every possible value, relative to the one that all were compared with."""
-    probes = optimization.probed(job, hardware, workload)
-    measured = {_value(probe.value): (probe.low, probe.ratio, probe.high) for probe in probes}
-    measured |= {_value(probe.against): (1.0, 1.0, 1.0) for probe in _same_base(probes)}
+    probes = optimization.select_probes(job, hardware, workload)
+    measured = {_parse_value(probe.value): (probe.low, probe.ratio, probe.high) for probe in probes}
+    # The value that all probes were compared with has no probe of its own.
+    if len({probe.against for probe in probes}) == 1:
+        measured[_parse_value(probes[0].against)] = (1.0, 1.0, 1.0)
     possible = {v: spread for v, spread in measured.items() if optimization.refuse(job, hardware, workload, v) is None}
     return possible if len(possible) > 1 else {}
 
 
-def _same_base(probes: tuple[Probe, ...]) -> tuple[Probe, ...]:
-    """The first probe, if all have been compared with the same value."""
-    return probes[:1] if len({probe.against for probe in probes}) == 1 else ()
-
-
-def _value(text: str) -> Value:
+def _parse_value(text: str) -> Value:
     return text == "true" if text in ("true", "false") else int(text) if text.isdigit() else text
 
 

@@ -27,24 +27,24 @@ class Profile:
     """A name, the machines it matches, and its preferences."""
 
     name: str
-    fits: Callable[[Hardware], bool]
+    matches: Callable[[Hardware], bool]
     preferences: Mapping[str, Preference] = field(default_factory=dict)
 
 
-def _gpu_from(major: int, minor: int = 0) -> Callable[[Hardware], bool]:
+def _has_capability(major: int, minor: int = 0) -> Callable[[Hardware], bool]:
     return lambda hardware: hardware.gpu is not None and hardware.gpu.capability >= (major, minor)
 
 
 PROFILES: tuple[Profile, ...] = (
-    Profile("blackwell", _gpu_from(10)),
-    Profile("hopper", _gpu_from(9)),
-    Profile("ampere", _gpu_from(8)),
-    Profile("turing without tensor cores", lambda h: _gpu_from(7)(h) and not (h.gpu and tensor_cores(h.gpu))),
-    Profile("turing", _gpu_from(7, 5)),
-    Profile("volta", _gpu_from(7)),
-    Profile("pascal", _gpu_from(6)),
-    Profile("maxwell", _gpu_from(5)),
-    Profile("old gpu", _gpu_from(0)),
+    Profile("blackwell", _has_capability(10)),
+    Profile("hopper", _has_capability(9)),
+    Profile("ampere", _has_capability(8)),
+    Profile("turing without tensor cores", lambda h: _has_capability(7)(h) and not (h.gpu and tensor_cores(h.gpu))),
+    Profile("turing", _has_capability(7, 5)),
+    Profile("volta", _has_capability(7)),
+    Profile("pascal", _has_capability(6)),
+    Profile("maxwell", _has_capability(5)),
+    Profile("old gpu", _has_capability(0)),
     Profile("arm cpu with sve", lambda h: "sve" in h.cpu.flags),
     Profile("arm cpu with bf16", lambda h: h.cpu.architecture == "aarch64" and "bf16" in h.cpu.flags),
     Profile("arm cpu", lambda h: h.cpu.architecture == "aarch64"),
@@ -55,6 +55,6 @@ PROFILES: tuple[Profile, ...] = (
 )
 
 
-def profile(hardware: Hardware) -> Profile:
+def find_profile(hardware: Hardware) -> Profile:
     """The first profile that matches the hardware."""
-    return next(row for row in PROFILES if row.fits(hardware))
+    return next(row for row in PROFILES if row.matches(hardware))

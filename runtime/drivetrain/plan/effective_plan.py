@@ -26,7 +26,7 @@ class PlanRequest:
         return "with --plain" if self.plain else "without --plain and --plan" if self.plan is None else "with --plan"
 
     def resume(
-        self, run: Path, state: Mapping[str, Any], stored: Plan, instead: str = "start a new run with --new"
+        self, run: Path, state: Mapping[str, Any], stored: Plan, alternative: str = "start a new run with --new"
     ) -> PlanRequest:
         """The request that the run was started with.
 
@@ -34,22 +34,22 @@ class PlanRequest:
             run: its folder.
             state: its state.json; older versions did not record these values.
             stored: its plan.
-            instead: what to do to train under the other plan.
+            alternative: what to do to train under the other plan.
 
         Raises:
             CheckpointError: if the present request differs.
         """
         plain = stored.is_plain
-        before = PlanRequest(state.get("plain", plain), state.get("plan", None if plain else self.plan))
-        if self in (before, PlanRequest(False, stored.values())):
-            return before
+        request_before = PlanRequest(state.get("plain", plain), state.get("plan", None if plain else self.plan))
+        if self in (request_before, PlanRequest(False, stored.values())):
+            return request_before
         raise CheckpointError(
-            f"{run} was started {before}; this command is {self._beside(before)}",
+            f"{run} was started {request_before}; this command is {self._describe_difference(request_before)}",
             "one plan for the whole run",
-            f"run it {before}, or {instead}",
+            f"run it {request_before}, or {alternative}",
         )
 
-    def _beside(self, before: PlanRequest) -> str:
+    def _describe_difference(self, before: PlanRequest) -> str:
         """The request as text, with the first value that differs from the other plan."""
         if self.plan is None or before.plan is None:
             return str(self)
@@ -57,7 +57,7 @@ class PlanRequest:
         return f"with another, in which {name} is {self.plan.get(name)}, not {before.plan.get(name)}"
 
 
-def plan_of(run: Path) -> Plan:
+def load_plan(run: Path) -> Plan:
     """The plan in a run folder.
 
     Raises:
@@ -67,7 +67,7 @@ def plan_of(run: Path) -> Plan:
     return plan.with_rows(_learn_micro_batch(row, run) for row in plan.decisions if row.name == "micro_batch")
 
 
-def has_begun(run: Path) -> bool:
+def has_trained(run: Path) -> bool:
     """Whether the run has trained a step; one that was stopped during measurement is planned and measured anew."""
     return (run / "plan.json").exists() and any((run / "checkpoints").glob("step-*"))
 

@@ -36,12 +36,14 @@ class Measurement:
         return "vetoed: " in self.text
 
 
-def today() -> str:
+def format_date() -> str:
     """The date of a measurement."""
     return datetime.now(UTC).date().isoformat()
 
 
-def key(hardware: Hardware, workload: Workload, batch_size: int, structure: Mapping[str, object], fixed: object) -> str:
+def make_key(
+    hardware: Hardware, workload: Workload, batch_size: int, structure: Mapping[str, object], settings: object
+) -> str:
     """A cache key for one network on one machine.
 
     Args:
@@ -49,28 +51,28 @@ def key(hardware: Hardware, workload: Workload, batch_size: int, structure: Mapp
         workload: layer kinds and sample size.
         batch_size: samples per step.
         structure: names and shapes of all weights and inputs.
-        fixed: settings of the job that change what a step computes.
+        settings: settings of the job that change what a step computes.
     """
-    return _name([VERSION, _machine(hardware), workload.to_json(), batch_size, dict(structure), fixed])
+    return _hash([VERSION, _describe_machine(hardware), workload.to_json(), batch_size, dict(structure), settings])
 
 
-def early(hardware: Hardware, job: Job) -> str:
+def make_early_key(hardware: Hardware, job: Job) -> str:
     """A cache key for one spec on one machine, which the supervisor can compute without data or network."""
     spec = {key: value for key, value in job.dump().items() if key not in ("name", "checkpoint", "sweep")}
-    return _name([VERSION, _machine(hardware), spec])
+    return _hash([VERSION, _describe_machine(hardware), spec])
 
 
-def load_started(hardware: Hardware, job: Job) -> dict[str, Measurement]:
+def load_process_settings(hardware: Hardware, job: Job) -> dict[str, Measurement]:
     """Measured process settings from an earlier run of this spec; empty if the spec measures nothing."""
-    return {} if job.optimize.get("measure") == "off" else load(hardware, early(hardware, job))
+    return {} if job.optimize.get("measure") == "off" else load(hardware, make_early_key(hardware, job))
 
 
-def measures(job: Job) -> bool:
+def may_measure(job: Job) -> bool:
     """Whether a trainer may measure anything before its first step."""
     return job.optimize.get("measure") != "off" or job.optimize.get("micro_batch") == "auto"
 
 
-def _machine(hardware: Hardware) -> dict[str, object]:
+def _describe_machine(hardware: Hardware) -> dict[str, object]:
     return {
         "cpu": [hardware.cpu.model, hardware.cpu.flags, hardware.cpu.budget, hardware.cpu.quota],
         "gpus": [[gpu.name, gpu.driver] for gpu in hardware.gpus],
@@ -79,7 +81,7 @@ def _machine(hardware: Hardware) -> dict[str, object]:
     }
 
 
-def _name(parts: object) -> str:
+def _hash(parts: object) -> str:
     return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()[:32]
 
 
@@ -87,16 +89,16 @@ def _folder(hardware: Hardware) -> Path:
     return Path(hardware.storage.cache) / "evidence"
 
 
-def load(hardware: Hardware, name: str) -> dict[str, Measurement]:
+def load(hardware: Hardware, key: str) -> dict[str, Measurement]:
     """The measurements under a key; empty if there are none."""
-    data = read_json(_folder(hardware) / f"{name}.json")
+    data = read_json(_folder(hardware) / f"{key}.json")
     try:
         return {decision: Measurement(**row) for decision, row in data.items()} if isinstance(data, dict) else {}
     except TypeError:
         return {}
 
 
-def store(hardware: Hardware, name: str, measurements: Mapping[str, Measurement]) -> None:
+def store(hardware: Hardware, key: str, measurements: Mapping[str, Measurement]) -> None:
     """Store measurements.
 
     Raises:
@@ -104,4 +106,4 @@ def store(hardware: Hardware, name: str, measurements: Mapping[str, Measurement]
     """
     folder = _folder(hardware)
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / f"{name}.json", {decision: asdict(row) for decision, row in measurements.items()})
+    write_json(folder / f"{key}.json", {decision: asdict(row) for decision, row in measurements.items()})

@@ -14,7 +14,7 @@ from drivetrain.plan.plan import LEARNED, OPEN, Decision, Plan, format_value, re
 from drivetrain.system.console import Detail
 
 
-def settle(
+def finalize(
     job: Job,
     machine: Hardware,
     stored: Plan,
@@ -36,13 +36,13 @@ def settle(
         if old.value != row.value:
             change = f"{row.name} changed from {format_value(old.value)} to {format_value(row.value)}"
             say(Detail(f"plan: {change}: {row.reason}"))
-    changing = [row.name for row in plan.list_enabled() if row.effect == optimizations.Effect.TRAINING]
-    if changing:
-        say(f"plan: {', '.join(changing)} changes the training result here (BatchNorm), as set in the job")
+    training_names = [row.name for row in plan.list_enabled() if row.effect == optimizations.Effect.TRAINING]
+    if training_names:
+        say(f"plan: {', '.join(training_names)} changes the training result here (BatchNorm), as set in the job")
     return plan
 
 
-def changes(before: Plan, now: Plan) -> list[str]:
+def list_changes(before: Plan, now: Plan) -> list[str]:
     """What is not in force any more in a run that resumes, a line for each decision with its reason."""
     rows = [(before.row(row.name), row) for row in now.decisions]
     return [
@@ -63,9 +63,9 @@ def refine(
         for row in stored.decisions
         if not row.provisional and row.source != "job" and not (row.source in OPEN and row.name in measurements)
     }
-    plain = all(row.source == "plain" for row in stored.decisions)
-    fresh = resolve(job, machine, workload, plain=plain, replay=values, measured=measured)
-    return fresh.with_rows(_keep_reason(row, stored.row(row.name)) for row in fresh.decisions)
+    is_plain = all(row.source == "plain" for row in stored.decisions)
+    new_plan = resolve(job, machine, workload, plain=is_plain, replay=values, measured=measured)
+    return new_plan.with_rows(_keep_reason(row, stored.row(row.name)) for row in new_plan.decisions)
 
 
 def _keep_reason(row: Decision, old: Decision) -> Decision:

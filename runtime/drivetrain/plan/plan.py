@@ -19,10 +19,10 @@ from drivetrain.hardware.facts import Hardware
 from drivetrain.job import Job
 from drivetrain.job.workload import Workload
 from drivetrain.optimizations import Choice, Optimization, Value
-from drivetrain.plan.calibrated import verdict
-from drivetrain.plan.chip_profiles import profile
+from drivetrain.plan.calibrated import judge_by_calibration
+from drivetrain.plan.chip_profiles import find_profile
 from drivetrain.plan.evidence import Measurement
-from drivetrain.plan.plan_notes import plan_notes
+from drivetrain.plan.plan_notes import list_notes
 from drivetrain.system.files import parse_json
 
 OPEN = ("choice", "profile", "calibrated")
@@ -82,8 +82,8 @@ class Plan:
 
     def list_enabled(self) -> tuple[Decision, ...]:
         """The decisions that differ from plain PyTorch, in the order of application."""
-        off = optimizations.off_values()
-        return tuple(row for row in self.decisions if row.name in off and row.value != off[row.name])
+        off_values = optimizations.off_values()
+        return tuple(row for row in self.decisions if row.name in off_values and row.value != off_values[row.name])
 
     def with_rows(self, rows: Iterable[Decision]) -> Plan:
         """The plan with these rows in place of those of the same name."""
@@ -96,8 +96,8 @@ class Plan:
 
     def only(self, names: Collection[str]) -> Plan:
         """The plan with everything off except these."""
-        off = optimizations.off_values()
-        return self.with_values({name: value for name, value in off.items() if name not in names})
+        off_values = optimizations.off_values()
+        return self.with_values({name: value for name, value in off_values.items() if name not in names})
 
     def environment(self, hardware: Hardware) -> dict[str, str]:
         """Environment variables that must be set before the trainer starts; preloads are joined."""
@@ -130,24 +130,24 @@ def resolve(
     Raises:
         SpecError: with every requested value that is not possible.
     """
-    decisions, refused = [], []
+    decisions, problems = [], []
     for optimization in optimizations.every():
         requested = job.optimize.get(optimization.name, "auto")
         if requested != "auto" and not plain:
             reason = optimization.refuse(job, hardware, workload, requested)
             if reason:
-                refused.append(_refusal(job, hardware, workload, optimization, requested, reason))
+                problems.append(_make_problem(job, hardware, workload, optimization, requested, reason))
                 continue
         decisions.append(_decide(optimization, job, hardware, workload, plain, replay or {}, measured or {}, requested))
-    if refused:
-        raise SpecError(refused)
+    if problems:
+        raise SpecError(problems)
     selected_image = image.choose_image(hardware)
     return Plan(
         tuple(decisions),
         selected_image.word,
         selected_image.reason,
-        profile(hardware).name,
-        tuple(plan_notes(job, hardware)),
+        find_profile(hardware).name,
+        tuple(list_notes(job, hardware)),
     )
 
 
@@ -161,52 +161,52 @@ def _decide(
     measured: Mapping[str, Measurement],
     requested: Value,
 ) -> Decision:
-    def decision(
+    def make_decision(
         value: Value, source: str, reason: str, evidence: str | None = None, measurable: bool = False
     ) -> Decision:
         # Fixed values and most process settings do not depend on the workload.
         depends = measurable or optimization.stage > optimizations.Stage.PROCESS
-        open_ = workload is None and source in ("choice", "calibrated") and depends
+        is_provisional = workload is None and source in ("choice", "calibrated") and depends
         effect = optimizations.Effect.EXACT if value == optimization.off else optimization.effect(workload)
-        return Decision(optimization.name, value, source, reason, str(effect), evidence, open_)
+        return Decision(optimization.name, value, source, reason, str(effect), evidence, is_provisional)
 
     if plain:
-        return decision(optimization.off, "plain", "all optimizations are off (--plain)")
+        return make_decision(optimization.off, "plain", "all optimizations are off (--plain)")
     if requested != "auto":
-        return decision(requested, "job", "set in the job file")
+        return make_decision(requested, "job", "set in the job file")
     if optimization.name in replay:
         value = replay[optimization.name]
         obstacle = optimization.refuse(job, hardware, workload, value)
         if obstacle is None:
-            return decision(value, "file", "from the stored plan (--plan)")
+            return make_decision(value, "file", "from the stored plan (--plan)")
         choice = optimization.choose(job, hardware, workload)
-        return decision(choice.value, "choice", f"the stored value {value} is not possible here: {obstacle}")
+        return make_decision(choice.value, "choice", f"the stored value {value} is not possible here: {obstacle}")
     measurement = measured.get(optimization.name)
     if measurement and optimization.refuse(job, hardware, workload, measurement.value) is None:
-        return decision(measurement.value, "measured", f"measured on {measurement.date}", measurement.text)
+        return make_decision(measurement.value, "measured", f"measured on {measurement.date}", measurement.text)
     choice = optimization.choose(job, hardware, workload)
-    calibrated = verdict(optimization, job, hardware, workload, choice.value)
+    calibrated = judge_by_calibration(optimization, job, hardware, workload, choice.value)
     if calibrated and calibrated.value is not None:
-        return decision(calibrated.value, "calibrated", calibrated.text)
-    preference = profile(hardware).preferences.get(optimization.name)
+        return make_decision(calibrated.value, "calibrated", calibrated.text)
+    preference = find_profile(hardware).preferences.get(optimization.name)
     if preference and optimization.refuse(job, hardware, workload, preference.value) is None:
-        return decision(preference.value, "profile", "measured earlier on this kind of chip", preference.evidence)
-    return decision(
+        return make_decision(preference.value, "profile", "measured earlier on this kind of chip", preference.evidence)
+    return make_decision(
         choice.value, "choice", choice.reason, calibrated.text if calibrated else None, measurable=choice.provisional
     )
 
 
-def _refusal(
+def _make_problem(
     job: Job, hardware: Hardware, workload: Workload | None, optimization: Optimization, requested: Value, reason: str
 ) -> Problem:
-    ours: Choice = optimization.choose(job, hardware, workload)
+    default: Choice = optimization.choose(job, hardware, workload)
     path = ("optimize", optimization.name)
     return Problem(
         job.document.place(path),
         ".".join(path),
         f"is {format_value(requested)}, which is not possible here",
         reason,
-        f"remove the key; the default here is {format_value(ours.value)} ({ours.reason})",
+        f"remove the key; the default here is {format_value(default.value)} ({default.reason})",
     )
 
 
@@ -218,7 +218,7 @@ def load(path: Path) -> Plan:
     """
     try:
         data = parse_json(path.read_text(encoding="utf-8"))
-        names = {decision["name"] for decision in data["decisions"]}
+        stored_names = {decision["name"] for decision in data["decisions"]}
         plan = Plan(
             **{**data, "decisions": tuple(Decision(**d) for d in data["decisions"]), "notes": (*data.get("notes", ()),)}
         )
@@ -226,7 +226,7 @@ def load(path: Path) -> Plan:
         raise SpecError(
             f"--plan {path}: {error}", "a plan.json of a run, or the output of `plan --json`", "use such a file"
         ) from None
-    unknown = names - {optimization.name for optimization in optimizations.every()}
+    unknown = stored_names - {optimization.name for optimization in optimizations.every()}
     if unknown:
         raise SpecError(
             f"--plan {path}: unknown optimization {sorted(unknown)[0]!r}",
@@ -236,7 +236,7 @@ def load(path: Path) -> Plan:
     return plan
 
 
-def carry_reasons(fresh: Plan, stored: Plan) -> Plan:
+def keep_reasons(fresh: Plan, stored: Plan) -> Plan:
     """The new plan of a resumed run, with the reasons of the stored plan where a value is the same.
 
     What earlier trainers learned from crashes or from running out of memory overrides everything, even the job.
@@ -247,19 +247,19 @@ def carry_reasons(fresh: Plan, stored: Plan) -> Plan:
     )
 
 
-def smaller(plan: Plan, part: int, reason: str) -> Plan | None:
+def halve_micro_batch(plan: Plan, samples: int, reason: str) -> Plan | None:
     """The plan with half the micro-batch at the same batch size; None if it is already 1.
 
     Args:
         plan: the effective plan.
-        part: samples of a batch that one process computes, the upper limit of the micro-batch.
+        samples: samples of a batch that one process computes, the upper limit of the micro-batch.
         reason: the reason, without the number of samples.
     """
     value = plan.value("micro_batch")
-    now = part if value == "off" else min(part, int(value))
-    if now == 1:
+    present_size = samples if value == "off" else min(samples, int(value))
+    if present_size == 1:
         return None
-    row = plan.row("micro_batch").learn(now // 2, "memory", f"{reason} with {now} at a time")
+    row = plan.row("micro_batch").learn(present_size // 2, "memory", f"{reason} with {present_size} at a time")
     return replace(plan.with_rows([row]), seen={})
 
 

@@ -10,7 +10,7 @@ from drivetrain.job import Job
 from drivetrain.system.units import format_bytes, parse_bytes
 
 
-def plan_notes(job: Job, hardware: Hardware) -> Iterable[str]:
+def list_notes(job: Job, hardware: Hardware) -> Iterable[str]:
     """Notes on limits that differ from the request, a GPU that cannot be used, an image for another machine."""
     limits, memory = job.limits, hardware.memory
     if hardware.gpu_trouble:
@@ -24,15 +24,15 @@ def plan_notes(job: Job, hardware: Hardware) -> Iterable[str]:
     if limits.gpu_memory is not None and hardware.gpu is None:
         yield f"limits.gpu_memory: {limits.gpu_memory} has no effect without a GPU"
     elif limits.gpu_memory is not None and hardware.gpu is not None:
-        may = gpu_selection.count_allowed_bytes(hardware.gpu, limits.gpu_memory)
-        yield f"limits.gpu_memory: tensors may use {format_bytes(may)} of {format_bytes(hardware.gpu.memory)}"
+        allowed_bytes = gpu_selection.count_allowed_bytes(hardware.gpu, limits.gpu_memory)
+        yield f"limits.gpu_memory: tensors may use {format_bytes(allowed_bytes)} of {format_bytes(hardware.gpu.memory)}"
     if hardware.gpu is None and hardware.image in image_selection.BUILDS and job.limits.gpus != "none":
         yield f"image: {hardware.image} needs a GPU and sees none, so `train` will not start"
-    allowed = hardware.cpu.quota or float(hardware.cpu.budget)
-    if limits.cpus is not None and allowed > limits.cpus:
-        yield f"limits.cpus: {limits.cpus:g} requested but not enforced; {allowed:g} CPUs are available"
-    if limits.cpus is not None and allowed < limits.cpus:
-        yield f"limits.cpus: {limits.cpus:g} requested, only {allowed:g} available"
+    cpus = hardware.cpu.quota or float(hardware.cpu.budget)
+    if limits.cpus is not None and cpus > limits.cpus:
+        yield f"limits.cpus: {limits.cpus:g} requested but not enforced; {cpus:g} CPUs are available"
+    if limits.cpus is not None and cpus < limits.cpus:
+        yield f"limits.cpus: {limits.cpus:g} requested, only {cpus:g} available"
     if limits.memory is not None:
         requested = parse_bytes(limits.memory)
         if memory.limit is None or memory.limit > requested:

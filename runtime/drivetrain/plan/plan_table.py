@@ -23,7 +23,7 @@ WIDE_COLUMNS = 96
 """Columns from which on the reasons have a column of their own."""
 
 
-def machine(hardware: Hardware) -> str:
+def describe_machine(hardware: Hardware) -> str:
     """What this container may use, in one line."""
     memory = hardware.memory
     parts = [
@@ -45,10 +45,10 @@ def render(plan: Plan, job: Job, hardware: Hardware, *, show_all: bool = False) 
         hardware: the usable machine.
         show_all: whether to include decisions that do not apply to this machine and job.
     """
-    idle = {} if show_all else _idle(plan, job, hardware)
-    parts: list[RenderableType] = [_head(plan, job, hardware)]
+    idle = {} if show_all else _list_idle(plan, job, hardware)
+    parts: list[RenderableType] = [_render_head(plan, job, hardware)]
     rows = [row for row in plan.decisions if row.name not in idle]
-    parts.append(_Rows(rows))
+    parts.append(_DecisionTable(rows))
     if any(row.provisional for row in rows):
         parts.append(Text("  ? provisional: decided again once the model and data are loaded", style="dim"))
     if idle:
@@ -56,7 +56,7 @@ def render(plan: Plan, job: Job, hardware: Hardware, *, show_all: bool = False) 
         # A line of its own: a command that a terminal breaks cannot be copied.
         parts.append(Text(f"  {len(idle)} settings do not apply ({counts})", style="dim"))
         parts.append(Text("  `drivetrain plan JOB --all` shows them", style="dim"))
-    return Group(*parts, *_notes(plan.notes))
+    return Group(*parts, *_render_notes(plan.notes))
 
 
 def render_summary(plan: Plan, job: Job, hardware: Hardware) -> RenderableType:
@@ -67,13 +67,13 @@ def render_summary(plan: Plan, job: Job, hardware: Hardware) -> RenderableType:
         job: the user's request.
         hardware: the usable machine.
     """
-    idle = _idle(plan, job, hardware)
+    idle = _list_idle(plan, job, hardware)
     rows = [row for row in plan.decisions if row.name not in idle]
     sources = ", ".join(f"{count} {source}" for source, count in Counter(row.source for row in rows).items())
     head = Text(f"plan for {job.name} ({job.task})\n", style="bold")
-    head.append(f"  machine  {machine(hardware)}; image {plan.image or 'none'}\n", style="not bold")
+    head.append(f"  machine  {describe_machine(hardware)}; image {plan.image or 'none'}\n", style="not bold")
     head.append(f"  settings {len(rows)}: {sources}; -v lists them, the report explains them", style="not bold")
-    return Group(head, *_notes(plan.notes))
+    return Group(head, *_render_notes(plan.notes))
 
 
 def render_changes(plan: Plan, before: Plan, file: Path, job: Job, hardware: Hardware) -> RenderableType:
@@ -86,25 +86,25 @@ def render_changes(plan: Plan, before: Plan, file: Path, job: Job, hardware: Har
         job: the user's request.
         hardware: the usable machine.
     """
-    old = before.values()
-    rows = [row for row in plan.decisions if row.name not in old or row.value != old[row.name]]
+    old_values = before.values()
+    rows = [row for row in plan.decisions if row.name not in old_values or row.value != old_values[row.name]]
     head = Text(f"plan for {job.name} ({job.task}): ", style="bold")
     count = f"{len(rows)} of {len(plan.decisions)} settings differ from" if rows else "unchanged from"
-    head.append(f"{count} {file}\n  machine  {machine(hardware)}", style="not bold")
-    fresh = [note for note in plan.notes if note not in before.notes]
-    return Group(head, *([_Rows(rows)] if rows else []), *_notes(fresh))
+    head.append(f"{count} {file}\n  machine  {describe_machine(hardware)}", style="not bold")
+    new_notes = [note for note in plan.notes if note not in before.notes]
+    return Group(head, *([_DecisionTable(rows)] if rows else []), *_render_notes(new_notes))
 
 
-def _idle(plan: Plan, job: Job, hardware: Hardware) -> dict[str, str]:
+def _list_idle(plan: Plan, job: Job, hardware: Hardware) -> dict[str, str]:
     """Decisions that do not apply, each with what is missing."""
     conditions = {o.name: (o.off, o.lacks(job, hardware)) for o in optimizations.every()}
     rows = [(row, *conditions[row.name]) for row in plan.decisions if row.source != "job"]
     return {row.name: lacking for row, off, lacking in rows if lacking and row.value == off}
 
 
-def _head(plan: Plan, job: Job, hardware: Hardware) -> Text:
+def _render_head(plan: Plan, job: Job, hardware: Hardware) -> Text:
     head = Text(f"plan for {job.name} ({job.task})\n", style="bold")
-    head.append(f"  machine  {machine(hardware)}\n", style="not bold")
+    head.append(f"  machine  {describe_machine(hardware)}\n", style="not bold")
     head.append(f"  profile  {plan.profile}\n  image    {plan.image or 'none'}: {plan.image_reason}", style="not bold")
     if calibration := calibrated.find_usable(job, hardware):
         head.append(f"\n  probes   measured on {calibration.date}; `drivetrain calibrate` shows them", style="not bold")
@@ -112,7 +112,7 @@ def _head(plan: Plan, job: Job, hardware: Hardware) -> Text:
 
 
 @dataclass(frozen=True)
-class _Rows:
+class _DecisionTable:
     """The decisions as a table; in a terminal too narrow for it, each reason follows its decision."""
 
     decisions: Sequence[Decision]
@@ -123,27 +123,27 @@ class _Rows:
             for title in ("setting", "value", "source", "effect", "reason"):
                 table.add_column(title, no_wrap=title != "reason", overflow="fold")
             for row in self.decisions:
-                table.add_row(*_cells(row), _reason(row), style=_style(row))
+                table.add_row(*_list_cells(row), _format_reason(row), style=_choose_style(row))
             yield table
             return
         for row in self.decisions:
-            setting, value, source, effect = _cells(row)
-            yield Text(f"{setting}: {value} ({source}, {effect})", style=_style(row))
-            yield Padding(Text(_reason(row), style=_style(row)), (0, 0, 0, 4))
+            setting, value, source, effect = _list_cells(row)
+            yield Text(f"{setting}: {value} ({source}, {effect})", style=_choose_style(row))
+            yield Padding(Text(_format_reason(row), style=_choose_style(row)), (0, 0, 0, 4))
 
 
-def _cells(row: Decision) -> tuple[str, str, str, str]:
+def _list_cells(row: Decision) -> tuple[str, str, str, str]:
     value = format_value(row.value) + (" ?" if row.provisional else "")
     return row.name, value, row.source, row.effect
 
 
-def _reason(row: Decision) -> str:
+def _format_reason(row: Decision) -> str:
     return f"{row.reason} [{row.evidence}]" if row.evidence else row.reason
 
 
-def _style(row: Decision) -> str:
+def _choose_style(row: Decision) -> str:
     return "dim" if row.value == optimizations.off_values()[row.name] else ""
 
 
-def _notes(notes: Iterable[str]) -> Iterator[Text]:
+def _render_notes(notes: Iterable[str]) -> Iterator[Text]:
     return (Text(f"  note     {note}", style="yellow") for note in notes)

@@ -10,7 +10,7 @@ from drivetrain.plan.plan import Plan, load
 from drivetrain.plan.plan_table import render, render_changes, render_summary
 from drivetrain.system.console import is_verbose, open_console
 
-SHOWN = "DRIVETRAIN_SHOWN_PLAN"
+SHOWN_PLAN = "DRIVETRAIN_SHOWN_PLAN"
 """Names the plan that a sweep has shown to the processes of its later trials."""
 
 _last: dict[str, tuple[Plan, Path]] = {}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from drivetrain.errors import DrivetrainError, SpecError
 from drivetrain.report.record import read
-from drivetrain.report.sections.advice import model_advice
+from drivetrain.report.sections.advice import list_model_advice
 from drivetrain.report.summary import summarize
 from drivetrain.report.write import write
 from drivetrain.system import interpreter
@@ -26,7 +26,7 @@ def main(arguments: Sequence[str]) -> int:
         run = Path(arguments[0])
         write(run)
         record = read(run)
-        for one in model_advice(record, summarize(record)):
+        for one in list_model_advice(record, summarize(record)):
             say(f"advice: {one.change}: {one.why}; {one.line}")
     except DrivetrainError as error:
         say_error(error)

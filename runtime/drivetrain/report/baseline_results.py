@@ -32,7 +32,7 @@ class Baseline:
     answers: Mapping[str, str] = field(default_factory=dict)
     """By head, the class that the constant answer names."""
 
-    def title(self, *, article: bool = False) -> str:
+    def format_title(self, *, article: bool = False) -> str:
         """What people call it: `boosted trees`, `always "on time"`; of a constant answer in a sentence with `article`."""
         if self.name == CONSTANT and len(self.answers) == 1:
             return f'{"the answer " if article else ""}always "{next(iter(self.answers.values()))}"'
@@ -66,7 +66,7 @@ class Comparison:
         rated = [row for row in self.rows if self.metric in row.metrics]
         return sorted(rated, key=lambda row: row.metrics[self.metric], reverse=not lower_is_better(self.metric))
 
-    def lead(self) -> float | None:
+    def compute_lead(self) -> float | None:
         """By how much the network is better than the best simple model; below 0 if it is worse, None without one."""
         ranked = self.sort_rows()
         if not ranked:
@@ -74,54 +74,56 @@ class Comparison:
         gap = self.network - ranked[0].metrics[self.metric]
         return -gap if lower_is_better(self.metric) else gap
 
-    def uncertainty(self) -> float:
+    def compute_uncertainty(self) -> float:
         """The standard error of a share among the validation samples; 0 for other metrics, whose spread is unknown."""
         share = self.metric.rsplit("/", 1)[-1] in ("accuracy", "f1", "micro_f1")
         if not share or not self.samples or not 0 <= self.network <= 1:
             return 0.0
         return sqrt(self.network * (1 - self.network) / self.samples)
 
-    def line(self) -> str:
+    def format_line(self) -> str:
         """All of them by value: `network 0.775 · boosted trees 0.792 (2.3 s) · ...`."""
         rows = [f"network {format_metric(self.network)}"]
         for row in self.sort_rows():
             extra = [f"{row.seconds:.1f} s"] if row.name != CONSTANT else []
             extra += [f"{row.rows:,} of {row.of:,} samples"] if row.rows < row.of else []
             remark = f" ({', '.join(extra)})" if extra else ""
-            rows.append(f"{row.title()} {format_metric(row.metrics[self.metric])}{remark}")
+            rows.append(f"{row.format_title()} {format_metric(row.metrics[self.metric])}{remark}")
         return " · ".join(rows)
 
-    def verdict(self) -> str:
+    def describe_verdict(self) -> str:
         """What that means, and what to do about it."""
-        lead, ranked = self.lead(), self.sort_rows()
+        lead, ranked = self.compute_lead(), self.sort_rows()
         if lead is None:
             return ""
-        best = ranked[0]
-        if best.name == CONSTANT and lead <= self.uncertainty():
+        best, title = ranked[0], ranked[0].format_title()
+        if best.name == CONSTANT and lead <= self.compute_uncertainty():
             return (
-                f"the network is no better than {best.title(article=True)}: it has learned nothing that counts; look at the "
+                f"the network is no better than {best.format_title(article=True)}: it has learned nothing that counts; look at the "
                 "data, the labels and the learning rate (`drivetrain find-lr`)"
             )
         if best.name == CONSTANT and not self.is_complete:
-            return f"the network is better than {best.title(article=True)}; no other simple model was fitted in time"
-        if lead > self.uncertainty():
-            return f"the network is better than the best simple model that was fitted ({best.title()}), by {format_metric(lead)}"
-        if lead < -self.uncertainty():
+            return f"the network is better than {best.format_title(article=True)}; no other simple model was fitted in time"
+        if lead > self.compute_uncertainty():
             return (
-                f"the {best.title()} {_verb(best)} better, by {format_metric(-lead)}: use {_pronoun(best)} "
+                f"the network is better than the best simple model that was fitted ({title}), by {format_metric(lead)}"
+            )
+        if lead < -self.compute_uncertainty():
+            return (
+                f"the {title} {_choose_verb(best)} better, by {format_metric(-lead)}: use {_choose_pronoun(best)} "
                 f"({LIBRARY_NAMES.get(best.name, best.name)} of scikit-learn), or another network or learning rate (`drivetrain find-lr`)"
             )
         return (
-            f"the {best.title()} {_verb(best)} as good within what {self.samples:,} validation samples can tell "
-            f"(+-{self.uncertainty():.3f})"
+            f"the {title} {_choose_verb(best)} as good within what {self.samples:,} validation samples can tell "
+            f"(+-{self.compute_uncertainty():.3f})"
         )
 
 
-def _verb(row: Baseline) -> str:
+def _choose_verb(row: Baseline) -> str:
     return "are" if row.name == TREES else "is"
 
 
-def _pronoun(row: Baseline) -> str:
+def _choose_pronoun(row: Baseline) -> str:
     return "them" if row.name == TREES else "it"
 
 
@@ -161,7 +163,7 @@ def from_json(data: Mapping[str, Any]) -> tuple[tuple[Baseline, ...], tuple[Skip
     return rows, tuple(Skipped(str(row["name"]), str(row["reason"])) for row in data.get("skipped", ()))
 
 
-def compare(data: Mapping[str, Any], metric: str, metrics: Mapping[str, float]) -> Comparison | None:
+def compare_network(data: Mapping[str, Any], metric: str, metrics: Mapping[str, float]) -> Comparison | None:
     """The comparison of a network with the simple models in baselines.json; None if there are none.
 
     Args:

@@ -17,9 +17,9 @@ from rich.text import Text as RichText
 from drivetrain.errors import SpecError
 from drivetrain.job import lower_is_better
 from drivetrain.report.blocks import Headline, Section, Table, Text, Tile, Tone
-from drivetrain.report.formatting import duration, number, plain
+from drivetrain.report.formatting import format_duration, format_number, to_strict_json
 from drivetrain.report.record import read
-from drivetrain.report.sections.compared_runs import ComparedRun, comparison_json, sections
+from drivetrain.report.sections.compared_runs import ComparedRun, list_sections, make_json
 from drivetrain.report.summary import summarize
 from drivetrain.system.console import open_console, say, say_json
 from drivetrain.system.files import storage_error, write_json, write_text
@@ -53,14 +53,14 @@ def compare(request: CompareRequest) -> int:
             "drivetrain compare runs/NAME-001 runs/NAME-002",
         )
     runs = _read_runs(request.runs)
-    compared_sections = sections(runs)
-    folder = request.output or _folder(request.runs)
+    compared_sections = list_sections(runs)
+    folder = request.output or _choose_folder(request.runs)
     _write(folder, runs, compared_sections)
     if request.json:
-        say_json(plain(comparison_json(runs)), ascii_only=False)
+        say_json(to_strict_json(make_json(runs)), ascii_only=False)
         return 0
     for section in compared_sections:
-        _print(section)
+        _print_section(section)
     say(f"comparison: {folder}/compare.html")
     return 0
 
@@ -75,21 +75,21 @@ def _read_runs(folders: Sequence[Path]) -> list[ComparedRun]:
     return [ComparedRun(name, record, summarize(record)) for name, record in zip(names, records, strict=True)]
 
 
-def _headline(runs: Sequence[ComparedRun]) -> Headline:
+def _make_headline(runs: Sequence[ComparedRun]) -> Headline:
     results = [(run.summary.best, run) for run in runs if run.summary.best]
     metrics = {best.metric for best, _ in results}
     tiles = tuple(
         Tile(
             run.name,
-            number(run.summary.best.value) if run.summary.best else "no result",
-            f"{duration(run.summary.seconds)}, {number(run.summary.samples_per_second)} samples/s",
+            format_number(run.summary.best.value) if run.summary.best else "no result",
+            f"{format_duration(run.summary.seconds)}, {format_number(run.summary.samples_per_second)} samples/s",
         )
         for run in runs
     )
     if len(metrics) == 1:
         metric = metrics.pop()
         best, best_run = (min if lower_is_better(metric) else max)(results, key=lambda result: result[0].value)
-        value, label = number(best.value), f"best {metric} of {len(runs)} runs: {best_run.name}"
+        value, label = format_number(best.value), f"best {metric} of {len(runs)} runs: {best_run.name}"
     else:
         value, label = f"{len(runs)} runs", "not comparable: the runs have different main metrics"
     return Headline(
@@ -105,25 +105,25 @@ def _headline(runs: Sequence[ComparedRun]) -> Headline:
     )
 
 
-def _folder(runs: Sequence[Path]) -> Path:
+def _choose_folder(runs: Sequence[Path]) -> Path:
     return runs[0].resolve().parent / f"compare-{runs[0].resolve().name}-{runs[-1].resolve().name}"
 
 
 def _write(folder: Path, runs: Sequence[ComparedRun], compared_sections: Sequence[Section]) -> None:
-    from drivetrain.report.render.markdown import markdown
-    from drivetrain.report.render.page import page
+    from drivetrain.report.render.markdown import render_markdown
+    from drivetrain.report.render.page import render_page
 
-    headline = _headline(runs)
+    headline = _make_headline(runs)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise storage_error(folder, error) from None
-    write_json(folder / "compare.json", plain(comparison_json(runs)))
-    write_text(folder / "compare.md", printable_text(markdown(headline, compared_sections)))
-    write_text(folder / "compare.html", printable_text(page(headline, compared_sections)))
+    write_json(folder / "compare.json", to_strict_json(make_json(runs)))
+    write_text(folder / "compare.md", printable_text(render_markdown(headline, compared_sections)))
+    write_text(folder / "compare.html", printable_text(render_page(headline, compared_sections)))
 
 
-def _print(section: Section) -> None:
+def _print_section(section: Section) -> None:
     """Print tables and texts; curves are on the page only."""
     for block in section.blocks:
         if isinstance(block, Text):

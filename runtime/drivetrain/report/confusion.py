@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from drivetrain.report.formatting import short
+from drivetrain.report.formatting import shorten
 from drivetrain.system.printable import printable
 
 HEADER = ("label", "samples", "predicted", "precision", "recall", "F1", "average precision")
@@ -30,41 +30,41 @@ class Confusion:
         """Number of correct predictions."""
         return sum(row[i] for i, row in enumerate(self.matrix))
 
-    def mistakes(self, limit: int = 10) -> list[tuple[str, str, int, float]]:
+    def list_mistakes(self, limit: int = 10) -> list[tuple[str, str, int, float]]:
         """The most frequent mistakes: true class, prediction, count, share of the true class's samples."""
         cells = [(count, i, j) for i, row in enumerate(self.matrix) for j, count in enumerate(row) if i != j and count]
         cells.sort(key=lambda cell: (-cell[0], cell[1], cell[2]))
         return [(self.classes[i], self.classes[j], count, count / sum(self.matrix[i])) for count, i, j in cells[:limit]]
 
-    def weakest(self, limit: int = 10) -> list[tuple[str, int, float, float, float]]:
+    def list_weakest(self, limit: int = 10) -> list[tuple[str, int, float, float, float]]:
         """The classes with the lowest F1: name, samples, precision, recall, F1; without those that have no samples
         or mistakes.
         """
-        guessed = [sum(column) for column in zip(*self.matrix, strict=True)]
+        predicted = [sum(column) for column in zip(*self.matrix, strict=True)]
         rows = []
         for i, row in enumerate(self.matrix):
             samples, hits = sum(row), row[i]
-            if samples and (hits < samples or hits < guessed[i]):
-                precision = hits / guessed[i] if guessed[i] else 0.0
-                rows.append((self.classes[i], samples, precision, hits / samples, 2 * hits / (samples + guessed[i])))
+            if samples and (hits < samples or hits < predicted[i]):
+                precision = hits / predicted[i] if predicted[i] else 0.0
+                rows.append((self.classes[i], samples, precision, hits / samples, 2 * hits / (samples + predicted[i])))
         return sorted(rows, key=lambda row: row[4])[:limit]
 
 
-def confusions(data: object) -> list[Confusion]:
+def read_confusions(data: object) -> list[Confusion]:
     """The confusion matrices in result.json, by head; malformed ones are skipped."""
     heads: Iterable[tuple[Any, Any]] = data.items() if isinstance(data, Mapping) else ()
-    parsed = (_confusion(printable(str(head)), value) for head, value in heads)
+    parsed = (_read_confusion(printable(str(head)), value) for head, value in heads)
     return [confusion for confusion in parsed if confusion]
 
 
-def _confusion(head: str, value: Any) -> Confusion | None:
+def _read_confusion(head: str, value: Any) -> Confusion | None:
     try:
         classes = tuple(printable(str(name)) for name in value["classes"])
         matrix = tuple(tuple(int(count) for count in row) for row in value["matrix"])
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
-    square = len(matrix) == len(classes) > 0 and all(len(row) == len(classes) for row in matrix)
-    if not square or any(count < 0 for row in matrix for count in row):
+    is_square = len(matrix) == len(classes) > 0 and all(len(row) == len(classes) for row in matrix)
+    if not is_square or any(count < 0 for row in matrix for count in row):
         return None
     return Confusion(head, classes, matrix)
 
@@ -84,14 +84,14 @@ class LabelRow:
         """The harmonic mean of precision and recall; 0 if neither is defined."""
         return 2 * self.both / (self.true + self.guessed) if self.true + self.guessed else 0.0
 
-    def cells(self) -> tuple[str, ...]:
+    def format_cells(self) -> tuple[str, ...]:
         """The row under HEADER; a dash where a number is not defined."""
         precision = f"{self.both / self.guessed:.3f}" if self.guessed else "-"
         recall, area = (
             f"{x:.3f}" if self.true else "-" for x in (self.both / max(1, self.true), self.average_precision)
         )
         f1 = f"{self.f1:.3f}" if self.true + self.guessed else "-"
-        return (short(self.name, 60), f"{self.true:,}", f"{self.guessed:,}", precision, recall, f1, area)
+        return (shorten(self.name, 60), f"{self.true:,}", f"{self.guessed:,}", precision, recall, f1, area)
 
 
 @dataclass(frozen=True)
@@ -103,14 +103,14 @@ class LabelTable:
     rows: tuple[LabelRow, ...]
 
 
-def label_tables(data: object) -> list[LabelTable]:
+def read_label_tables(data: object) -> list[LabelTable]:
     """The tables in result.json, by head; malformed ones are skipped."""
     heads: Iterable[tuple[Any, Any]] = data.items() if isinstance(data, Mapping) else ()
-    parsed = (_table(printable(str(head)), value) for head, value in heads)
+    parsed = (_read_label_table(printable(str(head)), value) for head, value in heads)
     return [table for table in parsed if table]
 
 
-def _table(head: str, value: Any) -> LabelTable | None:
+def _read_label_table(head: str, value: Any) -> LabelTable | None:
     try:
         rows = [
             LabelRow(printable(str(name)), int(true), int(guessed), int(both), float(area))
@@ -119,5 +119,5 @@ def _table(head: str, value: Any) -> LabelTable | None:
         samples = int(value["samples"])
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
-    good = all(0 <= row.both <= min(row.true, row.guessed) and 0 <= row.average_precision <= 1.001 for row in rows)
-    return LabelTable(head, samples, tuple(rows)) if good and rows else None
+    is_valid = all(0 <= row.both <= min(row.true, row.guessed) and 0 <= row.average_precision <= 1.001 for row in rows)
+    return LabelTable(head, samples, tuple(rows)) if is_valid and rows else None

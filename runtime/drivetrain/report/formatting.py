@@ -12,13 +12,13 @@ from drivetrain.plan.plan import format_value
 from drivetrain.system.printable import printable_text
 
 
-def short(text: str, size: int) -> str:
+def shorten(text: str, size: int) -> str:
     """At most `size` characters; cut in the middle with an ellipsis, since names often differ at their ends."""
-    end = size // 3
-    return text if len(text) <= size else f"{text[: size - end - 1]}…{text[len(text) - end :]}"
+    end_length = size // 3
+    return text if len(text) <= size else f"{text[: size - end_length - 1]}…{text[len(text) - end_length :]}"
 
 
-def number(value: float | None) -> str:
+def format_number(value: float | None) -> str:
     """Four significant digits; whole numbers in full."""
     if value is None:
         return "unknown"
@@ -29,24 +29,22 @@ def number(value: float | None) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
-def align(values: Sequence[float]) -> list[str]:
+def align_numbers(values: Sequence[float]) -> list[str]:
     """Numbers with the same decimals: those that give the largest one four significant digits.
 
-    Whole numbers, and one that would lose all its digits, are written as `number` does.
+    Whole numbers, and one that would lose all its digits, are written as `format_number` does.
     """
-    top = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
-    if not top or all(float(value).is_integer() for value in values if math.isfinite(value)):
-        return [number(value) for value in values]
+    largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
+    if not largest or all(float(value).is_integer() for value in values if math.isfinite(value)):
+        return [format_number(value) for value in values]
     # A share of exactly 1 has the decimals of those below it.
-    places = min(max(3 - math.floor(math.log10(top if top > 1 else 0.99 * top)), 0), 6)
-    half_digit = 0.5 * 10**-places
-    return [
-        f"{value:,.{places}f}" if math.isfinite(value) and (not value or abs(value) >= half_digit) else number(value)
-        for value in values
-    ]
+    decimals = min(max(3 - math.floor(math.log10(largest if largest > 1 else 0.99 * largest)), 0), 6)
+    half_digit = 0.5 * 10**-decimals
+    fits = [math.isfinite(value) and (not value or abs(value) >= half_digit) for value in values]
+    return [f"{x:,.{decimals}f}" if ok else format_number(x) for x, ok in zip(values, fits, strict=True)]
 
 
-def tick(value: float) -> str:
+def format_tick(value: float) -> str:
     """A number for an axis: 50k, 0.25, 1e-4."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
@@ -55,7 +53,7 @@ def tick(value: float) -> str:
     return re.sub(r"e([-+])0*", lambda match: f"e{match[1].strip('+')}", text)
 
 
-def duration(seconds: float | None) -> str:
+def format_duration(seconds: float | None) -> str:
     """Seconds as a readable duration."""
     if seconds is None or not math.isfinite(seconds):
         return "unknown"
@@ -66,7 +64,7 @@ def duration(seconds: float | None) -> str:
     return f"{hours} h {minutes_over:02} min" if hours else f"{minutes} min {seconds_over:02} s"
 
 
-def share(part: float) -> str:
+def format_share(part: float) -> str:
     """A fraction in percent."""
     return f"{100 * part:.1f} %".replace(".0 %", " %")
 
@@ -75,9 +73,10 @@ PERCENT_METRICS = ("accuracy", "f1", "micro_f1", "balanced_accuracy")
 """Last parts of the names of metrics that people say in percent."""
 
 
-def score(metric: str, value: float) -> str:
+def format_score(metric: str, value: float) -> str:
     """The value of a metric, in percent where people say it so."""
-    return share(value) if metric.rsplit("/", 1)[-1] in PERCENT_METRICS and 0 <= value <= 1 else number(value)
+    in_percent = metric.rsplit("/", 1)[-1] in PERCENT_METRICS and 0 <= value <= 1
+    return format_share(value) if in_percent else format_number(value)
 
 
 def format_json(value: object) -> str:
@@ -89,12 +88,12 @@ def format_json(value: object) -> str:
     return printable_text(json.dumps(value, ensure_ascii=False))
 
 
-def plain(value: object) -> Any:
+def to_strict_json(value: object) -> Any:
     """The value as strict JSON, with non-finite numbers as null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
+        return {str(key): to_strict_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return [to_strict_json(item) for item in value]
     return printable_text(value) if isinstance(value, str) else value

@@ -42,36 +42,36 @@ class Series:
             self.xs.pop()
             self.ys.pop()
 
-    def scaled(self, name: str, x: float = 1.0, y: float = 1.0) -> Series:
+    def scale(self, name: str, x: float = 1.0, y: float = 1.0) -> Series:
         """The same values in other units."""
         return Series(name, array("d", (v * x for v in self.xs)), array("d", (v * y for v in self.ys)), self.broken)
 
-    def positive(self) -> Series:
+    def keep_positive(self) -> Series:
         """The positive values only: during an evaluation or a checkpoint no samples are trained."""
         points = [(x, y) for x, y in zip(self.xs, self.ys, strict=True) if y > 0]
         return Series(self.name, array("d", (x for x, _ in points)), array("d", (y for _, y in points)), self.broken)
 
-    def mapped(self, function: Callable[[float], float]) -> Series:
+    def map_values(self, function: Callable[[float], float]) -> Series:
         """Apply a function to each value."""
         return Series(self.name, array("d", self.xs), array("d", map(function, self.ys)), self.broken)
 
-    def risen(self, name: str) -> Series:
+    def accumulate(self, name: str) -> Series:
         """The increase of a counter since its first value; a drop means that it was restarted."""
-        risen, total = Series(name), 0.0
-        for x, before, after in zip(self.xs, self.ys[:1] + self.ys, self.ys, strict=False):
-            total += max(0.0, after - before)
-            risen.add(x, total)
-        return risen
+        increase, total = Series(name), 0.0
+        for x, previous, current in zip(self.xs, self.ys[:1] + self.ys, self.ys, strict=False):
+            total += max(0.0, current - previous)
+            increase.add(x, total)
+        return increase
 
-    def noisy(self) -> bool:
+    def is_noisy(self) -> bool:
         """Whether the series fluctuates so much that its mean is more informative."""
         if len(self) < 100:
             return False
-        way = sum(abs(b - a) for a, b in zip(self.ys, self.ys[1:], strict=False))
-        return way > 8 * (max(self.ys) - min(self.ys))
+        distance = sum(abs(b - a) for a, b in zip(self.ys, self.ys[1:], strict=False))
+        return distance > 8 * (max(self.ys) - min(self.ys))
 
 
-def collect(rows: Iterable[Mapping[str, object]], axis: str, *, continues: bool = False) -> dict[str, Series]:
+def collect_series(rows: Iterable[Mapping[str, object]], axis: str, *, continues: bool = False) -> dict[str, Series]:
     """A series for every number in the rows, along `axis`.
 
     Args:
@@ -84,7 +84,7 @@ def collect(rows: Iterable[Mapping[str, object]], axis: str, *, continues: bool 
     by_key: dict[str, Series] = {}
     latest, offset = -math.inf, 0.0
     for row in rows:
-        x = number(row, axis)
+        x = read_number(row, axis)
         if x is None:
             continue
         if x + offset < latest:
@@ -95,18 +95,18 @@ def collect(rows: Iterable[Mapping[str, object]], axis: str, *, continues: bool 
                     series.drop(x)
         latest = x + offset
         for key in row:
-            if key != axis and (y := _value(row[key])) is not None:
+            if key != axis and (y := _parse_value(row[key])) is not None:
                 by_key.setdefault(key, Series(key)).add(latest, y)
     return by_key
 
 
-def number(row: Mapping[str, Any], key: str) -> float | None:
+def read_number(row: Mapping[str, Any], key: str) -> float | None:
     """A finite number of a row, or None."""
-    value = _value(row.get(key))
+    value = _parse_value(row.get(key))
     return value if value is not None and math.isfinite(value) else None
 
 
-def _value(value: object) -> float | None:
+def _parse_value(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -115,30 +115,30 @@ def _value(value: object) -> float | None:
         return math.inf
 
 
-def thin(series: Series, limit: int = 1000) -> list[Point]:
+def thin_points(series: Series, limit: int = 1000) -> list[Point]:
     """At most `limit` points; minimum and maximum of every interval are kept, so no spike is lost."""
     points = list(zip(series.xs, series.ys, strict=True))
     if len(points) <= limit:
         return points
-    stretches = (limit - 2) // 2
+    intervals = (limit - 2) // 2
     selected = [points[0]]
     inner = points[1:-1]
-    for index in range(stretches):
-        part = inner[index * len(inner) // stretches : (index + 1) * len(inner) // stretches]
+    for index in range(intervals):
+        part = inner[index * len(inner) // intervals : (index + 1) * len(inner) // intervals]
         low, high = min(part, key=lambda p: p[1]), max(part, key=lambda p: p[1])
         selected += sorted({low, high})
     return [*selected, points[-1]]
 
 
-def mean(series: Series, windows: int = 60) -> list[Point]:
+def compute_running_mean(series: Series, windows: int = 60) -> list[Point]:
     """The running mean over a sixtieth of the series, at most 300 points."""
-    half = max(1, len(series) // windows // 2)
+    half_window = max(1, len(series) // windows // 2)
     sums = [0.0]
     for y in series.ys:
         sums.append(sums[-1] + y)
     stride = max(1, math.ceil(len(series) / 299))
-    places = [*range(0, len(series) - 1, stride), len(series) - 1]
-    ends = [(i, max(0, i - half), min(len(series), i + half + 1)) for i in places]
+    positions = [*range(0, len(series) - 1, stride), len(series) - 1]
+    ends = [(i, max(0, i - half_window), min(len(series), i + half_window + 1)) for i in positions]
     return [(series.xs[i], (sums[stop] - sums[start]) / (stop - start)) for i, start, stop in ends]
 
 
@@ -168,14 +168,19 @@ def measure_starvation(telemetry: Mapping[str, Series], hardware: Hardware | Non
     seconds = busy.xs[-1] - busy.xs[0]
     spans = zip(busy.xs, busy.xs[1:], busy.ys[1:], strict=False)
     used = sum((after - before) * percent / 100 for before, after, percent in spans)
-    may = seconds * (hardware.cpu.quota or hardware.cpu.budget)
-    throttled, ready, away = (
-        _risen(series) for series in (telemetry.get("throttled_seconds", Series("")), waited, stolen)
+    allowed = seconds * (hardware.cpu.quota or hardware.cpu.budget)
+    throttled, ready, stolen_seconds = (
+        _sum_rises(series) for series in (telemetry.get("throttled_seconds", Series("")), waited, stolen)
     )
-    by_others = min(max(0.0, ready - throttled), max(0.0, may - used))
-    return CpuStarvation(by_others, by_others / max(1e-9, may), away, away / max(1e-9, seconds * hardware.cpu.host))
+    lost = min(max(0.0, ready - throttled), max(0.0, allowed - used))
+    return CpuStarvation(
+        lost,
+        lost / max(1e-9, allowed),
+        stolen_seconds,
+        stolen_seconds / max(1e-9, seconds * hardware.cpu.host),
+    )
 
 
-def _risen(series: Series) -> float:
-    risen = series.risen("")
+def _sum_rises(series: Series) -> float:
+    risen = series.accumulate("")
     return risen.ys[-1] if risen else 0.0

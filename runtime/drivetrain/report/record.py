@@ -11,7 +11,7 @@ from drivetrain.errors import CheckpointError, SpecError
 from drivetrain.hardware.facts import Hardware, from_json
 from drivetrain.job_spec.yaml_file import parse
 from drivetrain.plan.plan import Decision, Plan
-from drivetrain.report.log_series import Series, collect
+from drivetrain.report.log_series import Series, collect_series
 from drivetrain.system.files import parse_json, parse_row
 from drivetrain.system.printable import printable, printable_text
 from drivetrain.system.run_files import (
@@ -28,9 +28,9 @@ from drivetrain.tracking import rank_record
 from drivetrain.tracking.live.run_reader import PROGRESS_FILE
 from drivetrain.tracking.rank_record import RankRecord
 
-_AT_THE_END = RESULT_FILE
+_FINAL_FILE = RESULT_FILE
 """Written at the end of training; in a stopped or running run it does not count as missing."""
-_LOST = {
+_CONSEQUENCES = {
     JOB_FILE: "the job file cannot be shown",
     HARDWARE_FILE: "the machine cannot be shown",
     PLAN_FILE: "the plan and the effective settings cannot be shown",
@@ -53,8 +53,8 @@ class MissingRecord:
     """A missing or damaged file: what is wrong, and what the report lacks because of it."""
 
     file: str
-    wrong: str
-    lost: str
+    problem: str
+    consequence: str
 
 
 @dataclass
@@ -99,52 +99,46 @@ def read(run: Path) -> Record:
     Raises:
         CheckpointError: if there is no such folder, or none of a run's files in it.
     """
-    if not any((run / file).is_file() for file in _LOST):
+    if not any((run / file).is_file() for file in _CONSEQUENCES):
         problem = "it contains no file of a run" if run.is_dir() else "there is no such folder"
         raise CheckpointError(
             f"{run}: {problem}",
-            "a run folder contains " + ", ".join(_LOST),
+            "a run folder contains " + ", ".join(_CONSEQUENCES),
             "use a folder that `drivetrain train` created, below runs/",
         )
     record = Record(printable(run.resolve().name))
-    _spec(record, run)
-    _hardware(record, run)
-    _plan(record, run)
-    record.metrics = collect(_rows(record, run / METRICS_FILE), "step")
+    _read_spec(record, run)
+    _read_hardware(record, run)
+    _read_plan(record, run)
+    record.metrics = collect_series(_read_rows(record, run / METRICS_FILE), "step")
     record.epoch_steps = _count_epoch_steps(record.metrics.pop("epoch", None))
-    record.telemetry = collect(_rows(record, run / "telemetry.jsonl"), "seconds", continues=True)
-    record.state = _object(record, run / STATE_FILE)
-    if (run / _AT_THE_END).exists() or record.state.get("status", "done") == "done":
-        record.result = _object(record, run / _AT_THE_END)
+    record.telemetry = collect_series(_read_rows(record, run / "telemetry.jsonl"), "seconds", continues=True)
+    record.state = _read_object(record, run / STATE_FILE)
+    if (run / _FINAL_FILE).exists() or record.state.get("status", "done") == "done":
+        record.result = _read_object(record, run / _FINAL_FILE)
     if (run / "events.jsonl").exists():  # a run without events has no such file
-        record.events = list(_rows(record, run / "events.jsonl"))
-    if (run / "extension.json").exists():
-        record.extension = _object(record, run / "extension.json")
-    if (run / "operators.json").exists():
-        record.trace = _object(record, run / "operators.json")
-    if (run / "mistakes.json").exists():
-        record.mistakes = _object(record, run / "mistakes.json")
-    if (run / "baselines.json").exists():
-        record.baselines = _object(record, run / "baselines.json")
-    if (run / "provenance.json").exists():
-        record.provenance = _object(record, run / "provenance.json")
-    if (run / PROGRESS_FILE).exists():
-        record.watched_metric = printable(str(_object(record, run / PROGRESS_FILE).get("best") or ""))
+        record.events = list(_read_rows(record, run / "events.jsonl"))
+    record.extension = _read_optional(record, run / "extension.json")
+    record.trace = _read_optional(record, run / "operators.json")
+    record.mistakes = _read_optional(record, run / "mistakes.json")
+    record.baselines = _read_optional(record, run / "baselines.json")
+    record.provenance = _read_optional(record, run / "provenance.json")
+    record.watched_metric = printable(str(_read_optional(record, run / PROGRESS_FILE).get("best") or ""))
     record.ranks = rank_record.read_records(run)
     return record
 
 
-def _gap(record: Record, path: Path, wrong: str, consequence: str | None = None) -> None:
-    record.gaps.append(MissingRecord(path.name, wrong, consequence or _LOST[path.name]))
+def _add_gap(record: Record, path: Path, wrong: str, consequence: str | None = None) -> None:
+    record.gaps.append(MissingRecord(path.name, wrong, consequence or _CONSEQUENCES[path.name]))
 
 
-def _text(record: Record, path: Path) -> str | None:
+def _read_text(record: Record, path: Path) -> str | None:
     try:
         return RunFiles(path.parent).read_text(path.name, errors="replace")
     except FileNotFoundError:
-        _gap(record, path, "missing")
+        _add_gap(record, path, "missing")
     except OSError as error:
-        _gap(record, path, f"cannot be read: {error.strerror}")
+        _add_gap(record, path, f"cannot be read: {error.strerror}")
     return None
 
 
@@ -157,8 +151,8 @@ def _count_epoch_steps(epochs: Series | None) -> float | None:
     return ends[-1] / epochs.ys[-1] if ends else None
 
 
-def _object(record: Record, path: Path) -> dict[str, Any]:
-    text = _text(record, path)
+def _read_object(record: Record, path: Path) -> dict[str, Any]:
+    text = _read_text(record, path)
     if text is None:
         return {}
     try:
@@ -167,63 +161,68 @@ def _object(record: Record, path: Path) -> dict[str, Any]:
         data = None
     if isinstance(data, dict):
         return data
-    _gap(record, path, "empty" if not text.strip() else "cut or damaged")
+    _add_gap(record, path, "empty" if not text.strip() else "cut or damaged")
     return {}
 
 
-def _rows(record: Record, path: Path) -> Iterator[dict[str, object]]:
+def _read_optional(record: Record, path: Path) -> dict[str, Any]:
+    return _read_object(record, path) if path.exists() else {}
+
+
+def _read_rows(record: Record, path: Path) -> Iterator[dict[str, object]]:
     """The rows of a log, one at a time, since the log of a long run may not fit into memory."""
-    bad: list[int] = []
+    bad_lines: list[int] = []
     line = 0
     try:
         with RunFiles(path.parent).open(path.name, errors="replace") as file:
             for line, text in enumerate(read_lines(file), start=1):
                 row = parse_row(text)
                 if row is None:
-                    bad.append(line)
+                    bad_lines.append(line)
                 else:
                     yield row
     except FileNotFoundError:
-        _gap(record, path, "missing")
+        _add_gap(record, path, "missing")
     except OSError as error:
-        _gap(record, path, f"cannot be read: {error.strerror}")
+        _add_gap(record, path, f"cannot be read: {error.strerror}")
     else:
-        _damage(record, path, bad, line)
+        _report_damage(record, path, bad_lines, line)
 
 
-def _damage(record: Record, path: Path, bad: list[int], last: int) -> None:
-    if not last:
-        _gap(record, path, "empty")
-    elif bad == [last]:
-        _gap(record, path, f"the last line ({last}) is incomplete", "all lines before it are shown")
-    elif bad:
-        _gap(record, path, f"{len(bad)} of {last} lines cannot be read, the first is line {bad[0]}", "they are skipped")
+def _report_damage(record: Record, path: Path, bad_lines: list[int], line_count: int) -> None:
+    if not line_count:
+        _add_gap(record, path, "empty")
+    elif bad_lines == [line_count]:
+        _add_gap(record, path, f"the last line ({line_count}) is incomplete", "all lines before it are shown")
+    elif bad_lines:
+        problem = f"{len(bad_lines)} of {line_count} lines cannot be read, the first is line {bad_lines[0]}"
+        _add_gap(record, path, problem, "they are skipped")
 
 
-def _spec(record: Record, run: Path) -> None:
-    record.text = printable_text(_text(record, run / JOB_FILE) or "")
+def _read_spec(record: Record, run: Path) -> None:
+    record.text = printable_text(_read_text(record, run / JOB_FILE) or "")
     if record.text:
         try:
             record.spec = parse(record.text, JOB_FILE).data
         except SpecError as error:
-            first = str(error).splitlines()[0]
-            _gap(record, run / JOB_FILE, f"damaged: {first}", "it is shown unchanged, but name and task are unknown")
+            problem = f"damaged: {str(error).splitlines()[0]}"
+            _add_gap(record, run / JOB_FILE, problem, "it is shown unchanged, but name and task are unknown")
 
 
-def _hardware(record: Record, run: Path) -> None:
+def _read_hardware(record: Record, run: Path) -> None:
     path = run / HARDWARE_FILE
-    data = _object(record, path)
+    data = _read_object(record, path)
     if data:
         try:
             record.hardware = from_json(data)
         except (SpecError, TypeError, AttributeError, ValueError) as error:
-            _gap(record, path, f"not a description of a machine: {str(error).splitlines()[0]}")
+            _add_gap(record, path, f"not a description of a machine: {str(error).splitlines()[0]}")
 
 
-def _plan(record: Record, run: Path) -> None:
+def _read_plan(record: Record, run: Path) -> None:
     """The plan, also of another version: rows of unknown optimizations are kept."""
     path = run / PLAN_FILE
-    data = _object(record, path)
+    data = _read_object(record, path)
     if not data:
         return
     plan_fields, row = {f.name for f in fields(Plan)}, {f.name for f in fields(Decision)}
@@ -239,6 +238,6 @@ def _plan(record: Record, run: Path) -> None:
             }
         )
     except (KeyError, TypeError, AttributeError) as error:
-        _gap(record, path, f"not a plan: {type(error).__name__} {error}")
+        _add_gap(record, path, f"not a plan: {type(error).__name__} {error}")
     else:
         record.plan = plan

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from drivetrain.report.blocks import Headline, Section, Table, Text, Tile, Tone
-from drivetrain.report.formatting import align, duration, format_json, number, plain
+from drivetrain.report.formatting import align_numbers, format_duration, format_json, format_number, to_strict_json
 from drivetrain.report.record import read
-from drivetrain.report.sections.compared_runs import ABSENT, ComparedRun, curve_plots
+from drivetrain.report.sections.compared_runs import ABSENT, ComparedRun, make_curve_plots
 from drivetrain.report.summary import summarize
 from drivetrain.system.files import USER_RWX, make_folder
 from drivetrain.system.printable import printable_text
@@ -35,13 +35,13 @@ class Spread:
         """The standard deviation of the sample (n - 1); NaN for a single value."""
         return statistics.stdev(self.values) if len(self.values) > 1 else math.nan
 
-    def written(self) -> tuple[str, str]:
+    def format_parts(self) -> tuple[str, str]:
         """The mean, and ± the deviation, with the same decimals."""
-        mean, deviation = align((self.mean, self.deviation))
+        mean, deviation = align_numbers((self.mean, self.deviation))
         return mean, f"± {deviation}"
 
     def __str__(self) -> str:
-        return " ".join(self.written())
+        return " ".join(self.format_parts())
 
 
 @dataclass(frozen=True)
@@ -67,21 +67,21 @@ def write(folder: Path, name: str, runs: Mapping[str, Path], notes: Sequence[str
         CheckpointError: if a folder holds no run.
         StorageError: if the folder cannot be written.
     """
-    from drivetrain.report.render.markdown import markdown
-    from drivetrain.report.render.page import page
+    from drivetrain.report.render.markdown import render_markdown
+    from drivetrain.report.render.page import render_page
 
     records = {key: read(run) for key, run in runs.items()}
     entries = [ComparedRun(key, record, summarize(record)) for key, record in records.items()]
-    spreads, left_out = list(_spreads(entries)), list(_list_left_out(entries))
-    head, below = _headline(name, entries, spreads), _sections(entries, spreads, left_out, notes)
+    spreads, left_out = list(_list_spreads(entries)), list(_list_left_out(entries))
+    head, below = _make_headline(name, entries, spreads), _make_sections(entries, spreads, left_out, notes)
     make_folder(folder, USER_RWX)
-    RunFiles(folder).write_json("repeat.json", plain(_data(entries, spreads) | {"left_out": left_out}))
-    RunFiles(folder).write_text("repeat.md", printable_text(markdown(head, below)))
-    RunFiles(folder).write_text("repeat.html", printable_text(page(head, below)))
+    RunFiles(folder).write_json("repeat.json", to_strict_json(_list_results(entries, spreads) | {"left_out": left_out}))
+    RunFiles(folder).write_text("repeat.md", printable_text(render_markdown(head, below)))
+    RunFiles(folder).write_text("repeat.html", printable_text(render_page(head, below)))
     return Repetition(tuple(spreads), tuple(left_out))
 
 
-def _metrics(entry: ComparedRun) -> dict[str, float]:
+def _read_metrics(entry: ComparedRun) -> dict[str, float]:
     """All metrics of the evaluation that selected the weights, and of the final test; NaN for what is not a number."""
     by_name: dict[str, float] = {}
     for part in ("best", "test"):
@@ -93,23 +93,23 @@ def _metrics(entry: ComparedRun) -> dict[str, float]:
 
 
 def _list_left_out(entries: Sequence[ComparedRun]) -> Iterator[str]:
-    values = {entry.name: _metrics(entry) for entry in entries}
+    values = {entry.name: _read_metrics(entry) for entry in entries}
     for key in dict.fromkeys(key for metrics in values.values() for key in metrics):
         broken = [name for name, metrics in values.items() if not math.isfinite(metrics.get(key, math.nan))]
         if broken:
             yield f"{key} has no mean: {', '.join(broken)} ended with NaN"
 
 
-def _spreads(entries: Sequence[ComparedRun]) -> Iterator[Spread]:
+def _list_spreads(entries: Sequence[ComparedRun]) -> Iterator[Spread]:
     """Of every metric that is a number in all runs."""
-    values = [_metrics(entry) for entry in entries]
-    first = {entry.summary.best.metric for entry in entries if entry.summary.best}
-    for key in sorted(values[0], key=lambda key: key not in first):
+    values = [_read_metrics(entry) for entry in entries]
+    main_metrics = {entry.summary.best.metric for entry in entries if entry.summary.best}
+    for key in sorted(values[0], key=lambda key: key not in main_metrics):
         if all(math.isfinite(metrics_of_run.get(key, math.nan)) for metrics_of_run in values):
             yield Spread(key, tuple(metrics_of_run[key] for metrics_of_run in values))
 
 
-def _headline(name: str, entries: Sequence[ComparedRun], spreads: Sequence[Spread]) -> Headline:
+def _make_headline(name: str, entries: Sequence[ComparedRun], spreads: Sequence[Spread]) -> Headline:
     count = f"{len(entries)} runs"
     return Headline(
         run=f"{name}, repeated",
@@ -119,15 +119,16 @@ def _headline(name: str, entries: Sequence[ComparedRun], spreads: Sequence[Sprea
         ending="mean ± standard deviation (n - 1) of the evaluation that selected the weights of each run, and of its test",
         value=str(spreads[0]) if spreads else "no result",
         label=f"{spreads[0].metric} of {count}" if spreads else "no metric is a number in all runs",
-        tiles=tuple(Tile(format_json(spread.metric), *spread.written()) for spread in spreads),
+        tiles=tuple(Tile(format_json(spread.metric), *spread.format_parts()) for spread in spreads),
         alerts=(),
     )
 
 
-def _sections(
+def _make_sections(
     entries: Sequence[ComparedRun], spreads: Sequence[Spread], left_out: Sequence[str], notes: Sequence[str]
 ) -> list[Section]:
-    rows = tuple((format_json(s.metric), *align((s.mean, s.deviation, min(s.values), max(s.values)))) for s in spreads)
+    numbers = [align_numbers((s.mean, s.deviation, min(s.values), max(s.values))) for s in spreads]
+    rows = tuple((format_json(s.metric), *row) for s, row in zip(spreads, numbers, strict=True))
     table = Table(("metric", "mean", "standard deviation", "lowest", "highest"), rows)
     sections = [
         Section(
@@ -135,32 +136,25 @@ def _sections(
             "Mean and spread",
             (table, *(Text(line, Tone.WARN) for line in left_out), *(Text(note, Tone.QUIET) for note in notes)),
         ),
-        Section("runs", "Runs", (_runs(entries, [spread.metric for spread in spreads]),)),
+        Section("runs", "Runs", (_make_runs_table(entries, [spread.metric for spread in spreads]),)),
     ]
-    curves = tuple(curve_plots(entries))
+    curves = tuple(make_curve_plots(entries))
     return [*sections, Section("curves", "Curves", curves)] if curves else sections
 
 
-def _runs(entries: Sequence[ComparedRun], metrics: Sequence[str]) -> Table:
-    metrics_by_run = [_metrics(entry) for entry in entries]
-    columns = {key: align([values[key] for values in metrics_by_run]) for key in metrics}
+def _make_runs_table(entries: Sequence[ComparedRun], metrics: Sequence[str]) -> Table:
+    metrics_by_run = [_read_metrics(entry) for entry in entries]
+    columns = {key: align_numbers([values[key] for values in metrics_by_run]) for key in metrics}
     rows = []
     for index, entry in enumerate(entries):
         best = entry.summary.best
-        epoch = number(best.epoch) if best and best.epoch is not None else ABSENT
-        rows.append(
-            (
-                entry.name,
-                entry.record.name,
-                *(columns[key][index] for key in metrics),
-                epoch,
-                duration(entry.summary.seconds),
-            )
-        )
+        epoch = format_number(best.epoch) if best and best.epoch is not None else ABSENT
+        values = (columns[key][index] for key in metrics)
+        rows.append((entry.name, entry.record.name, *values, epoch, format_duration(entry.summary.seconds)))
     return Table(("", "run", *map(format_json, metrics), "best epoch", "time"), tuple(rows))
 
 
-def _data(entries: Sequence[ComparedRun], spreads: Sequence[Spread]) -> dict[str, object]:
+def _list_results(entries: Sequence[ComparedRun], spreads: Sequence[Spread]) -> dict[str, object]:
     return {
         "metrics": {s.metric: {"mean": s.mean, "deviation": s.deviation, "values": s.values} for s in spreads},
         "runs": {entry.name: {"run": entry.record.name, **entry.summary.to_json()} for entry in entries},

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from drivetrain import errors
 from drivetrain.job import JOBS, lower_is_better
 from drivetrain.report.formatting import format_json
-from drivetrain.report.log_series import Series, number
+from drivetrain.report.log_series import Series, read_number
 from drivetrain.report.record import Record
 
 
@@ -61,17 +61,17 @@ class Summary:
         """Plain JSON data."""
         return asdict(self)
 
-    def evaluation(self) -> tuple[Mapping[str, float], str]:
+    def choose_evaluation(self) -> tuple[Mapping[str, float], str]:
         """Metrics, and of what they are: of the model, or of the last epoch if the run has recorded none of a model."""
         metrics = self.best.metrics if self.best else {}
         return (metrics, "model") if metrics else (self.last, "last epoch")
 
-    def meaning(self) -> str:
+    def describe_exit(self) -> str:
         """The meaning of the exit code."""
-        return exit_meaning(self.exit_code)
+        return describe_exit(self.exit_code)
 
 
-def exit_meaning(code: int | None) -> str:
+def describe_exit(code: int | None) -> str:
     """The meaning of an exit code."""
     if code is None:
         return "no exit code recorded"
@@ -96,36 +96,40 @@ def summarize(record: Record) -> Summary:
     """Summarize a record."""
     result, state, spec = record.result, record.state, record.spec
     rss, steps = record.telemetry.get("rss"), record.metrics.get("train/loss")
-    fact, sampled = record.hardware.memory.limit if record.hardware else None, record.telemetry.get("memory_limit")
+    detected_limit = record.hardware.memory.limit if record.hardware else None
+    limits = record.telemetry.get("memory_limit")
     return Summary(
         job=format_json(spec.get("name") or record.name),
         task=format_json(spec.get("task") or "unknown task"),
         status=format_json(state.get("status") or "unknown"),
-        exit_code=_whole(state, "exit_code"),
+        exit_code=_read_integer(state, "exit_code"),
         stopped_because=format_json(result.get("stopped_because") or ""),
-        best=_best(record),
-        last=_last(record),
-        seconds=_first(number(result, "seconds"), _read_elapsed(state), rss.xs[-1] if rss else None),
-        steps=int(steps.xs[-1]) if steps and "steps" not in result else _whole(result, "steps"),
-        epochs=number(result, "epochs"),
-        samples_per_second=_first(number(result, "samples_per_second"), _median(record.telemetry)),
-        peak_memory=_first(number(result, "peak_memory"), max(rss.ys) if rss else None),
-        memory_limit=_first(number(result, "memory_limit"), fact, sampled.ys[-1] if sampled else None),
-        parameters=_whole(result, "parameters"),
-        trainable=_whole(result, "trainable"),
-        phases=_numbers(result.get("phases")),
-        watching=_numbers(result.get("watching")),
-        test=_numbers(_mapping(result.get("test")).get("metrics")),
-        efficiency=_numbers(result.get("efficiency")),
+        best=_read_best(record),
+        last=_read_last(record),
+        seconds=_first_known(read_number(result, "seconds"), _read_elapsed(state), rss.xs[-1] if rss else None),
+        steps=int(steps.xs[-1]) if steps and "steps" not in result else _read_integer(result, "steps"),
+        epochs=read_number(result, "epochs"),
+        samples_per_second=_first_known(read_number(result, "samples_per_second"), _median_speed(record.telemetry)),
+        peak_memory=_first_known(read_number(result, "peak_memory"), max(rss.ys) if rss else None),
+        memory_limit=_first_known(
+            read_number(result, "memory_limit"), detected_limit, limits.ys[-1] if limits else None
+        ),
+        parameters=_read_integer(result, "parameters"),
+        trainable=_read_integer(result, "trainable"),
+        phases=_read_numbers(result.get("phases")),
+        watching=_read_numbers(result.get("watching")),
+        test=_read_numbers(_as_mapping(result.get("test")).get("metrics")),
+        efficiency=_read_numbers(result.get("efficiency")),
     )
 
 
-def _best(record: Record) -> Best | None:
+def _read_best(record: Record) -> Best | None:
     best = record.result.get("best")
-    if isinstance(best, Mapping) and (value := number(best, "value")) is not None:
-        metrics = _numbers(best.get("metrics"))
-        return Best(format_json(best.get("metric")), value, _whole(best, "step"), number(best, "epoch"), metrics)
-    metric = _find_watched(record)
+    if isinstance(best, Mapping) and (value := read_number(best, "value")) is not None:
+        metrics = _read_numbers(best.get("metrics"))
+        step, epoch = _read_integer(best, "step"), read_number(best, "epoch")
+        return Best(format_json(best.get("metric")), value, step, epoch, metrics)
+    metric = _find_watched_metric(record)
     series = record.metrics.get(metric) if metric else None
     if not metric or not series:
         return None
@@ -133,13 +137,13 @@ def _best(record: Record) -> Best | None:
     return Best(metric, value, int(series.xs[series.ys.index(value)]), None)
 
 
-def _find_watched(record: Record) -> str | None:
+def _find_watched_metric(record: Record) -> str | None:
     """The metric that selects the best weights: the run's, else the spec's, else a validation score, else a loss."""
     if record.watched_metric:
         return record.watched_metric
     checkpoint = record.spec.get("checkpoint")
     requested = checkpoint.get("best") if isinstance(checkpoint, Mapping) else None
-    requested = requested or _of_task(record.spec)
+    requested = requested or _find_task_metric(record.spec)
     if requested:
         return str(requested)
     validation = [key for key in record.metrics if key.startswith("validation/")]
@@ -147,7 +151,7 @@ def _find_watched(record: Record) -> str | None:
     return next(iter([*scores, *validation, *(["train/loss"] if "train/loss" in record.metrics else [])]), None)
 
 
-def _of_task(spec: Mapping[str, Any]) -> str | None:
+def _find_task_metric(spec: Mapping[str, Any]) -> str | None:
     """The metric that a task chooses by itself: with several heads that of the heaviest one."""
     kind = JOBS.get(str(spec.get("task")))
     try:
@@ -156,8 +160,8 @@ def _of_task(spec: Mapping[str, Any]) -> str | None:
         return None
 
 
-def _last(record: Record) -> dict[str, float]:
-    last = _numbers(record.result.get("last"))
+def _read_last(record: Record) -> dict[str, float]:
+    last = _read_numbers(record.result.get("last"))
     return last or {key: s.ys[-1] for key, s in record.metrics.items() if s and "/" in key}
 
 
@@ -170,25 +174,25 @@ def _read_elapsed(state: Mapping[str, object]) -> float | None:
         return None
 
 
-def _median(telemetry: Mapping[str, Series]) -> float | None:
-    series = telemetry.get("samples_per_second", Series("")).positive()
+def _median_speed(telemetry: Mapping[str, Series]) -> float | None:
+    series = telemetry.get("samples_per_second", Series("")).keep_positive()
     return sorted(series.ys)[len(series) // 2] if series else None
 
 
-def _numbers(values: object) -> dict[str, float]:
+def _read_numbers(values: object) -> dict[str, float]:
     if not isinstance(values, Mapping):
         return {}
-    return {str(key): value for key in values if (value := number(values, key)) is not None}
+    return {str(key): value for key in values if (value := read_number(values, key)) is not None}
 
 
-def _mapping(value: object) -> Mapping[str, object]:
+def _as_mapping(value: object) -> Mapping[str, object]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _whole(values: Mapping[str, object], key: str) -> int | None:
-    value = number(values, key)
+def _read_integer(values: Mapping[str, object], key: str) -> int | None:
+    value = read_number(values, key)
     return None if value is None else int(value)
 
 
-def _first(*values: float | None) -> float | None:
+def _first_known(*values: float | None) -> float | None:
     return next((value for value in values if value is not None), None)

@@ -12,7 +12,7 @@ from pydantic import JsonValue
 
 from drivetrain.job.sweep import Parameter
 from drivetrain.report.blocks import Block, Details, Dot, Headline, Scatter, Section, Table, Text, Tile, Tone
-from drivetrain.report.formatting import align, duration, format_json, number, plain
+from drivetrain.report.formatting import align_numbers, format_duration, format_json, format_number, to_strict_json
 from drivetrain.report.sections.compared_runs import ABSENT
 from drivetrain.system.printable import printable_text
 from drivetrain.system.run_files import RunFiles
@@ -70,24 +70,20 @@ class SweepResult:
     def rank_trials(self) -> list[Trial]:
         """The best first; after those that are done the ones that were ended early, then the failed ones."""
         done = sorted((trial for trial in self.trials if trial.state == "done"), key=self._rank)
-        return [
-            *done,
-            *(t for t in self.trials if t.state == "ended early"),
-            *(t for t in self.trials if t.state == "failed"),
-        ]
+        return [*done, *(one for state in ("ended early", "failed") for one in self.trials if one.state == state)]
 
     def count(self, state: State) -> int:
         """How many trials ended in this way."""
         return sum(trial.state == state for trial in self.trials)
 
-    def words(self) -> str:
+    def describe(self) -> str:
         """The result in a line."""
         best = self.best
         if best is None:
             return f"no trial is done: {self.count('failed')} failed, {self.count('ended early')} ended early"
         values = ", ".join(f"{key} {format_value(value)}" for key, value in best.values.items())
         command_hint = f"; to train with them: {self.command}" if self.command else ""
-        return f"best of {len(self.trials)} trials: {self.metric} {number(best.value)} in trial {best.number}, {values}{command_hint}"
+        return f"best of {len(self.trials)} trials: {self.metric} {format_number(best.value)} in trial {best.number}, {values}{command_hint}"
 
 
 def format_value(value: JsonValue) -> str:
@@ -101,16 +97,16 @@ def write(folder: Path, result: SweepResult) -> None:
     Raises:
         StorageError: if the folder cannot be written.
     """
-    from drivetrain.report.render.markdown import markdown
-    from drivetrain.report.render.page import page
+    from drivetrain.report.render.markdown import render_markdown
+    from drivetrain.report.render.page import render_page
 
-    head, below = _headline(result), _sections(result)
-    RunFiles(folder).write_json("sweep.json", plain(_data(result)))
-    RunFiles(folder).write_text("sweep.md", printable_text(markdown(head, below)))
-    RunFiles(folder).write_text("sweep.html", printable_text(page(head, below)))
+    head, below = _make_headline(result), _make_sections(result)
+    RunFiles(folder).write_json("sweep.json", to_strict_json(_list_results(result)))
+    RunFiles(folder).write_text("sweep.md", printable_text(render_markdown(head, below)))
+    RunFiles(folder).write_text("sweep.html", printable_text(render_page(head, below)))
 
 
-def _data(result: SweepResult) -> dict[str, object]:
+def _list_results(result: SweepResult) -> dict[str, object]:
     return {
         "metric": result.metric,
         "direction": "minimize" if result.lower else "maximize",
@@ -119,11 +115,11 @@ def _data(result: SweepResult) -> dict[str, object]:
         "command": result.command or None,
         "file": result.file or None,
         "trials": [asdict(trial) for trial in result.trials],
-        "rank_correlation": dict(_correlations(result)),
+        "rank_correlation": dict(_compute_correlations(result)),
     }
 
 
-def _headline(result: SweepResult) -> Headline:
+def _make_headline(result: SweepResult) -> Headline:
     best, ended = result.best, len(result.trials)
     is_complete = ended >= result.total
     values = () if best is None else tuple(Tile(key, format_value(value)) for key, value in best.values.items())
@@ -133,32 +129,32 @@ def _headline(result: SweepResult) -> Headline:
         status="finished" if is_complete else f"{ended} of {result.total} trials",
         tone=Tone.GOOD if is_complete and best else Tone.WARN,
         ending=f"{result.count('done')} done, {result.count('ended early')} ended early, {result.count('failed')} failed",
-        value=number(best.value) if best else "no result",
+        value=format_number(best.value) if best else "no result",
         label=f"{result.metric} of trial {best.number}, the best" if best else "no trial is done",
         tiles=values,
         alerts=(),
     )
 
 
-def _sections(result: SweepResult) -> list[Section]:
-    sections = [Section("best", "Best values", tuple(_best(result)))]
-    if plots := tuple(_plots(result)):
+def _make_sections(result: SweepResult) -> list[Section]:
+    sections = [Section("best", "Best values", tuple(_list_best_values(result)))]
+    if plots := tuple(_plot_search(result)):
         sections.append(Section("search", "Search", plots))
     below = Text("A trial that was ended early has the value of its last epoch.", Tone.QUIET)
     return [
         *sections,
-        Section("trials", "Trials", (_trials(result), *([below] if result.count("ended early") else []))),
+        Section("trials", "Trials", (_make_trials_table(result), *([below] if result.count("ended early") else []))),
     ]
 
 
-def _best(result: SweepResult) -> Iterator[Block]:
-    best, related = result.best, dict(_correlations(result))
-    head = ("key", "best trial", "searched", *(["rank correlation"] if related else []))
+def _list_best_values(result: SweepResult) -> Iterator[Block]:
+    best, correlations = result.best, dict(_compute_correlations(result))
+    head = ("key", "best trial", "searched", *(["rank correlation"] if correlations else []))
     rows = []
     for parameter in result.parameters:
         value = format_value(best.values[parameter.key]) if best else ABSENT
-        relation = f"{related[parameter.key]:+.2f}" if parameter.key in related else ABSENT
-        rows.append((parameter.key, value, _describe_range(parameter), *([relation] if related else [])))
+        correlation = f"{correlations[parameter.key]:+.2f}" if parameter.key in correlations else ABSENT
+        rows.append((parameter.key, value, _describe_range(parameter), *([correlation] if correlations else [])))
     yield Table(head, tuple(rows))
     if result.command:
         yield Details("The command that trains with these values", result.command)
@@ -169,7 +165,7 @@ def _best(result: SweepResult) -> Iterator[Block]:
         "test (data.test), or other seeds (drivetrain repeat), tell how good its values are.",
         Tone.QUIET,
     )
-    if related:
+    if correlations:
         yield Text(
             f"The rank correlation (Spearman) of a key with {result.metric} over the {result.count('done')} trials that are "
             "done: +1 if it always grows with the value, -1 if it always falls; an optimum in the middle gives 0.",
@@ -181,68 +177,67 @@ def _describe_range(parameter: Parameter) -> str:
     if parameter.choices:
         return ", ".join(map(format_value, parameter.choices))
     scale = ", log scale" if parameter.log else ""
-    step = f", step {number(parameter.step)}" if parameter.step else ""
-    return f"{number(parameter.low)} to {number(parameter.high)}{scale}{step}"
+    step = f", step {format_number(parameter.step)}" if parameter.step else ""
+    return f"{format_number(parameter.low)} to {format_number(parameter.high)}{scale}{step}"
 
 
-def _plots(result: SweepResult) -> Iterator[Scatter]:
+def _plot_search(result: SweepResult) -> Iterator[Scatter]:
     """The course of the search, and the metric over each key."""
-    shown_trials = [trial for trial in result.trials if trial.value is not None]
-    ys = [trial.value for trial in shown_trials if trial.value is not None]
+    trials = [trial for trial in result.trials if trial.value is not None]
+    ys = [trial.value for trial in trials if trial.value is not None]
     if len(ys) < 2:
         return
-    wide = min(ys) > 0 and max(ys) > LOGARITHMIC_RATIO * min(ys)
-    kinds = tuple(kind for kind in KINDS if any(_kind(result, trial) == kind[0] for trial in shown_trials))
-    title = f"{format_json(result.metric)}{' (log scale)' if wide else ''}"
+    is_logarithmic = min(ys) > 0 and max(ys) > LOGARITHMIC_RATIO * min(ys)
+    kinds = tuple(kind for kind in KINDS if any(_choose_kind(result, trial) == kind[0] for trial in trials))
+    title = f"{format_json(result.metric)}{' (log scale)' if is_logarithmic else ''}"
 
     def dots(xs: Sequence[float | str]) -> tuple[Dot, ...]:
-        return tuple(Dot(x, y, _kind(result, t)) for x, y, t in zip(xs, ys, shown_trials, strict=True))
+        return tuple(Dot(x, y, _choose_kind(result, t)) for x, y, t in zip(xs, ys, trials, strict=True))
 
-    numbers = [float(trial.number) for trial in shown_trials]
-    yield Scatter(
-        f"{title} by trial, and the best so far", "trial", dots(numbers), kinds, tuple(_best_so_far(result)), log_y=wide
-    )
+    numbers = [float(trial.number) for trial in trials]
+    best, name = tuple(_list_best_so_far(result)), f"{title} by trial, and the best so far"
+    yield Scatter(name, "trial", dots(numbers), kinds, best, log_y=is_logarithmic)
     for parameter in result.parameters:
-        values = [trial.values[parameter.key] for trial in shown_trials]
+        values = [trial.values[parameter.key] for trial in trials]
         xs = [float(v) if _is_number(v) and not parameter.choices else format_value(v) for v in values]  # type: ignore[arg-type]
         if parameter.choices:
             order = [format_value(choice) for choice in parameter.choices]
-            places = sorted(range(len(xs)), key=lambda i: order.index(str(xs[i])))
+            order_by_choice = sorted(range(len(xs)), key=lambda i: order.index(str(xs[i])))
             every = dots(xs)
-            sorted_dots = tuple(every[i] for i in places)
+            sorted_dots = tuple(every[i] for i in order_by_choice)
         else:
             sorted_dots = dots(xs)
-        yield Scatter(f"{title} by {parameter.key}", "", sorted_dots, kinds, log_x=parameter.log, log_y=wide)
+        yield Scatter(f"{title} by {parameter.key}", "", sorted_dots, kinds, log_x=parameter.log, log_y=is_logarithmic)
 
 
 def _is_number(value: JsonValue) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _kind(result: SweepResult, trial: Trial) -> str:
+def _choose_kind(result: SweepResult, trial: Trial) -> str:
     return "best" if trial is result.best else trial.state
 
 
-def _best_so_far(result: SweepResult) -> Iterator[tuple[float, float]]:
+def _list_best_so_far(result: SweepResult) -> Iterator[tuple[float, float]]:
     best: float | None = None
     for trial in result.trials:
         if trial.state == "done" and trial.value is not None:
-            better = best is None or (trial.value < best if result.lower else trial.value > best)
-            best = trial.value if better else best
+            is_better = best is None or (trial.value < best if result.lower else trial.value > best)
+            best = trial.value if is_better else best
         if best is not None:
             yield float(trial.number), best
 
 
-def _trials(result: SweepResult) -> Table:
+def _make_trials_table(result: SweepResult) -> Table:
     keys = [parameter.key for parameter in result.parameters]
     failed = any(trial.reason for trial in result.trials)
     rows, tones = [], {}
     ranked = result.rank_trials()
-    value_texts = iter(align([trial.value for trial in ranked if trial.value is not None]))
+    value_texts = iter(align_numbers([trial.value for trial in ranked if trial.value is not None]))
     for index, trial in enumerate(ranked):
         values = (format_value(trial.values[key]) for key in keys)
-        epochs = number(trial.epochs) if trial.epochs is not None else ABSENT
-        time = duration(trial.seconds) if trial.seconds is not None else ABSENT
+        epochs = format_number(trial.epochs) if trial.epochs is not None else ABSENT
+        time = format_duration(trial.seconds) if trial.seconds is not None else ABSENT
         value = next(value_texts) if trial.value is not None else ABSENT
         reason = (trial.reason,) if failed else ()
         rows.append((f"trial {trial.number}", value, trial.state, *values, epochs, time, *reason))
@@ -251,7 +246,7 @@ def _trials(result: SweepResult) -> Table:
     return Table(head, tuple(rows), tones)
 
 
-def _correlations(result: SweepResult) -> Iterator[tuple[str, float]]:
+def _compute_correlations(result: SweepResult) -> Iterator[tuple[str, float]]:
     """The rank correlation of every numeric key with the metric."""
     done = [trial for trial in result.trials if trial.state == "done" and trial.value is not None]
     if len(done) < MIN_CORRELATED_TRIALS:
@@ -261,10 +256,10 @@ def _correlations(result: SweepResult) -> Iterator[tuple[str, float]]:
         values = [trial.values[parameter.key] for trial in done]
         xs = [float(value) for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
         if len(xs) == len(ys) and len(set(xs)) > 1 and len(set(ys)) > 1:
-            yield parameter.key, statistics.correlation(_ranks(xs), _ranks(ys))
+            yield parameter.key, statistics.correlation(_rank(xs), _rank(ys))
 
 
-def _ranks(values: Sequence[float]) -> list[float]:
+def _rank(values: Sequence[float]) -> list[float]:
     """The rank of each value; equal ones share their mean rank."""
     ordered = sorted(values)
     return [ordered.index(value) + (ordered.count(value) - 1) / 2 for value in values]

@@ -12,18 +12,18 @@ from dataclasses import asdict
 from pathlib import Path
 
 from drivetrain.report.blocks import Section, Table, Text
-from drivetrain.report.confusion import confusions, label_tables
-from drivetrain.report.formatting import format_json, number, plain
-from drivetrain.report.log_series import thin
+from drivetrain.report.confusion import read_confusions, read_label_tables
+from drivetrain.report.formatting import format_json, format_number, to_strict_json
+from drivetrain.report.log_series import thin_points
 from drivetrain.report.record import Record, read
-from drivetrain.report.render.markdown import markdown
-from drivetrain.report.render.page import page
+from drivetrain.report.render.markdown import render_markdown
+from drivetrain.report.render.page import render_page
 from drivetrain.report.sections import body, tested_model
-from drivetrain.report.sections.advice import advice
+from drivetrain.report.sections.advice import list_advice
 from drivetrain.report.sections.baselines import baselines_section
-from drivetrain.report.sections.body import sections
-from drivetrain.report.sections.headline import alerts, headline, verdict
-from drivetrain.report.sections.plan import differences
+from drivetrain.report.sections.body import list_sections
+from drivetrain.report.sections.headline import describe_baselines, list_alerts, make_headline
+from drivetrain.report.sections.plan import list_differences
 from drivetrain.report.sections.provenance import provenance_section
 from drivetrain.report.summary import Summary, summarize
 from drivetrain.system.printable import printable_text
@@ -42,81 +42,82 @@ def write(run: Path) -> None:
     """
     record = read(run)
     summary = summarize(record)
-    head, below = headline(record, summary), sections(record, summary)
-    RunFiles(run).write_json("report.json", plain(_data(record, summary)))
-    RunFiles(run).write_text("report.md", printable_text(markdown(head, below)))
-    RunFiles(run).write_text("report.html", printable_text(page(head, below)))
-    if card := model_card(record, summary):
+    head, below = make_headline(record, summary), list_sections(record, summary)
+    RunFiles(run).write_json("report.json", to_strict_json(_list_results(record, summary)))
+    RunFiles(run).write_text("report.md", printable_text(render_markdown(head, below)))
+    RunFiles(run).write_text("report.html", printable_text(render_page(head, below)))
+    if card := make_model_card(record, summary):
         RunFiles(run).write_text(FILE, printable_text(card))
 
 
-def _data(record: Record, summary: Summary) -> dict[str, object]:
+def _list_results(record: Record, summary: Summary) -> dict[str, object]:
     """The report as data."""
-    plan, hardware = record.plan, record.hardware
+    plan, hardware, advice = record.plan, record.hardware, list_advice(record, summary)
     return {
         "run": record.name,
         **summary.to_json(),
-        "exit_meaning": summary.meaning(),
+        "exit_meaning": summary.describe_exit(),
         "extended_from": dict(record.extension) or None,
         "started": record.state.get("started"),
         "ended": record.state.get("ended"),
-        "baselines": {**record.baselines, "verdict": verdict(record, summary)} if record.baselines else None,
-        "alerts": [text for text, _ in alerts(record)],
-        "advice": [{"change": a.change, "why": a.why, "gain": a.gain, "line": a.line} for a in advice(record, summary)],
-        "gaps": [{"file": gap.file, "wrong": gap.wrong, "lost": gap.lost} for gap in record.gaps],
+        "baselines": {**record.baselines, "verdict": describe_baselines(record, summary)} if record.baselines else None,
+        "alerts": [text for text, _ in list_alerts(record)],
+        "advice": [{key: vars(one)[key] for key in ("change", "why", "gain", "line")} for one in advice],
+        "gaps": [{"file": gap.file, "wrong": gap.problem, "lost": gap.consequence} for gap in record.gaps],
         "hardware": hardware.to_json() if hardware else None,
         "plan": plan.to_json() if plan else None,
-        "differences": [name for name, _ in differences(plan)],
+        "differences": [name for name, _ in list_differences(plan)],
         "confusion": {
-            c.head: {"classes": c.classes, "samples": c.total, "right": c.hits, "mistakes": c.mistakes()}
-            for c in confusions(record.result.get("confusion"))
+            c.head: {"classes": c.classes, "samples": c.total, "right": c.hits, "mistakes": c.list_mistakes()}
+            for c in read_confusions(record.result.get("confusion"))
         },
         "labels": {
             table.head: {"samples": table.samples, "labels": [asdict(row) for row in table.rows]}
-            for table in label_tables(record.result.get("confusion"))
+            for table in read_label_tables(record.result.get("confusion"))
         },
-        "curves": {name: thin(series) for name, series in record.metrics.items()},
-        "telemetry": {name: thin(series) for name, series in record.telemetry.items()},
+        "curves": {name: thin_points(series) for name, series in record.metrics.items()},
+        "telemetry": {name: thin_points(series) for name, series in record.telemetry.items()},
         "events": record.events,
     }
 
 
-def model_card(record: Record, summary: Summary) -> str:
+def make_model_card(record: Record, summary: Summary) -> str:
     """The card as Markdown; empty for a run that has not ended well."""
     if not record.provenance:
         return ""
     result = record.result
     sections = [
-        Section("model", "Model", (Table(("item", "value"), tuple(_facts(record, summary))),)),
+        Section("model", "Model", (Table(("item", "value"), tuple(_list_facts(record, summary))),)),
         body.data_section(result.get("data")),
         baselines_section(record, summary),
         tested_model.final_test_section(record, summary),
-        *(body.confusion_section(table_or_matrix) for table_or_matrix in confusions(result.get("confusion"))),
-        *(body.labels_section(table_or_matrix) for table_or_matrix in label_tables(result.get("confusion"))),
-        Section("limits", "Limits", tuple(map(Text, _limits(record, summary)))),
+        *(body.confusion_section(table_or_matrix) for table_or_matrix in read_confusions(result.get("confusion"))),
+        *(body.labels_section(table_or_matrix) for table_or_matrix in read_label_tables(result.get("confusion"))),
+        Section("limits", "Limits", tuple(map(Text, _list_limits(record, summary)))),
         provenance_section(record),
     ]
-    return markdown(headline(record, summary), [section for section in sections if section])
+    return render_markdown(make_headline(record, summary), [section for section in sections if section])
 
 
-def _facts(record: Record, summary: Summary) -> Iterator[tuple[str, str]]:
+def _list_facts(record: Record, summary: Summary) -> Iterator[tuple[str, str]]:
     train = record.spec.get("train")
     train = train if isinstance(train, Mapping) else {}
     yield "task", format_json(summary.task)
     if model := record.result.get("model"):
         yield "network", format_json(model)
     if summary.parameters is not None:
-        yield "parameters", f"{number(summary.parameters)}, of which {number(summary.trainable or 0)} were trained"
+        trained = f"{format_number(summary.trainable or 0)} were trained"
+        yield "parameters", f"{format_number(summary.parameters)}, of which {trained}"
     for key in ("loss", "optimizer", "schedule"):
         setting = train.get(key)
         if name := setting.get("name") if isinstance(setting, Mapping) else setting:
             yield key, format_json(name)
     if summary.epochs is not None and summary.steps is not None:
-        yield "trained for", f"{number(summary.epochs)} epochs, {number(summary.steps)} steps"
+        yield "trained for", f"{format_number(summary.epochs)} epochs, {format_number(summary.steps)} steps"
     yield "use", f"drivetrain predict {record.name} INPUT"
 
 
-def _limits(record: Record, summary: Summary) -> Iterator[str]:
+def _list_limits(record: Record, summary: Summary) -> Iterator[str]:
     if summary.test:
         yield "The final test was made once, with data on which nothing was chosen. Other data can give other values."
     else:

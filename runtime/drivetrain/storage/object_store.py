@@ -141,15 +141,14 @@ class ObjectStore:
         """Size and tag of an object."""
         return self._object(self._ask("read", name, lambda: _client().head(self._store, name)))
 
-    def exists(self, name: str) -> bool:
-        """Whether an object is there."""
+    def find_head(self, name: str) -> StoredObject | None:
+        """Size and tag of an object; None if there is none."""
         try:
-            self.head(name)
+            return self.head(name)
         except RemoteError as error:
             if error.trouble is Trouble.MISSING:
-                return False
+                return None
             raise
-        return True
 
     def objects(self, below: str = "") -> list[StoredObject]:
         """All objects below a folder, by name."""

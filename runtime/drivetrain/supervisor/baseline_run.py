@@ -53,10 +53,10 @@ def compare(source: SpecSource, job: Job, run: Path, seconds_left: float = inf) 
     metrics = {str(best["metric"]): float(best["value"]), **(best.get("metrics") or {})}
     # After a failure, too: the file holds the models that were fitted until then.
     results = RunFiles(run).read_json(baseline_results.FILE) or {}
-    comparison = baseline_results.compare(results, str(best["metric"]), metrics)
+    comparison = baseline_results.compare_network(results, str(best["metric"]), metrics)
     if comparison:
-        say(f"baselines: {comparison.metric}: {comparison.line()}")
-        say(f"baselines: {comparison.verdict()}")
+        say(f"baselines: {comparison.metric}: {comparison.format_line()}")
+        say(f"baselines: {comparison.describe_verdict()}")
     if failure:
         say(f"baselines: {failure}; `drivetrain baseline JOB` takes the time that they need (baselines: full, off)")
 

@@ -308,7 +308,7 @@ def check_metric_directions(metrics: Mapping[str, Any], job: EmbeddedJob, refuse
     Raises:
         SpecError: if neither the name nor the object of such a metric says so.
     """
-    for path, watched in job.watched():
+    for path, watched in job.list_watched_metrics():
         name = watched.removeprefix("validation/")
         metric = metrics.get(name)
         is_clear = (

@@ -43,7 +43,7 @@ _OF_MODULES = set(vars(nn.Module())) | {"_is_full_backward_hook"}
 _OF_CLASSES = {"__module__", "__doc__", "__dict__", "__weakref__", "__firstlineno__", "__static_attributes__"}
 
 
-def rows(model: nn.Module, loss: object, data: Mapping[str, object], parts: UserParts) -> dict[str, str]:
+def collect_rows(model: nn.Module, loss: object, data: Mapping[str, object], parts: UserParts) -> dict[str, str]:
     """What is compared, by the name of an object or of its attribute.
 
     Args:
@@ -67,7 +67,7 @@ def rows(model: nn.Module, loss: object, data: Mapping[str, object], parts: User
         named["schedule"] = [type(scheduler), plain] if plain else scheduler
     record = {"python": platform.python_version().rpartition(".")[0]}
     for name, value in named.items():
-        record |= dict(_rows_of_module(name, model, loads=True) if name == "model" else _rows(name, value))
+        record |= dict(_collect_module_rows(name, model, loads=True) if name == "model" else _collect_rows(name, value))
     return record
 
 
@@ -92,7 +92,7 @@ def check(folder: Path, now: Mapping[str, str], *, extends: bool = False) -> lis
     differ = [
         name
         for name in sorted((before.keys() | now.keys()) - set(stored.get("changing", ())) - {"python"})
-        if _comparable(before.get(name), same_python) != _comparable(now.get(name), same_python)
+        if _without_bytecode(before.get(name), same_python) != _without_bytecode(now.get(name), same_python)
     ]
     # A callback changes no weights; a metric that raised an error has to be mended before the run can go on.
     mended = files.read_object(STATE_FILE).get("exit_code") == UserCodeError.exit_code
@@ -131,49 +131,49 @@ def note_changes(folder: Path, now: Mapping[str, str]) -> None:
             files.write_json(FILE, {"rows": before, "changing": sorted(differ | set(changing))})
 
 
-def _comparable(row: str | None, same_python: bool) -> str | None:
+def _without_bytecode(row: str | None, same_python: bool) -> str | None:
     """A row without digests of bytecode, which another version of Python writes in another way."""
     return row if same_python or row is None else row.partition(CODE)[0]
 
 
-def _rows(name: str, value: object) -> Iterator[tuple[str, str]]:
+def _collect_rows(name: str, value: object) -> Iterator[tuple[str, str]]:
     if isinstance(value, nn.Module):
-        yield from _rows_of_module(name, value)
+        yield from _collect_module_rows(name, value)
     elif value is not None:
-        yield name, _text(value if _is_code(value) or not hasattr(value, "__dict__") else type(value))
+        yield name, _describe_value(value if _is_code(value) or not hasattr(value, "__dict__") else type(value))
         for key, inner in {} if _is_code(value) else getattr(value, "__dict__", {}).items():
             yield from (
-                _rows_of_module(f"{name}.{key}", inner)
+                _collect_module_rows(f"{name}.{key}", inner)
                 if isinstance(inner, nn.Module)
-                else [(f"{name}.{key}", _text(inner))]
+                else [(f"{name}.{key}", _describe_value(inner))]
             )
 
 
-def _rows_of_module(name: str, module: nn.Module, *, loads: bool = False) -> Iterator[tuple[str, str]]:
+def _collect_module_rows(name: str, module: nn.Module, *, loads: bool = False) -> Iterator[tuple[str, str]]:
     """The rows of a module; with `loads`, a checkpoint brings the values of its parameters and buffers."""
     names: dict[int, str] = {}
     for path, layer in module.named_modules():
         layer_path = f"{name}.{path}".rstrip(".")
-        yield layer_path, _text(type(layer))
+        yield layer_path, _describe_value(type(layer))
         for key, parameter in layer._parameters.items():
             if parameter is not None:
                 first = names.setdefault(id(parameter), f"{layer_path}.{key}")
                 shared = "" if first == f"{layer_path}.{key}" else f", the same as {first}"
                 frozen = "" if parameter.requires_grad else ", frozen"
-                values = "" if loads else f", {_text(parameter.detach())}"
+                values = "" if loads else f", {_describe_value(parameter.detach())}"
                 yield f"{layer_path}.{key}", f"{tuple(parameter.shape)} {parameter.dtype}{frozen}{shared}{values}"
         for key, buffer in layer._buffers.items():
             if buffer is not None and not (loads and key not in layer._non_persistent_buffers_set):
-                yield f"{layer_path}.{key}", _text(buffer)
+                yield f"{layer_path}.{key}", _describe_value(buffer)
         for key, value in vars(layer).items():
             if key not in _OF_MODULES:
-                yield f"{layer_path}.{key}", _text(value)
+                yield f"{layer_path}.{key}", _describe_value(value)
         hooks = [*layer._forward_pre_hooks.values(), *layer._forward_hooks.values(), *layer._backward_hooks.values()]
         if hooks:
-            yield f"{layer_path} hooks", _text(hooks)
+            yield f"{layer_path} hooks", _describe_value(hooks)
 
 
-def _text(value: object) -> str:
+def _describe_value(value: object) -> str:
     """A plain value as it is written, everything else by a digest."""
     if isinstance(value, PLAIN) and len(repr(value)) <= 60:
         return repr(value)
@@ -207,13 +207,13 @@ class _Digest:
     def add(self, value: Any) -> None:
         """Add an object. One that was added before, or holds itself, counts by its number."""
         if isinstance(value, PLAIN):
-            self._write(type(value).__name__, repr(value))
+            self._add_text(type(value).__name__, repr(value))
             return
         if id(value) in self._seen or len(self._seen) > MAX_OBJECTS:
-            self._write("again", str(self._seen.get(id(value), (0,))[0]))
+            self._add_text("again", str(self._seen.get(id(value), (0,))[0]))
             return
         self._seen[id(value)] = (len(self._seen), value)
-        self._write(type(value).__qualname__, "")
+        self._add_text(type(value).__qualname__, "")
         if isinstance(value, torch.Tensor | np.ndarray):
             self._add_array(value)
         elif isinstance(value, types.CodeType):
@@ -224,22 +224,22 @@ class _Digest:
         elif isinstance(value, Mapping):
             self._add_all([part for item in value.items() for part in item])
         elif isinstance(value, set | frozenset):
-            self._add_all(sorted(map(_text, value)))
+            self._add_all(sorted(map(_describe_value, value)))
         elif isinstance(value, list | tuple | deque):
             self._add_all(value)
         elif hasattr(value, "to_numpy") and not isinstance(value, type):  # a table or column of pandas
             self._add_array(value.to_numpy())
         elif isinstance(value, nn.Module):
-            self._add_all([part for row in _rows_of_module("", value) for part in row])
+            self._add_all([part for row in _collect_module_rows("", value) for part in row])
         elif isinstance(value, enum.Enum):
-            self._write(type(value).__qualname__, value.name)
+            self._add_text(type(value).__qualname__, value.name)
         elif isinstance(value, types.ModuleType):
-            self._write("module", value.__name__)
+            self._add_text("module", value.__name__)
         elif isinstance(value, property):
             self._add_all((value.fget, value.fset))
         elif not hasattr(value, "__dict__") and not hasattr(value, "__slots__"):
             text = repr(value)
-            self._write(type(value).__qualname__, "" if " at 0x" in text else text)
+            self._add_text(type(value).__qualname__, "" if " at 0x" in text else text)
         else:
             slots = [
                 name for kind in type(value).__mro__ for name in vars(kind).get("__slots__", ()) if hasattr(value, name)
@@ -247,7 +247,7 @@ class _Digest:
             self._add_all((type(value), getattr(value, "__dict__", {}), [getattr(value, name) for name in slots]))
 
     def _add_code(self, value: Any) -> None:
-        self._write(value.__class__.__name__, getattr(value, "__qualname__", ""))
+        self._add_text(value.__class__.__name__, getattr(value, "__qualname__", ""))
         if isinstance(value, functools.partial):
             self._add_all((value.func, value.args, value.keywords))
         elif isinstance(value, staticmethod | classmethod):
@@ -255,25 +255,25 @@ class _Digest:
         elif isinstance(value, types.MethodType):
             self._add_all((value.__func__, value.__self__))
         elif _is_library(getattr(value, "__module__", None)):
-            self._write("library", str(value.__module__))
+            self._add_text("library", str(value.__module__))
         elif isinstance(value, type):
             self._add_all(value.__bases__)
             self._add_all([part for key, part in sorted(vars(value).items()) if key not in _OF_CLASSES])
         elif isinstance(value, types.FunctionType):
             self._add_all((value.__code__, value.__defaults__, value.__kwdefaults__))
-            self._add_all([_cell(cell) for cell in value.__closure__ or ()])
-            self._add_all([value.__globals__[name] for name in _names(value.__code__) if name in value.__globals__])
+            self._add_all([_read_cell(cell) for cell in value.__closure__ or ()])
+            self._add_all([value.__globals__[n] for n in _list_globals(value.__code__) if n in value.__globals__])
         elif hasattr(value, "__wrapped__"):
             self.add(value.__wrapped__)
 
     def _add_all(self, values: Sequence[Any]) -> None:
-        self._write("items", str(len(values)))
+        self._add_text("items", str(len(values)))
         for value in values:
             self.add(value)
 
     def _add_array(self, value: Any) -> None:
         array = value.detach().cpu() if isinstance(value, torch.Tensor) else value
-        self._write(str(array.dtype), str(tuple(array.shape)))
+        self._add_text(str(array.dtype), str(tuple(array.shape)))
         if isinstance(array, torch.Tensor):
             if array.layout != torch.strided or array.device.type == "meta":
                 return
@@ -286,18 +286,18 @@ class _Digest:
         for part in (content,) if content.size <= MAX_HASHED_BYTES else (content[:half], content[-half:]):
             self.hash.update(part.tobytes())
 
-    def _write(self, kind: str, text: str) -> None:
+    def _add_text(self, kind: str, text: str) -> None:
         self.hash.update(f"{kind}\0{text}\0".encode(errors="surrogatepass"))
 
 
-def _cell(cell: Any) -> object:
+def _read_cell(cell: Any) -> object:
     try:
         return cell.cell_contents
     except ValueError:
         return "empty"
 
 
-def _names(code: types.CodeType) -> list[str]:
+def _list_globals(code: types.CodeType) -> list[str]:
     """The names that a function may look up in its module, those of functions inside it included."""
-    inner = [name for part in code.co_consts if isinstance(part, types.CodeType) for name in _names(part)]
+    inner = [name for part in code.co_consts if isinstance(part, types.CodeType) for name in _list_globals(part)]
     return list(dict.fromkeys([*code.co_names, *inner]))

@@ -215,7 +215,7 @@ def _describe_objects(call: TrainCall) -> dict[str, str]:
     }
     data |= {f"{source.name}.collate_fn": source.collate for source in call.sources}
     data |= {f"{source.name}.sampler": source.sampler for source in call.sources}
-    return embedded_record.rows(call.model, call.loss, data, call.parts)
+    return embedded_record.collect_rows(call.model, call.loss, data, call.parts)
 
 
 def _is_array(data: object) -> bool:
@@ -299,16 +299,16 @@ def _assemble(call: TrainCall, machine: Hardware, folder: RunFolder, dataset: Da
     facts = inspection.inspect_workload(dataset, network.module)
     clock = PhaseTimer()
     plan_path = folder.path / PLAN_FILE
-    stored = effective_plan.plan_of(folder.path) if folder.resumes and plan_path.exists() else None
+    stored = effective_plan.load_plan(folder.path) if folder.resumes and plan_path.exists() else None
     # A resumed run keeps its plan, whatever was calibrated meanwhile.
     machine = machine if stored else calibration_file.add_calibration(machine)
     plan = plans.resolve(job, machine, facts, replay=stored.values() if stored else {})
-    plan = host_process.keep_process_settings(plans.carry_reasons(plan, stored) if stored else plan, machine)
+    plan = host_process.keep_process_settings(plans.keep_reasons(plan, stored) if stored else plan, machine)
     if stored is None:
         # The micro-batch that fits comes first, since the tuner measures with it.
         measurements = MicroBatchSearch(
             job, machine, plan, dataset, network, facts, folder.path, signals, say, parts
-        ).measure()
+        ).load_or_measure()
         if measurements:
             plan = host_process.keep_process_settings(
                 plans.resolve(job, machine, facts, measured=measurements), machine

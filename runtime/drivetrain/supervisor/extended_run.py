@@ -68,7 +68,7 @@ def open_extended(
     if unfinished_run and unfinished_run.resolve() != request.run.resolve():
         return _resume_extension(runs, unfinished_run, job, request)
     finished = finished_run.load_finished_run(request.run, job)
-    state, plan = RunFiles(finished.path).read_json(STATE_FILE), effective_plan.plan_of(finished.path)
+    state, plan = RunFiles(finished.path).read_json(STATE_FILE), effective_plan.load_plan(finished.path)
     plan_request = plan_request.resume(finished.path, state, plan, advise_other_plan(request))
     extension = finished_run.plan_extension(finished, job, restart=request.restart)
     return _start_extension(

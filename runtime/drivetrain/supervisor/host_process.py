@@ -65,7 +65,7 @@ def restore_state() -> Iterator[None]:
     """Restore torch's settings and random state afterwards; autocast and the modes of autograd around it do not hold."""
     drawn = random.getstate(), np.random.get_state()
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
-    with torch.random.fork_rng(devices), restore_torch_settings(), _usual_modes():
+    with torch.random.fork_rng(devices), restore_torch_settings(), _use_default_modes():
         try:
             yield
         finally:
@@ -74,7 +74,7 @@ def restore_state() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _usual_modes() -> Iterator[None]:
+def _use_default_modes() -> Iterator[None]:
     """A block with gradients and without autocast, whatever the program has around it."""
     with contextlib.ExitStack() as modes:
         for mode in (torch.inference_mode(False), torch.enable_grad()):
@@ -102,7 +102,7 @@ def select_gpu(hardware: Hardware, job: Job) -> Hardware:
     Raises:
         DeviceError: if the job names another GPU, or this one cannot be used.
     """
-    requested, first = job.limits.gpus, _first(hardware)
+    requested, first = job.limits.gpus, _find_first_gpu(hardware)
     if requested == "none" or first is None:
         selected = device_check.select_devices(hardware, requested)
     elif isinstance(requested, str) or list(requested) == [first.index]:
@@ -117,7 +117,7 @@ def select_gpu(hardware: Hardware, job: Job) -> Hardware:
     return selected
 
 
-def _first(hardware: Hardware) -> Gpu | None:
+def _find_first_gpu(hardware: Hardware) -> Gpu | None:
     """The GPU that is `cuda:0`; None if there is only one, or torch cannot tell."""
     if len(hardware.gpus) < 2 or not torch.cuda.is_available():
         return None
@@ -136,7 +136,7 @@ def keep_process_settings(plan: Plan, hardware: Hardware) -> Plan:
         environment = optimization.environment(hardware, row.value)
         if optimization.stage is not Stage.PROCESS:
             os.environ.update(library_variables.merge_variables(os.environ, environment))
-        elif optimization.preloaded and environment and (now := optimization.preloaded()) != row.value:
+        elif optimization.read_preloaded and environment and (now := optimization.read_preloaded()) != row.value:
             reason = f"{format_value(row.value)} must be set before the process starts, which `drivetrain train` does"
             effect = str(Effect.EXACT) if now == optimization.off else row.effect
             rows.append(replace(row.learn(now, "process", reason), effect=effect))

@@ -32,7 +32,7 @@ def parse(text: str) -> Path | RemoteAddress:
     return below if not path.exists() and below.exists() else path
 
 
-def local(run: Path | RemoteAddress) -> Path:
+def fetch_local(run: Path | RemoteAddress) -> Path:
     """The folder of a run on this machine; one in a store is downloaded, without its checkpoints.
 
     Raises:
@@ -43,7 +43,7 @@ def local(run: Path | RemoteAddress) -> Path:
     return fetch_run.update_cached_run(run) if isinstance(run, RemoteAddress) else run
 
 
-def newest_trial(path: Path) -> Path:
+def find_newest_trial(path: Path) -> Path:
     """The trial that was written to last, if the folder is that of a sweep; else the folder.
 
     Raises:
@@ -51,12 +51,12 @@ def newest_trial(path: Path) -> Path:
     """
     if not (path / SWEEP).exists():
         return path
-    if trials := _by_age(path.glob("*/job.yaml")):
+    if trials := _sort_by_age(path.glob("*/job.yaml")):
         return trials[0]
     raise CheckpointError(f"{path}: this sweep has no trial yet", "a sweep whose first trial has begun", "try again")
 
 
-def existing(path: Path) -> Path:
+def check_exists(path: Path) -> Path:
     """The path, if it exists.
 
     Raises:
@@ -65,7 +65,7 @@ def existing(path: Path) -> Path:
     if path.exists():
         refuse_links(path)
         return path
-    names = [run.name for run in by_age()]
+    names = [run.name for run in list_by_age()]
     listed = (
         f"runs here, newest first: {', '.join(names[:5])}"
         if names
@@ -78,13 +78,13 @@ def existing(path: Path) -> Path:
     )
 
 
-def newest() -> Path:
+def find_newest() -> Path:
     """The run that was written to last.
 
     Raises:
         CheckpointError: if there is none.
     """
-    runs = by_age()
+    runs = list_by_age()
     if not runs:
         raise CheckpointError(
             f"no run was given, and there is none in {RUNS.resolve()}",
@@ -94,13 +94,13 @@ def newest() -> Path:
     return runs[0]
 
 
-def by_age() -> list[Path]:
+def list_by_age() -> list[Path]:
     """The run folders below runs/, newest first."""
     trials = (spec for sweep in RUNS.glob(f"*/{SWEEP}") for spec in sweep.parent.glob("*/job.yaml"))
-    return _by_age([*RUNS.glob("*/job.yaml"), *trials])
+    return _sort_by_age([*RUNS.glob("*/job.yaml"), *trials])
 
 
-def _by_age(specs: Iterable[Path]) -> list[Path]:
+def _sort_by_age(specs: Iterable[Path]) -> list[Path]:
     try:
         dated = [(path.stat().st_mtime, path) for path in specs]
     except OSError:

@@ -48,27 +48,27 @@ class NoticeAddress:
         Raises:
             NoAnswer: if there was no answer, or no usable one.
         """
-        status, text = self._ask("GET", self._target(), self.headers)
+        status, text = self._ask("GET", self._format_target(), self.headers)
         if status == http.client.UNAUTHORIZED:
-            self.headers[TOKEN] = self._token()
-            status, text = self._ask("GET", self._target(), self.headers)
+            self.headers[TOKEN] = self._fetch_token()
+            status, text = self._ask("GET", self._format_target(), self.headers)
         if status in (http.client.NOT_FOUND, http.client.NO_CONTENT):
             return None
         if status != http.client.OK:
             raise NoAnswer(f"answers {status}" + (", and redirects are not followed" if 300 <= status < 400 else ""))
-        return text if _means_something(text) else None
+        return text if _is_notice(text) else None
 
-    def _target(self) -> str:
+    def _format_target(self) -> str:
         return (self.parts.path or "/") + (f"?{self.parts.query}" if self.parts.query else "")
 
-    def _token(self) -> str:
+    def _fetch_token(self) -> str:
         status, text = self._ask("PUT", "/latest/api/token", {f"{TOKEN}-ttl-seconds": "21600"})
         if status != http.client.OK or not text.isascii() or not text.isprintable():
             raise NoAnswer(f"answers 401, and {status} when asked for a token")
         return text
 
     def _ask(self, method: str, target: str, headers: dict[str, str]) -> tuple[int, str]:
-        connection = _connection(self.parts)
+        connection = _open_connection(self.parts)
         try:
             connection.request(method, target, headers=headers)
             reply = connection.getresponse()
@@ -81,12 +81,12 @@ class NoticeAddress:
             connection.close()
 
 
-def _connection(parts: SplitResult) -> http.client.HTTPConnection:
+def _open_connection(parts: SplitResult) -> http.client.HTTPConnection:
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     return kind(parts.hostname or "", parts.port, timeout=REQUEST_TIMEOUT)
 
 
-def _means_something(text: str) -> bool:
+def _is_notice(text: str) -> bool:
     """Whether an answer is a notice; an empty list of events is not."""
     if text.lower() in NOTHING:
         return False
@@ -116,7 +116,7 @@ def watch(url: str | None, folder: Path) -> Iterator[None]:
 
     report = EventLog(folder).add
     thread = threading.Thread(
-        target=_work, args=(NoticeAddress(url), ended, report, note_arrival), name="notice", daemon=True
+        target=_poll, args=(NoticeAddress(url), ended, report, note_arrival), name="notice", daemon=True
     )
     thread.start()
     try:
@@ -125,7 +125,7 @@ def watch(url: str | None, folder: Path) -> Iterator[None]:
         ended.set()
 
 
-def _work(
+def _poll(
     post: NoticeAddress, ended: threading.Event, report: Callable[[str, str], None], arrived: Callable[[], None]
 ) -> None:
     """Poll until there is a notice; a problem of the address is reported once, as it may be temporary."""

@@ -66,14 +66,14 @@ def write(run: Path, commits: Sequence[str]) -> None:
             "torch": (hardware.get("torch") or {}).get("version"),
             "processor": (hardware.get("cpu") or {}).get("model"),
             "gpus": [gpu.get("name") for gpu in hardware.get("gpus", [])],
-            "image": image(),
+            "image": describe_image(),
             "commit": commits[0] if commits else None,
             **({"later_commits": list(commits[1:])} if commits[1:] else {}),
-            "spec": _digest(run / JOB_FILE),
-            "plan": _plan(run),
-            "data": _data(run),
+            "spec": _hash_file(run / JOB_FILE),
+            "plan": _hash_plan(run),
+            "data": _hash_data(run),
             "code": RunFiles(run).read_object(user_code.RECORD),
-            "model": _digest(run / "model" / "model.safetensors"),
+            "model": _hash_file(run / "model" / "model.safetensors"),
         },
     )
 
@@ -89,11 +89,11 @@ def add_commit(before: object, source: str, run: Path) -> list[str]:
         run: the run folder.
     """
     earlier_commits = [str(earlier) for earlier in before] if isinstance(before, list) else []
-    current = os.environ.get(COMMIT) or commit(Path(source).absolute().parent, run.parent)
+    current = os.environ.get(COMMIT) or read_commit(Path(source).absolute().parent, run.parent)
     return earlier_commits if current is None or current in earlier_commits[-1:] else [*earlier_commits, current]
 
 
-def commit(folder: Path, runs: Path | None = None) -> str | None:
+def read_commit(folder: Path, runs: Path | None = None) -> str | None:
     """The commit of a folder under git, with `-changed` if files there differ from it; None without git.
 
     Files that a filter such as that of Git LFS changes count as changed once their time or size is not that of the
@@ -108,7 +108,7 @@ def commit(folder: Path, runs: Path | None = None) -> str | None:
             if tree is None:
                 return None
             head = tree.ask("rev-parse", "--verify", "HEAD", folder=folder).strip()
-            unknown = ["ls-files", "--others", "--exclude-standard", "--", *_own(folder, runs)]
+            unknown = ["ls-files", "--others", "--exclude-standard", "--", *_list_patterns(folder, runs)]
             changed = _differs(tree, folder) or tree.ask(*unknown, folder=folder)
     except (OSError, subprocess.SubprocessError):
         return None
@@ -130,7 +130,7 @@ def _differs(tree: WorkTree, folder: Path) -> bool:
     return False
 
 
-def _own(folder: Path, runs: Path | None) -> list[str]:
+def _list_patterns(folder: Path, runs: Path | None) -> list[str]:
     """Patterns of files that a commit should have: specs and code, and no data, which has digests, and no results."""
     root, below = folder.resolve(), runs.resolve() if runs else None
     left_out = []
@@ -139,34 +139,34 @@ def _own(folder: Path, runs: Path | None) -> list[str]:
     return ["*.py", "*.yaml", "*.yml", *left_out]
 
 
-def image() -> dict[str, str] | None:
+def describe_image() -> dict[str, str] | None:
     """The image that this process runs in; None without one."""
     word = os.environ.get("DRIVETRAIN_IMAGE")
     return {"name": word, "id": os.environ.get(IMAGE, "")} if word else None
 
 
-def _digest(path: Path) -> str | None:
+def _hash_file(path: Path) -> str | None:
     return hash_file(path) if path.is_file() else None
 
 
-def _plan(run: Path) -> str | None:
+def _hash_plan(run: Path) -> str | None:
     """Of the values alone: reasons name times that differ from run to run."""
     plan = RunFiles(run).read_object(PLAN_FILE)
     values = {decision["name"]: decision["value"] for decision in plan.get("decisions", [])}
-    return _of(values) if values else None
+    return _hash_value(values) if values else None
 
 
-def _data(run: Path) -> dict[str, str]:
+def _hash_data(run: Path) -> dict[str, str]:
     """One digest for each path of the spec, over names and contents of its files."""
     record: Mapping[str, Any] = RunFiles(run).read_object("data.json")
     files = {
         key: {name: row.rpartition(" ")[2] for name, row in entry["rows"].items()}
         for key, entry in record.get("files", {}).items()
     }
-    return {key: _of(rows) for key, rows in (files | record.get("arrays", {})).items()}
+    return {key: _hash_value(rows) for key, rows in (files | record.get("arrays", {})).items()}
 
 
-def _of(value: object) -> str:
+def _hash_value(value: object) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
@@ -197,7 +197,7 @@ class WorkTree:
             "HOME": str(self.directory),  # before version 2.32, git does not know the variable above
             "XDG_CONFIG_HOME": str(self.directory),
         }
-        return _run(["-c", f"core.excludesFile={self.ignored}", "-C", str(folder), *arguments], places, self.until)
+        return _run_git(["-c", f"core.excludesFile={self.ignored}", "-C", str(folder), *arguments], places, self.until)
 
     def submodules(self, folder: Path) -> Iterator[Path]:
         """The folders of submodules in a folder of the work tree that are checked out.
@@ -208,9 +208,9 @@ class WorkTree:
         """
         for row in self.ask("ls-files", "--stage", "-z", "--", ".", folder=folder).split("\0"):
             mode, _, path = row.partition("\t")
-            submodule = _real(folder) / path
+            submodule = _resolve(folder) / path
             # A link could lead out of the work tree, or around in a circle.
-            if mode.startswith("160000 ") and _real(submodule) == submodule and os.path.lexists(submodule / ".git"):
+            if mode.startswith("160000 ") and _resolve(submodule) == submodule and os.path.lexists(submodule / ".git"):
                 yield submodule
 
 
@@ -225,7 +225,7 @@ def open_repository(folder: Path, until: float | None = None) -> Iterator[WorkTr
         OSError: if git cannot be started, or the repository cannot be read.
         subprocess.SubprocessError: if git fails, or takes too long.
     """
-    position = _locate(_real(folder))
+    position = _locate(_resolve(folder))
     if position is None:
         yield None
         return
@@ -247,17 +247,17 @@ def _locate(folder: Path) -> tuple[Path, Path] | None:
         if entry.is_file():
             text = _read_small(entry)
             source = root / text.removeprefix("gitdir:").strip()
-            return (root, source) if text.startswith("gitdir:") and _belongs(source, entry) else None
+            return (root, source) if text.startswith("gitdir:") and _is_directory_of(source, entry) else None
     return None
 
 
-def _belongs(source: Path, entry: Path) -> bool:
+def _is_directory_of(source: Path, entry: Path) -> bool:
     """Whether a git directory is that of the work tree whose `.git` file names it."""
     with contextlib.suppress(OSError):
-        if _real(source / _read_small(source / "gitdir")) == _real(entry):  # a worktree
+        if _resolve(source / _read_small(source / "gitdir")) == _resolve(entry):  # a worktree
             return True
     above = _locate(entry.parent.parent)
-    return above is not None and _real(source).is_relative_to(_real(above[1]))  # a submodule
+    return above is not None and _resolve(source).is_relative_to(_resolve(above[1]))  # a submodule
 
 
 def _write_directory(directory: Path, source: Path, until: float) -> None:
@@ -270,45 +270,46 @@ def _write_directory(directory: Path, source: Path, until: float) -> None:
     shared = source
     if os.path.lexists(source / "commondir"):  # a worktree has only HEAD and the index for itself
         shared = source / _read_small(source / "commondir")
-        if not _real(source).is_relative_to(_real(shared)):
+        if not _resolve(source).is_relative_to(_resolve(shared)):
             raise OSError(f"{source} does not belong to {shared}")
     (directory / "HEAD").write_text(_read_small(source / "HEAD") + "\n", encoding="utf-8")
-    settings = {**_settings("--global", until=until), **_settings("--file", str(shared / "config"), until=until)}
-    (directory / "config").write_text(_config(settings), encoding="utf-8")
+    settings = _read_settings("--global", until=until)
+    settings |= _read_settings("--file", str(shared / "config"), until=until)
+    (directory / "config").write_text(_format_config(settings), encoding="utf-8")
     # What can be in another repository is the objects: alternates name more folders of them.
-    (directory / "objects").symlink_to(_real(shared / "objects"))
+    (directory / "objects").symlink_to(_resolve(shared / "objects"))
     splits = [path.name for path in source.glob("sharedindex.*")]
     for name in (*_LINKS, *splits):
         path = (source if "index" in name else shared) / name
         if not os.path.lexists(path):
             continue
-        if not _real(path).is_relative_to(_real(shared)):
+        if not _resolve(path).is_relative_to(_resolve(shared)):
             raise OSError(f"{path} lies outside of its repository")
-        (directory / name).symlink_to(_real(path))
+        (directory / name).symlink_to(_resolve(path))
 
 
 def _list_ignored(until: float) -> str:
-    named = _answer(["config", "--global", "--type=path", "--get", "core.excludesFile"], until).strip()
+    named = _ask_settings(["config", "--global", "--type=path", "--get", "core.excludesFile"], until).strip()
     settings = os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config")
     return named or os.path.join(settings, "git", "ignore")
 
 
-def _settings(*file_options: str, until: float) -> dict[str, str]:
+def _read_settings(*file_options: str, until: float) -> dict[str, str]:
     """The harmless settings of a file, or of the user."""
-    rows = _answer(["config", *file_options, "--null", "--get-regexp", _WORDS], until).split("\0")
+    rows = _ask_settings(["config", *file_options, "--null", "--get-regexp", _WORDS], until).split("\0")
     pairs = (row.partition("\n") for row in rows)
     return {name: value for name, _, value in pairs if re.fullmatch(r"[A-Za-z0-9]+", value)}
 
 
-def _answer(arguments: list[str], until: float) -> str:
+def _ask_settings(arguments: list[str], until: float) -> str:
     """What a command prints that reads settings; empty if there are none."""
     try:
-        return _run(arguments, {"GIT_DIR": os.devnull}, until)
+        return _run_git(arguments, {"GIT_DIR": os.devnull}, until)
     except subprocess.CalledProcessError:
         return ""
 
 
-def _config(settings: dict[str, str]) -> str:
+def _format_config(settings: dict[str, str]) -> str:
     lines = [f"[core]\nrepositoryformatversion = {int(any(name.startswith('extensions.') for name in settings))}"]
     for name, value in settings.items():
         section, _, key = name.partition(".")
@@ -332,12 +333,12 @@ def _read_small(path: Path) -> str:
     return text
 
 
-def _real(path: Path) -> Path:
+def _resolve(path: Path) -> Path:
     """A path without links; Path.resolve would raise an error for links in a circle."""
     return Path(os.path.realpath(path))
 
 
-def _run(arguments: list[str], places: dict[str, str], until: float) -> str:
+def _run_git(arguments: list[str], places: dict[str, str], until: float) -> str:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     done = subprocess.run(
         ["git", *arguments],

@@ -32,10 +32,10 @@ def check(job: Job, say: Callable[[str], None]) -> list[DrivetrainError]:
     """
     wrong = list[DrivetrainError]()
     uses: list[tuple[tuple[str, ...], str, Callable[[RemoteAddress, str], str]]] = [
-        (key, text, _look(job, key)) for key, text in remote_data.remote_paths(job)
+        (key, text, _select_check(job, key)) for key, text in remote_data.list_remote_paths(job)
     ]
     if job.checkpoint.copy_to:
-        uses.append((("checkpoint", "copy_to"), job.checkpoint.copy_to, _write))
+        uses.append((("checkpoint", "copy_to"), job.checkpoint.copy_to, _check_copies))
     for key, text, use in uses:
         address = parse(text)
         try:
@@ -43,7 +43,7 @@ def check(job: Job, say: Callable[[str], None]) -> list[DrivetrainError]:
         except DrivetrainError as error:
             wrong.append(stored_data.add_location(job, key, error))
         else:
-            say(f"{dot_key(key)}: {address}: {usage} ({_access(address)})")
+            say(f"{dot_key(key)}: {address}: {usage} ({_describe_access(address)})")
     hub = [(key, text) for key, text in job.data_paths() if is_on_hub(text)]
     for key, text in hub:
         say(f"{dot_key(key)}: {text}: not asked here; `drivetrain fetch {job.document.name}` asks the hub")
@@ -52,14 +52,14 @@ def check(job: Job, say: Callable[[str], None]) -> list[DrivetrainError]:
     return wrong
 
 
-def _look(job: Job, key: tuple[str, ...]) -> Callable[[RemoteAddress, str], str]:
+def _select_check(job: Job, key: tuple[str, ...]) -> Callable[[RemoteAddress, str], str]:
     """How what a job reads is tried."""
     if job.streams(key):
-        return partial(_read, accepted.of_task(job))
-    return partial(_find, stored_data.needed_files(job, key))
+        return partial(_check_shards, accepted.of_task(job))
+    return partial(_check_files, stored_data.needed_files(job, key))
 
 
-def _read(kinds: Accepted, address: RemoteAddress, key: str) -> str:
+def _check_shards(kinds: Accepted, address: RemoteAddress, key: str) -> str:
     store = RemoteStore(address, key, kinds, patience=PATIENCE)
     shards = store.shards()
     store.check_read(shards[0])
@@ -67,7 +67,7 @@ def _read(kinds: Accepted, address: RemoteAddress, key: str) -> str:
     return f"{len(shards):,} shard{'s' * (len(shards) != 1)}, {size}, listed and read"
 
 
-def _find(selects: Callable[[str], bool], address: RemoteAddress, key: str) -> str:
+def _check_files(selects: Callable[[str], bool], address: RemoteAddress, key: str) -> str:
     store = ObjectStore(address.parent, PATIENCE)
     files = stored_files.list_files(store, address, selects)
     store.get_range(files[0].name, 0, min(files[0].bytes, 1))
@@ -75,12 +75,12 @@ def _find(selects: Callable[[str], bool], address: RemoteAddress, key: str) -> s
     return f"{len(files):,} file{'s' * (len(files) != 1)}, {size}, found and read"
 
 
-def _write(address: RemoteAddress, key: str) -> str:
+def _check_copies(address: RemoteAddress, key: str) -> str:
     check_writable(ObjectStore(address, PATIENCE))
     return "listed, written, read and removed"
 
 
-def _access(address: RemoteAddress) -> str:
+def _describe_access(address: RemoteAddress) -> str:
     """From where credentials and endpoint come."""
     variables = store_variables.read_known(address.scheme, os.environ)
     return f"set here: {', '.join(variables)}" if variables else "nothing set: by the role of this machine"

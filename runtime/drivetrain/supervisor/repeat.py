@@ -54,7 +54,7 @@ def repeat(request: RepeatRequest) -> int:
     """
     source = SpecSource(request.spec, request.assignments).read()
     job = source.load()
-    variants = _variants(request, job)
+    variants = _list_variants(request, job)
     make_folder(request.runs)
     with tempfile.TemporaryDirectory(prefix="repeat-") as scratch:
         return _train_all(request, source.copy_to(Path(scratch), job), job, variants)
@@ -63,7 +63,7 @@ def repeat(request: RepeatRequest) -> int:
 def _train_all(request: RepeatRequest, source: SpecSource, job: Job, variants: Mapping[str, tuple[str, ...]]) -> int:
     """Train all runs from one copy of the job file and the user's code."""
     run_of: dict[str, Path] = {}
-    processes = same_conditions.processes(job, request.runs)
+    processes = same_conditions.count_processes(job, request.runs)
     for variant, changes in variants.items():
         # What the first run has measured holds for all: runs of different batch sizes or plans have no common mean.
         earlier_runs = list(run_of.values())
@@ -71,7 +71,7 @@ def _train_all(request: RepeatRequest, source: SpecSource, job: Job, variants: M
         assignments = (*request.assignments, *changes, *size)
         one = replace(source, assignments=assignments).load()
         done = run_folder.find_finished(request.runs, one)
-        if done and (other := same_conditions.difference(done, processes, earlier_runs, plain=request.plain)):
+        if done and (other := same_conditions.describe_difference(done, processes, earlier_runs, plain=request.plain)):
             say(f"{variant}: {done} is done, and {other}; a new run begins")
             done = None
         if done and (file := same_conditions.find_changed_file(done, one)):
@@ -102,7 +102,7 @@ def _train_all(request: RepeatRequest, source: SpecSource, job: Job, variants: M
     same_conditions.check(run_of)
     folder = request.runs / f"repeat-{job.name}"
     labels = [] if request.folds is None else _inspect_labels(folder, run_of)
-    result = repeated.write(folder, job.name, run_of, [*_notes(request, job, run_of), *labels])
+    result = repeated.write(folder, job.name, run_of, [*_list_notes(request, job, run_of), *labels])
     for spread in result.spreads:
         say(f"{spread.metric}: {spread} ({len(run_of)} runs)")
     for line in result.left_out:
@@ -111,7 +111,7 @@ def _train_all(request: RepeatRequest, source: SpecSource, job: Job, variants: M
     return 0
 
 
-def _variants(request: RepeatRequest, job: Job) -> dict[str, tuple[str, ...]]:
+def _list_variants(request: RepeatRequest, job: Job) -> dict[str, tuple[str, ...]]:
     """What each run changes in the spec, by what the page calls it.
 
     Raises:
@@ -144,7 +144,7 @@ def _inspect_labels(folder: Path, run_of: Mapping[str, Path]) -> list[str]:
     return lines
 
 
-def _notes(request: RepeatRequest, job: Job, run_of: dict[str, Path]) -> list[str]:
+def _list_notes(request: RepeatRequest, job: Job, run_of: dict[str, Path]) -> list[str]:
     compared = f"side by side: drivetrain compare {shlex.join(map(str, run_of.values()))}"
     if request.folds is not None:
         return [

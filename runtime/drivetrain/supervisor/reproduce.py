@@ -64,7 +64,7 @@ def reproduce(request: ReproduceRequest) -> int:
         say(f"running the run's own code: {', '.join(digests)} in {folder}")
     _check_inputs(run, job)
     _check_length(run, job)
-    unlike = list(_differences(run, request.runs))
+    unlike = list(_list_differences(run, request.runs))
     for line in unlike:
         say(f"warning: {line}")
     name = f"{job.name[:52]}-reproduced"
@@ -84,7 +84,7 @@ def reproduce(request: ReproduceRequest) -> int:
         say("the same command resumes it")
         return code
     repetition = run_folder.list_numbered(request.runs, name)[-1]
-    if difference := _first_difference(run, repetition):
+    if difference := _find_first_difference(run, repetition):
         raise CheckpointError(
             f"{repetition} has not the same bits as {run}: {difference}",
             "the same bits on the same chip, with the same libraries, threads and files",
@@ -122,14 +122,14 @@ def _check_inputs(run: Path, job: Job) -> None:
         )
 
 
-def _differences(run: Path, runs: Path) -> Iterator[str]:
+def _list_differences(run: Path, runs: Path) -> Iterator[str]:
     """What is not as it was, and can change the last bits."""
     before: dict[str, Any] = RunFiles(run).read_object(HARDWARE_FILE)
     now: dict[str, Any] = detect(runs).to_json()
     provenance_record: dict[str, Any] = RunFiles(run).read_object("provenance.json")
     for subject, old, new in (
         ("drivetrain", provenance_record.get("drivetrain", VERSION), VERSION),
-        ("the image", (provenance_record.get("image") or {}).get("id"), (provenance.image() or {}).get("id")),
+        ("the image", (provenance_record.get("image") or {}).get("id"), (provenance.describe_image() or {}).get("id")),
         ("torch", *((machine.get("torch") or {}).get("version") for machine in (before, now))),
         ("the processor", *(machine.get("cpu", {}).get("model") for machine in (before, now))),
         ("the instruction set", *(" ".join(machine.get("cpu", {}).get("flags", [])) for machine in (before, now))),
@@ -154,7 +154,7 @@ def _check_length(run: Path, job: Job) -> None:
         )
 
 
-def _first_difference(run: Path, repetition: Path) -> str:
+def _find_first_difference(run: Path, repetition: Path) -> str:
     """The first row of the metrics that differs, or else the weights; empty if all is the same."""
     for old, new in zip_longest(
         *(RunFiles(folder).read_rows(METRICS_FILE) for folder in (run, repetition)), fillvalue={}

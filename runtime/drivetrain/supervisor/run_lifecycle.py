@@ -45,7 +45,7 @@ class RunLifecycle:
             "exit_code": None,
             "source": source,
             "set": list(assignments),
-            "started": before.get("started") or _now(),
+            "started": before.get("started") or _format_now(),
             "ended": None,
             "attempts": before.get("attempts", 0) + 1,
             "commits": provenance.add_commit(before.get("commits"), source, run.path),
@@ -62,7 +62,7 @@ class RunLifecycle:
 
     def end(self, code: int) -> None:
         """Record that the attempt has ended with this exit code."""
-        self.state |= {"status": STATUS.get(code, "failed"), "exit_code": code, "ended": _now()}
+        self.state |= {"status": STATUS.get(code, "failed"), "exit_code": code, "ended": _format_now()}
         RunFiles(self.run.path).write_json(STATE_FILE, self.state)
         if code == 0:
             provenance.write(self.run.path, self.state["commits"])
@@ -102,5 +102,5 @@ class RunLifecycle:
         say(f"warning: the report was not written: {reason}; {hint}" if reason else f"report: {run}/report.html")
 
 
-def _now() -> str:
+def _format_now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")

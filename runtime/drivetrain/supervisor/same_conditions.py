@@ -22,7 +22,7 @@ from drivetrain.system.files import hash_file
 from drivetrain.system.run_files import PLAN_FILE, RunFiles
 
 
-def processes(job: Job, runs: Path) -> int:
+def count_processes(job: Job, runs: Path) -> int:
     """How many processes a command would train a job with on this machine.
 
     Raises:
@@ -31,7 +31,7 @@ def processes(job: Job, runs: Path) -> int:
     return world.count_local_ranks(job, gpu_selection.select_gpus(detect(runs), job.limits.gpus))
 
 
-def difference(run: Path, processes: int, other_runs: Sequence[Path], *, plain: bool) -> str:
+def describe_difference(run: Path, processes: int, other_runs: Sequence[Path], *, plain: bool) -> str:
     """In what a finished run was trained otherwise than the command asks, in words; empty if in nothing.
 
     Args:
@@ -63,7 +63,7 @@ def find_changed_file(run: Path, job: Job, free: Collection[str] = ()) -> str:
         job: the present spec.
         free: spec keys of data that may differ.
     """
-    recorded = _data(run)
+    recorded = _read_data(run)
     for path, text in job.data_paths():
         target, key = job.resolve(text), dot_key(path)
         if key in recorded and key not in free:
@@ -73,7 +73,7 @@ def find_changed_file(run: Path, job: Job, free: Collection[str] = ()) -> str:
                 return str(base / name)
     if shard := _find_changed_shard(run, job, free):
         return shard
-    for name, digest in _code(run).items():
+    for name, digest in _read_code(run).items():
         file = code_files.find_original(job.folder, name)
         if not file.is_file() or hash_file(file) != digest:
             return str(file)
@@ -84,7 +84,7 @@ def _find_changed_shard(run: Path, job: Job, free: Collection[str]) -> str:
     """A streamed shard that is another one now, or gone; empty if there is none."""
     for path, text in job.data_paths():
         key = dot_key(path)
-        recorded = _record(run, "shards").get(key)
+        recorded = _read_record(run, "shards").get(key)
         if recorded is None or key in free:
             continue
         from drivetrain.data.streaming import open_stream
@@ -103,7 +103,7 @@ def check(runs: Mapping[str, Path], free: Collection[str] = ()) -> None:
     Raises:
         CheckpointError: if they had not; comparing or averaging them would mean nothing.
     """
-    contents = {run: _contents(run, free) for run in runs.values()}
+    contents = {run: _read_digests(run, free) for run in runs.values()}
     first, *other_contents = contents
     for other in other_contents:
         kinds = [kind for kind in contents[first] if contents[other][kind] != contents[first][kind]]
@@ -115,28 +115,29 @@ def check(runs: Mapping[str, Path], free: Collection[str] = ()) -> None:
             )
 
 
-def _contents(run: Path, free: Collection[str]) -> dict[str, object]:
+def _read_digests(run: Path, free: Collection[str]) -> dict[str, object]:
     data = {
         key: {name: row.rpartition(" ")[2] for name, row in entry["rows"].items()}
-        for key, entry in _data(run).items()
+        for key, entry in _read_data(run).items()
         if key.startswith("data.") and key not in free
     }
-    data |= {key: row for key, row in _record(run, "arrays").items() if key.startswith("data.") and key not in free}
-    return {"data": data, "code": _code(run)}
+    arrays = _read_record(run, "arrays").items()
+    data |= {key: row for key, row in arrays if key.startswith("data.") and key not in free}
+    return {"data": data, "code": _read_code(run)}
 
 
-def _data(run: Path) -> dict[str, Any]:
+def _read_data(run: Path) -> dict[str, Any]:
     """The files that a run was trained with, by spec key; empty if they are not recorded."""
-    return _record(run, "files")
+    return _read_record(run, "files")
 
 
-def _record(run: Path, part: str) -> dict[str, Any]:
+def _read_record(run: Path, part: str) -> dict[str, Any]:
     record = RunFiles(run).read_json("data.json")
     part_of_record = record.get(part) if isinstance(record, dict) else None
     return part_of_record if isinstance(part_of_record, dict) else {}
 
 
-def _code(run: Path) -> dict[str, str]:
+def _read_code(run: Path) -> dict[str, str]:
     """The digests of the user's code by file name; empty without such code."""
     record = RunFiles(run).read_json(user_code.RECORD)
     return record if isinstance(record, dict) else {}

@@ -149,12 +149,12 @@ def _train(request: TrainRequest, job: Job, placement: Placement | None, copies:
             return code
         request = replace(request, measured={"batch_size": size})
         job = request.source().load()
-    stored = effective_plan.plan_of(run.path) if run.resumes and effective_plan.has_begun(run.path) else None
+    stored = effective_plan.load_plan(run.path) if run.resumes and effective_plan.has_trained(run.path) else None
     if stored:
         instead = [extended_run.advise_other_plan(request.extend)] if request.extend else []
         plan_request = plan_request.resume(run.path, run.state(), stored, *instead)
     if not placement and not stored and plan_request == effective_plan.PlanRequest(plain=False, plan=None):
-        machine = calibrate.for_job(machine, job, run.path)
+        machine = calibrate.calibrate_for_job(machine, job, run.path)
     # A resumed run keeps its plan: other threads or memory formats would change the bits of the result.
     replay = stored.values() if stored else plan_request.plan
     plan = plans.resolve(
@@ -162,10 +162,10 @@ def _train(request: TrainRequest, job: Job, placement: Placement | None, copies:
         machine,
         plain=plan_request.plain,
         replay=replay,
-        measured=None if placement else evidence.load_started(machine, job),
+        measured=None if placement else evidence.load_process_settings(machine, job),
     )
     if stored:
-        plan = plans.carry_reasons(plan, stored)
+        plan = plans.keep_reasons(plan, stored)
     if placement:
         run_length.refuse(job, "a run of several processes")
     code, length = run_length.choose_once(request.source(), job, machine, plan, run.path, process_seconds())
@@ -222,7 +222,7 @@ def _run(
     leads = placement is None or placement.leads
     tracker = tracker_process.start_tracker(run.path, job.track) if leads else None
     code = _attempts(request, job, machine, plan, run, placement)
-    kernel_crash.tidy(run.path)
+    kernel_crash.remove_empty_logs(run.path)
     lifecycle.end(code)
     # Nothing was trained in a copy that was refused, so it must not stand in the way of the next --extend.
     if extended_run.is_refused(run, code):
@@ -269,7 +269,7 @@ def _attempts(
             if other := folder.restore():
                 EventLog(run.path).add("storage", NamedFolder.MESSAGE.format(other, run.path))
             # The trainer has finalized the plan since, and may have measured.
-            plan = effective_plan.plan_of(run.path)
+            plan = effective_plan.load_plan(run.path)
             # Threads, OpenMP runtime and allocator of the measured plan need a new process.
             if code == Replanned.exit_code:
                 arguments = ["--measured"]
@@ -284,7 +284,7 @@ def _attempts(
                     say_aside(signals.explain_kill("the trainer"))
                 return code
             # Measuring itself may have needed too much, so first without it, under the same plan.
-            if not arguments and not effective_plan.has_begun(run.path) and evidence.measures(job):
+            if not arguments and not effective_plan.has_trained(run.path) and evidence.may_measure(job):
                 EventLog(run.path).add(
                     death.kind, f"{death.reason} before its first step; restarting without measuring"
                 )

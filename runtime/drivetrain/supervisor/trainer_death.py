@@ -43,18 +43,18 @@ class TrainerDeath:
         """
         if self.in_kernel:
             return kernel_crash.turn_optimizations_off(plan, self.reason)
-        return plans.smaller(plan, process_batch, self.reason)
+        return plans.halve_micro_batch(plan, process_batch, self.reason)
 
     def describe_restart(self, plan: plans.Plan, next_plan: plans.Plan) -> str:
         """Say why the trainer died and what the next plan changes, for an event."""
         if self.in_kernel:
-            return f"{self.reason}; {kernel_crash.explain(plan, RESTARTING)}"
+            return f"{self.reason}; {kernel_crash.describe_repetition(plan, RESTARTING)}"
         size = next_plan.value("micro_batch")
         return f"{self.reason}; {RESTARTING} with optimize.micro_batch {size}, train.batch_size as it is"
 
     def final_error(self) -> DrivetrainError:
         """The error if no other plan is left."""
-        return kernel_crash.final_error(self.reason) if self.in_kernel else _out_of_memory(self.reason)
+        return kernel_crash.make_final_error(self.reason) if self.in_kernel else _out_of_memory(self.reason)
 
 
 def find_avoidable(

@@ -35,7 +35,7 @@ def main() -> int:
     parser.add_argument("--measured", action="store_true")
     options = parser.parse_args()
     guard_output()
-    kernel_crash.listen(options.run)
+    kernel_crash.log_crashes(options.run)
     try:
         with raise_stopped(), ignore_signals_after():
             signals = Signals(scheduled=_is_scheduled())
@@ -105,7 +105,7 @@ def _check_process_settings(folder: Path, plan_at_start: plans.Plan) -> None:
         Replanned: if it has.
     """
     plan_of_leader = plans.load(folder / "plan.json")
-    if any(plan_of_leader.value(name) != plan_at_start.value(name) for name in process_settings.names()):
+    if any(plan_of_leader.value(name) != plan_at_start.value(name) for name in process_settings.list_names()):
         raise Replanned("the leader's plan needs a new process")
 
 

@@ -22,7 +22,7 @@ from drivetrain.tuning import measuring_child
 
 FILE = "batch_size.json"
 """In the run folder: the batch size, the reason, and samples per second of every size."""
-FIRST, MOST = 8, 4096
+MIN_SIZE, MAX_SIZE = 8, 4096
 """Sizes that are tried: doubled from the first up to at most this."""
 MIN_STEPS_PER_EPOCH = 20
 """Smallest number of steps per epoch."""
@@ -73,25 +73,27 @@ def measure_once(
         plan = plans.resolve(job, machine, plain=plain)
         say("batch_size: measured, since train.batch_size is auto")
         with tempfile.TemporaryDirectory(prefix="batch-") as scratch:
-            first = replace(source, measured={"batch_size": FIRST})
+            source_with_size = replace(source, measured={"batch_size": MIN_SIZE})
             module = "drivetrain.tuning.processes.batch_size"
-            code = measuring_child.measure(module, Path(scratch), first, plan, machine, [str(path)])
+            code = measuring_child.measure(module, Path(scratch), source_with_size, plan, machine, [str(path)])
         signals.stop_early()
         if code:
             return code, None
         measurement = read_json(path)
         assert measurement is not None, "the child has just written it"
-        EventLog(folder).add("batch_size", f"{measurement['text']}. {consequence(job, measurement['batch_size'])}")
+        EventLog(folder).add(
+            "batch_size", f"{measurement['text']}. {describe_learning_rate(job, measurement['batch_size'])}"
+        )
     return 0, int(measurement["batch_size"])
 
 
-def most(samples: int) -> int:
+def find_largest_size(samples: int) -> int:
     """The largest batch size that is tried for so many training samples: the first one, doubled."""
-    doublings = max(1, samples // MIN_STEPS_PER_EPOCH // FIRST).bit_length() - 1
-    return min(MOST, FIRST << doublings, samples)
+    doublings = max(1, samples // MIN_STEPS_PER_EPOCH // MIN_SIZE).bit_length() - 1
+    return min(MAX_SIZE, MIN_SIZE << doublings, samples)
 
 
-def choose(speeds: Mapping[int, float]) -> int:
+def choose_size(speeds: Mapping[int, float]) -> int:
     """The smallest size within 5 % of the fastest; a larger batch would cost steps without a gain.
 
     Args:
@@ -101,13 +103,13 @@ def choose(speeds: Mapping[int, float]) -> int:
     return min(size for size, speed in speeds.items() if speed * MIN_SPEEDUP >= best)
 
 
-def gains(speeds: Mapping[int, float]) -> bool:
+def still_gains(speeds: Mapping[int, float]) -> bool:
     """Whether either of the last two doublings was faster, so that another may be."""
-    last = list(speeds.values())[-3:]
-    return len(last) < 3 or max(last[1:]) >= MIN_SPEEDUP * last[0]
+    last_speeds = list(speeds.values())[-3:]
+    return len(last_speeds) < 3 or max(last_speeds[1:]) >= MIN_SPEEDUP * last_speeds[0]
 
 
-def consequence(job: Job, size: int) -> str:
+def describe_learning_rate(job: Job, size: int) -> str:
     """What another batch size means for the learning rate, which is not changed.
 
     The rules: linear for SGD (Goyal et al. 2017, arXiv:1706.02677), square root for Adam (Malladi et al. 2022,

@@ -11,7 +11,7 @@ from drivetrain.job_spec import spec_source
 from drivetrain.system.console import guard_output, say_error
 
 
-def arguments(*paths: str) -> argparse.ArgumentParser:
+def make_parser(*paths: str) -> argparse.ArgumentParser:
     """The parser: FOLDER, further paths, SPEC, then what the program adds, and values that override the spec."""
     parser = argparse.ArgumentParser()
     for name in ("folder", *paths):
@@ -20,7 +20,7 @@ def arguments(*paths: str) -> argparse.ArgumentParser:
     return parser
 
 
-def exit_code(work: Callable[[], None]) -> int:
+def run(work: Callable[[], None]) -> int:
     """The exit code of the work; an error of ours is printed."""
     guard_output()
     try:

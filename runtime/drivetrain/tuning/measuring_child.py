@@ -45,11 +45,11 @@ def measure(
         crash = kernel_crash.describe(folder, code, module)
         safe_plan = kernel_crash.turn_optimizations_off(plan, crash)
         if safe_plan:
-            say(f"crash: {crash}; {kernel_crash.explain(plan, 'measured again')}")
+            say(f"crash: {crash}; {kernel_crash.describe_repetition(plan, 'measured again')}")
             RunFiles(folder).write_json("plan.json", safe_plan.to_json())
             code = child_process.run_child(command, safe_plan.environment(machine), forward)
     if code not in signals.CRASH_EXIT_CODES:
         return code
-    error = kernel_crash.final_error(crash)
+    error = kernel_crash.make_final_error(crash)
     say_error(error)
     return error.exit_code

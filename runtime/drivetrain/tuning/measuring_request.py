@@ -35,7 +35,7 @@ class MeasuringRequest:
     output: Path | None = None
     """Folder for picture and numbers; runs/COMMAND-<name> if None."""
 
-    def begin(self) -> tuple[Job, Hardware, Path, SpecSource]:
+    def load(self) -> tuple[Job, Hardware, Path, SpecSource]:
         """The job, the hardware that it may use, the output folder, which exists then, and the spec for child processes.
 
         Raises:
@@ -73,12 +73,12 @@ def find_lr(request: LrRangeRequest) -> int:
         )
     if request.steps < 20:
         raise SpecError(f"--steps {request.steps}", "20 or more", "100 mini-batches give a smooth curve")
-    job, machine, output, source = request.begin()
+    job, machine, output, source = request.load()
     plan = plans.resolve(job, machine)
     open_console().print(render(plan, job, machine))
-    arguments = (repr(request.lowest), repr(request.highest), str(request.steps))
+    options = (repr(request.lowest), repr(request.highest), str(request.steps))
     module = "drivetrain.tuning.processes.lr_range"
-    return measuring_child.measure(module, output, source, plan, machine, arguments)
+    return measuring_child.measure(module, output, source, plan, machine, options)
 
 
 @dataclass(frozen=True)
@@ -88,12 +88,12 @@ class MemoryRequest(MeasuringRequest):
     command = "memory"
 
 
-def memory(request: MemoryRequest) -> int:
+def measure_memory(request: MemoryRequest) -> int:
     """Predict and measure the peak memory by micro-batch; returns the exit code.
 
     Raises:
         DrivetrainError: for every problem found before the measurement starts.
     """
-    job, machine, output, source = request.begin()
+    job, machine, output, source = request.load()
     module = "drivetrain.tuning.processes.memory_profile"
     return measuring_child.measure(module, output, source, plans.resolve(job, machine), machine)

@@ -44,45 +44,45 @@ class PairedTiming:
         """The median ratio."""
         return statistics.median(self.ratios)
 
-    def middle(self) -> tuple[float, float]:
+    def interquartile_range(self) -> tuple[float, float]:
         """The interquartile range of the pairs; their full range if they are fewer than four."""
         if len(self.ratios) < 4:
             return min(self.ratios), max(self.ratios)
         low, _, high = statistics.quantiles(self.ratios, n=4)
         return low, high
 
-    def spread(self) -> str:
+    def format_spread(self) -> str:
         """Median and interquartile range, such as `1.21x [1.18-1.25]`."""
-        low, high = self.middle()
+        low, high = self.interquartile_range()
         return f"{self.median:.2f}x [{low:.2f}-{high:.2f}]"
 
 
-def steps_per_block(step: float) -> int:
-    """Steps per block, if a step takes `step` seconds."""
-    return max(1, math.ceil(BLOCK_SECONDS / step))
+def count_block_steps(step_seconds: float) -> int:
+    """Steps per block, if a step takes `step_seconds` seconds."""
+    return max(1, math.ceil(BLOCK_SECONDS / step_seconds))
 
 
-def in_turn(
-    first: Callable[[int], Block], second: Callable[[int], Block], count: int, pairs: int
+def alternate(
+    first: Callable[[int], Block], second: Callable[[int], Block], block_steps: int, pairs: int
 ) -> Iterator[tuple[Block, Block]]:
-    """Blocks of `count` steps of both variants, which take turns in going first."""
+    """Blocks of `block_steps` steps of both variants, which take turns in going first."""
     for number in range(pairs):
         if number % 2 == 0:
-            before = first(count)
-            yield before, second(count)
+            first_result = first(block_steps)
+            yield first_result, second(block_steps)
         else:
-            after = second(count)
-            yield first(count), after
+            second_result = second(block_steps)
+            yield first(block_steps), second_result
 
 
 def compare(
-    incumbent: Callable[[int], float], challenger: Callable[[int], float], step: float, seconds: float
+    incumbent: Callable[[int], float], challenger: Callable[[int], float], step_seconds: float, seconds: float
 ) -> PairedTiming:
     """Time blocks of steps in turn, with alternating order; ends early if the result is clear.
 
     Args:
         incumbent, challenger: baseline and candidate; each runs a number of steps and returns the seconds.
-        step: seconds of one step, to size the blocks.
+        step_seconds: seconds of one step, to size the blocks.
         seconds: time limit; at least one pair is run.
 
     Returns:
@@ -90,30 +90,34 @@ def compare(
         ratio.
     """
     fault_point("compare variants")
-    count = steps_per_block(step)
+    block_steps = count_block_steps(step_seconds)
     pairs_of_times: list[tuple[float, float]] = []
-    start = time.monotonic()
-    for pair in in_turn(incumbent, challenger, count, MAX_ROUNDS):
+    start_time = time.monotonic()
+    for pair in alternate(incumbent, challenger, block_steps, MAX_ROUNDS):
         pairs_of_times.append(pair)
-        if _clear(pairs_of_times) or time.monotonic() - start > seconds:
+        if _is_clear(pairs_of_times) or time.monotonic() - start_time > seconds:
             break
-    return PairedTiming(calmest(pairs_of_times))
+    return PairedTiming(select_calmest(pairs_of_times))
 
 
-def calmest(pairs_of_times: Sequence[tuple[float, float]]) -> tuple[float, ...]:
+def select_calmest(pairs_of_times: Sequence[tuple[float, float]]) -> tuple[float, ...]:
     """The ratios of the pairs in which the slower variant was closest to its own best."""
     best = [min(times) for times in zip(*pairs_of_times, strict=True)]
     order = sorted(pairs_of_times, key=lambda pair: max(pair[0] / best[0], pair[1] / best[1]))
     return tuple(pair[0] / pair[1] for pair in order[: max(MIN_PAIRS, round(len(pairs_of_times) / CALM_ONE_IN))])
 
 
-def _clear(pairs_of_times: Sequence[tuple[float, float]]) -> bool:
+def _is_clear(pairs_of_times: Sequence[tuple[float, float]]) -> bool:
     """Whether more pairs would hardly change the result."""
-    ratios = tuple(a / b for a, b in pairs_of_times) if len(pairs_of_times) == EARLY[0][0] else calmest(pairs_of_times)
+    ratios = (
+        tuple(a / b for a, b in pairs_of_times)
+        if len(pairs_of_times) == EARLY[0][0]
+        else select_calmest(pairs_of_times)
+    )
     for pairs, below, above in EARLY:
         if len(pairs_of_times) >= pairs and (max(ratios) < below or min(ratios) > above):
             return True
-    low, high = PairedTiming(ratios).middle()
+    low, high = PairedTiming(ratios).interquartile_range()
     return len(pairs_of_times) >= CLEAR_PAIRS and (high < 1 or low > EARLY[-1][2])
 
 
@@ -136,20 +140,20 @@ class TimedBlock:
 
 
 Steps = Callable[[int], TimedBlock]
-Sides = tuple[TimedBlock, TimedBlock]
+BlockPair = tuple[TimedBlock, TimedBlock]
 
 
-def time_quiet_pairs(slow: Steps, fast: Steps, count: int, pairs: int) -> list[Sides]:
-    """The `pairs` pairs of blocks of `count` steps with the least noise; the variants take turns in going first."""
-    timed_pairs: list[Sides] = []
-    end = time.monotonic() + MAX_REPETITIONS * pairs * 2 * BLOCK_SECONDS
-    for sides in in_turn(slow, fast, count, MAX_REPETITIONS * pairs):
-        timed_pairs.append(sides)
+def time_quiet_pairs(slow: Steps, fast: Steps, block_steps: int, pairs: int) -> list[BlockPair]:
+    """The `pairs` pairs of blocks of `block_steps` steps with the least noise; the variants take turns in going first."""
+    timed_pairs: list[BlockPair] = []
+    deadline = time.monotonic() + MAX_REPETITIONS * pairs * 2 * BLOCK_SECONDS
+    for block_pair in alternate(slow, fast, block_steps, MAX_REPETITIONS * pairs):
+        timed_pairs.append(block_pair)
         enough = sum(_waited_seconds(pair) <= MAX_WAITED_SHARE for pair in timed_pairs) >= pairs
-        if enough or (len(timed_pairs) >= MIN_QUIET_PAIRS and time.monotonic() > end):
+        if enough or (len(timed_pairs) >= MIN_QUIET_PAIRS and time.monotonic() > deadline):
             break
     return sorted(timed_pairs, key=_waited_seconds)[:pairs]
 
 
-def _waited_seconds(sides: Sides) -> float:
-    return max(block.waited for block in sides)
+def _waited_seconds(pair: BlockPair) -> float:
+    return max(block.waited for block in pair)

@@ -36,7 +36,7 @@ def assemble_run(
     folder: Path,
     job: Job,
     signals: Signals,
-    clock: PhaseTimer,
+    timer: PhaseTimer,
     source: SpecSource | None = None,
     *,
     is_measured: bool = False,
@@ -49,45 +49,47 @@ def assemble_run(
     Raises:
         Replanned: if the plan in the folder has changed so that another process must run it.
     """
-    search = prepare(folder, job, signals, clock)
+    search = load_search(folder, job, signals, timer)
     machine, dataset, network, plan = search.hardware, search.dataset, search.network, search.plan
-    stored = plans.load(folder / "plan.json")
+    stored_plan = plans.load(folder / "plan.json")
     resumes = checkpoint.can_resume(folder)
     if int(os.environ.get(world.WORLD_SIZE, "1")) > 1:
         say("tune: off for distributed training; micro_batch is not searched either")
     elif not is_measured and not resumes:
-        with clock.phase("tune"):
-            fits = search.measure()
-            if fits:
-                plan = final_plan.settle(job, machine, stored, search.facts, say, fits)
+        with timer.phase("tune"):
+            memory_measurements = search.load_or_measure()
+            if memory_measurements:
+                plan = final_plan.finalize(job, machine, stored_plan, search.facts, say, memory_measurements)
             measurements = tuner.load_or_measure(job, machine, plan, dataset, network, folder, signals, say, source)
         if measurements:
-            plan = final_plan.settle(job, machine, stored, search.facts, say, measurements | fits)
-        other = any(plan.value(name) != stored.value(name) for name in process_settings.names())
-        if source and (other or timeout.has_timed_out()):
+            plan = final_plan.finalize(job, machine, stored_plan, search.facts, say, measurements | memory_measurements)
+        has_new_process_settings = any(
+            plan.value(name) != stored_plan.value(name) for name in process_settings.list_names()
+        )
+        if source and (has_new_process_settings or timeout.has_timed_out()):
             RunFiles(folder).write_json("plan.json", plan.to_json())
             raise Replanned("the measured settings need a new process")
-    run = runs.assemble(job, machine, plan, folder, dataset, network, signals, clock)
-    for line in final_plan.changes(stored, plan) if resumes and run.ranks.is_rank0 else ():
+    run = runs.assemble(job, machine, plan, folder, dataset, network, signals, timer)
+    for line in final_plan.list_changes(stored_plan, plan) if resumes and run.ranks.is_rank0 else ():
         run.events.add("resume", line)
     if run.ranks.count > 1:
         say(f"processes: {run.ranks.count}, each trains on its share of every batch")
     if run.batch_parts.count > 1:
-        alone = " and BatchNorm uses the statistics of each" * search.facts.has("BatchNorm")
-        say(f"parts: {run.batch_parts.count} of every batch; dropout is drawn for each{alone}")
+        batch_norm_note = " and BatchNorm uses the statistics of each" * search.facts.has("BatchNorm")
+        say(f"parts: {run.batch_parts.count} of every batch; dropout is drawn for each{batch_norm_note}")
     effective_settings.record(run, say)
     return run
 
 
-def prepare(folder: Path, job: Job, signals: Signals, clock: PhaseTimer) -> MicroBatchSearch:
+def load_search(folder: Path, job: Job, signals: Signals, timer: PhaseTimer) -> MicroBatchSearch:
     """Load data, network and plan of such a folder before anything is measured; returns the micro-batch search."""
     machine = hardware.from_json(RunFiles(folder).read_json("hardware.json"))
     device_check.check_build(machine)
-    with clock.phase("data"), report_if_slow("reading the data"):
+    with timer.phase("data"), report_if_slow("reading the data"):
         dataset = recorded_inputs.load_data(job, folder)
     for note in dataset.notes:
         say(notes.format_note(note))
-    with clock.phase("model"), report_if_slow("building the network"):
+    with timer.phase("model"), report_if_slow("building the network"):
         network = build(job, dataset)
     if text := operations.describe_flop(network):
         say(notes.format_note(text, "model"))
@@ -97,12 +99,12 @@ def prepare(folder: Path, job: Job, signals: Signals, clock: PhaseTimer) -> Micr
         say(notes.format_note(text, "loss"))
     if network.code is not None:
         user_code.record_digests(folder, network.code)
-    with clock.phase("model"):
+    with timer.phase("model"):
         facts = inspection.inspect_workload(dataset, network.module, network.unfreezing)
     if gradient_checkpointing.needs_count_of_activations(job, machine, facts):
         with network.unfreezing.during(network.module, network.unfreezing.last):
             facts = meter.count_activations(facts, network.module, dataset)
-    plan = final_plan.settle(job, machine, plans.load(folder / "plan.json"), facts, say)
+    plan = final_plan.finalize(job, machine, plans.load(folder / "plan.json"), facts, say)
     if facts.indivisible and plan.value("micro_batch") != "off":
         raise cannot_split_error(plan.row("micro_batch").reason, facts.indivisible)
     return MicroBatchSearch(job, machine, plan, dataset, network, facts, folder, signals, say)

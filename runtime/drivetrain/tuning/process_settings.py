@@ -41,126 +41,131 @@ START_MULTIPLES = 3
 ORDER = ("cpu_threads", "allocator", "openmp_runtime")
 """Settings that may gain most come first."""
 
-Rival = tuple[Optimization, Value]
+Candidate = tuple[Optimization, Value]
 
 
-def names() -> set[str]:
+def list_names() -> set[str]:
     """The decisions that are fixed when a process starts."""
-    return {o.name for o in optimizations.every() if o.stage is Stage.PROCESS}
+    return {one.name for one in optimizations.every() if one.stage is Stage.PROCESS}
 
 
-def list_contested(job: Job, hardware: Hardware, plan: Plan) -> list[Rival]:
+def list_candidates(job: Job, hardware: Hardware, plan: Plan) -> list[Candidate]:
     """Values worth measuring in a child, in order of their expected gain."""
-    rivals = [
+    candidates = [
         (optimization, value)
         for optimization in optimizations.every()
         if optimization.stage is Stage.PROCESS and plan.row(optimization.name).source in OPEN
         for value in optimization.candidates(job, hardware, None)
-        if value != (present := plan.row(optimization.name).value)
-        and not calibrated.is_hopeless(optimization, job, hardware, None, value, present)
+        if value != (current := plan.row(optimization.name).value)
+        and not calibrated.explain_hopeless(optimization, job, hardware, None, value, current)
     ]
-    return sorted(rivals, key=lambda rival: ORDER.index(rival[0].name) if rival[0].name in ORDER else len(ORDER))
+    return sorted(candidates, key=lambda pair: ORDER.index(pair[0].name) if pair[0].name in ORDER else len(ORDER))
 
 
 def measure(
     source: SpecSource,
     hardware: Hardware,
     plan: Plan,
-    rivals: Sequence[Rival],
-    total: float,
+    candidates: Sequence[Candidate],
+    run_seconds: float,
     seconds: float,
     say: Callable[[str], None],
-    standing: float = MIN_START_SECONDS,
+    start_seconds: float = MIN_START_SECONDS,
 ) -> dict[str, Measurement]:
-    """The results for candidate values of the effective plan.
+    """Measure candidate values against those of a plan.
 
     Args:
         source: the spec.
         hardware: the machine.
         plan: all decisions; its values are the baselines.
-        rivals: the candidates, in order.
-        total: predicted seconds of the run.
+        candidates: the candidates, in order.
+        run_seconds: predicted seconds of the run.
         seconds: time limit.
         say: reports progress.
-        standing: seconds that a child is expected to need until it is ready.
+        start_seconds: seconds that a child is expected to need until it is ready.
     """
-    end, measurements = time.monotonic() + seconds, dict[str, Measurement]()
-    obstacle = _no_room()
-    if obstacle or seconds < START_MULTIPLES * max(standing, MIN_START_SECONDS):
+    deadline, measurements = time.monotonic() + seconds, dict[str, Measurement]()
+    obstacle = _describe_lack_of_memory()
+    if obstacle or seconds < START_MULTIPLES * max(start_seconds, MIN_START_SECONDS):
         say(f"tune: threads, OpenMP runtime and allocator not measured: {obstacle or 'not enough time'}")
         return measurements
     with tempfile.TemporaryDirectory(prefix="tune-") as scratch:
         write_json(Path(scratch) / "hardware.json", hardware.to_json())
-        with VariantPool(hardware, Path(scratch), source, keep=True) as shop:
+        with VariantPool(hardware, Path(scratch), source, shares_compile_cache=True) as pool:
             try:
-                _all(shop, plan, rivals, total, end, say, measurements)
+                _measure_all(pool, plan, candidates, run_seconds, deadline, say, measurements)
             except Failed as error:
                 say(f"tune: threads, OpenMP runtime and allocator not measured: {error}")
     return measurements
 
 
-def _no_room() -> str | None:
+def _describe_lack_of_memory() -> str | None:
     """Why two more processes like this one would not fit in memory; None if they would."""
-    own_bytes = psutil.Process().memory_info().rss
-    free = read_memory(Path("/"), cgroup.read_limits(Path("/"))).available
-    return (
-        f"two more processes of {format_bytes(own_bytes)} each do not fit into {format_bytes(free)} of free memory"
-        if 2.5 * own_bytes > free
-        else None
-    )
+    process_bytes = psutil.Process().memory_info().rss
+    free_bytes = read_memory(Path("/"), cgroup.read_limits(Path("/"))).available
+    if 2.5 * process_bytes <= free_bytes:
+        return None
+    sizes = f"{format_bytes(process_bytes)} each do not fit into {format_bytes(free_bytes)}"
+    return f"two more processes of {sizes} of free memory"
 
 
-def _all(
-    shop: VariantPool,
+def _measure_all(
+    pool: VariantPool,
     plan: Plan,
-    rivals: Sequence[Rival],
-    total: float,
-    end: float,
+    candidates: Sequence[Candidate],
+    run_seconds: float,
+    deadline: float,
     say: Callable[[str], None],
     measurements: dict[str, Measurement],
 ) -> None:
-
-    start = time.monotonic()
-    incumbent = shop.side(plan, patience=end - start)
-    standing = time.monotonic() - start
-    for optimization, value in rivals:
-        name, seconds_left = optimization.name, end - time.monotonic()
-        if seconds_left < 1.5 * standing:
+    """Measure one candidate after the other, and add the results to `measurements`."""
+    start_time = time.monotonic()
+    incumbent = pool.start(plan, timeout=deadline - start_time)
+    start_seconds = time.monotonic() - start_time
+    for optimization, value in candidates:
+        name = optimization.name
+        # A candidate's process takes one start; the comparison should have half of that at least.
+        if deadline - time.monotonic() < 1.5 * start_seconds:
             say(f"tune: {name} {format_value(value)} not measured: no time left")
             continue
-        challenger = plan.with_values({name: value})
-        side, verdict = _verdict(shop, incumbent, challenger, optimization, total, end)
-        text, before = f"{format_value(value)} {verdict.text}", measurements.get(name)
+        candidate_plan = plan.with_values({name: value})
+        challenger, verdict = _compare(pool, incumbent, candidate_plan, optimization, run_seconds, deadline)
+        text, earlier = f"{format_value(value)} {verdict.text}", measurements.get(name)
         if verdict.wins:
-            plan = challenger
-        loser, incumbent = (incumbent, side) if verdict.wins and side else (side, incumbent)
+            plan = candidate_plan
+        # Only the better of the two keeps its process, which serves the next comparison.
+        loser, incumbent = (incumbent, challenger) if verdict.wins and challenger else (challenger, incumbent)
         if loser:
             loser.close()
-        measurements[name] = Measurement(
-            plan.value(name), f"{before.text}; {text}" if before else text, evidence.today()
-        )
+        full_text = f"{earlier.text}; {text}" if earlier else text
+        measurements[name] = Measurement(plan.value(name), full_text, evidence.format_date())
         say(f"tune: {name} {text}{'; accepted' if verdict.wins else ''}")
 
 
-def _verdict(
-    shop: VariantPool, incumbent: RunningVariant, plan: Plan, optimization: Optimization, total: float, end: float
+def _compare(
+    pool: VariantPool,
+    incumbent: RunningVariant,
+    plan: Plan,
+    optimization: Optimization,
+    run_seconds: float,
+    deadline: float,
 ) -> tuple[RunningVariant | None, variants.Verdict]:
     """Compare a candidate with the baseline, each in its own child; both use the same random numbers."""
-    from drivetrain.tuning import variants as arms
+    from drivetrain.tuning import variants as checks
 
     try:
-        side = shop.side(plan, patience=end - time.monotonic())
+        challenger = pool.start(plan, timeout=deadline - time.monotonic())
         exact = optimization.effect(None) is Effect.EXACT
-        allowed = arms.TOLERANCE[Effect.EXACT] if exact else arms.tolerance(plan)
-        wrong = arms.differs(side.ready.numbers, incumbent.ready.numbers, allowed, "the other")
+        tolerance = checks.TOLERANCE[Effect.EXACT] if exact else checks.choose_tolerance(plan)
+        wrong = checks.find_difference(challenger.ready.numbers, incumbent.ready.numbers, tolerance, "the other")
         if wrong:
-            return side, arms.Verdict(False, f"vetoed: {wrong}")
+            return challenger, checks.Verdict(False, f"vetoed: {wrong}")
         pair = compare(
-            lambda count: incumbent.steps(count).seconds,
-            lambda count: side.steps(count).seconds,
+            lambda count: incumbent.time_steps(count).seconds,
+            lambda count: challenger.time_steps(count).seconds,
             incumbent.ready.step,
-            end - time.monotonic(),
+            deadline - time.monotonic(),
         )
     except Failed as error:
-        return None, arms.Verdict(False, f"failed: {error}")
-    return side, arms.judge(pair, 0.0, total)
+        return None, checks.Verdict(False, f"failed: {error}")
+    return challenger, checks.judge(pair, 0.0, run_seconds)

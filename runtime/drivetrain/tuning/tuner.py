@@ -46,17 +46,17 @@ from drivetrain.tuning.paired_timing import BLOCK_SECONDS, compare
 from drivetrain.tuning.tuner_state import TimeBudget, TunerState
 from drivetrain.tuning.variants import Variant, VariantBuilder, Verdict
 
-COMPARED = 0.7
+COMPILE_SHARE = 0.7
 """Share of the remaining time within which compilation must end, so that there is time to compare."""
-FULL = 120.0
+MIN_FULL_SECONDS = 120.0
 """Seconds that `measure: full` may take at least."""
-COMPILING = 60.0
+MIN_COMPILE_SECONDS = 60.0
 """Seconds that must be left to start a compilation that cannot be interrupted."""
-QUICKEST = 15.0
+MIN_COMPILE_TRY_SECONDS = 15.0
 """The same if it can be interrupted; in less time hardly any network compiles."""
-OWN = 2 / 3
+IN_PROCESS_SHARE = 2 / 3
 """Share of the limit for measurements in this process other than compilation, if process settings are measured, too."""
-SETTLED = ("job", "file", "measured", *LEARNED)
+SETTLED_SOURCES = ("job", "file", "measured", *LEARNED)
 """Sources of decisions that are not measured again."""
 
 
@@ -64,7 +64,7 @@ class Tuner(VariantBuilder):
     """Measures for one job.
 
     Args:
-        made: the run, assembled under the plan so far; it is never changed.
+        run: the run, assembled under the plan so far; it is never changed.
         dataset: its data.
         network: its network, with the initial weights.
         say: reports progress.
@@ -81,10 +81,10 @@ class Tuner(VariantBuilder):
     ) -> None:
         super().__init__(run, dataset, network, say)
         self.source = source
-        self.compiling = COMPILING
+        self.compile_seconds = MIN_COMPILE_SECONDS
         self.reported = set[str]()
         """Lines about values that are not measured."""
-        self.standing = process_seconds() if source else 0.0
+        self.start_seconds = process_seconds() if source else 0.0
         """Seconds that a child needs until it can train, as measured on this process."""
 
     def tune(self, seconds: float | None) -> dict[str, Measurement]:
@@ -93,82 +93,90 @@ class Tuner(VariantBuilder):
         Args:
             seconds: time limit; None to derive it from the predicted length of the run.
         """
-        run = self.made
-        contests = list[TunerState]()
+        run = self.run
+        states = list[TunerState]()
 
-        def begin() -> Variant:
-            contests.append(TunerState(run.plan, self.arm(run.plan)))
-            return contests[0].incumbent
+        def start_baseline() -> Variant:
+            states.append(TunerState(run.plan, self.build(run.plan)))
+            return states[0].incumbent
 
-        limit = tuner_state.plan_budget(begin, run.total_steps, seconds, self.say)
-        if limit is None:
-            return vetted_plans.short(self)
-        (contest,) = contests
-        self._all(contest, limit)
-        names = ", ".join(contest.measurements) or "nothing"
-        self.say(f"tune: finished in {limit.spent():.0f} s of {limit.seconds:.0f} s; measured: {names}")
-        return contest.measurements
+        budget = tuner_state.plan_budget(start_baseline, run.total_steps, seconds, self.say)
+        if budget is None:
+            return vetted_plans.check_short_run(self)
+        (state,) = states
+        self._measure_all(state, budget)
+        names = ", ".join(state.measurements) or "nothing"
+        self.say(f"tune: finished in {budget.elapsed_seconds():.0f} s of {budget.seconds:.0f} s; measured: {names}")
+        return state.measurements
 
-    def _all(self, contest: TunerState, limit: TimeBudget) -> None:
-        """Measure one value after the other within the limit; then what takes a process of its own."""
-        run, rivals = self.made, list[process_settings.Rival]()
-        if self.source and limit.seconds >= process_settings.MIN_BUDGET_SECONDS:
-            rivals = process_settings.list_contested(run.job, run.hardware, run.plan)
-        share = OWN if rivals else 1.0
-        vetted_plans.defaults(self, contest, time.monotonic() + COMPARED * limit.left())
+    def _measure_all(self, state: TunerState, budget: TimeBudget) -> None:
+        """Measure one value after the other within the budget; then what takes a process of its own."""
+        run, process_candidates = self.run, list[process_settings.Candidate]()
+        if self.source and budget.seconds >= process_settings.MIN_BUDGET_SECONDS:
+            process_candidates = process_settings.list_candidates(run.job, run.hardware, run.plan)
+        share = IN_PROCESS_SHARE if process_candidates else 1.0
+        vetted_plans.turn_wrong_defaults_off(self, state, time.monotonic() + COMPILE_SHARE * budget.remaining_seconds())
         out_of_time = set[str]()
-        while not timeout.has_timed_out() and (case := self._next(contest)) is not None:
-            part = share if case[0].stage is not Stage.COMPILE else 1.0
-            self._measure(contest, *case, limit.step_seconds, limit.left(part), out_of_time)
-        if rivals and self.source:
-            contest.measurements |= process_settings.measure(
+        while not timeout.has_timed_out() and (candidate := self._choose_next(state)) is not None:
+            # A compilation may use all of the budget: it gains more than process settings do.
+            seconds_left = budget.remaining_seconds(share if candidate[0].stage is not Stage.COMPILE else 1.0)
+            self._measure_value(state, *candidate, budget.step_seconds, seconds_left, out_of_time)
+        if process_candidates and self.source:
+            state.measurements |= process_settings.measure(
                 self.source,
                 run.hardware,
-                contest.plan,
-                rivals,
-                limit.run_seconds,
-                limit.left(),
+                state.plan,
+                process_candidates,
+                budget.run_seconds,
+                budget.remaining_seconds(),
                 self.say,
-                self.standing,
+                self.start_seconds,
             )
 
-    def _measure(
+    def _measure_value(
         self,
-        contest: TunerState,
+        state: TunerState,
         optimization: Optimization,
         value: Value,
-        step: float,
+        step_seconds: float,
         seconds_left: float,
         out_of_time: set[str],
     ) -> None:
         """Compare one value with the baseline, if there is time."""
-        challenger = contest.plan.with_values({optimization.name: value})
-        compiles = challenger.value("compile") is not False
-        compiling = min(QUICKEST, self.compiling) if self.source else self.compiling
-        if seconds_left < max(4 * BLOCK_SECONDS, 10 * step, compiling if compiles else 0.0):
-            contest.trials.setdefault((optimization.name, value), []).extend([(0.0, contest.plan)] * 2)
-            if f"{optimization.name} {value}" not in out_of_time:
-                out_of_time.add(f"{optimization.name} {value}")
-                self.say(f"tune: {optimization.name} {format_value(value)} not measured: no time left")
+        name, challenger = optimization.name, state.plan.with_values({optimization.name: value})
+        needed_seconds = max(4 * BLOCK_SECONDS, 10 * step_seconds)
+        if challenger.value("compile") is not False:
+            interruptible = self.source is not None
+            compile_seconds = (
+                min(MIN_COMPILE_TRY_SECONDS, self.compile_seconds) if interruptible else self.compile_seconds
+            )
+            needed_seconds = max(needed_seconds, compile_seconds)
+        if seconds_left < needed_seconds:
+            # Two trials without a gain, so that it is not chosen again.
+            state.trials.setdefault((name, value), []).extend([(0.0, state.plan)] * 2)
+            if f"{name} {value}" not in out_of_time:
+                out_of_time.add(f"{name} {value}")
+                self.say(f"tune: {name} {format_value(value)} not measured: no time left")
             return
-        verdict = self._verdict(optimization, contest.incumbent, challenger, step, seconds_left)
-        text = contest.record(optimization.name, value, verdict)
-        self.say(f"tune: {optimization.name} {text}")
+        verdict = self._compare(optimization, state.incumbent, challenger, step_seconds, seconds_left)
+        self.say(f"tune: {name} {state.record(name, value, verdict)}")
         if verdict.wins:
-            contest.incumbent = self.arm(contest.plan)
-            contest.incumbent.steps(2)
+            state.incumbent = self.build(state.plan)
+            state.incumbent.time_steps(2)
 
-    def _next(self, contest: TunerState) -> tuple[Optimization, Value] | None:
+    def _choose_next(self, state: TunerState) -> tuple[Optimization, Value] | None:
         """The most promising value that is still to be measured with the present plan."""
-        cases = [case for case in self._list_contested(contest.plan) if contest.should_measure(case[0].name, case[1])]
-        return min(cases, key=lambda case: contest.rank(case[0].name, case[1]), default=None)
+        pairs = [
+            (one, value) for one, value in self._list_candidates(state.plan) if state.should_measure(one.name, value)
+        ]
+        return min(pairs, key=lambda pair: state.rank(pair[0].name, pair[1]), default=None)
 
-    def _list_contested(self, plan: Plan) -> Iterator[tuple[Optimization, Value]]:
-        job, hardware = self.made.job, self.made.hardware
+    def _list_candidates(self, plan: Plan) -> Iterator[tuple[Optimization, Value]]:
+        job, hardware = self.run.job, self.run.hardware
         for optimization in optimizations.every():
-            is_decided = plan.row(optimization.name).source in SETTLED
-            idle = optimization.needs is not None and plan.value(optimization.needs) is False
-            if is_decided or idle or optimization.stage in (Stage.PROCESS, Stage.LOADER):
+            is_decided = plan.row(optimization.name).source in SETTLED_SOURCES
+            is_idle = optimization.needs is not None and plan.value(optimization.needs) is False
+            if is_decided or is_idle or optimization.stage in (Stage.PROCESS, Stage.LOADER):
                 continue
             for value in optimization.candidates(job, hardware, self.facts):
                 if value == plan.value(optimization.name) or optimization.effect(self.facts) is Effect.TRAINING:
@@ -178,54 +186,57 @@ class Tuner(VariantBuilder):
 
     def _is_hopeless(self, optimization: Optimization, value: Value) -> bool:
         """Whether the calibration spares measuring a value; that is reported once."""
-        run = self.made
-        present = run.plan.value(optimization.name)
-        if value == present:
+        run = self.run
+        current = run.plan.value(optimization.name)
+        if value == current:
             return False
-        reason = calibrated.is_hopeless(optimization, run.job, run.hardware, self.facts, value, present)
-        if (
-            reason
-            and (line := f"tune: {optimization.name} {format_value(value)} not measured: {reason}") not in self.reported
-        ):
+        reason = calibrated.explain_hopeless(optimization, run.job, run.hardware, self.facts, value, current)
+        line = f"tune: {optimization.name} {format_value(value)} not measured: {reason}"
+        if reason and line not in self.reported:
             self.reported.add(line)
             self.say(line)
         return reason is not None
 
     def _bound_time(self, plan: Plan, seconds: float) -> contextlib.AbstractContextManager[None]:
-        """A time limit around steps in which a compiler may run, if another process can take over after an
-        interruption.
-        """
+        """Limit the time of steps in which a compiler may run, if another process can take over when it is interrupted."""
         compiles = plan.value("compile") is not False
         return timeout.time_limit(seconds) if self.source and compiles else contextlib.nullcontext()
 
-    def _verdict(
-        self, optimization: Optimization, incumbent: Variant, plan: Plan, step: float, seconds_left: float
+    def _compare(
+        self, optimization: Optimization, incumbent: Variant, plan: Plan, step_seconds: float, seconds_left: float
     ) -> Verdict:
-        quiet = variants.redraws(optimization, plan, self.facts, self.made.device.type == "cuda")
-        begun = time.monotonic()
+        no_dropout = variants.changes_dropout(optimization, plan, self.facts, self.run.device.type == "cuda")
+        begin = time.monotonic()
+        # The numbers first: a value that computes wrong ones is not timed.
         try:
-            reference, start = self.reference(quiet, plan, begun + COMPARED * seconds_left), time.monotonic()
-            seconds_left -= start - begun
-            challenger = self.arm(plan)
-            challenger.until = start + COMPARED * seconds_left
-            with self._bound_time(plan, COMPARED * seconds_left):
-                numbers = challenger.numbers(quiet)
+            reference = self.load_reference(no_dropout, plan, begin + COMPILE_SHARE * seconds_left)
+            start = time.monotonic()
+            seconds_left -= start - begin
+            challenger = self.build(plan)
+            challenger.deadline = start + COMPILE_SHARE * seconds_left
+            with self._bound_time(plan, COMPILE_SHARE * seconds_left):
+                numbers = challenger.read_numbers(no_dropout)
         except (variants.TooSlow, timeout.TimedOut) as error:
             return Verdict(False, str(error))
-        first = time.monotonic() - start
-        wrong = variants.differs(numbers, reference, variants.tolerance(plan))
+        first_seconds = time.monotonic() - start
+        wrong = variants.find_difference(numbers, reference, variants.choose_tolerance(plan))
         if wrong:
             return Verdict(False, f"vetoed: {wrong}")
-        cost = max(0.0, first - (variants.COMPARED_STEPS + 1) * step) if optimization.stage is Stage.COMPILE else 0.0
-        self.compiling = min(self.compiling, 2 * cost) if cost else self.compiling
-        for side in (incumbent, challenger):
-            side.batches = self.batches(side.run)
+        # What the first steps took beyond normal ones is compilation; the next one may take twice as long.
+        compile_seconds = 0.0
+        if optimization.stage is Stage.COMPILE:
+            compile_seconds = max(0.0, first_seconds - (variants.COMPARED_STEPS + 1) * step_seconds)
+        if compile_seconds:
+            self.compile_seconds = min(self.compile_seconds, 2 * compile_seconds)
+        for variant in (incumbent, challenger):
+            variant.batches = self.batches(variant.run)
+        seconds_left -= first_seconds
         try:
-            with self._bound_time(plan, max(1.0, seconds_left - first)):
-                pair = compare(incumbent.steps, challenger.steps, step, (seconds_left - first) / 3)
+            with self._bound_time(plan, max(1.0, seconds_left)):
+                pair = compare(incumbent.time_steps, challenger.time_steps, step_seconds, seconds_left / 3)
         except timeout.TimedOut as error:
             return Verdict(False, str(error))
-        return variants.judge(pair, cost, self.made.total_steps * step)
+        return variants.judge(pair, compile_seconds, self.run.total_steps * step_seconds)
 
 
 def load_or_measure(
@@ -246,28 +257,30 @@ def load_or_measure(
     `full` measures whatever the length. With a `source`, threads, OpenMP runtime and allocator are measured, too.
     """
     mode = job.optimize.get("measure", "auto")
-    open_ = [row.name for row in plan.decisions if row.source in OPEN]
-    if mode == "off" or not open_:
+    open_names = [row.name for row in plan.decisions if row.source in OPEN]
+    if mode == "off" or not open_names:
         return {}
-    name = speed_key(job, hardware, dataset, network, source is not None)
-    stored = evidence.load(hardware, name)
-    names = name, numbers_key(name, job, dataset, network) if stored else None
-    if names[1] and (sure := evidence.load(hardware, names[1])):
-        say(f"tune: measured before, on {next(iter(sure.values())).date}; reusing the results")
-        return sure
-    copied = replace(network, module=copy.deepcopy(network.module))
-    run = assemble(job, hardware, plan, folder, dataset, copied, signals, PhaseTimer(), user_parts=parts)
+    speed_key = make_speed_key(job, hardware, dataset, network, source is not None)
+    stored = evidence.load(hardware, speed_key)
+    # The samples are hashed only if there is something to compare them with; that takes a while.
+    keys = speed_key, make_numbers_key(speed_key, job, dataset, network) if stored else None
+    if keys[1] and (checked := evidence.load(hardware, keys[1])):
+        say(f"tune: measured before, on {next(iter(checked.values())).date}; reusing the results")
+        return checked
+    network_copy = replace(network, module=copy.deepcopy(network.module))
+    run = assemble(job, hardware, plan, folder, dataset, network_copy, signals, PhaseTimer(), user_parts=parts)
     if run.ends_solved and mode != "full":
         say("tune: skipped, the heads are solved and no step is trained")
         return {}
     tuner = Tuner(run, dataset, network, say, source)
-    measurements = vetted_plans.again(tuner, stored) if stored else {}
+    measurements = vetted_plans.recheck_stored(tuner, stored) if stored else {}
     if not measurements:
-        run_seconds = tuner_state.predict_seconds(tuner.arm(plan), run.total_steps)[1] if mode == "full" else 0.0
-        measurements = tuner.tune(max(FULL, tuner_state.MEASURING_SHARE * run_seconds) if mode == "full" else None)
+        run_seconds = tuner_state.predict_seconds(tuner.build(plan), run.total_steps)[1] if mode == "full" else 0.0
+        full_seconds = max(MIN_FULL_SECONDS, tuner_state.MEASURING_SHARE * run_seconds)
+        measurements = tuner.tune(full_seconds if mode == "full" else None)
     if measurements:
-        names = name, names[1] or numbers_key(name, job, dataset, network)
-        store_measurements(job, hardware, names, measurements, say)
+        keys = speed_key, keys[1] or make_numbers_key(speed_key, job, dataset, network)
+        store_measurements(job, hardware, keys, measurements, say)
     return measurements
 
 
@@ -277,7 +290,7 @@ IGNORED_KEYS = ("name", "checkpoint", "limits", "monitor", "sweep")
 """Parts of a spec that do not affect any step."""
 
 
-def speed_key(job: Job, hardware: Hardware, dataset: Dataset, network: Model, apart_too: bool) -> str:
+def make_speed_key(job: Job, hardware: Hardware, dataset: Dataset, network: Model, measures_processes: bool) -> str:
     """The cache key for speeds, which hold for every job with the same network and batch size on the same machine."""
     train = job.train
     shapes = {name: list(value.shape) for name, value in network.module.state_dict().items()}
@@ -290,12 +303,12 @@ def speed_key(job: Job, hardware: Hardware, dataset: Dataset, network: Model, ap
         sorted((key, str(value)) for key, value in job.optimize.items()),
         # A longer run has a larger budget for measuring, and gains more by it.
         min(steps, train.steps or steps).bit_length(),
-        apart_too,
+        measures_processes,
     ]
-    return evidence.key(hardware, inspect_workload(dataset, network.module), train.batch, shapes, fixed)
+    return evidence.make_key(hardware, inspect_workload(dataset, network.module), train.batch, shapes, fixed)
 
 
-def numbers_key(name: str, job: Job, dataset: Dataset, network: Model) -> str | None:
+def make_numbers_key(speed_key: str, job: Job, dataset: Dataset, network: Model) -> str | None:
     """The cache key for numerical checks; None if it cannot be known whether they would be the same.
 
     A result is stored under this key and that for speeds, and its numbers are checked again if only the latter matches.
@@ -307,7 +320,7 @@ def numbers_key(name: str, job: Job, dataset: Dataset, network: Model) -> str | 
     spec = {key: value for key, value in job.dump().items() if key not in IGNORED_KEYS}
     code = network.code.digests() if network.code else {}
     parts = [
-        name,
+        speed_key,
         spec,
         dataset.preprocessing,
         code,
@@ -320,7 +333,7 @@ def numbers_key(name: str, job: Job, dataset: Dataset, network: Model) -> str | 
 def store_measurements(
     job: Job,
     hardware: Hardware,
-    names: tuple[str, str | None],
+    keys: tuple[str, str | None],
     measurements: Mapping[str, Measurement],
     say: Callable[[str], None],
 ) -> None:
@@ -329,16 +342,16 @@ def store_measurements(
     Args:
         job: the spec.
         hardware: its cache is used.
-        names: the keys for speeds and for numerical checks.
+        keys: the keys for speeds and for numerical checks.
         measurements: the results.
         say: reports it if they cannot be stored.
     """
-    started = {key: row for key, row in measurements.items() if key in process_settings.names()}
+    process_measurements = {key: row for key, row in measurements.items() if key in process_settings.list_names()}
     try:
-        for name in filter(None, names):
+        for name in filter(None, keys):
             evidence.store(hardware, name, measurements)
-        if started:
-            evidence.store(hardware, evidence.early(hardware, job), started)
+        if process_measurements:
+            evidence.store(hardware, evidence.make_early_key(hardware, job), process_measurements)
     except (OSError, StorageError) as error:
         say(f"tune: the measurements could not be stored: {error}")
 

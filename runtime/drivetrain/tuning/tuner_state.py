@@ -47,13 +47,13 @@ class TunerState:
         earlier = self.measurements.get(name)
         self.trials.setdefault((name, value), []).append((verdict.ratio, self.plan))
         if verdict.wins:
-            old = self.plan.value(name)
+            old_value = self.plan.value(name)
             self.plan = self.plan.with_values({name: value})
             # The old value has thereby been measured, too: under the new plan it is slower by the same ratio.
-            self.trials.setdefault((name, old), []).append((1 / verdict.ratio, self.plan))
-        current = self.plan.value(name)
+            self.trials.setdefault((name, old_value), []).append((1 / verdict.ratio, self.plan))
+        current_value = self.plan.value(name)
         full_text = f"{earlier.text}; {text}" if earlier else text
-        self.measurements[name] = Measurement(current, full_text, evidence.today())
+        self.measurements[name] = Measurement(current_value, full_text, evidence.format_date())
         return text + ("; accepted" if verdict.wins else "")
 
     def rank(self, name: str, value: Value) -> tuple[int, float, int]:
@@ -76,7 +76,7 @@ losses, and 2 to time one pair.
 class Trainable(Protocol):
     """A network that can train steps."""
 
-    def steps(self, count: int) -> float:
+    def time_steps(self, count: int) -> float:
         """Seconds of `count` steps."""
         ...
 
@@ -93,50 +93,50 @@ class TimeBudget:
     """What measuring may take, including the prediction."""
     start: float
 
-    def spent(self) -> float:
+    def elapsed_seconds(self) -> float:
         """Seconds that have passed."""
         return time.monotonic() - self.start
 
-    def left(self, share: float = 1.0) -> float:
+    def remaining_seconds(self, share: float = 1.0) -> float:
         """Seconds that are left, of the whole limit or of a share of it."""
-        return share * self.seconds - self.spent()
+        return share * self.seconds - self.elapsed_seconds()
 
 
 def predict_seconds(variant: Trainable, count: int) -> tuple[float, float]:
     """Seconds of one step and of `count` steps, from a few warm ones."""
-    variant.steps(2)
-    step_seconds = variant.steps(3) / 3
+    variant.time_steps(2)
+    step_seconds = variant.time_steps(3) / 3
     return step_seconds, step_seconds * count
 
 
 def plan_budget(
-    begin: Callable[[], Trainable], count: int, seconds: float | None, say: Callable[[str], None]
+    start_baseline: Callable[[], Trainable], total_steps: int, seconds: float | None, say: Callable[[str], None]
 ) -> TimeBudget | None:
     """The time limit of a run; None, reported after as few steps as possible, if the run is too short.
 
     Args:
-        begin: starts the run's own plan, before its first step.
-        count: optimizer steps of the whole run.
+        start_baseline: starts the run's own plan, before its first step.
+        total_steps: optimizer steps of the whole run.
         seconds: time limit, whatever the length; None for a share of the run.
         say: reports the decision.
     """
-    start = time.monotonic()
+    start_time = time.monotonic()
     too_short = "of training is too short to measure optimizations"
-    if seconds is None and MEASURING_SHARE * count < MIN_STEPS:
+    if seconds is None and MEASURING_SHARE * total_steps < MIN_STEPS:
         # However long its steps are, the share would be used up before anything is compared.
-        say(f"tune: skipped, {count:,} training steps are too few to measure optimizations")
+        say(f"tune: skipped, {total_steps:,} training steps are too few to measure optimizations")
         return None
-    variant = begin()
+    variant = start_baseline()
     if seconds is None:
         # The first step is the slowest, so this is an upper bound; a short run should not pay for five more.
-        upper_bound = variant.steps(1) * count
+        upper_bound = variant.time_steps(1) * total_steps
         if upper_bound < MIN_RUN_SECONDS:
             say(f"tune: skipped, at most {upper_bound:.0f} s {too_short}")
             return None
-    step_seconds, run_seconds = predict_seconds(variant, count)
+    step_seconds, run_seconds = predict_seconds(variant, total_steps)
     if seconds is None and run_seconds < MIN_RUN_SECONDS:
         say(f"tune: skipped, about {run_seconds:.0f} s {too_short}")
         return None
     seconds = MEASURING_SHARE * run_seconds if seconds is None else seconds
     say(f"tune: about {run_seconds:.0f} s of training; measuring optimizations for up to {seconds:.0f} s")
-    return TimeBudget(step_seconds, run_seconds, seconds, start)
+    return TimeBudget(step_seconds, run_seconds, seconds, start_time)

@@ -36,9 +36,9 @@ COMPARED_STEPS = 4
 MAX_SETTLING_STEPS = 32
 """Largest number of skipped steps until the fp16 scale must fit."""
 TOLERANCE = {Effect.EXACT: 1e-6, Effect.ROUNDING: 1e-3}
-SHORT_FORMAT = 5e-2
+SHORT_FORMAT_TOLERANCE = 5e-2
 """Relative difference of the loss that is allowed over the checked steps for formats with 8 to 11 bits of mantissa."""
-SHORT = ("bf16", "fp16", "tf32")
+SHORT_FORMATS = ("bf16", "fp16", "tf32")
 Numbers = Sequence[tuple[float, float]]
 """Loss and gradient norm of each step."""
 
@@ -53,25 +53,24 @@ class Variant:
 
     run: Run
     batches: Iterator[Batch]
-    until: float = math.inf
+    deadline: float = math.inf
     """Deadline for its numbers, on the monotonic clock."""
-    checked: int = COMPARED_STEPS
+    compared_steps: int = COMPARED_STEPS
     """Steps whose numbers are read."""
-    settled: bool = False
+    scale_fits: bool = False
     """Whether the fp16 scale fits."""
 
-    def steps(self, count: int) -> float:
+    def time_steps(self, count: int) -> float:
         """Seconds of `count` steps."""
         start = time.perf_counter()
         for _ in range(count):
-            self.step()
+            self.train_step()
         if self.run.device.type == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter() - start
 
-    def step(self) -> StepResult:
-        """Train one step. Its result is not read, unless the fp16 scale is still to be found: a training does not wait
-        for it either.
+    def train_step(self) -> StepResult:
+        """Train one step, without waiting for its result as a training does not either, unless fp16 looks for its scale.
 
         The initial scale of fp16 is too high; skipped steps lower it and change nothing else.
         """
@@ -80,32 +79,31 @@ class Variant:
         run.set_learning_rates()
         for _ in range(MAX_SETTLING_STEPS):
             result = run.step(run.mix(run.preprocess(batch, 0)), run.list_local_parts(len(batch)))
-            if self.settled or not run.step.scaler.active or result.finite:
+            if self.scale_fits or not run.step.scaler.active or result.finite:
                 break
-        self.settled = True
+        self.scale_fits = True
         run.counters.step += 1
         return result
 
-    def numbers(self, quiet: bool) -> Numbers:
-        """Losses and gradient norms of the next steps; `quiet` without dropout, if the variants' masks would differ.
+    def read_numbers(self, no_dropout: bool) -> Numbers:
+        """Losses and gradient norms of the next steps; without dropout if the variants' masks would differ.
 
         Raises:
             TooSlow: if they are not known by the deadline.
         """
-        if quiet:
-            hush(self.run)
+        if no_dropout:
+            turn_dropout_off(self.run)
         losses_and_norms, start = list[tuple[float, float]](), time.monotonic()
-        while len(losses_and_norms) < self.checked:
-            losses_and_norms.append(self.step().read())
-            if (now := time.monotonic()) > self.until and len(losses_and_norms) < self.checked:
-                raise TooSlow(
-                    f"not compared: {now - start:.0f} s for the first {len(losses_and_norms)} of {self.checked} steps"
-                )
+        while len(losses_and_norms) < self.compared_steps:
+            losses_and_norms.append(self.train_step().read())
+            done, now = len(losses_and_norms), time.monotonic()
+            if now > self.deadline and done < self.compared_steps:
+                raise TooSlow(f"not compared: {now - start:.0f} s for the first {done} of {self.compared_steps} steps")
         self.run.train_mode()
         return losses_and_norms
 
 
-def hush(run: Run) -> None:
+def turn_dropout_off(run: Run) -> None:
     """Turn dropout off until the next `train_mode`."""
     for module in run.model.modules():
         # Stay in training mode: BatchNorm would use its running statistics, cuDNN's recurrent kernels have a backward
@@ -124,63 +122,56 @@ class Verdict:
     """Speed ratio; 0 for a value that computes wrong numbers or could not be measured."""
 
 
-def judge(pair: PairedTiming, cost: float, seconds: float) -> Verdict:
+def judge(pair: PairedTiming, compile_seconds: float, run_seconds: float) -> Verdict:
     """The verdict on a value whose numbers are right.
 
     Args:
         pair: candidate against baseline.
-        cost: seconds that it takes once, for compilation.
-        seconds: seconds of the whole run with the baseline.
+        compile_seconds: seconds that it takes once, for compilation.
+        run_seconds: seconds of the whole run with the baseline.
     """
-    text = f"{pair.spread()}, loss ok" + (f", {cost:.0f} s to compile" if cost else "")
-    pays = seconds * (1 - 1 / pair.median) > cost
-    return Verdict(pair.median >= MIN_SPEEDUP and pair.middle()[0] > 1 and pays, text, pair.median)
+    text = f"{pair.format_spread()}, loss ok" + (f", {compile_seconds:.0f} s to compile" if compile_seconds else "")
+    pays_off = run_seconds * (1 - 1 / pair.median) > compile_seconds
+    return Verdict(pair.median >= MIN_SPEEDUP and pair.interquartile_range()[0] > 1 and pays_off, text, pair.median)
 
 
-def differs(numbers: Numbers, reference: Numbers, tolerance: float, against: str = "everything off") -> str | None:
-    """The first step whose loss differs from the reference by more than allowed; gradient norms may differ ten
-    times that.
-    """
-    for number, ((loss, norm), (true_loss, true_norm)) in enumerate(zip(numbers, reference, strict=True), start=1):
-        loss_off = abs(loss - true_loss) / max(abs(true_loss), 1e-6)
-        norm_off = abs(norm - true_norm) / max(abs(true_norm), 1e-6)
-        if not loss_off <= tolerance:
-            return f"loss {loss:.4g} at step {number}, {true_loss:.4g} with {against}"
-        if not norm_off <= 10 * tolerance:
-            return f"gradient norm {norm:.4g} at step {number}, {true_norm:.4g} with {against}"
+def find_difference(numbers: Numbers, reference: Numbers, tolerance: float, base: str = "everything off") -> str | None:
+    """The first step whose loss differs from the reference by more than allowed; gradient norms may differ ten times that."""
+    for step, ((loss, norm), (true_loss, true_norm)) in enumerate(zip(numbers, reference, strict=True), start=1):
+        loss_error = abs(loss - true_loss) / max(abs(true_loss), 1e-6)
+        norm_error = abs(norm - true_norm) / max(abs(true_norm), 1e-6)
+        if not loss_error <= tolerance:
+            return f"loss {loss:.4g} at step {step}, {true_loss:.4g} with {base}"
+        if not norm_error <= 10 * tolerance:
+            return f"gradient norm {norm:.4g} at step {step}, {true_norm:.4g} with {base}"
     return None
 
 
-def tolerance(plan: Plan) -> float:
-    """Allowed difference of a plan's numbers from everything off, by number format; values chosen by default may
-    round.
-    """
-    prefix = plan.value("prefix_precision") if plan.value("feature_cache") else None
-    return SHORT_FORMAT if {plan.value("precision"), prefix} & set(SHORT) else TOLERANCE[Effect.ROUNDING]
+def choose_tolerance(plan: Plan) -> float:
+    """Allowed difference of a plan's numbers from everything off, by number format; defaults may round."""
+    formats = {plan.value("precision"), plan.value("prefix_precision") if plan.value("feature_cache") else None}
+    return SHORT_FORMAT_TOLERANCE if formats & set(SHORT_FORMATS) else TOLERANCE[Effect.ROUNDING]
 
 
-def redraws(optimization: Optimization, plan: Plan, facts: Workload, on_gpu: bool) -> bool:
+def changes_dropout(optimization: Optimization, plan: Plan, facts: Workload, on_gpu: bool) -> bool:
     """Whether it changes the random numbers of dropout, so that numbers can only be compared without dropout."""
-    drops = facts.has("Dropout") or facts.has("LSTM") or facts.has("GRU")
-    return drops and (optimization.redraws or (plan.value("compile") is not False and on_gpu))
+    has_dropout = facts.has("Dropout") or facts.has("LSTM") or facts.has("GRU")
+    return has_dropout and (optimization.redraws or (plan.value("compile") is not False and on_gpu))
 
 
-def all_off(plan: Plan, quiet: bool) -> Plan:
-    """The plan with everything off that this process can switch; `quiet`: also what changes the random numbers of
-    dropout.
+def turn_everything_off(plan: Plan, no_dropout: bool) -> Plan:
+    """The plan with everything off that this process can switch; with `no_dropout` also what changes dropout's numbers.
 
     Requested values that change the training stay on: their effect is no rounding error.
     """
-    return plan.with_values(
-        {
-            o.name: o.off
-            for o in optimizations.every()
-            if o.stage is not Stage.PROCESS and (quiet or not o.redraws) and plan.row(o.name).effect != Effect.TRAINING
-        }
-    )
+    switchable = [one for one in optimizations.every() if one.stage is not Stage.PROCESS]
+    off = [
+        one for one in switchable if plan.row(one.name).effect != Effect.TRAINING and (no_dropout or not one.redraws)
+    ]
+    return plan.with_values({one.name: one.off for one in off})
 
 
-BATCHES, FETCHING = 8, 2.0
+MAX_BATCHES, MAX_FETCH_SECONDS = 8, 2.0
 """All variants cycle through the same batches: so many, or as many as load in so many seconds, but at least two."""
 
 
@@ -188,29 +179,28 @@ class VariantBuilder:
     """Builds variants of one run, and the reference for their numbers.
 
     Args:
-        made: the run, assembled under the plan so far; it is never changed.
+        run: the run, assembled under the plan so far; it is never changed.
         dataset: its data.
         network: its network, with the initial weights.
         say: reports progress.
     """
 
     def __init__(self, run: Run, dataset: Dataset, network: Model, say: Callable[[str], None]) -> None:
-        self.made, self.dataset, self.network, self.say = run, dataset, network, say
+        self.run, self.dataset, self.network, self.say = run, dataset, network, say
         self.initial = copy.deepcopy(network.module.state_dict())
         self.facts = inspect_workload(dataset, network.module)
-        self.given: dict[Value, list[Batch]] = {}
-        self.checked = COMPARED_STEPS
+        self.batches_by_kind: dict[Value, list[Batch]] = {}
+        self.compared_steps = COMPARED_STEPS
         """Steps whose losses and gradient norms are compared."""
-        self.plain: dict[tuple[bool, tuple[Value, ...]], Numbers] = {}
+        self.reference_numbers: dict[tuple[bool, tuple[Value, ...]], Numbers] = {}
 
-    def arm(self, plan: Plan) -> Variant:
+    def build(self, plan: Plan) -> Variant:
         """A new copy of the network under a plan, at the first batch."""
-        original = self.made
+        original = self.run
         module = copy.deepcopy(self.network.module)
         module.load_state_dict(self.initial)
         network = replace(self.network, module=module)
-        stored = dict(self.dataset.cache)
-        timer = PhaseTimer()
+        cached_before = dict(self.dataset.cache)
         run = assemble(
             original.job,
             original.hardware,
@@ -219,41 +209,41 @@ class VariantBuilder:
             self.dataset,
             network,
             original.signals,
-            timer,
+            PhaseTimer(),
             user_parts=original.user_parts,
         )
-        if stored:
+        if cached_before:
             # The baseline's cached activations would be lost to the run if they were replaced by a candidate's.
             self.dataset.cache.clear()
-            self.dataset.cache.update(stored)
+            self.dataset.cache.update(cached_before)
         run.train_mode()
-        return Variant(run, self.batches(run), checked=self.checked)
+        return Variant(run, self.batches(run), compared_steps=self.compared_steps)
 
     def batches(self, run: Run) -> Iterator[Batch]:
         """The same few batches for all variants; two variants that start with the first one stay in step."""
         # With these two, batches are other tensors for the same samples.
         kind = f"{run.plan.value('feature_cache')} {run.plan.value('gpu_resident_data')}"
-        if kind not in self.given:
-            end = time.monotonic() + FETCHING
-            collected = self.given[kind] = []
-            for batch in itertools.islice(run.batches.epoch(0), BATCHES):
+        if kind not in self.batches_by_kind:
+            deadline = time.monotonic() + MAX_FETCH_SECONDS
+            collected = self.batches_by_kind[kind] = []
+            for batch in itertools.islice(run.batches.epoch(0), MAX_BATCHES):
                 collected.append(batch)
-                if len(collected) > 1 and time.monotonic() > end:
+                if len(collected) > 1 and time.monotonic() > deadline:
                     break
-        return itertools.cycle(self.given[kind])
+        return itertools.cycle(self.batches_by_kind[kind])
 
-    def reference(self, quiet: bool, plan: Plan, until: float = math.inf) -> Numbers:
+    def load_reference(self, no_dropout: bool, plan: Plan, deadline: float = math.inf) -> Numbers:
         """Losses and gradient norms with everything off, with dropout as in the plan that is compared.
 
         Raises:
-            TooSlow: if they are not known by `until`.
+            TooSlow: if they are not known by `deadline`.
         """
-        off = all_off(plan, quiet)
+        off = turn_everything_off(plan, no_dropout)
         off = off.with_values({"packed_dropout": False}) if plan.value("compile") is not False else off
-        key = quiet, tuple(off.value(one.name) for one in optimizations.every() if one.redraws)
+        key = no_dropout, tuple(off.value(one.name) for one in optimizations.every() if one.redraws)
         # A stored result is checked over more steps than a short run, which then takes the first of them.
-        if len(self.plain.get(key, ())) < self.checked:
-            arm = self.arm(off)
-            arm.until = until
-            self.plain[key] = arm.numbers(quiet)
-        return self.plain[key][: self.checked]
+        if len(self.reference_numbers.get(key, ())) < self.compared_steps:
+            variant = self.build(off)
+            variant.deadline = deadline
+            self.reference_numbers[key] = variant.read_numbers(no_dropout)
+        return self.reference_numbers[key][: self.compared_steps]

@@ -24,56 +24,57 @@ MAX_CHECK_SECONDS = 10.0
 """Seconds after which this check gives up."""
 
 
-def again(builder: VariantBuilder, stored: Mapping[str, Measurement]) -> dict[str, Measurement]:
+def recheck_stored(builder: VariantBuilder, stored: Mapping[str, Measurement]) -> dict[str, Measurement]:
     """Results from other data or settings, if their losses also match under the current settings; else none."""
-    before = f"tune: measured before, on {next(iter(stored.values())).date}, with other data or settings"
+    intro = f"tune: measured before, on {next(iter(stored.values())).date}, with other data or settings"
     vetoed = [name for name, row in stored.items() if row.vetoed]
     if vetoed:
-        builder.say(f"{before}, which rejected a value of {vetoed[0]}; measuring again")
+        builder.say(f"{intro}, which rejected a value of {vetoed[0]}; measuring again")
         return {}
-    plan = builder.made.plan
-    for name, row in stored.items():
-        plan = plan.with_values({name: row.value})
-    wrong = wrong_numbers(builder, plan)
-    builder.say(
-        f"{before}; {f'with these settings the loss differs ({wrong}); measuring again' if wrong else 'loss ok'}"
+    difference = find_wrong_numbers(
+        builder, builder.run.plan.with_values({name: row.value for name, row in stored.items()})
     )
-    return {} if wrong else dict(stored)
+    if difference:
+        builder.say(f"{intro}; with these settings the loss differs ({difference}); measuring again")
+        return {}
+    builder.say(f"{intro}; loss ok")
+    return dict(stored)
 
 
-def defaults(builder: VariantBuilder, contest: TunerState, until: float) -> bool:
+def turn_wrong_defaults_off(builder: VariantBuilder, state: TunerState, deadline: float) -> bool:
     """Turn off defaults that compute wrong numbers; returns whether the rest computes right ones.
 
     Args:
         builder: does the measurements.
-        contest: the state, with the default plan.
-        until: deadline, on the monotonic clock.
+        state: the state, with the default plan.
+        deadline: deadline, on the monotonic clock.
     """
     try:
-        wrong = wrong_numbers(builder, contest.plan, until)
-    except variants.TooSlow as slow:
-        builder.say(f"tune: the default settings were {slow}")
+        difference = find_wrong_numbers(builder, state.plan, deadline)
+    except variants.TooSlow as error:
+        builder.say(f"tune: the default settings were {error}")
         return False
-    if wrong is None:
+    if difference is None:
         return True
-    suspects = _suspects(contest.plan)
-    without = {one.name: contest.plan.with_values({one.name: one.off}) for one in suspects}
-    alone = next((one for one in suspects if wrong_numbers(builder, without[one.name]) is None), None)
-    if alone is None and (still := wrong_numbers(builder, _all_off(contest.plan, suspects))):
-        builder.say(f"warning: the settings of the job change the loss: {still}")
+    suspects = _list_suspects(state.plan)
+    # If the numbers are right without a single one, only that one is turned off.
+    right_without = (one for one in suspects if find_wrong_numbers(builder, _turn_off(state.plan, [one])) is None)
+    culprit = next(right_without, None)
+    if culprit is None and (unexplained := find_wrong_numbers(builder, _turn_off(state.plan, suspects))):
+        builder.say(f"warning: the settings of the job change the loss: {unexplained}")
         return False
-    for one in [alone] if alone else suspects:
-        value = contest.plan.value(one.name)
-        text = f"{format_value(value)} vetoed: {wrong}"
-        contest.trials[(one.name, value)] = [(0.0, contest.plan)]
-        contest.measurements[one.name] = Measurement(one.off, text, evidence.today())
-        contest.plan = contest.plan.with_values({one.name: one.off})
-        builder.say(f"tune: {one.name} {text}")
-    contest.incumbent = builder.arm(contest.plan)
+    for suspect in [culprit] if culprit else suspects:
+        value = state.plan.value(suspect.name)
+        text = f"{format_value(value)} vetoed: {difference}"
+        state.trials[(suspect.name, value)] = [(0.0, state.plan)]
+        state.measurements[suspect.name] = Measurement(suspect.off, text, evidence.format_date())
+        state.plan = state.plan.with_values({suspect.name: suspect.off})
+        builder.say(f"tune: {suspect.name} {text}")
+    state.incumbent = builder.build(state.plan)
     return True
 
 
-def short(builder: VariantBuilder) -> dict[str, Measurement]:
+def check_short_run(builder: VariantBuilder) -> dict[str, Measurement]:
     """Check the numbers of a run that is too short to be measured: two steps against everything off in fp32.
 
     Values that only the calibration chose are always checked; the defaults, within the share of the run for measuring.
@@ -81,61 +82,64 @@ def short(builder: VariantBuilder) -> dict[str, Measurement]:
     Returns:
         What is turned off for its numbers; empty if they are right.
     """
-    run = builder.made
+    run = builder.run
     rounding = [row for row in run.plan.decisions if row.effect == Effect.ROUNDING]
     calibrated = [row.name for row in rounding if row.source == "calibrated"]
-    share = tuner_state.MEASURING_SHARE * run.total_steps
-    spared = share < 2 * COMPARED_STEPS or run.plan.value("feature_cache") is not False
-    if not rounding or (spared and not calibrated):
+    step_budget = tuner_state.MEASURING_SHARE * run.total_steps
+    is_skipped = step_budget < 2 * COMPARED_STEPS or run.plan.value("feature_cache") is not False
+    if not rounding or (is_skipped and not calibrated):
         return {}
-    builder.checked = COMPARED_STEPS
-    contest = TunerState(run.plan, builder.arm(run.plan))
-    longest = MAX_CHECK_SECONDS if calibrated else min(MAX_CHECK_SECONDS, share * contest.incumbent.steps(1))
-    right = defaults(builder, contest, time.monotonic() + longest)
-    for name in calibrated if right and not contest.measurements else ():
-        _time(builder, contest, name)
-    return contest.measurements
+    builder.compared_steps = COMPARED_STEPS
+    state = TunerState(run.plan, builder.build(run.plan))
+    max_seconds = MAX_CHECK_SECONDS
+    if not calibrated:
+        max_seconds = min(max_seconds, step_budget * state.incumbent.time_steps(1))
+    is_right = turn_wrong_defaults_off(builder, state, time.monotonic() + max_seconds)
+    # A calibrated value was faster on another network only, so its speed is checked on this one.
+    for name in calibrated if is_right and not state.measurements else ():
+        _check_speed(builder, state, name)
+    return state.measurements
 
 
-def _time(builder: VariantBuilder, contest: TunerState, name: str) -> None:
+def _check_speed(builder: VariantBuilder, state: TunerState, name: str) -> None:
     """Compare a calibrated value with none in steps of the job itself, and turn it off if it is not faster there."""
-    value, off = contest.plan.value(name), optimizations.off_values()[name]
-    plain = builder.arm(contest.plan.with_values({name: off}))
-    for arm in (plain, contest.incumbent):
-        arm.batches = builder.batches(arm.run)
-        arm.steps(1)
-    pair = compare(plain.steps, contest.incumbent.steps, contest.incumbent.steps(1), TIMED_SECONDS)
-    text = f"{format_value(value)} {pair.spread()} against {format_value(off)} in steps of this job"
+    value, off = state.plan.value(name), optimizations.off_values()[name]
+    baseline = builder.build(state.plan.with_values({name: off}))
+    for variant in (baseline, state.incumbent):
+        variant.batches = builder.batches(variant.run)
+        variant.time_steps(1)
+    pair = compare(baseline.time_steps, state.incumbent.time_steps, state.incumbent.time_steps(1), TIMED_SECONDS)
+    text = f"{format_value(value)} {pair.format_spread()} against {format_value(off)} in steps of this job"
     builder.say(f"calibrate: {name} {text}, loss ok in {COMPARED_STEPS} steps")
     if pair.median < 1:
-        contest.measurements[name] = Measurement(off, text, evidence.today())
+        state.measurements[name] = Measurement(off, text, evidence.format_date())
 
 
-def wrong_numbers(builder: VariantBuilder, plan: Plan, until: float = math.inf) -> str | None:
+def find_wrong_numbers(builder: VariantBuilder, plan: Plan, deadline: float = math.inf) -> str | None:
     """Where, and by how much, the first steps of a plan are wrong; None if they are right.
 
     Raises:
-        TooSlow: if that is not known by `until`.
+        TooSlow: if that is not known by `deadline`.
     """
-    on_gpu = builder.made.device.type == "cuda"
+    on_gpu = builder.run.device.type == "cuda"
     used = [one for one in optimizations.every() if plan.value(one.name) != one.off]
-    quiet = any(variants.redraws(one, plan, builder.facts, on_gpu) for one in used)
-    reference, arm = builder.reference(quiet, plan, until), builder.arm(plan)
-    arm.until = until
-    return variants.differs(arm.numbers(quiet), reference, variants.tolerance(plan))
+    no_dropout = any(variants.changes_dropout(one, plan, builder.facts, on_gpu) for one in used)
+    reference, variant = builder.load_reference(no_dropout, plan, deadline), builder.build(plan)
+    variant.deadline = deadline
+    return variants.find_difference(variant.read_numbers(no_dropout), reference, variants.choose_tolerance(plan))
 
 
-def _all_off(plan: Plan, these: list[Optimization]) -> Plan:
-    return plan.with_values({one.name: one.off for one in these})
+def _turn_off(plan: Plan, suspects: list[Optimization]) -> Plan:
+    return plan.with_values({one.name: one.off for one in suspects})
 
 
-def _suspects(plan: Plan) -> list[Optimization]:
+def _list_suspects(plan: Plan) -> list[Optimization]:
     """Values that the job did not request and that may change the rounding, latest stage first."""
     return [
-        one
-        for one in reversed(optimizations.every())
-        if plan.row(one.name).source in OPEN
-        and plan.row(one.name).value != one.off
-        and plan.row(one.name).effect != Effect.EXACT
-        and one.stage not in (Stage.PROCESS, Stage.LOADER)
+        optimization
+        for optimization in reversed(optimizations.every())
+        if plan.row(optimization.name).source in OPEN
+        and plan.row(optimization.name).value != optimization.off
+        and plan.row(optimization.name).effect != Effect.EXACT
+        and optimization.stage not in (Stage.PROCESS, Stage.LOADER)
     ]

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from drivetrain.cli.doctor import docker_engine
-from drivetrain.cli.doctor.doctor import findings, render
-from drivetrain.cli.doctor.finding import EXIT, Finding, Level, worst
-from drivetrain.cli.doctor.snapshot import Snapshot, disk, port_taken, run
+from drivetrain.cli.doctor.doctor import list_findings, render
+from drivetrain.cli.doctor.finding import EXIT, Finding, Level, find_worst_level
+from drivetrain.cli.doctor.snapshot import Snapshot, is_port_taken, read_disk_space, run
 from drivetrain.hardware import facts as hardware
 from drivetrain.launch import image_contents
 from drivetrain.system.console import open_console
@@ -24,14 +24,14 @@ from tests.paths import IMPORTS
 
 
 def bad(made: Snapshot) -> list[Finding]:
-    return [finding for finding in findings(made) if finding.level is not Level.OK]
+    return [finding for finding in list_findings(made) if finding.level is not Level.OK]
 
 
 @pytest.mark.parametrize("machine", ["laptop", "h200", "codespace-2core-cgroup2", "macbook-m2", "graviton3"])
 def test_no_findings_on_a_healthy_machine(tmp_path: Path, machine: str) -> None:
     healthy = snapshot(tmp_path, machine, {})
     assert bad(healthy) == []
-    assert EXIT[worst(findings(healthy))] == 0
+    assert EXIT[find_worst_level(list_findings(healthy))] == 0
 
 
 def test_a_machine_that_trains_in_containers_alone_is_healthy(tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_an_image_of_other_code_than_the_checkout(tmp_path: Path, contents: str)
     """No fault: the next start updates it."""
     given = {"answers": {"docker image": image(contents=contents)}}
     (found,) = (
-        finding for finding in findings(snapshot(tmp_path, "laptop", {}, **given)) if finding.name == "image cpu"
+        finding for finding in list_findings(snapshot(tmp_path, "laptop", {}, **given)) if finding.name == "image cpu"
     )
     assert found.level is Level.OK
     assert ("of other code than this checkout: the next start updates it" in found.text) == (contents == "unknown")
@@ -62,7 +62,9 @@ def test_an_image_of_other_code_than_the_checkout(tmp_path: Path, contents: str)
 def test_containers_that_ended_are_counted(tmp_path: Path) -> None:
     """They stay, and nothing mentioned the command that removes them."""
     given = {"answers": {"docker ps": "0a1b2c\n3d4e5f\n"}}
-    found = [finding for finding in findings(snapshot(tmp_path, "laptop", {}, **given)) if finding.name == "containers"]
+    found = [
+        finding for finding in list_findings(snapshot(tmp_path, "laptop", {}, **given)) if finding.name == "containers"
+    ]
     assert [(finding.level, finding.text) for finding in found] == [
         (
             Level.OK,
@@ -70,7 +72,7 @@ def test_containers_that_ended_are_counted(tmp_path: Path) -> None:
             "empties the caches that your checkouts share",
         )
     ]
-    assert "containers" not in {finding.name for finding in findings(snapshot(tmp_path, "laptop", {}))}
+    assert "containers" not in {finding.name for finding in list_findings(snapshot(tmp_path, "laptop", {}))}
 
 
 def environ(**values: str) -> dict[str, Any]:
@@ -305,7 +307,7 @@ def test_each_fault_is_found(
     assert found[0].level == level
     assert told in found[0].text
     assert fix in found[0].fix
-    assert EXIT[worst(found)] == {"warn": 1, "fail": 9}[level]
+    assert EXIT[find_worst_level(found)] == {"warn": 1, "fail": 9}[level]
 
 
 def test_harmless_settings_are_left_alone(tmp_path: Path) -> None:
@@ -334,15 +336,15 @@ def test_a_port_that_is_really_taken() -> None:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         port = listener.getsockname()[1]
-        assert port_taken(port)
-    assert not port_taken(port)
+        assert is_port_taken(port)
+    assert not is_port_taken(port)
 
 
 def test_real_commands_and_disks(tmp_path: Path) -> None:
     assert run(["no-such-command-here"]) is None
     assert run([sys.executable, "-c", "raise SystemExit(3)"]) is None
     assert run([sys.executable, "-c", "print(7)"]) == "7"
-    total, left = disk(tmp_path / "not" / "there" / "yet")
+    total, left = read_disk_space(tmp_path / "not" / "there" / "yet")
     assert total >= left > 0
 
 
@@ -356,11 +358,11 @@ def test_real_commands_and_disks(tmp_path: Path) -> None:
     ],
 )
 def test_version_numbers(text: str, numbers: tuple[int, ...]) -> None:
-    assert docker_engine.numbers(text) == numbers
+    assert docker_engine.parse_version(text) == numbers
 
 
 def test_the_table_shows_every_line_with_its_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    open_console().print(render(findings(snapshot(tmp_path, "laptop", {"compiler": None}))))
+    open_console().print(render(list_findings(snapshot(tmp_path, "laptop", {"compiler": None}))))
     shown = capsys.readouterr().out
     assert "warn  compiler" in shown
     assert "-> sudo apt-get install g++ python3-dev" in shown
@@ -389,5 +391,5 @@ def test_the_command_on_this_machine(tmp_path: Path) -> None:
 
 
 def test_a_mac_is_told_that_its_gpu_is_not_used(tmp_path: Path) -> None:
-    told = [finding.text for finding in findings(snapshot(tmp_path, "macbook-m2", {})) if finding.name == "gpu"]
+    told = [finding.text for finding in list_findings(snapshot(tmp_path, "macbook-m2", {})) if finding.name == "gpu"]
     assert told == [hardware.NO_MPS]

@@ -12,7 +12,7 @@ import torch
 
 from drivetrain.data.streaming.fetch_counts import FetchCounts
 from drivetrain.report.blocks import Text
-from drivetrain.report.log_series import collect
+from drivetrain.report.log_series import collect_series
 from drivetrain.report.sections.machine import time_section
 from drivetrain.training.progress import measure_since_last_call
 
@@ -72,7 +72,7 @@ def test_the_report_adds_up_all_starts(again: int) -> None:
     row = {"shard_bytes": 1 << 30, "shard_fetches": 4, "shard_again": again, "shard_waited": 1.5}
     rows = [{"seconds": seconds} | row for seconds in (1.0, 2.0, 1.0)]
     section = time_section(
-        collect(rows, "seconds", continues=True),
+        collect_series(rows, "seconds", continues=True),
         cast(
             Any,
             SimpleNamespace(

@@ -11,7 +11,7 @@ from drivetrain.data.load_data import load
 from drivetrain.data.loader.batches import Batches
 from drivetrain.data.streaming.fetch_width import MAX_WIDTH, START_WIDTH, FetchWidth
 from drivetrain.report.log_series import Series
-from drivetrain.report.sections.machine import _shards
+from drivetrain.report.sections.machine import _describe_shards
 from tests.data.streaming import shards
 
 SHARD = 64e6
@@ -91,7 +91,7 @@ def test_the_report_says_what_held_them_up(waited: float, received: float, unpac
         telemetry[f"shard_{key}"] = Series(f"shard_{key}")
         telemetry[f"shard_{key}"].xs.append(1.0)
         telemetry[f"shard_{key}"].ys.append(value)
-    (line,) = _shards(telemetry)
+    (line,) = _describe_shards(telemetry)
     assert "They came at 102 MiB/s, 8 at a time." in line
     assert said in line
 

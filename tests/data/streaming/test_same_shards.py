@@ -32,13 +32,13 @@ def test_other_shards_are_noticed_by_the_runs_that_they_would_spoil(tmp_path: Pa
     job = shards.job(tmp_path / "a", place)
     one = recorded(tmp_path / "one", job)
     assert same_conditions.find_changed_file(one, job) == ""
-    before = provenance._data(one)
+    before = provenance._hash_data(one)
     assert list(before) == ["data.train"]
     shards.folder(tmp_path / "other", suffix, shards=1, rows=12)
     shutil.copyfile(tmp_path / f"other/0000{suffix}", place / f"0000{suffix}")
     assert same_conditions.find_changed_file(one, job) == f"{place}/0000{suffix}"
     two = recorded(tmp_path / "two", job)
-    assert provenance._data(two) != before
+    assert provenance._hash_data(two) != before
     with pytest.raises(CheckpointError, match="trained with other data"):
         same_conditions.check({"one": one, "two": two})
 

@@ -91,7 +91,7 @@ def check_scores(data: Dataset, path: Path) -> None:
     new, labelled = read(data, path, labelled=False), read(data, path, labelled=True)
     device = torch.device("cpu")
     outputs = list(forward.compute_outputs(network, [""], new.split, new.prepare, device))
-    answers = [answer[""]["prediction"] for _, answer in predictions.of(outputs, data.heads, new.split)]
+    answers = [answer[""]["prediction"] for _, answer in predictions.compute_answers(outputs, data.heads, new.split)]
     tally = MetricAccumulator(data.heads, None)
     for ids, found in forward.compute_outputs(network, [""], labelled.split, labelled.prepare, device):
         tally.add(found, {"": labelled.split.targets[""][torch.from_numpy(ids)]})

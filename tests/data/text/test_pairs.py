@@ -138,7 +138,9 @@ def test_a_pair_is_predicted_as_it_was_validated(run: Run, tmp_path: Path, capsy
     assert frozen_split.split_network(run.model, inputs) is not None
     found = predicted(run, tmp_path, run.folder.parent / "held.csv")
     assert "max_length 12: " in capsys.readouterr().err
-    expected = predictions.probabilities(saved_model.load(run.folder).heads[""], seen(run)[""]).max(dim=1).values
+    expected = (
+        predictions.compute_probabilities(saved_model.load(run.folder).heads[""], seen(run)[""]).max(dim=1).values
+    )
     torch.testing.assert_close(torch.tensor([row["probability"] for row in found]), expected, rtol=1e-4, atol=1e-5)
     assert found[0]["sample"].startswith("held.csv row 1: ")
     assert " | " in found[0]["sample"]
@@ -163,8 +165,8 @@ def test_one_of_two_texts_may_be_empty(run: Run, tmp_path: Path) -> None:
 
 
 def test_an_exported_file_has_the_token_types(run: Run) -> None:
-    inputs = dummy_inputs.inputs(run.dataset.preprocessing, 5, 0)
-    assert onnx_file.input_names(run.model, len(inputs)) == ["ids", "types", "mask"]
+    inputs = dummy_inputs.make_inputs(run.dataset.preprocessing, 5, 0)
+    assert onnx_file.list_input_names(run.model, len(inputs)) == ["ids", "types", "mask"]
     assert [x.shape for x in inputs] == [inputs[0].shape] * 3
     assert inputs[1].any()
 

@@ -12,7 +12,7 @@ import pytest
 from drivetrain.data.text.max_length import padding
 from drivetrain.report.advice.recommendation import Advice
 from drivetrain.report.record import read
-from drivetrain.report.sections.advice import MAX_SUGGESTIONS, advice
+from drivetrain.report.sections.advice import MAX_SUGGESTIONS, list_advice
 from drivetrain.report.summary import summarize
 from drivetrain.report.write import write
 from tests.report_folder import change, make, rows, telemetry
@@ -32,7 +32,7 @@ def run(tmp_path: Path) -> Path:
 
 def given(run: Path) -> list[Advice]:
     record = read(run)
-    return advice(record, summarize(record))
+    return list_advice(record, summarize(record))
 
 
 def phases(run: Path, **seconds: float) -> None:

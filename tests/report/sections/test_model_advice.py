@@ -10,10 +10,10 @@ import pytest
 from scipy.stats import binomtest
 
 from drivetrain.report import __main__ as report_command
-from drivetrain.report.advice.model_rules import interval
+from drivetrain.report.advice.model_rules import compute_interval
 from drivetrain.report.advice.recommendation import Advice
 from drivetrain.report.record import read
-from drivetrain.report.sections.advice import advice, model_advice
+from drivetrain.report.sections.advice import list_advice, list_model_advice
 from drivetrain.report.summary import summarize
 from tests.report_folder import change, make, rows
 
@@ -42,7 +42,7 @@ def evaluate(run: Path, losses: Sequence[float], accuracies: Sequence[float] | N
 
 def advise(run: Path) -> list[Advice]:
     record = read(run)
-    return model_advice(record, summarize(record))
+    return list_model_advice(record, summarize(record))
 
 
 def test_a_model_that_needs_nothing(run: Path) -> None:
@@ -155,8 +155,8 @@ def test_few_samples_have_an_interval(run: Path) -> None:
 @pytest.mark.parametrize(("hits", "total"), [(0, 5), (73, 90), (90, 90), (1, 1000)])
 def test_the_interval_is_that_of_scipy(hits: int, total: int) -> None:
     expected = binomtest(hits, total).proportion_ci(method="wilson")
-    assert interval(hits, total) == pytest.approx((expected.low, expected.high), abs=1e-4)
-    assert interval(0, 0) == (0.0, 1.0)
+    assert compute_interval(hits, total) == pytest.approx((expected.low, expected.high), abs=1e-4)
+    assert compute_interval(0, 0) == (0.0, 1.0)
 
 
 def test_it_comes_first_in_the_report_and_on_the_terminal(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -165,7 +165,7 @@ def test_it_comes_first_in_the_report_and_on_the_terminal(run: Path, capsys: pyt
     assert "advice: train for fewer epochs: overfitting: " in capsys.readouterr().out
     assert json.loads((run / "report.json").read_text())["advice"][0]["change"] == "train for fewer epochs"
     record = read(run)
-    assert advice(record, summarize(record))[0].change == "train for fewer epochs"
+    assert list_advice(record, summarize(record))[0].change == "train for fewer epochs"
 
 
 @pytest.mark.parametrize(("values", "expected"), [([0.5, 0.8], True), ([0.8, 0.801], False), ([0.9, 0.8], False)])

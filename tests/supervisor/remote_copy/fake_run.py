@@ -12,6 +12,9 @@ import pytest
 
 from drivetrain.storage.object_store import ObjectStore, Patience
 from drivetrain.storage.remote_address import parse
+from drivetrain.supervisor.remote_copy.fetch_run import fetch_run
+from drivetrain.supervisor.remote_copy.owner_file import OwnerFile, new_id
+from drivetrain.supervisor.remote_copy.run_copy import RunCopy
 from drivetrain.system.files import hash_file
 from drivetrain.training.checkpoints.manifest import MANIFEST
 from tests.object_store import FaultyStore, before
@@ -64,8 +67,36 @@ def checkpoint(run: Path, name: str, best: int | None = None, size: int = 2000) 
     return place
 
 
+def owned(place: str, run: Path, writer: str = "") -> OwnerFile:
+    """The owner file of a copy, taken by a new start."""
+    file = OwnerFile(opened(place), writer or new_id())
+    file.take(run)
+    return file
+
+
+def copy_of(place: str, run: Path, keep: int = 2, writer: str = "") -> RunCopy:
+    """A folder and its copy, owned by a new start."""
+    return RunCopy(owned(place, run, writer), run, keep)
+
+
+def read_owner(store: ObjectStore) -> OwnerFile:
+    file = OwnerFile(store, "")
+    file.read()
+    return file
+
+
+def fetched(place: str, folder: Path) -> list[str]:
+    """The run, brought to another disk without becoming its owner; what was reported."""
+    lines: list[str] = []
+    fetch_run(read_owner(opened(place)), folder, lines.append)
+    return lines
+
+
 def there(store: ObjectStore) -> list[str]:
-    """The checkpoints of the copy that have a manifest."""
-    return sorted(
-        each.name.split("/")[1] for each in store.objects("checkpoints") if each.name.endswith(f"/{MANIFEST}")
-    )
+    """The checkpoints of the copy."""
+    return sorted(read_owner(store).owner.checkpoints)
+
+
+def object_of(place: str, checkpoint: str, part: str) -> str:
+    """The name of a part of a checkpoint in the store."""
+    return f"checkpoints/{read_owner(opened(place)).owner.checkpoints[checkpoint].folder}/{part}"

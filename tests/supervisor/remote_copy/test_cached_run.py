@@ -13,10 +13,9 @@ from drivetrain.storage.remote_address import parse
 from drivetrain.storage.store_errors import RemoteError
 from drivetrain.supervisor import named_run
 from drivetrain.supervisor.remote_copy.fetch_run import update_cached_run
-from drivetrain.supervisor.remote_copy.run_copy import RunCopy
 from tests import report_folder
 from tests.object_store import FaultyStore
-from tests.supervisor.remote_copy.fake_run import a_run, checkpoint, opened, state
+from tests.supervisor.remote_copy.fake_run import a_run, checkpoint, copy_of, opened, state
 
 
 @pytest.fixture
@@ -31,9 +30,9 @@ def proxy(proxy: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_only_what_has_changed_is_brought_again(proxy: FaultyStore, tmp_path: Path) -> None:
     run = a_run(tmp_path / "parts-001")
     checkpoint(run, "step-10")
-    copy = RunCopy(opened("seen/parts-001"), run, 2)
+    copy = copy_of("seen/parts-001", run, 2)
     copy.send()
-    here = named_run.local(named_run.parse("s3://bucket/seen/parts-001"))
+    here = named_run.fetch_local(named_run.parse("s3://bucket/seen/parts-001"))
     assert here == disk_space.find_runs_folder() / "s3" / "bucket" / "seen" / "parts-001"
     assert here.is_relative_to(tmp_path / "cache")
     assert (here / "metrics.jsonl").read_text() == (run / "metrics.jsonl").read_text()
@@ -55,7 +54,7 @@ def test_report_and_watch_of_a_run_elsewhere(
     proxy: FaultyStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = report_folder.make(tmp_path / "elsewhere")
-    RunCopy(opened("shown/parts-001"), run, 2).send()
+    copy_of("shown/parts-001", run, 2).send()
     assert main(["report", "s3://bucket/shown/parts-001"]) == 0
     told = capsys.readouterr()
     assert "downloaded to" in told.err
@@ -75,21 +74,21 @@ def test_report_and_watch_of_a_run_elsewhere(
 )
 def test_bad_addresses(proxy: FaultyStore, address: str, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message) as found:
-        named_run.local(named_run.parse(address))
+        named_run.fetch_local(named_run.parse(address))
     assert "word@" not in str(found.value)
 
 
 def test_the_runs_of_a_folder_are_named(proxy: FaultyStore, tmp_path: Path) -> None:
     for name in ("parts-001", "parts-002"):
-        RunCopy(opened(f"list/{name}"), a_run(tmp_path / name), 2).send()
+        copy_of(f"list/{name}", a_run(tmp_path / name), 2).send()
     with pytest.raises(CheckpointError) as found:
-        named_run.local(named_run.parse("s3://bucket/list"))
+        named_run.fetch_local(named_run.parse("s3://bucket/list"))
     assert found.value.possible == "runs there: parts-001, parts-002"
     assert found.value.action == "name one: s3://bucket/list/parts-002"
 
 
 def test_a_cache_that_cannot_be_written(proxy: FaultyStore, tmp_path: Path) -> None:
-    RunCopy(opened("full/parts-001"), a_run(tmp_path / "parts-001"), 2).send()
+    copy_of("full/parts-001", a_run(tmp_path / "parts-001"), 2).send()
     (tmp_path / "cache").write_text("a file")
     with pytest.raises(StorageError):
-        named_run.local(named_run.parse("s3://bucket/full/parts-001"))
+        named_run.fetch_local(named_run.parse("s3://bucket/full/parts-001"))

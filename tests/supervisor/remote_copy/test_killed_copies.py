@@ -11,6 +11,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,14 +20,12 @@ from typing import Any, cast
 
 import pytest
 
-from drivetrain.errors import Busy
 from drivetrain.storage.object_store import PART_BYTES
 from drivetrain.storage.remote_address import parse
-from drivetrain.supervisor.remote_copy import writer_lock
-from drivetrain.supervisor.remote_copy.copy_child import CopyChild
 from drivetrain.supervisor.remote_copy.remote_runs import RemoteRuns
 from drivetrain.training.checkpoints.manifest import verify
 from tests.object_store import Fault, FaultyStore
+from tests.paths import ROOT
 from tests.supervisor.remote_copy.fake_run import a_run, checkpoint, opened, state, there
 
 KINDS = ("gone", "lost")
@@ -40,19 +40,19 @@ class Killing:
     proxy: FaultyStore
     number: int
     kind: str
-    child: CopyChild | None = None
+    process: subprocess.Popen[bytes] | None = None
     count: int = 0
     last: str = ""
 
     def __call__(self, _: int, method: str, path: str) -> Fault | None:
-        if self.child is None:
+        if self.process is None:
             return None
         self.count += 1
         if self.count < self.number:
             return None
         if self.count == self.number:
             self.last = f"{method} {path}"
-            os.kill(self.child.process.pid, signal.SIGKILL)
+            os.kill(self.process.pid, signal.SIGKILL)
             return Fault(self.kind)
         return Fault("gone")
 
@@ -83,14 +83,6 @@ def copied(runs: RemoteRuns, folder: Path) -> int:
         runs.leave()
 
 
-@pytest.fixture
-def proxy(proxy: FaultyStore, monkeypatch: pytest.MonkeyPatch) -> FaultyStore:
-    """For writers that follow a dead one at once; the killed process itself keeps the usual times."""
-    monkeypatch.setattr(writer_lock, "STALE_SECONDS", 0.3)
-    monkeypatch.setattr(writer_lock, "POLL_SECONDS", 0.1)
-    return proxy
-
-
 def killed(proxy: FaultyStore, home: Path, place: str, number: int, kind: str) -> Killing:
     """A machine whose copy is killed at its n-th request, after a first checkpoint is there whole."""
     one = home / "one" / "parts-001"
@@ -99,16 +91,10 @@ def killed(proxy: FaultyStore, home: Path, place: str, number: int, kind: str) -
     trained_on(one, 20, "done")
     killing = Killing(proxy, number, kind)
     proxy.fault = killing
-    runs = machine(one.parent, place)
-    runs.begin(one)
-    assert runs.child is not None
-    child, runs.child = runs.child, None
-    child._leave()  # the process that would replace it dies with its machine
-    killing.child = child
-    if child.process.stdin:
-        child.process.stdin.write(b"120 idle\n")
-        child.process.stdin.close()
-    assert child.process.wait(120) in (0, -signal.SIGKILL)
+    words = [sys.executable, "-m", "tests.supervisor.remote_copy.test_killed_copies", str(one), place]
+    with subprocess.Popen(words, cwd=ROOT) as process:
+        killing.process = process
+        assert process.wait(120) in (0, -signal.SIGKILL)
     proxy.fault = lambda *_: None
     shutil.rmtree(one.parent)
     return killing
@@ -167,21 +153,5 @@ def test_killed_at_some_requests_of_the_copy(proxy: FaultyStore, tmp_path: Path,
     resumes(proxy, tmp_path, place, killing.last)
 
 
-def test_the_second_of_two_machines_is_refused(
-    proxy: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Both begin with what is in the store; the first one's process lives."""
-    one = tmp_path / "one" / "parts-001"
-    trained_on(one, 10, "running")
-    assert copied(machine(one.parent, "two"), one) == 0
-    monkeypatch.setattr(writer_lock, "STALE_SECONDS", 30.0)
-    first, second = machine(tmp_path / "here", "two"), machine(tmp_path / "there", "two")
-    try:
-        first.continue_last()
-        monkeypatch.setattr(writer_lock, "HEARTBEAT_SECONDS", 0.2)
-        with first._locks["parts-001"].beating(), pytest.raises(Busy, match="is training this run"):
-            second.continue_last()
-        assert not (tmp_path / "there").exists()
-    finally:
-        first.leave()
-        second.leave()
+if __name__ == "__main__":
+    sys.exit(copied(machine(Path(sys.argv[1]).parent, sys.argv[2]), Path(sys.argv[1])))

@@ -15,7 +15,7 @@ import pytest
 
 from tests.faults import trained
 from tests.object_store import KEY, SECRET, FaultyStore, moto
-from tests.supervisor.remote_copy.fake_run import faulty_store, opened, there
+from tests.supervisor.remote_copy.fake_run import faulty_store, opened, read_owner, there
 
 PATIENT = 240.0
 
@@ -77,13 +77,14 @@ def test_lost_with_its_disk_it_goes_on_elsewhere_with_the_same_bits(
     wait(lambda: any(step > 14 for step in steps("lost/small-001")))
     kill_all(process)
     shutil.rmtree(one.parent / "runs")
-    process = trained.start(two, *copied("lost"), STALE="8")
+    process = trained.start(two, *copied("lost"))
     before = max(steps("lost/small-001"))
     wait(lambda: any(step > before for step in steps("lost/small-001")))
     process.send_signal(signal.SIGTERM)
     log = two.parent / "job.log"
     assert process.wait(PATIENT) == 75, log.read_text()
-    assert "was last written by process" in log.read_text()
+    assert "was written by process" in log.read_text()
+    assert "this start resumes from it and owns it now" in log.read_text()
     last = trained.last(trained.run(two)).name
     assert last in there(opened("lost/small-001")), "what was saved when it was stopped is there"
     told = trained.finish(three, *copied("lost"))
@@ -96,7 +97,7 @@ def test_lost_with_its_disk_it_goes_on_elsewhere_with_the_same_bits(
         opened("lost/small-001").get("model/model.safetensors")
         == (trained.run(three) / "model" / "model.safetensors").read_bytes()
     )
-    assert not opened("lost/small-001").exists("writer.json")
+    assert read_owner(opened("lost/small-001")).owner.writer == ""
     for folder in (two.parent, three.parent):
         for path in folder.rglob("*"):
             content = path.read_bytes() if path.is_file() else b""
@@ -142,16 +143,28 @@ def test_a_store_that_is_away_at_the_end_is_told_and_sent_later(proxy: FaultySto
     assert trained.last(trained.run(job)).name in there(opened("end/small-001"))
 
 
-def test_a_second_trainer_elsewhere_is_refused(proxy: FaultyStore, tmp_path: Path) -> None:
+def test_of_two_trainers_the_one_that_resumes_from_the_store_goes_on(proxy: FaultyStore, tmp_path: Path) -> None:
+    """The first one still trains: it sends nothing more, and ends with 11; started again, its disk does not take back."""
     one, two = (trained.written(tmp_path / name, epochs="2000") for name in ("one", "two"))
     endless = ("--set", "train.early_stopping=null")
-    process = trained.start(one, *endless, *copied("second"))
+    first = trained.start(one, *endless, *copied("second"))
     wait(lambda: bool(steps("second/small-001")))
-    told = trained.finish(two, *endless, *copied("second"), expected=11)
-    assert "is training this run" in told
-    assert not (two.parent / "runs").exists() or not list((two.parent / "runs").iterdir())
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(PATIENT) == 75, (one.parent / "job.log").read_text()
+    second = trained.start(two, *endless, *copied("second"))
+    wait(lambda: "is written by another process now" in (one.parent / "job.log").read_text())
+    first.send_signal(signal.SIGTERM)
+    assert first.wait(PATIENT) == 11, (one.parent / "job.log").read_text()
+    reached = max(steps("second/small-001"))
+    wait(lambda: max(steps("second/small-001")) > reached)
+    message = trained.finish(one, *endless, *copied("second"), expected=11)
+    assert "has taken over this run" in message
+    second.send_signal(signal.SIGTERM)
+    assert second.wait(PATIENT) == 75, (two.parent / "job.log").read_text()
+    last = trained.last(trained.run(two))
+    assert last.name in there(opened("second/small-001"))
+    first = trained.start(one, *endless, *copied("second"))  # the second one has ended, and given it back
+    wait(lambda: max(steps("second/small-001")) > int(last.name.removeprefix("step-")))
+    first.send_signal(signal.SIGTERM)
+    assert first.wait(PATIENT) == 75, (one.parent / "job.log").read_text()
 
 
 def test_another_run_of_the_same_name_is_refused(proxy: FaultyStore, tmp_path: Path) -> None:

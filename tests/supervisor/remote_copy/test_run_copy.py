@@ -12,27 +12,32 @@ import pytest
 from drivetrain.errors import CheckpointError
 from drivetrain.storage.store_errors import RemoteError
 from drivetrain.supervisor.remote_copy.fetch_run import fetch_run
-from drivetrain.supervisor.remote_copy.run_copy import LostLock, RunCopy, discard
+from drivetrain.supervisor.remote_copy.owner_file import LostOwnership, OwnerFile
+from drivetrain.supervisor.remote_copy.run_copy import RunCopy
 from drivetrain.training.checkpoints.manifest import verify
 from tests.object_store import Fault, FaultyStore
-from tests.supervisor.remote_copy.fake_run import SHORT, a_run, checkpoint, opened, state, there
-
-
-def fetched(place: str, folder: Path) -> list[str]:
-    """The run, brought to another disk; what was told."""
-    lines: list[str] = []
-    fetch_run(opened(place), folder, lines.append)
-    return lines
+from tests.supervisor.remote_copy.fake_run import (
+    SHORT,
+    a_run,
+    checkpoint,
+    copy_of,
+    fetched,
+    object_of,
+    opened,
+    owned,
+    state,
+    there,
+)
 
 
 def test_all_that_a_run_needs_is_there(proxy: FaultyStore, run: Path, tmp_path: Path) -> None:
     checkpoint(run, "best-10")
     checkpoint(run, "step-20", best=10)
-    copy = RunCopy(opened("all"), run, 2)
+    copy = copy_of("all", run, 2)
     copy.send()
     assert copy.missing() == []
     names = [each.name for each in opened("all").objects()]
-    assert "checkpoints/step-20/MANIFEST.json" in names
+    assert object_of("all", "step-20", "MANIFEST.json") in names
     assert not [name for name in names if "ranks" in name or ".lock" in name or ".tmp" in name]
     lines = fetched("all", tmp_path / "elsewhere" / "parts-001")
     assert (
@@ -41,41 +46,41 @@ def test_all_that_a_run_needs_is_there(proxy: FaultyStore, run: Path, tmp_path: 
     )
     for path in run.rglob("*"):
         other = tmp_path / "elsewhere" / "parts-001" / path.relative_to(run)
-        if path.is_file() and path.name not in (".lock", "log"):
+        if path.is_file() and path.name not in (".lock", "log", "copy.json"):
             assert other.read_bytes() == path.read_bytes()
     assert not list(run.glob(".tmp*"))
     assert not list((tmp_path / "elsewhere").glob(".tmp*"))
 
 
 def test_the_copy_is_pruned_like_the_folder(proxy: FaultyStore, run: Path) -> None:
-    copy = RunCopy(opened("prune"), run, 2)
+    copy = copy_of("prune", run, 2)
     for step in (10, 20, 30, 40):
         if step != 30:
             checkpoint(run, f"best-{step}")
         checkpoint(run, f"step-{step}", best=step if step != 30 else 20)
         copy.send()
     assert there(opened("prune")) == ["best-20", "best-40", "step-30", "step-40"]
-    again = RunCopy(opened("prune"), run, 1)
+    again = copy_of("prune", run, 1)
     checkpoint(run, "step-50", best=40)
     again.send()
     assert there(opened("prune")) == ["best-40", "step-50"]
 
 
 def test_a_run_that_went_back_leaves_no_later_checkpoint(proxy: FaultyStore, run: Path) -> None:
-    copy = RunCopy(opened("back"), run, 2)
+    copy = copy_of("back", run, 2)
     for step in (10, 20):
         checkpoint(run, f"step-{step}")
         copy.send()
     shutil.rmtree(run / "checkpoints" / "step-20")
     checkpoint(run, "step-15")
-    RunCopy(opened("back"), run, 2).send()
+    copy_of("back", run, 2).send()
     assert there(opened("back")) == ["step-10", "step-15"]
 
 
 def test_a_damaged_checkpoint_is_not_copied(proxy: FaultyStore, run: Path) -> None:
     checkpoint(run, "step-10")
     (checkpoint(run, "step-20") / "model.safetensors").write_bytes(b"x")
-    copy = RunCopy(opened("damaged"), run, 2)
+    copy = copy_of("damaged", run, 2)
     copy.send()
     assert there(opened("damaged")) == ["step-10"]
 
@@ -85,9 +90,9 @@ def test_a_damaged_checkpoint_is_not_copied(proxy: FaultyStore, run: Path) -> No
 def test_killed_at_any_request_a_verified_checkpoint_loads(proxy: FaultyStore, tmp_path: Path, every: int) -> None:
     """The store stops to hear us at each request of the second copy in turn, before it and after it was carried out."""
     for number in itertools.count(1, every):
-        place = f"killed{number}"
+        place = f"killed{every}-{number}"
         folder = a_run(tmp_path / place / "parts-001")
-        copy = RunCopy(opened(place), folder, 1)
+        copy = copy_of(place, folder, 1)
         checkpoint(folder, "best-10")
         checkpoint(folder, "step-10", best=10)
         copy.send()
@@ -131,8 +136,8 @@ def test_a_damaged_copy_is_told_and_the_one_before_is_used(
     place = f"bad-{damage}"
     for step in (10, 20):
         checkpoint(run, f"step-{step}")
-        RunCopy(opened(place), run, 2).send()
-    store, name = opened(place), "checkpoints/step-20/model.safetensors"
+        copy_of(place, run, 2).send()
+    store, name = opened(place), object_of(place, "step-20", "model.safetensors")
     content = store.get(name)
     if damage == "missing":
         store.delete([name])
@@ -142,7 +147,7 @@ def test_a_damaged_copy_is_told_and_the_one_before_is_used(
     assert f"s3://bucket/{place}: checkpoint step-20 is damaged: model.safetensors" in lines[0]
     assert "step-10" in lines[1]
     assert [path.name for path in (tmp_path / "elsewhere" / "checkpoints").iterdir()] == ["step-10"]
-    store.put("checkpoints/step-10/state.json", b"{}")
+    store.put(object_of(place, "step-10", "state.json"), b"{}")
     with pytest.raises(CheckpointError, match="all checkpoints are damaged"):
         fetched(place, tmp_path / "nothing")
     assert not (tmp_path / "nothing").exists()
@@ -150,37 +155,38 @@ def test_a_damaged_copy_is_told_and_the_one_before_is_used(
 
 def test_a_download_with_faults(proxy: FaultyStore, run: Path, tmp_path: Path) -> None:
     checkpoint(run, "step-10", size=3_000_000)
-    RunCopy(opened("faults"), run, 2).send()
+    copy_of("faults", run, 2).send()
     kinds = itertools.cycle([Fault("cut", 1000), None, Fault("slow down"), None, Fault("gone"), None])
     proxy.fault = lambda number, method, path: next(kinds) if method == "GET" else None
-    lines: list[str] = []
-    fetch_run(opened("faults", SHORT.__class__(retries=20, silence=2, connect=1)), tmp_path / "here", lines.append)
+    file = OwnerFile(opened("faults", SHORT.__class__(retries=20, silence=2, connect=1)), "")
+    file.read()
+    fetch_run(file, tmp_path / "here", print)
     assert verify(tmp_path / "here" / "checkpoints" / "step-10") is None
 
 
 def test_names_in_a_store_do_not_leave_the_folder(proxy: FaultyStore, run: Path, tmp_path: Path) -> None:
     store = opened("names")
-    RunCopy(store, run, 2).send()
+    copy_of("names", run).send()
     for name in ("a/.hidden", "back\\slash", "checkpoints/step-1/.x"):
         store.put(name, b"bad")
     fetched("names", tmp_path / "deep" / "here")
     found = {str(path.relative_to(tmp_path / "deep" / "here")) for path in (tmp_path / "deep" / "here").rglob("*")}
-    assert found == {"job.yaml", "metrics.jsonl", "model", "model/config.json", "state.json"}
+    assert found == {"copy.json", "job.yaml", "metrics.jsonl", "model", "model/config.json", "state.json"}
 
 
 def test_it_stops_before_it_writes_what_belongs_to_another(proxy: FaultyStore, run: Path) -> None:
     checkpoint(run, "step-10")
-    RunCopy(opened("lost"), run, 2).send()
-    before = [(each.name, each.tag) for each in opened("lost").objects()]
+    copy = copy_of("lost", run)
+    copy.send()
+    before = {each.name: each.tag for each in opened("lost").objects()}
     checkpoint(run, "step-20")
     state(run, "done")
 
-    def lost() -> None:
-        raise LostLock
-
-    with pytest.raises(LostLock):
-        RunCopy(opened("lost"), run, 2, lost).send()
-    assert [(each.name, each.tag) for each in opened("lost").objects()] == before
+    owned("lost", run.with_name("elsewhere"))
+    before["owner.json"] = opened("lost").head("owner.json").tag
+    with pytest.raises(LostOwnership):
+        copy.send()
+    assert {each.name: each.tag for each in opened("lost").objects()} == before
 
 
 def test_a_checkpoint_that_is_removed_meanwhile_is_copied_whole(proxy: FaultyStore, run: Path) -> None:
@@ -190,40 +196,34 @@ def test_a_checkpoint_that_is_removed_meanwhile_is_copied_whole(proxy: FaultySto
         if list(run.glob(".tmp-copy-*")):
             shutil.rmtree(path, ignore_errors=True)
 
-    RunCopy(opened("meanwhile"), run, 2, pruned).send()
+    RunCopy(owned("meanwhile", run), run, 2, pruned).send()
     assert there(opened("meanwhile")) == ["step-10"]
 
 
 def test_the_state_comes_last(proxy: FaultyStore, run: Path) -> None:
     checkpoint(run, "step-10")
     state(run, "done")
-    RunCopy(opened("order"), run, 2).send()
+    copy_of("order", run, 2).send()
     written = [os.path.basename(path) for method, path in proxy.seen if method == "PUT"]
-    assert written[-1] == "state.json"
+    assert written[-2:] == ["state.json", "owner.json"]
     manifest = written.index("MANIFEST.json")
     assert {"state.json", "model.safetensors", "optimizer.safetensors", "metrics.jsonl"} <= set(written[:manifest])
 
 
 def test_nothing_is_sent_twice(proxy: FaultyStore, run: Path) -> None:
     checkpoint(run, "step-10")
-    copy = RunCopy(opened("once"), run, 2)
+    copy = copy_of("once", run, 2)
     copy.send()
     count = len(proxy.seen)
     copy.send()
     assert len(proxy.seen) == count
 
 
-def test_the_copy_of_a_refused_run_is_removed(proxy: FaultyStore, run: Path) -> None:
-    RunCopy(opened("refused"), run, 2).send()
-    discard(opened("refused"))
-    assert opened("refused").objects() == []
-
-
 def test_attempts_at_a_store_that_is_away_are_no_movement(proxy: FaultyStore, run: Path) -> None:
     """Else the wait at the end of a run, which counts the time in which nothing moves, would never end."""
     checkpoint(run, "step-10")
-    copy, moved = RunCopy(opened("moved"), run, 2), list[int]()
-    copy.moved = lambda: moved.append(1)
+    copy, moved = copy_of("moved", run), list[int]()
+    copy.note_progress = lambda: moved.append(1)
     proxy.away = True
     with pytest.raises(RemoteError):
         copy.send()

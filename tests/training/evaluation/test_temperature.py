@@ -87,4 +87,6 @@ def test_a_run_stores_it_and_predictions_use_it(tmp_path: Path) -> None:
     assert head.temperature != 1
     assert json.loads((run.folder / "model" / "config.json").read_text())["heads"][0]["temperature"] == head.temperature
     outputs = seen(run)[""]
-    torch.testing.assert_close(predictions.probabilities(head, outputs), (outputs / head.temperature).softmax(1))
+    torch.testing.assert_close(
+        predictions.compute_probabilities(head, outputs), (outputs / head.temperature).softmax(1)
+    )

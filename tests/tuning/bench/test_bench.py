@@ -21,7 +21,7 @@ from drivetrain.plan import plan
 from drivetrain.report.render import picture_file
 from drivetrain.system.console import open_console
 from drivetrain.tuning.bench import bench
-from drivetrain.tuning.bench.ablation import Ablation, AblationStep, climb
+from drivetrain.tuning.bench.ablation import Ablation, AblationStep, measure_ablation
 from drivetrain.tuning.bench.variant import Failed, VariantReady
 from drivetrain.tuning.paired_timing import PairedTiming, TimedBlock, time_quiet_pairs
 from tests import tiny
@@ -50,7 +50,7 @@ class Fake:
         self.ready = VariantReady([(self.loss, 1.0)] * 4, 5.0, self.seconds, self.batch, [])
         self.open.append("arm")
 
-    def steps(self, count: int) -> TimedBlock:
+    def time_steps(self, count: int) -> TimedBlock:
         waited = self.noise()
         return TimedBlock(count, count * self.seconds * (1 + waited), waited)
 
@@ -74,56 +74,56 @@ def starter(open_: list[str], fails: str = "", hinder: float = 1.0) -> Callable[
 def climbed(**options: object) -> tuple[Ablation, list[str]]:
     open_: list[str] = []
     start = starter(open_, **options)  # type: ignore[arg-type]
-    return climb(planned(list(GAINS)), start, 3, lambda text: None, ["train.batch_size=32"]), open_
+    return measure_ablation(planned(list(GAINS)), start, 3, lambda text: None, ["train.batch_size=32"]), open_
 
 
 def test_known_delays_give_known_ratios() -> None:
     ladder, open_ = climbed()
-    found = {(r.kind, r.name): r.pair.median for r in ladder.rungs if r.pair}
+    found = {(r.kind, r.name): r.pair.median for r in ladder.steps if r.pair}
     for name, gain in GAINS.items():
         assert found["added", name] == pytest.approx(gain)
         assert found["without", name] == pytest.approx(gain)
     assert found["all", "all together"] == pytest.approx(2.75)
     assert found["against", "train.batch_size=32"] == pytest.approx(2.0), "samples count, not steps"
-    assert [r.kind for r in ladder.rungs] == ["plain", *["added"] * 3, "all", *["without"] * 3, "against"]
-    assert ladder.rungs[0].samples_per_second == pytest.approx(160)
+    assert [r.kind for r in ladder.steps] == ["plain", *["added"] * 3, "all", *["without"] * 3, "against"]
+    assert ladder.steps[0].samples_per_second == pytest.approx(160)
     assert len(open_) == 1, "only the top arm is left for the workshop to end"
 
 
 def test_steps_that_explain_the_total_and_steps_that_do_not() -> None:
     ladder, _ = climbed()
-    assert ladder.explained
+    assert ladder.explains_total
     assert bench.explain_ratios(ladder) == (
         "the single speedups explain the total: 2.00 x 1.25 x 1.10 = 2.75, measured 2.75x [2.75-2.75]"
     )
     apart = Ablation(
-        tuple(replace(r, pair=PairedTiming((1.4, 1.4, 1.4))) if r.kind == "all" else r for r in ladder.rungs)
+        tuple(replace(r, pair=PairedTiming((1.4, 1.4, 1.4))) if r.kind == "all" else r for r in ladder.steps)
     )
-    assert not apart.explained
+    assert not apart.explains_total
     expected = "the single speedups do not explain the total, so the optimizations influence each other: 2.00 x 1.25 x 1.10 = 2.75, measured 1.40x"
     assert bench.explain_ratios(apart).startswith(expected)
     noisy = Ablation(
-        tuple(replace(r, pair=PairedTiming((1.0, 2.0, 3.0, 4.0, 1.5))) if r.kind == "all" else r for r in ladder.rungs)
+        tuple(replace(r, pair=PairedTiming((1.0, 2.0, 3.0, 4.0, 1.5))) if r.kind == "all" else r for r in ladder.steps)
     )
-    assert noisy.explained is None
+    assert noisy.explains_total is None
     assert "too noisy to tell whether the single speedups explain the total" in bench.explain_ratios(noisy)
 
 
 def test_a_failed_ablation_step_is_a_row_and_the_rest_continues() -> None:
     ladder, _ = climbed(fails="channels_last")
-    rows = {(r.kind, r.name): r for r in ladder.rungs}
+    rows = {(r.kind, r.name): r for r in ladder.steps}
     assert rows["added", "channels_last"].note == "failed: no room"
     assert rows["added", "channels_last"].pair is None
     assert ("without", "channels_last") not in rows
     assert ladder.total is not None
     assert ladder.total.pair is not None
     assert ladder.total.pair.median == pytest.approx(2.2)
-    assert ladder.explained
+    assert ladder.explains_total
 
 
 def test_without_optimizations_there_is_nothing_to_explain() -> None:
-    ladder = climb(planned([]), starter([]), 3, lambda text: None)
-    assert [r.kind for r in ladder.rungs] == ["plain"]
+    ladder = measure_ablation(planned([]), starter([]), 3, lambda text: None)
+    assert [r.kind for r in ladder.steps] == ["plain"]
     assert bench.explain_ratios(ladder) == "all optimizations are off in this plan, so there is nothing to compare"
 
 
@@ -131,14 +131,14 @@ def test_the_pairs_with_the_least_noise_count_whatever_their_ratio() -> None:
     """Half of the blocks wait for a CPU; the pairs that are kept do not."""
     draws = np.random.default_rng(0)
     noise = lambda: float(draws.integers(0, 2) * 0.8)  # noqa: E731
-    pairs = time_quiet_pairs(Fake(0.2, noise=noise).steps, Fake(0.1, noise=noise).steps, 1, 4)
+    pairs = time_quiet_pairs(Fake(0.2, noise=noise).time_steps, Fake(0.1, noise=noise).time_steps, 1, 4)
     assert len(pairs) == 4
     assert {(slow.seconds, fast.seconds) for slow, fast in pairs} == {(0.2, 0.1)}
 
 
 def test_a_noisy_machine_is_reported() -> None:
     slow, fast = Fake(0.2, noise=lambda: 0.5), Fake(0.1, noise=lambda: 0.5)
-    assert len(time_quiet_pairs(slow.steps, fast.steps, 1, 4)) == 4
+    assert len(time_quiet_pairs(slow.time_steps, fast.time_steps, 1, 4)) == 4
     rung = AblationStep("added", "compile", True, Effect.ROUNDING, PairedTiming((1.0, 1.0, 1.0)), disturbed=0.5)
     (warning,) = bench.describe_noise(Ablation((rung,)))
     assert "1 of 1 comparisons were disturbed" in warning
@@ -150,7 +150,7 @@ def test_the_table_has_every_step(capsys: pytest.CaptureFixture[str]) -> None:
     ladder, _ = climbed(fails="channels_last")
     open_console().print(bench.ablation_table(ladder))
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
-    assert len(lines) == 1 + len(ladder.rungs) + 1, "a head, and a note below the one that failed"
+    assert len(lines) == 1 + len(ladder.steps) + 1, "a head, and a note below the one that failed"
     assert any(line.startswith("+ cpu_threads") and "2.00x [2.00-2.00]" in line for line in lines)
     assert any(line.startswith("- fused_optimizer") and "1.10x" in line for line in lines)
     assert max(map(len, lines)) <= 100

@@ -60,7 +60,7 @@ def test_of_two_at_once_one_measures_and_both_have_the_same(two: list[subprocess
 def test_afterwards_nothing_is_measured(two: list[subprocess.CompletedProcess[str]], machine: Hardware) -> None:
     said = list[str]()
     before = calibration_file.find_path(machine).read_text()
-    made = calibrate.at_first_use(machine, "linear", said.append, said.append)
+    made = calibrate.attach_or_measure(machine, "linear", said.append, said.append)
     assert said == []
     assert json.dumps(made.to_json()["calibration"]) == json.dumps(json.loads(before))
 
@@ -91,7 +91,7 @@ def fresh(machine: Hardware, tmp_path: Path) -> Hardware:
 
 def first_use(machine: Hardware) -> tuple[Hardware, list[str], list[str]]:
     said, events = list[str](), list[str]()
-    return calibrate.at_first_use(machine, "linear", said.append, events.append), said, events
+    return calibrate.attach_or_measure(machine, "linear", said.append, events.append), said, events
 
 
 def test_the_first_use_says_what_it_does_and_keeps_it(fresh: Hardware, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,9 +109,9 @@ def test_the_first_use_says_what_it_does_and_keeps_it(fresh: Hardware, monkeypat
 def test_again_measures_again(fresh: Hardware, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = Fake(monkeypatch, fresh)
     for _ in range(2):
-        assert not calibrate.load_or_measure(fresh, measure_again=True).kept
+        assert not calibrate.load_or_measure(fresh, measure_again=True).was_stored
     assert fake.calls == 2
-    assert calibrate.load_or_measure(fresh).kept
+    assert calibrate.load_or_measure(fresh).was_stored
 
 
 def test_a_damaged_file_is_an_event_and_is_replaced(fresh: Hardware, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +129,7 @@ def test_a_folder_that_cannot_be_written_is_an_event(fresh: Hardware, monkeypatc
     Fake(monkeypatch, fresh)
     Path(fresh.storage.cache).write_text("a file in its place")
     outcome = calibrate.load_or_measure(fresh)
-    assert outcome.found is not None
+    assert outcome.calibration is not None
     assert outcome.events[0].startswith("the calibration could not be kept, it serves this run only: ")
 
 
@@ -159,12 +159,12 @@ def test_a_process_that_hangs_is_ended(fresh: Hardware, monkeypatch: pytest.Monk
     monkeypatch.setattr(
         calibrate, "probe_command", lambda *given: [sys.executable, "-c", "import time; time.sleep(600)"]
     )
-    found = calibrate.load_or_measure(fresh, limit=calibrate.Limit(0.5, 1.0)).found
+    found = calibrate.load_or_measure(fresh, limit=calibrate.TimeLimit(0.5, 1.0)).calibration
     assert found is not None
     assert found.probes == ()
     assert "no comparison ended within 1 s" in found.missing[0]
     # Nobody knows why: the line blamed other processes for all of the CPU time.
-    assert "processes" not in calibrate.summary(found)
+    assert "processes" not in calibrate.summarize(found)
     made, said, events = first_use(fresh)
     assert (said, events) == ([], [])
     assert calibration_file.describe_missing(made).startswith(
@@ -178,9 +178,9 @@ def test_a_quota_that_leaves_no_time_is_named(fresh: Hardware, monkeypatch: pyte
     )
     seconds = iter((3.0, 3.5))
     monkeypatch.setattr(ProcessCgroup, "read_throttled_seconds", lambda group: next(seconds))
-    found = calibrate.load_or_measure(fresh, limit=calibrate.Limit(0.5, 1.0)).found
+    found = calibrate.load_or_measure(fresh, limit=calibrate.TimeLimit(0.5, 1.0)).calibration
     assert found is not None
-    assert "; the CPU quota was used up for 50% of the time; " in calibrate.summary(found)
+    assert "; the CPU quota was used up for 50% of the time; " in calibrate.summarize(found)
 
 
 def test_switched_off_nothing_happens(fresh: Hardware, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,4 +201,4 @@ def test_switched_off_nothing_happens(fresh: Hardware, monkeypatch: pytest.Monke
 )
 def test_a_quota_is_not_called_a_busy_machine(waited: float, throttled: float, words: str) -> None:
     made = Calibration(key="k", date="2026-11-23", seconds=8.0, waited=waited, throttled=throttled, probes=())
-    assert calibrate.summary(made) == f"0 comparisons in 8 s; {words}; `drivetrain calibrate` shows them"
+    assert calibrate.summarize(made) == f"0 comparisons in 8 s; {words}; `drivetrain calibrate` shows them"

@@ -52,7 +52,7 @@ def test_calibrated_choices_end_where_the_plain_run_ends(tmp_path: Path) -> None
     assert found == {}
     assert re.fullmatch(r"calibrate: \w+ \w+ 1\.30x .+ against \w+ in steps of this job, loss ok in 2 steps", said[-1])
     plain = tiny.losses(tiny.assembled(tmp_path, asked), 12)
-    assert tiny.losses(here, 12) == pytest.approx(plain, rel=variants.SHORT_FORMAT)
+    assert tiny.losses(here, 12) == pytest.approx(plain, rel=variants.SHORT_FORMAT_TOLERANCE)
     assert plain[-1] < plain[0]
 
 
@@ -83,7 +83,7 @@ def test_defaults_are_checked_where_two_steps_hardly_delay_the_run(
     asked = tiny.job(optimize="compile: false, precision: fp32", epochs=epochs)
     wrong_where(monkeypatch, lambda self, chosen: chosen.value("channels_last"))
     # A real step takes milliseconds, and a busy machine more than the share of the run that the check may take.
-    monkeypatch.setattr(variants.Variant, "steps", lambda self, count: 60.0 * count)
+    monkeypatch.setattr(variants.Variant, "time_steps", lambda self, count: 60.0 * count)
     _, found, said = made(tmp_path, asked, None)
     assert ("channels_last" in found) is checked, said
 

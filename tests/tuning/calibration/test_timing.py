@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from drivetrain.tuning.calibration.timing import LEAST_ROUNDS, ROUNDS, time_variants
+from drivetrain.tuning.calibration.timing import MIN_ROUNDS, ROUNDS, time_variants
 
 
 class Work:
@@ -41,8 +41,8 @@ def test_a_hopeless_variant_is_timed_once() -> None:
 
 def test_after_the_deadline_only_the_fewest_rounds_are_made() -> None:
     works, ratio = run(time.monotonic() - 1, a=0.01, b=0.005)
-    assert works["a"].calls == 2 + LEAST_ROUNDS
-    assert ratio("b", "a").pairs == LEAST_ROUNDS  # type: ignore[attr-defined]
+    assert works["a"].calls == 2 + MIN_ROUNDS
+    assert ratio("b", "a").pairs == MIN_ROUNDS  # type: ignore[attr-defined]
     assert run(a=0.01, b=0.005)[0]["a"].calls == 2 + ROUNDS
 
 

@@ -41,14 +41,14 @@ class Scale:
     """Bytes while a whole batch is there; making it takes as much again."""
     there: int = 0
 
-    def used(self) -> int:
+    def read_used(self) -> int:
         return BASE + self.there
 
-    def begin(self) -> None:
+    def reset_peak(self) -> None:
         self.most = 0
 
     def peak(self) -> int:
-        return self.used() + self.most
+        return self.read_used() + self.most
 
     def make(self) -> None:
         self.there, self.most = self.batch, self.batch
@@ -77,7 +77,7 @@ def limited(monkeypatch: pytest.MonkeyPatch) -> Any:
             return outputs(self, inputs)
 
         monkeypatch.setattr(Step, "outputs", counted)
-        monkeypatch.setattr(meter, "of", lambda device: scale)
+        monkeypatch.setattr(meter, "meter_for", lambda device: scale)
 
     return limit
 
@@ -87,7 +87,12 @@ def large_batches(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Sets the MiB that may be held, and those of a whole batch, which lies there during its step."""
 
     def limit(room: int, batch: int) -> None:
-        scale, outputs, made, done = Scale(room, batch=batch << 20), Step.outputs, SizeSearch._batch, SizeSearch._step
+        scale, outputs, made, done = (
+            Scale(room, batch=batch << 20),
+            Step.outputs,
+            SizeSearch._next_batch,
+            SizeSearch._time_step,
+        )
 
         def counted(self: Step, inputs: Any) -> Any:
             scale.pass_(self, len(inputs[0]))
@@ -104,9 +109,9 @@ def large_batches(monkeypatch: pytest.MonkeyPatch) -> Any:
                 scale.most, scale.there = scale.most + scale.there, 0
 
         monkeypatch.setattr(Step, "outputs", counted)
-        monkeypatch.setattr(SizeSearch, "_batch", making)
-        monkeypatch.setattr(SizeSearch, "_step", step)
-        monkeypatch.setattr(meter, "of", lambda device: scale)
+        monkeypatch.setattr(SizeSearch, "_next_batch", making)
+        monkeypatch.setattr(SizeSearch, "_time_step", step)
+        monkeypatch.setattr(meter, "meter_for", lambda device: scale)
 
     return limit
 
@@ -149,7 +154,7 @@ def fitted(
     made = plan.resolve(asked, here, facts)
     found = MicroBatchSearch(
         asked, here, made, data, network, facts, folder, tiny.Quiet(), (said or []).append
-    ).measure()
+    ).load_or_measure()
     assert all(torch.equal(before[name], value) for name, value in network.module.state_dict().items())
     assert torch.equal(draws, torch.random.get_rng_state())
     assert not recompute.is_recomputed(network.module)
@@ -189,7 +194,7 @@ def test_no_part_of_a_single_sample_for_batchnorm(tmp_path: Path, limited: Any) 
     limited(31)
     found = [SizeTrial(2, None, 2, 1.0), SizeTrial(31, 40, 40, 1.0)]
     made = SizeSearchResult(0, 40, False, found, largest=31)
-    assert micro_batch.choose(made, {}, lambda count: 32 % count == 1) == 30
+    assert micro_batch.choose_size(made, {}, lambda count: 32 % count == 1) == 30
 
 
 def test_blocks_are_recomputed_where_not_even_the_smallest_part_fits(tmp_path: Path, limited: Any) -> None:
@@ -222,7 +227,7 @@ def test_blocks_are_recomputed_if_batchnorm_then_gets_the_whole_batch(tmp_path: 
     ],
 )
 def test_when_recomputing_pays(without: dict[int, float], with_it: dict[int, float], normed: int, why: str) -> None:
-    assert micro_batch.recomputing_pays(without, with_it, normed, 32) == why
+    assert micro_batch.explain_recomputing(without, with_it, normed, 32) == why
 
 
 @pytest.mark.parametrize(
@@ -250,10 +255,10 @@ def test_a_measured_micro_batch_is_reused_while_it_fits(tmp_path: Path, limited:
 
 def test_the_fastest_of_those_that_fit() -> None:
     found = SizeSearchResult(0, 100, False, [SizeTrial(n, None, n, 1.0) for n in (1, 2, 4, 8, 16)], largest=16)
-    assert micro_batch.choose(found, {16: 100.0, 8: 104.0, 4: 80.0}) == 16
-    assert micro_batch.choose(found, {16: 100.0, 8: 106.0, 4: 80.0}) == 8
-    assert micro_batch.choose(replace(found, whole=True), {16: 100.0, 8: 90.0}) == "off"
-    assert micro_batch.choose(replace(found, whole=True), {16: 100.0, 8: 190.0}) == 8
+    assert micro_batch.choose_size(found, {16: 100.0, 8: 104.0, 4: 80.0}) == 16
+    assert micro_batch.choose_size(found, {16: 100.0, 8: 106.0, 4: 80.0}) == 8
+    assert micro_batch.choose_size(replace(found, fits_whole_batch=True), {16: 100.0, 8: 90.0}) == "off"
+    assert micro_batch.choose_size(replace(found, fits_whole_batch=True), {16: 100.0, 8: 190.0}) == 8
 
 
 def test_speeds_are_measured_where_splitting_changes_nothing(tmp_path: Path, limited: Any, monkeypatch: Any) -> None:
@@ -270,7 +275,7 @@ def test_texts_are_tried_at_their_longest(tmp_path: Path, monkeypatch: Any) -> N
     monkeypatch.chdir(tmp_path)
     asked = case(tmp_path, "one text head", "train: {batch_size: 8}\n")
     data = load(asked)
-    batch = next(size_search._largest(data.train, 8, 0, False))
+    batch = next(size_search._repeat_longest(data.train, 8, 0, False))
     assert batch.inputs[0].shape == (8, int(data.train.lengths.max()))  # type: ignore[attr-defined]
 
 

@@ -81,7 +81,7 @@ def test_from_python_in_a_folder_with_a_module_of_somebody_else(tmp_path: Path) 
 )
 def test_what_does_not_fit_is_listed_up_to_the_batch(largest: int, batch: int, expected: list[tuple[int, int]]) -> None:
     found = SizeSearchResult(0, 250, False, [SizeTrial(8, None, 200, 1.0)], largest, held=100, next_peak=300)
-    assert [(row.micro_batch, row.predicted) for row in memory_profile._beyond(found, batch)] == expected
+    assert [(row.micro_batch, row.predicted) for row in memory_profile._predict_larger_sizes(found, batch)] == expected
 
 
 def test_the_table_and_a_picture_without_anything_that_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,9 +12,9 @@ from drivetrain.tuning.memory.size_ladder import SizeLadder
 def climb(ladder: SizeLadder, floor: int, each: int, batch: int = 0) -> list[int]:
     """The sizes that are tried where a step holds at least `floor`, else `batch` and so much for each sample."""
     tried = []
-    while (size := ladder.next()) is not None:
+    while (size := ladder.choose_next()) is not None:
         tried.append(size)
-        ladder.note(size, ladder.base + max(floor, batch + each * size))
+        ladder.record(size, ladder.base + max(floor, batch + each * size))
         assert len(tried) < 60
     return tried
 
@@ -32,7 +32,7 @@ def test_never_above_the_ceiling_and_close_to_it(most: int, floor: int, each: in
     tried = climb(ladder, floor, each, batch)
     real = max(n for n in range(1, most + 1) if max(floor, batch + each * n) <= ceiling)
     assert max(tried) == ladder.largest <= real
-    assert ladder.failed is None
+    assert ladder.smallest_failed is None
     assert real <= 1.2 * ladder.largest + 2
     assert all(later <= 2 * earlier for earlier, later in itertools.pairwise(tried))
 
@@ -45,27 +45,27 @@ def test_one_sample_may_be_too_much() -> None:
 
 def test_predictions_are_by_proportion() -> None:
     ladder = SizeLadder(64, 1_000, 9_000)
-    assert ladder.next() == 1
-    ladder.note(1, 1_400)
-    assert (ladder.next(), ladder.predicted(2)) == (2, 1_800)
-    ladder.note(2, 1_500)
-    assert (ladder.next(), ladder.predicted(4)) == (4, 2_000)
+    assert ladder.choose_next() == 1
+    ladder.record(1, 1_400)
+    assert (ladder.choose_next(), ladder.predict_peak(2)) == (2, 1_800)
+    ladder.record(2, 1_500)
+    assert (ladder.choose_next(), ladder.predict_peak(4)) == (4, 2_000)
 
 
 def test_what_fails_against_the_prediction_is_halved_in_between() -> None:
     ladder = SizeLadder(1000, 0, 1_000)
     for size in (1, 2, 4, 8, 16):
-        ladder.note(size, size)
-    assert ladder.next() == 32
-    ladder.note(32, None)
-    assert ladder.next() == 24
-    ladder.note(24, 1_001)
-    assert ladder.next() == 20
-    ladder.note(20, 20)
-    assert ladder.next() is None
+        ladder.record(size, size)
+    assert ladder.choose_next() == 32
+    ladder.record(32, None)
+    assert ladder.choose_next() == 24
+    ladder.record(24, 1_001)
+    assert ladder.choose_next() == 20
+    ladder.record(20, 20)
+    assert ladder.choose_next() is None
     assert ladder.largest == 20
 
 
 def test_the_smallest_size_of_a_network_with_batchnorm() -> None:
-    assert SizeLadder(64, 0, 100, least=2).next() == 2
-    assert SizeLadder(1, 0, 100, least=2).next() == 1
+    assert SizeLadder(64, 0, 100, min_size=2).choose_next() == 2
+    assert SizeLadder(1, 0, 100, min_size=2).choose_next() == 1

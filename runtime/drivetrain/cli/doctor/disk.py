@@ -15,13 +15,13 @@ MIB, GIB = 2**20, 2**30
 
 def check(snapshot: Snapshot) -> Iterator[Finding]:
     """All checks of this file."""
-    yield _shm(snapshot)
-    yield _disk(snapshot)
-    yield _owner(snapshot)
-    yield from _cache(snapshot)
+    yield _check_shm(snapshot)
+    yield _check_free_space(snapshot)
+    yield _check_owner(snapshot)
+    yield from _check_cache(snapshot)
 
 
-def _shm(snapshot: Snapshot) -> Finding:
+def _check_shm(snapshot: Snapshot) -> Finding:
     shm = snapshot.hardware.storage.shm
     fix = "docker: --shm-size 256m; compose: DRIVETRAIN_SHM=256m in .env; in a job: limits.shm: 256m"
     if shm is None and snapshot.hardware.system == "Darwin":
@@ -35,7 +35,7 @@ def _shm(snapshot: Snapshot) -> Finding:
     return ok("/dev/shm", format_bytes(shm))
 
 
-def _disk(snapshot: Snapshot) -> Finding:
+def _check_free_space(snapshot: Snapshot) -> Finding:
     total, free = snapshot.disk(snapshot.runs)
     text = f"{format_bytes(free)} of {format_bytes(total)} free for {snapshot.runs}"
     fix = f"du -sh {snapshot.runs}/* shows the size of each run; docker system prune removes old images"
@@ -46,18 +46,18 @@ def _disk(snapshot: Snapshot) -> Finding:
     return ok("disk", text)
 
 
-def _owner(snapshot: Snapshot) -> Finding:
+def _check_owner(snapshot: Snapshot) -> Finding:
     runs, uid = snapshot.runs, snapshot.uid
     if not runs.exists():
         return ok("runs", f"{runs} does not exist yet; the first run creates it")
-    foreign = next((path for path in [runs, *_inside(runs)] if _is_locked(path, uid)), None)
+    foreign = next((path for path in [runs, *_list_inside(runs)] if _is_locked(path, uid)), None)
     if foreign is None:
         return ok("runs", f"{runs} is writable")
     owner = foreign.stat().st_uid
     return fail("runs", f"{foreign} belongs to uid {owner}, but this user has uid {uid}", f"sudo chown -R {uid} {runs}")
 
 
-def _inside(runs: Path) -> list[Path]:
+def _list_inside(runs: Path) -> list[Path]:
     return sorted(path for path in runs.iterdir() if path.is_dir())
 
 
@@ -67,7 +67,7 @@ def _is_locked(path: Path, uid: int) -> bool:
     return uid not in (0, status.st_uid) and not status.st_mode & 0o002
 
 
-def _cache(snapshot: Snapshot) -> Iterator[Finding]:
+def _check_cache(snapshot: Snapshot) -> Iterator[Finding]:
     hardware, storage = snapshot.hardware, snapshot.hardware.storage
     if not storage.cache_writable:
         yield warn(
@@ -98,7 +98,7 @@ def _cache(snapshot: Snapshot) -> Iterator[Finding]:
     else:
         yield ok("compiler", hardware.compiler)
     if hardware.torch is None:
-        yield _without_torch(snapshot)
+        yield _check_without_torch(snapshot)
     elif not snapshot.loaded:
         yield fail(
             "torch",
@@ -109,7 +109,7 @@ def _cache(snapshot: Snapshot) -> Iterator[Finding]:
         yield ok("torch", hardware.torch.version)
 
 
-def _without_torch(snapshot: Snapshot) -> Finding:
+def _check_without_torch(snapshot: Snapshot) -> Finding:
     """With an engine nothing is missing: containers train, and other commands run in the image."""
     if snapshot.run(["docker", "version", "--format", "{{json .}}"]) is None:
         return warn("torch", "not installed, and no Docker engine is available: nothing can train", INSTALL_TORCH)

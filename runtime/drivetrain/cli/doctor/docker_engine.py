@@ -18,7 +18,7 @@ ENGINE, COMPOSE = (20, 10), (2, 20)
 """Versions required by the Dockerfile (`RUN --mount`) and compose.yaml (`include`)."""
 OLD_IMAGE_SECONDS = 90 * 86400
 """Seconds; an older image lacks too many security fixes of its distribution."""
-WORDS = ("cpu", "ampere", "legacy")
+IMAGES = ("cpu", "ampere", "legacy")
 
 
 def check(snapshot: Snapshot) -> Iterator[Finding]:
@@ -27,43 +27,40 @@ def check(snapshot: Snapshot) -> Iterator[Finding]:
         yield ok("engine", f"running inside a container ({snapshot.hardware.place}); run doctor on the host too")
         return
     answer = snapshot.run(["docker", "version", "--format", "{{json .}}"])
-    version = _server(answer)
+    version = _parse_server(answer)
     if version is None:
-        yield _silent(snapshot)
+        yield _explain_silence(snapshot)
         return
     if is_podman(answer):
         yield ok("engine", f"Podman {version}")
-    elif numbers(version) < ENGINE:
+    elif parse_version(version) < ENGINE:
         yield fail("engine", f"{version}; the images need 20.10 or newer", installation.INSTALL_ENGINE)
     else:
         yield ok("engine", version)
     yield from check_kind(snapshot, answer)
-    yield from _plugins(snapshot)
+    yield from _check_plugins(snapshot)
     yield from _list_ended_containers(snapshot)
-    for word in WORDS:
-        yield from _image(snapshot, word)
+    for word in IMAGES:
+        yield from _check_image(snapshot, word)
 
 
-def numbers(version: str) -> tuple[int, ...]:
+def parse_version(version: str) -> tuple[int, ...]:
     """`v2.26.1-4` as (2, 26, 1)."""
     match = re.search(r"\d+(?:\.\d+)*", version)
     return tuple(map(int, match[0].split("."))) if match else ()
 
 
-def _server(answer: str | None) -> str | None:
+def _parse_server(answer: str | None) -> str | None:
     try:
         return str(json.loads(answer or "")["Server"]["Version"])
     except (ValueError, KeyError, TypeError):
         return None
 
 
-def _silent(snapshot: Snapshot) -> Finding:
+def _explain_silence(snapshot: Snapshot) -> Finding:
     if snapshot.run(["docker", "--version"]) is None:
-        return warn(
-            "engine",
-            "not installed: jobs train without a container, so their limits are not enforced",
-            installation.INSTALL_ENGINE,
-        )
+        text = "not installed: jobs train without a container, so their limits are not enforced"
+        return warn("engine", text, installation.INSTALL_ENGINE)
     sock = snapshot.run(["stat", "-c", "%U %G", "/var/run/docker.sock"])
     if sock and snapshot.uid != 0:
         return warn(
@@ -71,18 +68,15 @@ def _silent(snapshot: Snapshot) -> Finding:
             f"user {snapshot.uid} has no permission to use it; its socket belongs to {sock}",
             "sudo usermod -aG docker $USER, then log in again",
         )
-    return warn(
-        "engine",
-        "the client is installed, but no engine is running: jobs train without a container",
-        installation.INSTALL_ENGINE,
-    )
+    text = "the client is installed, but no engine is running: jobs train without a container"
+    return warn("engine", text, installation.INSTALL_ENGINE)
 
 
-def _plugins(snapshot: Snapshot) -> Iterator[Finding]:
+def _check_plugins(snapshot: Snapshot) -> Iterator[Finding]:
     compose = snapshot.run(["docker", "compose", "version", "--short"])
     if compose is None:
         yield fail("compose", "docker compose is missing", installation.INSTALL_ENGINE)
-    elif numbers(compose) < COMPOSE:
+    elif parse_version(compose) < COMPOSE:
         yield fail("compose", f"{compose}; compose.yaml needs 2.20 or newer", installation.INSTALL_ENGINE)
     else:
         yield ok("compose", compose)
@@ -90,7 +84,7 @@ def _plugins(snapshot: Snapshot) -> Iterator[Finding]:
     if buildx is None:
         yield warn("buildx", "missing: existing images run, but no image can be built", installation.INSTALL_ENGINE)
     else:
-        yield ok("buildx", ".".join(map(str, numbers(buildx))))
+        yield ok("buildx", ".".join(map(str, parse_version(buildx))))
 
 
 def _list_ended_containers(snapshot: Snapshot) -> Iterator[Finding]:
@@ -104,7 +98,7 @@ def _list_ended_containers(snapshot: Snapshot) -> Iterator[Finding]:
         )
 
 
-def _image(snapshot: Snapshot, word: str) -> Iterator[Finding]:
+def _check_image(snapshot: Snapshot, word: str) -> Iterator[Finding]:
     title = f"image {word}"
     answer = snapshot.run(["docker", "image", "inspect", image_name(word)])
     if answer is None:
@@ -143,11 +137,11 @@ def check_kind(snapshot: Snapshot, version: str | None) -> Iterator[Finding]:
             f"sudo apt-get install catatonit; for builds a Docker engine: {installation.INSTALL_ENGINE}",
         )
     if engine.rootless:
-        yield _rootless(engine)
+        yield _check_rootless(engine)
     elif engine.unenforced:
         yield warn("limits", engine.note().removeprefix("limits: "), "enable the cgroup controllers of the host")
     if engine.snap:
-        yield _snap(snapshot)
+        yield _check_snap(snapshot)
     if engine.selinux:
         yield ok("SELinux", "enforced by the engine: the project is relabelled for containers, data elsewhere is not")
 
@@ -161,14 +155,14 @@ def is_podman(version: str | None) -> bool:
     return any("podman" in str(part.get("Name", "")).lower() for part in parts)
 
 
-def _rootless(engine: engine_traits.EngineTraits) -> Finding:
+def _check_rootless(engine: engine_traits.EngineTraits) -> Finding:
     whose = "rootless: uid 0 in a container is the user of the engine, and files of runs are that user's"
     if not engine.unenforced:
         return ok("engine kind", whose)
     return warn("engine kind", f"{whose}; {', '.join(engine.unenforced)} cannot be limited", engine.cure())
 
 
-def _snap(snapshot: Snapshot) -> Finding:
+def _check_snap(snapshot: Snapshot) -> Finding:
     home = Path(snapshot.environ.get("HOME") or "/root")
     project = snapshot.project
     if project and (not project.is_relative_to(home) or project.relative_to(home).parts[0].startswith(".")):

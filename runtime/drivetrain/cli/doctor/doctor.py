@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from drivetrain.cli.doctor import disk, docker_engine, environment_variables, gpu, limits
-from drivetrain.cli.doctor.finding import EXIT, Check, Finding, Level, worst
+from drivetrain.cli.doctor.finding import EXIT, Check, Finding, Level, find_worst_level
 from drivetrain.cli.doctor.snapshot import Snapshot, gather
 from drivetrain.system.console import open_console, say_json
 
@@ -27,19 +27,19 @@ CHECKS: tuple[Check, ...] = (
 _STYLES = {Level.OK: "green", Level.WARN: "yellow", Level.FAIL: "bold red"}
 
 
-def findings(snapshot: Snapshot) -> list[Finding]:
+def list_findings(snapshot: Snapshot) -> list[Finding]:
     """All findings."""
     return [finding for check in CHECKS for finding in check(snapshot)]
 
 
 def examine(as_json: bool) -> int:
     """Check this machine and print the findings; returns the exit code."""
-    all_findings = findings(gather())
+    all_findings = list_findings(gather())
     if as_json:
-        say_json({"worst": worst(all_findings), "findings": [f.to_json() for f in all_findings]})
+        say_json({"worst": find_worst_level(all_findings), "findings": [f.to_json() for f in all_findings]})
     else:
         open_console().print(render(all_findings))
-    return EXIT[worst(all_findings)]
+    return EXIT[find_worst_level(all_findings)]
 
 
 def render(findings_to_show: list[Finding]) -> RenderableType:

@@ -11,40 +11,40 @@ from drivetrain.cli.doctor.snapshot import Snapshot
 from drivetrain.system.library_variables import PRECISION_VARIABLES, is_on
 
 
-def _always(snapshot: Snapshot, value: str) -> bool:
+def _matters_always(snapshot: Snapshot, value: str) -> bool:
     return True
 
 
-def _of_value(matters: Callable[[str], bool], snapshot: Snapshot, value: str) -> bool:
+def _matters_by_value(matters: Callable[[str], bool], snapshot: Snapshot, value: str) -> bool:
     return matters(value)
 
 
-def _on(snapshot: Snapshot, value: str) -> bool:
+def _is_on(snapshot: Snapshot, value: str) -> bool:
     return is_on(value)
 
 
 def _is_bound(snapshot: Snapshot, value: str) -> bool:
     """Whether threads are bound to CPUs under a quota without a cpuset: other containers are bound to the same CPUs."""
     cpu = snapshot.hardware.cpu
-    return _on(snapshot, value) and cpu.quota is not None and (cpu.cpuset or cpu.host) >= cpu.host
+    return _is_on(snapshot, value) and cpu.quota is not None and (cpu.cpuset or cpu.host) >= cpu.host
 
 
-def _no_cpuset(snapshot: Snapshot, value: str) -> bool:
+def _lacks_cpuset(snapshot: Snapshot, value: str) -> bool:
     cpu = snapshot.hardware.cpu
     return value not in ("", "none", "disabled") and (cpu.cpuset or cpu.host) >= cpu.host
 
 
-def _no_gpu(snapshot: Snapshot, value: str) -> bool:
+def _lacks_gpu(snapshot: Snapshot, value: str) -> bool:
     return snapshot.hardware.gpu is None
 
 
-def _hidden(snapshot: Snapshot, value: str) -> bool:
+def _hides_gpu(snapshot: Snapshot, value: str) -> bool:
     return value in ("", "-1", "NoDevFiles") and (
         snapshot.hardware.gpu is not None or bool(snapshot.hardware.gpu_trouble)
     )
 
 
-def _spinning(snapshot: Snapshot, value: str) -> bool:
+def _spins(snapshot: Snapshot, value: str) -> bool:
     return value.lower() == "active" and snapshot.hardware.cpu.quota is not None
 
 
@@ -52,32 +52,33 @@ def _is_lowered(snapshot: Snapshot, value: str) -> bool:
     return value.lower() not in ("", "all", "default_isa") and "avx512f" in snapshot.hardware.cpu.flags
 
 
+_SLOWS = "slows training down"
 RULES: dict[str, tuple[Callable[[Snapshot, str], bool], str]] = {
-    "TORCH_CPU_BACKEND": (_always, "has no effect: torch does not read this variable"),
-    "TORCH_NUM_THREADS": (_always, "has no effect: torch reads OMP_NUM_THREADS, which drivetrain sets"),
-    "MKL_DEBUG_CPU_TYPE": (_always, "has no effect: MKL has ignored it since 2020.1"),
-    "TF_ENABLE_ONEDNN_OPTS": (_always, "has no effect: only TensorFlow reads it"),
+    "TORCH_CPU_BACKEND": (_matters_always, "has no effect: torch does not read this variable"),
+    "TORCH_NUM_THREADS": (_matters_always, "has no effect: torch reads OMP_NUM_THREADS, which drivetrain sets"),
+    "MKL_DEBUG_CPU_TYPE": (_matters_always, "has no effect: MKL has ignored it since 2020.1"),
+    "TF_ENABLE_ONEDNN_OPTS": (_matters_always, "has no effect: only TensorFlow reads it"),
     "OMP_PROC_BIND": (_is_bound, "slows training down: it pins threads to CPUs that other containers use too"),
     "GOMP_CPU_AFFINITY": (_is_bound, "slows training down: it pins threads to CPUs that other containers use too"),
     "KMP_AFFINITY": (
-        _no_cpuset,
+        _lacks_cpuset,
         "slows training down without a cpuset: every container pins its threads to the same CPUs",
     ),
-    "OMP_WAIT_POLICY": (_spinning, "slows training down: threads that wait in a busy loop use up the CPU quota"),
+    "OMP_WAIT_POLICY": (_spins, "slows training down: threads that wait in a busy loop use up the CPU quota"),
     "KMP_DUPLICATE_LIB_OK": (
-        _on,
+        _is_on,
         "dangerous: it hides that two OpenMP runtimes are loaded, which can give wrong results",
     ),
-    "PYTORCH_CUDA_ALLOC_CONF": (_no_gpu, "has no effect without a GPU"),
-    "PYTORCH_ALLOC_CONF": (_no_gpu, "has no effect without a GPU"),
-    "CUDA_VISIBLE_DEVICES": (_hidden, "hides every GPU from torch"),
-    "CUDA_LAUNCH_BLOCKING": (_on, "slows training down: the CPU waits for every GPU kernel; use it only for debugging"),
-    **{name: (partial(_of_value, matters), what) for name, (matters, what) in PRECISION_VARIABLES.items()},
-    "ATEN_CPU_CAPABILITY": (_always, "slows training down: torch does not use all instruction sets of this CPU"),
+    "PYTORCH_CUDA_ALLOC_CONF": (_lacks_gpu, "has no effect without a GPU"),
+    "PYTORCH_ALLOC_CONF": (_lacks_gpu, "has no effect without a GPU"),
+    "CUDA_VISIBLE_DEVICES": (_hides_gpu, "hides every GPU from torch"),
+    "CUDA_LAUNCH_BLOCKING": (_is_on, f"{_SLOWS}: the CPU waits for every GPU kernel; use it only for debugging"),
+    **{name: (partial(_matters_by_value, matters), what) for name, (matters, what) in PRECISION_VARIABLES.items()},
+    "ATEN_CPU_CAPABILITY": (_matters_always, f"{_SLOWS}: torch does not use all instruction sets of this CPU"),
     "ONEDNN_MAX_CPU_ISA": (_is_lowered, "slows training down: oneDNN does not use all instruction sets of this CPU"),
-    "TORCH_COMPILE_DISABLE": (_on, "turns torch.compile off, whatever the plan says"),
-    "TORCHDYNAMO_DISABLE": (_on, "turns torch.compile off, whatever the plan says"),
-    "PYTHONOPTIMIZE": (_on, "disables all assertions, including those of drivetrain"),
+    "TORCH_COMPILE_DISABLE": (_is_on, "turns torch.compile off, whatever the plan says"),
+    "TORCHDYNAMO_DISABLE": (_is_on, "turns torch.compile off, whatever the plan says"),
+    "PYTHONOPTIMIZE": (_is_on, "disables all assertions, including those of drivetrain"),
 }
 
 

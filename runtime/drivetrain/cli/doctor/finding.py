@@ -54,6 +54,6 @@ def fail(name: str, text: str, fix: str) -> Finding:
     return Finding(name, Level.FAIL, text, fix)
 
 
-def worst(findings: list[Finding]) -> Level:
+def find_worst_level(findings: list[Finding]) -> Level:
     """The worst level."""
     return max((f.level for f in findings), key=list(Level).index, default=Level.OK)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from drivetrain.cli.doctor.docker_engine import numbers
+from drivetrain.cli.doctor.docker_engine import parse_version
 from drivetrain.cli.doctor.finding import Finding, fail, ok, warn
 from drivetrain.cli.doctor.snapshot import Snapshot
 from drivetrain.hardware import image_selection
@@ -30,13 +30,13 @@ def check(snapshot: Snapshot) -> Iterator[Finding]:
         yield ok("gpu", NO_MPS)
     if hardware.gpu is None:
         return
-    yield _driver(hardware.gpu)
-    yield from _toolkit(snapshot)
-    yield from _match(snapshot)
+    yield _check_driver(hardware.gpu)
+    yield from _check_toolkit(snapshot)
+    yield from _check_match(snapshot)
 
 
-def _driver(gpu: Gpu) -> Finding:
-    version = numbers(gpu.driver)
+def _check_driver(gpu: Gpu) -> Finding:
+    version = parse_version(gpu.driver)
     if version[:1] < (image_selection.LEGACY_DRIVER,):
         return fail(
             "driver",
@@ -59,7 +59,7 @@ def _driver(gpu: Gpu) -> Finding:
     return ok("driver", gpu.driver)
 
 
-def _toolkit(snapshot: Snapshot) -> Iterator[Finding]:
+def _check_toolkit(snapshot: Snapshot) -> Iterator[Finding]:
     """Only on a host with an engine, which passes GPUs to containers."""
     if snapshot.hardware.place != "host" or snapshot.run(["docker", "--version"]) is None:
         return
@@ -72,7 +72,7 @@ def _toolkit(snapshot: Snapshot) -> Iterator[Finding]:
             "sudo systemctl restart docker",
         )
         return
-    version = numbers(answer)
+    version = parse_version(answer)
     text = ".".join(map(str, version))
     holes = [name for last, name in TOOLKIT if version <= last]
     if holes:
@@ -91,7 +91,7 @@ def _toolkit(snapshot: Snapshot) -> Iterator[Finding]:
         yield ok("container toolkit", text)
 
 
-def _match(snapshot: Snapshot) -> Iterator[Finding]:
+def _check_match(snapshot: Snapshot) -> Iterator[Finding]:
     hardware = snapshot.hardware
     suitable = image_selection.choose_image(hardware)
     if suitable.word is None:

@@ -17,13 +17,13 @@ POOLS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_
 
 def check(snapshot: Snapshot) -> Iterator[Finding]:
     """CPU, memory, threads."""
-    yield _cpu(snapshot)
-    yield _memory(snapshot)
+    yield _check_cpu(snapshot)
+    yield _check_memory(snapshot)
     yield from _check_oversubscription(snapshot)
-    yield from _libraries(snapshot)
+    yield from _check_libraries(snapshot)
 
 
-def _cpu(snapshot: Snapshot) -> Finding:
+def _check_cpu(snapshot: Snapshot) -> Finding:
     cpu = snapshot.hardware.cpu
     if cpu.emulated:
         return warn(
@@ -44,7 +44,7 @@ def _cpu(snapshot: Snapshot) -> Finding:
     return ok("CPU", f"{cpu.budget} of {cpu.host} available")
 
 
-def _memory(snapshot: Snapshot) -> Finding:
+def _check_memory(snapshot: Snapshot) -> Finding:
     memory = snapshot.hardware.memory
     bound = f"limit {format_bytes(memory.limit)}" if memory.limit else "no limit"
     text = f"{format_bytes(memory.available)} free ({bound}, host {format_bytes(memory.host)})"
@@ -76,7 +76,7 @@ def _check_oversubscription(snapshot: Snapshot) -> Iterator[Finding]:
             )
 
 
-def _libraries(snapshot: Snapshot) -> Iterator[Finding]:
+def _check_libraries(snapshot: Snapshot) -> Iterator[Finding]:
     """The libraries that torch has actually loaded."""
     pools = snapshot.loaded.get("pools", [])
     if not snapshot.loaded:
@@ -101,11 +101,11 @@ DAY_SECONDS = 86400.0
 
 def check_port_and_clock(snapshot: Snapshot) -> Iterator[Finding]:
     """Port and clock."""
-    yield from _port(snapshot)
-    yield _clock(snapshot)
+    yield from _check_port(snapshot)
+    yield _check_clock(snapshot)
 
 
-def _port(snapshot: Snapshot) -> Iterator[Finding]:
+def _check_port(snapshot: Snapshot) -> Iterator[Finding]:
     if snapshot.hardware.place != "host":
         return
     ours = snapshot.run(["docker", "ps", "-q", "--filter", "label=com.docker.compose.service=tensorboard"])
@@ -121,7 +121,7 @@ def _port(snapshot: Snapshot) -> Iterator[Finding]:
         )
 
 
-def _clock(snapshot: Snapshot) -> Finding:
+def _check_clock(snapshot: Snapshot) -> Finding:
     """A clock behind our own files causes wrong logs, wrong image ages and invalid certificates."""
     newest = max(path.stat().st_mtime for path in Path(__file__).parent.glob("*.py"))
     time_text = datetime.fromtimestamp(snapshot.now, UTC).strftime("%Y-%m-%d %H:%M UTC")

@@ -55,14 +55,14 @@ def gather(runs: Path = Path("runs")) -> Snapshot:
         project=CHECKOUT,
         uid=os.getuid(),
         run=run,
-        disk=disk,
-        port_taken=port_taken,
+        disk=read_disk_space,
+        port_taken=is_port_taken,
         now=time.time(),
-        loaded=loaded() if hardware.torch else {},
+        loaded=read_torch_facts() if hardware.torch else {},
     )
 
 
-def loaded() -> dict[str, object]:
+def read_torch_facts() -> dict[str, object]:
     """Information from torch, read in a child process; empty if it cannot be imported."""
     answer: dict[str, Any] = json.loads(
         run([sys.executable, "-P", "-m", "drivetrain.cli.doctor.torch_process"], TORCH_PATIENCE) or "{}"
@@ -70,7 +70,7 @@ def loaded() -> dict[str, object]:
     return answer
 
 
-def run(command: Sequence[str], patience: float = PATIENCE) -> str | None:
+def run(command: Sequence[str], timeout: float = PATIENCE) -> str | None:
     """The output of a command, or None."""
     path = os.pathsep.join(filter(None, sys.path)) if command[0] == sys.executable else os.environ.get("PYTHONPATH", "")
     try:
@@ -79,7 +79,7 @@ def run(command: Sequence[str], patience: float = PATIENCE) -> str | None:
             capture_output=True,
             text=True,
             check=False,
-            timeout=patience,
+            timeout=timeout,
             stdin=subprocess.DEVNULL,
             env={**os.environ, "PYTHONPATH": path},
         )
@@ -88,14 +88,14 @@ def run(command: Sequence[str], patience: float = PATIENCE) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-def disk(path: Path) -> tuple[int, int]:
+def read_disk_space(path: Path) -> tuple[int, int]:
     """Total and free bytes at a path, or at its nearest existing parent."""
     path = next(p for p in (path.absolute(), *path.absolute().parents) if p.exists())
     status = os.statvfs(path)
     return status.f_blocks * status.f_frsize, status.f_bavail * status.f_frsize
 
 
-def port_taken(port: int) -> bool:
+def is_port_taken(port: int) -> bool:
     """Whether something listens on this port of the loopback interface."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -155,7 +155,7 @@ def _check_options(job: CustomTask, kind: str, targets: Tensor) -> None:
     metrics += [
         metric for metric in job.metrics() if metric.removeprefix("validation/") in getattr(job, "own_metrics", ())
     ]
-    for path, metric in job.watched():
+    for path, metric in job.list_watched_metrics():
         if metric not in metrics:
             problems.append(
                 job.problem(path, f"is {metric}", f"{description}, with the metrics {', '.join(metrics)}", "pick one")

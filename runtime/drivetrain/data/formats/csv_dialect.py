@@ -37,7 +37,7 @@ class Dialect:
 class CsvFiles:
     """What is known of the CSV files of a job, or of new ones for its model; readers add what they detect."""
 
-    declared: Mapping[str, str] = field(default_factory=dict)
+    list_settings: Mapping[str, str] = field(default_factory=dict)
     """Options that hold for every file, as in the spec: delimiter, decimal, encoding, skip."""
     option: str = "data.csv"
     """Where options are declared: the key of the spec, or an option of the command line."""

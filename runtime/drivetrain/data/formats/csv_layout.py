@@ -77,7 +77,7 @@ def find(path: Path, key: str, files: CsvFiles, *, whole_file: bool = True) -> C
     _check_lines_above(sample.readings, sample.skipped, path, key, files)
     row_lines.note_skipped(path, sample.skipped)
     delimiter = (
-        files.declared.get("delimiter") or sample.delimiter or _find_delimiter(path, key, files, sample.readings)
+        files.list_settings.get("delimiter") or sample.delimiter or _find_delimiter(path, key, files, sample.readings)
     )
     if delimiter not in sample.readings:
         return CsvLayout(delimiter, encoding, (), skipped=sample.skipped, is_empty=sample.is_empty)
@@ -111,7 +111,7 @@ def _read_sample(path: Path, encoding: str, files: CsvFiles) -> _Sample:
             complete = not file.read(1)
         text = start.decode("utf-8-sig" if encoding == "utf-8" else encoding, "replace")
         first = _SEPARATOR_LINE.match(text)
-        skipped = int(files.declared.get("skip", 1 if first else 0))
+        skipped = int(files.list_settings.get("skip", 1 if first else 0))
         body = text[_end_of_lines(text, skipped) :]
         readings = {
             name: rows_and_lines
@@ -151,7 +151,7 @@ def _check_lines_above(
     Raises:
         DataError: if it has some; names `key`.
     """
-    declared = files.declared.get("delimiter")
+    declared = files.list_settings.get("delimiter")
     tried = [reading for name, reading in readings.items() if declared in (None, name)]
     if not tried or any(len({len(row) for row in rows}) == 1 and len(rows[0]) > 1 for rows, _ in tried):
         return

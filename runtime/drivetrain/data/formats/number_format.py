@@ -100,7 +100,7 @@ def read(
     suspects = [
         name for name, kind in kinds.items() if types.is_string(kind) and _looks_numeric(table[name], files.missing)
     ]
-    declared = files.declared.get("decimal")
+    declared = files.list_settings.get("decimal")
     if not suspects and delimiter != "semicolon" and declared != "comma":
         notes += _check_units_of_training(table, kinds, {}, key, path, files)
         return NumbersRead(table, declared, notes)

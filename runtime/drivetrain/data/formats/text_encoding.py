@@ -55,7 +55,7 @@ def find(path: Path, key: str, files: CsvFiles, max_bytes: int | None) -> str:
     """
     with path.open("rb") as file:
         start = file.read(4096)
-    declared = files.declared.get("encoding")
+    declared = files.list_settings.get("encoding")
     marked = "utf-16" if start.startswith(_UTF16_MARKS) else "utf-8" if start.startswith(_UTF8_MARK) else None
     if marked and declared and not declared.startswith(marked):
         raise _contradiction_error(

@@ -43,7 +43,7 @@ def load(job: ImageJob, recorded: InputRecord | None = None, files: CsvFiles | N
     Raises:
         DataError: if the images cannot be used.
     """
-    files = files or csv_dialect.of_job(job.data.csv.declared(), {}, job.data.missing)
+    files = files or csv_dialect.of_job(job.data.csv.list_settings(), {}, job.data.missing)
     form = LabelForm.of_job(job.data, ask=not (recorded and recorded.same_data))
     train = source.read(job.resolve(job.data.train), job.data, form, "data.train", files)
     train.targets.check(train.rows, train.key)

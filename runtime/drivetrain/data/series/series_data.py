@@ -32,7 +32,7 @@ def load(job: SeriesJob, recorded: InputRecord | None = None, files: CsvFiles | 
     Raises:
         DataError: if they cannot be used.
     """
-    files = files or csv_dialect.of_job(job.data.csv.declared(), {}, job.data.missing)
+    files = files or csv_dialect.of_job(job.data.csv.list_settings(), {}, job.data.missing)
     classes, path = isinstance(job, SeriesClassificationJob), job.resolve(job.data.train)
     if job.data.arrays:
         train_part, validation_part, stored_split = _read_arrays(job, path, classes, recorded)

@@ -16,7 +16,7 @@ from drivetrain.data.series import array_axes
 from drivetrain.data.survey import first_values
 from drivetrain.data.survey.request import KEY, SurveyRequest
 from drivetrain.errors import DataError
-from drivetrain.job.draft import Draft, Entry, scalar
+from drivetrain.job.draft import Draft, Entry, quote
 
 POSSIBLE_ARRAYS = (
     "`images` of shape (N, H, W), (N, H, W, 3) or (N, 3, H, W) with `labels` (N,), or windows `x` of shape "
@@ -83,7 +83,7 @@ def _draft_images(request: SurveyRequest, path: Path, shapes: Shapes) -> Draft:
     draft = Draft(task, "the file holds `images` and `labels`")
     draft.found = [f"{shape[0]:,} images of {height} x {width} pixels, {data_type}, {label_facts[0]}", *label_facts[1:]]
     draft.data = [
-        Entry("train", scalar(request.format_path(path)), f"`images` {shape} and `labels` {labels.shape}"),
+        Entry("train", quote(request.format_path(path)), f"`images` {shape} and `labels` {labels.shape}"),
         *entries,
         first_values.validation(len(labels), "images"),
     ]
@@ -153,7 +153,7 @@ def _draft_windows(request: SurveyRequest, path: Path, shapes: Shapes) -> Draft:
     elif y.dtype.kind not in "iufb":
         raise _refuse_arrays(path, shapes)
     draft.data = [
-        Entry("train", scalar(request.format_path(path)), f"`x` {shape} and `y` {target_shape}"),
+        Entry("train", quote(request.format_path(path)), f"`x` {shape} and `y` {target_shape}"),
         first_values.validation(shape[0], "windows"),
     ]
     draft.model = Entry("model", network(rows), "convolutions for short patterns, then an LSTM for their order")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from drivetrain.data.labels import list_names, looks_empty, sort_class_names
-from drivetrain.job.draft import Entry, scalar
+from drivetrain.job.draft import Entry, quote
 
 MANY_ROWS = 20_000
 """Number of samples from which on a tenth of them is enough for validation."""
@@ -68,7 +68,7 @@ def class_weights(counts: Mapping[str, int]) -> list[Entry]:
         rarest = sorted(
             (name for name in roots if roots[name] >= SMALLEST_WEIGHT), key=lambda name: (-roots[name], name)
         )
-        weights = ", ".join(f"{scalar(name)}: {roots[name]:.1f}" for name in rarest[:MOST_WEIGHTS])
+        weights = ", ".join(f"{quote(name)}: {roots[name]:.1f}" for name in rarest[:MOST_WEIGHTS])
         reason = (
             f"{largest} has {ratio:.0f} times as many samples as {smallest}; balanced would let single samples dominate"
         )

@@ -19,7 +19,7 @@ from drivetrain.data.survey.request import KEY, SurveyRequest
 from drivetrain.data.survey.table_sample import ColumnProfile, TableSample
 from drivetrain.data.survey.target_guess import TargetGuess
 from drivetrain.errors import DataError, SpecError
-from drivetrain.job.draft import Draft, Entry, flow, scalar
+from drivetrain.job.draft import Draft, Entry, quote, quote_all
 
 TASK, REGRESSION = "image-classification", "image-regression"
 MAX_OPENED_IMAGES = 64
@@ -100,10 +100,10 @@ def draft_folder(request: SurveyRequest, folder: Path) -> Draft:
     draft.train += first_values.class_weights(counts)
     draft.found += listing.notes
     draft.choices += choices
-    train = Entry("train", scalar(request.format_path(root)), f"{len(listing.names):,} images, a folder for each class")
+    train = Entry("train", quote(request.format_path(root)), f"{len(listing.names):,} images, a folder for each class")
     test_entry = []
     if test_folder:
-        test_entry = [Entry("test", scalar(request.format_path(test_folder)), "evaluated once, after the training")]
+        test_entry = [Entry("test", quote(request.format_path(test_folder)), "evaluated once, after the training")]
     draft.data = [train, _validation_entry(request, validation_folder, counts), *test_entry, *draft.data]
     return draft
 
@@ -172,7 +172,7 @@ def _validation_entry(request: SurveyRequest, validation_folder: Path | None, co
         return Entry(entry.key, entry.value, f"{entry.reason}, of each class")
     images = len(class_folders.read(validation_folder, KEY).names)
     return Entry(
-        "validation", scalar(request.format_path(validation_folder)), f"{images:,} images in a folder of their own"
+        "validation", quote(request.format_path(validation_folder)), f"{images:,} images in a folder of their own"
     )
 
 
@@ -250,10 +250,10 @@ def draft_manifest(request: SurveyRequest, sample: TableSample) -> Draft | None:
     draft.data = [
         Entry(
             "train",
-            scalar(request.format_path(sample.path)),
+            quote(request.format_path(sample.path)),
             f"{sample.rows:,} rows, each with the path of an image and {target_noun}",
         ),
-        Entry("path_column", scalar(column.name), f"such as {names[0]}"),
+        Entry("path_column", quote(column.name), f"such as {names[0]}"),
         *entries,
         Entry(split.key, split.value, f"{split.reason}{suffix}"),
         *draft.data,
@@ -336,7 +336,7 @@ def _choose_kind(request: SurveyRequest, targets: Sequence[ColumnProfile], sampl
 def _describe_targets(sample: TableSample, guess: TargetGuess, kind: str) -> tuple[list[str], list[Entry], list[Entry]]:
     """Facts on the targets for the draft, their keys in the spec, and class weights."""
     name = guess.names[0]
-    names = scalar(name) if len(guess.names) == 1 else flow(guess.names)
+    names = quote(name) if len(guess.names) == 1 else quote_all(guess.names)
     if kind == "class":
         cells = [cell for cell in _cell_texts(sample, name) if cell]
         counts = count_classes(sample.path, cells)
@@ -370,7 +370,7 @@ def _describe_label_cells(sample: TableSample, name: str) -> tuple[list[str], li
     unlabelled_count = sum(not cell for cell in cells)
     example = separated_labels.example(Counter(filter(None, cells)))
     entries = [
-        Entry("label_column", scalar(name), f"such as {example}"),
+        Entry("label_column", quote(name), f"such as {example}"),
         Entry("multi_label", "true", "an image has any number of labels; false: each cell is one class"),
     ]
     if obstacle:

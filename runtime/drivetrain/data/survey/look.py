@@ -25,7 +25,7 @@ from drivetrain.data.survey.pretrained_draft import start_from_pretrained
 from drivetrain.data.survey.request import KEY, SurveyRequest
 from drivetrain.data.survey.table_sample import TableSample
 from drivetrain.errors import DataError, SpecError
-from drivetrain.job.draft import Draft, Entry, scalar
+from drivetrain.job.draft import Draft, Entry, quote
 from drivetrain.job.user_files import suggest_nearest_path
 
 FILE_SUFFIXES = (*table_file.SUFFIXES, ".npz")
@@ -93,7 +93,7 @@ def _draft_splits(request: SurveyRequest, folder: Path, splits: dict[str, str]) 
     draft = _draft_file(request, folder / splits.get("train", splits.get("", "")))
     listed_splits = list_names([f"{name or 'the table'} is {path}" for name, path in splits.items()])
     other_entries = [entry for entry in draft.data if entry.key != "train" and entry.key not in splits]
-    draft.data = [Entry("train", scalar(request.format_path(folder)), listed_splits), *other_entries]
+    draft.data = [Entry("train", quote(request.format_path(folder)), listed_splits), *other_entries]
     return draft
 
 

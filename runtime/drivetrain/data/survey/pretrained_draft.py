@@ -9,7 +9,7 @@ from pathlib import Path
 
 from drivetrain.data.survey.request import SurveyRequest
 from drivetrain.errors import SpecError
-from drivetrain.job.draft import Draft, Entry, scalar
+from drivetrain.job.draft import Draft, Entry, quote
 from drivetrain.job.model import RESNET_WEIGHTS
 
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -63,13 +63,13 @@ def _describe_network(request: SurveyRequest, name: str, task: str) -> str:
     if task in IMAGES and name in RESNET_WEIGHTS:
         return f"{{name: {name}, pretrained: true, {FROZEN}}}"
     if task in IMAGES and name.startswith("timm/"):
-        return f"{{source: timm, name: {scalar(name.removeprefix('timm/'))}, pretrained: true, {FROZEN}}}"
-    return f"{{source: transformers, name: {scalar(name)}, {FROZEN}}}"
+        return f"{{source: timm, name: {quote(name.removeprefix('timm/'))}, pretrained: true, {FROZEN}}}"
+    return f"{{source: transformers, name: {quote(name)}, {FROZEN}}}"
 
 
 def _describe_folder(request: SurveyRequest, folder: Path, task: str) -> str:
     """The `model:` of the spec for a folder of weights, or a run folder."""
-    path = scalar(request.format_path(folder))
+    path = quote(request.format_path(folder))
     if (folder / "job.yaml").is_file() or (folder / "model").is_dir():
         return f"{{source: run, name: {path}, {FROZEN}}}"
     try:
@@ -82,5 +82,5 @@ def _describe_folder(request: SurveyRequest, folder: Path, task: str) -> str:
         ) from None
     architecture = config.get("architecture") if isinstance(config, dict) else None
     if task in IMAGES and isinstance(architecture, str):
-        return f"{{source: timm, name: {scalar(architecture)}, pretrained: {path}, {FROZEN}}}"
+        return f"{{source: timm, name: {quote(architecture)}, pretrained: {path}, {FROZEN}}}"
     return f"{{source: transformers, name: {path}, {FROZEN}}}"

@@ -19,7 +19,7 @@ from drivetrain.data.survey.table_sample import DATE, ColumnProfile, TableSample
 from drivetrain.data.survey.target_guess import TargetGuess
 from drivetrain.data.tables import text_column
 from drivetrain.errors import DataError
-from drivetrain.job.draft import Draft, Entry, flow, scalar
+from drivetrain.job.draft import Draft, Entry, quote, quote_all
 
 CLASSIFICATION, REGRESSION = "series-classification", "series-regression"
 LEAST_ROWS = 40
@@ -133,19 +133,19 @@ def _draft(
         draft.choices.append(
             f"the rows are read as a time series; to treat each row as a sample: --task tabular-{task[7:]}"
         )
-    grouped = [Entry("group", scalar(timed.group), f"{series:,} series; no window spans two")] if timed.group else []
+    grouped = [Entry("group", quote(timed.group), f"{series:,} series; no window spans two")] if timed.group else []
     used_columns = [timed.time, *([timed.group] if timed.group else []), *features]
     draft.data = [
-        Entry("train", scalar(request.format_path(sample.path)), sample.size),
-        Entry("time", scalar(timed.time), f"{'equal' if timed.is_regular else 'unequal'} time steps"),
+        Entry("train", quote(request.format_path(sample.path)), sample.size),
+        Entry("time", quote(timed.time), f"{'equal' if timed.is_regular else 'unequal'} time steps"),
         *(
             [Entry("date_format", f'"{timed.date_format}"', "day, month and year as they are in the file")]
             if timed.date_format
             else []
         ),
         *grouped,
-        Entry("features", flow(features), f"{len(features)} columns of numbers"),
-        Entry("label", scalar(guess.names[0]) if len(guess.names) == 1 else flow(guess.names), guess.reason),
+        Entry("features", quote_all(features), f"{len(features)} columns of numbers"),
+        Entry("label", quote(guess.names[0]) if len(guess.names) == 1 else quote_all(guess.names), guess.reason),
         Entry("window", str(window), "rows per window; its label is that of its last row"),
         Entry("stride", str(stride), f"a window starts every {stride} rows: about {count:,} windows"),
         Entry("validation", "0.2", "the last fifth of the time; no window crosses the boundary"),

@@ -8,7 +8,7 @@ from drivetrain.data.survey.request import KEY, SurveyRequest
 from drivetrain.data.survey.table_sample import DATE, ColumnProfile, TableSample
 from drivetrain.data.survey.target_guess import TargetGuess
 from drivetrain.errors import DataError, SpecError
-from drivetrain.job.draft import Draft, Entry, flow, scalar
+from drivetrain.job.draft import Draft, Entry, quote, quote_all
 
 CLASSIFICATION, REGRESSION = "tabular-classification", "tabular-regression"
 TRAINING_STEPS = 1200
@@ -50,11 +50,11 @@ def draft_table(request: SurveyRequest, sample: TableSample) -> Draft:
         *_note_series(request, sample),
     ]
     draft.data = [
-        Entry("train", scalar(request.format_path(sample.path)), sample.size),
+        Entry("train", quote(request.format_path(sample.path)), sample.size),
         Entry("target", _to_yaml(guess.names), guess.reason),
-        *([Entry("ignore", flow(ignored), _list_reasons(ignored))] if ignored else []),
+        *([Entry("ignore", quote_all(ignored), _list_reasons(ignored))] if ignored else []),
         *(
-            [Entry("numeric", flow(numeric), "numbers, but a few cells are text; those rows are left out")]
+            [Entry("numeric", quote_all(numeric), "numbers, but a few cells are text; those rows are left out")]
             if numeric
             else []
         ),
@@ -156,7 +156,7 @@ def _list_reasons(ignored: dict[str, str]) -> str:
 
 
 def _to_yaml(names: tuple[str, ...]) -> str:
-    return scalar(names[0]) if len(names) == 1 else flow(names)
+    return quote(names[0]) if len(names) == 1 else quote_all(names)
 
 
 def _describe_goal(targets: list[ColumnProfile], task: str) -> str:
@@ -186,7 +186,7 @@ def _note_dates(ignored: dict[str, str]) -> list[str]:
     names = [name for name, reason in ignored.items() if reason == DATE]
     if not names:
         return []
-    return [f"the dates in {names[0]} are not used; to use them: dates: {{{scalar(names[0])}: [year, month, weekday]}}"]
+    return [f"the dates in {names[0]} are not used; to use them: dates: {{{quote(names[0])}: [year, month, weekday]}}"]
 
 
 def _note_series(request: SurveyRequest, sample: TableSample) -> list[str]:

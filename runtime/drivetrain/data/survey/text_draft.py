@@ -11,7 +11,7 @@ from drivetrain.data.survey import first_values, target_guess
 from drivetrain.data.survey.request import KEY, SurveyRequest
 from drivetrain.data.survey.table_sample import ColumnProfile, TableSample
 from drivetrain.errors import DataError
-from drivetrain.job.draft import Draft, Entry, flow, scalar
+from drivetrain.job.draft import Draft, Entry, quote, quote_all
 from drivetrain.job.text import TextJob
 
 TASK = "text-classification"
@@ -83,9 +83,9 @@ def draft_texts(request: SurveyRequest, sample: TableSample, texts: Sequence[Col
         draft.found.append(f"{column.name} has {first_values.format_counts(column.counts)}")
         draft.found += first_values.note_single_samples(column.counts)
     draft.choices = [*guess.choice, *_note_several_heads(guess.names)]
-    labels = flow(guess.names) if len(guess.names) > 1 else scalar(guess.names[0])
+    labels = quote_all(guess.names) if len(guess.names) > 1 else quote(guess.names[0])
     draft.data = [
-        Entry("train", scalar(request.format_path(sample.path)), sample.size),
+        Entry("train", quote(request.format_path(sample.path)), sample.size),
         _text_entry(texts),
         Entry("labels", labels, guess.reason),
         first_values.validation(sample.rows, "texts"),
@@ -102,9 +102,7 @@ def draft_texts(request: SurveyRequest, sample: TableSample, texts: Sequence[Col
     ]
     if len(guess.names) > 1:
         best = f"validation/{guess.names[0]}/{TextJob.BEST}"
-        draft.checkpoint = [
-            Entry("best", scalar(best), "selects the weights that are kept; name another column's here")
-        ]
+        draft.checkpoint = [Entry("best", quote(best), "selects the weights that are kept; name another column's here")]
     return draft
 
 
@@ -117,9 +115,9 @@ def _text_entry(texts: Sequence[ColumnProfile]) -> Entry:
     """The key `text` of the draft."""
     first = texts[0]
     if len(texts) == 1:
-        return Entry("text", scalar(first.name), f"median {first.words:g} words, {first.different:,} different texts")
+        return Entry("text", quote(first.name), f"median {first.words:g} words, {first.different:,} different texts")
     return Entry(
-        "text", flow([column.name for column in texts]), ("encoded together, as a pair" if len(texts) == 2 else "")
+        "text", quote_all([column.name for column in texts]), ("encoded together, as a pair" if len(texts) == 2 else "")
     )
 
 

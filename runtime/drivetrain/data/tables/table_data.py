@@ -89,7 +89,7 @@ def load(job: TableJob, recorded: InputRecord | None = None, files: CsvFiles | N
     Raises:
         DataError: if they cannot be used.
     """
-    files = files or csv_dialect.of_job(job.data.csv.declared(), {}, job.data.missing)
+    files = files or csv_dialect.of_job(job.data.csv.list_settings(), {}, job.data.missing)
     data, path = job.data, job.resolve(job.data.train)
     classes = isinstance(job, TableClassificationJob)
     # A job that starts from a run on other data keeps the columns of that run, which its network expects.

@@ -79,7 +79,7 @@ def load(job: TextJob, recorded: InputRecord | None = None, files: CsvFiles | No
         DataError: if the texts cannot be used.
         SpecError: if the job's network does not fit the texts.
     """
-    files = files or csv_dialect.of_job(job.data.csv.declared(), {}, job.data.missing)
+    files = files or csv_dialect.of_job(job.data.csv.list_settings(), {}, job.data.missing)
     train_part, validation_part, heads, stored_division, notes = text_split.read_and_split(job, files, recorded)
     text_columns_of_parts = train_part.texts, validation_part.texts
     text_tokenizer, limits, tokenizer_notes = job_tokenizer.choose_tokenizer(job, text_columns_of_parts[0], recorded)

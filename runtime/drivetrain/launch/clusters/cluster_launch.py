@@ -7,109 +7,64 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from drivetrain.errors import DeviceError
+from drivetrain.job.hub_address import is_on_hub
 from drivetrain.job.limits import NodeRange
-from drivetrain.launch import one_line
-from drivetrain.launch.clusters import docker_nodes, kubernetes, shared_folders, site, skypilot, slurm
-from drivetrain.launch.clusters.cluster_job import ClusterJob, ClusterRequest, resolve
+from drivetrain.launch import one_line, template
+from drivetrain.launch.clusters import kubernetes, site, skypilot, slurm
+from drivetrain.launch.clusters.cluster_job import FIXED, ClusterFile, ClusterJob, ClusterRequest, resolve
 from drivetrain.system.console import say
 from drivetrain.system.files import write_text
 
-Section = TypeVar("Section")
-
-
-@dataclass(frozen=True)
-class Engine(Generic[Section]):
-    """How jobs reach an engine whose sites are described by a `Section` of the site file."""
-
-    suffix: str
-    """Of the file that is written."""
-    check: Callable[[ClusterJob, Section, str], list[str]]
-    """Takes the job, the section, and how messages name its file; refuses what would fail there; returns lines for the user."""
-    text: Callable[[ClusterJob, Section], str]
-    """The content of the file."""
-    submit: Callable[[ClusterJob, Path], list[str]]
-    follow: Callable[[ClusterJob], str]
-    """What shows its progress, for the user."""
-    unseen: bool = True
-    """Whether data is on other machines alone, and not looked at here."""
-    fixed: str = ""
-    """Why the number of nodes cannot change between attempts; empty if it can."""
-
-
-ENGINES: dict[str, Engine[Any]] = {
-    "slurm": Engine(
-        ".sbatch", slurm.check, slurm.script, slurm.submit, lambda work: f"squeue --me, and {slurm.log(work)}", False
-    ),
-    "k8s": Engine(
-        ".k8s.yaml",
-        kubernetes.check,
-        kubernetes.manifest,
-        kubernetes.submit,
-        kubernetes.follow,
-        fixed="an indexed Job of Kubernetes starts each of its pods again",
-    ),
-    "skypilot": Engine(
-        ".sky.yaml",
-        skypilot.check,
-        skypilot.task,
-        skypilot.submit,
-        skypilot.follow,
-        fixed="SkyPilot starts all nodes of a task, or none",
-    ),
-    "nodes": Engine(".nodes.sh", docker_nodes.check, docker_nodes.script, docker_nodes.submit, docker_nodes.follow),
+ENGINES: dict[str, Callable[[ClusterJob, Any, str], ClusterFile]] = {
+    "slurm": slurm.prepare,
+    "k8s": kubernetes.prepare,
+    "skypilot": skypilot.prepare,
 }
+"""Each takes the job, the section of the site file, and the name of that file; raises SpecError if the job cannot train there."""
 
 
 def launch(request: ClusterRequest) -> int:
-    """Write the file, and submit it if asked; returns the exit code.
-
-    Raises:
-        DrivetrainError: if job or site is invalid, or the engine does not take it.
-    """
-    engine = ENGINES[request.engine]
-    work = resolve(request, unseen=engine.unseen, shrinks=not engine.fixed)
-    path = (request.output or Path(f"{work.job.name}{engine.suffix}")).absolute()
-    one_line.check(
-        {
-            "the working folder": str(work.folder),
-            "the job file": str(work.spec),
-            "this Python": sys.executable,
-            "--output": str(path),
-            **{f"an option of train, {number}": word for number, word in enumerate(work.options, start=1)},
-        }
-    )
-    site_file, named = site.load(request.site)
-    section = site_file.section(request.engine, named)
-    for line in (*engine.check(work, section, named), *shared_folders.notes(work), *_note_fixed_size(work, engine)):
+    """Write the file, and submit it if asked; returns the exit code. Raises DrivetrainError if job or site is invalid."""
+    work = resolve(request)
+    texts = {"the working folder": work.folder, "the job file": work.spec, "this Python": sys.executable}
+    texts |= {f"an option of train, {number}": word for number, word in enumerate(work.options, start=1)}
+    one_line.check({name: str(text) for name, text in (texts | {"--output": request.output or ""}).items()})
+    file = ENGINES[request.engine](work, *site.load(request.site, request.engine))
+    path = (request.output or Path(f"{work.job.name}{file.suffix}")).absolute()
+    for line in (*file.notes, *_note_needs(work, request.engine)):
         say(line)
-    say(f"{path} {_write(path, engine.text(work, section))}: {_size(work)}")
-    command = engine.submit(work, path)
+    say(f"{path} {_write(path, template.fill(file.template, file.values))}: {_describe_size(work)}")
+    command = [*file.submit, str(path)]
     if not request.submit:
         say(f"to submit it: {shlex.join(command)}")
         return 0
     _run(command, path)
-    say(f"progress: {engine.follow(work)}")
+    say(f"progress: {file.progress}")
     return 0
 
 
-def _note_fixed_size(work: ClusterJob, engine: Engine[Any]) -> Iterator[str]:
-    """Says that there will be no fewer nodes, although the job allows it."""
-    if engine.fixed and isinstance(work.job.limits.nodes, NodeRange):
+def _note_needs(work: ClusterJob, engine: str) -> Iterator[str]:
+    """Yield what the nodes need, and that there will be no fewer of them although the job allows it."""
+    for _, text in work.job.data_paths():
+        if is_on_hub(text):
+            yield (
+                f"data {text}: the nodes need a network, or a cache of the hub in a shared folder (HF_HOME), which "
+                "`drivetrain fetch` fills"
+            )
+    if engine in FIXED and isinstance(work.job.limits.nodes, NodeRange):
         yield (
-            f"limits.nodes is {work.job.limits.nodes}: {work.nodes} in each attempt, since {engine.fixed}; to go on with "
+            f"limits.nodes is {work.job.limits.nodes}: {work.nodes} in each attempt, since {FIXED[engine]}; to go on with "
             "another number, launch again with --nodes N"
         )
 
 
-def _size(work: ClusterJob) -> str:
-    kind = "GPU" if work.gpus else "process"
-    plural = ("es" if kind == "process" else "s") * (work.per_node > 1)
-    return f"{work.node_words()}, {work.per_node} {kind}{plural} on each"
+def _describe_size(work: ClusterJob) -> str:
+    kind, plural = ("GPU", "GPUs") if work.gpus else ("process", "processes")
+    return f"{work.describe_nodes()}, {work.per_node} {plural if work.per_node > 1 else kind} on each"
 
 
 def _write(path: Path, text: str) -> str:
@@ -126,20 +81,10 @@ def _write(path: Path, text: str) -> str:
 
 
 def _run(command: list[str], path: Path) -> None:
-    """Run the engine's own tool.
-
-    Raises:
-        DeviceError: if it is missing, or refuses.
-    """
+    """Run the engine's own tool; raises DeviceError if it is missing, or refuses."""
     if shutil.which(command[0]) is None:
-        raise DeviceError(
-            f"--submit: there is no {command[0]} here",
-            "a machine from which jobs are submitted",
-            f"run there: {shlex.join(command)}",
-        )
+        possible, action = "a machine from which jobs are submitted", f"run there: {shlex.join(command)}"
+        raise DeviceError(f"--submit: there is no {command[0]} here", possible, action)
     if code := subprocess.run(command, check=False).returncode:
-        raise DeviceError(
-            f"{command[0]} ended with exit code {code}",
-            "see its message above",
-            f"correct the site file or {path.name}, then run: {shlex.join(command)}",
-        )
+        action = f"correct the site file or {path.name}, then run: {shlex.join(command)}"
+        raise DeviceError(f"{command[0]} ended with exit code {code}", "see its message above", action)

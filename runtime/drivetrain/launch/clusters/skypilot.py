@@ -4,136 +4,79 @@ from __future__ import annotations
 
 import hashlib
 import math
-import shlex
 from pathlib import Path
-from typing import Any
 
 from drivetrain.errors import SpecError
-from drivetrain.launch.clusters import mounted_files, store_access
-from drivetrain.launch.clusters.cluster_job import ClusterJob
-from drivetrain.launch.clusters.plain_yaml import dump
+from drivetrain.launch.clusters import preflight
+from drivetrain.launch.clusters.cluster_job import ClusterFile, ClusterJob
 from drivetrain.launch.clusters.site import SkyPilotSite
+from drivetrain.storage import store_variables
 from drivetrain.system.units import parse_bytes
 
-AGAIN = [8, 75]
-"""Exit codes after which the job is started again, on new nodes if it must be: a node is lost, or training was stopped."""
-SPEC = "/tmp/drivetrain-job"
-"""Where a node writes the job file. Nothing is uploaded, so no bucket is needed for it."""
+FOLDER = "/tmp/drivetrain-job"
+"""Where a node writes the job file; the template makes it."""
 
 
-def check(work: ClusterJob, settings: SkyPilotSite, named: str) -> list[str]:
-    """Refuse what would fail on the cluster; returns lines for the user.
-
-    Raises:
-        SpecError: if the job cannot train there.
-    """
-    mounted_files.check(work, settings.runs, [*settings.volumes, *settings.file_mounts], f"{named}: skypilot.volumes")
+def prepare(work: ClusterJob, settings: SkyPilotSite, site: str) -> ClusterFile:
+    """The task; raises SpecError if the job cannot train there."""
+    volumes = [*settings.volumes, *settings.file_mounts]
+    preflight.check_volumes(work, settings.runs, volumes, f"{site}: skypilot.volumes")
     if not any(Path(settings.runs).is_relative_to(volume) for volume in settings.volumes):
+        listed = ", ".join(settings.volumes)
         raise SpecError(
-            f"{named}: skypilot.runs: {settings.runs} is below no volume",
-            f"below {', '.join(settings.volumes)}"
-            if settings.volumes
-            else "below a volume; skypilot.volumes lists none",
+            f"{site}: skypilot.runs: {settings.runs} is below no volume",
+            f"below {listed}" if listed else "below a volume; skypilot.volumes lists none",
             "add a volume: a bucket under file_mounts cannot rename folders, which every checkpoint needs",
         )
-    _check_gpus(work, settings, named)
-    store_access.refuse_files(work, "SkyPilot")
-    secrets = _secrets(work)
-    lines = [f"submit it from where {', '.join(secrets)} is set"] if secrets else []
-    return lines + store_access.missing(work, secrets)
-
-
-def _secrets(work: ClusterJob) -> list[str]:
-    """The names that the job lists, and those of its stores that are set here."""
-    return list(dict.fromkeys((*work.job.environment, *store_access.names(work))))
-
-
-def _check_gpus(work: ClusterJob, settings: SkyPilotSite, named: str) -> None:
-    """Refuse GPUs without a name, or another number of them than processes."""
-    accelerators = settings.resources.get("accelerators")
-    if work.gpus and not isinstance(accelerators, str):
-        description = (
-            f"{named}: skypilot.resources.accelerators is missing"
-            if accelerators is None
-            else f"{named}: {accelerators!r}"
-        )
-        raise SpecError(description, "the name of a GPU, such as A100", "run `sky gpus list` to see what there is")
-    if not work.gpus and accelerators:
-        raise SpecError(
-            f"{named}: skypilot.resources.accelerators is {accelerators!r}, and --device is cpu",
-            "the same in both",
-            "add --device gpu, or remove it",
-        )
-    name, _, count = accelerators.partition(":") if isinstance(accelerators, str) else ("", "", "")
-    if work.gpus and count and count != str(work.per_node):
-        raise SpecError(
-            f"{named}: skypilot.resources.accelerators is {accelerators}, and there are {work.per_node} processes on each node",
-            "one process for each GPU",
-            f"write accelerators: {name}, or set --per-node {count}",
-        )
-
-
-def task(work: ClusterJob, settings: SkyPilotSite) -> str:
-    """The task as YAML."""
-    head = (
-        f"# Trains {work.job.name} on {work.nodes} node{'s' * (work.nodes > 1)}; written by `drivetrain launch --on skypilot`.\n"
-        "# Exit codes of training decide: 0 done; 75 stopped early and 8 a process was lost, started again; lost nodes, too;\n"
-        "# 2 to 7 and 9 would end in the same way.\n"
-    )
-    return head + dump([document(work, settings)])
-
-
-def document(work: ClusterJob, settings: SkyPilotSite) -> dict[str, Any]:
-    """The keys of the task."""
-    keys: dict[str, Any] = {
-        "name": work.job.name,
-        "num_nodes": work.nodes,
-        "resources": _resources(work, settings),
-    }
-    if settings.volumes:
-        keys["volumes"] = settings.volumes
-    if settings.file_mounts:
-        keys["file_mounts"] = settings.file_mounts
-    if secrets := _secrets(work):
-        # Without a value here: SkyPilot takes it from --secret, and shows it nowhere.
-        keys["secrets"] = dict.fromkeys(secrets)
-    return keys | {"run": block(work, settings)}
-
-
-def _resources(work: ClusterJob, settings: SkyPilotSite) -> dict[str, Any]:
-    limits = work.job.limits
-    resources: dict[str, Any] = {
-        "image_id": f"docker:{settings.image}",
-        "cpus": f"{math.ceil(limits.cpus or 2)}+",
-        "memory": f"{math.ceil(parse_bytes(limits.memory or '4g') / 2**30)}+",
-    }
-    resources |= settings.resources
-    if work.gpus:
-        resources["accelerators"] = f"{str(settings.resources['accelerators']).partition(':')[0]}:{work.per_node}"
-    return resources | {"job_recovery": {"max_restarts_on_errors": 0, "recover_on_exit_codes": AGAIN}}
-
-
-def block(work: ClusterJob, settings: SkyPilotSite) -> str:
-    """What every node runs; SKYPILOT_NODE_RANK and its like say which one it is."""
-    end = f"JOB_{hashlib.sha256(work.content.encode()).hexdigest()[:12]}"
-    spec = f"{SPEC}/{work.spec.name}"
-    lines = [
-        "set -e",
-        f"mkdir -p {SPEC}",
-        f"cat > {shlex.quote(spec)} << '{end}'",
-        *work.content.splitlines(),
-        end,
-        f"exec {shlex.join([*work.command(settings.command, spec), '--runs', settings.runs])}",
+    _check_gpus(work, settings.resources.get("accelerators"), f"{site}: skypilot.resources.accelerators")
+    stored = preflight.list_store_variables(work)
+    for name in stored:
+        if name in store_variables.FILES:
+            fault = f"{name} names a file of this machine, which the nodes of SkyPilot do not have"
+            action = f"unset {name}, and export such variables or give the nodes a role"
+            raise SpecError(fault, "variables that hold the credential itself, or the role of the nodes", action)
+    secrets = list(dict.fromkeys((*work.job.environment, *stored)))
+    notes = [f"submit it from where {', '.join(secrets)} is set"] if secrets else []
+    notes += [
+        f"no {prefix} variable is set here: for {store} the nodes need a role"
+        for prefix, store in preflight.list_missing_credentials(work, secrets)
     ]
-    return "\n".join(lines) + "\n"
+    values = _list_values(work, settings) | {"secrets": dict.fromkeys(secrets) or None}
+    submit = ["sky", "jobs", "launch", *(word for name in secrets for word in ("--secret", name))]
+    return ClusterFile("skypilot.yaml", ".sky.yaml", values, notes, submit, f"sky jobs logs --name {work.job.name}")
 
 
-def submit(work: ClusterJob, path: Path) -> list[str]:
-    """The command that submits the task; it takes the values of secrets from where it is called."""
-    named = [word for name in _secrets(work) for word in ("--secret", name)]
-    return ["sky", "jobs", "launch", *named, str(path)]
+def _check_gpus(work: ClusterJob, accelerators: object, key: str) -> None:
+    """Refuse GPUs without a name, or another number of them than processes."""
+    if work.gpus and not isinstance(accelerators, str):
+        fault = f"{key} is missing" if accelerators is None else f"{key} is {accelerators!r}"
+        raise SpecError(fault, "the name of a GPU, such as A100", "run `sky gpus list` to see what there is")
+    if not work.gpus and accelerators:
+        fault = f"{key} is {accelerators!r}, and --device is cpu"
+        raise SpecError(fault, "the same in both", "add --device gpu, or remove it")
+    name, _, count = str(accelerators or "").partition(":")
+    if count and count != str(work.per_node):
+        fault = f"{key} is {accelerators}, and there are {work.per_node} processes on each node"
+        action = f"write accelerators: {name}, or set --per-node {count}"
+        raise SpecError(fault, "one process for each GPU", action)
 
 
-def follow(work: ClusterJob) -> str:
-    """What shows the progress of the job."""
-    return f"sky jobs logs --name {work.job.name}"
+def _list_values(work: ClusterJob, settings: SkyPilotSite) -> dict[str, object]:
+    """The values of the template but the secrets."""
+    limits, resources, path = work.job.limits, dict(settings.resources), f"{FOLDER}/{work.spec.name}"
+    if work.gpus:
+        resources["accelerators"] = f"{str(resources['accelerators']).partition(':')[0]}:{work.per_node}"
+    return {
+        **work.list_values(),
+        "image": f"docker:{settings.image}",
+        "cpus": None if "cpus" in resources else f"{math.ceil(limits.cpus or 2)}+",
+        "memory": None if "memory" in resources else f"{math.ceil(parse_bytes(limits.memory or '4g') / 2**30)}+",
+        "resources": resources,
+        "volumes": settings.volumes or None,
+        "file_mounts": settings.file_mounts or None,
+        "job_path": path,
+        "end": f"JOB_{hashlib.sha256(work.content.encode()).hexdigest()[:12]}",
+        # Without the breaks of lines that YAML would change.
+        "job_file": "".join(f"{line}\n" for line in work.content.splitlines()),
+        "command": [*work.build_command(settings.command, path), "--runs", settings.runs],
+    }

@@ -9,24 +9,24 @@ from drivetrain.report.advice.recommendation import (
     MIN_TIME_SHARE,
     Advice,
     Rule,
-    at,
-    less_time,
+    compute_time_share,
+    describe_saving,
+    get_nested,
     read_decisions,
-    time_share,
 )
-from drivetrain.report.formatting import duration, format_json, share
+from drivetrain.report.formatting import format_duration, format_json, format_share
 from drivetrain.report.log_series import Series, measure_starvation
 from drivetrain.report.record import Record
-from drivetrain.report.sections.ranks import starves, words
+from drivetrain.report.sections.ranks import describe_slowest, waits_for_data
 from drivetrain.report.summary import Summary
 from drivetrain.system.units import format_bytes
 from drivetrain.tracking.rank_record import compute_exchange, compute_usual_speed, find_slowest
 
-TIGHT, LOOSE = 0.9, 0.4
+TIGHT_SHARE, LOOSE_SHARE = 0.9, 0.4
 """Shares of the memory limit that are too much, and needlessly little."""
 CROWDED_SHARE = 0.1
 """Share of the CPU time used by others that justifies advice."""
-FULL = 0.4
+FULL_SHARE = 0.4
 """Share from which on it matters that threads wait for each other."""
 HOT_CELSIUS = 80
 """Degrees Celsius from which on most GPUs reduce their clock."""
@@ -39,11 +39,11 @@ COSTLY_EXCHANGE = 0.2
 
 def _advise_on_throttling(record: Record, summary: Summary) -> Iterator[Advice]:
     """The CPU quota throttled the run."""
-    throttled = record.telemetry.get("throttled_seconds", Series("")).risen("throttled")
+    throttled = record.telemetry.get("throttled_seconds", Series("")).accumulate("throttled")
     seconds = throttled.ys[-1] if throttled else 0.0
     hardware, threads = record.hardware, read_decisions(record).get("cpu_threads")
     quota = hardware.cpu.quota if hardware else None
-    if quota is None or hardware is None or time_share(seconds, summary) < MIN_TIME_SHARE:
+    if quota is None or hardware is None or compute_time_share(seconds, summary) < MIN_TIME_SHARE:
         return
     allowed = max(1, int(quota))
     if isinstance(threads, int) and threads > allowed:
@@ -54,8 +54,8 @@ def _advise_on_throttling(record: Record, summary: Summary) -> Iterator[Advice]:
         return
     yield Advice(
         name,
-        f"the quota of {quota:g} CPUs throttled it for {duration(seconds)} of {duration(summary.seconds)}",
-        less_time(min(0.9, time_share(seconds, summary))),
+        f"the quota of {quota:g} CPUs throttled it for {format_duration(seconds)} of {format_duration(summary.seconds)}",
+        describe_saving(min(0.9, compute_time_share(seconds, summary))),
         line,
         min(seconds, summary.seconds or 0.0),
     )
@@ -69,34 +69,34 @@ def _advise_on_crowding(record: Record, summary: Summary) -> Iterator[Advice]:
         return
     who = "other processes" if starvation.others_share >= starvation.stolen_share else "other virtual machines"
     threads = read_decisions(record).get("cpu_threads")
-    waits = isinstance(threads, int) and threads > 1 and lost_share >= FULL
+    waits = isinstance(threads, int) and threads > 1 and lost_share >= FULL_SHARE
     if waits and who == "other processes":
         yield Advice(
             "compute with one thread beside them",
-            f"{who} used {share(lost_share)} of the CPU time, and each of {threads} threads waits until all of them had a CPU",
+            f"{who} used {format_share(lost_share)} of the CPU time, and each of {threads} threads waits until all of them had a CPU",
             "beside four busy processes on 2 CPUs one thread trained 1.7 to 8.7 times as fast as two",
             "optimize: {cpu_threads: 1}",
             lost_share * (summary.seconds or 0.0),
         )
     yield Advice(
         "train on a less busy machine",
-        f"{who} used {share(lost_share)} of the CPU time available to this run",
-        less_time(lost_share),
+        f"{who} used {format_share(lost_share)} of the CPU time available to this run",
+        describe_saving(lost_share),
         "none: stop or pause the others, or train when they have finished",
         lost_share * (summary.seconds or 0.0),
     )
 
 
-def _memory(record: Record, summary: Summary) -> Iterator[Advice]:
+def _advise_on_memory(record: Record, summary: Summary) -> Iterator[Advice]:
     """The memory peak is close to the limit, or so far below that others could use the rest."""
     used = record.telemetry.get("memory_used")
     peak = max([summary.peak_memory or 0.0, *(used.ys if used else ())])
     limit = summary.memory_limit
     if not limit or not peak:
         return
-    part, batch = peak / limit, _batch(record)
-    description = f"{format_bytes(int(peak))} of {format_bytes(int(limit))} of memory used, {share(part)}"
-    if part > TIGHT and batch and batch > 1:
+    part, batch = peak / limit, _read_micro_batch(record)
+    description = f"{format_bytes(int(peak))} of {format_bytes(int(limit))} of memory used, {format_share(part)}"
+    if part > TIGHT_SHARE and batch and batch > 1:
         yield Advice(
             "use a smaller micro-batch",
             description,
@@ -104,32 +104,33 @@ def _memory(record: Record, summary: Summary) -> Iterator[Advice]:
             f"optimize: {{micro_batch: {batch // 2}}}",
             1e9,
         )
-    elif part < LOOSE and limit > 1024 * MIB:
-        enough = max(512, -(-int(peak / 0.85 / MIB) // 256) * 256)
-        if enough * MIB < limit * 0.75:
+    elif part < LOOSE_SHARE and limit > 1024 * MIB:
+        enough_mib = max(512, -(-int(peak / 0.85 / MIB) // 256) * 256)
+        if enough_mib * MIB < limit * 0.75:
             yield Advice(
                 "lower the memory limit",
                 description,
-                f"{format_bytes(int(limit) - enough * MIB)} more for other containers",
-                f"limits: {{memory: {enough}m}}",
+                f"{format_bytes(int(limit) - enough_mib * MIB)} more for other containers",
+                f"limits: {{memory: {enough_mib}m}}",
                 0.0,
             )
 
 
-def _idle_gpu(record: Record, summary: Summary) -> Iterator[Advice]:
+def _advise_on_idle_gpu(record: Record, summary: Summary) -> Iterator[Advice]:
     """The GPU was idle for a tenth of the time or more."""
     busy = record.telemetry.get("gpu_percent")
     if not busy or len(busy) < 10:
         return
-    idle = 1 - sum(busy.ys) / len(busy) / 100
-    seconds = idle * summary.phases.get("train", 0.0)
-    if idle < 0.1 or summary.phases.get("input", 0.0) > seconds / 2:
+    idle_share = 1 - sum(busy.ys) / len(busy) / 100
+    seconds = idle_share * summary.phases.get("train", 0.0)
+    if idle_share < 0.1 or summary.phases.get("input", 0.0) > seconds / 2:
         return
-    gain, reason = less_time(time_share(seconds, summary)), f"the GPU was idle for {share(idle)} of the time"
+    gain = describe_saving(compute_time_share(seconds, summary))
+    reason = f"the GPU was idle for {format_share(idle_share)} of the time"
     if summary.phases.get("train", 0.0) >= COMPILE_PAYS_SECONDS and _is_unmeasured(record, "compile"):
         change = "measure compiled kernels and CUDA graphs, which leave less work to the host"
         yield Advice(change, reason, gain, "optimize: {measure: full}", seconds)
-    elif at(record.spec, "train", "batch_size") != "auto":
+    elif get_nested(record.spec, "train", "batch_size") != "auto":
         change = "use larger batches, which need fewer kernels per sample; they change what is learned"
         yield Advice(change, reason, gain, "train: {batch_size: auto}", seconds)
 
@@ -140,63 +141,65 @@ def _is_unmeasured(record: Record, name: str) -> bool:
     return any(d.name == name and d.value is False and d.source == "choice" for d in rows)
 
 
-def _hot(record: Record, summary: Summary) -> Iterator[Advice]:
+def _advise_on_hot_gpu(record: Record, summary: Summary) -> Iterator[Advice]:
     """The GPU was so hot that it reduces its clock, or soon will."""
-    heat = record.telemetry.get("gpu_temperature")
-    hot = sum(degrees >= HOT_CELSIUS for degrees in heat.ys) / len(heat) if heat else 0.0
-    if heat and hot >= MIN_TIME_SHARE:
+    temperatures = record.telemetry.get("gpu_temperature")
+    hot_share = sum(degrees >= HOT_CELSIUS for degrees in temperatures.ys) / len(temperatures) if temperatures else 0.0
+    if temperatures and hot_share >= MIN_TIME_SHARE:
         yield Advice(
             "cool the GPU",
-            f"it was at {HOT_CELSIUS} °C or hotter for {share(hot)} of the time, up to {max(heat.ys):.0f} °C",
+            f"it was at {HOT_CELSIUS} °C or hotter for {format_share(hot_share)} of the time, up to {max(temperatures.ys):.0f} °C",
             "full clock speed: up to 10 % less time",
             "none: clean the fans, improve the airflow, or lower the power limit: sudo nvidia-smi --power-limit WATTS",
             1.0,
         )
 
 
-def _batch(record: Record) -> int | None:
+def _read_micro_batch(record: Record) -> int | None:
     """Samples per micro-batch, as the run computed them."""
-    piece, batch_size = read_decisions(record).get("micro_batch"), at(record.spec, "train", "batch_size")
+    piece, batch_size = read_decisions(record).get("micro_batch"), get_nested(record.spec, "train", "batch_size")
     size = piece if isinstance(piece, int) and not isinstance(piece, bool) and piece > 0 else batch_size
     return size if isinstance(size, int) else None
 
 
-def _slow_rank(record: Record, summary: Summary) -> Iterator[Advice]:
+def _advise_on_slow_rank(record: Record, summary: Summary) -> Iterator[Advice]:
     """One process is slower than the others, which wait for it at each step."""
-    last = find_slowest(record.ranks)
-    if last is None or (summary.seconds or 0.0) < MIN_RUN_SECONDS:
+    slowest_rank = find_slowest(record.ranks)
+    if slowest_rank is None or (summary.seconds or 0.0) < MIN_RUN_SECONDS:
         return
-    lost_share = 1 - last.speed / compute_usual_speed(record.ranks, last)
-    node, workers = format_json(last.node), read_decisions(record).get("loader_workers")
-    if starves(last) and isinstance(workers, int):
+    lost_share = 1 - slowest_rank.speed / compute_usual_speed(record.ranks, slowest_rank)
+    node, workers = format_json(slowest_rank.node), read_decisions(record).get("loader_workers")
+    if waits_for_data(slowest_rank) and isinstance(workers, int):
         change, line = f"read data faster on {node}", f"optimize: {{loader_workers: {workers + 1}}}"
     else:
         change = f"find out what slows {node}"
         line = "none: look there for other processes, a throttled or hot chip, a slow disk; or leave that machine out"
-    yield Advice(change, words(record.ranks), less_time(lost_share), line, lost_share * last.seconds)
+    why, gain = describe_slowest(record.ranks), describe_saving(lost_share)
+    yield Advice(change, why, gain, line, lost_share * slowest_rank.seconds)
 
 
-def _exchange(record: Record, summary: Summary) -> Iterator[Advice]:
+def _advise_on_exchange(record: Record, summary: Summary) -> Iterator[Advice]:
     """Sending gradients takes a large part of each step."""
     part = compute_exchange(record.ranks)
     if part < COSTLY_EXCHANGE or (summary.seconds or 0.0) < MIN_RUN_SECONDS:
         return
     seconds = part * min(one.seconds for one in record.ranks)
-    reason = f"the exchange between {len(record.ranks)} processes takes at least {share(part)} of the time of each"
+    least = f"at least {format_share(part)} of the time of each"
+    reason = f"the exchange between {len(record.ranks)} processes takes {least}"
     if len({one.node for one in record.ranks}) > 1 and read_decisions(record).get("exchange_precision") == "fp32":
         change = "send gradients in bf16, half as many bytes; they are rounded"
-        yield Advice(change, reason, less_time(part / 2), "optimize: {exchange_precision: bf16}", seconds / 2)
-    elif at(record.spec, "train", "batch_size") != "auto":
+        yield Advice(change, reason, describe_saving(part / 2), "optimize: {exchange_precision: bf16}", seconds / 2)
+    elif get_nested(record.spec, "train", "batch_size") != "auto":
         change = "use larger batches, which exchange less often per sample; they change what is learned"
-        yield Advice(change, reason, less_time(part / 2), "train: {batch_size: auto}", seconds / 2)
+        yield Advice(change, reason, describe_saving(part / 2), "train: {batch_size: auto}", seconds / 2)
 
 
 MACHINE_RULES: tuple[Rule, ...] = (
     _advise_on_throttling,
     _advise_on_crowding,
-    _memory,
-    _idle_gpu,
-    _hot,
-    _slow_rank,
-    _exchange,
+    _advise_on_memory,
+    _advise_on_idle_gpu,
+    _advise_on_hot_gpu,
+    _advise_on_slow_rank,
+    _advise_on_exchange,
 )

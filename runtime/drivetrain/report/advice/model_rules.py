@@ -8,9 +8,9 @@ from math import sqrt
 from drivetrain.job import lower_is_better
 from drivetrain.job.formatting import format_metric
 from drivetrain.report import log_series
-from drivetrain.report.advice.recommendation import Advice, Rule, at, fact
-from drivetrain.report.confusion import confusions
-from drivetrain.report.formatting import share
+from drivetrain.report.advice.recommendation import Advice, Rule, get_nested, read_fact
+from drivetrain.report.confusion import read_confusions
+from drivetrain.report.formatting import format_share
 from drivetrain.report.record import Record
 from drivetrain.report.summary import Summary
 
@@ -35,7 +35,7 @@ MIN_OBLONG_SHARE, GOOD_ACCURACY = 0.5, 0.97
 """Share of images that are cropped, and the accuracy below which that may be why."""
 MAX_JUMPS = 3
 """Jumps of the loss that may happen."""
-WEAK_F1, STRONG = 0.6, 0.8
+WEAK_F1, STRONG_SHARE = 0.6, 0.8
 """F1 of a class that is weak while the others together are strong."""
 UNEVEN_RATIO = 3.0
 """Ratio of largest to smallest class from which on weights can help."""
@@ -60,12 +60,12 @@ def _advise_on_overfitting(record: Record, summary: Summary) -> Iterator[Advice]
     # A schedule that falls to zero needs as long again: with 12 epochs for a best of 5 an encoder was better on new texts than with
     # 8 or 40, by 0.03 to 0.05 of its accuracy in each of three seeds.
     shorter = max(best + 2, min(2 * best, (best + epochs) // 2))
-    hidden = "" if metric == LOSS else f"; {metric}, which chose the weights, gained no more than chance since"
+    metric_note = "" if metric == LOSS else f"; {metric}, which chose the weights, gained no more than chance since"
     yield Advice(
         "train for fewer epochs",
-        f"overfitting: {LOSS} was lowest after epoch {best} of {epochs} and is {share(values[-1] / values[best - 1] - 1)} higher "
-        f"at the end{hidden}",
-        f"{share(1 - shorter / epochs)} less time; weight decay, dropout, augmentation or more data make the other epochs useful",
+        f"overfitting: {LOSS} was lowest after epoch {best} of {epochs} and is {format_share(values[-1] / values[best - 1] - 1)} higher "
+        f"at the end{metric_note}",
+        f"{format_share(1 - shorter / epochs)} less time; weight decay, dropout, augmentation or more data make the other epochs useful",
         f"train: {{epochs: {shorter}}}",
     )
 
@@ -78,18 +78,18 @@ def _gains_later(record: Record, metric: str, epoch: int) -> bool:
     sign = -1.0 if lower_is_better(metric) else 1.0
     values = [sign * value for value in series.ys]
     # The best of many evaluations is above the best of few by chance alone.
-    return max(values[epoch:]) - max(values[:epoch]) > 2 * _chance(record, max(values))
+    return max(values[epoch:]) - max(values[:epoch]) > 2 * _compute_standard_error(record, max(values))
 
 
-def _chance(record: Record, value: float) -> float:
+def _compute_standard_error(record: Record, value: float) -> float:
     """One standard error of a share among the validation samples; 0 for what is no share."""
-    samples = sum(confusion.total for confusion in confusions(record.result.get("confusion")))
+    samples = sum(confusion.total for confusion in read_confusions(record.result.get("confusion")))
     return sqrt(value * (1 - value) / samples) if samples and 0 < value < 1 else 0.0
 
 
 def _advise_on_more_epochs(record: Record, summary: Summary) -> Iterator[Advice]:
     """The metric that chooses the weights, or the validation loss, was still improving at the end."""
-    best, epochs = summary.best, at(record.spec, "train", "epochs")
+    best, epochs = summary.best, get_nested(record.spec, "train", "epochs")
     if best is None or summary.status != "done" or not isinstance(epochs, int):
         return
     # A change of one standard error of a share is chance; a loss has no such error, and has to fall a lot.
@@ -101,7 +101,8 @@ def _advise_on_more_epochs(record: Record, summary: Summary) -> Iterator[Advice]
         values = [sign * value for value in series.ys]
         quarter = max(1, len(values) // 4)
         earlier, last = max(values[:-quarter]), values[-1]
-        if last == max(values) and last - earlier > max(_chance(record, last), min_share * abs(earlier)):
+        min_gain = max(_compute_standard_error(record, last), min_share * abs(earlier))
+        if last == max(values) and last - earlier > min_gain:
             yield Advice(
                 "train for more epochs",
                 f"{metric} was still improving: {format_metric(sign * earlier)} until epoch {len(values) - quarter}, "
@@ -114,7 +115,7 @@ def _advise_on_more_epochs(record: Record, summary: Summary) -> Iterator[Advice]
 
 def _advise_on_few_steps(record: Record, summary: Summary) -> Iterator[Advice]:
     """A batch that holds most of the samples leaves a handful of steps."""
-    batch, epochs = at(record.spec, "train", "batch_size"), summary.epochs
+    batch, epochs = get_nested(record.spec, "train", "batch_size"), summary.epochs
     if not isinstance(batch, int) or not epochs or not summary.steps or batch <= USUAL_BATCH:
         return
     steps = summary.steps / epochs
@@ -146,13 +147,13 @@ def _advise_on_learning_rate(record: Record, summary: Summary) -> Iterator[Advic
 
 def _advise_on_cropping(record: Record, summary: Summary) -> Iterator[Advice]:
     """Most images lose their ends, and the result is not good."""
-    is_cropped = at(record.result, "facts", "oblong", "fit") == "crop"
-    cropped = (fact(record, "oblong", "share") or 0.0) if is_cropped else 0.0
+    is_cropped = get_nested(record.result, "facts", "oblong", "fit") == "crop"
+    cropped = (read_fact(record, "oblong", "share") or 0.0) if is_cropped else 0.0
     accuracy = summary.best.metrics.get("validation/accuracy") if summary.best else None
     if cropped >= MIN_OBLONG_SHARE and accuracy is not None and accuracy < GOOD_ACCURACY:
         yield Advice(
             "show the network whole pictures",
-            f"{share(cropped)} of the pictures are not square, and their ends are cropped",
+            f"{format_share(cropped)} of the pictures are not square, and their ends are cropped",
             "what lies at the ends counts, too, if it shows the class",
             "data: {fit: pad}",
         )
@@ -165,9 +166,9 @@ def _advise_on_jumps(record: Record, summary: Summary) -> Iterator[Advice]:
         return
     # A loss near zero jumps at each sample with a wrong label, at any rate.
     loss_at = dict(zip(losses.xs, losses.ys, strict=True))
-    steps = [log_series.number(event, "step") for event in record.events if event.get("kind") == "loss"]
+    steps = [log_series.read_number(event, "step") for event in record.events if event.get("kind") == "loss"]
     jumps = sum(step is not None and loss_at.get(step, 0.0) > losses.ys[0] for step in steps)
-    rate = at(record.spec, "train", "optimizer", "lr")
+    rate = get_nested(record.spec, "train", "optimizer", "lr")
     if jumps > MAX_JUMPS and isinstance(rate, int | float):
         yield Advice(
             "lower the learning rate",
@@ -179,15 +180,15 @@ def _advise_on_jumps(record: Record, summary: Summary) -> Iterator[Advice]:
 
 def _advise_on_weak_classes(record: Record, summary: Summary) -> Iterator[Advice]:
     """A class is predicted much worse than the others."""
-    for confusion in confusions(record.result.get("confusion")):
-        weakest = confusion.weakest(1)
-        if not weakest or confusion.hits < STRONG * confusion.total or weakest[0][4] >= WEAK_F1:
+    for confusion in read_confusions(record.result.get("confusion")):
+        weakest = confusion.list_weakest(1)
+        if not weakest or confusion.hits < STRONG_SHARE * confusion.total or weakest[0][4] >= WEAK_F1:
             continue
         name, samples, precision, recall, f1 = weakest[0]
         sizes = [sum(row) for row in confusion.matrix if sum(row)]
         of_head = f" of {confusion.head}" if confusion.head else ""
         reason = f"{name}{of_head} has F1 {f1:.2f} (precision {precision:.2f}, recall {recall:.2f}) with {samples:,} validation samples"
-        is_weighted = at(record.spec, "train", "class_weights") not in (None, "none")
+        is_weighted = get_nested(record.spec, "train", "class_weights") not in (None, "none")
         if max(sizes) >= UNEVEN_RATIO * samples and not is_weighted:
             gain, line = f"more of {name} is found, at the price of more false ones", "train: {class_weights: balanced}"
         else:
@@ -200,19 +201,19 @@ def _advise_on_few_samples(record: Record, summary: Summary) -> Iterator[Advice]
     best = summary.best
     if best is None or lower_is_better(best.metric):
         return
-    for confusion in confusions(record.result.get("confusion")):
-        low, high = interval(confusion.hits, confusion.total)
+    for confusion in read_confusions(record.result.get("confusion")):
+        low, high = compute_interval(confusion.hits, confusion.total)
         if high - low > 2 * MAX_HALF_INTERVAL:
             yield Advice(
                 "judge it on more samples",
-                f"{confusion.hits:,} of {confusion.total:,} right: the accuracy on new data may be {share(round(low, 2))} to {share(round(high, 2))} (95 % interval)",
+                f"{confusion.hits:,} of {confusion.total:,} right: the accuracy on new data may be {format_share(round(low, 2))} to {format_share(round(high, 2))} (95 % interval)",
                 "a value that can be compared; the mean of the folds uses every sample once",
                 "drivetrain repeat JOB --folds 5",
             )
             return
 
 
-def interval(hits: int, total: int) -> tuple[float, float]:
+def compute_interval(hits: int, total: int) -> tuple[float, float]:
     """Where the true share lies with 95 % probability (Wilson 1927); 0 to 1 without samples."""
     if not total:
         return 0.0, 1.0

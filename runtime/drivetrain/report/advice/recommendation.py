@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from drivetrain.report.formatting import share
+from drivetrain.report.formatting import format_share
 from drivetrain.report.record import Record
 from drivetrain.report.summary import Summary
 
@@ -32,15 +32,15 @@ class Advice:
 Rule = Callable[[Record, Summary], Iterator[Advice]]
 
 
-def time_share(seconds: float, summary: Summary) -> float:
+def compute_time_share(seconds: float, summary: Summary) -> float:
     """Share of the total time; 0 for a run that is too short."""
     total_seconds = summary.seconds or 0.0
     return seconds / total_seconds if total_seconds >= MIN_RUN_SECONDS else 0.0
 
 
-def less_time(part: float) -> str:
+def describe_saving(part: float) -> str:
     """The expected gain, as text."""
-    return f"up to {share(part)} less time"
+    return f"up to {format_share(part)} less time"
 
 
 def read_decisions(record: Record) -> dict[str, Any]:
@@ -54,13 +54,13 @@ def is_turned_off(record: Record, name: str) -> bool:
     return any(d.name == name and d.value in (False, "off") and d.source in ("job", "file") for d in rows)
 
 
-def fact(record: Record, *keys: str) -> float | None:
+def read_fact(record: Record, *keys: str) -> float | None:
     """A recorded fact about data or network; None for runs of earlier versions, which recorded text only."""
-    value = at(record.result, "facts", *keys)
+    value = get_nested(record.result, "facts", *keys)
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-def at(spec: Mapping[str, object], *keys: str) -> object:
+def get_nested(spec: Mapping[str, object], *keys: str) -> object:
     """The value under nested keys; None if it is not there."""
     value: Any = spec
     for key in keys:

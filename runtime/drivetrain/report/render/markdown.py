@@ -21,35 +21,35 @@ from drivetrain.report.blocks import (
     Tile,
     Tone,
 )
-from drivetrain.report.formatting import number, share
+from drivetrain.report.formatting import format_number, format_share
 from drivetrain.tracking.live.sparkline import draw_bars
 
 MAX_MATRIX_CLASSES = 12
 """Largest confusion matrix that is shown as text; the HTML page has larger ones."""
 
 
-def markdown(headline: Headline, sections: Sequence[Section]) -> str:
+def render_markdown(headline: Headline, sections: Sequence[Section]) -> str:
     """Render the whole text."""
     lines = [
-        f"# {_text(headline.run)}: {_text(headline.value)}",
-        f"{_text(headline.label)}. {_text(headline.what)}.",
-        f"**{_text(headline.status)}**: {_text(headline.ending)}",
+        f"# {_escape(headline.run)}: {_escape(headline.value)}",
+        f"{_escape(headline.label)}. {_escape(headline.what)}.",
+        f"**{_escape(headline.status)}**: {_escape(headline.ending)}",
         *([_bold_list(text for text, _ in headline.alerts)] if headline.alerts else []),
-        _table(Table(("result", "value", ""), tuple(map(_tile, headline.tiles)))),
+        _render_table(Table(("result", "value", ""), tuple(map(_render_tile, headline.tiles)))),
     ]
     for section in sections:
         # A section of blocks that only the page can show gets no title.
-        if rendered := list(_blocks(section.blocks)):
-            lines += [f"## {_text(section.title)}", *rendered]
+        if rendered := list(_render_blocks(section.blocks)):
+            lines += [f"## {_escape(section.title)}", *rendered]
     return "\n\n".join(lines) + "\n"
 
 
-def _tile(tile: Tile) -> tuple[str, str, str]:
-    used = "" if tile.used is None else f" ({share(tile.used)})"
+def _render_tile(tile: Tile) -> tuple[str, str, str]:
+    used = "" if tile.used is None else f" ({format_share(tile.used)})"
     return tile.label, tile.value, f"{tile.remark}{used}"
 
 
-def _blocks(blocks: Sequence[Block]) -> Iterator[str]:
+def _render_blocks(blocks: Sequence[Block]) -> Iterator[str]:
     """Render blocks in order; adjacent plots share one table."""
     waiting: list[Curves] = []
     for block in blocks:
@@ -57,40 +57,40 @@ def _blocks(blocks: Sequence[Block]) -> Iterator[str]:
             waiting += block.plots if isinstance(block, FoldedCurves) else [block]
             continue
         if waiting:
-            yield _curves(waiting)
+            yield _render_curves(waiting)
             waiting = []
-        yield from _block(block)
+        yield from _render_block(block)
     if waiting:
-        yield _curves(waiting)
+        yield _render_curves(waiting)
 
 
-def _block(block: Block) -> Iterator[str]:
+def _render_block(block: Block) -> Iterator[str]:
     match block:
         case Text():
-            yield f"**{_text(block.text)}**" if block.tone in (Tone.WARN, Tone.BAD) else _text(block.text)
+            yield f"**{_escape(block.text)}**" if block.tone in (Tone.WARN, Tone.BAD) else _escape(block.text)
         case Table():
-            yield _table(block)
+            yield _render_table(block)
         case ConfusionMatrix():
             if len(block.confusion.classes) <= MAX_MATRIX_CLASSES:
                 counts = zip(block.confusion.classes, block.confusion.matrix, strict=True)
                 rows = tuple((name, *map(str, row)) for name, row in counts)
-                yield _table(Table(("truth", *block.confusion.classes), rows))
+                yield _render_table(Table(("truth", *block.confusion.classes), rows))
         case StackedBar():
             total = sum(size for _, size, _ in block.parts) or 1.0
-            rows = tuple((name, text, share(size / total)) for name, size, text in block.parts)
-            yield _table(Table((block.title, "time", "share"), rows))
+            rows = tuple((name, text, format_share(size / total)) for name, size, text in block.parts)
+            yield _render_table(Table((block.title, "time", "share"), rows))
         case Gallery():
             cells = tuple((photo.title, photo.truth, photo.answer, photo.probability) for photo in block.photos)
-            yield _table(Table(("sample", "true class", "predicted", "probability"), cells))
+            yield _render_table(Table(("sample", "true class", "predicted", "probability"), cells))
         case Details():
             # The fence must be longer than any row of backticks in the text.
             fence = "`" * max(3, 1 + max(map(len, re.findall("`+", block.text)), default=0))
-            yield f"{_text(block.title)}:\n\n{fence}yaml\n{block.text.rstrip()}\n{fence}"
+            yield f"{_escape(block.title)}:\n\n{fence}yaml\n{block.text.rstrip()}\n{fence}"
         case _:
             pass  # scatter plots are on the HTML page only
 
 
-def _curves(plots: Sequence[Curves]) -> str:
+def _render_curves(plots: Sequence[Curves]) -> str:
     rows = []
     for plot in plots:
         for series in plot.series:
@@ -98,29 +98,29 @@ def _curves(plots: Sequence[Curves]) -> str:
                 continue
             name = plot.title if len(plot.series) == 1 else f"{plot.title}: {series.name}"
             values = (series.ys[0], min(series.ys), max(series.ys), series.ys[-1])
-            shape = series.mapped(math.log) if plot.logarithmic else series
-            rows.append((name, draw_bars(shape.ys, 32), *map(number, values)))
+            shape = series.map_values(math.log) if plot.logarithmic else series
+            rows.append((name, draw_bars(shape.ys, 32), *map(format_number, values)))
         if plot.limit:
             limit_name, limit = plot.limit
-            rows.append((f"{plot.title}: {limit_name}", "", "", "", number(limit), ""))
-    return _table(Table(("curve", "shape", "first", "lowest", "highest", "last"), tuple(rows)))
+            rows.append((f"{plot.title}: {limit_name}", "", "", "", format_number(limit), ""))
+    return _render_table(Table(("curve", "shape", "first", "lowest", "highest", "last"), tuple(rows)))
 
 
-def _table(table: Table) -> str:
-    head = [_text(column) for column in table.columns]
+def _render_table(table: Table) -> str:
+    head = [_escape(column) for column in table.columns]
     rule = ["---" for _ in table.columns]
     rows = [
-        [f"**{text}**" if text and table.tones.get(index) == Tone.WARN else text for text in map(_text, row)]
+        [f"**{text}**" if text and table.tones.get(index) == Tone.WARN else text for text in map(_escape, row)]
         for index, row in enumerate(table.rows)
     ]
     return "\n".join("| " + " | ".join(line) + " |" for line in [head, rule, *rows])
 
 
 def _bold_list(items: Iterator[str]) -> str:
-    return "\n".join(f"- **{_text(item)}**" for item in items)
+    return "\n".join(f"- **{_escape(item)}**" for item in items)
 
 
-def _text(text: str) -> str:
+def _escape(text: str) -> str:
     """Escape all Markdown markup."""
     text = re.sub(r"([\\`*|\[\]])", r"\\\1", " ".join(text.split()))
     return text.replace("&", "&amp;").replace("<", "&lt;")

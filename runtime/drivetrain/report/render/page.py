@@ -24,9 +24,9 @@ from drivetrain.report.blocks import (
     Tile,
     Tone,
 )
-from drivetrain.report.formatting import align, share
+from drivetrain.report.formatting import align_numbers, format_share
 from drivetrain.report.log_series import Series
-from drivetrain.report.render.plot_svg import LINE_COLORS, curves, matrix, scatter
+from drivetrain.report.render.plot_svg import LINE_COLORS, draw_curves, draw_matrix, draw_scatter
 
 UNWRAPPED_LENGTH = 28
 """Characters up to which cells of a column are not wrapped."""
@@ -164,10 +164,10 @@ pre { overflow-x: auto; background: var(--soft); padding: 14px; border-radius: 8
 )
 
 
-def page(headline: Headline, sections: Sequence[Section]) -> str:
+def render_page(headline: Headline, sections: Sequence[Section]) -> str:
     """Render the whole page."""
     title = escape(f"{headline.run}: {headline.value}")
-    body = "\n".join([_headline(headline, sections), *map(_section, sections)])
+    body = "\n".join([_render_headline(headline, sections), *map(_render_section, sections)])
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head>
@@ -192,7 +192,7 @@ def escape(text: str) -> str:
     return html.escape(_NUMBER.sub("\N{NO-BREAK SPACE}", text))
 
 
-def _headline(headline: Headline, sections: Sequence[Section]) -> str:
+def _render_headline(headline: Headline, sections: Sequence[Section]) -> str:
     links = "".join(f'<a href="#{escape(s.anchor)}">{escape(s.title)}</a>' for s in sections)
     alerts = "".join(f'<li><a href="#{escape(anchor)}">{escape(text)}</a></li>' for text, anchor in headline.alerts)
     return f"""<header>
@@ -201,12 +201,12 @@ def _headline(headline: Headline, sections: Sequence[Section]) -> str:
 <p class="label">{escape(headline.label)}</p>
 <p class="ending"><span class="badge {headline.tone}">{escape(headline.status)}</span> {escape(headline.ending)}</p>
 {f'<ul class="alerts">{alerts}</ul>' if alerts else ""}
-<dl class="tiles">{"".join(map(_tile, headline.tiles))}</dl>
+<dl class="tiles">{"".join(map(_render_tile, headline.tiles))}</dl>
 <nav>{links}</nav>
 </header>"""
 
 
-def _tile(tile: Tile) -> str:
+def _render_tile(tile: Tile) -> str:
     meter = ""
     if tile.used is not None:
         tight = " tight" if tile.used > 0.9 else ""
@@ -217,75 +217,75 @@ def _tile(tile: Tile) -> str:
     return f"<div><dt>{label}</dt><dd>{escape(tile.value)} {remark}{meter}</dd></div>"
 
 
-def _section(section: Section) -> str:
+def _render_section(section: Section) -> str:
     anchor = escape(section.anchor)
-    body = "\n".join(_blocks(section, anchor))
+    body = "\n".join(_render_blocks(section, anchor))
     return f'<section id="{anchor}">\n<h2>{escape(section.title)}</h2>\n{body}\n</section>'
 
 
-def _blocks(section: Section, anchor: str) -> Iterator[str]:
+def _render_blocks(section: Section, anchor: str) -> Iterator[str]:
     """Render blocks in order; adjacent plots, and adjacent small blocks, are placed side by side."""
     numbered = enumerate(section.blocks)
-    for lane, group in groupby(numbered, key=lambda item: _lane(item[1])):
-        body = "\n".join(_block(block, f"{anchor}-{index}") for index, block in group)
+    for lane, group in groupby(numbered, key=lambda item: _choose_lane(item[1])):
+        body = "\n".join(_render_block(block, f"{anchor}-{index}") for index, block in group)
         yield f'<div class="{lane}">{body}</div>' if lane else body
 
 
-def _lane(block: Block) -> str:
+def _choose_lane(block: Block) -> str:
     if isinstance(block, Curves | Scatter):
         return "frames"
-    return "beside" if isinstance(block, ConfusionMatrix) or (isinstance(block, Table) and not _wide(block)) else ""
+    return "beside" if isinstance(block, ConfusionMatrix) or (isinstance(block, Table) and not _is_wide(block)) else ""
 
 
-def _wide(table: Table) -> bool:
+def _is_wide(table: Table) -> bool:
     return len(table.columns) > 2 and any(len(text) > 24 for row in table.rows for text in row)
 
 
-def _block(block: Block, name: str) -> str:
+def _render_block(block: Block, name: str) -> str:
     match block:
         case Text():
             return f'<p class="{block.tone}">{escape(block.text)}</p>'
         case Table():
-            return _table(block)
+            return _render_table(block)
         case Curves():
-            last = iter(align([series.ys[-1] for series in block.series if series]))
+            last = iter(align_numbers([series.ys[-1] for series in block.series if series]))
             legend = "".join(
-                _legend(series, next(last) if series else "", i % LINE_COLORS + 1)
+                _render_legend(series, next(last) if series else "", i % LINE_COLORS + 1)
                 for i, series in enumerate(block.series)
             )
             caption = f"<figcaption><b>{escape(block.title)}</b><span>{legend}</span></figcaption>"
-            return f'<figure class="frame">{caption}{curves(block, name)}</figure>'
+            return f'<figure class="frame">{caption}{draw_curves(block, name)}</figure>'
         case FoldedCurves():
-            plots = "".join(_block(plot, f"{name}-{index}") for index, plot in enumerate(block.plots))
+            plots = "".join(_render_block(plot, f"{name}-{index}") for index, plot in enumerate(block.plots))
             return f'<details><summary>{escape(block.title)}</summary><div class="frames">{plots}</div></details>'
         case Scatter():
             legend = "".join(f'<span class="key tone-{tone}">{escape(kind)}</span>' for kind, tone in block.kinds)
             caption = f"<figcaption><b>{escape(block.title)}</b><span>{legend}</span></figcaption>"
-            return f'<figure class="frame">{caption}{scatter(block, name)}</figure>'
+            return f'<figure class="frame">{caption}{draw_scatter(block, name)}</figure>'
         case ConfusionMatrix():
-            return _matrix(block)
+            return _render_matrix(block)
         case StackedBar():
-            return _bar(block)
+            return _render_bar(block)
         case Gallery():
-            return f'<div class="gallery">{"".join(map(_photo, block.photos))}</div>'
+            return f'<div class="gallery">{"".join(map(_render_photo, block.photos))}</div>'
         case Details():
             return f"<details><summary>{escape(block.title)}</summary><pre>{escape(block.text)}</pre></details>"
 
 
-def _legend(series: Series, last: str, shade: int) -> str:
+def _render_legend(series: Series, last: str, shade: int) -> str:
     value = f" {last}" if series else ""
     broken = f", {series.broken} not finite" if series.broken else ""
     return f'<span class="key line-{shade}">{escape(series.name)}<em>{value}</em>{broken}</span>'
 
 
-def _table(table: Table) -> str:
-    kind = "wide" if _wide(table) else "narrow"
+def _render_table(table: Table) -> str:
+    kind = "wide" if _is_wide(table) else "narrow"
     lines = (table.columns, *table.rows)
-    short = [_kind(cells) for cells in zip(*lines, strict=True)]
-    head = "".join(f"<th{mark}>{escape(column)}</th>" for column, mark in zip(table.columns, short, strict=True))
+    marks = [_choose_class(cells) for cells in zip(*lines, strict=True)]
+    head = "".join(f"<th{mark}>{escape(column)}</th>" for column, mark in zip(table.columns, marks, strict=True))
     rows = []
     for index, row in enumerate(table.rows):
-        named = zip(table.columns, short, row, strict=True)
+        named = zip(table.columns, marks, row, strict=True)
         cells = "".join(f'<td{mark} data-name="{escape(name)}">{escape(text)}</td>' for name, mark, text in named)
         rows.append(f'<tr class="{table.tones.get(index, Tone.PLAIN)}">{cells}</tr>')
     body = "\n".join(rows)
@@ -293,35 +293,36 @@ def _table(table: Table) -> str:
     return f'<div class="scroll">{inner}</div>'
 
 
-def _kind(cells: Sequence[str]) -> str:
+def _choose_class(cells: Sequence[str]) -> str:
     """The class of a column, given its head and cells: single words, such as the names of runs, are never broken."""
     if max(map(len, cells)) > UNWRAPPED_LENGTH:
         return ""
     return ' class="short"' if any(" " in text for text in cells[1:]) else ' class="short word"'
 
 
-def _matrix(block: ConfusionMatrix) -> str:
-    picture, width = matrix(block.confusion)
+def _render_matrix(block: ConfusionMatrix) -> str:
+    picture, width = draw_matrix(block.confusion)
     # A matrix of few classes shrinks with the screen; a large one keeps its size and scrolls.
-    least = 0 if len(block.confusion.classes) <= 12 else width
-    style = f"width:{width}px;min-width:{least}px;max-width:{'100%' if not least else 'none'}"
+    min_width = 0 if len(block.confusion.classes) <= 12 else width
+    style = f"width:{width}px;min-width:{min_width}px;max-width:{'100%' if not min_width else 'none'}"
     return f'<div class="matrix"><div style="{style}">{picture}</div></div>'
 
 
-def _photo(photo: SamplePicture) -> str:
+def _render_photo(photo: SamplePicture) -> str:
     title, truth, answer, probability = map(escape, (photo.title, photo.truth, photo.answer, photo.probability))
     caption = f"true {truth}, predicted <strong>{answer}</strong><br><i>{probability} probability</i>"
     picture = f'<img src="{escape(photo.data)}" alt="{title}" title="{title}">'
     return f"<figure>{picture}<figcaption>{caption}</figcaption></figure>"
 
 
-def _bar(bar: StackedBar) -> str:
+def _render_bar(bar: StackedBar) -> str:
     total = sum(size for _, size, _ in bar.parts) or 1.0
     parts, keys = [], []
     largest = sorted(sorted(range(len(bar.parts)), key=lambda index: -bar.parts[index][1])[:LINE_COLORS])
     for index, (name, size, text) in enumerate(bar.parts):
         shade = f"line-{largest.index(index) + 1}" if index in largest else "tone-quiet"
         parts.append(f'<i class="{shade}" style="flex-grow:{size / total:.4f}"></i>')
-        keys.append(f'<span class="key {shade}">{escape(name)}<em> {escape(text)}, {share(size / total)}</em></span>')
+        value = f"{escape(text)}, {format_share(size / total)}"
+        keys.append(f'<span class="key {shade}">{escape(name)}<em> {value}</em></span>')
     title = f"<figcaption><b>{escape(bar.title)}</b><span>{''.join(keys)}</span></figcaption>"
     return f'<figure class="bar">{title}<div>{"".join(parts)}</div></figure>'

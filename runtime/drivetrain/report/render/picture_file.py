@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from drivetrain.report.render.page import COLORS
-from drivetrain.report.render.plot_svg import LEFT, TOP, WIDTH, Axis, Plot, fit_axis, picture, text
+from drivetrain.report.render.plot_svg import LEFT, TOP, WIDTH, Axis, Plot, draw_picture, draw_text, fit_axis
 
 _SPEEDUP_TICKS = (0.1, 0.2, 0.33, 0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 3, 5, 10, 20, 50)
 _MIN_TICK_DISTANCE = 0.11
@@ -51,17 +51,18 @@ def draw_lr_range(
     room = high - low or abs(high) or 1.0
     plot = Plot(fit_axis(lrs, 0.01, logarithmic=True), Axis(low - 0.1 * room, high + room))
     inside = [
-        plot.line(list(zip(lrs, losses, strict=True)), "stroke: var(--muted); stroke-width: 0.8; opacity: 0.5"),
-        plot.line(list(zip(lrs, smooth, strict=True)), "stroke: var(--line-1); stroke-width: 1.8"),
+        plot.draw_line(list(zip(lrs, losses, strict=True)), "stroke: var(--muted); stroke-width: 0.8; opacity: 0.5"),
+        plot.draw_line(list(zip(lrs, smooth, strict=True)), "stroke: var(--line-1); stroke-width: 1.8"),
     ]
     legend = [("loss of each batch", "var(--muted)"), ("smoothed", "var(--line-1)")]
     if suggested is not None:
         inside.append(
-            _draw_limit(plot.place(suggested, plot.y.low), plot.place(suggested, plot.y.high), "var(--line-2)")
+            _draw_limit(plot.locate(suggested, plot.y.low), plot.locate(suggested, plot.y.high), "var(--line-2)")
         )
         legend.append((f"steepest descent: {suggested:.2g}", "var(--line-2)"))
-    around = [plot.rows(plot.y.ticks(5)), plot.columns(plot.x.ticks(6), "learning rate"), *_draw_legend(legend)]
-    _write(picture("loss by learning rate", "lr", around, inside), path)
+    axes = [plot.draw_rows(plot.y.choose_ticks(5)), plot.draw_columns(plot.x.choose_ticks(6), "learning rate")]
+    around = [*axes, *_draw_legend(legend)]
+    _write(draw_picture("loss by learning rate", "lr", around, inside), path)
 
 
 def draw_memory_profile(curves: Mapping[str, Sequence[MemoryPoint]], ceiling: int, path: Path) -> None:
@@ -84,17 +85,18 @@ def draw_memory_profile(curves: Mapping[str, Sequence[MemoryPoint]], ceiling: in
         predicted = [(float(point.samples), point.predicted / 2**20) for point in group if point.predicted]
         measured = [(float(point.samples), point.measured / 2**20) for point in group if point.measured]
         inside += [
-            plot.line(predicted, f"stroke: {color}; stroke-width: 1.2; stroke-dasharray: 4 3; opacity: 0.6"),
-            plot.line(measured, f"stroke: {color}; stroke-width: 1.6"),
+            plot.draw_line(predicted, f"stroke: {color}; stroke-width: 1.2; stroke-dasharray: 4 3; opacity: 0.6"),
+            plot.draw_line(measured, f"stroke: {color}; stroke-width: 1.6"),
             plot.dots(measured, 2.5, f"fill: {color}"),
         ]
         legend.append((f"{name}: measured, and dashed predicted", color))
     legend.append((f"{limit:,.0f} MiB available", "var(--bad)"))
     if is_near:
-        inside.append(_draw_limit(plot.place(across.low, limit), plot.place(across.high, limit), "var(--bad)"))
+        inside.append(_draw_limit(plot.locate(across.low, limit), plot.locate(across.high, limit), "var(--bad)"))
     ticks = drop_overlapping(sizes, across.low, across.high)
-    around = [plot.rows(plot.y.ticks(5)), plot.columns(ticks, "micro-batch; peak memory in MiB"), *_draw_legend(legend)]
-    _write(picture("peak memory by micro-batch", "memory", around, inside), path)
+    axes = [plot.draw_rows(plot.y.choose_ticks(5)), plot.draw_columns(ticks, "micro-batch; peak memory in MiB")]
+    around = [*axes, *_draw_legend(legend)]
+    _write(draw_picture("peak memory by micro-batch", "memory", around, inside), path)
 
 
 def draw_ablation(bars: Sequence[Bar], title: str, path: Path) -> None:
@@ -112,28 +114,28 @@ def draw_ablation(bars: Sequence[Bar], title: str, path: Path) -> None:
     highest = max([1.1, *(bar.high for bar in bars)]) * 1.05
     # Twice as fast and half as fast are equally far from 1.
     axis = Axis(lowest, highest, logarithmic=True)
-    left, right, top = _NAME_WIDTH, WIDTH + 60.0, 30.0
+    x_left, x_right, top = _NAME_WIDTH, WIDTH + 60.0, 30.0
     bottom = top + _ROW_HEIGHT * len(bars)
 
-    def place(ratio: float) -> float:
-        return left + axis.share(ratio) * (right - left)
+    def locate(ratio: float) -> float:
+        return x_left + axis.locate(ratio) * (x_right - x_left)
 
-    parts = [text(title, 4, 16, "start")]
+    parts = [draw_text(title, 4, 16, "start")]
     for ratio in drop_overlapping([tick for tick in _SPEEDUP_TICKS if lowest <= tick <= highest], lowest, highest):
-        parts.append(_draw_line((place(ratio), top), (place(ratio), bottom), "var(--grid)", 0.8))
-        parts.append(text(f"{ratio:g}x", place(ratio), bottom + 14, "middle"))
+        parts.append(_draw_line((locate(ratio), top), (locate(ratio), bottom), "var(--grid)", 0.8))
+        parts.append(draw_text(f"{ratio:g}x", locate(ratio), bottom + 14, "middle"))
     for row, bar in enumerate(bars):
         color, middle = _KIND_COLORS[bar.kind], top + (row + 0.5) * _ROW_HEIGHT
-        start, end = sorted((place(1), place(bar.median)))
+        start, end = sorted((locate(1), locate(bar.median)))
         parts += [
             f'<rect x="{start:.1f}" y="{middle - 5:.1f}" width="{end - start:.1f}" height="10" style="fill: {color}; opacity: 0.45"/>',
-            _draw_line((place(bar.low), middle), (place(bar.high), middle), color, 2.5),
-            text(bar.name, left - 8, middle + 4, "end"),
-            text(f"{bar.median:.2f}x", right + 6, middle + 4, "start"),
+            _draw_line((locate(bar.low), middle), (locate(bar.high), middle), color, 2.5),
+            draw_text(bar.name, x_left - 8, middle + 4, "end"),
+            draw_text(f"{bar.median:.2f}x", x_right + 6, middle + 4, "start"),
         ]
-    parts.append(_draw_line((place(1), top), (place(1), bottom), "var(--muted)", 1.0))
-    parts.append(text("speedup; the line is the interquartile range", right, bottom + 28, "end"))
-    view = f"0 0 {right + 50:g} {bottom + 36:g}"
+    parts.append(_draw_line((locate(1), top), (locate(1), bottom), "var(--muted)", 1.0))
+    parts.append(draw_text("speedup; the line is the interquartile range", x_right, bottom + 28, "end"))
+    view = f"0 0 {x_right + 50:g} {bottom + 36:g}"
     _write(f'<svg viewBox="{view}" role="img" aria-label="{escape(title)}">{"".join(parts)}</svg>', path)
 
 
@@ -162,7 +164,7 @@ def _draw_legend(entries: Iterable[tuple[str, str]]) -> list[str]:
     for row, (name, color) in enumerate(entries):
         height = TOP + 8 + 13 * row
         parts.append(_draw_line((LEFT + 6, height), (LEFT + 20, height), color, 2.5))
-        parts.append(text(name, LEFT + 25, height + 4, "start"))
+        parts.append(draw_text(name, LEFT + 25, height + 4, "start"))
     return parts
 
 

@@ -17,8 +17,8 @@ from itertools import pairwise
 
 from drivetrain.report.blocks import Curves, Dot, Scatter, Tone
 from drivetrain.report.confusion import Confusion
-from drivetrain.report.formatting import short, tick
-from drivetrain.report.log_series import Point, Series, mean, thin
+from drivetrain.report.formatting import format_tick, shorten
+from drivetrain.report.log_series import Point, Series, compute_running_mean, thin_points
 
 WIDTH, HEIGHT = 400, 220
 LEFT, RIGHT, TOP, BOTTOM = 50.0, 390.0, 9.9, 183.7
@@ -56,25 +56,27 @@ class Axis:
     high: float
     logarithmic: bool = False
 
-    def share(self, value: float) -> float:
+    def locate(self, value: float) -> float:
         """Where a value lies, from 0 at the low end to 1 at the high end."""
         if self.logarithmic:
             low, high = math.log(self.low), math.log(self.high)
             return (math.log(value) - low) / (high - low)
         return (value - self.low) / (self.high - self.low)
 
-    def ticks(self, count: int, *, integer: bool = False) -> list[float]:
+    def choose_ticks(self, count: int, *, integer: bool = False) -> list[float]:
         """Readable values on the axis; at most `count` if they are evenly spaced."""
         if self.logarithmic:
-            return _decades(self.low, self.high, count) or even(self.low, self.high, count)
-        return even(self.low, self.high, count, integer=integer)
+            return _choose_decades(self.low, self.high, count) or choose_even_ticks(self.low, self.high, count)
+        return choose_even_ticks(self.low, self.high, count, integer=integer)
 
 
 def fit_axis(values: Iterable[float], margin: float, *, logarithmic: bool = False) -> Axis:
     """The axis that shows all values with a margin, which is a share of their range."""
     least = 1 / MAX_AXIS_VALUE if logarithmic else -MAX_AXIS_VALUE
-    shown_values = [max(least, min(value, MAX_AXIS_VALUE)) for value in values if value > 0 or not logarithmic]
-    low, high = (min(shown_values), max(shown_values)) if shown_values else (1.0, 10.0) if logarithmic else (0.0, 1.0)
+    finite_values = [max(least, min(value, MAX_AXIS_VALUE)) for value in values if value > 0 or not logarithmic]
+    low, high = (1.0, 10.0) if logarithmic else (0.0, 1.0)
+    if finite_values:
+        low, high = min(finite_values), max(finite_values)
     if logarithmic:
         low, high = math.log(low), math.log(high)
     room = margin * (high - low)
@@ -84,7 +86,7 @@ def fit_axis(values: Iterable[float], margin: float, *, logarithmic: bool = Fals
     return Axis(math.exp(low), math.exp(high), True) if logarithmic else Axis(low, high)
 
 
-def even(low: float, high: float, count: int, *, integer: bool = False) -> list[float]:
+def choose_even_ticks(low: float, high: float, count: int, *, integer: bool = False) -> list[float]:
     """Ticks at equal distances between two values."""
     power = 10.0 ** math.floor(math.log10((high - low) / count))
     distances = [power * step * scale for scale in (1, 10) for step in STEPS[:-1]]
@@ -99,7 +101,7 @@ def even(low: float, high: float, count: int, *, integer: bool = False) -> list[
     return [round(position * distance, digits) + 0.0 for position in range(first, last + 1)]
 
 
-def _decades(low: float, high: float, count: int) -> list[float]:
+def _choose_decades(low: float, high: float, count: int) -> list[float]:
     """Powers of ten, and twice and five times them if there are few; fewer than two say nothing."""
     parts = (1.0, 2.0, 5.0) if math.log10(high / low) < FINE_TICK_DECADES else (1.0,)
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
@@ -116,13 +118,13 @@ class Plot:
     x: Axis
     y: Axis
 
-    def place(self, x: float, y: float) -> tuple[float, float]:
+    def locate(self, x: float, y: float) -> tuple[float, float]:
         """Pixels from the left and from the top."""
-        return LEFT + self.x.share(x) * (RIGHT - LEFT), BOTTOM - self.y.share(y) * (BOTTOM - TOP)
+        return LEFT + self.x.locate(x) * (RIGHT - LEFT), BOTTOM - self.y.locate(y) * (BOTTOM - TOP)
 
-    def line(self, points: Sequence[Point], style: str, *, stairs: bool = False) -> str:
+    def draw_line(self, points: Sequence[Point], style: str, *, stairs: bool = False) -> str:
         """A line through points; with `stairs`, level until the next point."""
-        places = [self.place(x, y) for x, y in points]
+        places = [self.locate(x, y) for x, y in points]
         if stairs:
             corners = [corner for (_, y), (x, below) in pairwise(places) for corner in ((x, y), (x, below))]
             places = [*places[:1], *corners]
@@ -131,35 +133,35 @@ class Plot:
 
     def dots(self, points: Sequence[Point], radius: float, style: str) -> str:
         """A circle at each point."""
-        places = [self.place(x, y) for x, y in points]
+        places = [self.locate(x, y) for x, y in points]
         return "".join(f'<circle cx="{x:.2f}" cy="{y:.2f}" r="{radius:g}" style="{style}"/>' for x, y in places)
 
-    def rows(self, ticks: Sequence[float]) -> str:
+    def draw_rows(self, ticks: Sequence[float]) -> str:
         """Grid lines and labels of the y axis."""
         elements = []
         for value in ticks:
-            height = BOTTOM - self.y.share(value) * (BOTTOM - TOP)
+            height = BOTTOM - self.y.locate(value) * (BOTTOM - TOP)
             elements.append(f'<path d="M{LEFT:g} {height:.2f}H{RIGHT:g}" style="stroke: {GRID}; stroke-width: 0.8"/>')
-            elements.append(text(tick(value), LEFT - 3.5, height + 4.37, "end"))
+            elements.append(draw_text(format_tick(value), LEFT - 3.5, height + 4.37, "end"))
         return "".join(elements)
 
-    def columns(self, ticks: Sequence[float], label: str, name: Callable[[float], str] = tick) -> str:
+    def draw_columns(self, ticks: Sequence[float], label: str, name: Callable[[float], str] = format_tick) -> str:
         """The x axis with ticks, their labels, and its own label at the right."""
         elements = [f'<path d="M{LEFT:g} {BOTTOM:g}H{RIGHT:g}" style="stroke: {GRID}; stroke-width: 0.8"/>']
         for value in ticks:
-            x_position = LEFT + self.x.share(value) * (RIGHT - LEFT)
+            x_position = LEFT + self.x.locate(value) * (RIGHT - LEFT)
             elements.append(f'<path d="M{x_position:.2f} {BOTTOM:g}v3" style="stroke: {MUTED}; stroke-width: 0.8"/>')
-            elements.append(text(name(value), x_position, BOTTOM + 15.24, "middle"))
-        return "".join([*elements, text(label, RIGHT, BOTTOM + 27.74, "end")])
+            elements.append(draw_text(name(value), x_position, BOTTOM + 15.24, "middle"))
+        return "".join([*elements, draw_text(label, RIGHT, BOTTOM + 27.74, "end")])
 
 
-def text(label: str, x: float, y: float, anchor: str) -> str:
+def draw_text(label: str, x: float, y: float, anchor: str) -> str:
     """A label; `anchor` is the part of it that lies at x: start, middle, end."""
     style = f"font-size: 11.5px; text-anchor: {anchor}; fill: {MUTED}"
     return f'<text style="{style}" x="{x:.2f}" y="{y:.2f}">{escape(label)}</text>'
 
 
-def picture(title: str, name: str, around: Iterable[str], inside: Iterable[str], above: Iterable[str] = ()) -> str:
+def draw_picture(title: str, name: str, around: Iterable[str], inside: Iterable[str], above: Iterable[str] = ()) -> str:
     """The picture of a plot; what is inside is cut at its edges. `name` makes the ids unique on the page."""
     edge = f'<rect x="{LEFT:g}" y="{TOP:g}" width="{RIGHT - LEFT:g}" height="{BOTTOM - TOP:g}"/>'
     body = (
@@ -169,114 +171,114 @@ def picture(title: str, name: str, around: Iterable[str], inside: Iterable[str],
     return f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">{body}</svg>'
 
 
-def scatter(plot: Scatter, name: str) -> str:
+def draw_scatter(plot: Scatter, name: str) -> str:
     """Draw one plot. `name` makes its ids unique on the page."""
     names = list(dict.fromkeys(dot.x for dot in plot.dots if isinstance(dot.x, str)))
-    places = [(_place(dot, names), dot.y) for dot in plot.dots]
-    all_points = [*places, *plot.steps]
+    positions = [(_locate_dot(dot, names), dot.y) for dot in plot.dots]
+    all_points = [*positions, *plot.steps]
     x = fit_axis((x for x, _ in all_points), 0.04, logarithmic=plot.log_x)
     if names:
         x = Axis(-0.5, len(names) - 0.5)
     axes = Plot(x, fit_axis((y for _, y in all_points), 0.08, logarithmic=plot.log_y))
-    around = [axes.rows(axes.y.ticks(6 if plot.log_y else 5)), _columns(axes, plot, names)]
-    inside = [axes.line(plot.steps, "stroke: var(--line-3); stroke-width: 1.4", stairs=True)] if plot.steps else []
+    around = [axes.draw_rows(axes.y.choose_ticks(6 if plot.log_y else 5)), _draw_columns(axes, plot, names)]
+    inside = [axes.draw_line(plot.steps, "stroke: var(--line-3); stroke-width: 1.4", stairs=True)] if plot.steps else []
     if plot.has_diagonal:
         ends = [max(axes.x.low, axes.y.low), min(axes.x.high, axes.y.high)]
-        inside.append(axes.line([(end, end) for end in ends], _LIMIT))
+        inside.append(axes.draw_line([(end, end) for end in ends], _LIMIT))
     for kind, tone in plot.kinds:
-        points = [point for dot, point in zip(plot.dots, places, strict=True) if dot.kind == kind]
+        points = [point for dot, point in zip(plot.dots, positions, strict=True) if dot.kind == kind]
         fill = "none" if tone is Tone.QUIET else _TONE_COLORS[tone]
         inside.append(
             axes.dots(points, _DOT_SIZES[tone], f"fill: {fill}; stroke: {_TONE_COLORS[tone]}; stroke-width: 1.2")
         )
-    return picture(plot.title, name, around, inside)
+    return draw_picture(plot.title, name, around, inside)
 
 
-def _place(dot: Dot, names: list[str]) -> float:
+def _locate_dot(dot: Dot, names: list[str]) -> float:
     return float(names.index(dot.x)) if isinstance(dot.x, str) else dot.x
 
 
-def _columns(axes: Plot, plot: Scatter, names: list[str]) -> str:
+def _draw_columns(axes: Plot, plot: Scatter, names: list[str]) -> str:
     if not names:
-        ticks = axes.x.ticks(6, integer=plot.axis == "trial")
-        return axes.columns(ticks, plot.axis, tick)
+        ticks = axes.x.choose_ticks(6, integer=plot.axis == "trial")
+        return axes.draw_columns(ticks, plot.axis, format_tick)
     size = max(4, _NAMES_LENGTH // len(names))
-    return axes.columns(range(len(names)), plot.axis, lambda value: short(str(names[round(value)]), size))
+    return axes.draw_columns(range(len(names)), plot.axis, lambda value: shorten(str(names[round(value)]), size))
 
 
-def curves(frame: Curves, name: str) -> str:
+def draw_curves(frame: Curves, name: str) -> str:
     """Draw one plot. `name` makes its ids unique on the page."""
-    lines = [_lines(series, frame.logarithmic) for series in frame.series]
+    lines = [_list_lines(series, frame.logarithmic) for series in frame.series]
     all_points = [point for group in lines for points in group for point in points]
-    plot = Plot(_across(frame, all_points), _upright(frame, all_points))
-    inside = [_draw(plot, group, f"var(--line-{index % LINE_COLORS + 1})") for index, group in enumerate(lines)]
+    plot = Plot(_fit_x_axis(frame, all_points), _fit_y_axis(frame, all_points))
+    inside = [_draw_series(plot, group, f"var(--line-{index % LINE_COLORS + 1})") for index, group in enumerate(lines)]
     around = [
-        plot.rows(plot.y.ticks(6 if frame.logarithmic else 5)),
-        plot.columns(plot.x.ticks(6, integer=frame.axis in ("step", "epoch")), frame.axis),
+        plot.draw_rows(plot.y.choose_ticks(6 if frame.logarithmic else 5)),
+        plot.draw_columns(plot.x.choose_ticks(6, integer=frame.axis in ("step", "epoch")), frame.axis),
     ]
     if frame.limit:
         label, value = frame.limit
-        height = plot.place(plot.x.low, value)[1]
+        height = plot.locate(plot.x.low, value)[1]
         inside.append(f'<path d="M{LEFT:g} {height:.2f}H{RIGHT:g}" style="{_LIMIT}"/>')
-        around.append(text(f"{label} {tick(value)}", RIGHT, height - 3, "end"))
+        around.append(draw_text(f"{label} {format_tick(value)}", RIGHT, height - 3, "end"))
     above: list[str] = []
     for row, (label, value) in enumerate(frame.marks):
-        x_position = plot.place(value, plot.y.high)[0]
+        x_position = plot.locate(value, plot.y.high)[0]
         inside.append(f'<path d="M{x_position:.2f} {BOTTOM:g}V{TOP:g}" style="{_MARK}"/>')
-        label_text = text(label, x_position - 4, TOP + 10 + 12 * row, "end")
+        label_text = draw_text(label, x_position - 4, TOP + 10 + 12 * row, "end")
         # Drawn last and with an edge of the background's colour, so that it can be read above a curve.
         above.append(f'<g style="paint-order: stroke; stroke: var(--card); stroke-width: 4">{label_text}</g>')
-    return picture(frame.title, name, around, inside, above)
+    return draw_picture(frame.title, name, around, inside, above)
 
 
-def _lines(series: Series, logarithmic: bool) -> list[list[Point]]:
+def _list_lines(series: Series, logarithmic: bool) -> list[list[Point]]:
     """The points of a series; those of a noisy one, then its mean. Both are computed on the displayed scale."""
-    points = [(x, y) for x, y in thin(series) if y > 0 or not logarithmic]
-    shape = series.positive().mapped(math.log) if logarithmic else series
-    if not shape.noisy():
+    points = [(x, y) for x, y in thin_points(series) if y > 0 or not logarithmic]
+    shape = series.keep_positive().map_values(math.log) if logarithmic else series
+    if not shape.is_noisy():
         return [points]
-    return [points, [(x, math.exp(y) if logarithmic else y) for x, y in mean(shape)]]
+    return [points, [(x, math.exp(y) if logarithmic else y) for x, y in compute_running_mean(shape)]]
 
 
-def _draw(plot: Plot, lines: list[list[Point]], shade: str) -> str:
+def _draw_series(plot: Plot, lines: list[list[Point]], shade: str) -> str:
     """A line, or a pale one and its mean on top; a line of one or two points has dots."""
     stroke = f"stroke: {shade}; stroke-linecap: round"
-    pale = [plot.line(points, f"{stroke}; stroke-width: 0.8; opacity: 0.3") for points in lines[:-1]]
-    drawn = plot.line(lines[-1], f"{stroke}; stroke-width: 1.8")
+    pale = [plot.draw_line(points, f"{stroke}; stroke-width: 0.8; opacity: 0.3") for points in lines[:-1]]
+    drawn = plot.draw_line(lines[-1], f"{stroke}; stroke-width: 1.8")
     dots = plot.dots(lines[-1], 2, f"fill: {shade}") if len(lines[-1]) < 3 else ""
     return "".join([*pale, drawn, dots])
 
 
-def _across(frame: Curves, points: list[Point]) -> Axis:
-    values = [x for x, _ in points] + [place for _, place in frame.marks]
+def _fit_x_axis(frame: Curves, points: list[Point]) -> Axis:
+    values = [x for x, _ in points] + [x for _, x in frame.marks]
     return fit_axis(values, 0.01)
 
 
-def _upright(frame: Curves, points: list[Point]) -> Axis:
+def _fit_y_axis(frame: Curves, points: list[Point]) -> Axis:
     values = [y for _, y in points] + ([frame.limit[1]] if frame.limit else [])
     if frame.from_zero and not frame.logarithmic:
         return Axis(0.0, max([0.0, *values]) * HEADROOM or 1.0)
     return fit_axis(values, 0.05, logarithmic=frame.logarithmic)
 
 
-def matrix(confusion: Confusion) -> tuple[str, int]:
+def draw_matrix(confusion: Confusion) -> tuple[str, int]:
     """The picture and its natural width in pixels. Up to 20 classes, every cell shows its count."""
     count = len(confusion.classes)
-    cell = _cell(count)
+    cell = _choose_cell_size(count)
     size = min(11.0, max(8.0, cell))
-    names = [short(text, 18) for text in confusion.classes]
+    names = [shorten(name, 18) for name in confusion.classes]
     longest = max(map(len, names)) * size * _LETTER_WIDTH
     upright = longest > cell
     margin_left = 30 + longest
     top = 26 + (longest if upright else size)
     side = cell * count
     parts = [
-        _image(confusion, margin_left, top, side),
+        _draw_image(confusion, margin_left, top, side),
         f'<rect x="{margin_left:.1f}" y="{top:.1f}" width="{side:.1f}" height="{side:.1f}" class="frame"/>',
         f'<text class="axis" transform="translate(12 {top + side / 2:.1f}) rotate(-90)">truth</text>',
         f'<text class="axis" x="{margin_left + side / 2:.1f}" y="12">prediction</text>',
-        *_names(names, cell, size, (margin_left, top), upright),
-        *_counts(confusion, cell, (margin_left, top)),
+        *_draw_names(names, cell, size, (margin_left, top), upright),
+        *_draw_counts(confusion, cell, (margin_left, top)),
     ]
     width, height = margin_left + side + 2, top + side + 2
     label = f"confusion matrix of {count} classes"
@@ -284,42 +286,42 @@ def matrix(confusion: Confusion) -> tuple[str, int]:
     return f'<svg viewBox="0 0 {width:.1f} {height:.1f}" role="img" aria-label="{label}">{body}</svg>', round(width)
 
 
-def _cell(count: int) -> float:
+def _choose_cell_size(count: int) -> float:
     if count <= 10:
         return min(84.0, 360 / count)
     return 32.0 if count <= 20 else max(9.0, 640 / count) if count <= 100 else 900 / count
 
 
-def _names(names: list[str], cell: float, size: float, corner: tuple[float, float], upright: bool) -> list[str]:
+def _draw_names(names: list[str], cell: float, size: float, corner: tuple[float, float], upright: bool) -> list[str]:
     """Class labels; only every n-th if a row is smaller than a line of text."""
     elements = []
     x_corner, top = corner
     for i in range(0, len(names), max(1, math.ceil(size / cell - 0.2))):
-        text, middle = escape(names[i]), (i + 0.5) * cell
+        label, middle = escape(names[i]), (i + 0.5) * cell
         style = f'font-size="{size:.1f}"'
-        elements.append(f'<text class="row" x="{x_corner - 5:.1f}" y="{top + middle:.1f}" {style}>{text}</text>')
+        elements.append(f'<text class="row" x="{x_corner - 5:.1f}" y="{top + middle:.1f}" {style}>{label}</text>')
         transform = f"translate({x_corner + middle:.1f} {top - 6:.1f})" + (" rotate(-90)" if upright else "")
         elements.append(
-            f'<text class="{"turned" if upright else "column"}" transform="{transform}" {style}>{text}</text>'
+            f'<text class="{"turned" if upright else "column"}" transform="{transform}" {style}>{label}</text>'
         )
     return elements
 
 
-def _counts(confusion: Confusion, cell: float, corner: tuple[float, float]) -> list[str]:
+def _draw_counts(confusion: Confusion, cell: float, corner: tuple[float, float]) -> list[str]:
     if len(confusion.classes) > 20:
         return []
     elements = []
     for i, row in enumerate(confusion.matrix):
         for j, value in enumerate(row):
             if value:
-                text = f"{value:,}"
+                label = f"{value:,}"
                 x, y = corner[0] + (j + 0.5) * cell, corner[1] + (i + 0.5) * cell
-                size = min(13.0, 0.9 * cell / (_LETTER_WIDTH * max(2, len(text))))
-                elements.append(f'<text class="count" x="{x:.1f}" y="{y:.1f}" font-size="{size:.1f}">{text}</text>')
+                size = min(13.0, 0.9 * cell / (_LETTER_WIDTH * max(2, len(label))))
+                elements.append(f'<text class="count" x="{x:.1f}" y="{y:.1f}" font-size="{size:.1f}">{label}</text>')
     return elements
 
 
-def _image(confusion: Confusion, x_corner: float, top: float, side: float) -> str:
+def _draw_image(confusion: Confusion, x_corner: float, top: float, side: float) -> str:
     """The cells as a small PNG, one pixel each; a hundred classes would need ten thousand rectangles."""
     from PIL import Image
 

@@ -16,24 +16,24 @@ from drivetrain.report.summary import Summary
 MAX_SUGGESTIONS = 3
 
 
-def advice(record: Record, summary: Summary) -> list[Advice]:
+def list_advice(record: Record, summary: Summary) -> list[Advice]:
     """Suggested changes: what makes the model better, then what saves the most time; at most three."""
-    suggestions = [advice for rule in JOB_RULES + MACHINE_RULES for advice in rule(record, summary)]
+    suggestions = [one for rule in JOB_RULES + MACHINE_RULES for one in rule(record, summary)]
     faster = sorted(suggestions, key=lambda one: -one.weight)
-    return [*model_advice(record, summary), *faster][:MAX_SUGGESTIONS]
+    return [*list_model_advice(record, summary), *faster][:MAX_SUGGESTIONS]
 
 
-def model_advice(record: Record, summary: Summary) -> list[Advice]:
+def list_model_advice(record: Record, summary: Summary) -> list[Advice]:
     """Suggested changes that make the model better, or that say how good it is."""
-    return [advice for rule in MODEL_RULES for advice in rule(record, summary)]
+    return [one for rule in MODEL_RULES for one in rule(record, summary)]
 
 
 def advice_section(record: Record, summary: Summary) -> Section | None:
     """The advice as a table; None if the record is not sufficient for advice."""
-    suggestions = advice(record, summary)
+    suggestions = list_advice(record, summary)
     if not suggestions and (not summary.phases or (summary.seconds or 0.0) < MIN_RUN_SECONDS):
         return None
     rows = tuple((one.line, one.change, one.gain, one.why) for one in suggestions)
     table: Block = Table(("change in the job file", "what it does", "expected gain", "reason"), rows)
-    nothing = Text("No setting was found that would make this model better, or its run faster or safer.", Tone.GOOD)
-    return Section("advice", "Recommendations", (table if rows else nothing,))
+    no_advice = Text("No setting was found that would make this model better, or its run faster or safer.", Tone.GOOD)
+    return Section("advice", "Recommendations", (table if rows else no_advice,))

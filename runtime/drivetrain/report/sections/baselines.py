@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from drivetrain.report.baseline_results import CONSTANT, Baseline, Comparison, compare, from_json
+from drivetrain.report.baseline_results import CONSTANT, Baseline, Comparison, compare_network, from_json
 from drivetrain.report.blocks import Block, Section, Table, Text, Tone
-from drivetrain.report.formatting import duration, number
+from drivetrain.report.formatting import format_duration, format_number
 from drivetrain.report.record import Record
 from drivetrain.report.summary import Summary
+
+
+def compare_best(record: Record, summary: Summary) -> Comparison | None:
+    """The network beside the simple models, by the metric that chose its weights; None without either."""
+    best = summary.best
+    return compare_network(record.baselines, best.metric, {best.metric: best.value, **best.metrics}) if best else None
 
 
 def baselines_section(record: Record, summary: Summary) -> Section | None:
     """The metrics of the network and of each simple model; None for a run without them."""
     best = summary.best
-    comparison = compare(record.baselines, best.metric, {best.metric: best.value, **best.metrics}) if best else None
+    comparison = compare_best(record, summary)
     if best is None or comparison is None:
         return None
     ranked = comparison.sort_rows()
@@ -20,19 +26,20 @@ def baselines_section(record: Record, summary: Summary) -> Section | None:
     network = {best.metric: best.value, **best.metrics, **summary.test}
     # Metrics that a simple model lacks, such as those of a head without labels, have an empty cell.
     metrics = dict.fromkeys([best.metric, *(name for row in rows for name in row.metrics)])
+    columns = [network, *(row.metrics for row in rows)]
     table = Table(
-        ("metric", "network", *(row.title() for row in rows)),
+        ("metric", "network", *(row.format_title() for row in rows)),
         (
-            *((name, _cell(network.get(name)), *(_cell(row.metrics.get(name)) for row in rows)) for name in metrics),
-            ("time", duration(summary.seconds), *(_time(row) for row in rows)),
+            *((name, *(_format_cell(values.get(name)) for values in columns)) for name in metrics),
+            ("time", format_duration(summary.seconds), *(_format_time(row) for row in rows)),
         ),
     )
-    blocks: list[Block] = [Text(_sentence(comparison)), table]
+    blocks: list[Block] = [Text(_format_verdict(comparison)), table]
     _, skipped = from_json(record.baselines)
     blocks += [Text(f"No {row.name} model: {row.reason}.", Tone.QUIET) for row in skipped]
     blocks += [
         Text(
-            f"The {row.title()}: fitted to {row.rows:,} of {row.of:,} training samples (baselines: full takes all).",
+            f"The {row.format_title()}: fitted to {row.rows:,} of {row.of:,} training samples (baselines: full takes all).",
             Tone.QUIET,
         )
         for row in rows
@@ -41,14 +48,14 @@ def baselines_section(record: Record, summary: Summary) -> Section | None:
     return Section("baselines", "Against simple models", tuple(blocks))
 
 
-def _sentence(comparison: Comparison) -> str:
-    verdict = comparison.verdict()
+def _format_verdict(comparison: Comparison) -> str:
+    verdict = comparison.describe_verdict()
     return f"{verdict[:1].upper()}{verdict[1:]}."
 
 
-def _cell(value: float | None) -> str:
-    return "" if value is None else number(value)
+def _format_cell(value: float | None) -> str:
+    return "" if value is None else format_number(value)
 
 
-def _time(row: Baseline) -> str:
-    return "" if row.name == CONSTANT else duration(row.seconds)
+def _format_time(row: Baseline) -> str:
+    return "" if row.name == CONSTANT else format_duration(row.seconds)

@@ -9,8 +9,8 @@ from typing import Any
 from drivetrain.job.formatting import DETAILED_METRICS
 from drivetrain.report import log_series
 from drivetrain.report.blocks import Block, ConfusionMatrix, Curves, Details, FoldedCurves, Section, Table, Text, Tone
-from drivetrain.report.confusion import HEADER, Confusion, LabelTable, confusions, label_tables
-from drivetrain.report.formatting import duration, format_json, number, share, short
+from drivetrain.report.confusion import HEADER, Confusion, LabelTable, read_confusions, read_label_tables
+from drivetrain.report.formatting import format_duration, format_json, format_number, format_share, shorten
 from drivetrain.report.log_series import Series
 from drivetrain.report.record import MissingRecord, Record
 from drivetrain.report.sections.advice import advice_section
@@ -48,11 +48,11 @@ NOT_EVALUATED = ("lr", "grad_norm", "scale")
 """Kinds of curves of the steps, in whose plots the kept weights are not marked."""
 _WIDE_RANGE = 50
 """Curves whose maximum is at least so many times their minimum get a logarithmic scale."""
-_EVENTS = 200
-_SPEC = 200_000
+_MAX_EVENTS = 200
+_MAX_SPEC = 200_000
 
 
-def sections(record: Record, summary: Summary) -> list[Section]:
+def list_sections(record: Record, summary: Summary) -> list[Section]:
     """All sections that have content."""
     plan, hardware = record.plan, record.hardware
     candidates = [
@@ -61,8 +61,8 @@ def sections(record: Record, summary: Summary) -> list[Section]:
         curves_section(record.metrics, record.extension, summary.best, record.epoch_steps),
         baselines_section(record, summary),
         final_test_section(record, summary),
-        *(confusion_section(confusion) for confusion in confusions(record.result.get("confusion"))),
-        *(labels_section(table) for table in label_tables(record.result.get("confusion"))),
+        *(confusion_section(confusion) for confusion in read_confusions(record.result.get("confusion"))),
+        *(labels_section(table) for table in read_label_tables(record.result.get("confusion"))),
         *worst_sections(record.mistakes),
         *number_sections(record.result.get("confusion"), record.mistakes),
         plan_section(plan) if plan else None,
@@ -104,55 +104,56 @@ def curves_section(
         epoch_steps: optimizer steps of an epoch, to show epochs on the axis; None shows steps.
     """
     scale = 1.0 if epoch_steps is None else 1 / epoch_steps
-    start_step = log_series.number(extension or {}, "step")
-    start = (
-        () if extension is None or start_step is None else ((format_json(extension.get("run")), scale * start_step),)
-    )
-    kept = () if best is None or best.step is None else (("kept weights", scale * best.step),)
+    start_step = log_series.read_number(extension or {}, "step")
+    start_mark: tuple[tuple[str, float], ...] = ()
+    if extension is not None and start_step is not None:
+        start_mark = ((format_json(extension.get("run")), scale * start_step),)
+    weights_mark = () if best is None or best.step is None else (("kept weights", scale * best.step),)
     groups: dict[str, list[Series]] = {}
     for key, series in metrics.items():
         source, _, kind = key.rpartition("/")
         if series:
-            groups.setdefault(kind, []).append(series.scaled(format_json(source or kind), scale))
+            groups.setdefault(kind, []).append(series.scale(format_json(source or kind), scale))
     axis = "step" if epoch_steps is None else "epoch"
     plots = {
-        kind: _plot(kind, axis, group, start if kind in NOT_EVALUATED else (*start, *kept))
+        kind: _make_plot(kind, axis, group, start_mark if kind in NOT_EVALUATED else (*start_mark, *weights_mark))
         for kind, group in groups.items()
     }
-    shown = sorted((kind for kind in plots if kind not in _FOLDED), key=lambda kind: kind not in _FIRST)
+    visible = sorted((kind for kind in plots if kind not in _FOLDED), key=lambda kind: kind not in _FIRST)
     folded = [kind for kind in _FOLDED if kind in plots]
-    blocks: list[Block] = [plots[kind] for kind in shown]
+    blocks: list[Block] = [plots[kind] for kind in visible]
     if folded:
-        title = ", ".join(_title(kind) for kind in folded)
+        title = ", ".join(_choose_title(kind) for kind in folded)
         blocks.append(FoldedCurves(f"{len(folded)} more: {title}", tuple(plots[kind] for kind in folded)))
     return Section("curves", "Curves", tuple(blocks)) if blocks else None
 
 
-def _plot(kind: str, axis: str, series: list[Series], marks: tuple[tuple[str, float], ...]) -> Curves:
+def _make_plot(kind: str, axis: str, series: list[Series], marks: tuple[tuple[str, float], ...]) -> Curves:
     low = min(min(s.ys) for s in series)
     high = max(max(s.ys) for s in series)
-    wide = kind in ("loss", "grad_norm") and low > 0 and high / low > _WIDE_RANGE
-    return Curves(_title(kind) + (" (log scale)" if wide else ""), axis, tuple(series), marks=marks, logarithmic=wide)
+    is_logarithmic = kind in ("loss", "grad_norm") and low > 0 and high / low > _WIDE_RANGE
+    title = _choose_title(kind) + (" (log scale)" if is_logarithmic else "")
+    return Curves(title, axis, tuple(series), marks=marks, logarithmic=is_logarithmic)
 
 
-def _title(kind: str) -> str:
+def _choose_title(kind: str) -> str:
     return _TITLES.get(kind, format_json(kind).capitalize())
 
 
 def confusion_section(confusion: Confusion) -> Section:
     """The matrix, the most frequent mistakes and, with many classes, the weakest ones."""
     share_right = confusion.hits / max(1, confusion.total)
-    right = f"{number(confusion.hits)} of {number(confusion.total)} validation samples correct ({share(share_right)})"
+    right = f"{format_number(confusion.hits)} of {format_number(confusion.total)} validation samples correct ({format_share(share_right)})"
     blocks: list[Block] = [Text(f"{right}. Rows: true class. Columns: predicted class."), ConfusionMatrix(confusion)]
     mistakes = tuple(
-        (short(truth, 60), short(guess, 60), number(count), share(part))
-        for truth, guess, count, part in confusion.mistakes()
+        (shorten(truth, 60), shorten(guess, 60), format_number(count), format_share(part))
+        for truth, guess, count, part in confusion.list_mistakes()
     )
     if mistakes:
         blocks.append(Table(("true class", "predicted", "count", "share of class"), mistakes))
     weakest = tuple(
-        (short(name, 60), number(samples), *(f"{value:.3f}" for value in scores))
-        for name, samples, *scores in confusion.weakest()
+        (shorten(name, 60), format_number(samples), *(f"{value:.3f}" for value in scores))
+        for name, samples, *scores in confusion.list_weakest()
     )
     if weakest:
         blocks.append(Table(("lowest F1", "samples", "precision", "recall", "F1"), weakest))
@@ -162,9 +163,9 @@ def confusion_section(confusion: Confusion) -> Section:
 
 def labels_section(table: LabelTable) -> Section:
     """The scores of each label, the weakest first."""
-    about = f"{number(table.samples)} validation samples, each with any number of labels. A label is predicted from a "
+    description = f"{format_number(table.samples)} validation samples, each with any number of labels. A label is predicted from a "
     rows = sorted(table.rows, key=lambda row: (not row.true, row.f1, row.name))
-    blocks = (Text(f"{about}probability of 0.5."), Table(HEADER, tuple(row.cells() for row in rows)))
+    blocks = (Text(f"{description}probability of 0.5."), Table(HEADER, tuple(row.format_cells() for row in rows)))
     of = f" of {format_json(table.head)}" if table.head else ""
     return Section(f"labels{of.replace(' ', '-')}", f"Labels{of}", blocks)
 
@@ -183,23 +184,23 @@ def events_section(events: list[Mapping[str, object]]) -> Section | None:
     if not events:
         return None
     rows = tuple(
-        (_moment(e.get("time")), format_json(e.get("kind")), short(format_json(e.get("text")), 500)) for e in events
+        (_format_moment(e.get("time")), format_json(e.get("kind")), shorten(format_json(e.get("text")), 500))
+        for e in events
     )
-    blocks: list[Block] = [Table(("time", "kind", "event"), rows[-_EVENTS:])]
-    if len(rows) > _EVENTS:
-        blocks.insert(
-            0, Text(f"The last {_EVENTS} of {len(rows)} events; events.jsonl contains all of them.", Tone.QUIET)
-        )
+    blocks: list[Block] = [Table(("time", "kind", "event"), rows[-_MAX_EVENTS:])]
+    if len(rows) > _MAX_EVENTS:
+        text = f"The last {_MAX_EVENTS} of {len(rows)} events; events.jsonl contains all of them."
+        blocks.insert(0, Text(text, Tone.QUIET))
     return Section("events", "Events", tuple(blocks))
 
 
-def _moment(value: object) -> str:
-    return duration(value) if isinstance(value, float) and value < 1e9 else format_json(value)
+def _format_moment(value: object) -> str:
+    return format_duration(value) if isinstance(value, float) and value < 1e9 else format_json(value)
 
 
 def gaps_section(gaps: list[MissingRecord]) -> Section | None:
     """Files that are missing or damaged."""
-    rows = tuple((gap.file, gap.wrong, gap.lost) for gap in gaps)
+    rows = tuple((gap.file, gap.problem, gap.consequence) for gap in gaps)
     if not rows:
         return None
     tones = dict.fromkeys(range(len(rows)), Tone.WARN)
@@ -217,13 +218,15 @@ def spec_section(record: Record) -> Section | None:
         "started": "started",
         "ended": "ended",
     }
-    rows = tuple((name, format_json(_words(state[key]))) for key, name in keys.items() if state.get(key))
+    rows = tuple((name, format_json(_join_words(state[key]))) for key, name in keys.items() if state.get(key))
     blocks: list[Block] = [Table(("item", "value"), rows)] if rows else []
     if record.text:
-        text = record.text if len(record.text) <= _SPEC else record.text[:_SPEC] + "\n… see job.yaml for the rest"
+        text = (
+            record.text if len(record.text) <= _MAX_SPEC else record.text[:_MAX_SPEC] + "\n… see job.yaml for the rest"
+        )
         blocks.append(Details("The complete job file, including all defaults", text))
     return Section("spec", "Job spec", tuple(blocks)) if blocks else None
 
 
-def _words(value: object) -> object:
+def _join_words(value: object) -> object:
     return shlex.join(map(str, value)) if isinstance(value, list) else value

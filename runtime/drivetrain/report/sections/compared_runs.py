@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from drivetrain.report.baseline_results import compare
 from drivetrain.report.blocks import Block, Curves, Section, Table, Text, Tone
-from drivetrain.report.formatting import duration, format_json, number
-from drivetrain.report.log_series import thin
+from drivetrain.report.formatting import format_duration, format_json, format_number
+from drivetrain.report.log_series import thin_points
 from drivetrain.report.record import Record
+from drivetrain.report.sections.baselines import compare_best
 from drivetrain.report.summary import Summary
 from drivetrain.system.units import format_bytes
 
@@ -30,28 +30,28 @@ class ComparedRun:
     summary: Summary
 
 
-def sections(runs: Sequence[ComparedRun]) -> list[Section]:
+def list_sections(runs: Sequence[ComparedRun]) -> list[Section]:
     """Results, curves, and differences in specs, plans and machines."""
     names = tuple(run.name for run in runs)
-    built = [Section("results", "Results", (Table(("result", *names), tuple(_results(runs))),))]
-    if curves := tuple(curve_plots(runs)):
-        built.append(Section("curves", "Curves", curves))
+    sections = [Section("results", "Results", (Table(("result", *names), tuple(_list_results(runs))),))]
+    if curves := tuple(make_curve_plots(runs)):
+        sections.append(Section("curves", "Curves", curves))
     for anchor, rows in _differences_by_part(runs).items():
         title = TITLES[anchor]
-        same = Text(f"No differences between the {len(runs)} runs.", Tone.QUIET)
-        table: Block = Table((title.lower(), *names), tuple(rows)) if rows else same
-        built.append(Section(anchor, title, (table,)))
-    return built
+        no_differences = Text(f"No differences between the {len(runs)} runs.", Tone.QUIET)
+        table: Block = Table((title.lower(), *names), tuple(rows)) if rows else no_differences
+        sections.append(Section(anchor, title, (table,)))
+    return sections
 
 
-def comparison_json(runs: Sequence[ComparedRun]) -> dict[str, object]:
+def make_json(runs: Sequence[ComparedRun]) -> dict[str, object]:
     """The comparison as data."""
     names = [run.name for run in runs]
     return {
         "runs": {
             run.name: {
                 **run.summary.to_json(),
-                "curves": {key: thin(series) for key, series in run.record.metrics.items()},
+                "curves": {key: thin_points(series) for key, series in run.record.metrics.items()},
             }
             for run in runs
         },
@@ -65,13 +65,13 @@ def comparison_json(runs: Sequence[ComparedRun]) -> dict[str, object]:
 def _differences_by_part(runs: Sequence[ComparedRun]) -> dict[str, list[tuple[str, ...]]]:
     """The differences in spec, plan and machine."""
     return {
-        "spec": differences([flatten(run.record.spec) for run in runs]),
-        "plan": differences([_plan(run.record) for run in runs]),
-        "machine": differences([_machine(run.record) for run in runs]),
+        "spec": list_differences([flatten(run.record.spec) for run in runs]),
+        "plan": list_differences([_read_plan(run.record) for run in runs]),
+        "machine": list_differences([_describe_machine(run.record) for run in runs]),
     }
 
 
-def differences(values: Sequence[Mapping[str, object]]) -> list[tuple[str, ...]]:
+def list_differences(values: Sequence[Mapping[str, object]]) -> list[tuple[str, ...]]:
     """The keys whose values are not the same in all runs, in the order in which they first appear."""
     keys = dict.fromkeys(key for mapping in values for key in mapping)
     rows = [(key, *(format_json(mapping[key]) if key in mapping else ABSENT for mapping in values)) for key in keys]
@@ -88,44 +88,44 @@ def flatten(value: object, path: str = "") -> dict[str, object]:
     return flattened
 
 
-def _results(runs: Sequence[ComparedRun]) -> Iterator[tuple[str, ...]]:
+def _list_results(runs: Sequence[ComparedRun]) -> Iterator[tuple[str, ...]]:
     """The rows of the table of results: a name, and a value of each run."""
     summaries = [run.summary for run in runs]
     yield "status", *(s.status for s in summaries)
     for metric in dict.fromkeys(s.best.metric for s in summaries if s.best):
-        values = (number(s.best.value) if s.best and s.best.metric == metric else ABSENT for s in summaries)
+        values = (format_number(s.best.value) if s.best and s.best.metric == metric else ABSENT for s in summaries)
         yield f"best {metric}", *values
     if any(run.record.baselines for run in runs):
-        yield "best simple model", *map(_best_simple_model, runs)
+        yield "best simple model", *map(_format_best_baseline, runs)
     evaluations = [
         {f"{name} ({source})": value for name, value in metrics.items()}
-        for metrics, source in (s.evaluation() for s in summaries)
+        for metrics, source in (s.choose_evaluation() for s in summaries)
     ]
     for name in dict.fromkeys(name for evaluation in evaluations for name in evaluation):
-        yield name, *(number(evaluation[name]) if name in evaluation else ABSENT for evaluation in evaluations)
+        yield name, *(format_number(evaluation[name]) if name in evaluation else ABSENT for evaluation in evaluations)
     for name in dict.fromkeys(name for s in summaries for name in s.test):
-        yield name, *(number(s.test[name]) if name in s.test else ABSENT for s in summaries)
-    yield "time", *(duration(s.seconds) for s in summaries)
-    yield "samples/s", *(number(s.samples_per_second) for s in summaries)
+        yield name, *(format_number(s.test[name]) if name in s.test else ABSENT for s in summaries)
+    yield "time", *(format_duration(s.seconds) for s in summaries)
+    yield "samples/s", *(format_number(s.samples_per_second) for s in summaries)
     yield "peak memory", *(format_bytes(int(s.peak_memory)) if s.peak_memory else "unknown" for s in summaries)
-    yield "steps", *(number(s.steps) for s in summaries)
-    yield "parameters", *(number(s.parameters) for s in summaries)
+    yield "steps", *(format_number(s.steps) for s in summaries)
+    yield "parameters", *(format_number(s.parameters) for s in summaries)
 
 
-def _best_simple_model(run: ComparedRun) -> str:
+def _format_best_baseline(run: ComparedRun) -> str:
     """The best simple model by the metric that chose the weights, and its value."""
-    best = run.summary.best
-    metrics = {best.metric: best.value, **best.metrics} if best else {}
-    comparison = compare(run.record.baselines, best.metric, metrics) if best else None
+    comparison = compare_best(run.record, run.summary)
     rows = comparison.sort_rows() if comparison else []
-    return f"{number(rows[0].metrics[comparison.metric])} ({rows[0].title()})" if comparison and rows else ABSENT
+    if not comparison or not rows:
+        return ABSENT
+    return f"{format_number(rows[0].metrics[comparison.metric])} ({rows[0].format_title()})"
 
 
-def _plan(record: Record) -> dict[str, Any]:
+def _read_plan(record: Record) -> dict[str, Any]:
     return record.plan.values() if record.plan else {}
 
 
-def _machine(record: Record) -> dict[str, object]:
+def _describe_machine(record: Record) -> dict[str, object]:
     hardware = record.hardware
     if hardware is None:
         return {}
@@ -139,20 +139,20 @@ def _machine(record: Record) -> dict[str, object]:
     }
 
 
-def curve_plots(runs: Sequence[ComparedRun]) -> Iterator[Curves]:
+def make_curve_plots(runs: Sequence[ComparedRun]) -> Iterator[Curves]:
     """A plot for each value that at least two runs have, except values of single steps, which are too noisy."""
     # `validation/loss` is a value of an epoch, `loss` one of a step.
     keys = list(dict.fromkeys(key for run in runs for key in run.record.metrics if "/" in key))
     for key in sorted(keys, key=lambda key: not key.endswith("loss")):
         # In a plot of several runs, a line has the name of its run.
-        lines = tuple(run.record.metrics[key].scaled(run.name) for run in runs if run.record.metrics.get(key))
+        lines = tuple(run.record.metrics[key].scale(run.name) for run in runs if run.record.metrics.get(key))
         if len(lines) > 1:
             low, high = min(min(line.ys) for line in lines), max(max(line.ys) for line in lines)
             needs_log_scale = key.endswith("loss") and low > 0 and high > LOG_SCALE_FROM * low
             title = f"{format_json(key)}{' (log scale)' if needs_log_scale else ''}"
             yield Curves(title, "step", lines, logarithmic=needs_log_scale)
     speeds = tuple(
-        run.record.telemetry["samples_per_second"].scaled(run.name).positive()
+        run.record.telemetry["samples_per_second"].scale(run.name).keep_positive()
         for run in runs
         if run.record.telemetry.get("samples_per_second")
     )

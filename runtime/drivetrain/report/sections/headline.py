@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from drivetrain.job.formatting import DETAILED_METRICS
-from drivetrain.report.baseline_results import compare
 from drivetrain.report.blocks import Headline, Tile, Tone
-from drivetrain.report.formatting import duration, format_json, number, score
+from drivetrain.report.formatting import format_duration, format_json, format_number, format_score
 from drivetrain.report.record import Record
-from drivetrain.report.sections.plan import differences
+from drivetrain.report.sections.baselines import compare_best
+from drivetrain.report.sections.plan import list_differences
 from drivetrain.report.summary import Summary
 from drivetrain.system.units import format_bytes
 
 _TONES = {"done": Tone.GOOD, "failed": Tone.BAD, "stopped": Tone.WARN, "running": Tone.WARN, "unknown": Tone.WARN}
 
 
-def headline(record: Record, summary: Summary) -> Headline:
+def make_headline(record: Record, summary: Summary) -> Headline:
     """The top of the report."""
     best = summary.best
     return Headline(
@@ -22,19 +22,18 @@ def headline(record: Record, summary: Summary) -> Headline:
         what=" · ".join([summary.job, summary.task, *_describe_continuation(record)]),
         status=summary.status,
         tone=_TONES.get(summary.status, Tone.WARN),
-        ending=ending(summary) + _source(record),
-        value=score(best.metric, best.value) if best else "no result",
-        label="; ".join(filter(None, (_label(summary), verdict(record, summary)))),
-        tiles=tuple(_tiles(summary, record)),
-        alerts=tuple(alerts(record)),
+        ending=describe_ending(summary) + _describe_source(record),
+        value=format_score(best.metric, best.value) if best else "no result",
+        label="; ".join(filter(None, (_format_label(summary), describe_baselines(record, summary)))),
+        tiles=tuple(_make_tiles(summary, record)),
+        alerts=tuple(list_alerts(record)),
     )
 
 
-def verdict(record: Record, summary: Summary) -> str:
+def describe_baselines(record: Record, summary: Summary) -> str:
     """What the simple models say about the network; empty without them."""
-    best = summary.best
-    comparison = compare(record.baselines, best.metric, {best.metric: best.value, **best.metrics}) if best else None
-    return comparison.verdict() if comparison else ""
+    comparison = compare_best(record, summary)
+    return comparison.describe_verdict() if comparison else ""
 
 
 def _describe_continuation(record: Record) -> list[str]:
@@ -42,69 +41,73 @@ def _describe_continuation(record: Record) -> list[str]:
     return [f"continues {format_json(run)} after epoch {format_json(epoch)}, step {format_json(step)}"] if run else []
 
 
-def ending(summary: Summary) -> str:
+def describe_ending(summary: Summary) -> str:
     """How the run ended."""
     if summary.status == "running" and summary.exit_code is None:
         return "still running, or killed before it could record its end"
     code = "" if summary.exit_code is None else f"exit {summary.exit_code}: "
     reason = f"; {summary.stopped_because}" if summary.stopped_because else ""
-    return f"{code}{summary.meaning()}{reason}"
+    return f"{code}{summary.describe_exit()}{reason}"
 
 
-def _source(record: Record) -> str:
+def _describe_source(record: Record) -> str:
     """The source of the numbers of a run that did not finish."""
     begun = record.state and not record.result and record.metrics
     return "; the numbers come from its logs, since it has not written its result" if begun else ""
 
 
-def alerts(record: Record) -> list[tuple[str, str]]:
+def list_alerts(record: Record) -> list[tuple[str, str]]:
     """Warnings that must not be missed, with the section that has the details."""
-    warnings = [(f"{gap.file}: {gap.wrong}; {gap.lost}", "gaps") for gap in record.gaps]
+    warnings = [(f"{gap.file}: {gap.problem}; {gap.consequence}", "gaps") for gap in record.gaps]
     warnings += [
         (f"{name}: requested {format_json(row.get('asked'))}, effective {format_json(row.get('seen'))}", "seen")
-        for name, row in differences(record.plan)
+        for name, row in list_differences(record.plan)
     ]
     broken = [(name, series.broken) for name, series in record.metrics.items() if series.broken]
     warnings += [(f"{name}: {count} values were NaN or infinite", "curves") for name, count in broken]
     return warnings
 
 
-def _label(summary: Summary) -> str:
+def _format_label(summary: Summary) -> str:
     best = summary.best
     if best is None:
         return "no evaluation yet"
     parts = []
     if best.step is not None:
-        parts.append(f"at step {number(best.step)}" + (f" of {number(summary.steps)}" if summary.steps else ""))
+        parts.append("at step " + _format_progress(best.step, summary.steps))
     if best.epoch is not None:
-        parts.append(f"epoch {number(best.epoch)}" + (f" of {number(summary.epochs)}" if summary.epochs else ""))
+        parts.append("epoch " + _format_progress(best.epoch, summary.epochs))
     return f"best {best.metric}" + (f", {', '.join(parts)}" if parts else "")
 
 
-def _tiles(summary: Summary, record: Record) -> list[Tile]:
+def _format_progress(now: float, total: float | None) -> str:
+    return format_number(now) + (f" of {format_number(total)}" if total else "")
+
+
+def _make_tiles(summary: Summary, record: Record) -> list[Tile]:
     tiles = [
-        Tile("time", duration(summary.seconds)),
-        Tile("speed", number(summary.samples_per_second), "samples/s"),
-        _memory(summary, record),
+        Tile("time", format_duration(summary.seconds)),
+        Tile("speed", format_number(summary.samples_per_second), "samples/s"),
+        _make_memory_tile(summary, record),
     ]
     if summary.steps is not None:
-        epochs = "" if summary.epochs is None else f"{number(summary.epochs)} epochs"
-        tiles.append(Tile("steps", number(summary.steps), epochs))
+        epochs = "" if summary.epochs is None else f"{format_number(summary.epochs)} epochs"
+        tiles.append(Tile("steps", format_number(summary.steps), epochs))
     if summary.parameters is not None:
         frozen = summary.parameters - (summary.trainable if summary.trainable is not None else summary.parameters)
-        remark = "all trainable" if not frozen else f"{number(summary.trainable)} trainable"
-        tiles.append(Tile("parameters", number(summary.parameters), remark))
+        remark = "all trainable" if not frozen else f"{format_number(summary.trainable)} trainable"
+        tiles.append(Tile("parameters", format_number(summary.parameters), remark))
     # Beside a model stand its own metrics; the last epoch can be worse or better.
-    metrics, remark = summary.evaluation()
+    metrics, remark = summary.choose_evaluation()
     headline_metric = summary.best.metric if summary.best else ""
     return tiles + [
-        Tile(name, score(name, value), remark)
+        Tile(name, format_score(name, value), remark)
         for name, value in metrics.items()
         if name.rsplit("/", 1)[-1] not in DETAILED_METRICS and name != headline_metric
     ]
 
 
-def _memory(summary: Summary, record: Record) -> Tile:
+def _make_memory_tile(summary: Summary, record: Record) -> Tile:
     peak, limit = summary.peak_memory, summary.memory_limit
     value = format_bytes(int(peak)) if peak is not None else "unknown"
     if not limit:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from drivetrain.hardware.facts import Hardware
 from drivetrain.job.workload import format_flop
 from drivetrain.report.blocks import Block, Curves, Section, StackedBar, Table, Text, Tone
-from drivetrain.report.formatting import duration, format_json, share
+from drivetrain.report.formatting import format_duration, format_json, format_share
 from drivetrain.report.log_series import REPORTED_SHARE, CpuStarvation, Series, measure_starvation
 from drivetrain.report.summary import Summary
 from drivetrain.system.units import format_bytes
@@ -19,7 +19,7 @@ _PHASES = {"train": "backward", "evaluate": "evaluation", "tune": "tuning"}
 
 def machine_section(hardware: Hardware) -> Section:
     """The machine: resources of the host, and what this run was allowed to use."""
-    blocks: list[Block] = [Table(("item", "host", "available to this run"), tuple(_facts(hardware)))]
+    blocks: list[Block] = [Table(("item", "host", "available to this run"), tuple(_list_facts(hardware)))]
     if hardware.gpu_trouble:
         blocks.append(Text(f"GPU: {format_json(hardware.gpu_trouble)}", Tone.WARN))
     if hardware.assumed:
@@ -27,28 +27,24 @@ def machine_section(hardware: Hardware) -> Section:
     return Section("machine", "Machine", tuple(blocks))
 
 
-def _facts(hardware: Hardware) -> list[tuple[str, str, str]]:
+def _list_facts(hardware: Hardware) -> list[tuple[str, str, str]]:
     cpu, memory, storage, torch = hardware.cpu, hardware.memory, hardware.storage, hardware.torch
     bounds = [f"affinity {cpu.affinity}"] if cpu.affinity != cpu.host else []
     bounds += [f"cpuset {cpu.cpuset}"] if cpu.cpuset is not None else []
     bounds += [f"quota {cpu.quota:g}"] if cpu.quota is not None else []
     cores = f"{cpu.cores} physical {'core' if cpu.cores == 1 else 'cores'}"
     group = f"cgroup v{hardware.cgroup}" if hardware.cgroup else "no cgroups"
+    swap = "on" if memory.swap else "off"
     rows = [
         ("processor", format_json(cpu.model), f"{cpu.architecture}: {', '.join(cpu.flags) or 'no extensions'}"),
         ("logical CPUs", str(cpu.host), f"{cpu.budget} ({', '.join(bounds) or 'no limit'}); {cores}"),
         ("memory", format_bytes(memory.host), f"{format_bytes(memory.limit)} limit" if memory.limit else "no limit"),
-        (
-            "free memory at the start",
-            "",
-            f"{format_bytes(memory.available)} free, swap {'on' if memory.swap else 'off'}",
-        ),
+        ("free memory at the start", "", f"{format_bytes(memory.available)} free, swap {swap}"),
     ]
     for gpu in hardware.gpus:
         chip = f"capability {'.'.join(map(str, gpu.capability))}, driver {gpu.driver}{', MIG' if gpu.mig else ''}"
-        rows.append(
-            (f"GPU {gpu.index}", f"{gpu.name}, {format_bytes(gpu.memory)}", f"{format_bytes(gpu.free)} free; {chip}")
-        )
+        size, free = format_bytes(gpu.memory), format_bytes(gpu.free)
+        rows.append((f"GPU {gpu.index}", f"{gpu.name}, {size}", f"{free} free; {chip}"))
     build = f"CUDA {torch.cuda}" if torch and torch.cuda else "CPU build"
     return [
         *rows,
@@ -66,17 +62,19 @@ def time_section(telemetry: Mapping[str, Series], summary: Summary, hardware: Ha
     if summary.phases:
         phases = {**summary.phases, "other": (summary.seconds or 0.0) - sum(summary.phases.values())}
         names = _PHASES if "forward" in phases else {}
-        parts = tuple((format_json(names.get(name, name)), s, duration(s)) for name, s in phases.items() if s > 0)
+        sizes = [(format_json(names.get(name, name)), seconds) for name, seconds in phases.items() if seconds > 0]
+        parts = tuple((name, seconds, format_duration(seconds)) for name, seconds in sizes)
         blocks.append(StackedBar("Time by phase", parts))
-    throttled = telemetry.get("throttled_seconds", Series("")).risen("throttled")
-    charts = _charts(telemetry, summary, hardware, throttled)
+    throttled = telemetry.get("throttled_seconds", Series("")).accumulate("throttled")
+    charts = _make_charts(telemetry, summary, hardware, throttled)
     blocks += [chart for chart in charts if any(len(series) for series in chart.series)]
-    blocks += _gpu_words(telemetry)
-    blocks += [Text(line) for line in _shards(telemetry)]
+    blocks += _describe_gpus(telemetry)
+    blocks += [Text(line) for line in _describe_shards(telemetry)]
     if throttled and throttled.ys[-1] > 0:
-        blocks.append(Text(f"The CPU quota throttled this run for {duration(throttled.ys[-1])}.", Tone.WARN))
+        blocks.append(Text(f"The CPU quota throttled this run for {format_duration(throttled.ys[-1])}.", Tone.WARN))
     blocks += [Text(line, Tone.WARN) for line in _describe_starvation(measure_starvation(telemetry, hardware))]
-    blocks += [Text(line, Tone.QUIET) for line in (_efficiency(summary), _watching(summary)) if line]
+    remarks = (_describe_efficiency(summary), _describe_monitoring(summary))
+    blocks += [Text(line, Tone.QUIET) for line in remarks if line]
     return Section("time", "Throughput and resource usage", tuple(blocks)) if blocks else None
 
 
@@ -84,13 +82,13 @@ def _describe_starvation(starvation: CpuStarvation | None) -> Iterator[str]:
     """Other users of the CPUs."""
     if starvation and starvation.others_share >= REPORTED_SHARE:
         yield (
-            f"Other processes used the CPU for {duration(starvation.others)} while this run was waiting for it: "
-            f"{share(starvation.others_share)} of its CPU time. They slowed it down."
+            f"Other processes used the CPU for {format_duration(starvation.others)} while this run was waiting for it: "
+            f"{format_share(starvation.others_share)} of its CPU time. They slowed it down."
         )
     if starvation and starvation.stolen_share >= REPORTED_SHARE:
         yield (
-            f"The hypervisor gave {duration(starvation.stolen)} of CPU time to other virtual machines (steal), "
-            f"{share(starvation.stolen_share)} of the total. No setting inside this machine can change that."
+            f"The hypervisor gave {format_duration(starvation.stolen)} of CPU time to other virtual machines (steal), "
+            f"{format_share(starvation.stolen_share)} of the total. No setting inside this machine can change that."
         )
 
 
@@ -98,25 +96,22 @@ NOTED_IDLE_SHARE = 0.05
 """Share of the time in which shards came for which batches may stand still before it is told what held them up."""
 
 
-def _shards(telemetry: Mapping[str, Series]) -> Iterator[str]:
+def _describe_shards(telemetry: Mapping[str, Series]) -> Iterator[str]:
     """What was fetched from stores, over all starts of the run."""
     size, count, fetched_again, waited = (
         sum(telemetry.get(f"shard_{key}", Series(key)).ys) for key in ("bytes", "fetches", "again", "waited")
     )
     if "shard_bytes" in telemetry:
-        repetition = (
-            f", {fetched_again:,.0f} of them again, for which the cache had no space"
-            if fetched_again
-            else ", each once"
-        )
+        again = f", {fetched_again:,.0f} of them again, for which the cache had no space"
+        repetition = again if fetched_again else ", each once"
         yield (
             f"Shards: {format_bytes(int(size))} fetched from the store ({count:,.0f} shards{repetition}). "
-            f"The processes that prepare batches stood still for shards for {duration(waited)} in all."
-            f"{_limit(telemetry, size, waited)}"
+            f"The processes that prepare batches stood still for shards for {format_duration(waited)} in all."
+            f"{_describe_limit(telemetry, size, waited)}"
         )
 
 
-def _limit(telemetry: Mapping[str, Series], size: float, waited: float) -> str:
+def _describe_limit(telemetry: Mapping[str, Series], size: float, waited: float) -> str:
     """At which rate shards came, and what held them up if batches stood still for them."""
     busy, received, unpacked = (
         sum(telemetry.get(f"shard_{key}", Series(key)).ys) for key in ("busy", "received", "unpacked")
@@ -124,15 +119,15 @@ def _limit(telemetry: Mapping[str, Series], size: float, waited: float) -> str:
     if busy <= 0:
         return ""
     width = [*telemetry.get("shard_at_once", Series("")).ys, 0.0][-2:][0]
-    came = f" They came at {format_bytes(int(size / busy))}/s, {width:,.0f} at a time." if width else ""
+    rate = f" They came at {format_bytes(int(size / busy))}/s, {width:,.0f} at a time." if width else ""
     if waited < NOTED_IDLE_SHARE * busy:
-        return f"{came} Fetching them was not the limit."
+        return f"{rate} Fetching them was not the limit."
     if unpacked > received:
-        return f"{came} Unpacking or tokenizing them took longer than receiving them: more CPUs would help, not a faster link."
-    return f"{came} Receiving them was the limit: the link, or the store."
+        return f"{rate} Unpacking or tokenizing them took longer than receiving them: more CPUs would help, not a faster link."
+    return f"{rate} Receiving them was the limit: the link, or the store."
 
 
-def _efficiency(summary: Summary) -> str:
+def _describe_efficiency(summary: Summary) -> str:
     """Achieved FLOP/s relative to what this machine can do."""
     operations, product = (summary.efficiency.get(key, 0.0) for key in ("operations", "product"))
     if not operations or not product or not summary.samples_per_second:
@@ -141,29 +136,27 @@ def _efficiency(summary: Summary) -> str:
     return (
         f"Matrix products and convolutions: {format_flop(operations)} per sample, {format_flop(rate)} per second during "
         f"training. A large matrix product alone reaches {format_flop(product)} per second on this machine; training reaches "
-        f"{share(rate / product)} of it."
+        f"{format_share(rate / product)} of it."
     )
 
 
-def _watching(summary: Summary) -> str:
+def _describe_monitoring(summary: Summary) -> str:
     """The cost of monitoring."""
-    monitor_seconds, names = (
-        sum(summary.watching.values()),
-        [name for name, seconds in summary.watching.items() if seconds],
-    )
+    monitor_seconds = sum(summary.watching.values())
+    names = [name for name, seconds in summary.watching.items() if seconds]
     if not monitor_seconds or not summary.seconds:
         return ""
-    return f"Monitoring ({' and '.join(names)}) took {duration(monitor_seconds)} of CPU time, {share(monitor_seconds / summary.seconds)} of the run."
+    return f"Monitoring ({' and '.join(names)}) took {format_duration(monitor_seconds)} of CPU time, {format_share(monitor_seconds / summary.seconds)} of the run."
 
 
-def _charts(
+def _make_charts(
     telemetry: Mapping[str, Series], summary: Summary, hardware: Hardware | None, throttled: Series
 ) -> list[Curves]:
     ends = [series.xs[-1] for series in telemetry.values() if series]
-    axis, second = _clock(max(ends, default=0.0))
+    axis, second = _choose_time_unit(max(ends, default=0.0))
 
     def line(key: str, name: str, scale: float = 1.0) -> Series:
-        return telemetry.get(key, Series(key)).scaled(name, second, scale)
+        return telemetry.get(key, Series(key)).scale(name, second, scale)
 
     top = max([summary.peak_memory or 0.0, *telemetry.get("memory_used", Series("")).ys])
     unit, bytes_ = ("GiB", 2.0**30) if max(top, summary.memory_limit or 0.0) >= 2**30 else ("MiB", 2.0**20)
@@ -172,46 +165,42 @@ def _charts(
     allowed = None if cpu is None else cpu.quota or float(cpu.budget)
     bound = ("allowed", allowed) if allowed else None
     limit = ("limit", summary.memory_limit / bytes_) if summary.memory_limit else None
+    speed = line("samples_per_second", "samples/s").keep_positive()
     charts = [
-        Curves("Throughput, samples/s", axis, (line("samples_per_second", "samples/s").positive(),), from_zero=True),
+        Curves("Throughput, samples/s", axis, (speed,), from_zero=True),
         Curves(f"Memory, {unit}", axis, memory, limit, from_zero=True),
         Curves("CPUs busy", axis, (line("cpu_percent", "CPUs", 0.01),), bound, from_zero=True),
         Curves("Waiting for data, %", axis, (line("input_wait", "waiting", 100.0),), from_zero=True),
     ]
-    charts += _gpu_charts(telemetry, axis, second)
+    charts += _make_gpu_charts(telemetry, axis, second)
     if throttled and throttled.ys[-1] > 0:
-        throttled_series = throttled.scaled("throttled", second)
+        throttled_series = throttled.scale("throttled", second)
         charts.append(Curves("Throttled by the CPU quota, s", axis, (throttled_series,), from_zero=True))
     return charts
 
 
-def _gpu_charts(telemetry: Mapping[str, Series], axis: str, second: float) -> list[Curves]:
+def _make_gpu_charts(telemetry: Mapping[str, Series], axis: str, second: float) -> list[Curves]:
     """Plots of the GPUs, with a line for each."""
     starts = [key.removesuffix("_percent") for key in telemetry if re.fullmatch(r"gpu\d*_percent", key)]
     starts = starts or (["gpu"] if "gpu_memory" in telemetry else [])
 
     def lines(scale: float, **names: str) -> tuple[Series, ...]:
-        named_series = [
-            (f"{start} {name}".strip(), telemetry.get(f"{start}_{key}"))
-            for key, name in names.items()
-            for start in starts
-        ]
-        return tuple(series.scaled(name, second, scale) for name, series in named_series if series)
+        keys = [(f"{start} {name}".strip(), f"{start}_{key}") for key, name in names.items() for start in starts]
+        return tuple(telemetry[key].scale(name, second, scale) for name, key in keys if telemetry.get(key))
 
     size_lines = lines(1 / 2.0**30, memory="in use", allocated="tensors", reserved="reserved")
-    limit = telemetry.get("gpu_memory_limit")
+    limits = telemetry.get("gpu_memory_limit")
+    limit = ("limit", limits.ys[-1] / 2.0**30) if limits else None
     return [
         Curves("GPU busy, %", axis, lines(1.0, percent=""), ("whole", 100.0), from_zero=True),
-        Curves(
-            "GPU memory, GiB", axis, size_lines, ("limit", limit.ys[-1] / 2.0**30) if limit else None, from_zero=True
-        ),
+        Curves("GPU memory, GiB", axis, size_lines, limit, from_zero=True),
         Curves("GPU temperature, degrees Celsius", axis, lines(1.0, temperature="")),
         Curves("GPU power, W", axis, lines(1.0, power=""), from_zero=True),
         Curves("GPU clock, MHz", axis, lines(1.0, clock=""), from_zero=True),
     ]
 
 
-def _gpu_words(telemetry: Mapping[str, Series]) -> list[Block]:
+def _describe_gpus(telemetry: Mapping[str, Series]) -> list[Block]:
     """One line per GPU, and a warning if a clock was reduced."""
     blocks: list[Block] = []
     for key, busy in telemetry.items():
@@ -230,12 +219,12 @@ def _gpu_words(telemetry: Mapping[str, Series]) -> list[Block]:
         blocks.append(Text(f"{match[1].upper()}: {', '.join(parts)}."))
         throttled = telemetry.get(f"{match[1]}_throttled")
         if throttled and any(throttled.ys):
-            text = f"{match[1].upper()}: its clock was throttled in {share(sum(throttled.ys) / len(throttled))} of the readings"
+            text = f"{match[1].upper()}: its clock was throttled in {format_share(sum(throttled.ys) / len(throttled))} of the readings"
             blocks.append(Text(f"{text}; telemetry.jsonl lists the reasons.", Tone.WARN))
     return blocks
 
 
-def _clock(seconds: float) -> tuple[str, float]:
+def _choose_time_unit(seconds: float) -> tuple[str, float]:
     """The unit of the time axis, and a second in that unit."""
     if seconds < 300:
         return "seconds", 1.0

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from drivetrain.report.blocks import Block, Gallery, SamplePicture, Section, Table, Text, Tone
-from drivetrain.report.formatting import format_json, share, short
+from drivetrain.report.formatting import format_json, format_share, shorten
 from drivetrain.system.printable import printable
 
 _BASE64 = re.compile(r"[A-Za-z0-9+/]{8,60000}={0,2}")
@@ -22,17 +22,16 @@ def worst_sections(mistakes: Mapping[str, object]) -> Iterator[Section]:
     bytes_left = _MAX_CHARACTERS
     for head, rows in mistakes.items():
         mistake_rows = rows if isinstance(rows, list) else []
-        photos = [photo for row in mistake_rows if isinstance(row, Mapping) and (photo := _photo(row))]
+        photos = [photo for row in mistake_rows if isinstance(row, Mapping) and (photo := _read_photo(row))]
         bytes_left -= sum(len(photo.data) for photo in photos)
         if not photos:
             continue
         name = f" of {format_json(head)}" if head else ""
-        yield Section(
-            f"mistakes{name.replace(' ', '-')}", f"Most confident mistakes{name}", _blocks(photos, bytes_left >= 0)
-        )
+        blocks = _make_blocks(photos, bytes_left >= 0)
+        yield Section(f"mistakes{name.replace(' ', '-')}", f"Most confident mistakes{name}", blocks)
 
 
-def _blocks(photos: list[SamplePicture], fits: bool) -> tuple[Block, ...]:
+def _make_blocks(photos: list[SamplePicture], fits: bool) -> tuple[Block, ...]:
     text = Text("Misclassified samples of the best evaluation, most confident first.", Tone.QUIET)
     if fits and all(photo.data for photo in photos):
         return text, Gallery(tuple(photos))
@@ -40,10 +39,10 @@ def _blocks(photos: list[SamplePicture], fits: bool) -> tuple[Block, ...]:
     return text, Table(("sample", "true class", "predicted", "probability"), rows)
 
 
-def _photo(row: Mapping[str, Any]) -> SamplePicture | None:
+def _read_photo(row: Mapping[str, Any]) -> SamplePicture | None:
     try:
-        truth, answer = (short(printable(str(row[key])), 40) for key in ("truth", "answer"))
-        title, probability = short(printable(str(row["title"])), 160), share(float(row["probability"]))
+        truth, answer = (shorten(printable(str(row[key])), 40) for key in ("truth", "answer"))
+        title, probability = shorten(printable(str(row["title"])), 160), format_share(float(row["probability"]))
     except (KeyError, TypeError, ValueError):
         return None
     data = str(row.get("picture", ""))

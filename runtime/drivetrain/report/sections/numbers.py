@@ -7,7 +7,7 @@ from math import isfinite
 from typing import Any
 
 from drivetrain.report.blocks import Block, Dot, Scatter, Section, Table, Text, Tone
-from drivetrain.report.formatting import format_json, short
+from drivetrain.report.formatting import format_json, shorten
 from drivetrain.system.printable import printable
 
 MAX_PLOTS = 6
@@ -65,7 +65,7 @@ def _error_row(row: Any, columns: list[str]) -> tuple[str, ...] | None:
         column = int(row.get("column", 0))
         error, truth, answer = errors[column]
         return (
-            short(printable(str(row["title"])), 160),
+            shorten(printable(str(row["title"])), 160),
             columns[column],
             f"{truth:.4g}",
             f"{answer:.4g}",

@@ -17,21 +17,17 @@ def plan_section(plan: Plan) -> Section:
     """Every decision with value, source, effect and reason."""
     off = optimizations.off_values()
     idle = [d for d in plan.decisions if d.name in off and d.value == off[d.name] and d.source != "job"]
-    rows = tuple(_row(decision) for decision in plan.decisions if decision not in idle)
-    blocks: list[Block] = [
-        Text(
-            f"Profile {format_json(plan.profile)}. Image {format_json(plan.image or 'none')}: {format_json(plan.image_reason)}."
-        ),
-    ]
+    rows = tuple(_format_row(decision) for decision in plan.decisions if decision not in idle)
+    image = f"Image {format_json(plan.image or 'none')}: {format_json(plan.image_reason)}."
+    blocks: list[Block] = [Text(f"Profile {format_json(plan.profile)}. {image}")]
     if rows:
         blocks.append(Table(("setting", "value", "source", "effect", "reason"), rows))
     if idle:
-        lines = (f"{name}: {value} ({source}): {reason}" for name, value, source, _, reason in map(_row, idle))
+        lines = (f"{name}: {value} ({source}): {reason}" for name, value, source, _, reason in map(_format_row, idle))
         blocks.append(Details(f"{len(idle)} settings that are off, with the reason of each", "\n".join(lines)))
     if any(decision.provisional for decision in plan.decisions):
-        blocks.append(
-            Text("Values with a question mark are provisional: the model and the data were not loaded.", Tone.QUIET)
-        )
+        text = "Values with a question mark are provisional: the model and the data were not loaded."
+        blocks.append(Text(text, Tone.QUIET))
     return Section("plan", "Plan", tuple(blocks))
 
 
@@ -40,19 +36,22 @@ def effective_section(plan: Plan) -> Section | None:
     rows = _list_effective(plan)
     if not rows:
         return None
-    rows.sort(key=lambda row: _same(row[1]))
-    wrong = len(differences(plan))
-    count = "All settings are" if not wrong else f"{wrong} of {len(rows)} settings {'is' if wrong == 1 else 'are'} not"
-    tones = {i: Tone.WARN for i, (_, row) in enumerate(rows) if not _same(row)}
-    columns = ("setting", "requested", "effective", "cause")[: 4 if wrong else 3]
-    compared = tuple(_compare(name, row)[: len(columns)] for name, row in rows)
+    rows.sort(key=lambda row: _is_same(row[1]))
+    changed = len(list_differences(plan))
+    count = (
+        "All settings are"
+        if not changed
+        else f"{changed} of {len(rows)} settings {'is' if changed == 1 else 'are'} not"
+    )
+    tones = {i: Tone.WARN for i, (_, row) in enumerate(rows) if not _is_same(row)}
+    columns = ("setting", "requested", "effective", "cause")[: 4 if changed else 3]
+    compared = tuple(_format_comparison(name, row)[: len(columns)] for name, row in rows)
     table: Block = Table(columns, compared, tones)
-    if not wrong:
-        table = Details(
-            "requested = effective", "\n".join(f"{name}: {asked} = {seen}" for name, asked, seen in compared)
-        )
-    verdict = Text(f"{count} in effect as requested.", Tone.WARN if wrong else Tone.GOOD)
-    return Section("seen", "Requested and effective settings", (verdict, table, *_libraries(plan)))
+    if not changed:
+        lines = (f"{name}: {requested} = {effective}" for name, requested, effective in compared)
+        table = Details("requested = effective", "\n".join(lines))
+    verdict = Text(f"{count} in effect as requested.", Tone.WARN if changed else Tone.GOOD)
+    return Section("seen", "Requested and effective settings", (verdict, table, *_list_libraries(plan)))
 
 
 def notes_section(plan: Plan) -> Section | None:
@@ -61,28 +60,23 @@ def notes_section(plan: Plan) -> Section | None:
     return Section("notes", "Notes", notes) if notes else None
 
 
-def differences(plan: Plan | None) -> list[tuple[str, Mapping[str, object]]]:
+def list_differences(plan: Plan | None) -> list[tuple[str, Mapping[str, object]]]:
     """The settings whose effective value differs from the requested one."""
-    return [(name, row) for name, row in _list_effective(plan) if not _same(row)] if plan else []
+    return [(name, row) for name, row in _list_effective(plan) if not _is_same(row)] if plan else []
 
 
-def _row(decision: Decision) -> tuple[str, ...]:
+def _format_row(decision: Decision) -> tuple[str, ...]:
     value = format_json(decision.value) + (" ?" if decision.provisional else "")
     reason = f"{decision.reason} [{decision.evidence}]" if decision.evidence else decision.reason
-    return (
-        format_json(decision.name),
-        value,
-        format_json(decision.source),
-        format_json(decision.effect),
-        format_json(reason),
-    )
+    name, source, effect = map(format_json, (decision.name, decision.source, decision.effect))
+    return name, value, source, effect, format_json(reason)
 
 
 def _list_effective(plan: Plan) -> list[tuple[str, Mapping[str, object]]]:
     return [(format_json(name), row) for name, row in plan.seen.items() if isinstance(row, Mapping) and "asked" in row]
 
 
-def _libraries(plan: Plan) -> list[Block]:
+def _list_libraries(plan: Plan) -> list[Block]:
     """Further read-back values: versions and thread counts of libraries."""
     libraries = plan.seen.get("libraries")
     if not isinstance(libraries, Mapping) or not libraries:
@@ -93,10 +87,10 @@ def _libraries(plan: Plan) -> list[Block]:
     return [*([Table(("library", "version and threads"), short)] if short else []), *folds]
 
 
-def _same(row: Mapping[str, object]) -> bool:
+def _is_same(row: Mapping[str, object]) -> bool:
     return bool(row.get("same", row.get("asked") == row.get("seen")))
 
 
-def _compare(name: str, row: Mapping[str, object]) -> tuple[str, ...]:
-    cause = row.get("cause") or ("" if _same(row) else "unknown")
+def _format_comparison(name: str, row: Mapping[str, object]) -> tuple[str, ...]:
+    cause = row.get("cause") or ("" if _is_same(row) else "unknown")
     return name, format_json(row.get("asked")), format_json(row.get("seen")), format_json(cause)

@@ -21,28 +21,23 @@ def provenance_section(record: Record) -> Section | None:
     if not provenance:
         return None
     command = f"`drivetrain reproduce {record.name}` trains it again from these, and compares every bit."
-    table = Table(("item", "value"), tuple(_rows(provenance)))
+    table = Table(("item", "value"), tuple(_list_rows(provenance)))
     tone = Tone.QUIET
     return Section("provenance", "Made from", (table, Text(command, tone)))
 
 
-def _rows(provenance: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    yield "commit of the job's folder", _commit(provenance.get("commit"))
+def _list_rows(provenance: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    yield "commit of the job's folder", _describe_commit(provenance.get("commit"))
     later_commits = provenance.get("later_commits")
     for later in later_commits if isinstance(later_commits, list) else ():
-        yield "commit when it was resumed", _commit(later)
-    image = _mapping(provenance.get("image"))
-    yield (
-        "image",
-        " ".join(filter(None, (format_json(image.get("name") or ""), format_json(image.get("id") or "")))) or "none",
-    )
+        yield "commit when it was resumed", _describe_commit(later)
+    image = _as_mapping(provenance.get("image"))
+    yield "image", " ".join(filter(None, (format_json(image.get(key) or "") for key in ("name", "id")))) or "none"
     versions = {name: provenance.get(name) for name in ("drivetrain", "python", "torch") if provenance.get(name)}
     yield "versions", ", ".join(f"{name} {format_json(version)}" for name, version in versions.items())
-    yield from (
-        (f"SHA-256 of {format_json(key)}", format_json(digest))
-        for key, digest in _mapping(provenance.get("data")).items()
-    )
-    code = list(_mapping(provenance.get("code")).items())
+    data = _as_mapping(provenance.get("data"))
+    yield from ((f"SHA-256 of {format_json(key)}", format_json(digest)) for key, digest in data.items())
+    code = list(_as_mapping(provenance.get("code")).items())
     yield from ((f"SHA-256 of {format_json(name)}", format_json(digest)) for name, digest in code[:_MAX_CODE_FILES])
     if code[_MAX_CODE_FILES:]:
         yield "more code", f"{len(code) - _MAX_CODE_FILES} files, in provenance.json"
@@ -51,11 +46,11 @@ def _rows(provenance: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield f"SHA-256 of {name}", format_json(provenance[key])
 
 
-def _mapping(value: object) -> Mapping[str, Any]:
+def _as_mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
-def _commit(commit: object) -> str:
+def _describe_commit(commit: object) -> str:
     if not commit:
         return "not under git"
     text = format_json(commit)

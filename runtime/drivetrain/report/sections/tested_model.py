@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from drivetrain.report.blocks import Block, ConfusionMatrix, Section, Table, Text, Tone
-from drivetrain.report.confusion import HEADER, confusions, label_tables
-from drivetrain.report.formatting import format_json, number
-from drivetrain.report.log_series import number as numeric
+from drivetrain.report.confusion import HEADER, read_confusions, read_label_tables
+from drivetrain.report.formatting import format_json, format_number
+from drivetrain.report.log_series import read_number
 from drivetrain.report.record import Record
 from drivetrain.report.summary import Summary
 
@@ -17,24 +17,17 @@ def final_test_section(record: Record, summary: Summary) -> Section | None:
     if not summary.test:
         return None
     test, best = record.result["test"], record.result.get("best")
-    validation_metrics = best.get("metrics") if isinstance(best, Mapping) else None
+    metrics = best.get("metrics") if isinstance(best, Mapping) else None
+    validation_metrics = metrics if isinstance(metrics, Mapping) else {}
     rows = []
     for name, value in summary.test.items():
-        validation_value = (
-            numeric(validation_metrics, f"validation/{name.removeprefix('test/')}")
-            if isinstance(validation_metrics, Mapping)
-            else None
-        )
-        rows.append(
-            (
-                format_json(name.removeprefix("test/")),
-                number(value),
-                "-" if validation_value is None else number(validation_value),
-            )
-        )
-    about = f"{number(numeric(test, 'samples'))} samples of {format_json(test.get('data'))}, evaluated once, after the training."
+        metric = name.removeprefix("test/")
+        validation_value = read_number(validation_metrics, f"validation/{metric}")
+        validation = "-" if validation_value is None else format_number(validation_value)
+        rows.append((format_json(metric), format_number(value), validation))
+    about = f"{format_number(read_number(test, 'samples'))} samples of {format_json(test.get('data'))}, evaluated once, after the training."
     blocks: list[Block] = [Text(about, Tone.QUIET), Table(("metric", "test", "validation"), tuple(rows))]
-    blocks += [ConfusionMatrix(confusion) for confusion in confusions(test.get("confusion"))]
-    tables = label_tables(test.get("confusion"))
-    blocks += [Table(HEADER, tuple(row.cells() for row in table.rows)) for table in tables]
+    blocks += [ConfusionMatrix(confusion) for confusion in read_confusions(test.get("confusion"))]
+    tables = read_label_tables(test.get("confusion"))
+    blocks += [Table(HEADER, tuple(row.format_cells() for row in table.rows)) for table in tables]
     return Section("test", "Final test", tuple(blocks))

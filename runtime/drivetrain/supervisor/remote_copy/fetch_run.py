@@ -7,21 +7,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from drivetrain.errors import Busy, CheckpointError, SpecError
 from drivetrain.hardware import disk_space
 from drivetrain.storage.object_store import ObjectStore, StoredObject
 from drivetrain.storage.remote_address import RemoteAddress
-from drivetrain.supervisor.remote_copy.run_copy import best_of, step_of
-from drivetrain.supervisor.remote_copy.run_files import CHECKPOINTS, is_portable
-from drivetrain.supervisor.remote_copy.writer_lock import FILE as LOCK_FILE
+from drivetrain.supervisor.remote_copy.owner_file import OwnerFile, write_record
+from drivetrain.supervisor.remote_copy.run_files import CHECKPOINTS, is_portable, is_small, step_of
 from drivetrain.system import file_lock
 from drivetrain.system.console import say_aside
-from drivetrain.system.files import USER_RWX, make_folder, parse_json, read_json, storage_error, sync_folder, write_json
+from drivetrain.system.files import USER_RWX, make_folder, parse_row, read_json, storage_error, sync_folder, write_json
 from drivetrain.system.units import format_bytes
 from drivetrain.training.checkpoints.manifest import (
     MANIFEST,
@@ -39,105 +37,91 @@ LONGEST_DOWNLOAD = 60.0
 """Seconds to wait for another command that downloads the same run."""
 
 
-def fetch_run(store: ObjectStore, final: Path, report: Callable[[str], None], above: int = -1) -> None:
+def fetch_run(file: OwnerFile, final: Path, report: Callable[[str], None], local_step: int = -1) -> None:
     """Download a run into a folder, which is replaced if the store has a better checkpoint.
 
     Args:
-        store: opened at the run.
+        file: of the copy, taken by this process.
         final: the run folder.
         report: is told what was found.
-        above: the step of the newest good checkpoint of the folder; older ones in the store are not used.
+        local_step: the step of the newest good checkpoint of the folder; older ones in the store are not used.
 
     Raises:
         RemoteError: if the store gives no answer.
         StorageError: if the disk does not take it.
         CheckpointError: if there are checkpoints and none verifies.
     """
-    temporary = final.with_name(f".tmp-fetched-{final.name}")
+    store, temporary = file.store, final.with_name(f".tmp-fetched-{final.name}")
     make_folder(final.parent)
     try:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(USER_RWX)
         sizes = {entry.name: entry.bytes for entry in store.objects()}
-        checkpoint, checkpoint_bytes = _checkpoints(store, sizes, temporary / CHECKPOINTS, report, above)
-        if checkpoint is None and above >= 0:
-            report(f"{store.address}: using step-{above}, which is on this disk")
+        name, size = _download_newest(file, sizes, temporary / CHECKPOINTS, report, local_step)
+        if name is None and local_step >= 0:
+            report(f"{store.address}: using step-{local_step}, which is on this disk")
             return
-        size = sum(store.get_file(name, temporary / name, atomic=False) for name in sizes if is_small(name))
-        _put(temporary, final)
+        size += sum(store.get_file(each, temporary / each, atomic=False) for each in sizes if is_small(each))
+        write_record(temporary, file.owner.run, [file.writer])
+        _replace_folder(temporary, final)
     except OSError as error:
         raise storage_error(final, error) from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    report(
-        f"{store.address}: {checkpoint or 'no checkpoint yet'}, {format_bytes(size + checkpoint_bytes)} downloaded to {final}"
-    )
+    report(f"{store.address}: {name or 'no checkpoint yet'}, {format_bytes(size)} downloaded to {final}")
 
 
-def list_committed(names: Iterable[str]) -> list[str]:
-    """The checkpoints of a run that have a manifest, oldest first."""
-    pattern = re.compile(rf"{CHECKPOINTS}/(step-\d+)/{re.escape(MANIFEST)}")
-    return sorted((match[1] for name in names if (match := pattern.fullmatch(name))), key=step_of)
-
-
-def _checkpoints(
-    store: ObjectStore, sizes: Mapping[str, int], folder: Path, report: Callable[[str], None], above: int
+def _download_newest(
+    file: OwnerFile, sizes: Mapping[str, int], folder: Path, report: Callable[[str], None], local_step: int
 ) -> tuple[str | None, int]:
     """Download the newest checkpoint that verifies, and the best one that it names; returns its name and the bytes."""
-    size, passed = 0, list[str]()
-    for name in reversed(list_committed(sizes)):
-        if step_of(name) <= above:
+    store, checkpoints = file.store, file.owner.checkpoints
+    size, damaged = 0, list[str]()
+    for name in sorted((name for name in checkpoints if name.startswith("step-")), key=step_of, reverse=True):
+        if step_of(name) <= local_step:
             return None, size
-        wrong = _wrong_there(store, sizes, name)
-        if wrong is None:
-            size += _checkpoint(store, sizes, name, folder)
-            wrong = verify(folder / name)
-        if wrong is None:
-            best = best_of(folder / name)
-            if best and f"{CHECKPOINTS}/{best}/{MANIFEST}" in sizes:
-                size += _checkpoint(store, sizes, best, folder)
-                if wrong := verify(folder / best):
-                    report(f"{store.address}: checkpoint {best} is damaged: {wrong}; it is not used")
-                    shutil.rmtree(folder / best)
+        prefix = f"{CHECKPOINTS}/{checkpoints[name].folder}"
+        mismatch = _compare_with_manifest(store, sizes, prefix)
+        if mismatch is None:
+            size += _download_checkpoint(store, sizes, prefix, folder / name)
+            mismatch = verify(folder / name)
+        if mismatch is None:
+            best = checkpoints[name].best
+            if best and best in checkpoints:
+                prefix = f"{CHECKPOINTS}/{checkpoints[best].folder}"
+                size += _download_checkpoint(store, sizes, prefix, folder / best)
+                if mismatch := verify(folder / best):
+                    report(f"{store.address}: checkpoint {best} is damaged: {mismatch}; it is not used")
+                    shutil.rmtree(folder / best, ignore_errors=True)
             return name, size
         shutil.rmtree(folder / name, ignore_errors=True)
-        passed.append(describe_damaged(name, wrong))
-        report(f"{store.address}: {passed[-1]}")
-    if passed and above < 0:
-        raise all_damaged_error(store.address, passed)
+        damaged.append(describe_damaged(name, mismatch))
+        report(f"{store.address}: {damaged[-1]}")
+    if damaged and local_step < 0:
+        raise all_damaged_error(store.address, damaged)
     return None, size
 
 
-def _wrong_there(store: ObjectStore, sizes: Mapping[str, int], name: str) -> str | None:
+def _compare_with_manifest(store: ObjectStore, sizes: Mapping[str, int], prefix: str) -> str | None:
     """What is wrong with a checkpoint by its manifest and the sizes in the store, before anything large is downloaded."""
-    prefix = f"{CHECKPOINTS}/{name}"
-    manifest = None
-    if sizes[f"{prefix}/{MANIFEST}"] <= MAX_MANIFEST_BYTES:
-        with contextlib.suppress(ValueError):
-            manifest = parse_json(store.get(f"{prefix}/{MANIFEST}"))
+    manifest = f"{prefix}/{MANIFEST}"
     try:
-        files = parse_files(manifest)
+        is_readable = manifest in sizes and sizes[manifest] <= MAX_MANIFEST_BYTES
+        files = parse_files(parse_row(store.get(manifest)) if is_readable else None)
     except ValueError as wrong:
         return str(wrong)
     for part, entry in files.items():
-        if (size := sizes.get(f"{prefix}/{part}")) is None:
-            return f"{part} is missing"
-        if size != entry["bytes"]:
-            return f"{part} has {size} bytes, expected {entry['bytes']}"
+        if (size := sizes.get(f"{prefix}/{part}")) != entry["bytes"]:
+            return f"{part} is missing" if size is None else f"{part} has {size} bytes, expected {entry['bytes']}"
     return None
 
 
-def _checkpoint(store: ObjectStore, sizes: Mapping[str, int], name: str, folder: Path) -> int:
-    parts = [path for path in sizes if path.startswith(f"{CHECKPOINTS}/{name}/") and is_portable(path)]
-    return sum(store.get_file(part, folder.parent / part, atomic=False) for part in parts)
+def _download_checkpoint(store: ObjectStore, sizes: Mapping[str, int], prefix: str, folder: Path) -> int:
+    parts = [name.removeprefix(f"{prefix}/") for name in sizes if name.startswith(f"{prefix}/") and is_portable(name)]
+    return sum(store.get_file(f"{prefix}/{part}", folder / part, atomic=False) for part in parts)
 
 
-def is_small(name: str) -> bool:
-    """Whether an object is a file of the run folder itself, and no checkpoint."""
-    return is_portable(name) and name != LOCK_FILE and not name.startswith(f"{CHECKPOINTS}/")
-
-
-def _put(temporary: Path, final: Path) -> None:
+def _replace_folder(temporary: Path, final: Path) -> None:
     old = final.with_name(f".tmp-old-{final.name}")
     shutil.rmtree(old, ignore_errors=True)
     with contextlib.suppress(FileNotFoundError):
@@ -172,7 +156,7 @@ def update_cached_run(address: RemoteAddress) -> Path:
     store = ObjectStore(address)
     entries = [entry for entry in store.objects() if is_small(entry.name)]
     if "job.yaml" not in {entry.name for entry in entries}:
-        runs = [name for name in store.folders() if store.exists(f"{name}/job.yaml")]
+        runs = [name for name in store.folders() if store.find_head(f"{name}/job.yaml")]
         raise CheckpointError(
             f"{address}: there is no run",
             f"runs there: {', '.join(runs[-5:])}" if runs else "the address of a run, as `checkpoint.copy_to` made it",

@@ -1,4 +1,4 @@
-"""The files of a run folder that are copied as they are."""
+"""The files of a run folder that are copied as they are, and what the names and states of its checkpoints say."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from drivetrain.supervisor.remote_copy.writer_lock import FILE as LOCK_FILE
+from drivetrain.system.files import parse_json
 
 CHECKPOINTS = "checkpoints"
 STATE = "state.json"
-LEFT_OUT = (CHECKPOINTS, "ranks", LOCK_FILE)
-"""Of a run folder: copied in another way, of no use elsewhere, or not ours."""
-LARGE_FILE_BYTES = 64 << 20
-"""Bytes from which a file is not read as a whole."""
+OWNER, OLD_LOCK, RECORD = "owner.json", "writer.json", "copy.json"
+"""Of the copy: who writes it, the same by earlier versions; of the run folder: which starts of it wrote the copy."""
+LEFT_OUT = (CHECKPOINTS, "ranks", OWNER, OLD_LOCK, RECORD)
+"""Of a run folder or a copy: brought in another way, of no use elsewhere, or about this place alone."""
 _PART = re.compile(r"(?!\.)[^/\\\x00-\x1f]{1,255}")
 
 
@@ -22,13 +22,16 @@ def small_files(run: Path) -> Iterator[tuple[str, Path]]:
     """Name and path of the files of the folder that are copied as they are, without the state."""
     for folder, folders, names in os.walk(run):
         relative = Path(folder).relative_to(run)
-        out = LEFT_OUT if relative == Path() else ()
-        folders[:] = sorted(name for name in folders if is_portable(name) and name not in out)
+        folders[:] = sorted(name for name in folders if is_small((relative / name).as_posix()))
         for name in sorted(names):
-            path = Path(folder) / name
-            is_copied = is_portable(name) and name not in out and (relative / name) != Path(STATE)
-            if is_copied and not path.is_symlink() and path.is_file():
-                yield (relative / name).as_posix(), path
+            path, copied_name = Path(folder) / name, (relative / name).as_posix()
+            if is_small(copied_name) and copied_name != STATE and not path.is_symlink() and path.is_file():
+                yield copied_name, path
+
+
+def is_small(name: str) -> bool:
+    """Whether a name is that of a file of the run folder itself, which is copied as it is."""
+    return is_portable(name) and name.split("/")[0] not in LEFT_OUT
 
 
 def is_portable(name: str) -> bool:
@@ -52,3 +55,17 @@ def stamp_of(path: Path) -> tuple[int, int, int] | None:
     except OSError:
         return None
     return status.st_size, status.st_mtime_ns, status.st_ino
+
+
+def step_of(path: Path | str) -> int:
+    """The step of a checkpoint, by its name."""
+    return int(str(path).rpartition("-")[2])
+
+
+def parse_best(state: bytes) -> str | None:
+    """The name of the best checkpoint to which the state of a checkpoint refers."""
+    try:
+        best = parse_json(state)["watch"]["best"]
+        return f"best-{int(best['step'])}" if best["best"] is not None else None
+    except (ValueError, LookupError, TypeError):
+        return None

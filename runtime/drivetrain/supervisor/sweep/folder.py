@@ -16,7 +16,7 @@ from drivetrain.errors import CheckpointError, DrivetrainError, SpecError
 from drivetrain.job import Job, lower_is_better
 from drivetrain.job.custom import list_user_functions
 from drivetrain.job.hub_address import is_on_hub
-from drivetrain.job.sweep import assignments as values_set
+from drivetrain.job.sweep import format_assignments
 from drivetrain.job_spec.load_job import load
 from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.job_spec.yaml_file import dump, parse, put_value
@@ -66,7 +66,7 @@ def open_sweep(runs: Path, job: Job, metric: str, *, plain: bool, new: bool) -> 
         refuse_links(last)
         lock = run_folder.lock_folder(last)
         with _close_on_failure(lock):
-            if study := _same(last, job, metric, plain):
+            if study := _open_same_sweep(last, job, metric, plain):
                 return SweepFolder(last, study, lock)
         os.close(lock)
     path = run_folder.next_path(runs, name)
@@ -76,7 +76,7 @@ def open_sweep(runs: Path, job: Job, metric: str, *, plain: bool, new: bool) -> 
         RunFiles(path).write_text(SPEC, spec_text(job))
         study = Study(path, job, metric)
         study.setting("plain", plain)
-        study.setting("processes", same_conditions.processes(job, path))
+        study.setting("processes", same_conditions.count_processes(job, path))
     return SweepFolder(path, study, lock)
 
 
@@ -89,22 +89,22 @@ def _close_on_failure(lock: int) -> Iterator[None]:
         raise
 
 
-def _same(path: Path, job: Job, metric: str, plain: bool) -> Study | None:
+def _open_same_sweep(path: Path, job: Job, metric: str, plain: bool) -> Study | None:
     """The study of a sweep that this command goes on with; None if it is finished and was another one.
 
     Raises:
         CheckpointError: if it is unfinished and was another one.
     """
-    trial_count = _trials(path)
+    trial_count = _count_requested_trials(path)
     lines = diff_stored_spec(path, job, MAY_CHANGE_IN_SWEEP, "the sweep so far", SPEC)
     study = Study(path, job, metric)
     before = study.setting("plain", plain)
     if before != plain:
         lines.append("it was started " + ("with --plain" if before else "without --plain"))
-    processes = same_conditions.processes(job, path)
-    began = study.setting("processes", processes)
-    if began != processes:
-        lines.append(f"it was started with {began} processes for each trial, now {processes}")
+    processes = same_conditions.count_processes(job, path)
+    recorded_processes = study.setting("processes", processes)
+    if recorded_processes != processes:
+        lines.append(f"it was started with {recorded_processes} processes for each trial, now {processes}")
     if file := _find_changed_file(path, study, job):
         lines.append(f"{file} has other content, or is not there any more")
     if not lines:
@@ -131,7 +131,7 @@ def trial_folders(sweep: Path, count: int) -> Iterator[Path]:
     return (run for number in range(count) if (run := trial_folder(sweep, number)))
 
 
-def _trials(path: Path) -> int:
+def _count_requested_trials(path: Path) -> int:
     """How many trials the sweep was last asked for."""
     try:
         stored = parse(RunFiles(path).read_text(SPEC), SPEC).data["sweep"]["trials"]
@@ -164,10 +164,10 @@ def write_result(
         StorageError: if the folder cannot be written.
     """
     assert job.sweep is not None
-    trials = tuple(_trial(sweep_folder, trial) for trial in sweep_folder.study.finished())
+    trials = tuple(_describe_trial(sweep_folder, trial) for trial in sweep_folder.study.finished())
     result = SweepResult(job.name, metric, lower_is_better(metric), job.parameters, trials, job.sweep.trials)
     if best := result.best:
-        changes = [*assignments, *values_set(best.values)]
+        changes = [*assignments, *format_assignments(best.values)]
         best_job = replace(source, assignments=[*changes, "sweep=null"]).load()
         # What a trial has measured is written down, so that the best one is trained again as it was.
         changes += run_length.pin_measured(best_job, trial_folders(sweep_folder.path, len(trials)))
@@ -179,7 +179,7 @@ def write_result(
     return result
 
 
-def _trial(sweep_folder: SweepFolder, trial: FrozenTrial) -> Trial:
+def _describe_trial(sweep_folder: SweepFolder, trial: FrozenTrial) -> Trial:
     run = trial_folder(sweep_folder.path, trial.number)
     state = _TRIAL_STATES[trial.state.name]
     result = (RunFiles(run).read_json(RESULT_FILE) if run else None) or {}

@@ -66,12 +66,12 @@ class Study:
         self.direction: Direction = "minimize" if lower_is_better(metric) else "maximize"
         path = folder / JOURNAL
         pruner = (
-            optuna.pruners.MedianPruner(n_startup_trials=MIN_FINISHED_TRIALS, n_warmup_steps=_warmup(job))
+            optuna.pruners.MedianPruner(n_startup_trials=MIN_FINISHED_TRIALS, n_warmup_steps=_count_warmup_epochs(job))
             if job.sweep.pruning
             else optuna.pruners.NopPruner()
         )
         try:
-            _cut(path)
+            _truncate_incomplete_line(path)
             # We hold the lock of the folder; one of Optuna's that a killed process left would hold us up for 30 s.
             no_lock: Any = _NoLock()
             self.storage = JournalStorage(JournalFileBackend(str(path), lock_obj=no_lock))
@@ -103,19 +103,19 @@ class Study:
         """Begin the next trial."""
         from optuna.trial import TrialState, create_trial
 
-        drawn = suggest(self.parameters, self.finished(), self.seed, self.direction)
-        trial = create_trial(state=TrialState.RUNNING, params=drawn, distributions=distributions(self.parameters))
+        values = suggest(self.parameters, self.finished(), self.seed, self.direction)
+        trial = create_trial(state=TrialState.RUNNING, params=values, distributions=distributions(self.parameters))
         self.study.add_trial(trial)
         return self.trials()[-1]
 
     def values(self, trial: FrozenTrial) -> dict[str, JsonValue]:
         """The values of a trial by key, in the order in which they are set."""
-        return {p.key: _value(p, trial.params[p.key]) for p in self.parameters}
+        return {p.key: _decode_value(p, trial.params[p.key]) for p in self.parameters}
 
     def note(self, number: int, epoch: int, value: float) -> bool:
         """Record the metric after an epoch, from 0 on; returns whether the trial is to be ended."""
         if epoch not in self.trials()[number].intermediate_values:
-            self.storage.set_trial_intermediate_value(self._id(number), epoch, value)
+            self.storage.set_trial_intermediate_value(self._find_trial_id(number), epoch, value)
         return self.study.pruner.prune(self.study, self.trials()[number])
 
     def end(self, number: int, state: str, value: float | None = None, reason: str = "") -> None:
@@ -123,7 +123,7 @@ class Study:
         from optuna.trial import TrialState
 
         if reason:
-            self.storage.set_trial_user_attr(self._id(number), "reason", reason)
+            self.storage.set_trial_user_attr(self._find_trial_id(number), "reason", reason)
         self.study.tell(number, value, state=TrialState[state.upper()])
 
     def setting(self, name: str, value: JsonValue) -> JsonValue:
@@ -133,7 +133,7 @@ class Study:
         recorded: JsonValue = self.study.user_attrs[name]
         return recorded
 
-    def _id(self, number: int) -> int:
+    def _find_trial_id(self, number: int) -> int:
         study = self.storage.get_study_id_from_name(NAME)
         return self.storage.get_trial_id_from_study_id_trial_number(study, number)
 
@@ -160,7 +160,7 @@ def distributions(parameters: Sequence[Parameter]) -> dict[str, BaseDistribution
     by_key: dict[str, BaseDistribution] = {}
     for p in parameters:
         if p.choices:
-            by_key[p.key] = CategoricalDistribution([_word(choice) for choice in p.choices])
+            by_key[p.key] = CategoricalDistribution([_encode_choice(choice) for choice in p.choices])
         elif p.whole:
             by_key[p.key] = IntDistribution(int(p.low), int(p.high), log=p.log, step=int(p.step or 1))
         else:
@@ -168,28 +168,28 @@ def distributions(parameters: Sequence[Parameter]) -> dict[str, BaseDistribution
     return by_key
 
 
-def _word(choice: JsonValue) -> bool | int | float | str | None:
+def _encode_choice(choice: JsonValue) -> bool | int | float | str | None:
     """A choice as Optuna stores it: lists and mappings as JSON."""
     return json.dumps(choice, ensure_ascii=False) if isinstance(choice, list | dict) else choice
 
 
-def _value(parameter: Parameter, stored: JsonValue) -> JsonValue:
+def _decode_value(parameter: Parameter, stored: JsonValue) -> JsonValue:
     """A value as the spec takes it."""
-    return next((choice for choice in parameter.choices if _word(choice) == stored), stored)
+    return next((choice for choice in parameter.choices if _encode_choice(choice) == stored), stored)
 
 
-def _warmup(job: Job) -> int:
+def _count_warmup_epochs(job: Job) -> int:
     ranges = {parameter.key: parameter for parameter in job.parameters}
     longest = ranges.get("train.epochs")
-    epochs = job.train.epochs if longest is None else max(longest.high, *_numbers(longest.choices), 1)
+    epochs = job.train.epochs if longest is None else max(longest.high, *_select_numbers(longest.choices), 1)
     return max(1, int(UNPRUNED_SHARE * epochs))
 
 
-def _numbers(values: Sequence[JsonValue]) -> list[float]:
+def _select_numbers(values: Sequence[JsonValue]) -> list[float]:
     return [value for value in values if isinstance(value, int | float)]
 
 
-def _cut(path: Path) -> None:
+def _truncate_incomplete_line(path: Path) -> None:
     """Remove a line that a power loss left incomplete; Optuna would write the next one behind it."""
     if path.exists() and not (content := path.read_bytes()).endswith(b"\n"):
         with path.open("r+b") as file:

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING
 
 from drivetrain.errors import NumericsError, OutOfMemory, SpecError, Stopped
 from drivetrain.job import Job
-from drivetrain.job.sweep import assignments as values_set
+from drivetrain.job.sweep import format_assignments
 from drivetrain.job.values import parse_duration
 from drivetrain.job_spec.spec_source import COPY_VARIABLE, SpecSource
 from drivetrain.plan import show_plan
 from drivetrain.report import swept
-from drivetrain.report.summary import exit_meaning
+from drivetrain.report.summary import describe_exit
 from drivetrain.supervisor import baseline_run, run_folder
 from drivetrain.supervisor.sweep import folder as folders
 from drivetrain.supervisor.sweep.study import check_installed
@@ -42,7 +42,7 @@ TRIAL_FAILURES = (1, NumericsError.exit_code, OutOfMemory.exit_code)
 """Exit codes that the values of a trial can cause; after every other one the sweep ends too, and can go on."""
 WITHOUT_SWEEP = ("sweep=null", "checkpoint.copy_to=null")
 """What trials do without: their names begin anew in each sweep, so copies in one place would meet."""
-SHOW_EVERY = 30.0
+REPORT_SECONDS = 30.0
 """Seconds between two versions of the page; trials can be shorter than drawing it."""
 EXAMPLE = "sweep: {space: {train.optimizer.lr: {low: 1e-4, high: 1e-1, log: true}}}"
 POLL_SECONDS = 0.2
@@ -98,70 +98,69 @@ class _Sweep:
 
     def __init__(self, request: SweepRequest, source: SpecSource, job: Job, sweep_folder: folders.SweepFolder) -> None:
         assert job.sweep is not None
-        self.request, self.source, self.job, self.spec, self.place = request, source, job, job.sweep, sweep_folder
+        self.request, self.source, self.job, self.spec = request, source, job, job.sweep
+        self.sweep_folder = sweep_folder
         self.study, self.metric = sweep_folder.study, job.sweep.metric or job.best()
-        self.began = self.shown = time.monotonic()
+        self.began_at = self.reported_at = time.monotonic()
 
     def run(self) -> int:
         """Train until all trials are done, or something ends the sweep; returns the exit code."""
         done = len(self.study.finished())
-        say(
-            f"sweep {self.place.path} "
-            + (f"goes on: {done} of {self.spec.trials} trials are done" if done else "starts")
-        )
+        progress = f"goes on: {done} of {self.spec.trials} trials are done" if done else "starts"
+        say(f"sweep {self.sweep_folder.path} {progress}")
         with signals.forward_signals() as forward:
             while len(self.study.finished()) < self.spec.trials:
-                if forward.sent or self._late():
+                if forward.sent or self._is_out_of_time():
                     return self._record_stopped(Stopped.exit_code)
-                code = self._trial(self.study.running() or self.study.begin(), forward)
+                code = self._train_trial(self.study.running() or self.study.begin(), forward)
                 if code:
                     return self._record_stopped(code)
-                if time.monotonic() - self.shown > SHOW_EVERY:
+                if time.monotonic() - self.reported_at > REPORT_SECONDS:
                     self._report()
-        return self._end()
+        return self._finish()
 
-    def _trial(self, running: FrozenTrial, forward: SignalForwarder) -> int:
+    def _train_trial(self, running: FrozenTrial, forward: SignalForwarder) -> int:
         """Train one trial to its end; returns 0 if it is recorded, the exit code otherwise."""
         number, values = running.number, self.study.values(running)
         values_text = ", ".join(f"{key} {swept.format_value(value)}" for key, value in values.items())
         say(f"trial {number} ({number + 1} of {self.spec.trials}): {values_text}")
-        assignments = (*self.request.assignments, *values_set(values), f"name=trial{number}", *WITHOUT_SWEEP)
+        assignments = (*self.request.assignments, *format_assignments(values), f"name=trial{number}", *WITHOUT_SWEEP)
         try:
             job = replace(self.source, assignments=assignments).load()
-            if size := run_length.pin_measured(job, folders.trial_folders(self.place.path, number)):
+            if size := run_length.pin_measured(job, folders.trial_folders(self.sweep_folder.path, number)):
                 assignments = (*assignments, *size)
                 job = replace(self.source, assignments=assignments).load()
         except SpecError as error:
             return self._record_failed(number, "; ".join(str(error).splitlines()[0:1]))
         options = [word for assignment in assignments for word in ("--set", assignment)]
-        options += ["--runs", str(self.place.path), *(["--plain"] if self.request.plain else [])]
+        options += ["--runs", str(self.sweep_folder.path), *(["--plain"] if self.request.plain else [])]
 
         def note(epoch: int, value: float) -> bool:
             return self.study.note(number, epoch, value) and epoch + 1 < job.train.epochs
 
         if self._was_ended(number, job, note):
             return self._record_pruned(number)
-        run = run_folder.find_finished(self.place.path, job)
+        run = run_folder.find_finished(self.sweep_folder.path, job)
         code, ended = 0, False
         if run is None:
-            shown_plan = (self._folder(0) or self.place.path) / PLAN_FILE
+            shown_plan = (self._find_trial_folder(0) or self.sweep_folder.path) / PLAN_FILE
             code, ended = train_trial(
-                self.source, options, forward, lambda: self._folder(number), self.metric, note, shown_plan
+                self.source, options, forward, lambda: self._find_trial_folder(number), self.metric, note, shown_plan
             )
         if ended:
             return self._record_pruned(number)
         if code in TRIAL_FAILURES and not forward.sent:
-            return self._record_failed(number, f"exit code {code}: {exit_meaning(code)}")
-        return code or self._complete(number)
+            return self._record_failed(number, f"exit code {code}: {describe_exit(code)}")
+        return code or self._record_complete(number)
 
     def _was_ended(self, number: int, job: Job, note: Note) -> bool:
         """Whether the rows of a killed attempt decide that the trial is to be ended."""
-        folder = self._folder(number)
+        folder = self._find_trial_folder(number)
         reader = EpochReader(folder / METRICS_FILE, self.metric) if folder else None
-        return any(note(epoch, value) for epoch, value in (reader.new() if reader else ()))
+        return any(note(epoch, value) for epoch, value in (reader.read_new() if reader else ()))
 
-    def _complete(self, number: int) -> int:
-        folder = self._folder(number)
+    def _record_complete(self, number: int) -> int:
+        folder = self._find_trial_folder(number)
         result = (RunFiles(folder).read_json(RESULT_FILE) if folder else None) or {}
         try:
             value = result["best"]["metrics"][self.metric]
@@ -191,12 +190,12 @@ class _Sweep:
         say(f"trial {number} failed: {reason}")
         return 0
 
-    def _folder(self, number: int) -> Path | None:
-        return folders.trial_folder(self.place.path, number)
+    def _find_trial_folder(self, number: int) -> Path | None:
+        return folders.trial_folder(self.sweep_folder.path, number)
 
-    def _late(self) -> bool:
+    def _is_out_of_time(self) -> bool:
         limit = self.spec.max_time
-        is_over = limit is not None and time.monotonic() - self.began > parse_duration(limit)
+        is_over = limit is not None and time.monotonic() - self.began_at > parse_duration(limit)
         if is_over:
             say(f"sweep.max_time of {limit} has passed")
         return is_over
@@ -209,14 +208,14 @@ class _Sweep:
         return code
 
     def _report(self) -> swept.SweepResult:
-        result = folders.write_result(self.place, self.source, self.request.assignments, self.job, self.metric)
-        self.shown = time.monotonic()
+        result = folders.write_result(self.sweep_folder, self.source, self.request.assignments, self.job, self.metric)
+        self.reported_at = time.monotonic()
         return result
 
-    def _end(self) -> int:
+    def _finish(self) -> int:
         result = self._report()
-        say(result.words())
-        say(f"sweep: {self.place.path}/sweep.html")
+        say(result.describe())
+        say(f"sweep: {self.sweep_folder.path}/sweep.html")
         return 0 if result.best else 1
 
 
@@ -226,12 +225,12 @@ class EpochReader:
 
     path: Path
     metric: str
-    seen: int = -1
+    last_epoch: int = -1
     """The last epoch that was read."""
     offset: int = 0
     inode: int = 0
 
-    def new(self) -> Iterator[tuple[int, float]]:
+    def read_new(self) -> Iterator[tuple[int, float]]:
         """Epochs that were evaluated since the last call, with their metric."""
         try:
             with self.path.open("rb") as file:
@@ -248,8 +247,8 @@ class EpochReader:
         for line in lines:
             row = parse_row(line) or {}
             epoch, value = row.get("epoch"), row.get(self.metric)
-            if isinstance(epoch, int) and isinstance(value, int | float) and epoch > self.seen:
-                self.seen = epoch
+            if isinstance(epoch, int) and isinstance(value, int | float) and epoch > self.last_epoch:
+                self.last_epoch = epoch
                 yield epoch, float(value)
 
 
@@ -276,11 +275,11 @@ def train_trial(
     reader: EpochReader | None = None
     ended = False
 
-    def look() -> bool:
+    def check_new_epochs() -> bool:
         nonlocal reader
         if reader is None and (folder := path()):
             reader = EpochReader(folder / METRICS_FILE, metric)
-        return any(note(epoch, value) for epoch, value in (reader.new() if reader else ()))
+        return any(note(epoch, value) for epoch, value in (reader.read_new() if reader else ()))
 
     def wait(child: subprocess.Popen[bytes]) -> int:
         nonlocal ended
@@ -288,12 +287,12 @@ def train_trial(
             try:
                 return child.wait(POLL_SECONDS)
             except subprocess.TimeoutExpired:
-                if not ended and look():
+                if not ended and check_new_epochs():
                     ended = True
                     child.send_signal(signal.SIGTERM)
 
     command = [sys.executable, "-m", "drivetrain", "train", child_process.format_path_argument(source.spec), *options]
     # All trials would fit the same simple models.
-    environment = {show_plan.SHOWN: str(shown_plan), COPY_VARIABLE: str(source.copy), baseline_run.SWITCH: "off"}
+    environment = {show_plan.SHOWN_PLAN: str(shown_plan), COPY_VARIABLE: str(source.copy), baseline_run.SWITCH: "off"}
     code = child_process.run_child(command, environment, forward, wait=wait)
-    return code, ended or look()
+    return code, ended or check_new_epochs()

@@ -14,7 +14,7 @@ from typing import Protocol
 from drivetrain.optimizations import Value
 from drivetrain.plan.plan import Decision, Plan, format_value
 from drivetrain.tuning.bench.variant import Failed, VariantReady
-from drivetrain.tuning.paired_timing import PairedTiming, TimedBlock, steps_per_block, time_quiet_pairs
+from drivetrain.tuning.paired_timing import PairedTiming, TimedBlock, count_block_steps, time_quiet_pairs
 
 EXPLAINED_DIFFERENCE = 0.05
 """The steps explain the total if their product differs by at most this, or by less than the noise of both."""
@@ -28,7 +28,7 @@ class VariantProtocol(Protocol):
     peak: int
     ready: VariantReady
 
-    def steps(self, count: int) -> TimedBlock:
+    def time_steps(self, count: int) -> TimedBlock:
         """Time a block of steps."""
         ...
 
@@ -71,7 +71,7 @@ class AblationStep:
         """Plain JSON data."""
         ratio = None
         if self.pair:
-            low, high = self.pair.middle()
+            low, high = self.pair.interquartile_range()
             ratio = {"median": self.pair.median, "low": low, "high": high, "pairs": list(self.pair.ratios)}
         return {**vars(self), "pair": ratio}
 
@@ -80,45 +80,45 @@ class AblationStep:
 class Ablation:
     """All steps, in the order in which they were measured."""
 
-    rungs: tuple[AblationStep, ...]
+    steps: tuple[AblationStep, ...]
 
-    def of(self, kind: str) -> list[AblationStep]:
+    def list_steps(self, kind: str) -> list[AblationStep]:
         """The steps of one kind."""
-        return [rung for rung in self.rungs if rung.kind == kind]
+        return [step for step in self.steps if step.kind == kind]
 
     @property
     def total(self) -> AblationStep | None:
         """All against plain, if it was measured."""
-        return next((rung for rung in self.rungs if rung.kind == "all" and rung.pair), None)
+        return next((step for step in self.steps if step.kind == "all" and step.pair), None)
 
     @property
     def product(self) -> float:
         """The product of the single steps' ratios."""
-        return math.prod(rung.pair.median for rung in self.of("added") if rung.pair)
+        return math.prod(step.pair.median for step in self.list_steps("added") if step.pair)
 
     @property
-    def explained(self) -> bool | None:
+    def explains_total(self) -> bool | None:
         """Whether the product matches the total within twice the standard error of both; None if the noise is too
         high.
         """
         if self.total is None or self.total.pair is None:
             return None
-        pairs = [rung.pair for rung in self.of("added") if rung.pair] + [self.total.pair]
-        noise = 2 * math.sqrt(sum(_error(pair) ** 2 for pair in pairs))
+        pairs = [step.pair for step in self.list_steps("added") if step.pair] + [self.total.pair]
+        noise = 2 * math.sqrt(sum(_standard_error(pair) ** 2 for pair in pairs))
         if abs(math.log(self.product / self.total.pair.median)) > max(EXPLAINED_DIFFERENCE, noise):
             return False
         return True if noise <= MAX_NOISE else None
 
 
-def _error(pair: PairedTiming) -> float:
+def _standard_error(pair: PairedTiming) -> float:
     """Standard error of the median log ratio, from the interquartile range of the pairs."""
     if len(pair.ratios) < 4:
         return 0.0
-    low, high = pair.middle()
+    low, high = pair.interquartile_range()
     return 1.253 * math.log(high / low) / 1.349 / math.sqrt(len(pair.ratios))
 
 
-def climb(
+def measure_ablation(
     plan: Plan, start: Start, rounds: int, report: Callable[[str], None], against: Sequence[str] = ()
 ) -> Ablation:
     """Measure the whole ablation.
@@ -126,25 +126,24 @@ def climb(
     Raises:
         Failed: if not even the plain variant starts.
     """
-    climber = _AblationRunner(plan, start, rounds, report)
-    return Ablation(tuple(climber.rungs(against)))
+    return Ablation(tuple(_AblationRunner(plan, start, rounds, report).measure_steps(against)))
 
 
 class _AblationRunner:
     """Keeps at most three variants running: plain, the last accepted one, and the one being compared."""
 
     def __init__(self, plan: Plan, start: Start, rounds: int, report: Callable[[str], None]) -> None:
-        self.plan, self.start, self.rounds, self.tell = plan, start, rounds, report
+        self.plan, self.start, self.rounds, self.report = plan, start, rounds, report
         self.plain = start(plan.only(()))
-        self.top = self.plain
-        self.on: list[Decision] = []
+        self.best = self.plain
+        self.enabled: list[Decision] = []
 
-    def rungs(self, against: Sequence[str]) -> Iterator[AblationStep]:
-        added = [self._add(row) for row in self.plan.list_enabled()]
-        total = self._total()
+    def measure_steps(self, against: Sequence[str]) -> Iterator[AblationStep]:
+        added = [self._measure_added(row) for row in self.plan.list_enabled()]
+        total = self._measure(AblationStep("all", "all together"), self.plain, self.best, self.best)
         ready = self.plain.ready
-        count = steps_per_block(ready.step)
-        seconds = min(self.plain.steps(count).seconds / count for _ in range(3))
+        count = count_block_steps(ready.step)
+        seconds = min(self.plain.time_steps(count).seconds / count for _ in range(3))
         yield AblationStep(
             "plain",
             "plain",
@@ -154,80 +153,69 @@ class _AblationRunner:
             loss_off=0.0,
         )
         yield from added
-        if self.top is not self.plain:
+        if self.best is not self.plain:
             self.plain.close()
             yield total
-        if len(self.on) > 1:
-            yield from [self._without(row) for row in self.on]
+        for row in self.enabled if len(self.enabled) > 1 else ():
+            without = [one for one in self.enabled if one is not row]
+            yield self._measure_beside_best(AblationStep("without", row.name, row.value, row.effect), without)
         if against:
-            yield self._against(against)
+            empty = AblationStep("against", ", ".join(against), effect="training")
+            yield self._measure_beside_best(empty, self.enabled, against)
 
-    def _add(self, row: Decision) -> AblationStep:
-        names = [decision.name for decision in self.on] + [row.name]
+    def _measure_added(self, row: Decision) -> AblationStep:
+        names = [decision.name for decision in self.enabled] + [row.name]
         empty = AblationStep("added", row.name, row.value, row.effect)
         try:
-            arm = self.start(self.plan.only(names))
-            rung = self._measure(empty, self.top, arm, arm)
+            variant = self.start(self.plan.only(names))
+            measured = self._measure(empty, self.best, variant, variant)
         except Failed as error:
-            self.tell(f"bench: {row.name} {format_value(row.value)} failed and is skipped: {error}")
+            self.report(f"bench: {row.name} {format_value(row.value)} failed and is skipped: {error}")
             return replace(empty, note=f"failed: {error}")
-        if self.top is not self.plain:
-            self.top.close()
-        self.top = arm
-        self.on.append(row)
-        return rung
+        if self.best is not self.plain:
+            self.best.close()
+        self.best = variant
+        self.enabled.append(row)
+        return measured
 
-    def _total(self) -> AblationStep:
-        return self._measure(AblationStep("all", "all together"), self.plain, self.top, self.top)
-
-    def _without(self, row: Decision) -> AblationStep:
-        names = [decision.name for decision in self.on if decision is not row]
-        empty = AblationStep("without", row.name, row.value, row.effect)
+    def _measure_beside_best(
+        self, empty: AblationStep, rows: Sequence[Decision], assignments: Sequence[str] = ()
+    ) -> AblationStep:
+        """Compare one more variant with the best plan, and stop it."""
         try:
-            arm = self.start(self.plan.only(names))
-            rung = self._measure(empty, arm, self.top, arm)
-            arm.close()
+            variant = self.start(self.plan.only([row.name for row in rows]), assignments)
+            slow, fast = (self.best, variant) if assignments else (variant, self.best)
+            measured = self._measure(empty, slow, fast, variant)
+            variant.close()
         except Failed as error:
             return replace(empty, note=f"failed: {error}")
-        return rung
-
-    def _against(self, assignments: Sequence[str]) -> AblationStep:
-        empty = AblationStep("against", ", ".join(assignments), effect="training")
-        try:
-            arm = self.start(self.plan.only([row.name for row in self.on]), assignments)
-            rung = replace(self._measure(empty, self.top, arm, arm), loss_off=None)
-            arm.close()
-        except Failed as error:
-            return replace(empty, note=f"failed: {error}")
-        return rung
+        # Losses of another job are no measure of its rounding.
+        return replace(measured, loss_off=None) if assignments else measured
 
     def _measure(
         self, empty: AblationStep, slow: VariantProtocol, fast: VariantProtocol, reported: VariantProtocol
     ) -> AblationStep:
         """The step with its measurements; speed, step time and memory are those of the variant `reported`."""
-        pairs = time_quiet_pairs(slow.steps, fast.steps, steps_per_block(slow.ready.step), self.rounds)
+        pairs = time_quiet_pairs(slow.time_steps, fast.time_steps, count_block_steps(slow.ready.step), self.rounds)
         pair = PairedTiming(tuple(a.seconds / b.seconds * fast.ready.batch / slow.ready.batch for a, b in pairs))
-        self.tell(f"bench: {empty.kind} {empty.name}: {pair.spread()}")
+        self.report(f"bench: {empty.kind} {empty.name}: {pair.format_spread()}")
         blocks = [sides[reported is fast] for sides in pairs]
-        ready, step = reported.ready, statistics.median(one.seconds / one.steps for one in blocks)
-        waited = statistics.median(one.waited for sides in pairs for one in sides)
+        ready, step_seconds = reported.ready, statistics.median(block.seconds / block.steps for block in blocks)
         return replace(
             empty,
             pair=pair,
-            samples_per_second=ready.batch / step,
-            step_seconds=step,
+            samples_per_second=ready.batch / step_seconds,
+            step_seconds=step_seconds,
             peak=reported.peak,
-            loss_off=_loss_off(ready, self.plain.ready),
-            first_seconds=max(0.0, ready.first - step),
-            disturbed=waited,
+            loss_off=_compare_losses(ready, self.plain.ready),
+            first_seconds=max(0.0, ready.first - step_seconds),
+            disturbed=statistics.median(block.waited for sides in pairs for block in sides),
             note="; ".join(ready.notes),
         )
 
 
-def _loss_off(ready: VariantReady, reference: VariantReady) -> float:
+def _compare_losses(ready: VariantReady, reference: VariantReady) -> float:
     """Largest relative difference of the losses; infinite if one is NaN."""
-    worst = 0.0
-    for (loss, _), (true, _) in zip(ready.numbers, reference.numbers, strict=True):
-        off = abs(loss - true) / max(abs(true), 1e-6)
-        worst = max(worst, off if off == off else math.inf)
-    return worst
+    pairs = [(loss, true_loss) for (loss, _), (true_loss, _) in zip(ready.numbers, reference.numbers, strict=True)]
+    errors = [abs(loss - true_loss) / max(abs(true_loss), 1e-6) for loss, true_loss in pairs]
+    return math.inf if any(map(math.isnan, errors)) else max(errors, default=0.0)

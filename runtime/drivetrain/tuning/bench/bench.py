@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Protocol
 
 from rich.table import Table
 from rich.text import Text
@@ -27,18 +26,18 @@ from drivetrain.job import Job
 from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.plan import plan as plans
 from drivetrain.plan.plan import Plan, format_value
-from drivetrain.plan.plan_table import machine as machine_line
-from drivetrain.report.formatting import tick
+from drivetrain.plan.plan_table import describe_machine
+from drivetrain.report.formatting import format_tick
 from drivetrain.system import signals
 from drivetrain.system.console import open_console, say, say_aside, say_json
 from drivetrain.system.files import storage_error, write_json
 from drivetrain.system.units import format_bytes
 from drivetrain.tuning import measuring_child
-from drivetrain.tuning.bench.ablation import Ablation, AblationStep, climb
+from drivetrain.tuning.bench.ablation import Ablation, AblationStep, measure_ablation
 from drivetrain.tuning.bench.variant import VariantPool
 from drivetrain.tuning.measuring_request import MeasuringRequest
 
-COMPILED_SECONDS = 1.0
+MIN_SHOWN_COMPILE_SECONDS = 1.0
 """A longer first step is worth mentioning."""
 NOISY_SHARE = 0.1
 """Share of the time without a CPU from which on a warning is shown."""
@@ -48,53 +47,40 @@ _LEGEND = """  +     speedup over the row above; `all together` is relative to p
   loss  largest relative difference of the loss from plain fp32 in the first 4 steps"""
 _COMPILES = "  first step: extra time of the first step with an empty compile cache"
 _TITLES = ("speed", "samples/s", "step ms", "memory", "loss off", "first step")
-_KINDS = {"added": "+ ", "without": "- ", "against": "with "}
+_PREFIXES = {"added": "+ ", "without": "- ", "against": "with "}
 
 
-class BenchOptions(Protocol):
-    """What the results tell of the request."""
+@dataclass(frozen=True)
+class BenchRequest(MeasuringRequest):
+    """The request of `drivetrain bench`."""
 
-    @property
-    def spec(self) -> Path:
-        """The job."""
-        ...
-
-    @property
-    def assignments(self) -> Sequence[str]:
-        """Values that override the job."""
-        ...
-
-    @property
-    def against(self) -> Sequence[str]:
-        """Settings of the variant of the job."""
-        ...
-
-    @property
-    def rounds(self) -> int:
-        """Pairs of each comparison."""
-        ...
+    command = "bench"
+    against: Sequence[str] = ()
+    """Settings of a variant of the job that is compared at the end."""
+    rounds: int = 8
+    json: bool = False
 
 
-def bench_command(options: BenchOptions) -> str:
+def bench_command(request: BenchRequest) -> str:
     """The command line that repeats the measurement."""
-    command_words = ["drivetrain", "bench", str(options.spec)]
-    command_words += [word for value in options.assignments for word in ("--set", value)]
-    command_words += [word for value in options.against for word in ("--against", value)]
-    return shlex.join([*command_words, *(["--rounds", str(options.rounds)] if options.rounds != 8 else [])])
+    command_words = ["drivetrain", "bench", str(request.spec)]
+    command_words += [word for value in request.assignments for word in ("--set", value)]
+    command_words += [word for value in request.against for word in ("--against", value)]
+    return shlex.join([*command_words, *(["--rounds", str(request.rounds)] if request.rounds != 8 else [])])
 
 
-def explain_ratios(ladder: Ablation) -> str:
+def explain_ratios(ablation: Ablation) -> str:
     """Whether the single steps explain the total."""
-    if ladder.total is None or ladder.total.pair is None:
+    if ablation.total is None or ablation.total.pair is None:
         return "all optimizations are off in this plan, so there is nothing to compare"
-    ratios = [f"{rung.pair.median:.2f}" for rung in ladder.of("added") if rung.pair]
-    product = f"{' x '.join(ratios)} = {ladder.product:.2f}" if len(ratios) > 1 else ratios[0]
-    both = f"{product}, measured {ladder.total.pair.spread()}"
-    if ladder.explained is None:
-        return f"too noisy to tell whether the single speedups explain the total: {both}"
-    if ladder.explained:
-        return f"the single speedups explain the total: {both}"
-    return f"the single speedups do not explain the total, so the optimizations influence each other: {both}"
+    ratios = [f"{step.pair.median:.2f}" for step in ablation.list_steps("added") if step.pair]
+    product = f"{' x '.join(ratios)} = {ablation.product:.2f}" if len(ratios) > 1 else ratios[0]
+    comparison = f"{product}, measured {ablation.total.pair.format_spread()}"
+    if ablation.explains_total is None:
+        return f"too noisy to tell whether the single speedups explain the total: {comparison}"
+    if ablation.explains_total:
+        return f"the single speedups explain the total: {comparison}"
+    return f"the single speedups do not explain the total, so the optimizations influence each other: {comparison}"
 
 
 def describe_left_out(plan: Plan) -> str:
@@ -104,21 +90,21 @@ def describe_left_out(plan: Plan) -> str:
     return f"not measured because off in this plan: {', '.join(off) or 'nothing'}; --set optimize.NAME=VALUE adds one"
 
 
-def describe_noise(ladder: Ablation) -> list[str]:
+def describe_noise(ablation: Ablation) -> list[str]:
     """A warning if other processes took CPUs away during the measurement."""
-    waited = [rung.disturbed for rung in ladder.rungs if rung.disturbed is not None]
-    busy = [share for share in waited if share > NOISY_SHARE]
-    if not busy:
+    waiting_shares = [step.disturbed for step in ablation.steps if step.disturbed is not None]
+    disturbed = [share for share in waiting_shares if share > NOISY_SHARE]
+    if not disturbed:
         return []
     return [
-        f"warning: {len(busy)} of {len(waited)} comparisons were disturbed by other processes: threads waited for a CPU "
-        f"for up to {max(busy):.0%} of the time. Rely only on the intervals, and repeat "
+        f"warning: {len(disturbed)} of {len(waiting_shares)} comparisons were disturbed by other processes: threads waited for a CPU "
+        f"for up to {max(disturbed):.0%} of the time. Rely only on the intervals, and repeat "
         "the measurement on a less busy machine or with more --rounds"
     ]
 
 
 def write_results(
-    ladder: Ablation, plan: Plan, job: Job, machine: Hardware, options: BenchOptions, folder: Path
+    ablation: Ablation, plan: Plan, job: Job, machine: Hardware, request: BenchRequest, folder: Path
 ) -> None:
     """Write bench.json and bench.svg
 
@@ -128,66 +114,66 @@ def write_results(
     from drivetrain.report.render import picture_file
 
     try:
-        write_json(folder / "bench.json", _data(ladder, plan, job, machine, options))
+        write_json(folder / "bench.json", _list_results(ablation, plan, job, machine, request))
         bars = [
-            picture_file.Bar(_name(rung), rung.pair.median, *rung.pair.middle(), rung.kind)
-            for rung in ladder.rungs
-            if rung.pair
+            picture_file.Bar(_name(step), step.pair.median, *step.pair.interquartile_range(), step.kind)
+            for step in ablation.steps
+            if step.pair
         ]
-        picture_file.draw_ablation(bars, f"{job.name}: {machine_line(machine)}", folder / "bench.svg")
+        picture_file.draw_ablation(bars, f"{job.name}: {describe_machine(machine)}", folder / "bench.svg")
     except OSError as error:
         raise storage_error(folder, error) from None
 
 
-def print_results(ladder: Ablation, plan: Plan, job: Job, machine: Hardware, folder: Path, *, as_json: bool) -> None:
+def print_results(ablation: Ablation, plan: Plan, job: Job, machine: Hardware, folder: Path, *, as_json: bool) -> None:
     """Print the table with its conclusions, or the JSON."""
     if as_json:
         say_json(json.loads((folder / "bench.json").read_text(encoding="utf-8")))
         return
     screen = open_console()
     screen.print(Text(f"bench of {job.name} ({job.task})", style="bold"))
-    screen.print(f"  machine  {machine_line(machine)}")
-    screen.print(ablation_table(ladder))
-    compiled = any(_cells(rung)["first step"] for rung in ladder.rungs)
+    screen.print(f"  machine  {describe_machine(machine)}")
+    screen.print(ablation_table(ablation))
+    compiled = any(_cells(step)["first step"] for step in ablation.steps)
     for text in (_LEGEND, _COMPILES) if compiled else (_LEGEND,):
         screen.print(text, style="dim")
-    for text in (explain_ratios(ladder), describe_left_out(plan), *describe_noise(ladder)):
+    for text in (explain_ratios(ablation), describe_left_out(plan), *describe_noise(ablation)):
         screen.print(text)
     screen.print(f"plot and numbers are in {folder}")
 
 
-def ablation_table(ladder: Ablation) -> Table:
+def ablation_table(ablation: Ablation) -> Table:
     """One row per step, without empty columns."""
-    rendered = Table(box=None, pad_edge=False, padding=(0, 1, 0, 1), header_style="dim", show_edge=False)
-    rendered.add_column("configuration", overflow="fold")
-    cells = [_cells(rung) for rung in ladder.rungs]
-    used = [title for title in _TITLES if any(row[title] for row in cells)]
-    for title in used:
-        rendered.add_column(title, no_wrap=True, justify="right")
-    for rung, row in zip(ladder.rungs, cells, strict=True):
-        style = "bold" if rung.kind in ("plain", "all") else ""
-        rendered.add_row(_name(rung), *(row[title] for title in used), style=style)
-        if rung.note:
-            rendered.add_row(Text(f"  {rung.note}", style="yellow"))
-    return rendered
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 1), header_style="dim", show_edge=False)
+    table.add_column("configuration", overflow="fold")
+    cells = [_cells(step) for step in ablation.steps]
+    titles = [title for title in _TITLES if any(row[title] for row in cells)]
+    for title in titles:
+        table.add_column(title, no_wrap=True, justify="right")
+    for step, row in zip(ablation.steps, cells, strict=True):
+        style = "bold" if step.kind in ("plain", "all") else ""
+        table.add_row(_name(step), *(row[title] for title in titles), style=style)
+        if step.note:
+            table.add_row(Text(f"  {step.note}", style="yellow"))
+    return table
 
 
-def _name(rung: AblationStep) -> str:
-    shows_value = rung.kind == "added" and rung.value is not True
-    value = f" {format_value(rung.value)}" if shows_value and rung.value is not None else ""
-    return f"{_KINDS.get(rung.kind, '')}{rung.name}{value}"
+def _name(step: AblationStep) -> str:
+    shows_value = step.kind == "added" and step.value is not True
+    value = f" {format_value(step.value)}" if shows_value and step.value is not None else ""
+    return f"{_PREFIXES.get(step.kind, '')}{step.name}{value}"
 
 
-def _cells(rung: AblationStep) -> dict[str, str]:
+def _cells(step: AblationStep) -> dict[str, str]:
     """The cells of a row, by column."""
-    first = rung.first_seconds
+    first = step.first_seconds
     texts = [
-        rung.pair.spread() if rung.pair else "" if rung.kind == "plain" else "not measured",
-        "" if rung.samples_per_second is None else format_ratio(rung.samples_per_second),
-        "" if rung.step_seconds is None else format_ratio(rung.step_seconds * 1000),
-        "" if rung.peak is None else format_bytes(rung.peak),
-        "" if rung.loss_off is None else tick(float(f"{rung.loss_off:.1e}")),
-        "" if first is None or first < COMPILED_SECONDS else f"+{first:.0f} s",
+        step.pair.format_spread() if step.pair else "" if step.kind == "plain" else "not measured",
+        "" if step.samples_per_second is None else format_ratio(step.samples_per_second),
+        "" if step.step_seconds is None else format_ratio(step.step_seconds * 1000),
+        "" if step.peak is None else format_bytes(step.peak),
+        "" if step.loss_off is None else format_tick(float(f"{step.loss_off:.1e}")),
+        "" if first is None or first < MIN_SHOWN_COMPILE_SECONDS else f"+{first:.0f} s",
     ]
     return dict(zip(_TITLES, texts, strict=True))
 
@@ -197,35 +183,21 @@ def format_ratio(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _data(ladder: Ablation, plan: Plan, job: Job, machine: Hardware, options: BenchOptions) -> dict[str, object]:
+def _list_results(ablation: Ablation, plan: Plan, job: Job, machine: Hardware, request: BenchRequest) -> object:
     return {
         "job": job.name,
-        "command": bench_command(options),
+        "command": bench_command(request),
         "date": datetime.now(UTC).date().isoformat(),
-        "machine": machine_line(machine),
+        "machine": describe_machine(machine),
         "cpu": machine.cpu.model,
         "torch": machine.torch.version if machine.torch else None,
-        "rungs": [rung.to_json() for rung in ladder.rungs],
-        "product": ladder.product,
-        "explained": ladder.explained,
-        "explanation": explain_ratios(ladder),
+        "rungs": [step.to_json() for step in ablation.steps],
+        "product": ablation.product,
+        "explained": ablation.explains_total,
+        "explanation": explain_ratios(ablation),
         "left_out": describe_left_out(plan),
-        "warnings": describe_noise(ladder),
+        "warnings": describe_noise(ablation),
     }
-
-
-__all__ = ["BenchRequest", "bench"]
-
-
-@dataclass(frozen=True)
-class BenchRequest(MeasuringRequest):
-    """The options of `drivetrain bench`."""
-
-    command = "bench"
-    against: Sequence[str] = ()
-    """Settings of a variant of the job that is compared at the end."""
-    rounds: int = 8
-    json: bool = False
 
 
 def bench(request: BenchRequest) -> int:
@@ -238,7 +210,7 @@ def bench(request: BenchRequest) -> int:
         raise SpecError(f"--rounds {request.rounds}", "3 or more", "8 paired measurements give a usable interval")
     if request.against:
         SpecSource(request.spec, [*request.assignments, *request.against]).load()
-    job, machine, output, source = request.begin()
+    job, machine, output, source = request.load()
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
         return _measure(request, job, machine, output, Path(scratch), source)
 
@@ -249,16 +221,16 @@ def _measure(
     code, plan = _finalize_plan(source, job, machine, scratch)
     if plan is None:
         return code
-    report = _report_aside if request.json else _report
-    with VariantPool(machine, scratch, source) as shop:
-        shop.quiet = _redrawn(plan)
-        ladder = climb(plan, shop.side, request.rounds, report, request.against)
-    write_results(ladder, plan, job, machine, request, output)
-    print_results(ladder, plan, job, machine, output, as_json=request.json)
+    report = say_aside if request.json else say
+    with VariantPool(machine, scratch, source) as pool:
+        pool.no_dropout = _changes_dropout(plan)
+        ablation = measure_ablation(plan, pool.start, request.rounds, report, request.against)
+    write_results(ablation, plan, job, machine, request, output)
+    print_results(ablation, plan, job, machine, output, as_json=request.json)
     return 0
 
 
-def _redrawn(plan: plans.Plan) -> bool:
+def _changes_dropout(plan: plans.Plan) -> bool:
     """Whether variants have different dropout masks. Not if one compiles: compiled without dropout, it would be
     compiled again with it.
     """
@@ -272,11 +244,3 @@ def _finalize_plan(source: SpecSource, job: Job, machine: Hardware, scratch: Pat
     code = measuring_child.measure("drivetrain.tuning.processes.final_plan", scratch, source, first, machine)
     signals.stop_early()
     return code, plans.load(scratch / "plan.json") if code == 0 else None
-
-
-def _report(text: str) -> None:
-    say(text)
-
-
-def _report_aside(text: str) -> None:
-    say_aside(text)

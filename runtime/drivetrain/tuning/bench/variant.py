@@ -48,11 +48,11 @@ class RunningVariant:
 
     def __init__(self, child: subprocess.Popen[bytes], log: Path) -> None:
         self.child, self.log, self.peak = child, log, 0
-        answer = self._answer()
+        answer = self._read_answer()
         numbers = [(loss, norm) for loss, norm in answer["numbers"]]
         self.ready = VariantReady(numbers, answer["first"], answer["step"], answer["batch"], answer["notes"])
 
-    def steps(self, count: int) -> TimedBlock:
+    def time_steps(self, count: int) -> TimedBlock:
         """Time a block of steps.
 
         Raises:
@@ -63,8 +63,8 @@ class RunningVariant:
             self.child.stdin.write(f"{count}\n".encode())
             self.child.stdin.flush()
         except OSError:
-            raise Failed(self._last_words()) from None
-        answer = self._answer()
+            raise Failed(self._describe_end()) from None
+        answer = self._read_answer()
         return TimedBlock(count, answer["seconds"], answer["waited"])
 
     def close(self) -> None:
@@ -75,19 +75,19 @@ class RunningVariant:
             if pipe is not None:
                 pipe.close()
 
-    def _answer(self) -> dict[str, Any]:
+    def _read_answer(self) -> dict[str, Any]:
         assert self.child.stdout is not None
         line = self.child.stdout.readline()
         if not line:
             self.child.wait()
-            raise Failed(self._last_words())
+            raise Failed(self._describe_end())
         answer: dict[str, Any] = json.loads(line)
         self.peak = max(self.peak, answer["peak"])
         return answer
 
-    def _last_words(self) -> str:
-        if (end := signals.CRASH_EXIT_CODES.get(128 - (self.child.poll() or 0))) is not None:
-            return f"crashed with {end} inside a kernel"
+    def _describe_end(self) -> str:
+        if (signal := signals.CRASH_EXIT_CODES.get(128 - (self.child.poll() or 0))) is not None:
+            return f"crashed with {signal} inside a kernel"
         lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         return lines[-1].strip()[:200] if lines else f"exited with code {self.child.poll()}"
 
@@ -102,12 +102,14 @@ class VariantPool:
         keep: whether variants use the compile cache of all runs, and not an empty one.
     """
 
-    def __init__(self, machine: Hardware, scratch: Path, source: SpecSource, *, keep: bool = False) -> None:
-        self.keep = keep
+    def __init__(
+        self, machine: Hardware, scratch: Path, source: SpecSource, *, shares_compile_cache: bool = False
+    ) -> None:
+        self.shares_compile_cache = shares_compile_cache
         self.machine, self.scratch, self.source = machine, scratch, source
-        self.sides: list[RunningVariant] = []
-        self.compiled: str | None = None
-        self.quiet = False
+        self.variants: list[RunningVariant] = []
+        self.compile_cache: str | None = None
+        self.no_dropout = False
         """Whether losses are compared without dropout."""
 
     def __enter__(self) -> VariantPool:
@@ -116,18 +118,18 @@ class VariantPool:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for side in self.sides:
-            side.close()
-        if self.compiled:
-            shutil.rmtree(self.compiled, ignore_errors=True)
+        for variant in self.variants:
+            variant.close()
+        if self.compile_cache:
+            shutil.rmtree(self.compile_cache, ignore_errors=True)
 
-    def side(self, plan: Plan, assignments: Sequence[str] = (), patience: float | None = None) -> RunningVariant:
+    def start(self, plan: Plan, assignments: Sequence[str] = (), timeout: float | None = None) -> RunningVariant:
         """Start a variant and wait until its first steps are done.
 
         Raises:
-            Failed: if it does not get that far, or not within `patience` seconds.
+            Failed: if it does not get that far, or not within `timeout` seconds.
         """
-        name = f"arm-{len(self.sides)}"
+        name = f"arm-{len(self.variants)}"
         write_json(self.scratch / f"{name}.json", plan.to_json())
         command = [
             sys.executable,
@@ -137,7 +139,7 @@ class VariantPool:
             str(self.scratch / f"{name}.json"),
             child_process.format_path_argument(self.source.spec),
             *replace(self.source, assignments=[*self.source.assignments, *assignments]).options(),
-            *(["--quiet"] if self.quiet else []),
+            *(["--quiet"] if self.no_dropout else []),
         ]
         log = self.scratch / f"{name}.log"
         with log.open("wb") as file:
@@ -150,26 +152,26 @@ class VariantPool:
                 process_group=0,
                 preexec_fn=functools.partial(signals.die_with_parent, os.getpid()),
             )
-        deadline = threading.Timer(patience or 0.0, child.kill)
-        if patience is not None:
+        deadline = threading.Timer(timeout or 0.0, child.kill)
+        if timeout is not None:
             deadline.start()
         try:
-            side = RunningVariant(child, log)
+            variant = RunningVariant(child, log)
         except BaseException:
             child.kill()
             child.wait()
             raise
         finally:
             deadline.cancel()
-        self.sides.append(side)
-        return side
+        self.variants.append(variant)
+        return variant
 
     def _environment(self, plan: Plan) -> dict[str, str]:
         """The plan's environment, with an empty compile cache: earlier runs should not change the measured compile
         time.
         """
         environment = plan.environment(self.machine)
-        if not self.keep and "TORCHINDUCTOR_CACHE_DIR" in environment:
-            self.compiled = self.compiled or tempfile.mkdtemp(prefix="bench-", dir=self.machine.storage.cache)
-            environment["TORCHINDUCTOR_CACHE_DIR"] = self.compiled
+        if not self.shares_compile_cache and "TORCHINDUCTOR_CACHE_DIR" in environment:
+            self.compile_cache = self.compile_cache or tempfile.mkdtemp(prefix="bench-", dir=self.machine.storage.cache)
+            environment["TORCHINDUCTOR_CACHE_DIR"] = self.compile_cache
         return environment

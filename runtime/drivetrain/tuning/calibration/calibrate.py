@@ -32,7 +32,7 @@ LOCK = "lock"
 
 
 @dataclass(frozen=True)
-class Limit:
+class TimeLimit:
     """Time limits in seconds; all probes together take about five on one free CPU."""
 
     probes: float
@@ -41,22 +41,22 @@ class Limit:
     """After this the process is ended, and what it has found by then counts."""
 
 
-BY_ITSELF = Limit(8.0, 9.0)
+AUTOMATIC = TimeLimit(8.0, 9.0)
 """A training must not wait longer, however busy the machine is."""
-ASKED = Limit(30.0, 60.0)
+ON_REQUEST = TimeLimit(30.0, 60.0)
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CalibrationResult:
     """A calibration, and what the user should know about it."""
 
-    found: Calibration | None
+    calibration: Calibration | None
     events: tuple[str, ...] = ()
-    kept: bool = False
+    was_stored: bool = False
     """Whether it was there already."""
 
 
-def for_job(machine: Hardware, job: Job, run: Path) -> Hardware:
+def calibrate_for_job(machine: Hardware, job: Job, run: Path) -> Hardware:
     """The machine with its calibration, which the first training on it makes; as it is if the job would not use it.
 
     Args:
@@ -67,10 +67,12 @@ def for_job(machine: Hardware, job: Job, run: Path) -> Hardware:
     if job.optimize.get("measure") == "off" or world.count_local_ranks(job, machine) > 1:
         return machine
     log = EventLog(run)
-    return at_first_use(machine, similar_work.kind(job, None), say, lambda text: log.add("calibration", text))
+    return attach_or_measure(machine, similar_work.kind(job, None), say, lambda text: log.add("calibration", text))
 
 
-def at_first_use(machine: Hardware, work: str, say: Callable[[str], None], event: Callable[[str], None]) -> Hardware:
+def attach_or_measure(
+    machine: Hardware, work: str, say: Callable[[str], None], event: Callable[[str], None]
+) -> Hardware:
     """The machine with its calibration, which is made now if there is none; without one if that fails.
 
     Args:
@@ -81,24 +83,24 @@ def at_first_use(machine: Hardware, work: str, say: Callable[[str], None], event
     """
     if not calibration_file.is_enabled():
         return machine
-    calibration, wrong = calibration_file.read_calibration(machine)
-    obstacle = None if calibration else _obstacle(machine)
-    if wrong:
-        event(f"{wrong}; {'not calibrated again' if obstacle else 'calibrating again'}")
+    calibration, problem = calibration_file.read_calibration(machine)
+    obstacle = None if calibration else _describe_obstacle(machine)
+    if problem:
+        event(f"{problem}; {'not calibrated again' if obstacle else 'calibrating again'}")
     if obstacle:
         say(f"calibrate: skipped, {obstacle}")
     if calibration or obstacle:
         return replace(machine, calibration=calibration)
     say("calibrate: measuring this machine once, for up to 10 s")
-    outcome = load_or_measure(machine, work)
-    for line in outcome.events:
+    result = load_or_measure(machine, work)
+    for line in result.events:
         event(line)
-    if outcome.found:
-        say(f"calibrate: {summary(outcome.found)}")
-    return replace(machine, calibration=outcome.found)
+    if result.calibration:
+        say(f"calibrate: {summarize(result.calibration)}")
+    return replace(machine, calibration=result.calibration)
 
 
-def _obstacle(machine: Hardware) -> str | None:
+def _describe_obstacle(machine: Hardware) -> str | None:
     """Why a machine is not calibrated by itself."""
     if machine.cpu.emulated:
         return "the processor is emulated"
@@ -108,46 +110,48 @@ def _obstacle(machine: Hardware) -> str | None:
 
 
 def load_or_measure(
-    machine: Hardware, first: str = "", *, measure_again: bool = False, limit: Limit = BY_ITSELF
-) -> Outcome:
+    machine: Hardware, first_work: str = "", *, measure_again: bool = False, limit: TimeLimit = AUTOMATIC
+) -> CalibrationResult:
     """The calibration that is kept, or a new one; of two processes at once, the second waits and takes the first's.
 
     Args:
         machine: the hardware.
-        first: the kind of work that is compared first.
+        first_work: the kind of work that is compared first.
         measure_again: make a new one even if one is kept.
         limit: time limits.
     """
     events = list[str]()
-    with _alone(machine, events):
-        stored, wrong = (None, None) if measure_again else calibration_file.read_calibration(machine)
+    with _lock_folder(machine, events):
+        stored, problem = (None, None) if measure_again else calibration_file.read_calibration(machine)
         if stored:
-            return Outcome(stored, kept=True)
-        if wrong:
-            events.append(f"{wrong}; calibrating again")
-        new = _run_probes(machine, first, limit, events)
-        if new:
+            return CalibrationResult(stored, was_stored=True)
+        if problem:
+            events.append(f"{problem}; calibrating again")
+        calibration = _run_probes(machine, first_work, limit, events)
+        if calibration:
             try:
-                calibration_file.write_calibration(machine, new)
+                calibration_file.write_calibration(machine, calibration)
             except (OSError, StorageError) as error:
                 events.append(
                     f"the calibration could not be kept, it serves this run only: {' '.join(str(error).split())}"
                 )
-    return Outcome(new, tuple(events))
+    return CalibrationResult(calibration, tuple(events))
 
 
-def _run_probes(machine: Hardware, first: str, limit: Limit, events: list[str]) -> Calibration | None:
+def _run_probes(machine: Hardware, first_work: str, limit: TimeLimit, events: list[str]) -> Calibration | None:
     """Run the probes; what they found, or None."""
     try:
         with tempfile.TemporaryDirectory(prefix="calibrate-") as scratch:
             folder = Path(scratch)
             write_json(folder / "hardware.json", replace(machine, calibration=None).to_json())
-            group = ProcessCgroup()
-            before = group.read_throttled_seconds() or 0.0
-            code = _run(machine, folder, first, limit)
+            cgroup = ProcessCgroup()
+            throttled_before = cgroup.read_throttled_seconds() or 0.0
+            code = _run_process(machine, folder, first_work, limit)
             data = read_json(folder / "calibration.json")
             if data is None and code is None:
-                return _nothing(machine, limit, (group.read_throttled_seconds() or 0.0) - before)
+                return _make_empty_calibration(
+                    machine, limit, (cgroup.read_throttled_seconds() or 0.0) - throttled_before
+                )
             if data is None:
                 events.append(f"calibration failed: its process ended with exit code {code} before any comparison")
                 return None
@@ -159,7 +163,7 @@ def _run_probes(machine: Hardware, first: str, limit: Limit, events: list[str]) 
         return None
 
 
-def _nothing(machine: Hardware, limit: Limit, throttled: float) -> Calibration:
+def _make_empty_calibration(machine: Hardware, limit: TimeLimit, throttled: float) -> Calibration:
     """An empty calibration, so that not every run waits for one on a machine that is too busy.
 
     Args:
@@ -182,11 +186,13 @@ def _nothing(machine: Hardware, limit: Limit, throttled: float) -> Calibration:
     )
 
 
-def _run(machine: Hardware, folder: Path, first: str, limit: Limit) -> int | None:
+def _run_process(machine: Hardware, folder: Path, first_work: str, limit: TimeLimit) -> int | None:
     """The exit code of the process; None if it was ended at the time limit."""
     with (folder / "output.txt").open("wb") as output:
         child = child_process.start_child(
-            probe_command(folder, limit.probes, "--first", first), probe_environment(machine), output=output.fileno()
+            probe_command(folder, limit.probes, "--first", first_work),
+            probe_environment(machine),
+            output=output.fileno(),
         )
         try:
             return child.wait(limit.process)
@@ -198,12 +204,12 @@ def _run(machine: Hardware, folder: Path, first: str, limit: Limit) -> int | Non
 
 
 @contextlib.contextmanager
-def _alone(machine: Hardware, events: list[str]) -> Iterator[None]:
+def _lock_folder(machine: Hardware, events: list[str]) -> Iterator[None]:
     """Hold the lock of the folder, or wait for it; without a folder that can be written, there is nothing to share."""
     folder = calibration_file.find_path(machine).parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        handle = file_lock.acquire(folder / LOCK, ASKED.process + 1)
+        handle = file_lock.acquire(folder / LOCK, ON_REQUEST.process + 1)
     except OSError:
         yield
         return
@@ -216,7 +222,7 @@ def _alone(machine: Hardware, events: list[str]) -> Iterator[None]:
             os.close(handle)
 
 
-def summary(calibration: Calibration) -> str:
+def summarize(calibration: Calibration) -> str:
     """In one line: how many comparisons, and what is missing."""
     text = f"{len(calibration.probes)} comparison{'s' * (len(calibration.probes) != 1)} in {calibration.seconds:.0f} s"
     if calibration.is_busy:
@@ -229,13 +235,13 @@ def summary(calibration: Calibration) -> str:
 def default_settings(hardware: Hardware) -> dict[str, Value]:
     """The settings that a training on this machine starts with, if no job requests others."""
     libraries = hardware.libraries
-    usual = hardware.gpu is None and hardware.system == "Linux"
-    x86 = usual and hardware.cpu.architecture == "x86_64"
+    preloads = hardware.gpu is None and hardware.system == "Linux"
+    x86 = preloads and hardware.cpu.architecture == "x86_64"
     runtime = "iomp5" if libraries.iomp5 else "libomp" if libraries.libomp else openmp_runtime.OFF
     return {
         "cpu_threads": cpu_threads.threads_of(hardware),
         "openmp_runtime": runtime if x86 else openmp_runtime.OFF,
-        "allocator": "tcmalloc" if usual and libraries.tcmalloc else allocator.OFF,
+        "allocator": "tcmalloc" if preloads and libraries.tcmalloc else allocator.OFF,
     }
 
 

@@ -9,7 +9,7 @@ import copy
 import functools
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -25,7 +25,7 @@ from drivetrain.models.fast_dropout import DropoutFromBits
 from drivetrain.models.packed_attention import PackedRow
 from drivetrain.optimizations import cpu_threads, precision, unpadding
 from drivetrain.system import torch_settings
-from drivetrain.tuning.calibration.timing import Timings, steps, time_variants
+from drivetrain.tuning.calibration.timing import Timings, make_timer, time_variants
 
 TEXTS_PER_BATCH = 24
 """Texts in the batch of the probe of packing."""
@@ -42,7 +42,7 @@ class ProbeNetwork:
     @property
     def size(self) -> int:
         """Weights per layer that has a matrix or kernel."""
-        return weights_per_layer(self.module)
+        return count_weights_per_layer(self.module)
 
     def step(self, dtype: torch.dtype | None = None, *, channels_last: bool = False) -> None:
         """One forward and backward pass; the weights stay as they are.
@@ -59,13 +59,13 @@ class ProbeNetwork:
         self.module.zero_grad(set_to_none=True)
 
 
-def weights_per_layer(module: nn.Module) -> int:
+def count_weights_per_layer(module: nn.Module) -> int:
     """The mean number of weights of the matrices and kernels of a network."""
     counts = [p.numel() for p in module.parameters() if p.ndim > 1]
     return sum(counts) // max(1, len(counts))
 
 
-def probe_networks(device: torch.device) -> dict[str, Callable[[], ProbeNetwork]]:
+def list_networks(device: torch.device) -> dict[str, Callable[[], ProbeNetwork]]:
     """How to build each network, by name; `narrow` and `wide` are of the same kind of work."""
 
     def builder(work: str, build: Callable[[], nn.Module], *shape: int) -> Callable[[], ProbeNetwork]:
@@ -78,8 +78,8 @@ def probe_networks(device: torch.device) -> dict[str, Callable[[], ProbeNetwork]
         "convolution wide": builder("convolution", lambda: _convolutions(64, 256, 256), 6, 3, 16, 16),
         "attention narrow": builder("attention", lambda: _encoder(128), 8, 32, 128),
         "attention wide": builder("attention", lambda: _encoder(320), 5, 32, 320),
-        "linear narrow": builder("linear", lambda: _layers(64, 256, 256), 512, 64),
-        "linear wide": builder("linear", lambda: _layers(768, 768, 768), 128, 768),
+        "linear narrow": builder("linear", lambda: _linear_layers(64, 256, 256), 512, 64),
+        "linear wide": builder("linear", lambda: _linear_layers(768, 768, 768), 128, 768),
         "recurrent narrow": builder("recurrent", lambda: _Recurrent(64, 128), 64, 16, 64),
         "recurrent wide": builder("recurrent", lambda: _Recurrent(256, 320), 24, 8, 256),
     }
@@ -99,7 +99,7 @@ def _encoder(width: int) -> nn.Module:
     return nn.TransformerEncoderLayer(width, width // 64, 4 * width, dropout=0.0, activation="gelu", batch_first=True)
 
 
-def _layers(*widths: int) -> nn.Module:
+def _linear_layers(*widths: int) -> nn.Module:
     layers = [part for a, b in itertools.pairwise(widths) for part in (nn.Linear(a, b), nn.ReLU())]
     return nn.Sequential(*layers, nn.Linear(widths[-1], 10))
 
@@ -154,81 +154,93 @@ Comparison = Callable[[float], list[Probe]]
 """Takes a deadline on the monotonic clock, and returns what it found by then."""
 
 
-def comparisons(hardware: Hardware, device: torch.device) -> Iterator[tuple[str, Comparison]]:
+def list_comparisons(hardware: Hardware, device: torch.device) -> Iterator[tuple[str, Comparison]]:
     """All comparisons by name, the most useful first: what is left when the time is up is not made."""
-    builders = probe_networks(device)
+    builders = list_networks(device)
     formats = [str(value) for value in precision.formats(hardware)]
     for width in ("narrow", "wide"):
         for name, build in builders.items():
             if name.endswith(width):
-                yield name, functools.partial(_network, build, formats)
+                yield name, functools.partial(_compare_formats, build, formats)
         if width == "narrow" and device.type == "cpu":
-            yield "dropout", _dropout
-            yield "attention packed", functools.partial(_texts, formats)
+            yield "dropout", _compare_dropout
+            yield "attention packed", functools.partial(_compare_packing, formats)
 
 
-def thread_comparisons(hardware: Hardware) -> Iterator[tuple[str, Comparison]]:
+def list_thread_comparisons(hardware: Hardware) -> Iterator[tuple[str, Comparison]]:
     """Numbers of threads, on the networks of every kind; they say something on a quiet machine only."""
-    counts = thread_counts(hardware)
+    counts = list_thread_counts(hardware)
     if len(counts) > 1:
-        for name, build in probe_networks(torch.device("cpu")).items():
-            yield f"threads {name}", functools.partial(_threads, build, counts)
+        for name, build in list_networks(torch.device("cpu")).items():
+            yield f"threads {name}", functools.partial(_compare_threads, build, counts)
 
 
-def thread_counts(hardware: Hardware) -> list[int]:
+def list_thread_counts(hardware: Hardware) -> list[int]:
     """Numbers of threads, the default first; then all logical CPUs, half of the default, and one."""
     best = cpu_threads.threads_of(hardware)
     return list(dict.fromkeys([best, hardware.cpu.budget, max(1, best // 2), 1]))
 
 
-def _network(build: Callable[[], ProbeNetwork], formats: list[str], until: float) -> list[Probe]:
+def _compare_formats(build: Callable[[], ProbeNetwork], formats: list[str], until: float) -> list[Probe]:
     """Number formats and layouts on one network."""
     plain = build()
-    laid = plain.work == "convolution"
-    variants = {name: _step_in_format(plain, name) for name in formats}
-    if laid:
+    has_layout = plain.work == "convolution"
+    variants = {name: _make_format_timer(plain, name) for name in formats}
+    if has_layout:
         module = copy.deepcopy(plain.module)
         module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        other = ProbeNetwork(plain.work, module, plain.inputs)
-        variants |= {f"{name} channels_last": _step_in_format(other, name, channels_last=True) for name in formats}
+        laid_out = ProbeNetwork(plain.work, module, plain.inputs)
+        variants |= {
+            f"{name} channels_last": _make_format_timer(laid_out, name, channels_last=True) for name in formats
+        }
     timings = time_variants(variants, until)
-    rows = _rows(timings, plain, "precision", [(name, name, "fp32", "") for name in formats[1:]])
-    if laid:
-        rows += _rows(timings, plain, "precision", [
-            (name, f"{name} channels_last", "fp32 channels_last", "channels_last=true") for name in formats[1:]
-        ])  # fmt: skip
-        rows += _rows(timings, plain, "channels_last", [
-            ("true", f"{name} channels_last", name, "" if name == "fp32" else f"precision={name}") for name in formats
-        ], "false")  # fmt: skip
-    return rows
+    work, size, formats_beside_fp32 = plain.work, plain.size, formats[1:]
+    pairs = [(name, name, "fp32", "") for name in formats_beside_fp32]
+    if has_layout:
+        # Formats are compared in both layouts, since each makes the other's gain larger or smaller.
+        beside = ("fp32 channels_last", "channels_last=true")
+        pairs += [(name, f"{name} channels_last", *beside) for name in formats_beside_fp32]
+    probes = _make_probes(timings, "precision", work, size, "fp32", pairs)
+    if has_layout:
+        pairs = [("true", f"{name} channels_last", name, _name_condition(name)) for name in formats]
+        probes += _make_probes(timings, "channels_last", work, size, "false", pairs)
+    return probes
 
 
-def _threads(build: Callable[[], ProbeNetwork], counts: list[int], until: float) -> list[Probe]:
+def _name_condition(name: str) -> str:
+    """What both variants have beside, for a number format."""
+    return "" if name == "fp32" else f"precision={name}"
+
+
+def _compare_threads(build: Callable[[], ProbeNetwork], counts: list[int], until: float) -> list[Probe]:
     """Numbers of threads on one network, each against the first one."""
     network = build()
-    timings = time_variants({str(count): _step_with_threads(network, count) for count in counts}, until)
-    return _simple(
+    timings = time_variants({str(count): _make_thread_timer(network, count) for count in counts}, until)
+    return make_simple_probes(
         timings, "cpu_threads", network.work, network.size, [str(count) for count in counts[1:]], str(counts[0])
     )
 
 
-def _rows(
-    timings: Timings, network: ProbeNetwork, setting: str, pairs: list[tuple[str, str, str, str]], against: str = "fp32"
+def _make_probes(
+    timings: Timings, setting: str, work: str, size: int, against: str, pairs: Iterable[tuple[str, str, str, str]]
 ) -> list[Probe]:
-    """A probe for each pair: value, variant with it, variant without it, and what both have beside."""
-    rows = []
-    for value, name, base, condition in pairs:
-        if ratio := timings.ratio(name, base):
-            rows.append(
-                Probe(
-                    setting=setting, value=value, against=against, work=network.work, size=network.size,
-                    beside=condition, ratio=ratio.ratio, low=ratio.low, high=ratio.high, pairs=ratio.pairs,
-                )
-            )  # fmt: skip
-    return rows
+    """A probe for each pair that was timed: value, variant with it, variant without it, and what both have beside."""
+    ratios = [(value, condition, timings.ratio(name, base)) for value, name, base, condition in pairs]
+    return [
+        Probe(setting=setting, value=value, against=against, work=work, size=size, beside=condition, **vars(ratio))
+        for value, condition, ratio in ratios
+        if ratio
+    ]
 
 
-def _step_in_format(network: ProbeNetwork, name: str, *, channels_last: bool = False) -> Callable[[int], float]:
+def make_simple_probes(
+    timings: Timings, setting: str, work: str, size: int, values: list[str], against: str, condition: str = ""
+) -> list[Probe]:
+    """A probe for each value that was timed, if the variants are named like their values."""
+    return _make_probes(timings, setting, work, size, against, [(one, one, against, condition) for one in values])
+
+
+def _make_format_timer(network: ProbeNetwork, name: str, *, channels_last: bool = False) -> Callable[[int], float]:
     on_gpu = network.inputs.device.type == "cuda"
 
     def step() -> None:
@@ -236,20 +248,20 @@ def _step_in_format(network: ProbeNetwork, name: str, *, channels_last: bool = F
 
     def run(count: int) -> float:
         if not on_gpu:
-            return steps(step)(count)
+            return make_timer(step)(count)
         with torch_settings.keep_switches():
             torch_settings.set_tf32(name in ("tf32", "bf16"))
             torch.cuda.synchronize()
             start = time.perf_counter()
-            steps(step)(count)
+            make_timer(step)(count)
             torch.cuda.synchronize()
             return time.perf_counter() - start
 
     return run
 
 
-def _step_with_threads(network: ProbeNetwork, count: int) -> Callable[[int], float]:
-    run = steps(network.step, time.perf_counter)
+def _make_thread_timer(network: ProbeNetwork, count: int) -> Callable[[int], float]:
+    run = make_timer(network.step, time.perf_counter)
 
     def with_threads(number: int) -> float:
         torch.set_num_threads(count)
@@ -261,44 +273,45 @@ def _step_with_threads(network: ProbeNetwork, count: int) -> Callable[[int], flo
     return with_threads
 
 
-def _dropout(until: float) -> list[Probe]:
+def _compare_dropout(until: float) -> list[Probe]:
     """Dropout from bits against torch's, with the backward pass."""
     x = torch.randn(DROPOUT_ELEMENTS, requires_grad=True)
 
     def pass_of(layer: nn.Module) -> Callable[[int], float]:
-        return steps(lambda: layer(x).sum().backward())
+        return make_timer(lambda: layer(x).sum().backward())
 
     timings = time_variants({"false": pass_of(nn.Dropout(0.1)), "true": pass_of(DropoutFromBits(0.1))}, until)
-    return _simple(timings, "packed_dropout", "dropout", DROPOUT_ELEMENTS, ["true"], "false")
+    return make_simple_probes(timings, "packed_dropout", "dropout", DROPOUT_ELEMENTS, ["true"], "false")
 
 
-def _texts(formats: list[str], until: float) -> list[Probe]:
+def _compare_packing(formats: list[str], until: float) -> list[Probe]:
     """One encoder layer over a batch of short texts: packed in a row, in micro-batches of like length, and padded."""
     layer, mask = TextLayer(WIDTH, HEADS), random_text_mask()
     x = torch.randn(*mask.shape, WIDTH) * mask[..., None]
-    ways: Mapping[str, Callable[[], None]] = {
-        unpadding.OFF: lambda: _backward(layer(x, mask)),
+    layouts: Mapping[str, Callable[[], None]] = {
+        unpadding.OFF: lambda: _run_backward(layer(x, mask)),
         unpadding.PACKED: lambda: _run_packed(layer, x, mask),
-        str(PART_TOKENS): lambda: _in_parts(layer, x, mask),
+        str(PART_TOKENS): lambda: _run_in_parts(layer, x, mask),
     }
-    rows, started = [], time.monotonic()
+    size, probes, start_time = count_weights_per_layer(layer), list[Probe](), time.monotonic()
     for number, name in enumerate(formats):
-        share = started + (until - started) * (number + 1) / len(formats)
-        timings = time_variants({way: _cast(step, name) for way, step in ways.items()}, share)
-        condition = "" if name == "fp32" else f"precision={name}"
-        rows += _simple(timings, "unpadding", "texts", weights_per_layer(layer), list(ways)[1:], "off", condition)
-    return rows
+        deadline = start_time + (until - start_time) * (number + 1) / len(formats)
+        timings = time_variants({layout: _time_in_format(step, name) for layout, step in layouts.items()}, deadline)
+        probes += make_simple_probes(
+            timings, "unpadding", "texts", size, list(layouts)[1:], unpadding.OFF, _name_condition(name)
+        )
+    return probes
 
 
-def _cast(step: Callable[[], None], name: str) -> Callable[[int], float]:
+def _time_in_format(step: Callable[[], None], name: str) -> Callable[[int], float]:
     def one() -> None:
         with torch.autocast("cpu", DTYPES[name] or torch.bfloat16, enabled=DTYPES[name] is not None):
             step()
 
-    return steps(one)
+    return make_timer(one)
 
 
-def _backward(out: Tensor) -> None:
+def _run_backward(out: Tensor) -> None:
     out.float().square().mean().backward()  # type: ignore[no-untyped-call]
 
 
@@ -306,24 +319,11 @@ def _run_packed(layer: TextLayer, x: Tensor, mask: Tensor) -> None:
     row = packed_attention.lay_out(mask)
     flat = x.flatten(0, 1)[row.token_positions]
     flat = nn.functional.pad(flat, (0, 0, 0, row.size - len(row.token_positions)))
-    _backward(layer(flat[None], row=row))
+    _run_backward(layer(flat[None], row=row))
 
 
-def _in_parts(layer: TextLayer, x: Tensor, mask: Tensor) -> None:
+def _run_in_parts(layer: TextLayer, x: Tensor, mask: Tensor) -> None:
     lengths = mask.sum(dim=1).numpy()
     for rows in length_buckets.pieces(lengths, len(lengths), PART_TOKENS):
         index, longest = torch.from_numpy(rows), int(lengths[rows].max())
-        _backward(layer(x[index, :longest], mask[index, :longest]))
-
-
-def _simple(
-    timings: Timings, setting: str, work: str, size: int, values: list[str], against: str, condition: str = ""
-) -> list[Probe]:
-    ratios = {value: timings.ratio(value, against) for value in values}
-    return [
-        Probe(
-            setting=setting, value=value, against=against, work=work, size=size, beside=condition,
-            ratio=ratio.ratio, low=ratio.low, high=ratio.high, pairs=ratio.pairs,
-        )
-        for value, ratio in ratios.items() if ratio
-    ]  # fmt: skip
+        _run_backward(layer(x[index, :longest], mask[index, :longest]))

@@ -22,86 +22,73 @@ from drivetrain.system import child_process
 from drivetrain.tuning.calibration import comparisons
 from drivetrain.tuning.calibration.calibrate import default_settings, probe_command, probe_environment
 from drivetrain.tuning.calibration.comparisons import Comparison
-from drivetrain.tuning.calibration.timing import steps, time_variants
+from drivetrain.tuning.calibration.timing import make_timer, time_variants
 
 OFF: Mapping[str, Value] = {"openmp_runtime": openmp_runtime.OFF, "allocator": allocator.OFF}
-WORKS = ("convolution narrow", "attention narrow", "linear narrow", "recurrent narrow")
+COMPARED_NETWORKS = ("convolution narrow", "attention narrow", "linear narrow", "recurrent narrow")
 
 
 @dataclass
 class OtherProcesses:
     """Processes that each differ from this one in one setting; they wait until they are asked."""
 
-    serving: dict[str, subprocess.Popen[str]]
+    processes: dict[str, subprocess.Popen[str]]
     missing: list[str]
 
-    def comparisons(self, hardware: Hardware) -> list[tuple[str, Comparison]]:
+    def list_comparisons(self, hardware: Hardware) -> list[tuple[str, Comparison]]:
         """One comparison for each setting and kind of work."""
         value = default_settings(hardware)
         return [
             (f"{name} {work}", functools.partial(self._compare, name, str(value[name]), work))
-            for name in self.serving
-            for work in WORKS
+            for name in self.processes
+            for work in COMPARED_NETWORKS
         ]
 
     def _compare(self, name: str, value: str, work: str, until: float) -> list[Probe]:
-        network = comparisons.probe_networks(torch.device("cpu"))[work]()
+        network = comparisons.list_networks(torch.device("cpu"))[work]()
         try:
-            here_timed = steps(network.step, time.perf_counter)
-            timings = time_variants({value: here_timed, "off": functools.partial(self._ask, name, work)}, until)
+            timer = make_timer(network.step, time.perf_counter)
+            timings = time_variants({value: timer, "off": functools.partial(self._request_steps, name, work)}, until)
         except (OSError, ValueError) as error:  # it has died
             self.missing.append(f"{name}: the process without {value} ended: {error}")
             return []
-        ratio = timings.ratio(value, "off")
-        if ratio is None:
-            return []
-        return [
-            Probe(
-                setting=name, value=value, against="off", work=network.work, size=network.size,
-                ratio=ratio.ratio, low=ratio.low, high=ratio.high, pairs=ratio.pairs,
-            )
-        ]  # fmt: skip
+        return comparisons.make_simple_probes(timings, name, network.work, network.size, [value], "off")
 
-    def _ask(self, name: str, work: str, count: int) -> float:
+    def _request_steps(self, name: str, work: str, count: int) -> float:
         """Seconds of some steps in the other process.
 
         Raises:
             OSError, ValueError: if it has ended.
         """
-        serving = self.serving[name]
-        assert serving.stdin is not None
-        assert serving.stdout is not None
-        serving.stdin.write(f"{count} {work}\n")
-        serving.stdin.flush()
-        return float(serving.stdout.readline())
+        process = self.processes[name]
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(f"{count} {work}\n")
+        process.stdin.flush()
+        return float(process.stdout.readline())
 
 
 @contextlib.contextmanager
 def start_processes(hardware: Hardware, folder: Path) -> Iterator[OtherProcesses]:
     """Start a process without each library that this one has preloaded; they end with the block."""
-    usual, serving = default_settings(hardware), dict[str, subprocess.Popen[str]]()
-    preloaded = [name for name in OFF if usual[name] != OFF[name]]
-    missing = (
-        [f"{name}: only one is installed" for name in OFF if name not in preloaded] if hardware.gpu is None else []
-    )
+    defaults, processes = default_settings(hardware), dict[str, subprocess.Popen[str]]()
+    preloaded = [name for name in OFF if defaults[name] != OFF[name]]
+    single = [name for name in OFF if name not in preloaded] if hardware.gpu is None else []
     with contextlib.ExitStack() as stack:
         for name in preloaded:
             variables = probe_environment(hardware, **{name: OFF[name]})
             # What this process has preloaded itself is not inherited.
             child_environment = {**child_process.build_environment({}), "LD_PRELOAD": "", **variables}
-            serving[name] = stack.enter_context(_process(probe_command(folder, 0.0, "--serve"), child_environment))
-        yield OtherProcesses(serving, missing)
+            command = probe_command(folder, 0.0, "--serve")
+            processes[name] = stack.enter_context(_start_process(command, child_environment))
+        yield OtherProcesses(processes, [f"{name}: only one is installed" for name in single])
 
 
 @contextlib.contextmanager
-def _process(command_words: list[str], environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+def _start_process(command_words: list[str], environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
+    pipe = subprocess.PIPE
     process = subprocess.Popen(
-        command_words,
-        env=environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
+        command_words, env=environment, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True
     )
     try:
         yield process
@@ -120,5 +107,5 @@ def serve() -> None:
     for line in sys.stdin:
         count, work = line.strip().split(" ", 1)
         if work not in steps_of:
-            steps_of[work] = steps(comparisons.probe_networks(torch.device("cpu"))[work]().step, time.perf_counter)
+            steps_of[work] = make_timer(comparisons.list_networks(torch.device("cpu"))[work]().step, time.perf_counter)
         print(steps_of[work](int(count)), flush=True)

@@ -32,7 +32,7 @@ from drivetrain.system import cpu_starvation
 from drivetrain.system.files import read_json, write_json
 from drivetrain.training.phase_timer import process_seconds
 from drivetrain.tuning.calibration import other_processes
-from drivetrain.tuning.calibration.comparisons import Comparison, comparisons, thread_comparisons
+from drivetrain.tuning.calibration.comparisons import Comparison, list_comparisons, list_thread_comparisons
 from drivetrain.tuning.calibration.other_processes import OtherProcesses
 
 RATES_SECONDS = 0.5
@@ -41,12 +41,12 @@ RATES_SECONDS = 0.5
 
 def main() -> int:
     """Measure, and write the result."""
-    arguments = argparse.ArgumentParser()
-    arguments.add_argument("folder", type=Path)
-    arguments.add_argument("seconds", type=float)
-    arguments.add_argument("--first", default="", help="the kind of work that is compared first")
-    arguments.add_argument("--serve", action="store_true")
-    options = arguments.parse_args()
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("seconds", type=float)
+    parser.add_argument("--first", default="", help="the kind of work that is compared first")
+    parser.add_argument("--serve", action="store_true")
+    options = parser.parse_args()
     machine = hardware.from_json(read_json(options.folder / "hardware.json"))
     torch.manual_seed(0)
     torch.set_flush_denormal(True)
@@ -55,11 +55,13 @@ def main() -> int:
         other_processes.serve()
         return 0
     start_seconds = process_seconds()
-    with other_processes.start_processes(machine, options.folder) as others_started:
+    with other_processes.start_processes(machine, options.folder) as others:
         session = Session(
-            machine, start_seconds, lambda found: write_json(options.folder / "calibration.json", asdict(found))
+            machine,
+            start_seconds,
+            lambda result: write_json(options.folder / "calibration.json", asdict(result)),
         )
-        session.run(options.seconds - start_seconds, others_started, options.first)
+        session.run(options.seconds - start_seconds, others, options.first)
     return 0
 
 
@@ -74,15 +76,19 @@ class Session:
     """
 
     machine: Hardware
-    spent: float
-    keep: Callable[[Calibration], None]
-    found: Calibration = field(init=False)
+    seconds_before: float
+    store: Callable[[Calibration], None]
+    calibration: Calibration = field(init=False)
     start: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
-        self.waiting = _Waiting.now()
-        self.found = Calibration(
-            key=calibration_file.compute_key(self.machine), date=evidence.today(), seconds=0.0, waited=0.0, probes=()
+        self.waited_before = _WaitCounters.now()
+        self.calibration = Calibration(
+            key=calibration_file.compute_key(self.machine),
+            date=evidence.format_date(),
+            seconds=0.0,
+            waited=0.0,
+            probes=(),
         )
 
     def run(self, seconds: float, other_libraries: OtherProcesses, first: str = "") -> Calibration:
@@ -93,43 +99,43 @@ class Session:
             other_libraries: processes under another OpenMP runtime or allocator.
             first: the kind of work that is compared first, in case the time does not suffice.
         """
-        machine, end = self.machine, self.start + seconds
+        machine, deadline = self.machine, self.start + seconds
         on_gpu = machine.gpu is not None
         device = torch.device("cuda" if on_gpu else "cpu")
         torch.set_num_threads(1)
-        several = [] if on_gpu else list(thread_comparisons(machine))
-        several += other_libraries.comparisons(machine)
-        share = (end - RATES_SECONDS - self.start) * (0.7 if several else 1.0)
-        every = sorted(comparisons(machine, device), key=lambda row: not row[0].startswith(first))
-        self._all(every, self.start + share)
-        waited, throttled = self.waiting.shares()
-        self._update(waited=waited, throttled=throttled, missing=(*self.found.missing, *other_libraries.missing))
-        if several and self.found.is_busy:
-            busy = f"threads, OpenMP runtimes and allocators: {self.found.disturbance}"
-            self._update(missing=(*self.found.missing, busy))
+        quiet_machine_comparisons = [] if on_gpu else list(list_thread_comparisons(machine))
+        quiet_machine_comparisons += other_libraries.list_comparisons(machine)
+        share = (deadline - RATES_SECONDS - self.start) * (0.7 if quiet_machine_comparisons else 1.0)
+        ordered = sorted(list_comparisons(machine, device), key=lambda row: not row[0].startswith(first))
+        self._make_all(ordered, self.start + share)
+        waited, throttled = self.waited_before.compute_shares()
+        self._update(waited=waited, throttled=throttled, missing=(*self.calibration.missing, *other_libraries.missing))
+        if quiet_machine_comparisons and self.calibration.is_busy:
+            busy = f"threads, OpenMP runtimes and allocators: {self.calibration.disturbance}"
+            self._update(missing=(*self.calibration.missing, busy))
         else:
-            self._all(several, end - RATES_SECONDS)
-        known_rates = measure_rates(device, [str(name) for name in precision.formats(machine)], _disk(machine))
-        self._update(rates=tuple(known_rates))
-        return self.found
+            self._make_all(quiet_machine_comparisons, deadline - RATES_SECONDS)
+        rates = measure_rates(device, [str(name) for name in precision.formats(machine)], _choose_folder(machine))
+        self._update(rates=tuple(rates))
+        return self.calibration
 
-    def _all(self, every: Sequence[tuple[str, Comparison]], end: float) -> None:
+    def _make_all(self, comparisons: Sequence[tuple[str, Comparison]], deadline: float) -> None:
         """Make some comparisons, with equal shares of the time."""
-        for number, (name, compare) in enumerate(every):
+        for number, (name, compare) in enumerate(comparisons):
             now = time.monotonic()
-            rows = compare(now + (end - now) / (len(every) - number)) if now < end else []
-            reason = "too slow to compare within the time" if now < end else "no time left"
-            not_measured = () if rows else (f"{name}: {reason}",)
-            self._update(probes=(*self.found.probes, *rows), missing=(*self.found.missing, *not_measured))
+            probes = compare(now + (deadline - now) / (len(comparisons) - number)) if now < deadline else []
+            reason = "too slow to compare within the time" if now < deadline else "no time left"
+            not_measured = () if probes else (f"{name}: {reason}",)
+            self._update(probes=(*self.calibration.probes, *probes), missing=(*self.calibration.missing, *not_measured))
 
     def _update(self, **changes: object) -> None:
-        seconds_spent = round(self.spent + time.monotonic() - self.start, 1)
-        self.found = replace(self.found, seconds=seconds_spent, **changes)  # type: ignore[arg-type]
-        self.keep(self.found)
+        seconds_spent = round(self.seconds_before + time.monotonic() - self.start, 1)
+        self.calibration = replace(self.calibration, seconds=seconds_spent, **changes)  # type: ignore[arg-type]
+        self.store(self.calibration)
 
 
 @dataclass(frozen=True)
-class _Waiting:
+class _WaitCounters:
     """The counters of waiting for a CPU at one moment, in seconds."""
 
     waited: float
@@ -137,20 +143,20 @@ class _Waiting:
     at: float
 
     @classmethod
-    def now(cls) -> _Waiting:
+    def now(cls) -> _WaitCounters:
         """The counters now."""
         waited = (cpu_starvation.read_waited_seconds() or 0.0) + (cpu_starvation.read_stolen_seconds() or 0.0)
         return cls(waited, ProcessCgroup().read_throttled_seconds() or 0.0, time.monotonic())
 
-    def shares(self) -> tuple[float, float]:
+    def compute_shares(self) -> tuple[float, float]:
         """Shares of the time since then that this process, on one thread, was ready without a CPU, and throttled."""
-        now = _Waiting.now()
+        now = _WaitCounters.now()
         span = max(1e-9, now.at - self.at)
         waited, throttled = (now.waited - self.waited) / span, (now.throttled - self.throttled) / span
         return round(min(1.0, max(0.0, waited)), 3), round(min(1.0, max(0.0, throttled)), 3)
 
 
-def _disk(machine: Hardware) -> Path:
+def _choose_folder(machine: Hardware) -> Path:
     cache = Path(machine.storage.cache)
     return cache if machine.storage.cache_writable and cache.is_dir() else Path("/tmp")
 

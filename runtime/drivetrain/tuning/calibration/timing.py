@@ -8,15 +8,15 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from drivetrain.tuning.paired_timing import PairedTiming, calmest
+from drivetrain.tuning.paired_timing import PairedTiming, select_calmest
 
 ROUNDS = 8
 """Rounds of each comparison."""
-LEAST_ROUNDS = 3
+MIN_ROUNDS = 3
 """Rounds that are made in any case."""
 BLOCK_SECONDS = 0.005
 """Seconds of a block of steps: many short blocks meet a quiet moment sooner than few long ones."""
-MOST_SLOWDOWN = 6.0
+MAX_SLOWDOWN = 6.0
 """A variant whose second step takes so many times that of the baseline is not timed further."""
 
 
@@ -42,8 +42,8 @@ class Timings:
         count = min(len(base), len(other))
         if not count:
             return None
-        calm_ratios = calmest(list(zip(base[:count], other[:count], strict=True)))
-        low, high = PairedTiming(calm_ratios).middle()
+        calm_ratios = select_calmest(list(zip(base[:count], other[:count], strict=True)))
+        low, high = PairedTiming(calm_ratios).interquartile_range()
         return Ratio(round(statistics.median(calm_ratios), 3), round(low, 3), round(high, 3), count)
 
 
@@ -52,17 +52,17 @@ def time_variants(variants: Mapping[str, Callable[[int], float]], until: float) 
 
     Args:
         variants: each runs a number of steps and returns the seconds; the first is the baseline.
-        until: deadline on the monotonic clock, after `LEAST_ROUNDS` rounds.
+        until: deadline on the monotonic clock, after `MIN_ROUNDS` rounds.
     """
     second_step = {name: _time_second_step(run) for name, run in variants.items()}
     baseline = next(iter(second_step.values()))
     # One number is enough of a variant that is out of the question.
-    too_slow = {name: (seconds,) for name, seconds in second_step.items() if seconds > MOST_SLOWDOWN * baseline}
+    too_slow = {name: (seconds,) for name, seconds in second_step.items() if seconds > MAX_SLOWDOWN * baseline}
     candidates = [name for name in variants if name not in too_slow]
     count = max(1, math.ceil(BLOCK_SECONDS / max(baseline, 1e-6)))
     seconds_of: dict[str, list[float]] = {name: [] for name in candidates}
     for number in range(ROUNDS):
-        if number >= LEAST_ROUNDS and time.monotonic() > until:
+        if number >= MIN_ROUNDS and time.monotonic() > until:
             break
         # What grows slower with time, such as a warm machine, then falls on all of them alike.
         for name in candidates if number % 2 == 0 else reversed(candidates):
@@ -70,7 +70,7 @@ def time_variants(variants: Mapping[str, Callable[[int], float]], until: float) 
     return Timings({name: tuple(seconds) for name, seconds in seconds_of.items()} | too_slow)
 
 
-def steps(step: Callable[[], None], clock: Callable[[], float] = time.process_time) -> Callable[[int], float]:
+def make_timer(step: Callable[[], None], clock: Callable[[], float] = time.process_time) -> Callable[[int], float]:
     """A function that runs a number of steps and returns the seconds.
 
     Args:

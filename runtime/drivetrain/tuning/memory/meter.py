@@ -36,37 +36,37 @@ class HostMeter:
     """The memory of this process, under the limit of its cgroup."""
 
     def __init__(self, root: Path = Path("/")) -> None:
-        self.root, self.most, self.exact = root, 0, False
+        self.root, self.highest, self.resets_kernel_peak = root, 0, False
 
-    def used(self) -> int:
+    def read_used(self) -> int:
         """Bytes in use now."""
         now = int((self.root / "proc/self/statm").read_text().split()[1]) * _PAGE
-        self.most = max(self.most, now)
+        self.highest = max(self.highest, now)
         return now
 
-    def begin(self) -> None:
+    def reset_peak(self) -> None:
         """Return free memory to the system, and reset the peak."""
         gc.collect()
         process_tree.release_free_memory()
         with contextlib.suppress(OSError):
             (self.root / "proc/self/clear_refs").write_text("5")
-            self.exact = True
-        self.most = 0
-        self.used()
+            self.resets_kernel_peak = True
+        self.highest = 0
+        self.read_used()
 
     def peak(self) -> int:
         """Peak since `begin`: from the kernel, or the highest `used` if the kernel cannot reset its counter."""
-        self.used()
+        self.read_used()
         rows = read_text(self.root / "proc/self/status").splitlines()
         kernel_peak = next((int(row.split()[1]) << 10 for row in rows if row.startswith("VmHWM:")), 0)
-        return max(self.most, kernel_peak if self.exact else 0)
+        return max(self.highest, kernel_peak if self.resets_kernel_peak else 0)
 
-    def ceiling(self) -> int:
+    def read_ceiling(self) -> int:
         """The most that this process may use, if all others stay as they are."""
         limits, available = cgroup.read_limits(self.root), int(psutil.virtual_memory().available)
         room = available if limits.room is None else min(limits.room, available)
         total = available if limits.memory is None else limits.memory
-        return self.used() + room - headroom(total)
+        return self.read_used() + room - compute_headroom(total)
 
     @contextlib.contextmanager
     def guard(self, ceiling: Ceiling, on_saved: Callable[[Tensor], None] = lambda tensor: None) -> Iterator[None]:
@@ -80,16 +80,16 @@ class HostMeter:
             MemoryError: in the middle of a pass.
         """
 
-        def look(tensor: Tensor) -> Tensor:
-            if self.used() > ceiling():
+        def check(tensor: Tensor) -> Tensor:
+            if self.read_used() > ceiling():
                 raise MemoryError("not enough memory below the headroom")
             return tensor.detach()
 
-        def keep(tensor: Tensor) -> Tensor:
+        def check_saved(tensor: Tensor) -> Tensor:
             on_saved(tensor)
-            return look(tensor)
+            return check(tensor)
 
-        with torch.autograd.graph.saved_tensors_hooks(keep, look):
+        with torch.autograd.graph.saved_tensors_hooks(check_saved, check):
             yield
 
 
@@ -99,11 +99,11 @@ class GpuMeter:
     def __init__(self, device: torch.device) -> None:
         self.device = device
 
-    def used(self) -> int:
+    def read_used(self) -> int:
         """Bytes of all tensors now."""
         return torch.cuda.memory_allocated(self.device)
 
-    def begin(self) -> None:
+    def reset_peak(self) -> None:
         """Return free memory to the system, and reset the peak."""
         gc.collect()
         torch.cuda.empty_cache()
@@ -113,11 +113,11 @@ class GpuMeter:
         """Peak bytes of tensors since `begin`."""
         return torch.cuda.max_memory_allocated(self.device)
 
-    def ceiling(self) -> int:
+    def read_ceiling(self) -> int:
         """The most that tensors may use, if all other processes stay as they are."""
         free, total = torch.cuda.mem_get_info(self.device)
         allowed = int(total * torch.cuda.get_per_process_memory_fraction(self.device))
-        return min(torch.cuda.memory_reserved(self.device) + free, allowed) - headroom(allowed)
+        return min(torch.cuda.memory_reserved(self.device) + free, allowed) - compute_headroom(allowed)
 
     @contextlib.contextmanager
     def guard(self, ceiling: Ceiling) -> Iterator[None]:
@@ -125,15 +125,15 @@ class GpuMeter:
         yield
 
 
-Gauge = HostMeter | GpuMeter
+MemoryMeter = HostMeter | GpuMeter
 
 
-def of(device: torch.device) -> Gauge:
+def meter_for(device: torch.device) -> MemoryMeter:
     """The meter of a device."""
     return GpuMeter(device) if device.type == "cuda" else HostMeter()
 
 
-def headroom(total: int) -> int:
+def compute_headroom(total: int) -> int:
     """Bytes of `total` that stay free."""
     return max(MIN_FREE_BYTES, int(FREE_SHARE * total))
 
@@ -146,28 +146,26 @@ COUNTED_SAMPLES = 2
 class ActivationCount:
     """Bytes saved in one forward pass."""
 
-    own: set[int] = field(default_factory=set)
+    network_storages: set[int] = field(default_factory=set)
     """Storages of the network's own parameters and buffers."""
-    seen: dict[int, Tensor] = field(default_factory=dict)
+    counted: dict[int, Tensor] = field(default_factory=dict)
     total: int = 0
-    inputs: int = 0
+    input_bytes: int = 0
     """Bytes of the inputs of all blocks."""
-    inside: list[int] = field(default_factory=list)
+    bytes_by_block: list[int] = field(default_factory=list)
     """Bytes saved inside each block."""
 
-    def kept(self, tensor: Tensor) -> None:
+    def add(self, tensor: Tensor) -> None:
         """Count a saved tensor, once."""
         key = tensor.untyped_storage()._cdata
-        if key not in self.own and key not in self.seen:
-            self.seen[key] = tensor.detach()
+        if key not in self.network_storages and key not in self.counted:
+            self.counted[key] = tensor.detach()
             self.total += tensor.untyped_storage().nbytes()
 
     @property
     def recomputed(self) -> int:
-        """Peak bytes if blocks save only their inputs: all inputs, all outside of blocks, and the largest block's
-        content.
-        """
-        return self.total - sum(self.inside) + self.inputs + max(self.inside, default=0)
+        """Peak bytes if blocks save only their inputs: all of those, all outside of blocks, and the largest block."""
+        return self.total - sum(self.bytes_by_block) + self.input_bytes + max(self.bytes_by_block, default=0)
 
 
 def count_activations(facts: Workload, network: nn.Module, dataset: Dataset) -> Workload:
@@ -178,9 +176,9 @@ def count_activations(facts: Workload, network: nn.Module, dataset: Dataset) -> 
     """
     ids = longest_samples(dataset.train, COUNTED_SAMPLES)
     inputs = dataset.prepare(dataset.train.gather(ids), ids, None)
-    count, meter, was = ActivationCount(), HostMeter(), network.training
-    ceiling = meter.ceiling()
-    guard = meter.guard(lambda: ceiling, count.kept)
+    count, meter, was_training = ActivationCount(), HostMeter(), network.training
+    ceiling = meter.read_ceiling()
+    guard = meter.guard(lambda: ceiling, count.add)
     try:
         with (
             torch.random.fork_rng(devices=[]),
@@ -188,32 +186,30 @@ def count_activations(facts: Workload, network: nn.Module, dataset: Dataset) -> 
             _watch_blocks(network, count),
             guard,
         ):
-            count.own = {t.untyped_storage()._cdata for t in (*network.parameters(), *network.buffers())}
+            count.network_storages = {t.untyped_storage()._cdata for t in (*network.parameters(), *network.buffers())}
             network.train()(*inputs)
     except MemoryError:
         pass
     finally:
-        network.train(was)
+        network.train(was_training)
     return replace(facts, activations=count.total // len(ids), recomputed=count.recomputed // len(ids))
 
 
 @contextmanager
 def _watch_blocks(network: nn.Module, count: ActivationCount) -> Iterator[None]:
     """Count separately for each block."""
-    before: list[int] = []
+    totals_before: list[int] = []
 
     def enter(block: nn.Module, inputs: tuple[object, ...]) -> None:
-        before.append(count.total)
-        count.inputs += sum(x.numel() * x.element_size() for x in inputs if isinstance(x, Tensor))
+        totals_before.append(count.total)
+        count.input_bytes += sum(x.numel() * x.element_size() for x in inputs if isinstance(x, Tensor))
 
     def leave(block: nn.Module, inputs: tuple[object, ...], outputs: object) -> None:
-        count.inside.append(count.total - before[-1])
+        count.bytes_by_block.append(count.total - totals_before[-1])
 
-    handles = [
-        h
-        for b in recompute.find_repeated_blocks(network)
-        for h in (b.register_forward_pre_hook(enter), b.register_forward_hook(leave))
-    ]
+    blocks = recompute.find_repeated_blocks(network)
+    handles = [block.register_forward_pre_hook(enter) for block in blocks]
+    handles += [block.register_forward_hook(leave) for block in blocks]
     try:
         yield
     finally:

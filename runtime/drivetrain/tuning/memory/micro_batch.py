@@ -62,31 +62,31 @@ class MicroBatchSearch:
     say: Callable[[str], None]
     parts: UserParts | None = None
 
-    def measure(self) -> dict[str, Measurement]:
+    def load_or_measure(self) -> dict[str, Measurement]:
         """Measure, or load, the micro-batch and whether blocks are recomputed; empty if the job does not request it."""
         if self.job.optimize.get("micro_batch") != "auto" or self._source("micro_batch") not in OPEN:
             return {}
         if self.facts.indivisible:
             self.say(f"fit: micro_batch is not searched: {self.facts.indivisible}")
             return {}
-        key = self._key()
+        key = self._make_key()
         stored = evidence.load(self.hardware, key)
         if stored and self._still_fits(stored):
             self.say(f"fit: measured before, on {stored['micro_batch'].date}; reusing the results")
-            return _decisions(stored)
+            return _select_decisions(stored)
         sizes, speeds = self._search_with_and_without_recomputing()
         # Collects garbage: the copy of the network is in reference cycles, and its memory must be free for the run.
-        self._meter().begin()
-        value = choose(sizes, speeds, self._leaves_single_sample)
-        result = describe(sizes, speeds, value, self.job.train.batch, self._has_batch_norm)
+        self._meter().reset_peak()
+        value = choose_size(sizes, speeds, self._leaves_single_sample)
+        result = describe_choice(sizes, speeds, value, self.job.train.batch, self._has_batch_norm)
         added_bytes = sizes.peak(sizes.largest) - sizes.base
         text = f"{format_bytes(added_bytes)} of additional memory"
-        result[ADDED_BYTES] = Measurement(added_bytes, text, evidence.today())
+        result[ADDED_BYTES] = Measurement(added_bytes, text, evidence.format_date())
         self.say(f"fit: micro_batch {format_value(value)}: {result['micro_batch'].text}")
         # A failure is not kept: more memory may be free the next time.
         if sizes.largest:
-            self._keep(key, result)
-        return _decisions(result)
+            self._store(key, result)
+        return _select_decisions(result)
 
     def _search_with_and_without_recomputing(self) -> tuple[SizeSearchResult, dict[int, float]]:
         """The sizes that fit, and samples per second of the best ones if there is a choice."""
@@ -101,24 +101,24 @@ class MicroBatchSearch:
             if sizes.largest == 0:
                 self.say(f"fit: {sizes.describe_failure()}; retrying with gradient_checkpointing")
                 sizes, speeds = self._search_sizes(True)
-                return replace(sizes, why="without it even the smallest micro-batch does not fit"), speeds
+                return replace(sizes, recompute_reason="without it even the smallest micro-batch does not fit"), speeds
             # Larger micro-batches may pay for recomputing: in speed, if that was measured, or for BatchNorm.
             batch = min(self.job.train.batch, len(self.dataset.train))
             if sizes.largest < batch and (speeds or self._has_batch_norm):
                 self.say(f"fit: {batch} samples do not fit into memory at once; retrying with gradient_checkpointing")
                 recomputed_sizes, recomputed_speeds = self._search_sizes(True)
                 norm_samples = recomputed_sizes.largest if self._has_batch_norm else 0
-                if reason := recomputing_pays(speeds, recomputed_speeds, norm_samples, batch):
-                    return replace(recomputed_sizes, why=reason), recomputed_speeds
+                if reason := explain_recomputing(speeds, recomputed_speeds, norm_samples, batch):
+                    return replace(recomputed_sizes, recompute_reason=reason), recomputed_speeds
             return sizes, speeds
 
     def _search_sizes(self, recompute: bool) -> tuple[SizeSearchResult, dict[int, float]]:
         """The sizes that fit, and samples per second of the best ones if that may decide something."""
         search = self.prepare_search(recompute)
-        sizes = search.climb()
+        sizes = search.search_sizes()
         # With BatchNorm the largest size is taken whatever its speed, and a short run does not earn the measuring back.
         compare_speeds = sizes.largest > 1 and not self._has_batch_norm and search.run.total_steps >= MIN_STEPS
-        return sizes, search.speeds(sizes.sizes()[:COMPARED_SIZES]) if compare_speeds else {}
+        return sizes, search.measure_speeds(sizes.list_fitting()[:COMPARED_SIZES]) if compare_speeds else {}
 
     def prepare_search(self, recompute: bool) -> SizeSearch:
         """A search with a copy of the network, under the plan except for what is searched."""
@@ -129,18 +129,9 @@ class MicroBatchSearch:
         if last_epoch:
             values["feature_cache"] = False
         plan = self.plan.with_values(values)
-        network = replace(self.network, module=copy.deepcopy(self.network.module))
+        clone, timer = replace(self.network, module=copy.deepcopy(self.network.module)), PhaseTimer()
         run = assemble(
-            self.job,
-            self.hardware,
-            plan,
-            self.folder,
-            self.dataset,
-            network,
-            self.signals,
-            PhaseTimer(),
-            last_epoch,
-            self.parts,
+            self.job, self.hardware, plan, self.folder, self.dataset, clone, self.signals, timer, last_epoch, self.parts
         )
         return SizeSearch(run, 2 if self._has_batch_norm else 1)  # a single sample has no variance
 
@@ -159,41 +150,41 @@ class MicroBatchSearch:
     def _source(self, name: str) -> str:
         return self.plan.row(name).source
 
-    def _meter(self) -> meter.Gauge:
-        return meter.of(torch.device("cuda:0" if self.hardware.gpu else "cpu"))
+    def _meter(self) -> meter.MemoryMeter:
+        return meter.meter_for(torch.device("cuda:0" if self.hardware.gpu else "cpu"))
 
     def _still_fits(self, stored: Mapping[str, Measurement]) -> bool:
-        gauge = self._meter()
-        gauge.begin()
-        return ADDED_BYTES in stored and gauge.used() + int(stored[ADDED_BYTES].value) <= gauge.ceiling()
+        memory = self._meter()
+        memory.reset_peak()
+        return ADDED_BYTES in stored and memory.read_used() + int(stored[ADDED_BYTES].value) <= memory.read_ceiling()
 
-    def _key(self) -> str:
+    def _make_key(self) -> str:
         """The name of the evidence, from everything that changes the memory of a step."""
         train = self.job.train
         shapes = {name: list(value.shape) for name, value in self.network.module.state_dict().items()}
-        longest = max(getattr(self.dataset.train, "lengths", [0]), default=0)
-        influences = [
+        max_length = max(getattr(self.dataset.train, "lengths", [0]), default=0)
+        settings = [
             "fit",
             train.optimizer.kind,
             str(train.loss),
             train.ema,
             self.plan.values(),
             self.hardware.memory.limit,
-            int(longest),
+            int(max_length),
             str(getattr(self.job.data, "augment", None)),
             self.job.checkpoint.every,
             *self.network.unfreezing.first,
         ]
-        return evidence.key(self.hardware, self.facts, train.batch, shapes, influences)
+        return evidence.make_key(self.hardware, self.facts, train.batch, shapes, settings)
 
-    def _keep(self, key: str, result: Mapping[str, Measurement]) -> None:
+    def _store(self, key: str, result: Mapping[str, Measurement]) -> None:
         try:
             evidence.store(self.hardware, key, result)
         except (OSError, StorageError) as error:
             self.say(f"fit: the measurements could not be stored: {error}")
 
 
-def recomputing_pays(
+def explain_recomputing(
     without: Mapping[int, float], with_recomputing: Mapping[int, float], norm_samples: int, batch: int
 ) -> str:
     """Why larger micro-batches with recomputed blocks are better than smaller ones without; empty if they are not.
@@ -214,44 +205,44 @@ def recomputing_pays(
     return f"{speed:.0f} samples/s with gradient checkpointing, {speed_without:.0f} with smaller micro-batches"
 
 
-def choose(
+def choose_size(
     sizes: SizeSearchResult,
     speeds: Mapping[int, float],
     leaves_single_sample: Callable[[int], bool] = lambda count: False,
 ) -> Value:
     """The micro-batch: the largest that fits, unless a smaller one is clearly faster; `off` for the whole batch."""
     # If nothing fits, the smallest is used, and training reports what it needs.
-    largest = sizes.largest or sizes.tries[0].size
+    largest = sizes.largest or sizes.trials[0].size
     # Only with BatchNorm, for which no speeds are measured: below, `largest` is a size that has a speed.
     while largest > 2 and leaves_single_sample(largest):
         largest -= 1
-    best = max(speeds, key=lambda count: speeds[count], default=largest)
-    if speeds and speeds[best] < MIN_SPEEDUP * speeds[largest]:
-        best = largest
-    return "off" if sizes.whole and best == sizes.largest else best
+    fastest = max(speeds, key=lambda count: speeds[count], default=largest)
+    if speeds and speeds[fastest] < MIN_SPEEDUP * speeds[largest]:
+        fastest = largest
+    return "off" if sizes.fits_whole_batch and fastest == sizes.largest else fastest
 
 
-def describe(
+def describe_choice(
     sizes: SizeSearchResult, speeds: Mapping[int, float], value: Value, batch_size: int, has_batch_norm: bool
 ) -> dict[str, Measurement]:
     """The decisions with their numbers."""
-    today = evidence.today()
+    today = evidence.format_date()
     allowed = f"{format_bytes(sizes.ceiling)} available"
     if not sizes.largest:
         text = f"{sizes.describe_failure()}; this is the smallest possible"
     else:
         text = f"{format_bytes(sizes.peak(sizes.largest))} peak memory with micro-batch {sizes.largest}, {allowed}"
-    if 0 < sizes.largest < batch_size and not sizes.whole:
+    if 0 < sizes.largest < batch_size and not sizes.fits_whole_batch:
         text += f", {min(2 * sizes.largest, batch_size)} would take {format_bytes(sizes.next_peak)}"
     if has_batch_norm and sizes.largest < batch_size:
         text += f"; the whole batch does not fit, so BatchNorm sees {value} samples at a time"
     if speeds:
         text += "; samples/s: " + ", ".join(f"{count}: {speed:.0f}" for count, speed in speeds.items())
     result = {"micro_batch": Measurement(value, text, today)}
-    if sizes.why:
-        result["gradient_checkpointing"] = Measurement(True, sizes.why, today)
+    if sizes.recompute_reason:
+        result["gradient_checkpointing"] = Measurement(True, sizes.recompute_reason, today)
     return result
 
 
-def _decisions(stored: Mapping[str, Measurement]) -> dict[str, Measurement]:
+def _select_decisions(stored: Mapping[str, Measurement]) -> dict[str, Measurement]:
     return {name: row for name, row in stored.items() if name != ADDED_BYTES}

@@ -19,15 +19,15 @@ MULTIPLES_FROM = 4
 class SizeLadder:
     """The state of a search. Sizes in samples, memory in bytes."""
 
-    most: int
+    max_size: int
     """The batch size, or the number of samples if that is smaller."""
     base: int
     """Memory in use whatever the size; rather too low than too high."""
     ceiling: int
-    least: int = 1
+    min_size: int = 1
     peaks: dict[int, int] = field(default_factory=dict)
     """Peaks of the sizes that fit."""
-    failed: int | None = None
+    smallest_failed: int | None = None
     """The smallest size that did not fit."""
 
     @property
@@ -35,32 +35,31 @@ class SizeLadder:
         """The largest size that fits; 0 if none does."""
         return max(self.peaks, default=0)
 
-    def predicted(self, size: int) -> int:
+    def predict_peak(self, size: int) -> int:
         """Predicted peak with so many samples at a time."""
         if not self.peaks:
             return self.base
         return self.base + (self.peaks[self.largest] - self.base) * size // self.largest
 
-    def note(self, size: int, peak: int | None) -> None:
+    def record(self, size: int, peak: int | None) -> None:
         """Record the peak of a tried size; None if it did not fit."""
         if peak is None or peak > self.ceiling:
-            self.failed = min(size, self.failed or size)
+            self.smallest_failed = min(size, self.smallest_failed or size)
         else:
             self.peaks[size] = peak
 
-    def next(self) -> int | None:
+    def choose_next(self) -> int | None:
         """The size to try next; None if there is nothing left to try."""
         if not self.peaks:
-            return None if self.failed else min(self.least, self.most)
-        size = min(2 * self.largest, self.most)
-        if self.failed is not None:
-            size = min(size, (self.largest + self.failed) // 2)
-        grown = self.peaks[self.largest] - self.base
-        if grown > 0:
-            size = min(size, self.largest * max(0, self.ceiling - self.base) // grown)
-        if 4 * MULTIPLES_FROM < size < self.most:
+            return None if self.smallest_failed else min(self.min_size, self.max_size)
+        size = min(2 * self.largest, self.max_size)
+        if self.smallest_failed is not None:
+            size = min(size, (self.largest + self.smallest_failed) // 2)
+        added_bytes = self.peaks[self.largest] - self.base
+        if added_bytes > 0:
+            size = min(size, self.largest * max(0, self.ceiling - self.base) // added_bytes)
+        if 4 * MULTIPLES_FROM < size < self.max_size:
             size -= size % MULTIPLES_FROM
-        return size if size >= max(self.largest * MIN_STEP_FACTOR, self.largest + 1) or self._ends_at(size) else None
-
-    def _ends_at(self, size: int) -> bool:
-        return size == self.most > self.largest
+        # The whole batch is worth a try however close it is: it needs no micro-batches.
+        is_worth_it = size >= max(self.largest * MIN_STEP_FACTOR, self.largest + 1)
+        return size if is_worth_it or size == self.max_size > self.largest else None

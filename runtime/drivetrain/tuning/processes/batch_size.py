@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 def main() -> int:
     """Measure; returns the exit code."""
-    arguments = child_main.arguments()
+    arguments = child_main.make_parser()
     arguments.add_argument("output", type=Path)
     options = arguments.parse_args()
 
@@ -36,21 +36,21 @@ def main() -> int:
             from drivetrain.tuning import prepare
 
             job = SpecSource.from_arguments(options).load()
-            fitting = prepare.prepare(options.folder, job, Signals(), PhaseTimer())
-            search = fitting.prepare_search(fitting.plan.value("gradient_checkpointing") is True)
-            speeds, ceiling = measure_sizes(search, batch_size.most(len(fitting.dataset.train)))
-        best = batch_size.choose(speeds)
+            micro_batches = prepare.load_search(options.folder, job, Signals(), PhaseTimer())
+            search = micro_batches.prepare_search(micro_batches.plan.value("gradient_checkpointing") is True)
+            speeds, ceiling = measure_sizes(search, batch_size.find_largest_size(len(micro_batches.dataset.train)))
+        best = batch_size.choose_size(speeds)
         write_json(
             options.output,
             {
                 "batch_size": best,
-                "date": evidence.today(),
+                "date": evidence.format_date(),
                 "samples_per_second": speeds,
                 "text": describe(speeds, best, ceiling),
             },
         )
 
-    return child_main.exit_code(measure)
+    return child_main.run(measure)
 
 
 def measure_sizes(search: SizeSearch, most: int) -> tuple[dict[int, float], int]:
@@ -59,27 +59,31 @@ def measure_sizes(search: SizeSearch, most: int) -> tuple[dict[int, float], int]
     Raises:
         OutOfMemory: if the smallest does not fit.
     """
-    search.gauge.begin()
-    ladder = SizeLadder(most, search.gauge.used(), search.limit(), min(batch_size.FIRST, most))
+    search.meter.reset_peak()
+    ladder = SizeLadder(most, search.meter.read_used(), search.compute_limit(), min(batch_size.MIN_SIZE, most))
     speeds: dict[int, float] = {}
-    while (now := ladder.next()) is not None and ladder.failed is None and batch_size.gains(speeds):
-        search.use_size(now)
-        first = not ladder.peaks
-        peak, _ = search.tried(now, ladder.ceiling)
-        ladder.note(now, None if peak is None else max(peak, search.made, search.evaluated(now)))
-        if first:
-            ladder.base = search.held_anyway()
-        if now in ladder.peaks:
-            speeds |= search.speeds([now])
+    while (
+        (size := ladder.choose_next()) is not None and ladder.smallest_failed is None and batch_size.still_gains(speeds)
+    ):
+        search.use_size(size)
+        is_first = not ladder.peaks
+        peak, _ = search.measure_training_peak(size, ladder.ceiling)
+        ladder.record(
+            size, None if peak is None else max(peak, search.batch_peak, search.measure_evaluation_peak(size))
+        )
+        if is_first:
+            ladder.base = search.fixed_bytes()
+        if size in ladder.peaks:
+            speeds |= search.measure_speeds([size])
     if not speeds:
         raise OutOfMemory(
-            f"train.batch_size: auto: even {ladder.least} samples do not fit into memory",
+            f"train.batch_size: auto: even {ladder.min_size} samples do not fit into memory",
             f"{readable(ladder.ceiling)} available",
             "give a number, and optimize.micro_batch: auto",
         )
     for size in speeds:  # once more, as noise may have hit one of them only
         search.use_size(size)
-        speeds[size] = max(speeds[size], *search.speeds([size]).values())
+        speeds[size] = max(speeds[size], *search.measure_speeds([size]).values())
     return speeds, ladder.ceiling
 
 

@@ -18,7 +18,7 @@ from drivetrain.tuning import child_main
 
 def main() -> int:
     """Finalize the plan; returns the exit code."""
-    options = child_main.arguments().parse_args()
+    options = child_main.make_parser().parse_args()
     # Messages are no result: stdout is reserved for the parent's table or JSON.
     os.dup2(2, 1)
 
@@ -30,7 +30,7 @@ def main() -> int:
             source = SpecSource.from_arguments(options)
             prepare.assemble_run(options.folder, source.load(), Signals(), PhaseTimer(), source)
 
-    return child_main.exit_code(finalize)
+    return child_main.run(finalize)
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ class LrSweep:
 
 def main() -> int:
     """Run the test; returns the exit code."""
-    arguments = child_main.arguments()
+    arguments = child_main.make_parser()
     arguments.add_argument("lowest", type=float)
     arguments.add_argument("highest", type=float)
     arguments.add_argument("steps", type=int)
@@ -66,13 +66,13 @@ def main() -> int:
 
             signals = Signals()
             run = prepare.assemble_run(options.folder, SpecSource.from_arguments(options).load(), signals, PhaseTimer())
-            rates, losses = sweep(run, options.lowest, options.highest, options.steps)
-        report(run, judge(rates, losses, options.steps), options.folder)
+            rates, losses = measure_losses(run, options.lowest, options.highest, options.steps)
+        report(run, suggest_rate(rates, losses, options.steps), options.folder)
 
-    return child_main.exit_code(test)
+    return child_main.run(test)
 
 
-def sweep(run: Run, lowest: float, highest: float, steps: int) -> tuple[Floats, Floats]:
+def measure_losses(run: Run, lowest: float, highest: float, steps: int) -> tuple[Floats, Floats]:
     """The rates that were tried, and the loss of each step before its update.
 
     Raises:
@@ -83,20 +83,20 @@ def sweep(run: Run, lowest: float, highest: float, steps: int) -> tuple[Floats, 
 
     rates, losses = np.geomspace(lowest, highest, steps), []
     mean = weight = 0.0
-    best = first = math.inf
+    best_mean = start_mean = math.inf
     run.train_mode()
-    for rate, ((epoch, number), batch) in zip(rates.tolist(), _batches(run), strict=False):
+    for rate, ((epoch, number), batch) in zip(rates.tolist(), _cycle_batches(run), strict=False):
         optimizer.set_rate(run.optimizer, rate)
-        outcome = run.step(run.mix(run.preprocess(batch, epoch)), run.list_local_parts(run.batches.size(number)))
+        result = run.step(run.mix(run.preprocess(batch, epoch)), run.list_local_parts(run.batches.size(number)))
         run.counters.step += 1
         run.signals.check()
-        if not outcome.finite:
+        if not result.finite:
             break
-        losses.append(outcome.loss)
-        mean, weight = MEAN_DECAY * mean + (1 - MEAN_DECAY) * outcome.loss, MEAN_DECAY * weight + 1 - MEAN_DECAY
-        best = min(best, mean / weight)
-        first = mean / weight if len(losses) <= steps // 10 else first
-        if mean / weight > max(DIVERGED_RATIO * best, first) and len(losses) > steps // 10:
+        losses.append(result.loss)
+        mean, weight = MEAN_DECAY * mean + (1 - MEAN_DECAY) * result.loss, MEAN_DECAY * weight + 1 - MEAN_DECAY
+        best_mean = min(best_mean, mean / weight)
+        start_mean = mean / weight if len(losses) <= steps // 10 else start_mean
+        if mean / weight > max(DIVERGED_RATIO * best_mean, start_mean) and len(losses) > steps // 10:
             break
     if len(losses) < steps // 5:
         raise NumericsError(
@@ -107,7 +107,7 @@ def sweep(run: Run, lowest: float, highest: float, steps: int) -> tuple[Floats, 
     return rates[: len(losses)], np.array(losses)
 
 
-def _batches(run: Run) -> Iterator[tuple[tuple[int, int], Batch]]:
+def _cycle_batches(run: Run) -> Iterator[tuple[tuple[int, int], Batch]]:
     """An endless stream of training batches with their epoch and number."""
     epoch = 0
     while True:
@@ -116,17 +116,17 @@ def _batches(run: Run) -> Iterator[tuple[tuple[int, int], Batch]]:
         epoch += 1
 
 
-def judge(rates: Floats, losses: Floats, steps: int) -> LrSweep:
+def suggest_rate(rates: Floats, losses: Floats, steps: int) -> LrSweep:
     """Smoothed curve and suggestion, by the rule above."""
     width = max(3, steps // 10) | 1
     padded = np.pad(losses, width // 2, mode="edge")
     smooth = np.convolve(padded, np.full(width, 1 / width), mode="valid")
-    steepest_log_rate = steepest(np.log(rates), losses, max(5, steps // 5))
+    steepest_log_rate = find_steepest(np.log(rates), losses, max(5, steps // 5))
     suggested = None if steepest_log_rate is None else float(f"{math.exp(steepest_log_rate):.1e}")
     return LrSweep(rates, losses, smooth, suggested)
 
 
-def steepest(x: Floats, y: Floats, width: int) -> float | None:
+def find_steepest(x: Floats, y: Floats, width: int) -> float | None:
     """The center of the window of `width` points in which a fitted line falls fastest; None if none clearly falls."""
     if len(x) < width:
         return None
@@ -141,7 +141,7 @@ def steepest(x: Floats, y: Floats, width: int) -> float | None:
     return float(xs[int(np.where(falling, slopes, np.inf).argmin())].mean())
 
 
-def report(run: Run, swept: LrSweep, folder: Path) -> None:
+def report(run: Run, sweep: LrSweep, folder: Path) -> None:
     """Print a table and the line for the spec; write find-lr.json and find-lr.svg
 
     Raises:
@@ -150,35 +150,35 @@ def report(run: Run, swept: LrSweep, folder: Path) -> None:
     from drivetrain.report.render import picture_file
 
     name = run.job.train.optimizer.name
-    for line in _table(swept):
+    for line in _render_table(sweep):
         say(line)
-    if swept.suggested is None:
+    if sweep.suggested is None:
         say(
             "no learning rate can be suggested: the loss never falls by more than its noise; try more --steps, "
             "a lower --lowest or a larger train.batch_size"
         )
     else:
         say(
-            f"suggested: {swept.suggested:g}, where the loss falls fastest; in the spec, under train:\n"
-            f"  optimizer: {{name: {name}, lr: {swept.suggested:g}}}"
+            f"suggested: {sweep.suggested:g}, where the loss falls fastest; in the spec, under train:\n"
+            f"  optimizer: {{name: {name}, lr: {sweep.suggested:g}}}"
         )
     rows = [
         {"lr": rate, "loss": loss, "smooth": mean}
-        for rate, loss, mean in zip(swept.rates.tolist(), swept.losses.tolist(), swept.smooth.tolist(), strict=True)
+        for rate, loss, mean in zip(sweep.rates.tolist(), sweep.losses.tolist(), sweep.smooth.tolist(), strict=True)
     ]
     try:
-        write_json(folder / "find-lr.json", {"optimizer": name, "suggested": swept.suggested, "steps": rows})
+        write_json(folder / "find-lr.json", {"optimizer": name, "suggested": sweep.suggested, "steps": rows})
         picture_file.draw_lr_range(
-            swept.rates.tolist(), swept.losses.tolist(), swept.smooth.tolist(), swept.suggested, folder / "find-lr.svg"
+            sweep.rates.tolist(), sweep.losses.tolist(), sweep.smooth.tolist(), sweep.suggested, folder / "find-lr.svg"
         )
     except OSError as error:
         raise storage_error(folder, error) from None
     say(f"plot and numbers are in {folder}")
 
 
-def _table(swept: LrSweep, rows: int = 12) -> Sequence[str]:
-    indices = np.unique(np.linspace(0, len(swept.rates) - 1, rows).round().astype(int))
-    lines = [f"{swept.rates[i]:10.1e}  {swept.losses[i]:10.4f}  {swept.smooth[i]:10.4f}" for i in indices]
+def _render_table(sweep: LrSweep, rows: int = 12) -> Sequence[str]:
+    indices = np.unique(np.linspace(0, len(sweep.rates) - 1, rows).round().astype(int))
+    lines = [f"{sweep.rates[i]:10.1e}  {sweep.losses[i]:10.4f}  {sweep.smooth[i]:10.4f}" for i in indices]
     return [f"{'rate':>10}  {'loss':>10}  {'smoothed':>10}", *lines]
 
 

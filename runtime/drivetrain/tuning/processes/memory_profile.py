@@ -44,38 +44,38 @@ class MemoryRow:
 
 def main() -> int:
     """Measure; returns the exit code."""
-    options = child_main.arguments().parse_args()
+    options = child_main.make_parser().parse_args()
 
     def measure() -> None:
         with raise_stopped(), ignore_signals_after():
             from drivetrain.tuning import prepare
 
-            fitting = prepare.prepare(
+            search = prepare.load_search(
                 options.folder, SpecSource.from_arguments(options).load(), Signals(), PhaseTimer()
             )
-            ceiling, measured_rows = climb(fitting)
+            ceiling, measured_rows = measure_sizes(search)
         report(measured_rows, ceiling, options.folder)
 
-    return child_main.exit_code(measure)
+    return child_main.run(measure)
 
 
-def climb(fitting: MicroBatchSearch) -> tuple[int, list[MemoryRow]]:
+def measure_sizes(search: MicroBatchSearch) -> tuple[int, list[MemoryRow]]:
     """The limit in bytes and all sizes, first without, then with recomputed blocks if the network has any."""
     rows, ceiling = list[MemoryRow](), 0
-    for recompute in (False, True) if fitting.facts.blocks > 1 else (False,):
-        search = fitting.prepare_search(recompute)
-        sizes = search.climb()
+    for recompute in (False, True) if search.facts.blocks > 1 else (False,):
+        size_search = search.prepare_search(recompute)
+        sizes = size_search.search_sizes()
         ceiling = max(ceiling, sizes.ceiling)
         rows += [
             MemoryRow(t.size, recompute, t.predicted, t.peak, round(t.speed, 1) if t.peak else None)
-            for t in sizes.tries
+            for t in sizes.trials
         ]
-        rows += _beyond(sizes, search.batch_size)
-        del search
+        rows += _predict_larger_sizes(sizes, size_search.batch_size)
+        del size_search
     return ceiling, rows
 
 
-def _beyond(sizes: SizeSearchResult, batch: int) -> Iterator[MemoryRow]:
+def _predict_larger_sizes(sizes: SizeSearchResult, batch: int) -> Iterator[MemoryRow]:
     """Predictions for sizes that were not tried, doubling up to the batch."""
     count, peak = min(2 * sizes.largest, batch), sizes.next_peak
     while sizes.largest and count > sizes.largest:
@@ -95,17 +95,19 @@ def report(rows: Sequence[MemoryRow], ceiling: int, folder: Path) -> None:
     """
     from drivetrain.report.render import picture_file
 
-    for line in _table(rows):
+    for line in _render_table(rows):
         say(line)
     say(f"{format_bytes(ceiling)} available")
     try:
         write_json(folder / "memory.json", {"ceiling": ceiling, "rows": [vars(row) for row in rows]})
         picture_file.draw_memory_profile(
             {
-                _name(on): [
-                    picture_file.MemoryPoint(r.micro_batch, r.predicted, r.measured) for r in rows if r.recomputed is on
+                _name(is_recomputed): [
+                    picture_file.MemoryPoint(row.micro_batch, row.predicted, row.measured)
+                    for row in rows
+                    if row.recomputed is is_recomputed
                 ]
-                for on in sorted({row.recomputed for row in rows})
+                for is_recomputed in sorted({row.recomputed for row in rows})
             },
             ceiling,
             folder / "memory.svg",
@@ -119,7 +121,7 @@ def _name(recomputed: bool) -> str:
     return "blocks recomputed" if recomputed else "as it is"
 
 
-def _table(rows: Sequence[MemoryRow]) -> Iterator[str]:
+def _render_table(rows: Sequence[MemoryRow]) -> Iterator[str]:
     yield f"{'micro-batch':>11}  {'predicted':>10}  {'measured':>12}  {'samples/s':>10}  blocks"
     for row in rows:
         predicted = format_bytes(row.predicted) if row.predicted else "-"

@@ -42,7 +42,7 @@ TRIMMED_SHARE = 0.1
 
 def main() -> int:
     """Measure; returns the exit code."""
-    arguments = child_main.arguments()
+    arguments = child_main.make_parser()
     arguments.add_argument("output", type=Path)
     options = arguments.parse_args()
 
@@ -54,7 +54,7 @@ def main() -> int:
 
             job = SpecSource.from_arguments(options).load()
             signals = Signals()
-            search = prepare.prepare(options.folder, job, signals, PhaseTimer())
+            search = prepare.load_search(options.folder, job, signals, PhaseTimer())
             run = assemble(
                 job,
                 search.hardware,
@@ -67,7 +67,7 @@ def main() -> int:
             )
             write_json(options.output, asdict(time_run(run, process_seconds())))
 
-    return child_main.exit_code(measure)
+    return child_main.run(measure)
 
 
 def time_run(run: Run, start_seconds: float) -> RunTimes:

@@ -37,7 +37,7 @@ WARM_STEPS = 3
 
 def main() -> int:
     """Serve requests until the input ends; returns the exit code."""
-    arguments = child_main.arguments("plan")
+    arguments = child_main.make_parser("plan")
     arguments.add_argument("--quiet", action="store_true", help="compare losses without dropout")
     options = arguments.parse_args()
     # The pipe is reserved for answers; everything else that is printed goes to the log.
@@ -58,7 +58,7 @@ def main() -> int:
                 options.quiet,
             )
 
-    return child_main.exit_code(respond)
+    return child_main.run(respond)
 
 
 def build_variant(folder: Path, plan: plans.Plan, job: Job, signals: Signals) -> Variant:
@@ -78,53 +78,62 @@ def build_variant(folder: Path, plan: plans.Plan, job: Job, signals: Signals) ->
     return Variant(run, (batch for epoch in epochs for batch in run.batches.epoch(epoch)))
 
 
-def serve(arm: Variant, answer: Callable[[dict[str, object]], None], quiet: bool = False) -> None:
-    """Report the first steps with their losses (`quiet`: without dropout), then serve requests."""
+def serve(variant: Variant, answer: Callable[[dict[str, object]], None], no_dropout: bool = False) -> None:
+    """Report the first steps with their losses (`no_dropout`: without dropout), then serve requests."""
     from drivetrain.models.networks.user_network import blame_job_code
-    from drivetrain.tuning.variants import hush
+    from drivetrain.tuning.variants import turn_dropout_off
 
-    run = arm.run
+    run = variant.run
     notes: list[str] = []
     run.configure_step(report_memory=notes.append)
     with blame_job_code(run.job):
         start = time.perf_counter()
-        if quiet:
-            hush(run)
-        numbers = [arm.step().read()]
-        first = time.perf_counter() - start
-        numbers += [arm.step().read() for _ in range(COMPARED_STEPS - 1)]
+        if no_dropout:
+            turn_dropout_off(run)
+        numbers = [variant.train_step().read()]
+        first_seconds = time.perf_counter() - start
+        numbers += [variant.train_step().read() for _ in range(COMPARED_STEPS - 1)]
         run.train_mode()
-        step = arm.steps(WARM_STEPS) / WARM_STEPS
+        step_seconds = variant.time_steps(WARM_STEPS) / WARM_STEPS
     if run.step.compile_error:
         notes.append(f"compile failed: {run.step.compile_error}")
-    batch = len(run.dataset.train) / run.batches.per_epoch
-    answer({"numbers": numbers, "first": first, "step": step, "batch": batch, "notes": notes, "peak": peak(run)})
+    samples_per_step = len(run.dataset.train) / run.batches.per_epoch
+    answer(
+        {
+            "numbers": numbers,
+            "first": first_seconds,
+            "step": step_seconds,
+            "batch": samples_per_step,
+            "notes": notes,
+            "peak": read_peak(run),
+        }
+    )
     for line in sys.stdin:
-        before = cpu_starvation.read_waited_seconds() or 0.0
-        seconds = arm.steps(int(line))
+        waited_before = cpu_starvation.read_waited_seconds() or 0.0
+        seconds = variant.time_steps(int(line))
         answer(
             {
                 "seconds": seconds,
-                "waited": ((cpu_starvation.read_waited_seconds() or 0.0) - before) / seconds,
-                "peak": peak(run),
+                "waited": ((cpu_starvation.read_waited_seconds() or 0.0) - waited_before) / seconds,
+                "peak": read_peak(run),
             }
         )
 
 
-def peak(run: Any) -> int:
+def read_peak(run: Any) -> int:
     """Peak bytes so far: of the GPU if there is one, else of this process."""
     import torch
 
     if run.device.type == "cuda":
         return int(torch.cuda.max_memory_allocated())
     if not Path("/proc/self/status").exists():
-        return _most_resident()
+        return _read_resident_peak()
     status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
     lines = (line.split() for line in status.splitlines() if line.startswith("VmHWM:"))
     return next((int(line[1]) << 10 for line in lines), 0)
 
 
-def _most_resident() -> int:
+def _read_resident_peak() -> int:
     """Peak of this process in bytes, on macOS."""
     import resource
 

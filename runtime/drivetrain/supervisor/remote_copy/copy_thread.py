@@ -1,0 +1,163 @@
+"""The thread of the supervisor that copies a run to its store while the run trains, and what is missing at its end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+from drivetrain.errors import Busy, Failure, Stopped, StorageError
+from drivetrain.storage.object_store import Patience
+from drivetrain.supervisor.remote_copy.owner_file import LostOwnership, OwnerFile
+from drivetrain.supervisor.remote_copy.run_copy import RunCopy
+from drivetrain.system import signals
+from drivetrain.system.console import say
+from drivetrain.tracking.event_log import EventLog
+
+POLL_SECONDS = 1.0
+"""Between two looks at the folder for a new checkpoint."""
+SMALL_FILES_SECONDS = 60.0
+"""After which the small files are copied without a new checkpoint."""
+LONGEST_PAUSE_SECONDS = 30.0
+"""Between two attempts at a store that does not answer."""
+STALL_SECONDS = 120.0
+"""Without progress, after which the copy of a finished run has failed."""
+STOPPED_SECONDS = 40.0
+"""For the rest of a run that was stopped: containers of ours are given 60 s in all before they are killed."""
+AT_ONCE_SECONDS = 3.0
+"""The same for one whose user does not want to wait."""
+PATIENCE = Patience(retries=20.0, silence=60.0)
+"""An attempt that fails is made again anyway."""
+MAX_LISTED_FILES = 3
+"""How many missing files a message names."""
+
+
+class _Abandoned(Exception):
+    """The supervisor waits no more."""
+
+
+class CopyThread:
+    """Sends what is new, and is patient with a store that is away."""
+
+    def __init__(self, run: Path, owner_file: OwnerFile, keep: int) -> None:
+        """
+        Args:
+            run: the run folder.
+            owner_file: of the copy, taken by this process.
+            keep: how many checkpoints stay in the store.
+        """
+        self.run = run
+        self.address = owner_file.store.address
+        self.copy = RunCopy(owner_file, run, keep, self._note_progress)
+        self.events = EventLog(run)
+        self.is_lost = self.is_complete = False
+        self._problem = ""
+        """Why the last attempt failed; empty if it did not."""
+        self._pause = POLL_SECONDS
+        self._progress_at = time.monotonic()
+        self._small_files_at = 0.0
+        self._run_ended, self._abandoned, self._done = threading.Event(), threading.Event(), threading.Event()
+        threading.Thread(target=self._copy, name="copy", daemon=True).start()
+
+    def finish(self, code: int) -> int:
+        """Let it send the rest, and wait for it; returns the exit code of the run.
+
+        Args:
+            code: of the run without its copy.
+        """
+        seconds = STALL_SECONDS if code == 0 else AT_ONCE_SECONDS if code in signals.ABORTED_CODES else STOPPED_SECONDS
+        ended_at = time.monotonic()
+        self._run_ended.set()
+        while not self._done.wait(0.1):
+            since = max(ended_at, self._progress_at) if code == 0 else ended_at
+            if time.monotonic() - since > seconds:
+                break
+        self._abandoned.set()
+        if self.is_complete or (self.is_lost and code not in (0, Stopped.exit_code)):
+            return code
+        if self.is_lost:
+            say(f"{self.address} belongs to another process now: the run goes on there")
+            return Busy.exit_code
+        return self._report_missing(code)
+
+    def cancel(self) -> None:
+        """End it, for a run whose folder is removed."""
+        self._abandoned.set()
+        self._run_ended.set()
+        self._done.wait(AT_ONCE_SECONDS)
+
+    def _copy(self) -> None:
+        if sys.platform == "linux":
+            with contextlib.suppress(OSError):  # hashes of checkpoints are computed when the trainer needs no CPU
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+        try:
+            while not self._run_ended.wait(self._pause):
+                if self._is_due():
+                    self._attempt()
+            pause = 0.5
+            while not self._attempt() or self.copy.missing():
+                if self._abandoned.wait(pause):
+                    return
+                pause = min(2 * pause, 5.0)
+            self.is_complete = True
+            self.copy.owner_file.release()
+        except LostOwnership:
+            self.is_lost = True
+            self.events.add(
+                "copy",
+                f"{self.address} is written by another process now, which continues this run; nothing more is sent",
+            )
+        except _Abandoned:
+            pass
+        finally:
+            self._done.set()
+
+    def _attempt(self) -> bool:
+        """Bring the copy up to date; a problem is reported once. Returns whether everything is there."""
+        try:
+            self.copy.send()
+        except (Failure, OSError) as error:
+            self._report_problem(error)
+            return False
+        if self._problem:
+            self.events.add("copy", f"{self.address} answers again; everything so far is there")
+        self._problem, self._pause, self._small_files_at = "", POLL_SECONDS, time.monotonic()
+        return True
+
+    def _is_due(self) -> bool:
+        if self._problem or time.monotonic() - self._small_files_at >= SMALL_FILES_SECONDS:
+            return True
+        newest = self.copy.newest()
+        return newest is not None and newest.name not in self.copy.sent
+
+    def _note_progress(self) -> None:
+        self._progress_at = time.monotonic()
+        if self._abandoned.is_set():
+            raise _Abandoned
+
+    def _report_problem(self, error: Failure | OSError) -> None:
+        problem = error.given if isinstance(error, Failure) else f"{error.filename}: {error.strerror}"
+        if problem != self._problem:
+            self.events.add("copy", f"{problem}; training goes on, and what is missing is sent later")
+            if isinstance(error, Failure) and error.action:
+                say(f"  do:       {error.action}")
+        self._problem = problem
+        self._pause = min(max(2 * POLL_SECONDS, 2 * self._pause), LONGEST_PAUSE_SECONDS)
+
+    def _report_missing(self, code: int) -> int:
+        """Say what is not in the store; returns the exit code of the run."""
+        names = self.copy.missing() or ["state.json"]
+        remainder = f" and {len(names) - MAX_LISTED_FILES} more" if len(names) > MAX_LISTED_FILES else ""
+        reason = f" ({self._problem})" if self._problem else ""
+        self.events.add("copy", f"{self.address} lacks {', '.join(names[:MAX_LISTED_FILES])}{remainder}{reason}")
+        is_resumable = code == Stopped.exit_code and not names[0].startswith("step-")
+        if is_resumable or code not in (0, Stopped.exit_code):
+            return code
+        local = "the run is complete" if code == 0 else "the last checkpoint is complete"
+        say(
+            f"copy: incomplete, exit {StorageError.exit_code}; {local} in {self.run}, and the same command sends the rest"
+        )
+        return StorageError.exit_code

@@ -1,0 +1,68 @@
+"""The thread that copies a run: what it does not send ends neither the run nor the wait for it."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from drivetrain.supervisor.remote_copy import copy_thread
+from drivetrain.supervisor.remote_copy.copy_thread import CopyThread
+from tests.object_store import Fault, FaultyStore
+from tests.supervisor.remote_copy.fake_run import checkpoint, opened, owned, read_owner, state, there
+
+
+def events(run: Path) -> list[str]:
+    return [json.loads(line)["text"] for line in (run / "events.jsonl").read_text().splitlines()]
+
+
+def test_the_rest_is_sent_and_the_copy_given_back(proxy: FaultyStore, run: Path) -> None:
+    thread = CopyThread(run, owned("rest", run), 2)
+    checkpoint(run, "step-100", size=20_000_000)
+    state(run, "done")
+    assert thread.finish(0) == 0
+    assert there(opened("rest")) == ["step-100"]
+    owner = read_owner(opened("rest")).owner
+    assert (owner.writer, owner.status) == ("", "done")
+
+
+@pytest.mark.parametrize("code", [0, 143])
+def test_a_store_that_is_silent_does_not_hold_the_end_of_a_run(
+    proxy: FaultyStore, run: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    monkeypatch.setattr(copy_thread, "STALL_SECONDS", 2.0)
+    monkeypatch.setattr(copy_thread, "AT_ONCE_SECONDS", 1.0)
+    file = owned(f"silent-{code}", run)
+    checkpoint(run, "step-100")
+    proxy.fault = lambda number, method, path: Fault("silent") if method == "PUT" else None
+    thread = CopyThread(run, file, 2)
+    began_at = time.monotonic()
+    assert thread.finish(code) == (7 if code == 0 else 143)
+    assert time.monotonic() - began_at < 10
+    assert f"s3://bucket/silent-{code} lacks step-100, " in events(run)[-1]
+    proxy.fault = lambda number, method, path: None
+    thread.cancel()
+    assert there(opened(f"silent-{code}")) == []
+
+
+def test_an_upload_that_is_abandoned_ends_at_its_next_part(proxy: FaultyStore, run: Path) -> None:
+    file = owned("abandoned", run)
+    checkpoint(run, "step-100", size=60_000_000)
+    thread = CopyThread(run, file, 2)
+    while not any("partNumber=2" in path for _, path in proxy.seen):
+        time.sleep(0.01)
+    thread.cancel()
+    assert thread._done.is_set()
+    assert there(opened("abandoned")) == []
+
+
+def test_one_that_lost_the_copy_ends_with_11(proxy: FaultyStore, run: Path) -> None:
+    thread = CopyThread(run, owned("lost", run), 2)
+    owned("lost", run.with_name("elsewhere"))
+    checkpoint(run, "step-100")
+    state(run, "stopped")
+    assert thread.finish(75) == 11
+    assert "is written by another process now, which continues this run" in events(run)[-1]
+    assert there(opened("lost")) == []

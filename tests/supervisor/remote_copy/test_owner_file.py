@@ -1,0 +1,266 @@
+"""One owner of the copy of a run: who becomes it, and how an earlier one that lives after all is kept from writing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from drivetrain.errors import Busy, CheckpointError
+from drivetrain.storage.object_store import Patience
+from drivetrain.storage.store_errors import RemoteError
+from drivetrain.supervisor.remote_copy.owner_file import LostOwnership, OwnerFile
+from drivetrain.supervisor.remote_copy.run_copy import RunCopy
+from drivetrain.training.checkpoints.manifest import MANIFEST, verify
+from tests.object_store import Fault, FaultyStore
+from tests.supervisor.remote_copy.fake_run import (
+    checkpoint,
+    copy_of,
+    fetched,
+    object_of,
+    opened,
+    owned,
+    read_owner,
+    state,
+    there,
+)
+
+
+def test_a_start_on_an_empty_disk_takes_over_and_says_from_whom(
+    proxy: FaultyStore, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = copy_of("empty", run, writer="a")
+    first.send()
+    assert capsys.readouterr().out == ""
+    second = owned("empty", tmp_path / "elsewhere" / "parts-001", "b")
+    message = capsys.readouterr().out
+    assert "s3://bucket/empty was written by process " in message
+    assert "this start resumes from it and owns it now" in message
+    with pytest.raises(LostOwnership):
+        first.owner_file.check()
+    first.owner_file.release()
+    second.check()
+    assert read_owner(opened("empty")).owner.writer == "b"
+
+
+def test_a_machine_that_was_replaced_does_not_take_back(proxy: FaultyStore, run: Path, tmp_path: Path) -> None:
+    """Its disk has the run; the message names the owner, and how to take over."""
+    copy_of("replaced", run, writer="a").send()
+    second = owned("replaced", tmp_path / "elsewhere" / "parts-001", "b")
+    with pytest.raises(Busy) as caught:
+        owned("replaced", run)
+    assert caught.value.exit_code == 11
+    assert (
+        f"s3://bucket/replaced: {second.owner.describe()}, has taken over this run, which {run}" in caught.value.given
+    )
+    assert f"move {run} away and call the same command again" in caught.value.action
+    second.check()
+    second.release()
+    owned("replaced", run)
+
+
+def test_the_same_disk_goes_on_wherever_it_was_cut(proxy: FaultyStore, run: Path) -> None:
+    """Its starts are noted before the store hears of them, so that one whose answer was lost is known too."""
+    first = owned("same", run, "a")
+    proxy.fault = lambda number, method, path: Fault("gone") if method == "PUT" else None
+    with pytest.raises(RemoteError):
+        owned("same", run, "b")
+    proxy.fault = lambda number, method, path: Fault("lost") if method == "PUT" else None
+    with pytest.raises(RemoteError):
+        owned("same", run, "c")
+    proxy.fault = lambda number, method, path: None
+    owned("same", run, "d")
+    with pytest.raises(LostOwnership):
+        first.check()
+
+
+def test_one_that_has_ended_is_free(
+    proxy: FaultyStore, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = copy_of("back", run)
+    copy.send()
+    copy.owner_file.release()
+    owned("back", tmp_path / "elsewhere" / "parts-001")
+    assert capsys.readouterr().out == ""
+
+
+def test_one_of_two_starts_at_once_becomes_the_owner(proxy: FaultyStore, run: Path, tmp_path: Path) -> None:
+    """The other one takes the copy between the read and the put of the first."""
+    copy_of("race", run).send()
+    other = OwnerFile(opened("race"), "b")
+
+    def between(number: int, method: str, path: str) -> Fault | None:
+        if method == "PUT":
+            proxy.fault = lambda number, method, path: None
+            other.take(tmp_path / "b" / "parts-001")
+        return None
+
+    proxy.fault = between
+    with pytest.raises(Busy, match="in this moment"):
+        owned("race", tmp_path / "c" / "parts-001", "c")
+    other.check()
+
+
+@pytest.mark.parametrize("fault", ["lost", "slow down"])
+def test_an_answer_that_is_lost_does_not_lose_the_copy(proxy: FaultyStore, run: Path, fault: str) -> None:
+    counts = {"PUT": 0}
+
+    def once(number: int, method: str, path: str) -> Fault | None:
+        counts["PUT"] += method == "PUT"
+        return Fault(fault) if method == "PUT" and counts["PUT"] == 1 else None
+
+    proxy.fault = once
+    file = owned(f"answer-{fault[:4]}", run)
+    counts["PUT"] = 0
+    checkpoint(run, "step-10")
+    copy = RunCopy(file, run, 2)
+    copy._publish({})
+    counts["PUT"] = 0
+    copy.send()
+    file.check()
+    assert there(file.store) == ["step-10"]
+
+
+def test_a_publication_whose_answer_never_came_stays_ours(proxy: FaultyStore, run: Path) -> None:
+    copy = copy_of("never", run, keep=1)
+    checkpoint(run, "step-10")
+    copy.send()
+    checkpoint(run, "step-20")
+    copies = iter([Fault("lost"), *[Fault("gone")] * 1000])
+    proxy.fault = lambda number, method, path: next(copies) if method == "PUT" and "owner.json" in path else None
+    with pytest.raises(RemoteError):
+        copy.send()
+    proxy.fault = lambda number, method, path: None
+    copy.send()
+    assert there(opened("never")) == ["step-20"]
+    assert not [each.name for each in opened("never").objects() if "step-10/" in each.name]
+
+
+def test_a_store_that_is_away_does_not_lose_the_copy(proxy: FaultyStore, run: Path) -> None:
+    file = owned("away", run)
+    proxy.away = True
+    with pytest.raises(RemoteError):
+        file.check()
+    proxy.away = False
+    file.check()
+
+
+def trained_elsewhere(place: str, folder: Path, step: int) -> RunCopy:
+    """Another machine resumes from the store, and trains on; its bytes are others."""
+    file = owned(place, folder)
+    fetched(place, folder)
+    step += 200 * (folder / "checkpoints" / f"step-{step}").exists()
+    path = checkpoint(folder, f"step-{step}", size=9000)
+    copy = RunCopy(file, folder, 2)
+    copy.send()
+    assert verify(path) is None
+    return copy
+
+
+@pytest.mark.parametrize("request_number", range(1, 30))
+def test_of_two_writers_exactly_one_goes_on(proxy: FaultyStore, run: Path, tmp_path: Path, request_number: int) -> None:
+    """The first one lives: another takes over at each of its requests in turn, and it learns so at its next publication."""
+    place, folder = f"two-{request_number}", tmp_path / "elsewhere" / "parts-001"
+    file = OwnerFile(opened(place, Patience(retries=20.0, silence=20.0, connect=2.0)), "a")
+    file.take(run)
+    first = RunCopy(file, run, 2)
+    checkpoint(run, "step-100")
+    first.send()
+    checkpoint(run, "step-200", size=5000)
+    state(run, "done")
+    count, seconds = [0], list[RunCopy]()
+
+    def take_over(number: int, method: str, path: str) -> Fault | None:
+        count[0] += 1
+        if count[0] == request_number:
+            proxy.fault = lambda number, method, path: None
+            seconds.append(trained_elsewhere(place, folder, 200 if request_number % 2 else 300))
+        return None
+
+    proxy.fault = take_over
+    try:
+        first.send()
+        is_complete = True
+    except LostOwnership:
+        is_complete = False
+    proxy.fault = lambda number, method, path: None
+    if not seconds:
+        assert is_complete
+        return
+    with pytest.raises(LostOwnership):
+        first.owner_file.check()
+    second = seconds[0]
+    state(folder, "running")
+    second.send()  # it is the owner, whatever a late request of the first one has done
+    owner = read_owner(opened(place)).owner
+    assert owner.writer == second.owner_file.writer
+    assert owner.status == "running"
+    third = tmp_path / "third"
+    fetched(place, third)
+    names = sorted(path.name for path in (folder / "checkpoints").iterdir())
+    assert there(opened(place)) == names[-2:]
+    for path in (third / "checkpoints").iterdir():
+        assert verify(path) is None
+        assert (path / MANIFEST).read_bytes() == (folder / "checkpoints" / path.name / MANIFEST).read_bytes()
+    owned(place, tmp_path / "fourth")  # what the first one has left is removed by the next start
+    folders = {each.name.split("/")[1] for each in opened(place).objects("checkpoints")}
+    assert folders == {each.folder.split("/")[0] for each in owner.checkpoints.values()}
+
+
+def earlier_copy(place: str, run: Path) -> None:
+    """The copy of a run as earlier versions wrote it, with the lock of a process that has died."""
+    copy_of(place, run).send()
+    for name in ("step-10", "best-10"):
+        for part in (run / "checkpoints" / name).iterdir():
+            opened(place).put(f"checkpoints/{name}/{part.name}", part.read_bytes())
+    opened(place).delete([each.name for each in opened(place).objects("checkpoints") if each.name.count("/") > 2])
+    opened(place).delete(["owner.json"])
+    lock = {"writer": "old", "host": "a-host", "process": 7, "beat": 12}
+    opened(place).put("writer.json", json.dumps(lock).encode())
+    record = {"run": "one", "address": f"s3://bucket/{place}", "writer": "old"}
+    opened(place).put("copy.json", json.dumps(record).encode())
+    (run / "copy.json").write_text(json.dumps(record))
+
+
+@pytest.mark.parametrize("where", ["same disk", "empty disk", "another disk"])
+def test_a_copy_of_an_earlier_version_goes_on(
+    proxy: FaultyStore, run: Path, tmp_path: Path, where: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = where.replace(" ", "-")
+    checkpoint(run, "best-10")
+    checkpoint(run, "step-10", best=10)
+    earlier_copy(place, run)
+    folder = run if where == "same disk" else tmp_path / "elsewhere"
+    if where == "another disk":
+        shutil.copytree(run, folder)
+        (folder / "copy.json").write_text(json.dumps({"run": "one", "address": "", "writer": "older"}))
+        with pytest.raises(Busy, match="process 7 on a-host"):
+            owned(place, folder)
+        return
+    file = owned(place, folder)
+    assert ("was written by process 7 on a-host" in capsys.readouterr().out) == (where == "empty disk")
+    assert opened(place).find("writer.json") is None
+    assert there(opened(place)) == ["best-10", "step-10"]
+    if where == "empty disk":
+        fetched(place, folder)
+    assert verify(folder / "checkpoints" / "step-10") is None
+    assert verify(folder / "checkpoints" / "best-10") is None
+    checkpoint(folder, "step-20", best=10)
+    RunCopy(file, folder, 1).send()
+    assert there(opened(place)) == ["best-10", "step-20"]
+    assert object_of(place, "best-10", MANIFEST) == f"checkpoints/best-10/{MANIFEST}"
+
+
+@pytest.mark.parametrize("content", [b"", b"\xff", b"[]", b'{"checkpoints": {"../step-1": {"folder": "../step-1"}}}'])
+def test_a_damaged_owner_file_is_reported(proxy: FaultyStore, run: Path, content: bytes) -> None:
+    place = f"damaged-file-{len(content)}"
+    checkpoint(run, "step-10")
+    copy_of(place, run).send()
+    opened(place).put("owner.json", content)
+    with pytest.raises(CheckpointError, match=r"owner\.json is damaged"):
+        owned(place, run)
+    opened(place).delete(["owner.json"])
+    owned(place, run)
+    assert there(opened(place)) == ["step-10"]
