@@ -195,7 +195,7 @@ class Narrow:
     def read_used(self) -> int:
         return 0
 
-    def limit(self) -> int:
+    def compute_limit(self) -> int:
         return 10 * self.fits
 
     fixed_bytes = read_used

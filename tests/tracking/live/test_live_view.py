@@ -237,7 +237,8 @@ def fake(folder: Path, epoch: int = 0) -> Run:
         counters=SimpleNamespace(epoch=epoch),
         time_left=lambda: 100.0,
         last_metrics={"validation/loss": 0.5},
-        job=SimpleNamespace(train=SimpleNamespace(epochs=4, early_stopping=None), best=lambda: "validation/accuracy"),
+        total_epochs=4,
+        job=SimpleNamespace(train=SimpleNamespace(early_stopping=None), best=lambda: "validation/accuracy"),
         dataset=SimpleNamespace(validation=range(96)),
         batches=SimpleNamespace(per_epoch=10, batch_size=32),
         best_metric=SimpleNamespace(best=SimpleNamespace(metric="validation/accuracy")),
@@ -280,7 +281,7 @@ def test_a_log_has_not_a_line_for_each_of_many_short_epochs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, seconds: float, logged: int
 ) -> None:
     run, progress = fake(tmp_path), Progress(1000, 0)
-    cast(Any, run.job.train).epochs = 100
+    cast(Any, run).total_epochs = 100
     for epoch in range(100):
         monkeypatch.setattr(time, "monotonic", lambda now=seconds * epoch: now)
         run.counters.epoch = epoch

@@ -109,7 +109,9 @@ def _estimate_stop_seconds(job: Job, result: Summary) -> float | None:
 
 def list_store_variables(work: ClusterJob) -> list[str]:
     """The variables of the job's stores that are set here."""
-    return [name for scheme in remote_data.list_schemes(work.job) for name in store_variables.read_known(scheme, os.environ)]
+    return [
+        name for scheme in remote_data.list_schemes(work.job) for name in store_variables.read_known(scheme, os.environ)
+    ]
 
 
 def list_missing_credentials(work: ClusterJob, variables: Iterable[str]) -> list[tuple[str, str]]:
