@@ -17,6 +17,17 @@ from tests.nvml_double import GIB
 from tests.paths import ROOT
 
 
+def has_compose() -> bool:
+    """Whether there is a docker client with the plugin."""
+    return (
+        bool(shutil.which("docker"))
+        and not subprocess.run(["docker", "compose", "version"], capture_output=True, check=False).returncode
+    )
+
+
+pytestmark = pytest.mark.skipif(not has_compose(), reason="no docker client with compose is installed: `make engine`")
+
+
 def composed(word: str, environment: dict[str, str]) -> dict[str, Any]:
     """What compose makes of the files of an image."""
     files = ["--file", "compose/base.yaml", "--file", f"compose/{word}.yaml"]
@@ -36,8 +47,6 @@ def composed(word: str, environment: dict[str, str]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("word", ["cpu", "ampere", "legacy"])
 def test_an_overlay_holds_only_the_difference(word: str) -> None:
-    if shutil.which("docker") is None:
-        pytest.skip("no docker client is installed: `make engine`")
     services = composed(word, {"DRIVETRAIN_GPU_CPUS": "15", "DRIVETRAIN_GPU_MEMORY": "8g"})["services"]
     trainer, resources = services["trainer"], services["trainer"]["deploy"]["resources"]
     assert {service["image"] for service in services.values()} == {f"localhost/drivetrain/{word}:mine"}
@@ -60,8 +69,6 @@ def test_no_gpu_by_default() -> None:
 
 def test_no_network_is_made() -> None:
     """An engine has room for about thirty; a job has none, or the engine's own."""
-    if shutil.which("docker") is None:
-        pytest.skip("no docker client is installed: `make engine`")
     for given, expected in ((None, "none"), ("bridge", "bridge")):
         found = composed("cpu", {"DRIVETRAIN_NETWORK": given} if given else {})
         assert found["services"]["trainer"]["network_mode"] == expected

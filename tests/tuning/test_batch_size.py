@@ -187,7 +187,7 @@ class Narrow:
     """A search in which so many samples fit, with a peak of ten bytes each."""
 
     def __init__(self, fits: int) -> None:
-        self.fits, self.size, self.made, self.trials = fits, 0, 0, list[int]()
+        self.fits, self.size, self.batch_peak, self.trials = fits, 0, 0, list[int]()
         self.meter = self
 
     def reset_peak(self) -> None: ...
@@ -195,7 +195,7 @@ class Narrow:
     def read_used(self) -> int:
         return 0
 
-    def limit(self) -> int:
+    def compute_limit(self) -> int:
         return 10 * self.fits
 
     fixed_bytes = read_used

@@ -12,8 +12,11 @@ from drivetrain.job.formatting import format_metric
 
 FILE = "baselines.json"
 CONSTANT, LINEAR, TREES = "constant", "linear", "trees"
-LIBRARY_NAMES = {LINEAR: "logistic or ridge regression", TREES: "HistGradientBoosting"}
-"""What scikit-learn calls the models that it fits."""
+ALTERNATIVES = {
+    LINEAR: "`model: linear` for tables and texts, or logistic or ridge regression of scikit-learn",
+    TREES: "HistGradientBoosting of scikit-learn",
+}
+"""How to have the simple models."""
 TITLES = {CONSTANT: "constant answer", LINEAR: "linear model", TREES: "boosted trees"}
 
 
@@ -111,7 +114,7 @@ class Comparison:
         if lead < -self.compute_uncertainty():
             return (
                 f"the {title} {_choose_verb(best)} better, by {format_metric(-lead)}: use {_choose_pronoun(best)} "
-                f"({LIBRARY_NAMES.get(best.name, best.name)} of scikit-learn), or another network or learning rate (`drivetrain find-lr`)"
+                f"({ALTERNATIVES.get(best.name, best.name)}), or another network or learning rate (`drivetrain find-lr`)"
             )
         return (
             f"the {title} {_choose_verb(best)} as good within what {self.samples:,} validation samples can tell "

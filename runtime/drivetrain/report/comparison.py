@@ -14,6 +14,7 @@ from pathlib import Path
 from rich import table as rich_table
 from rich.text import Text as RichText
 
+from drivetrain.data.labels import list_names
 from drivetrain.errors import SpecError
 from drivetrain.job import lower_is_better
 from drivetrain.report.blocks import Headline, Section, Table, Text, Tile, Tone
@@ -88,8 +89,9 @@ def _make_headline(runs: Sequence[ComparedRun]) -> Headline:
     )
     if len(metrics) == 1:
         metric = metrics.pop()
-        best, best_run = (min if lower_is_better(metric) else max)(results, key=lambda result: result[0].value)
-        value, label = format_number(best.value), f"best {metric} of {len(runs)} runs: {best_run.name}"
+        best = (min if lower_is_better(metric) else max)(best.value for best, _ in results)
+        names = [run.name for result, run in results if result.value == best]
+        value, label = format_number(best), f"best {metric} of {len(runs)} runs: {list_names(names)}"
     else:
         value, label = f"{len(runs)} runs", "not comparable: the runs have different main metrics"
     return Headline(
@@ -97,7 +99,7 @@ def _make_headline(runs: Sequence[ComparedRun]) -> Headline:
         what=" · ".join(run.name for run in runs),
         status=f"{len(runs)} runs",
         tone=Tone.PLAIN,
-        ending="runs side by side; values that are equal in all runs are not listed",
+        ending="runs side by side; settings that are equal in all runs are not listed",
         value=value,
         label=label,
         tiles=tiles,

@@ -49,6 +49,8 @@ from drivetrain.tuning.calibration import calibrate
 
 TRAINER = "drivetrain.supervisor.trainer_process"
 """The program that trains; tests start one of their own instead."""
+SEVERAL_PROCESSES = "a run of several processes"
+"""What cannot measure, for messages."""
 REPORT_SECONDS = 2.0
 """For the report, within `train.within`."""
 STOPPED_REPORT = 4.0
@@ -127,11 +129,7 @@ def _train(request: TrainRequest, job: Job, placement: Placement | None, copies:
     check_environment(job, os.environ)
     if job.sweep:
         say("sweep: `drivetrain sweep` tries its values; this run trains the job's own")
-    fault_point("detect")
-    machine = world.share_hardware(detect(request.runs), placement)
-    machine = device_check.select_devices(machine, world.choose_gpus(job.limits.gpus, machine, placement))
-    world.check_world_size(job, machine)
-    world.check_parts(job, world.count_trainers(job, machine) * (placement.supervisors if placement else 1))
+    machine = _detect_machine(request, job, placement)
     plan_request = effective_plan.PlanRequest(
         request.plain, plans.load(request.plan).values() if request.plan else None
     )
@@ -141,41 +139,65 @@ def _train(request: TrainRequest, job: Job, placement: Placement | None, copies:
         run = _open_folder(request, job, plan_request, copies)
     request.report_run(run.path)
     request = replace(request, copy=request.source().copy_to(run.path, job).copy)
-    if placement and job.train.batch_size == "auto":
-        batch_size.refuse_auto(job, "a run of several processes")
-    if job.train.batch_size == "auto":
-        code, size = batch_size.measure_once(request.source(), job, machine, run.path, plain=request.plain)
-        if size is None:
-            return code
-        request = replace(request, measured={"batch_size": size})
-        job = request.source().load()
+    if placement:
+        batch_size.refuse_auto(job, SEVERAL_PROCESSES)
+        run_length.refuse(job, SEVERAL_PROCESSES)
+    # The batch size comes first, since the plan depends on it, and the length last, since it follows from the plan's speed.
+    code, size = batch_size.measure_once(request.source(), job, machine, run.path, plain=request.plain)
+    request, job = _add_measured(request, job, size)
+    if code:
+        return code
+    machine, plan, stored, plan_request = _choose_plan(request, job, machine, run, plan_request, placement)
+    code, length = run_length.choose_once(request.source(), job, machine, plan, run.path, process_seconds())
+    request, job = _add_measured(request, job, length)
+    if code:
+        return code
+    show_plan.show(plan, job, machine, run.path / PLAN_FILE, stored, request.shown)
+    return _run(request, job, machine, plan, run, plan_request, placement, copies)
+
+
+def _detect_machine(request: TrainRequest, job: Job, placement: Placement | None) -> Hardware:
+    """The hardware that the job may use, which suits the number of its processes."""
+    fault_point("detect")
+    machine = world.share_hardware(detect(request.runs), placement)
+    machine = device_check.select_devices(machine, world.choose_gpus(job.limits.gpus, machine, placement))
+    world.check_world_size(job, machine)
+    world.check_parts(job, world.count_trainers(job, machine) * (placement.supervisors if placement else 1))
+    return machine
+
+
+def _add_measured(request: TrainRequest, job: Job, measured: Mapping[str, int]) -> tuple[TrainRequest, Job]:
+    """The request and the job with measured numbers."""
+    if not measured:
+        return request, job
+    request = replace(request, measured={**request.measured, **measured})
+    return request, request.source().load()
+
+
+def _choose_plan(
+    request: TrainRequest,
+    job: Job,
+    machine: Hardware,
+    run: run_folder.RunFolder,
+    plan_request: effective_plan.PlanRequest,
+    placement: Placement | None,
+) -> tuple[Hardware, plans.Plan, plans.Plan | None, effective_plan.PlanRequest]:
+    """The machine, calibrated if that is due; the plan; the stored one if the run resumes; and what was requested."""
     stored = effective_plan.load_plan(run.path) if run.resumes and effective_plan.has_trained(run.path) else None
     if stored:
         instead = [extended_run.advise_other_plan(request.extend)] if request.extend else []
         plan_request = plan_request.resume(run.path, run.state(), stored, *instead)
     if not placement and not stored and plan_request == effective_plan.PlanRequest(plain=False, plan=None):
         machine = calibrate.calibrate_for_job(machine, job, run.path)
-    # A resumed run keeps its plan: other threads or memory formats would change the bits of the result.
-    replay = stored.values() if stored else plan_request.plan
     plan = plans.resolve(
         job,
         machine,
         plain=plan_request.plain,
-        replay=replay,
+        # A resumed run keeps its plan: other threads or memory formats would change the bits of the result.
+        replay=stored.values() if stored else plan_request.plan,
         measured=None if placement else evidence.load_process_settings(machine, job),
     )
-    if stored:
-        plan = plans.keep_reasons(plan, stored)
-    if placement:
-        run_length.refuse(job, "a run of several processes")
-    code, length = run_length.choose_once(request.source(), job, machine, plan, run.path, process_seconds())
-    if code:
-        return code
-    if length:
-        request = replace(request, measured={**request.measured, **length})
-        job = request.source().load()
-    show_plan.show(plan, job, machine, run.path / PLAN_FILE, stored, request.shown)
-    return _run(request, job, machine, plan, run, plan_request, placement, copies)
+    return machine, plans.keep_reasons(plan, stored) if stored else plan, stored, plan_request
 
 
 def _open_folder(

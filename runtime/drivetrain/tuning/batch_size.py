@@ -51,11 +51,11 @@ def refuse_auto(job: Job, who: str) -> None:
 
 def measure_once(
     source: SpecSource, job: Job, machine: Hardware, folder: Path, *, plain: bool = False
-) -> tuple[int, int | None]:
-    """The exit code of the measurement, and the size unless it failed; measured once per run.
+) -> tuple[int, dict[str, int]]:
+    """Measure the batch size if it is `auto`, once per run; returns the exit code, and `batch_size` if it was measured.
 
     Args:
-        source: the spec with `auto`.
+        source: the spec.
         job: the same, loaded.
         machine: the hardware.
         folder: of the run, which keeps the result.
@@ -65,6 +65,8 @@ def measure_once(
         SpecError: if the run has several processes.
         Stopped: if a signal came meanwhile.
     """
+    if job.train.batch_size != "auto":
+        return 0, {}
     path = folder / FILE
     measurement = read_json(path)
     if measurement is None:
@@ -78,13 +80,13 @@ def measure_once(
             code = measuring_child.measure(module, Path(scratch), source_with_size, plan, machine, [str(path)])
         signals.stop_early()
         if code:
-            return code, None
+            return code, {}
         measurement = read_json(path)
         assert measurement is not None, "the child has just written it"
         EventLog(folder).add(
             "batch_size", f"{measurement['text']}. {describe_learning_rate(job, measurement['batch_size'])}"
         )
-    return 0, int(measurement["batch_size"])
+    return 0, {"batch_size": int(measurement["batch_size"])}
 
 
 def find_largest_size(samples: int) -> int:

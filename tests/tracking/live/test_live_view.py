@@ -238,7 +238,7 @@ def fake(folder: Path, epoch: int = 0) -> Run:
         time_left=lambda: 100.0,
         total_epochs=4,
         last_metrics={"validation/loss": 0.5},
-        job=SimpleNamespace(train=SimpleNamespace(epochs=4, early_stopping=None), best=lambda: "validation/accuracy"),
+        job=SimpleNamespace(train=SimpleNamespace(early_stopping=None), best=lambda: "validation/accuracy"),
         dataset=SimpleNamespace(validation=range(96)),
         batches=SimpleNamespace(per_epoch=10, batch_size=32),
         best_metric=SimpleNamespace(best=SimpleNamespace(metric="validation/accuracy")),

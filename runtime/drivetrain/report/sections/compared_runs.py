@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from drivetrain.report.blocks import Block, Curves, Section, Table, Text, Tone
+from drivetrain.job.formatting import DETAILED_METRICS
+from drivetrain.report.blocks import Block, Curves, FoldedCurves, Section, Table, Text, Tone
 from drivetrain.report.formatting import format_duration, format_json, format_number
 from drivetrain.report.log_series import thin_points
 from drivetrain.report.record import Record
@@ -34,8 +35,11 @@ def list_sections(runs: Sequence[ComparedRun]) -> list[Section]:
     """Results, curves, and differences in specs, plans and machines."""
     names = tuple(run.name for run in runs)
     sections = [Section("results", "Results", (Table(("result", *names), tuple(_list_results(runs))),))]
-    if curves := tuple(make_curve_plots(runs)):
-        sections.append(Section("curves", "Curves", curves))
+    if curves := list(make_curve_plots(runs)):
+        folded = tuple(plot for plot in curves if plot.title.rsplit("/", 1)[-1] in DETAILED_METRICS)
+        visible: tuple[Block, ...] = tuple(plot for plot in curves if plot not in folded)
+        title = f"{len(folded)} more: {', '.join(plot.title for plot in folded)}"
+        sections.append(Section("curves", "Curves", (*visible, FoldedCurves(title, folded)) if folded else visible))
     for anchor, rows in _differences_by_part(runs).items():
         title = TITLES[anchor]
         no_differences = Text(f"No differences between the {len(runs)} runs.", Tone.QUIET)
@@ -72,9 +76,15 @@ def _differences_by_part(runs: Sequence[ComparedRun]) -> dict[str, list[tuple[st
 
 
 def list_differences(values: Sequence[Mapping[str, object]]) -> list[tuple[str, ...]]:
-    """The keys whose values are not the same in all runs, in the order in which they first appear."""
+    """The keys whose values are not the same in all runs, in the order in which they first appear.
+
+    A key that an earlier version did not have is as good as one without a value.
+    """
     keys = dict.fromkeys(key for mapping in values for key in mapping)
-    rows = [(key, *(format_json(mapping[key]) if key in mapping else ABSENT for mapping in values)) for key in keys]
+    rows = [
+        (key, *(ABSENT if mapping.get(key) is None else format_json(mapping[key]) for mapping in values))
+        for key in keys
+    ]
     return [row for row in rows if len(set(row[1:])) > 1]
 
 
