@@ -211,7 +211,7 @@ class Narrow:
     def measure_evaluation_peak(self, size: int) -> int:
         return 5 * size
 
-    def speeds(self, sizes: list[int]) -> dict[int, float]:
+    def measure_speeds(self, sizes: list[int]) -> dict[int, float]:
         assert sizes == [self.size]
         return {self.size: float(self.size)}
 
