@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,8 @@ from drivetrain.report.formatting import shorten
 from drivetrain.system.printable import printable
 
 HEADER = ("label", "samples", "predicted", "precision", "recall", "F1", "average precision")
+MIN_BIN_SAMPLES = 10
+"""Samples of similar confidence from which their share of correct predictions says something."""
 
 
 @dataclass(frozen=True)
@@ -19,6 +21,8 @@ class Confusion:
     head: str
     classes: tuple[str, ...]
     matrix: tuple[tuple[int, ...], ...]
+    reliability: tuple[tuple[float, float], ...] = ()
+    """Mean confidence and share of correct predictions, of the samples of similar confidence."""
 
     @property
     def total(self) -> int:
@@ -66,7 +70,20 @@ def _read_confusion(head: str, value: Any) -> Confusion | None:
     is_square = len(matrix) == len(classes) > 0 and all(len(row) == len(classes) for row in matrix)
     if not is_square or any(count < 0 for row in matrix for count in row):
         return None
-    return Confusion(head, classes, matrix)
+    return Confusion(head, classes, matrix, tuple(_read_reliability(value)))
+
+
+def _read_reliability(value: Mapping[str, Any]) -> Iterator[tuple[float, float]]:
+    """The points of a reliability curve, from the sums of each bin; none if they are malformed or of an earlier version."""
+    calibration = value.get("calibration")
+    bins = calibration.get("bins") if isinstance(calibration, Mapping) else None
+    for sums in bins if isinstance(bins, list) else ():
+        try:
+            confidence, correct, samples = map(float, sums)
+        except (TypeError, ValueError):
+            continue
+        if samples >= MIN_BIN_SAMPLES and 0 <= correct <= samples and 0 <= confidence <= samples:
+            yield confidence / samples, correct / samples
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,19 @@ from typing import Any
 
 from drivetrain.job.formatting import DETAILED_METRICS
 from drivetrain.report import log_series
-from drivetrain.report.blocks import Block, ConfusionMatrix, Curves, Details, FoldedCurves, Section, Table, Text, Tone
+from drivetrain.report.blocks import (
+    Block,
+    ConfusionMatrix,
+    Curves,
+    Details,
+    Dot,
+    FoldedCurves,
+    Scatter,
+    Section,
+    Table,
+    Text,
+    Tone,
+)
 from drivetrain.report.confusion import HEADER, Confusion, LabelTable, read_confusions, read_label_tables
 from drivetrain.report.formatting import format_duration, format_json, format_number, format_share, shorten
 from drivetrain.report.log_series import Series
@@ -157,6 +169,16 @@ def confusion_section(confusion: Confusion) -> Section:
     )
     if weakest:
         blocks.append(Table(("lowest F1", "samples", "precision", "recall", "F1"), weakest))
+    if len(confusion.reliability) > 1:
+        dots = tuple(
+            Dot(confidence, correct, "samples of similar confidence") for confidence, correct in confusion.reliability
+        )
+        kinds = (("samples of similar confidence", Tone.PLAIN),)
+        blocks.append(
+            Scatter(
+                "Share correct, over the probability of the prediction", "probability", dots, kinds, has_diagonal=True
+            )
+        )
     of = f" of {format_json(confusion.head)}" if confusion.head else ""
     return Section(f"confusion{of.replace(' ', '-')}", f"Confusion matrix{of}", tuple(blocks))
 

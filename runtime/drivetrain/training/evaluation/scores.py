@@ -124,8 +124,8 @@ class ClassScores:
         """Sums of the log loss at each temperature."""
         self.losses = torch.zeros(2, dtype=torch.float64)
         """Sums of log loss and squared distance."""
-        self.bins = torch.zeros(self.BINS, 2, dtype=torch.float64)
-        """Sums of confidence and of correct predictions, by bin."""
+        self.bins = torch.zeros(self.BINS, 3, dtype=torch.float64)
+        """Sums of confidence, of correct predictions and of samples, by bin."""
         self.kept_rows: list[Tensor] = [torch.zeros(2, 0, 1)]
         """Of two classes: the outputs' difference, and 1 where the second is true, each (2, N, 1) of a batch."""
 
@@ -154,6 +154,7 @@ class ClassScores:
         # A confidence that is not a number has a bin, too; 1 belongs to the last.
         bin_indices = (confidence.nan_to_num(0) * self.BINS).long().clamp(0, self.BINS - 1)
         sums = [bin_indices.bincount(values, minlength=self.BINS) for values in (confidence, is_right)]
+        sums.append(bin_indices.bincount(minlength=self.BINS).double())
         self.bins += torch.stack(sums, dim=1)
 
     def counts(self) -> list[Tensor]:
