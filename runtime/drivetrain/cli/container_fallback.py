@@ -19,7 +19,7 @@ def run_in_container(options: argparse.Namespace) -> int:
     """Run `train`, `repeat`, `inspect` or `sweep` in a container; returns the exit code.
 
     Raises:
-        DeviceError: if an option or the working folder is one that does not exist in the container.
+        DeviceError: if training in the container does not support an option or the working folder.
         DrivetrainError: if the spec is invalid, or the container cannot be started.
     """
     is_unsupported = any(getattr(options, name, None) for name in ("plan", "nodes", "json"))

@@ -41,7 +41,7 @@ class NumberSamples:
         self.plotted = _take_first(torch.cat([self.plotted, by_position]), 1, MAX_PLOTTED)
 
     def to_table(self, rank: int, process_count: int) -> Tensor:
-        """The rows, after a column of ones, in slice `rank`, zeros elsewhere; summed over all processes, it has all rows."""
+        """The rows, each after a 1, in slice `rank`; all else is 0, so the sum over the processes has the rows of all."""
         slices = torch.zeros(process_count, MAX_ERRORS + MAX_PLOTTED, 1 + self.width, dtype=torch.float64)
         for start, rows in ((0, self.errors), (MAX_ERRORS, self.plotted)):
             slices[rank, start : start + len(rows), 0] = 1
