@@ -43,7 +43,7 @@ def measured(folder: Path, asked: Job, data: Dataset | None = None) -> tuple[dic
 
 def larger(scale: float) -> Dataset:
     data = tiny.dataset()
-    return replace(data, train=replace(data.train, inputs=data.train.inputs * scale))  # type: ignore[attr-defined, type-var]
+    return replace(data, train=replace(data.train, inputs=data.train.inputs * scale))  # type: ignore[type-var]
 
 
 def known(folder: Path, *, other: bool = False, text: str = "1.5x, loss ok") -> evidence.Measurement:
