@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from drivetrain.data.loader.batches import in_order
+from drivetrain.data.loader.batches import fetch_in_order
 from tests import tiny
 
 
@@ -17,7 +17,7 @@ def small_shm(asked: str) -> None:
     split = tiny.Arrays(torch.zeros(64, 1, 512, 768), torch.zeros(64).long())
     made.dataset = dataclasses.replace(made.dataset, validation=split)
     made.batches.workers = 2
-    made.batches.tell = lambda text: print("told:", text)
+    made.batches.report = lambda text: print("told:", text)
     for count, crew in ((16, made.batches.workers_for(split, 16)), (1, made.batches.workers_for(split, 1)), (16, 2)):
-        samples = sum(len(batch) for batch in in_order(split, count, workers=crew, report=made.batches.tell))
+        samples = sum(len(batch) for batch in fetch_in_order(split, count, workers=crew, report=made.batches.report))
         print("workers", crew, "samples", samples)

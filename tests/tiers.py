@@ -93,7 +93,7 @@ SLOW = frozenset(
         "tuning/test_kernel_crash",
         "tuning/test_lr_range",
         "tuning/test_process_settings",
-        "tuning/test_vetted_plans",
+        "tuning/test_numerics_check",
     }
 )
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from drivetrain.data.loader.batches import in_order
+from drivetrain.data.loader.batches import fetch_in_order
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.supervisor.spec_difference import spec_text
 from drivetrain.system.files import write_text
@@ -217,7 +217,7 @@ def seen(done: run.Run) -> dict[str, torch.Tensor]:
     assert done.ema
     with done.ema.swap_in(done.model):
         done.model.eval()
-        for batch in in_order(done.dataset.validation, 7):
+        for batch in fetch_in_order(done.dataset.validation, 7):
             outputs = done.step.outputs(done.preprocess(batch, None).inputs)
             for name, kept in parts.items():
                 kept.append(outputs if isinstance(outputs, torch.Tensor) else outputs[name])

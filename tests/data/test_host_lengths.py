@@ -49,7 +49,7 @@ def test_a_batch_is_cut_by_them() -> None:
 def test_the_loader_counts_them(tmp_path: Path) -> None:
     reports.write(tmp_path)
     split = load(reports.job(tmp_path)).train
-    given = next(batches.in_order(split, 5))
+    given = next(batches.fetch_in_order(split, 5))
     assert given.lengths is not None
     assert given.lengths.tolist() == split.lengths[:5].tolist() == given.inputs[-1].sum(dim=1).tolist()  # type: ignore[attr-defined]
 

@@ -121,7 +121,7 @@ def test_a_killed_worker_does_not_raise_inside_the_trainer(tmp_path: Path) -> No
     """Torch raises from a signal handler; in the middle of an update that would leave half of it done."""
     data = tiny.dataset()
     made = Batches(data.train, 4, 0)
-    made.workers, made.tell = 1, lambda text: None
+    made.workers, made.report = 1, lambda text: None
     plain = [batch.ids.tolist() for batch in Batches(data.train, 4, 0).epoch(0)]
     source = made.epoch(0)
     seen = [next(source).ids.tolist()]

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from drivetrain.data.load_data import load
-from drivetrain.data.loader.batches import in_order
+from drivetrain.data.loader.batches import fetch_in_order
 from drivetrain.job import Job
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.models.build import Model
@@ -35,7 +35,7 @@ def outputs(job: Job, made: Model) -> dict[str, torch.Tensor]:
     dataset = load(job)
     made.module.eval()
     parts: dict[str, list[torch.Tensor]] = {name: [] for name in dataset.heads}
-    for batch in in_order(dataset.validation, 7):
+    for batch in fetch_in_order(dataset.validation, 7):
         found = made.module(*dataset.prepare(batch.inputs, batch.ids, None))
         for name, kept in parts.items():
             kept.append(found if isinstance(found, torch.Tensor) else found[name])

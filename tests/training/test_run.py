@@ -21,7 +21,7 @@ def test_events_of_step_and_loader_carry_the_restored_position(tmp_path: Path) -
     run_state.restore(made, loaded)
     made.step.options.report_memory("less memory")
     made.step.options.report_compile("no compiler")
-    made.batches.tell("no workers")
+    made.batches.report("no workers")
     events = [json.loads(line) for line in (tmp_path / "again/events.jsonl").read_text().splitlines()]
     assert [(event["kind"], event["step"]) for event in events] == [("memory", 4), ("compile", 4), ("loader", 4)]
     assert (made.counters.samples, made.earlier_samples) == (64, 64)

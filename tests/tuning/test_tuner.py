@@ -26,7 +26,7 @@ from drivetrain.plan import evidence, plan
 from drivetrain.system import timeout
 from drivetrain.training import run
 from drivetrain.training.phase_timer import PhaseTimer
-from drivetrain.tuning import paired_timing, variants, vetted_plans
+from drivetrain.tuning import numerics_check, paired_timing, variants
 from drivetrain.tuning import tuner as tune
 from tests import reports, tiny
 from tests.paths import IMPORTS, ROOT
@@ -158,7 +158,7 @@ def test_a_short_check_after_a_long_one_compares_the_first_steps(tmp_path: Path)
         reference = tuner.load_reference(False, first)
         assert len(reference) == steps
         assert reference[:4] == four[:steps]
-        assert vetted_plans.find_wrong_numbers(tuner, first) is None
+        assert numerics_check.find_reference_difference(tuner, first) is None
 
 
 @pytest.mark.parametrize("compiled", [False, True])

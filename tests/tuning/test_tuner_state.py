@@ -23,7 +23,7 @@ from drivetrain.optimizations import Value
 from drivetrain.plan import plan
 from drivetrain.training import run
 from drivetrain.training.phase_timer import PhaseTimer
-from drivetrain.tuning import paired_timing, tuner_state, variants, vetted_plans
+from drivetrain.tuning import numerics_check, paired_timing, tuner_state, variants
 from drivetrain.tuning import tuner as tune
 from tests import tiny
 
@@ -198,7 +198,7 @@ def test_measuring_stays_within_its_share_also_when_it_finds_nothing(
     """Whatever a step takes, and however slow a candidate is: 2 % of the run, and one step that was on its way."""
     now = [0.0]
     clock = SimpleNamespace(monotonic=lambda: now[0])
-    for module in (tune, tuner_state, variants, paired_timing, vetted_plans):
+    for module in (tune, tuner_state, variants, paired_timing, numerics_check):
         monkeypatch.setattr(module, "time", clock)
 
     @dataclass
@@ -233,7 +233,7 @@ def test_measuring_stays_within_its_share_also_when_it_finds_nothing(
         assert not found
         assert "to measure optimizations" in said[0]
         # Two steps of the defaults and two of fp32 are within the share of a run of 200 steps.
-        if steps * tuner_state.MEASURING_SHARE < 2 * vetted_plans.COMPARED_STEPS:
+        if steps * tuner_state.MEASURING_SHARE < 2 * numerics_check.COMPARED_STEPS:
             assert now[0] <= seconds
             assert len(said) == 1
         else:

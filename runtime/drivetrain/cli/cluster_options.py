@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from drivetrain.cli import contained
+from drivetrain.cli import container_fallback
 from drivetrain.errors import SpecError
 
 ENGINES = ("slurm", "k8s", "skypilot")
@@ -55,7 +55,7 @@ def launch(options: argparse.Namespace) -> int:
             spec=options.job,
             assignments=tuple(options.set),
             device=options.device,
-            flags=contained.list_flags(options),
+            flags=container_fallback.list_flags(options),
             extend=options.extend,
             nodes=options.nodes,
             per_node=options.per_node,

@@ -8,8 +8,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from drivetrain.cli import cluster_options, contained, csv_option, json_output
-from drivetrain.cli.contained import repeat, sweep
+from drivetrain.cli import cluster_options, container_fallback, csv_option, json_output
+from drivetrain.cli.container_fallback import repeat, sweep
 from drivetrain.cli.fetch import fetch
 from drivetrain.cli.init import init
 from drivetrain.cli.track import track
@@ -89,7 +89,7 @@ def train(options: argparse.Namespace) -> int:
     if image_id := os.environ.get("DRIVETRAIN_IMAGE"):
         image_contents.check_in_container(image_id)
     if run_in_image.torch_is_missing():
-        return contained.train(options)
+        return container_fallback.run_in_container(options)
     extend = ExtendRequest(options.extend, options.restart_schedule) if options.extend else None
     opened: list[Path] = []
     request = TrainRequest(
@@ -127,7 +127,7 @@ def launch(options: argparse.Namespace) -> int:
             spec=options.job,
             assignments=tuple(options.set),
             device=options.device,
-            flags=contained.list_flags(options),
+            flags=container_fallback.list_flags(options),
             extend=options.extend,
             network=options.network,
             image=options.image,

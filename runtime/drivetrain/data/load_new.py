@@ -29,46 +29,68 @@ def read(
         preprocessing: as stored with the model.
         heads: the outputs of the model, by name.
         labelled: whether to read targets.
-        csv: how CSV files are written, as in the spec; what it leaves open is found in the files.
-        bad_samples: largest share of samples that may be unusable.
+        csv: how CSV files are written, as in the spec; what it does not set is detected from the files.
+        bad_samples: largest share of unusable samples that is accepted.
 
     Raises:
         DataError: if no sample can be used, or a label is not among the classes.
         CheckpointError: if this version does not know such a model.
     """
-    files = csv_dialect.of_model(preprocessing, csv or {})
-    return read_as(paths, preprocessing, heads, files, labelled=labelled, bad_samples=bad_samples)
+    csv_files = csv_dialect.of_model(preprocessing, csv or {})
+    return read_with_dialect(paths, preprocessing, heads, csv_files, labelled=labelled, bad_samples=bad_samples)
 
 
-def read_as(
+def read_with_dialect(
     paths: Sequence[Path],
     preprocessing: dict[str, Any],
     heads: dict[str, Head],
-    files: CsvFiles,
+    csv_files: CsvFiles,
     *,
     labelled: bool,
     bad_samples: float = 1.0,
 ) -> NewSamples:
-    """Like `read`, but with `files`, which carries the CSV dialect from one call to the next and is updated by each.
+    """Like `read`, but `csv_files` carries the CSV dialect from one call to the next; each call updates it.
 
     Raises:
         DataError, CheckpointError: as `read`.
     """
-    samples = _read_by_kind(paths, preprocessing, heads, files, labelled=labelled, budget=bad_samples)
-    samples.notes[:0] = files.notes
+    _check_paths_exist(paths)
+    kind = preprocessing.get("kind")
+    if kind in ("texts", "table", "series"):
+        paths = [table_paths.find_table(path, "data") if path.is_dir() else path for path in paths]
+    # Imported late, because each module imports its own libraries (pyarrow, tokenizers).
+    match kind:
+        case "images":
+            from drivetrain.data.images import load_new as images
+
+            samples = images.read(paths, preprocessing, heads, csv_files, labelled=labelled, budget=bad_samples)
+        case "texts":
+            from drivetrain.data.text import text_data as text
+
+            samples = text.read(paths, preprocessing, heads, csv_files, labelled=labelled, budget=bad_samples)
+        case "table":
+            from drivetrain.data.tables import table_data as tables
+
+            samples = tables.read(paths, preprocessing, heads, csv_files, labelled=labelled, budget=bad_samples)
+        case "series":
+            from drivetrain.data.series import series_data as series
+
+            samples = series.read(paths, preprocessing, heads, csv_files, labelled=labelled, budget=bad_samples)
+        case "own":  # the user's Python code reads the data
+            from drivetrain.data.custom import custom_data as custom
+
+            samples = custom.read(paths, preprocessing, heads, labelled=labelled)
+        case _:
+            raise CheckpointError(
+                f"the model has an unknown kind of preprocessing: {kind!r}",
+                "images, texts, table, series",
+                "use the version of drivetrain that wrote the model",
+            )
+    samples.notes[:0] = csv_files.notes
     return samples
 
 
-def _read_by_kind(
-    paths: Sequence[Path],
-    preprocessing: dict[str, Any],
-    heads: dict[str, Head],
-    files: CsvFiles,
-    *,
-    labelled: bool,
-    budget: float,
-) -> NewSamples:
-    """Check that the paths exist, and read them with the module of the model's kind of data."""
+def _check_paths_exist(paths: Sequence[Path]) -> None:
     missing = [str(path) for path in paths if not path.exists()]
     if missing:
         suggestions = [hint for path in missing if (hint := suggest_nearest_path([Path()], path))]
@@ -77,32 +99,3 @@ def _read_by_kind(
             "files or folders that this process can access",
             " ".join(suggestions) or "check the spelling; a container can access only the project and mounted folders",
         )
-    if preprocessing.get("kind") in ("texts", "table", "series"):
-        paths = [table_paths.find_table(path, "data") if path.is_dir() else path for path in paths]
-    # Imported late, because each module imports its own libraries (pyarrow, tokenizers).
-    match preprocessing.get("kind"):
-        case "images":
-            from drivetrain.data.images import load_new
-
-            return load_new.read(paths, preprocessing, heads, files, labelled=labelled, budget=budget)
-        case "texts":
-            from drivetrain.data.text import text_data as text
-
-            return text.read(paths, preprocessing, heads, files, labelled=labelled, budget=budget)
-        case "table":
-            from drivetrain.data.tables import table_data as tables
-
-            return tables.read(paths, preprocessing, heads, files, labelled=labelled, budget=budget)
-        case "series":
-            from drivetrain.data.series import series_data as series
-
-            return series.read(paths, preprocessing, heads, files, labelled=labelled, budget=budget)
-        case "own":
-            from drivetrain.data.custom import custom_data as custom
-
-            return custom.read(paths, preprocessing, heads, labelled=labelled)
-    raise CheckpointError(
-        f"the model has an unknown kind of preprocessing: {preprocessing.get('kind')!r}",
-        "images, texts, table, series",
-        "use the version of drivetrain that wrote the model",
-    )

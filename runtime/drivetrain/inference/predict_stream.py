@@ -116,10 +116,8 @@ class PredictStream:
     def _read(self, group: Sequence[Record], file: Path, header: bytes, files: CsvFiles) -> NewSamples:
         if file.suffix:
             file.write_bytes(header + b"".join(record.content for record in group))
-            paths = [file]
-        else:
-            paths = [Path(record.content.decode("utf-8", "surrogateescape")) for record in group]
-        return load_new.read_as(paths, self.trained.preprocessing, self.trained.heads, files, labelled=False)
+        paths = [file] if file.suffix else [Path(record.content.decode("utf-8", "surrogateescape")) for record in group]
+        return load_new.read_with_dialect(paths, self.trained.preprocessing, self.trained.heads, files, labelled=False)
 
     def _predict_whole(self, stream: BinaryIO, files: CsvFiles) -> Iterator[TitledAnswer]:
         """Windows of a long table, which need rows that come later: nothing is predicted before the end."""
@@ -127,7 +125,9 @@ class PredictStream:
         with TemporaryDirectory() as folder:
             file = stdin_records.store_whole(stream, Path(folder))
             try:
-                data = load_new.read_as([file], self.trained.preprocessing, self.trained.heads, files, labelled=False)
+                data = load_new.read_with_dialect(
+                    [file], self.trained.preprocessing, self.trained.heads, files, labelled=False
+                )
             except DataError as error:
                 raise stdin_records.name_stdin(error, file) from None
             self._print_notes(data.notes)

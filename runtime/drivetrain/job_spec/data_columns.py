@@ -1,6 +1,6 @@
-"""Checks that data files have the columns that a job names, by their headers: without pyarrow, and before a run starts.
+"""Checks the columns that a job names: with the headers of its data files, and with the earlier run that it starts from.
 
-Only CSV and TSV files can be checked in this way. The reader of the data checks all files again.
+The headers of CSV and TSV files are read without pyarrow before a run starts. The readers of the data check all files again.
 """
 
 from __future__ import annotations
@@ -25,45 +25,41 @@ from drivetrain.pretrained.earlier_run import EarlierModel
 Key = tuple[str, ...]
 TABLES = (TableJob, TextJob, SeriesJob)
 MAX_LISTED_COLUMNS = 30
-"""Largest number of columns in a message."""
+"""Largest number of columns in a message about a file."""
+MAX_EARLIER_COLUMNS = 8
+"""Largest number of columns in a message about an earlier run."""
 
 
 @dataclass(frozen=True)
-class Missing:
+class MissingColumn:
     """A column that a file does not have."""
 
     key: Key
+    """The spec key that names the column."""
     name: str
     path: Path
-    names: list[str]
+    columns: list[str]
 
     def describe(self, job: Job) -> str:
         """The message about the column, with the position of the key that names it."""
         return f'{job.document.place(self.key)}: {dot_key(self.key)}: {self.path} has no column "{self.name}"'
 
 
-def check(job: Job) -> None:
+def check_headers(job: Job) -> None:
     """Check the headers of all data files of a job.
 
     Raises:
-        SpecError: if it names columns of data that has none.
-        DataError: if a file is no table, if its separator or encoding is not clear, or if it lacks columns; names all of them.
+        SpecError: if the job names columns, but its data has none.
+        DataError: if a file is no table, its separator or encoding is ambiguous, or columns are missing (all are listed).
     """
-    if idle_keys := list(_find_idle_keys(job)):
-        raise SpecError(idle_keys)
-    missing: list[Missing] = []
+    if problems := list(_find_column_keys_without_table(job)):
+        raise SpecError(problems)
+    missing: list[MissingColumn] = []
     files = csv_dialect.of_job(job.data.csv.list_settings() if isinstance(job.data, TableFileData) else {}, {})
     for key, text in list_readable_paths(job):
         path = job.resolve(text)
         label = f"{job.document.place(key)}: {dot_key(key)}"
-        if path.is_dir() and isinstance(job, TABLES) and not getattr(job.data, "stream", None):
-            raise DataError(f"{label}: {path} is a folder", "a table: CSV, TSV, JSONL or Parquet", "name one file")
-        if path.is_file():
-            table_paths.check_is_table(path, label)
-            if isinstance(job, TABLES) and not getattr(job.data, "stream", None):
-                table_paths.check_suffix(
-                    path, label, (*table_paths.SUFFIXES, *((".npz",) if isinstance(job, SeriesJob) else ()))
-                )
+        _check_file_kind(job, path, label)
         if path.suffix.lower() not in csv_layout.SUFFIXES or not path.is_file():
             continue
         if path.stat().st_size == 0:
@@ -72,13 +68,24 @@ def check(job: Job) -> None:
             )
         if names := csv_layout.read_names(path, label, files):
             required = _required_columns(job, key)
-            missing += [Missing(option, name, path, names) for option, name in required if name not in names]
+            missing += [MissingColumn(option, name, path, names) for option, name in required if name not in names]
     if missing:
         raise _missing_columns_error(job, missing)
 
 
-def _find_idle_keys(job: Job) -> Iterator[Problem]:
-    """Problems of keys that name columns although the images are in arrays or class folders, which have none."""
+def _check_file_kind(job: Job, path: Path, label: str) -> None:
+    reads_one_table = isinstance(job, TABLES) and not getattr(job.data, "stream", None)
+    if reads_one_table and path.is_dir():
+        raise DataError(f"{label}: {path} is a folder", "a table: CSV, TSV, JSONL or Parquet", "name one file")
+    if path.is_file():
+        table_paths.check_is_table(path, label)
+        if reads_one_table:
+            array_suffixes = (".npz",) if isinstance(job, SeriesJob) else ()
+            table_paths.check_suffix(path, label, (*table_paths.SUFFIXES, *array_suffixes))
+
+
+def _find_column_keys_without_table(job: Job) -> Iterator[Problem]:
+    """Find keys that name columns although the images are in arrays or class folders, which have no columns."""
     paths = [text for _, text in job.data_paths()]
     if not isinstance(job, ImageJob) or job.data.stream:
         return
@@ -95,10 +102,10 @@ def _find_idle_keys(job: Job) -> Iterator[Problem]:
             )
 
 
-def _missing_columns_error(job: Job, missing: list[Missing]) -> DataError:
+def _missing_columns_error(job: Job, missing: list[MissingColumn]) -> DataError:
     several_files = len({column.path for column in missing}) > 1
-    possible = {(f"{column.path}: " if several_files else "") + list_names(column.names): None for column in missing}
-    suggestions = dict.fromkeys(nearest(column.name, column.names) for column in missing)
+    possible = {(f"{column.path}: " if several_files else "") + list_names(column.columns): None for column in missing}
+    suggestions = dict.fromkeys(nearest(column.name, column.columns) for column in missing)
     return DataError(
         "\n".join(column.describe(job) for column in missing),
         f"its columns: {'; '.join(possible)}",
@@ -107,7 +114,7 @@ def _missing_columns_error(job: Job, missing: list[Missing]) -> DataError:
 
 
 def list_names(names: Sequence[str], max_listed: int = MAX_LISTED_COLUMNS) -> str:
-    """List the first names, and say how many there are more: `a, b, c and 7 more`."""
+    """The first names, and the number of the others: `a, b, c and 7 more`."""
     unlisted = len(names) - max_listed
     return ", ".join(names[:max_listed]) + (f" and {unlisted} more" if unlisted > 0 else "")
 
@@ -118,34 +125,26 @@ def _required_columns(job: Job, file: Key) -> Iterator[tuple[Key, str]]:
     if isinstance(job, ImageJob):
         yield ("data", "path_column"), job.data.path_column
         yield from ((("data", "label_column"), name) for name in job.data.label_column)
-        if is_training and job.data.groups:
-            yield ("data", "groups"), job.data.groups
     elif isinstance(job, TextJob):
         yield from ((("data", "text"), name) for name in job.data.text)
         yield from ((("data", "labels", name), name) for name in job.data.labels)
-        if is_training and job.data.groups:
-            yield ("data", "groups"), job.data.groups
     elif isinstance(job, TableJob):
         options = ("target", "features", "numeric", "categorical", "dates", *(("ignore",) if is_training else ()))
         for option in options:
             yield from ((("data", option), name) for name in getattr(job.data, option) or ())
-        if is_training and job.data.groups:
-            yield ("data", "groups"), job.data.groups
     elif isinstance(job, SeriesJob):
-        for option in ("time", "features", "label", "group", *(("groups",) if is_training else ())):
+        for option in ("time", "features", "label", "group"):
             value = getattr(job.data, option)
             yield from ((("data", option), name) for name in ((value,) if isinstance(value, str) else value or ()))
-
-
-MAX_SHOWN_NAMES = 8
-"""Largest number of columns that a message about an earlier run names."""
+    if is_training and isinstance(job, ImageJob | TextJob | TableJob | SeriesJob) and job.data.groups:
+        yield ("data", "groups"), job.data.groups
 
 
 def check_earlier_run(earlier: EarlierModel) -> None:
-    """Check the keys of a job that starts from an earlier run; the readers of the data check what needs the data.
+    """Check that the data keys of a job agree with the earlier run that it starts from, without reading the data.
 
     Raises:
-        SpecError: if one contradicts the earlier run.
+        SpecError: if a key contradicts the earlier run.
     """
     job = earlier.job
     if isinstance(job, ImageJob):
@@ -157,10 +156,10 @@ def check_earlier_run(earlier: EarlierModel) -> None:
 
 
 def _check_images(job: ImageJob, earlier: EarlierModel) -> None:
-    """Check channels and `fit` of images, and their size unless the network takes any."""
-    fixed = {"channels": None, "fit": "crop"} | ({} if earlier.builder == "images" else {"image_size": None})
-    for key, usual in fixed.items():
-        value, earlier_value = getattr(job.data, key), earlier.preprocessing.get(key, usual)
+    """Check channels and `fit` of images, and their size unless the network accepts any size."""
+    defaults = {"channels": None, "fit": "crop"} | ({} if earlier.builder == "images" else {"image_size": None})
+    for key, default in defaults.items():
+        value, earlier_value = getattr(job.data, key), earlier.preprocessing.get(key, default)
         if key in job.data.model_fields_set and value not in ("auto", earlier_value):
             text = f"is {value}, and the earlier run was trained on {earlier_value}"
             earlier.refuse(text, str(earlier_value), f"write {earlier_value}, or leave it out", ("data", key))
@@ -177,8 +176,8 @@ def _check_series(job: SeriesJob, earlier: EarlierModel) -> None:
 
 
 def _check_table(job: TableJob, earlier: EarlierModel) -> None:
-    """Check that features stay the same, also in kind, and that none of them is a target or ignored."""
-    data, kinds = job.data, {kind: _known_names(earlier.preprocessing, kind) for kind in ("numeric", "categorical")}
+    """Check that the features and their kinds stay the same, and that none of them is a target or ignored."""
+    data, kinds = job.data, {kind: _list_columns(earlier.preprocessing, kind) for kind in ("numeric", "categorical")}
     dates: dict[str, list[str]] = earlier.preprocessing.get("dates", {})
     from_dates = {f"{name}.{part}" for name, parts in dates.items() for part in parts}
     trained_columns = [*(name for names in kinds.values() for name in names if name not in from_dates), *dates]
@@ -190,12 +189,12 @@ def _check_table(job: TableJob, earlier: EarlierModel) -> None:
     action = "remove it from data.ignore, or use another run"
     _refuse_features(earlier, "ignore", data.ignore or (), trained_columns, "columns that it did not see", action)
     if data.features and set(data.features) != set(trained_columns):
-        description = f"is {list_names(data.features, MAX_SHOWN_NAMES)}, and the earlier run was trained on {list_names(trained_columns, MAX_SHOWN_NAMES)}"
+        description = f"is {list_names(data.features, MAX_EARLIER_COLUMNS)}, and the earlier run was trained on {list_names(trained_columns, MAX_EARLIER_COLUMNS)}"
         earlier.refuse(description, "the same columns", "leave data.features out", ("data", "features"))
     for kind, names in kinds.items():
         if unknown := [name for name in getattr(data, kind) or () if name not in names]:
             description = f"has {unknown[0]!r}, which is no {kind} feature of the earlier run"
-            possible = f"its {kind} features: {list_names(names, MAX_SHOWN_NAMES) or 'none'}"
+            possible = f"its {kind} features: {list_names(names, MAX_EARLIER_COLUMNS) or 'none'}"
             earlier.refuse(description, possible, f"leave data.{kind} out", ("data", kind))
 
 
@@ -206,5 +205,5 @@ def _refuse_features(
         earlier.refuse(f"has {shared[0]!r}, which is a feature of the earlier run", possible, action, ("data", option))
 
 
-def _known_names(preprocessing: Mapping[str, Any], kind: str) -> list[str]:
+def _list_columns(preprocessing: Mapping[str, Any], kind: str) -> list[str]:
     return [column["name"] for column in preprocessing.get(kind, ())]

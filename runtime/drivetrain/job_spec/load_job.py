@@ -82,7 +82,7 @@ def _build_checked(
     weights_are_remote = any(is_remote(path) and not job.resolve(path).exists() for _, path in job.model_paths())
     if not weights_are_remote and (earlier := earlier_run.find(job)):
         data_columns.check_earlier_run(earlier)
-    data_columns.check(job)
+    data_columns.check_headers(job)
     return job
 
 

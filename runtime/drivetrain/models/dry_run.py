@@ -16,7 +16,7 @@ from drivetrain.data.custom.loss_division import Refuse
 from drivetrain.data.custom.stream import StreamSplit
 from drivetrain.data.custom.user_errors import blame_user_code
 from drivetrain.data.dataset import Batch, Dataset, Head, Split
-from drivetrain.data.loader.batches import fetch, in_order
+from drivetrain.data.loader.batches import fetch, fetch_in_order
 
 TRIAL_SAMPLES = 16
 """Number of samples whose targets a loss is tried with, if the targets are not classes."""
@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 
 def take_first_batch(dataset: Dataset, split: Split, device: torch.device = CPU) -> Batch:
     """A batch of the first two samples of a split, preprocessed on `device`."""
-    batch = next(in_order(split, 2)).to(device)
+    batch = next(fetch_in_order(split, 2)).to(device)
     return Batch(batch.ids, dataset.prepare(batch.inputs, batch.ids, None), batch.targets)
 
 

@@ -1,7 +1,7 @@
 """Decides by the calibration of the machine: the value whose probe, nearest to the network's layers, is clearly fastest.
 
 A calibrated value is a prediction for a network like this one. So a measurement of the network itself comes before it,
-and the numbers of a value that changes the rounding are checked before the first step (`drivetrain.tuning.vetted_plans`).
+and the numbers of a value that changes the rounding are checked before the first step (`drivetrain.tuning.numerics_check`).
 """
 
 from __future__ import annotations

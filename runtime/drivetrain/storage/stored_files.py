@@ -1,4 +1,4 @@
-"""The files at an address: which there are, and how they come to this machine."""
+"""Lists the files at a remote address, and downloads them."""
 
 from __future__ import annotations
 
@@ -13,35 +13,34 @@ from drivetrain.storage.object_store import ObjectStore, StoredObject
 from drivetrain.storage.remote_address import RemoteAddress
 from drivetrain.storage.store_errors import RemoteError, Trouble
 
-Wanted = Callable[[str], bool]
-"""Which files of a folder are needed, by their names in it."""
-AT_ONCE = 8
-"""Files that are downloaded at the same time."""
+Selector = Callable[[str], bool]
+"""Whether a file of a folder is needed, by its path relative to the folder."""
+PARALLEL_DOWNLOADS = 8
 
 
-def everything(name: str) -> bool:
-    """True: all files of a folder are needed."""
+def any_file(name: str) -> bool:
+    """True for every file."""
     return True
 
 
-def list_files(above: ObjectStore, address: RemoteAddress, selects: Wanted = everything) -> list[StoredObject]:
+def list_files(parent: ObjectStore, address: RemoteAddress, selects: Selector = any_file) -> list[StoredObject]:
     """The file at an address, or all files of a folder.
 
     Args:
-        above: opened at the parent of the address; names are relative to it.
+        parent: the store, opened at the parent of the address; the names of the result are relative to it.
         address: of a file, or of a folder of a bucket.
-        selects: which files of a folder are needed, by their names in it.
+        selects: whether a file of a folder is needed.
 
     Raises:
-        RemoteError: if the store does not say.
-        DataError: if nothing is there.
+        RemoteError: if the store cannot be read.
+        DataError: if there is no such file, or its name cannot be that of a local file.
     """
     if not address.path and not address.writable:
         raise DataError(f"{address} names no file", "the address of a file, as a web server lists none", "name a file")
-    start = f"{address.name}/" if address.path else ""
-    one = _find(above, address)
-    files = [one] if one else [file for file in _without_markers(above.objects(start)) if file.name.startswith(start)]
-    files = [file for file in files if selects(file.name.removeprefix(start))]
+    prefix = f"{address.name}/" if address.path else ""
+    single_file = _find_file(parent, address)
+    files = [single_file] if single_file else _list_folder(parent, prefix)
+    files = [file for file in files if selects(file.name.removeprefix(prefix))]
     if not files:
         raise DataError(f"{address}: nothing is there", "a file, or a folder with files", "correct the address")
     for file in files:
@@ -54,40 +53,41 @@ def list_files(above: ObjectStore, address: RemoteAddress, selects: Wanted = eve
     return files
 
 
-def _find(above: ObjectStore, address: RemoteAddress) -> StoredObject | None:
+def _find_file(parent: ObjectStore, address: RemoteAddress) -> StoredObject | None:
     """The file at an address; None if it can only be a folder."""
     if not address.path:
         return None
+    if not address.writable:  # a web server; the client itself percent-encodes the address
+        return parent.head(unquote(address.name))
     try:
-        # The client writes a web address with %20 and the like by itself.
-        file = above.head(address.name if address.writable else unquote(address.name))
+        file = parent.head(address.name)
     except RemoteError as error:
-        if error.trouble is not Trouble.MISSING or not address.writable:
+        if error.trouble is not Trouble.MISSING:
             raise
         return None
-    return file if file.bytes or not address.writable or not above.objects(f"{address.name}/") else None
+    return None if not file.bytes and parent.objects(f"{address.name}/") else file  # empty: it represents a folder
 
 
-def _without_markers(entries: Sequence[StoredObject]) -> list[StoredObject]:
-    """Without the empty objects that stand for folders, as consoles and some tools write them."""
-    folders = {
-        "/".join(parts[:depth]) for parts in (entry.name.split("/") for entry in entries) for depth in range(len(parts))
-    }
-    return [entry for entry in entries if entry.bytes or entry.name not in folders]
+def _list_folder(parent: ObjectStore, prefix: str) -> list[StoredObject]:
+    """The files below a prefix, without the empty objects by which web consoles and some tools represent folders."""
+    entries = parent.objects(prefix)
+    split_names = [entry.name.split("/") for entry in entries]
+    folders = {"/".join(parts[:depth]) for parts in split_names for depth in range(len(parts))}
+    return [entry for entry in entries if entry.name.startswith(prefix) and (entry.bytes or entry.name not in folders)]
 
 
 def download(store: ObjectStore, files: Sequence[StoredObject], folder: Path) -> None:
-    """Write files to the same names below a folder; those that are complete stay if it fails or is stopped.
+    """Download files to the same names below a folder; if that fails or is stopped, the complete ones stay.
 
     Raises:
-        RemoteError: if the store does not give one.
-        DataError: if one has another size than in the list.
-        OSError: if one cannot be written.
+        RemoteError: if the store cannot be read.
+        DataError: if a file has another size than in the list.
+        OSError: if a file cannot be written.
     """
-    over = threading.Event()
+    is_stopped = threading.Event()
 
-    def get(file: StoredObject) -> None:
-        if store.get_file(file.name, folder / file.name, over) != file.bytes and not over.is_set():
+    def download_file(file: StoredObject) -> None:
+        if store.get_file(file.name, folder / file.name, is_stopped) != file.bytes and not is_stopped.is_set():
             (folder / file.name).unlink()
             raise DataError(
                 f"{store.address / file.name} changed while it was downloaded",
@@ -95,11 +95,11 @@ def download(store: ObjectStore, files: Sequence[StoredObject], folder: Path) ->
                 "call the command again when it is complete",
             )
 
-    with ThreadPoolExecutor(AT_ONCE) as pool:
+    with ThreadPoolExecutor(PARALLEL_DOWNLOADS) as pool:
         try:
-            for done in as_completed([pool.submit(get, file) for file in files]):
-                done.result()
-        except BaseException:  # a stop, too, must not wait for large files
-            over.set()
+            for future in as_completed([pool.submit(download_file, file) for file in files]):
+                future.result()
+        except BaseException:  # also a stop signal: it must not wait for large files
+            is_stopped.set()
             pool.shutdown(cancel_futures=True)
             raise

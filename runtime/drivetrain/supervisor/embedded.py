@@ -1,9 +1,9 @@
-"""Training from a Python program, with its own network, data and loss, in its own process.
+"""`drivetrain.train`: training called from a Python program, with its network, data and loss, in its process.
 
     result = drivetrain.train(network, train_data, validation_data, loss=my_loss, name="wear", epochs=10)
 
-Hardware, plan, loop, report and run folder are those of `drivetrain train`. Settings that must be made before a process
-starts (OpenMP runtime, allocator) stay as they are, which the plan shows.
+Hardware detection, plan, training loop, report and run folder are the same as on the command line. Settings that only
+take effect when a process starts (OpenMP runtime, allocator) are not changed; the plan says so.
 """
 
 from __future__ import annotations
@@ -29,38 +29,38 @@ from drivetrain.system.console import guard_block
 from drivetrain.training.user_parts import Callback
 
 Setting = bool | int | float | str
-FRAME = '<iframe srcdoc="{page}" width="100%" height="600" style="border: 0"></iframe>'
+REPORT_FRAME = '<iframe srcdoc="{page}" width="100%" height="600" style="border: 0"></iframe>'
 
 
 @dataclass(frozen=True)
 class Result:
-    """A finished training. In a notebook it shows the report."""
+    """The result of a finished training. A notebook displays its report."""
 
     folder: Path
     """The run folder: spec, hardware, plan, metrics, checkpoints, report."""
     metric: str
     """The metric that selected the best weights."""
     best: float | None
-    """Its best value; None if no evaluation gave a number, in which case the weights are those of the last step."""
+    """Its best value; None if no evaluation gave a number: then the weights are those of the last step."""
     metrics: Mapping[str, float]
-    """All metrics of that evaluation."""
+    """All metrics of the best evaluation."""
     model: nn.Module = field(repr=False)
-    """The network that was passed in, in evaluation mode, with the weights of that evaluation."""
+    """The network that was passed in, in evaluation mode, with the weights of the best evaluation."""
     stopped: str
     """Why the training ended."""
 
     @property
     def report(self) -> Path:
-        """The report: one HTML file that needs nothing else."""
+        """The report: one self-contained HTML file."""
         return self.folder / "report.html"
 
     def _repr_html_(self) -> str:
-        """The report in a frame, which a notebook shows."""
+        """The report in an HTML frame, for a notebook."""
         try:
             page = self.report.read_text(encoding="utf-8")
         except OSError as error:
             page = f"no report: {error}"
-        return FRAME.format(page=html.escape(page))
+        return REPORT_FRAME.format(page=html.escape(page))
 
 
 def train(
@@ -97,28 +97,28 @@ def train(
 
     Args:
         model: called with the inputs of a batch, one argument each; returns (N, outputs).
-        train_data: a torch Dataset of (inputs, target), a TensorDataset, a tuple of arrays, the targets last, an
-            IterableDataset, or a DataLoader of one of them.
-        validation_data: the same; required, as it chooses the weights.
+        train_data: a torch Dataset of (inputs, target), a TensorDataset, a tuple of arrays with the targets last, an
+            IterableDataset, or a DataLoader of one of these.
+        validation_data: of the same kinds; required, since the best weights are chosen on it.
         loss: a callable of (outputs, targets) that returns one term per sample, (N,), or their mean; or a loss of the
-            spec by name or as a mapping; chosen by the targets if None.
-        weight_of: a function of the targets of some samples; returns the number that `loss` divides their sum by, or
-            one number for each sample. Without it the runtime finds out by trying whether `loss` is a mean or a sum; if
-            it is neither, a batch is not split.
-        optimizer: an optimizer of the spec by name or as a mapping; or an optimizer over the model's parameters, or a
+            spec, by name or as a mapping. None chooses one that fits the targets.
+        weight_of: a function of the targets of some samples that returns what `loss` divides their summed terms by, or
+            one weight per sample. Without it, trial calls determine whether `loss` is a mean or a sum; if it is
+            neither, a batch is not split.
+        optimizer: an optimizer of the spec, by name or as a mapping; an optimizer over the model's parameters; or a
             function that gets the list of trainable parameters and returns one.
-        schedule: a schedule of the spec by name or as a mapping; or a torch scheduler over `optimizer`, or a function
-            that gets the optimizer and returns one.
-            If None: one-cycle, and the constant rates of an optimizer of your own.
-        schedule_every: when a scheduler of your own steps: `step` or `epoch`.
+        schedule: a schedule of the spec, by name or as a mapping; a torch scheduler over `optimizer`; or a function
+            that gets the optimizer and returns one. None is one-cycle, or constant rates if `optimizer` is an object or
+            a function.
+        schedule_every: `step` or `epoch`: when a scheduler that is not of the spec steps.
         metrics: metric objects by name, such as those of torchmetrics; every evaluation records them as
             `validation/NAME`.
         on_step: called with a `TrainingInfo` after every optimizer step.
-        on_epoch: the same after every evaluation.
-        on_end: the same after the run has finished.
-        name: of the run; its folders are called NAME-001, NAME-002, ...
+        on_epoch: called with a `TrainingInfo` after every evaluation.
+        on_end: called with a `TrainingInfo` after the run has finished.
+        name: name of the run; its folders are NAME-001, NAME-002, ...
         runs: parent of the run folders.
-        targets: kind of the targets: classes, labels, numbers, other; auto inspects them.
+        targets: kind of the targets: classes, labels, numbers or other; `auto` inspects them.
         names: names of the classes, labels or numbers.
         epoch_steps: optimizer steps of an epoch, for an iterable without a length.
         gpus: `limits.gpus` of the spec: `auto`, `none` or a list of one number.
@@ -126,22 +126,22 @@ def train(
         checkpoint: `every`, `keep` and `best`, as in the spec.
         limits: `gpus` and `gpu_memory`, as in the spec.
         monitor: `every`, as in the spec.
-        extend: a finished run that this one continues: its folder or its Result.
-        restart_schedule: with `extend`, whether the schedule starts again.
+        extend: a finished run to continue: its folder or its Result.
+        restart_schedule: with `extend`, whether the schedule starts from its beginning.
         new: start a new run, even if there is an unfinished one.
-        quiet: print nothing, and suppress what other code prints during the training; the run folder has everything.
+        quiet: print nothing, and suppress what other code prints during the training; the run folder has all messages.
         settings: any key of the spec's `train:` part: epochs, batch_size, clip_norm, early_stopping, max_time, ...; and
             `lr` and `weight_decay`, which the optimizer gets.
 
     Raises:
-        SpecError: if a setting is wrong, or network, data and loss do not fit together.
+        SpecError: if a setting is invalid, or network, data and loss do not fit together.
         DataError: if the data cannot be used.
         UserCodeError: if a callback or a metric raises; there is a checkpoint, and the same call resumes.
         Stopped: on Ctrl-C or SIGTERM, after a checkpoint; the same call resumes the run.
         DrivetrainError: for any other failure.
     """
     caller = sys._getframe(1)
-    # Errors point to the line of the caller's program, as errors of a spec point to a line of the YAML file.
+    # Errors point to the line of the caller, as errors in a spec point to a line of the YAML file.
     call_site = embedded_call.locate(caller)
     refuse = embedded_parts.make_refusal(call_site)
     if validation_data is None:
@@ -158,20 +158,21 @@ def train(
             data_sources.unwrap_source(train_data, "train_data"),
             data_sources.unwrap_source(validation_data, "validation_data"),
         )
-        collected = embedded_parts.collect_parts(model, optimizer, schedule, schedule_every, metrics, callbacks, refuse)
+        checked = embedded_parts.collect_parts(model, optimizer, schedule, schedule_every, metrics, callbacks, refuse)
         spec_keys = {
             "name": name,
             "task": "python",
             "data": {"targets": targets} | ({} if names is None else {"names": list(names)}),
-            "train": embedded_call.build_train_settings(settings, collected.spec, loss, sources[0], refuse),
+            "train": embedded_call.build_train_settings(settings, checked.spec, loss, sources[0], refuse),
             "optimize": dict(optimize or {}),
             "checkpoint": dict(checkpoint or {}),
             "limits": embedded_call.build_limits(limits or {}, gpus, refuse),
             "monitor": dict(monitor or {}),
-            "own_metrics": collected.scores,
+            "own_metrics": checked.scores,
         }
         job = embedded_call.build_job(spec_keys, call_site)
-        embedded_parts.check_metric_directions(collected.parts.metrics.metrics, job, refuse)
+        embedded_parts.check_metric_directions(checked.parts.metrics.metrics, job, refuse)
+        is_unclipped = bool(checked.parts.optimizer) and "clip_norm" not in settings
         finished = embedded_run.run(
             TrainCall(
                 job=job,
@@ -179,18 +180,14 @@ def train(
                 sources=sources,
                 loss=loss,
                 weight_of=weight_of,
-                parts=collected.parts,
+                parts=checked.parts,
                 runs=Path(runs),
                 program=caller.f_code.co_filename,
                 new=new,
                 epoch_steps=epoch_steps,
                 extend=_request_extension(extend, restart_schedule, refuse),
                 layers_in_eval_mode=embedded_call.list_layers_in_eval_mode(model),
-                mode_events=tuple(
-                    embedded_call.list_mode_events(
-                        model, unclipped=bool(collected.parts.optimizer) and "clip_norm" not in settings
-                    )
-                ),
+                mode_events=tuple(embedded_call.list_mode_events(model, unclipped=is_unclipped)),
             )
         )
     best = finished.best
@@ -200,10 +197,10 @@ def train(
 def _request_extension(
     run: Path | str | Result | None, restart: bool, refuse: embedded_parts.Refusal
 ) -> ExtendRequest | None:
-    """The request to continue the finished run `run`; None if a new training begins.
+    """The request to continue the finished run `run`; None if there is none to continue.
 
     Raises:
-        SpecError: if the schedule is to start again, but no run is continued.
+        SpecError: if the schedule should restart although no run is continued.
     """
     if run is not None:
         return ExtendRequest(run.folder if isinstance(run, Result) else Path(run), restart)
@@ -214,6 +211,6 @@ def _request_extension(
 
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
-    """A block in which nothing that is printed is shown."""
-    with open(os.devnull, "w", encoding="utf-8") as nowhere, contextlib.redirect_stdout(nowhere):
+    """Discard what is printed inside this block."""
+    with open(os.devnull, "w", encoding="utf-8") as null_device, contextlib.redirect_stdout(null_device):
         yield

@@ -1,6 +1,6 @@
-"""The runs that a container has started, in a file below runs/ that its starter names and reads.
+"""Tells `drivetrain launch` which runs its container has started, by a file in runs/ that both can access.
 
-What a container prints cannot say it: data and code of a job can print any line.
+The output of the container is not used for this, since data and code of a job can print any line.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from pathlib import Path
 from drivetrain.system.run_files import RunFiles, find_links
 
 VARIABLE = "DRIVETRAIN_STARTED_RUNS"
-"""In a container: the name of the file in runs/."""
+"""Environment variable of the container with the name of that file."""
 RUNS = Path("runs")
-_RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
-"""A run folder below runs/, or that of a trial in a sweep."""
+_RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)?")
+"""Path of a run folder in runs/, or of the run folder of a trial in a sweep."""
 MAX_BYTES = 1 << 20
-"""Bytes that are read of the file."""
+"""Largest number of bytes that are read from the file."""
 
 
 def announce(run: Path) -> None:
-    """Tell the starter of this container, if there is one, that a run begins in this folder."""
+    """Add a run folder to the file, if this process runs in a container that `drivetrain launch` has started."""
     name = os.environ.get(VARIABLE)
     if name and run.is_relative_to(RUNS):
         with contextlib.suppress(OSError):  # a full disk, which the run itself reports
@@ -32,33 +32,33 @@ def announce(run: Path) -> None:
 
 
 class StartedRuns:
-    """What a starter knows of the runs of one container.
+    """The side of `drivetrain launch`: the runs that one container has started.
 
     Args:
-        project: the folder that has runs/.
+        project: the parent of runs/.
     """
 
     def __init__(self, project: Path) -> None:
         self.project = project
         self.files = RunFiles((project / RUNS).resolve())
         self.name = f".started-{secrets.token_hex(8)}"
-        self.count = 0
+        self.read_count = 0
 
     def variables(self) -> dict[str, str]:
-        """Environment variables for the container."""
+        """The environment variables that the container needs."""
         return {VARIABLE: self.name}
 
     def read_new(self) -> Iterator[Path]:
-        """The paths of the runs that were started since the last call; what does not name a run folder is left out."""
+        """Yield the run folders that were added since the last call; lines that do not name a run folder are skipped."""
         try:
             with self.files.open(self.name, errors="replace") as file:
-                *lines, _ = file.read(MAX_BYTES).split("\n")
+                *lines, _unfinished_line = file.read(MAX_BYTES).split("\n")
         except OSError:
             return
-        names, self.count = lines[self.count :], len(lines)
+        names, self.read_count = lines[self.read_count :], len(lines)
         for name in names:
             run = self.project / RUNS / name
-            if _RUN.fullmatch(name) and not run.parent.is_symlink() and not any(find_links(run)):
+            if _RUN_NAME.fullmatch(name) and not run.parent.is_symlink() and not any(find_links(run)):
                 yield run
 
     def remove(self) -> None:

@@ -117,7 +117,7 @@ def train(request: TrainRequest) -> int:
     if placement:
         say(f"placement: {placement.describe()}")
     leads = placement is None or placement.leads
-    with remote_runs.open_runs(request.runs, job, new=request.new, leads=leads) as copies:
+    with remote_runs.open_runs(request.runs, job, new=request.new, is_leader=leads) as copies:
         return _train(request, job, placement, copies)
 
 
@@ -204,13 +204,13 @@ def _open_folder(
     request: TrainRequest, job: Job, plan_request: effective_plan.PlanRequest, copies: RemoteRuns | None
 ) -> run_folder.RunFolder:
     """The run folder that the command trains in; its copy begins."""
-    after = copies.last_number() if copies else 0
+    after = copies.find_highest_number() if copies else 0
     if request.extend:
         run = extended_run.open_extended(request.runs, job, request.extend, plan_request, new=request.new, after=after)
     else:
         run = run_folder.open_run(request.runs, job, new=request.new, after=after)
     if copies:
-        copies.begin(run.path)
+        copies.start_copying(run.path)
     if request.extend:
         return run
     command_words = [

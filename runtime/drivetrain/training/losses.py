@@ -1,17 +1,18 @@
-"""Computes losses as per-sample terms and weights, so that a batch in micro-batches has exactly the loss of the whole.
+"""Computes losses as per-sample terms and weights, so that the losses of micro-batches add up to exactly that of the batch.
 
-    loss = sum over heads of head weight * (sum of terms / sum of weights)
+    loss = sum over heads of head weight * (sum of terms / sum of sample weights)
 
-with both sums over the samples of the optimizer's whole batch that have a label for the head. Terms include class weights; for soft targets, each class by its
-probability, as in torch's CrossEntropyLoss. The weight of a sample is that of its class, for soft targets the mean over
-classes: torch divides by the weights for class indices only, and by the number of samples for soft targets.
+Both sums are over those samples of the optimizer's whole batch that have a label for the head. A term includes the class
+weights: that of the sample's class; for soft targets, each class counts by its probability, as in torch's CrossEntropyLoss.
+A sample weighs as much as its class, or as the mean of the class weights by its probabilities. Torch does so for class
+indices; for soft targets it divides by the number of samples instead.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +26,7 @@ from drivetrain.job.train import BinaryCrossEntropy, CrossEntropy, Focal, Huber,
 Spec = CrossEntropy | Focal | BinaryCrossEntropy | MeanSquaredError | Huber
 NO_TARGETS = torch.empty(0, dtype=torch.int64)
 Terms = Callable[..., Tensor]
-"""(outputs (N, C), targets) -> one term per sample (N,); class weights (C,) are a third argument, if there are any."""
+"""Function of (outputs (N, C), targets, class weights (C,) if there are any) that returns one term per sample (N,)."""
 
 
 @dataclass(frozen=True)
@@ -36,13 +37,13 @@ class HeadLoss:
     class_weights: Tensor | None
     """Shape (C,); None for equal weights and for regression."""
     several: bool = False
-    """Whether a sample can have several classes: the weights are those of samples that have the class, and no sample
-    counts more than another, as with `pos_weight` of torch's BCEWithLogitsLoss.
+    """Whether a sample can have several classes. Class weights then apply to the positive labels only, like `pos_weight`
+    of torch's BCEWithLogitsLoss, and every sample has the weight 1.
     """
     partial: bool = False
-    """Whether some samples have no label: their class is NO_LABEL, and they have the weight 0."""
+    """Whether some samples have no label; they have the class NO_LABEL and the weight 0."""
     custom: CustomTerms | None = None
-    """The user's loss, if these are its terms."""
+    """The user's loss, if `terms` are its terms."""
 
     def weighted_terms(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The weighted term of each sample, 0 without a label; shape (N,)."""
@@ -55,7 +56,8 @@ class HeadLoss:
     def is_unweighted(self) -> bool:
         """Whether each sample has the weight 1."""
         if self.custom:
-            return self.custom.division.count is None and not self.custom.division.summed
+            division = self.custom.division
+            return division.count is None and not division.summed
         return not self.partial and (self.class_weights is None or self.several)
 
     @property
@@ -64,7 +66,7 @@ class HeadLoss:
         return self.custom is not None and self.custom.division.summed
 
     def weights(self, targets: Tensor) -> Tensor:
-        """The weight of each sample, 0 without a label; shape (N,), or of a user's loss their sum."""
+        """The weight of each sample, 0 without a label; shape (N,). For a user's loss, the sum of the weights."""
         if self.custom:
             return self.custom.weights(targets)
         if self.is_unweighted:
@@ -97,7 +99,7 @@ class Objective:
                 self.losses[name] = replace(loss, class_weights=onto(device, loss.class_weights))
 
     def denominators(self, targets: Targets) -> dict[str, Tensor]:
-        """The sum of weights per head, 1 for a loss that is a sum; call it once, with the whole batch."""
+        """The sum of sample weights by head, 1 for a loss that is a sum; `targets` are those of the whole batch."""
         return {
             name: torch.ones((), dtype=torch.float64, device=targets[name].device)
             if loss.is_summed
@@ -105,16 +107,16 @@ class Objective:
             for name, loss in self.losses.items()
         }
 
-    def share_denominators(self, denominators: Mapping[str, Tensor], share: float) -> dict[str, Tensor]:
-        """The denominators of a process that computes this share of a batch: over all processes, those of a sum are 1."""
+    def scale_denominators(self, denominators: Mapping[str, Tensor], batch_share: float) -> dict[str, Tensor]:
+        """The denominators of a process with this share of the batch: those of a sum add up to 1 over all processes."""
         return {
-            name: denominator * share if self.losses[name].is_summed else denominator
+            name: denominator * batch_share if self.losses[name].is_summed else denominator
             for name, denominator in denominators.items()
         }
 
     @property
     def split_obstacle(self) -> str:
-        """Why the loss of a batch cannot be put together from those of its parts; empty if it can."""
+        """Why the loss of a batch cannot be computed from the losses of its parts; empty if it can."""
         return next((loss.custom.division.obstacle for loss in self.losses.values() if loss.custom), "")
 
     def zero_denominators(self) -> dict[str, Tensor]:
@@ -139,18 +141,15 @@ class Objective:
         total_loss = None
         for name, loss in self.losses.items():
             head_outputs = outputs[name] if isinstance(outputs, Mapping) else outputs
-            # A head without a label in the whole batch adds 0.
-            denominator = (
-                torch.where(denominators[name] > 0, denominators[name], 1.0)
-                if loss.partial or loss.custom
-                else denominators[name]
-            )
+            denominator = denominators[name]
+            if loss.partial or loss.custom:  # without a label in the whole batch, the head adds 0 / 1
+                denominator = torch.where(denominator > 0, denominator, 1.0)
             # Half precision has too few digits for the sum of a loss.
             float_outputs = head_outputs if head_outputs.dtype == torch.float64 else head_outputs.float()
             terms = loss.weighted_terms(float_outputs, targets[name]).sum()
             weight = self.heads[name].weight
-            share = (terms if weight == 1 else weight * terms) / denominator.to(float_outputs.dtype)
-            total_loss = share if total_loss is None else total_loss + share
+            head_loss = (terms if weight == 1 else weight * terms) / denominator.to(float_outputs.dtype)
+            total_loss = head_loss if total_loss is None else total_loss + head_loss
         assert total_loss is not None
         return total_loss
 
@@ -159,21 +158,20 @@ def build_terms(spec: Spec) -> Terms:
     """The per-sample terms of a loss in the spec."""
     match spec:
         case CrossEntropy():
-            return partial(_cross_entropy, smoothing=spec.label_smoothing)
+            return functools.partial(_cross_entropy, smoothing=spec.label_smoothing)
         case Focal():
-            return partial(_focal_terms, spec=spec)
+            return functools.partial(_focal_terms, spec=spec)
         case BinaryCrossEntropy():
-            return partial(_binary_cross_entropy, smoothing=spec.label_smoothing)
+            return functools.partial(_binary_cross_entropy, smoothing=spec.label_smoothing)
         case MeanSquaredError():
             return lambda outputs, targets: F.mse_loss(outputs, targets, reduction="none").mean(dim=1)
         case Huber():
-            return lambda outputs, targets: F.huber_loss(outputs, targets, reduction="none", delta=spec.delta).mean(
-                dim=1
-            )
+            huber = functools.partial(F.huber_loss, reduction="none", delta=spec.delta)
+            return lambda outputs, targets: huber(outputs, targets).mean(dim=1)
 
 
 def to_probabilities(targets: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
-    """Class indices (N,) or probabilities (N, C) as probabilities (N, C)."""
+    """Return class indices (N,) or probabilities (N, C) as probabilities (N, C)."""
     return F.one_hot(targets, classes).to(dtype) if targets.ndim == 1 else targets.to(dtype)
 
 
@@ -189,7 +187,7 @@ def _focal_terms(outputs: Tensor, targets: Tensor, weights: Tensor | None = None
     expected = to_probabilities(targets, classes, outputs.dtype)
     expected = expected * (1 - spec.label_smoothing) + spec.label_smoothing / classes
     log_p = F.log_softmax(outputs, dim=1)
-    # With gamma below 1 the slope at 0, for a certain prediction, is infinite; times 0 it would be NaN.
+    # With gamma below 1 the gradient at a remainder of 0 is infinite, and infinity times 0 would be NaN.
     remainder = (1 - log_p.exp()).clamp_min(torch.finfo(outputs.dtype).tiny)
     terms = -expected * remainder**spec.gamma * log_p
     if spec.alpha is not None:
@@ -208,9 +206,9 @@ def compute_class_weights(requested: str | Mapping[str, float], head: Head, targ
     """The weights of a head's classes, shape (C,); None for equal weights and for regression.
 
     Args:
-        requested: `none`, `balanced`, or weights by class; a class that it does not name has 1.
+        requested: `none`, `balanced`, or weights by class, 1 for those that are not named.
         head: the output.
-        targets: of all training samples.
+        targets: those of all training samples.
     """
     if requested == "none" or not head.classes:
         return None
@@ -220,17 +218,14 @@ def compute_class_weights(requested: str | Mapping[str, float], head: Head, targ
 
 
 def balance_labels(targets: Tensor) -> Tensor:
-    """Weights of labels that can be true beside others, of targets (N, C): samples without it / samples with it, shape
-    (C,); 1 if one of the two is none.
-    """
+    """Weight of each label of multi-label targets (N, C): samples without it / samples with it; 1 if either is 0."""
     positives = (targets > 0.5).sum(dim=0).double()
-    return torch.where(
-        (positives > 0) & (positives < len(targets)), (len(targets) - positives) / positives.clamp_min(1), 1.0
-    ).float()
+    negatives = len(targets) - positives
+    return torch.where((positives > 0) & (negatives > 0), negatives / positives.clamp_min(1), 1.0).float()
 
 
 def balance_classes(targets: Tensor, classes: int) -> Tensor:
-    """Class weights: samples / (classes * samples of the class), shape (C,); 0 for classes without samples."""
+    """Weight of each class, shape (C,): samples / (classes * samples of the class); 0 for a class without samples."""
     labels = targets[targets != NO_LABEL]
     counts = torch.bincount(labels, minlength=classes).double()
     weights = len(labels) / (classes * counts)
@@ -255,8 +250,8 @@ def build_objective(
         spec: the job's loss; None for cross entropy, BCE or MSE, by kind of head.
         heads: the outputs.
         targets: all training targets, for class weights; may be empty unless `need_targets`.
-        weighting: `none`, `balanced`, or weights by class, for heads that have none of their own.
-        custom: the terms of the user's loss, which replaces the job's.
+        weighting: `none`, `balanced`, or weights by class, for heads without `class_weights`.
+        custom: the terms of the user's loss, which replaces `spec`.
     """
     if custom is not None:
         return Objective(heads, {name: HeadLoss(custom, None, custom=custom) for name in heads})

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from drivetrain.data.loader.batches import in_order
+from drivetrain.data.loader.batches import fetch_in_order
 from drivetrain.errors import DrivetrainError
 from drivetrain.system.files import write_json
 from drivetrain.training.run import Run
@@ -135,7 +135,7 @@ def measure_flops(run: Run) -> dict[str, float] | None:
 
 def _count_forward_flops(run: Run) -> float:
     """FLOPs per sample of a forward pass, averaged over a few."""
-    batch = next(iter(in_order(run.dataset.validation, min(COUNTED_SAMPLES, run.job.train.batch))))
+    batch = next(iter(fetch_in_order(run.dataset.validation, min(COUNTED_SAMPLES, run.job.train.batch))))
     run.model.eval()
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         run.step.options.forward(*run.preprocess(batch, None).inputs)

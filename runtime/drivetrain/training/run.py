@@ -261,7 +261,7 @@ def assemble(
     options = build_options(model, ranks, batch_parts.list_own_parts(job.train.batch)[0].samples, signals, report)
     if _needs_two_samples(network, model, dataset, device):
         options = replace(options, min_samples=2)
-        batches.join_single()  # a last batch of one sample joins the one before it
+        batches.join_single_sample()
     extended_run = extension.read(folder)
     schedule_start = extended_run.origin if extended_run else 0
     run = Run(
@@ -360,9 +360,9 @@ def _build_batches(job: Job, dataset: Dataset, batch_parts: BatchParts, report: 
     world.check_parts(job, batch_parts.ranks.count)
     start_checks.check_divisible(job, dataset, batch_parts)
     if not (dataset.mixable and uses_mixing(job)):
-        batches.shard = batch_parts.select_own_samples
+        batches.select_local = batch_parts.select_own_samples
     batches.shared_memory.processes = batch_parts.ranks.count
-    batches.tell = partial(report, "loader")
+    batches.report = partial(report, "loader")
     return batches
 
 

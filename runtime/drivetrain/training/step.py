@@ -269,7 +269,7 @@ class Step(StepForward):
             return lambda: by_head
         local_sums = self.objective.denominators(batch.targets)
         if self.state.loss_share != 1:
-            local_sums = self.objective.share_denominators(local_sums, self.state.loss_share)
+            local_sums = self.objective.scale_denominators(local_sums, self.state.loss_share)
         return self._start_sums(local_sums)
 
     @property

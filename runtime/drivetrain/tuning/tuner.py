@@ -41,7 +41,7 @@ from drivetrain.system.signals import Signals
 from drivetrain.training.phase_timer import PhaseTimer, process_seconds
 from drivetrain.training.run import Run, assemble
 from drivetrain.training.user_parts import UserParts
-from drivetrain.tuning import process_settings, tuner_state, variants, vetted_plans
+from drivetrain.tuning import numerics_check, process_settings, tuner_state, variants
 from drivetrain.tuning.paired_timing import BLOCK_SECONDS, compare
 from drivetrain.tuning.tuner_state import TimeBudget, TunerState
 from drivetrain.tuning.variants import Variant, VariantBuilder, Verdict
@@ -102,7 +102,7 @@ class Tuner(VariantBuilder):
 
         budget = tuner_state.plan_budget(start_baseline, run.total_steps, seconds, self.say)
         if budget is None:
-            return vetted_plans.check_short_run(self)
+            return numerics_check.check_short_run(self)
         (state,) = states
         self._measure_all(state, budget)
         names = ", ".join(state.measurements) or "nothing"
@@ -115,7 +115,7 @@ class Tuner(VariantBuilder):
         if self.source and budget.seconds >= process_settings.MIN_BUDGET_SECONDS:
             process_candidates = process_settings.list_candidates(run.job, run.hardware, run.plan)
         share = IN_PROCESS_SHARE if process_candidates else 1.0
-        vetted_plans.turn_wrong_defaults_off(self, state, time.monotonic() + COMPILE_SHARE * budget.remaining_seconds())
+        numerics_check.veto_wrong_defaults(self, state, time.monotonic() + COMPILE_SHARE * budget.remaining_seconds())
         out_of_time = set[str]()
         while not timeout.has_timed_out() and (candidate := self._choose_next(state)) is not None:
             # A compilation may use all of the budget: it gains more than process settings do.
@@ -273,7 +273,7 @@ def load_or_measure(
         say("tune: skipped, the heads are solved and no step is trained")
         return {}
     tuner = Tuner(run, dataset, network, say, source)
-    measurements = vetted_plans.recheck_stored(tuner, stored) if stored else {}
+    measurements = numerics_check.recheck_measurements(tuner, stored) if stored else {}
     if not measurements:
         run_seconds = tuner_state.predict_seconds(tuner.build(plan), run.total_steps)[1] if mode == "full" else 0.0
         full_seconds = max(MIN_FULL_SECONDS, tuner_state.MEASURING_SHARE * run_seconds)

@@ -19,7 +19,7 @@ from drivetrain.data.custom.map_dataset import ItemSplit, open_split
 from drivetrain.data.custom.stream import StreamBatches, StreamSplit
 from drivetrain.data.dataset import Head
 from drivetrain.data.load_data import load
-from drivetrain.data.loader.batches import Batches, fetch, in_order
+from drivetrain.data.loader.batches import Batches, fetch, fetch_in_order
 from drivetrain.data.loader.orders import SequentialOrder
 from drivetrain.errors import DataError
 from tests.own_job import both, job
@@ -115,7 +115,7 @@ def drawn_in(epoch: int, size: int = 4, *, shuffled: bool = True, workers: int =
     for rank in range(ranks):
         batches = Batches(open_split(Drawing(), "a", 5), size, 0, order)
         batches.workers = workers
-        batches.shard = lambda ids, rank=rank: ids[rank::ranks]  # type: ignore[misc]
+        batches.select_local = lambda ids, rank=rank: ids[rank::ranks]  # type: ignore[misc]
         for batch in batches.epoch(epoch):
             rows[torch.from_numpy(batch.ids)] = batch.inputs[0]
     return rows
@@ -137,7 +137,7 @@ def test_what_a_sample_draws_depends_on_seed_epoch_and_sample_alone(how: dict[st
 
 def test_validation_draws_the_same_each_time() -> None:
     first, again = (
-        torch.cat([batch.inputs[0] for batch in in_order(open_split(Drawing(), "a", 5), n)]) for n in (3, 5)
+        torch.cat([batch.inputs[0] for batch in fetch_in_order(open_split(Drawing(), "a", 5), n)]) for n in (3, 5)
     )
     assert torch.equal(first, again)
 
@@ -153,7 +153,7 @@ def test_a_sample_that_a_sampler_repeats_draws_anew_each_time(size: int, ranks: 
     found: dict[int, list[float]] = {}
     for rank in range(ranks):
         batches = Batches(open_split(Drawing(), "a", 5), size, 0, Repeated(8))
-        batches.shard = lambda ids, rank=rank: ids[rank * len(ids) // ranks : (rank + 1) * len(ids) // ranks]  # type: ignore[misc]
+        batches.select_local = lambda ids, rank=rank: ids[rank * len(ids) // ranks : (rank + 1) * len(ids) // ranks]  # type: ignore[misc]
         for batch in batches.epoch(0):
             for index, row in zip(batch.ids.tolist(), batch.inputs[0], strict=True):
                 found.setdefault(index, []).extend(row.tolist())

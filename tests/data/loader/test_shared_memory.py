@@ -41,7 +41,7 @@ def test_workers_by_the_size_of_a_batch(room: SimpleNamespace, count: int, expec
 
 def test_it_is_reported_once_for_each_size(room: SimpleNamespace) -> None:
     made, told = Batches(split(), 32, 0), []
-    made.workers, made.tell = 4, told.append
+    made.workers, made.report = 4, told.append
     assert [made.workers_for(made.split, 128) for _ in range(3)] == [1, 1, 1]
     assert made.workers_for(made.split, 32) == 4
     assert told == [

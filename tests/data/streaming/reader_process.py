@@ -58,7 +58,7 @@ def main() -> int:
         job = job_spec.load(Path(path))
         data = load(job)
         batches = Batches(data.train, job.train.batch, job.train.seed, data.order)
-        batches.workers, batches.shard = (
+        batches.workers, batches.select_local = (
             workers,
             BatchParts(Ranks(rank, count), count, job.train.batch).select_own_samples,
         )

@@ -241,7 +241,7 @@ def test_the_labels_of_images_come_without_the_images(
         "data.train",
         open_stream.open_cache(job.data.stream),
     ).index
-    assert (index.made, index.glanced) == (12, glanced)
+    assert (index.indexed_shards, index.ranged_shards) == (12, glanced)
     size = sum(shard.size for shard in store.shards())
     assert (hub.sent < size / 5) is not whole
     assert index.rows["label"].to_pylist() == [("dark", "bright")[n % 2] for n in range(12 * 60 - 3)]

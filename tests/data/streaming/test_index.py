@@ -68,11 +68,11 @@ def test_labels_without_the_images(tmp_path: Path, local: Path, proxy: FaultySto
     found = indexed(tmp_path / "a", address)
     fetched = proxy.sent - before
     assert fetched < size / 10
-    assert (found.made, found.glanced) == (SHARDS, SHARDS)
-    assert 0 < found.fetched <= fetched
+    assert (found.indexed_shards, found.ranged_shards) == (SHARDS, SHARDS)
+    assert 0 < found.ranged_bytes <= fetched
     # What is known is not read again, and is what a pass over the files gives.
     again, before = indexed(tmp_path / "a", address), proxy.sent
-    assert (again.made, again.glanced, again.fetched) == (0, 0, 0)
+    assert (again.indexed_shards, again.ranged_shards, again.ranged_bytes) == (0, 0, 0)
     assert found.digest() == again.digest() == indexed(tmp_path / "b", local).digest()
     assert found.bytes.tolist() == indexed(tmp_path / "b", local).bytes.tolist()
 
@@ -88,7 +88,7 @@ def test_images_without_statistics_are_looked_at(tmp_path: Path, local: Path, pr
         (tmp_path / "s").mkdir(exist_ok=True)
         parquet.write_table(parquet.read_table(file), tmp_path / "s" / file.name, write_statistics=False)
     found = indexed(tmp_path / "a", upload(tmp_path / "s", "plain"))
-    assert (found.made, found.glanced) == (SHARDS, 0)
+    assert (found.indexed_shards, found.ranged_shards) == (SHARDS, 0)
     assert found.digest() == indexed(tmp_path / "b", tmp_path / "s").digest()
 
 
@@ -99,7 +99,7 @@ def test_many_small_row_groups_do_not_pay(tmp_path: Path, local: Path, proxy: Fa
         parquet.write_table(parquet.read_table(file), tmp_path / "s" / file.name, row_group_size=4)
     before = len(proxy.seen)
     found = indexed(tmp_path / "a", upload(tmp_path / "s", "small"))
-    assert (found.made, found.glanced) == (SHARDS, 0)
+    assert (found.indexed_shards, found.ranged_shards) == (SHARDS, 0)
     assert sum(method == "GET" for method, _ in proxy.seen[before:]) < 20
 
 

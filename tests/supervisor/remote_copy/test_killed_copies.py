@@ -77,10 +77,10 @@ def trained_on(folder: Path, step: int, status: str) -> None:
 def copied(runs: RemoteRuns, folder: Path) -> int:
     """Copy a folder to the end of its run."""
     try:
-        runs.begin(folder)
+        runs.start_copying(folder)
         return runs.finish(folder, 0)
     finally:
-        runs.leave()
+        runs.release()
 
 
 def killed(proxy: FaultyStore, home: Path, place: str, number: int, kind: str) -> Killing:
@@ -105,9 +105,9 @@ def resumes(proxy: FaultyStore, home: Path, place: str, where: str) -> None:
     two = home / "two"
     runs = machine(two, place)
     try:
-        runs.continue_last()
+        runs.fetch_unfinished()
     finally:
-        runs.leave()
+        runs.release()
     folder = two / "parts-001"
     finished = not folder.exists()  # a finished run is not brought back
     if finished:

@@ -81,9 +81,9 @@ def test_a_run_that_another_machine_finished_meanwhile_is_not_written_over(
     copy.owner_file.release()
     try:
         with pytest.raises(CheckpointError, match="two different runs"):
-            ours.begin(run)
+            ours.start_copying(run)
     finally:
-        ours.leave()
+        ours.release()
     owner = read_owner(opened("race/parts-001")).owner
     assert (owner.run, owner.writer) == (copy.owner_file.owner.run, "")
 
@@ -93,8 +93,8 @@ def test_a_damaged_local_checkpoint_does_not_hide_the_good_one_in_the_store(prox
     copy_of("hidden/parts-001", run, 1).send()
     (path / "model.safetensors").write_bytes(b"x")
     ours = runs_at(run.parent, "hidden")
-    ours.continue_last()
-    ours.leave()
+    ours.fetch_unfinished()
+    ours.release()
     assert verify(path) is None
 
 
@@ -121,8 +121,8 @@ def test_a_damaged_checkpoint_in_the_store_does_not_hide_the_good_one_here(
     number = here.stat().st_ino
     proxy.seen.clear()
     ours = runs_at(run.parent, place)
-    ours.continue_last()
-    ours.leave()
+    ours.fetch_unfinished()
+    ours.release()
     assert here.stat().st_ino == number, "the folder is left as it is: step-100 of the store is older"
     assert (any(large in path for _, path in proxy.seen)) == (damage == "other bytes"), "found before it is downloaded"
     texts = [json.loads(line)["text"] for line in (run / "events.jsonl").read_text().splitlines()]
@@ -135,8 +135,8 @@ def test_a_good_local_checkpoint_is_not_downloaded(proxy: FaultyStore, run: Path
     copy_of("good/parts-001", run, 1).send()
     number = path.stat().st_ino
     ours = runs_at(run.parent, "good")
-    ours.continue_last()
-    ours.leave()
+    ours.fetch_unfinished()
+    ours.release()
     assert path.stat().st_ino == number
 
 
@@ -178,7 +178,7 @@ def test_a_folder_that_is_gone_removes_nothing(proxy: FaultyStore, run: Path) ->
 
 def test_the_copy_of_a_refused_run_is_removed(proxy: FaultyStore, run: Path) -> None:
     ours = runs_at(run.parent, "refused")
-    ours.begin(run)
+    ours.start_copying(run)
     shutil.rmtree(run)
     assert ours.finish(run, 4) == 4
     assert opened("refused").objects() == []

@@ -7,7 +7,7 @@ import torch
 
 from drivetrain.data.dataset import Head
 from drivetrain.report.sections.numbers import number_sections
-from drivetrain.training.evaluation.number_samples import MAX_ERRORS, MAX_SPREAD, NumberSamples
+from drivetrain.training.evaluation.number_samples import MAX_ERRORS, MAX_PLOTTED, NumberSamples
 
 HEAD = Head("", columns=("price", "days"), mean=(100.0, 5.0), std=(10.0, 2.0))
 COUNT = 1000
@@ -43,7 +43,7 @@ def test_the_largest_errors_and_a_spread_in_the_units_of_the_data() -> None:
     assert all(row["sample"] != 18 for row in record["mistakes"]), "no number can be shown"
     errors = (OUTPUTS - TARGETS).abs().amax(1).nan_to_num(0)
     assert {row["sample"] for row in record["mistakes"]} == set(errors.topk(MAX_ERRORS - 1).indices.tolist())
-    assert MAX_SPREAD - 1 <= len(record["pairs"]) <= MAX_SPREAD
+    assert MAX_PLOTTED - 1 <= len(record["pairs"]) <= MAX_PLOTTED
     truth = np.array([pair[0][0] for pair in record["pairs"]])
     assert abs(truth.mean() - 100) < 2, "the spread is that of all samples"
 

@@ -14,8 +14,8 @@ from drivetrain.optimizations import precision
 from drivetrain.plan import evidence, plan
 from drivetrain.training import run
 from drivetrain.training.phase_timer import PhaseTimer
+from drivetrain.tuning import numerics_check, variants
 from drivetrain.tuning import tuner as tune
-from drivetrain.tuning import variants, vetted_plans
 from drivetrain.tuning.paired_timing import PairedTiming
 from tests import calibrated, tiny
 from tests.tuning.tuned_machine import machine
@@ -24,13 +24,13 @@ from tests.tuning.wrong_results import wrong_where
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(vetted_plans, "MAX_CHECK_SECONDS", 600.0)
+    monkeypatch.setattr(numerics_check, "MAX_CHECK_SECONDS", 600.0)
     timed(monkeypatch, 1.3)
 
 
 def timed(monkeypatch: pytest.MonkeyPatch, ratio: float) -> None:
     """Let every calibrated value have this speed in steps of the job, against without it."""
-    monkeypatch.setattr(vetted_plans, "compare", lambda *_: PairedTiming((ratio,)))
+    monkeypatch.setattr(numerics_check, "compare", lambda *_: PairedTiming((ratio,)))
 
 
 def made(folder: Path, asked: Job, ratio: float | None) -> tuple[run.Run, dict[str, evidence.Measurement], list[str]]:

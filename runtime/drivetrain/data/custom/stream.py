@@ -126,7 +126,7 @@ class StreamBatches(Batches):
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """The batches of one epoch, starting at batch `start`; those before are read too."""
-        batches = self.stream.read(epoch, self.order(epoch), start, self.tell)
+        batches = self.stream.read(epoch, self.order(epoch), start, self.report)
         return (batch.pin_memory() for batch in batches) if self.pin else batches
 
 

@@ -146,8 +146,8 @@ def _read_truth(table: Any, text: Sequence[str], missing: Sequence[str]) -> tupl
         else:
             is_truth = compute.is_in(table[position], array(truth, table[position].type))
             values = compute.if_else(is_truth, compute.utf8_trim_whitespace(table[position]), None).cast(bool_())
-            if marks := number_marks.count_marks(compute.utf8_trim_whitespace(table[position])):
-                notes.append(number_marks.list_marks(part.name, marks))
+            if marks := number_marks.count_missing_marks(compute.utf8_trim_whitespace(table[position])):
+                notes.append(number_marks.describe_missing_marks(part.name, marks))
             table = table.set_column(position, part.name, values)
     return table, notes
 
@@ -247,7 +247,7 @@ def _clean_cells(column: Any, name: str, missing: Sequence[str]) -> _Column:
     from pyarrow import array, compute
 
     cells = compute.utf8_trim(column, _SPACES)
-    marks = number_marks.count_marks(cells)
+    marks = number_marks.count_missing_marks(cells)
     empty = compute.is_in(cells, array([*MISSING_NUMBERS, *missing], cells.type))
     cells = number_marks.unify_signs(compute.if_else(empty, None, cells))
     filled = len(cells) - cells.null_count
@@ -329,6 +329,6 @@ def _convert_numbers(column: _Column, decimal: str) -> tuple[Any, list[str]]:
     if int(compute.sum(good).as_py() or 0) + cells.null_count < len(cells):
         return values, notes
     if column.marks:
-        notes.append(number_marks.list_marks(column.name, column.marks))
+        notes.append(number_marks.describe_missing_marks(column.name, column.marks))
     is_integer = _count_matches(values, r"^[-+]?\d{1,18}$") + values.null_count == len(values)
     return compute.cast(values, int64() if is_integer else float64()), notes

@@ -1,7 +1,6 @@
-"""Puts samples into batches, in the order of an epoch, and fetches them.
+"""Groups the samples of an epoch into batches, and fetches the batches.
 
-The order is a function of (seed, epoch), so nothing needs to be saved: a resumed run continues from its step with the
-same batches.
+The order is a function of (seed, epoch), so it is never saved: a resumed run continues at its step with the same batches.
 """
 
 from __future__ import annotations
@@ -42,23 +41,25 @@ class Batches:
     ) -> None:
         self.split, self.batch_size, self.seed, self.sample_order = split, batch_size, seed, sample_order
         self.drop_last = drop_last
-        self.joins_single = False
-        """Whether a last batch of one sample joins the one before, since the network needs two."""
+        self.joins_single_sample = False
+        """Whether a last batch of one sample is joined to the one before, since the network needs two samples."""
         self.workers = 0
         self.pin = False
-        self.tell: Callable[[str], None] = say
-        self.shard: Callable[[Ids], Ids] = lambda ids: ids
+        self.report: Callable[[str], None] = say
+        self.select_local: Callable[[Ids], Ids] = lambda ids: ids
         """Selects the ids of a batch that this rank fetches."""
         self.shared_memory = SharedMemory()
 
     @property
     def per_epoch(self) -> int:
         """Number of batches in an epoch."""
-        return len(range(0, self.samples, self.batch_size)) - (self.joins_single and self.leaves_single)
+        return len(range(0, self.samples, self.batch_size)) - (
+            self.joins_single_sample and self.ends_with_single_sample
+        )
 
     @property
-    def leaves_single(self) -> bool:
-        """Whether the last batch of an epoch is a single sample, unless it joins the one before."""
+    def ends_with_single_sample(self) -> bool:
+        """Whether the last batch of an epoch has one sample, unless it is joined to the one before."""
         return self.samples > self.batch_size and self.samples % self.batch_size == 1
 
     @property
@@ -67,11 +68,11 @@ class Batches:
         count = self.sample_order.count if self.sample_order else len(self.split)
         return count - count % self.batch_size if self.drop_last else count
 
-    def join_single(self) -> None:
-        """Let a last batch of one sample join the one before: the network needs two samples."""
-        self.joins_single = True
-        if self.leaves_single:
-            self.tell(
+    def join_single_sample(self) -> None:
+        """Join a last batch of one sample to the one before: the network needs two samples."""
+        self.joins_single_sample = True
+        if self.ends_with_single_sample:
+            self.report(
                 f"the last batch of an epoch would be a single sample, which BatchNorm cannot normalize: it joins the one "
                 f"before, which has {self.batch_size + 1}"
             )
@@ -82,15 +83,12 @@ class Batches:
 
     def _order_samples(self, epoch: int) -> Ids:
         """The ids of the samples of an epoch, in order; without those of a dropped last batch."""
-        ids = (
-            self.sample_order(epoch)
-            if self.sample_order
-            else stateless_random.shuffle_samples(self.seed, epoch, len(self.split))
-        )
-        return ids[: self.samples]
+        if self.sample_order:
+            return self.sample_order(epoch)[: self.samples]
+        return stateless_random.shuffle_samples(self.seed, epoch, len(self.split))[: self.samples]
 
     def _split_into_batches(self, ids: Ids, start: int) -> list[Ids]:
-        """The ids of each batch from number `start` on; the last batch has all that remain, also a joined single sample."""
+        """The ids of each batch from number `start` on; the last one has all remaining ids, also a joined single sample."""
         starts = range(start * self.batch_size, self.per_epoch * self.batch_size, self.batch_size)
         return [ids[begin:end] for begin, end in pairwise([*starts, len(ids)])]
 
@@ -102,42 +100,42 @@ class Batches:
         """The batches of one epoch, starting at batch `start`."""
         ids = self._order_samples(epoch)
         if self.sample_order and isinstance(self.split, JointTargets) and isinstance(self.split, ChangesByEpoch):
-            # A sample that is drawn again gets an id of its own, and with it other random numbers.
+            # A repeated sample gets another id each time, and thus other random numbers for its augmentation.
             ids = ids + len(self.split) * stateless_random.count_earlier_draws(ids)
-        groups = [self.shard(group) for group in self._split_into_batches(ids, start)]
+        groups = [self.select_local(group) for group in self._split_into_batches(ids, start)]
         split = self.split.at_epoch(epoch) if isinstance(self.split, ChangesByEpoch) else self.split
         workers = self.workers_for(split, max(map(len, groups), default=0))
-        return fetch(split, groups, workers=workers, pin=self.pin, report=self.tell)
+        return fetch(split, groups, workers=workers, pin=self.pin, report=self.report)
 
     def workers_for(self, split: Split, count: int) -> int:
-        """How many workers can prepare batches of up to `count` samples; shared memory limits them."""
+        """Number of workers that can prepare batches of up to `count` samples; limited by shared memory."""
         workers, reason = self.shared_memory.workers(split, count, self.workers)
         if reason:
-            self.tell(reason)
+            self.report(reason)
         return workers
 
 
-def in_order(
+def fetch_in_order(
     split: Split,
     batch_size: int,
     *,
     workers: int = 0,
     pin: bool = False,
     report: Callable[[str], None] = say,
-    share: tuple[int, int] = (0, 1),
+    shard: tuple[int, int] = (0, 1),
 ) -> Iterator[Batch]:
-    """All samples once, in order; for evaluation.
+    """Yield all samples once, in order; for evaluation.
 
     Args:
         split: the samples.
         batch_size: samples per batch.
         workers: processes that prepare batches.
         pin: whether batches are in pinned memory.
-        report: reports problems of the workers.
-        share: (i, n) for the i-th of n equal shards of the samples.
+        report: gets messages about the workers.
+        shard: (i, n) for the i-th of n equal shards of the samples.
     """
-    shard, shards = share
-    ids = torch.arange(len(split) * shard // shards, len(split) * (shard + 1) // shards).numpy()
+    index, count = shard
+    ids = torch.arange(len(split) * index // count, len(split) * (index + 1) // count).numpy()
     groups = [ids[start : start + batch_size] for start in range(0, len(ids), batch_size)]
     return fetch(split, groups, workers=workers, pin=pin, report=report)
 
@@ -145,13 +143,13 @@ def in_order(
 def fetch(
     split: Split, groups: Sequence[Ids], *, workers: int = 0, pin: bool = False, report: Callable[[str], None] = say
 ) -> Iterator[Batch]:
-    """Yield one batch for each group of ids, prepared by worker processes, by a thread if pinned, or by this thread."""
+    """Yield one batch for each group of ids; worker processes, a thread (for pinned memory) or this thread prepare it."""
     batches = _prepare_batches(split, groups, workers, pin, report)
     return _fetch_samples_ahead(split, groups, batches) if isinstance(split, FetchesAhead) else batches
 
 
 def _fetch_samples_ahead(split: FetchesAhead, groups: Sequence[Ids], batches: Iterator[Batch]) -> Iterator[Batch]:
-    """Yield the batches while the samples of later ones are fetched."""
+    """Yield the batches while the samples of later batches are fetched."""
     with split.fetch_ahead(groups) as report_used:
         for number, batch in enumerate(batches):
             yield batch
@@ -168,7 +166,7 @@ def _prepare_batches(
     if workers == 0 and source.joint_split is None:
         return prefetch(lambda ids: source[ids].pin_memory(), groups)
     if workers == 0:
-        # A user dataset may use the global generators that a training step uses: it must not run in a parallel thread.
+        # The dataset of a user may draw from the global generators, as a training step does: not in a parallel thread.
         return (source[ids].pin_memory() for ids in groups)
     return _receive(WorkerSettings(workers, pin, report).prepare(_WorkerDataset(source), groups))
 
@@ -191,7 +189,7 @@ class _BatchSource(torch.utils.data.Dataset[Batch]):
 
 
 class _WorkerDataset(torch.utils.data.Dataset[Batch | DrivetrainError]):
-    """Maps ids to batches in a worker process. It returns our errors, since torch turns raised ones into traceback text."""
+    """Maps ids to batches in a worker process; returns a DrivetrainError, since torch turns a raised one into text."""
 
     def __init__(self, source: _BatchSource) -> None:
         self.source = source
@@ -204,7 +202,7 @@ class _WorkerDataset(torch.utils.data.Dataset[Batch | DrivetrainError]):
 
 
 def _receive(items: Generator[Batch | DrivetrainError]) -> Iterator[Batch]:
-    """Yield the batches of workers and raise the errors they return; the workers end with it."""
+    """Yield the batches of workers, and raise the errors that they return; closing this generator ends the workers."""
     with contextlib.closing(items):
         for item in items:
             if isinstance(item, DrivetrainError):
@@ -213,9 +211,9 @@ def _receive(items: Generator[Batch | DrivetrainError]) -> Iterator[Batch]:
 
 
 def prefetch(make: Callable[[Ids], Batch], groups: Sequence[Ids]) -> Iterator[Batch]:
-    """Yield `make(ids)` for each group of ids, gathered in a thread while the current batch is computed.
+    """Yield `make(ids)` for each group of ids, made in a thread while the caller uses the batches before it.
 
-    An exception is raised when its batch is due.
+    An exception in the thread is raised when its batch is next.
     """
     waiting = deque[Future[Batch]]()
     pool = ThreadPoolExecutor(1, "batches ahead")

@@ -1,6 +1,6 @@
-"""The index of a streamed data set: what is in each shard. It is made once, and kept in the cache by shard.
+"""The index of a streamed data set: the rows of each shard, without the samples. The cache stores it by shard.
 
-A shard that has changed has another index. Beside it the run stores size and stamp of every shard.
+A changed shard is indexed again. The run records size and version of every shard.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
 
 SUFFIX = ".index"
 SHARD_BYTES = b"bytes"
-"""Key of an index's metadata: bytes that the shard takes in the cache; its size if absent."""
+"""Metadata key of an index: bytes that the shard takes in the cache; without it, these are the bytes of the shard."""
 UNLISTED = "\x00\x00"
-"""Begins the name of a column that is no part of the digest: it follows from the others, or from the content of the shards."""
+"""Prefix of columns that the digest leaves out: they follow from other columns, or from the content of the shards."""
 ShardIndexer = Callable[[Path, Shard], "pyarrow.Table"]
-"""Makes the index of a shard from its file."""
+"""Returns the index of a shard, made from its file."""
 RangedIndexer = Callable[[RangedFile, Shard], "pyarrow.Table | None"]
-"""Makes the index of a shard from parts of it; None if those would not be much less than the shard."""
+"""Returns the index of a shard, made from byte ranges of it; None if these would not be much less than the shard."""
 PARALLEL_SHARDS = 8
-"""Shards of which parts are read at the same time: a part is small, and its answer takes a while to come."""
+"""Number of shards that are read by ranges at the same time: ranges are small, so the time is that of the round trips."""
 SMALL_SHARD = 8 * TAIL_BYTES
-"""Bytes of a shard that is fetched in about the time of a few requests."""
+"""Bytes; a smaller shard is fetched whole, which takes about as long as a few requests for ranges."""
 
 
 @dataclass(frozen=True)
@@ -53,15 +53,15 @@ class Index:
     rows: pyarrow.Table
     """One row for each row of the shards, in their order."""
     sizes: Ids
-    """Rows of each shard."""
+    """Number of rows of each shard."""
     bytes: Ids
-    """Bytes that each shard takes in the cache, about."""
-    made: int = 0
-    """Shards that were read for it now; the others were known."""
-    glanced: int = 0
-    """Those of them of which only parts were fetched."""
-    fetched: int = 0
-    """Bytes of these parts."""
+    """Approximate bytes of each shard in the cache."""
+    indexed_shards: int = 0
+    """Number of shards that were indexed now; the cache had the index of the others."""
+    ranged_shards: int = 0
+    """Number of them that were indexed from byte ranges."""
+    ranged_bytes: int = 0
+    """Bytes of these ranges."""
     starts: Ids = field(init=False)
 
     def __post_init__(self) -> None:
@@ -77,7 +77,7 @@ class Index:
         return f"{self.shards[number].name} sample {row - int(self.starts[number]) + 1}"
 
     def digest(self) -> str:
-        """SHA-256 of names and sizes of the shards and of what is known about each row; equal on all machines."""
+        """SHA-256 of the names and sizes of the shards and of the listed columns; equal on all machines."""
         import pyarrow
 
         sha256 = hashlib.sha256(json.dumps([[shard.name, shard.size] for shard in self.shards]).encode())
@@ -91,7 +91,7 @@ class Index:
         return sha256.hexdigest()
 
     def recorded(self) -> dict[str, str]:
-        """Size and stamp of each shard, by name, as the run stores them."""
+        """Size and version of each shard, by name, as the run stores them."""
         return {shard.name: shard.recorded() for shard in self.shards}
 
 
@@ -100,16 +100,16 @@ def read(
     cache: ShardCache,
     index_shard: ShardIndexer,
     purpose: Sequence[str],
-    make_index: RangedIndexer | None = None,
+    index_ranges: RangedIndexer | None = None,
 ) -> Index:
-    """Return the index of all shards of a store: what the cache has, and the rest made now.
+    """Return the index of all shards of a store, from the cache or from the shards.
 
     Args:
         store: the shards.
-        cache: keeps what is read.
-        index_shard: makes the index of one shard from its file.
+        cache: stores the index of each shard.
+        index_shard: indexes a shard by its file.
         purpose: what else the index depends on, such as the names of columns.
-        make_index: makes the index of one from parts of it, if that can be enough.
+        index_ranges: indexes a shard by byte ranges of it; None if the format cannot be read so.
 
     Raises:
         DataError: if a shard cannot be used, or has other columns than the first.
@@ -117,18 +117,18 @@ def read(
     """
     from pyarrow import ArrowException, concat_tables
 
-    shards, new_count = store.shards(), 0
-    # The key names everything that the content depends on, so a changed shard never finds an old index.
+    shards, whole_shards = store.shards(), 0
+    # The name depends on everything that the content depends on, so a changed shard never finds an old index.
     paths = [cache.folder / f"{digest([shard.address, shard.identify(), *purpose])}{SUFFIX}" for shard in shards]
-    # First those of which parts are enough: what this writes is found below, and only the others are fetched whole.
-    parts = index_by_parts(store, make_index, dict(zip(paths, shards, strict=True))) if make_index else {}
+    # The indices that this writes are found below, so only the other shards are fetched whole.
+    range_bytes = index_by_ranges(store, index_ranges, dict(zip(paths, shards, strict=True))) if index_ranges else {}
     tables = []
     for shard, path in zip(shards, paths, strict=True):
         shard_index = read_stored(path)
         if shard_index is None:
-            shard_index = look_at_shard(store, cache, index_shard, shard)
+            shard_index = read_shard(store, cache, index_shard, shard)
             store_table(path, shard_index)
-            new_count += 1
+            whole_shards += 1
         tables.append(shard_index)
     try:
         rows = concat_tables(tables, promote_options="permissive")
@@ -143,21 +143,21 @@ def read(
         for shard_table, shard in zip(tables, shards, strict=True)
     ]
     sizes = np.array([len(shard_table) for shard_table in tables], np.int64)
-    counted = new_count + len(parts), len(parts), sum(parts.values())
-    return Index(tuple(shards), rows, sizes, np.array(unpacked_sizes, np.int64), *counted)
+    arrays = tuple(shards), rows, sizes, np.array(unpacked_sizes, np.int64)
+    return Index(*arrays, whole_shards + len(range_bytes), len(range_bytes), sum(range_bytes.values()))
 
 
 def digest(parts: Iterable[object]) -> str:
-    """A name for what depends on these parts."""
+    """A file name for content that depends on these parts, and on the version of this package."""
     return hashlib.sha256(json.dumps([VERSION, *parts], default=str).encode()).hexdigest()[:32]
 
 
-def look_at_shard(store: ShardStore, cache: ShardCache, read_file: ShardIndexer, shard: Shard) -> pyarrow.Table:
-    """Return what `read_file` makes of a shard, which is read where it is or in the cache.
+def read_shard(store: ShardStore, cache: ShardCache, read_file: ShardIndexer, shard: Shard) -> pyarrow.Table:
+    """Call `read_file` with the file of a shard, which is local or fetched into the cache.
 
     Raises:
-        DataError: if it cannot be used.
-        StorageError: if it cannot be fetched.
+        DataError: if the shard cannot be used.
+        StorageError: if the shard cannot be fetched.
     """
     if file := store.local(shard):
         local_store.check_content(shard)
@@ -173,60 +173,60 @@ def look_at_shard(store: ShardStore, cache: ShardCache, read_file: ShardIndexer,
 
 
 def read_stored(path: Path) -> pyarrow.Table | None:
-    """The index of a shard; None if it is not there, or damaged."""
+    """The stored index of a shard; None if there is none, or it is damaged."""
     from pyarrow import ArrowException, OSFile, ipc
 
     with contextlib.suppress(ArrowException, OSError), OSFile(str(path)) as file:
-        os.utime(path)
+        os.utime(path)  # the cache evicts the oldest files
         return ipc.open_file(file).read_all()
     return None
 
 
 def store_table(path: Path, table: pyarrow.Table) -> None:
-    """Write the index of a shard.
+    """Store the index of a shard.
 
     Raises:
         StorageError: if it cannot be written.
     """
     from pyarrow import OSFile, ipc
 
-    new = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}.writing")
+    temporary = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}.writing")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with OSFile(str(new), "wb") as file, ipc.new_file(file, table.schema) as out:
+        with OSFile(str(temporary), "wb") as file, ipc.new_file(file, table.schema) as out:
             out.write_table(table)
-        sync_file(new)
-        os.replace(new, path)
+        sync_file(temporary)
+        os.replace(temporary, path)
     except OSError as error:
         raise storage_error(path.parent, error) from None
     finally:
-        new.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
-def index_by_parts(store: ShardStore, make_index: RangedIndexer, shards: Mapping[Path, Shard]) -> dict[str, int]:
-    """Write the index of every shard of which parts are enough; returns how many bytes of each were fetched.
+def index_by_ranges(store: ShardStore, index_ranges: RangedIndexer, shards: Mapping[Path, Shard]) -> dict[str, int]:
+    """Store the index of every shard for which byte ranges suffice; returns the fetched bytes of each, by name.
 
     Args:
         store: has the shards.
-        make_index: makes the index of one.
-        shards: by the file of their index.
+        index_ranges: indexes a shard.
+        shards: the shards, by the path of their index.
 
     Raises:
         DataError: if a shard cannot be used, or has changed.
-        StorageError: if it cannot be read, or the index not be written.
+        StorageError: if a shard cannot be read, or an index cannot be written.
     """
     unindexed = [(path, shard) for path, shard in shards.items() if shard.size >= SMALL_SHARD and not path.exists()]
     if not unindexed or store.open_ranged(unindexed[0][1]) is None:
         return {}
-    # All shards were written by one program: if the labels of the first cannot be read by parts, those of none can.
-    (probe_file, probe), *remaining = unindexed
-    probe_bytes = _index_shard_by_parts(store, make_index, probe_file, probe)
+    # One program has written all shards: if the labels of the first cannot be read by ranges, those of none can.
+    (probe_path, probe), *remaining = unindexed
+    probe_bytes = _write_ranged_index(store, index_ranges, probe_path, probe)
     if probe_bytes is None:
         return {}
     fetched: dict[str, int | None] = {probe.name: probe_bytes}
     with ThreadPoolExecutor(PARALLEL_SHARDS) as pool:
         futures = {
-            shard.name: pool.submit(_index_shard_by_parts, store, make_index, path, shard) for path, shard in remaining
+            shard.name: pool.submit(_write_ranged_index, store, index_ranges, path, shard) for path, shard in remaining
         }
         try:
             fetched |= {name: future.result() for name, future in futures.items()}
@@ -236,16 +236,16 @@ def index_by_parts(store: ShardStore, make_index: RangedIndexer, shards: Mapping
     return {name: size for name, size in fetched.items() if size is not None}
 
 
-def _index_shard_by_parts(store: ShardStore, make_index: RangedIndexer, path: Path, shard: Shard) -> int | None:
-    """Write the index of a shard; returns how many bytes were fetched, or None if all of it is needed."""
+def _write_ranged_index(store: ShardStore, index_ranges: RangedIndexer, path: Path, shard: Shard) -> int | None:
+    """Store the index of a shard; returns the number of fetched bytes, or None if the whole shard is needed."""
     file = store.open_ranged(shard)
     assert file is not None
     try:
-        shard_index = make_index(file, shard)
+        shard_index = index_ranges(file, shard)
     except NoRangesError:
         return None
     except DataError:
-        store.check(shard)  # parts of two contents are no file
+        store.check(shard)  # ranges of two versions of a shard do not fit together: then this raises instead
         raise
     if shard_index is None:
         return None

@@ -129,9 +129,9 @@ def shuffle_notes(order: StreamOrder, classes: Ids | None) -> list[str]:
 def note_indexed(key: str, index: Index) -> str:
     """How many shards there are, and how many of them were read for the index now."""
     size = sum(shard.size for shard in index.shards)
-    now = f", {index.made:,} of them read for the index now" if index.made else ""
-    if index.glanced:
-        now += f", {index.glanced:,} by their labels alone ({format_bytes(index.fetched)})"
+    now = f", {index.indexed_shards:,} of them read for the index now" if index.indexed_shards else ""
+    if index.ranged_shards:
+        now += f", {index.ranged_shards:,} by their labels alone ({format_bytes(index.ranged_bytes)})"
     return f"{key}: {len(index.shards):,} shards, {format_bytes(size)}{now}"
 
 

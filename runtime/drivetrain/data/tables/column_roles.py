@@ -116,8 +116,10 @@ def find_index_columns(table: pyarrow.Table) -> list[str]:
 
 def _note_missing_marks(column: pyarrow.ChunkedArray, name: str) -> list[str]:
     """A note on cells such as `n/a` that stand for no value, in a text column that is read as numbers."""
-    counts = number_marks.count_marks(column_values.texts(column)) if column_values.kind(column) == "text" else {}
-    return [number_marks.list_marks(name, counts)] if counts else []
+    if column_values.kind(column) != "text":
+        return []
+    counts = number_marks.count_missing_marks(column_values.texts(column))
+    return [number_marks.describe_missing_marks(name, counts)] if counts else []
 
 
 def _note_numbers(column: pyarrow.ChunkedArray, name: str) -> list[str]:
@@ -125,7 +127,7 @@ def _note_numbers(column: pyarrow.ChunkedArray, name: str) -> list[str]:
     from pyarrow import compute
 
     texts = column_values.texts(column).drop_null()
-    is_number = number_marks.find_numbers(texts)
+    is_number = number_marks.match_numbers(texts)
     number_share = float(np.mean(is_number.to_numpy(zero_copy_only=False))) if len(texts) else 0.0
     if number_share < NOTED_NUMBER_SHARE:
         return []

@@ -288,7 +288,7 @@ def _sample_texts(
     tables, rows, count = [], [], 0
     for number in used_shards[random.permutation(len(used_shards))[:MAX_SAMPLED_SHARDS]].tolist():
         shard_rows = train_rows[shard_numbers == number][: MAX_SAMPLED_TEXTS - count]
-        table = indices.look_at_shard(train.store, cache, read_texts, train.index.shards[number])
+        table = indices.read_shard(train.store, cache, read_texts, train.index.shards[number])
         tables.append(table.take(shard_rows - train.index.starts[number]))
         rows.append(shard_rows)
         count += len(shard_rows)

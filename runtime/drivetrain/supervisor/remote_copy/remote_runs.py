@@ -1,4 +1,4 @@
-"""The copies of a job's runs in a store: which one a command continues, and from where."""
+"""The copies of a job's runs in a store: fetches an unfinished run, and copies the current one."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ class RemoteRuns:
         self.address = address
         self.writer = owner_file.new_id()
         self.names = _list_numbered(ObjectStore(address).folders(), job.name)
-        """The runs of this name in the store, in order."""
+        """The names of the job's runs in the store, by number."""
         self.thread: CopyThread | None = None
         self._owned: dict[str, OwnerFile] = {}
-        """Of the copies that this process owns and does not write yet."""
+        """By run, the owner files of copies that this process owns but does not write yet."""
 
-    def continue_last(self) -> None:
-        """Bring the last run of the job here, if it is unfinished and the disk does not have it as far.
+    def fetch_unfinished(self) -> None:
+        """Download the last run of the job if it is unfinished and its copy is ahead of the local run folder.
 
         Raises:
-            RemoteError: if the store gives no answer.
-            Busy: if this disk has the run, and a start on another one owns the copy.
-            CheckpointError: if the folder of its name is another run, or no checkpoint verifies.
+            RemoteError: if the store does not answer.
+            Busy: if there is a local run folder, and a process on another machine owns the copy.
+            CheckpointError: if the local folder of this name is another run, or no checkpoint is intact.
         """
-        local = run_folder.list_numbered(self.runs, self.job.name) if self.runs.is_dir() else []
-        if not self.names or (local and _number(local[-1].name) > _number(self.names[-1])):
-            return
+        local_runs = run_folder.list_numbered(self.runs, self.job.name) if self.runs.is_dir() else []
+        if not self.names or (local_runs and _parse_number(local_runs[-1].name) > self.find_highest_number()):
+            return  # there is no copy, or a newer run is here
         folder = self.runs / self.names[-1]
         file = OwnerFile(ObjectStore(self.address / folder.name), self.writer)
         if not file.read():
@@ -56,20 +56,21 @@ class RemoteRuns:
         if is_done and (not folder.is_dir() or run_folder.read_status(folder) == "done"):
             return
         with contextlib.ExitStack() as stack:
-            if folder.is_dir():  # no other process trains in it
+            if folder.is_dir():
+                # The lock fails if another process trains in the folder.
                 stack.callback(os.close, run_folder.lock_folder(folder))
             file.take(folder)
             self._owned[folder.name] = file
-            local_step = -1 if is_done else _find_newest_good(folder)
-            steps = [run_files.step_of(name) for name in file.owner.checkpoints if name.startswith("step-")]
-            if is_done or not folder.is_dir() or max(steps, default=-1) > local_step:
+            local_step = -1 if is_done else _find_newest_intact(folder)
+            copied_steps = [run_files.step_of(name) for name in file.owner.checkpoints if name.startswith("step-")]
+            if is_done or not folder.is_dir() or max(copied_steps, default=-1) > local_step:
                 _download(file, folder, local_step)
 
-    def begin(self, run: Path) -> None:
-        """Own the copy of the run that was opened, and start to copy.
+    def start_copying(self, run: Path) -> None:
+        """Become the owner of the copy of a run folder, and start the thread that copies it.
 
         Raises:
-            RemoteError: if the store gives no answer.
+            RemoteError: if the store does not answer.
             Busy: as `OwnerFile.take`.
             CheckpointError: if the copy of this name is another run.
         """
@@ -82,11 +83,11 @@ class RemoteRuns:
         self.thread = CopyThread(run, file, self.job.checkpoint.keep)
 
     def finish(self, run: Path, code: int) -> int:
-        """Wait for the rest of the copy; returns the exit code of the run, which may become 7 or 11.
+        """Wait until the copy is complete; returns the exit code of the command: `code`, or 7 or 11 if copying failed.
 
         Args:
-            run: the run folder; if it is gone, so is its copy.
-            code: of the run without its copy.
+            run: the run folder; if it was removed, its copy is removed, too.
+            code: the exit code of the run.
         """
         thread, self.thread = self.thread, None
         if thread is None:
@@ -99,61 +100,58 @@ class RemoteRuns:
             store.delete([entry.name for entry in store.objects()])
         return code
 
-    def leave(self) -> None:
-        """Give everything back, if the run could not begin."""
+    def release(self) -> None:
+        """Stop copying, and release the copies that this process owns, if the run could not start or finish."""
         if self.thread:
             self.thread.finish(SpecError.exit_code)
             self.thread = None
         for file in self._owned.values():
             file.release()
 
-    def last_number(self) -> int:
-        """The highest number that a run in the store has."""
-        return _number(self.names[-1]) if self.names else 0
+    def find_highest_number(self) -> int:
+        """The highest number of a run in the store; 0 if there is none."""
+        return _parse_number(self.names[-1]) if self.names else 0
 
 
 @contextlib.contextmanager
-def open_runs(runs: Path, job: Job, *, new: bool, leads: bool) -> Iterator[RemoteRuns | None]:
-    """The copies of this job's runs, with the unfinished one brought here; None if this process copies nothing.
+def open_runs(runs: Path, job: Job, *, new: bool, is_leader: bool) -> Iterator[RemoteRuns | None]:
+    """A context with the copies of this job's runs, after an unfinished one is fetched; None if nothing is copied.
 
     Args:
         runs: parent of the run folders.
         job: the present spec.
-        new: whether an unfinished run is left alone.
-        leads: whether this process writes the run.
+        new: whether a new run starts even if there is an unfinished one.
+        is_leader: whether this process writes the run folder; the others copy nothing.
 
     Raises:
-        RemoteError: if the store gives no answer: whether there is a run to continue is not known then.
-        Busy, CheckpointError: as `RemoteRuns.continue_last`.
+        RemoteError: if the store does not answer, so that nobody knows whether there is a run to continue.
+        Busy, CheckpointError: as `RemoteRuns.fetch_unfinished`.
     """
-    if job.checkpoint.copy_to is None or not leads:
+    if job.checkpoint.copy_to is None or not is_leader:
         yield None
         return
-    copies = None
-    try:
+    address = parse(job.checkpoint.copy_to)
+    with contextlib.ExitStack() as stack:
         try:
-            check_writable(ObjectStore(parse(job.checkpoint.copy_to)))
-            copies = RemoteRuns(runs, job, parse(job.checkpoint.copy_to))
+            check_writable(ObjectStore(address))
+            copies = RemoteRuns(runs, job, address)
+            stack.callback(copies.release)
             if not new:
-                copies.continue_last()
+                copies.fetch_unfinished()
         except RemoteError as error:
-            raise _add_location(job, error) from None
+            raise _add_key(job, error) from None
         yield copies
-    finally:
-        if copies:
-            copies.leave()
 
 
-def _add_location(job: Job, error: RemoteError) -> RemoteError:
-    location = job.document.place(("checkpoint", "copy_to"))
-    without = "; `--set checkpoint.copy_to=null` trains without a copy"
-    return RemoteError(
-        error.trouble, f"{location}: checkpoint.copy_to: {error.given}", error.possible, error.action + without
-    )
+def _add_key(job: Job, error: RemoteError) -> RemoteError:
+    """The error with the spec key that names the store, and how to train without it."""
+    description = f"{job.document.place(('checkpoint', 'copy_to'))}: checkpoint.copy_to: {error.given}"
+    action = f"{error.action}; `--set checkpoint.copy_to=null` trains without a copy"
+    return RemoteError(error.trouble, description, error.possible, action)
 
 
 def _download(file: OwnerFile, folder: Path, local_step: int) -> None:
-    """Bring a run here; what was noticed is printed, and kept in its events."""
+    """Download a run; messages are printed, and stored in its event log."""
     say(f"copy: {file.store.address} is unfinished; downloading it")
     lines: list[str] = []
 
@@ -168,14 +166,14 @@ def _download(file: OwnerFile, folder: Path, local_step: int) -> None:
 
 def _list_numbered(names: list[str], job: str) -> list[str]:
     pattern = re.compile(rf"{re.escape(job)}-\d{{3,}}")
-    return sorted(filter(pattern.fullmatch, names), key=_number)
+    return sorted(filter(pattern.fullmatch, names), key=_parse_number)
 
 
-def _number(name: str) -> int:
+def _parse_number(name: str) -> int:
     return int(name.rpartition("-")[2])
 
 
-def _find_newest_good(folder: Path) -> int:
+def _find_newest_intact(folder: Path) -> int:
     """The step of the newest checkpoint of a folder that matches its manifest; -1 if none does."""
     paths = sorted(folder.glob(f"{run_files.CHECKPOINTS}/step-*[0-9]"), key=run_files.step_of, reverse=True)
     return next((run_files.step_of(path) for path in paths if verify(path) is None), -1)

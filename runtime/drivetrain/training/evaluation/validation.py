@@ -144,19 +144,19 @@ def micro_batches(run: Run, split: Split, size: int) -> Iterator[tuple[Batch, bo
     """The preprocessed batches of this process's shard of a split, not augmented, and whether each counts."""
     settings = run.batches
     rank_of_count = (run.ranks.number, run.ranks.count)
-    local_batches = batches.in_order(
+    local_batches = batches.fetch_in_order(
         split,
         size,
         workers=settings.workers_for(split, size),
         pin=settings.pin,
-        report=settings.tell,
-        share=rank_of_count,
+        report=settings.report,
+        shard=rank_of_count,
     )
     parts = (part for batch in local_batches for part in run.step.micro_batches(run.preprocess(batch, None)))
     if not run.is_divided:
         return ((micro_batch, True) for micro_batch in parts)
     return pad_with_uncounted_batches(
-        run.ranks, parts, lambda: run.preprocess(next(iter(batches.in_order(split, 1))), None)
+        run.ranks, parts, lambda: run.preprocess(next(iter(batches.fetch_in_order(split, 1))), None)
     )
 
 

@@ -88,7 +88,7 @@ class SizeSearch:
     def __init__(self, run: Run, min_size: int = 1) -> None:
         self.run, self.min_size, self.meter = run, min_size, meter.meter_for(run.device)
         run.configure_step(report_memory=lambda text: None)
-        run.batches.tell = lambda text: None
+        run.batches.report = lambda text: None
         self.batch_size = min(run.job.train.batch, len(run.dataset.train))
         self.use_size(self.batch_size)
         self.weight_bytes = int(sum(p.numel() * p.element_size() for p in run.step.parameters))

@@ -16,7 +16,7 @@ from drivetrain.models.build import build
 from drivetrain.plan import evidence, plan
 from drivetrain.training import run
 from drivetrain.training.phase_timer import PhaseTimer
-from drivetrain.tuning import paired_timing, variants, vetted_plans
+from drivetrain.tuning import numerics_check, paired_timing, variants
 from drivetrain.tuning import tuner as tune
 from drivetrain.tuning.tuner_state import TunerState
 from tests import tiny
@@ -127,7 +127,7 @@ def contest(folder: Path, asked: Job, said: list[str]) -> TunerState:
     made = run.assemble(asked, here, first, folder, data, network, tiny.Quiet(), PhaseTimer())
     tuner = tune.Tuner(made, data, network, said.append)
     found = TunerState(first, tuner.build(first))
-    vetted_plans.turn_wrong_defaults_off(tuner, found, math.inf)
+    numerics_check.veto_wrong_defaults(tuner, found, math.inf)
     return found
 
 
@@ -158,7 +158,7 @@ def test_a_requested_value_with_wrong_numbers_is_reported(tmp_path: Path, monkey
 
 def test_defaults_are_checked_in_every_run_that_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checked = list[TunerState]()
-    monkeypatch.setattr(vetted_plans, "turn_wrong_defaults_off", lambda tuner, contest, until: checked.append(contest))
+    monkeypatch.setattr(numerics_check, "veto_wrong_defaults", lambda tuner, contest, until: checked.append(contest))
     measured(tmp_path, tiny.job(optimize=MEASURED))
     assert len(checked) == 1
 
