@@ -110,8 +110,8 @@ class Shop:
     def __exit__(self, *given: object) -> None:
         pass
 
-    def start(self, made: plan.Plan, patience: float | None = None) -> Sided:
-        assert patience is not None
+    def start(self, made: plan.Plan, timeout: float | None = None) -> Sided:
+        assert timeout is not None
         side = Sided(0.1)
         for name, value in ((row.name, row.value) for row in made.decisions):
             known = self.table.get(f"{name} {value}")

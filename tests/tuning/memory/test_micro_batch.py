@@ -53,7 +53,7 @@ class Scale:
     def make(self) -> None:
         self.there, self.most = self.batch, self.batch
 
-    def ceiling(self) -> int:
+    def read_ceiling(self) -> int:
         return BASE + (self.limit << 20)
 
     @contextlib.contextmanager
