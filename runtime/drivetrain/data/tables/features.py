@@ -77,7 +77,7 @@ class Number:
         """A note on training values that are clipped, or beside which the others are equal."""
         present = values[~np.isnan(values)]
         if self.limit < MAX_DEVIATIONS:
-            huge = present[np.abs(present - self.mean) > self.limit * self.std]
+            huge = present[self.find_clipped(present)]
             return [
                 f"{self.name} is so far from its other numbers in {len(huge):,} rows, up to {huge[np.argmax(np.abs(huge))]:g}, that it is "
                 f"scaled by its quartiles and clipped there at {self.limit:g} deviations; if such numbers stand for no value: data.missing"
@@ -88,6 +88,10 @@ class Number:
                 "such values empty (data.missing), or the column has nothing to say"
             ]
         return []
+
+    def find_clipped(self, values: column_values.Numbers) -> column_values.Mask:
+        """A mask of the numbers (N,) that are clipped."""
+        return np.abs(values - self.mean) > self.limit * self.std
 
     def scale(self, values: column_values.Numbers) -> list[npt.NDArray[np.float32]]:
         """Scale numbers (N,), and mark missing ones if training rows have some: one or two arrays of shape (N,)."""
@@ -288,15 +292,18 @@ def _fit_number(name: str, values: column_values.Numbers, bins: int) -> Number |
             std=float(upper - lower) / QUARTILES_PER_DEVIATION or 1.0,
             limit=MAX_QUARTILE_DEVIATIONS,
         )
-        # Where most rows have one value the quartiles are equal, and no scale is better than another.
-        number = number if _merges_numbers(by_quartiles, present) else by_quartiles
+        # Where most rows have one value the quartiles are equal, and no scale is better than another. Where a quarter of the
+        # rows or more are huge, so are the quartiles.
+        if by_quartiles.find_clipped(present).any() and not _merges_numbers(by_quartiles, present):
+            number = by_quartiles
     return replace(number, edges=_fit_bin_edges(number.scale(present)[0], bins)) if bins else number
 
 
 def _merges_numbers(number: Number, present: column_values.Numbers) -> bool:
     """Whether scaling makes most of the distinct numbers equal, because of a few huge ones such as -999999999."""
     compared = present[:MAX_COMPARED_ROWS]
-    return len(np.unique(number.scale(compared)[0])) <= MAX_MERGED_SHARE * len(np.unique(compared))
+    # Numbers near 0 differ in float32 by far less than a network can tell apart; beside 1 they do not.
+    return len(np.unique(number.scale(compared)[0] + np.float32(1))) <= MAX_MERGED_SHARE * len(np.unique(compared))
 
 
 def _fit_bin_edges(scaled: npt.NDArray[np.float32], bins: int) -> tuple[float, ...]:
