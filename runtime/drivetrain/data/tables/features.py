@@ -32,6 +32,8 @@ MAX_COMPARED_ROWS = 10_000
 """Number of rows whose values are compared before and after scaling."""
 MAX_MERGED_SHARE = 0.5
 """A column is scaled by its quartiles if no more than this share of its distinct numbers is still distinct by its deviation."""
+MAX_CODES, MAX_CLIPPED_SHARE = 3, 0.05
+"""Different huge numbers that may be clipped: codes such as -999999999, or this share of all different numbers."""
 MAX_EXACT_INTEGER = 2**53
 """Larger whole numbers are not all float64."""
 QUARTILES_PER_DEVIATION = 1.349
@@ -294,9 +296,15 @@ def _fit_number(name: str, values: column_values.Numbers, bins: int) -> Number |
         )
         # Where most rows have one value the quartiles are equal, and no scale is better than another. Where a quarter of the
         # rows or more are huge, so are the quartiles.
-        if by_quartiles.find_clipped(present).any() and not _merges_numbers(by_quartiles, present):
+        if _clips_few_numbers(by_quartiles, present) and not _merges_numbers(by_quartiles, present):
             number = by_quartiles
     return replace(number, edges=_fit_bin_edges(number.scale(present)[0], bins)) if bins else number
+
+
+def _clips_few_numbers(number: Number, present: column_values.Numbers) -> bool:
+    """Whether a scale clips some numbers, but no large part of the different ones, as of a column of many magnitudes."""
+    clipped = np.unique(present[number.find_clipped(present)])
+    return 0 < len(clipped) <= max(MAX_CODES, MAX_CLIPPED_SHARE * len(np.unique(present)))
 
 
 def _merges_numbers(number: Number, present: column_values.Numbers) -> bool:
