@@ -142,6 +142,12 @@ CASES = {
         "text: text, labels: kind}\nmodel: {name: encoder, layers: 1, width: 16, heads: 2, "
         "pooling: cls}\n",
     ),
+    "linear texts": Case(
+        texts,
+        ".csv",
+        "task: text-classification\ndata: {train: train.csv, validation: held.csv, text: text, "
+        "labels: {kind: 0.7, urgent: 0.3}}\nmodel: linear\n",
+    ),
     "series": Case(
         long_series,
         ".csv",

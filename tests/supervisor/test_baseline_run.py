@@ -12,6 +12,8 @@ import psutil
 import pytest
 
 from drivetrain.cli.main import main
+from drivetrain.job_spec import load_job
+from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.supervisor import baseline_run, supervisor
 from drivetrain.supervisor.supervisor import TrainRequest
 from tests.paths import ROOT
@@ -132,3 +134,12 @@ def test_a_batch_script_that_keeps_a_copy_of_the_job_gets_them_too(monkeypatch: 
     assert main(["train", str(ROOT / "jobs" / "digits.yaml")]) == 0
     assert requests[0].copy == Path("copies/1")
     assert requests[0].baselines
+
+
+def test_a_run_whose_metric_was_never_a_number_is_compared_with_nothing(
+    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its report was never written."""
+    (tmp_path / "result.json").write_text('{"best": {"metric": "validation/rmse", "value": null}, "seconds": 1.0}')
+    monkeypatch.setattr(baseline_run, "_fit_in_child", lambda *_: pytest.fail("models are fitted"))
+    baseline_run.compare(SpecSource(job), load_job.load(job), tmp_path)

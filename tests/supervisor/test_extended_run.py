@@ -139,6 +139,9 @@ def test_what_cannot_be_extended(job: Path, capsys: pytest.CaptureFixture[str]) 
     assert "-  width: 4" in text
     assert "+  width: 5" in text
     assert "+    weight_decay: 0.1" in text
+    text = refused(job, capsys, *sets("train.epochs=10", "train.within=10m"), code=2)
+    assert "train.within: is 10m, and" in text
+    assert "such as --set train.within=null --set train.epochs=12" in text
     text = refused(job, capsys, *sets(LONG, "train.early_stopping.patience=1"), code=2)
     assert "train.early_stopping.patience: is 1, and validation/accuracy has not improved for" in text
     assert "--set train.early_stopping=null" in text

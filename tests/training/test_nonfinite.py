@@ -235,3 +235,9 @@ def test_all_tensors_are_looked_at_in_one_reading() -> None:
         "infinite",
     ]
     assert list_nonfinite([]) == []
+
+
+def test_a_rollback_counts_no_second_twice(tmp_path: Path) -> None:
+    """The seconds of a checkpoint are those of this attempt, whose clock goes on."""
+    made, _ = fit(tmp_path, at_steps(5, 6, 7, action=nan_input))
+    assert made.counters.seconds == 0

@@ -47,3 +47,24 @@ def test_variables_that_override_the_precision_are_events(
     assert [event["text"] for event in events] == [f"{name}={value} {told}; unset it if you did not mean that"] * bool(
         told
     )
+
+
+def test_a_checkpoint_fits_whether_the_length_of_the_run_has_changed_or_not(tmp_path: Path) -> None:
+    """A run with `train.within` could neither be resumed nor rolled back once its length had changed."""
+    (tmp_path / "first").mkdir()
+    first = tiny.assembled(tmp_path / "first", tiny.job(epochs=1))
+    first.counters.length_changes = [(2, 4)]
+    train.train(first)
+    changed, _ = checkpoint.load_latest(tmp_path / "first/checkpoints")
+    (tmp_path / "second").mkdir()
+    train.train(tiny.assembled(tmp_path / "second", tiny.job(epochs=1)))
+    unchanged, _ = checkpoint.load_latest(tmp_path / "second/checkpoints")
+    assert changed is not None
+    assert unchanged is not None
+    for before, loaded, after in (([], changed, [(2, 4)]), ([(3, 9)], unchanged, []), ([(3, 9)], changed, [(2, 4)])):
+        folder = tmp_path / f"again-{len(list(tmp_path.iterdir()))}"
+        folder.mkdir()
+        made = tiny.assembled(folder, tiny.job(epochs=1))
+        made.counters.length_changes = before
+        run_state.restore(made, loaded)
+        assert made.counters.length_changes == after

@@ -71,3 +71,17 @@ def test_a_checkpoint_has_the_changes() -> None:
     assert counters.length_changes == [(5, 90)]
     counters.restore({"step": 7})
     assert counters.length_changes == []
+
+
+def test_after_a_rollback_the_speed_is_measured_anew() -> None:
+    """Steps that ran before it gave a negative time of a step, and ended the run."""
+    counters, target = Counters(), TimeTarget(300.0)
+    for epoch in range(1, 9):
+        counters.step = 50 * epoch
+        target.change_length(counters, 4.0 + 5 * epoch, 2800, 50)
+    changes = list(counters.length_changes)
+    target.restart()
+    for epoch in range(1, 5):
+        counters.step = 50 * epoch
+        assert target.change_length(counters, 44.0 + 5 * epoch, 2400, 50) is None
+    assert counters.length_changes == changes

@@ -118,3 +118,12 @@ def test_the_time_of_a_plan_is_told_and_nothing_is_written(tmp_path: Path) -> No
     assert sorted(tmp_path.rglob("*")) == before
     refused = run_drivetrain(tmp_path, "plan", spec, "--time", "--hardware", str(tmp_path / "other.json"))
     assert refused.returncode == 2
+
+
+def test_layers_may_be_unfrozen_in_any_epoch_before_the_length_is_known(tmp_path: Path) -> None:
+    """The default of train.epochs, 10, is not the length of such a run."""
+    path = written(tmp_path)
+    late = 'model={name: small-cnn, width: 4, freeze: {body: true}, unfreeze: [{epoch: 12, names: ["*"]}]}'
+    assert load_job.load(path, [late]).train.within == "90s"
+    with pytest.raises(SpecError, match="the run has 10 epochs"):
+        load_job.load(path, [late, "train.within=null"])

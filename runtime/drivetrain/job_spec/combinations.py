@@ -101,7 +101,9 @@ def _parts_problems(job: Job, document: Document) -> Iterator[Problem]:
 def _unfreeze_problems(job: Job, document: Document) -> Iterator[Problem]:
     """Layers that would be unfrozen after the end of the run."""
     for number, entry in enumerate(getattr(getattr(job, "model", None), "unfreeze", ())):
-        if entry.epoch > job.train.epochs:
+        # The number of epochs is not known before `train.within` has chosen it.
+        is_known = not job.train.within or "epochs" in document.measured
+        if is_known and entry.epoch > job.train.epochs:
             path = ("model", "unfreeze", number, "epoch")
             yield Problem(
                 document.place(path),

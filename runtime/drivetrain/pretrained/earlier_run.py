@@ -41,11 +41,13 @@ class EarlierModel:
 
     def max_tokens(self) -> int | None:
         """Largest number of tokens of a text network; None if there is no limit."""
-        return families.find_max_tokens(SimpleNamespace(**self.arguments["config"]))
+        config = self.arguments.get("config")
+        return families.find_max_tokens(SimpleNamespace(**config)) if config else None
 
     def count_token_types(self) -> int:
         """Number of token types of a text network."""
-        return families.count_token_types(SimpleNamespace(**self.arguments["config"]))
+        config = self.arguments.get("config")
+        return families.count_token_types(SimpleNamespace(**config)) if config else 1
 
     def refuse(self, description: str, possible: str, action: str, key: tuple[str, ...] | None = None) -> NoReturn:
         """Raise an error about the name of the run in the job, or about another key.

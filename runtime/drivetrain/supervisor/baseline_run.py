@@ -41,7 +41,7 @@ def compare(source: SpecSource, job: Job, run: Path, seconds_left: float = inf) 
     fault_point("baselines")
     result = RunFiles(run).read_json("result.json") or {}
     best = result.get("best") or {}
-    if "off" in (job.baselines, os.environ.get(SWITCH)) or not best:
+    if "off" in (job.baselines, os.environ.get(SWITCH)) or best.get("value") is None:
         return
     seconds = min(_limit_seconds(job, float(result.get("seconds") or 0.0)), seconds_left)
     if seconds_left < LEAST_SECONDS:

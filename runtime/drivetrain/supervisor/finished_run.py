@@ -26,6 +26,7 @@ MAY_CHANGE_ON_EXTEND = (
     "name",
     "train.epochs",
     "train.steps",
+    "train.within",
     "train.schedule",
     "train.early_stopping",
     "train.optimizer.lr",
@@ -58,7 +59,8 @@ class FinishedRun:
 
     def ended_within_epoch(self) -> bool:
         """Whether `train.steps` ended the run within an epoch."""
-        if self.job.train.steps is None or self.step < self.job.train.steps:
+        train = self.job.train
+        if not train.within and (train.steps is None or self.step < train.steps):
             return False
         progress = RunFiles(self.path).read_json("progress.json")
         epoch_steps = progress.get("steps_per_epoch") if isinstance(progress, dict) else None
@@ -146,6 +148,7 @@ def plan_extension(finished: FinishedRun, job: Job, *, restart: bool) -> Extensi
     Raises:
         SpecError: if nothing is left to train, or the schedule has ended.
     """
+    _check_within(finished, job)
     _check_length(finished, job)
     _check_solved(finished, job)
     _check_early_stopping(finished, job)
@@ -160,6 +163,21 @@ def plan_extension(finished: FinishedRun, job: Job, *, restart: bool) -> Extensi
         schedule="restarts" if restarts else "continues",
         origin=finished.step if restarts else earlier_origin,
     )
+
+
+def _check_within(finished: FinishedRun, job: Job) -> None:
+    """Refuse a job whose length a measurement would choose, as if nothing were trained yet."""
+    if job.train.within:
+        raise SpecError(
+            [
+                job.problem(
+                    ("train", "within"),
+                    f"is {job.train.within}, and {finished.path} has trained {_count(finished.epochs, 'epoch')}",
+                    "train.epochs: the epochs of both runs together",
+                    f"such as --set train.within=null --set train.epochs={2 * max(1, finished.epochs)}",
+                )
+            ]
+        )
 
 
 def _check_solved(finished: FinishedRun, job: Job) -> None:
@@ -235,7 +253,9 @@ def _restarts_schedule(finished: FinishedRun, job: Job, restart: bool) -> bool:
             "a schedule whose rate changes",
             "remove --restart-schedule",
         )
-    longer = (job.train.epochs, job.train.steps) != (finished.job.train.epochs, finished.job.train.steps)
+    # A schedule of train.within has ended with its run, too.
+    earlier = finished.job.train
+    longer = earlier.within or (job.train.epochs, job.train.steps) != (earlier.epochs, earlier.steps)
     if schedule.name not in FALLING_SCHEDULES or restart or not longer:
         return restart
     raise SpecError(

@@ -298,7 +298,12 @@ def _roll_back(run: Run, saver: Saver, records: StepRecords, kind: str, reason: 
     assert loaded is not None, "a checkpoint is written before the first step"
     for line in damaged:
         run.events.add("storage", line)
+    # The clock of this attempt goes on, and its seconds in the checkpoint would count twice.
+    earlier_seconds = run.counters.seconds
     run_state.restore(run, loaded)
+    run.counters.seconds = earlier_seconds
+    if run.time_target:
+        run.time_target.restart()
     assert run.metrics is not None
     run.metrics.remove_rows_after(run.counters.step, run_state.count_evaluated_epochs(run))
     run.events.add(kind, f"{reason}; back to {loaded.path.name}{consequence}", run.counters.step)

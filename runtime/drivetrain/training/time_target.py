@@ -38,6 +38,10 @@ class TimeTarget:
         self.epoch_ends: deque[tuple[float, int]] = deque()
         """Seconds of this attempt, and steps, at the end of recent epochs."""
 
+    def restart(self) -> None:
+        """Measure the speed anew after a rollback: the steps of the epochs so far are ahead of the run again."""
+        self.epoch_ends.clear()
+
     def change_length(self, counters: Counters, now: float, total_steps: int, steps_per_epoch: int) -> str | None:
         """Change the number of steps after an epoch, if the run would end too early or too late; returns a line on it.
 

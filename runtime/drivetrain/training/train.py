@@ -228,6 +228,7 @@ def _build_result(
         "parameters": sum(p.numel() for p in run.model.parameters()),
         "trainable": sum(p.numel() for p in run.model.parameters() if p.requires_grad),
         "stopped_because": reason,
+        **({"length_changes": run.counters.length_changes} if run.counters.length_changes else {}),
         "phases": {name: round(value, 4) for name, value in phase_seconds.items()},
         "watching": {name: round(value, 4) for name, value in watching.items()},
         "shards": run.readable.fetched.record() if run.readable.fetched else None,

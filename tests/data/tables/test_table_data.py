@@ -242,6 +242,24 @@ def test_huge_numbers_leave_the_others_apart(tmp_path: Path) -> None:
         assert not [note for note in again.notes if "is a guess" in note]
 
 
+def test_a_column_of_many_magnitudes_is_not_clipped(tmp_path: Path) -> None:
+    """A fifth of its numbers, the largest ones, were all the same for the network."""
+    rows = mixed()
+    rows["size"] = 10 ** np.random.default_rng(0).uniform(-20, 0, 80)
+    data = tables.load(job(stored(tmp_path, rows)))
+    assert not any("limit" in n for n in data.preprocessing["numeric"])
+
+
+def test_huge_numbers_in_a_third_of_the_rows_are_noted(tmp_path: Path) -> None:
+    """The quartiles are huge, too: nothing was clipped, and the note on what is clipped ended the run."""
+    rows = mixed()
+    sizes = np.random.default_rng(0).normal(size=80)
+    rows["size"] = np.where(np.arange(80) % 3 == 0, -999999999.0, sizes)
+    data = tables.load(job(stored(tmp_path, rows)))
+    assert any("are equal beside those from -1e+09" in note for note in data.notes), data.notes
+    assert not any("limit" in n for n in data.preprocessing["numeric"])
+
+
 def test_numbers_that_no_scale_keeps_apart_are_noted(tmp_path: Path) -> None:
     """Three quarters have one value, so the quartiles say nothing, and one huge number hides what the others say."""
     rows = mixed()

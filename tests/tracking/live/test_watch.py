@@ -146,3 +146,10 @@ def test_no_color_means_plain_lines_even_on_a_terminal(run: Path) -> None:
     assert started.wait(30) == 0
     assert "\x1b" not in text
     assert "done at step 270" in text
+
+
+def test_the_number_of_steps_follows_a_run_that_becomes_longer(run: Path) -> None:
+    reader = RunReader(run)
+    first = reader.read().total
+    change(run / "progress.json", lambda p: p.update(steps=p["steps"] + 90))
+    assert reader.read().total == first + 90

@@ -32,6 +32,8 @@ MAX_COMPARED_ROWS = 10_000
 """Number of rows whose values are compared before and after scaling."""
 MAX_MERGED_SHARE = 0.5
 """A column is scaled by its quartiles if no more than this share of its distinct numbers is still distinct by its deviation."""
+MAX_CODES, MAX_CLIPPED_SHARE = 3, 0.05
+"""Different huge numbers that may be clipped: codes such as -999999999, or this share of all different numbers."""
 MAX_EXACT_INTEGER = 2**53
 """Larger whole numbers are not all float64."""
 QUARTILES_PER_DEVIATION = 1.349
@@ -77,7 +79,7 @@ class Number:
         """A note on training values that are clipped, or beside which the others are equal."""
         present = values[~np.isnan(values)]
         if self.limit < MAX_DEVIATIONS:
-            huge = present[np.abs(present - self.mean) > self.limit * self.std]
+            huge = present[self.find_clipped(present)]
             return [
                 f"{self.name} is so far from its other numbers in {len(huge):,} rows, up to {huge[np.argmax(np.abs(huge))]:g}, that it is "
                 f"scaled by its quartiles and clipped there at {self.limit:g} deviations; if such numbers stand for no value: data.missing"
@@ -88,6 +90,10 @@ class Number:
                 "such values empty (data.missing), or the column has nothing to say"
             ]
         return []
+
+    def find_clipped(self, values: column_values.Numbers) -> column_values.Mask:
+        """A mask of the numbers (N,) that are clipped."""
+        return np.abs(values - self.mean) > self.limit * self.std
 
     def scale(self, values: column_values.Numbers) -> list[npt.NDArray[np.float32]]:
         """Scale numbers (N,), and mark missing ones if training rows have some: one or two arrays of shape (N,)."""
@@ -288,15 +294,24 @@ def _fit_number(name: str, values: column_values.Numbers, bins: int) -> Number |
             std=float(upper - lower) / QUARTILES_PER_DEVIATION or 1.0,
             limit=MAX_QUARTILE_DEVIATIONS,
         )
-        # Where most rows have one value the quartiles are equal, and no scale is better than another.
-        number = number if _merges_numbers(by_quartiles, present) else by_quartiles
+        # Where most rows have one value the quartiles are equal, and no scale is better than another. Where a quarter of the
+        # rows or more are huge, so are the quartiles.
+        if _clips_few_numbers(by_quartiles, present) and not _merges_numbers(by_quartiles, present):
+            number = by_quartiles
     return replace(number, edges=_fit_bin_edges(number.scale(present)[0], bins)) if bins else number
+
+
+def _clips_few_numbers(number: Number, present: column_values.Numbers) -> bool:
+    """Whether a scale clips some numbers, but no large part of the different ones, as of a column of many magnitudes."""
+    clipped = np.unique(present[number.find_clipped(present)])
+    return 0 < len(clipped) <= max(MAX_CODES, MAX_CLIPPED_SHARE * len(np.unique(present)))
 
 
 def _merges_numbers(number: Number, present: column_values.Numbers) -> bool:
     """Whether scaling makes most of the distinct numbers equal, because of a few huge ones such as -999999999."""
     compared = present[:MAX_COMPARED_ROWS]
-    return len(np.unique(number.scale(compared)[0])) <= MAX_MERGED_SHARE * len(np.unique(compared))
+    # Numbers near 0 differ in float32 by far less than a network can tell apart; beside 1 they do not.
+    return len(np.unique(number.scale(compared)[0] + np.float32(1))) <= MAX_MERGED_SHARE * len(np.unique(compared))
 
 
 def _fit_bin_edges(scaled: npt.NDArray[np.float32], bins: int) -> tuple[float, ...]:

@@ -131,10 +131,13 @@ class RunReader:
         view.status = str(state.get("status", "starting"))
         if not view.plan:
             self._read_plan()
-        if self.time_left is None and isinstance(ahead := RunFiles(folder).read_json(PROGRESS_FILE), dict):
+        # Read each time, since `train.within` changes the number of steps.
+        if isinstance(ahead := RunFiles(folder).read_json(PROGRESS_FILE), dict):
             view.total = int(ahead["steps"])
             view.metric = str(ahead.get("best") or view.metric)
-            self.time_left = TimeLeft(view.total, int(ahead["steps_per_epoch"]), float(ahead["evaluation_steps"]))
+            if self.time_left is None:
+                self.time_left = TimeLeft(view.total, int(ahead["steps_per_epoch"]), float(ahead["evaluation_steps"]))
+            self.time_left.total = view.total
         self._read_metrics()
         for row in self.telemetry.read()[0]:
             self._add_sample(row)

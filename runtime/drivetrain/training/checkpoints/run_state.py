@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,6 +37,13 @@ def collect_state(run: Run) -> dict[str, object]:
     }
 
 
+def _expect_length_changes(expected: Any, stored: Any) -> None:
+    """Expect changes of the length just where a checkpoint has some: the run may have none yet, or later ones."""
+    expected.pop("length_changes", None)
+    if isinstance(stored, Mapping) and "length_changes" in stored:
+        expected["length_changes"] = []
+
+
 def _list_frozen(run: Run) -> list[str]:
     return [name for name, parameter in run.model.named_parameters() if not parameter.requires_grad]
 
@@ -50,6 +58,7 @@ def restore(run: Run, loaded: checkpoint.Loaded) -> None:
     stored = loaded.state.get("identity")
     checked_identity = {key: text for key, text in run.identity.items() if key != "parts" or "parts" in (stored or ())}
     expected = collect_state(run) | {"identity": checked_identity}
+    _expect_length_changes(expected["counters"], loaded.state.get("counters"))
     resume.check_fit(loaded, expected, tensors | ({"ema": run.ema.average} if run.ema else {}))
     identity = {"parts": loaded.state["identity"]["processes"], **loaded.state["identity"]}
     _restore_part_count(run, resume.parse_whole_number(loaded, "parts", identity["parts"]))
@@ -63,6 +72,9 @@ def restore(run: Run, loaded: checkpoint.Loaded) -> None:
     if run.extension and run.counters.step == run.extension.step and not run.counters.batch:
         # A run that `train.steps` ended within an epoch counts that epoch; the extension trains its rest.
         run.counters.epoch, run.counters.batch = divmod(run.counters.step, run.batches.per_epoch)
+    if run.extension and run.counters.step == run.extension.step:
+        # They were those of the finished run, which `train.within` ended.
+        run.counters.length_changes = []
     if run.user_parts.optimizer:
         load_group_settings(run.optimizer, state["groups"])
     run.rates.restart(run.counters)
