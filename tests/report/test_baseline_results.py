@@ -47,8 +47,10 @@ def test_lower_losses_and_errors_are_better() -> None:
     two = comparison(2.0, row(CONSTANT, 9.0, error), row(TREES, 3.0, error), metric=error)
     assert [each.name for each in two.sort_rows()] == [TREES, CONSTANT]
     assert two.compute_lead() == 1.0
-    assert two.compute_uncertainty() == 0.0
+    assert two.compute_uncertainty() == pytest.approx(2 / (2 * 6000) ** 0.5)
     assert "the network is better" in two.describe_verdict()
+    close = comparison(22514.9, row(TREES, 22660.9, error), metric=error)
+    assert "are as good within what 6,000 validation samples can tell (+-206)" in close.describe_verdict()
 
 
 def test_a_difference_that_the_samples_cannot_tell_is_none() -> None:
@@ -72,7 +74,7 @@ def test_a_constant_answer_alone_is_no_comparison() -> None:
     data = to_json([row(CONSTANT, 0.33), Skipped(LINEAR, "own code")], samples=90, seconds=15)
     known = compare_network(data, "validation/accuracy", {"validation/accuracy": 0.9})
     assert known is not None
-    assert "is better than the best simple model" in known.describe_verdict()
+    assert known.describe_verdict().endswith("no other simple model was fitted: own code")
 
 
 def test_without_this_metric_there_is_no_verdict() -> None:

@@ -26,9 +26,12 @@ def init(options: argparse.Namespace) -> int:
     from drivetrain.data.survey.look import look
     from drivetrain.data.survey.request import SurveyRequest
 
-    name = make_run_name(Path(os.path.abspath(options.data)).stem or "job")
+    # Two jobs of one file would share their runs if both had its name.
+    source = options.output or Path(os.path.abspath(options.data))
+    name = make_run_name(source.stem or "job")
     output = options.output or Path(f"{name}.yaml")
-    _check_is_free(output)
+    if os.path.lexists(options.data):  # else the draft says what is wrong with it
+        _check_is_free(output)
     draft = look(
         SurveyRequest(
             options.data,

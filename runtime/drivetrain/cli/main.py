@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _check(options)
         if getattr(options, "verbose", False):
             os.environ[VERBOSE_VARIABLE] = "1"
-        if run_in_image.is_needed(options.command):
+        if run_in_image.is_needed(options.command, times_steps=getattr(options, "time", False)):
             return run_in_image.run(options, sys.argv[1:] if arguments is None else arguments)
         code = COMMANDS[options.command](options)
         sys.stdout.flush()

@@ -83,6 +83,14 @@ def _within_problems(job: Job, document: Document) -> Iterator[Problem]:
                 "one of both",
                 f"remove train.within or train.{key}",
             )
+    if job.train.within and job.sweep:
+        yield Problem(
+            document.place(("train", "within")),
+            "train.within",
+            f"is {job.train.within}, and there is a sweep, whose trials need the same length",
+            "train.epochs for a sweep",
+            "remove train.within, or the sweep",
+        )
 
 
 def _parts_problems(job: Job, document: Document) -> Iterator[Problem]:

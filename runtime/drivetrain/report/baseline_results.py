@@ -63,6 +63,8 @@ class Comparison:
     """Validation samples."""
     is_complete: bool = True
     """Whether the linear model was fitted, or cannot be for a known reason; else there was not enough time."""
+    skipped_reason: str = ""
+    """Why the linear model was not fitted, if that is known."""
 
     def sort_rows(self) -> list[Baseline]:
         """The simple models with this metric, the best first."""
@@ -78,8 +80,14 @@ class Comparison:
         return -gap if lower_is_better(self.metric) else gap
 
     def compute_uncertainty(self) -> float:
-        """The standard error of a share among the validation samples; 0 for other metrics, whose spread is unknown."""
-        share = self.metric.rsplit("/", 1)[-1] in ("accuracy", "f1", "micro_f1")
+        """The standard error of a share or of an RMSE among the validation samples; 0 for metrics whose spread is unknown.
+
+        That of an RMSE is for errors of a normal distribution.
+        """
+        kind = self.metric.rsplit("/", 1)[-1]
+        if kind == "rmse" and self.samples:
+            return self.network / sqrt(2 * self.samples)
+        share = kind in ("accuracy", "f1", "micro_f1")
         if not share or not self.samples or not 0 <= self.network <= 1:
             return 0.0
         return sqrt(self.network * (1 - self.network) / self.samples)
@@ -105,21 +113,26 @@ class Comparison:
                 f"the network is no better than {best.format_title(article=True)}: it has learned nothing that counts; look at the "
                 "data, the labels and the learning rate (`drivetrain find-lr`)"
             )
-        if best.name == CONSTANT and not self.is_complete:
-            return f"the network is better than {best.format_title(article=True)}; no other simple model was fitted in time"
+        if best.name == CONSTANT and (self.skipped_reason or not self.is_complete):
+            reason = f": {self.skipped_reason}" if self.skipped_reason else " in time"
+            return f"the network is better than {best.format_title(article=True)}; no other simple model was fitted{reason}"
         if lead > self.compute_uncertainty():
-            return (
-                f"the network is better than the best simple model that was fitted ({title}), by {format_metric(lead)}"
-            )
+            return f"the network is better than the best simple model that was fitted ({title}), by {_format_gap(lead)}"
         if lead < -self.compute_uncertainty():
             return (
-                f"the {title} {_choose_verb(best)} better, by {format_metric(-lead)}: use {_choose_pronoun(best)} "
+                f"the {title} {_choose_verb(best)} better, by {_format_gap(-lead)}: use {_choose_pronoun(best)} "
                 f"({ALTERNATIVES.get(best.name, best.name)}), or another network or learning rate (`drivetrain find-lr`)"
             )
+        hint = f"; {ALTERNATIVES[LINEAR]} answers faster" if best.name == LINEAR else ""
         return (
             f"the {title} {_choose_verb(best)} as good within what {self.samples:,} validation samples can tell "
-            f"(+-{self.compute_uncertainty():.3f})"
+            f"(+-{_format_gap(self.compute_uncertainty())}){hint}"
         )
+
+
+def _format_gap(gap: float) -> str:
+    """A difference of metrics, with no more digits than mean something."""
+    return f"{gap:.4f}" if gap < 1 else f"{gap:.3g}" if gap < 1000 else f"{gap:,.0f}"
 
 
 def _choose_verb(row: Baseline) -> str:
@@ -182,4 +195,6 @@ def compare_network(data: Mapping[str, Any], metric: str, metrics: Mapping[str, 
         return None
     samples = data.get("validation_samples")
     is_complete = LINEAR in {*(row.name for row in rows), *(one.name for one in skipped)}
-    return Comparison(metric, metrics[metric], rows, samples if isinstance(samples, int) else None, is_complete)
+    reason = next((one.reason for one in skipped if one.name == LINEAR), "")
+    sample_count = samples if isinstance(samples, int) else None
+    return Comparison(metric, metrics[metric], rows, sample_count, is_complete, reason)

@@ -28,6 +28,8 @@ from drivetrain.system.printable import printable, printable_text
 
 MAX_COMPARED_RUNS = 8
 """Largest number of runs; more lines in one plot cannot be told apart."""
+MAX_FOLDER_NAME = 200
+"""Characters of the names of runs in the name of a folder; file systems allow 255."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,8 @@ def _make_headline(runs: Sequence[ComparedRun]) -> Headline:
 
 
 def _choose_folder(runs: Sequence[Path]) -> Path:
-    return runs[0].resolve().parent / f"compare-{runs[0].resolve().name}-{runs[-1].resolve().name}"
+    names = [run.resolve().name for run in runs]
+    return runs[0].resolve().parent / f"compare-{'-'.join(names)[:MAX_FOLDER_NAME]}"
 
 
 def _write(folder: Path, runs: Sequence[ComparedRun], compared_sections: Sequence[Section]) -> None:

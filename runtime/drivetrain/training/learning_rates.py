@@ -113,6 +113,7 @@ class ScheduledRates:
         rate: that of the spec at the top of the schedule.
         schedule: the factor by step.
         total_steps: the length of the schedule.
+        is_stretched: whether the schedule ends with the run, whose length can change; others count steps.
         keeps_rates: whether each group keeps its own rate as the base, since the optimizer is that of a program.
         report: called once if the program sets rates, which are lost.
     """
@@ -124,11 +125,12 @@ class ScheduledRates:
         schedule: Schedule,
         total_steps: int,
         *,
+        is_stretched: bool,
         keeps_rates: bool,
         report: Callable[[str], None],
     ) -> None:
         self.optimizer, self.rate, self.schedule, self.report = optimizer, rate, schedule, report
-        self.total_steps = total_steps
+        self.total_steps, self.is_stretched = total_steps, is_stretched
         self.base_rates = [float(group["lr"]) for group in optimizer.param_groups] if keeps_rates else None
         self.last_rates: list[float] | None = None
         """The rates of the last step by group, if `keeps_rates`."""
@@ -137,7 +139,7 @@ class ScheduledRates:
     def set(self, counters: Counters, factor: float) -> float:
         """Set rate * schedule * factor."""
         scheduled_step: float = counters.step
-        if counters.length_changes:
+        if counters.length_changes and self.is_stretched:
             scheduled_step = find_scheduled_step(counters.step, self.total_steps, counters.length_changes)
         scheduled_factor = self.schedule(scheduled_step) * factor
         rate = float(self.rate * scheduled_factor)
@@ -226,5 +228,11 @@ def build_rates(
     total_steps = min(steps_per_epoch * train.epochs, train.steps or steps_per_epoch * train.epochs)
     keeps_rates, report_lost_rates = user_parts.optimizer is not None, partial(report, "schedule")
     return ScheduledRates(
-        optimizer, train.optimizer.lr, schedule, total_steps, keeps_rates=keeps_rates, report=report_lost_rates
+        optimizer,
+        train.optimizer.lr,
+        schedule,
+        total_steps,
+        is_stretched=isinstance(train.schedule, OneCycle | Cosine | Linear),
+        keeps_rates=keeps_rates,
+        report=report_lost_rates,
     )

@@ -348,7 +348,9 @@ def _keep_in_time(run: Run, progress: Progress) -> None:
     """Make a run with `train.within` shorter or longer, if its epochs take another time than expected."""
     sizes = (run.clock.seconds, run.total_steps, run.batches.per_epoch)
     if run.time_target and (change := run.time_target.change_length(run.counters, *sizes)):
-        run.events.add("within", change, run.counters.step)
+        unreached = [epoch + 1 for epoch in run.network.unfreezing.epochs if epoch >= run.total_epochs]
+        missed = f"; model.unfreeze in epoch {unreached[0]} is no longer reached" if unreached else ""
+        run.events.add("within", change + missed, run.counters.step)
         progress.change_length(run)
 
 

@@ -15,6 +15,8 @@ from drivetrain.training.step_result import StepResult
 if TYPE_CHECKING:
     from drivetrain.training.progress import Progress
     from drivetrain.training.run import Run
+MAX_JUMPS_SHOWN = 3
+"""Jumps of the loss that have a line in the log: a few wrong labels make one in each epoch."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,8 @@ class StepRecords:
         self.run, self.progress = run, progress
         self.pending: TrainedStep | None = None
         """The last step, if its result has not been read yet."""
+        self.jump_count = 0
+        """Jumps of the loss in this attempt."""
 
     def add(self, step: TrainedStep) -> None:
         """Record the step before this one, and this one too if the host has its result already.
@@ -84,7 +88,13 @@ class StepRecords:
         if result.finite:
             message = run.numerics.record_good(result.loss, step.position, lambda: run.batches.order(*step.position)[0])
             if message:
-                run.events.add("loss", message, step.number)
+                self.jump_count += 1
+                if self.jump_count < MAX_JUMPS_SHOWN:
+                    run.events.add("loss", message, step.number)
+                elif self.jump_count == MAX_JUMPS_SHOWN:
+                    run.events.add("loss", f"{message}; further jumps are in events.jsonl alone", step.number)
+                else:
+                    run.events.store("loss", message, step.number)
             return
         text = f"step {step.number} skipped: loss {result.loss:.4g}, gradient norm {result.grad_norm:.4g}"
         run.events.add("numbers", text, step.number)

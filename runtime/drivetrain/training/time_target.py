@@ -19,8 +19,8 @@ MAX_EPOCHS = 100
 """A small data set would be repeated thousands of times within an hour, and learned by heart."""
 MIN_WINDOW_SHARE = 0.1
 """Share of the time over which the speed is measured, at least."""
-MIN_CHANGED_SHARE = 0.05
-"""Smallest change, as a share of the remaining steps."""
+MIN_CHANGED_SHARE = 0.03
+"""Smallest change, as a share of all steps."""
 
 LengthChange = tuple[int, int]
 """A step, and the total number of steps from there on."""
@@ -66,7 +66,7 @@ class TimeTarget:
             return None
         seconds_to_use = seconds_left - (1 - (EARLY + LATE) / 2) * self.seconds
         new_total = min(step + max(1, int(seconds_to_use / seconds_per_step)), MAX_EPOCHS * steps_per_epoch)
-        if abs(new_total - total_steps) < MIN_CHANGED_SHARE * (total_steps - step):
+        if abs(new_total - total_steps) < MIN_CHANGED_SHARE * total_steps:
             return None
         counters.length_changes.append((step, new_total))
         return (

@@ -175,7 +175,7 @@ def _warn_of_sizes(run: Run) -> None:
         say(
             f"train.batch_size: {run.job.train.batch:,} is more than the {samples:,} training samples: one step per epoch"
         )
-    if run.total_steps < (run.job.train.steps or 0):
+    if run.total_steps < (run.job.train.steps or 0) and not run.ends_solved:
         say(
             f"train.steps: {run.job.train.steps:,} is more than the {run.total_steps:,} steps of train.epochs: "
             f"{run.job.train.epochs:,}; the run ends after {run.total_steps:,}, more epochs make it longer"

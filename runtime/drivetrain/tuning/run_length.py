@@ -47,7 +47,11 @@ class RunTimes:
     """Seconds of an evaluation."""
     steps_per_epoch: int
     peak_bytes: int
-    """Memory of the process beside which the steps ran."""
+    """Memory of the process in which the steps ran."""
+    test: float = 0.0
+    """Seconds of the final test."""
+    is_solved: bool = False
+    """Whether solving the heads is the whole training, so that there are no steps."""
 
     def train_seconds(self, steps: int) -> float:
         """Seconds of so many steps, and of an evaluation after each epoch that they begin."""
@@ -67,7 +71,7 @@ class RunTimes:
 
     def predict_seconds(self, train: Train) -> float:
         """Seconds of a run from its command to its end."""
-        return self.start + self.train_seconds(self.count_steps(train)) + ENDING_SECONDS
+        return self.start + self.train_seconds(self.count_steps(train)) + self.test + ENDING_SECONDS
 
     def to_json(self, train: Train) -> dict[str, float]:
         """What was measured, and what follows for a run."""
@@ -75,13 +79,15 @@ class RunTimes:
 
     def describe(self, train: Train) -> str:
         """How long the run takes, in parts."""
+        if self.is_solved:
+            return f"its heads are solved in one pass over the data, not trained by steps; memory {format_bytes(self.peak_bytes)}"
         steps = self.count_steps(train)
         total = self.predict_seconds(train)
         evaluations = -(-steps // self.steps_per_epoch)
         return (
             f"about {_format_seconds(total)}: start {_format_seconds(self.start)}, {steps:,} steps "
             f"{_format_seconds(steps * self.step)} ({self.step * 1000:.3g} ms each), {evaluations:,} evaluations "
-            f"{_format_seconds(evaluations * self.evaluation)}, end {_format_seconds(ENDING_SECONDS)}; memory {format_bytes(self.peak_bytes)}"
+            f"{_format_seconds(evaluations * self.evaluation)}, end {_format_seconds(self.test + ENDING_SECONDS)}; memory {format_bytes(self.peak_bytes)}"
         )
 
 
@@ -106,7 +112,8 @@ def forecast(spec: Path, assignments: Sequence[str], machine: Hardware, plan: Pl
     code, times = measure_times(source, plan, machine)
     if times is None:
         return code
-    train = job.train.model_copy(update=choose_length(job, times, 0.0) if job.train.within else {})
+    chooses_length = job.train.within and not times.is_solved
+    train = job.train.model_copy(update=choose_length(job, times, 0.0) if chooses_length else {})
     if as_json:
         say_json({"epochs": train.epochs, **times.to_json(train)})
     else:
@@ -146,8 +153,11 @@ def choose_once(
     if times is None:
         return code, {}
     elapsed_seconds += time.monotonic() - begin
+    if times.is_solved:
+        say("within: the heads are solved in one pass, so there is no length to choose")
+        return 0, {}
     length = choose_length(job, times, elapsed_seconds)
-    train_seconds = parse_duration(job.train.within) - elapsed_seconds - ENDING_SECONDS
+    train_seconds = parse_duration(job.train.within) - elapsed_seconds - times.test - ENDING_SECONDS
     write_json(folder / RUN_LENGTH_FILE, {**length, "train_seconds": train_seconds, "times": asdict(times)})
     train = job.train.model_copy(update=length)
     EventLog(folder).add(
@@ -165,7 +175,7 @@ def choose_length(job: Job, times: RunTimes, elapsed_seconds: float) -> dict[str
         SpecError: if there is no time for a training.
     """
     limit = parse_duration(job.train.within or "")
-    begun_seconds = elapsed_seconds + times.start + ENDING_SECONDS
+    begun_seconds = elapsed_seconds + times.start + times.test + ENDING_SECONDS
     steps = times.fit_steps(limit * (1 - MARGIN) - begun_seconds)
     if steps < min(MIN_STEPS, times.steps_per_epoch):
         needed = (begun_seconds + times.train_seconds(times.steps_per_epoch)) / (1 - MARGIN)

@@ -42,7 +42,7 @@ def test_the_largest_errors_and_a_spread_in_the_units_of_the_data() -> None:
     np.testing.assert_allclose(worst["truth"], TARGETS[17].double() * torch.tensor(HEAD.std) + torch.tensor(HEAD.mean))
     assert all(row["sample"] != 18 for row in record["mistakes"]), "no number can be shown"
     errors = (OUTPUTS - TARGETS).abs().amax(1).nan_to_num(0)
-    assert {row["sample"] for row in record["mistakes"]} == set(errors.topk(MAX_ERRORS - 1).indices.tolist())
+    assert {row["sample"] for row in record["mistakes"]} == set(errors.topk(MAX_ERRORS).indices.tolist())
     assert MAX_PLOTTED - 1 <= len(record["pairs"]) <= MAX_PLOTTED
     truth = np.array([pair[0][0] for pair in record["pairs"]])
     assert abs(truth.mean() - 100) < 2, "the spread is that of all samples"

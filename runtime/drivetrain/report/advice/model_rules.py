@@ -33,6 +33,8 @@ MIN_FALL_SHARE, COMPARED_SHARE = 0.05, 0.1
 """Share by which the training loss must fall for a network to have learned something; part of the steps compared."""
 MIN_OBLONG_SHARE, GOOD_ACCURACY = 0.5, 0.97
 """Share of images that are cropped, and the accuracy below which that may be why."""
+SHARES = ("accuracy", "f1", "micro_f1", "balanced_accuracy")
+"""Metrics that cannot be better than 1."""
 MAX_JUMPS = 3
 """Jumps of the loss that may happen."""
 WEAK_F1, STRONG_SHARE = 0.6, 0.8
@@ -66,7 +68,9 @@ def _advise_on_overfitting(record: Record, summary: Summary) -> Iterator[Advice]
         f"overfitting: {LOSS} was lowest after epoch {best} of {epochs} and is {format_share(values[-1] / values[best - 1] - 1)} higher "
         f"at the end{metric_note}",
         f"{format_share(1 - shorter / epochs)} less time; weight decay, dropout, augmentation or more data make the other epochs useful",
-        f"train: {{epochs: {shorter}}}",
+        f"train: {{within: null, epochs: {shorter}}}"
+        if get_nested(record.spec, "train", "within")
+        else f"train: {{epochs: {shorter}}}",
     )
 
 
@@ -92,6 +96,10 @@ def _advise_on_more_epochs(record: Record, summary: Summary) -> Iterator[Advice]
     best, epochs = summary.best, get_nested(record.spec, "train", "epochs")
     if best is None or summary.status != "done" or not isinstance(epochs, int):
         return
+    # What is perfect gains nothing, and of `train.within` the time is the limit.
+    is_perfect = best.metric.rsplit("/", 1)[-1] in SHARES and best.value >= 1
+    if is_perfect or get_nested(record.spec, "train", "within"):
+        return
     # A change of one standard error of a share is chance; a loss has no such error, and has to fall a lot.
     for metric, min_share in ((best.metric, MIN_PROGRESS_SHARE), (LOSS, MIN_LOSS_PROGRESS_SHARE)):
         series = record.metrics.get(metric)
@@ -116,7 +124,9 @@ def _advise_on_more_epochs(record: Record, summary: Summary) -> Iterator[Advice]
 def _advise_on_few_steps(record: Record, summary: Summary) -> Iterator[Advice]:
     """A batch that holds most of the samples leaves a handful of steps."""
     batch, epochs = get_nested(record.spec, "train", "batch_size"), summary.epochs
-    if not isinstance(batch, int) or not epochs or not summary.steps or batch <= USUAL_BATCH:
+    # Heads that are solved see all samples at once, whatever the batch.
+    is_solved = "train/loss" not in record.metrics
+    if not isinstance(batch, int) or not epochs or not summary.steps or batch <= USUAL_BATCH or is_solved:
         return
     steps = summary.steps / epochs
     if steps < MIN_EPOCH_STEPS and summary.steps < MIN_STEPS:

@@ -33,7 +33,7 @@ class NumberSamples:
         """Add a batch: the standardized outputs and targets (N, columns) of the samples `ids` (N,)."""
         truth, predicted = targets.cpu().double(), outputs.cpu().double()
         sample_ids = torch.as_tensor(ids)
-        largest_errors = (predicted - truth).abs().amax(1).nan_to_num(torch.inf)
+        largest_errors = (predicted - truth).abs().amax(1).nan_to_num(-torch.inf, -torch.inf)
         positions = (sample_ids * SCATTER_FACTOR % SCATTER_MODULUS).double()
         samples = torch.cat([sample_ids.double()[:, None], truth, predicted], 1)
         by_error, by_position = (torch.cat([key[:, None], samples], 1) for key in (largest_errors, positions))
