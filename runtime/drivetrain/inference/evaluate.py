@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,8 @@ from drivetrain.job.formatting import format_metric
 from drivetrain.job.job import SCALED_RMSE
 from drivetrain.report.confusion import HEADER, Confusion, LabelTable, read_confusions, read_label_tables
 from drivetrain.system.console import open_console, say, say_aside, say_json
+from drivetrain.system.files import hash_file
+from drivetrain.system.run_files import RunFiles
 from drivetrain.tracking.live import time_left
 
 if TYPE_CHECKING:
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
     from drivetrain.job import Job
     from drivetrain.models.saved_model import SavedModel
     from drivetrain.training.evaluation.metrics import MetricAccumulator
+COMPARED_FILES = 10
+"""Files of a folder whose hashes are compared with those of the run's data."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,8 @@ def evaluate(request: EvaluateRequest) -> int:
         source, prefix = "validation data of the run", "validation/"
     else:
         source, prefix, accumulator = str(request.data), "", _evaluate_new(request, request.data, trained, device)
+        if key := find_known_data(request.run, request.data):
+            say_aside(f"evaluate: {source} is the {key} of this run, so the scores say little about new samples")
     metrics, matrices = accumulator.metrics(prefix), read_confusions(accumulator.confusion())
     tables = read_label_tables(accumulator.confusion())
     if not request.as_json:
@@ -82,6 +89,20 @@ def evaluate(request: EvaluateRequest) -> int:
     else:
         say(f"written to {folder}")
     return 0
+
+
+def find_known_data(run: Path, data: Path) -> str | None:
+    """The key of the run's job whose files these are, by their hashes; None if they are others.
+
+    Of a folder the first files are compared: it may hold millions.
+    """
+    stored = RunFiles(run).read_object("data.json").get("files")
+    key_of_hash: dict[str, str] = {}
+    for key, entry in stored.items() if isinstance(stored, dict) else ():
+        rows = entry.get("rows") if isinstance(entry, dict) else None
+        key_of_hash |= {str(row).rpartition(" ")[2]: key for row in (rows.values() if isinstance(rows, dict) else ())}
+    files = [data] if data.is_file() else islice((path for path in data.rglob("*") if path.is_file()), COMPARED_FILES)
+    return next((key for path in files if (key := key_of_hash.get(hash_file(path)))), None) if key_of_hash else None
 
 
 def load_validation_data(run: Path, trained: SavedModel, *, consent: bool) -> tuple[Job, Dataset]:

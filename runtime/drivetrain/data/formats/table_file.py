@@ -160,7 +160,7 @@ def check_wanted(names: Collection[str], required: Mapping[str, str], path: Path
         raise DataError(
             f'{required[name]}: {path} has no column "{name}"{beside}',
             f"its columns: {list_names(list(names), 30)}",
-            nearest(name, names) or f'rename the column in the file to "{name}", or name another one',
+            nearest(name, names) or f'rename a column of the file to "{name}", or name another one in the job',
         )
 
 
