@@ -276,6 +276,18 @@ def test_whole_numbers_that_are_rounded_are_noted(tmp_path: Path) -> None:
     assert not any("whole numbers" in note for note in tables.load(job(stored(tmp_path, rows))).notes)
 
 
+def test_empty_cells_are_counted(tmp_path: Path) -> None:
+    """A tenth of a column was filled without a word."""
+    data = tables.load(job(stored(tmp_path, mixed())))
+    # The second number of a row marks an empty size.
+    share = float(everything(data.train)[0][:, 1].mean())
+    (note,) = [note for note in data.notes if note.startswith("empty cells: ")]
+    assert f"size {share:.1%}" in note
+    assert "colour" in note
+    rows = {name: values for name, values in mixed().items() if name in ("count", "code", "new", "y")}
+    assert not any("empty cells" in note for note in tables.load(job(stored(tmp_path, rows))).notes)
+
+
 def test_several_labels(tmp_path: Path) -> None:
     rows = mixed() | {"late": np.arange(80) % 3 == 0, "broken": (np.arange(80) % 5 == 0).astype(int)}
     data = tables.load(job(stored(tmp_path, rows), target=["late", "broken"], ignore=["y"]))

@@ -242,8 +242,10 @@ def fit_features(
         are spelled almost the same.
     """
     numbers, categories, notes = [], [], []
+    empty_shares: dict[str, float] = {}
     for name in roles.numeric:
         values = column_values.numbers(table[name])[0][rows]
+        empty_shares[name] = float(np.isnan(values).mean())
         notes += _note_rounded(name, table[name], values)
         number = _fit_number(name, values, bins)
         numbers += [number] if number else []
@@ -251,12 +253,19 @@ def fit_features(
             number.describe_huge(values) if number else [f"{name} is constant in the training rows, so it is not used"]
         )
     for name in roles.categorical:
-        category = _fit_category(name, column_values.texts(table[name]).take(rows))
+        texts = column_values.texts(table[name]).take(rows)
+        empty_shares[name] = texts.null_count / max(1, len(texts))
+        category = _fit_category(name, texts)
         categories += [category] if category else []
         notes += (
             note_similar_names(name, category.values)
             if category
             else [f"{name} is constant in the training rows, so it is not used"]
+        )
+    empty = [f"{name} {share:.1%}" for name, share in empty_shares.items() if share]
+    if empty:
+        notes.append(
+            f"empty cells: {list_names(empty)}; numbers get the median and a mark, categories one of their own"
         )
     return Features(tuple(numbers), tuple(categories), dates), notes
 
