@@ -94,15 +94,19 @@ def evaluate(request: EvaluateRequest) -> int:
 def find_known_data(run: Path, data: Path) -> str | None:
     """The key of the run's job whose files these are, by their hashes; None if they are others.
 
-    Of a folder the first files are compared: it may hold millions.
+    Of a folder the first files are compared, since it may hold millions; a file is read only if its size is that of one.
     """
     stored = RunFiles(run).read_object("data.json").get("files")
-    key_of_hash: dict[str, str] = {}
+    key_of_file: dict[tuple[str, str], str] = {}
     for key, entry in stored.items() if isinstance(stored, dict) else ():
         rows = entry.get("rows") if isinstance(entry, dict) else None
-        key_of_hash |= {str(row).rpartition(" ")[2]: key for row in (rows.values() if isinstance(rows, dict) else ())}
+        # A row begins with the size of the file and ends with its hash.
+        for row in rows.values() if isinstance(rows, dict) else ():
+            key_of_file[str(row).partition(" ")[0], str(row).rpartition(" ")[2]] = key
+    sizes = {size for size, _ in key_of_file}
     files = [data] if data.is_file() else islice((path for path in data.rglob("*") if path.is_file()), COMPARED_FILES)
-    return next((key for path in files if (key := key_of_hash.get(hash_file(path)))), None) if key_of_hash else None
+    same_size = ((size, path) for path in files if (size := str(path.stat().st_size)) in sizes)
+    return next((key for size, path in same_size if (key := key_of_file.get((size, hash_file(path))))), None)
 
 
 def load_validation_data(run: Path, trained: SavedModel, *, consent: bool) -> tuple[Job, Dataset]:

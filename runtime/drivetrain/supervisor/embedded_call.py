@@ -64,7 +64,7 @@ def build_job(spec_keys: dict[str, Any], call_site: str) -> EmbeddedJob:
     try:
         job = job_spec.check(document, EmbeddedJob)
         batch_size.refuse_auto(job, "drivetrain.train")
-        run_length.refuse(job, "drivetrain.train")
+        run_length.refuse_within(job, "drivetrain.train")
     except SpecError as error:
         # The user wrote `epochs=3`, not `train: {epochs: 3}`.
         raise as_call_error(error) from None

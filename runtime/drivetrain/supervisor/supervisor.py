@@ -141,7 +141,7 @@ def _train(request: TrainRequest, job: Job, placement: Placement | None, copies:
     request = replace(request, copy=request.source().copy_to(run.path, job).copy)
     if placement:
         batch_size.refuse_auto(job, SEVERAL_PROCESSES)
-        run_length.refuse(job, SEVERAL_PROCESSES)
+        run_length.refuse_within(job, SEVERAL_PROCESSES)
     # The batch size comes first, since the plan depends on it, and the length last, since it follows from the plan's speed.
     code, size = batch_size.measure_once(request.source(), job, machine, run.path, plain=request.plain)
     request, job = _add_measured(request, job, size)

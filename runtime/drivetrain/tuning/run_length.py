@@ -127,7 +127,7 @@ def choose_once(
     """Choose the length of a run with `train.within`, once per run.
 
     Args:
-        source: the spec, with what else was measured.
+        source: the spec, with the batch size if that was measured.
         job: the same, loaded.
         machine: the hardware.
         plan: of the run.
@@ -144,9 +144,9 @@ def choose_once(
     if not job.train.within:
         return 0, {}
     if stored := read_measured(folder, job):
-        return 0, {key: value for key, value in stored.items() if key != "batch_size"}
+        return 0, stored
     if world.count_local_ranks(job, machine) > 1:
-        refuse(job, "a run of several processes")
+        refuse_within(job, "a run of several processes")
     say(f"within: timing a few steps, for train.within: {job.train.within}")
     begin = time.monotonic()
     code, times = measure_times(source, plan, machine)
@@ -203,7 +203,7 @@ def _format_seconds(seconds: float) -> str:
     return format_clock_time(seconds) if seconds >= 100 else f"{seconds:.{0 if seconds >= 10 else 1}f} s"
 
 
-def refuse(job: Job, command: str) -> None:
+def refuse_within(job: Job, command: str) -> None:
     """Refuse `train.within` where its time is not measured.
 
     Raises:

@@ -30,7 +30,7 @@ class WordBag(nn.Module):
 
     def __init__(self, vocabulary: int, outputs: Mapping[str, int], dropout: float) -> None:
         super().__init__()
-        self.vocabulary, self.names = vocabulary, tuple(outputs)
+        self.names = tuple(outputs)
         self.dropout = nn.Dropout(dropout)
         self.words = nn.ModuleList(nn.Embedding(vocabulary, count) for count in outputs.values())
         self.pairs = nn.ModuleList(nn.Embedding(PAIR_BUCKETS, count) for count in outputs.values())
