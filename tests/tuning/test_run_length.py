@@ -81,6 +81,21 @@ def test_a_length_beside_the_time_is_refused(tmp_path: Path, key: str) -> None:
     assert [problem.key for problem in error.value.problems] == [f"train.{key}"]
 
 
+def test_later_runs_get_the_length_that_the_first_one_has_had(tmp_path: Path) -> None:
+    """A mean over seeds was one over runs of different lengths."""
+    job, run = load_job.load(written(tmp_path)), tmp_path / "run"
+    run.mkdir()
+    assert run_length.pin_measured(job, [run]) == ()
+    stored = {"epochs": 8, "steps": 400, "times": {"steps_per_epoch": 50}}
+    (run / "run_length.json").write_text(json.dumps(stored))
+    planned = ("train.within=null", "train.epochs=8", "train.steps=400")
+    assert run_length.pin_measured(job, [run]) == planned
+    (run / "result.json").write_text(json.dumps({"length_changes": []}))
+    assert run_length.pin_measured(job, [run]) == planned
+    (run / "result.json").write_text(json.dumps({"length_changes": [[50, 380], [100, 260]]}))
+    assert run_length.pin_measured(job, [run]) == ("train.within=null", "train.epochs=6", "train.steps=260")
+
+
 def test_the_library_refuses_it() -> None:
     data = TensorDataset(torch.zeros(8, 2), torch.zeros(8, dtype=torch.long))
     with pytest.raises(SpecError, match=r"within: is 5m, which drivetrain.train cannot measure"):

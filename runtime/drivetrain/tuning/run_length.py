@@ -19,7 +19,7 @@ from drivetrain.plan.plan import Plan
 from drivetrain.system import signals
 from drivetrain.system.console import say, say_json
 from drivetrain.system.files import read_json, write_json
-from drivetrain.system.run_files import RUN_LENGTH_FILE
+from drivetrain.system.run_files import RESULT_FILE, RUN_LENGTH_FILE
 from drivetrain.system.units import format_bytes
 from drivetrain.tracking.event_log import EventLog
 from drivetrain.tracking.live.time_left import format_clock_time
@@ -237,6 +237,17 @@ def read_measured(run: Path, job: Job) -> dict[str, int]:
     return measured
 
 
+def _read_trained(run: Path, job: Job) -> dict[str, int]:
+    """As `read_measured`, but with the length that the run has had in the end."""
+    measured, result = read_measured(run, job), read_json(run / RESULT_FILE)
+    changes = result.get("length_changes") if isinstance(result, dict) else None
+    if "steps" not in measured or not changes:
+        return measured
+    steps = int(changes[-1][1])
+    steps_per_epoch = int(read_json(run / RUN_LENGTH_FILE)["times"]["steps_per_epoch"])
+    return measured | {"epochs": -(-steps // steps_per_epoch), "steps": steps}
+
+
 def pin_measured(job: Job, runs: Iterable[Path]) -> tuple[str, ...]:
     """The assignments with which a run has what the first of the others has measured; none if nothing was.
 
@@ -244,6 +255,6 @@ def pin_measured(job: Job, runs: Iterable[Path]) -> tuple[str, ...]:
         job: with which the run would be trained.
         runs: folders of other runs of the same command.
     """
-    measured = next(filter(None, (read_measured(run, job) for run in runs)), {})
+    measured = next(filter(None, (_read_trained(run, job) for run in runs)), {})
     ends_within = ("train.within=null",) if "epochs" in measured else ()
     return (*ends_within, *(f"train.{key}={value}" for key, value in measured.items()))
