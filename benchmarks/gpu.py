@@ -37,6 +37,7 @@ sys.path[:0] = [str(ROOT / "runtime"), str(ROOT), str(BENCHMARKS)]
 from gpu_page import write_page  # noqa: E402
 from gpu_rows import list_rows  # noqa: E402
 
+from benchmarks.rows_file import RowsFile  # noqa: E402
 from drivetrain.hardware import gpu_selection  # noqa: E402
 from drivetrain.hardware.detect import detect  # noqa: E402
 from drivetrain.hardware.facts import Hardware  # noqa: E402
@@ -78,22 +79,13 @@ class RowRunner:
     """Runs rows and keeps their figures."""
 
     def __init__(self, options: argparse.Namespace, machine: dict[str, str]) -> None:
-        self.options, self.machine, self.start = options, machine, time.monotonic()
-        self.file: Path = options.out / "rows.jsonl"
-        self.known = {row["row"] for row in self.read_rows() if "failed" not in row}
-
-    def read_rows(self) -> list[dict[str, Any]]:
-        """The rows of this kind of machine; a line that was cut off by the end of one is left out."""
-        rows = []
-        for line in self.file.read_text().splitlines() if self.file.exists() else ():
-            with contextlib.suppress(json.JSONDecodeError):
-                rows.append(json.loads(line))
-        return [row for row in rows if all(row.get(key) == value for key, value in self.machine.items())]
+        self.options, self.start = options, time.monotonic()
+        self.rows = RowsFile(options.out / "rows.jsonl", machine)
 
     def run(self, name: str, limit: int) -> dict[str, Any] | None:
         """Run a row and append it; None if it is known, not asked for, or the time is spent."""
         options = self.options
-        if name in self.known or (options.only and not name.startswith(tuple(options.only))):
+        if name in self.rows.measured or (options.only and not name.startswith(tuple(options.only))):
             return None
         left = 60 * options.minutes - (time.monotonic() - self.start)
         if left < limit:
@@ -101,12 +93,8 @@ class RowRunner:
             return None
         begin = time.monotonic()
         figures = (measure_in_copy if options.smoke else measure_in_process)(name, limit, options)
-        row = {"row": name, **self.machine, "seconds": round(time.monotonic() - begin, 1), **figures}
-        with self.file.open("a") as file:
-            file.write(json.dumps(row) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        write_page(self.read_rows(), options.out / "page.md", is_trial=options.smoke)
+        row = self.rows.append(name, {"seconds": round(time.monotonic() - begin, 1), **figures})
+        write_page(self.rows.read(), options.out / "page.md", is_trial=options.smoke)
         shown = {key: row[key] for key in (*SHOWN, "failed") if key in row}
         print(f"{time.monotonic() - self.start:5.0f} s  {name:32} {shown}", flush=True)
         return row

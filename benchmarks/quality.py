@@ -1,12 +1,15 @@
-"""How good a trained model is beside what others train from the same rows: accuracy on a test file, over several seeds.
+"""How good the default is beside simple models: twelve public sets, several seeds, minutes of training on 2 CPUs.
 
-    python benchmarks/quality.py ROW ... [--seeds 5] [--only CONTENDER ...] [--set K=V ...] [--peers PYTHON] [--folder DIR]
+    python benchmarks/quality.py OUT [--budgets 1m 5m 15m] [--seeds 3] [--pretrained FOLDER] [--only SET ...]
 
-Rows: texts (short descriptions of Debian packages, two label columns), and the tables of scikit-learn: cancer, wine,
-digits, diabetes; the digits again as pictures and as series. `ours` is `drivetrain train` with nothing but the data, the size of the network, the epochs and the
-batch; each further contender `ours: KEY=VALUE` has one setting changed. The peers need `make peers`. A seed divides the
-rows anew and is the seed of every contender, so differences are taken seed by seed. Results collect in ROW.json: another
-call adds seeds and contenders, and `--table` prints what is there.
+Each job is what `drivetrain init` drafts from a file of training, with `train.within` in the place of its epochs, and a file
+of test that no decision uses. The contenders of a set: `default`; `linear`, with `model: linear`, for tables and texts;
+`solved`, for texts if `--pretrained` names a folder: the draft that starts from it, frozen; and `simple`, the models of
+`drivetrain baseline` on all samples, however long they take. A seed draws and divides the rows, and is that of the job.
+
+Each row is appended to OUT/rows.jsonl at once with the load of the machine before it. Those that are there for this CPU and
+torch are skipped, so the same command goes on, also on another machine of this kind. OUT/page.md is written anew after each.
+`--smoke` tries all of it with so few rows that the figures say nothing.
 """
 
 from __future__ import annotations
@@ -15,219 +18,187 @@ import argparse
 import json
 import os
 import platform
-import statistics
+import re
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-PEERS = ROOT / ".venv-peers" / "bin" / "python"
-OURS = "ours"
-TEXTS = """
-name: quality
-task: text-classification
-data: {{train: train.csv, validation: validation.csv, test: test.csv, text: text, labels: [section, role]}}
-model: {{name: encoder, layers: {layers}, width: {width}}}
-train: {{epochs: {epochs}, batch_size: {batch}, seed: {seed}, optimizer: {{name: adamw, lr: {rate}}}}}
-"""
-TABLE = """
-name: quality
-task: tabular-{task}
-data: {{train: train.csv, validation: validation.csv, test: test.csv, target: target}}
-train: {{seed: {seed}}}
-"""
-PICTURES = """
-name: quality
-task: image-classification
-data: {{train: train.npz, validation: validation.npz, test: test.npz}}
-model: resnet18
-train: {{epochs: {epochs}, batch_size: {batch}, seed: {seed}, optimizer: {{name: adamw, lr: {rate}}}}}
-"""
-SERIES = """
-name: quality
-task: series-classification
-data: {{train: train.npz, validation: validation.npz, test: test.npz}}
-model: {{name: cnn-lstm, cnn_channels: [{width}], kernel: 5, lstm_hidden: {width}}}
-train: {{epochs: {epochs}, batch_size: {batch}, seed: {seed}, optimizer: {{name: adamw, lr: {rate}}}}}
-"""
-SPECS = {"texts": TEXTS, "pictures": PICTURES, "series": SERIES}
-"""The job of a row; that of a table if absent."""
-SETTINGS = {
-    "texts": ("layers", "width", "epochs", "batch", "rate"),
-    "pictures": ("epochs", "batch", "rate"),
-    "series": ("width", "epochs", "batch", "rate"),
-}
-"""What the neural networks of a row share; nothing if absent."""
-PARTNERS = {
-    "texts": ("hugging-face", "tf-idf"),
-    "pictures": ("resnet18 by the Trainer", "array trees"),
-    "series": ("cnn-lstm by the Trainer", "array trees"),
-}
-"""The peers of a row; those of a table if absent."""
-CHANGES = {
-    "texts": (
-        "train.schedule={name: cosine, warmup: 0.1}",
-        "model.pooling=cls",
-        "model.dropout=0.0",
-        "train.optimizer.weight_decay=0.01",
-        "optimize.unpadding=off",
-    )
-}
-"""What one contender each changes."""
+sys.path[:0] = [str(ROOT / "runtime"), str(ROOT)]
 
-EVERY = ("texts", "pictures", "series", "cancer", "wine", "digits", "diabetes")
-Scores = dict[str, float]
+from benchmarks.quality_page import write_page  # noqa: E402
+from benchmarks.quality_sets import MOST_ROWS, SETS, PublicSet, fetch_packages  # noqa: E402
+from benchmarks.rows_file import RowsFile  # noqa: E402
+from drivetrain.report.baseline_results import compare_network, from_json  # noqa: E402
+
+DEFAULT, LINEAR, SOLVED, SIMPLE = "default", "linear", "solved", "simple"
+CPUS = 2
+SMOKE_ROWS = 200
 
 
-def main() -> int:
-    """Train what is missing, and print the tables."""
-    given = arguments()
-    for row in given.rows:
-        place = given.folder / f"{row}.json"
-        found = json.loads(place.read_text()) if place.exists() else {}
-        found = {"scores": {}, **found, **machine(), "settings": settings(given, row)}
-        for seed in range(given.seeds):
-            for contender in contenders(given, row):
-                known = found["scores"].setdefault(contender, {})
-                if not given.table and str(seed) not in known:
-                    known[str(seed)] = scored(given, row, contender, seed)
-                    write(place, found)
-                    print(f"{row}, seed {seed}, {contender}: {told(known[str(seed)])}", file=sys.stderr, flush=True)
-        print(f"## {row}\n\n{table(found['scores'])}\n")
-    return 0
+@dataclass(frozen=True)
+class Trial:
+    """One row: a contender on a set."""
+
+    data: PublicSet
+    contender: str
+    budget: str
+    """As in `train.within`; empty for what has no choice of length."""
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Of the row."""
+        return ":".join(filter(None, (self.data.name, self.contender, self.budget, str(self.seed))))
 
 
-def arguments() -> argparse.Namespace:
-    """The command line."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure the rows that are not measured yet; returns 1 if one failed."""
+    options = parse_arguments(arguments)
+    fetch_packages(options.packages)
+    rows = RowsFile(options.out / "rows.jsonl", describe_machine())
+    failed = False
+    for trial in list_trials(options):
+        if trial.name not in rows.measured:
+            begin, load = time.monotonic(), os.getloadavg()[0]
+            figures = measure(trial, options)
+            seconds = round(time.monotonic() - begin, 1)
+            about = {"set": trial.data.name, "contender": trial.contender, "budget": trial.budget, "seed": trial.seed}
+            row = rows.append(
+                trial.name, {**about, "date": time.strftime("%F"), "seconds": seconds, "load": load, **figures}
+            )
+            failed |= "failed" in row
+            print(f"{trial.name:32} {seconds:6.1f} s, load {load:.1f}: {describe_figures(trial.data, row)}", flush=True)
+        write_page(rows.read(), options.out / "page.md", is_trial=options.smoke)
+    return int(failed)
+
+
+def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The command line; the folders exist afterwards."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("rows", nargs="+", choices=EVERY, metavar="ROW")
-    parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--only", nargs="+", help="these contenders, as the table calls them")
-    parser.add_argument("--set", action="append", default=[], help="one more contender that changes this key of ours")
-    parser.add_argument("--layers", type=int, default=4)
-    parser.add_argument("--width", type=int, default=256)
-    parser.add_argument("--epochs", type=int, default=3, help="of texts, pictures and series")
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--rate", type=float, default=1e-3, help="learning rate, of Hugging Face's Trainer too")
-    parser.add_argument("--cpus", type=int, default=1)
-    parser.add_argument("--peers", type=Path, default=PEERS, help="Python of the other trainers' environment")
-    parser.add_argument("--table", action="store_true", help="train nothing, only print what is there")
-    parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "quality")
-    return parser.parse_args()
+    parser.add_argument("out", type=Path, help="where rows.jsonl, page.md, data and runs are written")
+    parser.add_argument("--packages", type=Path, help="where packages are unpacked (default: OUT/packages)")
+    parser.add_argument("--pretrained", type=Path, help="folder of a text encoder as transformers saves it")
+    parser.add_argument("--budgets", nargs="+", default=["1m", "5m", "15m"], metavar="TIME", help="as in train.within")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--only", nargs="+", choices=[one.name for one in SETS], metavar="SET", help="these sets")
+    parser.add_argument("--contenders", nargs="+", default=[DEFAULT, LINEAR, SOLVED, SIMPLE])
+    parser.add_argument("--smoke", action="store_true")
+    options = parser.parse_args(arguments)
+    options.out = options.out.resolve()
+    options.out.mkdir(parents=True, exist_ok=True)
+    options.packages = options.packages or options.out / "packages"
+    return options
 
 
-def settings(given: argparse.Namespace, row: str) -> dict[str, Any]:
-    """What all neural networks of a row share."""
-    return {name: getattr(given, name) for name in SETTINGS.get(row, ())}
+def describe_machine() -> dict[str, Any]:
+    """What must be the same for a figure to hold."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return {"cpu": next(iter(names), platform.machine()), "cpus": CPUS, "torch": version("torch")}
 
 
-def contenders(given: argparse.Namespace, row: str) -> list[str]:
-    """The names of the contenders."""
-    changes = (*CHANGES.get(row, ()), *given.set)
-    every = [OURS, *PARTNERS.get(row, ("trees", "linear")), *(f"{OURS}: {change}" for change in changes)]
-    return given.only or every
+def list_trials(options: argparse.Namespace) -> Iterator[Trial]:
+    """All rows, seed by seed, the shortest budget first."""
+    for seed in options.seeds:
+        for budget in ("", *options.budgets):
+            for data in SETS:
+                contenders = [DEFAULT, LINEAR] if data.kind in ("table", "text") else [DEFAULT]
+                if not budget:
+                    contenders = [SOLVED, SIMPLE] if data.kind == "text" and options.pretrained else [SIMPLE]
+                for contender in contenders:
+                    if data.name in (options.only or [data.name]) and contender in options.contenders:
+                        yield Trial(data, contender, budget, seed)
 
 
-def scored(given: argparse.Namespace, row: str, contender: str, seed: int) -> Scores:
-    """Train one contender; its scores on the test file."""
-    folder = given.folder.resolve() / f"{row}-{seed}"
-    if not any((folder / f"test.{kind}").exists() for kind in ("csv", "npz")):
-        peer(given, "data", row, str(seed), str(folder))
-    if not contender.startswith(OURS):
-        return dict(json.loads(peer(given, contender, str(seed), str(folder), json.dumps(settings(given, row)))))
-    spec = SPECS.get(row, TABLE)
-    task = "regression" if row == "diabetes" else "classification"
-    (folder / "job.yaml").write_text(spec.format(seed=seed, task=task, **settings(given, row)), encoding="utf-8")
-    runs = folder / "runs"
-    changes = [contender.removeprefix(f"{OURS}: ")] if contender != OURS else []
-    changes += ["optimize.measure=off", f"limits.cpus={given.cpus}"]
-    options = [word for change in changes for word in ("--set", change)]
-    command = [
-        sys.executable,
-        "-m",
-        "drivetrain",
-        "train",
-        str(folder / "job.yaml"),
-        "--runs",
-        str(runs),
-        "--new",
-        *options,
-    ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"{contender} ended with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
-    result = json.loads((max(runs.glob("quality-*")) / "result.json").read_text(encoding="utf-8"))
-    wanted = ("test/accuracy", "test/r2") if row != "texts" else ("test/section/accuracy", "test/role/accuracy")
-    found: Mapping[str, float] = result["test"]["metrics"]
-    return {name.split("/")[-2 if row == "texts" else -1]: found[name] for name in wanted if name in found}
+def measure(trial: Trial, options: argparse.Namespace) -> dict[str, Any]:
+    """The figures of a row; `failed` says why it has none."""
+    folder = options.out / "data" / f"{trial.data.name}-{trial.seed}"
+    try:
+        trial.data.write_files(options.packages, trial.seed, folder, SMOKE_ROWS if options.smoke else MOST_ROWS)
+        job = draft_job(trial, folder, options)
+        settings = ["--set", f"train.seed={trial.seed}", "--set", f"limits.cpus={CPUS}"]
+        if trial.contender == SIMPLE:
+            return read_simple(run_drivetrain("baseline", str(job), *settings, "--seconds", "inf", "--json"))
+        runs = options.out / "runs" / trial.name.replace(":", "-")
+        result = run_drivetrain("train", str(job), *settings, "--runs", str(runs), "--new", "--json")
+        return read_run(Path(json.loads(result)["run"]))
+    except subprocess.CalledProcessError as error:
+        return {"failed": " | ".join(f"{error.stdout}{error.stderr}".strip().splitlines()[-3:])[:400]}
 
 
-def peer(given: argparse.Namespace, *words: str) -> str:
-    """Run the other side; what it prints last."""
-    if not given.peers.exists():
-        raise SystemExit(f"{given.peers} is not there; `make peers` installs the other trainers")
-    command = [str(given.peers), "-m", "benchmarks.contest.quality_peers", *words]
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": str(given.cpus)}
-    )
-    if done.returncode:
-        raise SystemExit(f"{' '.join(words[:2])} ended with {done.returncode}:\n{done.stderr[-2000:]}")
-    return done.stdout.strip().rpartition("\n")[2]
+def draft_job(trial: Trial, folder: Path, options: argparse.Namespace) -> Path:
+    """Write the job as `drivetrain init` drafts it, with the file of test and the budget."""
+    data, job = trial.data, folder / f"{trial.contender}{trial.budget}.yaml"
+    job.unlink(missing_ok=True)
+    train = folder / ("train.csv" if data.target else "train.npz")
+    words = ["--target", data.target] if data.target else []
+    words += ["--text", "text"] if data.kind == "text" else []
+    words += ["--pretrained", str(options.pretrained.resolve())] if trial.contender == SOLVED else []
+    run_drivetrain("init", str(train), *words, "--output", str(job))
+    draft = job.read_text(encoding="utf-8")
+    draft = re.sub(r"^data:$", f"data:\n  test: test{train.suffix}", draft, flags=re.MULTILINE)
+    if trial.budget:
+        length = "epochs: 1" if options.smoke else f"within: {trial.budget}"
+        draft = re.sub(r"^  epochs: .*$", f"  {length}", draft, flags=re.MULTILINE)
+    if trial.contender == LINEAR:
+        draft = re.sub(r"^model: .*$", "model: linear", draft, flags=re.MULTILINE)
+    job.write_text(draft, encoding="utf-8")
+    return job
 
 
-def machine() -> dict[str, Any]:
-    """Where and with what it was measured."""
-    cpu = [
-        line.split(":", 1)[1].strip()
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if line.startswith("model name")
-    ]
-    names = ("torch", "tokenizers", "transformers")
-    versions = {name: version(name) for name in names} | {"python": platform.python_version()}
-    return {"date": time.strftime("%Y-%m-%d"), "cpu": cpu[0] if cpu else platform.machine(), "versions": versions}
+def run_drivetrain(*words: str) -> str:
+    """What a command of this checkout prints.
+
+    Raises:
+        subprocess.CalledProcessError: if it failed.
+    """
+    command = [sys.executable, "-m", "drivetrain", *words]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
-def table(scores: Mapping[str, Mapping[str, Scores]]) -> str:
-    """Means with standard deviations, and the mean difference to `ours` over the seeds that both have."""
-    heads = list(next((each for found in scores.values() for each in found.values()), {}))
-    lines = ["| contender | seeds | " + " | ".join(f"{head} | less ours" for head in heads) + " |"]
-    lines.append("| --- |" + " ---: |" * (1 + 2 * len(heads)))
-    for contender, found in scores.items():
-        if found:
-            cells = [
-                cell
-                for head in heads
-                for cell in (spread([s[head] for s in found.values()], ""), beside(scores, contender, head))
-            ]
-            lines.append(f"| {contender} | {len(found)} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+def read_simple(output: str) -> dict[str, Any]:
+    """Metrics on the test file and seconds of each simple model."""
+    rows = json.loads(output)["baselines"]
+    return {"models": {row["name"]: {**_select_test(row["metrics"]), "seconds": row["seconds"]} for row in rows}}
 
 
-def beside(scores: Mapping[str, Mapping[str, Scores]], contender: str, head: str) -> str:
-    """A contender's score less ours, seed by seed."""
-    ours = scores.get(OURS, {})
-    less = [score[head] - ours[seed][head] for seed, score in scores[contender].items() if seed in ours]
-    return spread(less, "+") if less and contender != OURS else ""
+def read_run(run: Path) -> dict[str, Any]:
+    """Metrics on the test file, the length, and what the run says about itself beside the simple models that it fitted.
+
+    `better` is the simple model that it calls better, `network` if it calls the network better, `equal` if it cannot tell,
+    and absent if it compared nothing.
+    """
+    result = json.loads((run / "result.json").read_text(encoding="utf-8"))
+    best = result["best"]
+    figures = {"test": _select_test(result["test"]["metrics"]), "chosen_by": best["metric"], "steps": result["steps"]}
+    path = run / "baselines.json"
+    simple = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    comparison = compare_network(simple, best["metric"], {best["metric"]: best["value"], **(best.get("metrics") or {})})
+    if comparison is None or (lead := comparison.compute_lead()) is None:
+        return figures
+    uncertainty = comparison.compute_uncertainty()
+    says = "network" if lead > uncertainty else comparison.sort_rows()[0].name if lead < -uncertainty else "equal"
+    fitted = {row.name: f"{row.rows} of {row.of}" for row in from_json(simple)[0]}
+    return {**figures, "better": says, "judged_by": comparison.metric, "lead": lead, "fitted": fitted}
 
 
-def spread(values: list[float], sign: str) -> str:
-    """Mean and standard deviation."""
-    return f"{statistics.mean(values):{sign}.3f} ± {statistics.stdev(values) if len(values) > 1 else 0.0:.3f}"
+def _select_test(metrics: dict[str, float]) -> dict[str, float]:
+    return {name.removeprefix("test/"): value for name, value in metrics.items() if name.startswith("test/")}
 
 
-def told(scores: Scores) -> str:
-    """Scores on a line."""
-    return ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
-
-
-def write(place: Path, found: Mapping[str, Any]) -> None:
-    """Keep what is known so far."""
-    place.parent.mkdir(parents=True, exist_ok=True)
-    place.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+def describe_figures(data: PublicSet, row: dict[str, Any]) -> str:
+    """A row's figures on a line."""
+    if "failed" in row:
+        return f"failed: {row['failed']}"
+    models = row.get("models") or {row["contender"]: row["test"]}
+    figures = ", ".join(f"{name} {metrics[data.metric]:.4f}" for name, metrics in models.items())
+    return f"{figures}; says {row.get('better', 'nothing')}" if "test" in row else figures
 
 
 if __name__ == "__main__":

@@ -1,115 +1,120 @@
-"""The comparison of quality: what its rows are made of, and what its table says."""
+"""The twelve public sets and their page: a trial of one set, what is read from packages, and when a set passes."""
 
 from __future__ import annotations
 
 import csv
-import sys
+import json
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
-import numpy
 import pytest
 
-from benchmarks import quality
-from benchmarks.contest import quality_data
-from drivetrain.data.load_data import load
-from drivetrain.job_spec import load_job as job_spec
+from benchmarks import quality, quality_page, quality_sets
 
-ROOT = Path(__file__).resolve().parents[2]
-
-PACKAGE = """Package: {name}
-Source: {source} (1.0)
-Tag: devel::library, implemented-in::c,
- {roles}
-Description: {text}
- A longer text that is no part of the row.
-Section: {section}
-"""
+BY_NAME = {one.name: one for one in quality_sets.SETS}
 
 
-def listed(*packages: tuple[str, str, str, str, str]) -> str:
-    names = "name", "source", "roles", "text", "section"
-    return "\n".join(PACKAGE.format(**dict(zip(names, package, strict=True))) for package in packages)
+def test_there_are_twelve_of_four_kinds() -> None:
+    kinds = [one.kind for one in quality_sets.SETS]
+    assert {kind: kinds.count(kind) for kind in kinds} == {"table": 4, "text": 4, "picture": 2, "series": 2}
+    assert len(BY_NAME) == 12
 
 
-def test_texts_are_one_package_of_each_source_with_one_role() -> None:
-    found = quality_data.texts(
-        listed(
-            ("liba1", "a", "role::shared-lib", "Reads A files", "libs"),
-            ("liba-dev", "a", "role::devel-lib", "Reads A files - headers", "libs"),
-            ("b", "b", "role::program, role::plugin", "Two roles", "libs"),
-            ("c", "c", "role::program", "Draws: circles", "graphics"),
-            ("c2", "d", "role::program", "DRAWS: circles", "graphics"),
-        ),
-        fewest=1,
-    )
-    assert len(found) == 2
-    assert ("Reads A files", "libs", "shared-lib") in found or ("Reads A files - headers", "libs", "devel-lib") in found
-    assert found[1] == ("DRAWS: circles", "graphics", "program")
+@pytest.mark.parametrize("name", ["cancer", "digits"])
+def test_a_trial_measures_every_row_once(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quality, "fetch_packages", lambda folder: None)
+    monkeypatch.delenv("DRIVETRAIN_BASELINES", raising=False)
+    words = [str(tmp_path), "--only", name, "--budgets", "1m", "--seeds", "0", "--smoke"]
+    assert quality.main(words) == 0
+    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    contenders = ["simple", "default", "linear"] if name == "cancer" else ["simple", "default"]
+    assert [row["contender"] for row in rows] == contenders
+    assert set(rows[0]["models"]) == {"constant", "linear", "trees"} - ({"trees"} if name == "digits" else set())
+    assert 0 < rows[1]["test"]["accuracy"] <= 1
+    assert rows[1]["better"] in ("network", "equal", "linear", "trees", "constant")
+    page = (tmp_path / "page.md").read_text()
+    assert f"| {name} |" in page
+    assert " of 1**" in page
+    assert quality.main(words) == 0
+    assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == len(rows)
 
 
-def test_rare_classes_are_left_out() -> None:
-    many = [(f"p{i}", f"p{i}", "role::program", f"Does {i}", "utils") for i in range(3)]
-    found = quality_data.texts(listed(*many, ("q", "q", "role::program", "Rare", "news")), fewest=2)
-    assert {row[1] for row in found} == {"utils"}
-    assert len(found) == 3
+def test_a_contender_that_fails_is_a_row_and_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quality, "fetch_packages", lambda folder: None)
+    words = [str(tmp_path), "--only", "cancer", "--budgets", "1s", "--seeds", "0", "--contenders", "default"]
+    assert quality.main(words) == 1
+    assert "within" in json.loads((tmp_path / "rows.jsonl").read_text())["failed"]
+    assert quality.main(words) == 1
+    assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == 2
 
 
-def test_without_tagged_packages_there_is_no_row() -> None:
-    with pytest.raises(SystemExit, match="apt-get update"):
-        quality_data.texts("Package: a\nDescription: no tags\nSection: utils\n")
+def write_rows(folder: Path, name: str, seed: int) -> dict[str, list[list[str]]]:
+    BY_NAME[name].write_files(folder / "packages", seed, folder / f"{seed}")
+    files = {part: folder / f"{seed}" / f"{part}.csv" for part in ("train", "test")}
+    return {part: [*csv.reader(path.read_text().splitlines())] for part, path in files.items()}
 
 
-def test_a_seed_divides_all_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [(f"text {number}", "utils", "program") for number in range(50)]
-    monkeypatch.setattr(quality_data, "packages", str)
-    monkeypatch.setattr(quality_data, "texts", lambda _: rows[:])
-    for name, seed in (("one", 1), ("again", 1), ("other", 2)):
-        quality_data.write("texts", seed, tmp_path / name)
-    read = {
-        (name, part): [*csv.reader((tmp_path / name / f"{part}.csv").read_text().splitlines())][1:]
-        for name in ("one", "again", "other")
-        for part in quality_data.PARTS
+def test_a_seed_divides_all_rows(tmp_path: Path) -> None:
+    one, other = (write_rows(tmp_path, "cancer", seed) for seed in (0, 1))
+    assert [len(one[part]) - 1 for part in ("train", "test")] == [455, 114]
+    assert one["test"] != other["test"]
+    assert sorted(one["train"][1:] + one["test"][1:]) == sorted(other["train"][1:] + other["test"][1:])
+
+
+def test_texts_are_one_of_each_and_of_frequent_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quality_sets, "FEWEST_TEXTS", 2)
+    folder = tmp_path / "usr/share/games/fortunes"
+    folder.mkdir(parents=True)
+    (folder / "science").write_text("Light\nis fast.\n%\nlight is fast.\n%\nIron rusts.\n%\n")
+    (folder / "art").write_text("One.\n%\n")
+    (folder / "art.dat").write_bytes(b"\xff")
+    columns = quality_sets.read_quotations(tmp_path)
+    assert dict(zip(columns["text"], columns["label"], strict=True)) == {
+        "light is fast.": "science",
+        "Iron rusts.": "science",
     }
-    assert [len(read["one", part]) for part in quality_data.PARTS] == [35, 5, 10]
-    assert sorted(tuple(row) for part in quality_data.PARTS for row in read["one", part]) == sorted(rows)
-    assert read["one", "test"] == read["again", "test"] != read["other", "test"]
 
 
-@pytest.mark.parametrize("row", quality_data.ARRAYS)
-def test_the_files_of_arrays_are_read_by_ours_and_divide_all_digits(
-    row: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """scikit-learn is in the peers' environment alone; its digits are those of the example job."""
-    with numpy.load(ROOT / "jobs/data/digits.npz") as digits:
-        images, labels = digits.values()
-    bunch = SimpleNamespace(images=images / images.max() * 16, target=labels)
-    monkeypatch.setitem(sys.modules, "sklearn", SimpleNamespace(datasets=SimpleNamespace(load_digits=lambda: bunch)))
-    quality_data.write(row, 0, tmp_path)
-    (tmp_path / "job.yaml").write_text(
-        quality.SPECS[row].format(seed=0, epochs=1, batch=32, rate=1e-3, width=8), encoding="utf-8"
-    )
-    data = load(job_spec.load(tmp_path / "job.yaml"))
-    assert [len(split) for split in (data.train, data.validation)] == [1258, 180]
+def test_series_are_samples_steps_and_channels(tmp_path: Path) -> None:
+    for part in ("TRAIN", "TEST"):
+        (tmp_path / f"ItalyPowerDemand_{part}.ts").write_text("# a\n@data\n1,2,3:4,5,6:7\n")
+    columns = quality_sets.read_power(tmp_path)
+    assert columns["x"].tolist() == [[[1, 4], [2, 5], [3, 6]]] * 2
+    assert columns["y"].tolist() == ["class 7"] * 2
 
 
-def test_differences_are_of_the_seeds_that_both_have() -> None:
-    """A contender with an easier seed is not better for it."""
-    scores = {
-        quality.OURS: {"0": {"accuracy": 0.5}, "1": {"accuracy": 0.7}},
-        "trees": {"0": {"accuracy": 0.6}, "2": {"accuracy": 0.9}},
-        "linear": {},
+@pytest.mark.parametrize(
+    ("gaps", "says", "passes"),
+    [
+        ([0.1, -0.2], ["network", "equal"], True),
+        ([1.0, -1.5], ["network", "network"], True),
+        ([-3.0, 0.0], ["trees", "equal"], True),
+        ([-3.0, -1.0], ["trees", "equal"], False),
+        ([-3.0], [None], False),
+    ],
+)
+def test_a_set_passes_if_it_is_no_worse_or_the_run_says_so(gaps: list[float], says: list[Any], passes: bool) -> None:
+    rows = {seed: {"better": word} for seed, word in enumerate(says)}
+    assert quality_page.is_passed(dict(enumerate(gaps)), rows) == passes
+
+
+def test_the_page_counts_what_is_measured(tmp_path: Path) -> None:
+    about = {
+        "date": "2026-11-28",
+        "cpu": "A",
+        "cpus": 2,
+        "torch": "2",
+        "set": "cancer",
+        "seed": 0,
+        "seconds": 9,
+        "load": 0,
     }
-    lines = quality.table(scores).splitlines()
-    assert lines[2] == "| ours | 2 | 0.600 ± 0.141 |  |"
-    assert lines[3] == "| trees | 2 | 0.750 ± 0.212 | +0.100 ± 0.000 |"
-    assert len(lines) == 4
-
-
-def test_without_the_peers_the_command_that_installs_them_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words = ["quality.py", "wine", "--seeds", "1", "--peers", str(tmp_path / "none"), "--folder", str(tmp_path)]
-    monkeypatch.setattr(sys, "argv", words)
-    with pytest.raises(SystemExit, match="make peers"):
-        quality.main()
+    rows = [
+        about | {"row": "a", "contender": "simple", "budget": "", "models": {"linear": {"accuracy": 0.9}}},
+        about | {"row": "b", "contender": "default", "budget": "1m", "test": {"accuracy": 0.89}, "better": "equal"},
+        about | {"row": "c", "contender": "linear", "budget": "1m", "failed": "no"},
+    ]
+    quality_page.write_page(rows, tmp_path / "page.md")
+    page = (tmp_path / "page.md").read_text()
+    assert "| cancer |  | 90.0 |  | 89.0 | -1.0 | equal |  |  | 9 | 0.0 |" in page
+    assert "**0 of 1**" in page
