@@ -38,7 +38,7 @@ from drivetrain.report.baseline_results import compare_network, from_json  # noq
 
 DEFAULT, LINEAR, SOLVED, SIMPLE = "default", "linear", "solved", "simple"
 CPUS = 2
-SMOKE_ROWS = 200
+SMOKE_ROWS = 400
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ HEADS = (
     *SIMPLE_MODELS,
     "default",
     "less best simple",
+    "by F1",
     "the run says",
     "`model: linear`",
     "solved",
@@ -56,7 +57,7 @@ def _describe_head(rows: Sequence[Row], is_trial: bool) -> Iterator[str]:
     )
     yield ""
     yield (
-        "Points of accuracy on rows that no decision used (of diamonds R2), mean ± standard deviation over the seeds, each of "
+        "Points of accuracy on rows that no decision used (of diamonds R2; `by F1`: of its mean over the classes), mean ± standard deviation over the seeds, each of "
         "which divides the rows anew. Simple models are fitted to all training rows, as `drivetrain baseline` does. `default` "
         "is the draft of `drivetrain init` with `train.within` in the place of its epochs. `the run says`: which model the run "
         "itself calls better by its validation rows, `equal` if it calls them as good. Seconds are those of the command, with "
@@ -84,7 +85,9 @@ def _describe_budget(rows: Mapping[str, Row], budget: str) -> Iterator[str]:
             name: {seed: row["models"][name] for seed, row in simple.items() if name in row["models"]}
             for name in SIMPLE_MODELS
         }
-        gaps = {seed: _compute_gap(data, row, simple[seed]) for seed, row in defaults.items() if seed in simple}
+        both = [(row, simple[seed]) for seed, row in defaults.items() if seed in simple]
+        gaps = {row["seed"]: _compute_gap(data.metric, row, other) for row, other in both}
+        gaps_of_f1 = [_compute_gap("f1", row, other) for row, other in both if data.metric == "accuracy"]
         measured += bool(gaps)
         passed += bool(gaps) and is_passed(gaps, defaults)
         table.append(
@@ -95,7 +98,8 @@ def _describe_budget(rows: Mapping[str, Row], budget: str) -> Iterator[str]:
                     for name in SIMPLE_MODELS
                 ),
                 _format_trained(data, defaults),
-                f"{statistics.mean(gaps.values()):+.1f}" if gaps else "",
+                _format_gap(list(gaps.values())),
+                _format_gap(gaps_of_f1),
                 _count_words(row.get("better", "nothing") for row in defaults.values()),
                 _format_trained(data, _select(rows, data, "linear", budget)),
                 _format_trained(data, _select(rows, data, "solved", "")),
@@ -124,10 +128,14 @@ def _select(rows: Mapping[str, Row], data: PublicSet, contender: str, budget: st
     return {row["seed"]: row for row in rows.values() if looked_for.items() <= row.items()}
 
 
-def _compute_gap(data: PublicSet, trained: Row, simple: Row) -> float:
+def _compute_gap(metric: str, trained: Row, simple: Row) -> float:
     """Points of a run less those of the best simple model of the same seed."""
-    best = max(metrics[data.metric] for metrics in simple["models"].values())
-    return POINTS * float(trained["test"][data.metric] - best)
+    best = max(metrics[metric] for metrics in simple["models"].values())
+    return POINTS * float(trained["test"][metric] - best)
+
+
+def _format_gap(gaps: Sequence[float]) -> str:
+    return f"{statistics.mean(gaps):+.1f}" if gaps else ""
 
 
 def _format_trained(data: PublicSet, rows: Mapping[int, Row]) -> str:

@@ -65,7 +65,10 @@ class PublicSet:
         columns = self.read(packages)
         order = np.random.default_rng(seed).permutation(len(next(iter(columns.values()))))[:most]
         tests = round(len(order) * TEST_SHARE)
-        for path, ids in zip(paths, (order[tests:], order[:tests]), strict=True):
+        train, test = order[tests:], order[:tests]
+        if self.target and self.metric == "accuracy":  # a class of few drawn rows can be missing in training
+            test = test[np.isin(columns[self.target][test], columns[self.target][train])]
+        for path, ids in zip(paths, (train, test), strict=True):
             chosen = {name: values[ids] for name, values in columns.items()}
             if self.target:
                 with path.open("w", encoding="utf-8", newline="") as file:

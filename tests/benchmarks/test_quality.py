@@ -110,11 +110,18 @@ def test_the_page_counts_what_is_measured(tmp_path: Path) -> None:
         "load": 0,
     }
     rows = [
-        about | {"row": "a", "contender": "simple", "budget": "", "models": {"linear": {"accuracy": 0.9}}},
-        about | {"row": "b", "contender": "default", "budget": "1m", "test": {"accuracy": 0.89}, "better": "equal"},
+        about | {"row": "a", "contender": "simple", "budget": "", "models": {"linear": {"accuracy": 0.9, "f1": 0.5}}},
+        about
+        | {
+            "row": "b",
+            "contender": "default",
+            "budget": "1m",
+            "test": {"accuracy": 0.89, "f1": 0.7},
+            "better": "equal",
+        },
         about | {"row": "c", "contender": "linear", "budget": "1m", "failed": "no"},
     ]
     quality_page.write_page(rows, tmp_path / "page.md")
     page = (tmp_path / "page.md").read_text()
-    assert "| cancer |  | 90.0 |  | 89.0 | -1.0 | equal |  |  | 9 | 0.0 |" in page
+    assert "| cancer |  | 90.0 |  | 89.0 | -1.0 | +20.0 | equal |  |  | 9 | 0.0 |" in page
     assert "**0 of 1**" in page
