@@ -49,7 +49,7 @@ def test_every_module_says_what_it_is_for() -> None:
 MOST: dict[str, tuple[int, int]] = {
     "baselines": (6, 651),
     "cli": (27, 2_738),
-    "data": (156, 24_238),
+    "data": (156, 24_241),
     "distributed": (10, 1_797),
     "hardware": (16, 2_084),
     "inference": (14, 1_872),
@@ -57,7 +57,7 @@ MOST: dict[str, tuple[int, int]] = {
     "job_spec": (15, 2_789),
     "launch": (26, 3_268),
     "models": (34, 4_717),
-    "optimizations": (30, 2_776),
+    "optimizations": (30, 2_787),
     "plan": (10, 929),
     "pretrained": (18, 2_590),
     "report": (37, 4_875),
@@ -67,5 +67,5 @@ MOST: dict[str, tuple[int, int]] = {
     "top": (4, 337),
     "tracking": (24, 2_604),
     "training": (55, 8_480),
-    "tuning": (36, 5_203),
+    "tuning": (36, 5_226),
 }

@@ -102,11 +102,32 @@ class Tuner(VariantBuilder):
 
         budget = tuner_state.plan_budget(start_baseline, run.total_steps, seconds, self.say)
         if budget is None:
-            return numerics_check.check_short_run(self)
+            return self._measure_quick_ones(numerics_check.check_short_run(self))
         (state,) = states
         self._measure_all(state, budget)
         names = ", ".join(state.measurements) or "nothing"
         self.say(f"tune: finished in {budget.elapsed_seconds():.0f} s of {budget.seconds:.0f} s; measured: {names}")
+        return state.measurements
+
+    def _measure_quick_ones(self, checked: dict[str, Measurement]) -> dict[str, Measurement]:
+        """Measure the optimizations that are `quick` in a run that is too short for the others.
+
+        Args:
+            checked: what the check of the run's numbers has turned off.
+
+        Returns:
+            These and the new results.
+        """
+        plan = self.run.plan.with_values({name: row.value for name, row in checked.items()})
+        candidates = [(one, value) for one, value in self._list_candidates(plan) if one.quick]
+        # In so few steps nothing is compared within two seconds.
+        if not candidates or tuner_state.MEASURING_SHARE * self.run.total_steps < tuner_state.MIN_STEPS:
+            return checked
+        state = TunerState(plan, self.build(plan), dict(checked))
+        step_seconds, run_seconds = tuner_state.predict_seconds(state.incumbent, self.run.total_steps)
+        if run_seconds >= tuner_state.MIN_QUICK_RUN_SECONDS:
+            for optimization, value in candidates:
+                self._measure_value(state, optimization, value, step_seconds, tuner_state.QUICK_SECONDS, set())
         return state.measurements
 
     def _measure_all(self, state: TunerState, budget: TimeBudget) -> None:
