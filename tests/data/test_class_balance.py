@@ -89,6 +89,6 @@ def test_classes_that_are_probably_no_value_are_named_and_get_no_weight() -> Non
     """Four empty cells written as NaN became a class with six times the weight of the others."""
     text = class_balance.describe_counts(np.array([9, 4, 8]), ("good", "NaN", "none"))
     assert text.endswith("; probably no value: NaN (data.missing leaves these samples out)")
-    (entry,) = first_values.class_weights({"good": 90, "bad": 20, "NaN": 4})
+    (entry,) = first_values.class_weights({"good": 210, "bad": 20, "NaN": 4})
     assert entry.value == "balanced"
     assert "probably no value: NaN" in first_values.format_counts({"good": 90, "NaN": 4})
