@@ -119,7 +119,7 @@ class Tuner(VariantBuilder):
             These and the new results.
         """
         plan = self.run.plan.with_values({name: row.value for name, row in checked.items()})
-        candidates = [(one, value) for one, value in self._list_candidates(plan) if one.quick]
+        candidates = list(self._list_candidates(plan, quick_only=True))
         # In so few steps nothing is compared within two seconds.
         if not candidates or tuner_state.MEASURING_SHARE * self.run.total_steps < tuner_state.MIN_STEPS:
             return checked
@@ -192,12 +192,13 @@ class Tuner(VariantBuilder):
         ]
         return min(pairs, key=lambda pair: state.rank(pair[0].name, pair[1]), default=None)
 
-    def _list_candidates(self, plan: Plan) -> Iterator[tuple[Optimization, Value]]:
+    def _list_candidates(self, plan: Plan, *, quick_only: bool = False) -> Iterator[tuple[Optimization, Value]]:
         job, hardware = self.run.job, self.run.hardware
         for optimization in optimizations.every():
             is_decided = plan.row(optimization.name).source in SETTLED_SOURCES
             is_idle = optimization.needs is not None and plan.value(optimization.needs) is False
-            if is_decided or is_idle or optimization.stage in (Stage.PROCESS, Stage.LOADER):
+            is_left_out = quick_only and not optimization.quick
+            if is_decided or is_idle or is_left_out or optimization.stage in (Stage.PROCESS, Stage.LOADER):
                 continue
             for value in optimization.candidates(job, hardware, self.facts):
                 if value == plan.value(optimization.name) or optimization.effect(self.facts) is Effect.TRAINING:
