@@ -57,7 +57,7 @@ MOST: dict[str, tuple[int, int]] = {
     "job_spec": (15, 2_789),
     "launch": (26, 3_268),
     "models": (34, 4_717),
-    "optimizations": (30, 2_789),
+    "optimizations": (30, 2_790),
     "plan": (10, 929),
     "pretrained": (18, 2_590),
     "report": (37, 4_884),

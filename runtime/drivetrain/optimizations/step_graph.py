@@ -74,7 +74,8 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
 
 def _refuse_settings(job: Job, hardware: Hardware, workload: Workload | None) -> str | None:
     """What of network, loss or other optimizations cannot be recorded."""
-    if getattr(job.model, "lstm_layers", 1) > 1 and job.model.dropout:
+    model = getattr(job, "model", None)
+    if getattr(model, "lstm_layers", 1) > 1 and getattr(model, "dropout", 0):
         return "cuDNN's dropout between LSTM layers reads its seed on the host in each step"
     if isinstance(job.train.loss, Focal) and job.train.loss.alpha is not None:
         return "train.loss.alpha is copied to the GPU in each step"
