@@ -21,15 +21,16 @@ from drivetrain import optimizations
 from drivetrain.data.load_data import load
 from drivetrain.models import inspection
 from drivetrain.models.build import build
-from drivetrain.optimizations import cuda_graphs
+from drivetrain.optimizations import cuda_graphs, step_graph
 from drivetrain.plan import evidence, plan
 from drivetrain.system import timeout
 from drivetrain.training import run
 from drivetrain.training.phase_timer import PhaseTimer
-from drivetrain.tuning import numerics_check, paired_timing, variants
+from drivetrain.tuning import numerics_check, paired_timing, tuner_state, variants
 from drivetrain.tuning import tuner as tune
 from tests import reports, tiny
 from tests.paths import IMPORTS, ROOT
+from tests.training.test_captured_step import Again
 from tests.tuning.tuned_machine import machine
 
 
@@ -77,8 +78,8 @@ def test_numbers_count_before_speed(numbers: list[tuple[float, float]], expected
     assert found is None if expected is None else expected in (found or "")
 
 
-def measured(folder: Path, optimize: str, said: list[str]) -> dict[str, evidence.Measurement]:
-    here, data, asked = machine(folder), tiny.dataset(), tiny.job(optimize=optimize)
+def measured(folder: Path, optimize: str, said: list[str], epochs: int = 3) -> dict[str, evidence.Measurement]:
+    here, data, asked = machine(folder), tiny.dataset(), tiny.job(optimize=optimize, epochs=epochs)
     network = build(asked, data)
     before = {name: value.clone() for name, value in network.module.state_dict().items()}
     made = plan.resolve(asked, here, inspection.inspect_workload(data, network.module))
@@ -91,6 +92,28 @@ def test_short_runs_are_not_measured(tmp_path: Path) -> None:
     said: list[str] = []
     assert measured(tmp_path, "compile: false", said) == {}
     assert "to measure optimizations" in said[-1]
+
+
+@pytest.mark.parametrize(("shortest", "measures"), [(0.0, True), (1e9, False)])
+def test_runs_of_a_minute_measure_what_takes_two_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shortest: float, measures: bool
+) -> None:
+    """A small network on a GPU waits for the host, and its short run never learned that a recorded step does not."""
+    recorded = list[run.Run]()
+    monkeypatch.setattr(paired_timing, "BLOCK_SECONDS", 0.01)
+    monkeypatch.setattr(tuner_state, "MIN_RUN_SECONDS", 1e9)
+    monkeypatch.setattr(tuner_state, "MIN_QUICK_RUN_SECONDS", shortest)
+    monkeypatch.setattr(tuner_state, "QUICK_SECONDS", 60.0)
+    monkeypatch.setattr(step_graph, "candidates", lambda *_: [False, True])
+    monkeypatch.setattr(run.Run, "record_step", lambda trial: recorded.append(trial))
+    optimizations.every.cache_clear()
+    said: list[str] = []
+    results = measured(tmp_path, "compile: false, precision: fp32, fused_optimizer: true", said, epochs=200)
+    assert ("step_graph" in results, bool(recorded)) == (measures, measures)
+    assert any("skipped" in line for line in said)
+    measured_names = {line.split()[1] for line in said} & {one.name for one in optimizations.every()}
+    optimizations.every.cache_clear()
+    assert measured_names == ({"step_graph"} if measures else set())
 
 
 def test_off_measures_nothing(tmp_path: Path) -> None:
@@ -161,6 +184,29 @@ def test_a_short_check_after_a_long_one_compares_the_first_steps(tmp_path: Path)
         assert numerics_check.find_reference_difference(tuner, first) is None
 
 
+def test_replays_are_among_the_compared_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recorded step with wrong numbers was not noticed: all that were compared had been computed as usual."""
+    device = Again()
+    monkeypatch.setattr(run, "CudaGraphs", lambda _: device)
+    here, data, asked = machine(tmp_path), tiny.dataset(), tiny.job()
+    network = build(asked, data)
+    usual = plan.resolve(asked, here, inspection.inspect_workload(data, network.module))
+    usual = usual.with_values({"fused_optimizer": True})
+    made = run.assemble(asked, here, usual, tmp_path, data, network, tiny.Quiet(), PhaseTimer())
+    tuner = tune.Tuner(made, data, network, lambda line: None)
+    recorded = usual.with_values({"step_graph": True})
+    for steps in (2, 4):
+        tuner.compared_steps, device.replays = steps, 0
+        variant = tuner.build(recorded)
+        variant.run.step.state.prefers_device = True
+        numbers = variant.read_numbers(True)
+        assert device.replays == steps - 1
+        assert len(tuner.load_reference(True, recorded)) == len(numbers)
+        assert len(tuner.load_reference(True, usual)) == steps
+        captured: Any = variant.run.step.options.captured
+        assert not captured.recordings  # they have no dropout
+
+
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_value_that_needs_another_is_measured_only_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: bool
@@ -212,6 +258,7 @@ from drivetrain.training.phase_timer import PhaseTimer
 from drivetrain.errors import Replanned
 from drivetrain.system.files import write_json
 from tests import tiny
+from tests.training import test_captured_step
 from tests.tuning.tuned_machine import machine
 tuner.FULL, tuner.QUICKEST = 9.0, 2.0
 folder = Path(sys.argv[1])
