@@ -29,7 +29,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "runtime"), str(ROOT)]
+SOURCES = [str(ROOT / "runtime"), str(ROOT)]
+sys.path[:0] = SOURCES
 
 from benchmarks.quality_page import write_page  # noqa: E402
 from benchmarks.quality_sets import MOST_ROWS, SETS, PublicSet, fetch_packages  # noqa: E402
@@ -159,7 +160,8 @@ def run_drivetrain(*words: str) -> str:
         subprocess.CalledProcessError: if it failed.
     """
     command = [sys.executable, "-m", "drivetrain", *words]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(SOURCES)}
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, env=environment).stdout
 
 
 def read_simple(output: str) -> dict[str, Any]:
