@@ -66,6 +66,6 @@ MOST: dict[str, tuple[int, int]] = {
     "system": (24, 2_125),
     "top": (4, 337),
     "tracking": (24, 2_604),
-    "training": (55, 8_480),
+    "training": (57, 8_480),
     "tuning": (36, 5_203),
 }

@@ -17,8 +17,8 @@ from drivetrain.job.images import ImageRegressionJob
 from drivetrain.job.series import SeriesRegressionJob
 from drivetrain.job.tables import TableRegressionJob
 from drivetrain.job.train import Constant, EarlyStopping, Plateau
-from drivetrain.training import loop
 from drivetrain.training.best_metric import BestMetric, choose_metric
+from drivetrain.training.epoch import record_evaluation
 from drivetrain.training.evaluation.scores import build_scores
 
 CONSTANT = Constant(name="constant")
@@ -112,6 +112,7 @@ def test_between_equal_values_the_line_says_that_the_loss_decided() -> None:
         metrics=MagicMock(),
         user_parts=MagicMock(),
         stop_reason="",
+        collect_info=MagicMock(),
         folder=None,
         total_steps=9,
         total_epochs=5,
@@ -119,9 +120,10 @@ def test_between_equal_values_the_line_says_that_the_loss_decided() -> None:
     )
     progress = SimpleNamespace(report_evaluation=lambda run, best: told.append(best))
     saver = SimpleNamespace(save_best=lambda notes: None, is_due=lambda epoch_ended: False)
+    records = SimpleNamespace(saver=saver, progress=progress)
     for accuracy, loss in ((0.5, 0.9), (0.8, 0.7), (0.8, 0.6), (0.8, 0.65), (0.9, 0.8)):
         run.last_metrics = {"validation/accuracy": accuracy, "validation/loss": loss}
-        loop.record_evaluation(run, saver, progress, {})  # type: ignore[arg-type]
+        record_evaluation(run, records, {})  # type: ignore[arg-type]
     assert told == ["best", "best", "best, by its loss", "", "best"]
 
 

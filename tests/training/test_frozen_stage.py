@@ -15,7 +15,7 @@ from drivetrain.errors import SpecError
 from drivetrain.job import Job
 from drivetrain.system import fault_points
 from drivetrain.training import train
-from drivetrain.training.agreement import HalfUpdated
+from drivetrain.training.peers import HalfUpdated
 from drivetrain.training.run import Run
 from drivetrain.training.step import Step
 from tests import tiny
