@@ -125,9 +125,10 @@ class Step(StepUpdate):
         with self._restrict_kernels():
             loss = self.objective(self.outputs(batch.inputs), batch.targets, self._start_denominators(batch)())
             self.scaler.scale_loss(loss).backward()  # type: ignore[no-untyped-call]
+            loss = loss.detach()
         self.scaler.unscale(self.parameters)
         norm = weight_update.clip_gradients(self.parameters, self.clip_norm, self.options.peers.ranks, divided=False)
-        values, finite = stack_loss_and_norm(loss.detach(), norm)
+        values, finite = stack_loss_and_norm(loss, norm)
         with weight_update.rates_from_device(self.optimizer, rates):
             self._update_on_device(finite)
         self.optimizer.zero_grad(set_to_none=True)

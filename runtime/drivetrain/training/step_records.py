@@ -76,8 +76,7 @@ class StepRecords:
     def end_step(self, result: StepResult | None) -> None:
         """Profile, save and report a step, unless it is going to be undone or a signal stops the run.
 
-        Args:
-            result: of the step; None if its batch was skipped.
+        `result` is that of the step, or None if its batch was skipped.
         """
         run = self.run
         if run.peers.problem or run.signals.peek():
