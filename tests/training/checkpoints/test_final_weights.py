@@ -15,7 +15,7 @@ import safetensors.torch
 from drivetrain.errors import CheckpointError
 from drivetrain.models import saved_model
 from drivetrain.system import fault_points
-from drivetrain.training import effective_settings, final_model, loop, run
+from drivetrain.training import effective_settings, epoch, final_model, run
 from drivetrain.training.best_metric import BestMetric
 from drivetrain.training.evaluation import validation
 from drivetrain.training.train import train as train_run
@@ -89,7 +89,7 @@ def test_an_older_best_comes_before_the_last_step(tmp_path: Path) -> None:
         return {"validation/loss": 1.0, "validation/accuracy": made.counters.epoch / 10, "validation/f1": 0.5}, {}
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "evaluate", better)
+        patch.setattr(epoch, "evaluate", better)
         ended(tmp_path, spoil, more="checkpoint: {every: epoch}")
     assert told(tmp_path)[0].endswith("; the model has an older best: best validation/accuracy 0.1000 after epoch 2")
     assert result(tmp_path)["best"]["step"] == 8
@@ -101,7 +101,7 @@ def test_no_evaluation_gives_a_number(tmp_path: Path) -> None:
         return metrics | {"validation/loss": math.nan, "validation/accuracy": math.nan}, confusion
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "evaluate", bad)
+        patch.setattr(epoch, "evaluate", bad)
         ended(tmp_path, lambda made: None, "early_stopping: {metric: validation/loss, patience: 2}", epochs=9)
     assert told(tmp_path) == [
         "no evaluation gave validation/accuracy a value that is a number; the model has the weights of the last step, 8"
@@ -123,6 +123,6 @@ def test_a_metric_that_is_always_nan_stops_early() -> None:
     from drivetrain.job.train import EarlyStopping
 
     watch = BestMetric("validation/loss", EarlyStopping(metric="validation/loss", patience=2), None)
-    for epoch in range(2):
-        assert not watch.update({"validation/loss": math.nan}, epoch, epoch)
+    for number in range(2):
+        assert not watch.update({"validation/loss": math.nan}, number, number)
     assert watch.reason_to_stop() == "validation/loss has not improved for 2 evaluations (never a number)"
