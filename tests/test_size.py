@@ -63,7 +63,7 @@ MOST: dict[str, tuple[int, int]] = {
     "report": (37, 4_884),
     "storage": (10, 1_374),
     "supervisor": (39, 6_811),
-    "system": (24, 2_125),
+    "system": (24, 2_126),
     "top": (4, 337),
     "tracking": (24, 2_604),
     "training": (55, 8_513),

@@ -76,6 +76,7 @@ def test_errors_that_mean_a_lost_gpu(text: str, kind: type[Exception]) -> None:
         "CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported",
         "CUDA driver error: out of memory",
         "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed in a non-contiguous input.",
         "GET was unable to find an engine to execute this computation",
     ],
 )
