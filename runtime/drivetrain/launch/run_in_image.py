@@ -28,10 +28,11 @@ from drivetrain.job import Job
 from drivetrain.job.remote_data import list_whole_paths
 from drivetrain.launch import docker_engine, mounts
 from drivetrain.launch.project import PROJECT, image_name
+from drivetrain.pretrained.earlier_run import CONFIG
 from drivetrain.system.console import say
 from drivetrain.system.installation import INSTALL_TORCH
 from drivetrain.system.printable import printable_text
-from drivetrain.system.run_files import RunFiles
+from drivetrain.system.run_files import JOB_FILE, MODEL, RunFiles
 
 WITH_JOB = ("plan", "find-lr", "memory", "bench", "fetch", "baseline")
 COMMANDS = (
@@ -286,17 +287,17 @@ def _jobs(options: argparse.Namespace) -> Iterator[tuple[Path, Job]]:
     elif (
         options.command in ("evaluate", "reproduce")
         and getattr(options, "data", None) is None
-        and (options.run / "job.yaml").is_file()
+        and (options.run / JOB_FILE).is_file()
     ):
         from drivetrain.inference import evaluate as evaluating
 
-        yield options.run / "job.yaml", evaluating.load_stored_job(options.run, download=False)
-    elif options.command == "export" and (options.run / "job.yaml").is_file():
+        yield options.run / JOB_FILE, evaluating.load_stored_job(options.run, download=False)
+    elif options.command == "export" and (options.run / JOB_FILE).is_file():
         from drivetrain.inference import evaluate as evaluating
 
         # Without its data, which may be gone, a model is compared on random samples.
         with contextlib.suppress(DataError, SpecError):
-            yield options.run / "job.yaml", evaluating.load_stored_job(options.run, download=False)
+            yield options.run / JOB_FILE, evaluating.load_stored_job(options.run, download=False)
 
 
 def _list_paths(options: argparse.Namespace) -> Iterator[Path]:
@@ -312,5 +313,5 @@ def _list_paths(options: argparse.Namespace) -> Iterator[Path]:
 
 def _of_images(options: argparse.Namespace) -> bool:
     run = getattr(options, "run", None)
-    configurations = [RunFiles(folder).read_json("config.json") for folder in (run, run / "model")] if run else []
-    return any(isinstance(config, dict) and str(config.get("task")).startswith("image-") for config in configurations)
+    configurations = [RunFiles(folder).read_object(CONFIG) for folder in (run, run / MODEL)] if run else []
+    return any(str(config.get("task")).startswith("image-") for config in configurations)
