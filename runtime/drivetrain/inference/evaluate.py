@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -243,16 +244,13 @@ def _check_unchanged(data: Dataset, trained: SavedModel) -> None:
         # The model has the class weights of the loss as numbers, and its temperature; the classes are compared.
         if key not in ("class_weights", "temperature") and value != asdict(trained.heads.get(name, head))[key]
     ]
-    changed += [key for key, value in _to_json(data.preprocessing).items() if value != trained.preprocessing.get(key)]
+    changed += [
+        key
+        for key, value in json.loads(json.dumps(data.preprocessing)).items()
+        if value != trained.preprocessing.get(key)
+    ]
     if changed or data.heads.keys() != trained.heads.keys():
         raise _make_changed_data_error(f"{', '.join(changed[:5]) or 'its outputs'} differ")
-
-
-def _to_json(value: object) -> Any:
-    """A value as JSON gives it back: tuples as lists."""
-    if isinstance(value, dict):
-        return {str(key): _to_json(item) for key, item in value.items()}
-    return [_to_json(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _show(

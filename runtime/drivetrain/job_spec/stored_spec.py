@@ -47,11 +47,7 @@ def load_stored_spec(run: Path, name: str = JOB_FILE) -> Mapping[str, Any]:
 
 
 def load_stored_job(run: Path, locate: Callable[[Job], Job] | None) -> Job:
-    """The job of a run; relative paths start from the folder of the original job file, as recorded in the run.
-
-    Args:
-        run: its folder.
-        locate: finds what the job names elsewhere, as for `load`.
+    """The job of a run; relative paths start from the folder of the original job file, and `locate` is as for `load`.
 
     Raises:
         CheckpointError: if the stored file cannot be read.
@@ -59,9 +55,4 @@ def load_stored_job(run: Path, locate: Callable[[Job], Job] | None) -> Job:
         DataError: if a path in it does not exist.
     """
     load_stored_spec(run)
-    return load(run / JOB_FILE, folder=original_folder(run), locate=locate)
-
-
-def original_folder(run: Path) -> Path:
-    """The folder where relative paths of a run's job file start, as recorded in the run; it may have changed since."""
-    return Path(RunState.read(run).source).parent
+    return load(run / JOB_FILE, folder=Path(RunState.read(run).source).parent, locate=locate)

@@ -21,7 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, TextIO
 
-from drivetrain.errors import DataError, DeviceError, SpecError
+from drivetrain.errors import CheckpointError, DataError, DeviceError, SpecError
 from drivetrain.inference.export import PACKAGES
 from drivetrain.inference.predict import STDIN, TERMINAL
 from drivetrain.job import Job
@@ -284,19 +284,14 @@ def _jobs(options: argparse.Namespace) -> Iterator[tuple[Path, Job]]:
         against = [options.against] if getattr(options, "against", None) else []
         for overrides in ([], *against):
             yield options.job, job_spec.load(options.job, [*options.set, *overrides])
-    elif (
-        options.command in ("evaluate", "reproduce")
-        and getattr(options, "data", None) is None
-        and (options.run / JOB_FILE).is_file()
+    elif options.command == "export" or (
+        options.command in ("evaluate", "reproduce") and getattr(options, "data", None) is None
     ):
         from drivetrain.inference import evaluate as evaluating
 
-        yield options.run / JOB_FILE, evaluating.load_stored_job(options.run, download=False)
-    elif options.command == "export" and (options.run / JOB_FILE).is_file():
-        from drivetrain.inference import evaluate as evaluating
-
-        # Without its data, which may be gone, a model is compared on random samples.
-        with contextlib.suppress(DataError, SpecError):
+        # Without its data, which may be gone, `export` compares a model on random samples.
+        is_optional = options.command == "export" or not (options.run / JOB_FILE).exists()
+        with contextlib.suppress(*((CheckpointError, DataError, SpecError) if is_optional else ())):
             yield options.run / JOB_FILE, evaluating.load_stored_job(options.run, download=False)
 
 

@@ -218,7 +218,7 @@ def load(path: Path) -> Plan:
         SpecError: if the file is no plan.
     """
     try:
-        return _parse_usable_plan(parse_json(path.read_text(encoding="utf-8")))
+        return parse_plan(parse_json(path.read_text(encoding="utf-8")), is_followed=True)
     except (OSError, ValueError) as error:
         raise SpecError(
             f"--plan {path}: {error}", "a plan.json of a run, or the output of `plan --json`", "use such a file"
@@ -226,27 +226,18 @@ def load(path: Path) -> Plan:
 
 
 def read_plan(run: Path) -> Plan:
-    """The plan in a run folder.
-
-    Raises:
-        CheckpointError: if it has none that this version can follow.
-    """
+    """The plan in a run folder; raises CheckpointError if it has none that this version can follow."""
     data, problem = RunFiles(run).read_checked_object(PLAN_FILE)
     try:
-        return _parse_usable_plan(data)
+        return parse_plan(data, is_followed=True)
     except ValueError as error:
         raise damaged_error(run / PLAN_FILE, problem or str(error)) from None
 
 
-def _parse_usable_plan(data: Any) -> Plan:
-    plan = parse_plan(data)
-    if unknown := {row.name for row in plan.decisions} - {optimization.name for optimization in optimizations.every()}:
-        raise ValueError(f"another version wrote it: this one has no optimization {min(unknown)!r}")
-    return plan
-
-
-def parse_plan(data: Any) -> Plan:
+def parse_plan(data: Any, *, is_followed: bool = False) -> Plan:
     """The plan in the content of a plan.json; of another version's, what this one has no name for is left out.
+
+    With `is_followed` optimizations without a name here are refused.
 
     Raises:
         ValueError: if it is no plan.
@@ -255,10 +246,13 @@ def parse_plan(data: Any) -> Plan:
     try:
         rows = tuple(Decision(**{key: row[key] for key in row if key in row_keys}) for row in data["decisions"])
         plan = Plan(**{key: data[key] for key in data if key in plan_keys} | {"decisions": rows})
-        effective = plan.seen if isinstance(plan.seen, dict) else {}
-        return replace(plan, notes=tuple(plan.notes or ()), seen=effective)
+        plan = replace(plan, notes=tuple(plan.notes or ()), seen=plan.seen if isinstance(plan.seen, dict) else {})
     except (LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"not a plan: {type(error).__name__} {error}") from None
+    unknown = {row.name for row in rows} - {optimization.name for optimization in optimizations.every()}
+    if unknown and is_followed:
+        raise ValueError(f"another version wrote it: this one has no optimization {min(unknown, key=str)!r}")
+    return plan
 
 
 def keep_reasons(fresh: Plan, stored: Plan) -> Plan:

@@ -168,10 +168,8 @@ def is_refused(run: RunFolder, exit_code: int) -> bool:
     extension = records.read(run.path) if run.extends else None
     if extension is None or exit_code not in REFUSAL_EXIT_CODES:
         return False
-    return all(
-        run_files.parse_suffix(path) <= extension.step
-        for path in run_files.list_checkpoints(run.path / run_files.CHECKPOINTS)
-    )
+    checkpoints = run_files.list_checkpoints(run.path / run_files.CHECKPOINTS)
+    return all(run_files.parse_suffix(path) <= extension.step for path in checkpoints)
 
 
 def discard(run: RunFolder) -> None:

@@ -73,7 +73,7 @@ def write(run: Path, commits: Sequence[str]) -> None:
             **({"later_commits": list(commits[1:])} if commits[1:] else {}),
             "spec": _hash_file(run / run_files.JOB_FILE),
             "plan": _hash_plan(run),
-            "data": _hash_data(run),
+            "data": {key: _hash_value(rows) for key, rows in same_conditions.read_data_digests(run).items()},
             "code": RunFiles(run).read_object(run_files.CODE_FILE),
             "model": _hash_file(run / run_files.MODEL / WEIGHTS),
         },
@@ -155,11 +155,6 @@ def _hash_plan(run: Path) -> str | None:
     decisions = read_objects(RunFiles(run).read_object(run_files.PLAN_FILE), "decisions")
     values = {decision["name"]: decision["value"] for decision in decisions}
     return _hash_value(values) if values else None
-
-
-def _hash_data(run: Path) -> dict[str, str]:
-    """One digest for each path of the spec, over names and contents of its files."""
-    return {key: _hash_value(rows) for key, rows in same_conditions.read_data_digests(run).items()}
 
 
 def _hash_value(value: object) -> str:

@@ -117,29 +117,25 @@ def _check_inputs(run: Path, job: Job) -> None:
 
 def _list_differences(run: Path, runs: Path) -> Iterator[str]:
     """What is not as it was, and can change the last bits."""
-    before, now = RunFiles(run).read_object(run_files.HARDWARE_FILE), detect(runs).to_json()
-    provenance_record = RunFiles(run).read_object(run_files.PROVENANCE_FILE)
-    for subject, old, new in (
-        ("drivetrain", provenance_record.get("drivetrain", VERSION), VERSION),
-        (
-            "the image",
-            read_mapping(provenance_record, "image").get("id"),
-            (provenance.describe_image() or {}).get("id"),
-        ),
-        ("torch", *(read_mapping(machine, "torch").get("version") for machine in (before, now))),
-        ("the processor", *(read_mapping(machine, "cpu").get("model") for machine in (before, now))),
-        (
-            "the instruction set",
-            *(" ".join(read_mapping(machine, "cpu").get("flags", [])) for machine in (before, now)),
-        ),
-        ("the GPUs", *(_name_gpus(machine) for machine in (before, now))),
-    ):
-        if old != new:
-            yield f"{subject} was {old or 'none'} and is {new or 'none'}"
+    record = RunFiles(run).read_object(run_files.PROVENANCE_FILE)
+    before = {"drivetrain": record.get("drivetrain", VERSION), "the image": read_mapping(record, "image").get("id")}
+    before |= _describe_machine(RunFiles(run).read_object(run_files.HARDWARE_FILE))
+    now = {"drivetrain": VERSION, "the image": (provenance.describe_image() or {}).get("id")}
+    now |= _describe_machine(detect(runs).to_json())
+    for subject, old in before.items():
+        if old != now[subject]:
+            yield f"{subject} was {old or 'none'} and is {now[subject] or 'none'}"
 
 
-def _name_gpus(machine: Mapping[str, Any]) -> str:
-    return ", ".join(str(gpu.get("name")) for gpu in read_objects(machine, "gpus"))
+def _describe_machine(machine: Mapping[str, Any]) -> dict[str, Any]:
+    cpu = read_mapping(machine, "cpu")
+    flags = cpu.get("flags")
+    return {
+        "torch": read_mapping(machine, "torch").get("version"),
+        "the processor": cpu.get("model"),
+        "the instruction set": " ".join(map(str, flags)) if isinstance(flags, list | tuple) else "",
+        "the GPUs": ", ".join(str(gpu.get("name")) for gpu in read_objects(machine, "gpus")),
+    }
 
 
 def _check_length(run: Path, job: Job) -> None:

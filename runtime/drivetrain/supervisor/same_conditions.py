@@ -143,11 +143,7 @@ def _read_record(run: Path, part: str) -> dict[str, Any]:
 
 
 def _check_record(run: Path) -> None:
-    """Check that a run has the record of its data, as far as runs of its version have one.
-
-    Raises:
-        CheckpointError: if it is damaged.
-    """
+    """Raise CheckpointError if the record of the data is damaged; runs of early versions have none."""
     record, problem = RunFiles(run).read_checked_object(DATA_FILE)
     problem = problem or ("" if isinstance(record.get("files"), dict) else "it lists no files")
     if problem and (problem != MISSING or (run / PREPROCESSING_FILE).exists()):

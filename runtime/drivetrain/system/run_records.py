@@ -19,10 +19,9 @@ Record = Mapping[str, Any]
 
 
 class RunState:
-    """How a run stands, as its supervisor recorded it last."""
+    """How a run stands, as its supervisor recorded it last: from the content of a state.json."""
 
     def __init__(self, record: Record) -> None:
-        """`record` is the content of a state.json."""
         self.status = _read(record, "status", str)
         """running, done, stopped or failed; None if none is recorded."""
         self.exit_code = read_integer(record, "exit_code")
@@ -58,10 +57,9 @@ class Best:
 
 
 class RunResult:
-    """How a run ended, as its trainer recorded it."""
+    """How a run ended, as its trainer recorded it: from the content of a result.json."""
 
     def __init__(self, record: Record) -> None:
-        """`record` is the content of a result.json."""
         best, value = read_mapping(record, "best"), read_number(read_mapping(record, "best"), "value")
         self.best: Best | None = None
         if value is not None:
@@ -84,7 +82,8 @@ def read_mapping(record: Record, key: str) -> Record:
 
 def read_objects(record: Record, key: str) -> list[Record]:
     """The objects in the list of this name in a record; empty if there is none."""
-    return [item for item in _read(record, key, list) or () if isinstance(item, dict)]
+    items = record.get(key)
+    return [item for item in items if isinstance(item, dict)] if isinstance(items, list | tuple) else []
 
 
 def read_number(record: Record, key: str) -> float | None:

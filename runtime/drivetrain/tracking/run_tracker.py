@@ -15,7 +15,7 @@ from typing import Any
 from drivetrain.job.track import MLFLOW
 from drivetrain.job_spec.stored_spec import read_stored_spec
 from drivetrain.system.run_files import METRICS_FILE, JsonLinesTail, RunFiles
-from drivetrain.system.run_records import RunState
+from drivetrain.system.run_records import RunState, parse_number
 from drivetrain.tracking import run_description
 from drivetrain.tracking.sent_rows import SentRows
 from drivetrain.tracking.tracker import Row, Tracker
@@ -95,11 +95,8 @@ def _compute_key(row: Mapping[str, Any]) -> str:
 
 
 def _select_metrics(row: Mapping[str, Any]) -> dict[str, float]:
-    return {
-        name: float(value)
-        for name, value in row.items()
-        if name not in NO_METRICS and isinstance(value, int | float) and not isinstance(value, bool)
-    }
+    numbers = ((name, parse_number(value)) for name, value in row.items() if name not in NO_METRICS)
+    return {name: value for name, value in numbers if value is not None}
 
 
 def _take_batch(rows: Mapping[str, Row], most: int) -> dict[str, Row]:

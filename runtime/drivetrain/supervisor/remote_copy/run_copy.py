@@ -60,7 +60,9 @@ class RunCopy:
             OSError: if a file of the folder cannot be read.
         """
         # The stamp first: a state that is replaced between the two is sent again.
-        stamp, state = stamp_of(self.run / run_files.STATE_FILE), _read_bytes(self.run / run_files.STATE_FILE)
+        stamp, state = stamp_of(self.run / run_files.STATE_FILE), None
+        with contextlib.suppress(OSError):
+            state = RunFiles(self.run).read_bytes(run_files.STATE_FILE)
         self._send_files()
         newest = self.newest()
         if newest and newest.name not in self.sent:
@@ -180,13 +182,6 @@ def select_retained(checkpoints: Mapping[str, StoredCheckpoint], newest: str, ke
     names = set(steps[-max(1, keep) :])
     names |= {checkpoints[name].best or name for name in names}
     return {name: checkpoint for name, checkpoint in checkpoints.items() if name in names}
-
-
-def _read_bytes(path: Path) -> bytes | None:
-    try:
-        return path.read_bytes()
-    except OSError:
-        return None
 
 
 @contextlib.contextmanager

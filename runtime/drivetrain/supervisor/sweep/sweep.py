@@ -161,8 +161,7 @@ class _Sweep:
     def _was_ended(self, number: int, job: Job, note: Note) -> bool:
         """Whether the rows of a killed attempt decide that the trial is to be ended."""
         folder = folders.trial_folder(self.sweep_folder.path, number)
-        reader = EpochReader(folder, self.metric) if folder else None
-        return any(note(epoch, value) for epoch, value in (reader.read_new() if reader else ()))
+        return folder is not None and any(note(*evaluated) for evaluated in EpochReader(folder, self.metric).read_new())
 
     def _record_complete(self, number: int) -> int:
         folder = folders.trial_folder(self.sweep_folder.path, number)

@@ -28,7 +28,7 @@ from drivetrain.models import safetensors_file
 from drivetrain.models.safetensors_file import Tensors
 from drivetrain.system import run_files
 from drivetrain.system.fault_points import fault_point
-from drivetrain.system.files import parse_json, storage_error, sync_folder, write_json, write_text
+from drivetrain.system.files import storage_error, sync_folder, write_json, write_text
 from drivetrain.system.run_files import RunFiles
 from drivetrain.training.checkpoints import divided_tensors, frozen_weights
 from drivetrain.training.checkpoints.manifest import (
@@ -206,9 +206,9 @@ def read_state(path: Path) -> dict[str, Any]:
     Raises:
         OSError, ValueError: if they cannot be read.
     """
-    state = parse_json((path / run_files.STATE_FILE).read_text(encoding="utf-8"))
-    if not isinstance(state, dict):
-        raise ValueError(f"{run_files.STATE_FILE} is empty or damaged")
+    state, problem = RunFiles(path).read_checked_object(run_files.STATE_FILE)
+    if problem:
+        raise ValueError(f"{run_files.STATE_FILE} is {problem}")
     return state
 
 
