@@ -27,7 +27,7 @@ from drivetrain.report.sections.plan import list_differences
 from drivetrain.report.sections.provenance import provenance_section
 from drivetrain.report.summary import Summary, summarize
 from drivetrain.system.printable import printable_text
-from drivetrain.system.run_files import MODEL_CARD_FILE, REPORT_PAGE, RunFiles
+from drivetrain.system.run_files import MODEL_CARD_FILE, REPORT_DATA, REPORT_PAGE, REPORT_TEXT, RunFiles
 from drivetrain.system.run_records import read_mapping
 
 __all__ = ["write"]
@@ -43,8 +43,8 @@ def write(run: Path) -> None:
     record = read(run)
     summary = summarize(record)
     head, below = make_headline(record, summary), list_sections(record, summary)
-    RunFiles(run).write_json("report.json", to_strict_json(_list_results(record, summary)))
-    RunFiles(run).write_text("report.md", printable_text(render_markdown(head, below)))
+    RunFiles(run).write_json(REPORT_DATA, to_strict_json(_list_results(record, summary)))
+    RunFiles(run).write_text(REPORT_TEXT, printable_text(render_markdown(head, below)))
     RunFiles(run).write_text(REPORT_PAGE, printable_text(render_page(head, below)))
     if card := make_model_card(record, summary):
         RunFiles(run).write_text(MODEL_CARD_FILE, printable_text(card))
