@@ -49,7 +49,7 @@ def test_every_module_says_what_it_is_for() -> None:
 MOST: dict[str, tuple[int, int]] = {
     "baselines": (6, 651),
     "cli": (27, 2_738),
-    "data": (156, 24_243),
+    "data": (156, 24_247),
     "distributed": (10, 1_798),
     "hardware": (16, 2_084),
     "inference": (14, 1_874),
@@ -57,7 +57,7 @@ MOST: dict[str, tuple[int, int]] = {
     "job_spec": (16, 2_841),
     "launch": (26, 3_264),
     "models": (34, 4_716),
-    "optimizations": (30, 2_787),
+    "optimizations": (30, 2_790),
     "plan": (10, 949),
     "pretrained": (18, 2_589),
     "report": (37, 4_753),
@@ -66,6 +66,6 @@ MOST: dict[str, tuple[int, int]] = {
     "system": (25, 2_355),
     "top": (4, 337),
     "tracking": (24, 2_549),
-    "training": (55, 8_482),
-    "tuning": (36, 5_237),
+    "training": (55, 8_511),
+    "tuning": (36, 5_245),
 }
