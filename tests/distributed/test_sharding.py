@@ -21,7 +21,7 @@ from drivetrain.errors import CheckpointError, RestartSmaller
 from drivetrain.hardware.facts import read_hardware as load_facts
 from drivetrain.job.workload import Workload
 from drivetrain.optimizations import channels_last, compile, feature_cache, fused_optimizer, sharding
-from drivetrain.training.checkpoints import checkpoint
+from drivetrain.system.run_files import list_checkpoints, parse_suffix
 from tests import paths, ranks_cases, ranks_start, tiny, trained
 from tests.paths import ROOT
 from tests.supervisor.tiny_run import TEXT, command, follower, images, rows, same, weights
@@ -109,7 +109,7 @@ def calm(job: Path) -> Path:
 def begun(job: Path, name: str, *more: str) -> subprocess.Popen[str]:
     """A run that has saved more than the weights of its start."""
     started = subprocess.Popen(command(job, *options(name, *more)), cwd=ROOT, stderr=subprocess.PIPE, text=True)
-    until(lambda: checkpoint.list_checkpoints(run(job, name) / "checkpoints")[1:])
+    until(lambda: list_checkpoints(run(job, name) / "checkpoints")[1:])
     return started
 
 
@@ -133,7 +133,7 @@ def test_killed_inside_a_save_it_resumes_from_the_one_before(job: Path, calm: Pa
     died = subprocess.run(words, cwd=ROOT, env=fault, capture_output=True, text=True, timeout=400, check=False)
     assert died.returncode in (8, 137), died.stderr
     folder = run(job, name) / "checkpoints"
-    before = [checkpoint.read_step(path) for path in checkpoint.list_checkpoints(folder)]
+    before = [parse_suffix(path) for path in list_checkpoints(folder)]
     assert f"resumed from step-{before[-1]}" in finished(job, name, *TOGETHER)
     assert same(calm, run(job, name))
     assert rows(calm) == rows(run(job, name))

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from drivetrain.errors import StorageError
+from drivetrain.system.run_files import list_checkpoints
 from drivetrain.training import saver, train
 from drivetrain.training.checkpoints import checkpoint
 from tests import tiny
@@ -106,7 +107,7 @@ def outcomes(tmp_path: Path, stride: int) -> dict[str, int]:
         if ended:
             found["ended"] += 1
             assert os.strerror(error) in str(ended)
-            if checkpoint.list_checkpoints(folder / "checkpoints"):
+            if list_checkpoints(folder / "checkpoints"):
                 assert checkpoint.load_latest(folder / "checkpoints")[0] is not None
             conduct(folder)
         assert end(folder) == calm, f"call {number}, {calls[number - 1]}, {os.strerror(error)}"

@@ -360,7 +360,7 @@ def damage(kind: str, model: Path) -> None:
     [
         ("no config", "has no trained model"),
         ("no weights", "has no trained model"),
-        ("torn config", "config.json is incomplete"),
+        ("torn config", "config.json is cut or damaged"),
         ("old format", "config.json has format 99, this version reads 1"),
         ("no heads", "config.json has no heads"),
         ("strange head", "a head is incomplete"),

@@ -17,10 +17,10 @@ from drivetrain.models import inspection
 from drivetrain.models.build import build
 from drivetrain.optimizations import feature_cache, prefix_precision
 from drivetrain.plan import plan
+from drivetrain.system.run_files import MISTAKES_FILE
 from drivetrain.training import run
 from drivetrain.training.checkpoints.resume import PROMISE
 from drivetrain.training.evaluation.validation import evaluate
-from drivetrain.training.evaluation.worst_mistakes import FILE
 from drivetrain.training.phase_timer import PhaseTimer
 from tests import reports, tiny
 from tests.models.cached_features import NETWORKS, gradient, job, made
@@ -191,7 +191,7 @@ def test_the_report_shows_pictures_and_not_activations(tmp_path: Path) -> None:
     done = tiny_run.train(tmp_path / "job.yaml")
     assert done.returncode == 0, done.stderr
     assert "not shown" not in done.stdout + done.stderr
-    mistakes = json.loads((tmp_path / "runs/cached-001" / FILE).read_text())
+    mistakes = json.loads((tmp_path / "runs/cached-001" / MISTAKES_FILE).read_text())
     assert mistakes[""]
     assert all(row["picture"] for row in mistakes[""])
 

@@ -162,7 +162,7 @@ def test_what_cannot_be_extended(job: Path, capsys: pytest.CaptureFixture[str]) 
 @pytest.mark.parametrize("content", [b"[" * 100_000, bytes(range(256))], ids=["nested too deeply", "no text"])
 def test_a_run_whose_job_is_no_yaml(job: Path, content: bytes, capsys: pytest.CaptureFixture[str]) -> None:
     (first(job) / "job.yaml").write_bytes(content)
-    assert "job.yaml" in refused(job, capsys, code=2)
+    assert "job.yaml: damaged: " in refused(job, capsys, code=4)
 
 
 def test_checkpoints_that_are_gone_damaged_or_without_an_optimizer(

@@ -11,6 +11,7 @@ import pytest
 from drivetrain.errors import CheckpointError
 from drivetrain.plan import plan
 from drivetrain.plan.effective_plan import PlanRequest
+from drivetrain.system.run_records import RunState
 from tests import tiny
 from tests.faults import trained
 
@@ -80,16 +81,16 @@ def test_a_plain_run_resumes_plain(tmp_path: Path) -> None:
 )
 def test_plan_request_of_a_run(state: dict[str, Any], asked: PlanRequest, expected: str | None) -> None:
     if expected is None:
-        assert asked.resume(Path("x-001"), state, made()) == PlanRequest(False, state.get("plan", asked.plan))
+        assert asked.resume(Path("x-001"), RunState(state), made()) == PlanRequest(False, state.get("plan", asked.plan))
         return
     with pytest.raises(CheckpointError, match=expected):
-        asked.resume(Path("x-001"), state, made())
+        asked.resume(Path("x-001"), RunState(state), made())
 
 
 def test_a_plain_run_of_an_older_version_is_recognized_by_its_plan() -> None:
     stored = made(plain=True)
     rows = [replace(row, source="memory") if row.name == "micro_batch" else row for row in stored.decisions]
     for each in (stored, replace(stored, decisions=tuple(rows))):
-        assert PlanRequest(True, None).resume(Path("x-001"), {}, each) == PlanRequest(True, None)
+        assert PlanRequest(True, None).resume(Path("x-001"), RunState({}), each) == PlanRequest(True, None)
         with pytest.raises(CheckpointError, match="started with --plain"):
-            PlanRequest(False, None).resume(Path("x-001"), {}, each)
+            PlanRequest(False, None).resume(Path("x-001"), RunState({}), each)

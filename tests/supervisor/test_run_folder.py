@@ -17,6 +17,7 @@ from drivetrain.errors import Busy, CheckpointError, StorageError
 from drivetrain.job import Job
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.supervisor import run_folder, spec_difference
+from drivetrain.system.run_records import RunState
 
 TEXT = "name: a\ntask: image-classification\ndata: {train: data}\n"
 
@@ -103,7 +104,7 @@ def test_a_run_that_ended_before_its_first_step_because_of_its_data_is_replaced(
     again = run_folder.open_run(tmp_path / "runs", job(tmp_path))
     assert (again.path, again.resumes) == (run.path, resumes)
     assert (again.path / "plan.json").exists() == resumes
-    assert again.state().get("attempts", 0) == int(resumes)
+    assert RunState.read(again.path).attempts == int(resumes)
     os.close(again.lock)
 
 

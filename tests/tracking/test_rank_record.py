@@ -16,6 +16,7 @@ from drivetrain.report.sections.advice import list_advice
 from drivetrain.report.sections.ranks import MAX_ROWS, ranks_section
 from drivetrain.report.summary import summarize
 from drivetrain.report.write import write as write_report
+from drivetrain.system.run_files import RANKS_FILE
 from drivetrain.tracking import rank_record
 from drivetrain.tracking.live.dashboard import MAX_PROCESS_ROWS, format_line
 from drivetrain.tracking.live.run_reader import RunReader
@@ -45,9 +46,9 @@ def test_a_record_survives_the_way(tmp_path: Path) -> None:
     rank_record.write_records(tmp_path, [FAST, SLOW])
     assert rank_record.read_records(tmp_path) == (FAST, SLOW)
     rank_record.write_records(tmp_path / "missing", [FAST])  # as on a full disk: the run goes on
-    (tmp_path / rank_record.FILE).write_text('[{"rank": 0, "of a later version": 1}, 7]')
+    (tmp_path / RANKS_FILE).write_text('[{"rank": 0, "of a later version": 1}, 7]')
     assert rank_record.read_records(tmp_path) == (RankRecord(0),)
-    (tmp_path / rank_record.FILE).write_text('[{"rank"')
+    (tmp_path / RANKS_FILE).write_text('[{"rank"')
     assert rank_record.read_records(tmp_path) == ()
 
 

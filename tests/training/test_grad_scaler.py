@@ -10,6 +10,7 @@ import torch
 
 from drivetrain.errors import NumericsError, SpecError
 from drivetrain.job.train import Fp16
+from drivetrain.system.run_files import list_checkpoints
 from drivetrain.tracking.metrics_log import MetricsLog
 from drivetrain.training import loop, run
 from drivetrain.training.checkpoints import checkpoint, run_state
@@ -119,7 +120,7 @@ def test_a_few_skipped_steps_are_normal_and_the_scale_is_logged(tmp_path: Path) 
     assert reason == "all 3 epochs trained"
     scales = [row["scale"] for row in rows(tmp_path, "metrics.jsonl") if "lr" in row]
     assert scales == [65536, 65536, 32768, 16384, 16384, 16384, 16384, 32768, 32768, 32768, 32768, 65536]
-    saved = checkpoint.load(checkpoint.list_checkpoints(tmp_path / "checkpoints")[-1])
+    saved = checkpoint.load(list_checkpoints(tmp_path / "checkpoints")[-1])
     assert saved.state["scaler"] == {"scale": 65536.0, "good": 0, "fallen": False}
     assert made.numerics.rollbacks == 0
 
@@ -158,7 +159,7 @@ def test_a_checkpoint_saved_after_a_fallback_resumes_in_fp32(tmp_path: Path, fal
     (tmp_path / "again").mkdir()
     again = tiny.assembled(tmp_path / "again", fallen.job)
     half(again)
-    run_state.restore(again, checkpoint.load(checkpoint.list_checkpoints(tmp_path / "checkpoints")[-1]))
+    run_state.restore(again, checkpoint.load(list_checkpoints(tmp_path / "checkpoints")[-1]))
     assert (again.step.dtype, again.step.scaler.active, again.counters.step) == (None, False, 12)
 
 
@@ -166,6 +167,6 @@ def test_a_run_resumed_without_fp16_after_a_crash_drops_the_scaler(tmp_path: Pat
     made, _ = fit(tmp_path, "fp16: {growth_interval: 4}", range(0))
     (tmp_path / "again").mkdir()
     again = tiny.assembled(tmp_path / "again", made.job)
-    run_state.restore(again, checkpoint.load(checkpoint.list_checkpoints(tmp_path / "checkpoints")[-1]))
+    run_state.restore(again, checkpoint.load(list_checkpoints(tmp_path / "checkpoints")[-1]))
     assert not again.step.scaler.active
     assert run_state.collect_state(again)["scaler"] == {}

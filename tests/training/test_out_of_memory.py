@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from drivetrain.system.run_files import list_checkpoints
 from drivetrain.training import run
 from drivetrain.training.checkpoints import checkpoint
 from tests.training.hooked_run import exhausted, fit, rows, short_of_memory
@@ -28,7 +29,7 @@ def test_memory_that_runs_out_in_a_step(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     named, _ = fit(tmp_path / "b", lambda made: made.step.use_micro_batch(4))
     assert all(torch.equal(v, made.model.state_dict()[k]) for k, v in named.model.state_dict().items())
-    state = checkpoint.load(checkpoint.list_checkpoints(tmp_path / "a" / "checkpoints")[-1]).state
+    state = checkpoint.load(list_checkpoints(tmp_path / "a" / "checkpoints")[-1]).state
     assert state["counters"]["step"] == 0  # only the trial save: nothing else was due
 
 

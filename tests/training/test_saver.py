@@ -19,6 +19,7 @@ import torch
 
 from drivetrain.errors import StorageError
 from drivetrain.models import safetensors_file
+from drivetrain.system.run_files import list_checkpoints
 from drivetrain.tracking.metrics_log import MetricsLog
 from drivetrain.training import saver as saving
 from drivetrain.training.checkpoints import checkpoint, manifest
@@ -57,7 +58,7 @@ def test_without_memory_for_a_copy_it_saves_in_the_foreground(tmp_path: Path, mo
     monkeypatch.setattr(saving, "COPY_FACTOR", 1e12)
     kept.save_periodically()
     assert kept.background_save is None
-    assert [p.name for p in checkpoint.list_checkpoints(tmp_path / "checkpoints")] == ["step-0"]
+    assert [p.name for p in list_checkpoints(tmp_path / "checkpoints")] == ["step-0"]
     kept.run.metrics.close()
 
 
@@ -333,7 +334,7 @@ def test_a_run_that_rolled_back_past_a_damaged_checkpoint_keeps_new_ones(tmp_pat
     (tmp_path / "checkpoints" / "step-40" / "model.safetensors").write_bytes(b"")
     made.counters.step = 30
     assert manifest.verify(kept.save_final()) is None
-    assert [path.name for path in checkpoint.list_checkpoints(tmp_path / "checkpoints")] == ["step-30"]
+    assert [path.name for path in list_checkpoints(tmp_path / "checkpoints")] == ["step-30"]
     made.metrics.close()
 
 

@@ -161,9 +161,9 @@ def test_one_plain_line(run: Path) -> None:
 
 
 def test_no_run_folder(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"holds no job\.yaml"):
+    with pytest.raises(CheckpointError, match="it contains no file of a run"):
         RunReader(tmp_path)
-    with pytest.raises(CheckpointError, match="does not exist"):
+    with pytest.raises(CheckpointError, match="there is no such folder"):
         RunReader(tmp_path / "nowhere")
 
 
@@ -171,11 +171,13 @@ def test_no_run_folder(tmp_path: Path) -> None:
     "file",
     ["metrics.jsonl", "telemetry.jsonl", "progress.json", "plan.json", "hardware.json", "job.yaml"],
 )
-def test_values_of_another_kind_are_an_error(run: Path, file: str) -> None:
+def test_values_of_another_kind_count_as_missing(run: Path, file: str) -> None:
+    """As in the report: what is left of the run is worth seeing."""
     wrong = {"step": None, "epoch": None, "train/loss": "x", "seconds": [], "decisions": 1, "cpu": "x", "train": "x"}
     (run / file).write_text(json.dumps(wrong) + "\n")
-    with pytest.raises(CheckpointError, match="its records are damaged"):
-        RunReader(run).read()
+    view = RunReader(run).read()
+    assert text_of(view, 80)
+    assert format_line(view).startswith("epoch ")
 
 
 def test_a_curve_keeps_its_shape_and_its_size() -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from drivetrain.errors import CheckpointError, StorageError
+from drivetrain.system.run_files import list_checkpoints, parse_suffix
 from drivetrain.training.checkpoints import checkpoint, run_state
 from tests.training.checkpoints.damage import flip
 
@@ -87,7 +88,7 @@ def test_prune_keeps_the_last_and_every_best_they_name(tmp_path: Path) -> None:
 def test_keep_nothing_still_keeps_one(tmp_path: Path) -> None:
     save(tmp_path, 1)
     checkpoint.prune(tmp_path, keep=0, best=None)
-    assert [p.name for p in checkpoint.list_checkpoints(tmp_path)] == ["step-1"]
+    assert [p.name for p in list_checkpoints(tmp_path)] == ["step-1"]
 
 
 @pytest.mark.parametrize("keep", [1, 2, 3])
@@ -98,7 +99,7 @@ def test_a_damaged_later_checkpoint_does_not_count(tmp_path: Path, keep: int) ->
     flip(save(tmp_path, 40) / "model.safetensors")
     save(tmp_path, 30)
     checkpoint.prune(tmp_path, keep=keep, best=None, newest=30)
-    assert [checkpoint.read_step(path) for path in checkpoint.list_checkpoints(tmp_path)] == [10, 20, 30][-keep:]
+    assert [parse_suffix(path) for path in list_checkpoints(tmp_path)] == [10, 20, 30][-keep:]
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:

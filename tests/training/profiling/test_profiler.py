@@ -12,7 +12,8 @@ import torch
 
 from drivetrain.report import write as reports
 from drivetrain.report.sections.operators import operators_section
-from drivetrain.training.profiling import OPERATORS_FILE, PROFILED_STEPS, TRACE_FILE, Profiler
+from drivetrain.system.run_files import OPERATORS_FILE
+from drivetrain.training.profiling import PROFILED_STEPS, TRACE_FILE, Profiler
 from tests import tiny
 from tests.supervisor import tiny_run
 from tests.supervisor.tiny_run import train

@@ -7,12 +7,12 @@ from math import sqrt
 
 from drivetrain.job import lower_is_better
 from drivetrain.job.formatting import format_metric
-from drivetrain.report import log_series
 from drivetrain.report.advice.recommendation import Advice, Rule, get_nested, read_fact
 from drivetrain.report.confusion import read_confusions
 from drivetrain.report.formatting import format_share
 from drivetrain.report.record import Record
 from drivetrain.report.summary import Summary
+from drivetrain.system.run_records import read_number
 
 LOSS = "validation/loss"
 MIN_EPOCHS = 5
@@ -176,7 +176,7 @@ def _advise_on_jumps(record: Record, summary: Summary) -> Iterator[Advice]:
         return
     # A loss near zero jumps at each sample with a wrong label, at any rate.
     loss_at = dict(zip(losses.xs, losses.ys, strict=True))
-    steps = [log_series.read_number(event, "step") for event in record.events if event.get("kind") == "loss"]
+    steps = [read_number(event, "step") for event in record.events if event.get("kind") == "loss"]
     jumps = sum(step is not None and loss_at.get(step, 0.0) > losses.ys[0] for step in steps)
     rate = get_nested(record.spec, "train", "optimizer", "lr")
     if jumps > MAX_JUMPS and isinstance(rate, int | float):
