@@ -11,6 +11,7 @@ import pytest
 from drivetrain.cli import main
 from drivetrain.errors import DataError
 from drivetrain.job_spec import load_job as job_spec
+from tests.messages import ends_with, get_message
 from tests.paths import ROOT
 
 TABLE = "name: a\ntask: tabular-classification\ndata: {{train: {train}, target: {target}}}\n"
@@ -32,8 +33,8 @@ def refused(folder: Path, spec: str, **files: str) -> list[str]:
 def test_a_column_that_the_file_does_not_have(tmp_path: Path) -> None:
     spec = TABLE.format(train="rows.csv", target="lable")
     assert refused(tmp_path, spec, rows="a,b,label\n1,2,x\n") == [
-        'job.yaml:3:25: data.target: rows.csv has no column "lable"',
-        "  possible: its columns: a, b, label",
+        get_message("has-no-column-2", "job.yaml", 3, 25, "data.target", "rows.csv", "lable"),
+        get_message("possible-columns-label"),
         '  do:       did you mean "label"?',
     ]
 
@@ -56,7 +57,7 @@ def test_all_columns_are_told_at_once(tmp_path: Path, spec: str, header: str, li
 def test_columns_of_the_validation_file(tmp_path: Path) -> None:
     spec = TABLE.format(train="rows.csv, validation: held.csv", target="label")
     told = refused(tmp_path, spec, rows="a,label\n1,x\n", held="a,labels\n1,x\n")
-    assert told[0].endswith('data.target: held.csv has no column "label"')
+    assert ends_with(told[0], "has-no-column-3", "data.target", "held.csv", "label")
 
 
 @pytest.mark.parametrize(

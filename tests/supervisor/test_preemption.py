@@ -21,6 +21,7 @@ from drivetrain.supervisor import preemption
 from drivetrain.supervisor.preemption import NoAnswer, NoticeAddress
 from drivetrain.system.signals import HANDLED_SIGNALS, PREEMPTION_NOTICE, PREEMPTION_SIGNAL, Interrupted, Signals
 from tests.faults import trained
+from tests.messages import get_message, says_only
 
 
 class Provider:
@@ -155,7 +156,7 @@ def test_nothing_of_an_answer_is_recorded_but_its_status(
     Signals()
     with preemption.watch(provider.url, tmp_path), pytest.raises(Interrupted):
         time.sleep(60)
-    assert events(tmp_path) == [f"{provider.url} answers 200: this machine will be shut down"]
+    assert events(tmp_path) == [get_message("answers-machine-shut-down", provider.url, 200)]
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
@@ -171,7 +172,7 @@ def test_nothing_of_an_answer_is_recorded_but_its_status(
         with pytest.raises(NoAnswer) as raised:
             NoticeAddress(f"http://127.0.0.1:{listener.getsockname()[1]}/").notice()
         thread.join()
-    assert str(raised.value) == "does not answer: BadStatusLine"
+    assert says_only(str(raised.value), "does-not-answer-badstatusline")
 
 
 AWS, GOOGLE = "http://169.254.169.254/latest/meta-data", "http://metadata.google.internal/computeMetadata/v1/instance"
@@ -267,7 +268,7 @@ def test_an_address_problem_is_reported_once_and_the_notice_still_arrives(
     told = events(tmp_path)
     assert len(told) == 2
     assert "answers 500; retrying" in told[0]
-    assert told[1] == f"{provider.url} answers 200: this machine will be shut down"
+    assert says_only(told[1], "answers-machine-shut-down", provider.url, 200)
     # What the provider sends next is no second signal: it must not break into the save.
     os.kill(os.getpid(), signal.SIGTERM)
     assert signals.received == PREEMPTION_NOTICE

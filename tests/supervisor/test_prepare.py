@@ -19,6 +19,7 @@ import drivetrain
 from drivetrain.errors import DataError, DrivetrainError, NumericsError, SpecError
 from drivetrain.hardware import detect
 from drivetrain.optimizations import precision
+from tests.messages import says
 from tests.supervisor.circle_training import circle, network, no_report
 
 __all__ = ["no_report"]
@@ -249,7 +250,7 @@ def test_plan_state_and_the_process_afterwards() -> None:
     settings: dict[str, Any] = {"loss": cross_entropy, "quiet": True, "accumulate": 2}
     with drivetrain.prepare(model, optimizer(model), **settings) as step:
         assert step.plan.value("precision") == "fp32"
-        assert "your loop reads the data" in step.plan.row("loader_workers").reason
+        assert says(step.plan.row("loader_workers").reason, "your-loop-reads-data")
         step(BATCHES[0])
         with pytest.raises(DrivetrainError, match="state_dict is called after 1 of 2 batches of an update"):
             step.state_dict()

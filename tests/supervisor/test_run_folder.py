@@ -17,6 +17,7 @@ from drivetrain.errors import Busy, CheckpointError, StorageError
 from drivetrain.job import Job
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.supervisor import run_folder, spec_difference
+from tests.messages import says
 
 TEXT = "name: a\ntask: image-classification\ndata: {train: data}\n"
 
@@ -70,7 +71,7 @@ def test_a_changed_spec_is_refused_with_the_difference(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         run_folder.open_run(tmp_path / "runs", job(tmp_path, "train.epochs=3"))
     text = str(caught.value)
-    assert "a-001 is unfinished and was started with another job file" in text
+    assert says(text, "unfinished-started-another-job", "a-001")
     assert "-  epochs: 10" in text
     assert "+  epochs: 3" in text
     assert "--new" in text
@@ -267,7 +268,7 @@ def test_a_file_of_data_whose_name_is_not_utf_8(tmp_path: Path, capsys: pytest.C
     path = tmp_path / os.fsdecode(b"dat\xe9.csv")
     path.write_text("a,b\n" + "".join(f"{i % 7},{i % 2}\n" for i in range(100)))
     assert main(["init", str(path)]) == 3
-    assert "the path is not UTF-8" in capsys.readouterr().err
+    assert says(capsys.readouterr().err, "path-is-not-utf")
 
 
 def test_the_second_trainer_is_refused(tmp_path: Path) -> None:

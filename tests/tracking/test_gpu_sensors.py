@@ -22,6 +22,7 @@ from drivetrain.report.sections.machine import time_section
 from drivetrain.report.summary import summarize
 from drivetrain.tracking import monitor
 from drivetrain.tracking.monitor import Monitor, Sensors
+from tests.messages import get_message
 from tests.nvml_double import A100, GIB, RTX, Card, Nvml
 
 HOT = 0x4 | 0x40 | 0x1
@@ -168,14 +169,14 @@ def test_the_report_shows_them() -> None:
     assert titles == [
         "GPU busy, %",
         "GPU memory, GiB",
-        "GPU temperature, degrees Celsius",
+        get_message("gpu-temperature-degrees-celsius"),
         "GPU power, W",
         "GPU clock, MHz",
     ]
     words = [block.text for block in section.blocks if hasattr(block, "text")]
     assert words == [
-        "GPU: 82 % busy on average, 3.0 GiB of memory at peak, 63 degrees at most, 150 W at most.",
-        "GPU: its clock was throttled in 25 % of the readings; telemetry.jsonl lists the reasons.",
+        get_message("gpu-busy-average-gib", 82, "3.0", 63, 150),
+        get_message("gpu-clock-throttled-readings", 25, "telemetry.jsonl"),
         "GPU1: 10 % busy on average.",
     ]
 

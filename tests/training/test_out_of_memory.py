@@ -10,6 +10,7 @@ import torch
 
 from drivetrain.training import run
 from drivetrain.training.checkpoints import checkpoint
+from tests.messages import get_message
 from tests.training.hooked_run import exhausted, fit, rows, short_of_memory
 
 
@@ -22,8 +23,8 @@ def test_memory_that_runs_out_in_a_step(tmp_path: Path) -> None:
     assert made.step.micro_batch == 4
     texts = [row["text"] for row in rows(tmp_path / "a", "events.jsonl")]
     assert texts == [
-        "out of memory with micro-batch 16; continuing with 8, same batch size",
-        "out of memory with micro-batch 8; continuing with 4, same batch size",
+        get_message("memory-micro-batch-continuing-same", 16, 8),
+        get_message("memory-micro-batch-continuing-same", 8, 4),
     ]
     (tmp_path / "b").mkdir()
     named, _ = fit(tmp_path / "b", lambda made: made.step.use_micro_batch(4))
@@ -54,8 +55,8 @@ def test_memory_that_runs_out_in_the_middle_of_an_update(tmp_path: Path) -> None
     assert made.step.micro_batch == 8
     texts = [row["text"] for row in rows(tmp_path / "a", "events.jsonl")]
     assert texts == [
-        "out of memory with micro-batch 16; continuing with 8, same batch size",
-        "out of memory in the middle of an update; back to step-0",
+        get_message("memory-micro-batch-continuing-same", 16, 8),
+        get_message("memory-middle-update-back", "step-0"),
     ]
     (tmp_path / "b").mkdir()
     named, _ = fit(tmp_path / "b", lambda made: made.step.use_micro_batch(8))
@@ -78,8 +79,8 @@ def test_memory_that_runs_out_in_the_evaluation(tmp_path: Path) -> None:
     assert made.step.micro_batch is None
     texts = [row["text"] for row in rows(tmp_path / "a", "events.jsonl")]
     assert texts[:2] == [
-        "out of memory in the evaluation with batches of 64; retrying with 32",
-        "out of memory in the evaluation with batches of 32; retrying with 16",
+        get_message("memory-evaluation-batches-retrying", 64, 32),
+        get_message("memory-evaluation-batches-retrying", 32, 16),
     ]
     plain, _ = fit(tmp_path / "b", lambda made: None)
     assert all(torch.equal(v, made.model.state_dict()[k]) for k, v in plain.model.state_dict().items())

@@ -25,6 +25,7 @@ from drivetrain.system.files import write_json
 from drivetrain.tuning import batch_size, measuring_child
 from drivetrain.tuning.processes import batch_size as batch_size_test
 from tests import tiny
+from tests.messages import says
 from tests.paths import ROOT
 
 TEXT = """
@@ -145,7 +146,7 @@ def test_problems_after_the_measurement_point_to_the_file(tmp_path: Path) -> Non
 def test_other_commands_want_a_number(tmp_path: Path, words: list[str]) -> None:
     done = run_drivetrain(tmp_path, *words, str(written(tmp_path)))
     assert done.returncode == 2
-    assert f"train.batch_size: is auto, which {words[0]} cannot measure" in done.stderr
+    assert says(done.stderr, "is-auto-which-cannot-measure", "train.batch_size", words[0])
 
 
 def test_from_python_it_must_be_a_number() -> None:
@@ -180,7 +181,7 @@ def test_doubling_continues_while_it_is_faster(speeds: list[float], more: bool) 
 @pytest.mark.parametrize(("name", "rule", "rate"), [("sgd", "linear", "0.004"), ("adamw", "square-root", "0.002")])
 def test_batch_size_advice_for_the_learning_rate(name: str, rule: str, rate: str) -> None:
     text = batch_size.describe_learning_rate(tiny.job(train=f"optimizer: {{name: {name}, lr: 0.001}}"), 128)
-    assert f"the {rule} rule would make it {rate} " in text
+    assert says(text, "rule-would-make-it", rule, rate)
 
 
 class Narrow:

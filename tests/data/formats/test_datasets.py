@@ -18,6 +18,7 @@ from drivetrain.data.text.text_data import TextSplit
 from drivetrain.errors import DataError
 from drivetrain.job import Job
 from drivetrain.job_spec import load_job as job_spec
+from tests.messages import says
 
 FEATURES = {
     "text": {"dtype": "string", "_type": "Value"},
@@ -63,7 +64,7 @@ def job(folder: Path, train: str, more: str = "") -> Job:
 def test_a_saved_dataset_is_read_with_its_splits_and_class_names(tmp_path: Path) -> None:
     saved(tmp_path / "disk")
     asked: Any = job(tmp_path, "disk")
-    assert "disk has the splits of a data set" in asked.notes[0]
+    assert says(asked.notes[0], "disk-splits-data-set")
     assert asked.data.test == "disk/test/data-00000-of-00001.arrow"
     data = load(asked)
     assert data.heads[""].classes == ("neg", "pos")
@@ -116,7 +117,7 @@ def test_a_folder_with_train_and_val(tmp_path: Path) -> None:
     )
     kept: Any = job(tmp_path, "csv", ", validation: 0.25")
     assert kept.data.validation == 0.25
-    assert "val.csv is not used, since data.validation is 0.25" in kept.notes[0]
+    assert says(kept.notes[0], "is-not-used-since-is", "val.csv", "data.validation", "0.25")
 
 
 def test_folders_that_are_not_clear(tmp_path: Path) -> None:

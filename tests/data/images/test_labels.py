@@ -20,6 +20,7 @@ from drivetrain.errors import DataError, SpecError
 from drivetrain.job import Job
 from drivetrain.job_spec import load_job as job_spec
 from tests import pictures, tiny
+from tests.messages import says
 from tests.tiny import plain
 
 NAMES = ("cat", "dog", "owl")
@@ -269,4 +270,4 @@ def test_labels_that_are_uncertain_or_not_mentioned_are_explained(tmp_path: Path
     for number in range(16):
         Image.new("L", (16, 16), number).save(tmp_path / f"{number}.png")
     told = pictures.message(pictures.job(tmp_path / "m.csv", label_column=["p", "q"]))
-    assert "12 rows have -1 or nothing where a label is uncertain or not mentioned: write 0 or 1 in their place" in told
+    assert says(told, "rows-nothing-label-uncertain", 12, 0, 1)

@@ -19,6 +19,7 @@ from drivetrain.data.streaming.reader import ShardReader
 from drivetrain.errors import DataError, DrivetrainError, StorageError
 from tests.data.streaming import shards
 from tests.data.streaming.written_shards import images, write
+from tests.messages import says
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +60,7 @@ def test_a_damaged_page_names_the_shard(tmp_path: Path, cache: Path, workers: in
     cleared(cache)
     with pytest.raises(DrivetrainError) as error:
         batches(data, workers)
-    assert "0005.parquet cannot be read" in str(error.value)
+    assert says(str(error.value), "parquet-cannot-be-read", "0005")
     assert isinstance(error.value, DataError)
     # Although the error is kept, and with it all that was running.
     assert multiprocessing.active_children() == []

@@ -18,6 +18,7 @@ from drivetrain.data.dataset import Dataset
 from drivetrain.data.load_data import load
 from drivetrain.errors import DataError, SpecError
 from drivetrain.job_spec import load_job as job_spec
+from tests.messages import says_only
 
 MADRID = ZoneInfo("Europe/Madrid")
 INSTANTS = [datetime(2025, 1, 1, tzinfo=UTC) + timedelta(hours=13 * n, minutes=n) for n in range(300)]
@@ -98,8 +99,8 @@ def test_forms_without_a_zone_of_their_own_give_the_same_model(tmp_path: Path) -
 def test_the_zone_is_said_and_decides_the_hour(tmp_path: Path) -> None:
     files = forms(tmp_path)
     madrid, utc = dataset(files["Parquet, Madrid"]), dataset(files["CSV, Z"])
-    assert "when: times with a zone, whose numbers are those in Europe/Madrid" in madrid.notes
-    assert "when: times with a zone, whose numbers are those in UTC" in utc.notes
+    assert says_only(madrid.notes, "times-zone-whose-numbers", "Europe/Madrid")
+    assert says_only(utc.notes, "times-zone-whose-numbers-those")
     hours = {
         name: next(c for c in data.preprocessing["numeric"] if c["name"] == "when.hour")
         for name, data in (("m", madrid), ("u", utc))

@@ -27,6 +27,7 @@ from drivetrain.pretrained.folder import quiet_transformers
 from drivetrain.training.run import Run
 from tests import reports, tiny
 from tests.data.text.text_pairs import CASE, pretrained, rows, table
+from tests.messages import says
 from tests.trained import seen, trained
 
 
@@ -133,7 +134,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def test_a_pair_is_predicted_as_it_was_validated(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With the model folder alone: both columns, their token types, and the same truncation."""
-    assert any("texts are cut in their middle" in note for note in run.dataset.notes)
+    assert says(run.dataset.notes, "texts-cut-middle")
     inputs = run.dataset.validation.gather(np.arange(4))
     assert frozen_split.split_network(run.model, inputs) is not None
     found = predicted(run, tmp_path, run.folder.parent / "held.csv")
@@ -156,7 +157,7 @@ def predicted(run: Run, folder: Path, data: Path) -> list[dict[str, Any]]:
 def test_a_missing_column_is_named(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "new.csv").write_text("first,third\na b,c\n")
     assert main.main(["predict", str(run.folder), str(tmp_path / "new.csv")]) == 3
-    assert 'new.csv has no column "second"' in capsys.readouterr().err
+    assert says(capsys.readouterr().err, "has-no-column", "new.csv", "second")
 
 
 def test_one_of_two_texts_may_be_empty(run: Run, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from drivetrain.pretrained import convert
 from drivetrain.pretrained.folder import quiet_transformers
 from drivetrain.training import run
 from tests import tiny, trained
+from tests.messages import says, says_only
 from tests.models.networks.vision_jobs import FAMILIES, MODEL, job, saved
 
 
@@ -60,10 +61,10 @@ def test_images_look_as_the_network_was_trained(folder: Path) -> None:
     assert made.preprocessing["image_size"] == 32
     assert made.preprocessing["mean"] == [0.5, 0.4, 0.3]
     assert made.preprocessing["std"] == [0.2, 0.25, 0.3]
-    assert "image_size 32: the input size of the pretrained network" in made.notes
-    assert any("are those of its preprocessor_config.json" in note for note in made.notes)
+    assert says_only(made.notes, "image-size-input-size", 32)
+    assert says(made.notes, "are-those-of-its", "preprocessor_config.json")
     (folder / "saved" / "preprocessor_config.json").unlink()
-    assert any("for lack of preprocessor_config.json" in note for note in load(job(folder)).notes)
+    assert says(load(job(folder)).notes, "for-lack-of", "preprocessor_config.json")
 
 
 def test_frozen_layers_stay(folder: Path) -> None:
