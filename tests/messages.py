@@ -13,7 +13,7 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cache
 
 from tests.paths import TESTS
@@ -22,7 +22,6 @@ FILE = TESTS / "golden" / "messages.json"
 REWRITE = "DRIVETRAIN_REWRITE_MESSAGES"
 LEAST_LIKENESS = 0.4
 """From 0 to 1: below it, a text says something else, and a person decides."""
-CALL = re.compile(r"\b(says|says_only|begins_with|ends_with|omits|get_message|saying)\(")
 NAME = re.compile(r"\S*[\w-][_./\d][\w-]\S*|--\S+|\S*\d\S*")
 """Options, paths, keys, numbers: what a sentence names rather than says."""
 MARKS = " .,:;()[]\"'`"
@@ -50,9 +49,18 @@ def fill(template: str, values: tuple[object, ...]) -> str:
     return re.sub(r"\{(\d)\}", lambda found: str(values[int(found[1])]), template)
 
 
-def get_message(key: str, *values: object) -> str:
-    """The sentence of `key` with `values`, for a comparison that none of the other functions makes; not rewritten."""
-    return fill(get_template(key), values)
+class Message(str):
+    """A sentence that remembers its key and values."""
+
+    key: str
+    values: tuple[object, ...]
+
+
+def get_message(key: str, *values: object) -> Message:
+    """The sentence of `key` with `values`, for `says_each` and for comparisons that rewrite nothing."""
+    message = Message(fill(get_template(key), values))
+    message.key, message.values = key, values
+    return message
 
 
 def says(texts: Texts, key: str, *values: object) -> bool:
@@ -77,6 +85,18 @@ def ends_with(texts: Texts, key: str, *values: object) -> bool:
     """Whether a text ends with the message."""
     __tracebackhide__ = True
     return expect(texts, key, values, str.endswith)
+
+
+def says_each(objects: Iterable[object], expected: Sequence[object]) -> bool:
+    """Whether these are the expected objects, some of which are messages, in this order and no others."""
+    __tracebackhide__ = True
+    objects = list(objects)
+    pairs = zip(objects, expected, strict=False)
+    same = [
+        says_only(str(one), other.key, *other.values) if isinstance(other, Message) else one == other
+        for one, other in pairs
+    ]
+    return all(same) and len(objects) == len(expected)
 
 
 def omits(texts: Texts, key: str, *values: object) -> bool:
@@ -171,9 +191,11 @@ def format_messages(messages: dict[str, str]) -> str:
 
 
 def list_used_keys() -> set[str]:
-    """Every string in quotes in a file that calls one of these functions; keys look like nothing else there."""
+    """Every string in quotes in a file that imports from here; keys look like nothing else there."""
     sources = (path.read_text(encoding="utf-8") for path in TESTS.rglob("*.py"))
-    return {key for source in sources if CALL.search(source) for key in re.findall(r'"([a-z0-9-]+)"', source)}
+    return {
+        key for source in sources if "tests.messages import" in source for key in re.findall(r'"([a-z0-9-]+)"', source)
+    }
 
 
 if __name__ == "__main__":

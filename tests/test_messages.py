@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests import messages
-from tests.messages import begins_with, ends_with, omits, says, says_only
+from tests.messages import begins_with, ends_with, get_message, omits, says, says_each, says_only
 from tests.paths import IMPORTS, ROOT, TESTS
 
 SENTENCES = {
@@ -75,6 +75,19 @@ def test_what_is_not_said(
 ) -> None:
     with pytest.raises(AssertionError, match=r"a-sorted is not in the text|values for"):
         compare(said, "a-sorted", *values)
+
+
+@pytest.mark.parametrize(
+    ("said", "same"),
+    [
+        ((1, "a.csv: rows were sorted by t"), True),
+        ((2, "a.csv: rows were sorted by t"), False),
+        ((1, "a.csv: rows were sorted by t", 3), False),
+        ((1,), False),
+    ],
+)
+def test_each_is_what_it_should_be(file: Path, said: tuple[object, ...], same: bool) -> None:
+    assert says_each(said, (1, get_message("a-sorted", "a.csv", "t"))) == same
 
 
 @pytest.mark.parametrize(
@@ -185,13 +198,16 @@ def list_calls() -> Iterator[tuple[str, str, str, int | None]]:
         if "from tests.messages import" not in source or path == Path(__file__):
             continue
         for node in ast.walk(ast.parse(source)):
-            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in FIRST_VALUE):
+            if not isinstance(node, ast.Call):
                 continue
-            first = FIRST_VALUE[node.func.id]
-            key, values = node.args[first - 1], node.args[first:]
-            counted = None if any(isinstance(value, ast.Starred) for value in values) else len(values)
-            if isinstance(key, ast.Constant) and isinstance(key.value, str):
-                yield f"{path.relative_to(ROOT)}:{node.lineno}", node.func.id, key.value, counted
+            # `(says if expected else omits)(text, key)` says in one of the cases.
+            function = node.func.body if isinstance(node.func, ast.IfExp) else node.func
+            if isinstance(function, ast.Name) and function.id in FIRST_VALUE:
+                first = FIRST_VALUE[function.id]
+                values = None if any(isinstance(one, ast.Starred) for one in node.args) else len(node.args) - first
+                name = "says" if isinstance(node.func, ast.IfExp) else function.id
+                where = f"{path.relative_to(ROOT)}:{node.lineno}"
+                yield where, name, ast.literal_eval(node.args[first - 1]), values
 
 
 FIRST_VALUE = dict.fromkeys(("says", "says_only", "begins_with", "ends_with", "omits"), 2) | dict.fromkeys(

@@ -13,7 +13,7 @@ from drivetrain.data.dataset import Dataset
 from drivetrain.data.load_data import load
 from drivetrain.errors import DataError, SpecError
 from drivetrain.job_spec import load_job as job_spec
-from tests.messages import ends_with, get_message, says
+from tests.messages import ends_with, says
 
 TABLE = "name: t\ntask: tabular-{kind}\ndata: {{train: a.csv, target: {target}, {data}}}\n"
 IMAGES = "name: t\ntask: image-{kind}\ndata: {{train: a.csv, label_column: {target}, image_size: 16, {data}}}\n"
@@ -68,9 +68,7 @@ def test_a_group_is_on_one_side(home: Path, text: str, kind: str, target: str, m
     assert (train | held, train & held) == (set(range(COUNT)), set())
     assert not {patient(n) for n in train} & {patient(n) for n in held}
     assert 0.2 < len(held) / COUNT < 0.4
-    assert any(
-        note.startswith("groups of who: ") and note.endswith(get_message("none-both-sides")) for note in data.notes
-    )
+    assert ends_with([note for note in data.notes if note.startswith("groups of who: ")], "none-both-sides")
     assert "who" not in str(data.preprocessing)
     # Without the key, groups are torn apart.
     train, held = rows(read(home, text, kind, target, f"{more}validation: 0.3"))

@@ -16,7 +16,7 @@ import pytest
 from drivetrain.launch import docker_engine, image_contents, project, published_image
 from drivetrain.system.version import VERSION
 from tests import installed
-from tests.messages import ends_with, get_message, says, says_only
+from tests.messages import ends_with, get_message, says, says_each, says_only
 
 CONFIG = """
 version: 0.1
@@ -181,11 +181,14 @@ def test_the_wheel_names_what_it_would_pull(cpu_image: str, command: Path, tmp_p
     done = installed.call(command, "launch", "job.yaml", folder=tmp_path, DRIVETRAIN_REGISTRY=place)
     local, wanted = f"localhost/drivetrain/cpu:{VERSION}", f"{place}/drivetrain/cpu:{VERSION}"
     assert done.returncode == 9
-    assert done.stderr.splitlines() == [
-        get_message("there-is-no-image-here-and", local, wanted),
-        get_message("possible-image-published-loaded"),
-        f"  do:       docker pull {wanted}, then docker tag {wanted} {local}; or `drivetrain launch JOB --image NAME`",
-    ]
+    assert says_each(
+        done.stderr.splitlines(),
+        [
+            get_message("there-is-no-image-here-and", local, wanted),
+            get_message("possible-image-published-loaded"),
+            f"  do:       docker pull {wanted}, then docker tag {wanted} {local}; or `drivetrain launch JOB --image NAME`",
+        ],
+    )
 
 
 def test_the_labels_say_what_an_image_is(cpu_image: str) -> None:

@@ -19,7 +19,7 @@ from drivetrain.job_spec import load_job as job_spec
 from drivetrain.job_spec.yaml_file import parse
 from drivetrain.plan import plan
 from tests.hardware.checked_machines import AMPERE, CPU, card, machine, with_gpus
-from tests.messages import begins_with, ends_with, get_message, says, says_only
+from tests.messages import begins_with, ends_with, get_message, says, says_each, says_only
 from tests.paths import ROOT
 
 LEGACY = Torch(
@@ -114,11 +114,14 @@ def test_the_plan_says_which_are_used() -> None:
 def test_a_gpu_number_that_does_not_exist(cards: tuple[Gpu, ...], trouble: str | None, possible: str) -> None:
     with pytest.raises(DeviceError) as caught:
         gpu_selection.select_gpus(with_gpus(*cards, trouble=trouble), [0, 7] if cards else [7])
-    assert caught.value.lines() == [
-        get_message("gpu-exist-machine", "limits.gpus", 7),
-        f"  possible: usable GPUs: {possible}",
-        get_message("choose-numbers-write-gpus"),
-    ]
+    assert says_each(
+        caught.value.lines(),
+        [
+            get_message("gpu-exist-machine", "limits.gpus", 7),
+            f"  possible: usable GPUs: {possible}",
+            get_message("choose-numbers-write-gpus"),
+        ],
+    )
 
 
 def test_cuda_orders_gpus_as_nvml_does() -> None:
@@ -342,7 +345,7 @@ def test_commands_without_a_gpu_work_with_an_unusable_one() -> None:
     said = list[str]()
     here = machine("rtx3060-driver580", CPU)
     assert device_check.select_usable_hardware(here, said.append).gpus == ()
-    assert said == [get_message("warning-found-nvidia-geforce", 3060, "8.6", "580.95.05", "2.13.0")]
+    assert says_each(said, [get_message("warning-found-nvidia-geforce", 3060, "8.6", "580.95.05", "2.13.0")])
     said.clear()
     assert device_check.select_usable_hardware(machine("rtx3060-driver580", AMPERE), said.append).gpu is not None
     assert said == []

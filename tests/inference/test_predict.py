@@ -22,7 +22,7 @@ from drivetrain.errors import DataError
 from drivetrain.inference import predictions
 from drivetrain.models import forward, saved_model
 from drivetrain.training.run import Run
-from tests.messages import get_message, says
+from tests.messages import says
 from tests.paths import ROOT
 from tests.trained import CALIBRATED, CASES, seen, trained
 
@@ -194,7 +194,7 @@ def test_csv_from_the_command_line_in_a_process_of_its_own(images: Run, tmp_path
     rows = list(csv.DictReader(done.stdout.splitlines()))
     assert list(rows[0]) == ["sample", "prediction", "probability", "probabilities.a", "probabilities.b"]
     assert len(rows) == 8
-    assert get_message("data-samples-used", 1, 9) in f"\n{done.stderr}"  # it began with data: data:
+    assert says(f"\n{done.stderr}", "data-samples-used", 1, 9)  # it began with data: data:
     assert f"left out: {folder / 'broken.jpg'}: empty file" in done.stderr
     assert "8 samples in" in done.stderr
     chosen = {row["sample"]: row for row in rows}

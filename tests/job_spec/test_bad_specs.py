@@ -17,7 +17,7 @@ from tests.job_spec.bad_keys import KEYS
 from tests.job_spec.bad_values import VALUES
 from tests.job_spec.broken_specs import broken
 from tests.job_spec.rows import SPEC, Row, filled
-from tests.messages import begins_with, ends_with, get_message, says, says_only
+from tests.messages import begins_with, ends_with, get_message, says, says_each, says_only
 from tests.paths import IMPORTS, ROOT
 
 TABLE = [*DOCUMENTS, *KEYS, *VALUES]
@@ -84,18 +84,21 @@ def test_all_problems_at_once_in_the_order_of_the_file(capsys: pytest.CaptureFix
         "data: {train: data}\n"
     )
     heads = [line for line in said(capsys, 2).splitlines() if not line.startswith("  ")]
-    assert heads == [
-        "job.yaml:1:1: name: is missing",
-        "job.yaml:1:1: nam: unknown key",
-        "job.yaml:4:3: train.epochs: is 'three'",
-        get_message("key-appears-twice", "job.yaml", 5, 3, "train.epochs"),
-        "job.yaml:6:26: train.optimizer.lr: is 0",
-        get_message("tag-foo-allowed", "job.yaml", 6, 43, "train.optimizer.momentum"),
-        "job.yaml:7:20: train.early_stopping.metric: is 'accuracy'",
-        "job.yaml:8:3: train.loss: is 'mse'",
-        "job.yaml:9:12: optimize.precision: is 'bf17'",
-        "job.yaml:10:14: checkpoint.every: is '0s'",
-    ]
+    assert says_each(
+        heads,
+        [
+            "job.yaml:1:1: name: is missing",
+            "job.yaml:1:1: nam: unknown key",
+            "job.yaml:4:3: train.epochs: is 'three'",
+            get_message("key-appears-twice", "job.yaml", 5, 3, "train.epochs"),
+            "job.yaml:6:26: train.optimizer.lr: is 0",
+            get_message("tag-foo-allowed", "job.yaml", 6, 43, "train.optimizer.momentum"),
+            "job.yaml:7:20: train.early_stopping.metric: is 'accuracy'",
+            "job.yaml:8:3: train.loss: is 'mse'",
+            "job.yaml:9:12: optimize.precision: is 'bf17'",
+            "job.yaml:10:14: checkpoint.every: is '0s'",
+        ],
+    )
 
 
 def test_an_unknown_task_hides_no_other_problem(capsys: pytest.CaptureFixture[str]) -> None:
@@ -281,10 +284,13 @@ def test_data_that_is_not_there_is_exit_3(
 
 def test_every_lost_path_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     Path("job.yaml").write_text("task: image-classification\nname: a\ndata:\n  train: b\n  validation: c\n")
-    assert said(capsys, 3).splitlines()[:2] == [
-        get_message("does-not-exist", "job.yaml", 4, 3, "data.train", "b"),
-        get_message("does-not-exist-2", "job.yaml", 5, 3, "data.validation", "c"),
-    ]
+    assert says_each(
+        said(capsys, 3).splitlines()[:2],
+        [
+            get_message("does-not-exist", "job.yaml", 4, 3, "data.train", "b"),
+            get_message("does-not-exist-2", "job.yaml", 5, 3, "data.validation", "c"),
+        ],
+    )
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")

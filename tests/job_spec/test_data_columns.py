@@ -11,7 +11,7 @@ import pytest
 from drivetrain.cli import main
 from drivetrain.errors import DataError
 from drivetrain.job_spec import load_job as job_spec
-from tests.messages import ends_with, get_message
+from tests.messages import ends_with, get_message, says_each
 from tests.paths import ROOT
 
 TABLE = "name: a\ntask: tabular-classification\ndata: {{train: {train}, target: {target}}}\n"
@@ -32,11 +32,14 @@ def refused(folder: Path, spec: str, **files: str) -> list[str]:
 
 def test_a_column_that_the_file_does_not_have(tmp_path: Path) -> None:
     spec = TABLE.format(train="rows.csv", target="lable")
-    assert refused(tmp_path, spec, rows="a,b,label\n1,2,x\n") == [
-        get_message("has-no-column-2", "job.yaml", 3, 25, "data.target", "rows.csv", "lable"),
-        get_message("possible-columns-label"),
-        '  do:       did you mean "label"?',
-    ]
+    assert says_each(
+        refused(tmp_path, spec, rows="a,b,label\n1,2,x\n"),
+        [
+            get_message("has-no-column-2", "job.yaml", 3, 25, "data.target", "rows.csv", "lable"),
+            get_message("possible-columns-label"),
+            '  do:       did you mean "label"?',
+        ],
+    )
 
 
 @pytest.mark.parametrize(

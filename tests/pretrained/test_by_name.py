@@ -23,7 +23,7 @@ from drivetrain.system.units import format_bytes
 from tests import hub_server, reports, tiny
 from tests.hub_double import COMMIT
 from tests.hub_server import NAME, Fault, Hub
-from tests.messages import begins_with, get_message, says, says_only
+from tests.messages import begins_with, get_message, says, says_each, says_only
 
 MODEL = f"{{source: transformers, name: {NAME}}}"
 OTHER = "89abcdef0123456789abcdef0123456789abcdef"
@@ -154,13 +154,16 @@ def test_fetch_fills_the_cache_for_a_machine_without_a_network(
     assert main(["fetch", str(tmp_path / "job.yaml")]) == 0
     first = capsys.readouterr().out.splitlines()
     size = sum(map(len, hub.files.values())) / 1e6
-    assert first == [
-        f"hub: fetching {NAME} at {COMMIT[:12]} from {hub.endpoint}: 3 files, {size:,.1f} MB",
-        get_message("fetched-files-mb-compared", NAME, 3, f"{size:,.1f}"),
-        *(f"  {name}  {format_bytes(len(content))}" for name, content in sorted(hub.files.items())),
-        f"revision main: commit {COMMIT}",
-        f"in {tmp_path}/home/hub/models--casa--beto/snapshots/{COMMIT}",
-    ]
+    assert says_each(
+        first,
+        [
+            f"hub: fetching {NAME} at {COMMIT[:12]} from {hub.endpoint}: 3 files, {size:,.1f} MB",
+            get_message("fetched-files-mb-compared", NAME, 3, f"{size:,.1f}"),
+            *(f"  {name}  {format_bytes(len(content))}" for name, content in sorted(hub.files.items())),
+            f"revision main: commit {COMMIT}",
+            f"in {tmp_path}/home/hub/models--casa--beto/snapshots/{COMMIT}",
+        ],
+    )
     hub.asked.clear()
     assert main(["fetch", str(tmp_path / "job.yaml")]) == 0
     again = capsys.readouterr().out.splitlines()

@@ -19,7 +19,7 @@ from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.launch import network
 from tests.hub_double import COMMIT
 from tests.hub_server import Hub
-from tests.messages import get_message, says
+from tests.messages import get_message, says, says_each
 from tests.pretrained.hub_dataset import FILES, NAME, NEEDED, OTHER, README, found, refused, root, spec, table
 
 
@@ -48,14 +48,17 @@ def test_the_splits_of_the_readme_fetched_once(hub: Hub, tmp_path: Path, capsys:
         f"{at}/data/train-00000-of-00002.parquet",
         f"{at}/data/test-00000-of-00001.parquet",
     )
-    assert job.notes == (
-        get_message(
-            "main-commit-training-final",
-            "data.train",
-            "casa/frases",
-            COMMIT[:12],
-            "data/train-00000-of-00002.parquet",
-            "data/test-00000-of-00001.parquet",
+    assert says_each(
+        job.notes,
+        (
+            get_message(
+                "main-commit-training-final",
+                "data.train",
+                "casa/frases",
+                COMMIT[:12],
+                "data/train-00000-of-00002.parquet",
+                "data/test-00000-of-00001.parquet",
+            ),
         ),
     )
     folder = root(tmp_path) / "snapshots" / COMMIT
@@ -211,9 +214,9 @@ def test_validate_asks_nothing(hub: Hub, tmp_path: Path, capsys: pytest.CaptureF
     assert main(["validate", str(spec(tmp_path))]) == 0
     assert says(capsys.readouterr().out, "hf-datasets-cache-hugging", "data.train", NAME)
     assert hub.asked == []
-    assert network.decide(job_spec.load(spec(tmp_path))) == (
-        True,
-        get_message("network-hf-datasets-hugging", "data.train", NAME),
+    assert says_each(
+        network.decide(job_spec.load(spec(tmp_path))),
+        (True, get_message("network-hf-datasets-hugging", "data.train", NAME)),
     )
 
 

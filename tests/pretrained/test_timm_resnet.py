@@ -30,7 +30,7 @@ from drivetrain.training import recorded_inputs
 from tests import hub_server, tiny, trained
 from tests.hub_double import COMMIT
 from tests.hub_server import Hub
-from tests.messages import get_message, says
+from tests.messages import get_message, says, says_each
 from tests.paths import TESTS
 
 SHAPES: dict[str, dict[str, list[int]]] = json.loads((TESTS / "pretrained" / "timm_resnets.json").read_text())
@@ -146,9 +146,9 @@ def hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 def test_a_resnet_starts_with_the_weights_of_the_hub(hub: Hub, folder: Path) -> None:
     asked = job(folder)
-    assert network.decide(asked) == (
-        True,
-        get_message("network-local-folder-looked", "model.pretrained", "timm/resnet18.a1_in1k"),
+    assert says_each(
+        network.decide(asked),
+        (True, get_message("network-local-folder-looked", "model.pretrained", "timm/resnet18.a1_in1k")),
     )
     made = tiny.plain(asked, folder)
     renamed, own = timm_resnet.rename_tensors(weights("resnet18")), made.model.state_dict()

@@ -15,7 +15,7 @@ from drivetrain.data.images import class_folders, split_folders
 from drivetrain.data.images.image_data import load
 from drivetrain.data.load_data import load as load_job
 from drivetrain.system.files import read_json, write_json
-from tests.messages import ends_with, get_message, says, says_only
+from tests.messages import ends_with, get_message, says, says_each, says_only
 from tests.pictures import folder, job, message
 
 torch.set_num_threads(1)
@@ -49,12 +49,15 @@ def test_skipped_files_are_noted(tmp_path: Path) -> None:
     data = load(job(tmp_path))
     assert len(data.train) + len(data.validation) == 8
     assert data.heads[""].classes == ("a", "b")
-    assert data.notes[1:5] == [
-        get_message("folders-without-images-ignored", tmp_path),
-        get_message("images-outside-class-folders", tmp_path, 1, "loose.png"),
-        get_message("files-without-image-extension", tmp_path, 1, 1, 1),
-        get_message("symbolic-links-parent-folder", tmp_path, "a/up", "b/again"),
-    ]
+    assert says_each(
+        data.notes[1:5],
+        [
+            get_message("folders-without-images-ignored", tmp_path),
+            get_message("images-outside-class-folders", tmp_path, 1, "loose.png"),
+            get_message("files-without-image-extension", tmp_path, 1, 1, 1),
+            get_message("symbolic-links-parent-folder", tmp_path, "a/up", "b/again"),
+        ],
+    )
 
 
 def test_a_linked_class_folder_is_followed(tmp_path: Path) -> None:
@@ -123,7 +126,7 @@ def test_what_systems_leave_is_no_class(tmp_path: Path, name: str) -> None:
     data = load(job(tmp_path))
     assert data.heads[""].classes == ("a", "b")
     assert len(data.train) + len(data.validation) == 8
-    assert any(get_message("are-no-classes-and-are-skipped") in note and f"{name} (2)" in note for note in data.notes)
+    assert says([note for note in data.notes if f"{name} (2)" in note], "are-no-classes-and-are-skipped")
     assert class_folders.subfolders(tmp_path, "k") == ["a", "b"]
 
 

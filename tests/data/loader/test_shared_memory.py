@@ -15,7 +15,7 @@ from drivetrain.data.loader.workers import SharedMemory
 from drivetrain.training.evaluation import validation
 from drivetrain.tuning.memory.size_search import SizeSearch
 from tests import tiny
-from tests.messages import get_message
+from tests.messages import get_message, says_each
 
 MIB = 1 << 20
 
@@ -45,7 +45,7 @@ def test_it_is_reported_once_for_each_size(room: SimpleNamespace) -> None:
     made.workers, made.report = 4, told.append
     assert [made.workers_for(made.split, 128) for _ in range(3)] == [1, 1, 1]
     assert made.workers_for(made.split, 32) == 4
-    assert told == [get_message("mib-free-batches-samples", "/dev/shm", 64, 128, 18, 1, 4)]
+    assert says_each(told, [get_message("mib-free-batches-samples", "/dev/shm", 64, 128, 18, 1, 4)])
 
 
 def test_processes_share_shared_memory(room: SimpleNamespace) -> None:

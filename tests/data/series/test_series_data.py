@@ -19,7 +19,7 @@ from drivetrain.data.series import series_data as series
 from drivetrain.data.series import windows
 from drivetrain.errors import DataError
 from tests.data.series.series_rows import ends, everything, job, npz, one, several, stack, stored, unscaled
-from tests.messages import begins_with, ends_with, get_message, says_only
+from tests.messages import begins_with, ends_with, says, says_only
 
 torch.set_num_threads(1)
 
@@ -229,7 +229,7 @@ def test_values_are_not_filled_forward_over_a_gap(tmp_path: Path) -> None:
     assert set(seen.round(3)) == {20.0, 80.0}
     first = unscaled(data, data.train)[ends(data.train).index(60)]
     assert (first[:, 0].round(3) == 80).all(), "the rows behind the gap without a value are skipped"
-    assert [note for note in data.notes if get_message("rows-before-first-value-series", 3) in note]
+    assert says(data.notes, "rows-before-first-value-series", 3)
 
 
 @pytest.mark.parametrize("form", ["%d/%m/%Y %H:%M", "%m/%d/%Y %H:%M"])

@@ -11,7 +11,7 @@ import pytest
 from drivetrain.data.series import series_data as series
 from drivetrain.errors import DataError
 from tests.data.series.series_rows import Rows, ends, job, several, stored, unscaled
-from tests.messages import begins_with, get_message
+from tests.messages import begins_with, says
 
 
 def recordings(count: int = 12, rows: int = 40, length: int = 16, stride: int = 4) -> Rows:
@@ -35,7 +35,7 @@ def test_overlapping_windows_are_on_one_side(tmp_path: Path, data: dict[str, Any
     assert not sides[0] & sides[1]
     assert len(sides[0] | sides[1]) == 12
     column = data.get("groups", "overlapping windows")
-    assert [note for note in made.notes if f"groups of {column}: " in note and get_message("none-both-sides") in note]
+    assert says([note for note in made.notes if f"groups of {column}: " in note], "none-both-sides")
 
 
 def test_windows_that_do_not_overlap_are_split_at_random(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def test_validation_rows_do_not_change_the_preprocessing(tmp_path: Path) -> None
     second = tables.load(job(stored(tmp_path, rows)))
     assert second.preprocessing == first.preprocessing
     assert (everything(second.validation)[1][:, 0] == 0).all()
-    assert any(get_message("colour-categories-training-data") in note and "violet" in note for note in second.notes)
+    assert says([note for note in second.notes if "violet" in note], "colour-categories-training-data")
 
 
 def test_categories_have_their_place_and_empty_cells_too(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from drivetrain.errors import DataError, SpecError
 from drivetrain.job.text import TextJob
 from drivetrain.training.evaluation import validation
 from tests import reports, tiny
-from tests.messages import get_message, says, says_only
+from tests.messages import get_message, says, says_each, says_only
 
 
 def splits(asked: TextJob) -> tuple[TextSplit, TextSplit]:
@@ -139,11 +139,14 @@ def test_rows_with_empty_cells_are_left_out_and_listed(tmp_path: Path) -> None:
     assert len(made.train) + len(made.validation) == 57
     assert says_only(made.notes, "samples-used-skipped-2", "data.train", 3, 60)
     left = [note.split("reports.csv ")[1] for note in made.notes if note.startswith("left out")]
-    assert left == [
-        "row 3 (line 4): descripcion is empty",
-        "row 4 (line 5): modo is empty",
-        get_message("row-line-descripcion-modo", 8, 9),
-    ]
+    assert says_each(
+        left,
+        [
+            "row 3 (line 4): descripcion is empty",
+            "row 4 (line 5): modo is empty",
+            get_message("row-line-descripcion-modo", 8, 9),
+        ],
+    )
 
 
 def test_notes_report_duplicates_and_conversions(tmp_path: Path) -> None:
@@ -269,7 +272,7 @@ def test_a_text_without_one_of_the_labels_trains_the_others(tmp_path: Path) -> N
                 lacking[name] += not cell
     assert all(lacking.values())
     assert all(head.partial for head in made.heads.values())
-    assert [note for note in made.notes if '"modo": ' in note and get_message("texts-label-count-others") in note]
+    assert says([note for note in made.notes if '"modo": ' in note], "texts-label-count-others")
     new = text.read([tmp_path / "reports.csv"], made.preprocessing, made.heads, labelled=True)
     assert {name: int((values == NO_LABEL).sum()) for name, values in new.split.targets.items()} == lacking
     for name, count in lacking.items():
@@ -286,7 +289,7 @@ def test_a_row_without_any_label_is_left_out_and_a_column_needs_some(tmp_path: P
     rows[3][1:] = ["", "", ""]
     reports.table(tmp_path / "reports.csv", rows, HEADER)
     data = load(reports.job(tmp_path))
-    assert [note for note in data.notes if get_message("row-line-modo-causa", 4, 5) in note]
+    assert says(data.notes, "row-line-modo-causa", 4, 5)
     reports.table(tmp_path / "held.csv", [[*row[:2], "", row[3]] for row in rows[10:30]], HEADER)
     with pytest.raises(DataError, match=r"data.labels.causa: none of the 20 validation texts has a label"):
         load(reports.job(tmp_path, data=", validation: held.csv"))
@@ -322,11 +325,7 @@ def test_groups_are_on_one_side(tmp_path: Path, more: str) -> None:
     assert sides[0]
     assert sides[1]
     assert not sides[0] & sides[1]
-    assert [
-        note
-        for note in load(made).notes
-        if note.startswith("groups of user: ") and get_message("none-both-sides") in note
-    ]
+    assert says([note for note in load(made).notes if note.startswith("groups of user: ")], "none-both-sides")
     with pytest.raises(DataError, match=r'data.groups: .*has no column "usr"'):
         reports.job(tmp_path, data=", groups: usr")
     with pytest.raises(SpecError, match=r"data.groups: is 'modo', and the texts or labels have 'modo' too"):

@@ -15,7 +15,7 @@ from drivetrain.report.record import read
 from drivetrain.report.sections.advice import MAX_SUGGESTIONS, list_advice
 from drivetrain.report.summary import summarize
 from drivetrain.report.write import write
-from tests.messages import begins_with, get_message, says, says_only
+from tests.messages import begins_with, get_message, says, says_each, says_only
 from tests.report_folder import change, make, rows, telemetry
 
 GIB = 2**30
@@ -97,9 +97,8 @@ def test_memory_near_the_limit_comes_first(run: Path) -> None:
     phases(run, input=20.8, train=14.4)
     change(run / "result.json", lambda r: r.update(peak_memory=int(0.95 * GIB)))
     first, second = given(run)
-    assert (first.line, first.why) == (
-        "optimize: {micro_batch: 16}",
-        get_message("mib-gib-memory-used", 973, "1.0", 95),
+    assert says_each(
+        (first.line, first.why), ("optimize: {micro_batch: 16}", get_message("mib-gib-memory-used", 973, "1.0", 95))
     )
     assert "loader_workers" in second.line
 
@@ -187,7 +186,7 @@ def test_a_setting_without_effect_is_reported_only_if_requested(run: Path) -> No
     spec = run / "job.yaml"
     spec.write_text(spec.read_text().replace("optimize: {}", "optimize: {allocator: tcmalloc}"))
     (one,) = given(run)
-    assert (one.line, one.why) == ("optimize: {allocator: auto}", get_message("effect-ld-preload-removed"))
+    assert says_each((one.line, one.why), ("optimize: {allocator: auto}", get_message("effect-ld-preload-removed")))
 
 
 def test_at_most_three_the_most_helpful_first(run: Path) -> None:

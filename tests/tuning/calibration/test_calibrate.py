@@ -18,7 +18,7 @@ from drivetrain.hardware.detect import detect
 from drivetrain.hardware.facts import Hardware
 from drivetrain.tuning.calibration import calibrate
 from tests import calibrated
-from tests.messages import begins_with, get_message, says, says_only
+from tests.messages import begins_with, get_message, says, says_each, says_only
 from tests.paths import IMPORTS
 
 COMMAND = [sys.executable, "-m", "drivetrain", "calibrate", "--json"]
@@ -139,21 +139,21 @@ def test_a_read_only_cache_is_not_calibrated_by_itself(fresh: Hardware, monkeypa
     locked = replace(fresh, storage=replace(fresh.storage, cache_writable=False))
     made, said, events = first_use(locked)
     assert (made.calibration, events, fake.calls) == (None, [], 0)
-    assert said == [get_message("calibrate-skipped-writable-every", fresh.storage.cache)]
+    assert says_each(said, [get_message("calibrate-skipped-writable-every", fresh.storage.cache)])
 
 
 def test_a_process_that_dies_is_an_event(fresh: Hardware, monkeypatch: pytest.MonkeyPatch) -> None:
     Fake(monkeypatch, fresh, code=3, writes=False)
     made, _, events = first_use(fresh)
     assert made.calibration is None
-    assert events == [get_message("calibration-failed-process-ended", 3)]
+    assert says_each(events, [get_message("calibration-failed-process-ended", 3)])
 
 
 def test_what_a_process_found_before_it_died_counts(fresh: Hardware, monkeypatch: pytest.MonkeyPatch) -> None:
     Fake(monkeypatch, fresh, code=3)
     made, _, events = first_use(fresh)
     assert made.calibration is not None
-    assert events == [get_message("calibration-incomplete-process-ended", 3)]
+    assert says_each(events, [get_message("calibration-incomplete-process-ended", 3)])
 
 
 def test_a_process_that_hangs_is_ended(fresh: Hardware, monkeypatch: pytest.MonkeyPatch) -> None:
