@@ -23,7 +23,7 @@ from drivetrain.job.workload import Workload
 from drivetrain.optimizations import channels_last, compile, feature_cache, fused_optimizer, sharding
 from drivetrain.training.checkpoints import checkpoint
 from tests import paths, ranks_cases, ranks_start, tiny, trained
-from tests.messages import says
+from tests.messages import saying, says
 from tests.paths import ROOT
 from tests.supervisor.tiny_run import TEXT, command, follower, images, rows, same, weights
 from tests.waiting import until
@@ -287,5 +287,5 @@ def test_divided_weights_of_another_network_are_refused(monkeypatch: pytest.Monk
     state = {name: value.clone() for name, value in sharded_tensor.get_local_state(network).items()}
     sharded_tensor.load_local_state(network, state)
     for wrong in (state | {"more": torch.zeros(1)}, {"weight": state["weight"]}):
-        with pytest.raises(CheckpointError, match="not those of this network"):
+        with pytest.raises(CheckpointError, check=saying("not-those-of-this-network")):
             sharded_tensor.load_local_state(network, wrong)

@@ -19,7 +19,7 @@ from drivetrain.job_spec import load_job as job_spec
 from drivetrain.job_spec.yaml_file import parse
 from drivetrain.plan import plan
 from tests.hardware.checked_machines import AMPERE, CPU, card, machine, with_gpus
-from tests.messages import begins_with, ends_with, get_message, says, says_each, says_only
+from tests.messages import begins_with, ends_with, get_message, saying, says, says_each, says_only
 from tests.paths import ROOT
 
 LEGACY = Torch(
@@ -273,7 +273,7 @@ def test_a_gpu_image_without_a_gpu(trouble: str | None, cause: str) -> None:
 
 
 def test_no_torch_at_all() -> None:
-    with pytest.raises(DeviceError, match="torch is not installed"):
+    with pytest.raises(DeviceError, check=saying("torch-is-not-installed")):
         device_check.select_devices(machine("t4"), "auto")
 
 
@@ -298,10 +298,10 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch, torch: Torch, count: int) -> None
 
 def test_the_trainer_asks_the_torch_that_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_cuda(monkeypatch, replace(AMPERE, cuda="12.8"), 1)
-    with pytest.raises(DeviceError, match=r"has no code for this GPU, only for 7\.5"):
+    with pytest.raises(DeviceError, check=saying("has-no-code-for-this-gpu", "7.5")):
         device_check.check_build(machine("gtx1080", LEGACY))
     fake_cuda(monkeypatch, LEGACY, 0)
-    with pytest.raises(DeviceError, match="the driver lists 1 GPU for this run, CUDA finds 0"):
+    with pytest.raises(DeviceError, check=saying("driver-lists-gpu-run", 1, 0)):
         device_check.check_build(machine("gtx1080", LEGACY))
     fake_cuda(monkeypatch, LEGACY, 1)
     device_check.check_build(machine("gtx1080", LEGACY))

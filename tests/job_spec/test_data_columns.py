@@ -11,7 +11,7 @@ import pytest
 from drivetrain.cli import main
 from drivetrain.errors import DataError
 from drivetrain.job_spec import load_job as job_spec
-from tests.messages import ends_with, get_message, says_each
+from tests.messages import ends_with, get_message, saying, says_each
 from tests.paths import ROOT
 
 TABLE = "name: a\ntask: tabular-classification\ndata: {{train: {train}, target: {target}}}\n"
@@ -109,7 +109,7 @@ def test_a_header_in_another_dialect(tmp_path: Path, sign: str, encoding: str) -
     (tmp_path / "rows.csv").write_bytes(f"a{sign}descripción\n1,5{sign}x\n".encode(encoding))
     spec = TABLE.format(train="rows.csv", target="descripcion")
     (tmp_path / "job.yaml").write_text(spec)
-    with pytest.raises(DataError, match="its columns: a, descripción"):
+    with pytest.raises(DataError, check=saying("its-columns-descripci-n")):
         job_spec.load(tmp_path / "job.yaml")
     (tmp_path / "job.yaml").write_text(spec.replace("descripcion", "descripción"))
     job_spec.load(tmp_path / "job.yaml")

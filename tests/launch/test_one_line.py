@@ -9,7 +9,7 @@ import pytest
 from drivetrain.errors import SpecError
 from drivetrain.launch import mounts
 from tests.launch.cluster_site import IMAGE, SPEC, ClusterSite
-from tests.messages import says
+from tests.messages import saying, says
 
 ENGINES = {
     "slurm": {"shared": ["/"]},
@@ -54,5 +54,5 @@ def test_an_output_folder_has_no_control_character(tmp_path: Path) -> None:
     (tmp_path / "a\nb").mkdir()
     (tmp_path / "link").symlink_to("a\nb")
     for folder in ("a\nb", "link"):
-        with pytest.raises(SpecError, match="contains a control character"):
+        with pytest.raises(SpecError, check=saying("contains-control-character")):
             mounts.mount_output(tmp_path / folder / "out")

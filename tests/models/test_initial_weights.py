@@ -16,7 +16,7 @@ from drivetrain.errors import SpecError
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.models.build import Model, build
 from drivetrain.training import recorded_inputs
-from tests.messages import begins_with, says_only
+from tests.messages import begins_with, saying, says_only
 from tests.models.followed_weights import FIRST, follow, outputs, relabelled
 from tests.tiny import plain
 from tests.trained import CASES, Case, seen, trained
@@ -130,7 +130,7 @@ def test_a_folder_whose_stem_does_not_fit_its_size_is_refused(tmp_path: Path) ->
     config.write_text(config.read_text().replace('"image_size": 8', '"image_size": 200'))
     for change in ((), (("train.npz, ", "train.npz, image_size: 8, "),)):
         job = follow(tmp_path, case, f"{{from: {FIRST}}}", *change)
-        with pytest.raises(SpecError, match="does not fit the network"):  # a stem of 7x7, and weights of one of 3x3
+        with pytest.raises(SpecError, check=saying("does-not-fit-network")):  # a stem of 7x7, and weights of one of 3x3
             build(job, load(job))
 
 

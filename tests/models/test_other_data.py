@@ -11,7 +11,7 @@ import torch
 from drivetrain.data.load_data import load
 from drivetrain.errors import DataError, SpecError
 from drivetrain.models.build import build
-from tests.messages import says
+from tests.messages import saying, says
 from tests.models.followed_weights import FIRST, follow, outputs, relabelled
 from tests.trained import CASES, trained
 
@@ -46,7 +46,7 @@ def test_a_window_that_the_pooling_leaves_nothing_of(tmp_path: Path) -> None:
     case = CASES["series"]
     trained(case, tmp_path)
     job = follow(tmp_path, case, FROM, ("window: 10, stride: 5", "window: 1, stride: 1"))
-    with pytest.raises(SpecError, match=r"data\.window: has windows of 1 rows"):
+    with pytest.raises(SpecError, check=saying("has-windows-of-rows", "data.window", 1)):
         build(job, load(job))
 
 
@@ -71,7 +71,7 @@ def test_pixels_on_another_scale_are_refused(tmp_path: Path) -> None:
     images = np.random.default_rng(0).uniform(0, 4095, (30, 16, 16, 3)).astype(np.float32)
     np.savez(tmp_path / "x.npz", images=images, labels=np.arange(30) % 2)
     job = follow(tmp_path, case, FROM, ("train: train, validation: held", "train: x.npz, validation: x.npz"))
-    with pytest.raises(SpecError, match=r"model\.from: was trained on pixels from 0 to 255; data\.train has"):
+    with pytest.raises(SpecError, check=saying("was-trained-on-pixels-from-to", "model.from", 0, 255, "data.train")):
         load(job)
 
 

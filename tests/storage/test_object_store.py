@@ -17,7 +17,7 @@ from drivetrain.storage import object_store
 from drivetrain.storage.object_store import ObjectStore, Patience
 from drivetrain.storage.remote_address import parse
 from drivetrain.storage.store_errors import RemoteError, Trouble
-from tests.messages import says
+from tests.messages import saying, says
 from tests.object_store import KEY, SECRET, Fault, FaultyStore
 from tests.supervisor.remote_copy.fake_run import faulty_store
 
@@ -124,7 +124,7 @@ def test_a_long_upload_with_faults_in_between(store: ObjectStore, proxy: FaultyS
 def test_it_gives_up_in_time(proxy: FaultyStore, fault: Fault) -> None:
     store = ObjectStore(parse("s3://bucket/x"), SHORT)
     proxy.fault = lambda number, method, path: fault
-    with pytest.raises(RemoteError, match="the store does not answer") as found:
+    with pytest.raises(RemoteError, check=saying("store-does-not-answer")) as found:
         store.put("x", b"1")
     assert found.value.passing
     assert found.value.exit_code == 7
@@ -218,5 +218,5 @@ def test_certificates_that_cannot_be_read(proxy: FaultyStore, monkeypatch: pytes
 
 def test_a_client_that_is_not_installed(proxy: FaultyStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "obstore", None)
-    with pytest.raises(StorageError, match="obstore, which is not installed here"):
+    with pytest.raises(StorageError, check=saying("obstore-which-is-not-installed-here")):
         ObjectStore(parse("s3://bucket/x"))

@@ -27,7 +27,7 @@ from drivetrain.job.job import CLASS_METRICS
 from drivetrain.models import saved_model
 from drivetrain.plan.plan import load
 from drivetrain.supervisor import embedded, embedded_run
-from tests.messages import ends_with, says_only
+from tests.messages import ends_with, saying, says_only
 from tests.paths import IMPORTS, ROOT
 from tests.supervisor.circle_training import Points, circle, network, no_report, same
 
@@ -212,7 +212,7 @@ def test_a_mistake_and_its_message(
 
 def test_a_model_of_a_program_cannot_be_rebuilt_without_it(tmp_path: Path) -> None:
     result = train(tmp_path, epochs=1)
-    with pytest.raises(CheckpointError, match="passed in by a Python program, and only that program can build it"):
+    with pytest.raises(CheckpointError, check=saying("passed-python-program-program")):
         saved_model.load(result.folder)
 
 
@@ -237,7 +237,7 @@ def test_the_monitor_alone(tmp_path: Path) -> None:
 
 
 def test_an_unknown_attribute_is_no_attribute() -> None:
-    with pytest.raises(AttributeError, match="module 'drivetrain' has no attribute 'trian'"):
+    with pytest.raises(AttributeError, check=saying("module-has-no-attribute", "drivetrain", "trian")):
         drivetrain.trian  # noqa: B018
 
 
@@ -326,7 +326,7 @@ def test_a_callback_that_passes_over_everything_does_not_prevent_a_stop(tmp_path
         with contextlib.suppress(BaseException):
             signal.raise_signal(signal.SIGTERM)
 
-    with pytest.raises(Stopped, match="stopped by SIGTERM after step 1"):
+    with pytest.raises(Stopped, check=saying("stopped-sigterm-after-step", 1)):
         train(tmp_path, on_step=passes)
 
 

@@ -22,7 +22,7 @@ from drivetrain.errors import CheckpointError, Stopped, UserCodeError
 from drivetrain.supervisor import embedded_record
 from drivetrain.system.files import write_json
 from drivetrain.training.user_parts import Callbacks, UserMetrics, UserParts
-from tests.messages import get_message, says, says_each
+from tests.messages import get_message, saying, says, says_each
 
 torch.set_num_threads(1)
 X = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
@@ -213,7 +213,7 @@ def test_a_stopped_training_goes_on_with_the_same_objects_alone(tmp_path: Path) 
     with pytest.raises(Stopped):
         train(weighted(1.0), on_step=stop)
     for _ in range(2):  # a refusal changes nothing
-        with pytest.raises(CheckpointError, match="is unfinished and was started with other objects: loss was"):
+        with pytest.raises(CheckpointError, check=saying("unfinished-started-objects-loss")):
             train(weighted(2.0))
     assert train(weighted(1.0)).folder.name == "library-001"
     assert train(weighted(2.0), new=True).folder.name == "library-002"

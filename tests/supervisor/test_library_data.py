@@ -27,7 +27,7 @@ from torch.utils.data import (
 import drivetrain
 from drivetrain.errors import DataError, DrivetrainError, SpecError, Stopped
 from drivetrain.supervisor import embedded
-from tests.messages import says
+from tests.messages import saying, says
 from tests.paths import ROOT
 from tests.supervisor.circle_training import Points, Rows, X, Y, circle, network, no_report, same
 
@@ -261,5 +261,5 @@ def test_workers_for_an_iterable_are_refused(tmp_path: Path) -> None:
 def test_a_model_without_values_is_refused(tmp_path: Path) -> None:
     with torch.device("meta"):
         model = nn.Linear(2, 2)
-    with pytest.raises(SpecError, match="weight of the model is on the meta device and has no values"):
+    with pytest.raises(SpecError, check=saying("weight-model-meta-device")):
         train(tmp_path, Rows(), model=model)

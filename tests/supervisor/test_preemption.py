@@ -21,7 +21,7 @@ from drivetrain.supervisor import preemption
 from drivetrain.supervisor.preemption import NoAnswer, NoticeAddress
 from drivetrain.system.signals import HANDLED_SIGNALS, PREEMPTION_NOTICE, PREEMPTION_SIGNAL, Interrupted, Signals
 from tests.faults import trained
-from tests.messages import get_message, says_each, says_only
+from tests.messages import get_message, saying, says_each, says_only
 
 
 class Provider:
@@ -103,7 +103,7 @@ def test_a_token_is_fetched_if_the_service_requires_one(provider: Provider) -> N
 
 def test_a_token_that_would_be_a_header_is_refused(provider: Provider) -> None:
     provider.token = "a\r\nHost: elsewhere"
-    with pytest.raises(NoAnswer, match="answers 401, and 200 when asked for a token"):
+    with pytest.raises(NoAnswer, check=saying("answers-asked-token", 401, 200)):
         NoticeAddress(provider.url).notice()
 
 
@@ -111,7 +111,7 @@ def test_a_redirect_is_not_followed(provider: Provider) -> None:
     elsewhere = Provider()
     elsewhere.answer = (200, "TRUE")
     provider.answer, provider.more = (302, ""), {"Location": elsewhere.url}
-    with pytest.raises(NoAnswer, match="answers 302, and redirects are not followed"):
+    with pytest.raises(NoAnswer, check=saying("answers-redirects-followed", 302)):
         NoticeAddress(provider.url).notice()
     assert elsewhere.asked == []
     elsewhere.server.shutdown()
@@ -226,7 +226,7 @@ def test_urls_where_a_notice_is_given(url: str) -> None:
 )
 def test_other_urls_are_refused(url: str) -> None:
     """Metadata services give the credentials of the machine under other paths."""
-    with pytest.raises(ValidationError, match="a URL where a cloud gives notice"):
+    with pytest.raises(ValidationError, check=saying("url-cloud-gives-notice")):
         Checkpoint(notice=url)
 
 
@@ -235,7 +235,7 @@ def test_one_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
-        with pytest.raises(NoAnswer, match="does not answer: timed out"):
+        with pytest.raises(NoAnswer, check=saying("does-not-answer-timed-out")):
             NoticeAddress(f"http://127.0.0.1:{listener.getsockname()[1]}/").notice()
 
 

@@ -17,7 +17,7 @@ from drivetrain.errors import Busy, CheckpointError, StorageError
 from drivetrain.job import Job
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.supervisor import run_folder, spec_difference
-from tests.messages import says
+from tests.messages import saying, says
 
 TEXT = "name: a\ntask: image-classification\ndata: {train: data}\n"
 
@@ -215,7 +215,7 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    with pytest.raises(StorageError, match="its file system refuses locks") as raised:
+    with pytest.raises(StorageError, check=saying("file-system-refuses-locks")) as raised:
         run_folder.open_run(tmp_path / "runs", job(tmp_path))
     assert os.strerror(number) in str(raised.value)
 
@@ -260,7 +260,7 @@ def test_a_run_of_another_user(
 
 def test_bytes_that_are_not_utf_8(tmp_path: Path) -> None:
     """Weights cannot be written into such a folder: it is said before the training, not after it."""
-    with pytest.raises(StorageError, match="has bytes that are not UTF-8"):
+    with pytest.raises(StorageError, check=saying("has-bytes-that-are-not-utf")):
         run_folder.open_run(tmp_path / os.fsdecode(b"r\xe9"), job(tmp_path))
 
 
@@ -273,7 +273,7 @@ def test_a_file_of_data_whose_name_is_not_utf_8(tmp_path: Path, capsys: pytest.C
 
 def test_the_second_trainer_is_refused(tmp_path: Path) -> None:
     run_folder.open_run(tmp_path / "runs", job(tmp_path))
-    with pytest.raises(Busy, match="another process is training in this folder"):
+    with pytest.raises(Busy, check=saying("another-process-training-folder")):
         run_folder.open_run(tmp_path / "runs", job(tmp_path))
 
 

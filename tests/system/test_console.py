@@ -13,7 +13,7 @@ import pytest
 from drivetrain.errors import StorageError
 from drivetrain.system import console
 from drivetrain.system.console import GuardedStream
-from tests.messages import begins_with
+from tests.messages import begins_with, saying
 from tests.paths import ROOT
 
 
@@ -68,7 +68,7 @@ def test_output_that_is_the_result_is_an_error() -> None:
     inner = Failing()
     stream = GuardedStream(inner, needed=True)
     inner.error = OSError(28, "No space left on device")
-    with pytest.raises(StorageError, match="standard output cannot be written: No space left on device"):
+    with pytest.raises(StorageError, check=saying("standard-output-written-space-left")):
         print("rows", file=stream)
     with pytest.raises(UnicodeEncodeError):
         GuardedStream(io.TextIOWrapper(io.BytesIO(), "ascii"), needed=False).write("\xe9")

@@ -18,7 +18,7 @@ from drivetrain.supervisor import preemption
 from drivetrain.system import files
 from drivetrain.system.run_files import RunFiles
 from drivetrain.training.checkpoints import manifest
-from tests.messages import says, says_only
+from tests.messages import saying, says, says_only
 
 DEEP = "[" * 200_000 + "]" * 200_000
 
@@ -55,7 +55,7 @@ def test_a_file_that_was_named_is_refused(deep: Path, load: Callable[[Path], obj
 
 def test_a_line_of_data_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(f'{{"a": 1}}\n{DEEP}\n')
-    with pytest.raises(DataError, match=r"a\.jsonl line 2 is nested too deeply"):
+    with pytest.raises(DataError, check=saying("line-nested-too-deeply", "a.jsonl", 2)):
         jsonl_file._check_lines(tmp_path / "a.jsonl", "data.train")
 
 

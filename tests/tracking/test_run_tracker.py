@@ -23,7 +23,7 @@ from drivetrain.tracking.run_tracker import open_tracker
 from drivetrain.tracking.tracker import TrackerError
 from drivetrain.tracking.tracker_process import TrackerProcess, start_tracker, track_started_runs
 from tests.faults import trained
-from tests.messages import says
+from tests.messages import saying, says
 from tests.mlflow_double import Answer, MlflowDouble, serving
 from tests.tracking.tracked_run import copy, expected, folder, grow
 
@@ -345,7 +345,7 @@ def test_one_process_copies_a_run(
     monkeypatch.setattr(sent_rows, "LOCK_SECONDS", 0.1)
     run = folder(tmp_path, server.address)
     opened.enter_context(open_tracker(run, server.address))
-    with pytest.raises(Busy, match="another process copies this run"):
+    with pytest.raises(Busy, check=saying("another-process-copies-run")):
         opened.enter_context(open_tracker(run, server.address))
     opened.close()
     copy(run, server.address)

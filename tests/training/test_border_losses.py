@@ -19,7 +19,7 @@ from drivetrain.optimizations import micro_batch
 from drivetrain.tuning.memory.micro_batch import MicroBatchSearch
 from tests import border_losses, ranks_cases, tiny
 from tests.border_losses import LOSSES
-from tests.messages import says
+from tests.messages import saying, says
 
 torch.set_num_threads(1)
 REFUSED = {"unknown": "neither the mean nor the sum over its parts", "beside": "neither the mean nor the sum"}
@@ -168,7 +168,7 @@ def test_labels_that_a_later_batch_may_leave_out_are_tried_with_the_first() -> N
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     with (
         drivetrain.prepare(model, sgd, optimize={"cpu_threads": 1, "micro_batch": 2}, quiet=True) as step,
-        pytest.raises(SpecError, match="neither the mean nor the sum"),
+        pytest.raises(SpecError, check=saying("neither-mean-nor-sum")),
     ):
         step(batch)
 

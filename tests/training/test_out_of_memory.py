@@ -10,7 +10,7 @@ import torch
 
 from drivetrain.training import run
 from drivetrain.training.checkpoints import checkpoint
-from tests.messages import get_message, says_each
+from tests.messages import get_message, saying, says_each
 from tests.training.hooked_run import exhausted, fit, rows, short_of_memory
 
 
@@ -98,7 +98,7 @@ def test_memory_that_runs_out_in_the_evaluation(tmp_path: Path) -> None:
 def test_memory_that_is_short_for_one_sample(tmp_path: Path) -> None:
     from drivetrain.errors import OutOfMemory
 
-    with pytest.raises(OutOfMemory, match="out of memory with micro-batch 1"):
+    with pytest.raises(OutOfMemory, check=saying("memory-micro-batch", 1)):
         fit(tmp_path, exhausted(0))
 
 

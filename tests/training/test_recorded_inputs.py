@@ -25,7 +25,7 @@ from drivetrain.training.phase_timer import PhaseTimer
 from drivetrain.training.run import Run
 from drivetrain.tuning import prepare
 from tests import reports, tiny
-from tests.messages import says
+from tests.messages import saying, says
 from tests.trained import image_folders
 from tests.training.changed_inputs import JOBS, KEPT, PRETRAINED, WAYS, edited, shuffled, touched
 
@@ -194,7 +194,7 @@ def test_a_damaged_record_is_not_taken_for_that_of_an_older_version(
 def test_a_record_that_holds_something_else_is_refused(tmp_path: Path, wrong: dict[str, object]) -> None:
     write_json(tmp_path / "data.json", {"arrays": {}} | wrong)
     write_json(tmp_path / "preprocessing.json", {"heads": [{"name": ""}], "preprocessing": {}})
-    with pytest.raises(CheckpointError, match=r"/data.json is missing, damaged or edited"):
+    with pytest.raises(CheckpointError, check=saying("missing-damaged-edited", "/data.json")):
         recorded_inputs.read_records(tmp_path)
 
 

@@ -25,7 +25,7 @@ from drivetrain.system.files import write_json
 from drivetrain.tuning import batch_size, measuring_child
 from drivetrain.tuning.processes import batch_size as batch_size_test
 from tests import tiny
-from tests.messages import says
+from tests.messages import saying, says
 from tests.paths import ROOT
 
 TEXT = """
@@ -153,7 +153,7 @@ def test_from_python_it_must_be_a_number() -> None:
     import torch
 
     data = torch.utils.data.TensorDataset(torch.zeros(8, 2), torch.zeros(8, dtype=torch.long))
-    with pytest.raises(SpecError, match=r"batch_size: is auto, which drivetrain.train cannot measure"):
+    with pytest.raises(SpecError, check=saying("batch-size-auto-measure", "drivetrain.train")):
         drivetrain.train(torch.nn.Linear(2, 2), data, data, name="x", batch_size="auto")
 
 
@@ -225,5 +225,5 @@ def test_nothing_beyond_the_ceiling_is_tried() -> None:
 
 
 def test_nothing_fits_is_reported() -> None:
-    with pytest.raises(OutOfMemory, match=r"train.batch_size: auto: even 8 samples do not fit"):
+    with pytest.raises(OutOfMemory, check=saying("auto-even-samples-fit", "train.batch_size", 8)):
         batch_size_test.measure_sizes(Narrow(5), 4096)  # type: ignore[arg-type]

@@ -21,7 +21,7 @@ from drivetrain.errors import DataError
 from drivetrain.job.images import ImageRegressionJob
 from drivetrain.job_spec import load_job as job_spec
 from tests import pictures
-from tests.messages import says, says_only
+from tests.messages import saying, says, says_only
 from tests.pictures import job
 
 IMAGE = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
@@ -189,7 +189,7 @@ def test_new_images_of_a_table(tmp_path: Path) -> None:
     assert len(given.split) == 5
     labelled = load_new.read([tmp_path / "t.parquet"], found.preprocessing, found.heads, labelled=True)
     assert labelled.split.targets[""].tolist() == [0, 1] * 6
-    with pytest.raises(DataError, match="a table with images in it"):
+    with pytest.raises(DataError, check=saying("table-with-images-in-it")):
         load_new.read([new, new], found.preprocessing, found.heads, labelled=False)
 
 

@@ -16,7 +16,7 @@ from drivetrain.data.images.image_data import load
 from drivetrain.data.images.preprocess import from_preprocessing
 from drivetrain.data.loader.batches import Batches
 from drivetrain.errors import DataError
-from tests.messages import says, says_only
+from tests.messages import saying, says, says_only
 from tests.pictures import SIDE, good, job, message, plain, truncated_jpeg
 
 torch.set_num_threads(1)
@@ -313,7 +313,10 @@ def test_a_large_photograph(tmp_path: Path, ending: str) -> None:
 def test_a_large_photograph_needs_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Image.new("L", (12_000, 9_000), 80).save(tmp_path / "x.png")
     monkeypatch.setattr("drivetrain.hardware.cgroup.read_memory_limit", lambda: 1 << 30)
-    with decode.quiet(), pytest.raises(decode.UnreadableImage, match="12,000 x 9,000 pixels, too many for the memory"):
+    with (
+        decode.quiet(),
+        pytest.raises(decode.UnreadableImage, check=saying("pixels-too-many-memory", "12,000", "9,000")),
+    ):
         decode.look(str(tmp_path / "x.png"))
 
 

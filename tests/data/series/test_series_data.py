@@ -19,7 +19,7 @@ from drivetrain.data.series import series_data as series
 from drivetrain.data.series import windows
 from drivetrain.errors import DataError
 from tests.data.series.series_rows import ends, everything, job, npz, one, several, stack, stored, unscaled
-from tests.messages import begins_with, ends_with, says, says_only
+from tests.messages import begins_with, ends_with, saying, says, says_only
 
 torch.set_num_threads(1)
 
@@ -193,7 +193,7 @@ def test_new_windows_need_no_label(tmp_path: Path) -> None:
     del rows["y"]
     new = series.read([stored(tmp_path, rows, "new.csv")], data.preprocessing, data.heads, labelled=False)
     assert (len(new.split), new.split.targets) == (5, {})
-    with pytest.raises(DataError, match="the network was trained on a long table"):
+    with pytest.raises(DataError, check=saying("network-trained-long-table")):
         series.read([npz(tmp_path, *stack())], data.preprocessing, data.heads, labelled=False)
 
 

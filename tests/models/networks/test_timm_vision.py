@@ -22,7 +22,7 @@ from drivetrain.models.networks import timm_vision
 from tests import hub_server, tiny, trained
 from tests.hub_double import COMMIT
 from tests.hub_server import Hub
-from tests.messages import says
+from tests.messages import saying, says
 from tests.models.networks.vision_jobs import job
 from tests.paths import ROOT
 
@@ -81,7 +81,7 @@ def test_a_network_trains_and_reloads(folder: Path) -> None:
     again.load_state_dict(made.model.state_dict())
     pixels = torch.rand(3, 3, 32, 32)
     assert torch.equal(again.eval()(pixels), made.model.eval()(pixels))
-    with pytest.raises(SpecError, match="timm has no network 'resnet10x'"):
+    with pytest.raises(SpecError, check=saying("timm-network-resnet10x")):
         tiny.plain(job(folder, "{source: timm, name: resnet10x}"), folder)
 
 

@@ -23,7 +23,7 @@ from drivetrain.tracking.live.run_reader import RunReader
 from drivetrain.tracking.live.sparkline import MAX_POINTS, Sparkline
 from drivetrain.training.progress import Progress
 from drivetrain.training.run import Run
-from tests.messages import get_message, says, says_each
+from tests.messages import get_message, saying, says, says_each
 from tests.report_folder import change, metrics, rows, running
 from tests.tracking.live.painted_text import text_of
 
@@ -175,7 +175,7 @@ def test_no_run_folder(tmp_path: Path) -> None:
 def test_values_of_another_kind_are_an_error(run: Path, file: str) -> None:
     wrong = {"step": None, "epoch": None, "train/loss": "x", "seconds": [], "decisions": 1, "cpu": "x", "train": "x"}
     (run / file).write_text(json.dumps(wrong) + "\n")
-    with pytest.raises(CheckpointError, match="its records are damaged"):
+    with pytest.raises(CheckpointError, check=saying("its-records-are-damaged")):
         RunReader(run).read()
 
 
