@@ -25,6 +25,7 @@ SHOWN = {
     "channels_last": "channels last",
     "loader_workers": "workers",
     "cpu_threads": "threads",
+    "allocator_segments": "segments",
 }
 """The decisions that differ between machines, and their columns. One that is not an optimization yet has none."""
 

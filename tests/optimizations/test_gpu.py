@@ -287,6 +287,7 @@ def test_settings_of_the_process_are_those_of_the_plan(tmp_path: Path) -> None:
     made = tiny.assembled(tmp_path, tiny.job(), settings={"attention": "math", "cudnn_benchmark": True})
     assert torch_settings.list_attention_kernels() == (False, False, False)
     assert (attention.effective(made), cudnn_benchmark.effective(made)) == ("math", True)
+    assert torch.backends.cudnn.benchmark_limit == cudnn_benchmark.TRIED_KERNELS
     other = tiny.assembled(tmp_path, tiny.job())
     assert (attention.effective(other), cudnn_benchmark.effective(other)) == ("auto", False)
     assert torch_settings.list_attention_kernels() == before

@@ -21,12 +21,12 @@ from drivetrain import optimizations
 from drivetrain.data.load_data import load
 from drivetrain.models import inspection
 from drivetrain.models.build import build
-from drivetrain.optimizations import cuda_graphs
+from drivetrain.optimizations import cuda_graphs, step_graph
 from drivetrain.plan import evidence, plan
 from drivetrain.system import timeout
 from drivetrain.training import run
 from drivetrain.training.phase_timer import PhaseTimer
-from drivetrain.tuning import numerics_check, paired_timing, variants
+from drivetrain.tuning import numerics_check, paired_timing, tuner_state, variants
 from drivetrain.tuning import tuner as tune
 from tests import reports, tiny
 from tests.messages import get_message, says_each
@@ -78,8 +78,8 @@ def test_numbers_count_before_speed(numbers: list[tuple[float, float]], expected
     assert found is None if expected is None else expected in (found or "")
 
 
-def measured(folder: Path, optimize: str, said: list[str]) -> dict[str, evidence.Measurement]:
-    here, data, asked = machine(folder), tiny.dataset(), tiny.job(optimize=optimize)
+def measured(folder: Path, optimize: str, said: list[str], epochs: int = 3) -> dict[str, evidence.Measurement]:
+    here, data, asked = machine(folder), tiny.dataset(), tiny.job(optimize=optimize, epochs=epochs)
     network = build(asked, data)
     before = {name: value.clone() for name, value in network.module.state_dict().items()}
     made = plan.resolve(asked, here, inspection.inspect_workload(data, network.module))
@@ -92,6 +92,28 @@ def test_short_runs_are_not_measured(tmp_path: Path) -> None:
     said: list[str] = []
     assert measured(tmp_path, "compile: false", said) == {}
     assert "to measure optimizations" in said[-1]
+
+
+@pytest.mark.parametrize(("shortest", "measures"), [(0.0, True), (1e9, False)])
+def test_runs_of_a_minute_measure_what_takes_two_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shortest: float, measures: bool
+) -> None:
+    """A small network on a GPU waits for the host, and its short run never learned that a recorded step does not."""
+    recorded = list[run.Run]()
+    monkeypatch.setattr(paired_timing, "BLOCK_SECONDS", 0.01)
+    monkeypatch.setattr(tuner_state, "MIN_RUN_SECONDS", 1e9)
+    monkeypatch.setattr(tuner_state, "MIN_QUICK_RUN_SECONDS", shortest)
+    monkeypatch.setattr(tuner_state, "QUICK_SECONDS", 60.0)
+    monkeypatch.setattr(step_graph, "candidates", lambda *_: [False, True])
+    monkeypatch.setattr(run.Run, "record_step", lambda trial: recorded.append(trial))
+    optimizations.every.cache_clear()
+    said: list[str] = []
+    results = measured(tmp_path, "compile: false, precision: fp32, fused_optimizer: true", said, epochs=200)
+    assert ("step_graph" in results, bool(recorded)) == (measures, measures)
+    assert any("skipped" in line for line in said)
+    measured_names = {line.split()[1] for line in said} & {one.name for one in optimizations.every()}
+    optimizations.every.cache_clear()
+    assert measured_names == ({"step_graph"} if measures else set())
 
 
 def test_off_measures_nothing(tmp_path: Path) -> None:

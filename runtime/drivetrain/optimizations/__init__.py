@@ -12,7 +12,8 @@ The file name is the key under `optimize:`, the row in the plan, the line in the
 and, for a setting that must be made before the process starts, environment(hardware, value) -> dict, with
 read_preloaded() -> value if it preloads a library; for one that applies to some machines or jobs only,
 lacks(job, hardware) -> str|None: what is missing here, in two or three words. NEEDS
-names the optimization without which it has no effect, and so is not measured. A setting that `drivetrain calibrate`
+names the optimization without which it has no effect, and so is not measured; QUICK = True has it measured in short
+runs, too. A setting that `drivetrain calibrate`
 probes has select_probes(job, hardware, workload) -> probes: those of `hardware.calibration` that are nearest to the network.
 
 Their types are in the folder `interface`. `run` is an AssembledRun: the part of `drivetrain.training.run.Run` that an
@@ -78,6 +79,8 @@ class Optimization:
     """The probes of the machine's calibration that predict its values for this network; none if it is not probed."""
     redraws: bool
     """Whether it changes the random numbers of dropout, so that its steps can only be compared without dropout."""
+    quick: bool
+    """Whether it can gain so much in so few steps that runs too short for other measurements measure it, too."""
 
 
 def _return_effect(effect: Effect, workload: Workload | None) -> Effect:
@@ -103,6 +106,7 @@ def _read_module(module: ModuleType) -> Optimization:
         needs=getattr(module, "NEEDS", None),
         select_probes=getattr(module, "select_probes", lambda job, hardware, workload: ()),
         redraws=getattr(module, "REDRAWS", False),
+        quick=getattr(module, "QUICK", False),
     )
 
 

@@ -17,6 +17,9 @@ EFFECT = Effect.ROUNDING
 OFF = False
 Values = bool
 
+TRIED_KERNELS = 3
+"""Kernels that cuDNN tries for each convolution, in the order of its own estimate; torch's default of 10 takes seconds."""
+
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     """Off: it costs seconds at the start, and only a measurement shows whether a run gets them back."""
@@ -64,6 +67,7 @@ def apply(run: AssembledRun, value: Value) -> None:
     import torch
 
     torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.benchmark_limit = TRIED_KERNELS
 
 
 def effective(run: AssembledRun) -> Value:

@@ -27,6 +27,7 @@ STAGE = Stage.COMPILE
 # Learning rates are rounded to float32; nothing else differs.
 EFFECT = Effect.ROUNDING
 OFF = False
+QUICK = True
 Values = bool
 
 OLDEST = (7, 0)
@@ -35,7 +36,9 @@ OLDEST = (7, 0)
 
 def choose(job: Job, hardware: Hardware, workload: Workload | None) -> Choice:
     """Off: it keeps the memory of a step for itself, and only a measurement shows whether launches are the bottleneck."""
-    return Choice(OFF, refuse(job, hardware, workload, True) or "used if measured faster or requested")
+    return Choice(
+        OFF, refuse(job, hardware, workload, True) or "used if measured faster, also in runs of a minute, or requested"
+    )
 
 
 def lacks(job: Job, hardware: Hardware) -> str | None:

@@ -137,6 +137,8 @@ class Section:
     anchor: str
     title: str
     blocks: tuple[Block, ...]
+    is_folded: bool = False
+    """Whether the page shows its blocks on demand: they say how the run was made, not how good the model is."""
 
 
 @dataclass(frozen=True)

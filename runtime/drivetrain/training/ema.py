@@ -41,14 +41,18 @@ class Ema:
         decay = ((1 + self.updates_on_device) / (10 + self.updates_on_device)).clamp(max=self.decay)
         weight = torch.where(finite, 1 - decay, torch.zeros_like(decay))
         groups: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+        copies, copied = list[Tensor](), list[Tensor]()
         for name, value in get_local_state(model).items():
             if name in self.averaged_names:
                 averages, values = groups.setdefault(value.dtype, ([], []))
                 averages.append(self.average[name])
                 values.append(value)
             else:
-                # A step that was not finite has left these buffers as they were.
-                self.average[name].copy_(value)
+                copies.append(self.average[name])
+                copied.append(value)
+        # A step that was not finite has left these buffers as they were. Empty lists are an error.
+        if copies:
+            torch._foreach_copy_(copies, copied)
         for dtype, (averages, values) in groups.items():
             if weight.device.type == "cpu":
                 for average, value in zip(averages, values, strict=True):

@@ -102,11 +102,32 @@ class Tuner(VariantBuilder):
 
         budget = tuner_state.plan_budget(start_baseline, run.total_steps, seconds, self.say)
         if budget is None:
-            return numerics_check.check_short_run(self)
+            return self._measure_quick_ones(numerics_check.check_short_run(self))
         (state,) = states
         self._measure_all(state, budget)
         names = ", ".join(state.measurements) or "nothing"
         self.say(f"tune: finished in {budget.elapsed_seconds():.0f} s of {budget.seconds:.0f} s; measured: {names}")
+        return state.measurements
+
+    def _measure_quick_ones(self, checked: dict[str, Measurement]) -> dict[str, Measurement]:
+        """Measure the optimizations that are `quick` in a run that is too short for the others.
+
+        Args:
+            checked: what the check of the run's numbers has turned off.
+
+        Returns:
+            These and the new results.
+        """
+        plan = self.run.plan.with_values({name: row.value for name, row in checked.items()})
+        candidates = list(self._list_candidates(plan, quick_only=True))
+        # In so few steps nothing is compared within two seconds.
+        if not candidates or tuner_state.MEASURING_SHARE * self.run.total_steps < tuner_state.MIN_STEPS:
+            return checked
+        state = TunerState(plan, self.build(plan), dict(checked))
+        step_seconds, run_seconds = tuner_state.predict_seconds(state.incumbent, self.run.total_steps)
+        if run_seconds >= tuner_state.MIN_QUICK_RUN_SECONDS:
+            for optimization, value in candidates:
+                self._measure_value(state, optimization, value, step_seconds, tuner_state.QUICK_SECONDS, set())
         return state.measurements
 
     def _measure_all(self, state: TunerState, budget: TimeBudget) -> None:
@@ -171,12 +192,13 @@ class Tuner(VariantBuilder):
         ]
         return min(pairs, key=lambda pair: state.rank(pair[0].name, pair[1]), default=None)
 
-    def _list_candidates(self, plan: Plan) -> Iterator[tuple[Optimization, Value]]:
+    def _list_candidates(self, plan: Plan, *, quick_only: bool = False) -> Iterator[tuple[Optimization, Value]]:
         job, hardware = self.run.job, self.run.hardware
         for optimization in optimizations.every():
             is_decided = plan.row(optimization.name).source in SETTLED_SOURCES
             is_idle = optimization.needs is not None and plan.value(optimization.needs) is False
-            if is_decided or is_idle or optimization.stage in (Stage.PROCESS, Stage.LOADER):
+            is_left_out = quick_only and not optimization.quick
+            if is_decided or is_idle or is_left_out or optimization.stage in (Stage.PROCESS, Stage.LOADER):
                 continue
             for value in optimization.candidates(job, hardware, self.facts):
                 if value == plan.value(optimization.name) or optimization.effect(self.facts) is Effect.TRAINING:

@@ -65,6 +65,8 @@ class TunerState:
 
 MIN_RUN_SECONDS = 300.0
 """Shorter runs are not measured by default."""
+MIN_QUICK_RUN_SECONDS, QUICK_SECONDS = 60.0, 2.0
+"""Optimizations that are `quick` are measured in runs of so many seconds, within so many seconds each."""
 MEASURING_SHARE = 0.02
 """Share of the predicted run that measuring may use."""
 MIN_STEPS = 16

@@ -69,8 +69,11 @@ def crop_padded(pixels: Tensor, drawn: Floats, padding: int, fill: Tensor) -> Te
     count, channels, height, width = pixels.shape
     padded = fill.expand(count, channels, height + 2 * padding, width + 2 * padding).clone()
     padded[:, :, padding : padding + height, padding : padding + width] = pixels
-    corners = (drawn * (2 * padding + 1)).astype(np.int64).tolist()
-    return torch.stack([image[:, y : y + height, x : x + width] for image, (y, x) in zip(padded, corners, strict=True)])
+    top, left = onto(pixels.device, (drawn.T * (2 * padding + 1)).astype(np.int64))
+    # All possible crops are views of the same memory, shape (N, C, 2 padding + 1, 2 padding + 1, height, width): one
+    # kernel copies the drawn ones.
+    crops = padded.unfold(2, height, 1).unfold(3, width, 1)
+    return crops[torch.arange(count, device=pixels.device), :, top, left]
 
 
 def jitter(pixels: Tensor, drawn: Floats, spec: ColorJitter) -> Tensor:

@@ -140,6 +140,9 @@ tr.warn td { background: var(--warn-soft); color: var(--warn); }
 tr.warn td:first-child { box-shadow: inset 3px 0 var(--warn); padding-left: 10px; }
 details { border-top: 1px solid var(--grid); padding-top: 10px; }
 summary { cursor: pointer; }
+section > details { border: 0; padding: 0; }
+section > details > summary > h2 { display: inline; }
+section > details[open] > summary { margin-bottom: 12px; }
 pre { overflow-x: auto; background: var(--soft); padding: 14px; border-radius: 8px; font-size: 13px; line-height: 1.45;
   font-family: ui-monospace, "DejaVu Sans Mono", Menlo, Consolas, monospace; }
 @media (max-width: 700px) {
@@ -220,7 +223,10 @@ def _render_tile(tile: Tile) -> str:
 def _render_section(section: Section) -> str:
     anchor = escape(section.anchor)
     body = "\n".join(_render_blocks(section, anchor))
-    return f'<section id="{anchor}">\n<h2>{escape(section.title)}</h2>\n{body}\n</section>'
+    heading = f"<h2>{escape(section.title)}</h2>"
+    if section.is_folded:
+        return f'<section id="{anchor}"><details>\n<summary>{heading}</summary>\n{body}\n</details></section>'
+    return f'<section id="{anchor}">\n{heading}\n{body}\n</section>'
 
 
 def _render_blocks(section: Section, anchor: str) -> Iterator[str]:

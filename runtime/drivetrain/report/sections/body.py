@@ -247,7 +247,7 @@ def spec_section(record: Record) -> Section | None:
             record.text if len(record.text) <= _MAX_SPEC else record.text[:_MAX_SPEC] + "\n… see job.yaml for the rest"
         )
         blocks.append(Details("The complete job file, including all defaults", text))
-    return Section("spec", "Job spec", tuple(blocks)) if blocks else None
+    return Section("spec", "Job spec", tuple(blocks), is_folded=True) if blocks else None
 
 
 def _join_words(value: object) -> object:

@@ -24,7 +24,7 @@ def machine_section(hardware: Hardware) -> Section:
         blocks.append(Text(f"GPU: {format_json(hardware.gpu_trouble)}", Tone.WARN))
     if hardware.assumed:
         blocks.append(Text(f"Assumed, not detected: {', '.join(map(format_json, hardware.assumed))}.", Tone.QUIET))
-    return Section("machine", "Machine", tuple(blocks))
+    return Section("machine", "Machine", tuple(blocks), is_folded=not hardware.gpu_trouble)
 
 
 def _list_facts(hardware: Hardware) -> list[tuple[str, str, str]]:

@@ -28,7 +28,7 @@ def plan_section(plan: Plan) -> Section:
     if any(decision.provisional for decision in plan.decisions):
         text = "Values with a question mark are provisional: the model and the data were not loaded."
         blocks.append(Text(text, Tone.QUIET))
-    return Section("plan", "Plan", tuple(blocks))
+    return Section("plan", "Plan", tuple(blocks), is_folded=True)
 
 
 def effective_section(plan: Plan) -> Section | None:
@@ -51,7 +51,8 @@ def effective_section(plan: Plan) -> Section | None:
         lines = (f"{name}: {requested} = {effective}" for name, requested, effective in compared)
         table = Details("requested = effective", "\n".join(lines))
     verdict = Text(f"{count} in effect as requested.", Tone.WARN if changed else Tone.GOOD)
-    return Section("seen", "Requested and effective settings", (verdict, table, *_list_libraries(plan)))
+    blocks = (verdict, table, *_list_libraries(plan))
+    return Section("seen", "Requested and effective settings", blocks, is_folded=not changed)
 
 
 def notes_section(plan: Plan) -> Section | None:

@@ -23,7 +23,7 @@ def provenance_section(record: Record) -> Section | None:
     command = f"`drivetrain reproduce {record.name}` trains it again from these, and compares every bit."
     table = Table(("item", "value"), tuple(_list_rows(provenance)))
     tone = Tone.QUIET
-    return Section("provenance", "Made from", (table, Text(command, tone)))
+    return Section("provenance", "Made from", (table, Text(command, tone)), is_folded=True)
 
 
 def _list_rows(provenance: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
