@@ -129,31 +129,34 @@ def expect(texts: Texts | None, key: str, values: tuple[object, ...], fits: Call
 
 
 def list_parts(text: str, sentence: str) -> Iterator[str]:
-    """The parts of `text` that may have become of `sentence`: a line, or as many as it has, whole or some clauses of it."""
+    """The parts of `text` that may have become of `sentence`: of a line, or of as many as it has, what is between
+    two marks or names.
+    """
     if len(text) < 4 * len(sentence) + 100:
         yield text
     lines, height = text.split("\n"), sentence.count("\n") + 1
     words = set(sentence.split())
-    for first in range(len(lines) - height + 1):
-        window = "\n".join(lines[first : first + height])
-        if not words & set(window.split()):
-            continue
-        breaks = [place for found in BOUNDARY.finditer(window) for place in found.span()]
-        for start, end in itertools.combinations(sorted({0, *breaks[:40], len(window)}), 2):
+    windows = ["\n".join(lines[first : first + height]) for first in range(len(lines) - height + 1)]
+    # A log may have thousands of lines.
+    for window in sorted(windows, key=lambda window: -len(words & set(window.split())))[:20]:
+        breaks = {place for pattern in (BOUNDARY, NAME) for found in pattern.finditer(window) for place in found.span()}
+        for start, end in itertools.combinations(sorted({0, *breaks, len(window)})[:40], 2):
             yield window[start:end]
             yield window[start:end].strip(MARKS)
 
 
 def find_nearest(parts: Iterable[str], template: str, values: tuple[str, ...]) -> str | None:
     """The part most like the template, with {0}, {1} for the values, if it has all of them and names the same things."""
-    best, likeness = None, LEAST_LIKENESS
+    best, likeness, words = None, LEAST_LIKENESS, set(template.split())
     for part in dict.fromkeys(parts):
         other = insert_places(part, values)
         if other is None or list_names(other) != list_names(template):
             continue
+        # A part that lacks words of the sentence would say less than before, so words count as much as letters.
+        share = len(words & set(other.split())) / len(words)
         matcher = difflib.SequenceMatcher(None, template, other, autojunk=False)
-        if min(matcher.real_quick_ratio(), matcher.quick_ratio()) > likeness and matcher.ratio() > likeness:
-            best, likeness = other, matcher.ratio()
+        if (matcher.quick_ratio() + share) / 2 > likeness and (matcher.ratio() + share) / 2 > likeness:
+            best, likeness = other, (matcher.ratio() + share) / 2
     return best
 
 
