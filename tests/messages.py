@@ -143,6 +143,7 @@ def list_parts(text: str, sentence: str) -> Iterator[str]:
         for start, end in itertools.combinations(sorted({0, *breaks, len(window)})[:40], 2):
             yield window[start:end]
             yield window[start:end].strip(MARKS)
+        yield window
 
 
 def find_nearest(parts: Iterable[str], template: str, values: tuple[str, ...]) -> str | None:
