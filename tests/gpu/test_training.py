@@ -13,14 +13,20 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
 import pytest
+import torch
 
+from drivetrain.job.train import Fp16
+from drivetrain.training.captured_step import CudaGraphs
 from tests.gpu.conftest import environment
 from tests.messages import says
 from tests.paths import ROOT
+from tests.training import test_captured_step
+from tests.training.test_captured_step import bits
 
 DIGITS = ROOT / "jobs" / "digits.yaml"
 SAME = "train.deterministic=true"
@@ -159,6 +165,46 @@ def test_compiled_and_recorded_steps_learn_too(tmp_path: Path) -> None:
     (state,) = tmp_path.glob("*/plan.json")
     rows = {row["name"]: row["value"] for row in json.loads(state.read_text())["decisions"]}
     assert (rows["compile"], rows["cuda_graphs"]) == (True, True)
+
+
+class CountedGraphs(CudaGraphs):
+    """CUDA graphs that count their replays."""
+
+    replays = 0
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        replay = super().record(work)
+
+        def counted() -> None:
+            self.replays += 1
+            replay()
+
+        return counted
+
+
+def trained_in(folder: Path, options: str, scaling: Fp16 | None, recorder: Any) -> dict[str, Any]:
+    ours = test_captured_step.assembled(folder, f"{options}, deterministic: true", False)
+    if scaling:
+        ours.autocast_step(torch.float16, scaling)
+    return test_captured_step.trained(ours, recorder)
+
+
+def test_whole_steps_are_recorded(tmp_path: Path) -> None:
+    told = train(DIGITS, tmp_path, "train.epochs=3", "optimize.step_graph=true")
+    assert "could not be recorded" not in told
+    assert "UserWarning" not in told
+
+
+@pytest.mark.parametrize("scaling", [None, test_captured_step.SCALING], ids=["fp32", "fp16"])
+@pytest.mark.parametrize("options", ["ema: 0.5", "optimizer: {name: sgd, lr: 0.1, momentum: 0.9}"])
+def test_recorded_steps_have_the_bits_of_usual_ones(tmp_path: Path, options: str, scaling: Fp16 | None) -> None:
+    recorders: tuple[Any, ...] = (None, CountedGraphs(torch.device("cuda:0")))
+    usual, recorded = (
+        trained_in(tmp_path / name, options, scaling, recorder)
+        for name, recorder in zip(("usual", "recorded"), recorders, strict=True)
+    )
+    assert recorders[1].replays >= 6
+    assert [name for name, value in usual.items() if bits(recorded[name]) != bits(value)] == []
 
 
 JOB = """name: large

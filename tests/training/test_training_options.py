@@ -124,6 +124,15 @@ def test_on_a_gpu_the_average_takes_three_operations_for_all_tensors() -> None:
         lerp_together(averages, values, weight)
     assert operations.names == ["_foreach_sub", "_foreach_mul_", "_foreach_add_"]
     torch.testing.assert_close(averages, expected)
+    # The whole update, where tensors are on no CPU.
+    network = torch.nn.Sequential(*(torch.nn.Linear(3, 3, device="meta") for _ in range(9)))
+    average = Ema(torch.nn.Linear(1, 1), 0.9)
+    average.average = {name: torch.empty_like(value) for name, value in network.state_dict().items()}
+    average.averaged_names = set(average.average)
+    with Operations() as operations:
+        average.update(network, torch.ones((), dtype=torch.bool, device="meta"))
+    foreach = [name for name in operations.names if name.startswith("_foreach")]
+    assert (foreach, "lerp_" in operations.names) == (["_foreach_sub", "_foreach_mul_", "_foreach_add_"], False)
 
 
 def test_the_average_of_an_infinite_buffer_is_that_buffer() -> None:

@@ -61,11 +61,13 @@ def test_the_steps_that_fit_end_in_time(seed: int) -> None:
 def test_the_length_follows_from_the_time_and_is_bounded(tmp_path: Path) -> None:
     path = written(tmp_path)
     lengths = {
-        within: run_length.choose_length(load_job.load(path, [f"train.within={within}"]), TIMES, 2.0)
+        within: run_length.choose_length(load_job.load(path, [f"train.within={within}", "baselines=auto"]), TIMES, 2.0)
         for within in ("60s", "5m", "24h")
     }
-    # 60 s less 5 %, what has passed, the start and the end leave 43 s: 7 epochs of 6 s, and no step with an evaluation.
-    assert lengths["60s"] == {"epochs": 7, "steps": 350}
+    # 60 s less 5 %, what has passed, start, end and a tenth for the simple models leave 37 s: 6 epochs of 6 s.
+    assert lengths["60s"] == {"epochs": 6, "steps": 300}
+    without = load_job.load(path, ["train.within=60s"])
+    assert run_length.choose_length(without, TIMES, 2.0) == {"epochs": 7, "steps": 350}
     assert lengths["5m"]["epochs"] == -(-lengths["5m"]["steps"] // 50)
     assert lengths["24h"] == {"epochs": 100, "steps": 5000}
     with pytest.raises(SpecError) as error:

@@ -31,6 +31,7 @@ from drivetrain.tuning import tuner as tune
 from tests import reports, tiny
 from tests.messages import get_message, says_each
 from tests.paths import IMPORTS, ROOT
+from tests.training.test_captured_step import Again
 from tests.tuning.tuned_machine import machine
 
 
@@ -184,6 +185,29 @@ def test_a_short_check_after_a_long_one_compares_the_first_steps(tmp_path: Path)
         assert numerics_check.find_reference_difference(tuner, first) is None
 
 
+def test_replays_are_among_the_compared_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recorded step with wrong numbers was not noticed: all that were compared had been computed as usual."""
+    device = Again()
+    monkeypatch.setattr(run, "CudaGraphs", lambda _: device)
+    here, data, asked = machine(tmp_path), tiny.dataset(), tiny.job()
+    network = build(asked, data)
+    usual = plan.resolve(asked, here, inspection.inspect_workload(data, network.module))
+    usual = usual.with_values({"fused_optimizer": True})
+    made = run.assemble(asked, here, usual, tmp_path, data, network, tiny.Quiet(), PhaseTimer())
+    tuner = tune.Tuner(made, data, network, lambda line: None)
+    recorded = usual.with_values({"step_graph": True})
+    for steps in (2, 4):
+        tuner.compared_steps, device.replays = steps, 0
+        variant = tuner.build(recorded)
+        variant.run.step.state.prefers_device = True
+        numbers = variant.read_numbers(True)
+        assert device.replays == steps - 1
+        assert len(tuner.load_reference(True, recorded)) == len(numbers)
+        assert len(tuner.load_reference(True, usual)) == steps
+        captured: Any = variant.run.step.options.captured
+        assert not captured.recordings  # they have no dropout
+
+
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_value_that_needs_another_is_measured_only_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: bool
@@ -235,6 +259,7 @@ from drivetrain.training.phase_timer import PhaseTimer
 from drivetrain.errors import Replanned
 from drivetrain.system.files import write_json
 from tests import tiny
+from tests.training import test_captured_step
 from tests.tuning.tuned_machine import machine
 tuner.FULL, tuner.QUICKEST = 9.0, 2.0
 folder = Path(sys.argv[1])
