@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import ast
 import collections
+import re
 from pathlib import Path
 
-from tests.paths import PACKAGE
+from tests.paths import PACKAGE, TESTS
 
 LONGEST = 400
 """Lines of a file."""
+SENTENCE = re.compile(r"(?:[A-Za-z][A-Za-z'-]*[,;:.]? ){3}[A-Za-z]{2,}")
+MOST_SENTENCES = 30
+"""Asserts that quote four words or more, which break with every new wording: `tests/messages.py` holds the others."""
 
 
 def count_lines(path: Path) -> int:
@@ -44,6 +48,25 @@ def test_every_module_says_what_it_is_for() -> None:
         p for p in PACKAGE.rglob("*.py") if p.name != "__init__.py" and not ast.get_docstring(ast.parse(p.read_text()))
     ]
     assert not silent
+
+
+def list_strings(node: ast.AST) -> list[str]:
+    """Every text in an expression, with 0 for what an f-string puts in."""
+    if isinstance(node, ast.JoinedStr):
+        return ["".join(str(part.value) if isinstance(part, ast.Constant) else "0" for part in node.values)]
+    if isinstance(node, ast.Constant):
+        return [node.value] if isinstance(node.value, str) else []
+    return [text for child in ast.iter_child_nodes(node) for text in list_strings(child)]
+
+
+def test_few_asserts_quote_sentences() -> None:
+    asserts = [
+        f"{path.relative_to(TESTS)}:{node.lineno}"
+        for path in sorted(TESTS.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Assert) and any(SENTENCE.search(text) for text in list_strings(node.test))
+    ]
+    assert len(asserts) <= MOST_SENTENCES, "\n".join(asserts)
 
 
 MOST: dict[str, tuple[int, int]] = {

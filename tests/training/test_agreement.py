@@ -11,6 +11,7 @@ from drivetrain.errors import DeviceError, PeerError
 from drivetrain.system import torch_errors
 from drivetrain.system.run_files import list_checkpoints
 from tests import ranks_cases
+from tests.messages import says
 
 STOPS = [
     "time@0",
@@ -50,7 +51,7 @@ def test_all_stop_at_one_step_and_the_leader_saves(ends: dict[str, Ends], folder
     what = "max_time of 1h has passed" if case.startswith("time") else "stopped by "
     assert what in leader["reason"]
     if case == "signal@1":
-        assert "stopped by a signal to process 2 of 2 after step 4" in leader["reason"]
+        assert says(leader["reason"], "stopped-signal-process-after", 2, 2, 4)
 
 
 @pytest.mark.parametrize("case", ["time@1", "other metrics@1"])

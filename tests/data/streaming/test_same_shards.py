@@ -15,6 +15,7 @@ from drivetrain.job import Job
 from drivetrain.supervisor import same_conditions
 from drivetrain.supervisor.spec_difference import diff_stored_spec, spec_text
 from tests.data.streaming import shards
+from tests.messages import saying
 
 
 def recorded(folder: Path, job: Job) -> Path:
@@ -39,7 +40,7 @@ def test_other_shards_are_noticed_by_the_runs_that_they_would_spoil(tmp_path: Pa
     assert same_conditions.find_changed_file(one, job) == f"{place}/0000{suffix}"
     two = recorded(tmp_path / "two", job)
     assert same_conditions.read_data_digests(two) != before
-    with pytest.raises(CheckpointError, match="trained with other data"):
+    with pytest.raises(CheckpointError, check=saying("trained-with-other-data")):
         same_conditions.check({"one": one, "two": two})
 
 

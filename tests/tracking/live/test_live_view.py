@@ -23,6 +23,7 @@ from drivetrain.tracking.live.run_reader import RunReader
 from drivetrain.tracking.live.sparkline import MAX_POINTS, Sparkline
 from drivetrain.training.progress import Progress
 from drivetrain.training.run import Run
+from tests.messages import get_message, says, says_each
 from tests.report_folder import change, metrics, rows, running
 from tests.tracking.live.painted_text import text_of
 
@@ -49,7 +50,7 @@ def test_a_view_of_a_running_run(run: Path) -> None:
     assert view.cpus == 2.0
     assert view.seconds_left is not None
     assert 17 < view.seconds_left < 24  # telemetry stands at 263 of 540 steps after 20.5 s
-    assert list(view.events) == ["one file read again"]
+    assert says_each(list(view.events), [get_message("file-read-again")])
 
 
 def test_only_what_is_new_is_read(run: Path) -> None:
@@ -300,4 +301,4 @@ def test_an_expensive_picture_is_painted_less_often(cost: float, seconds: float)
 
 def test_an_unwritable_folder_does_not_end_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Progress(40, 0).report_step(fake(tmp_path / "nowhere"), 1, 1.0)
-    assert "`drivetrain watch` cannot show the time left" in capsys.readouterr().out
+    assert says(capsys.readouterr().out, "drivetrain-watch-show-time")

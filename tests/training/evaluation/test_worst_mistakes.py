@@ -19,6 +19,7 @@ from drivetrain.report.sections.mistakes import worst_sections
 from drivetrain.system.run_files import MISTAKES_FILE
 from drivetrain.training.evaluation.worst_mistakes import MAX_MISTAKES, WorstMistakes, encode_picture
 from tests import tiny
+from tests.messages import says
 from tests.report_folder import make
 from tests.report_page import page_of
 from tests.supervisor.tiny_run import train
@@ -102,7 +103,7 @@ def test_texts_are_a_table_for_each_head(tmp_path: Path) -> None:
     (run / MISTAKES_FILE).write_text(json.dumps({"causa": [TEXT], "modo": []}))
     reports.write(run)
     page = (run / "report.html").read_text()
-    assert "Most confident mistakes of causa" in page
+    assert says(page, "most-confident-mistakes-causa")
     assert "mistakes of modo" not in page
     assert "&lt;b&gt;the pump&lt;/b&gt; leaks" in page
     assert "reports.csv row 3" in unescape(page)
@@ -145,4 +146,4 @@ def test_pictures_never_make_the_page_large(tmp_path: Path) -> None:
     (run / MISTAKES_FILE).write_text(json.dumps({f"head {i}": [{**TEXT, "picture": data}] * 6 for i in range(5)}))
     reports.write(run)
     assert (run / "report.html").stat().st_size < 2_000_000
-    assert "Most confident mistakes of head 4" in (run / "report.html").read_text(), "as a table"
+    assert says((run / "report.html").read_text(), "most-confident-mistakes-head", 4), "as a table"
