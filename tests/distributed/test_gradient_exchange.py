@@ -9,12 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from drivetrain.distributed import gradient_exchange
 from drivetrain.distributed.gradient_exchange import GradientExchange
+from drivetrain.distributed.local_processes import LocalProcesses
 from drivetrain.distributed.ranks import Ranks
 from drivetrain.optimizations import exchange_precision
 from tests import ranks_start, tiny
 from tests.exchange_cases import STEPS
+from tests.messages import says
 
 COUNT = 3
 Rows = list[dict[str, Any]]
@@ -81,7 +85,7 @@ def test_exchange_precision_is_in_force_only_among_several(tmp_path: Path) -> No
     exchange_precision.apply(made, "bf16")
     assert exchange_precision.effective(made) == "bf16"
     alone, unknown = tiny.job(more="limits: {nodes: 1}"), tiny.job()
-    assert "there is only one process" in (exchange_precision.refuse(alone, tiny.machine(), None, "bf16") or "")
+    assert says(exchange_precision.refuse(alone, tiny.machine(), None, "bf16") or "", "there-is-only-one-process")
     assert exchange_precision.refuse(unknown, tiny.machine(), None, "bf16") is None, "--nodes may come with the command"
 
 
@@ -113,3 +117,22 @@ def test_killed_and_resumed_gives_the_same_bits(tmp_path: Path, count: int) -> N
 def test_buckets_that_torch_lays_out_again_after_the_first_step_give_others(tmp_path: Path, count: int) -> None:
     """Why DistributedDataParallel is not used as it comes."""
     assert differing(tmp_path, count, "ddp") > 0
+
+
+def test_gradients_on_gpus_travel_in_larger_buckets() -> None:
+    """Between GPUs starting a collective costs more than its transfer; `meta` stands for a device that is no CPU."""
+    sizes = {}
+    for device in ("cpu", "meta"):
+        parameters = [torch.nn.Parameter(torch.empty(1 << 20, device=device)) for _ in range(8)]
+        sizes[device] = [len(bucket.slots) for bucket in gradient_exchange._cut_into_buckets(parameters)]
+    assert sizes == {"cpu": [1] * 8, "meta": [6, 2]}
+
+
+def test_nccl_makes_no_numa_calls_on_a_single_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Docker forbids them, and NCCL before 2.26.3 fails there (NVIDIA/nccl#2190)."""
+    name = "NCCL_CUMEM_HOST_ENABLE"
+    monkeypatch.delenv(name, raising=False)
+    alone, two_nodes = (LocalProcesses(2, total=2 * nodes, supervisors=nodes).environment(0) for nodes in (1, 2))
+    assert (alone[name], name in two_nodes) == ("0", False)
+    monkeypatch.setenv(name, "1")
+    assert LocalProcesses(2, total=2).environment(0)[name] == "1"

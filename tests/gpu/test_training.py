@@ -13,13 +13,20 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
 import pytest
+import torch
 
+from drivetrain.job.train import Fp16
+from drivetrain.training.captured_step import CudaGraphs
 from tests.gpu.conftest import environment
+from tests.messages import says
 from tests.paths import ROOT
+from tests.training import test_captured_step
+from tests.training.test_captured_step import bits
 
 DIGITS = ROOT / "jobs" / "digits.yaml"
 SAME = "train.deterministic=true"
@@ -84,7 +91,7 @@ NAMES = ("digits", "own-model", "patterns", "reports", "series", "table")
 def test_an_example_trains_on_the_gpu(name: str, samples: Path, tmp_path: Path) -> None:
     job, settings = jobs(samples)[name]
     told = train(job, tmp_path, *settings)
-    assert "results are not bit-identical" in told
+    assert says(told, "results-bit-identical")
     assert "UserWarning" not in told
     assert re.search(r"^NVIDIA .*: \d+ threads, (bf16|fp16|fp32), cuDNN", told, re.MULTILINE), "the GPU computes"
     assert result(tmp_path)["steps"]
@@ -97,7 +104,7 @@ def test_the_same_bits_twice(name: str, samples: Path, tmp_path: Path) -> None:
     job, settings = jobs(samples)[name]
     for part in ("one", "two"):
         told = train(job, tmp_path / part, SAME, *settings)
-    assert "bit-identical on the same image, CPU and GPU model" in told
+    assert says(told, "bit-identical-same-image")
     assert digest(tmp_path / "one") == digest(tmp_path / "two")
 
 
@@ -160,6 +167,46 @@ def test_compiled_and_recorded_steps_learn_too(tmp_path: Path) -> None:
     assert (rows["compile"], rows["cuda_graphs"]) == (True, True)
 
 
+class CountedGraphs(CudaGraphs):
+    """CUDA graphs that count their replays."""
+
+    replays = 0
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        replay = super().record(work)
+
+        def counted() -> None:
+            self.replays += 1
+            replay()
+
+        return counted
+
+
+def trained_in(folder: Path, options: str, scaling: Fp16 | None, recorder: Any) -> dict[str, Any]:
+    ours = test_captured_step.assembled(folder, f"{options}, deterministic: true", False)
+    if scaling:
+        ours.autocast_step(torch.float16, scaling)
+    return test_captured_step.trained(ours, recorder)
+
+
+def test_whole_steps_are_recorded(tmp_path: Path) -> None:
+    told = train(DIGITS, tmp_path, "train.epochs=3", "optimize.step_graph=true")
+    assert "could not be recorded" not in told
+    assert "UserWarning" not in told
+
+
+@pytest.mark.parametrize("scaling", [None, test_captured_step.SCALING], ids=["fp32", "fp16"])
+@pytest.mark.parametrize("options", ["ema: 0.5", "optimizer: {name: sgd, lr: 0.1, momentum: 0.9}"])
+def test_recorded_steps_have_the_bits_of_usual_ones(tmp_path: Path, options: str, scaling: Fp16 | None) -> None:
+    recorders: tuple[Any, ...] = (None, CountedGraphs(torch.device("cuda:0")))
+    usual, recorded = (
+        trained_in(tmp_path / name, options, scaling, recorder)
+        for name, recorder in zip(("usual", "recorded"), recorders, strict=True)
+    )
+    assert recorders[1].replays >= 6
+    assert [name for name, value in usual.items() if bits(recorded[name]) != bits(value)] == []
+
+
 JOB = """name: large
 task: image-classification
 data: {{train: {data}, validation: 0.2, image_size: 128}}
@@ -176,7 +223,7 @@ def test_memory_that_runs_out_halves_the_batch(tmp_path: Path) -> None:
     job = tmp_path / "large.yaml"
     job.write_text(JOB.format(data=tmp_path / "images.npz", memory="1g"))
     told = train(job, tmp_path / "runs")
-    assert "out of memory with micro-batch 64; continuing with 32" in told
+    assert says(told, "memory-micro-batch-continuing", 64, 32)
 
 
 def test_an_operation_without_deterministic_kernel_is_named(tmp_path: Path) -> None:
@@ -195,7 +242,7 @@ def test_an_operation_without_deterministic_kernel_is_named(tmp_path: Path) -> N
         "model: {file: network.py}\ntrain: {epochs: 1, deterministic: true}\n"
     )
     told = train(job, tmp_path / "runs")
-    assert "adaptive_avg_pool2d_backward_cuda has no deterministic kernel" in told
+    assert says(told, "adaptive-avg-pool2d-backward")
 
 
 def test_a_model_trained_on_the_gpu_is_used_on_the_cpu(tmp_path: Path) -> None:

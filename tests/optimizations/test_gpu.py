@@ -25,6 +25,7 @@ from drivetrain.system import torch_settings
 from drivetrain.training import step_result, torch_setup
 from drivetrain.training.step import Step
 from tests import tiny
+from tests.messages import get_message, says_each
 from tests.paths import MACHINES
 
 GPUS = ("gtx960", "gtx1650-4gb", "v100", "t4", "rtx3060-driver550", "a100", "h200")
@@ -172,6 +173,23 @@ def test_whole_steps_are_tried_without_compile() -> None:
     assert step_graph.candidates(job(), machine("gtx960"), CNN) == [False]
 
 
+def test_a_step_with_dropout_between_lstm_layers_is_not_recorded() -> None:
+    from drivetrain.optimizations import step_graph
+
+    for layers, dropout, expected in ((2, 0.1, "reads its seed on the host"), (2, 0.0, None), (1, 0.1, None)):
+        asked = job_spec.check(
+            parse(
+                "name: a\ntask: series-classification\n"
+                "data: {train: x.csv, features: [a], label: b, time: t, group: g, window: 64}\n"
+                f"model: {{lstm_layers: {layers}, dropout: {dropout}}}\n",
+                "job.yaml",
+            )
+        )
+        obstacle = step_graph.refuse(asked, machine("h200"), None, True)
+        assert (expected or "") in (obstacle or "")
+        assert (obstacle is None) is (expected is None)
+
+
 def test_the_allocator_is_set_before_the_trainer_starts() -> None:
     here = machine("a100")
     assert plan.resolve(job(), here).environment(here)["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
@@ -203,10 +221,7 @@ def test_a_dataset_that_may_draw_at_random_stays_on_the_host() -> None:
     asked = job_spec.check(parse(text, "job.yaml"))
     assert gpu_resident_data.choose(asked, machine("h200"), CNN).value is True
     choice = gpu_resident_data.choose(asked, machine("h200"), FILES)
-    assert (choice.value, choice.reason) == (
-        False,
-        "your dataset may return random samples, so they cannot be stored",
-    )
+    assert says_each((choice.value, choice.reason), (False, get_message("your-dataset-may-return")))
 
 
 @pytest.mark.parametrize("asked", ["0", "1.5", "lots", "true", "6"])
@@ -232,16 +247,19 @@ def test_the_allocator_gets_its_memory_fraction(monkeypatch: pytest.MonkeyPatch)
     told: list[tuple[float, torch.device]] = []
     gtx1080 = machine("gtx1080")
     assert gtx1080.gpu is not None
+    total = 8_000_000_000  # CUDA's, by which torch divides, is less than NVML's
     monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *given: told.append(given))
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=8 << 30))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=total))
     device = torch.device("cuda:0")
     torch_setup.apply_settings(job(), gtx1080, device)
     torch_setup.apply_settings(job(limits="gpu_memory: 2g"), gtx1080, device)
-    assert told == [(0.25, device)]
+    assert told == [((2 << 30) / total, device)]
     # Under WSL2 the driver would spill into the host's memory instead of refusing.
     gpu = replace(gtx1080.gpu, memory=8 << 30, free=6 << 30)
     torch_setup.apply_settings(job(), replace(gtx1080, gpus=(gpu,), wsl2=True), device)
-    assert told[1:] == [(pytest.approx(0.75 - 0.05), device)]
+    # Where others have left less than the reserve, nothing fits; torch refuses a negative share.
+    torch_setup.apply_settings(job(), replace(gtx1080, gpus=(replace(gpu, free=1 << 28),), wsl2=True), device)
+    assert told[1:] == [(((6 << 30) - (8 << 30) // 20) / total, device), (0.0, device)]
 
 
 @pytest.mark.parametrize(

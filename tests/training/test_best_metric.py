@@ -20,6 +20,7 @@ from drivetrain.job.train import Constant, EarlyStopping, Plateau
 from drivetrain.training.best_metric import BestMetric, choose_metric
 from drivetrain.training.epoch import record_evaluation
 from drivetrain.training.evaluation.scores import build_scores
+from tests.messages import get_message, says_each, says_only
 
 CONSTANT = Constant(name="constant")
 
@@ -71,7 +72,7 @@ def test_early_stopping_counts_from_the_last_improvement() -> None:
         watch.update(metrics(loss), epoch, epoch)
         stops.append(watch.reason_to_stop() is not None)
     assert stops == [False, False, False, False, False, True]
-    assert watch.reason_to_stop() == "validation/loss has not improved for 2 evaluations (best 0.8 after epoch 4)"
+    assert says_only(watch.reason_to_stop(), "improved-evaluations-best-after", "validation/loss", 2, "0.8", 4)
 
 
 def test_plateau_lowers_the_rate() -> None:
@@ -124,7 +125,7 @@ def test_between_equal_values_the_line_says_that_the_loss_decided() -> None:
     for accuracy, loss in ((0.5, 0.9), (0.8, 0.7), (0.8, 0.6), (0.8, 0.65), (0.9, 0.8)):
         run.last_metrics = {"validation/accuracy": accuracy, "validation/loss": loss}
         record_evaluation(run, records, {})  # type: ignore[arg-type]
-    assert told == ["best", "best", "best, by its loss", "", "best"]
+    assert says_each(told, ["best", "best", get_message("best-by-its-loss"), "", "best"])
 
 
 REGRESSIONS: dict[str, tuple[type[Job], dict[str, object]]] = {

@@ -29,7 +29,9 @@ from drivetrain.training.phase_timer import PhaseTimer
 from drivetrain.tuning import numerics_check, paired_timing, tuner_state, variants
 from drivetrain.tuning import tuner as tune
 from tests import reports, tiny
+from tests.messages import get_message, says_each
 from tests.paths import IMPORTS, ROOT
+from tests.training.test_captured_step import Again
 from tests.tuning.tuned_machine import machine
 
 
@@ -130,7 +132,7 @@ def test_measure_full_measures_and_caches(tmp_path: Path, monkeypatch: pytest.Mo
     assert found["channels_last"].text.endswith("loss ok")
     said.clear()
     assert measured(tmp_path, "measure: full, compile: false, precision: fp32", said) == found
-    assert said == [f"tune: measured before, on {found['channels_last'].date}; reusing the results"]
+    assert says_each(said, [get_message("tune-measured-before-reusing-results", found["channels_last"].date)])
 
 
 def test_wrong_numbers_are_vetoed_however_fast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,6 +183,29 @@ def test_a_short_check_after_a_long_one_compares_the_first_steps(tmp_path: Path)
         assert len(reference) == steps
         assert reference[:4] == four[:steps]
         assert numerics_check.find_reference_difference(tuner, first) is None
+
+
+def test_replays_are_among_the_compared_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recorded step with wrong numbers was not noticed: all that were compared had been computed as usual."""
+    device = Again()
+    monkeypatch.setattr(run, "CudaGraphs", lambda _: device)
+    here, data, asked = machine(tmp_path), tiny.dataset(), tiny.job()
+    network = build(asked, data)
+    usual = plan.resolve(asked, here, inspection.inspect_workload(data, network.module))
+    usual = usual.with_values({"fused_optimizer": True})
+    made = run.assemble(asked, here, usual, tmp_path, data, network, tiny.Quiet(), PhaseTimer())
+    tuner = tune.Tuner(made, data, network, lambda line: None)
+    recorded = usual.with_values({"step_graph": True})
+    for steps in (2, 4):
+        tuner.compared_steps, device.replays = steps, 0
+        variant = tuner.build(recorded)
+        variant.run.step.state.prefers_device = True
+        numbers = variant.read_numbers(True)
+        assert device.replays == steps - 1
+        assert len(tuner.load_reference(True, recorded)) == len(numbers)
+        assert len(tuner.load_reference(True, usual)) == steps
+        captured: Any = variant.run.step.options.captured
+        assert not captured.recordings  # they have no dropout
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -234,6 +259,7 @@ from drivetrain.training.phase_timer import PhaseTimer
 from drivetrain.errors import Replanned
 from drivetrain.system.files import write_json
 from tests import tiny
+from tests.training import test_captured_step
 from tests.tuning.tuned_machine import machine
 tuner.FULL, tuner.QUICKEST = 9.0, 2.0
 folder = Path(sys.argv[1])

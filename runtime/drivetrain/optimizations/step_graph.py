@@ -48,7 +48,7 @@ def lacks(job: Job, hardware: Hardware) -> str | None:
 
 def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value) -> str | None:
     """Why the value is impossible, or None: without a GPU of capability 7.0, with several processes, with batches of many shapes or in parts, with code of the
-    user in a step, without fused_optimizer, or beside cuda_graphs.
+    user in a step, with dropout between LSTM layers, without fused_optimizer, or beside cuda_graphs.
     """
     if not value:
         return None
@@ -73,7 +73,10 @@ def refuse(job: Job, hardware: Hardware, workload: Workload | None, value: Value
 
 
 def _refuse_settings(job: Job, hardware: Hardware, workload: Workload | None) -> str | None:
-    """What of the loss, or of other optimizations, cannot be recorded."""
+    """What of network, loss or other optimizations cannot be recorded."""
+    model = getattr(job, "model", None)
+    if getattr(model, "lstm_layers", 1) > 1 and getattr(model, "dropout", 0):
+        return "cuDNN's dropout between LSTM layers reads its seed on the host in each step"
     if isinstance(job.train.loss, Focal) and job.train.loss.alpha is not None:
         return "train.loss.alpha is copied to the GPU in each step"
     if not pick_requested(job, "fused_optimizer", fused_optimizer.choose(job, hardware, workload)):

@@ -6,6 +6,8 @@ seeded before. Rates are float32 numbers on the device, in all steps of such a r
 
 from __future__ import annotations
 
+import contextlib
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -39,15 +41,41 @@ class CudaGraphs:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.pool = torch.cuda.graph_pool_handle()
+        self.graphs: weakref.WeakSet[torch.cuda.CUDAGraph] = weakref.WeakSet()
+        """Those that can still be replayed."""
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
         """A function that replays the kernels of `work`, which are not computed now."""
         graph = torch.cuda.CUDAGraph()
-        # Other threads may pin memory at the same time.
-        with torch.cuda.device(self.device), torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
-            work()
+        # Once the last graph of a pool is gone, torch accepts no further one for it.
+        shared = next(iter(self.graphs), None)
+        pool = shared.pool() if shared else torch.cuda.graph_pool_handle()
+        # If a capture fails, torch leaves its stream the current one: the outer block restores the one before.
+        with torch.cuda.device(self.device), torch.cuda.stream(torch.cuda.current_stream(self.device)):
+            try:
+                # Other threads may pin memory at the same time.
+                with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+                    work()
+            except BaseException:
+                _end_failed_capture(self.device, pool)
+                raise
+        self.graphs.add(graph)
         return graph.replay
+
+
+def _end_failed_capture(device: torch.device, pool: tuple[int, int]) -> None:
+    """Do what torch leaves out where CUDA ends a capture with an error: its allocator would neither empty its cache nor
+    free memory that two streams have used, and torch 2.7 would refuse to draw random numbers.
+    """
+    # The second one is that of torch 2.7.
+    names = ("_cuda_endAllocateToPool", "_cuda_endAllocateCurrentStreamToPool")
+    end_allocation = next(getattr(torch._C, name) for name in names if hasattr(torch._C, name))
+    with contextlib.suppress(RuntimeError):  # torch itself has ended it
+        end_allocation(device.index, pool)
+        torch._C._cuda_releasePool(device.index, pool)
+    # A copy of the state, unlike the state, is not part of a capture.
+    generator = torch.cuda.default_generators[device.index]
+    generator.graphsafe_set_state(generator.clone_state())
 
 
 @dataclass

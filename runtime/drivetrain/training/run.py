@@ -36,6 +36,7 @@ from drivetrain.optimizations import AssembledRun
 from drivetrain.plan.plan import Plan
 from drivetrain.system import library_variables
 from drivetrain.system.fault_points import fault_point
+from drivetrain.system.run_files import CHECKPOINTS
 from drivetrain.system.signals import Signals
 from drivetrain.tracking.event_log import EventLog
 from drivetrain.tracking.metrics_log import MetricsLog
@@ -141,7 +142,7 @@ class Run(AssembledRun):
     @property
     def checkpoints(self) -> Path:
         """The folder of the checkpoints."""
-        return self.folder / "checkpoints"
+        return self.folder / CHECKPOINTS
 
     @property
     def readable(self) -> Dataset:

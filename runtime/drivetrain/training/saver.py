@@ -25,6 +25,7 @@ from drivetrain.job.train import Adam, Optimizer, Sgd
 from drivetrain.job.values import parse_interval
 from drivetrain.system.fault_points import fault_point
 from drivetrain.system.named_folder import NamedFolder
+from drivetrain.system.run_files import parse_suffix
 from drivetrain.system.units import format_bytes
 from drivetrain.training.checkpoints import checkpoint, rank_checkpoints, run_state
 from drivetrain.training.nonfinite import NotFinite, list_nonfinite
@@ -226,7 +227,7 @@ class Saver:
             )
         path = self._write_folder(snapshot)
         if self.run.ranks.is_rank0 and snapshot.name.startswith("step-"):
-            keep, newest = self.run.job.checkpoint.keep, checkpoint.read_step(path)
+            keep, newest = self.run.job.checkpoint.keep, parse_suffix(path)
             checkpoint.prune(self.run.checkpoints, keep, snapshot.best_step, newest)
         return path
 

@@ -16,6 +16,7 @@ _IGNORED_WARNINGS = (
     r"\s*Online softmax is disabled on the fly",
     r"Warning: Profiler clears events",
     r"scatter_add_\w+ does not have a deterministic implementation",
+    r"This instance was constructed with capturable=True",
 )
 """Warnings of torch about what the plan has decided, or what does not matter here: integers are added in any order."""
 
@@ -42,4 +43,4 @@ def _count_allowed_bytes(job: Job, hardware: Hardware) -> int | None:
     if hardware.gpu is None or (job.limits.gpu_memory is None and not hardware.wsl2):
         return None
     allowed = gpu_selection.count_allowed_bytes(hardware.gpu, job.limits.gpu_memory)
-    return min(allowed, hardware.gpu.free - hardware.gpu.memory // 20) if hardware.wsl2 else allowed
+    return min(allowed, max(0, hardware.gpu.free - hardware.gpu.memory // 20)) if hardware.wsl2 else allowed

@@ -247,7 +247,7 @@ class Tuner(VariantBuilder):
         # What the first steps took beyond normal ones is compilation; the next one may take twice as long.
         compile_seconds = 0.0
         if optimization.stage is Stage.COMPILE:
-            compile_seconds = max(0.0, first_seconds - (variants.COMPARED_STEPS + 1) * step_seconds)
+            compile_seconds = max(0.0, first_seconds - (challenger.compared_steps + 1) * step_seconds)
         if compile_seconds:
             self.compile_seconds = min(self.compile_seconds, 2 * compile_seconds)
         for variant in (incumbent, challenger):

@@ -24,6 +24,7 @@ from drivetrain.models.recompute import RecomputedBlock
 from drivetrain.optimizations import Effect, Optimization, Stage, Value
 from drivetrain.plan.plan import Plan
 from drivetrain.system.fault_points import fault_point
+from drivetrain.training.captured_step import WARMUP_STEPS
 from drivetrain.training.phase_timer import PhaseTimer
 from drivetrain.training.run import Run, assemble
 from drivetrain.training.step_result import StepResult
@@ -100,6 +101,8 @@ class Variant:
             if now > self.deadline and done < self.compared_steps:
                 raise TooSlow(f"not compared: {now - start:.0f} s for the first {done} of {self.compared_steps} steps")
         self.run.train_mode()
+        if no_dropout:
+            self.run.step.forget_last_step()  # its recording has no dropout
         return losses_and_norms
 
 
@@ -217,7 +220,11 @@ class VariantBuilder:
             self.dataset.cache.clear()
             self.dataset.cache.update(cached_before)
         run.train_mode()
-        return Variant(run, self.batches(run), compared_steps=self.compared_steps)
+        return Variant(run, self.batches(run), compared_steps=self._count_compared_steps(plan))
+
+    def _count_compared_steps(self, plan: Plan) -> int:
+        """Steps to compare: a plan that records steps replays the first one after two and its warm-up."""
+        return self.compared_steps + (WARMUP_STEPS + 1 if plan.value("step_graph") else 0)
 
     def batches(self, run: Run) -> Iterator[Batch]:
         """The same few batches for all variants; two variants that start with the first one stay in step."""
@@ -242,8 +249,9 @@ class VariantBuilder:
         off = off.with_values({"packed_dropout": False}) if plan.value("compile") is not False else off
         key = no_dropout, tuple(off.value(one.name) for one in optimizations.every() if one.redraws)
         # A stored result is checked over more steps than a short run, which then takes the first of them.
-        if len(self.reference_numbers.get(key, ())) < self.compared_steps:
+        count = self._count_compared_steps(plan)
+        if len(self.reference_numbers.get(key, ())) < count:
             variant = self.build(off)
-            variant.deadline = deadline
+            variant.deadline, variant.compared_steps = deadline, count
             self.reference_numbers[key] = variant.read_numbers(no_dropout)
-        return self.reference_numbers[key][: self.compared_steps]
+        return self.reference_numbers[key][:count]

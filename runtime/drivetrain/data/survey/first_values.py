@@ -11,8 +11,12 @@ MANY_ROWS = 20_000
 """Number of samples from which on a tenth of them is enough for validation."""
 ACCEPTED_BAD_SHARE = 0.045
 """Share of unusable samples that the default of `bad_samples` accepts, with a margin."""
-BALANCED_RATIOS = (3.0, 30.0)
-"""Ratios of largest to smallest class for which balanced class weights help; above, single samples would dominate."""
+BALANCED_RATIOS = (10.0, 30.0)
+"""Ratios of largest to smallest class for which drafts balance the classes; above, single samples would dominate.
+
+Below, weights cost more than they gain: of flights (3:1, three seeds) they lift macro F1 from 0.626 to 0.641, and worsen
+accuracy from 0.781 to 0.696 and log loss from 0.492 to 0.596; the area below the ROC curve is 0.73 with and without.
+"""
 SMALLEST_WEIGHT = 1.5
 """Smallest class weight that a draft lists."""
 MOST_WEIGHTS = 20
