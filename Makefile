@@ -110,6 +110,10 @@ golden: .venv/check ## write tests/golden: all optimizations, a plan, and the se
 	@$(python) -m docs.generate.reference optimizations > tests/golden/optimizations.md
 	@$(python) -m drivetrain plan jobs/digits.yaml --hardware tests/machines/codespace-2core-cgroup2.json | sed 's/ *$$//' > tests/golden/plan.txt
 
+messages: .venv/check ## write reworded messages into tests/golden/messages.json, where tests miss them; ARGS=tests/data for some tests
+	@DRIVETRAIN_REWRITE_MESSAGES=1 $(python) -m pytest -m 'not nightly' -n 2 --dist loadgroup $(ARGS); \
+	    status=$$?; $(python) -m tests.messages && exit $$status
+
 reference: .venv/check ## write docs/spec.md
 	@$(python) -m docs.generate.reference spec > docs/spec.md
 

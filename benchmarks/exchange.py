@@ -31,6 +31,7 @@ from drivetrain.data.dataset import Batch
 from drivetrain.distributed import gradient_exchange
 from drivetrain.distributed.gradient_exchange import GradientExchange
 from drivetrain.distributed.ranks import ALONE, Ranks
+from drivetrain.training.peers import Peers
 from drivetrain.training.step import Step
 from drivetrain.training.step_options import StepOptions
 from tests import nodes
@@ -73,7 +74,7 @@ def built(way: str, ranks: Ranks, layers: int, batch: Batch) -> Step:
     here = ALONE if way == "no exchange" else ranks
     exchange = GradientExchange(here)
     exchange.overlaps, exchange.dtype = overlaps, dtype
-    options = StepOptions(forward=network, ranks=here, exchange=exchange)
+    options = StepOptions(forward=network, peers=Peers(here), exchange=exchange)
     step = Step(network, torch.optim.SGD(network.parameters(), 1e-3), MeanSquare(), None, torch.device("cpu"), options)  # type: ignore[arg-type]
     vars(gradient_exchange)["BUCKET_BYTES"] = size  # read when the first step lays them out
     step(batch, 0)

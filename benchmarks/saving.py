@@ -28,6 +28,7 @@ from drivetrain.tracking.metrics_log import MetricsLog
 from drivetrain.training import loop
 from drivetrain.training.phase_timer import PhaseTimer
 from drivetrain.training.saver import MAX_SAVE_SHARE, Saver
+from drivetrain.training.step_records import StepRecords
 from drivetrain.tuning import prepare
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -58,6 +59,7 @@ class Bench:
         self.run.train_mode()
         self.saver = Saver(self.run)
         self.saver.save_final()
+        self.records = StepRecords(self.run, self.saver, Still())  # type: ignore[arg-type]
         self.batches = self._batches()
 
     def _batches(self) -> Iterator[Any]:
@@ -70,7 +72,7 @@ class Bench:
         saves, wall, used = 0, time.perf_counter(), time.process_time()
         self.saver.saved_at = time.monotonic()
         for _ in range(steps):
-            loop._train_step(self.run, next(self.batches), Still())  # type: ignore[arg-type]
+            loop.train_step(self.run, self.records, next(self.batches))
             if saving and self.saver.is_due():
                 self.saver.save_periodically()
                 saves += 1

@@ -20,6 +20,7 @@ from drivetrain.distributed import gradient_exchange
 from drivetrain.distributed.gradient_exchange import GradientExchange
 from drivetrain.distributed.ranks import Ranks, join_ranks
 from drivetrain.system import interpreter
+from drivetrain.training.peers import Peers
 from drivetrain.training.step import Step
 from drivetrain.training.step_options import StepOptions
 
@@ -87,7 +88,7 @@ def found(kind: str, ranks: Ranks) -> list[dict[str, Any]]:
         Total(),  # type: ignore[arg-type]
         None,
         torch.device("cpu"),
-        StepOptions(forward=network, ranks=ranks, exchange=exchange),
+        StepOptions(forward=network, peers=Peers(ranks), exchange=exchange),
     )
     if kind == "parts":
         step.use_micro_batch(3)

@@ -46,7 +46,8 @@ class Noted:
     def __init__(self, step: Step, made: run.Run, notes: Path, last: int) -> None:
         self.step, self.made, self.notes, self.last = step, made, notes, last
 
-    def compute_gradients(self, batch: Batch, parts: SeedOrParts) -> Tensor:
+    def compute_gradients(self, batch: Batch | None, parts: SeedOrParts) -> Tensor:
+        assert batch is not None
         number = self.made.counters.step
         if number == self.last:
             os._exit(KILLED)

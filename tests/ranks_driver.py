@@ -70,8 +70,9 @@ class Noted:
     def __init__(self, step: Step, trained: list[list[int]]) -> None:
         self.step, self.trained = step, trained
 
-    def compute_gradients(self, batch: Batch, parts: SeedOrParts) -> Tensor:
-        self.trained.append(batch.ids.tolist())
+    def compute_gradients(self, batch: Batch | None, parts: SeedOrParts) -> Tensor:
+        if batch is not None:
+            self.trained.append(batch.ids.tolist())
         return self.step.compute_gradients(batch, parts)
 
     def with_options(self, **changes: Any) -> Noted:

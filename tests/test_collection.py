@@ -10,6 +10,7 @@ import pytest
 
 from tests import tiers
 from tests.conftest import pytest_make_parametrize_id
+from tests.messages import says, says_only
 from tests.paths import ROOT, TESTS
 
 UNSTABLE = {
@@ -29,14 +30,14 @@ def collect_twice(folder: Path, values: str) -> subprocess.CompletedProcess[str]
 def test_names_that_differ_between_two_collections_are_shown(tmp_path: Path, case: str) -> None:
     result = collect_twice(tmp_path, UNSTABLE[case])
     assert result.returncode == 1, result.stderr
-    assert "two collections of the tests differ" in result.stderr
+    assert says(result.stderr, "collections-tests-differ")
     assert "test_names.py::test_name[" in result.stdout
 
 
 def test_equal_names_are_counted(tmp_path: Path) -> None:
     result = collect_twice(tmp_path, "VALUES = list(range(20))")
     assert result.returncode == 0, result.stderr
-    assert result.stdout == "collect-twice: 20 tests, the same names both times\n"
+    assert says_only(result.stdout, "collect-twice-tests-same", 20)
 
 
 def test_tests_that_cannot_be_collected_are_not_equal(tmp_path: Path) -> None:

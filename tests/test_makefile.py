@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.messages import omits, says, says_only
 from tests.paths import ROOT
 
 
@@ -88,15 +89,16 @@ def test_stop_names_what_it_stops(tmp_path: Path) -> None:
     path = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     done = subprocess.run(line, env=path, capture_output=True, text=True, check=True)
     name = "drivetrain-ab12-digits-trainer-1"
-    assert done.stdout == f"stop: {name} saves a checkpoint; the command that started it resumes the run\n"
+    assert says_only(done.stdout, "stop-saves-checkpoint-command", name)
     assert (tmp_path / "docker.stopped").read_text() == f"stop -t 60 {name}\n"
     engine.write_text("#!/bin/sh\n")
     done = subprocess.run(line, env=path, capture_output=True, text=True, check=True)
-    assert done.stdout == "stop: no training container of this checkout is running\n"
+    assert says_only(done.stdout, "stop-training-container-checkout")
 
 
 def test_every_target_of_the_help_is_one(checkout: Path) -> None:
     listed = [line.split()[1] for line in make(checkout, "help").stdout.splitlines() if line.startswith("  make ")]
     assert "golden" in listed
+    assert says(make(checkout, "-n", "digits").stderr, "is-not-make-target")
     for target in listed:
-        assert "is not a make target" not in make(checkout, "-n", target).stderr
+        assert omits(make(checkout, "-n", target).stderr, "is-not-make-target")

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.messages import get_message, says_each, says_only
 from tests.paths import ROOT
 
 PYTHON = """#!/bin/sh
@@ -82,10 +83,9 @@ def test_an_index_that_does_not_answer_is_not_asked_again(tmp_path: Path) -> Non
     silent = closed()
     told, line = setup(tmp_path, silent)
     assert line.endswith("-r docker/requirements-ampere.txt")
-    assert [row for row in told.splitlines() if silent in row] == [
-        f"setup: {silent}, which has the CPU build of torch, does not answer; installing the CUDA build from pip's default index, which "
-        "trains on the CPU too and is some 5 GB; TORCH_INDEX names a mirror"
-    ]
+    assert says_each(
+        [row for row in told.splitlines() if silent in row], [get_message("setup-cpu-build-torch", silent, 5)]
+    )
 
 
 def test_the_cpu_build_of_a_mirror_is_taken(tmp_path: Path) -> None:
@@ -94,9 +94,9 @@ def test_the_cpu_build_of_a_mirror_is_taken(tmp_path: Path) -> None:
     silent = closed()
     told, line = setup(tmp_path, silent, versions=f"9.0, {locked}, 2.12.1")
     assert line.endswith("-r docker/requirements-cpu.txt")
-    assert [row for row in told.splitlines() if silent in row] == [
-        f"setup: {silent} does not answer; the CPU build of torch comes from pip's default index"
-    ]
+    assert says_each(
+        [row for row in told.splitlines() if silent in row], [get_message("setup-answer-cpu-build", silent)]
+    )
 
 
 def test_local_wheels_are_taken_without_asking(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_what_pip_cannot_install_is_told_in_three_lines(tmp_path: Path) -> None:
     )
     lines = done.stderr.splitlines()
     assert (done.returncode, len(lines)) == (9, 3), done.stderr
-    assert lines[0] == "pip cannot install the packages: No matching distribution found for torch==9.9"
+    assert says_only(lines[0], "pip-install-packages-matching", "9.9")
     assert "docker/requirements-cpu.txt" in lines[1]
     assert "1.299" in (folder / ".venv" / "pip.log").read_text()
 

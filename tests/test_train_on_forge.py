@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.messages import get_message
 from tests.paths import ROOT
 
 ACTION = ROOT / ".github" / "actions" / "train" / "action.yml"
@@ -82,7 +83,7 @@ def test_it_ends_as_the_training_did_and_posts_the_report(tmp_path: Path, code: 
 
 def test_a_comment_that_is_refused_and_a_push_without_a_pull_request_fail_nothing(tmp_path: Path) -> None:
     done = train(tmp_path / "refused", 0, gh=1, PULL_REQUEST="7")
-    assert (done.returncode, "could not be posted" in done.stderr) == (0, True)
+    assert (done.returncode, get_message("could-not-be-posted") in done.stderr) == (0, True)
     assert train(tmp_path / "push", 0).returncode == 0
     assert not (tmp_path / "push" / "comment").exists()
 

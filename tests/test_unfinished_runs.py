@@ -7,6 +7,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+from tests.messages import says_only
 from tests.paths import ROOT
 
 
@@ -23,9 +24,7 @@ def listed(folder: Path, **state: object) -> str:
 
 def test_the_command_that_resumes_a_run(tmp_path: Path) -> None:
     told = listed(tmp_path, status="stopped", source="jobs/a.yaml", set=["train.epochs=3"])
-    assert told == (
-        "unfinished: runs/a-001 (stopped), resume: make train-cpu JOB=jobs/a.yaml ARGS='--set train.epochs=3'"
-    )
+    assert says_only(told, "unfinished-stopped-resume-make", "runs/a-001", "jobs/a.yaml", "train.epochs", 3)
     assert listed(tmp_path, status="done", source="jobs/a.yaml") == ""
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests import installed
+from tests.messages import get_message, says_each
 from tests.paths import PACKAGE, ROOT
 
 NO_ENGINE = {"DOCKER_HOST": "unix:///nowhere.sock"}
@@ -87,12 +88,14 @@ def test_neither_torch_nor_an_engine(light: Path, table: Path, command: str) -> 
     )
     done = installed.call(light, command, "job.yaml", folder=table, **NO_ENGINE)
     assert done.returncode == 9
-    assert done.stderr.splitlines() == [
-        "torch is not installed here, and no Docker engine answers",
-        "  possible: torch in the local environment, or an engine",
-        "  do:       `pip install 'drivetrain[train,text,tables]'`, or install Docker Engine or Docker Desktop "
-        "(docs.docker.com/get-docker)",
-    ]
+    assert says_each(
+        done.stderr.splitlines(),
+        [
+            get_message("torch-installed-docker-engine"),
+            get_message("possible-torch-local-environment"),
+            get_message("pip-install-drivetrain-train", "docs.docker.com/get-docker"),
+        ],
+    )
 
 
 def test_prediction_without_torch_and_engine(light: Path, table: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests import tiny, waiting
+from tests.messages import begins_with, get_message, says
 from tests.paths import ROOT
 
 SCRIPT = str(ROOT / "benchmarks" / "gpu.py")
@@ -31,7 +32,7 @@ def test_all_rows_pass_in_a_trial(tmp_path: Path) -> None:
             assert rows[name]["samples_per_second"] > 0, name
     assert all(rows[f"bits:{network}"]["same_bits"] for network in ("mlp", "resnet-small", "cnn-lstm"))
     assert rows["tests"]["exit_code"] == 0
-    assert "these figures say nothing" in (tmp_path / "out" / "page.md").read_text()
+    assert says((tmp_path / "out" / "page.md").read_text(), "these-figures-say-nothing")
 
 
 @pytest.mark.skipif(bool(tiny.machine().gpu), reason="there is a GPU")
@@ -40,7 +41,7 @@ def test_without_a_gpu_it_says_so(tmp_path: Path) -> None:
         [sys.executable, SCRIPT, str(tmp_path)], capture_output=True, text=True, check=False, cwd=tmp_path
     )
     assert done.returncode == 9
-    assert done.stderr.startswith("no GPU can be used here")
+    assert begins_with(done.stderr, "no-gpu-can-be-used-here")
 
 
 def load_module(name: str) -> ModuleType:
@@ -60,7 +61,7 @@ def test_a_run_that_ends_in_its_evaluation_has_a_speed(tmp_path: Path, speeds: l
     events = [{"kind": "step_graph", "text": "a step could not be recorded"}, {"kind": "start", "text": "attempt 1"}]
     (tmp_path / "events.jsonl").write_text("".join(f"{json.dumps(event)}\n" for event in events))
     figures = load_module("gpu_arm").read_figures_of_run(tmp_path)
-    assert (figures["samples_per_second"], figures["events"]) == (15.0, ["a step could not be recorded"])
+    assert (figures["samples_per_second"], figures["events"]) == (15.0, [events[0]["text"]])
 
 
 CARD = {"chip": "Tesla T4", "driver": "580.1", "torch": "2.13.0"}
@@ -126,7 +127,7 @@ def test_a_row_over_its_limit_ends_with_what_it_has_started(tmp_path: Path, monk
     )
     monkeypatch.setattr(gpu, "BENCHMARKS", tmp_path)
     options = argparse.Namespace(out=tmp_path, folder=tmp_path, smoke=False)
-    assert gpu.measure_in_process("tests", 1, options) == {"failed": "1 s were not enough"}
+    assert gpu.measure_in_process("tests", 1, options) == {"failed": get_message("were-not-enough", 1)}
     status = Path("/proc", (tmp_path / "child").read_text(), "status")
     # A killed process is gone when it is scheduled the next time.
     waiting.until(lambda: not status.exists() or "State:\tZ" in status.read_text(), seconds=30)

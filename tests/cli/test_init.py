@@ -23,6 +23,7 @@ from drivetrain.system import installation
 from drivetrain.training.evaluation.validation import evaluate
 from tests import tiny
 from tests.cli.drafted import beginning, images, made, refused, table
+from tests.messages import ends_with, says
 from tests.paths import IMPORTS, ROOT
 
 pytestmark = pytest.mark.usefixtures("here")
@@ -40,10 +41,10 @@ def test_sample_images(capsys: pytest.CaptureFixture[str]) -> None:
     assert (job.name, job.task) == ("patterns", "image-classification")
     assert beginning(job)["train"] == "data/patterns"
     text, shown = Path("patterns.yaml").read_text(), capsys.readouterr().out
-    assert "30 images, 6 classes of 5 each: checks, dots, gradients, noise, rings, stripes" in text
+    assert says(text, "images-classes-checks-dots", 30, 6, 5)
     assert shown.startswith("patterns.yaml: image-classification")
     where = f"written to {Path.cwd() / 'patterns.yaml'}; relative paths in it start from that folder\n"
-    assert shown.endswith(f"{where}next: drivetrain launch patterns.yaml\n")
+    assert ends_with(shown, "next-drivetrain-launch", where, "patterns.yaml")
     assert "# Train it: drivetrain launch patterns.yaml\n" in text, "what `next:` says"
     # The reason stands beside every value that was looked up.
     assert all("#" in line for line in text.splitlines() if line.startswith("  image_size"))
@@ -108,13 +109,13 @@ def test_digits() -> None:
 
 def test_what_is_no_data(capsys: pytest.CaptureFixture[str]) -> None:
     Path("empty").mkdir()
-    assert "has no images in class folders" in refused(capsys, "empty")
-    assert "nothing is not there" in refused(capsys, "nothing")
+    assert says(refused(capsys, "empty"), "images-class-folders")
+    assert says(refused(capsys, "nothing"), "nothing-is-not-there")
     Path("photos").mkdir()
     assert 'did you mean "photos"?' in refused(capsys, "fotos")
     assert f'did you mean "{Path("photos").absolute()}"?' in refused(capsys, Path("photoz").absolute())
     Path("letter.docx").write_bytes(b"PK\3\4")
-    assert "is of no known kind" in refused(capsys, "letter.docx")
+    assert says(refused(capsys, "letter.docx"), "is-of-no-known-kind")
     for name in ("zero.csv", "zero.jsonl", "zero.parquet", "zero.npz"):
         Path(name).write_bytes(b"")
         refused(capsys, name)
@@ -123,7 +124,7 @@ def test_what_is_no_data(capsys: pytest.CaptureFixture[str]) -> None:
     images("broken", {"a": 1, "b": 2})
     for path in Path("broken").rglob("*.png"):
         path.write_bytes(b"no image")
-    assert "none of 3 images could be decoded" in refused(capsys, "broken")
+    assert says(refused(capsys, "broken"), "none-images-could-decoded", 3)
 
 
 def test_odd_names() -> None:
@@ -139,18 +140,18 @@ def test_columns_that_are_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     table("rows.csv", ["load", "maker"], [[i * 0.3, "ab"[i % 2]] for i in range(30)])
     assert 'did you mean "maker"?' in refused(capsys, "rows.csv", "--target", "make")
     assert 'no column "load" of texts' in refused(capsys, "rows.csv", "--text", "load")
-    assert "has no columns for it" in refused(capsys, "rows.csv", "--task", "text-classification", code=2)
-    assert "no table of readings over time" in refused(capsys, "rows.csv", "--task", "series-regression")
+    assert says(refused(capsys, "rows.csv", "--task", "text-classification", code=2), "has-no-columns-for-it")
+    assert says(refused(capsys, "rows.csv", "--task", "series-regression"), "table-readings-over-time")
     images("photos", {"a": 3, "b": 3})
-    assert "a folder of images has no columns" in refused(capsys, "photos", "--target", "a", code=2)
-    assert "holds images in folders" in refused(capsys, "photos", "--task", "tabular-regression", code=2)
+    assert says(refused(capsys, "photos", "--target", "a", code=2), "folder-images-columns")
+    assert says(refused(capsys, "photos", "--task", "tabular-regression", code=2), "holds-images-folders")
 
 
 def test_no_file_is_overwritten(capsys: pytest.CaptureFixture[str]) -> None:
     images("photos", {"a": 3, "b": 3})
     Path("photos.yaml").write_text("mine")
     assert main.main(["init", "photos"]) == 2
-    assert "photos.yaml is there already" in capsys.readouterr().err
+    assert says(capsys.readouterr().err, "is-there-already", "photos.yaml")
     assert Path("photos.yaml").read_text() == "mine"
     Path("jobs").mkdir()
     assert main.main(["init", "photos", "--output", "jobs/second.yaml"]) == 0

@@ -15,6 +15,7 @@ from drivetrain.models.build import build
 from drivetrain.models.networks import timm_vision
 from tests import reports
 from tests.cli.drafted import images, made, refused, table
+from tests.messages import says
 from tests.models.networks import vision_jobs
 
 pytestmark = pytest.mark.usefixtures("here")
@@ -73,7 +74,7 @@ def test_what_is_no_pretrained_network(capsys: pytest.CaptureFixture[str]) -> No
     photos, empty = images("photos", {"good": 6, "bad": 6}), Path("empty")
     empty.mkdir()
     assert "no such folder" in refused(capsys, photos, "--pretrained", "./networks/there is none", code=2)
-    assert "config.json cannot be read" in refused(capsys, photos, "--pretrained", empty, code=2)
+    assert says(refused(capsys, photos, "--pretrained", empty, code=2), "cannot-be-read", "config.json")
     numbers = table("numbers.csv", ["a", "b", "kind"], [(row, row % 7, "xy"[row % 2]) for row in range(60)])
     assert "no pretrained networks" in refused(capsys, numbers, "--pretrained", "resnet18", code=2)
 

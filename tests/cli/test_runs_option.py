@@ -9,6 +9,7 @@ import pytest
 from drivetrain.cli import runs_option
 from drivetrain.cli.command_line import parse
 from drivetrain.errors import SpecError
+from tests.messages import saying
 
 
 def test_an_address_means_a_copy() -> None:
@@ -26,7 +27,7 @@ def test_a_folder_stays_one() -> None:
 
 
 def test_a_run_in_a_store_is_not_extended() -> None:
-    with pytest.raises(SpecError, match="--extend s3://b/runs/parts-001: a run in an object store"):
+    with pytest.raises(SpecError, check=saying("extend-run-object-store", "s3://b/runs/parts-001")):
         runs_option.fetch(parse(["train", "job.yaml", "--extend", "s3://b/runs/parts-001"]))
 
 

@@ -11,6 +11,7 @@ from drivetrain.cli import main
 from drivetrain.storage.object_store import Patience
 from drivetrain.supervisor import remote_check
 from tests.data.streaming import shards
+from tests.messages import begins_with, get_message, says, says_only
 from tests.object_store import SECRET, Fault, FaultyStore, moto
 from tests.supervisor.remote_copy.fake_run import faulty_store, opened
 
@@ -57,7 +58,7 @@ def test_stores_that_can_be_used(proxy: FaultyStore, capsys: pytest.CaptureFixtu
     assert lines[0] == "job.yaml: valid (t, image-classification)"
     assert lines[-2].startswith("  data.train: s3://bucket/shards: 2 shards, ")
     assert lines[-2].endswith(f", listed and read ({SET})")
-    assert lines[-1] == f"  checkpoint.copy_to: s3://bucket/runs: listed, written, read and removed ({SET})"
+    assert says_only(lines[-1], "listed-written-read-removed", "checkpoint.copy_to", "s3://bucket/runs", SET)
     assert [each.name for each in opened("").objects()] == before, "the probe is gone"
 
 
@@ -71,23 +72,23 @@ def test_an_address_of_the_command_line(proxy: FaultyStore, capsys: pytest.Captu
     local = SPEC.replace('"s3://bucket/shards", stream: true', "x").partition("checkpoint")[0]
     code, lines, errors = validated(capsys, local, "--remote", "--runs", "s3://bucket/mine")
     assert code == 0, errors
-    assert "  checkpoint.copy_to: s3://bucket/mine: listed, written, read and removed" in lines[-1]
-    assert validated(capsys, local, "--remote")[1][-1] == "  remote: the job names no object store"
+    assert says(lines[-1], "listed-written-read-removed-2", "checkpoint.copy_to", "s3://bucket/mine")
+    assert says_only(validated(capsys, local, "--remote")[1][-1], "remote-job-names-object")
 
 
 def test_all_that_is_wrong_is_told(proxy: FaultyStore, capsys: pytest.CaptureFixture[str]) -> None:
     code, lines, errors = validated(capsys, SPEC.replace("shards", "none").replace("runs", "r"), "--remote")
     assert code == 3, "that of the first"
     assert lines[-1].startswith("  checkpoint.copy_to")
-    assert errors.startswith("job.yaml:4:8: data.train: no shards in s3://bucket/none\n  possible: ")
+    assert begins_with(errors, "no-shards-in-possible", "job.yaml", 4, 8, "data.train", "s3://bucket/none")
     proxy.fault = lambda number, method, path: Fault("denied") if method == "PUT" else None
     code, lines, errors = validated(capsys, SPEC, "--remote")
     assert code == 7
     assert lines[-1].startswith("  data.train")
     assert errors.startswith("job.yaml:5:14: checkpoint.copy_to: s3://bucket/runs/.drivetrain-probe-")
-    assert ": cannot write: the store refuses it (403 AccessDenied)\n  possible: " in errors
+    assert says(errors, "write-store-refuses-accessdenied", 403)
     proxy.away = True
-    assert validated(capsys, SPEC, "--remote")[2].count("the store does not answer") == 2
+    assert validated(capsys, SPEC, "--remote")[2].count(get_message("store-does-not-answer")) == 2
 
 
 @pytest.mark.parametrize("kind", ["careless", "501"])
@@ -96,6 +97,6 @@ def test_a_store_without_conditional_writes(proxy: FaultyStore, capsys: pytest.C
     proxy.fault = lambda number, method, path: fault if method == "PUT" else None
     code, _, errors = validated(capsys, SPEC, "--remote")
     assert code == 7
-    assert "checkpoint.copy_to: s3://bucket/runs: the store has no conditional writes: it " in errors
+    assert says(errors, "store-conditional-writes", "checkpoint.copy_to", "s3://bucket/runs")
     proxy.fault = lambda number, method, path: None
     assert opened("runs").objects() == [], "the probe is gone"

@@ -14,6 +14,7 @@ from drivetrain.data.survey import first_values
 from drivetrain.job.images import ImageClassificationJob
 from drivetrain.training.best_metric import BestMetric
 from tests.data.tables import table_rows as tables
+from tests.messages import begins_with, ends_with, omits, says
 
 
 def job(folder: Path, large: int, small: int, **checkpoint: str) -> ImageClassificationJob:
@@ -29,15 +30,9 @@ def test_accuracy_does_not_choose_among_uneven_classes(tmp_path: Path, large: in
     wanted = job(tmp_path, large, small)
     data = load(wanted)
     assert class_balance.choose_best_metric(wanted, data) == f"validation/{metric}"
-    said = [
-        note
-        for note in data.notes
-        if "the best checkpoint is chosen by validation/f1, not by validation/accuracy" in note
-    ]
-    assert len(said) == (metric == "f1")
-    assert any(
-        note.startswith(f"classes for training: ok {large * 3 // 4}, broken {small * 3 // 4}") for note in data.notes
-    )
+    assert (says if metric == "f1" else omits)(data.notes, "best-checkpoint-chosen")
+    assert (says if metric == "f1" else omits)(data.notes, "chosen-by-not-by", "validation/f1", "validation/accuracy")
+    assert begins_with(data.notes, "classes-training-ok-broken", large * 3 // 4, small * 3 // 4)
 
 
 @pytest.mark.parametrize(("large", "metric"), [(90, "loss"), (60, "f1")])
@@ -49,14 +44,14 @@ def test_the_loss_chooses_among_uneven_classes_of_tables(tmp_path: Path, large: 
     )
     data = load(table)
     assert class_balance.choose_best_metric(table, data) == f"validation/{metric}"
-    assert any("chosen by validation/loss, not by validation/f1" in note for note in data.notes) == (metric == "loss")
+    assert (says if metric == "loss" else omits)(data.notes, "chosen-by-not-by", "validation/loss", "validation/f1")
 
 
 def test_a_metric_of_the_job_stays(tmp_path: Path) -> None:
     wanted = job(tmp_path, 196, 4, best="validation/accuracy")
     data = load(wanted)
     assert class_balance.choose_best_metric(wanted, data) == "validation/accuracy"
-    assert not any("the best checkpoint is chosen by" in note for note in data.notes)
+    assert omits(data.notes, "best-checkpoint-chosen")
 
 
 def test_a_resumed_run_goes_on_with_its_metric(tmp_path: Path) -> None:
@@ -67,7 +62,7 @@ def test_a_resumed_run_goes_on_with_its_metric(tmp_path: Path) -> None:
     watch.load(before.state())
     assert watch.best.metric == "validation/accuracy"
     resumed = load(wanted, InputRecord(data.preprocessing, data.heads))
-    assert not any("the best checkpoint is chosen by" in note for note in resumed.notes)
+    assert omits(resumed.notes, "best-checkpoint-chosen")
 
 
 def test_the_model_that_always_says_ok_is_not_the_best(tmp_path: Path) -> None:
@@ -80,7 +75,7 @@ def test_the_model_that_always_says_ok_is_not_the_best(tmp_path: Path) -> None:
 def test_a_draft_proposes_weights_for_very_uneven_classes() -> None:
     (entry,) = first_values.class_weights({"ok": 196, "broken": 4, "7": 5})
     assert entry.value == '{broken: 7.0, "7": 6.3}'
-    assert "ok has 49 times as many samples as broken" in entry.reason
+    assert says(entry.reason, "ok-times-many-samples", 49)
     assert first_values.class_weights({"ok": 40, "broken": 4})[0].value == "balanced"
     assert first_values.class_weights({"ok": 12_236, "broken": 3_764}) == []
 
@@ -88,7 +83,7 @@ def test_a_draft_proposes_weights_for_very_uneven_classes() -> None:
 def test_classes_that_are_probably_no_value_are_named_and_get_no_weight() -> None:
     """Four empty cells written as NaN became a class with six times the weight of the others."""
     text = class_balance.describe_counts(np.array([9, 4, 8]), ("good", "NaN", "none"))
-    assert text.endswith("; probably no value: NaN (data.missing leaves these samples out)")
+    assert ends_with(text, "probably-value-nan-leaves", "data.missing")
     (entry,) = first_values.class_weights({"good": 210, "bad": 20, "NaN": 4})
     assert entry.value == "balanced"
-    assert "probably no value: NaN" in first_values.format_counts({"good": 90, "NaN": 4})
+    assert says(first_values.format_counts({"good": 90, "NaN": 4}), "probably-value-nan")

@@ -14,6 +14,7 @@ from drivetrain.inference import new_data_loss
 from drivetrain.job import Job
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.training import losses
+from tests.messages import says_only
 
 TABLE = "name: t\ntask: tabular-classification\ndata: {train: a.csv, target: kind}\n"
 TEXTS = "name: t\ntask: text-classification\ndata:\n  train: a.csv\n  text: said\n  labels:\n"
@@ -40,7 +41,7 @@ def weights(made: Job) -> dict[str, list[float] | None]:
 def test_a_class_without_a_weight_has_one_and_it_is_said(tmp_path: Path) -> None:
     made = job(tmp_path, f"{TABLE}train: {{class_weights: {{malignant: 5}}}}\n")
     assert weights(made) == {"": [1.0, 5.0, 1.0]}
-    assert "class weights: malignant 5; 1 for benign, odd, which have none in the job" in load(made).notes
+    assert says_only(load(made).notes, "class-weights-malignant-benign", 5, 1)
 
 
 def test_an_unknown_class_is_refused_at_its_place(tmp_path: Path) -> None:

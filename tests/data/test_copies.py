@@ -21,6 +21,7 @@ from drivetrain.data.dataset import Dataset, InputRecord
 from drivetrain.data.load_data import add_test, load
 from drivetrain.data.series.series_data import OVERLAPPING
 from drivetrain.job import JOBS, Job
+from tests.messages import begins_with, get_message, says
 
 torch.set_num_threads(1)
 
@@ -167,9 +168,9 @@ def test_what_is_in_training_and_in_a_file_of_its_own_is_said(tmp_path: Path, ta
     add_test(wanted, dataset)
     lines = "\n".join(dataset.notes)
     assert f"{COUNT * TIMES} " in lines
-    assert "are also in the training data" in lines or "identical to training" in lines
+    assert get_message("also-training-data") in lines or "identical to training" in lines
     for name in ("training", "validation"):
-        assert f"{COUNT * TIMES} samples for the final test are also in the {name} data: " in lines
+        assert says(lines, "samples-final-test-also", COUNT * TIMES, name)
 
 
 def test_folds_are_a_partition_of_what_is_different(tmp_path: Path) -> None:
@@ -188,7 +189,7 @@ def test_copies_join_the_groups_that_they_are_in(tmp_path: Path) -> None:
     write_rows(tmp_path / "m.csv", ["path", "label", "patient"], rows)
     data = load(job(tmp_path, "image-classification", {"train": "m.csv", "groups": "patient"}))
     assert on_both_sides(data) == 0
-    assert any(note.startswith("40 of 80 images are copies of others") for note in data.notes)
+    assert begins_with(data.notes, "images-copies-others", 40, 80)
 
 
 def test_one_path_with_two_labels_is_listed(tmp_path: Path) -> None:
@@ -197,7 +198,7 @@ def test_one_path_with_two_labels_is_listed(tmp_path: Path) -> None:
     write_rows(tmp_path / "m.csv", ["path", "label"], [[f"{n}.png", label] for n in range(COUNT) for label in "ab"])
     data = load(job(tmp_path, "image-classification", {"train": "m.csv"}))
     (note,) = [note for note in data.notes if "different labels" in note]
-    assert note.startswith(f"{COUNT} images occur with different labels, which no network can learn: ")
+    assert begins_with(note, "images-occur-different-labels", COUNT)
     assert "0.png (a, b)" in note
     assert note.endswith(f"and {COUNT - 3} more")
 
@@ -232,7 +233,7 @@ def test_a_copy_in_another_form_of_file_is_a_copy(tmp_path: Path, save: Callable
         Image.fromarray(pixels).save(tmp_path / "images" / label / f"{number}.bmp")
         save(pixels, tmp_path / "images" / label / f"{number} copy")
     data = load(job(tmp_path, "image-classification", {"train": "images"}))
-    assert any(note.startswith(f"{COUNT} of {2 * COUNT} images are copies of others") for note in data.notes)
+    assert begins_with(data.notes, "images-copies-others", COUNT, 2 * COUNT)
 
 
 def test_images_that_lie_on_another_side_are_no_copies(tmp_path: Path) -> None:
@@ -251,7 +252,7 @@ def test_texts_with_two_labels_are_listed(tmp_path: Path) -> None:
     rows = [[text, label] for text in sentences() for label in "ab"]
     write_rows(tmp_path / "t.csv", ["text", "label"], rows)
     data = load(job(tmp_path, "text-classification", {"train": "t.csv", "text": "text", "labels": "label"}))
-    assert any(f'{COUNT} texts, by "label", occur with different labels' in note for note in data.notes)
+    assert says(data.notes, "texts-occur-different-labels", COUNT, "label")
 
 
 def test_rows_of_few_kinds_are_no_copies(tmp_path: Path) -> None:
@@ -262,9 +263,7 @@ def test_rows_of_few_kinds_are_no_copies(tmp_path: Path) -> None:
     data = load(job(tmp_path, "tabular-classification", {"train": "t.csv", "target": "y"}))
     assert copies.COPIES_KEY not in data.preprocessing
     assert len(data.validation) == 50
-    assert any(
-        "validation rows are identical to training rows, since there are only 4 different" in n for n in data.notes
-    )
+    assert says(data.notes, "validation-rows-identical-training", 4)
 
 
 def test_without_copies_nothing_is_said_or_stored(tmp_path: Path) -> None:
@@ -280,7 +279,7 @@ def test_images_of_one_color_are_split_as_they_are(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", images=pixels, labels=np.repeat(["a", "b"], 20))
     data = load(job(tmp_path, "image-classification", {"train": "x.npz"}))
     assert len(data.validation) == 10
-    assert any("10 of 10 validation images are identical to training images" in note for note in data.notes)
+    assert says(data.notes, "validation-images-identical-training", 10, 10)
 
 
 def features(split: Any) -> torch.Tensor:
@@ -312,4 +311,4 @@ def test_random_labels_do_not_score_above_chance(tmp_path: Path, task: str, writ
     separate = load(job(tmp_path, task, data | {"validation": data["train"]}))
     if task != "text-classification":  # whose forms of one text have other tokens
         assert score_by_heart(separate) == 1.0
-    assert any("are also in the training data" in note or "identical to training" in note for note in separate.notes)
+    assert any(get_message("also-training-data") in note or "identical to training" in note for note in separate.notes)

@@ -13,6 +13,7 @@ from drivetrain.data.dataset import Dataset
 from drivetrain.data.load_data import load
 from drivetrain.errors import DataError, SpecError
 from drivetrain.job_spec import load_job as job_spec
+from tests.messages import ends_with, saying, says
 
 TABLE = "name: t\ntask: tabular-{kind}\ndata: {{train: a.csv, target: {target}, {data}}}\n"
 IMAGES = "name: t\ntask: image-{kind}\ndata: {{train: a.csv, label_column: {target}, image_size: 16, {data}}}\n"
@@ -67,7 +68,7 @@ def test_a_group_is_on_one_side(home: Path, text: str, kind: str, target: str, m
     assert (train | held, train & held) == (set(range(COUNT)), set())
     assert not {patient(n) for n in train} & {patient(n) for n in held}
     assert 0.2 < len(held) / COUNT < 0.4
-    assert any(note.startswith("groups of who: ") and note.endswith("none on both sides") for note in data.notes)
+    assert ends_with([note for note in data.notes if note.startswith("groups of who: ")], "none-both-sides")
     assert "who" not in str(data.preprocessing)
     # Without the key, groups are torn apart.
     train, held = rows(read(home, text, kind, target, f"{more}validation: 0.3"))
@@ -120,7 +121,7 @@ def test_folders_have_no_groups(home: Path) -> None:
     for row in range(8):
         (home / "f" / "ab"[row % 2]).mkdir(parents=True, exist_ok=True)
         Image.new("L", (16, 16), row).save(home / "f" / "ab"[row % 2] / f"{row}.png")
-    with pytest.raises(SpecError, match="a folder has class folders"):
+    with pytest.raises(SpecError, check=saying("folder-class-folders")):
         read(home, IMAGES.replace("a.csv", "f"), "classification", "kind", "groups: who")
 
 
@@ -136,7 +137,7 @@ def test_a_class_that_only_validation_has_is_said(home: Path) -> None:
         if "without a training sample" in note
     ]
     assert len(notes) == 1
-    assert notes[0].endswith("since all their groups are for validation: rare")
+    assert ends_with(notes[0], "since-groups-validation-rare")
 
 
 def test_a_validation_split_of_the_folder(tmp_path: Path) -> None:
@@ -151,7 +152,7 @@ def test_a_validation_split_of_the_folder(tmp_path: Path) -> None:
         read(tmp_path, text, "classification", "kind", "groups: who")
     said = str(caught.value)
     assert "job.yaml:3:" in said
-    assert "data.groups: is 'who', and parts has a split for validation" in said
+    assert says(said, "parts-split-validation", "data.groups", "who")
     assert "`fold: 1/5` or `validation: 0.2`" in said
     for more in ("validation: 0.2", "fold: 1/4"):
         data = read(tmp_path, text, "classification", "kind", f"groups: who, {more}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from drivetrain.data import notes
+from tests.messages import says_only
 
 
 def test_a_key_is_not_named_twice() -> None:
@@ -10,5 +11,5 @@ def test_a_key_is_not_named_twice() -> None:
     assert notes.format_note("54 training rows") == "data: 54 training rows"
     assert notes.format_note("data.train: 3 rows have empty cells") == "data.train: 3 rows have empty cells"
     assert notes.format_note("data: 1 of 3 samples cannot be used") == "data: 1 of 3 samples cannot be used"
-    assert notes.format_note("starts from runs/a-001", "model") == "model: starts from runs/a-001"
+    assert says_only(notes.format_note("starts from runs/a-001", "model"), "model-starts-from", "runs/a-001")
     assert notes.format_note("model.freeze freezes layers", "model") == "model.freeze freezes layers"

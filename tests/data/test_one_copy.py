@@ -23,6 +23,7 @@ from drivetrain.distributed.ranks import ALONE
 from drivetrain.job_spec import load_job as job_spec
 from tests import ranks_start
 from tests.data.held_arrays import Held
+from tests.messages import get_message
 from tests.paths import ROOT
 
 
@@ -172,5 +173,5 @@ ranks.leave()
 print(words, mapped)
 """
     said = ranks_start.finished([sys.executable, "-c", code], 3, seconds=120)
-    assert said[0] == said[1] == "memory: 2 MiB of the data once for the 2 processes of this machine 1\n"
+    assert said[0] == said[1] == get_message("memory-mib-data-once", 2, 2, 1)
     assert said[2] == " 0\n"

@@ -18,6 +18,7 @@ from drivetrain.distributed.ranks import Ranks
 from drivetrain.optimizations import exchange_precision
 from tests import ranks_start, tiny
 from tests.exchange_cases import STEPS
+from tests.messages import says
 
 COUNT = 3
 Rows = list[dict[str, Any]]
@@ -84,7 +85,7 @@ def test_exchange_precision_is_in_force_only_among_several(tmp_path: Path) -> No
     exchange_precision.apply(made, "bf16")
     assert exchange_precision.effective(made) == "bf16"
     alone, unknown = tiny.job(more="limits: {nodes: 1}"), tiny.job()
-    assert "there is only one process" in (exchange_precision.refuse(alone, tiny.machine(), None, "bf16") or "")
+    assert says(exchange_precision.refuse(alone, tiny.machine(), None, "bf16") or "", "there-is-only-one-process")
     assert exchange_precision.refuse(unknown, tiny.machine(), None, "bf16") is None, "--nodes may come with the command"
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from drivetrain.distributed.heartbeat import Heartbeat
 from tests import ranks_start
+from tests.messages import says
 
 START = """
 import os, sys, time, torch
@@ -66,8 +67,8 @@ ranks.barrier()
 """
     codes, said = ranks_start.ended([sys.executable, "-c", START + code], 3, seconds=120)
     assert codes == [8, 12, 8]
-    assert "no memory in process 2" in said[0]
-    assert "no memory in process 2" in said[2]
+    assert says(said[0], "no-memory-in-process", 2)
+    assert says(said[2], "no-memory-in-process", 2)
 
 
 def test_rank_0_ends_in_order_after_it_has_told_who_is_lost() -> None:
@@ -112,8 +113,5 @@ def test_an_exchange_that_stands_still(waited: float, travelling: int, other: st
     said = found._describe_stalled_exchange()
     assert bool(said) == stands
     if stands:
-        assert (
-            f"rank {2 if heard > 0.5 else 1} on node node{2 if heard > 0.5 else 1} is the one that was heard last"
-            in said
-        )
-        assert "last seen in step 5, exchange" in said
+        assert says(said, "rank-node-node-heard", 2 if heard > 0.5 else 1)
+        assert says(said, "last-seen-step-exchange", 5)

@@ -13,6 +13,7 @@ from drivetrain.hardware.facts import read_hardware
 from drivetrain.job import Job
 from drivetrain.job.limits import NodeRange
 from tests import tiny
+from tests.messages import saying
 from tests.paths import ROOT
 
 TORCHRUN = {"RANK": "3", "LOCAL_RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.5", "MASTER_PORT": "29511"}
@@ -173,9 +174,9 @@ def test_a_name_that_means_this_machine_only_is_resolved_by_the_leader_and_refus
     if len(real) == 1:
         assert local_processes.find_own_address(debian, leads=True, resolve=resolve) == real[0]
     else:
-        with pytest.raises(SpecError, match="which says not which network"):
+        with pytest.raises(SpecError, check=saying("which-says-not-which-network")):
             local_processes.find_own_address(debian, leads=True, resolve=resolve)
-    with pytest.raises(SpecError, match=r"is 127\.0\.1\.1 on this node, which is the node itself"):
+    with pytest.raises(SpecError, check=saying("node-node-itself", "127.0.1.1")):
         local_processes.find_own_address(debian, leads=False, resolve=resolve)
     if real:
         assert local_processes.find_own_address(("x", 1), leads=True, resolve=lambda host, port: [real[0]]) == real[0]
@@ -192,7 +193,7 @@ def test_supervisors_of_one_machine_share_it_and_take_one_gpu_each() -> None:
     assert world.choose_gpus("none", two, place) == "none"
     one = machine.__class__(**{**two.__dict__, "gpus": machine.gpus[:1]})
     assert world.choose_gpus("auto", one, place) == "auto", "the starter shows each process its own"
-    with pytest.raises(DeviceError, match="2 processes were started on this machine, and they have 1 GPUs"):
+    with pytest.raises(DeviceError, check=saying("processes-started-machine-gpus", 2, 1)):
         world.choose_gpus([0], two, place)
     assert world.count_trainers(job(), one) == 1
     assert world.count_local_ranks(job(), one) == 2

@@ -20,6 +20,7 @@ from drivetrain.errors import SpecError
 from drivetrain.hardware.facts import read_hardware
 from drivetrain.optimizations import cpu_threads, feature_cache, loader_workers
 from tests import ranks_start, tiny
+from tests.messages import get_message, says
 from tests.paths import ROOT
 from tests.ranks_driver import UNFREEZE
 from tests.supervisor.tiny_run import command, follower, rows, same, train
@@ -95,14 +96,14 @@ def test_a_lost_process_ends_the_run_and_a_resume_gives_the_same_bits(job: Path)
     os.kill(follower(running.pid), signal.SIGKILL)
     _, error = running.communicate(timeout=120)
     assert running.returncode == 8
-    assert "another process of this run died (exit -9)" in error
+    assert says(error, "another-process-run-died")
     again = train(job, *TOGETHER, *broken)
     assert again.returncode == 0, again.stderr
     assert "resumed from step-" in again.stdout
     calm = train(job, *TOGETHER, "--set", "train.epochs=20", "--set", "name=calm")
     assert calm.returncode == 0, calm.stderr
-    assert "processes: 2, each trains on its share of every batch" in calm.stdout
-    assert "parts: 2 of every batch; dropout is drawn for each and BatchNorm uses the statistics of each" in calm.stdout
+    assert says(calm.stdout, "processes-trains-share-every", 2)
+    assert says(calm.stdout, "parts-every-batch-dropout", 2)
     assert same(job.parent / "runs" / "calm-001", job.parent / "runs" / "broken-001")
     assert rows(job.parent / "runs" / "calm-001") == rows(job.parent / "runs" / "broken-001")
 
@@ -133,7 +134,7 @@ def test_processes_share_cpus_and_memory_and_a_program_trains_alone() -> None:
     together = tiny.job()
     assert cpu_threads.choose(together, four, None).value == 6 // 4
     workers = loader_workers.choose(together, four, None)
-    assert (workers.value, "12 available CPUs, shared by 4 processes," in workers.reason) == (2, True)
+    assert (workers.value, get_message("available-cpus-shared-processes", 12, 4) in workers.reason) == (2, True)
     program = together.model_copy(update={"task": "python"})
     assert world.count_local_ranks(program, four) == 1
     assert cpu_threads.choose(program, four, None).value == 6

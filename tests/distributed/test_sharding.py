@@ -21,8 +21,9 @@ from drivetrain.errors import CheckpointError, RestartSmaller
 from drivetrain.hardware.facts import read_hardware as load_facts
 from drivetrain.job.workload import Workload
 from drivetrain.optimizations import channels_last, compile, feature_cache, fused_optimizer, sharding
-from drivetrain.training.checkpoints import checkpoint
+from drivetrain.system.run_files import list_checkpoints, parse_suffix
 from tests import paths, ranks_cases, ranks_start, tiny, trained
+from tests.messages import saying, says
 from tests.paths import ROOT
 from tests.supervisor.tiny_run import TEXT, command, follower, images, rows, same, weights
 from tests.waiting import until
@@ -109,7 +110,7 @@ def calm(job: Path) -> Path:
 def begun(job: Path, name: str, *more: str) -> subprocess.Popen[str]:
     """A run that has saved more than the weights of its start."""
     started = subprocess.Popen(command(job, *options(name, *more)), cwd=ROOT, stderr=subprocess.PIPE, text=True)
-    until(lambda: checkpoint.list_checkpoints(run(job, name) / "checkpoints")[1:])
+    until(lambda: list_checkpoints(run(job, name) / "checkpoints")[1:])
     return started
 
 
@@ -133,7 +134,7 @@ def test_killed_inside_a_save_it_resumes_from_the_one_before(job: Path, calm: Pa
     died = subprocess.run(words, cwd=ROOT, env=fault, capture_output=True, text=True, timeout=400, check=False)
     assert died.returncode in (8, 137), died.stderr
     folder = run(job, name) / "checkpoints"
-    before = [checkpoint.read_step(path) for path in checkpoint.list_checkpoints(folder)]
+    before = [parse_suffix(path) for path in list_checkpoints(folder)]
     assert f"resumed from step-{before[-1]}" in finished(job, name, *TOGETHER)
     assert same(calm, run(job, name))
     assert rows(calm) == rows(run(job, name))
@@ -217,7 +218,7 @@ def test_memory_that_runs_out_starts_all_again_with_smaller_micro_batches(job: P
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stderr
     events = (run(job, "short") / "events.jsonl").read_text()
-    assert "restarting from its last checkpoint with optimize.micro_batch 4" in events
+    assert says(events, "restarting-last-checkpoint", "optimize.micro_batch", 4)
 
 
 @pytest.mark.nightly
@@ -225,7 +226,7 @@ def test_a_folder_that_others_do_not_see_is_refused(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "tests.sharding_apart", str(tmp_path)]
     for said in ranks_start.finished(words, 2):
         assert "does not see" in said
-        assert "a run folder with free space that all processes see under one path" in said
+        assert says(said, "run-folder-free-space")
 
 
 LARGE = Workload(parameters=7_000_000_000, trainable=7_000_000_000)
@@ -237,7 +238,7 @@ def test_it_is_chosen_where_the_network_does_not_fit_each_process() -> None:
     asked = tiny.job()
     found = sharding.choose(asked, two, LARGE)
     assert found.value is True
-    assert "all processes share them" in found.reason
+    assert says(found.reason, "all-processes-share-them")
     small = replace(LARGE, parameters=11_000_000, trainable=11_000_000)
     assert sharding.choose(asked, two, small).value is False
     assert sharding.lacks(asked, here) == "one process here"
@@ -245,7 +246,7 @@ def test_it_is_chosen_where_the_network_does_not_fit_each_process() -> None:
     for other in (channels_last, compile, feature_cache):
         why = other.refuse(asked, two, LARGE, True)
         assert why
-    assert "optimize.sharding divides the weights" in str(compile.refuse(asked, two, LARGE, True))
+    assert says(str(compile.refuse(asked, two, LARGE, True)), "divides-weights", "optimize.sharding")
 
 
 @pytest.mark.parametrize(
@@ -270,12 +271,12 @@ def test_sgd_updates_divided_weights_without_its_fused_kernel() -> None:
     )
     off = fused_optimizer.choose(sgd, two, None)
     assert off.value is False
-    assert "fused sgd kernel needs whole weights, and optimize.sharding divides" in off.reason
+    assert says(off.reason, "fused-sgd-kernel-needs", "optimize.sharding")
     assert fused_optimizer.choose(adam, two, None).value is True
     assert fused_optimizer.choose(tiny.job("optimizer: {name: sgd}", more=processes), two, None).value is True
     asked = tiny.job("optimizer: {name: sgd}", optimize="fused_optimizer: true", more=processes)
     assert fused_optimizer.refuse(asked, two, None, True) is None
-    assert "optimize.fused_optimizer updates whole weights" in str(sharding.refuse(asked, two, None, True))
+    assert says(str(sharding.refuse(asked, two, None, True)), "updates-whole-weights", "optimize.fused_optimizer")
 
 
 def test_divided_weights_of_another_network_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,5 +287,5 @@ def test_divided_weights_of_another_network_are_refused(monkeypatch: pytest.Monk
     state = {name: value.clone() for name, value in sharded_tensor.get_local_state(network).items()}
     sharded_tensor.load_local_state(network, state)
     for wrong in (state | {"more": torch.zeros(1)}, {"weight": state["weight"]}):
-        with pytest.raises(CheckpointError, match="not those of this network"):
+        with pytest.raises(CheckpointError, check=saying("not-those-of-this-network")):
             sharded_tensor.load_local_state(network, wrong)

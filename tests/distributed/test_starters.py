@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests import nodes
+from tests.messages import says
 from tests.paths import IMPORTS, ROOT
 from tests.supervisor.tiny_run import command, rows, same, train
 from tests.waiting import until
@@ -59,7 +60,7 @@ def test_torchrun_on_two_nodes_gives_the_bits_of_two_processes(job: Path, refere
         agents = torchrun(machines, module(job), job.parent)
         told = [agent.wait(180) for agent in agents], (job.parent / "node0.log").read_text()
     assert told[0] == [0, 0], told[1]
-    assert "(RANK and WORLD_SIZE, as torchrun sets them)" in told[1]
+    assert says(told[1], "rank-world-size-torchrun")
     run = job.parent / "runs" / "tiny-001"
     assert status(run) == "done"
     assert same(reference, run)
@@ -99,7 +100,7 @@ def test_accelerate_gives_the_bits_of_two_processes(job: Path, reference: Path) 
         [sys.executable, *words, *module(job)], cwd=ROOT, env=environ, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "(RANK and WORLD_SIZE, as torchrun sets them)" in done.stdout
+    assert says(done.stdout, "rank-world-size-torchrun")
     run = job.parent / "runs" / "tiny-001"
     assert status(run) == "done"
     assert same(reference, run)

@@ -12,6 +12,7 @@ from drivetrain.hardware.device_check import has_code_for
 from drivetrain.hardware.image_selection import BUILDS
 from drivetrain.launch import project
 from tests.docker.conftest import has_client, missing
+from tests.messages import says
 from tests.paths import ROOT
 
 # The chips that each image is for, and one that it is not.
@@ -92,11 +93,11 @@ def test_c_code_with_pythons_headers_can_be_compiled(word: str) -> None:
 def test_the_plan_warns_and_training_refuses(word: str) -> None:
     plan = inside(word, "plan", "jobs/digits.yaml")
     assert plan.returncode == 0, plan.stderr
-    assert f"{word} needs a GPU and sees none, so `train` will not start" in " ".join(plan.stdout.split())
+    assert says(" ".join(plan.stdout.split()), "needs-gpu-sees-none", word)
     done = inside(word, "train", "jobs/digits.yaml")
     assert done.returncode == 9
-    assert f"the image {word} needs a GPU and sees none" in done.stderr
-    assert "possible: a container started with GPUs: `make train-gpu`" in done.stderr
+    assert says(done.stderr, "image-needs-gpu-sees", word)
+    assert says(done.stderr, "possible-container-started-gpus")
     assert f"compose/{word}.yaml" in done.stderr
     assert "Traceback" not in done.stderr
 

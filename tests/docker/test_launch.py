@@ -15,6 +15,7 @@ from drivetrain.launch.compose_project import KEEP
 from tests import own_job
 from tests.docker.conftest import inspect
 from tests.docker.launched_checkout import checkout, command, containers, name, project, remove, trainer
+from tests.messages import says
 from tests.paths import ROOT
 
 __all__ = ["project"]
@@ -46,8 +47,8 @@ def test_what_a_spec_outside_of_the_project_brings(
     (home / "job.yaml").write_text(JOB.format(data="data.csv"))
     done = command(project, "train", str(home / "job.yaml"))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "torch is not installed here: training in a container" in done.stdout
-    assert "network: off, the job needs no download" in done.stdout
+    assert says(done.stdout, "torch-installed-training-container")
+    assert says(done.stdout, "network-job-needs-download")
     seen = trainer(project, "tiny")
     outside = {mount["Source"]: mount["RW"] for mount in seen["Mounts"] if str(home) in mount["Source"]}
     assert outside == {str(home / "job.yaml"): False, str(home / "data.csv"): False}
@@ -55,14 +56,14 @@ def test_what_a_spec_outside_of_the_project_brings(
     # The command line names the run alone; its spec names the data.
     done = command(project, "evaluate", "runs/tiny-001")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "evaluation on validation data of the run" in done.stdout
+    assert says(done.stdout, "evaluation-validation-data-run")
 
 
 def test_a_system_folder_as_data_is_refused(project: Path, tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("name: tiny\ntask: image-classification\ndata: {train: /}\n")
     done = command(project, "launch", str(tmp_path / "job.yaml"))
     assert done.returncode == 2
-    assert "data.train: / is not mounted: it contains more than data" in done.stderr
+    assert says(done.stderr, "mounted-contains-data", "data.train")
 
 
 @pytest.mark.nightly

@@ -23,6 +23,7 @@ from drivetrain.storage.object_store import ObjectStore
 from drivetrain.storage.remote_address import parse
 from tests.docker.launched_checkout import NO_TORCH, checkout, containers, name, remove
 from tests.faults import trained
+from tests.messages import says
 from tests.object_store import KEY, SECRET, moto
 
 PATIENT = 240.0
@@ -128,7 +129,7 @@ def test_lost_with_its_volumes_it_goes_on_elsewhere(cpu_image: str, tmp_path: Pa
     assert containers(here) == []
     run = there / "runs" / "small-001"
     told = (there.parent / "job.log").read_text()
-    assert f"s3://bucket/{place}/small-001 is unfinished; downloading it" in told
+    assert says(told, "s3-bucket-unfinished-downloading", f"{place}/small-001")
     assert trained.differences(peaceful, run) == []
     assert left + holding_files(there / "runs") == []
     objects = {each.name: store.get(each.name) for each in store.objects()}
@@ -156,7 +157,7 @@ def test_data_that_is_in_the_store(cpu_image: str, tmp_path: Path, variables: No
     finally:
         remove(here)
     assert done.returncode == 0, done.stderr
-    assert "network: on, for data.train: s3://bucket/tables/t.csv is in a store or on the web" in log.read_text()
+    assert says(log.read_text(), "network-store-web", "data.train", "s3://bucket/tables/t.csv")
     assert json.loads((run / "state.json").read_text())["status"] == "done"
     assert holding_files(here / "runs") == []
 

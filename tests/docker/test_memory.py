@@ -14,6 +14,7 @@ import torch
 
 from tests.docker.conftest import Run
 from tests.docker.limited_run import TEXT, job, train, value
+from tests.messages import get_message, says
 from tests.paths import ROOT
 from tests.supervisor.tiny_run import weights
 
@@ -37,8 +38,8 @@ def test_four_fifths_of_the_need(container: Run, job: Path) -> None:
     found = value(run, "micro_batch")
     print(f"peak {need >> 20} MiB; with {int(need * 0.8) >> 20} MiB it went on with micro-batch {found}")
     assert found in (32, 16, 8)
-    assert "killed at the memory limit of" in log
-    assert "train.batch_size as it is" in log
+    assert says(log, "killed-memory-limit")
+    assert says(log, "as-it-is", "train.batch_size")
     assert (result(run)["steps"], result(run)["epochs"]) == (2, 1)
     assert "batch_size: 64" in (run / "job.yaml").read_text()
     same_as_naming_it(container, job, run, found)
@@ -47,7 +48,7 @@ def test_four_fifths_of_the_need(container: Run, job: Path) -> None:
 def same_as_naming_it(container: Run, job: Path, run: Path, found: int) -> None:
     """The kill came in the first step, so the retry is a run from the first checkpoint with that micro-batch."""
     events = [json.loads(line)["text"] for line in (run / "events.jsonl").read_text().splitlines()]
-    assert sum("killed at the memory limit" in text for text in events) == len(events)
+    assert sum(get_message("killed-memory-limit-2") in text for text in events) == len(events)
     (job / "large.yaml").write_text(TEXT.replace("measure: off", f"measure: off, micro_batch: {found}"))
     code, log = train(container, job, None)
     assert code == 0, log
@@ -95,5 +96,5 @@ def test_a_trainer_without_torch(container: Run, job: Path) -> None:
     code = ("-v", f"{ROOT}/runtime:/opt/drivetrain/runtime:ro")
     done = container("-c", STAND_IN, options=(*options, *code), entrypoint="python")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "the trainer was killed at the memory limit of 300 MiB (peak " in done.stdout
+    assert says(done.stdout, "trainer-killed-memory-limit", 300)
     assert value(job / "runs" / "digits-001", "micro_batch") == 16

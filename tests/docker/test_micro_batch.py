@@ -10,6 +10,7 @@ import torch
 
 from tests.docker.conftest import Run
 from tests.docker.limited_run import TEXT, job, train, value
+from tests.messages import omits, says
 from tests.supervisor.tiny_run import weights
 
 __all__ = ["job"]
@@ -26,7 +27,7 @@ def test_auto_trains_within_the_limit(container: Run, job: Path) -> None:
     (job / "large.yaml").write_text(LARGE.replace("measure: off", "measure: off, micro_batch: auto"))
     code, log = train(container, job, LIMIT)
     assert code == 0, log
-    assert "killed at the memory limit" not in log
+    assert omits(log, "killed-memory-limit-2")
     run = job / "runs" / "large-001"
     found = value(run, "micro_batch")
     print(next(line for line in log.splitlines() if line.startswith("fit: ")))
@@ -34,7 +35,7 @@ def test_auto_trains_within_the_limit(container: Run, job: Path) -> None:
     rows = json.loads((run / "plan.json").read_text())["decisions"]
     row = next(row for row in rows if row["name"] == "micro_batch")
     assert (row["source"], row["effect"]) == ("measured", "training")
-    assert "the whole batch does not fit, so BatchNorm sees" in row["evidence"]
+    assert says(row["evidence"], "whole-batch-fit-batchnorm")
     too_much_is_killed(container, job, found)
     same_as_naming_it(container, job, run, found)
 
@@ -44,7 +45,7 @@ def too_much_is_killed(container: Run, job: Path, found: int) -> None:
     (job / "large.yaml").write_text(LARGE.replace("measure: off", f"measure: off, micro_batch: {found * 3 // 2}"))
     code, log = train(container, job, LIMIT)
     assert code == 0, log
-    assert "killed at the memory limit of 900 MiB" in log
+    assert says(log, "killed-memory-limit-mib", 900)
 
 
 def same_as_naming_it(container: Run, job: Path, run: Path, found: int) -> None:

@@ -16,6 +16,7 @@ import pytest
 from drivetrain.launch import docker_engine, image_contents, project, published_image
 from drivetrain.system.version import VERSION
 from tests import installed
+from tests.messages import ends_with, get_message, says, says_each, says_only
 
 CONFIG = """
 version: 0.1
@@ -103,7 +104,7 @@ def test_a_published_image_of_this_code_is_pulled(
     docker_engine.provide_image(docker_engine.connect(), "cpu")
     line = capfd.readouterr().out.splitlines()[0]
     assert line.startswith(f"image {name} (sha256:")
-    assert line.endswith("is published; pulling it, DRIVETRAIN_REGISTRY=none would not")
+    assert ends_with(line, "published-pulling-drivetrain-registry")
     assert (here()[image_contents.LABEL], built) == (contents, [])
     docker_engine.provide_image(docker_engine.connect(), "cpu")
     assert capfd.readouterr().out == ""
@@ -114,13 +115,13 @@ def test_an_image_with_other_code_under_this_tag_is_not_used(
 ) -> None:
     small(str(published_image.published_name("cpu")), drivetrain__contents="other")
     docker_engine.provide_image(docker_engine.connect(), "cpu")
-    assert "is not used: it contains other code than this checkout" in capfd.readouterr().out
+    assert says(capfd.readouterr().out, "used-contains-code-checkout")
     assert built == ["cpu"]
 
 
 def test_what_is_not_published_is_built(registry: str, built: list[str], capfd: pytest.CaptureFixture[str]) -> None:
     docker_engine.provide_image(docker_engine.connect(), "cpu")
-    assert capfd.readouterr().out == f"image {published_image.published_name('cpu')} is not to be had: not published\n"
+    assert says_only(capfd.readouterr().out, "image-is-not-to-be-had", published_image.published_name("cpu"))
     assert built == ["cpu"]
 
 
@@ -180,11 +181,14 @@ def test_the_wheel_names_what_it_would_pull(cpu_image: str, command: Path, tmp_p
     done = installed.call(command, "launch", "job.yaml", folder=tmp_path, DRIVETRAIN_REGISTRY=place)
     local, wanted = f"localhost/drivetrain/cpu:{VERSION}", f"{place}/drivetrain/cpu:{VERSION}"
     assert done.returncode == 9
-    assert done.stderr.splitlines() == [
-        f"there is no image {local} here, and {wanted} cannot be had",
-        "  possible: an image that was published, loaded with `docker load`, or built in a checkout by `make image-cpu`",
-        f"  do:       docker pull {wanted}, then docker tag {wanted} {local}; or `drivetrain launch JOB --image NAME`",
-    ]
+    assert says_each(
+        done.stderr.splitlines(),
+        [
+            get_message("there-is-no-image-here-and", local, wanted),
+            get_message("possible-image-published-loaded"),
+            f"  do:       docker pull {wanted}, then docker tag {wanted} {local}; or `drivetrain launch JOB --image NAME`",
+        ],
+    )
 
 
 def test_the_labels_say_what_an_image_is(cpu_image: str) -> None:

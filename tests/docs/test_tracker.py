@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.faults import trained
+from tests.messages import says
 from tests.paths import ROOT
 
 
@@ -66,7 +67,7 @@ def test_the_documented_tracker_is_one_file(tmp_path: Path, receiver: tuple[str,
     assert done.returncode == 0, done.stdout + done.stderr
     run = trained.run(job)
     assert "answers 503; training goes on" in done.stdout
-    assert "files: a webhook takes none" in done.stdout
+    assert says(done.stdout, "files-webhook-takes-none")
     assert {each["run"] for each in seen} == {json.loads(next(run.glob("tracker/*/run.json")).read_text())["id"]}
     begun = [each for each in seen if each["kind"] == "begin"]
     assert begun[-1]["experiment"] == "mine"

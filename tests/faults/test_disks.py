@@ -16,10 +16,12 @@ from typing import Any
 import pytest
 
 from drivetrain.errors import StorageError
+from drivetrain.system.run_files import list_checkpoints
 from drivetrain.training import saver, train
 from drivetrain.training.checkpoints import checkpoint
 from tests import tiny
 from tests.faults import trained
+from tests.messages import says
 
 ERRORS = (errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT)
 CALLS = ((os, "fsync"), (os, "pwrite"), (os, "rename"), (os, "replace"), (os, "mkdir"), (os, "open"), (io, "open"))
@@ -106,7 +108,7 @@ def outcomes(tmp_path: Path, stride: int) -> dict[str, int]:
         if ended:
             found["ended"] += 1
             assert os.strerror(error) in str(ended)
-            if checkpoint.list_checkpoints(folder / "checkpoints"):
+            if list_checkpoints(folder / "checkpoints"):
                 assert checkpoint.load_latest(folder / "checkpoints")[0] is not None
             conduct(folder)
         assert end(folder) == calm, f"call {number}, {calls[number - 1]}, {os.strerror(error)}"
@@ -135,8 +137,8 @@ def test_a_full_disk_ends_the_run_quickly_and_it_resumes_with_free_space(small_d
             file.write(bytes(1 << 16))
     filler.write_bytes(filler.read_bytes()[: -(96 << 10)])
     text = trained.finish(job, expected=7)
-    assert "No space left on device" in text
-    assert "free disk space, or choose another folder with --runs DIR" in text
+    assert says(text, "space-left-device")
+    assert says(text, "free-disk-space-choose")
     filler.unlink()
     trained.finish(job)
     assert trained.ledger_faults(job) == []

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from tests.faults import trained
+from tests.messages import says
 
 GRACE = 8.0
 """Seconds; engines give ten before they kill."""
@@ -58,7 +59,7 @@ def stopped(job: Path, phase: str) -> float:
     took = seconds(text)
     if not finished:
         assert "stopped by SIGTERM" in text
-        assert "run the same command" in text
+        assert says(text, "run-same-command")
     return took
 
 

@@ -26,6 +26,7 @@ from drivetrain.data.stateless_random import Ids
 from drivetrain.errors import PeerError
 from drivetrain.system.signals import HANDLED_SIGNALS
 from tests import tiny
+from tests.messages import get_message, says, says_each
 
 
 class Slow(torch.utils.data.Dataset[torch.Tensor]):
@@ -92,7 +93,7 @@ def test_new_workers_continue_from_the_batch_that_is_due(tmp_path: Path, fault: 
     assert [item.tolist() for item in items] == [[2 * i, 2 * i + 2] for i in range(0, 20, 2)]
     assert len(said) == 1
     assert word in said[0]
-    assert "new workers continue from there" in said[0]
+    assert says(said[0], "new-workers-continue")
 
 
 def test_signals_of_a_run_do_not_end_its_workers(tmp_path: Path) -> None:
@@ -107,7 +108,7 @@ def test_after_repeated_worker_deaths_the_trainer_prepares_batches_itself(tmp_pa
     items = prepared(tmp_path, kill, 10**6, said)
     assert [item.tolist() for item in items] == [[2 * i, 2 * i + 2] for i in range(0, 20, 2)]
     assert len(said) == workers.MAX_STARTS
-    assert "from now on the main process prepares the batches" in said[-1]
+    assert says(said[-1], "now-main-process-prepares")
 
 
 def test_repeated_hangs_end_the_run(tmp_path: Path) -> None:
@@ -223,7 +224,7 @@ def test_an_item_that_cannot_be_sent_is_no_hang(capfd: pytest.CaptureFixture[str
     items = list(WorkerSettings(1, report=said.append, hang_seconds=100.0).prepare(Bulky("cannot be pickled"), GROUPS))
     assert len(items) == len(GROUPS)
     assert [text.split(" before ")[0] for text in said] == ["a loader worker died (exit 1)"] * workers.MAX_STARTS
-    assert "RuntimeError: cannot be pickled" in capfd.readouterr().err
+    assert says(capfd.readouterr().err, "runtimeerror-cannot-be-pickled")
 
 
 SMALL = """
@@ -244,13 +245,16 @@ def test_a_shared_memory_of_32_mib(tmp_path: Path) -> None:
     told = [
         re.sub(r"batch \d+", "batch N", line) for line in done.stdout.splitlines() if line.startswith(("told", "work"))
     ]
-    assert told == [
-        "told: /dev/shm has 32 MiB free: batches of 16 samples, 24 MiB each, are prepared without loader workers",
-        "workers 0 samples 64",
-        "workers 2 samples 64",
-        f"told: {NO_ROOM}",
-        "workers 2 samples 64",
-    ], done.stdout + done.stderr
+    assert says_each(
+        told,
+        [
+            get_message("told-mib-free-batches", "/dev/shm", 32, 16, 24),
+            "workers 0 samples 64",
+            "workers 2 samples 64",
+            f"told: {NO_ROOM}",
+            "workers 2 samples 64",
+        ],
+    ), done.stdout + done.stderr
 
 
 class Collected(torch.utils.data.Dataset[torch.Tensor]):

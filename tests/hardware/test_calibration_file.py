@@ -12,6 +12,7 @@ from drivetrain.hardware import calibration_file, facts
 from drivetrain.hardware.calibration import Probe
 from drivetrain.hardware.facts import Hardware
 from tests import calibrated, paths
+from tests.messages import get_message, says_each
 
 
 @pytest.fixture
@@ -91,9 +92,8 @@ def test_a_file_of_another_machine_is_not_used(machine: Hardware) -> None:
     data = json.loads(file.read_text())
     data["key"] = "0" * 32
     file.write_text(json.dumps(data))
-    assert calibration_file.read_calibration(machine) == (
-        None,
-        f"the calibration {file} is of another machine or version",
+    assert says_each(
+        calibration_file.read_calibration(machine), (None, get_message("calibration-another-machine-version", file))
     )
 
 

@@ -19,6 +19,7 @@ from drivetrain.job_spec import load_job as job_spec
 from drivetrain.job_spec.yaml_file import parse
 from drivetrain.plan import plan
 from tests.hardware.checked_machines import AMPERE, CPU, card, machine, with_gpus
+from tests.messages import begins_with, ends_with, get_message, saying, says, says_each, says_only
 from tests.paths import ROOT
 
 LEGACY = Torch(
@@ -113,11 +114,14 @@ def test_the_plan_says_which_are_used() -> None:
 def test_a_gpu_number_that_does_not_exist(cards: tuple[Gpu, ...], trouble: str | None, possible: str) -> None:
     with pytest.raises(DeviceError) as caught:
         gpu_selection.select_gpus(with_gpus(*cards, trouble=trouble), [0, 7] if cards else [7])
-    assert caught.value.lines() == [
-        "limits.gpus: GPU 7 does not exist on this machine",
-        f"  possible: usable GPUs: {possible}",
-        "  do:       choose other numbers, or write `gpus: auto`, or `gpus: none` to train on the CPU",
-    ]
+    assert says_each(
+        caught.value.lines(),
+        [
+            get_message("gpu-exist-machine", "limits.gpus", 7),
+            f"  possible: usable GPUs: {possible}",
+            get_message("choose-numbers-write-gpus"),
+        ],
+    )
 
 
 def test_cuda_orders_gpus_as_nvml_does() -> None:
@@ -134,7 +138,7 @@ def test_cuda_orders_gpus_as_nvml_does() -> None:
 def test_the_cpu_image_leaves_a_gpu_alone_and_says_so() -> None:
     made = device_check.select_devices(with_gpus(card(0), word="cpu"), "auto")
     assert made.gpus == ()
-    assert made.gpu_note == "this is the CPU image, so GPU 0 (RTX 3060) is not used; `make train-gpu` uses it"
+    assert says_only(made.gpu_note, "cpu-image-gpu-rtx", 0, 3060)
 
 
 @pytest.mark.parametrize(
@@ -234,7 +238,7 @@ def test_a_driver_that_nothing_runs_on_names_the_driver() -> None:
     old = replace(machine("t4", LEGACY), gpus=(card(0, "Tesla T4", (7, 5), 15, driver="470.1"),))
     with pytest.raises(DeviceError, match="which needs 525 or newer") as caught:
         device_check.select_devices(old, "auto")
-    assert caught.value.action == "install a newer driver if that helps; `limits: {gpus: none}` trains on the CPU"
+    assert says_only(caught.value.action, "install-newer-driver-helps")
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("tests/machines/*.json")), ids=lambda path: str(path.stem))
@@ -261,7 +265,7 @@ def test_a_gpu_image_without_a_gpu(trouble: str | None, cause: str) -> None:
     for wanted in ("auto", "all"):
         with pytest.raises(DeviceError) as caught:
             device_check.select_devices(here, wanted)
-        assert caught.value.given == f"the image legacy needs a GPU and sees none{cause}"
+        assert says_only(caught.value.given, "image-legacy-needs-gpu", cause)
         assert "`docker run --gpus all`" in caught.value.possible
         assert "compose/legacy.yaml" in caught.value.possible
         assert caught.value.exit_code == 9
@@ -269,7 +273,7 @@ def test_a_gpu_image_without_a_gpu(trouble: str | None, cause: str) -> None:
 
 
 def test_no_torch_at_all() -> None:
-    with pytest.raises(DeviceError, match="torch is not installed"):
+    with pytest.raises(DeviceError, check=saying("torch-is-not-installed")):
         device_check.select_devices(machine("t4"), "auto")
 
 
@@ -282,7 +286,7 @@ def test_a_full_gpu() -> None:
         with pytest.raises(DeviceError) as caught:
             refuse()
         assert caught.value.given == "GPU 0 (RTX 3060) has 100 MiB of 12.0 GiB free"
-        assert "nvidia-smi lists the processes that use the rest" in caught.value.action
+        assert says(caught.value.action, "nvidia-smi-lists-processes")
 
 
 def fake_cuda(monkeypatch: pytest.MonkeyPatch, torch: Torch, count: int) -> None:
@@ -294,10 +298,10 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch, torch: Torch, count: int) -> None
 
 def test_the_trainer_asks_the_torch_that_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_cuda(monkeypatch, replace(AMPERE, cuda="12.8"), 1)
-    with pytest.raises(DeviceError, match=r"has no code for this GPU, only for 7\.5"):
+    with pytest.raises(DeviceError, check=saying("has-no-code-for-this-gpu", "7.5")):
         device_check.check_build(machine("gtx1080", LEGACY))
     fake_cuda(monkeypatch, LEGACY, 0)
-    with pytest.raises(DeviceError, match="the driver lists 1 GPU for this run, CUDA finds 0"):
+    with pytest.raises(DeviceError, check=saying("driver-lists-gpu-run", 1, 0)):
         device_check.check_build(machine("gtx1080", LEGACY))
     fake_cuda(monkeypatch, LEGACY, 1)
     device_check.check_build(machine("gtx1080", LEGACY))
@@ -341,10 +345,7 @@ def test_commands_without_a_gpu_work_with_an_unusable_one() -> None:
     said = list[str]()
     here = machine("rtx3060-driver580", CPU)
     assert device_check.select_usable_hardware(here, said.append).gpus == ()
-    assert said == [
-        "warning: found NVIDIA GeForce RTX 3060 (capability 8.6, driver 580.95.05), but torch 2.13.0+cpu "
-        "(CPU build) has no code for any GPU; computing on the CPU"
-    ]
+    assert says_each(said, [get_message("warning-found-nvidia-geforce", 3060, "8.6", "580.95.05", "2.13.0")])
     said.clear()
     assert device_check.select_usable_hardware(machine("rtx3060-driver580", AMPERE), said.append).gpu is not None
     assert said == []
@@ -355,7 +356,7 @@ def test_commands_without_a_gpu_work_if_cuda_does_not_answer() -> None:
     assert (
         device_check.select_usable_device(machine("rtx3060-driver580", AMPERE), said.append) == "cpu"
     )  # this torch is for CPUs
-    assert said[0].startswith("warning: found NVIDIA GeForce RTX 3060")
+    assert begins_with(said[0], "warning-found-nvidia-geforce-rtx", 3060)
     assert device_check.select_usable_device(machine("vm-2core-cgroup1"), said.append) == "cpu"
     assert len(said) == 1
 
@@ -375,4 +376,4 @@ def test_predict_and_evaluate_compute_on_the_cpu_where_torch_has_no_code_for_the
     here = thread_limits.limit_threads()
     assert here.gpus == ()
     assert device_check.select_usable_device(here, thread_limits.report) == "cpu"
-    assert capsys.readouterr().err.endswith("has no code for any GPU; computing on the CPU\n")
+    assert ends_with(capsys.readouterr().err, "code-gpu-computing-cpu")

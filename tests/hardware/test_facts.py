@@ -12,6 +12,7 @@ from drivetrain.errors import SpecError
 from drivetrain.hardware.cpu import compute_cpu_budget
 from drivetrain.hardware.facts import Hardware, from_json, read_hardware
 from tests import paths
+from tests.messages import get_message, says_each
 
 MACHINES = sorted(paths.MACHINES.glob("*.json"))
 GIB = 2**30
@@ -124,11 +125,14 @@ def test_a_machine_without_a_gpu_has_no_first_gpu() -> None:
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
-    assert lines(tmp_path / "machine.json") == [
-        "--hardware FILE: [Errno 2] No such file or directory: 'FILE'",
-        "  possible: a JSON file as written by `drivetrain facts --json`",
-        "  do:       run that command on the machine, or use a file from tests/machines",
-    ]
+    assert says_each(
+        lines(tmp_path / "machine.json"),
+        [
+            get_message("hardware-file-errno-file", 2, "FILE"),
+            get_message("possible-json-file-written"),
+            get_message("run-command-machine-use", "tests/machines"),
+        ],
+    )
 
 
 @pytest.mark.parametrize(

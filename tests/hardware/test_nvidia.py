@@ -8,6 +8,7 @@ import pynvml
 import pytest
 
 from drivetrain.hardware.nvidia import read_gpus
+from tests.messages import says_only
 from tests.nvml_double import A100, GIB, GTX, LOADED, PCI, RTX, T4, Card, Nvml
 from tests.recorded import write
 
@@ -92,7 +93,7 @@ def test_one_lost_gpu_is_reported_and_the_other_used(tmp_path: Path) -> None:
     lost = Card("x", "GPU-1", error=pynvml.NVML_ERROR_GPU_IS_LOST)
     gpus, text = read_gpus(tmp_path, {}, "host", Nvml([lost, RTX]))
     assert [gpu.name for gpu in gpus] == ["NVIDIA GeForce RTX 3060"]
-    assert text == "GPU 0 cannot be used: GPU is lost"
+    assert says_only(text, "gpu-used-gpu-lost", 0)
 
 
 def test_a_driver_too_old_to_answer(tmp_path: Path) -> None:
@@ -101,7 +102,7 @@ def test_a_driver_too_old_to_answer(tmp_path: Path) -> None:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
 
     nvml = Old([RTX])
-    assert trouble(tmp_path, nvml) == "the NVIDIA driver answers with an error: Function Not Found"
+    assert says_only(trouble(tmp_path, nvml), "nvidia-driver-answers-error")
     assert nvml.open == 0
 
 

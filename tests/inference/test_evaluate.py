@@ -11,6 +11,7 @@ import pytest
 from drivetrain.errors import DataError
 from drivetrain.inference import evaluate
 from drivetrain.report.confusion import Confusion
+from tests.messages import get_message, says, says_only
 from tests.models.followed_weights import follow
 from tests.trained import CALIBRATED, CASES, trained
 
@@ -46,7 +47,7 @@ def test_the_loss_on_other_data_has_no_class_weights(tmp_path: Path, capsys: pyt
     spec = done.folder / "job.yaml"
     spec.write_text(spec.read_text().replace("class_weights: none", "class_weights: balanced"))
     assert judged(done.folder, tmp_path / "held.csv")["loss"] == plain
-    assert "evaluate: the loss is computed without class weights" in capsys.readouterr().err
+    assert says(capsys.readouterr().err, "evaluate-loss-computed-without")
     spec.write_text(spec.read_text().replace("loss: null", "loss: {name: focal, gamma: 2.0}"))
     assert 0 < judged(done.folder, tmp_path / "held.csv")["loss"] < plain
 
@@ -56,7 +57,7 @@ def test_a_copied_model_says_why_there_is_no_loss(tmp_path: Path, capsys: pytest
     done = trained(case, tmp_path)
     shutil.copytree(done.folder / "model", tmp_path / "copies" / "model")
     assert "loss" not in judged(tmp_path / "copies" / "model", tmp_path / "held.csv")
-    assert "no loss is computed, since there is no job.yaml" in capsys.readouterr().err
+    assert says(capsys.readouterr().err, "loss-computed-since", "job.yaml")
 
 
 def test_no_evaluation_replaces_one_of_other_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,7 +76,7 @@ def test_no_evaluation_replaces_one_of_other_data(tmp_path: Path, capsys: pytest
         for folder in sorted(done.folder.glob("evaluation*"))
     }
     assert stored == {
-        "evaluation": "validation data of the run",
+        "evaluation": get_message("validation-data-run"),
         "evaluation-held": str(tmp_path / "held.csv"),
         "evaluation-held-2": str(other / "held.csv"),
     }
@@ -102,4 +103,4 @@ def test_without_the_earlier_run_other_data_can_be_evaluated(tmp_path: Path) -> 
     shutil.rmtree(tmp_path / "run")
     with pytest.raises(DataError, match=r"model\.from: .*run does not exist") as refused:
         evaluate.load_stored_job(second)
-    assert refused.value.action == "restore what the run started from, or pass other data with --data PATH"
+    assert says_only(refused.value.action, "restore-run-started-pass")

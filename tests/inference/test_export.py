@@ -23,6 +23,7 @@ from drivetrain.inference import onnx_file, predictions, thread_limits
 from drivetrain.models import saved_model
 from drivetrain.models.networks import cnn, cnn_lstm, mlp, text_encoder
 from drivetrain.training.run import Run
+from tests.messages import says
 from tests.paths import ROOT
 from tests.trained import CASES, seen, trained
 
@@ -99,7 +100,7 @@ def exported(run: Run, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
 def test_the_file_gives_what_validation_computed(run: Run, exported: tuple[Path, str]) -> None:
     """Onnxruntime alone, on texts of other lengths and batches of other sizes than those it was made with."""
     file, out = exported
-    assert "with 1 and 5 random samples, outputs differ from the network's by" in out  # a copied model has no data
+    assert says(out, "random-samples-outputs-differ", 1, 5)  # a copied model has no data
     wanted, split = seen(run), run.dataset.validation
     for ids in ([0], [3, 12], list(range(len(split)))):
         found = answer(file, split.gather(np.array(ids)))
@@ -120,7 +121,7 @@ def test_every_task_is_compared_on_its_own_validation_data(
     done = trained(CASES[name], tmp_path)
     file = tmp_path / "net.onnx"
     assert main.main(["export", str(done.folder), "--output", str(file)]) == 0
-    assert "with 1 and 5 validation samples, outputs differ from the network's by" in capsys.readouterr().out
+    assert says(capsys.readouterr().out, "validation-samples-outputs-differ", 1, 5)
     wanted, split, ids = seen(done), done.dataset.validation, np.arange(7)
     found = answer(file, done.dataset.prepare(split.gather(ids), ids, None))
     for (head, values), theirs in zip(wanted.items(), found.values(), strict=True):
@@ -137,7 +138,7 @@ def test_data_that_is_gone_leaves_random_samples(
     assert main.main(["export", str(tmp_path / "run")]) == 0
     out, told = capsys.readouterr()
     assert "with 1 and 5 random samples" in out
-    assert "export: compared with random samples, since " in told
+    assert says(told, "export-compared-random-samples")
     assert "train.csv" in told
 
 
@@ -210,7 +211,7 @@ def test_a_network_that_cannot_be_traced(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as error:
         onnx_file.write(network, (torch.randn(3, 2),), (["x"], ["output"]), None, tmp_path / "n.onnx")
     assert "torch.export failed: " in str(error.value)
-    assert "avoid branches that depend on tensor values in forward" in str(error.value)
+    assert says(str(error.value), "avoid-branches-depend-tensor")
 
 
 def test_a_file_that_computes_something_else_is_not_kept(
@@ -237,8 +238,8 @@ def test_missing_packages_are_named(
     monkeypatch.setattr(importlib.util, "find_spec", lambda n: None if n.startswith("onnx") else find(n))
     assert main.main(["export", str(run.folder)]) == 9
     error = capsys.readouterr().err
-    assert "onnx, onnxscript, onnxruntime are not installed here" in error
-    assert "`make setup`, here or where model/ is copied to" in error
+    assert says(error, "onnx-onnxscript-onnxruntime-installed")
+    assert says(error, "make-setup-model-copied")
 
 
 def test_a_nan_difference_is_no_agreement(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from drivetrain.errors import SpecError
 from drivetrain.job.user_files import find_misplacement, suggest_nearby_file, suggest_nearest_path
 from drivetrain.job_spec import load_job as job_spec
+from tests.messages import get_message, says_each
 from tests.own_job import LOSS, MODEL, job, write
 from tests.paths import IMPORTS
 
@@ -272,5 +273,5 @@ def test_a_file_that_a_copied_job_has_left_behind_is_named(tmp_path: Path) -> No
     where = tmp_path / "first" / "my_own_loss.py"
     expected = f"paths start from the folder of the job file; is it {where}? copy it there, or change the path"
     found = find_misplacement(tmp_path / "second", "my_own_loss.py")
-    assert found == ("'my_own_loss.py' does not exist", BESIDE, expected)
+    assert says_each(found or (), (get_message("my-own-loss-py"), BESIDE, expected))
     assert suggest_nearby_file((tmp_path / "second",), "another.py") == ""

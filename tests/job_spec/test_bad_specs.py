@@ -17,6 +17,7 @@ from tests.job_spec.bad_keys import KEYS
 from tests.job_spec.bad_values import VALUES
 from tests.job_spec.broken_specs import broken
 from tests.job_spec.rows import SPEC, Row, filled
+from tests.messages import begins_with, ends_with, get_message, says, says_each, says_only
 from tests.paths import IMPORTS, ROOT
 
 TABLE = [*DOCUMENTS, *KEYS, *VALUES]
@@ -83,18 +84,21 @@ def test_all_problems_at_once_in_the_order_of_the_file(capsys: pytest.CaptureFix
         "data: {train: data}\n"
     )
     heads = [line for line in said(capsys, 2).splitlines() if not line.startswith("  ")]
-    assert heads == [
-        "job.yaml:1:1: name: is missing",
-        "job.yaml:1:1: nam: unknown key",
-        "job.yaml:4:3: train.epochs: is 'three'",
-        "job.yaml:5:3: train.epochs: the key appears twice",
-        "job.yaml:6:26: train.optimizer.lr: is 0",
-        "job.yaml:6:43: train.optimizer.momentum: the tag !foo is not allowed",
-        "job.yaml:7:20: train.early_stopping.metric: is 'accuracy'",
-        "job.yaml:8:3: train.loss: is 'mse'",
-        "job.yaml:9:12: optimize.precision: is 'bf17'",
-        "job.yaml:10:14: checkpoint.every: is '0s'",
-    ]
+    assert says_each(
+        heads,
+        [
+            "job.yaml:1:1: name: is missing",
+            "job.yaml:1:1: nam: unknown key",
+            "job.yaml:4:3: train.epochs: is 'three'",
+            get_message("key-appears-twice", "job.yaml", 5, 3, "train.epochs"),
+            "job.yaml:6:26: train.optimizer.lr: is 0",
+            get_message("tag-foo-allowed", "job.yaml", 6, 43, "train.optimizer.momentum"),
+            "job.yaml:7:20: train.early_stopping.metric: is 'accuracy'",
+            "job.yaml:8:3: train.loss: is 'mse'",
+            "job.yaml:9:12: optimize.precision: is 'bf17'",
+            "job.yaml:10:14: checkpoint.every: is '0s'",
+        ],
+    )
 
 
 def test_an_unknown_task_hides_no_other_problem(capsys: pytest.CaptureFixture[str]) -> None:
@@ -280,24 +284,27 @@ def test_data_that_is_not_there_is_exit_3(
 
 def test_every_lost_path_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     Path("job.yaml").write_text("task: image-classification\nname: a\ndata:\n  train: b\n  validation: c\n")
-    assert said(capsys, 3).splitlines()[:2] == [
-        "job.yaml:4:3: data.train: 'b' does not exist",
-        "    job.yaml:5:3: data.validation: 'c' does not exist",
-    ]
+    assert says_each(
+        said(capsys, 3).splitlines()[:2],
+        [
+            get_message("does-not-exist", "job.yaml", 4, 3, "data.train", "b"),
+            get_message("does-not-exist-2", "job.yaml", 5, 3, "data.validation", "c"),
+        ],
+    )
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 def test_files_that_this_user_may_not_read(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "data").chmod(0)
     Path("job.yaml").write_text(SPEC)
-    assert "data.train: 'data' cannot be read: Permission denied" in said(capsys, 3)
+    assert says(said(capsys, 3), "read-permission-denied", "data.train", "data")
     Path("job.yaml").chmod(0)
-    assert said(capsys, 2).startswith("job.yaml: Permission denied\n  possible: a job file in YAML\n")
+    assert begins_with(said(capsys, 2), "permission-denied-possible-job", "job.yaml")
 
 
 def test_no_file_and_no_file_but_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
     rest = "\n  possible: a job file in YAML\n  do:       see the examples in jobs/, or draft one: `drivetrain init DATA`\n"
-    assert said(capsys, 2) == f"job.yaml: No such file or directory{rest}"
+    assert says_only(said(capsys, 2), "no-such-file-or-directory", "job.yaml", rest)
     Path("job.yaml").mkdir()
     assert said(capsys, 2) == f"job.yaml: Is a directory{rest}"
 
@@ -317,9 +324,7 @@ def test_a_mistyped_job_file(folder: Path, capsys: pytest.CaptureFixture[str], g
     for name in ("jobs/digits.yaml", "jobs/reports.yaml", "mine.yml", "jobs/digits.csv"):
         (folder / name).touch()
     assert main(["validate", given]) == 2
-    assert capsys.readouterr().err == (
-        f'{given}: No such file or directory\n  possible: a job file in YAML\n  do:       did you mean "{meant}"?\n'
-    )
+    assert says_only(capsys.readouterr().err, "file-directory-possible-job", given, meant)
 
 
 def test_a_run_that_is_set_beside_a_network(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -327,8 +332,8 @@ def test_a_run_that_is_set_beside_a_network(folder: Path, capsys: pytest.Capture
     Path("job.yaml").write_text(SPEC + "model: resnet18\n")
     assert main(["validate", "job.yaml", "--set", "model.from=runs/a-001"]) == 2
     told = capsys.readouterr().err.splitlines()
-    assert told[0].endswith("model.from: names a run, and model.name names a network")
-    assert told[2] == "  do:       write --set 'model={from: runs/a-001}', which replaces all of `model`"
+    assert ends_with(told[0], "names-run-names-network", "model.from", "model.name")
+    assert says_only(told[2], "write-set-model-replaces", "runs/a-001")
     assert main(["validate", "job.yaml", "--set", "model={from: runs/a-001}"]) == 2
     assert "model.from: runs/a-001 does not exist" in capsys.readouterr().err
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from drivetrain.cli.main import main
+from tests.messages import says
 
 IMAGES = "task: image-classification\ndata: {train: folder, "
 TABLE = "task: tabular-classification\ndata: {train: rows.csv, "
@@ -118,7 +119,7 @@ def test_what_agrees_is_valid(tmp_path: Path, case: str) -> None:
 def test_a_network_for_one_size_takes_no_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = written(tmp_path, f"{IMAGES}image_size: 64}}", builder="vision")
     assert main(["validate", str(path)]) == 2
-    assert "data.image_size: is 64, and the earlier run was trained on 32" in capsys.readouterr().err
+    assert says(capsys.readouterr().err, "earlier-run-trained", "data.image_size", 64, 32)
 
 
 def test_train_leaves_no_run_folder(tmp_path: Path) -> None:
@@ -133,4 +134,4 @@ def test_a_run_from_before_data_fit_was_cropped(tmp_path: Path, capsys: pytest.C
     config = tmp_path / "run" / "model" / "config.json"
     config.write_text(config.read_text().replace(', "fit": "pad"', ""))
     assert main(["validate", str(path)]) == 2
-    assert "data.fit: is squash, and the earlier run was trained on crop" in capsys.readouterr().err
+    assert says(capsys.readouterr().err, "squash-earlier-run-trained", "data.fit")

@@ -14,6 +14,7 @@ from drivetrain.job_spec.load_job import load
 from drivetrain.job_spec.spec_source import fetch
 from drivetrain.job_spec.yaml_file import dump
 from tests.faults import trained
+from tests.messages import saying, says
 from tests.object_store import FaultyStore
 from tests.stored_places import IMAGES, TABLE, a_store, content, photos, put_folder, spec, table, web
 from tests.supervisor.remote_copy.fake_run import opened
@@ -76,7 +77,7 @@ def test_a_file_that_needs_others_is_refused(tmp_path: Path, proxy: FaultyStore,
 def test_tar_shards_are_not_downloaded_in_vain(tmp_path: Path, proxy: FaultyStore) -> None:
     opened("tars").put("0001.tar", bytes(1000))
     proxy.seen.clear()
-    with pytest.raises(DataError, match=r"data\.train: s3://bucket/tars has tar shards, such as 0001\.tar") as found:
+    with pytest.raises(DataError, check=saying("tar-shards-tar", "data.train", "s3://bucket/tars", "0001")) as found:
         load(spec(tmp_path, IMAGES, "s3://bucket/tars"), locate=fetch)
     assert found.value.action == "add `stream: true` to data"
     assert not [path for method, path in proxy.seen if method == "GET" and path.endswith(".tar")]
@@ -107,7 +108,7 @@ def test_validate_asks_no_store(tmp_path: Path, proxy: FaultyStore, capsys: pyte
     proxy.seen.clear()
     assert main(["validate", str(path)]) == 0
     assert not proxy.seen
-    assert "has no copy here; `drivetrain fetch" in capsys.readouterr().out
+    assert says(capsys.readouterr().out, "copy-drivetrain-fetch")
     assert main(["validate", "--remote", str(path)]) == 0
     assert "data.train: s3://bucket/v/t.csv: 1 file" in capsys.readouterr().out
     assert main(["fetch", str(path)]) == 0

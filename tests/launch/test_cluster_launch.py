@@ -10,6 +10,7 @@ import pytest
 
 from drivetrain.cli import main
 from tests.launch.cluster_site import SPEC
+from tests.messages import says
 from tests.paths import ROOT
 
 
@@ -44,8 +45,8 @@ def test_one_file_is_written_and_the_command_that_submits_it_printed(
     assert launch("--nodes", "2", "--per-node", "3", "--set", "train.epochs=2", "--plain") == 0
     out = capsys.readouterr().out
     assert f"{folder}/tiny.sbatch written: 2 nodes, 3 processes on each" in out
-    assert f"to submit it: sbatch {folder}/tiny.sbatch" in out
-    assert "not compared with a step and a save" in out
+    assert says(out, "to-submit-it-sbatch", folder, "/tiny.sbatch")
+    assert says(out, "compared-step-save")
     assert options(folder) == [
         "--job-name=tiny",
         f"--chdir={folder}",
@@ -84,7 +85,7 @@ def test_an_edited_file_is_not_lost(folder: Path, capsys: pytest.CaptureFixture[
     assert "tiny.sbatch is unchanged" in capsys.readouterr().out
     (folder / "tiny.sbatch").write_text("mine")
     assert launch() == 0
-    assert "the earlier one is now tiny.sbatch.before" in capsys.readouterr().out
+    assert says(capsys.readouterr().out, "earlier-one-is-now", "tiny.sbatch.before")
     assert (folder / "tiny.sbatch.before").read_text() == "mine"
 
 
@@ -155,9 +156,9 @@ def test_a_range_of_nodes_stays_one(
 def test_files_that_the_nodes_do_not_see_are_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["launch", "tiny.yaml", "--on", "slurm"]) == 2
     err = capsys.readouterr().err
-    assert f"tiny.yaml:3:8: data.train: {folder}/data.npz is not in a shared folder" in err
-    assert f"runs: {folder}/runs is not in a shared folder" in err
-    assert f"python: {sys.prefix} is not in a shared folder" in err
+    assert says(err, "is-not-in-shared-folder", "tiny.yaml", 3, 8, "data.train", folder, "/data.npz")
+    assert says(err, "runs-runs-shared-folder", folder)
+    assert says(err, "python-shared-folder", sys.prefix)
     site(folder, shared=[str(folder)], command=["/opt/drivetrain"])
     assert launch() == 0
 
@@ -169,10 +170,10 @@ def test_the_grace_period_is_compared_with_an_earlier_run(folder: Path, capsys: 
     (run / "result.json").write_text(json.dumps(result))
     site(folder, grace="80s")
     assert launch() == 2  # 30 s a step, 50 s for each of two saves, 4 s for the report
-    assert "slurm: grace is 80s, and a step and a save took about 84 s in tiny-001" in capsys.readouterr().err
+    assert says(capsys.readouterr().err, "slurm-grace-step-save", 84, "tiny-001")
     site(folder, grace="90s")
     assert launch() == 0
-    assert "grace period 90s: a step and a save took about 84 s in tiny-001" in capsys.readouterr().out
+    assert says(capsys.readouterr().out, "grace-period-step-save", 84, "tiny-001")
 
 
 def test_options_of_a_cluster_need_one(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -185,7 +186,7 @@ def test_submit_calls_the_engines_own_tool(
 ) -> None:
     monkeypatch.setenv("PATH", str(folder))
     assert launch("--submit") == 9
-    assert "there is no sbatch here" in capfd.readouterr().err
+    assert says(capfd.readouterr().err, "there-is-no-sbatch-here")
     (folder / "sbatch").write_text('#!/bin/sh\necho "got $1"\n')
     (folder / "sbatch").chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:/bin")
@@ -193,7 +194,7 @@ def test_submit_calls_the_engines_own_tool(
     assert f"got {folder}/tiny.sbatch" in capfd.readouterr().out
     (folder / "sbatch").write_text("#!/bin/sh\nexit 1\n")
     assert launch("--submit") == 9
-    assert "sbatch ended with exit code 1" in capfd.readouterr().err
+    assert says(capfd.readouterr().err, "sbatch-ended-exit-code", 1)
 
 
 @pytest.mark.parametrize("engine", ["k8s", "skypilot"])

@@ -11,6 +11,7 @@ import docker
 from drivetrain.errors import Busy
 from drivetrain.launch import project as checkout
 from drivetrain.launch.compose_project import KEEP, ComposeProject
+from tests.messages import saying
 
 
 class Engine:
@@ -35,7 +36,7 @@ class Engine:
 
 
 def test_a_job_in_training_is_no_storage_error() -> None:
-    with pytest.raises(Busy, match="drivetrain-1-a-trainer-1 is already training this job") as caught:
+    with pytest.raises(Busy, check=saying("drivetrain-trainer-already-training")) as caught:
         ComposeProject(Engine("running"), "a").start({}, "cpu", {})
     assert caught.value.exit_code == 11
 

@@ -13,6 +13,7 @@ from drivetrain.hardware import detect
 from drivetrain.hardware.facts import Hardware
 from drivetrain.launch import container
 from tests.launch.specs import job
+from tests.messages import saying
 from tests.nvml_double import RTX, Nvml
 
 
@@ -56,5 +57,5 @@ def test_a_run_to_extend_is_named_as_the_container_sees_it(monkeypatch: pytest.M
         assert main.main(["launch", "job.yaml", *options]) == 0
     words = container._build_override(asked[0], job())["services"]["trainer"]["command"]
     assert words[2:] == ["--restart-schedule", "--extend", "runs/digits-001"]
-    with pytest.raises(SpecError, match=r"elsewhere/digits-001: a container does not see this folder"):
+    with pytest.raises(SpecError, check=saying("container-see-folder", "elsewhere/digits-001")):
         container._build_override(asked[1], job())

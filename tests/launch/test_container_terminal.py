@@ -25,6 +25,7 @@ import pytest
 import docker
 from drivetrain.launch import follow_container
 from drivetrain.supervisor.started_runs import StartedRuns
+from tests.messages import says
 from tests.paths import ROOT
 
 PIECES = [b"run runs/digits-001 starts\r\n", "\x1b[2F\x1b[J━".encode()[:-1], "━".encode()[-1:] + b"\r\n"]
@@ -108,7 +109,7 @@ def test_a_character_cut_in_two_stays_whole(
     out = capsys.readouterr().out
     assert "━" in out
     assert "�" not in out
-    assert "from this folder: drivetrain watch" in out
+    assert says(out, "folder-drivetrain-watch")
 
 
 def test_the_size_is_handed_on_now_and_later(engine: Any, handlers: None, monkeypatch: pytest.MonkeyPatch) -> None:

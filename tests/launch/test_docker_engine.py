@@ -6,6 +6,7 @@ import pytest
 
 from drivetrain.cli import main
 from drivetrain.launch import container, docker_engine
+from tests.messages import says
 from tests.paths import ROOT
 
 
@@ -44,9 +45,6 @@ def test_without_permission_the_advice_is_the_docker_group(
     monkeypatch.setattr(container, "_train_natively", lambda *_: 0)
     assert main.main(["launch", str(ROOT / "jobs" / "digits.yaml")]) == 0
     told = capsys.readouterr().out
-    assert (
-        "no Docker engine can be used (one is running, but this user has no permission to use it); training without "
-        in told
-    )
+    assert says(told, "docker-engine-used-running")
     assert "sudo usermod -aG docker $USER" in told
     assert "make engine" not in told

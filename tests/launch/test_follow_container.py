@@ -17,6 +17,7 @@ from drivetrain.launch import follow_container
 from drivetrain.launch.project import PROJECT
 from drivetrain.supervisor.started_runs import StartedRuns
 from drivetrain.system.signals import HANDLED_SIGNALS
+from tests.messages import says, says_only
 from tests.nvml_double import GIB
 
 LOG = [
@@ -75,7 +76,7 @@ def test_from_elsewhere_the_run_is_named_so_that_watch_finds_it(
     monkeypatch.chdir(tmp_path)
     assert follow_container.follow(Container(), Runs(tmp_path, "digits-001", "digits-002")) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1] == f"from this folder: drivetrain watch {PROJECT}/runs/digits-001"
+    assert says_only(lines[1], "folder-drivetrain-watch-2", f"{PROJECT}/runs/digits-001")
     assert len(lines) == 5, "once"
 
 
@@ -118,7 +119,7 @@ def test_below_the_project_the_path_counts_from_there(
 ) -> None:
     monkeypatch.chdir(PROJECT / "jobs")
     follow_container.follow(Container(), runs)
-    assert "from this folder: drivetrain watch ../runs/digits-001\n" in capsys.readouterr().out
+    assert says(capsys.readouterr().out, "folder-drivetrain-watch-3", "../runs/digits-001")
 
 
 def test_inside_the_project_the_log_is_enough(
@@ -176,11 +177,8 @@ def test_a_killed_trainer_is_explained(tmp_path: Path) -> None:
         cwd=PROJECT,
     )
     assert done.returncode == 137, done.stderr
-    assert (
-        "the trainer was killed (exit 137, SIGKILL), but not because of its memory limit\n  possible: `kill -9`"
-        in done.stderr
-    )
-    assert "run the same command again; it resumes from the last checkpoint" in done.stderr
+    assert says(done.stderr, "trainer-killed-exit-sigkill", 137)
+    assert says(done.stderr, "run-same-command-again-resumes")
 
 
 class Ended:

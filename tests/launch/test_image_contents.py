@@ -14,6 +14,7 @@ import pytest
 from drivetrain.cli import main
 from drivetrain.errors import DeviceError
 from drivetrain.launch import docker_engine, image_contents, published_image
+from tests.messages import saying
 from tests.paths import ROOT
 
 
@@ -151,7 +152,7 @@ def test_a_container_refuses_a_checkout_with_other_code(
     record.write_text(json.dumps(image_contents.hash_files("cpu", checkout)))
     image_contents.check_in_container("cpu", record, checkout)
     (checkout / "runtime" / "drivetrain" / "errors.py").write_text("")
-    with pytest.raises(DeviceError, match=r"of this checkout: runtime/drivetrain/errors\.py changed since"):
+    with pytest.raises(DeviceError, check=saying("checkout-changed-since", "runtime/drivetrain/errors.py")):
         image_contents.check_in_container("cpu", record, checkout)
     monkeypatch.setattr(image_contents.check_in_container, "__defaults__", (record, checkout))
     monkeypatch.setenv("DRIVETRAIN_IMAGE", "cpu")

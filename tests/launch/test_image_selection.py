@@ -10,6 +10,7 @@ import pytest
 
 from drivetrain.errors import DeviceError, SpecError
 from tests.launch.specs import word
+from tests.messages import saying
 from tests.nvml_double import A100, GIB, GTX, LOADED, PCI, RTX, T4, Card, Nvml
 from tests.recorded import write
 
@@ -139,5 +140,5 @@ def test_what_is_missing(
 
 
 def test_none_and_a_gpu_are_a_contradiction(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"--device gpu, and limits\.gpus is none"):
+    with pytest.raises(SpecError, check=saying("device-gpu-none", "limits.gpus")):
         word(monkeypatch, tmp_path, Nvml([RTX]), "{gpus: none}")

@@ -22,6 +22,7 @@ import yaml
 
 from tests import nodes
 from tests.launch.cluster_site import IMAGE, ClusterSite
+from tests.messages import says
 from tests.supervisor.tiny_run import rows, same, train
 from tests.waiting import until
 
@@ -53,8 +54,8 @@ def objects(folder: Path) -> dict[str, Any]:
 def test_a_manifest_says_how_the_job_ends(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert launch("--nodes", "2", "--device", "gpu", "--per-node", "4") == 0
     out = capsys.readouterr().out
-    assert "Kubernetes takes no name like Tiny_1: its objects are called tiny-1" in out
-    assert "to submit it: kubectl create -f" in out
+    assert says(out, "kubernetes-takes-name-like", "tiny-1")
+    assert says(out, "submit-kubectl-create")
     made = objects(folder)
     assert made["ConfigMap"]["data"] == {"tiny.yaml": SPEC}
     assert "\n  tiny.yaml: |\n    name: Tiny_1\n" in (folder / "out.yaml").read_text()
@@ -117,9 +118,7 @@ def test_a_range_of_nodes_becomes_a_number_and_says_why(folder: Path, capsys: py
     (folder / "tiny.yaml").write_text(SPEC + "limits: {nodes: {least: 2, most: 4}}\n")
     assert launch() == 0
     out = capsys.readouterr().out
-    assert (
-        "limits.nodes is 2 to 4: 4 in each attempt, since an indexed Job of Kubernetes starts each of its pods" in out
-    )
+    assert says(out, "attempt-since-indexed-job", "limits.nodes", 2, 4, 4)
     assert "4 nodes, 1 process on each" in out
     assert launch("--nodes", "3") == 0
     spec = objects(folder)["Job"]["spec"]

@@ -11,6 +11,7 @@ from drivetrain.errors import DeviceError, DrivetrainError
 from drivetrain.hardware import detect
 from drivetrain.launch import container, docker_engine, nvidia_toolkit
 from tests.launch.specs import HOST
+from tests.messages import saying, says_only
 from tests.nvml_double import RTX, Nvml
 from tests.paths import ROOT
 
@@ -50,7 +51,7 @@ def test_the_container_toolkit(
         return
     with pytest.raises(DeviceError) as caught:
         nvidia_toolkit.find(info, which)
-    assert caught.value.given == f"the Docker engine cannot give a container a GPU: {expected}"
+    assert says_only(caught.value.given, "docker-engine-give-container", expected)
     assert caught.value.action.endswith(CONFIGURE)
     assert caught.value.exit_code == 9
 
@@ -87,6 +88,6 @@ def test_a_missing_toolkit_ends_the_launch_with_9(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(container, "detect", lambda runs: here)
     monkeypatch.setattr(docker_engine, "connect", Engine)
     monkeypatch.setattr(nvidia_toolkit.find, "__defaults__", (lambda name: None,))
-    with pytest.raises(DrivetrainError, match="the NVIDIA container toolkit is missing") as caught:
+    with pytest.raises(DrivetrainError, check=saying("nvidia-container-toolkit-missing")) as caught:
         container.launch(container.LaunchRequest(ROOT / "jobs/digits.yaml", device="gpu"))
     assert caught.value.exit_code == 9

@@ -9,6 +9,7 @@ import pytest
 from drivetrain.errors import SpecError
 from drivetrain.launch import mounts
 from tests.launch.cluster_site import IMAGE, SPEC, ClusterSite
+from tests.messages import saying, says
 
 ENGINES = {
     "slurm": {"shared": ["/"]},
@@ -31,7 +32,7 @@ def test_the_name_of_a_folder_is_no_command(
     assert site.launch() == 2
     told = capsys.readouterr().err
     assert "the working folder: " in told
-    assert "contains a control character" in told
+    assert says(told, "contains-control-character")
     assert not list(folder.glob("tiny.*.*"))
     assert not (folder / f"tiny.{SUFFIXES[engine]}").exists()
 
@@ -45,7 +46,7 @@ def test_an_option_is_no_command(
     assert site.launch() == 0
     (tmp_path / "tiny.k8s.yaml").unlink()
     assert site.launch(*words) == 2
-    assert "contains a control character" in capsys.readouterr().err
+    assert says(capsys.readouterr().err, "contains-control-character")
     assert not list(tmp_path.glob("*.k8s.yaml"))
 
 
@@ -53,5 +54,5 @@ def test_an_output_folder_has_no_control_character(tmp_path: Path) -> None:
     (tmp_path / "a\nb").mkdir()
     (tmp_path / "link").symlink_to("a\nb")
     for folder in ("a\nb", "link"):
-        with pytest.raises(SpecError, match="contains a control character"):
+        with pytest.raises(SpecError, check=saying("contains-control-character")):
             mounts.mount_output(tmp_path / folder / "out")

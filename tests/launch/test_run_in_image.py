@@ -19,6 +19,7 @@ from drivetrain.errors import DeviceError, SpecError, StorageError
 from drivetrain.launch import compose_project, container, container_limits, docker_engine, run_in_image
 from drivetrain.launch.project import PROJECT
 from drivetrain.supervisor import named_run
+from tests.messages import says
 from tests.paths import ROOT
 
 HERE = PROJECT
@@ -185,7 +186,7 @@ def test_a_manifest_of_images_brings_its_folder(ran: list[list[str]], tmp_path: 
 
 def test_a_home_is_not_mounted_for_a_command(ran: list[list[str]], capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["predict", "runs", str(Path.home())]) == SpecError.exit_code
-    assert "is not mounted: it" in capsys.readouterr().err
+    assert says(capsys.readouterr().err, "is-not-mounted-it")
     assert ran == []
 
 
@@ -198,9 +199,9 @@ def test_training_goes_to_the_image_too(
     monkeypatch.chdir(HERE)
     assert main.main(["train", "jobs/digits.yaml", "--new", "--set", "train.epochs=1"]) == 5
     assert asked == [container.LaunchRequest(Path("jobs/digits.yaml"), ("train.epochs=1",), "cpu", ("--new",))]
-    assert "torch is not installed here: training in a container" in capsys.readouterr().out
+    assert says(capsys.readouterr().out, "torch-installed-training-container")
     assert main.main(["train", "jobs/digits.yaml", "--runs", "elsewhere"]) == DeviceError.exit_code
-    assert "run `make setup` to install torch here" in capsys.readouterr().err
+    assert says(capsys.readouterr().err, "run-make-setup-install")
     assert len(asked) == 1
 
 
@@ -228,7 +229,7 @@ def test_what_trains_several_times_goes_to_the_image_too(
     command, job = line.split()[:2]
     assert asked == [container.LaunchRequest(Path(job), ("train.epochs=1",), flags=flags, command=command)]
     assert main.main([*line.split(), "--runs", "elsewhere"]) == DeviceError.exit_code
-    assert "training in the container supports no --runs" in capsys.readouterr().err
+    assert says(capsys.readouterr().err, "training-container-supports-runs")
 
 
 def test_outside_of_the_project(
@@ -244,7 +245,7 @@ def test_no_engine_either(monkeypatch: pytest.MonkeyPatch, no_torch: None, capsy
     monkeypatch.setattr(docker_engine, "connect", lambda: docker_engine.EngineMissing("none is running"))
     assert main.main(["compare", "runs/a-001", "runs/a-002"]) == DeviceError.exit_code
     told = capsys.readouterr().err
-    assert "`compare` needs torch, which is not installed here, and no Docker engine answers: none is running" in told
+    assert says(told, "compare-needs-torch-installed")
     assert "`make setup`, or `make engine`" in told
 
 
@@ -271,7 +272,7 @@ def test_an_output_that_the_container_cannot_write(
     words = ["predict", "runs", str(tmp_path), "--output"]
     assert main.main([*words, str(tmp_path / "answers.csv")]) == StorageError.exit_code
     told = capsys.readouterr().err
-    assert f"{tmp_path} belongs to uid {os.getuid()}, and for root the container runs as uid 54321" in told
+    assert says(told, "belongs-uid-root-container", tmp_path, os.getuid(), 54321)
     assert "--output runs/answers.csv" in told
     assert ran == []
     tmp_path.chmod(0o777)
@@ -294,7 +295,7 @@ def test_an_output_outside_of_the_project_is_mounted_for_writing_unless_its_fold
         f"type=bind,source={tmp_path},target={tmp_path}"
     ]
     assert main.main(["predict", "runs", str(tmp_path), "--output", str(Path.home() / "a.csv")]) == SpecError.exit_code
-    assert f"a container would have to write to {Path.home()}" in capsys.readouterr().err
+    assert says(capsys.readouterr().err, "container-would-have-to-write-to", Path.home())
     assert ran == []
     # The container's own disk is read-only, and the message advised to free some space.
     assert main.main(["sample", "table", str(tmp_path / "data" / "new")]) == 3

@@ -17,6 +17,7 @@ import yaml
 
 from tests import nodes
 from tests.launch.cluster_site import IMAGE, ClusterSite
+from tests.messages import says
 from tests.supervisor.tiny_run import rows, same, train
 from tests.waiting import until
 
@@ -43,8 +44,8 @@ GPUS = ("--nodes", "2", "--device", "gpu", "--per-node", "4")
 def test_a_task_says_what_a_node_runs_and_what_brings_it_back(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert launch(*GPUS) == 0
     out = capsys.readouterr().out
-    assert "submit it from where HF_TOKEN is set\n" in out
-    assert f"to submit it: sky jobs launch --secret HF_TOKEN {folder}/tiny.sky.yaml" in out
+    assert says(out, "submit-hf-token-set")
+    assert says(out, "submit-sky-jobs-launch", folder, "/tiny.sky.yaml")
     made = yaml.safe_load((folder / "tiny.sky.yaml").read_text())
     assert (made["name"], made["num_nodes"], made["volumes"]) == ("tiny", 2, {"/data": "datasets"})
     assert made["secrets"] == {"HF_TOKEN": None}

@@ -16,6 +16,7 @@ from drivetrain.job.workload import Workload
 from drivetrain.models.fast_dropout import MIN_ELEMENTS, DropoutFromBits, restore_layers
 from drivetrain.optimizations import packed_dropout
 from tests import tiny
+from tests.messages import get_message
 from tests.paths import MACHINES
 
 
@@ -126,7 +127,7 @@ def test_layers_are_switched_in_place(tmp_path: Path) -> None:
 def test_a_compiled_network_uses_torchs_dropout_masks() -> None:
     asked = tiny.job(optimize="compile: true")
     choice = packed_dropout.choose(asked, tiny.machine(), Workload(layers={"Dropout": 2}))
-    assert (choice.value, "use torch's own dropout" in choice.reason) == (False, True)
+    assert (choice.value, get_message("use-torch-own-dropout") in choice.reason) == (False, True)
 
 
 def test_tensor_subclasses_use_torchs_dropout() -> None:

@@ -17,12 +17,13 @@ from drivetrain.models import inspection
 from drivetrain.models.build import build
 from drivetrain.optimizations import feature_cache, prefix_precision
 from drivetrain.plan import plan
+from drivetrain.system.run_files import MISTAKES_FILE
 from drivetrain.training import run
 from drivetrain.training.checkpoints.resume import PROMISE
 from drivetrain.training.evaluation.validation import evaluate
-from drivetrain.training.evaluation.worst_mistakes import FILE
 from drivetrain.training.phase_timer import PhaseTimer
 from tests import reports, tiny
+from tests.messages import begins_with, ends_with, says
 from tests.models.cached_features import NETWORKS, gradient, job, made
 from tests.paths import ROOT
 from tests.supervisor import tiny_run
@@ -157,9 +158,7 @@ def test_chosen_by_itself_killed_and_resumed_the_bits_are_the_same(tmp_path: Pat
         if r["name"] == "feature_cache"
     )
     assert (row["value"], row["source"]) == (True, "choice")
-    assert row["reason"].startswith(
-        "the embeddings and 2 of 3 layers are computed once instead of in each of 6 epochs: saves "
-    )
+    assert begins_with(row["reason"], "embeddings-layers-computed-once", 2, 3, 6)
     slow = subprocess.Popen(tiny_run.command(path), cwd=ROOT, stdout=subprocess.DEVNULL)
     run_folder = tmp_path / "runs/tiny-002"
     until(lambda: len(list((run_folder / "checkpoints").glob("step-*"))) > 1)
@@ -191,7 +190,7 @@ def test_the_report_shows_pictures_and_not_activations(tmp_path: Path) -> None:
     done = tiny_run.train(tmp_path / "job.yaml")
     assert done.returncode == 0, done.stderr
     assert "not shown" not in done.stdout + done.stderr
-    mistakes = json.loads((tmp_path / "runs/cached-001" / FILE).read_text())
+    mistakes = json.loads((tmp_path / "runs/cached-001" / MISTAKES_FILE).read_text())
     assert mistakes[""]
     assert all(row["picture"] for row in mistakes[""])
 
@@ -214,10 +213,8 @@ def test_a_run_that_resumes_without_room_for_them_says_so(tmp_path: Path) -> Non
     assert not feature_cache.effective(resumed)
     events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     [text] = [row["text"] for row in events if row["kind"] == "resume" and "feature_cache" in row["text"]]
-    assert text.startswith(
-        "feature_cache is false, was true: the stored value True is not possible here: the outputs of"
-    )
-    assert text.endswith("; results may no longer be bit-identical to those of an uninterrupted run")
+    assert begins_with(text, "feature-cache-false-true")
+    assert ends_with(text, "results-may-longer-bit")
 
 
 def test_memory_that_is_gone_between_the_plan_and_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,4 +225,4 @@ def test_memory_that_is_gone_between_the_plan_and_the_start(tmp_path: Path, monk
     whole = made(tmp_path, asked, True)
     assert not feature_cache.effective(whole)
     assert tiny.losses(whole, 2) == wanted
-    assert "there is no more room for the outputs of 5 of 10 parts" in (tmp_path / "events.jsonl").read_text()
+    assert says((tmp_path / "events.jsonl").read_text(), "room-outputs-parts", 5, 10)

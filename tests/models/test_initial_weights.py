@@ -16,6 +16,7 @@ from drivetrain.errors import SpecError
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.models.build import Model, build
 from drivetrain.training import recorded_inputs
+from tests.messages import begins_with, saying, says_only
 from tests.models.followed_weights import FIRST, follow, outputs, relabelled
 from tests.tiny import plain
 from tests.trained import CASES, Case, seen, trained
@@ -65,9 +66,12 @@ def test_other_classes_get_a_new_classifier_even_of_the_same_shape(tmp_path: Pat
     made = build(job, load(job))
     lost = set(made.module.state_dict()) - set(same(made, earlier))
     assert lost == {"classifier.weight", "classifier.bias"}
-    assert made.notes[1] == (
-        f"initialized anew, since the classes differ from {tmp_path / FIRST / 'model'}: "
-        "the classifier (classifier.bias, classifier.weight)"
+    assert says_only(
+        made.notes[1],
+        "initialized-anew-since-classes",
+        tmp_path / FIRST / "model",
+        "classifier.bias",
+        "classifier.weight",
     )
 
 
@@ -83,9 +87,7 @@ def test_only_the_head_with_other_classes_is_new(tmp_path: Path) -> None:
     made = build(job, load(job))
     lost = set(made.module.state_dict()) - set(same(made, earlier))
     assert lost == {"heads.0.weight", "heads.0.bias"}
-    assert made.notes[1].startswith(
-        f"initialized anew, since the classes differ from {tmp_path / FIRST / 'model'}: kind ("
-    )
+    assert begins_with(made.notes[1], "initialized-anew-since-classes-differ", tmp_path / FIRST / "model")
 
 
 def test_other_values_are_scaled_as_in_the_earlier_run(tmp_path: Path) -> None:
@@ -128,7 +130,7 @@ def test_a_folder_whose_stem_does_not_fit_its_size_is_refused(tmp_path: Path) ->
     config.write_text(config.read_text().replace('"image_size": 8', '"image_size": 200'))
     for change in ((), (("train.npz, ", "train.npz, image_size: 8, "),)):
         job = follow(tmp_path, case, f"{{from: {FIRST}}}", *change)
-        with pytest.raises(SpecError, match="does not fit the network"):  # a stem of 7x7, and weights of one of 3x3
+        with pytest.raises(SpecError, check=saying("does-not-fit-network")):  # a stem of 7x7, and weights of one of 3x3
             build(job, load(job))
 
 

@@ -24,6 +24,7 @@ from drivetrain.plan import plan
 from drivetrain.training import effective_settings
 from drivetrain.tuning import variants
 from tests import tiny
+from tests.messages import saying
 from tests.models.recomputed_networks import ENCODER, encoder, resnet
 from tests.paths import MACHINES
 
@@ -132,7 +133,7 @@ class Greedy(nn.Module):
 def test_a_block_that_modifies_its_input_is_named() -> None:
     network = nn.Sequential(Greedy(), Greedy())
     blocks.recompute(network)
-    with pytest.raises(SpecError, match=r"gradient_checkpointing: Greedy modifies its inputs in place"):
+    with pytest.raises(SpecError, check=saying("gradient-checkpointing-greedy-modifies")):
         network(torch.randn(2, 4))
 
 
@@ -211,14 +212,14 @@ def test_refused_without_blocks(tmp_path: Path) -> None:
     job = tiny.job(optimize="gradient_checkpointing: true")
     data = tiny.dataset()
     facts = inspection.inspect_workload(data, tiny.build(job, data).module)
-    with pytest.raises(SpecError, match="no repeated blocks, such as encoder layers or residual blocks"):
+    with pytest.raises(SpecError, check=saying("repeated-blocks-encoder-layers")):
         plan.resolve(job, tiny.machine(), facts)
 
 
 def test_compile_is_refused_beside_it() -> None:
     machine = facts.read_hardware(MACHINES / "a100.json")
     job = tiny.job(optimize="gradient_checkpointing: true, compile: true")
-    with pytest.raises(SpecError, match="blocks cannot be compiled"):
+    with pytest.raises(SpecError, check=saying("blocks-cannot-be-compiled")):
         plan.resolve(job, machine)
     alone = plan.resolve(tiny.job(optimize="gradient_checkpointing: true"), machine)
     assert (alone.value("compile"), alone.value("gradient_checkpointing")) == (False, True)

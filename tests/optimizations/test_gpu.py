@@ -25,6 +25,7 @@ from drivetrain.system import torch_settings
 from drivetrain.training import step_result, torch_setup
 from drivetrain.training.step import Step
 from tests import tiny
+from tests.messages import get_message, says_each
 from tests.paths import MACHINES
 
 GPUS = ("gtx960", "gtx1650-4gb", "v100", "t4", "rtx3060-driver550", "a100", "h200")
@@ -220,10 +221,7 @@ def test_a_dataset_that_may_draw_at_random_stays_on_the_host() -> None:
     asked = job_spec.check(parse(text, "job.yaml"))
     assert gpu_resident_data.choose(asked, machine("h200"), CNN).value is True
     choice = gpu_resident_data.choose(asked, machine("h200"), FILES)
-    assert (choice.value, choice.reason) == (
-        False,
-        "your dataset may return random samples, so they cannot be stored",
-    )
+    assert says_each((choice.value, choice.reason), (False, get_message("your-dataset-may-return")))
 
 
 @pytest.mark.parametrize("asked", ["0", "1.5", "lots", "true", "6"])

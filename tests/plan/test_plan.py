@@ -23,6 +23,7 @@ from drivetrain.job_spec.yaml_file import parse
 from drivetrain.plan import final_plan, plan, show_plan
 from drivetrain.plan.evidence import Measurement
 from drivetrain.plan.plan_table import render, render_changes
+from tests.messages import get_message, says, says_each
 from tests.paths import MACHINES
 
 TEXT = "name: a\ntask: image-classification\ndata: {train: x}\n"
@@ -131,7 +132,7 @@ def test_requested_but_impossible(name: str, optimize: str, reason: str) -> None
     key = optimize.split(":")[0]
     assert text.startswith(f"job.yaml:5:3: optimize.{key}: is ")
     assert reason in text
-    assert "remove the key; the default here is" in text
+    assert says(text, "remove-key-default")
 
 
 def test_several_refusals_at_once() -> None:
@@ -167,7 +168,7 @@ def test_limits_as_requested_need_no_note() -> None:
 def test_a_gpu_that_the_cpu_image_cannot_use() -> None:
     trouble = replace(machine(), image="cpu", gpu_trouble="an NVIDIA device is on the bus, and no driver is mounted")
     notes = plan.resolve(job(), trouble).notes
-    assert notes == ("gpu: an NVIDIA device is on the bus, and no driver is mounted",)
+    assert says_each(notes, (get_message("gpu-nvidia-device-bus"),))
 
 
 @pytest.mark.parametrize(("quota", "threads"), [(None, 2), (2.0, 2), (1.9, 1), (1.0, 1), (0.5, 1)])
@@ -212,7 +213,7 @@ def test_a_stored_value_that_is_not_possible_here() -> None:
     made = plan.resolve(job(), machine("t4"), replay={"precision": "bf16"})
     row = next(d for d in made.decisions if d.name == "precision")
     assert row.value == "fp16"
-    assert "the stored value bf16 is not possible here: Tesla T4 has capability 7.5" in row.reason
+    assert says(row.reason, "stored-value-bf16-possible", "7.5")
 
 
 @pytest.mark.parametrize(
@@ -251,7 +252,7 @@ def test_what_does_not_apply_is_one_line() -> None:
     for name in ("cuda_graphs", "pinned_transfer", "attention", "feature_cache", "unpadding"):
         assert name not in text
         assert name in whole
-    assert "12 settings do not apply (no GPU: 7, nothing frozen: 2, one process here: 2, no padding: 1)" in text
+    assert says(text, "settings-apply-gpu-nothing", 12, 7, 2, 2, 1)
     assert "`drivetrain plan JOB --all` shows them" in text
     assert "do not apply" not in whole
     assert all(row.name in whole for row in made.decisions)
@@ -287,7 +288,7 @@ def test_a_plan_that_was_shown_is_not_shown_again() -> None:
     assert "cpu_threads" not in text
     other = plan.resolve(job("optimize: {cpu_threads: 1}"), here)
     text = shown(render_changes(other, replace(made, notes=("old",)), file, wanted, here))
-    assert f"1 of {len(made.decisions)} settings differ from runs/a-001/plan.json" in text
+    assert says(text, "of-settings-differ-from", 1, len(made.decisions), "runs/a-001/plan.json")
     assert "cpu_threads 1 job" in text
     assert "denormals" not in text
 

@@ -23,6 +23,7 @@ from drivetrain.system.units import format_bytes
 from tests import hub_server, reports, tiny
 from tests.hub_double import COMMIT
 from tests.hub_server import NAME, Fault, Hub
+from tests.messages import begins_with, get_message, says, says_each, says_only
 
 MODEL = f"{{source: transformers, name: {NAME}}}"
 OTHER = "89abcdef0123456789abcdef0123456789abcdef"
@@ -59,7 +60,7 @@ def test_a_pickle_is_converted_by_itself(hub: Hub, tmp_path: Path, capsys: pytes
     wanted = pickled(hub, tmp_path)
     found = pretrained.find(reports.job(tmp_path, model=MODEL), NAME)
     told = capsys.readouterr().out
-    assert f"hub: {NAME} has only a pickle (pytorch_model.bin); converting it in an isolated process" in told
+    assert says(told, "hub-pickle-converting-isolated", NAME, "pytorch_model.bin")
     assert sorted(path.name for path in found.folder.iterdir()) == [
         "config.json",
         "model.safetensors",
@@ -97,12 +98,9 @@ def test_errors_name_the_key(hub: Hub, tmp_path: Path) -> None:
     with pytest.raises(SpecError) as caught:
         load(reports.job(tmp_path, model=MODEL))
     first, possible, action = str(caught.value).splitlines()
-    assert first == (f"{tmp_path}/job.yaml:5:31: model.name: '{NAME}': the hub answers 401: this network is gated")
-    assert possible == "  possible: an account that was given access"
-    assert action == (
-        f"  do:       ask for access on its page at {hub.endpoint}, then export HF_TOKEN=... with a token that may read "
-        f"it ({hub.endpoint}/settings/tokens), and write environment: [HF_TOKEN] into the job"
-    )
+    assert says_only(first, "hub-answers-network-gated", f"{tmp_path}/job.yaml", 5, 31, "model.name", NAME, 401)
+    assert says_only(possible, "possible-account-given-access")
+    assert says_only(action, "ask-access-page-export", hub.endpoint, f"{hub.endpoint}/settings/tokens")
 
 
 def test_a_revision_of_a_folder(hub: Hub, tmp_path: Path) -> None:
@@ -156,35 +154,32 @@ def test_fetch_fills_the_cache_for_a_machine_without_a_network(
     assert main(["fetch", str(tmp_path / "job.yaml")]) == 0
     first = capsys.readouterr().out.splitlines()
     size = sum(map(len, hub.files.values())) / 1e6
-    assert first == [
-        f"hub: fetching {NAME} at {COMMIT[:12]} from {hub.endpoint}: 3 files, {size:,.1f} MB",
-        f"{NAME}: fetched 3 files, {size:,.1f} MB, each compared with its hash",
-        *(f"  {name}  {format_bytes(len(content))}" for name, content in sorted(hub.files.items())),
-        f"revision main: commit {COMMIT}",
-        f"in {tmp_path}/home/hub/models--casa--beto/snapshots/{COMMIT}",
-    ]
+    assert says_each(
+        first,
+        [
+            f"hub: fetching {NAME} at {COMMIT[:12]} from {hub.endpoint}: 3 files, {size:,.1f} MB",
+            get_message("fetched-files-mb-compared", NAME, 3, f"{size:,.1f}"),
+            *(f"  {name}  {format_bytes(len(content))}" for name, content in sorted(hub.files.items())),
+            f"revision main: commit {COMMIT}",
+            f"in {tmp_path}/home/hub/models--casa--beto/snapshots/{COMMIT}",
+        ],
+    )
     hub.asked.clear()
     assert main(["fetch", str(tmp_path / "job.yaml")]) == 0
     again = capsys.readouterr().out.splitlines()
-    assert again[0].startswith(f"{NAME}: everything is there, 3 files, {size:,.1f} MB; each was compared with its hash")
+    assert begins_with(again[0], "everything-files-mb-compared", NAME, 3, f"{size:,.1f}")
     assert (again[1:], hub.asked) == (first[2:], [])
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     assert load(reports.job(tmp_path, model=MODEL)).preprocessing["kind"] == "texts"
     reports.job(tmp_path)
     assert main(["fetch", str(tmp_path / "job.yaml")]) == 0
-    assert (
-        capsys.readouterr().out
-        == f"{tmp_path}/job.yaml: the job needs nothing from the Hugging Face hub, a store or the web\n"
-    )
+    assert says_only(capsys.readouterr().out, "job-needs-nothing-hugging", f"{tmp_path}/job.yaml")
 
 
 def test_fetch_of_a_name_that_is_nowhere(hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     reports.job(tmp_path, model=MODEL.replace("beto", "bet0"))
     assert main(["fetch", str(tmp_path / "job.yaml")]) == 2
-    assert (
-        "model.name: 'casa/bet0': the hub has no network of this name that everybody sees (404)"
-        in capsys.readouterr().err
-    )
+    assert says(capsys.readouterr().err, "casa-bet0-hub-network", "model.name", 404)
 
 
 def test_fetch_into_a_volume_without_an_engine(
@@ -195,4 +190,4 @@ def test_fetch_into_a_volume_without_an_engine(
     )
     reports.job(tmp_path, model=MODEL)
     assert main(["fetch", str(tmp_path / "job.yaml"), "--container"]) == 9
-    assert "--container: no Docker engine answers: nobody listens" in capsys.readouterr().err
+    assert says(capsys.readouterr().err, "container-docker-engine-answers")

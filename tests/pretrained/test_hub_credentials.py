@@ -11,6 +11,7 @@ from drivetrain.pretrained import hub_connection
 from drivetrain.pretrained.hub_error import NETWORK
 from tests import hub_double
 from tests.hub_server import NAME, Fault, Hub, serving
+from tests.messages import get_message, says_each
 from tests.pretrained.hub_network import FILES, NEEDED, got, refused
 
 
@@ -38,7 +39,7 @@ def test_the_token_goes_over_no_open_line(monkeypatch: pytest.MonkeyPatch, lines
     monkeypatch.setenv("HF_TOKEN", "t0ken123")
     monkeypatch.setenv("HF_ENDPOINT", "http://hub.example")
     assert hub_connection.connect(NAME, NETWORK, lines.append).token == ""
-    assert lines == ["hub: http://hub.example is not encrypted, so the token of HF_TOKEN is not sent"]
+    assert says_each(lines, [get_message("hub-encrypted-token-hf", "http://hub.example")])
     monkeypatch.setenv("HF_ENDPOINT", "https://hub.example")
     assert hub_connection.connect(NAME, NETWORK, lines.append).token == "t0ken123"
 

@@ -19,6 +19,7 @@ from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.launch import network
 from tests.hub_double import COMMIT
 from tests.hub_server import Hub
+from tests.messages import get_message, says, says_each
 from tests.pretrained.hub_dataset import FILES, NAME, NEEDED, OTHER, README, found, refused, root, spec, table
 
 
@@ -47,9 +48,18 @@ def test_the_splits_of_the_readme_fetched_once(hub: Hub, tmp_path: Path, capsys:
         f"{at}/data/train-00000-of-00002.parquet",
         f"{at}/data/test-00000-of-00001.parquet",
     )
-    assert job.notes == (
-        f"data.train: casa/frases, main is commit {COMMIT[:12]}: data/train-00000-of-00002.parquet for training, "
-        "data/test-00000-of-00001.parquet for the final test",
+    assert says_each(
+        job.notes,
+        (
+            get_message(
+                "main-commit-training-final",
+                "data.train",
+                "casa/frases",
+                COMMIT[:12],
+                "data/train-00000-of-00002.parquet",
+                "data/test-00000-of-00001.parquet",
+            ),
+        ),
     )
     folder = root(tmp_path) / "snapshots" / COMMIT
     there = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
@@ -190,10 +200,7 @@ def test_the_branch_of_parquet_files(hub: Hub, tmp_path: Path) -> None:
     hub.revisions["refs/convert/parquet"] = COMMIT
     hub.files = {f"{config}/train/0000.parquet": table(20) for config in ("es", "fr")}
     address = f"hf://datasets/{NAME}@refs%2Fconvert%2Fparquet"
-    assert (
-        f"has 2 configurations: es, fr\n  possible: one of them\n  do:       name one as the path: {address}/es"
-        in str(refused(tmp_path, address))
-    )
+    assert says(str(refused(tmp_path, address)), "configurations-es-fr-possible", 2, f"{address}/es")
     assert found(tmp_path, f"{address}/fr").data.train == f"hf://datasets/{NAME}@{COMMIT}/fr/train/0000.parquet"
 
 
@@ -205,14 +212,11 @@ def test_an_address_that_is_none(hub: Hub, tmp_path: Path, text: str) -> None:
 
 def test_validate_asks_nothing(hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["validate", str(spec(tmp_path))]) == 0
-    assert (
-        f"data.train: hf://datasets/{NAME} is not in the cache of the Hugging Face hub; `drivetrain fetch"
-        in capsys.readouterr().out
-    )
+    assert says(capsys.readouterr().out, "hf-datasets-cache-hugging", "data.train", NAME)
     assert hub.asked == []
-    assert network.decide(job_spec.load(spec(tmp_path))) == (
-        True,
-        f"network: on, for data.train: hf://datasets/{NAME} is on the Hugging Face hub",
+    assert says_each(
+        network.decide(job_spec.load(spec(tmp_path))),
+        (True, get_message("network-hf-datasets-hugging", "data.train", NAME)),
     )
 
 
@@ -264,7 +268,7 @@ def test_a_run_keeps_its_commit_when_the_branch_moves(hub: Hub, tmp_path: Path) 
     assert main(["fetch", str(tmp_path / "job.yaml")]) == 0
     done = trained(tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"continues with the commit that it began with: data.train=hf://datasets/{NAME}@{COMMIT}" in done.stdout
+    assert says(done.stdout, "continues-commit-began-hf", "data.train", NAME, COMMIT)
     assert f"@{OTHER}/train.csv" in str(found(tmp_path).data), "a new run begins with what the branch has now"
 
 

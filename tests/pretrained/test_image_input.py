@@ -25,6 +25,7 @@ from drivetrain.pretrained import image_input
 from drivetrain.pretrained.expected_input import ExpectedInput
 from drivetrain.pretrained.folder import Pretrained, quiet_transformers
 from tests import trained
+from tests.messages import says, says_only
 from tests.models.networks import vision_jobs as vision
 
 SIZES = ((180, 120), (90, 200), (128, 128))
@@ -133,9 +134,7 @@ def test_the_job_may_ask_for_another_form(tmp_path: Path) -> None:
     described(tmp_path)
     made = load(vision.job(tmp_path))
     note = "centre square of 80.0% of the short side, bicubic with antialias"
-    assert any(
-        f"resized as the pretrained network expects: upright, transparency over white, {note}" in n for n in made.notes
-    )
+    assert says(made.notes, "resized-pretrained-network-expects", note)
     assert load(vision.job(tmp_path, data=", fit: pad")).preprocessing["fit"] == "pad"
 
 
@@ -251,7 +250,7 @@ def test_keys_without_effect_are_in_the_log(tmp_path: Path) -> None:
     path = vision.saved(tmp_path) / image_input.FILE
     path.write_text(json.dumps(json.loads(path.read_text()) | {"do_convert_rgb": True, "do_color_quantize": False}))
     notes = load(vision.job(tmp_path)).notes
-    assert "its preprocessor_config.json has do_convert_rgb: True, which changes nothing here" in notes
+    assert says_only(notes, "convert-rgb-true-changes", "preprocessor_config.json")
 
 
 def test_predict_reverses_the_channels_too(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ from drivetrain.training import recorded_inputs
 from tests import hub_server, tiny, trained
 from tests.hub_double import COMMIT
 from tests.hub_server import Hub
+from tests.messages import get_message, says, says_each
 from tests.paths import TESTS
 
 SHAPES: dict[str, dict[str, list[int]]] = json.loads((TESTS / "pretrained" / "timm_resnets.json").read_text())
@@ -145,10 +146,9 @@ def hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 
 def test_a_resnet_starts_with_the_weights_of_the_hub(hub: Hub, folder: Path) -> None:
     asked = job(folder)
-    assert network.decide(asked) == (
-        True,
-        "network: on, for model.pretrained: timm/resnet18.a1_in1k is not a local folder, so it is looked up on the "
-        "Hugging Face hub",
+    assert says_each(
+        network.decide(asked),
+        (True, get_message("network-local-folder-looked", "model.pretrained", "timm/resnet18.a1_in1k")),
     )
     made = tiny.plain(asked, folder)
     renamed, own = timm_resnet.rename_tensors(weights("resnet18")), made.model.state_dict()
@@ -164,7 +164,7 @@ def test_a_resnet_starts_with_the_weights_of_the_hub(hub: Hub, folder: Path) -> 
         "mean": [0.485, 0.456, 0.406],
         "channels": 3,
     }
-    assert any("are those of its config.json" in note for note in made.dataset.notes)
+    assert says(made.dataset.notes, "are-those-of-its", "config.json")
     assert load(job(folder, data="")).preprocessing["image_size"] == 224
     frozen = tiny.plain(job(folder, "{name: resnet18, pretrained: true, freeze: {names: ['stem*']}}"), folder)
     assert not any("never learn" in note for note in frozen.network.notes)

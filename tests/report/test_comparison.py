@@ -10,6 +10,7 @@ import pytest
 
 from drivetrain.cli.main import main
 from drivetrain.report.sections.compared_runs import flatten, list_differences
+from tests.messages import says
 from tests.report_folder import change, make, rows
 from tests.report_page import page_of
 
@@ -42,7 +43,7 @@ def test_the_terminal_shows_what_differs_and_nothing_else(runs: list[Path], caps
     assert ["train.optimizer.lr", "0.003", "0.01"] in lines
     assert ["cpu_threads", "1", "4"] in lines
     assert ["best", "validation/accuracy", "0.9861", "0.9917"] in lines
-    assert "Machines: No differences between the 2 runs." in " ".join(" ".join(line) for line in lines)
+    assert says(" ".join(" ".join(line) for line in lines), "machines-differences-between-runs", 2)
     assert not any(line[:1] in (["train.epochs"], ["denormals"]) for line in lines)
     assert lines[-1][0] == "comparison:"
 
@@ -81,7 +82,7 @@ def test_runs_with_different_best_metrics(runs: list[Path]) -> None:
     change(runs[1] / "result.json", lambda r: r["best"].update(metric="validation/loss", value=0.06))
     assert compare(runs) == 0
     text = next(runs[0].parent.glob("compare-*/compare.md")).read_text(encoding="utf-8")
-    assert "not comparable: the runs have different main metrics" in text
+    assert says(text, "comparable-runs-different-main")
     assert "| best validation/loss | - | 0.06 |" in text
 
 
@@ -101,7 +102,7 @@ def test_too_few_or_too_many(runs: list[Path], count: int, told: str, capsys: py
 
 def test_no_run(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert compare([runs[0], tmp_path / "nowhere"]) == 4
-    assert "nowhere: there is no such folder" in capsys.readouterr().err
+    assert says(capsys.readouterr().err, "nowhere-there-is-no-such-folder")
 
 
 def test_differences_and_flat() -> None:

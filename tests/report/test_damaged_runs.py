@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from drivetrain.report.write import write
+from tests.messages import says
 from tests.report_folder import change, make, metrics, rows, telemetry
 from tests.report_page import page_of
 
@@ -85,7 +86,7 @@ def test_a_single_file_is_enough(run: Path, left: str) -> None:
     for path in run.iterdir():
         if path.name != left:
             path.unlink()
-    assert "## Missing or damaged files" in text_of(run)
+    assert says(text_of(run), "missing-damaged-files")
     assert page_of(run).open == []
 
 
@@ -95,7 +96,7 @@ def test_what_is_written_at_the_end_is_not_missing_before(run: Path, status: str
     change(run / "state.json", lambda s: s.update(status=status, exit_code=code))
     text = text_of(run)
     assert ": missing;" not in text
-    assert "the numbers come from its logs, since it has not written its result" in text
+    assert says(text, "numbers-come-logs-since")
     assert json.loads((run / "report.json").read_text(encoding="utf-8"))["gaps"] == []
 
 

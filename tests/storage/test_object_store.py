@@ -17,6 +17,7 @@ from drivetrain.storage import object_store
 from drivetrain.storage.object_store import ObjectStore, Patience
 from drivetrain.storage.remote_address import parse
 from drivetrain.storage.store_errors import RemoteError, Trouble
+from tests.messages import saying, says
 from tests.object_store import KEY, SECRET, Fault, FaultyStore
 from tests.supervisor.remote_copy.fake_run import faulty_store
 
@@ -123,7 +124,7 @@ def test_a_long_upload_with_faults_in_between(store: ObjectStore, proxy: FaultyS
 def test_it_gives_up_in_time(proxy: FaultyStore, fault: Fault) -> None:
     store = ObjectStore(parse("s3://bucket/x"), SHORT)
     proxy.fault = lambda number, method, path: fault
-    with pytest.raises(RemoteError, match="the store does not answer") as found:
+    with pytest.raises(RemoteError, check=saying("store-does-not-answer")) as found:
         store.put("x", b"1")
     assert found.value.passing
     assert found.value.exit_code == 7
@@ -146,7 +147,7 @@ def test_a_bucket_that_is_not_there(proxy: FaultyStore) -> None:
         with pytest.raises(RemoteError) as found:
             task()
         assert found.value.trouble is Trouble.NO_BUCKET
-        assert "there is no bucket nowhere" in told(found.value)
+        assert says(told(found.value), "there-is-no-bucket-nowhere")
         assert proxy.endpoint in found.value.given
 
 
@@ -154,7 +155,7 @@ def test_an_object_that_is_not_there(store: ObjectStore) -> None:
     with pytest.raises(RemoteError) as found:
         store.get("no")
     assert found.value.trouble is Trouble.MISSING
-    assert f"{store.address}/no is not there" in told(found.value)
+    assert says(told(found.value), "is-not-there", f"{store.address}/no")
 
 
 def test_no_permission(store: ObjectStore, proxy: FaultyStore) -> None:
@@ -163,7 +164,7 @@ def test_no_permission(store: ObjectStore, proxy: FaultyStore) -> None:
         with pytest.raises(RemoteError) as found:
             task()
         assert found.value.trouble is Trouble.DENIED
-        assert "the store refuses it (403 AccessDenied)" in told(found.value)
+        assert says(told(found.value), "store-refuses-accessdenied", 403)
         assert "AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, AWS_SECRET_ACCESS_KEY" in found.value.action
 
 
@@ -183,7 +184,7 @@ def test_no_credentials_at_all(proxy: FaultyStore, monkeypatch: pytest.MonkeyPat
     with pytest.raises(RemoteError) as found:
         ObjectStore(parse("s3://bucket/x"), SHORT).get("x")
     assert found.value.trouble is Trouble.NO_CREDENTIALS
-    assert "no credentials were found" in told(found.value)
+    assert says(told(found.value), "no-credentials-were-found")
 
 
 @pytest.mark.parametrize("endpoint", ["http://127.0.0.1:1", "http://no-such-host.invalid:9000"])
@@ -217,5 +218,5 @@ def test_certificates_that_cannot_be_read(proxy: FaultyStore, monkeypatch: pytes
 
 def test_a_client_that_is_not_installed(proxy: FaultyStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "obstore", None)
-    with pytest.raises(StorageError, match="obstore, which is not installed here"):
+    with pytest.raises(StorageError, check=saying("obstore-which-is-not-installed-here")):
         ObjectStore(parse("s3://bucket/x"))

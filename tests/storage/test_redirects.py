@@ -15,6 +15,7 @@ from drivetrain.storage import redirects
 from drivetrain.storage.object_store import ObjectStore
 from drivetrain.storage.remote_address import parse
 from drivetrain.storage.store_errors import RemoteError
+from tests.messages import get_message, saying, says_each
 
 Start = Callable[[str], tuple[str, list[str]]]
 
@@ -64,18 +65,21 @@ def test_a_redirect_to_a_service_of_this_machine_is_not_followed(start: Start) -
     outside, _ = start(f"{inside}/credentials")
     with pytest.raises(RemoteError) as raised:
         ObjectStore(parse(outside)).get("data.csv")
-    assert raised.value.lines() == [
-        f"{outside}/data.csv redirects to {inside}, which is no public address",
-        "  possible: a file where its address says that it is",
-        "  do:       if you trust that server, write its address into the job",
-    ]
+    assert says_each(
+        raised.value.lines(),
+        [
+            get_message("redirects-public-address", f"{outside}/data.csv", inside),
+            get_message("possible-file-address-says"),
+            get_message("you-trust-server-write"),
+        ],
+    )
     assert raised.value.exit_code == 7
     assert asked == []
 
 
 @pytest.mark.parametrize("host", ["169.254.169.254", "2852039166", "[fd00:ec2::254]", "100.100.100.200"])
 def test_credentials_of_a_machine_are_no_data(host: str) -> None:
-    with pytest.raises(RemoteError, match="where a cloud gives credentials"):
+    with pytest.raises(RemoteError, check=saying("cloud-gives-credentials")):
         ObjectStore(parse(f"http://{host}/latest/meta-data/iam")).get("security-credentials")
 
 

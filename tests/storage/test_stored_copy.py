@@ -21,6 +21,7 @@ from drivetrain.storage.object_store import ObjectStore, StoredObject
 from drivetrain.storage.remote_address import parse
 from drivetrain.storage.store_errors import RemoteError
 from drivetrain.system.files import read_json
+from tests.messages import says
 from tests.object_store import Fault, FaultyStore
 from tests.paths import ROOT
 from tests.stored_places import IMAGES, TABLE, a_store, content, photos, put_folder, spec, table, web
@@ -77,7 +78,7 @@ def test_a_store_that_is_away(tmp_path: Path, proxy: FaultyStore, capsys: pytest
     first = load(path, locate=fetch)
     proxy.away = True
     assert content(load(path, locate=fetch)) == content(first)
-    assert "so the copy of 20" in capsys.readouterr().out
+    assert says(capsys.readouterr().out, "so-copy-of", 20)
 
 
 def test_a_copy_is_enough_where_the_network_is_closed(

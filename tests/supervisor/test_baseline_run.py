@@ -16,6 +16,7 @@ from drivetrain.job_spec import load_job
 from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.supervisor import baseline_run, supervisor
 from drivetrain.supervisor.supervisor import TrainRequest
+from tests.messages import begins_with, says
 from tests.paths import ROOT
 from tests.supervisor.tiny_run import command, images, same, train
 
@@ -45,7 +46,7 @@ def test_they_stand_beside_the_network_and_change_no_bit_of_it(job: Path) -> Non
     rows = {row["name"]: row["metrics"] for row in json.loads((run / "baselines.json").read_text())["baselines"]}
     assert set(rows) == {"constant", "linear"}
     announced, *lines = [line for line in done.stdout.splitlines() if line.startswith("baselines: ")]
-    assert announced.startswith("baselines: fitting simple models")
+    assert begins_with(announced, "baselines-fitting-simple-models")
     assert len(lines) == 2
     assert f"{rows['linear']['validation/accuracy']:.4f}" in lines[0]
     assert "Against simple models" in (run / "report.html").read_text()
@@ -112,7 +113,7 @@ def test_data_that_has_changed_since_is_told(job: Path, capsys: pytest.CaptureFi
         file.write(b"more")
     request = TrainRequest(job)
     baseline_run.compare(request.source(), request.source().load(), run)
-    assert "ended with exit code 3" in capsys.readouterr().out
+    assert says(capsys.readouterr().out, "ended-exit-code", 3)
 
 
 def test_a_job_alone_has_its_first_number_without_a_run(job: Path) -> None:

@@ -27,6 +27,7 @@ from drivetrain.job.job import CLASS_METRICS
 from drivetrain.models import saved_model
 from drivetrain.plan.plan import load
 from drivetrain.supervisor import embedded, embedded_run
+from tests.messages import ends_with, saying, says_only
 from tests.paths import IMPORTS, ROOT
 from tests.supervisor.circle_training import Points, circle, network, no_report, same
 
@@ -89,7 +90,7 @@ def test_process_settings_that_need_a_restart_are_noted_in_the_plan(
     rows = {row.name: row for row in load(result.folder / "plan.json").decisions}
     for name, wanted in (("openmp_runtime", "iomp5"), ("allocator", "tcmalloc")):
         assert (rows[name].value, rows[name].source, rows[name].effect) == ("off", "process", "exact")
-        assert rows[name].reason == f"{wanted} must be set before the process starts, which `drivetrain train` does"
+        assert says_only(rows[name].reason, "must-set-before-process", wanted)
     seen = json.loads((result.folder / "plan.json").read_text())["seen"]
     assert all(row["same"] for name, row in seen.items() if name != "libraries")
 
@@ -122,7 +123,7 @@ def test_stopped_by_ctrl_c_and_resumed_to_the_same_weights(tmp_path: Path) -> No
     with pytest.raises(Stopped) as raised:
         train(tmp_path / "parts", data=Points(stop_at=200), **settings)
     assert raised.value.given.startswith("stopped by SIGINT (Ctrl-C) after step ")
-    assert raised.value.action == "call drivetrain.train again with the same name to resume"
+    assert says_only(raised.value.action, "call-again-same-name", "drivetrain.train")
     folder = tmp_path / "parts" / "library-001"
     assert json.loads((folder / "state.json").read_text())["status"] == "stopped"
     resumed = train(tmp_path / "parts", network(seed=9), data=Points(), **settings)
@@ -138,7 +139,7 @@ def test_an_unfinished_run_with_another_setting_is_refused(tmp_path: Path) -> No
     with pytest.raises(CheckpointError) as raised:
         train(tmp_path, data=Points(), names=["a", "b"], epochs=4)
     assert "+  epochs: 4" in raised.value.given
-    assert raised.value.action == "undo the change, or start a new run with new=True"
+    assert says_only(raised.value.action, "undo-change-start-new")
     assert train(tmp_path, data=Points(), names=["a", "b"], epochs=1, new=True).folder.name == "library-002"
 
 
@@ -211,7 +212,7 @@ def test_a_mistake_and_its_message(
 
 def test_a_model_of_a_program_cannot_be_rebuilt_without_it(tmp_path: Path) -> None:
     result = train(tmp_path, epochs=1)
-    with pytest.raises(CheckpointError, match="passed in by a Python program, and only that program can build it"):
+    with pytest.raises(CheckpointError, check=saying("passed-python-program-program")):
         saved_model.load(result.folder)
 
 
@@ -236,7 +237,7 @@ def test_the_monitor_alone(tmp_path: Path) -> None:
 
 
 def test_an_unknown_attribute_is_no_attribute() -> None:
-    with pytest.raises(AttributeError, match="module 'drivetrain' has no attribute 'trian'"):
+    with pytest.raises(AttributeError, check=saying("module-has-no-attribute", "drivetrain", "trian")):
         drivetrain.trian  # noqa: B018
 
 
@@ -254,7 +255,7 @@ def test_the_example_script_trains(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     last = done.stdout.splitlines()[-1]
     assert float(last.split()[0]) >= 0.95
-    assert last.endswith("everything else is in runs/circle-001")
+    assert ends_with(last, "everything-else-is-in", "runs/circle-001")
     assert (tmp_path / "runs" / "circle-001" / "report.html").exists()
 
 
@@ -325,7 +326,7 @@ def test_a_callback_that_passes_over_everything_does_not_prevent_a_stop(tmp_path
         with contextlib.suppress(BaseException):
             signal.raise_signal(signal.SIGTERM)
 
-    with pytest.raises(Stopped, match="stopped by SIGTERM after step 1"):
+    with pytest.raises(Stopped, check=saying("stopped-sigterm-after-step", 1)):
         train(tmp_path, on_step=passes)
 
 

@@ -24,6 +24,7 @@ from drivetrain.plan.plan import load
 from drivetrain.supervisor import embedded, embedded_run, host_process
 from tests import tiny
 from tests.hardware.checked_machines import CPU, card, machine, with_gpus
+from tests.messages import saying, says
 from tests.paths import IMPORTS, ROOT
 from tests.supervisor.circle_training import circle, network
 
@@ -42,7 +43,7 @@ def refused(folder: Path, model: nn.Module | None = None, **more: Any) -> str:
 
 def test_a_gpu_that_this_torch_cannot_use_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedded_run, "detect", lambda runs: machine("rtx3060-driver580", CPU))
-    with pytest.raises(DeviceError, match="has no code for any GPU"):
+    with pytest.raises(DeviceError, check=saying("has-no-code-for-any-gpu")):
         train(tmp_path)
     assert not list(tmp_path.glob("library-*"))
     here = detect(tmp_path)
@@ -54,11 +55,9 @@ def test_threads_are_shared_with_nobody(tmp_path: Path, monkeypatch: pytest.Monk
     cards = (card(0), card(1))
     assert len(host_process.select_gpu(_used(cards, monkeypatch), _job()).gpus) == 1
     said = refused(tmp_path, limits={"processes": 2})
-    assert "limits.processes: is 2 in a call from Python, which is one process" in said
+    assert says(said, "call-python-process", "limits.processes", 2)
     for gpus in ("all", [0, 1]):
-        assert f"limits.gpus: is {gpus} in a call from Python, which is one process" in refused(
-            tmp_path, limits={"gpus": gpus}
-        )
+        assert says(refused(tmp_path, limits={"gpus": gpus}), "call-python-process", "limits.gpus", gpus)
 
 
 def _job(gpus: str = "auto") -> Any:
@@ -96,14 +95,14 @@ def test_micro_batch_auto_is_searched(
     assert "fit: micro_batch " in capsys.readouterr().out
     row = next(row for row in load(result.folder / "plan.json").decisions if row.name == "micro_batch")
     assert row.source == "measured"
-    assert "peak memory with micro-batch" in (row.evidence or "")
+    assert says(row.evidence or "", "peak-memory-micro-batch")
 
 
 @pytest.mark.parametrize("wrap", [nn.DataParallel, lambda inner: nn.Sequential(nn.DataParallel(inner))])
 def test_a_data_parallel_network_is_refused(tmp_path: Path, wrap: Callable[[nn.Module], nn.Module]) -> None:
     said = refused(tmp_path, wrap(network()))
-    assert "model is a DataParallel" in said
-    assert "possible: the network itself, in one process on one GPU" in said
+    assert says(said, "model-is-dataparallel")
+    assert says(said, "possible-network-itself-process")
     assert "do:       give model.module; " in said
 
 

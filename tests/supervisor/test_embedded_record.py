@@ -22,6 +22,7 @@ from drivetrain.errors import CheckpointError, Stopped, UserCodeError
 from drivetrain.supervisor import embedded_record
 from drivetrain.system.files import write_json
 from drivetrain.training.user_parts import Callbacks, UserMetrics, UserParts
+from tests.messages import get_message, saying, says, says_each
 
 torch.set_num_threads(1)
 X = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
@@ -159,7 +160,7 @@ def test_other_objects_are_refused_and_named(name: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as raised:
         embedded_record.check(tmp_path, record(second))
     assert expected in str(raised.value)
-    assert "undo the change, or start a new run with new=True" in str(raised.value)
+    assert says(str(raised.value), "undo-change-start-new")
 
 
 def test_the_same_code_built_again_is_the_same(tmp_path: Path) -> None:
@@ -170,10 +171,10 @@ def test_the_same_code_built_again_is_the_same(tmp_path: Path) -> None:
 
 def test_another_callback_is_said_and_a_metric_that_raised_may_be_mended(tmp_path: Path) -> None:
     embedded_record.check(tmp_path, record({"on_step": print}))
-    assert embedded_record.check(tmp_path, record({})) == ["on_step is not what the run was started with"]
+    assert says_each(embedded_record.check(tmp_path, record({})), [get_message("step-run-started")])
     write_json(tmp_path / "state.json", {"exit_code": UserCodeError.exit_code})
     lines = embedded_record.check(tmp_path, record({"on_step": print, "metrics": Share(2.0)}))
-    assert lines == ["metrics is not what the run was started with"]
+    assert says_each(lines, [get_message("metrics-run-started")])
 
 
 def test_what_the_training_changes_itself_is_no_difference(tmp_path: Path) -> None:
@@ -189,9 +190,7 @@ def test_what_the_training_changes_itself_is_no_difference(tmp_path: Path) -> No
 def test_a_run_that_continues_a_finished_one_may_have_another_schedule(tmp_path: Path) -> None:
     rows = record({}) | {"schedule": "1"}
     embedded_record.check(tmp_path, rows)
-    assert embedded_record.check(tmp_path, record({}), extends=True) == [
-        "schedule is not what the run was started with"
-    ]
+    assert says_each(embedded_record.check(tmp_path, record({}), extends=True), [get_message("schedule-run-started")])
     assert embedded_record.check(tmp_path, record({})) == []
     with pytest.raises(CheckpointError, match=r"model\.1"):
         embedded_record.check(tmp_path, record({"model": net(nn.Tanh())}), extends=True)
@@ -214,7 +213,7 @@ def test_a_stopped_training_goes_on_with_the_same_objects_alone(tmp_path: Path) 
     with pytest.raises(Stopped):
         train(weighted(1.0), on_step=stop)
     for _ in range(2):  # a refusal changes nothing
-        with pytest.raises(CheckpointError, match="is unfinished and was started with other objects: loss was"):
+        with pytest.raises(CheckpointError, check=saying("unfinished-started-objects-loss")):
             train(weighted(2.0))
     assert train(weighted(1.0)).folder.name == "library-001"
     assert train(weighted(2.0), new=True).folder.name == "library-002"

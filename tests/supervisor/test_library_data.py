@@ -27,6 +27,7 @@ from torch.utils.data import (
 import drivetrain
 from drivetrain.errors import DataError, DrivetrainError, SpecError, Stopped
 from drivetrain.supervisor import embedded
+from tests.messages import saying, says
 from tests.paths import ROOT
 from tests.supervisor.circle_training import Points, Rows, X, Y, circle, network, no_report, same
 
@@ -113,11 +114,9 @@ def test_the_settings_of_a_loader_are_used_or_said(tmp_path: Path, capsys: pytes
     loader = DataLoader(Rows(), 50, shuffle=True, drop_last=True, num_workers=2, worker_init_fn=print)
     result = train(tmp_path, loader, DataLoader(Rows(), 7), epochs=1)
     said = capsys.readouterr().out
-    assert (
-        "data: train_data: samples of the DataLoader in batches of 50, without a smaller last one, shuffled by" in said
-    )
-    assert 'its 2 workers with optimize={"loader_workers": N}; worker_init_fn is not called' in said
-    assert "data: validation_data: every sample once" in said
+    assert says(said, "data-train-data-samples", 50)
+    assert says(said, "workers-optimize-worker-init", 2, "loader_workers")
+    assert says(said, "data-validation-data-every")
     assert (result.folder / "metrics.jsonl").read_text().count("train/loss") == 2
 
 
@@ -262,5 +261,5 @@ def test_workers_for_an_iterable_are_refused(tmp_path: Path) -> None:
 def test_a_model_without_values_is_refused(tmp_path: Path) -> None:
     with torch.device("meta"):
         model = nn.Linear(2, 2)
-    with pytest.raises(SpecError, match="weight of the model is on the meta device and has no values"):
+    with pytest.raises(SpecError, check=saying("weight-model-meta-device")):
         train(tmp_path, Rows(), model=model)

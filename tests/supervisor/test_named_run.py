@@ -11,6 +11,7 @@ from drivetrain.cli import arguments, main
 from drivetrain.errors import CheckpointError
 from drivetrain.supervisor import named_run
 from drivetrain.tracking.live import watch as watching
+from tests.messages import saying, says, says_only
 
 
 @pytest.fixture
@@ -38,10 +39,8 @@ def test_a_name_without_runs(runs: Path) -> None:
 )
 def test_the_most_similar_name_is_suggested(runs: Path, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main([words[0], "runs/clip-01", *words[1:]]) == CheckpointError.exit_code
-    assert capsys.readouterr().err == (
-        "runs/clip-01: there is no such folder\n"
-        "  possible: runs here, newest first: clip-002, clip-001, parts-001\n"
-        '  do:       did you mean "clip-001"?\n'
+    assert says_only(
+        capsys.readouterr().err, "folder-possible-runs-newest", "runs/clip-01", "clip-002", "clip-001", "parts-001"
     )
 
 
@@ -56,7 +55,7 @@ def test_watch_finds_the_trials_of_a_sweep(runs: Path, monkeypatch: pytest.Monke
     sweep = runs / "kinds-sweep-001"
     sweep.mkdir()
     (sweep / "sweep.yaml").touch()
-    with pytest.raises(CheckpointError, match="this sweep has no trial yet"):
+    with pytest.raises(CheckpointError, check=saying("sweep-trial-yet")):
         named_run.find_newest_trial(sweep)
     for age, name in enumerate(("trial1-001", "trial0-001")):
         (sweep / name).mkdir()
@@ -73,8 +72,8 @@ def test_watch_finds_the_trials_of_a_sweep(runs: Path, monkeypatch: pytest.Monke
 def test_without_any_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     assert main.main(["watch"]) == CheckpointError.exit_code
-    assert f"no run was given, and there is none in {tmp_path}/runs" in capsys.readouterr().err
-    with pytest.raises(CheckpointError, match="a run folder; there is none in"):
+    assert says(capsys.readouterr().err, "run-given-none", f"{tmp_path}/runs")
+    with pytest.raises(CheckpointError, check=saying("run-folder-none")):
         named_run.check_exists(Path("runs/a-001"))
 
 

@@ -31,6 +31,7 @@ from drivetrain.system.signals import SignalForwarder
 from drivetrain.training import handshake
 from drivetrain.tuning.measuring_request import MemoryRequest
 from tests import own_job
+from tests.messages import saying, says
 from tests.tiny import machine
 
 FILES = {
@@ -164,7 +165,7 @@ def test_files_that_a_batch_script_cannot_hold_are_named(
     monkeypatch.setattr(slurm, "MAX_SCRIPT_FILE_BYTES", 100)
     (tmp_path / "site.yaml").write_text(json.dumps({"slurm": {"shared": ["/"]}}))
     assert main.main(["launch", str(spec), "--on", "slurm", "--site", "site.yaml", "--output", "a.sbatch"]) == 0
-    assert "read when the run starts, as they are then: code/scale.json" in capsys.readouterr().err
+    assert says(capsys.readouterr().err, "read-run-starts", "code/scale.json")
     assert "scale.json" not in (tmp_path / "a.sbatch").read_text()
 
 
@@ -178,7 +179,7 @@ def test_what_is_changed_between_two_commands_is_refused(spec: Path, tmp_path: P
     )
     (tmp_path / "scale.json").write_text("3")
     job_of(source.copy_to(tmp_path / "again", source.load()))
-    with pytest.raises(CheckpointError, match=r"was started with a different scale\.json"):
+    with pytest.raises(CheckpointError, check=saying("was-started-with-different", "scale.json")):
         user_code.record_digests(tmp_path, user_code.open_code(tmp_path))
 
 
@@ -196,5 +197,5 @@ def test_a_node_with_other_code_is_refused(spec: Path, tmp_path: Path, monkeypat
     refusal = handshake._find_difference(introductions[0], introductions[1], 1)
     assert refusal is not None
     assert refusal["exit_code"] == SpecError.exit_code
-    assert "has another late.py than the leader" in refusal["parts"][0]
+    assert says(refusal["parts"][0], "has-another-than-leader", "late.py")
     assert handshake._find_difference(introductions[0], introductions[0], 1) is None

@@ -21,6 +21,7 @@ from drivetrain.supervisor import preemption
 from drivetrain.supervisor.preemption import NoAnswer, NoticeAddress
 from drivetrain.system.signals import HANDLED_SIGNALS, PREEMPTION_NOTICE, PREEMPTION_SIGNAL, Interrupted, Signals
 from tests.faults import trained
+from tests.messages import get_message, saying, says_each, says_only
 
 
 class Provider:
@@ -102,7 +103,7 @@ def test_a_token_is_fetched_if_the_service_requires_one(provider: Provider) -> N
 
 def test_a_token_that_would_be_a_header_is_refused(provider: Provider) -> None:
     provider.token = "a\r\nHost: elsewhere"
-    with pytest.raises(NoAnswer, match="answers 401, and 200 when asked for a token"):
+    with pytest.raises(NoAnswer, check=saying("answers-asked-token", 401, 200)):
         NoticeAddress(provider.url).notice()
 
 
@@ -110,7 +111,7 @@ def test_a_redirect_is_not_followed(provider: Provider) -> None:
     elsewhere = Provider()
     elsewhere.answer = (200, "TRUE")
     provider.answer, provider.more = (302, ""), {"Location": elsewhere.url}
-    with pytest.raises(NoAnswer, match="answers 302, and redirects are not followed"):
+    with pytest.raises(NoAnswer, check=saying("answers-redirects-followed", 302)):
         NoticeAddress(provider.url).notice()
     assert elsewhere.asked == []
     elsewhere.server.shutdown()
@@ -155,7 +156,7 @@ def test_nothing_of_an_answer_is_recorded_but_its_status(
     Signals()
     with preemption.watch(provider.url, tmp_path), pytest.raises(Interrupted):
         time.sleep(60)
-    assert events(tmp_path) == [f"{provider.url} answers 200: this machine will be shut down"]
+    assert says_each(events(tmp_path), [get_message("answers-machine-shut-down", provider.url, 200)])
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
@@ -171,7 +172,7 @@ def test_nothing_of_an_answer_is_recorded_but_its_status(
         with pytest.raises(NoAnswer) as raised:
             NoticeAddress(f"http://127.0.0.1:{listener.getsockname()[1]}/").notice()
         thread.join()
-    assert str(raised.value) == "does not answer: BadStatusLine"
+    assert says_only(str(raised.value), "does-not-answer-badstatusline")
 
 
 AWS, GOOGLE = "http://169.254.169.254/latest/meta-data", "http://metadata.google.internal/computeMetadata/v1/instance"
@@ -225,7 +226,7 @@ def test_urls_where_a_notice_is_given(url: str) -> None:
 )
 def test_other_urls_are_refused(url: str) -> None:
     """Metadata services give the credentials of the machine under other paths."""
-    with pytest.raises(ValidationError, match="a URL where a cloud gives notice"):
+    with pytest.raises(ValidationError, check=saying("url-cloud-gives-notice")):
         Checkpoint(notice=url)
 
 
@@ -234,7 +235,7 @@ def test_one_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
-        with pytest.raises(NoAnswer, match="does not answer: timed out"):
+        with pytest.raises(NoAnswer, check=saying("does-not-answer-timed-out")):
             NoticeAddress(f"http://127.0.0.1:{listener.getsockname()[1]}/").notice()
 
 
@@ -267,7 +268,7 @@ def test_an_address_problem_is_reported_once_and_the_notice_still_arrives(
     told = events(tmp_path)
     assert len(told) == 2
     assert "answers 500; retrying" in told[0]
-    assert told[1] == f"{provider.url} answers 200: this machine will be shut down"
+    assert says_only(told[1], "answers-machine-shut-down", provider.url, 200)
     # What the provider sends next is no second signal: it must not break into the save.
     os.kill(os.getpid(), signal.SIGTERM)
     assert signals.received == PREEMPTION_NOTICE

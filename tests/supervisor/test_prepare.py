@@ -19,6 +19,7 @@ import drivetrain
 from drivetrain.errors import DataError, DrivetrainError, NumericsError, SpecError
 from drivetrain.hardware import detect
 from drivetrain.optimizations import precision
+from tests.messages import saying, says
 from tests.supervisor.circle_training import circle, network, no_report
 
 __all__ = ["no_report"]
@@ -170,7 +171,7 @@ def test_a_bad_update_is_skipped_and_three_end_the_loop() -> None:
         step(BATCHES[0])
         step(bad)
         step(bad)
-        with pytest.raises(NumericsError, match="three updates in a row had a loss or gradient that is not finite"):
+        with pytest.raises(NumericsError, check=saying("three-updates-row-loss")):
             step(bad)
         assert (step.updates, step.skipped) == (1, 4)
 
@@ -249,16 +250,16 @@ def test_plan_state_and_the_process_afterwards() -> None:
     settings: dict[str, Any] = {"loss": cross_entropy, "quiet": True, "accumulate": 2}
     with drivetrain.prepare(model, optimizer(model), **settings) as step:
         assert step.plan.value("precision") == "fp32"
-        assert "your loop reads the data" in step.plan.row("loader_workers").reason
+        assert says(step.plan.row("loader_workers").reason, "your-loop-reads-data")
         step(BATCHES[0])
-        with pytest.raises(DrivetrainError, match="state_dict is called after 1 of 2 batches of an update"):
+        with pytest.raises(DrivetrainError, check=saying("state-dict-called-after", 1, 2)):
             step.state_dict()
         assert step.flush() is not None
         assert step.flush() is None
         state = step.state_dict()
         step(BATCHES[1])
     assert torch.get_num_threads() == threads
-    with pytest.raises(SpecError, match="called outside of its with block"):
+    with pytest.raises(SpecError, check=saying("called-outside-block")):
         step(BATCHES[0])
     with drivetrain.prepare(model, optimizer(model), **settings) as other:
         other.load_state_dict(state)

@@ -14,6 +14,7 @@ from drivetrain.supervisor.run_folder import RunFolder
 from drivetrain.supervisor.run_lifecycle import RunLifecycle
 from drivetrain.system.files import hash_file
 from tests.faults import trained
+from tests.messages import says
 
 SETS = ("--set", "train.epochs=3")
 
@@ -34,7 +35,7 @@ def test_the_same_bits_and_where_they_differ(finished: Path, capfd: pytest.Captu
     run = trained.run(finished)
     assert again(run) == 0
     copy = run.parent / "small-reproduced-001"
-    assert f"{copy} has the weights and the metrics of {run}, bit for bit" in capfd.readouterr().out
+    assert says(capfd.readouterr().out, "weights-metrics-bit-bit", copy, run)
     made, other = (json.loads((folder / "provenance.json").read_text()) for folder in (run, copy))
     assert made | {"spec": ""} == other | {"spec": ""}
     assert made["model"] == hash_file(run / "model" / "model.safetensors")
@@ -63,13 +64,13 @@ def test_what_cannot_be_made_again(finished: Path, capfd: pytest.CaptureFixture[
     before = images.read_bytes()
     images.write_bytes(before + b"more")
     assert again(run) == 4
-    assert f"{images} is not the file that {run} was trained with" in capfd.readouterr().err
+    assert says(capfd.readouterr().err, "is-not-file-that-was-trained", images, run)
     images.write_bytes(before)
     state = run / "state.json"
     text = state.read_text()
     state.write_text(text.replace('"done"', '"stopped"'))
     assert again(run) == 4
-    assert "is not a finished run (status: stopped)" in capfd.readouterr().err
+    assert says(capfd.readouterr().err, "finished-run-status-stopped")
     state.write_text(text)
     extension = {"run": "small-000", "step": 8, "epoch": 1, "schedule": "continues", "origin": 0}
     (run / "extension.json").write_text(json.dumps(extension))

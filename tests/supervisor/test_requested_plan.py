@@ -11,8 +11,10 @@ import pytest
 from drivetrain.errors import CheckpointError
 from drivetrain.plan import plan
 from drivetrain.plan.effective_plan import PlanRequest
+from drivetrain.system.run_records import RunState
 from tests import tiny
 from tests.faults import trained
+from tests.messages import says
 
 STOPPED = {"FAULT": "step:10:term"}
 
@@ -31,8 +33,8 @@ def test_what_changes_the_plan_of_an_unfinished_run_is_refused(tmp_path: Path) -
     trained.finish(job, expected=75, **STOPPED)
     before = trained.read(trained.run(job), "plan.json")["decisions"]
     refused = trained.finish(job, "--plain", expected=4)
-    assert "small-001 was started without --plain and --plan; this command is with --plain" in refused
-    assert "run it without --plain and --plan, or start a new run with --new" in refused
+    assert says(refused, "started-without-plain-plan", "small-001")
+    assert says(refused, "run-without-plain-plan")
     assert trained.read(trained.run(job), "plan.json")["decisions"] == before
     trained.finish(job, "--plan", str(trained.run(job) / "plan.json"))
     assert trained.read(trained.run(job), "state.json")["plan"] is None
@@ -42,7 +44,7 @@ def test_what_changes_the_plan_of_an_unfinished_run_is_refused(tmp_path: Path) -
 def test_a_plain_run_resumes_plain(tmp_path: Path) -> None:
     job = trained.written(tmp_path, epochs="4")
     trained.finish(job, "--plain", expected=75, **STOPPED)
-    assert "was started with --plain; this command is without --plain and --plan" in trained.finish(job, expected=4)
+    assert says(trained.finish(job, expected=4), "started-plain-command-without")
     trained.finish(job, "--plain")
     assert {row["source"] for row in trained.read(trained.run(job), "plan.json")["decisions"]} == {"plain"}
 
@@ -80,16 +82,16 @@ def test_a_plain_run_resumes_plain(tmp_path: Path) -> None:
 )
 def test_plan_request_of_a_run(state: dict[str, Any], asked: PlanRequest, expected: str | None) -> None:
     if expected is None:
-        assert asked.resume(Path("x-001"), state, made()) == PlanRequest(False, state.get("plan", asked.plan))
+        assert asked.resume(Path("x-001"), RunState(state), made()) == PlanRequest(False, state.get("plan", asked.plan))
         return
     with pytest.raises(CheckpointError, match=expected):
-        asked.resume(Path("x-001"), state, made())
+        asked.resume(Path("x-001"), RunState(state), made())
 
 
 def test_a_plain_run_of_an_older_version_is_recognized_by_its_plan() -> None:
     stored = made(plain=True)
     rows = [replace(row, source="memory") if row.name == "micro_batch" else row for row in stored.decisions]
     for each in (stored, replace(stored, decisions=tuple(rows))):
-        assert PlanRequest(True, None).resume(Path("x-001"), {}, each) == PlanRequest(True, None)
+        assert PlanRequest(True, None).resume(Path("x-001"), RunState({}), each) == PlanRequest(True, None)
         with pytest.raises(CheckpointError, match="started with --plain"):
-            PlanRequest(False, None).resume(Path("x-001"), {}, each)
+            PlanRequest(False, None).resume(Path("x-001"), RunState({}), each)

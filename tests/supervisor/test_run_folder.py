@@ -17,6 +17,8 @@ from drivetrain.errors import Busy, CheckpointError, StorageError
 from drivetrain.job import Job
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.supervisor import run_folder, spec_difference
+from drivetrain.system.run_records import RunState
+from tests.messages import saying, says
 
 TEXT = "name: a\ntask: image-classification\ndata: {train: data}\n"
 
@@ -70,7 +72,7 @@ def test_a_changed_spec_is_refused_with_the_difference(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as caught:
         run_folder.open_run(tmp_path / "runs", job(tmp_path, "train.epochs=3"))
     text = str(caught.value)
-    assert "a-001 is unfinished and was started with another job file" in text
+    assert says(text, "unfinished-started-another-job", "a-001")
     assert "-  epochs: 10" in text
     assert "+  epochs: 3" in text
     assert "--new" in text
@@ -103,7 +105,7 @@ def test_a_run_that_ended_before_its_first_step_because_of_its_data_is_replaced(
     again = run_folder.open_run(tmp_path / "runs", job(tmp_path))
     assert (again.path, again.resumes) == (run.path, resumes)
     assert (again.path / "plan.json").exists() == resumes
-    assert again.state().get("attempts", 0) == int(resumes)
+    assert RunState.read(again.path).attempts == int(resumes)
     os.close(again.lock)
 
 
@@ -214,7 +216,7 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    with pytest.raises(StorageError, match="its file system refuses locks") as raised:
+    with pytest.raises(StorageError, check=saying("file-system-refuses-locks")) as raised:
         run_folder.open_run(tmp_path / "runs", job(tmp_path))
     assert os.strerror(number) in str(raised.value)
 
@@ -259,7 +261,7 @@ def test_a_run_of_another_user(
 
 def test_bytes_that_are_not_utf_8(tmp_path: Path) -> None:
     """Weights cannot be written into such a folder: it is said before the training, not after it."""
-    with pytest.raises(StorageError, match="has bytes that are not UTF-8"):
+    with pytest.raises(StorageError, check=saying("has-bytes-that-are-not-utf")):
         run_folder.open_run(tmp_path / os.fsdecode(b"r\xe9"), job(tmp_path))
 
 
@@ -267,12 +269,12 @@ def test_a_file_of_data_whose_name_is_not_utf_8(tmp_path: Path, capsys: pytest.C
     path = tmp_path / os.fsdecode(b"dat\xe9.csv")
     path.write_text("a,b\n" + "".join(f"{i % 7},{i % 2}\n" for i in range(100)))
     assert main(["init", str(path)]) == 3
-    assert "the path is not UTF-8" in capsys.readouterr().err
+    assert says(capsys.readouterr().err, "path-is-not-utf")
 
 
 def test_the_second_trainer_is_refused(tmp_path: Path) -> None:
     run_folder.open_run(tmp_path / "runs", job(tmp_path))
-    with pytest.raises(Busy, match="another process is training in this folder"):
+    with pytest.raises(Busy, check=saying("another-process-training-folder")):
         run_folder.open_run(tmp_path / "runs", job(tmp_path))
 
 

@@ -17,6 +17,7 @@ import pytest
 import safetensors.torch
 import torch
 
+from tests.messages import says
 from tests.paths import IMPORTS, ROOT
 from tests.supervisor.tiny_run import TEXT, command, rows, same, train
 from tests.waiting import until
@@ -83,7 +84,7 @@ def test_a_signal_saves_and_exits_with_75(job: Path, number: signal.Signals) -> 
     assert running.returncode == 75, out + err
     origin = {signal.SIGTERM: "", signal.SIGINT: " (Ctrl-C)"}[number]
     assert f"stopped by {number.name}{origin} after step" in err
-    assert "run the same command again to resume from there" in err
+    assert says(err, "run-same-command-again-resume")
     assert "Traceback" not in err
     assert json.loads((run / "state.json").read_text())["status"] == "stopped"
 
@@ -166,7 +167,7 @@ def test_a_second_trainer_is_refused(job: Path) -> None:
     running.send_signal(signal.SIGTERM)
     running.wait(timeout=60)
     assert second.returncode == 11
-    assert "another process is training in this folder" in second.stderr
+    assert says(second.stderr, "another-process-training-folder")
 
 
 def test_frozen_parts_do_not_move(job: Path) -> None:

@@ -23,6 +23,7 @@ from drivetrain.supervisor.sweep import study, sweep
 from drivetrain.system import child_process
 from drivetrain.system.signals import KILLED_EXIT_CODE
 from tests.faults import trained
+from tests.messages import says
 from tests.report_page import Page
 
 JOB = """
@@ -156,7 +157,7 @@ def test_more_trials_go_on_and_another_job_does_not(job: Path, capsys: pytest.Ca
     assert len(table(job)) == 5
     job.write_text(JOB.replace("high: 0.5", "high: 0.4"))
     assert run(job) == 0
-    assert "is finished, and job, data or code have changed since; a new sweep begins" in capsys.readouterr().out
+    assert says(capsys.readouterr().out, "finished-job-data-code")
     assert len(table(job, 2)) == 6
 
 
@@ -165,16 +166,16 @@ def test_what_may_not_change_while_a_sweep_is_unfinished(
 ) -> None:
     monkeypatch.setattr(child_process, "run_child", lambda *given, **more: KILLED_EXIT_CODE)
     assert run(job) == KILLED_EXIT_CODE
-    assert "0 of 6 trials are done; the same command goes on" in capsys.readouterr().out
+    assert says(capsys.readouterr().out, "trials-done-same-command", 0, 6)
     monkeypatch.setattr(child_process, "run_child", trainer())
     assert run(job, "--plain") == 4
-    assert "it was started without --plain" in capsys.readouterr().err
+    assert says(capsys.readouterr().err, "started-without-plain")
     job.write_text(JOB.replace("high: 0.5", "high: 0.4"))
     assert run(job) == 4
     told = capsys.readouterr().err
-    assert "kinds-sweep-001 is unfinished, and this has changed since it started" in told
+    assert says(told, "unfinished-changed-since-started", "kinds-sweep-001")
     assert "-      high: 0.5" in told
-    assert "or begin a new sweep with --new" in told
+    assert says(told, "begin-new-sweep-new")
     assert run(job, "--new") == 0
 
 
@@ -213,11 +214,11 @@ def test_exit_codes(job: Path, capsys: pytest.CaptureFixture[str], monkeypatch: 
     monkeypatch.setattr(child_process, "run_child", lambda *given, **more: next(codes))
     assert run(job) == 3
     assert [row[1] for row in table(job)] == ["FAIL", "FAIL", "RUNNING"]
-    assert "trial 0 failed: exit code 5: the budget for non-finite steps is spent" in capsys.readouterr().out
+    assert says(capsys.readouterr().out, "trial-failed-exit-code", 0, 5)
     monkeypatch.setattr(sweep, "check_installed", study.check_installed)
     monkeypatch.setattr(study, "find_spec", lambda name: None)
     assert run(job) == 9
-    assert "optuna is not installed here" in capsys.readouterr().err
+    assert says(capsys.readouterr().err, "optuna-is-not-installed-here")
     job.write_text(JOB[: JOB.index("sweep:")])
     assert run(job) == 2
     assert "sweep: is missing" in capsys.readouterr().err
@@ -307,8 +308,8 @@ def test_a_real_trial_is_ended_the_way_a_stop_is(
     )
     assert main.main(["sweep", str(job), "--runs", str(tmp_path / "runs")]) == 1
     said = capfd.readouterr().out
-    assert "trial 0: ended early after epoch 1" in said
-    assert "no trial is done: 0 failed, 1 ended early" in said
+    assert says(said, "trial-ended-early-after", 0, 1)
+    assert says(said, "trial-done-failed-ended", 0, 1)
     place = tmp_path / "runs" / "small-sweep-001" / "trial0-001"
     assert trained.read(place, "state.json")["status"] == "stopped"
     assert 8 <= int(trained.last(place).name.removeprefix("step-")) < 200

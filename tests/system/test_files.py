@@ -18,6 +18,7 @@ from drivetrain.supervisor import preemption
 from drivetrain.system import files
 from drivetrain.system.run_files import RunFiles
 from drivetrain.training.checkpoints import manifest
+from tests.messages import saying, says, says_only
 
 DEEP = "[" * 200_000 + "]" * 200_000
 
@@ -43,7 +44,7 @@ def test_a_row_is_left_out(tmp_path: Path) -> None:
 
 def test_a_manifest_is_not_whole(tmp_path: Path) -> None:
     (tmp_path / manifest.MANIFEST).write_text(DEEP)
-    assert manifest.verify(tmp_path) == f"{manifest.MANIFEST} is missing or incomplete"
+    assert says_only(manifest.verify(tmp_path), "is-missing-or-incomplete", manifest.MANIFEST)
 
 
 @pytest.mark.parametrize("load", [plan.load, facts.read_hardware])
@@ -54,7 +55,7 @@ def test_a_file_that_was_named_is_refused(deep: Path, load: Callable[[Path], obj
 
 def test_a_line_of_data_is_named(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(f'{{"a": 1}}\n{DEEP}\n')
-    with pytest.raises(DataError, match=r"a\.jsonl line 2 is nested too deeply"):
+    with pytest.raises(DataError, check=saying("line-nested-too-deeply", "a.jsonl", 2)):
         jsonl_file._check_lines(tmp_path / "a.jsonl", "data.train")
 
 
@@ -68,10 +69,10 @@ def test_a_folder_that_cannot_be_written(mine: bool, tmp_path: Path, monkeypatch
     monkeypatch.setattr(os, "getuid", lambda: tmp_path.stat().st_uid + (not mine))
     error = str(files.storage_error(tmp_path / "runs" / "a-001", OSError(errno.EACCES, "Permission denied")))
     if mine:
-        assert f"{tmp_path} is yours, but closed for writing" in error
+        assert says(error, "yours-closed-writing", tmp_path)
         assert f"do:       chmod u+rwx {tmp_path}" in error
     else:
-        assert f"it belongs to uid {tmp_path.stat().st_uid}, but this process runs as uid {os.getuid()}" in error
+        assert says(error, "belongs-uid-process-runs", tmp_path.stat().st_uid, os.getuid())
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 
 from drivetrain.errors import StorageError
 from drivetrain.system.named_folder import NamedFolder
+from tests.messages import saying
 
 
 @pytest.fixture
@@ -45,5 +46,5 @@ def test_it_is_gone(folder: Path) -> None:
     named = NamedFolder(folder)
     (folder / "job.yaml").unlink()
     folder.rmdir()
-    with pytest.raises(StorageError, match="while the run trains"):
+    with pytest.raises(StorageError, check=saying("while-run-trains")):
         named.restore()

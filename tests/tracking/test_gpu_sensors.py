@@ -22,6 +22,7 @@ from drivetrain.report.sections.machine import time_section
 from drivetrain.report.summary import summarize
 from drivetrain.tracking import monitor
 from drivetrain.tracking.monitor import Monitor, Sensors
+from tests.messages import get_message, says_each
 from tests.nvml_double import A100, GIB, RTX, Card, Nvml
 
 HOT = 0x4 | 0x40 | 0x1
@@ -165,19 +166,25 @@ def test_the_report_shows_them() -> None:
     section = time_section(collect_series(rows, "seconds"), summarize(Record("a")), None)
     assert section is not None
     titles = [block.title for block in section.blocks if hasattr(block, "title")]
-    assert titles == [
-        "GPU busy, %",
-        "GPU memory, GiB",
-        "GPU temperature, degrees Celsius",
-        "GPU power, W",
-        "GPU clock, MHz",
-    ]
+    assert says_each(
+        titles,
+        [
+            "GPU busy, %",
+            "GPU memory, GiB",
+            get_message("gpu-temperature-degrees-celsius"),
+            "GPU power, W",
+            "GPU clock, MHz",
+        ],
+    )
     words = [block.text for block in section.blocks if hasattr(block, "text")]
-    assert words == [
-        "GPU: 82 % busy on average, 3.0 GiB of memory at peak, 63 degrees at most, 150 W at most.",
-        "GPU: its clock was throttled in 25 % of the readings; telemetry.jsonl lists the reasons.",
-        "GPU1: 10 % busy on average.",
-    ]
+    assert says_each(
+        words,
+        [
+            get_message("gpu-busy-average-gib", 82, "3.0", 63, 150),
+            get_message("gpu-clock-throttled-readings", 25, "telemetry.jsonl"),
+            "GPU1: 10 % busy on average.",
+        ],
+    )
 
 
 def test_the_monitoring_interval_is_a_spec_key() -> None:

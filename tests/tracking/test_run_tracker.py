@@ -23,6 +23,7 @@ from drivetrain.tracking.run_tracker import open_tracker
 from drivetrain.tracking.tracker import TrackerError
 from drivetrain.tracking.tracker_process import TrackerProcess, start_tracker, track_started_runs
 from tests.faults import trained
+from tests.messages import saying, says
 from tests.mlflow_double import Answer, MlflowDouble, serving
 from tests.tracking.tracked_run import copy, expected, folder, grow
 
@@ -209,12 +210,12 @@ def test_an_experiment_that_was_deleted_and_a_run_that_was(
     run = folder(tmp_path, server.address)
     server.experiments["small"] = "deleted"
     assert main.main(["track", str(run)]) == 7
-    assert "'small' is deleted on" in capsys.readouterr().err
+    assert says(capsys.readouterr().err, "small-is-deleted-on")
     assert main.main(["track", str(run), "--mlflow", server.address, "--experiment", "other"]) == 0
     assert "tracker: 30 rows sent" in capsys.readouterr().out
     server.runs.clear()
     assert main.main(["track", str(run)]) == 7
-    assert "to begin a new run on the server" in capsys.readouterr().err
+    assert says(capsys.readouterr().err, "begin-new-run-server")
 
 
 ODD = [
@@ -241,7 +242,7 @@ def test_answers_that_no_server_gives(
     assert code == 7 or request_ == "experiments/create" or (request_, body[:1]) == ("runs/search", "{")
     if code:
         text = capsys.readouterr().err
-        assert "is no MLflow server\n  possible: " in text
+        assert says(text, "mlflow-server-possible")
         assert "  do:       " in text
 
 
@@ -320,7 +321,7 @@ def test_killed_with_its_run_the_command_sends_the_rest(server: MlflowDouble, tm
 def test_a_server_that_stays_away_is_told_at_the_end(tmp_path: Path) -> None:
     run = folder(tmp_path, "http://127.0.0.1:9")
     TrackerProcess(run, Track(mlflow="http://127.0.0.1:9")).finish(stopped=True)
-    assert "30 rows were not sent" in _events(run)
+    assert says(_events(run), "rows-were-not-sent", 30)
     assert f"`drivetrain track {run}` sends it" in _events(run)
 
 
@@ -344,7 +345,7 @@ def test_one_process_copies_a_run(
     monkeypatch.setattr(sent_rows, "LOCK_SECONDS", 0.1)
     run = folder(tmp_path, server.address)
     opened.enter_context(open_tracker(run, server.address))
-    with pytest.raises(Busy, match="another process copies this run"):
+    with pytest.raises(Busy, check=saying("another-process-copies-run")):
         opened.enter_context(open_tracker(run, server.address))
     opened.close()
     copy(run, server.address)

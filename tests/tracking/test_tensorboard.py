@@ -24,6 +24,7 @@ from drivetrain.training.checkpoints import checkpoint
 from drivetrain.training.progress import measure_since_last_call
 from drivetrain.training.train import train as train_run
 from tests import tiny
+from tests.messages import begins_with, says
 from tests.supervisor.tiny_run import train
 
 
@@ -103,7 +104,7 @@ def test_a_failing_tensorboard_writer_is_an_event(tmp_path: Path) -> None:
     kept.write(2, 0, {"train/loss": 0.5})
     kept.close()
     assert len(said) == 1
-    assert said[0].startswith("TensorBoard logging has stopped, the training continues: ")
+    assert begins_with(said[0], "tensorboard-logging-stopped-training")
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
 
 
@@ -117,7 +118,7 @@ def test_a_batch_that_cannot_be_shown_is_an_event(tmp_path: Path, capsys: pytest
     made.dataset.prepare = broken  # type: ignore[assignment]
     tensorboard_overview.show_overview(made)
     made.metrics.close()
-    assert "the first batch could not be drawn: no such picture" in capsys.readouterr().out
+    assert says(capsys.readouterr().out, "first-batch-could-drawn")
     assert read(tmp_path / "tensorboard").Tags()["tensors"] == ["plan"]
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from drivetrain.cli import main
 from drivetrain.tracking.mlflow_server import MlflowServer
+from tests.messages import says
 from tests.mlflow_double import MlflowDouble, serving
 from tests.tracking.tracked_run import folder
 
@@ -15,9 +16,9 @@ from tests.tracking.tracked_run import folder
 def test_commands_that_name_no_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = folder(tmp_path, "http://127.0.0.1:9")
     assert main.main(["track", str(run)]) == 7
-    assert "cannot be reached: Connection refused" in capsys.readouterr().err
+    assert says(capsys.readouterr().err, "reached-connection-refused")
     assert main.main(["track", str(run), "--mlflow", "http://me:secret@host"]) == 2
-    assert "an address without user and password" in capsys.readouterr().err
+    assert says(capsys.readouterr().err, "address-without-user-password")
     (run / "job.yaml").write_text("name: small\n")
     assert main.main(["track", str(run)]) == 2
     assert f"drivetrain track {run} --mlflow http://127.0.0.1:5000" in capsys.readouterr().err
@@ -54,8 +55,8 @@ def test_a_server_that_only_the_job_names_gets_no_credentials(
     assert main.main(["track", str(run)]) == 0
     assert {given for _, given in server.seen} == {""}
     text = capsys.readouterr().out
-    assert "the credentials of this machine are not sent, since MLFLOW_TRACKING_URI" in text
-    assert f"  do:       if it is your server, export MLFLOW_TRACKING_URI={server.address}" in text
+    assert says(text, "credentials-machine-sent-since")
+    assert says(text, "your-server-export-mlflow", server.address)
     server.fault = lambda number, path: (401, {}, b"no")
     assert main.main(["track", str(run)]) == 7
     assert "are not sent" in capsys.readouterr().err

@@ -9,8 +9,9 @@ import pytest
 
 from drivetrain.errors import DeviceError, PeerError
 from drivetrain.system import torch_errors
-from drivetrain.training.checkpoints import checkpoint
+from drivetrain.system.run_files import list_checkpoints
 from tests import ranks_cases
+from tests.messages import says
 
 STOPS = [
     "time@0",
@@ -46,11 +47,11 @@ def test_all_stop_at_one_step_and_the_leader_saves(ends: dict[str, Ends], folder
     step = 5 if case.startswith("time") else 4
     assert (leader["code"], other["code"]) == (75, 75), (leader, other)
     assert (leader["step"], other["step"]) == (step, step)
-    assert checkpoint.list_checkpoints(folder / case / "checkpoints")[-1].name == f"step-{step}"
+    assert list_checkpoints(folder / case / "checkpoints")[-1].name == f"step-{step}"
     what = "max_time of 1h has passed" if case.startswith("time") else "stopped by "
     assert what in leader["reason"]
     if case == "signal@1":
-        assert "stopped by a signal to process 2 of 2 after step 4" in leader["reason"]
+        assert says(leader["reason"], "stopped-signal-process-after", 2, 2, 4)
 
 
 @pytest.mark.parametrize("case", ["time@1", "other metrics@1"])

@@ -17,9 +17,10 @@ from drivetrain.job.images import ImageRegressionJob
 from drivetrain.job.series import SeriesRegressionJob
 from drivetrain.job.tables import TableRegressionJob
 from drivetrain.job.train import Constant, EarlyStopping, Plateau
-from drivetrain.training import loop
 from drivetrain.training.best_metric import BestMetric, choose_metric
+from drivetrain.training.epoch import record_evaluation
 from drivetrain.training.evaluation.scores import build_scores
+from tests.messages import get_message, says_each, says_only
 
 CONSTANT = Constant(name="constant")
 
@@ -71,7 +72,7 @@ def test_early_stopping_counts_from_the_last_improvement() -> None:
         watch.update(metrics(loss), epoch, epoch)
         stops.append(watch.reason_to_stop() is not None)
     assert stops == [False, False, False, False, False, True]
-    assert watch.reason_to_stop() == "validation/loss has not improved for 2 evaluations (best 0.8 after epoch 4)"
+    assert says_only(watch.reason_to_stop(), "improved-evaluations-best-after", "validation/loss", 2, "0.8", 4)
 
 
 def test_plateau_lowers_the_rate() -> None:
@@ -112,6 +113,7 @@ def test_between_equal_values_the_line_says_that_the_loss_decided() -> None:
         metrics=MagicMock(),
         user_parts=MagicMock(),
         stop_reason="",
+        collect_info=MagicMock(),
         folder=None,
         total_steps=9,
         total_epochs=5,
@@ -119,10 +121,11 @@ def test_between_equal_values_the_line_says_that_the_loss_decided() -> None:
     )
     progress = SimpleNamespace(report_evaluation=lambda run, best: told.append(best))
     saver = SimpleNamespace(save_best=lambda notes: None, is_due=lambda epoch_ended: False)
+    records = SimpleNamespace(saver=saver, progress=progress)
     for accuracy, loss in ((0.5, 0.9), (0.8, 0.7), (0.8, 0.6), (0.8, 0.65), (0.9, 0.8)):
         run.last_metrics = {"validation/accuracy": accuracy, "validation/loss": loss}
-        loop.record_evaluation(run, saver, progress, {})  # type: ignore[arg-type]
-    assert told == ["best", "best", "best, by its loss", "", "best"]
+        record_evaluation(run, records, {})  # type: ignore[arg-type]
+    assert says_each(told, ["best", "best", get_message("best-by-its-loss"), "", "best"])
 
 
 REGRESSIONS: dict[str, tuple[type[Job], dict[str, object]]] = {

@@ -19,6 +19,7 @@ from drivetrain.optimizations import micro_batch
 from drivetrain.tuning.memory.micro_batch import MicroBatchSearch
 from tests import border_losses, ranks_cases, tiny
 from tests.border_losses import LOSSES
+from tests.messages import saying, says
 
 torch.set_num_threads(1)
 REFUSED = {"unknown": "neither the mean nor the sum over its parts", "beside": "neither the mean nor the sum"}
@@ -167,7 +168,7 @@ def test_labels_that_a_later_batch_may_leave_out_are_tried_with_the_first() -> N
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     with (
         drivetrain.prepare(model, sgd, optimize={"cpu_threads": 1, "micro_batch": 2}, quiet=True) as step,
-        pytest.raises(SpecError, match="neither the mean nor the sum"),
+        pytest.raises(SpecError, check=saying("neither-mean-nor-sum")),
     ):
         step(batch)
 
@@ -186,11 +187,11 @@ def test_nothing_offers_micro_batches_of_a_loss_that_cannot_be_split(tmp_path: P
     made = border_losses.assembled(tmp_path, "unknown")
     facts = inspection.inspect_workload(made.dataset, made.model)
     assert micro_batch.candidates(made.job, made.hardware, facts) == ["off"]
-    assert "neither the mean nor the sum" in micro_batch.choose(made.job, made.hardware, facts).reason
+    assert says(micro_batch.choose(made.job, made.hardware, facts).reason, "neither-mean-nor-sum")
     lines: list[str] = []
     job = made.job.model_copy(update={"optimize": {"micro_batch": "auto"}})
     search = MicroBatchSearch(
         job, made.hardware, made.plan, made.dataset, made.network, facts, tmp_path, made.signals, lines.append
     )
     assert search.load_or_measure() == {}
-    assert "neither the mean nor the sum" in lines[0]
+    assert says(lines[0], "neither-mean-nor-sum")

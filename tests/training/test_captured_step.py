@@ -18,6 +18,7 @@ from drivetrain.job_spec import load_job as job_spec
 from drivetrain.training.captured_step import CapturedStep, CudaGraphs
 from drivetrain.training.run import Run
 from tests import examples, tiny
+from tests.messages import says_only
 
 SCALING = Fp16(initial_scale=3.0e4, growth_interval=2, growth_factor=1.7, backoff_factor=0.3, max_scale=40000.0)
 
@@ -122,9 +123,7 @@ def test_a_step_that_cannot_be_recorded_is_computed_as_usual(tmp_path: Path) -> 
     usual = trained(assembled(tmp_path / "usual", "ema: 0.5", False), None)
     other = trained(assembled(tmp_path / "other", "ema: 0.5", False), Never())
     (line,) = other.pop("told")
-    assert line == (
-        "a step could not be recorded, training continues without it: operation not permitted when stream is capturing"
-    )
+    assert says_only(line, "step-could-recorded-training")
     assert usual.pop("told") == []
     assert other.keys() == usual.keys()
 

@@ -124,11 +124,11 @@ def on_the_device(folder: Path, asked: Job, settings: dict[str, Value], monkeypa
 def trained(ours: run.Run, reads: DeviceReads) -> list[Any]:
     """The results of some steps, as the loop computes them."""
     results: list[Any] = []
-    records: Any = SimpleNamespace(add=results.append)
-    for number, batch in zip(range(3), ours.batches.epoch(0), strict=False):
+    records: Any = SimpleNamespace(add=lambda result, rate: results.append(result))
+    for _, batch in zip(range(3), ours.batches.epoch(0), strict=False):
         with reads, NumbersSent(reads.waits):
-            assert loop._compute_and_update(ours, batch, (0, number), records, None) is None
-        ours.counters.step += 1
+            assert loop.train_step(ours, records, batch) is results[-1]
+        assert ours.peers.problem is None
     assert reads.results == len(results) == 3  # each is copied once, and that copy is queued, too
     return results
 

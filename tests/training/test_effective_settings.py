@@ -9,6 +9,7 @@ import torch
 
 from drivetrain.training import effective_settings, run, train
 from tests import tiny
+from tests.messages import get_message, says_each
 
 
 def begun(folder: Path) -> tuple[run.Run, list[str]]:
@@ -35,5 +36,5 @@ def test_settings_changed_by_the_network_are_reported_at_the_end(tmp_path: Path)
     made, _ = begun(tmp_path)
     made.model.register_forward_hook(lambda *_: made.model.to(memory_format=torch.contiguous_format) and None)
     train.train(made)
-    assert written(tmp_path) == (False, "the network or torch ignored the setting")
+    assert says_each(written(tmp_path), (False, get_message("network-torch-ignored-setting")))
     assert json.loads((tmp_path / "plan.json").read_text())["seen"]["libraries"]

@@ -15,10 +15,11 @@ from drivetrain.errors import SpecError
 from drivetrain.job import Job
 from drivetrain.system import fault_points
 from drivetrain.training import train
-from drivetrain.training.agreement import HalfUpdated
+from drivetrain.training.peers import HalfUpdated
 from drivetrain.training.run import Run
 from drivetrain.training.step import Step
 from tests import tiny
+from tests.messages import begins_with, ends_with, says_only
 
 torch.set_num_threads(1)
 THIRD = "[features.14, features.15, features.17, features.18]"
@@ -83,7 +84,7 @@ def test_cached_features_follow_what_is_frozen(whole: Path, tmp_path: Path) -> N
     first, second = told(whole, "unfreeze")
     assert first.startswith("epoch 2: features.14, features.15, features.17, features.18 unfrozen, ")
     assert first.endswith("; feature_cache: 14 of 22 layers")
-    assert second.endswith(", 4,663 of 4,663 parameters; feature_cache is off from here on")
+    assert ends_with(second, "parameters-feature-cache", "4,663", "4,663")
     assert not told(tmp_path, "feature_cache")
 
 
@@ -145,7 +146,7 @@ def test_too_little_memory_for_the_unfrozen_layers(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(Step, "outputs", limited)
     trained(tmp_path, asked())
     [event] = [row for row in rows(tmp_path, "events.jsonl") if row["kind"] == "memory"]
-    assert event["text"] == "out of memory with micro-batch 16; continuing with 8, same batch size"
+    assert says_only(event["text"], "memory-micro-batch-continuing-same", 16, 8)
     assert event["step"] == STEPS
     assert len([row for row in rows(tmp_path) if "train/loss" in row]) == 5 * STEPS
 
@@ -210,10 +211,10 @@ def test_what_cannot_be_unfrozen(model: str, words: tuple[str, ...]) -> None:
 )
 def test_frozen_random_weights_are_told(unfreeze: str, note: str) -> None:
     [found] = tiny.build(tiny.job(model="freeze: {names: [features]}" + unfreeze), tiny.dataset()).notes
-    assert found.startswith(f"model.freeze freezes layers with random weights, {note}; start from")
+    assert begins_with(found, "freezes-layers-random-weights", "model.freeze", note)
 
 
 def test_an_unfreezing_that_the_run_does_not_reach_is_told() -> None:
     job = tiny.job("steps: 8", "freeze: {names: [features]}, unfreeze: [{epoch: 3, names: [features]}]")
     notes = tiny.build(job, tiny.dataset()).notes
-    assert "model.unfreeze in epoch 3 is never reached: train.steps ends the run after 8 steps" in notes
+    assert says_only(notes, "epoch-never-reached-ends", "model.unfreeze", 3, "train.steps", 8)

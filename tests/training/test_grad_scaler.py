@@ -10,12 +10,14 @@ import torch
 
 from drivetrain.errors import NumericsError, SpecError
 from drivetrain.job.train import Fp16
+from drivetrain.system.run_files import list_checkpoints
 from drivetrain.tracking.metrics_log import MetricsLog
 from drivetrain.training import loop, run
 from drivetrain.training.checkpoints import checkpoint, run_state
 from drivetrain.training.grad_scaler import Scaler
 from drivetrain.training.saver import Saver
 from tests import tiny
+from tests.messages import says_only
 from tests.training.hooked_run import Still, nan_input, rows
 
 torch.set_num_threads(1)
@@ -119,7 +121,7 @@ def test_a_few_skipped_steps_are_normal_and_the_scale_is_logged(tmp_path: Path) 
     assert reason == "all 3 epochs trained"
     scales = [row["scale"] for row in rows(tmp_path, "metrics.jsonl") if "lr" in row]
     assert scales == [65536, 65536, 32768, 16384, 16384, 16384, 16384, 32768, 32768, 32768, 32768, 65536]
-    saved = checkpoint.load(checkpoint.list_checkpoints(tmp_path / "checkpoints")[-1])
+    saved = checkpoint.load(list_checkpoints(tmp_path / "checkpoints")[-1])
     assert saved.state["scaler"] == {"scale": 65536.0, "good": 0, "fallen": False}
     assert made.numerics.rollbacks == 0
 
@@ -127,7 +129,7 @@ def test_a_few_skipped_steps_are_normal_and_the_scale_is_logged(tmp_path: Path) 
 def test_a_scaler_collapse_ends_the_run_with_advice(tmp_path: Path) -> None:
     with pytest.raises(NumericsError) as caught:
         fit(tmp_path, "fp16: {min_scale: 4096.0}", range(3, 40))
-    assert caught.value.given == "the fp16 loss scale has collapsed to 2048 after 5 skipped steps in a row"
+    assert says_only(caught.value.given, "fp16-loss-scale-collapsed", 2048, 5)
     assert caught.value.action.endswith("switch to fp32: train.fp16: {fallback: fp32}")
 
 
@@ -140,10 +142,7 @@ def fallen(tmp_path: Path) -> run.Run:
 
 def test_after_a_scaler_collapse_training_continues_in_fp32_if_the_job_says_so(tmp_path: Path, fallen: run.Run) -> None:
     (event,) = [row for row in rows(tmp_path, "events.jsonl") if row["kind"] == "precision"]
-    assert event["text"] == (
-        "the fp16 loss scale has collapsed to 2048 after 5 skipped steps in a row; back to step-0, "
-        "continuing in fp32 (train.fp16.fallback)"
-    )
+    assert says_only(event["text"], "fp16-loss-scale-collapsed-after", 2048, 5, "step-0", "train.fp16.fallback")
     (tmp_path / "plain").mkdir()
     plain = tiny.assembled(tmp_path / "plain", tiny.job())
     losses = [row["train/loss"] for row in rows(tmp_path, "metrics.jsonl") if "lr" in row]
@@ -158,7 +157,7 @@ def test_a_checkpoint_saved_after_a_fallback_resumes_in_fp32(tmp_path: Path, fal
     (tmp_path / "again").mkdir()
     again = tiny.assembled(tmp_path / "again", fallen.job)
     half(again)
-    run_state.restore(again, checkpoint.load(checkpoint.list_checkpoints(tmp_path / "checkpoints")[-1]))
+    run_state.restore(again, checkpoint.load(list_checkpoints(tmp_path / "checkpoints")[-1]))
     assert (again.step.dtype, again.step.scaler.active, again.counters.step) == (None, False, 12)
 
 
@@ -166,6 +165,6 @@ def test_a_run_resumed_without_fp16_after_a_crash_drops_the_scaler(tmp_path: Pat
     made, _ = fit(tmp_path, "fp16: {growth_interval: 4}", range(0))
     (tmp_path / "again").mkdir()
     again = tiny.assembled(tmp_path / "again", made.job)
-    run_state.restore(again, checkpoint.load(checkpoint.list_checkpoints(tmp_path / "checkpoints")[-1]))
+    run_state.restore(again, checkpoint.load(list_checkpoints(tmp_path / "checkpoints")[-1]))
     assert not again.step.scaler.active
     assert run_state.collect_state(again)["scaler"] == {}

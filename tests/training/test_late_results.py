@@ -19,6 +19,7 @@ import torch
 
 from drivetrain.errors import NumericsError, Stopped
 from drivetrain.job.train import Fp16
+from drivetrain.system.run_files import list_checkpoints
 from drivetrain.system.signals import Interrupted
 from drivetrain.tracking.metrics_log import MetricsLog
 from drivetrain.training import loop, run, train
@@ -141,7 +142,7 @@ def trained(folder: Path, case: Case, *, on_device: bool) -> dict[str, Any]:
         "ended": ended,
         "metrics": rows(folder, "metrics.jsonl"),
         "events": rows(folder, "events.jsonl"),
-        "checkpoints": {path.name: saved(path) for path in checkpoint.list_checkpoints(folder / "checkpoints")},
+        "checkpoints": {path.name: saved(path) for path in list_checkpoints(folder / "checkpoints")},
     }
 
 

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from drivetrain.system.run_files import list_checkpoints
 from drivetrain.training import run
 from drivetrain.training.checkpoints import checkpoint
+from tests.messages import get_message, saying, says_each
 from tests.training.hooked_run import exhausted, fit, rows, short_of_memory
 
 
@@ -21,14 +23,17 @@ def test_memory_that_runs_out_in_a_step(tmp_path: Path) -> None:
     assert reason == "all 3 epochs trained"
     assert made.step.micro_batch == 4
     texts = [row["text"] for row in rows(tmp_path / "a", "events.jsonl")]
-    assert texts == [
-        "out of memory with micro-batch 16; continuing with 8, same batch size",
-        "out of memory with micro-batch 8; continuing with 4, same batch size",
-    ]
+    assert says_each(
+        texts,
+        [
+            get_message("memory-micro-batch-continuing-same", 16, 8),
+            get_message("memory-micro-batch-continuing-same", 8, 4),
+        ],
+    )
     (tmp_path / "b").mkdir()
     named, _ = fit(tmp_path / "b", lambda made: made.step.use_micro_batch(4))
     assert all(torch.equal(v, made.model.state_dict()[k]) for k, v in named.model.state_dict().items())
-    state = checkpoint.load(checkpoint.list_checkpoints(tmp_path / "a" / "checkpoints")[-1]).state
+    state = checkpoint.load(list_checkpoints(tmp_path / "a" / "checkpoints")[-1]).state
     assert state["counters"]["step"] == 0  # only the trial save: nothing else was due
 
 
@@ -53,10 +58,13 @@ def test_memory_that_runs_out_in_the_middle_of_an_update(tmp_path: Path) -> None
     assert reason == "all 3 epochs trained"
     assert made.step.micro_batch == 8
     texts = [row["text"] for row in rows(tmp_path / "a", "events.jsonl")]
-    assert texts == [
-        "out of memory with micro-batch 16; continuing with 8, same batch size",
-        "out of memory in the middle of an update; back to step-0",
-    ]
+    assert says_each(
+        texts,
+        [
+            get_message("memory-micro-batch-continuing-same", 16, 8),
+            get_message("memory-middle-update-back", "step-0"),
+        ],
+    )
     (tmp_path / "b").mkdir()
     named, _ = fit(tmp_path / "b", lambda made: made.step.use_micro_batch(8))
     assert all(torch.equal(v, made.model.state_dict()[k]) for k, v in named.model.state_dict().items())
@@ -77,10 +85,13 @@ def test_memory_that_runs_out_in_the_evaluation(tmp_path: Path) -> None:
     assert reason == "all 3 epochs trained"
     assert made.step.micro_batch is None
     texts = [row["text"] for row in rows(tmp_path / "a", "events.jsonl")]
-    assert texts[:2] == [
-        "out of memory in the evaluation with batches of 64; retrying with 32",
-        "out of memory in the evaluation with batches of 32; retrying with 16",
-    ]
+    assert says_each(
+        texts[:2],
+        [
+            get_message("memory-evaluation-batches-retrying", 64, 32),
+            get_message("memory-evaluation-batches-retrying", 32, 16),
+        ],
+    )
     plain, _ = fit(tmp_path / "b", lambda made: None)
     assert all(torch.equal(v, made.model.state_dict()[k]) for k, v in plain.model.state_dict().items())
 
@@ -88,7 +99,7 @@ def test_memory_that_runs_out_in_the_evaluation(tmp_path: Path) -> None:
 def test_memory_that_is_short_for_one_sample(tmp_path: Path) -> None:
     from drivetrain.errors import OutOfMemory
 
-    with pytest.raises(OutOfMemory, match="out of memory with micro-batch 1"):
+    with pytest.raises(OutOfMemory, check=saying("memory-micro-batch", 1)):
         fit(tmp_path, exhausted(0))
 
 

@@ -25,6 +25,7 @@ from drivetrain.training.phase_timer import PhaseTimer
 from drivetrain.training.run import Run
 from drivetrain.tuning import prepare
 from tests import reports, tiny
+from tests.messages import saying, says
 from tests.trained import image_folders
 from tests.training.changed_inputs import JOBS, KEPT, PRETRAINED, WAYS, edited, shuffled, touched
 
@@ -155,7 +156,7 @@ def test_a_run_of_an_older_version_resumes_and_is_recorded(
     (folder / "run" / "data.json").unlink()
     (folder / "run" / "preprocessing.json").unlink()
     assert outcome(folder) == "the same"
-    assert "did not record its data, so changes of the data cannot be detected" in capsys.readouterr().out
+    assert says(capsys.readouterr().out, "did-record-data-changes")
     assert (folder / "run" / "data.json").exists()
 
 
@@ -193,7 +194,7 @@ def test_a_damaged_record_is_not_taken_for_that_of_an_older_version(
 def test_a_record_that_holds_something_else_is_refused(tmp_path: Path, wrong: dict[str, object]) -> None:
     write_json(tmp_path / "data.json", {"arrays": {}} | wrong)
     write_json(tmp_path / "preprocessing.json", {"heads": [{"name": ""}], "preprocessing": {}})
-    with pytest.raises(CheckpointError, match=r"/data.json is missing, damaged or edited"):
+    with pytest.raises(CheckpointError, check=saying("missing-damaged-edited", "/data.json")):
         recorded_inputs.read_records(tmp_path)
 
 
@@ -204,7 +205,7 @@ def test_an_edit_of_the_preprocessing_is_refused(started: Callable[[str], Path])
     found = read_json(settled)
     found["preprocessing"]["numeric"][0]["mean"] = 1e3
     write_json(settled, found)
-    assert "preprocessing.json is missing, damaged or edited" in outcome(folder)
+    assert says(outcome(folder), "missing-damaged-edited", "preprocessing.json")
 
 
 def test_unchanged_files_are_not_read_again(
@@ -255,8 +256,8 @@ def test_an_evaluation_of_other_data_is_refused(
     edited("train.csv", shuffled)(folder)
     assert main.main(["evaluate", str(folder / "run")]) == 3
     told = capsys.readouterr().err
-    assert "the data has changed since training" in told
-    assert "train.csv has other content (data.train)" in told
+    assert says(told, "data-changed-since-training-2")
+    assert says(told, "has-other-content-2", "train.csv", "data.train")
 
 
 def test_arrays_of_a_program(tmp_path: Path) -> None:
@@ -289,6 +290,6 @@ def test_arrays_of_a_program(tmp_path: Path) -> None:
         train(stop=True)
     with pytest.raises(CheckpointError) as caught:
         train(stop=False, shift=1e-3)
-    assert "the training samples have other values" in caught.value.given
+    assert says(caught.value.given, "training-samples-values")
     assert "new=True" in caught.value.action
     assert train(stop=False).metrics

@@ -19,11 +19,13 @@ import torch
 
 from drivetrain.errors import StorageError
 from drivetrain.models import safetensors_file
+from drivetrain.system.run_files import list_checkpoints
 from drivetrain.tracking.metrics_log import MetricsLog
 from drivetrain.training import saver as saving
 from drivetrain.training.checkpoints import checkpoint, manifest
 from drivetrain.training.nonfinite import NotFinite
 from tests import tiny
+from tests.messages import get_message, saying, says, says_only
 from tests.paths import ROOT
 from tests.system_calls import needs_strace
 
@@ -57,7 +59,7 @@ def test_without_memory_for_a_copy_it_saves_in_the_foreground(tmp_path: Path, mo
     monkeypatch.setattr(saving, "COPY_FACTOR", 1e12)
     kept.save_periodically()
     assert kept.background_save is None
-    assert [p.name for p in checkpoint.list_checkpoints(tmp_path / "checkpoints")] == ["step-0"]
+    assert [p.name for p in list_checkpoints(tmp_path / "checkpoints")] == ["step-0"]
     kept.run.metrics.close()
 
 
@@ -82,13 +84,13 @@ def test_a_full_disk_is_an_event_and_saving_continues_with_free_space(
     kept.save_periodically()
     folder = tmp_path / "checkpoints"
     assert [p.name for p in folder.iterdir()] == ["step-0"]
-    assert capsys.readouterr().out.count("checkpoint not saved, training continues") == 1
-    with pytest.raises(StorageError, match="No space left on device"):
+    assert capsys.readouterr().out.count(get_message("checkpoint-saved-training-continues")) == 1
+    with pytest.raises(StorageError, check=saying("space-left-device")):
         kept.save_final()
     full[0] = False
     kept.save_periodically()
     assert sorted(p.name for p in folder.iterdir()) == ["best-7", "step-0", "step-7"]
-    assert "checkpoints are saved again" in capsys.readouterr().out
+    assert says(capsys.readouterr().out, "checkpoints-saved-again")
     kept.run.metrics.close()
 
 
@@ -115,7 +117,7 @@ def test_rows_wait_for_disk_space_and_are_never_truncated(tmp_path: Path, monkey
     monkeypatch.setattr(os, "pwrite", full)
     kept.write(2, 0, {"train/loss": 2.0})
     kept.flush()
-    assert kept.problem == "No space left on device"
+    assert says_only(kept.problem, "space-left-device")
     assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1, "epoch": 0, "train/loss": 1.0}\n'
     monkeypatch.setattr(os, "pwrite", real)
     kept.write(3, 0, {"train/loss": 3.0})
@@ -333,7 +335,7 @@ def test_a_run_that_rolled_back_past_a_damaged_checkpoint_keeps_new_ones(tmp_pat
     (tmp_path / "checkpoints" / "step-40" / "model.safetensors").write_bytes(b"")
     made.counters.step = 30
     assert manifest.verify(kept.save_final()) is None
-    assert [path.name for path in checkpoint.list_checkpoints(tmp_path / "checkpoints")] == ["step-30"]
+    assert [path.name for path in list_checkpoints(tmp_path / "checkpoints")] == ["step-30"]
     made.metrics.close()
 
 

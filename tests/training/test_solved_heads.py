@@ -17,6 +17,7 @@ from drivetrain.system import fault_points
 from drivetrain.training import train
 from drivetrain.training.run import Run
 from tests import tiny
+from tests.messages import says_only
 
 torch.set_num_threads(1)
 BODY = "freeze: {names: [features]}"
@@ -48,10 +49,10 @@ def test_solved_heads_have_a_smaller_loss_than_many_steps(tmp_path: Path) -> Non
     solved = train_job(tmp_path / "solved", solving_job())
     stepped = train_job(tmp_path / "stepped", solving_job("solve_heads: false", epochs=30))
     assert solved.last_metrics["validation/loss"] < stepped.last_metrics["validation/loss"]
-    assert json.loads((tmp_path / "solved/result.json").read_text())["stopped_because"] == "the heads are solved"
+    assert says_only(json.loads((tmp_path / "solved/result.json").read_text())["stopped_because"], "heads-are-solved")
     assert len(read_rows(tmp_path / "stepped")) > len(read_rows(tmp_path / "solved")) == 2
     first, second = head_events(tmp_path / "solved")
-    assert first == "solved in place of all 3 epochs (train.solve_heads)"
+    assert says_only(first, "solved-place-epochs", 3, "train.solve_heads")
     assert second.startswith("solved with penalty ")
     assert not head_events(tmp_path / "stepped")
 
@@ -73,7 +74,7 @@ def test_the_body_keeps_its_weights(tmp_path: Path) -> None:
 
 def test_what_is_unfrozen_later_goes_on_from_the_solution(tmp_path: Path) -> None:
     run = train_job(tmp_path, solving_job(model=LATER, epochs=4))
-    assert head_events(tmp_path)[0] == "solved in place of the first 2 epochs (train.solve_heads)"
+    assert says_only(head_events(tmp_path)[0], "solved-place-first-epochs", 2, "train.solve_heads")
     rows = read_rows(tmp_path)
     assert [row["step"] for row in rows if "train/loss" in row] == [*range(2 * STEPS, 4 * STEPS + 1)]
     assert [row["epoch"] for row in rows if "validation/loss" in row] == [1, 2, 3]

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from drivetrain.errors import DataError
-from drivetrain.system.run_files import RunFiles
+from drivetrain.system.run_files import DATA_FILE, RunFiles
 from drivetrain.training import recorded_inputs
 from drivetrain.training.checkpoints import checkpoint
 from tests import tiny
 from tests.data.streaming import shards
+from tests.messages import says
 
 
 def test_a_changed_shard_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,7 +23,7 @@ def test_a_changed_shard_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     recorded_inputs.record_inputs(run, print, resumes=False)
     monkeypatch.setattr(checkpoint, "can_resume", lambda folder: True)
     assert len(recorded_inputs.load_data(job, tmp_path).train) == len(run.dataset.train)
-    assert "0003.tar" not in str(RunFiles(tmp_path).read_json(recorded_inputs.DATA_FILE)["files"])
+    assert "0003.tar" not in str(RunFiles(tmp_path).read_json(DATA_FILE)["files"])
     shards.tar(tmp_path / "s/0003.tar", range(530, 540))
     with pytest.raises(DataError, match=r"shard 0003\.tar has changed \(data\.train\)") as error:
         recorded_inputs.load_data(job, tmp_path)
@@ -33,6 +34,6 @@ def test_missing_and_new_ones_too() -> None:
     before, now = {"data.train": {"a": "1 2", "b": "1 2"}}, {"data.train": {"a": "1 2", "c": "1 2"}}
     with pytest.raises(DataError) as error:
         recorded_inputs.check_shards(before, now)
-    assert "shard b is not there any more (data.train); shard c was not there (data.train)" in str(error.value)
+    assert says(str(error.value), "shard-b-is-not-there-any", "data.train")
     recorded_inputs.check_shards(before, before)
     recorded_inputs.check_shards({}, now)

@@ -23,6 +23,7 @@ from drivetrain.training.ema import Ema, lerp_together
 from drivetrain.training.run import Run
 from drivetrain.training.saver import Saver
 from tests import tiny
+from tests.messages import begins_with, says_only
 from tests.training.fitted_run import fitted, rows
 
 torch.set_num_threads(1)
@@ -258,7 +259,7 @@ NOTHING = "optimizer: {name: sgd, lr: 1.0e-30, momentum: 0.0, weight_decay: 0}"
 def test_early_stopping_after_its_patience(tmp_path: Path) -> None:
     train = f"{NOTHING}, early_stopping: {{metric: validation/loss, patience: 2}}"
     made = still(tiny.assembled(tmp_path, asked(train, 9)))
-    assert fitted(made).startswith("validation/loss has not improved for 2 evaluations (best ")
+    assert begins_with(fitted(made), "improved-evaluations-best", "validation/loss", 2)
     assert len(rows(tmp_path, "validation/loss")) == 3
     assert made.best_metric.best.epoch == 0
     assert [path.name for path in made.checkpoints.glob("best-*")] == ["best-4"]
@@ -297,11 +298,11 @@ def test_steps_stretch_the_schedule_and_not_the_epochs(tmp_path: Path) -> None:
 def test_max_time_that_ends_before_a_step_has_to_be_raised(tmp_path: Path) -> None:
     made = tiny.assembled(tmp_path, asked("max_time: 1h"))
     stop = Stopped("max_time of 1h has passed")
-    assert train._save_after_stop(made, None, stop).action == "run the same command again"
+    assert says_only(train._save_after_stop(made, None, stop).action, "run-same-command-again-2")
     made.clock.started -= 3600
     assert train._save_after_stop(made, None, stop).action.startswith("raise train.max_time (it passed before")
     made.counters = Counters(step=3, samples=48)
-    assert train._save_after_stop(made, Saver(made), stop).action == "run the same command again to resume from there"
+    assert says_only(train._save_after_stop(made, Saver(made), stop).action, "run-same-command-again-resume")
     made.earlier_samples = 48
     assert train._save_after_stop(made, Saver(made), stop).action.startswith("raise train.max_time (it passed before")
 

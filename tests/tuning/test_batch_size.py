@@ -25,6 +25,7 @@ from drivetrain.system.files import write_json
 from drivetrain.tuning import batch_size, measuring_child
 from drivetrain.tuning.processes import batch_size as batch_size_test
 from tests import tiny
+from tests.messages import saying, says
 from tests.paths import ROOT
 
 TEXT = """
@@ -145,14 +146,14 @@ def test_problems_after_the_measurement_point_to_the_file(tmp_path: Path) -> Non
 def test_other_commands_want_a_number(tmp_path: Path, words: list[str]) -> None:
     done = run_drivetrain(tmp_path, *words, str(written(tmp_path)))
     assert done.returncode == 2
-    assert f"train.batch_size: is auto, which {words[0]} cannot measure" in done.stderr
+    assert says(done.stderr, "is-auto-which-cannot-measure", "train.batch_size", words[0])
 
 
 def test_from_python_it_must_be_a_number() -> None:
     import torch
 
     data = torch.utils.data.TensorDataset(torch.zeros(8, 2), torch.zeros(8, dtype=torch.long))
-    with pytest.raises(SpecError, match=r"batch_size: is auto, which drivetrain.train cannot measure"):
+    with pytest.raises(SpecError, check=saying("batch-size-auto-measure", "drivetrain.train")):
         drivetrain.train(torch.nn.Linear(2, 2), data, data, name="x", batch_size="auto")
 
 
@@ -180,7 +181,7 @@ def test_doubling_continues_while_it_is_faster(speeds: list[float], more: bool) 
 @pytest.mark.parametrize(("name", "rule", "rate"), [("sgd", "linear", "0.004"), ("adamw", "square-root", "0.002")])
 def test_batch_size_advice_for_the_learning_rate(name: str, rule: str, rate: str) -> None:
     text = batch_size.describe_learning_rate(tiny.job(train=f"optimizer: {{name: {name}, lr: 0.001}}"), 128)
-    assert f"the {rule} rule would make it {rate} " in text
+    assert says(text, "rule-would-make-it", rule, rate)
 
 
 class Narrow:
@@ -224,5 +225,5 @@ def test_nothing_beyond_the_ceiling_is_tried() -> None:
 
 
 def test_nothing_fits_is_reported() -> None:
-    with pytest.raises(OutOfMemory, match=r"train.batch_size: auto: even 8 samples do not fit"):
+    with pytest.raises(OutOfMemory, check=saying("auto-even-samples-fit", "train.batch_size", 8)):
         batch_size_test.measure_sizes(Narrow(5), 4096)  # type: ignore[arg-type]

@@ -19,6 +19,7 @@ from drivetrain.job_spec import load_job as job_spec
 from drivetrain.tuning.processes import lr_range
 from drivetrain.tuning.processes.lr_range import measure_losses, suggest_rate
 from tests import tiny
+from tests.messages import says
 from tests.paths import ROOT
 from tests.supervisor.tiny_run import TEXT
 
@@ -147,5 +148,5 @@ def test_no_suggestion_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture
     made = tiny.assembled(tmp_path, tiny.job())
     flat = 2 + 0.1 * np.random.default_rng(1).standard_normal(100)
     lr_range.report(made, suggest_rate(RATES, flat, 100), tmp_path)
-    assert "no learning rate can be suggested: the loss never falls by more than its noise" in capsys.readouterr().out
+    assert says(capsys.readouterr().out, "learning-rate-suggested-loss")
     assert json.loads((tmp_path / "find-lr.json").read_text())["suggested"] is None

@@ -28,6 +28,7 @@ from drivetrain.tuning import process_settings, tuner
 from drivetrain.tuning.bench.variant import Failed, VariantReady
 from drivetrain.tuning.paired_timing import TimedBlock
 from tests import tiny
+from tests.messages import says
 from tests.paths import ROOT
 
 NUMBERS = [(1.0, 2.0), (0.9, 1.9), (0.8, 1.8), (0.7, 1.7)]
@@ -236,7 +237,7 @@ def test_measured_process_settings_are_used_by_a_new_process(job: Path) -> None:
     name = tuner.make_speed_key(asked, here, data, build(asked, data), True)
     evidence.store(here, name, {"cpu_threads": evidence.Measurement(1, "1 1.25x [1.2-1.3], loss ok", "2026-11-21")})
     output, _ = started(job, "-v").communicate(timeout=120)
-    assert "tune: measured before, on 2026-11-21" in output
+    assert says(output, "tune-measured-before")
     assert "plan: cpu_threads changed from 2 to 1: measured on 2026-11-21" in output
     found = rows(job, 1)
     assert (found["cpu_threads"]["source"], found["cpu_threads"]["evidence"]) == (

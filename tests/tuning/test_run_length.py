@@ -17,6 +17,7 @@ from drivetrain.errors import SpecError
 from drivetrain.job_spec import load_job
 from drivetrain.tuning import run_length
 from drivetrain.tuning.run_length import RunTimes
+from tests.messages import says
 from tests.paths import ROOT
 
 TEXT = """
@@ -73,7 +74,7 @@ def test_the_length_follows_from_the_time_and_is_bounded(tmp_path: Path) -> None
         run_length.choose_length(load_job.load(path, ["train.within=10s"]), TIMES, 2.0)
     (problem,) = error.value.problems
     assert problem.key == "train.within"
-    assert "one epoch ends after 21 s" in problem.given
+    assert says(problem.given, "epoch-ends-after", 21)
 
 
 @pytest.mark.parametrize("key", ["epochs", "steps"])

@@ -29,6 +29,7 @@ from drivetrain.training.phase_timer import PhaseTimer
 from drivetrain.tuning import numerics_check, paired_timing, tuner_state, variants
 from drivetrain.tuning import tuner as tune
 from tests import reports, tiny
+from tests.messages import get_message, says_each
 from tests.paths import IMPORTS, ROOT
 from tests.training.test_captured_step import Again
 from tests.tuning.tuned_machine import machine
@@ -131,7 +132,7 @@ def test_measure_full_measures_and_caches(tmp_path: Path, monkeypatch: pytest.Mo
     assert found["channels_last"].text.endswith("loss ok")
     said.clear()
     assert measured(tmp_path, "measure: full, compile: false, precision: fp32", said) == found
-    assert said == [f"tune: measured before, on {found['channels_last'].date}; reusing the results"]
+    assert says_each(said, [get_message("tune-measured-before-reusing-results", found["channels_last"].date)])
 
 
 def test_wrong_numbers_are_vetoed_however_fast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.report import baseline_results
 from drivetrain.system import interpreter
 from drivetrain.system.console import guard_output, say_error
-from drivetrain.system.run_files import RunFiles
+from drivetrain.system.run_files import BASELINES_FILE, RunFiles
 
 
 def main() -> int:
@@ -56,7 +56,7 @@ def record(run: Path, source: SpecSource, seconds: float) -> None:
     for outcome in measure(job, dataset, seconds - process_seconds()):
         outcomes.append(outcome)
         content = baseline_results.to_json(outcomes, samples=len(dataset.validation), seconds=seconds)
-        RunFiles(run).write_json(baseline_results.FILE, content)
+        RunFiles(run).write_json(BASELINES_FILE, content)
 
 
 if __name__ == "__main__":

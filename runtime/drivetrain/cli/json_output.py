@@ -10,9 +10,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from drivetrain.report import baseline_results
 from drivetrain.supervisor.trainer_error import ERROR_FILE
-from drivetrain.system.run_files import RESULT_FILE, STATE_FILE, RunFiles
+from drivetrain.system.run_files import BASELINES_FILE, REPORT_PAGE, RESULT_FILE, RunFiles
+from drivetrain.system.run_records import RunState
 
 RESULT_KEYS = ("best", "last", "test", "epochs", "steps", "seconds", "peak_memory", "stopped_because")
 """Parts of a run's result that a program gets."""
@@ -29,16 +29,16 @@ def describe_run(run: Path | None, exit_code: int, error: dict[str, Any]) -> dic
     if run is None:
         return {"exit_code": exit_code, "run": None, **error}
     files = RunFiles(run)
-    state, result = files.read_json(STATE_FILE) or {}, files.read_json(RESULT_FILE) or {}
-    paths = {name: run / name for name in ("report.html", "model")}
+    result = files.read_object(RESULT_FILE)
+    paths = {name: run / name for name in (REPORT_PAGE, "model")}
     return {
         **error,
         "exit_code": exit_code,
         "run": str(run),
-        "status": state.get("status"),
+        "status": RunState.read(run).status,
         **{name.removesuffix(".html"): str(path) if path.exists() else None for name, path in paths.items()},
         **{key: result[key] for key in RESULT_KEYS if key in result},
-        "baselines": files.read_json(baseline_results.FILE),
+        "baselines": files.read_object(BASELINES_FILE) or None,
     }
 
 

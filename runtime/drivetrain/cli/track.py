@@ -10,10 +10,10 @@ from pydantic import ValidationError
 
 from drivetrain.errors import SpecError
 from drivetrain.job.track import Track
+from drivetrain.job_spec.stored_spec import read_stored_spec
 from drivetrain.supervisor import named_run
 from drivetrain.system.console import say
 from drivetrain.tracking.mlflow_server import URI_NAME
-from drivetrain.tracking.run_description import read_spec
 from drivetrain.tracking.run_tracker import open_tracker
 
 
@@ -47,7 +47,7 @@ def track(options: argparse.Namespace) -> int:
 def _read_stored_track(run: Path) -> Track | None:
     """The server that the job of a run names."""
     try:
-        track = Track.model_validate(read_spec(run).get("track"))
+        track = Track.model_validate(read_stored_spec(run).data.get("track"))
     except ValidationError:
         return None
     return None if track.find_contradiction() else track

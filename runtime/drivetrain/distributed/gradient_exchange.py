@@ -150,9 +150,9 @@ class GradientExchange:
         self._idle = None
 
     @contextlib.contextmanager
-    def sending(self) -> Iterator[None]:
-        """A block for the last backward pass of a batch: gradients are sent when they are complete."""
-        self._sending = self.ranks.count > 1
+    def sending(self, is_last: bool = True) -> Iterator[None]:
+        """A block for a backward pass; in the last one of a batch, gradients are sent when they are complete."""
+        self._sending = is_last and self.ranks.count > 1
         try:
             yield
         finally:

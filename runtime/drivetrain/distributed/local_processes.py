@@ -25,6 +25,7 @@ from drivetrain.distributed import world
 from drivetrain.distributed.placement import Meet, Placement
 from drivetrain.errors import PeerError, RestartSmaller, SpecError, Stopped
 from drivetrain.system.console import say_error
+from drivetrain.system.run_files import HARDWARE_FILE, PLAN_FILE
 from drivetrain.system.signals import CRASH_EXIT_CODES
 
 LOOPBACK = "lo0" if sys.platform == "darwin" else "lo"
@@ -151,7 +152,7 @@ def _make_rank_folder(run: Path, rank: int) -> Path:
     """Make the folder for the records of a process, with a copy of what it reads."""
     folder = run / "ranks" / str(rank)
     folder.mkdir(parents=True, exist_ok=True)
-    for name in ("hardware.json", "plan.json"):
+    for name in (HARDWARE_FILE, PLAN_FILE):
         shutil.copyfile(run / name, folder / name)
     return folder
 

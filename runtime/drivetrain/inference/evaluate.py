@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -17,7 +18,8 @@ from drivetrain.job.job import SCALED_RMSE
 from drivetrain.report.confusion import HEADER, Confusion, LabelTable, read_confusions, read_label_tables
 from drivetrain.system.console import open_console, say, say_aside, say_json
 from drivetrain.system.files import hash_file
-from drivetrain.system.run_files import RunFiles
+from drivetrain.system.run_files import DATA_FILE, MISSING, RunFiles
+from drivetrain.system.run_records import read_mapping
 from drivetrain.tracking.live import time_left
 
 if TYPE_CHECKING:
@@ -96,13 +98,12 @@ def find_known_data(run: Path, data: Path) -> str | None:
 
     Of a folder the first files are compared, since it may hold millions; a file is read only if its size is that of one.
     """
-    stored = RunFiles(run).read_object("data.json").get("files")
+    stored = read_mapping(RunFiles(run).read_object(DATA_FILE), "files")
     key_of_file: dict[tuple[str, str], str] = {}
-    for key, entry in stored.items() if isinstance(stored, dict) else ():
-        rows = entry.get("rows") if isinstance(entry, dict) else None
+    for data_key in stored:
         # A row begins with the size of the file and ends with its hash.
-        for row in rows.values() if isinstance(rows, dict) else ():
-            key_of_file[str(row).partition(" ")[0], str(row).rpartition(" ")[2]] = key
+        for row in read_mapping(read_mapping(stored, data_key), "rows").values():
+            key_of_file[str(row).partition(" ")[0], str(row).rpartition(" ")[2]] = data_key
     sizes = {size for size, _ in key_of_file}
     files = [data] if data.is_file() else islice((path for path in data.rglob("*") if path.is_file()), COMPARED_FILES)
     same_size = ((size, path) for path in files if (size := str(path.stat().st_size)) in sizes)
@@ -210,18 +211,17 @@ def load_stored_job(run: Path, *, download: bool = True) -> Job:
         run: its folder.
         download: whether data that it names elsewhere is brought here.
     """
-    from drivetrain.job_spec import load_job as job_spec
-    from drivetrain.job_spec.spec_source import fetch, original_folder
+    from drivetrain.job_spec import stored_spec
+    from drivetrain.job_spec.spec_source import fetch
 
-    spec_file = run / "job.yaml"
-    if not spec_file.is_file():
+    if stored_spec.read_stored_spec(run).problem == MISSING:
         raise DataError(
             f"{run} has no job.yaml, so its validation data is unknown",
             "your own labeled data",
             "pass it with --data PATH",
         )
     try:
-        return job_spec.load(spec_file, folder=original_folder(run), locate=fetch if download else None)
+        return stored_spec.load_stored_job(run, fetch if download else None)
     except DataError as error:
         raise DataError(error.given, error.possible, f"{error.action}; or pass other data with --data PATH") from None
     except SpecError as error:
@@ -244,16 +244,13 @@ def _check_unchanged(data: Dataset, trained: SavedModel) -> None:
         # The model has the class weights of the loss as numbers, and its temperature; the classes are compared.
         if key not in ("class_weights", "temperature") and value != asdict(trained.heads.get(name, head))[key]
     ]
-    changed += [key for key, value in _to_json(data.preprocessing).items() if value != trained.preprocessing.get(key)]
+    changed += [
+        key
+        for key, value in json.loads(json.dumps(data.preprocessing)).items()
+        if value != trained.preprocessing.get(key)
+    ]
     if changed or data.heads.keys() != trained.heads.keys():
         raise _make_changed_data_error(f"{', '.join(changed[:5]) or 'its outputs'} differ")
-
-
-def _to_json(value: object) -> Any:
-    """A value as JSON gives it back: tuples as lists."""
-    if isinstance(value, dict):
-        return {str(key): _to_json(item) for key, item in value.items()}
-    return [_to_json(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _show(

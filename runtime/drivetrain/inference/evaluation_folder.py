@@ -9,7 +9,8 @@ from pathlib import Path
 
 from drivetrain.report.confusion import HEADER, Confusion, LabelTable
 from drivetrain.system import printable
-from drivetrain.system.files import read_json, storage_error, write_json
+from drivetrain.system.files import storage_error, write_json
+from drivetrain.system.run_files import RunFiles
 
 METRICS = "metrics.json"
 
@@ -29,8 +30,7 @@ def choose_folder(run: Path, data: Path | None) -> Path:
 
 def _is_about(folder: Path, data: Path) -> bool:
     """Whether an evaluation of this data is in the folder; then it is replaced."""
-    stored = read_json(folder / METRICS)
-    source = stored.get("data") if isinstance(stored, dict) else None
+    source = RunFiles(folder).read_object(METRICS).get("data")
     return isinstance(source, str) and Path(source).resolve() == data
 
 

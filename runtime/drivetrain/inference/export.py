@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING
 
 from drivetrain.errors import CheckpointError, DataError, DeviceError, DrivetrainError, SpecError, StorageError
 from drivetrain.inference import thread_limits
+from drivetrain.job_spec.stored_spec import read_stored_spec
 from drivetrain.system import installation
 from drivetrain.system.console import say, say_aside
 from drivetrain.system.files import storage_error, write_json
+from drivetrain.system.run_files import JOB_FILE, MISSING
 
 if TYPE_CHECKING:
     from drivetrain.data.dataset import Head, Inputs, Preprocessing, Split
@@ -102,7 +104,9 @@ def _make_examples(trained: SavedModel, request: ExportRequest) -> tuple[Inputs,
     def random_inputs(count: int) -> Inputs:
         return dummy_inputs.make_inputs(trained.preprocessing, count, seed=count)
 
-    if request.data is None and not (request.run / "job.yaml").is_file():
+    if request.data is None and (problem := read_stored_spec(request.run).problem):
+        if problem != MISSING:
+            say_aside(f"export: compared with random samples, since {request.run / JOB_FILE}: {problem}")
         return random_inputs(TRACED_SAMPLES), [random_inputs(count) for count in TESTED_SAMPLES], "random samples"
     try:
         split, prepare, source = _load_samples(trained, request)

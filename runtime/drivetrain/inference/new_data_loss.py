@@ -10,6 +10,7 @@ from drivetrain.data.dataset import Head, Targets, mark_partial
 from drivetrain.errors import SpecError
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.job_spec.yaml_file import read
+from drivetrain.system.run_files import JOB_FILE
 from drivetrain.training import losses
 
 
@@ -23,7 +24,7 @@ def build_objective(
         heads: the outputs of the model.
         targets: of the new data.
     """
-    spec = next((folder / "job.yaml" for folder in folders if (folder / "job.yaml").is_file()), None)
+    spec = next((folder / JOB_FILE for folder in folders if (folder / JOB_FILE).is_file()), None)
     if spec is None:
         return None, "no loss is computed, since there is no job.yaml beside the model that names it"
     try:

@@ -6,9 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from drivetrain.errors import CheckpointError
-from drivetrain.system.run_files import RunFiles
-
-FILE = "extension.json"
+from drivetrain.system.run_files import EXTENSION_FILE, MISSING, RunFiles
 
 
 @dataclass(frozen=True)
@@ -33,17 +31,17 @@ def read(folder: Path) -> Extension | None:
     Raises:
         CheckpointError: if the record is damaged. Without it the schedule would count from the wrong step.
     """
-    if not RunFiles(folder).is_file(FILE):
+    document, problem = RunFiles(folder).read_checked_object(EXTENSION_FILE)
+    if problem == MISSING:
         return None
-    document = RunFiles(folder).read_json(FILE)
     kinds = {"run": str, "step": int, "epoch": int, "schedule": str, "origin": int}
-    if not isinstance(document, dict) or {key: type(value) for key, value in document.items()} != kinds:
+    if problem or {key: type(document.get(key)) for key in kinds} != kinds:
         raise CheckpointError(
-            f"{folder / FILE} is damaged",
+            f"{folder / EXTENSION_FILE}: {problem or 'a value is missing or of another type'}",
             "the file as --extend wrote it",
             "restore it, or extend the finished run again with --new",
         )
-    return Extension(**document)
+    return Extension(**{key: document[key] for key in kinds})
 
 
 def write(folder: Path, extension: Extension) -> None:
@@ -52,7 +50,7 @@ def write(folder: Path, extension: Extension) -> None:
     Raises:
         StorageError: if that fails.
     """
-    RunFiles(folder).write_json(FILE, asdict(extension))
+    RunFiles(folder).write_json(EXTENSION_FILE, asdict(extension))
 
 
 def describe_unfinished(folder: Path) -> str:

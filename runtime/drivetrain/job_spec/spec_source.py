@@ -17,12 +17,13 @@ from drivetrain.job.custom import CustomData, list_user_functions
 from drivetrain.job_spec.load_job import load
 from drivetrain.job_spec.spec_file import read_content
 from drivetrain.system.console import say
-from drivetrain.system.files import read_json, storage_error
+from drivetrain.system.files import storage_error
+from drivetrain.system.run_files import JOB_FILE
 
 COPY = "job"
 """Name of the folder with copies of the files of a job, as they were when they were first read."""
-SPEC, CODE = "job.yaml", "code"
-"""Names of the job file and of the folder for the user's code in that folder."""
+CODE = "code"
+"""Name of the folder for the user's code in that folder."""
 COPY_VARIABLE = "DRIVETRAIN_JOB_COPY"
 """Environment variable by which another command tells `drivetrain train` which copy to train from."""
 
@@ -76,7 +77,7 @@ class SpecSource:
         if self.content is not None:
             return self
         try:
-            return replace(self, content=(self.copy / SPEC).read_bytes() if self.copy else read_content(self.spec))
+            return replace(self, content=(self.copy / JOB_FILE).read_bytes() if self.copy else read_content(self.spec))
         except OSError as error:
             raise storage_error(self.spec, error) from None
 
@@ -96,7 +97,7 @@ class SpecSource:
             except OSError as error:
                 message = f"{part.file} or a file of its arguments cannot be read: {error}"
                 raise SpecError([job.problem((*key, "file"), message, "files that exist", "restore it")]) from None
-        return {SPEC: self.read().content or b""} | {f"{CODE}/{name}": text for name, text in code.sources.items()}
+        return {JOB_FILE: self.read().content or b""} | {f"{CODE}/{name}": text for name, text in code.sources.items()}
 
     def copy_to(self, folder: Path, job: Job) -> SpecSource:
         """Copy the job's files into a folder, in place of older copies; returns the source that reads them there.
@@ -113,7 +114,7 @@ class SpecSource:
             raise storage_error(copy, error) from None
         for name, content in files.items():
             user_code.write_copy(copy, name, content)
-        return replace(self, content=files[SPEC], copy=copy)
+        return replace(self, content=files[JOB_FILE], copy=copy)
 
     def options(self) -> list[str]:
         """The options that a child process reads with `add_options`; the path of the spec is an argument before."""
@@ -135,13 +136,6 @@ class SpecSource:
             True,
             arguments.copy,
         )
-
-
-def original_folder(run: Path) -> Path:
-    """The folder where relative paths of a run's job.yaml start, as recorded in the run; it may have changed since."""
-    state = read_json(run / "state.json")
-    source = state.get("source") if isinstance(state, dict) else None
-    return Path(source if isinstance(source, str) else "").parent
 
 
 def fetch(job: Job) -> Job:

@@ -21,17 +21,18 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, TextIO
 
-from drivetrain.errors import DataError, DeviceError, SpecError
+from drivetrain.errors import CheckpointError, DataError, DeviceError, SpecError
 from drivetrain.inference.export import PACKAGES
 from drivetrain.inference.predict import STDIN, TERMINAL
 from drivetrain.job import Job
 from drivetrain.job.remote_data import list_whole_paths
 from drivetrain.launch import docker_engine, mounts
 from drivetrain.launch.project import PROJECT, image_name
+from drivetrain.pretrained.earlier_run import CONFIG
 from drivetrain.system.console import say
 from drivetrain.system.installation import INSTALL_TORCH
 from drivetrain.system.printable import printable_text
-from drivetrain.system.run_files import RunFiles
+from drivetrain.system.run_files import JOB_FILE, MODEL, RunFiles
 
 WITH_JOB = ("plan", "find-lr", "memory", "bench", "fetch", "baseline")
 COMMANDS = (
@@ -283,20 +284,15 @@ def _jobs(options: argparse.Namespace) -> Iterator[tuple[Path, Job]]:
         against = [options.against] if getattr(options, "against", None) else []
         for overrides in ([], *against):
             yield options.job, job_spec.load(options.job, [*options.set, *overrides])
-    elif (
-        options.command in ("evaluate", "reproduce")
-        and getattr(options, "data", None) is None
-        and (options.run / "job.yaml").is_file()
+    elif options.command == "export" or (
+        options.command in ("evaluate", "reproduce") and getattr(options, "data", None) is None
     ):
         from drivetrain.inference import evaluate as evaluating
 
-        yield options.run / "job.yaml", evaluating.load_stored_job(options.run, download=False)
-    elif options.command == "export" and (options.run / "job.yaml").is_file():
-        from drivetrain.inference import evaluate as evaluating
-
-        # Without its data, which may be gone, a model is compared on random samples.
-        with contextlib.suppress(DataError, SpecError):
-            yield options.run / "job.yaml", evaluating.load_stored_job(options.run, download=False)
+        # Without its data, which may be gone, `export` compares a model on random samples.
+        is_optional = options.command == "export" or not (options.run / JOB_FILE).exists()
+        with contextlib.suppress(*((CheckpointError, DataError, SpecError) if is_optional else ())):
+            yield options.run / JOB_FILE, evaluating.load_stored_job(options.run, download=False)
 
 
 def _list_paths(options: argparse.Namespace) -> Iterator[Path]:
@@ -312,5 +308,5 @@ def _list_paths(options: argparse.Namespace) -> Iterator[Path]:
 
 def _of_images(options: argparse.Namespace) -> bool:
     run = getattr(options, "run", None)
-    configurations = [RunFiles(folder).read_json("config.json") for folder in (run, run / "model")] if run else []
-    return any(isinstance(config, dict) and str(config.get("task")).startswith("image-") for config in configurations)
+    configurations = [RunFiles(folder).read_object(CONFIG) for folder in (run, run / MODEL)] if run else []
+    return any(str(config.get("task")).startswith("image-") for config in configurations)

@@ -15,8 +15,9 @@ from pathlib import Path
 from drivetrain.data.custom import user_code
 from drivetrain.errors import CheckpointError
 from drivetrain.pretrained.earlier_run import CONFIG
-from drivetrain.system.files import hash_file, is_private, read_json
-from drivetrain.system.run_files import RunFiles
+from drivetrain.system.files import hash_file, is_private
+from drivetrain.system.run_files import CODE_FILE, JOB_FILE, RunFiles
+from drivetrain.system.run_records import read_mapping
 
 
 def find_records_folder(environ: Mapping[str, str]) -> Path | None:
@@ -91,9 +92,7 @@ def read_allowed_digests(
     Raises:
         CheckpointError: if the code may not be run.
     """
-    config = RunFiles(model).read_json(CONFIG)
-    digests = config.get("code") if isinstance(config, dict) else None
-    digests = digests if isinstance(digests, dict) else {}
+    digests = dict(read_mapping(RunFiles(model).read_object(CONFIG), "code"))
     load_code(model, digests, consent=consent)
     # A changed job.yaml may call other functions, or pass other arguments, than the training did.
     if not consent and not _is_spec_recorded(model, environ):
@@ -102,7 +101,7 @@ def read_allowed_digests(
 
 
 def _hash_spec(model: Path) -> str:
-    spec = model.resolve().parent / "job.yaml"
+    spec = model.resolve().parent / JOB_FILE
     return hash_file(spec) if spec.is_file() else ""
 
 
@@ -116,6 +115,5 @@ def _is_spec_recorded(model: Path, environ: Mapping[str, str]) -> bool:
 
 
 def _is_in_its_run(model: Path, digests: Mapping[str, str]) -> bool:
-    record = read_json(model.resolve().parent / user_code.RECORD)
-    is_recorded = isinstance(record, dict) and len(record) > 0 and record.items() <= digests.items()
-    return is_recorded and model.resolve().name == "model"
+    record = RunFiles(model.resolve().parent).read_object(CODE_FILE)
+    return len(record) > 0 and record.items() <= digests.items() and model.resolve().name == "model"

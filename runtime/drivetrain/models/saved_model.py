@@ -24,8 +24,9 @@ from drivetrain.models.builders import BUILDERS, limit_size
 from drivetrain.models.networks import user_network
 from drivetrain.pretrained.earlier_run import CONFIG, POSSIBLE, WEIGHTS, model_folder
 from drivetrain.system.fault_points import fault_point
-from drivetrain.system.files import read_json, storage_error, sync_folder
-from drivetrain.system.run_files import RunFiles, refuse_links
+from drivetrain.system.files import storage_error, sync_folder
+from drivetrain.system.run_files import STATE_FILE, RunFiles, refuse_links
+from drivetrain.system.run_records import RunState
 from drivetrain.system.version import VERSION
 
 FORMAT = 1
@@ -94,8 +95,8 @@ def find(path: Path) -> Path:
     description = f"{path} has no trained model"
     if not path.is_dir():
         description = f"{path} is {'a file' if path.exists() else 'missing'}"
-    elif (path / "state.json").exists():
-        description += f": the run is {(read_json(path / 'state.json') or {}).get('status', 'broken')}"
+    elif (path / STATE_FILE).exists():
+        description += f": the run is {RunState.read(path).status or 'broken'}"
     raise CheckpointError(
         description,
         POSSIBLE,
@@ -130,9 +131,9 @@ def load(path: Path, *, consent: bool = False) -> SavedModel:
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
-    config = RunFiles(folder).read_json(CONFIG)
-    if not isinstance(config, dict):
-        _refuse(folder, f"{CONFIG} is incomplete")
+    config, problem = RunFiles(folder).read_checked_object(CONFIG)
+    if problem:
+        _refuse(folder, f"{CONFIG} is {problem}")
     if config.get("format") != FORMAT:
         _refuse(folder, f"{CONFIG} has format {config.get('format')}, this version reads {FORMAT}")
     for key, kind in _REQUIRED_KEYS.items():

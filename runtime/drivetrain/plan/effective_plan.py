@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from drivetrain.errors import CheckpointError
 from drivetrain.optimizations import Value
-from drivetrain.plan.plan import Decision, Plan, load
-from drivetrain.system.files import read_json
+from drivetrain.plan.plan import Decision, Plan, read_plan
+from drivetrain.system.run_files import CHECKPOINTS, PLAN_FILE, STATE_FILE, RunFiles, list_checkpoints
+from drivetrain.system.run_records import RunState
 
 
 @dataclass(frozen=True)
@@ -26,21 +26,22 @@ class PlanRequest:
         return "with --plain" if self.plain else "without --plain and --plan" if self.plan is None else "with --plan"
 
     def resume(
-        self, run: Path, state: Mapping[str, Any], stored: Plan, alternative: str = "start a new run with --new"
+        self, run: Path, state: RunState, stored: Plan, alternative: str = "start a new run with --new"
     ) -> PlanRequest:
         """The request that the run was started with.
 
         Args:
             run: its folder.
-            state: its state.json; older versions did not record these values.
+            state: its state; older versions did not record the request.
             stored: its plan.
             alternative: what to do to train under the other plan.
 
         Raises:
             CheckpointError: if the present request differs.
         """
-        plain = stored.is_plain
-        request_before = PlanRequest(state.get("plain", plain), state.get("plan", None if plain else self.plan))
+        plain = stored.is_plain if state.plain is None else state.plain
+        plan = state.plan if state.records_plan or stored.is_plain else self.plan
+        request_before = PlanRequest(plain, plan)
         if self in (request_before, PlanRequest(False, stored.values())):
             return request_before
         raise CheckpointError(
@@ -61,21 +62,21 @@ def load_plan(run: Path) -> Plan:
     """The plan in a run folder.
 
     Raises:
-        SpecError: if it has no readable plan.
+        CheckpointError: if it has no readable plan.
     """
-    plan = load(run / "plan.json")
+    plan = read_plan(run)
     return plan.with_rows(_learn_micro_batch(row, run) for row in plan.decisions if row.name == "micro_batch")
 
 
 def has_trained(run: Path) -> bool:
     """Whether the run has trained a step; one that was stopped during measurement is planned and measured anew."""
-    return (run / "plan.json").exists() and any((run / "checkpoints").glob("step-*"))
+    return (run / PLAN_FILE).exists() and bool(list_checkpoints(run / CHECKPOINTS))
 
 
 def _learn_micro_batch(row: Decision, run: Path) -> Decision:
     """The row with a smaller micro-batch, if the trainer ran out of memory in a step and continued with less."""
-    steps = sorted((run / "checkpoints").glob("step-*"), key=lambda path: int(path.name.removeprefix("step-")))
-    reduced_size = (read_json(steps[-1] / "state.json") or {}).get("micro_batch") if steps else None
+    newest = list_checkpoints(run / CHECKPOINTS)[-1:]
+    reduced_size = RunFiles(newest[0]).read_object(STATE_FILE).get("micro_batch") if newest else None
     if not isinstance(reduced_size, int) or (row.value != "off" and reduced_size >= int(row.value)):
         return row
     reason = f"out of memory with a micro-batch above {reduced_size}"

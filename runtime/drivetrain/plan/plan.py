@@ -7,7 +7,7 @@ possible is an error; a preference of ours that is not possible is a row in the 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from drivetrain.plan.chip_profiles import find_profile
 from drivetrain.plan.evidence import Measurement
 from drivetrain.plan.plan_notes import list_notes
 from drivetrain.system.files import parse_json
+from drivetrain.system.run_files import PLAN_FILE, RunFiles, damaged_error
 
 OPEN = ("choice", "profile", "calibrated")
 """Sources of decisions that a measurement may change."""
@@ -211,28 +212,46 @@ def _make_problem(
 
 
 def load(path: Path) -> Plan:
-    """Read a stored plan.
+    """Read a plan that the user names.
 
     Raises:
         SpecError: if the file is no plan.
     """
     try:
-        data = parse_json(path.read_text(encoding="utf-8"))
-        stored_names = {decision["name"] for decision in data["decisions"]}
-        plan = Plan(
-            **{**data, "decisions": tuple(Decision(**d) for d in data["decisions"]), "notes": (*data.get("notes", ()),)}
-        )
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return parse_plan(parse_json(path.read_text(encoding="utf-8")), is_followed=True)
+    except (OSError, ValueError) as error:
         raise SpecError(
             f"--plan {path}: {error}", "a plan.json of a run, or the output of `plan --json`", "use such a file"
         ) from None
-    unknown = stored_names - {optimization.name for optimization in optimizations.every()}
-    if unknown:
-        raise SpecError(
-            f"--plan {path}: unknown optimization {sorted(unknown)[0]!r}",
-            f"known: {', '.join(o.name for o in optimizations.every())}",
-            "the plan was written by another version; create a new one",
-        ) from None
+
+
+def read_plan(run: Path) -> Plan:
+    """The plan in a run folder; raises CheckpointError if it has none that this version can follow."""
+    data, problem = RunFiles(run).read_checked_object(PLAN_FILE)
+    try:
+        return parse_plan(data, is_followed=True)
+    except ValueError as error:
+        raise damaged_error(run / PLAN_FILE, problem or str(error)) from None
+
+
+def parse_plan(data: Any, *, is_followed: bool = False) -> Plan:
+    """The plan in the content of a plan.json; of another version's, what this one has no name for is left out.
+
+    With `is_followed` optimizations without a name here are refused.
+
+    Raises:
+        ValueError: if it is no plan.
+    """
+    plan_keys, row_keys = ({f.name for f in fields(kind)} for kind in (Plan, Decision))
+    try:
+        rows = tuple(Decision(**{key: row[key] for key in row if key in row_keys}) for row in data["decisions"])
+        plan = Plan(**{key: data[key] for key in data if key in plan_keys} | {"decisions": rows})
+        plan = replace(plan, notes=tuple(plan.notes or ()), seen=plan.seen if isinstance(plan.seen, dict) else {})
+    except (LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"not a plan: {type(error).__name__} {error}") from None
+    unknown = {row.name for row in rows} - {optimization.name for optimization in optimizations.every()}
+    if unknown and is_followed:
+        raise ValueError(f"another version wrote it: this one has no optimization {min(unknown, key=str)!r}")
     return plan
 
 

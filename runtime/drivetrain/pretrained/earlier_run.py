@@ -15,7 +15,8 @@ from drivetrain.job.user_files import suggest_nearest_path
 from drivetrain.pretrained import families
 from drivetrain.storage.remote_address import is_remote
 from drivetrain.system import run_files
-from drivetrain.system.run_files import RunFiles
+from drivetrain.system.run_files import STATE_FILE, RunFiles
+from drivetrain.system.run_records import RunState
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 _KEYS = {"builder": str, "arguments": dict, "heads": list, "preprocessing": dict}
@@ -68,12 +69,10 @@ def find(job: Job) -> EarlierModel | None:
     if not isinstance(spec, EarlierRun):
         return None
     folder = _find_folder(job, spec.name)
-    config = RunFiles(folder).read_json(CONFIG)
-    damaged = [
-        name for name, kind in _KEYS.items() if not isinstance(config, dict) or not isinstance(config.get(name), kind)
-    ]
-    if damaged:
-        _refuse(job, f"{folder / CONFIG} is damaged: it has no {damaged[0]}", POSSIBLE, "copy the folder again")
+    config, problem = RunFiles(folder).read_checked_object(CONFIG)
+    problem = problem or next((f"no {key}" for key, kind in _KEYS.items() if not isinstance(config.get(key), kind)), "")
+    if problem:
+        _refuse(job, f"{folder / CONFIG} is damaged: {problem}", POSSIBLE, "copy the folder again")
     data_kind, job_kind = config["preprocessing"].get("kind"), _KINDS[job.task.partition("-")[0]]
     if config["builder"] in ("own", "python"):
         _refuse(
@@ -136,8 +135,8 @@ def _find_folder(job: Job, name: str) -> Path:
             suggest_nearest_path((job.folder, Path.cwd()), name)
             or "correct the path; it is relative to the job's folder, then to the working folder",
         )
-    if (path / "state.json").exists():
-        status = RunFiles(path).read_object("state.json").get("status", "broken")
+    if (path / STATE_FILE).exists():
+        status = RunState.read(path).status or "broken"
         _refuse(
             job, f"{path} has no trained model: the run is {status}", POSSIBLE, "finish that run, or use another one"
         )

@@ -9,8 +9,8 @@ from typing import Any
 
 from drivetrain.job import lower_is_better
 from drivetrain.job.formatting import format_metric
+from drivetrain.system.run_records import read_objects
 
-FILE = "baselines.json"
 CONSTANT, LINEAR, TREES = "constant", "linear", "trees"
 ALTERNATIVES = {
     LINEAR: "`model: linear` for tables and texts, or logistic or ridge regression of scikit-learn",
@@ -173,10 +173,10 @@ def from_json(data: Mapping[str, Any]) -> tuple[tuple[Baseline, ...], tuple[Skip
             float(row["seconds"]),
             dict(row["answers"]),
         )
-        for row in data.get("baselines", ())
-        if isinstance(row, Mapping) and {"name", "metrics", "rows", "of", "seconds", "answers"} <= row.keys()
+        for row in read_objects(data, "baselines")
+        if {"name", "metrics", "rows", "of", "seconds", "answers"} <= row.keys()
     )
-    return rows, tuple(Skipped(str(row["name"]), str(row["reason"])) for row in data.get("skipped", ()))
+    return rows, tuple(Skipped(str(row.get("name")), str(row.get("reason"))) for row in read_objects(data, "skipped"))
 
 
 def compare_network(data: Mapping[str, Any], metric: str, metrics: Mapping[str, float]) -> Comparison | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from drivetrain.report.formatting import shorten
 from drivetrain.system.printable import printable
+from drivetrain.system.run_records import read_mapping
 
 HEADER = ("label", "samples", "predicted", "precision", "recall", "F1", "average precision")
 MIN_BIN_SAMPLES = 10
@@ -75,8 +76,7 @@ def _read_confusion(head: str, value: Any) -> Confusion | None:
 
 def _read_reliability(value: Mapping[str, Any]) -> Iterator[tuple[float, float]]:
     """The points of a reliability curve, from the sums of each bin; none if they are malformed or of an earlier version."""
-    calibration = value.get("calibration")
-    bins = calibration.get("bins") if isinstance(calibration, Mapping) else None
+    bins = read_mapping(value, "calibration").get("bins")
     for sums in bins if isinstance(bins, list) else ():
         try:
             confidence, correct, samples = map(float, sums)

@@ -6,9 +6,9 @@ import math
 from array import array
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from drivetrain.hardware.facts import Hardware
+from drivetrain.system.run_records import parse_number, read_number
 
 Point = tuple[float, float]
 REPORTED_SHARE = 0.05
@@ -95,24 +95,9 @@ def collect_series(rows: Iterable[Mapping[str, object]], axis: str, *, continues
                     series.drop(x)
         latest = x + offset
         for key in row:
-            if key != axis and (y := _parse_value(row[key])) is not None:
+            if key != axis and (y := parse_number(row[key])) is not None:
                 by_key.setdefault(key, Series(key)).add(latest, y)
     return by_key
-
-
-def read_number(row: Mapping[str, Any], key: str) -> float | None:
-    """A finite number of a row, or None."""
-    value = _parse_value(row.get(key))
-    return value if value is not None and math.isfinite(value) else None
-
-
-def _parse_value(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf
 
 
 def thin_points(series: Series, limit: int = 1000) -> list[Point]:

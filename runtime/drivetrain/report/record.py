@@ -3,48 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from drivetrain.errors import CheckpointError, SpecError
+from drivetrain.errors import SpecError
 from drivetrain.hardware.facts import Hardware, from_json
-from drivetrain.job_spec.yaml_file import parse
-from drivetrain.plan.plan import Decision, Plan
+from drivetrain.job_spec.stored_spec import read_stored_spec
+from drivetrain.plan.plan import Plan, parse_plan
 from drivetrain.report.log_series import Series, collect_series
-from drivetrain.system.files import parse_json, parse_row
+from drivetrain.system import run_files
 from drivetrain.system.printable import printable, printable_text
-from drivetrain.system.run_files import (
-    HARDWARE_FILE,
-    JOB_FILE,
-    METRICS_FILE,
-    PLAN_FILE,
-    RESULT_FILE,
-    STATE_FILE,
-    RunFiles,
-    read_lines,
-)
+from drivetrain.system.run_files import RunFiles
+from drivetrain.system.run_records import RunResult, RunState
 from drivetrain.tracking import rank_record
-from drivetrain.tracking.live.run_reader import PROGRESS_FILE
 from drivetrain.tracking.rank_record import RankRecord
 
-_FINAL_FILE = RESULT_FILE
-"""Written at the end of training; in a stopped or running run it does not count as missing."""
 _CONSEQUENCES = {
-    JOB_FILE: "the job file cannot be shown",
-    HARDWARE_FILE: "the machine cannot be shown",
-    PLAN_FILE: "the plan and the effective settings cannot be shown",
-    METRICS_FILE: "there are no curves",
-    "telemetry.jsonl": "throughput and memory over time cannot be shown",
-    RESULT_FILE: "the best value and the peaks come from the logs; there is no confusion matrix",
-    STATE_FILE: "how the run ended is unknown",
-    "events.jsonl": "some events cannot be shown",
-    "operators.json": "the slowest operators cannot be shown",
-    PROGRESS_FILE: "the metric that chooses the weights is that of the job",
-    "mistakes.json": "the most confident mistakes cannot be shown",
-    "baselines.json": "the simple models beside the network cannot be shown",
-    "provenance.json": "from which bytes the run was made cannot be shown",
-    "extension.json": "the run that this one continues cannot be shown",
+    run_files.JOB_FILE: "the job file cannot be shown",
+    run_files.HARDWARE_FILE: "the machine cannot be shown",
+    run_files.PLAN_FILE: "the plan and the effective settings cannot be shown",
+    run_files.METRICS_FILE: "there are no curves",
+    run_files.TELEMETRY_FILE: "throughput and memory over time cannot be shown",
+    run_files.RESULT_FILE: "the best value and the peaks come from the logs; there is no confusion matrix",
+    run_files.STATE_FILE: "how the run ended is unknown",
+    run_files.EVENTS_FILE: "some events cannot be shown",
+    run_files.OPERATORS_FILE: "the slowest operators cannot be shown",
+    run_files.PROGRESS_FILE: "the metric that chooses the weights is that of the job",
+    run_files.MISTAKES_FILE: "the most confident mistakes cannot be shown",
+    run_files.BASELINES_FILE: "the simple models beside the network cannot be shown",
+    run_files.PROVENANCE_FILE: "from which bytes the run was made cannot be shown",
+    run_files.EXTENSION_FILE: "the run that this one continues cannot be shown",
 }
 
 
@@ -74,6 +63,7 @@ class Record:
     telemetry: dict[str, Series] = field(default_factory=dict)
     """By seconds since the start."""
     result: Mapping[str, Any] = field(default_factory=dict)
+    """All of result.json."""
     state: Mapping[str, Any] = field(default_factory=dict)
     extension: Mapping[str, Any] = field(default_factory=dict)
     """The finished run that this one continues, as in extension.json."""
@@ -92,6 +82,11 @@ class Record:
     """What each process did, if there were several."""
     gaps: list[MissingRecord] = field(default_factory=list)
 
+    @property
+    def ending(self) -> RunResult:
+        """The part of the result that others than the report read, too."""
+        return RunResult(self.result)
+
 
 def read(run: Path) -> Record:
     """Read a run folder.
@@ -99,47 +94,33 @@ def read(run: Path) -> Record:
     Raises:
         CheckpointError: if there is no such folder, or none of a run's files in it.
     """
-    if not any((run / file).is_file() for file in _CONSEQUENCES):
-        problem = "it contains no file of a run" if run.is_dir() else "there is no such folder"
-        raise CheckpointError(
-            f"{run}: {problem}",
-            "a run folder contains " + ", ".join(_CONSEQUENCES),
-            "use a folder that `drivetrain train` created, below runs/",
-        )
+    run_files.check_is_run(run)
     record = Record(printable(run.resolve().name))
     _read_spec(record, run)
     _read_hardware(record, run)
     _read_plan(record, run)
-    record.metrics = collect_series(_read_rows(record, run / METRICS_FILE), "step")
+    record.metrics = collect_series(_read_rows(record, run, run_files.METRICS_FILE), "step")
     record.epoch_steps = _count_epoch_steps(record.metrics.pop("epoch", None))
-    record.telemetry = collect_series(_read_rows(record, run / "telemetry.jsonl"), "seconds", continues=True)
-    record.state = _read_object(record, run / STATE_FILE)
-    if (run / _FINAL_FILE).exists() or record.state.get("status", "done") == "done":
-        record.result = _read_object(record, run / _FINAL_FILE)
-    if (run / "events.jsonl").exists():  # a run without events has no such file
-        record.events = list(_read_rows(record, run / "events.jsonl"))
-    record.extension = _read_optional(record, run / "extension.json")
-    record.trace = _read_optional(record, run / "operators.json")
-    record.mistakes = _read_optional(record, run / "mistakes.json")
-    record.baselines = _read_optional(record, run / "baselines.json")
-    record.provenance = _read_optional(record, run / "provenance.json")
-    record.watched_metric = printable(str(_read_optional(record, run / PROGRESS_FILE).get("best") or ""))
+    record.telemetry = collect_series(_read_rows(record, run, run_files.TELEMETRY_FILE), "seconds", continues=True)
+    record.state = _read_object(record, run, run_files.STATE_FILE)
+    # Written at the end of training: in a stopped or running run it does not count as missing.
+    is_due = RunState(record.state).status in (None, "done")
+    record.result = _read_object(record, run, run_files.RESULT_FILE, is_optional=not is_due)
+    record.events = list(_read_rows(record, run, run_files.EVENTS_FILE, is_optional=True))
+    record.extension, record.trace, record.mistakes, record.baselines, record.provenance, progress = (
+        _read_object(record, run, name, is_optional=True)
+        for name in (
+            *(run_files.EXTENSION_FILE, run_files.OPERATORS_FILE, run_files.MISTAKES_FILE),
+            *(run_files.BASELINES_FILE, run_files.PROVENANCE_FILE, run_files.PROGRESS_FILE),
+        )
+    )
+    record.watched_metric = printable(str(progress.get("best") or ""))
     record.ranks = rank_record.read_records(run)
     return record
 
 
-def _add_gap(record: Record, path: Path, wrong: str, consequence: str | None = None) -> None:
-    record.gaps.append(MissingRecord(path.name, wrong, consequence or _CONSEQUENCES[path.name]))
-
-
-def _read_text(record: Record, path: Path) -> str | None:
-    try:
-        return RunFiles(path.parent).read_text(path.name, errors="replace")
-    except FileNotFoundError:
-        _add_gap(record, path, "missing")
-    except OSError as error:
-        _add_gap(record, path, f"cannot be read: {error.strerror}")
-    return None
+def _add_gap(record: Record, name: str, problem: str, consequence: str | None = None) -> None:
+    record.gaps.append(MissingRecord(name, problem, consequence or _CONSEQUENCES[name]))
 
 
 def _count_epoch_steps(epochs: Series | None) -> float | None:
@@ -151,93 +132,45 @@ def _count_epoch_steps(epochs: Series | None) -> float | None:
     return ends[-1] / epochs.ys[-1] if ends else None
 
 
-def _read_object(record: Record, path: Path) -> dict[str, Any]:
-    text = _read_text(record, path)
-    if text is None:
-        return {}
-    try:
-        data = parse_json(text)
-    except ValueError:
-        data = None
-    if isinstance(data, dict):
-        return data
-    _add_gap(record, path, "empty" if not text.strip() else "cut or damaged")
-    return {}
+def _read_object(record: Record, run: Path, name: str, *, is_optional: bool = False) -> dict[str, Any]:
+    data, problem = RunFiles(run).read_checked_object(name)
+    if problem and not (is_optional and problem == run_files.MISSING):
+        _add_gap(record, name, problem)
+    return data
 
 
-def _read_optional(record: Record, path: Path) -> dict[str, Any]:
-    return _read_object(record, path) if path.exists() else {}
-
-
-def _read_rows(record: Record, path: Path) -> Iterator[dict[str, object]]:
+def _read_rows(record: Record, run: Path, name: str, *, is_optional: bool = False) -> Iterator[dict[str, Any]]:
     """The rows of a log, one at a time, since the log of a long run may not fit into memory."""
-    bad_lines: list[int] = []
-    line = 0
-    try:
-        with RunFiles(path.parent).open(path.name, errors="replace") as file:
-            for line, text in enumerate(read_lines(file), start=1):
-                row = parse_row(text)
-                if row is None:
-                    bad_lines.append(line)
-                else:
-                    yield row
-    except FileNotFoundError:
-        _add_gap(record, path, "missing")
-    except OSError as error:
-        _add_gap(record, path, f"cannot be read: {error.strerror}")
-    else:
-        _report_damage(record, path, bad_lines, line)
 
+    def report(problem: str, consequence: str) -> None:
+        if not (is_optional and problem == run_files.MISSING):
+            _add_gap(record, name, problem, consequence)
 
-def _report_damage(record: Record, path: Path, bad_lines: list[int], line_count: int) -> None:
-    if not line_count:
-        _add_gap(record, path, "empty")
-    elif bad_lines == [line_count]:
-        _add_gap(record, path, f"the last line ({line_count}) is incomplete", "all lines before it are shown")
-    elif bad_lines:
-        problem = f"{len(bad_lines)} of {line_count} lines cannot be read, the first is line {bad_lines[0]}"
-        _add_gap(record, path, problem, "they are skipped")
+    return RunFiles(run).read_rows(name, report)
 
 
 def _read_spec(record: Record, run: Path) -> None:
-    record.text = printable_text(_read_text(record, run / JOB_FILE) or "")
-    if record.text:
-        try:
-            record.spec = parse(record.text, JOB_FILE).data
-        except SpecError as error:
-            problem = f"damaged: {str(error).splitlines()[0]}"
-            _add_gap(record, run / JOB_FILE, problem, "it is shown unchanged, but name and task are unknown")
+    spec = read_stored_spec(run)
+    record.text, record.spec = printable_text(spec.text), spec.data
+    if spec.problem:
+        consequence = "it is shown unchanged, but name and task are unknown" if record.text else None
+        _add_gap(record, run_files.JOB_FILE, spec.problem, consequence)
 
 
 def _read_hardware(record: Record, run: Path) -> None:
-    path = run / HARDWARE_FILE
-    data = _read_object(record, path)
+    data = _read_object(record, run, run_files.HARDWARE_FILE)
     if data:
         try:
             record.hardware = from_json(data)
         except (SpecError, TypeError, AttributeError, ValueError) as error:
-            _add_gap(record, path, f"not a description of a machine: {str(error).splitlines()[0]}")
+            problem = f"not a description of a machine: {str(error).splitlines()[0]}"
+            _add_gap(record, run_files.HARDWARE_FILE, problem)
 
 
 def _read_plan(record: Record, run: Path) -> None:
-    """The plan, also of another version: rows of unknown optimizations are kept."""
-    path = run / PLAN_FILE
-    data = _read_object(record, path)
-    if not data:
-        return
-    plan_fields, row = {f.name for f in fields(Plan)}, {f.name for f in fields(Decision)}
-    try:
-        decisions = tuple(Decision(**{k: v for k, v in d.items() if k in row}) for d in data["decisions"])
-        effective = data.get("seen")
-        plan = Plan(
-            **{k: v for k, v in data.items() if k in plan_fields}
-            | {
-                "decisions": decisions,
-                "notes": tuple(data.get("notes") or ()),
-                "seen": effective if isinstance(effective, dict) else {},
-            }
-        )
-    except (KeyError, TypeError, AttributeError) as error:
-        _add_gap(record, path, f"not a plan: {type(error).__name__} {error}")
-    else:
-        record.plan = plan
+    data = _read_object(record, run, run_files.PLAN_FILE)
+    if data:
+        try:
+            record.plan = parse_plan(data)
+        except ValueError as error:
+            _add_gap(record, run_files.PLAN_FILE, str(error))

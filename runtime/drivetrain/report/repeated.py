@@ -16,6 +16,7 @@ from drivetrain.report.summary import summarize
 from drivetrain.system.files import USER_RWX, make_folder
 from drivetrain.system.printable import printable_text
 from drivetrain.system.run_files import RunFiles
+from drivetrain.system.run_records import parse_number, read_mapping
 
 
 @dataclass(frozen=True)
@@ -85,10 +86,8 @@ def _read_metrics(entry: ComparedRun) -> dict[str, float]:
     """All metrics of the evaluation that selected the weights, and of the final test; NaN for what is not a number."""
     by_name: dict[str, float] = {}
     for part in ("best", "test"):
-        record = entry.record.result.get(part)
-        values = record.get("metrics") if isinstance(record, Mapping) else None
-        for key, value in values.items() if isinstance(values, Mapping) else ():
-            by_name[str(key)] = float(value) if isinstance(value, int | float) else math.nan  # JSON has null for NaN
+        for key, value in read_mapping(read_mapping(entry.record.result, part), "metrics").items():
+            by_name[key] = math.nan if (number := parse_number(value)) is None else number  # JSON has null for NaN
     return by_name
 
 

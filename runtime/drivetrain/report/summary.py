@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from datetime import datetime
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -13,20 +12,9 @@ from pydantic import ValidationError
 from drivetrain import errors
 from drivetrain.job import JOBS, lower_is_better
 from drivetrain.report.formatting import format_json
-from drivetrain.report.log_series import Series, read_number
+from drivetrain.report.log_series import Series
 from drivetrain.report.record import Record
-
-
-@dataclass(frozen=True)
-class Best:
-    """The best value of the watched metric."""
-
-    metric: str
-    value: float
-    step: int | None
-    epoch: float | None
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    """All metrics of the evaluation that gave it, which are those of the model; empty if they were not recorded."""
+from drivetrain.system.run_records import Best, RunState, read_integer, read_mapping, read_number, read_numbers
 
 
 @dataclass(frozen=True)
@@ -94,41 +82,39 @@ def describe_exit(code: int | None) -> str:
 
 def summarize(record: Record) -> Summary:
     """Summarize a record."""
-    result, state, spec = record.result, record.state, record.spec
+    result, ending, state, spec = record.result, record.ending, RunState(record.state), record.spec
     rss, steps = record.telemetry.get("rss"), record.metrics.get("train/loss")
     detected_limit = record.hardware.memory.limit if record.hardware else None
     limits = record.telemetry.get("memory_limit")
     return Summary(
         job=format_json(spec.get("name") or record.name),
         task=format_json(spec.get("task") or "unknown task"),
-        status=format_json(state.get("status") or "unknown"),
-        exit_code=_read_integer(state, "exit_code"),
+        status=format_json(state.status or "unknown"),
+        exit_code=state.exit_code,
         stopped_because=format_json(result.get("stopped_because") or ""),
-        best=_read_best(record),
-        last=_read_last(record),
-        seconds=_first_known(read_number(result, "seconds"), _read_elapsed(state), rss.xs[-1] if rss else None),
-        steps=int(steps.xs[-1]) if steps and "steps" not in result else _read_integer(result, "steps"),
-        epochs=read_number(result, "epochs"),
+        best=_choose_best(record),
+        last=read_numbers(result, "last") or {key: s.ys[-1] for key, s in record.metrics.items() if s and "/" in key},
+        seconds=_first_known(ending.seconds, _measure_elapsed(state), rss.xs[-1] if rss else None),
+        steps=int(steps.xs[-1]) if steps and "steps" not in result else read_integer(result, "steps"),
+        epochs=ending.epochs,
         samples_per_second=_first_known(read_number(result, "samples_per_second"), _median_speed(record.telemetry)),
         peak_memory=_first_known(read_number(result, "peak_memory"), max(rss.ys) if rss else None),
         memory_limit=_first_known(
             read_number(result, "memory_limit"), detected_limit, limits.ys[-1] if limits else None
         ),
-        parameters=_read_integer(result, "parameters"),
-        trainable=_read_integer(result, "trainable"),
-        phases=_read_numbers(result.get("phases")),
-        watching=_read_numbers(result.get("watching")),
-        test=_read_numbers(_as_mapping(result.get("test")).get("metrics")),
-        efficiency=_read_numbers(result.get("efficiency")),
+        parameters=read_integer(result, "parameters"),
+        trainable=read_integer(result, "trainable"),
+        phases=read_numbers(result, "phases"),
+        watching=read_numbers(result, "watching"),
+        test=read_numbers(read_mapping(result, "test"), "metrics"),
+        efficiency=read_numbers(result, "efficiency"),
     )
 
 
-def _read_best(record: Record) -> Best | None:
-    best = record.result.get("best")
-    if isinstance(best, Mapping) and (value := read_number(best, "value")) is not None:
-        metrics = _read_numbers(best.get("metrics"))
-        step, epoch = _read_integer(best, "step"), read_number(best, "epoch")
-        return Best(format_json(best.get("metric")), value, step, epoch, metrics)
+def _choose_best(record: Record) -> Best | None:
+    """The best value as the run recorded it, or else by its logs."""
+    if best := record.ending.best:
+        return replace(best, metric=format_json(best.metric))
     metric = _find_watched_metric(record)
     series = record.metrics.get(metric) if metric else None
     if not metric or not series:
@@ -141,9 +127,7 @@ def _find_watched_metric(record: Record) -> str | None:
     """The metric that selects the best weights: the run's, else the spec's, else a validation score, else a loss."""
     if record.watched_metric:
         return record.watched_metric
-    checkpoint = record.spec.get("checkpoint")
-    requested = checkpoint.get("best") if isinstance(checkpoint, Mapping) else None
-    requested = requested or _find_task_metric(record.spec)
+    requested = read_mapping(record.spec, "checkpoint").get("best") or _find_task_metric(record.spec)
     if requested:
         return str(requested)
     validation = [key for key in record.metrics if key.startswith("validation/")]
@@ -160,38 +144,14 @@ def _find_task_metric(spec: Mapping[str, Any]) -> str | None:
         return None
 
 
-def _read_last(record: Record) -> dict[str, float]:
-    last = _read_numbers(record.result.get("last"))
-    return last or {key: s.ys[-1] for key, s in record.metrics.items() if s and "/" in key}
-
-
-def _read_elapsed(state: Mapping[str, object]) -> float | None:
-    try:
-        start, end = (datetime.fromisoformat(str(state[key])) for key in ("started", "ended"))
-        seconds = (end - start).total_seconds()
-        return seconds if seconds >= 0 else None  # the clock was set back meanwhile
-    except (KeyError, ValueError, TypeError):
-        return None
+def _measure_elapsed(state: RunState) -> float | None:
+    seconds = (state.ended - state.started).total_seconds() if state.started and state.ended else -1
+    return seconds if seconds >= 0 else None  # the clock was set back meanwhile
 
 
 def _median_speed(telemetry: Mapping[str, Series]) -> float | None:
     series = telemetry.get("samples_per_second", Series("")).keep_positive()
     return sorted(series.ys)[len(series) // 2] if series else None
-
-
-def _read_numbers(values: object) -> dict[str, float]:
-    if not isinstance(values, Mapping):
-        return {}
-    return {str(key): value for key in values if (value := read_number(values, key)) is not None}
-
-
-def _as_mapping(value: object) -> Mapping[str, object]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _read_integer(values: Mapping[str, object], key: str) -> int | None:
-    value = read_number(values, key)
-    return None if value is None else int(value)
 
 
 def _first_known(*values: float | None) -> float | None:

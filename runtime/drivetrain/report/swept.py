@@ -16,6 +16,7 @@ from drivetrain.report.formatting import align_numbers, format_duration, format_
 from drivetrain.report.sections.compared_runs import ABSENT
 from drivetrain.system.printable import printable_text
 from drivetrain.system.run_files import RunFiles
+from drivetrain.system.run_records import parse_number
 
 State = Literal["done", "ended early", "failed"]
 KINDS = (("ended early", Tone.QUIET), ("done", Tone.PLAIN), ("best", Tone.GOOD))
@@ -199,7 +200,8 @@ def _plot_search(result: SweepResult) -> Iterator[Scatter]:
     yield Scatter(name, "trial", dots(numbers), kinds, best, log_y=is_logarithmic)
     for parameter in result.parameters:
         values = [trial.values[parameter.key] for trial in trials]
-        xs = [float(v) if _is_number(v) and not parameter.choices else format_value(v) for v in values]  # type: ignore[arg-type]
+        numbers_or_none = [None if parameter.choices else parse_number(value) for value in values]
+        xs = [format_value(v) if x is None else x for v, x in zip(values, numbers_or_none, strict=True)]
         if parameter.choices:
             order = [format_value(choice) for choice in parameter.choices]
             order_by_choice = sorted(range(len(xs)), key=lambda i: order.index(str(xs[i])))
@@ -208,10 +210,6 @@ def _plot_search(result: SweepResult) -> Iterator[Scatter]:
         else:
             sorted_dots = dots(xs)
         yield Scatter(f"{title} by {parameter.key}", "", sorted_dots, kinds, log_x=parameter.log, log_y=is_logarithmic)
-
-
-def _is_number(value: JsonValue) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _choose_kind(result: SweepResult, trial: Trial) -> str:
@@ -254,7 +252,7 @@ def _compute_correlations(result: SweepResult) -> Iterator[tuple[str, float]]:
     ys = [float(trial.value) for trial in done if trial.value is not None]
     for parameter in result.parameters:
         values = [trial.values[parameter.key] for trial in done]
-        xs = [float(value) for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+        xs = [x for value in values if (x := parse_number(value)) is not None]
         if len(xs) == len(ys) and len(set(xs)) > 1 and len(set(ys)) > 1:
             yield parameter.key, statistics.correlation(_rank(xs), _rank(ys))
 

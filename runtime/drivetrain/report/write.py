@@ -27,10 +27,10 @@ from drivetrain.report.sections.plan import list_differences
 from drivetrain.report.sections.provenance import provenance_section
 from drivetrain.report.summary import Summary, summarize
 from drivetrain.system.printable import printable_text
-from drivetrain.system.run_files import RunFiles
+from drivetrain.system.run_files import MODEL_CARD_FILE, REPORT_DATA, REPORT_PAGE, REPORT_TEXT, RunFiles
+from drivetrain.system.run_records import read_mapping
 
 __all__ = ["write"]
-FILE = "model-card.md"
 
 
 def write(run: Path) -> None:
@@ -43,11 +43,11 @@ def write(run: Path) -> None:
     record = read(run)
     summary = summarize(record)
     head, below = make_headline(record, summary), list_sections(record, summary)
-    RunFiles(run).write_json("report.json", to_strict_json(_list_results(record, summary)))
-    RunFiles(run).write_text("report.md", printable_text(render_markdown(head, below)))
-    RunFiles(run).write_text("report.html", printable_text(render_page(head, below)))
+    RunFiles(run).write_json(REPORT_DATA, to_strict_json(_list_results(record, summary)))
+    RunFiles(run).write_text(REPORT_TEXT, printable_text(render_markdown(head, below)))
+    RunFiles(run).write_text(REPORT_PAGE, printable_text(render_page(head, below)))
     if card := make_model_card(record, summary):
-        RunFiles(run).write_text(FILE, printable_text(card))
+        RunFiles(run).write_text(MODEL_CARD_FILE, printable_text(card))
 
 
 def _list_results(record: Record, summary: Summary) -> dict[str, object]:
@@ -100,8 +100,7 @@ def make_model_card(record: Record, summary: Summary) -> str:
 
 
 def _list_facts(record: Record, summary: Summary) -> Iterator[tuple[str, str]]:
-    train = record.spec.get("train")
-    train = train if isinstance(train, Mapping) else {}
+    train = read_mapping(record.spec, "train")
     yield "task", format_json(summary.task)
     if model := record.result.get("model"):
         yield "network", format_json(model)

@@ -14,7 +14,8 @@ from drivetrain.report import baseline_results
 from drivetrain.system import child_process, signals
 from drivetrain.system.console import say
 from drivetrain.system.fault_points import fault_point
-from drivetrain.system.run_files import RunFiles
+from drivetrain.system.run_files import BASELINES_FILE, RunFiles
+from drivetrain.system.run_records import RunResult
 
 SWITCH = "DRIVETRAIN_BASELINES"
 """Environment variable; `off` does for every job what `baselines: off` does for one."""
@@ -39,11 +40,11 @@ def compare(source: SpecSource, job: Job, run: Path, seconds_left: float = inf) 
         seconds_left: of `train.within`.
     """
     fault_point("baselines")
-    result = RunFiles(run).read_json("result.json") or {}
-    best = result.get("best") or {}
-    if "off" in (job.baselines, os.environ.get(SWITCH)) or best.get("value") is None:
+    result = RunResult.read(run)
+    best = result.best
+    if "off" in (job.baselines, os.environ.get(SWITCH)) or best is None:
         return
-    seconds = _limit_seconds(job, float(result.get("seconds") or 0.0))
+    seconds = _limit_seconds(job, result.seconds or 0.0)
     if job.baselines != "full":  # which is asked for, however long it takes
         seconds = min(seconds, seconds_left)
     if seconds < LEAST_SECONDS and seconds == seconds_left:
@@ -52,10 +53,9 @@ def compare(source: SpecSource, job: Job, run: Path, seconds_left: float = inf) 
     limit = "as long as they take" if seconds == inf else f"up to {seconds:.0f} s"
     say(f"baselines: fitting simple models to the same samples, {limit} (baselines: off leaves them out)")
     failure = _fit_in_child(source, run, seconds)
-    metrics = {str(best["metric"]): float(best["value"]), **(best.get("metrics") or {})}
+    metrics = {best.metric: best.value, **best.metrics}
     # After a failure, too: the file holds the models that were fitted until then.
-    results = RunFiles(run).read_json(baseline_results.FILE) or {}
-    comparison = baseline_results.compare_network(results, str(best["metric"]), metrics)
+    comparison = baseline_results.compare_network(RunFiles(run).read_object(BASELINES_FILE), best.metric, metrics)
     if comparison:
         say(f"baselines: {comparison.metric}: {comparison.format_line()}")
         say(f"baselines: {comparison.describe_verdict()}")

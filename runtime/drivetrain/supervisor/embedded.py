@@ -26,6 +26,7 @@ from drivetrain.supervisor import embedded_call, embedded_parts, embedded_run
 from drivetrain.supervisor.embedded_run import TrainCall
 from drivetrain.supervisor.extended_run import ExtendRequest
 from drivetrain.system.console import guard_block
+from drivetrain.system.run_files import REPORT_PAGE
 from drivetrain.training.user_parts import Callback
 
 Setting = bool | int | float | str
@@ -52,7 +53,7 @@ class Result:
     @property
     def report(self) -> Path:
         """The report: one self-contained HTML file."""
-        return self.folder / "report.html"
+        return self.folder / REPORT_PAGE
 
     def _repr_html_(self) -> str:
         """The report in an HTML frame, for a notebook."""

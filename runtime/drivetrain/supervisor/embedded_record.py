@@ -25,10 +25,9 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from drivetrain.errors import CheckpointError, UserCodeError
 from drivetrain.job.extension import describe_unfinished
-from drivetrain.system.run_files import STATE_FILE, RunFiles
+from drivetrain.system.run_files import OBJECTS_FILE, STATE_FILE, RunFiles
 from drivetrain.training.user_parts import UserParts, read_group_settings
 
-FILE = "objects.json"
 MAX_LISTED_DIFFERENCES = 5
 """Differences that are listed."""
 MAX_HASHED_BYTES = 16 << 20
@@ -83,10 +82,10 @@ def check(folder: Path, now: Mapping[str, str], *, extends: bool = False) -> lis
         CheckpointError: if the network, the loss, a metric or the data is another one.
     """
     files = RunFiles(folder)
-    stored = files.read_object(FILE)
+    stored = files.read_object(OBJECTS_FILE)
     before = stored.get("rows")
     if not isinstance(before, dict):
-        files.write_json(FILE, {"rows": dict(now), "changing": []})
+        files.write_json(OBJECTS_FILE, {"rows": dict(now), "changing": []})
         return []
     same_python = before.get("python") == now.get("python")
     differ = [
@@ -116,19 +115,19 @@ def check(folder: Path, now: Mapping[str, str], *, extends: bool = False) -> lis
             "undo the change, or start a new run with new=True",
         )
     if extends:
-        files.write_json(FILE, {"rows": dict(now), "changing": stored.get("changing", [])})
+        files.write_json(OBJECTS_FILE, {"rows": dict(now), "changing": stored.get("changing", [])})
     return [f"{name} is not what the run was started with" for name in dict.fromkeys(n.split(".")[0] for n in differ)]
 
 
 def note_changes(folder: Path, now: Mapping[str, str]) -> None:
     """Leave out of later comparisons what the training itself changes, such as a counter or a cache."""
     files = RunFiles(folder)
-    stored = files.read_object(FILE)
+    stored = files.read_object(OBJECTS_FILE)
     before, changing = stored.get("rows"), stored.get("changing")
     if isinstance(before, dict) and isinstance(changing, list):
         differ = {name for name in before.keys() | now.keys() if before.get(name) != now.get(name)}
         if not differ <= set(changing):
-            files.write_json(FILE, {"rows": before, "changing": sorted(differ | set(changing))})
+            files.write_json(OBJECTS_FILE, {"rows": before, "changing": sorted(differ | set(changing))})
 
 
 def _without_bytecode(row: str | None, same_python: bool) -> str | None:

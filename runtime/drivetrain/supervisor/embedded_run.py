@@ -34,6 +34,7 @@ from drivetrain.models.build import Model
 from drivetrain.plan import effective_plan, show_plan
 from drivetrain.plan import plan as plans
 from drivetrain.plan.effective_plan import PlanRequest
+from drivetrain.pretrained.earlier_run import WEIGHTS
 from drivetrain.supervisor import (
     embedded_call,
     embedded_parts,
@@ -47,7 +48,7 @@ from drivetrain.supervisor.extended_run import ExtendRequest
 from drivetrain.supervisor.run_folder import RunFolder
 from drivetrain.supervisor.run_lifecycle import RunLifecycle
 from drivetrain.system.console import say
-from drivetrain.system.run_files import PLAN_FILE, RESULT_FILE, RunFiles
+from drivetrain.system.run_files import MODEL, PLAN_FILE, RESULT_FILE, RunFiles
 from drivetrain.system.signals import Interrupted, Signals, raise_stopped
 from drivetrain.tracking import tracker_process
 from drivetrain.tracking.event_log import EventLog
@@ -329,8 +330,8 @@ def _assemble(call: TrainCall, machine: Hardware, folder: RunFolder, dataset: Da
 
 def _finish(call: TrainCall, folder: Path, reason: str) -> FinishedCall:
     """Load the best weights into the network, and call `on_end`."""
-    result = RunFiles(folder).read_json(RESULT_FILE)
-    call.model.load_state_dict(safetensors.torch.load_file(folder / "model" / "model.safetensors"))
+    result = RunFiles(folder).read_object(RESULT_FILE)
+    call.model.load_state_dict(safetensors.torch.load_file(folder / MODEL / WEIGHTS))
     call.model.eval()
     best = result["best"]
     info = TrainingInfo(

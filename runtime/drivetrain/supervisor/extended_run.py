@@ -22,13 +22,15 @@ from drivetrain.plan import effective_plan
 from drivetrain.plan.effective_plan import PlanRequest
 from drivetrain.supervisor import finished_run, run_folder
 from drivetrain.supervisor.finished_run import MAY_CHANGE_ON_EXTEND, FinishedRun
-from drivetrain.supervisor.run_folder import RECORDS, RunFolder
+from drivetrain.supervisor.run_folder import RunFolder
 from drivetrain.supervisor.spec_difference import diff_stored_spec, load_stored_job, spec_text
+from drivetrain.system import run_files
 from drivetrain.system.console import say
-from drivetrain.system.files import USER_RWX, hash_file, make_folder, storage_error, sync_folder
-from drivetrain.system.run_files import JOB_FILE, RESULT_FILE, STATE_FILE, RunFiles, refuse_links
+from drivetrain.system.files import USER_RWX, make_folder, storage_error, sync_file, sync_folder
+from drivetrain.system.run_files import RunFiles
+from drivetrain.system.run_records import RunResult, RunState
 from drivetrain.tracking.event_log import EventLog
-from drivetrain.training.checkpoints.manifest import MANIFEST, verify
+from drivetrain.training.checkpoints.manifest import MANIFEST, describe_file, find_best_step, verify
 
 REFUSAL_EXIT_CODES = (SpecError.exit_code, DataError.exit_code, CheckpointError.exit_code)
 """Exit codes of a trainer that refuses a job, its data or a checkpoint."""
@@ -63,12 +65,12 @@ def open_extended(
         Busy: if another process is extending a run of this name, or training in the unfinished one.
     """
     make_folder(runs)
-    refuse_links(request.run)
+    run_files.refuse_links(request.run)
     unfinished_run = None if new else run_folder.find_unfinished(runs, job.name)
     if unfinished_run and unfinished_run.resolve() != request.run.resolve():
         return _resume_extension(runs, unfinished_run, job, request)
     finished = finished_run.load_finished_run(request.run, job)
-    state, plan = RunFiles(finished.path).read_json(STATE_FILE), effective_plan.load_plan(finished.path)
+    state, plan = RunState.read(finished.path), effective_plan.load_plan(finished.path)
     plan_request = plan_request.resume(finished.path, state, plan, advise_other_plan(request))
     extension = finished_run.plan_extension(finished, job, restart=request.restart)
     return _start_extension(
@@ -107,16 +109,15 @@ def _start_extension(
     make_folder(temporary, USER_RWX)
     lock = run_folder.lock_folder(temporary)
     try:
-        for leftover in temporary.iterdir():  # of a killed attempt
-            if leftover.name != run_folder.LOCK_FILE:
-                shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
+        # Of a killed attempt.
+        run_folder.remove_files(file for file in temporary.iterdir() if file.name != run_files.LOCK_FILE)
         _copy_run(finished, temporary, finished_run.select_watch_state(finished, job, extension))
         records.write(temporary, extension)
-        RunFiles(temporary).write_json(STATE_FILE, {"status": "stopped", "attempts": 0, **plan_state})
+        RunFiles(temporary).write_json(run_files.STATE_FILE, {"status": "stopped", "attempts": 0, **plan_state})
         events = EventLog(temporary)
         for line in finished_run.describe_extension(finished, job, extension, path.name):
             events.add("extend", line, extension.step)
-        RunFiles(temporary).write_text(JOB_FILE, spec_text(job))
+        RunFiles(temporary).write_text(run_files.JOB_FILE, spec_text(job))
         # Only a complete copy gets the name of a run folder.
         temporary.rename(path)
         sync_folder(runs)
@@ -129,25 +130,27 @@ def _start_extension(
 
 def _copy_run(finished: FinishedRun, destination: Path, watch: dict[str, Any]) -> None:
     """Copy the records, the best and the last checkpoint; the last one gets `watch` as the state of its best metric."""
-    for record_path in map(finished.path.joinpath, RECORDS):
+    for record_path in map(finished.path.joinpath, run_files.RECORDS):
         if record_path.exists():
             _copy_files(record_path, destination / record_path.name)
-    best = finished.checkpoint.with_name(f"best-{finished.state['watch']['best']['step']}")
+    best = finished.checkpoint.with_name(f"best-{find_best_step(finished.state)}")
     if best.exists() and (problem := verify(best)):
         say(f"checkpoint {best.name} of {finished.path} is not taken over: {problem}")
     elif best.exists():
-        _copy_files(best, destination / "checkpoints" / best.name)
-    checkpoint = destination / "checkpoints" / finished.checkpoint.name
+        _copy_files(best, destination / run_files.CHECKPOINTS / best.name)
+    checkpoint = destination / run_files.CHECKPOINTS / finished.checkpoint.name
     _copy_files(finished.checkpoint, checkpoint)
     if watch != finished.state["watch"]:
         # As checkpoint.save writes it: not write_json, which would not keep infinity.
-        RunFiles(checkpoint).write_text("state.json", json.dumps({**finished.state, "watch": watch}, indent=1) + "\n")
+        RunFiles(checkpoint).write_text(
+            run_files.STATE_FILE, json.dumps({**finished.state, "watch": watch}, indent=1) + "\n"
+        )
         # The manifest lists size and digest of each file, so it must follow.
-        manifest = RunFiles(checkpoint).read_json(MANIFEST)
-        entry = {"bytes": (checkpoint / "state.json").stat().st_size, "sha256": hash_file(checkpoint / "state.json")}
-        RunFiles(checkpoint).write_json(MANIFEST, {**manifest, "files": {**manifest["files"], "state.json": entry}})
+        manifest = RunFiles(checkpoint).read_object(MANIFEST)
+        files = {**manifest["files"], run_files.STATE_FILE: describe_file(checkpoint / run_files.STATE_FILE)}
+        RunFiles(checkpoint).write_json(MANIFEST, {**manifest, "files": files})
     for file in destination.rglob("*"):
-        _sync(file)
+        sync_folder(file) if file.is_dir() else sync_file(file)
 
 
 def _copy_files(source: Path, destination: Path) -> None:
@@ -160,22 +163,13 @@ def _copy_files(source: Path, destination: Path) -> None:
         _copy_files(entry, destination / entry.name)
 
 
-def _sync(path: Path) -> None:
-    """Make a file or folder survive a power loss."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def is_refused(run: RunFolder, exit_code: int) -> bool:
     """Whether this run is a copy that the trainer refused before its first step; the exit code is the trainer's."""
     extension = records.read(run.path) if run.extends else None
     if extension is None or exit_code not in REFUSAL_EXIT_CODES:
         return False
-    steps = (int(checkpoint.name.rpartition("-")[2]) for checkpoint in run.path.glob("checkpoints/step-*"))
-    return all(step <= extension.step for step in steps)
+    checkpoints = run_files.list_checkpoints(run.path / run_files.CHECKPOINTS)
+    return all(run_files.parse_suffix(path) <= extension.step for path in checkpoints)
 
 
 def discard(run: RunFolder) -> None:
@@ -188,8 +182,8 @@ def suggest_extension(runs: Path, job: Job, command: str) -> str | None:
     """Suggest to extend the last run with `command --extend`, if the new run differs only in length; None otherwise."""
     newest_first = reversed(run_folder.list_numbered(runs, job.name))
     # The new run has no recorded status yet, so it is passed over.
-    last_run = next((run for run in newest_first if run_folder.read_status(run) is not None), None)
-    if last_run is None or run_folder.read_status(last_run) != "done" or not (last_run / JOB_FILE).is_file():
+    last_run = next((run for run in newest_first if RunState.read(run).status is not None), None)
+    if last_run is None or RunState.read(last_run).status != "done" or not (last_run / run_files.JOB_FILE).is_file():
         return None
     try:
         last_job = None if diff_stored_spec(last_run, job, MAY_CHANGE_ON_EXTEND) else load_stored_job(last_run, job)
@@ -197,13 +191,12 @@ def suggest_extension(runs: Path, job: Job, command: str) -> str | None:
         return None  # its spec cannot be read, so nothing is known about it
     if last_job is None or (job.train.epochs, job.train.steps) == (last_job.train.epochs, last_job.train.steps):
         return None
-    result = RunFiles(last_run).read_json(RESULT_FILE)
-    epochs = result.get("epochs") if isinstance(result, dict) else None
+    epochs = RunResult.read(last_run).epochs
     stopped_early = last_job.train.steps is None and epochs != last_job.train.epochs
-    if not isinstance(epochs, int) or stopped_early or job.train.epochs < epochs:
+    if epochs is None or stopped_early or job.train.epochs < epochs:
         return None
     schedule = job.train.schedule
     needs_restart = schedule == last_job.train.schedule and schedule.name in finished_run.FALLING_SCHEDULES
     extend_command = f"{command} --extend {last_run}" + (" --restart-schedule" if needs_restart else "")
     unit = "epoch" if epochs == 1 else "epochs"
-    return f"{last_run} finished after {epochs} {unit}; to continue it instead: {extend_command}"
+    return f"{last_run} finished after {epochs:g} {unit}; to continue it instead: {extend_command}"

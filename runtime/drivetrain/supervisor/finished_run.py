@@ -7,18 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from drivetrain.errors import CheckpointError, DrivetrainError, SpecError
+from drivetrain.errors import CheckpointError, SpecError
 from drivetrain.job import Job
 from drivetrain.job import extension as records
 from drivetrain.job.extension import Extension
 from drivetrain.job.formatting import format_value
 from drivetrain.job.train import EarlyStopping
-from drivetrain.job_spec.yaml_file import parse
-from drivetrain.supervisor import run_folder
+from drivetrain.job_spec.stored_spec import read_stored_spec
 from drivetrain.supervisor.spec_difference import MAY_CHANGE_ON_RESUME, diff_stored_spec, load_stored_job
 from drivetrain.system.console import say
-from drivetrain.system.files import parse_json
-from drivetrain.system.run_files import JOB_FILE, RunFiles
+from drivetrain.system.run_files import CHECKPOINTS, JOB_FILE, PROGRESS_FILE, STATE_FILE, RunFiles, list_checkpoints
+from drivetrain.system.run_records import RunState, read_integer, read_mapping
 from drivetrain.training.checkpoints.manifest import is_divided, list_files, verify
 
 MAY_CHANGE_ON_EXTEND = (
@@ -62,10 +61,8 @@ class FinishedRun:
         train = self.job.train
         if not train.within and (train.steps is None or self.step < train.steps):
             return False
-        progress = RunFiles(self.path).read_json("progress.json")
-        epoch_steps = progress.get("steps_per_epoch") if isinstance(progress, dict) else None
-        ended_with_epoch = isinstance(epoch_steps, int) and epoch_steps > 0 and self.step % epoch_steps == 0
-        return not ended_with_epoch
+        epoch_steps = read_integer(RunFiles(self.path).read_object(PROGRESS_FILE), "steps_per_epoch") or 0
+        return epoch_steps <= 0 or self.step % epoch_steps != 0
 
 
 def load_finished_run(path: Path, job: Job) -> FinishedRun:
@@ -91,19 +88,17 @@ def load_finished_run(path: Path, job: Job) -> FinishedRun:
             "undo the change, or train without --extend; model: {from: FOLDER} starts a new training from its model",
         )
     checkpoint = _find_last_checkpoint(path)
-    return FinishedRun(path, stored_job, checkpoint, parse_json(RunFiles(checkpoint).read_text("state.json")))
+    return FinishedRun(path, stored_job, checkpoint, RunFiles(checkpoint).read_object(STATE_FILE))
 
 
 def _check_finished(path: Path) -> None:
     """Raise CheckpointError if the run of a folder has not finished."""
-    status = run_folder.read_status(path)
+    status = RunState.read(path).status
     if status == "done":
         return
-    try:
-        epochs = parse(RunFiles(path).read_text(JOB_FILE), JOB_FILE).data["train"]["epochs"]
-        action = f"train it to its end first: the same command without --extend, with --set train.epochs={int(epochs)}"
-    except (DrivetrainError, LookupError, TypeError, ValueError):
-        action = "train it to its end first: `drivetrain train JOB` resumes it"
+    epochs = read_integer(read_mapping(read_stored_spec(path).data, "train"), "epochs")
+    same = f"the same command without --extend, with --set train.epochs={epochs}"
+    action = f"train it to its end first: {same if epochs else '`drivetrain train JOB` resumes it'}"
     raise CheckpointError(
         f"{path} is unfinished (status: {status or 'not recorded'})",
         "--extend continues a finished run",
@@ -113,9 +108,8 @@ def _check_finished(path: Path) -> None:
 
 def _find_last_checkpoint(path: Path) -> Path:
     """The newest checkpoint whose digests are right and which has the optimizer's state."""
-    candidates = sorted((path / "checkpoints").glob("step-*"), key=_parse_step, reverse=True)
     complaints: list[str] = []
-    for candidate in candidates:
+    for candidate in reversed(list_checkpoints(path / CHECKPOINTS)):
         problem = verify(candidate)
         if problem is None and not is_divided(candidate) and "optimizer.safetensors" not in list_files(candidate):
             problem = "it has weights but no optimizer state"
@@ -129,12 +123,6 @@ def _find_last_checkpoint(path: Path) -> Path:
         "a run whose checkpoints/ still holds its last step-... folder, as it was written",
         f"restore it; or start a new training from its model: model: {{from: {path}}}",
     )
-
-
-def _parse_step(checkpoint: Path) -> int:
-    """The step in the name of a checkpoint; -1 if there is none."""
-    digits = checkpoint.name.removeprefix("step-")
-    return int(digits) if digits.isdigit() else -1
 
 
 def plan_extension(finished: FinishedRun, job: Job, *, restart: bool) -> Extension:

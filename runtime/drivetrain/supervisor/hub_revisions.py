@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from drivetrain.errors import SpecError
 from drivetrain.job import Job
 from drivetrain.job.hub_address import HubAddress, parse
-from drivetrain.job_spec import yaml_file
+from drivetrain.job_spec.stored_spec import read_stored_spec
 from drivetrain.supervisor import run_folder
 from drivetrain.system.console import say
-from drivetrain.system.run_files import JOB_FILE, RunFiles
+from drivetrain.system.run_records import read_mapping
 
 
 def keep_revisions(runs: Path, job: Job, extended: Path | None, *, new: bool) -> list[str]:
@@ -46,9 +45,6 @@ def _assign_commits(run: Path, job: Job) -> Iterator[str]:
 
 def _read_addresses(run: Path) -> dict[str, HubAddress]:
     """The data of a run on the hub, by key of `data:`; none if its spec cannot be read, which is reported elsewhere."""
-    try:
-        data = yaml_file.parse(RunFiles(run).read_bytes(JOB_FILE), JOB_FILE).data.get("data")
-    except (OSError, SpecError):
-        return {}
-    texts = {key: text for key, text in data.items() if isinstance(text, str)} if isinstance(data, dict) else {}
+    data = read_mapping(read_stored_spec(run).data, "data")
+    texts = {key: text for key, text in data.items() if isinstance(text, str)}
     return {key: address for key, text in texts.items() if (address := parse(text)) and address.is_fixed}

@@ -10,11 +10,9 @@ from drivetrain.storage.remote_address import BadAddress, RemoteAddress, is_remo
 from drivetrain.storage.remote_address import parse as parse_address
 from drivetrain.supervisor.remote_copy import fetch_run
 from drivetrain.system.installation import TRAIN_ON_CPU
-from drivetrain.system.run_files import refuse_links
+from drivetrain.system.run_files import JOB_FILE, SWEEP_FILE, refuse_links
 
 RUNS = Path("runs")
-SWEEP = "sweep.yaml"
-"""The spec of a sweep, in a folder that holds its trials."""
 
 
 def parse(text: str) -> Path | RemoteAddress:
@@ -49,9 +47,9 @@ def find_newest_trial(path: Path) -> Path:
     Raises:
         CheckpointError: if the sweep has no trial yet.
     """
-    if not (path / SWEEP).exists():
+    if not (path / SWEEP_FILE).exists():
         return path
-    if trials := _sort_by_age(path.glob("*/job.yaml")):
+    if trials := _sort_by_age(path.glob(f"*/{JOB_FILE}")):
         return trials[0]
     raise CheckpointError(f"{path}: this sweep has no trial yet", "a sweep whose first trial has begun", "try again")
 
@@ -96,8 +94,8 @@ def find_newest() -> Path:
 
 def list_by_age() -> list[Path]:
     """The run folders below runs/, newest first."""
-    trials = (spec for sweep in RUNS.glob(f"*/{SWEEP}") for spec in sweep.parent.glob("*/job.yaml"))
-    return _sort_by_age([*RUNS.glob("*/job.yaml"), *trials])
+    trials = (spec for sweep in RUNS.glob(f"*/{SWEEP_FILE}") for spec in sweep.parent.glob(f"*/{JOB_FILE}"))
+    return _sort_by_age([*RUNS.glob(f"*/{JOB_FILE}"), *trials])
 
 
 def _sort_by_age(specs: Iterable[Path]) -> list[Path]:

@@ -20,10 +20,10 @@ from drivetrain.job.embedded import EmbeddedJob
 from drivetrain.optimizations.interface.assembled_run import NetworkRun
 from drivetrain.plan.plan import Plan
 from drivetrain.system.console import say
-from drivetrain.training.agreement import HalfUpdated
 from drivetrain.training.grad_scaler import Scaler
 from drivetrain.training.loop_step import Accumulation, LoopLoss, LoopStep, UserBatches
 from drivetrain.training.nonfinite import Fp16Collapse, NonfiniteGuard, NotFinite
+from drivetrain.training.peers import HalfUpdated
 from drivetrain.training.step_result import StepResult
 
 

@@ -23,12 +23,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from drivetrain.data.custom import user_code
+from drivetrain.pretrained.earlier_run import WEIGHTS
+from drivetrain.supervisor import same_conditions
+from drivetrain.system import run_files
 from drivetrain.system.files import hash_file
-from drivetrain.system.run_files import HARDWARE_FILE, JOB_FILE, PLAN_FILE, RunFiles
+from drivetrain.system.run_files import RunFiles
+from drivetrain.system.run_records import read_mapping, read_objects
 from drivetrain.system.version import VERSION
 
-FILE = "provenance.json"
 COMMIT, IMAGE = "DRIVETRAIN_COMMIT", "DRIVETRAIN_IMAGE_ID"
 """What only the starter of a container knows: the commit of the job's folder, and the digest of the image."""
 GIT_SECONDS = 5.0
@@ -57,28 +59,28 @@ def write(run: Path, commits: Sequence[str]) -> None:
         run: the run folder.
         commits: of the job's folder, as each attempt began; an attempt with that of the one before is left out.
     """
-    hardware = RunFiles(run).read_object(HARDWARE_FILE)
+    hardware: Mapping[str, Any] = RunFiles(run).read_object(run_files.HARDWARE_FILE)
     RunFiles(run).write_json(
-        FILE,
+        run_files.PROVENANCE_FILE,
         {
             "drivetrain": VERSION,
             "python": platform.python_version(),
-            "torch": (hardware.get("torch") or {}).get("version"),
-            "processor": (hardware.get("cpu") or {}).get("model"),
-            "gpus": [gpu.get("name") for gpu in hardware.get("gpus", [])],
+            "torch": read_mapping(hardware, "torch").get("version"),
+            "processor": read_mapping(hardware, "cpu").get("model"),
+            "gpus": [gpu.get("name") for gpu in read_objects(hardware, "gpus")],
             "image": describe_image(),
             "commit": commits[0] if commits else None,
             **({"later_commits": list(commits[1:])} if commits[1:] else {}),
-            "spec": _hash_file(run / JOB_FILE),
+            "spec": _hash_file(run / run_files.JOB_FILE),
             "plan": _hash_plan(run),
-            "data": _hash_data(run),
-            "code": RunFiles(run).read_object(user_code.RECORD),
-            "model": _hash_file(run / "model" / "model.safetensors"),
+            "data": {key: _hash_value(rows) for key, rows in same_conditions.read_data_digests(run).items()},
+            "code": RunFiles(run).read_object(run_files.CODE_FILE),
+            "model": _hash_file(run / run_files.MODEL / WEIGHTS),
         },
     )
 
 
-def add_commit(before: object, source: str, run: Path) -> list[str]:
+def add_commit(before: Sequence[str], source: str, run: Path) -> list[str]:
     """The commits of a run's attempts with that of the one that begins now.
 
     Asked for at the start: what is committed while a run trains is not what it was made of.
@@ -88,9 +90,8 @@ def add_commit(before: object, source: str, run: Path) -> list[str]:
         source: the spec, or the program that trains.
         run: the run folder.
     """
-    earlier_commits = [str(earlier) for earlier in before] if isinstance(before, list) else []
     current = os.environ.get(COMMIT) or read_commit(Path(source).absolute().parent, run.parent)
-    return earlier_commits if current is None or current in earlier_commits[-1:] else [*earlier_commits, current]
+    return [*before] if current is None or current in before[-1:] else [*before, current]
 
 
 def read_commit(folder: Path, runs: Path | None = None) -> str | None:
@@ -151,19 +152,9 @@ def _hash_file(path: Path) -> str | None:
 
 def _hash_plan(run: Path) -> str | None:
     """Of the values alone: reasons name times that differ from run to run."""
-    plan = RunFiles(run).read_object(PLAN_FILE)
-    values = {decision["name"]: decision["value"] for decision in plan.get("decisions", [])}
+    decisions = read_objects(RunFiles(run).read_object(run_files.PLAN_FILE), "decisions")
+    values = {decision["name"]: decision["value"] for decision in decisions}
     return _hash_value(values) if values else None
-
-
-def _hash_data(run: Path) -> dict[str, str]:
-    """One digest for each path of the spec, over names and contents of its files."""
-    record: Mapping[str, Any] = RunFiles(run).read_object("data.json")
-    files = {
-        key: {name: row.rpartition(" ")[2] for name, row in entry["rows"].items()}
-        for key, entry in record.get("files", {}).items()
-    }
-    return {key: _hash_value(rows) for key, rows in (files | record.get("arrays", {})).items()}
 
 
 def _hash_value(value: object) -> str:

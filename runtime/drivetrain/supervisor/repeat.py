@@ -22,6 +22,7 @@ from drivetrain.supervisor import run_folder, same_conditions, supervisor
 from drivetrain.supervisor.supervisor import TrainRequest
 from drivetrain.system.console import say
 from drivetrain.system.files import make_folder
+from drivetrain.system.run_files import PLAN_FILE
 from drivetrain.tuning import run_length
 
 MAX_RUNS = 100
@@ -85,12 +86,12 @@ def _train_all(request: RepeatRequest, source: SpecSource, job: Job, variants: M
                 request.spec,
                 assignments,
                 request.runs,
-                plan=earlier_runs[0] / "plan.json" if earlier_runs and not request.plain else None,
+                plan=earlier_runs[0] / PLAN_FILE if earlier_runs and not request.plain else None,
                 plain=request.plain,
                 new=request.new,
                 baselines=not run_of,
                 copy=source.copy,
-                shown=earlier_runs[0] / "plan.json" if earlier_runs else None,
+                shown=earlier_runs[0] / PLAN_FILE if earlier_runs else None,
             )
             if code := supervisor.train(train_request):
                 say(

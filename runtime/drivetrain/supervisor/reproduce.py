@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -12,21 +12,18 @@ from drivetrain.errors import CheckpointError
 from drivetrain.hardware.detect import detect
 from drivetrain.job import Job, extension
 from drivetrain.job.custom import list_user_functions
-from drivetrain.job_spec import load_job as job_spec
-from drivetrain.job_spec.spec_source import fetch, original_folder
+from drivetrain.job_spec.spec_source import fetch
+from drivetrain.job_spec.stored_spec import load_stored_job
 from drivetrain.models import code_consent
+from drivetrain.plan import plan as plans
+from drivetrain.pretrained.earlier_run import WEIGHTS
 from drivetrain.supervisor import provenance, run_folder, same_conditions, supervisor
 from drivetrain.supervisor.supervisor import TrainRequest
+from drivetrain.system import run_files
 from drivetrain.system.console import say
 from drivetrain.system.files import hash_file
-from drivetrain.system.run_files import (
-    HARDWARE_FILE,
-    JOB_FILE,
-    METRICS_FILE,
-    PLAN_FILE,
-    RESULT_FILE,
-    RunFiles,
-)
+from drivetrain.system.run_files import RunFiles
+from drivetrain.system.run_records import RunResult, RunState, read_mapping, read_objects
 from drivetrain.system.version import VERSION
 from drivetrain.tuning import run_length
 
@@ -50,8 +47,8 @@ def reproduce(request: ReproduceRequest) -> int:
     """
     run = request.run
     _check_finished(run)
-    folder = original_folder(run)
-    job = job_spec.load(run / JOB_FILE, folder=folder, locate=fetch)
+    job = load_stored_job(run, fetch)
+    folder = job.folder
     # The folder that the run names may be anybody's: only the code that is in the run, after the same question as of
     # `evaluate`, runs from there.
     digests = (
@@ -69,10 +66,10 @@ def reproduce(request: ReproduceRequest) -> int:
     name = f"{job.name[:52]}-reproduced"
     code = supervisor.train(
         TrainRequest(
-            run / JOB_FILE,
+            run / run_files.JOB_FILE,
             (f"name={name}", "track=null", "checkpoint.copy_to=null"),
             request.runs,
-            plan=run / PLAN_FILE,
+            plan=run / run_files.PLAN_FILE,
             measured=run_length.read_measured(run, job),
             folder=folder,
             code=digests,
@@ -94,9 +91,9 @@ def reproduce(request: ReproduceRequest) -> int:
 
 
 def _check_finished(run: Path) -> None:
-    if run_folder.read_status(run) != "done" or not (run / JOB_FILE).is_file():
+    if RunState.read(run).status != "done":
         raise CheckpointError(
-            f"{run} is not a finished run (status: {run_folder.read_status(run) or 'not recorded'})",
+            f"{run} is not a finished run (status: {RunState.read(run).status or 'not recorded'})",
             "a run that was trained to its end by `drivetrain train`",
             "train it to its end first",
         )
@@ -106,10 +103,7 @@ def _check_finished(run: Path) -> None:
             "a run that began with its first epoch",
             f"drivetrain reproduce {run.parent / extension_record.run}, then extend the result in the same way",
         )
-    if not (run / PLAN_FILE).is_file():
-        raise CheckpointError(
-            f"{run} has no plan.json, so its settings are unknown", "the file as the run wrote it", "restore it"
-        )
+    plans.read_plan(run)
 
 
 def _check_inputs(run: Path, job: Job) -> None:
@@ -123,19 +117,25 @@ def _check_inputs(run: Path, job: Job) -> None:
 
 def _list_differences(run: Path, runs: Path) -> Iterator[str]:
     """What is not as it was, and can change the last bits."""
-    before: dict[str, Any] = RunFiles(run).read_object(HARDWARE_FILE)
-    now: dict[str, Any] = detect(runs).to_json()
-    provenance_record: dict[str, Any] = RunFiles(run).read_object("provenance.json")
-    for subject, old, new in (
-        ("drivetrain", provenance_record.get("drivetrain", VERSION), VERSION),
-        ("the image", (provenance_record.get("image") or {}).get("id"), (provenance.describe_image() or {}).get("id")),
-        ("torch", *((machine.get("torch") or {}).get("version") for machine in (before, now))),
-        ("the processor", *(machine.get("cpu", {}).get("model") for machine in (before, now))),
-        ("the instruction set", *(" ".join(machine.get("cpu", {}).get("flags", [])) for machine in (before, now))),
-        ("the GPUs", *(", ".join(gpu["name"] for gpu in machine.get("gpus", [])) for machine in (before, now))),
-    ):
-        if old != new:
-            yield f"{subject} was {old or 'none'} and is {new or 'none'}"
+    record = RunFiles(run).read_object(run_files.PROVENANCE_FILE)
+    before = {"drivetrain": record.get("drivetrain", VERSION), "the image": read_mapping(record, "image").get("id")}
+    before |= _describe_machine(RunFiles(run).read_object(run_files.HARDWARE_FILE))
+    now = {"drivetrain": VERSION, "the image": (provenance.describe_image() or {}).get("id")}
+    now |= _describe_machine(detect(runs).to_json())
+    for subject, old in before.items():
+        if old != now[subject]:
+            yield f"{subject} was {old or 'none'} and is {now[subject] or 'none'}"
+
+
+def _describe_machine(machine: Mapping[str, Any]) -> dict[str, Any]:
+    cpu = read_mapping(machine, "cpu")
+    flags = cpu.get("flags")
+    return {
+        "torch": read_mapping(machine, "torch").get("version"),
+        "the processor": cpu.get("model"),
+        "the instruction set": " ".join(map(str, flags)) if isinstance(flags, list | tuple) else "",
+        "the GPUs": ", ".join(str(gpu.get("name")) for gpu in read_objects(machine, "gpus")),
+    }
 
 
 def _check_length(run: Path, job: Job) -> None:
@@ -145,7 +145,7 @@ def _check_length(run: Path, job: Job) -> None:
         CheckpointError: if it did.
     """
     # The number of steps says nothing: early stopping and solved heads end a run before its length, too.
-    if job.train.within and RunFiles(run).read_object(RESULT_FILE).get("length_changes"):
+    if job.train.within and RunResult.read(run).length_changed:
         raise CheckpointError(
             f"{run} was to end within {job.train.within}, and its steps became fewer or more while it trained (events.jsonl)",
             "a run whose length did not follow the clock",
@@ -156,20 +156,16 @@ def _check_length(run: Path, job: Job) -> None:
 def _find_first_difference(run: Path, repetition: Path) -> str:
     """The first row of the metrics that differs, or else the weights; empty if all is the same."""
     for old, new in zip_longest(
-        *(RunFiles(folder).read_rows(METRICS_FILE) for folder in (run, repetition)), fillvalue={}
+        *(RunFiles(folder).read_rows(run_files.METRICS_FILE) for folder in (run, repetition)), fillvalue={}
     ):
         if "batch" not in old:  # an older run has no digests of its batches
             new.pop("batch", None)
-        if old != new and not _equal_with_nan(old, new):
+        if old != new and str(old) != str(new):  # NaN equals no NaN
             names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
             values = ", ".join(f"{name} {old.get(name)} and {new.get(name)}" for name in names[:3])
             return f"step {old.get('step', new.get('step'))}: {values}"
-    weights = [folder / "model" / "model.safetensors" for folder in (run, repetition)]
+    weights = [folder / run_files.MODEL / WEIGHTS for folder in (run, repetition)]
     missing = next((path for path in weights if not path.is_file()), None)
     if missing:
         return f"{missing} is missing"
     return "" if hash_file(weights[0]) == hash_file(weights[1]) else "the metrics are equal, the weights are not"
-
-
-def _equal_with_nan(old: dict[str, Any], new: dict[str, Any]) -> bool:
-    return str(old) == str(new)

@@ -4,57 +4,18 @@ from __future__ import annotations
 
 import re
 import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from drivetrain.errors import Busy, CheckpointError, DataError, SpecError, StorageError
 from drivetrain.job import Job
 from drivetrain.supervisor.spec_difference import diff_stored_spec, spec_text
-from drivetrain.system import file_lock
+from drivetrain.system import file_lock, run_files
 from drivetrain.system.files import USER_RWX, make_folder, storage_error
-from drivetrain.system.run_files import (
-    HARDWARE_FILE,
-    JOB_FILE,
-    METRICS_FILE,
-    PLAN_FILE,
-    RUN_LENGTH_FILE,
-    STATE_FILE,
-    RunFiles,
-    refuse_links,
-)
+from drivetrain.system.run_files import RunFiles
+from drivetrain.system.run_records import RunState
 
-RECORDS = (
-    PLAN_FILE,
-    "batch_size.json",
-    RUN_LENGTH_FILE,
-    "code.json",
-    "objects.json",
-    "data.json",
-    "preprocessing.json",
-    METRICS_FILE,
-    "events.jsonl",
-    "telemetry.jsonl",
-    "progress.json",
-    "tensorboard",
-)
-"""Files that determine the bits of a run, and its curves so far: a run that extends it gets copies."""
-# The state comes after the records, since files are removed in this order: as long as it is there, the next start sees
-# that nothing was trained.
-FILES_BEFORE_TRAINING = (
-    "job",
-    JOB_FILE,
-    HARDWARE_FILE,
-    *RECORDS,
-    STATE_FILE,
-    "ranks",
-    "ranks.json",
-    "report.html",
-    "report.md",
-    "report.json",
-)
-"""Files that a run can have before its first checkpoint, in the order in which they are removed."""
-LOCK_FILE = ".lock"
 INCOMPLETE_NAME = re.compile(r"\.tmp-.+|\..+\.\d+")
 """Names of files that a kill can leave incomplete."""
 LOCK_SECONDS = 1.5
@@ -75,10 +36,6 @@ class RunFolder:
     extends: str = ""
     """The finished run that this start begins to extend; empty for every other start."""
 
-    def state(self) -> dict[str, Any]:
-        """The state that the supervisor wrote last."""
-        return RunFiles(self.path).read_object(STATE_FILE)
-
 
 def open_run(runs: Path, job: Job, *, new: bool = False, after: int = 0) -> RunFolder:
     """Open the unfinished run of this job's name, or a new one with the next number.
@@ -98,7 +55,7 @@ def open_run(runs: Path, job: Job, *, new: bool = False, after: int = 0) -> RunF
     unfinished = None if new else find_unfinished(runs, job.name)
     if unfinished:
         lock = lock_folder(unfinished)
-        has_checkpoints = (unfinished / "checkpoints").exists()
+        has_checkpoints = (unfinished / run_files.CHECKPOINTS).exists()
         if _is_untrained(unfinished) or (not has_checkpoints and diff_stored_spec(unfinished, job)):
             return _restart_in_folder(unfinished, job, lock)
         _check_same_spec(unfinished, job)
@@ -107,7 +64,7 @@ def open_run(runs: Path, job: Job, *, new: bool = False, after: int = 0) -> RunF
     path = next_path(runs, job.name, after)
     try:
         path.mkdir(USER_RWX)
-        RunFiles(path).write_text(JOB_FILE, spec_text(job))
+        RunFiles(path).write_text(run_files.JOB_FILE, spec_text(job))
     except OSError as error:
         raise storage_error(path, error) from None
     return RunFolder(path, False, lock_folder(path))
@@ -120,24 +77,18 @@ def find_unfinished(runs: Path, name: str) -> Path | None:
         CheckpointError: if a link is in it.
     """
     last = next(reversed(list_numbered(runs, name)), None)
-    if last is None or read_status(last) == "done":
+    if last is None or RunState.read(last).status == "done":
         return None
-    refuse_links(last)
+    run_files.refuse_links(last)
     return last if _looks_like_run(last) else None
 
 
 def find_finished(runs: Path, job: Job) -> Path | None:
     """The last run folder of the job's name, if its run has finished and was trained with this spec."""
     last = next(reversed(list_numbered(runs, job.name)), None)
-    if last is None or read_status(last) != "done" or not (last / JOB_FILE).is_file():
+    if last is None or RunState.read(last).status != "done" or not (last / run_files.JOB_FILE).is_file():
         return None
     return None if diff_stored_spec(last, job) else last
-
-
-def read_status(path: Path) -> str | None:
-    """The status of a run: running, done, stopped or failed; None if none is recorded."""
-    state = RunFiles(path).read_json(STATE_FILE)
-    return state.get("status") if isinstance(state, dict) else None
 
 
 def next_path(runs: Path, name: str, after: int = 0) -> Path:
@@ -153,17 +104,18 @@ def next_path(runs: Path, name: str, after: int = 0) -> Path:
             "rename the folder, or choose another one with --runs DIR",
         )
     last = next(reversed(list_numbered(runs, name)), None)
-    return runs / f"{name}-{max(after, _parse_number(last) if last else 0) + 1:03}"
+    return runs / f"{name}-{max(after, run_files.parse_suffix(last) if last else 0) + 1:03}"
 
 
 def list_numbered(runs: Path, name: str) -> list[Path]:
     """The run folders of a name, by ascending number."""
+    return [runs / folder for folder in sort_numbered((p.name for p in runs.iterdir() if p.is_dir()), name)]
+
+
+def sort_numbered(folders: Iterable[str], name: str) -> list[str]:
+    """The names of run folders of a name, by ascending number."""
     pattern = re.compile(rf"{re.escape(name)}-\d{{3,}}")
-    return sorted((p for p in runs.iterdir() if p.is_dir() and pattern.fullmatch(p.name)), key=_parse_number)
-
-
-def _parse_number(path: Path) -> int:
-    return int(path.name.rpartition("-")[2])
+    return sorted(filter(pattern.fullmatch, folders), key=run_files.parse_suffix)
 
 
 def _restart_in_folder(path: Path, job: Job, lock: int) -> RunFolder:
@@ -172,28 +124,33 @@ def _restart_in_folder(path: Path, job: Job, lock: int) -> RunFolder:
     Files of the user stay.
     """
     try:
-        for leftover in map(path.joinpath, FILES_BEFORE_TRAINING):
-            if leftover.is_dir() and not leftover.is_symlink():
-                shutil.rmtree(leftover)
-            else:
-                leftover.unlink(missing_ok=True)
+        remove_files(map(path.joinpath, run_files.FILES_BEFORE_TRAINING))
         _remove_incomplete(path)
-        RunFiles(path).write_text(JOB_FILE, spec_text(job))
+        RunFiles(path).write_text(run_files.JOB_FILE, spec_text(job))
     except OSError as error:
         raise storage_error(path, error) from None
     return RunFolder(path, False, lock)
 
 
+def remove_files(paths: Iterable[Path]) -> None:
+    """Remove files and folders, as far as they exist."""
+    for path in paths:
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
 def _looks_like_run(path: Path) -> bool:
     """Whether a folder with the name of a run is a run, and not the user's; a run killed at its start is empty."""
     names = {entry.name for entry in path.iterdir() if not INCOMPLETE_NAME.fullmatch(entry.name)}
-    return not names or bool(names & {LOCK_FILE, JOB_FILE, STATE_FILE})
+    return not names or bool(names & {run_files.LOCK_FILE, run_files.JOB_FILE, run_files.STATE_FILE})
 
 
 def _is_untrained(path: Path) -> bool:
     """Whether a run ended before its first step because of its spec or its data; there is nothing to resume."""
-    exit_code = RunFiles(path).read_object(STATE_FILE).get("exit_code")
-    has_trained = any((path / name).exists() for name in ("checkpoints", METRICS_FILE))
+    exit_code = RunState.read(path).exit_code
+    has_trained = any((path / name).exists() for name in (run_files.CHECKPOINTS, run_files.METRICS_FILE))
     return exit_code in (SpecError.exit_code, DataError.exit_code) and not has_trained
 
 
@@ -224,7 +181,7 @@ def lock_folder(path: Path) -> int:
         Busy: if another process holds the lock.
     """
     try:
-        handle = file_lock.acquire(LOCK_FILE, LOCK_SECONDS, RunFiles(path).open_handle)
+        handle = file_lock.acquire(run_files.LOCK_FILE, LOCK_SECONDS, RunFiles(path).open_handle)
     except OSError as error:
         raise storage_error(path, error) from None
     if handle is None:
@@ -247,12 +204,8 @@ def open_follower(runs: Path, job: Job, index: int) -> RunFolder:
     make_folder(path, USER_RWX)
     lock = lock_folder(path)
     try:
-        for leftover in path.iterdir():
-            if leftover.is_dir() and not leftover.is_symlink():
-                shutil.rmtree(leftover)
-            elif leftover.name != LOCK_FILE:
-                leftover.unlink()
-        RunFiles(path).write_text(JOB_FILE, spec_text(job))
+        remove_files(leftover for leftover in path.iterdir() if leftover.name != run_files.LOCK_FILE)
+        RunFiles(path).write_text(run_files.JOB_FILE, spec_text(job))
     except OSError as error:
         raise storage_error(path, error) from None
     return RunFolder(path, False, lock)

@@ -13,9 +13,11 @@ from drivetrain.errors import Stopped
 from drivetrain.hardware.facts import Hardware
 from drivetrain.supervisor import provenance, started_runs
 from drivetrain.supervisor.run_folder import RunFolder
+from drivetrain.system import run_files
 from drivetrain.system.console import say
 from drivetrain.system.fault_points import fault_point
-from drivetrain.system.run_files import HARDWARE_FILE, METRICS_FILE, STATE_FILE, RunFiles
+from drivetrain.system.run_files import RunFiles
+from drivetrain.system.run_records import RunState
 
 STATUS = {0: "done", Stopped.exit_code: "stopped"}
 """By exit code; every other one has failed."""
@@ -38,41 +40,39 @@ class RunLifecycle:
             assignments: values that override the spec.
             requested: what a resumed run must request again, for state.json.
         """
-        before = run.state()
+        before = RunState.read(run.path)
         self.run = run
         self.state: dict[str, Any] = {
             "status": "running",
             "exit_code": None,
             "source": source,
             "set": list(assignments),
-            "started": before.get("started") or _format_now(),
+            "started": _format(before.started),
             "ended": None,
-            "attempts": before.get("attempts", 0) + 1,
-            "commits": provenance.add_commit(before.get("commits"), source, run.path),
+            "attempts": before.attempts + 1,
+            "commits": provenance.add_commit(before.commits, source, run.path),
             **(requested or {}),
         }
 
     def begin(self, machine: Hardware) -> None:
         """Record that an attempt starts on this machine."""
-        RunFiles(self.run.path).write_json(HARDWARE_FILE, machine.to_json())
-        RunFiles(self.run.path).write_json(STATE_FILE, self.state)
+        RunFiles(self.run.path).write_json(run_files.HARDWARE_FILE, machine.to_json())
+        RunFiles(self.run.path).write_json(run_files.STATE_FILE, self.state)
         started_runs.announce(self.run.path)
         how = f"continues {self.run.extends}" if self.run.extends else "resumes" if self.run.resumes else "starts"
         say(f"run {self.run.path} {how}")
 
     def end(self, code: int) -> None:
         """Record that the attempt has ended with this exit code."""
-        self.state |= {"status": STATUS.get(code, "failed"), "exit_code": code, "ended": _format_now()}
-        RunFiles(self.run.path).write_json(STATE_FILE, self.state)
+        self.state |= {"status": STATUS.get(code, "failed"), "exit_code": code, "ended": _format()}
+        RunFiles(self.run.path).write_json(run_files.STATE_FILE, self.state)
         if code == 0:
             provenance.write(self.run.path, self.state["commits"])
 
     def saved(self) -> str:
         """What was saved of a run that ended at once, and where the same command goes on."""
-        names = (path.name.removeprefix("step-") for path in self.run.path.glob("checkpoints/step-*"))
-        steps = [int(name) for name in names if name.isdigit()]
-        if steps:
-            return f"saved up to step {max(steps):,}, where the same command resumes"
+        if checkpoints := run_files.list_checkpoints(self.run.path / run_files.CHECKPOINTS):
+            return f"saved up to step {run_files.parse_suffix(checkpoints[-1]):,}, where the same command resumes"
         return "nothing was saved yet; the same command begins at the first step"
 
     def report(
@@ -87,7 +87,7 @@ class RunLifecycle:
         """
         fault_point("report")
         run = self.run.path
-        if not (run / METRICS_FILE).exists():
+        if not (run / run_files.METRICS_FILE).exists():
             return
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         command = [sys.executable, "-P", "-m", "drivetrain.report", str(run)]
@@ -102,5 +102,6 @@ class RunLifecycle:
         say(f"warning: the report was not written: {reason}; {hint}" if reason else f"report: {run}/report.html")
 
 
-def _format_now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
+def _format(moment: datetime | None = None) -> str:
+    """A moment, or now, as a run folder has it."""
+    return (moment or datetime.now()).astimezone(UTC).isoformat(timespec="seconds")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain.data import fingerprint
-from drivetrain.data.custom import code_files, user_code
+from drivetrain.data.custom import code_files
 from drivetrain.distributed import world
 from drivetrain.errors import CheckpointError
 from drivetrain.hardware import gpu_selection
@@ -19,7 +19,8 @@ from drivetrain.job import Job
 from drivetrain.job.formatting import dot_key
 from drivetrain.plan import plan as plans
 from drivetrain.system.files import hash_file
-from drivetrain.system.run_files import PLAN_FILE, RunFiles
+from drivetrain.system.run_files import CODE_FILE, DATA_FILE, MISSING, PREPROCESSING_FILE, RunFiles, damaged_error
+from drivetrain.system.run_records import read_mapping
 
 
 def count_processes(job: Job, runs: Path) -> int:
@@ -40,16 +41,17 @@ def describe_difference(run: Path, processes: int, other_runs: Sequence[Path], *
         other_runs: runs that are counted together with it.
         plain: whether the command has all optimizations off.
     """
-    if not (run / PLAN_FILE).is_file():
-        return "has no plan.json"
-    plan = plans.load(run / PLAN_FILE)
+    try:
+        plan = plans.read_plan(run)
+    except CheckpointError as error:
+        return f"has no usable plan: {error.given}"
     if plan.is_plain != plain:
         return "was trained with --plain" if plan.is_plain else "was trained without --plain"
     count = 1 + len(list((run / "ranks").glob("*")))
     if count != processes:
         return f"was trained by {count} processes, now {processes}"
     for other in other_runs[:1]:
-        formats = [plan.value("precision"), plans.load(other / PLAN_FILE).value("precision")]
+        formats = [plan.value("precision"), plans.read_plan(other).value("precision")]
         if formats[0] != formats[1]:
             return f"was trained in {formats[0]}, and {other.name} in {formats[1]}"
     return ""
@@ -62,8 +64,12 @@ def find_changed_file(run: Path, job: Job, free: Collection[str] = ()) -> str:
         run: a finished run.
         job: the present spec.
         free: spec keys of data that may differ.
+
+    Raises:
+        CheckpointError: if the record of the data is damaged.
     """
-    recorded = _read_data(run)
+    _check_record(run)
+    recorded = _read_record(run, "files")
     for path, text in job.data_paths():
         target, key = job.resolve(text), dot_key(path)
         if key in recorded and key not in free:
@@ -73,7 +79,7 @@ def find_changed_file(run: Path, job: Job, free: Collection[str] = ()) -> str:
                 return str(base / name)
     if shard := _find_changed_shard(run, job, free):
         return shard
-    for name, digest in _read_code(run).items():
+    for name, digest in RunFiles(run).read_object(CODE_FILE).items():
         file = code_files.find_original(job.folder, name)
         if not file.is_file() or hash_file(file) != digest:
             return str(file)
@@ -103,6 +109,8 @@ def check(runs: Mapping[str, Path], free: Collection[str] = ()) -> None:
     Raises:
         CheckpointError: if they had not; comparing or averaging them would mean nothing.
     """
+    for run in runs.values():
+        _check_record(run)
     contents = {run: _read_digests(run, free) for run in runs.values()}
     first, *other_contents = contents
     for other in other_contents:
@@ -116,28 +124,27 @@ def check(runs: Mapping[str, Path], free: Collection[str] = ()) -> None:
 
 
 def _read_digests(run: Path, free: Collection[str]) -> dict[str, object]:
-    data = {
+    digests = read_data_digests(run).items()
+    data = {key: rows for key, rows in digests if key.startswith("data.") and key not in free}
+    return {"data": data, "code": RunFiles(run).read_object(CODE_FILE)}
+
+
+def read_data_digests(run: Path) -> dict[str, Any]:
+    """The digests of the files, by spec key and name, and of the arrays that a run was trained with."""
+    files = {
         key: {name: row.rpartition(" ")[2] for name, row in entry["rows"].items()}
-        for key, entry in _read_data(run).items()
-        if key.startswith("data.") and key not in free
+        for key, entry in _read_record(run, "files").items()
     }
-    arrays = _read_record(run, "arrays").items()
-    data |= {key: row for key, row in arrays if key.startswith("data.") and key not in free}
-    return {"data": data, "code": _read_code(run)}
-
-
-def _read_data(run: Path) -> dict[str, Any]:
-    """The files that a run was trained with, by spec key; empty if they are not recorded."""
-    return _read_record(run, "files")
+    return files | _read_record(run, "arrays")
 
 
 def _read_record(run: Path, part: str) -> dict[str, Any]:
-    record = RunFiles(run).read_json("data.json")
-    part_of_record = record.get(part) if isinstance(record, dict) else None
-    return part_of_record if isinstance(part_of_record, dict) else {}
+    return dict(read_mapping(RunFiles(run).read_object(DATA_FILE), part))
 
 
-def _read_code(run: Path) -> dict[str, str]:
-    """The digests of the user's code by file name; empty without such code."""
-    record = RunFiles(run).read_json(user_code.RECORD)
-    return record if isinstance(record, dict) else {}
+def _check_record(run: Path) -> None:
+    """Raise CheckpointError if the record of the data is damaged; runs of early versions have none."""
+    record, problem = RunFiles(run).read_checked_object(DATA_FILE)
+    problem = problem or ("" if isinstance(record.get("files"), dict) else "it lists no files")
+    if problem and (problem != MISSING or (run / PREPROCESSING_FILE).exists()):
+        raise damaged_error(run / DATA_FILE, problem)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
 from drivetrain.job import Job
-from drivetrain.job_spec.yaml_file import dump, parse
-from drivetrain.system.files import storage_error
-from drivetrain.system.run_files import JOB_FILE, RunFiles
+from drivetrain.job_spec.stored_spec import load_stored_spec, read_stored_spec
+from drivetrain.job_spec.yaml_file import dump
+from drivetrain.system.run_files import JOB_FILE, MISSING, RunFiles
 
 MAY_CHANGE_ON_RESUME = (
     "limits",
@@ -56,17 +57,12 @@ def diff_stored_spec(
         file_name: the file in the folder that stores the spec.
 
     Raises:
-        StorageError: if the stored spec cannot be read.
-        SpecError: if it is no YAML mapping.
+        CheckpointError: if the stored spec cannot be read.
     """
-    try:
-        stored_text = RunFiles(folder).read_bytes(file_name)
-    except FileNotFoundError:
+    if read_stored_spec(folder, file_name).problem == MISSING:
         RunFiles(folder).write_text(file_name, spec_text(job))
         return []
-    except OSError as error:
-        raise storage_error(folder / file_name, error) from None
-    stored_spec = _select_fixed(_fill_defaults(stored_text, job), may_change)
+    stored_spec = _select_fixed(_fill_defaults(load_stored_spec(folder, file_name), job), may_change)
     present_spec = _select_fixed(job.dump(), may_change)
     _forgive_older_default(stored_spec, present_spec)
     # As text, since for Python 1 equals True and 16 equals 16.0, and mappings in another order are equal: arguments of a
@@ -86,18 +82,16 @@ def load_stored_job(path: Path, job: Job) -> Job | None:
     """Load the spec of a run; None if it is of another task than `job`, or this version cannot read it.
 
     Raises:
-        SpecError: if it is no YAML mapping.
-        OSError: if it cannot be read.
+        CheckpointError: if it cannot be read.
     """
     try:
-        return type(job).model_validate(parse(RunFiles(path).read_bytes(JOB_FILE), JOB_FILE).data)
+        return type(job).model_validate(load_stored_spec(path))
     except ValidationError:
         return None
 
 
-def _fill_defaults(text: bytes, job: Job) -> Mapping[str, object]:
+def _fill_defaults(stored: Mapping[str, Any], job: Job) -> Mapping[str, object]:
     """A stored spec with the defaults of keys that were added since."""
-    stored = parse(text, JOB_FILE).data
     try:
         return type(job).model_validate(stored).dump()
     except ValidationError:

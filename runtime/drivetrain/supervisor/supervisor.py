@@ -40,6 +40,7 @@ from drivetrain.system.console import say, say_aside, say_error
 from drivetrain.system.fault_points import fault_point
 from drivetrain.system.named_folder import NamedFolder
 from drivetrain.system.run_files import PLAN_FILE, RunFiles
+from drivetrain.system.run_records import RunState
 from drivetrain.system.signals import KILLED_EXIT_CODE
 from drivetrain.tracking import tracker_process
 from drivetrain.tracking.event_log import EventLog
@@ -186,7 +187,7 @@ def _choose_plan(
     stored = effective_plan.load_plan(run.path) if run.resumes and effective_plan.has_trained(run.path) else None
     if stored:
         instead = [extended_run.advise_other_plan(request.extend)] if request.extend else []
-        plan_request = plan_request.resume(run.path, run.state(), stored, *instead)
+        plan_request = plan_request.resume(run.path, RunState.read(run.path), stored, *instead)
     if not placement and not stored and plan_request == effective_plan.PlanRequest(plain=False, plan=None):
         machine = calibrate.calibrate_for_job(machine, job, run.path)
     plan = plans.resolve(

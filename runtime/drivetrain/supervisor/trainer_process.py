@@ -85,7 +85,7 @@ def train(
         from drivetrain.training.train import train as train_run
         from drivetrain.tuning import prepare
     clock.phases["import"] = process_seconds()  # the start of the interpreter counts, too
-    plan_at_start = plans.load(folder / "plan.json")
+    plan_at_start = plans.read_plan(folder)
     try:
         with blame_job_code(job), preemption.watch(job.checkpoint.notice if is_leader else None, folder):
             # In another process than the leader's, the leader's plan arrives here.
@@ -104,7 +104,7 @@ def _check_process_settings(folder: Path, plan_at_start: plans.Plan) -> None:
     Raises:
         Replanned: if it has.
     """
-    plan_of_leader = plans.load(folder / "plan.json")
+    plan_of_leader = plans.read_plan(folder)
     if any(plan_of_leader.value(name) != plan_at_start.value(name) for name in process_settings.list_names()):
         raise Replanned("the leader's plan needs a new process")
 

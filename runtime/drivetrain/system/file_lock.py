@@ -49,3 +49,18 @@ def acquire(path: Path | str, timeout: float, open_file: Callable[..., int] = os
                 "use a folder on another disk, or ask for that mount option",
             ) from None
         time.sleep(RETRY_SECONDS)
+
+
+def is_held(path: Path | str, open_file: Callable[..., int] = os.open) -> bool:
+    """Whether a process holds the lock of a file, in whatever container that shares it; not if there is no such file."""
+    try:
+        handle = open_file(path, os.O_RDONLY | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(handle)
+    return False

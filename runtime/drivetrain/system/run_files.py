@@ -11,7 +11,7 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import accumulate
 from pathlib import Path, PurePath
 from typing import IO, Any
@@ -21,9 +21,34 @@ from drivetrain.system.files import parse_json, parse_row, storage_error, to_jso
 
 JOB_FILE, PLAN_FILE, HARDWARE_FILE = "job.yaml", "plan.json", "hardware.json"
 STATE_FILE, METRICS_FILE, RESULT_FILE = "state.json", "metrics.jsonl", "result.json"
-RUN_LENGTH_FILE = "run_length.json"
-"""What was measured for `train.within`, and the epochs, steps and seconds of training that follow."""
+TELEMETRY_FILE, EVENTS_FILE, PROGRESS_FILE = "telemetry.jsonl", "events.jsonl", "progress.json"
+DATA_FILE, PREPROCESSING_FILE = "data.json", "preprocessing.json"
+CODE_FILE, OBJECTS_FILE = "code.json", "objects.json"
+"""Digests of the user's files, and of the objects that a Python program passed in."""
+BATCH_SIZE_FILE, RUN_LENGTH_FILE = "batch_size.json", "run_length.json"
+"""What was measured for `batch_size: auto`; for `train.within`, with the epochs, steps and seconds that follow."""
+EXTENSION_FILE, PROVENANCE_FILE, BASELINES_FILE = "extension.json", "provenance.json", "baselines.json"
+RANKS_FILE, MISTAKES_FILE, OPERATORS_FILE = "ranks.json", "mistakes.json", "operators.json"
+LEADER_FILE, COPY_FILE, LOCK_FILE = "leader.json", "copy.json", ".lock"
+"""What another process was told by the leader; which starts wrote the copy of the run; the lock of who trains in it."""
+MODEL_CARD_FILE = "model-card.md"
+REPORT_FILES = REPORT_PAGE, REPORT_TEXT, REPORT_DATA = "report.html", "report.md", "report.json"
+SWEEP_FILE = "sweep.yaml"
+"""The spec of a sweep, in the folder that holds its trials."""
+CHECKPOINTS, MODEL, RANKS = "checkpoints", "model", "ranks"
+"""Folders: checkpoints, the trained model, and the run folders of the processes that do not lead."""
+RECORDS = (
+    *(PLAN_FILE, BATCH_SIZE_FILE, RUN_LENGTH_FILE, CODE_FILE, OBJECTS_FILE, DATA_FILE, PREPROCESSING_FILE),
+    *(METRICS_FILE, EVENTS_FILE, TELEMETRY_FILE, PROGRESS_FILE, "tensorboard"),
+)
+"""Files that determine the bits of a run, and its curves so far: a run that extends it gets copies."""
+FILES_BEFORE_TRAINING = ("job", JOB_FILE, HARDWARE_FILE, *RECORDS, STATE_FILE, RANKS, RANKS_FILE, *REPORT_FILES)
+"""Files that a run can have before its first checkpoint, in the order in which they are removed: as long as the state is
+there, the next start sees that nothing was trained.
+"""
 
+MISSING = "missing"
+"""What is wrong with a file that does not exist."""
 LINKS_POSSIBLE = "regular files and folders: in a run folder no link is followed"
 LINKS_ACTION = "if you made it, put the file itself there or name the folder it leads to; otherwise do not use this run"
 MAX_FILE_BYTES = 256 << 20
@@ -153,16 +178,46 @@ class RunFiles:
 
     def read_object(self, name: str) -> dict[str, Any]:
         """The object of a JSON file; empty if there is none."""
-        data = self.read_json(name)
-        return data if isinstance(data, dict) else {}
+        return self.read_checked_object(name)[0]
 
-    def read_rows(self, name: str) -> Iterator[dict[str, Any]]:
-        """The rows of a JSON-lines file; a row truncated by a crash is skipped."""
+    def read_checked_object(self, name: str) -> tuple[dict[str, Any], str]:
+        """The object of a JSON file, empty if there is none; and what is wrong with the file, nothing if it has one."""
+        try:
+            text = self.read_bytes(name)
+        except OSError as error:
+            return {}, describe_unread(error)
+        row = parse_row(text)
+        return ({}, "cut or damaged" if text.strip() else "empty") if row is None else (row, "")
+
+    def read_rows(
+        self, name: str, report: Callable[[str, str], None] = lambda problem, consequence: None
+    ) -> Iterator[dict[str, Any]]:
+        """The rows of a JSON-lines file, one at a time; a row truncated by a crash is skipped.
+
+        Args:
+            name: of the file.
+            report: called at the end with what is wrong with the file, if anything is, and what it leads to; the
+                latter is empty if there are no rows.
+        """
+        bad_lines: list[int] = []
+        count = 0
         try:
             with self.open(name, errors="replace") as file:
-                yield from (row for line in read_lines(file) if (row := parse_row(line)) is not None)
-        except OSError:
+                for count, line in enumerate(read_lines(file), start=1):
+                    if (row := parse_row(line)) is None:
+                        bad_lines.append(count)
+                    else:
+                        yield row
+        except OSError as error:
+            report(describe_unread(error), "")
             return
+        if not count:
+            report("empty", "")
+        elif bad_lines == [count]:
+            report(f"the last line ({count}) is incomplete", "all lines before it are shown")
+        elif bad_lines:
+            problem = f"{len(bad_lines)} of {count} lines cannot be read, the first is line {bad_lines[0]}"
+            report(problem, "they are skipped")
 
     def append(self, name: str, text: str) -> None:
         """Add a text to the end of a file, which is made if it is missing.
@@ -184,6 +239,40 @@ class RunFiles:
     def write_json(self, name: str, data: object) -> None:
         """Write indented JSON as `write_text` does; NaN becomes null."""
         self.write_text(name, to_json(data))
+
+
+def describe_unread(error: OSError) -> str:
+    """What is wrong with a file that cannot be opened or read."""
+    return MISSING if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}"
+
+
+def check_is_run(run: Path) -> None:
+    """Check that a folder holds a file of a run, be it damaged.
+
+    Raises:
+        CheckpointError: if there is no such folder, or no such file in it.
+    """
+    names = (JOB_FILE, HARDWARE_FILE, STATE_FILE, RESULT_FILE, *RECORDS)
+    if not any(map(RunFiles(run).is_file, names)):
+        problem = "it contains no file of a run" if run.is_dir() else "there is no such folder"
+        action = "use a folder that `drivetrain train` created, below runs/"
+        raise CheckpointError(f"{run}: {problem}", f"a run folder contains {', '.join(names)}", action)
+
+
+def damaged_error(file: Path, problem: str) -> CheckpointError:
+    """The error about a file of a run that is needed and cannot be read."""
+    return CheckpointError(f"{file}: {problem}", "the file as the run wrote it", "restore it, or use another run")
+
+
+def list_checkpoints(folder: Path, kind: str = "step") -> list[Path]:
+    """The checkpoint folders of a kind, `step` or `best`, oldest first."""
+    folders = [p for p in folder.glob(f"{kind}-*") if p.name.removeprefix(f"{kind}-").isdecimal()]
+    return sorted(folders, key=parse_suffix)
+
+
+def parse_suffix(path: Path | str) -> int:
+    """The number at the end of a folder's name: the step of a checkpoint, or that of a run."""
+    return int(str(path).rpartition("-")[2])
 
 
 def _read_limited(file: IO[Any]) -> Any:

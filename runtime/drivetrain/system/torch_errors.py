@@ -23,6 +23,7 @@ _NO_MEMORY = (
     "CUBLAS_STATUS_NOT_INITIALIZED",  # of the first product, whose workspace did not fit
     "CUDNN_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+    "CUDNN_STATUS_NOT_SUPPORTED",  # usually an algorithm whose workspace did not fit
     "unable to find an engine to execute",  # cuDNN, if no algorithm's workspace fits (pytorch#108645)
 )
 _GPU_FAILED = ("CUDA error", "CUDA driver error", "CUDNN_STATUS_EXECUTION_FAILED", "CUBLAS_STATUS_EXECUTION_FAILED")

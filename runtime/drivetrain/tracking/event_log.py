@@ -7,9 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from drivetrain.system.console import say
-from drivetrain.system.run_files import RunFiles
-
-FILE = "events.jsonl"
+from drivetrain.system.run_files import EVENTS_FILE, RunFiles
 
 
 class EventLog:
@@ -27,6 +25,6 @@ class EventLog:
         """Store an event that was printed already."""
         row = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "step": step, "kind": kind, "text": text}
         try:
-            self.files.append(FILE, json.dumps(row) + "\n")
+            self.files.append(EVENTS_FILE, json.dumps(row) + "\n")
         except OSError as error:
-            say(f"{kind}: not kept in {FILE}: {error.strerror}")
+            say(f"{kind}: not kept in {EVENTS_FILE}: {error.strerror}")

@@ -15,7 +15,6 @@ from drivetrain.system.files import storage_error
 from drivetrain.system.run_files import METRICS_FILE, RunFiles
 from drivetrain.tracking.tensorboard import TensorBoardWriter
 
-FILE = METRICS_FILE
 FLUSH_SECONDS = 1.0
 """Seconds between two flushes; a write per step would take longer than the step of a small network."""
 
@@ -48,17 +47,17 @@ class MetricsLog:
 
     def _open(self) -> None:
         try:
-            self.handle = self.files.open_handle(FILE, os.O_WRONLY | os.O_CREAT)
+            self.handle = self.files.open_handle(METRICS_FILE, os.O_WRONLY | os.O_CREAT)
             self.size = os.lseek(self.handle, 0, os.SEEK_END)
         except OSError as error:
-            raise storage_error(self.files.path / FILE, error) from None
+            raise storage_error(self.files.path / METRICS_FILE, error) from None
 
     def remove_rows_after(self, after: int, epoch: int) -> None:
         """Remove rows after step `after`, and evaluations at it from `epoch` on."""
         self.flush()
         os.close(self.handle)
-        rows = [row for row in self.files.read_rows(FILE) if _is_before(row, after, epoch)]
-        self.files.write_text(FILE, "".join(json.dumps(row) + "\n" for row in rows))
+        rows = [row for row in self.files.read_rows(METRICS_FILE) if _is_before(row, after, epoch)]
+        self.files.write_text(METRICS_FILE, "".join(json.dumps(row) + "\n" for row in rows))
         self._open()
 
     def write(self, step: int, epoch: int, values: Mapping[str, float], *, batch: str = "") -> None:

@@ -23,13 +23,12 @@ import psutil
 from drivetrain.hardware.cgroup import ProcessCgroup
 from drivetrain.hardware.facts import Gpu
 from drivetrain.system import cpu_starvation, process_tree
-from drivetrain.system.run_files import RunFiles
+from drivetrain.system.run_files import TELEMETRY_FILE, RunFiles
 
 if TYPE_CHECKING:
     from types import ModuleType
 
 Sample = dict[str, float | int | str | None]
-FILE = "telemetry.jsonl"
 TENSORBOARD_INTERVAL = 5
 """One in so many samples goes to TensorBoard."""
 
@@ -109,7 +108,7 @@ class Monitor:
                 self.sampled(sample)
             # A full disk may lose a sample, but must not affect the run.
             with contextlib.suppress(OSError):
-                self.files.append(FILE, json.dumps(sample) + "\n")
+                self.files.append(TELEMETRY_FILE, json.dumps(sample) + "\n")
             self.cpu_seconds = time.thread_time()
 
     def _take_sample(self) -> Sample:

@@ -12,9 +12,8 @@ from typing import Any
 
 from drivetrain.errors import StorageError
 from drivetrain.system.files import parse_json
-from drivetrain.system.run_files import RunFiles
+from drivetrain.system.run_files import RANKS_FILE, RunFiles
 
-FILE = "ranks.json"
 MIN_SLOWDOWN = 1.15
 """So many times slower than the others is worth a word; less is noise."""
 
@@ -100,12 +99,12 @@ def record_from_text(text: str) -> RankRecord | None:
 def write_records(folder: Path, records: Iterable[RankRecord]) -> None:
     """Replace the file; a full disk may lose it, but must not affect the run."""
     with contextlib.suppress(StorageError):
-        RunFiles(folder).write_text(FILE, json.dumps([asdict(record) for record in records]))
+        RunFiles(folder).write_text(RANKS_FILE, json.dumps([asdict(record) for record in records]))
 
 
 def read_records(folder: Path) -> tuple[RankRecord, ...]:
     """The records of a run; empty if one process trained it alone."""
-    document = RunFiles(folder).read_json(FILE)
+    document = RunFiles(folder).read_json(RANKS_FILE)
     records = map(_parse_record, document) if isinstance(document, list) else ()
     return tuple(record for record in records if record is not None)
 

@@ -4,43 +4,40 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import time
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from drivetrain.errors import SpecError
-from drivetrain.job_spec.yaml_file import parse
-from drivetrain.system.run_files import HARDWARE_FILE, JOB_FILE, PLAN_FILE, RESULT_FILE, STATE_FILE, RunFiles
+from drivetrain.job_spec.stored_spec import read_stored_spec
+from drivetrain.system import run_files
+from drivetrain.system.run_files import RunFiles
+from drivetrain.system.run_records import RunResult, RunState, read_mapping, read_objects
 from drivetrain.system.version import VERSION
 from drivetrain.tracking.tracker import RunDescription
 
-RECORDS = (JOB_FILE, PLAN_FILE, HARDWARE_FILE, RESULT_FILE, "data.json", "events.jsonl", "baselines.json")
-REPORTS = ("provenance.json", "model-card.md", "report.html", "report.md", "report.json")
+RECORDS = (
+    run_files.JOB_FILE,
+    run_files.PLAN_FILE,
+    run_files.HARDWARE_FILE,
+    run_files.RESULT_FILE,
+    run_files.DATA_FILE,
+    run_files.EVENTS_FILE,
+    run_files.BASELINES_FILE,
+)
+REPORTS = (run_files.PROVENANCE_FILE, run_files.MODEL_CARD_FILE, *run_files.REPORT_FILES)
 
 
 def describe_run(run: Path) -> RunDescription:
     """Its name, start, parameters and tags."""
-    started = read_moment(run, "started") or time.time_ns() // 1_000_000
-    return RunDescription(run.name, started, dict(_flatten(read_spec(run))), collect_tags(run))
+    started = to_milliseconds(RunState.read(run).started) or time.time_ns() // 1_000_000
+    return RunDescription(run.name, started, dict(_flatten(read_stored_spec(run).data)), collect_tags(run))
 
 
-def read_spec(run: Path) -> Mapping[str, Any]:
-    """The job file of a run; empty if there is none."""
-    try:
-        return parse(RunFiles(run).read_text(JOB_FILE), JOB_FILE).data
-    except (OSError, ValueError, SpecError):
-        return {}
-
-
-def read_moment(run: Path, name: str) -> int | None:
-    """When a run was `started` or `ended`, in milliseconds since 1970; None if it was not."""
-    try:
-        return int(datetime.fromisoformat(str(RunFiles(run).read_object(STATE_FILE).get(name))).timestamp() * 1000)
-    except (ValueError, OverflowError):
-        return None
+def to_milliseconds(moment: datetime | None) -> int | None:
+    """A moment in milliseconds since 1970."""
+    return None if moment is None else int(moment.timestamp() * 1000)
 
 
 def read_contents(run: Path) -> dict[str, bytes]:
@@ -55,32 +52,22 @@ def read_contents(run: Path) -> dict[str, bytes]:
 def collect_tags(run: Path) -> dict[str, str]:
     """What a run was made from, its plan and its best value, as far as they are known yet."""
     files = RunFiles(run)
-    commits = files.read_object(STATE_FILE).get("commits")
-    provenance = files.read_object("provenance.json")
-    image = _get_object(provenance, "image")
+    provenance = files.read_object(run_files.PROVENANCE_FILE)
+    image = read_mapping(provenance, "image")
     origins = {
-        "commit": commits[0] if isinstance(commits, list) and commits else None,
+        "commit": next(iter(RunState.read(run).commits), None),
         "image": image.get("id") or image.get("name"),
         **{key: provenance.get(key) for key in ("spec", "plan", "model")},
-        **_get_object(provenance, "data"),
+        **read_mapping(provenance, "data"),
     }
     tags = {f"made_from.{key}": str(value) for key, value in origins.items() if value}
     tags["drivetrain.version"] = VERSION
-    tags["hardware.cpu"] = str(_get_object(files.read_object(HARDWARE_FILE), "cpu").get("model", ""))
-    best = _get_object(files.read_object(RESULT_FILE), "best")
-    if isinstance(best.get("value"), int | float) and math.isfinite(best["value"]):
-        tags["best"] = f"{best.get('metric')} {best['value']:.6g} at step {best.get('step')}"
-    decisions = files.read_object(PLAN_FILE).get("decisions")
-    for row in decisions if isinstance(decisions, list) else []:
-        if isinstance(row, dict):
-            tags[f"plan.{row.get('name')}"] = f"{row.get('value')} ({row.get('source')}: {row.get('reason')})"
+    tags["hardware.cpu"] = str(read_mapping(files.read_object(run_files.HARDWARE_FILE), "cpu").get("model", ""))
+    if best := RunResult.read(run).best:
+        tags["best"] = f"{best.metric} {best.value:.6g} at step {best.step}"
+    for row in read_objects(files.read_object(run_files.PLAN_FILE), "decisions"):
+        tags[f"plan.{row.get('name')}"] = f"{row.get('value')} ({row.get('source')}: {row.get('reason')})"
     return tags
-
-
-def _get_object(record: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """An object in a record; empty if there is none, as in a folder that somebody else wrote."""
-    value = record.get(name)
-    return value if isinstance(value, dict) else {}
 
 
 def _flatten(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain.job.track import MLFLOW
-from drivetrain.system.run_files import METRICS_FILE, STATE_FILE, JsonLinesTail, RunFiles
+from drivetrain.job_spec.stored_spec import read_stored_spec
+from drivetrain.system.run_files import METRICS_FILE, JsonLinesTail, RunFiles
+from drivetrain.system.run_records import RunState, parse_number
 from drivetrain.tracking import run_description
 from drivetrain.tracking.sent_rows import SentRows
 from drivetrain.tracking.tracker import Row, Tracker
@@ -33,7 +35,7 @@ def open_tracker(run: Path, address: str, experiment: str | None = None, server:
     target = address if server == MLFLOW else f"{server} {address}"
     files = RunFiles(run, f"tracker/{hashlib.sha256(target.encode()).hexdigest()[:8]}")
     with contextlib.closing(SentRows(files)) as ledger:
-        name = experiment or str(run_description.read_spec(run).get("name") or run.name)
+        name = experiment or str(read_stored_spec(run).data.get("name") or run.name)
         module = importlib.import_module(f"drivetrain.tracking.servers.{server}")
         yield RunTracker(run, module.connect(address, name, files), ledger)
 
@@ -83,9 +85,9 @@ class RunTracker:
             TrackerError: as `send`.
         """
         self.tracker.describe(run_description.collect_tags(self.run))
-        status = str(RunFiles(self.run).read_object(STATE_FILE).get("status"))
-        ended = run_description.read_moment(self.run, "ended")
-        return self.tracker.end(status, ended, run_description.read_contents(self.run))
+        state = RunState.read(self.run)
+        ended = run_description.to_milliseconds(state.ended)
+        return self.tracker.end(str(state.status), ended, run_description.read_contents(self.run))
 
 
 def _compute_key(row: Mapping[str, Any]) -> str:
@@ -93,11 +95,8 @@ def _compute_key(row: Mapping[str, Any]) -> str:
 
 
 def _select_metrics(row: Mapping[str, Any]) -> dict[str, float]:
-    return {
-        name: float(value)
-        for name, value in row.items()
-        if name not in NO_METRICS and isinstance(value, int | float) and not isinstance(value, bool)
-    }
+    numbers = ((name, parse_number(value)) for name, value in row.items() if name not in NO_METRICS)
+    return {name: value for name, value in numbers if value is not None}
 
 
 def _take_batch(rows: Mapping[str, Row], most: int) -> dict[str, Row]:

@@ -26,6 +26,10 @@ class Counters:
     length_changes: list[tuple[int, int]] = field(default_factory=list)
     """Of `train.within`: steps, and the total number of steps from there on."""
 
+    def count_step(self, samples: int) -> None:
+        """Go to the next batch after a step on so many samples."""
+        self.step, self.batch, self.samples = self.step + 1, self.batch + 1, self.samples + samples
+
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Take the values of a checkpoint; this object stays the one that the step and the batches report with."""
         restored = Counters(**saved)

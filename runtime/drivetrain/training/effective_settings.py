@@ -14,7 +14,7 @@ from drivetrain import optimizations
 from drivetrain.hardware.facts import Hardware
 from drivetrain.models import strided_convolution
 from drivetrain.system import torch_settings
-from drivetrain.system.run_files import RunFiles
+from drivetrain.system.run_files import PLAN_FILE, RunFiles
 from drivetrain.system.units import format_bytes
 from drivetrain.training import trained_layers
 from drivetrain.training.run import Run
@@ -75,7 +75,7 @@ def record_changes(run: Run, say: Callable[[str], None]) -> None:
 
 def _write_plan(run: Run) -> None:
     settings = run.effective_settings | {"libraries": list_libraries()}
-    RunFiles(run.folder).write_json("plan.json", run.plan.to_json() | {"seen": settings})
+    RunFiles(run.folder).write_json(PLAN_FILE, run.plan.to_json() | {"seen": settings})
 
 
 def _print_warnings(rows: Mapping[str, Mapping[str, object]], say: Callable[[str], None]) -> None:

@@ -16,6 +16,7 @@ from drivetrain.job.formatting import format_metric, format_metrics
 from drivetrain.models import code_consent, forward, saved_model
 from drivetrain.pretrained.earlier_run import CONFIG
 from drivetrain.system.console import say
+from drivetrain.system.run_files import list_checkpoints
 from drivetrain.training import losses
 from drivetrain.training.checkpoints import checkpoint
 from drivetrain.training.checkpoints.checkpoint import Loaded
@@ -78,8 +79,8 @@ def _list_candidates(run: Run) -> Iterator[Path]:
     if best.best is not None:
         first = run.checkpoints / f"best-{best.step}"
         yield first
-        yield from (path for path in reversed(checkpoint.list_checkpoints(run.checkpoints, "best")) if path != first)
-    yield from reversed(checkpoint.list_checkpoints(run.checkpoints))
+        yield from (path for path in reversed(list_checkpoints(run.checkpoints, "best")) if path != first)
+    yield from reversed(list_checkpoints(run.checkpoints))
 
 
 def _read_final_weights(loaded: Loaded, metric: str) -> FinalWeights:

@@ -20,15 +20,15 @@ from drivetrain.distributed import store as stores
 from drivetrain.distributed.world import NODES, RANK, WORLD_SIZE
 from drivetrain.errors import DeviceError, DrivetrainError, PeerError, SpecError
 from drivetrain.job import Job
+from drivetrain.system import run_files
 from drivetrain.system.files import write_text
 from drivetrain.system.run_files import RunFiles
 from drivetrain.system.version import VERSION
-from drivetrain.training.checkpoints import checkpoint
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
-LEADER_FILES = ("plan.json", "data.json", "preprocessing.json", "extension.json")
+LEADER_FILES = (run_files.PLAN_FILE, run_files.DATA_FILE, run_files.PREPROCESSING_FILE, run_files.EXTENSION_FILE)
 """Files of the leader's folder that every process gets before it trains."""
 REPORT_SECONDS = 20
 """Time between two lines that say which process is missing."""
@@ -66,7 +66,7 @@ def introduce(folder: Path, job: Job, say: Callable[[str], None]) -> None:
 
 def _lead_processes(folder: Path, job: Job, count: int, store: Store, say: Callable[[str], None]) -> None:
     files = {name: (folder / name).read_text(encoding="utf-8") for name in LEADER_FILES if (folder / name).exists()}
-    resumes = bool(checkpoint.list_checkpoints(folder / "checkpoints"))
+    resumes = bool(run_files.list_checkpoints(folder / run_files.CHECKPOINTS))
     store.set(
         "leader",
         json.dumps(_describe_process(folder, job) | {"files": files, "resumes": resumes}),
@@ -97,11 +97,11 @@ def _follow_leader(folder: Path, job: Job, rank: int, store: Store, say: Callabl
             write_text(folder / name, leader["files"][name])
         else:
             (folder / name).unlink(missing_ok=True)
-    RunFiles(folder).write_json(checkpoint.LEADER_FILE, {"resumes": leader["resumes"]})
+    RunFiles(folder).write_json(run_files.LEADER_FILE, {"resumes": leader["resumes"]})
 
 
 def _describe_process(folder: Path, job: Job) -> dict[str, Any]:
-    machine = RunFiles(folder).read_json("hardware.json")
+    machine = RunFiles(folder).read_object(run_files.HARDWARE_FILE)
     gpus = sorted({gpu["name"] for gpu in machine["gpus"]})
     # Rounding depends on the processor's instructions where it computes.
     chip = ", ".join(gpus) if gpus else machine["cpu"]["model"]

@@ -30,12 +30,16 @@ MIN_SPIKE_SHARE = 0.5
 ROLLBACK_ADVICE = "lower train.optimizer.lr, set train.clip_norm, or look for NaN in the data"
 
 
-class NotFinite(Exception):
-    """The run must roll back to its last checkpoint."""
+class RollBack(Exception):
+    """The run must go back to its last checkpoint, from which the same process continues."""
 
 
-class Fp16Collapse(Exception):
-    """fp16 does not work here: the run must roll back to its last checkpoint and continue in fp32."""
+class NotFinite(RollBack):
+    """Numbers are not finite, or the loss has jumped: the run continues without the batches of the last steps."""
+
+
+class Fp16Collapse(RollBack):
+    """fp16 does not work here: the run continues in fp32."""
 
 
 class NonfiniteGuard:

@@ -17,9 +17,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from drivetrain.data.loader.batches import fetch_in_order
 from drivetrain.errors import DrivetrainError
 from drivetrain.system.files import write_json
+from drivetrain.system.run_files import OPERATORS_FILE
 from drivetrain.training.run import Run
 
-TRACE_FILE, OPERATORS_FILE = "trace.json.gz", "operators.json"
+TRACE_FILE = "trace.json.gz"
 WARMUP_STEPS = 10
 """Steps before profiling: the first ones load kernels, fill caches and compile."""
 PROFILED_STEPS = 5

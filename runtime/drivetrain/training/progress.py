@@ -14,10 +14,9 @@ import torch
 from drivetrain.errors import DrivetrainError
 from drivetrain.job.formatting import format_metric, format_metrics
 from drivetrain.system.console import is_live_terminal, say
-from drivetrain.system.run_files import RunFiles
+from drivetrain.system.run_files import PROGRESS_FILE, RunFiles
 from drivetrain.tracking.live.dashboard import format_time_left
 from drivetrain.tracking.live.live_view import LINE_SECONDS, LiveView
-from drivetrain.tracking.live.run_reader import PROGRESS_FILE
 from drivetrain.tracking.live.time_left import TimeLeft
 
 if TYPE_CHECKING:

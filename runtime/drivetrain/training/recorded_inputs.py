@@ -34,7 +34,7 @@ from drivetrain.job.formatting import dot_key
 from drivetrain.pretrained import earlier_run, hub_name
 from drivetrain.pretrained import folder as pretrained
 from drivetrain.system.files import hash_file, write_json
-from drivetrain.system.run_files import RunFiles
+from drivetrain.system.run_files import DATA_FILE, PREPROCESSING_FILE, RunFiles
 from drivetrain.training.checkpoints import checkpoint
 from drivetrain.training.run import Run
 from drivetrain.training.start_checks import first_difference
@@ -42,7 +42,6 @@ from drivetrain.training.start_checks import first_difference
 if TYPE_CHECKING:
     from drivetrain.training.run import Run
 
-DATA_FILE, PREPROCESSING_FILE = "data.json", "preprocessing.json"
 COPIED_KEYS = ("model.arguments.", "train.loss.arguments.")
 """Keys of files that are copied with the user's code if they are small."""
 MAX_LISTED_CHANGES = 5
@@ -63,7 +62,7 @@ def load_data(job: Job, folder: Path) -> Dataset:
     """
     recorded = read_records(folder) if checkpoint.can_resume(folder) else None
     if recorded is not None:
-        _fix_commit(job, RunFiles(folder).read_json(DATA_FILE))
+        _fix_commit(job, RunFiles(folder).read_object(DATA_FILE))
     if os.environ.get(world.RANK, "0") != "0":
         return load(job, recorded)
     if recorded is None:
@@ -88,7 +87,7 @@ def load_unchanged(job: Job, folder: Path, recorded: InputRecord, refuse: MakeEr
         DataError: if it cannot be used.
         DrivetrainError: if a file was changed, removed or added since the run started.
     """
-    record = RunFiles(folder).read_json(DATA_FILE)
+    record = RunFiles(folder).read_object(DATA_FILE)
     _fix_commit(job, record)
     places = _find_paths(job)
     _refuse_changes(_list_changed(record["files"], places), refuse)
@@ -115,17 +114,17 @@ def read_records(folder: Path) -> InputRecord | None:
         return None
     name = DATA_FILE
     try:
-        record = RunFiles(folder).read_json(DATA_FILE)
+        record = RunFiles(folder).read_object(DATA_FILE)
         {**record["files"], **record["arrays"]}
         _check_types(record)
         name = PREPROCESSING_FILE
-        document = RunFiles(folder).read_json(PREPROCESSING_FILE)
+        document = RunFiles(folder).read_object(PREPROCESSING_FILE)
         if "preprocessing" in record and record["preprocessing"] != hash_file(folder / PREPROCESSING_FILE):
             raise ValueError(PREPROCESSING_FILE)
         return InputRecord(
             {**document["preprocessing"]}, {row["name"]: head_from_json(row) for row in document["heads"]}
         )
-    except (FileNotFoundError, AttributeError, LookupError, TypeError, ValueError):
+    except (OSError, AttributeError, LookupError, TypeError, ValueError):
         raise CheckpointError(
             f"{folder / name} is missing, damaged or edited",
             "the file as the run wrote it when it began",
@@ -161,7 +160,7 @@ def record_inputs(run: Run, say: Callable[[str], None], *, resumes: bool) -> Non
             _write_records(run, say)
         elif isinstance(run.job, EmbeddedJob):
             _refuse_changes(
-                _list_other_changes(RunFiles(run.folder).read_json(DATA_FILE), recorded, run.readable),
+                _list_other_changes(RunFiles(run.folder).read_object(DATA_FILE), recorded, run.readable),
                 lambda changed: _changed_data_error(run.folder, changed, "new=True"),
             )
     if recorded is None and resumes:

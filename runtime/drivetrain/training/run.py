@@ -36,6 +36,7 @@ from drivetrain.optimizations import AssembledRun
 from drivetrain.plan.plan import Plan
 from drivetrain.system import library_variables
 from drivetrain.system.fault_points import fault_point
+from drivetrain.system.run_files import CHECKPOINTS
 from drivetrain.system.signals import Signals
 from drivetrain.tracking.event_log import EventLog
 from drivetrain.tracking.metrics_log import MetricsLog
@@ -48,13 +49,13 @@ from drivetrain.training.ema import Ema
 from drivetrain.training.learning_rates import LearningRates, build_rates
 from drivetrain.training.losses import Objective
 from drivetrain.training.nonfinite import NonfiniteGuard
+from drivetrain.training.peers import Peers
 from drivetrain.training.phase_timer import PhaseTimer
 from drivetrain.training.solvable_heads import HeadTraining
 from drivetrain.training.step import Step
 from drivetrain.training.step_options import SeededPart, build_options
-from drivetrain.training.step_result import StepResult
 from drivetrain.training.time_target import TimeTarget
-from drivetrain.training.user_parts import UserParts
+from drivetrain.training.user_parts import TrainingInfo, UserParts
 
 
 @dataclass(kw_only=True)
@@ -87,6 +88,8 @@ class Run(AssembledRun):
     """Name and value of everything beside spec and plan that the exact bits of the run depend on."""
     ranks: Ranks = ALONE
     """The processes that train together, and the number of this one."""
+    peers: Peers = field(default_factory=Peers)
+    """The same processes, with the problem of this one that the others do not know yet."""
     batch_parts: BatchParts = field(default_factory=lambda: BatchParts(ALONE, 1, 1))
     """Cuts each batch into parts, and those into the shards of the processes."""
     extension: Extension | None = None
@@ -99,8 +102,6 @@ class Run(AssembledRun):
     """The linear layer of each head, if the heads are solved in place of the first epochs; else empty."""
     unsolved_reason: str = ""
     """Why the heads are not solved, though only they are trained at first."""
-    step_result: StepResult | None = None
-    """The result of the last step; None if its batch was skipped."""
     stop_reason: str | None = None
     """Why a callback ends the training; None if it goes on."""
     effective_settings: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -141,7 +142,7 @@ class Run(AssembledRun):
     @property
     def checkpoints(self) -> Path:
         """The folder of the checkpoints."""
-        return self.folder / "checkpoints"
+        return self.folder / CHECKPOINTS
 
     @property
     def readable(self) -> Dataset:
@@ -203,10 +204,6 @@ class Run(AssembledRun):
         """Set the learning rates of the next step; returns that of the first parameter group."""
         return self.rates.set(self.counters, self.best_metric.factor())
 
-    def group_rates(self, rate: float) -> dict[str, float]:
-        """The learning rates of `train.lr_groups` by their metric names; `rate` is that of all other layers."""
-        return {f"{group.pattern}/lr": rate * group.factor for group in self.lr_groups if group.pattern}
-
     def step_seed(self, part: int = 0) -> int:
         """The seed of this step's dropout: a function of (seed, step, part), so there is no generator state to save."""
         position = (self.counters.step, part) if part else (self.counters.step,)
@@ -216,6 +213,10 @@ class Run(AssembledRun):
         """The parts that this process computes of a batch of `samples` over all processes, with their seeds."""
         rank_parts = self.batch_parts.list_own_parts(samples)
         return [SeededPart(part.samples, self.step_seed(part.number)) for part in rank_parts]
+
+    def collect_info(self, epoch: int, **values: Any) -> TrainingInfo:
+        """The current state for a callback; `values` are further fields of `TrainingInfo`."""
+        return TrainingInfo(self.folder, self.counters.step, self.total_steps, epoch, self.total_epochs, **values)
 
     def time_left(self) -> float:
         """Seconds until `max_time` of this attempt; infinite without one."""
@@ -247,7 +248,8 @@ def assemble(
     events, counters = EventLog(folder), Counters()
     report = partial(_report_event, events, counters)
     device, ranks = _join_processes(job, hardware, report)
-    model = _move_network(network, plan, ranks, device)
+    # A network that will be sharded stays here: the whole one may not fit a GPU.
+    model = network.module if ranks.count > 1 and plan.value("sharding") else network.module.to(device)
     identity = _synchronize_start(ranks, job, hardware, plan, dataset, model)
     # Around a fault of oneDNN, which computes convolutions on CPUs only.
     if device.type == "cpu":
@@ -258,7 +260,8 @@ def assemble(
     optimizer = _build_optimizer(job, model, rate_groups, user_parts)
     batch_parts = BatchParts(ranks, job.train.parts or ranks.count, job.train.batch)
     batches = _build_batches(job, dataset, batch_parts, report)
-    options = build_options(model, ranks, batch_parts.list_own_parts(job.train.batch)[0].samples, signals, report)
+    peers = Peers(ranks)
+    options = build_options(model, peers, batch_parts.list_own_parts(job.train.batch)[0].samples, signals, report)
     if _needs_two_samples(network, model, dataset, device):
         options = replace(options, min_samples=2)
         batches.join_single_sample()
@@ -286,6 +289,7 @@ def assemble(
         events=events,
         counters=counters,
         ranks=ranks,
+        peers=peers,
         batch_parts=batch_parts,
         extension=extended_run,
         stage=network.unfreezing.stage(epoch),
@@ -316,12 +320,6 @@ def _join_processes(job: Job, hardware: Hardware, report: Callable[[str, str], N
     ranks = join_ranks(device)
     torch_setup.apply_settings(job, hardware, device)
     return device, ranks
-
-
-def _move_network(network: Model, plan: Plan, ranks: Ranks, device: torch.device) -> nn.Module:
-    """Move the network to the device, unless it will be sharded: the whole one may not fit a GPU."""
-    is_sharded = ranks.count > 1 and bool(plan.value("sharding"))
-    return network.module if is_sharded else network.module.to(device)
 
 
 def _needs_two_samples(network: Model, model: nn.Module, dataset: Dataset, device: torch.device) -> bool:

@@ -25,10 +25,10 @@ from drivetrain.job.train import Adam, Optimizer, Sgd
 from drivetrain.job.values import parse_interval
 from drivetrain.system.fault_points import fault_point
 from drivetrain.system.named_folder import NamedFolder
+from drivetrain.system.run_files import parse_suffix
 from drivetrain.system.units import format_bytes
-from drivetrain.training import agreement
 from drivetrain.training.checkpoints import checkpoint, rank_checkpoints, run_state
-from drivetrain.training.nonfinite import Fp16Collapse, NotFinite, list_nonfinite
+from drivetrain.training.nonfinite import NotFinite, list_nonfinite
 from drivetrain.training.run import Run
 
 MAX_SAVE_SHARE = 0.02
@@ -227,7 +227,7 @@ class Saver:
             )
         path = self._write_folder(snapshot)
         if self.run.ranks.is_rank0 and snapshot.name.startswith("step-"):
-            keep, newest = self.run.job.checkpoint.keep, checkpoint.read_step(path)
+            keep, newest = self.run.job.checkpoint.keep, parse_suffix(path)
             checkpoint.prune(self.run.checkpoints, keep, snapshot.best_step, newest)
         return path
 
@@ -299,12 +299,8 @@ class SaverTogether(Saver):
         """Save if it is due by rank 0's clock and counters."""
         if not self.run.counters.batch or not self._agree_to_save(epoch_ended=False):
             return
-        problem: BaseException | None = None
-        try:
+        with self.run.peers.same_outcome():
             flush()
-        except (NotFinite, Fp16Collapse) as error:
-            problem = error
-        agreement.raise_gravest(self.run.ranks, problem)
         self.save_periodically()
 
     def save_end_together(self) -> None:
@@ -317,12 +313,8 @@ class SaverTogether(Saver):
 
     def _check_before_saving(self) -> None:
         """Check this process's parts of the weights; if a number is not finite, raise NotFinite in all processes."""
-        problem: BaseException | None = None
-        try:
+        with self.run.peers.same_outcome():
             self.check_finite()
-        except NotFinite as error:
-            problem = error
-        agreement.raise_gravest(self.run.ranks, problem)
 
     def _has_memory_for_copy(self, snapshot: PendingCheckpoint) -> bool:
         """False: the processes exchange weights in every step, so none of them saves in the background."""

@@ -6,28 +6,25 @@ memory format, `compile` a compiled forward pass, `micro_batch` a split; the cod
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from drivetrain.data import stateless_random
-from drivetrain.data.custom.loss_division import cannot_split_error
 from drivetrain.data.dataset import Batch
-from drivetrain.data.to_device import onto
 from drivetrain.distributed import batch_parts
-from drivetrain.errors import SpecError
 from drivetrain.job.train import Fp16
 from drivetrain.models.buffers import Buffers
-from drivetrain.system import torch_errors, torch_settings
+from drivetrain.system import torch_errors
 from drivetrain.system.fault_points import fault_point
-from drivetrain.training import agreement, weight_update
+from drivetrain.training import weight_update
 from drivetrain.training.compiled_forward import CompiledForward
 from drivetrain.training.grad_scaler import Scaler
 from drivetrain.training.losses import Objective
-from drivetrain.training.step_forward import StepForward
+from drivetrain.training.peers import ComputeAgain
 from drivetrain.training.step_options import (
     SeededPart,
     SeedOrParts,
@@ -36,7 +33,8 @@ from drivetrain.training.step_options import (
     count_largest_part,
     list_parts,
 )
-from drivetrain.training.step_result import StepResult, build_result, stack_loss_and_norm
+from drivetrain.training.step_result import StepResult, stack_loss_and_norm
+from drivetrain.training.weight_update import StepUpdate
 
 MAX_EXACT_FLOAT32 = 1 << 24
 """float32 represents every whole number up to this one."""
@@ -45,7 +43,7 @@ Denominators = Callable[[], dict[str, Tensor]]
 
 
 @dataclass(frozen=True, eq=False)
-class Step(StepForward):
+class Step(StepUpdate):
     """Forward, backward and update. Its attributes are fixed; `with_options` makes another step that shares its state."""
 
     model: nn.Module
@@ -81,11 +79,6 @@ class Step(StepForward):
         forward = CompiledForward(options.forward, graphs=graphs, report=options.report_compile)
         return self.with_options(compiled=forward)
 
-    def use_micro_batch(self, samples: int | None) -> None:
-        """Set the micro-batch size; None for the whole batch."""
-        self._drop_recordings()
-        self.state.micro_batch = samples
-
     def forget_last_step(self) -> None:
         """Forget the last step, whose result may not have been read, before a checkpoint is restored."""
         self._drop_recordings()
@@ -95,10 +88,6 @@ class Step(StepForward):
         """Compute in fp32 without scaling from now on."""
         self._drop_recordings()
         self.state.fell_back = self.scaler.fell_back = True
-
-    def _drop_recordings(self) -> None:
-        if self.options.captured:
-            self.options.captured.drop()
 
     def __call__(self, batch: Batch, seed: SeedOrParts) -> StepResult:
         """Train one step, completely or not at all, on the parts of a batch that this process computes.
@@ -115,9 +104,11 @@ class Step(StepForward):
         replayed = self.try_replay(batch, parts)
         return replayed or self.update(self.compute_gradients(batch, parts), count_largest_part(parts))
 
-    def try_replay(self, batch: Batch, parts: Sequence[SeededPart]) -> StepResult | None:
+    def try_replay(self, batch: Batch | None, parts: Sequence[SeededPart]) -> StepResult | None:
         """Replay a recording of a whole step, with its update; returns None if the step must be computed."""
-        result = self.options.captured(self, batch, parts) if self.options.captured else None
+        if batch is None or not self.options.captured:
+            return None
+        result = self.options.captured(self, batch, parts)
         if result is not None:
             self.state.part_count, self.state.sample_hashes = 1, [batch_parts.hash_samples(batch.ids)]
             self.state.last_result = result
@@ -132,268 +123,107 @@ class Step(StepForward):
         """
         self.buffers.remember_content()
         with self._restrict_kernels():
-            loss = self._make_zero_loss() + self._backpropagate(batch, self._start_denominators(batch))
+            loss = self.objective(self.outputs(batch.inputs), batch.targets, self._start_denominators(batch)())
+            self.scaler.scale_loss(loss).backward()  # type: ignore[no-untyped-call]
+            loss = loss.detach()
         self.scaler.unscale(self.parameters)
-        norm = weight_update.clip_gradients(self.parameters, self.clip_norm, self.options.ranks, divided=False)
+        norm = weight_update.clip_gradients(self.parameters, self.clip_norm, self.options.peers.ranks, divided=False)
         values, finite = stack_loss_and_norm(loss, norm)
         with weight_update.rates_from_device(self.optimizer, rates):
             self._update_on_device(finite)
         self.optimizer.zero_grad(set_to_none=True)
         return values, finite
 
-    def rates_on_device(self) -> Tensor:
-        """The learning rates of the parameter groups on the device, shape (groups,), float32."""
-        return onto(self.device, [float(group["lr"]) for group in self.optimizer.param_groups], torch.float32)
+    def compute_gradients(self, batch: Batch | None, seed: SeedOrParts) -> Tensor:
+        """Compute the gradients of the whole batch, over all processes; returns its loss, and raises as `__call__`.
 
-    def compute_gradients(self, batch: Batch, seed: SeedOrParts) -> Tensor:
-        """Compute the gradients of the whole batch, over all processes; returns its loss, and raises as `__call__`."""
+        A process with a problem has no batch: it contributes zeros to the sums, and all raise the most serious problem.
+        """
         # A forward pass changes BatchNorm's statistics even if the step fails.
         self.buffers.remember()
-        denominators = self._start_denominators(batch)
-        parts = list_parts(len(batch), seed)
-        self.state.part_count = len(parts)
-        exchange = self.options.exchange
+        denominators, peers = self._start_denominators(batch), self.options.peers
+        parts = list_parts(0 if batch is None else len(batch), seed)
+        self.state.part_count, exchange = len(parts), self.options.exchange
         while True:
+            loss = None
             exchange.begin(self.model, self.parameters)
-            loss, problem = self._try_gradients(batch, denominators, parts)
+            if batch is not None:
+                with self._catching_failures(parts):
+                    loss = self._accumulate_gradients(batch, denominators, parts)
             # These numbers of each process travel beside the gradients.
-            notes = [agreement.rate_gravity(problem), count_largest_part(parts), batch_parts.hash_samples(batch.ids)]
-            total_loss, all_notes = exchange.finish(loss, notes)
-            problem = agreement.choose_gravest(problem, [int(note[0]) for note in all_notes])
+            sample_hash = 0.0 if batch is None else batch_parts.hash_samples(batch.ids)
+            total_loss, notes = exchange.finish(loss, [peers.gravity, count_largest_part(parts), sample_hash])
+            problem = peers.choose_gravest([int(note[0]) for note in notes])
             if total_loss is not None and problem is None:
-                # All processes continue with rank 0's buffers, which travel while the gradients are collected.
-                finish_broadcast = self.options.ranks.start_broadcast(self.buffers.list_current())
-                exchange.collect()
-                finish_broadcast()
-                self.state.sample_hashes = [note[2] for note in all_notes]
+                self._collect_gradients([note[2] for note in notes])
                 return total_loss
-            exchange.drop()
-            self._discard_step()
             assert problem is not None, "a process without gradients has a problem"
-            # All have agreed on the problem, so all try the same batch again in the same way, or none does.
-            if torch_errors.is_out_of_memory(problem):
-                self._halve_micro_batch(int(max(note[1] for note in all_notes)), problem)
-            elif not isinstance(problem, agreement.ComputeAgain):
-                raise problem
+            self._drop_gradients(problem, int(max(note[1] for note in notes)))
 
-    def take_part_with_zeros(self, problem: BaseException) -> NoReturn:
-        """Contribute zeros to the sums of a step, because of a problem that this process had before it.
+    def _collect_gradients(self, sample_hashes: list[float]) -> None:
+        # All processes continue with rank 0's buffers, which travel while the gradients are collected.
+        finish_broadcast = self.options.peers.ranks.start_broadcast(self.buffers.list_current())
+        self.options.exchange.collect()
+        finish_broadcast()
+        self.state.sample_hashes = sample_hashes
 
-        Raises:
-            BaseException: the problem that counts for all processes.
-        """
-        if self.options.ranks.count == 1:
-            raise problem
-        self.buffers.remember()
-        if not self._knows_denominators:
-            self._start_sums(self.objective.zero_denominators())
-        exchange = self.options.exchange
-        exchange.begin(self.model, self.parameters)
-        _, notes = exchange.finish(None, [agreement.rate_gravity(problem), 0, 0])
-        exchange.drop()
+    def _drop_gradients(self, problem: BaseException, largest_part: int) -> None:
+        """Undo the step, and raise the problem of all processes, unless they can try again."""
+        self.options.exchange.drop()
         self._discard_step()
-        agreed_problem = agreement.choose_gravest(problem, [int(note[0]) for note in notes])
-        assert agreed_problem is not None, "there is at least this problem"
-        raise agreed_problem
+        # All have agreed on the problem, so all try the same batch again in the same way, or none does.
+        if torch_errors.is_out_of_memory(problem):
+            self._halve_micro_batch(largest_part, problem)
+        elif not isinstance(problem, ComputeAgain):
+            raise problem
 
-    def update(self, loss: Tensor, largest_part: int) -> StepResult:
-        """Update the weights with the accumulated gradients; `largest_part` is a number of samples.
-
-        Raises:
-            HalfUpdated: if memory ran out; micro-batches have half the size from now on.
-        """
-        try:
-            return self._update_weights(loss)
-        except (MemoryError, RuntimeError) as error:
-            if not torch_errors.is_out_of_memory(error):
-                raise
-            # The others would wait within the step for this process's part of the weights.
-            if self.options.divided:
-                raise agreement.out_of_memory_error(self.options.ranks, self.micro_batch or largest_part) from None
-            self._discard_step()
-            self._halve_micro_batch(largest_part, error)
-            raise agreement.HalfUpdated("out of memory in the middle of an update") from None
-
-    def _try_gradients(
-        self, batch: Batch, denominators: Denominators, parts: Sequence[SeededPart]
-    ) -> tuple[Tensor | None, BaseException | None]:
-        """Accumulate the gradients of this process's shard and start their sum; returns the loss, or the problem instead."""
-        try:
-            with self.options.interruptible(), self.options.ranks.raising_peer_errors():
-                loss = self._accumulate_gradients(batch, denominators, parts)
-        except KeyboardInterrupt as interrupt:
-            return None, interrupt
-        except (MemoryError, RuntimeError) as error:
-            if torch_errors.is_out_of_memory(error):
-                if self.options.divided:
-                    samples = self.micro_batch or count_largest_part(parts)
-                    raise agreement.out_of_memory_error(self.options.ranks, samples) from None
-                return None, error.with_traceback(None)
-            operation = torch_settings.find_nondeterministic_operation(error)
-            if operation is None or not self.state.deterministic_only:
-                raise
-            if self.options.divided:
-                raise SpecError(
-                    f"train.deterministic: {operation} has no deterministic kernel, and where weights are divided "
-                    "(optimize.sharding) a step cannot be begun again without that",
-                    "operations with deterministic kernels",
-                    "replace it in the network, or set train.deterministic: false",
-                ) from None
-            self.state.deterministic_only = False
-            self.options.report_numbers(
-                f"{operation} has no deterministic kernel: results are not bit-identical; replace it in the network, or "
-                "set train.deterministic: false"
-            )
-            return None, agreement.ComputeAgain(f"{operation} has no deterministic kernel")
-        # This gradient is missing in the sum of its bucket; in the next try the bucket waits for it.
-        if self.options.exchange.late:
-            return None, agreement.ComputeAgain("a gradient came after its bucket had been sent")
-        return loss, None
-
-    def seed_generators(self, seed: int) -> None:
-        """Seed all random generators that a network may use."""
-        # torch.manual_seed would also seed those of devices that are absent, and keep a stack trace for each.
-        stateless_random.seed_globally(seed)
-        if self.device.type == "cuda":
-            with torch.cuda.device(self.device):
-                torch.cuda.manual_seed(seed)
-
-    def _start_denominators(self, batch: Batch) -> Denominators:
+    def _start_denominators(self, batch: Batch | None) -> Denominators:
         """Start the sum of sample weights over all processes; the forward pass does not wait for it."""
-        if self._knows_denominators:
-            assert self.state.batch_samples is not None
+        # Whether the loss is divided by the number of samples, which is known without asking the other processes.
+        if self.state.batch_samples is not None and self.objective.is_unweighted:
             exact_dtype = torch.float32 if self.state.batch_samples <= MAX_EXACT_FLOAT32 else torch.float64
             # Created on the device: a copy from the host would wait for the device.
             samples = torch.full((), self.state.batch_samples, dtype=exact_dtype, device=self.device)
             by_head = dict.fromkeys(self.objective.losses, samples)
             return lambda: by_head
-        local_sums = self.objective.denominators(batch.targets)
+        objective = self.objective
+        local_sums = objective.zero_denominators() if batch is None else objective.denominators(batch.targets)
         if self.state.loss_share != 1:
-            local_sums = self.objective.scale_denominators(local_sums, self.state.loss_share)
-        return self._start_sums(local_sums)
-
-    @property
-    def _knows_denominators(self) -> bool:
-        """Whether the loss is divided by the number of samples, and that is known without asking the other processes."""
-        return self.state.batch_samples is not None and self.objective.is_unweighted
-
-    def _start_sums(self, local_sums: Mapping[str, Tensor]) -> Denominators:
-        wait_for_sums = self.options.ranks.start_sums(list(local_sums.values()))
+            local_sums = objective.scale_denominators(local_sums, self.state.loss_share)
+        wait_for_sums = self.options.peers.ranks.start_sums(list(local_sums.values()))
         return lambda: dict(zip(local_sums, wait_for_sums(), strict=True))
 
     def _accumulate_gradients(self, batch: Batch, denominators: Denominators, parts: Sequence[SeededPart]) -> Tensor:
         """Accumulate the gradients of this process's shard on the parameters; the last micro-batch sends them.
 
-        Returns the loss of the shard, a scalar. Every part starts with the same buffers. The first part is computed
-        last, so its buffers stay; all processes then get those of rank 0, however many there are.
+        Returns the loss of the shard, a scalar.
         """
         fault_point("gradients")
-        first, *other_parts = self._split_into_parts(batch, parts)
         with self._restrict_kernels(), self._share_cast_weights():
-            loss = self._make_zero_loss()
-            for _ in range(self._count_missing_passes(part for _, part in (first, *other_parts))):
-                self._run_idle_pass(batch)
-            for seed, part in other_parts:
-                self.seed_generators(seed)
-                for micro_batch in self.micro_batches(part):
-                    loss = loss + self._backpropagate(micro_batch, denominators)
-                self.buffers.rewind()
-            self.seed_generators(first[0])
-            *earlier, last = self.micro_batches(first[1])
-            for micro_batch in earlier:
-                loss = loss + self._backpropagate(micro_batch, denominators)
-            with self.options.exchange.sending():
-                return loss + self._backpropagate(last, denominators)
+            loss = torch.zeros((), dtype=torch.float64, device=self.device)
+            for micro_batch, is_last in self._split_batch(batch, parts):
+                with self.options.exchange.sending(is_last):
+                    share = self.objective(self.outputs(micro_batch.inputs), micro_batch.targets, denominators())
+                    self.scaler.scale_loss(share).backward()  # type: ignore[no-untyped-call]
+                    loss = loss + share.detach()
+                    del share  # and its graph, before the next forward pass
+            return loss
 
-    def _count_missing_passes(self, parts: Iterable[Batch]) -> int:
-        """Passes that this process has to add to those over its own samples, so that all compute the same number."""
-        if not self.options.divided:
-            return 0
-        local_passes = sum(len(list(self.micro_batches(part))) for part in parts)
-        return int(max(row[0] for row in self.options.ranks.all_gather([local_passes]))) - local_passes
+    def _split_batch(self, batch: Batch, parts: Sequence[SeededPart]) -> Iterator[tuple[Batch, bool]]:
+        """The micro-batches of this process's shard, and whether each is the last; seeds the generators for each part.
 
-    def _run_idle_pass(self, batch: Batch) -> None:
-        """Forward and backward on a sample of weight 0: the others need this process's part of the weights."""
-        outputs = self.outputs(batch.between(0, 1).inputs)
-        values = outputs.values() if isinstance(outputs, Mapping) else [outputs]
-        torch.stack([(value * 0).sum() for value in values]).sum().backward()  # type: ignore[no-untyped-call]
-        self.buffers.rewind()
-
-    def _split_into_parts(self, batch: Batch, parts: Sequence[SeededPart]) -> Iterator[tuple[int, Batch]]:
-        """The seed and the samples of each part of this process's shard."""
-        start = 0
-        for part in parts:
-            yield part.seed, batch if len(parts) == 1 else batch.between(start, start + part.samples)
-            start += part.samples
-
-    def _backpropagate(self, micro_batch: Batch, denominators: Denominators) -> Tensor:
-        """Accumulate the gradients of a micro-batch on the parameters; returns its share of the loss, a scalar."""
-        outputs = self.outputs(micro_batch.inputs)
-        share = self.objective(outputs, micro_batch.targets, denominators())
-        self.scaler.scale_loss(share).backward()  # type: ignore[no-untyped-call]
-        return share.detach()
-
-    def _update_weights(self, loss: Tensor) -> StepResult:
-        fault_point("update")
-        self.scaler.unscale(self.parameters)
-        divided = self.options.divided
-        norm = weight_update.clip_gradients(self.parameters, self.clip_norm, self.options.ranks, divided=divided)
-        result = build_result(loss, norm, self.can_update_on_device(), self.scaler.update)
-        if result.on_device:
-            self._update_on_device(result.device_finite)
-            self.optimizer.zero_grad(set_to_none=True)
-        else:
-            self._update_on_host(result)
-        self.state.last_result = result
-        return result
-
-    def _update_on_host(self, result: StepResult) -> None:
-        if self.state.last_result:
-            self.state.last_result.read()
-        self.scaler.leave_device()
-        if result.finite:
-            self._run_optimizer()
-            self.optimizer.zero_grad(set_to_none=True)
-        else:
-            self._discard_step()
-
-    def _run_optimizer(self) -> None:
-        with self.options.phase("optimizer"):
-            weight_update.create_missing_momentum(self.optimizer)
-            if self.options.captured is None or isinstance(self.optimizer.param_groups[0]["lr"], Tensor):
-                self.optimizer.step()
-                return
-            # Recorded steps round the learning rates to float32, and so must all others.
-            with weight_update.rates_from_device(self.optimizer, self.rates_on_device()):
-                self.optimizer.step()
-
-    def can_update_on_device(self) -> bool:
-        """Whether the device can skip an update with numbers that are not finite, without waiting for the host."""
-        return (
-            not self.options.divided
-            and self.state.prefers_device
-            and weight_update.can_skip_update(self.optimizer)
-            and self.buffers.are_in_place()
-        )
-
-    def _update_on_device(self, finite: Tensor) -> None:
-        """Update weights, buffers and scale if `finite`, else restore them; the host reads no number."""
-        with weight_update.skip_unless(self.optimizer, finite):
-            self._run_optimizer()
-        self.buffers.keep_if(finite)
-        self.scaler.update_on_device(finite)
-
-    def _discard_step(self) -> None:
-        self.buffers.rewind()
-        self.optimizer.zero_grad(set_to_none=True)
-
-    def _halve_micro_batch(self, largest_part: int, error: BaseException) -> None:
-        samples = min(self.micro_batch or largest_part, largest_part)
-        if obstacle := self.objective.split_obstacle:
-            raise cannot_split_error(f"out of memory with {samples} samples at once", obstacle) from None
-        if samples <= self.options.min_samples:
-            raise torch_errors.out_of_memory_error(error, samples) from None
-        self.use_micro_batch(max(self.options.min_samples, samples // 2))
-        self.options.report_memory(
-            f"out of memory with micro-batch {samples}; continuing with {self.micro_batch}, same batch size"
-        )
+        Every part starts with the same buffers. The first part is computed last, so its buffers stay; all processes then
+        get those of rank 0, however many there are.
+        """
+        ends = itertools.accumulate(part.samples for part in parts)
+        shards = [batch.between(end - part.samples, end) for part, end in zip(parts, ends, strict=True)]
+        first, *others = zip(parts, shards if len(parts) > 1 else [batch], strict=True)
+        self._run_idle_passes(batch, [shard for _, shard in (first, *others)])
+        for part, shard in others:
+            self.seed_generators(part.seed)
+            yield from ((micro_batch, False) for micro_batch in self.micro_batches(shard))
+            self.buffers.rewind()
+        self.seed_generators(first[0].seed)
+        *earlier, last = self.micro_batches(first[1])
+        yield from ((micro_batch, False) for micro_batch in earlier)
+        yield last, True

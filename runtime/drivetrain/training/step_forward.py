@@ -1,18 +1,23 @@
-"""The forward pass of a training step, with its precision, its memory format and its compiled form."""
+"""The forward pass of a training step, with its precision, its memory format and its compiled form, and how it may fail."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from drivetrain.data import stateless_random
 from drivetrain.data.dataset import Batch, Inputs
-from drivetrain.system import torch_settings
+from drivetrain.errors import SpecError
+from drivetrain.models.buffers import Buffers
+from drivetrain.system import torch_errors, torch_settings
 from drivetrain.training.grad_scaler import Scaler
-from drivetrain.training.step_options import StepOptions, StepState
+from drivetrain.training.peers import ComputeAgain, out_of_memory_error
+from drivetrain.training.step_options import SeededPart, StepOptions, StepState, count_largest_part
 
 
 class StepForward:
@@ -21,6 +26,7 @@ class StepForward:
     device: torch.device
     options: StepOptions
     state: StepState
+    buffers: Buffers
 
     @property
     def micro_batch(self) -> int | None:
@@ -60,25 +66,22 @@ class StepForward:
     def outputs(self, inputs: Inputs) -> Tensor | Mapping[str, Tensor]:
         """The network's outputs, with this step's precision and memory format."""
         with self.options.phase("forward"), self.cast():
-            outputs: Tensor | Mapping[str, Tensor] = self._forward(self.lay_out(inputs))
+            outputs: Tensor | Mapping[str, Tensor] = self._choose_forward(inputs)(*self.lay_out(inputs))
         return outputs
 
     def outputs_in_fp32(self, inputs: Inputs) -> Tensor | Mapping[str, Tensor]:
         """The network's outputs without autocast, as an evaluation of the stored model computes them."""
         with self.options.phase("forward"):
-            outputs: Tensor | Mapping[str, Tensor] = self._forward(self.lay_out(inputs))
+            outputs: Tensor | Mapping[str, Tensor] = self._choose_forward(inputs)(*self.lay_out(inputs))
         return outputs
 
-    def _forward(self, inputs: Inputs) -> Any:
-        compiled = self.options.compiled
-        if compiled is None or not self._is_worth_compiling(inputs):
-            return self.options.forward(*inputs)
-        return compiled(*inputs, replay=not self.micro_batch and self.state.part_count == 1)
-
-    def _is_worth_compiling(self, inputs: Inputs) -> bool:
-        """Whether the size is the usual one of training: evaluation and an epoch's last batch would each be compiled again."""
-        usual_size = self.micro_batch or self.options.batch_size
-        return torch.is_grad_enabled() and (usual_size is None or len(inputs[0]) == usual_size)
+    def _choose_forward(self, inputs: Inputs) -> Callable[..., Any]:
+        """The compiled forward pass for the usual size of training, the uncompiled one for all others."""
+        compiled, usual_size = self.options.compiled, self.micro_batch or self.options.batch_size
+        # Evaluation and an epoch's last batch would each be compiled again.
+        if not torch.is_grad_enabled() or usual_size not in (None, len(inputs[0])) or compiled is None:
+            return self.options.forward
+        return partial(compiled, replay=not self.micro_batch and self.state.part_count == 1)
 
     def cast(self) -> contextlib.AbstractContextManager[object]:
         """The autocast context of the forward pass; in fp32 a context that does nothing."""
@@ -102,9 +105,6 @@ class StepForward:
         """The inputs, with images in this step's memory format."""
         return tuple(x.contiguous(memory_format=self.options.memory_format) if x.ndim == 4 else x for x in inputs)
 
-    def _make_zero_loss(self) -> Tensor:
-        return torch.zeros((), dtype=torch.float64, device=self.device)
-
     def _restrict_kernels(self) -> contextlib.AbstractContextManager[None]:
         if self.state.deterministic_only:
             return torch_settings.require_deterministic_kernels()
@@ -117,3 +117,63 @@ class StepForward:
         if self.options.min_samples > 1 and 1 < size < len(batch) and len(batch) % size == 1:
             return batch.split_evenly(len(batch) // size)
         return self.options.splitter(batch, size)
+
+    def seed_generators(self, seed: int) -> None:
+        """Seed all random generators that a network may use."""
+        # torch.manual_seed would also seed those of devices that are absent, and keep a stack trace for each.
+        stateless_random.seed_globally(seed)
+        if self.device.type == "cuda":
+            with torch.cuda.device(self.device):
+                torch.cuda.manual_seed(seed)
+
+    @contextlib.contextmanager
+    def _catching_failures(self, parts: Sequence[SeededPart]) -> Iterator[None]:
+        """A block that computes gradients; what prevents that becomes this process's problem, if all can act on it."""
+        peers, divided = self.options.peers, self.options.divided
+        try:
+            with self.options.interruptible(), peers.ranks.raising_peer_errors():
+                yield
+            # This gradient is missing in the sum of its bucket; in the next try the bucket waits for it.
+            if self.options.exchange.late:
+                peers.problem = ComputeAgain("a gradient came after its bucket had been sent")
+        except KeyboardInterrupt as interrupt:
+            peers.problem = interrupt
+        except (MemoryError, RuntimeError) as error:
+            if torch_errors.is_out_of_memory(error):
+                if divided:
+                    raise out_of_memory_error(peers.ranks, self.micro_batch or count_largest_part(parts)) from None
+                peers.problem = error.with_traceback(None)
+            else:
+                peers.problem = self._allow_other_kernels(error)
+
+    def _allow_other_kernels(self, error: Exception) -> ComputeAgain:
+        """Allow operations without a deterministic kernel if that is what `error` is about, else raise it."""
+        operation = torch_settings.find_nondeterministic_operation(error)
+        if operation is None or not self.state.deterministic_only:
+            raise error
+        if self.options.divided:
+            raise SpecError(
+                f"train.deterministic: {operation} has no deterministic kernel, and where weights are divided "
+                "(optimize.sharding) a step cannot be begun again without that",
+                "operations with deterministic kernels",
+                "replace it in the network, or set train.deterministic: false",
+            ) from None
+        self.state.deterministic_only = False
+        self.options.report_numbers(
+            f"{operation} has no deterministic kernel: results are not bit-identical; replace it in the network, or "
+            "set train.deterministic: false"
+        )
+        return ComputeAgain(f"{operation} has no deterministic kernel")
+
+    def _run_idle_passes(self, batch: Batch, shards: Iterable[Batch]) -> None:
+        """Where weights are divided, add passes to those over this process's samples until all compute the same number."""
+        if not self.options.divided:
+            return
+        local_passes = sum(len(list(self.micro_batches(shard))) for shard in shards)
+        most_passes = int(max(row[0] for row in self.options.peers.ranks.all_gather([local_passes])))
+        for _ in range(most_passes - local_passes):
+            # A sample of weight 0: the others need this process's part of the weights.
+            outputs = self.outputs(batch.between(0, 1).inputs)
+            values = outputs.values() if isinstance(outputs, Mapping) else [outputs]
+            torch.stack([(value * 0).sum() for value in values]).sum().backward()  # type: ignore[no-untyped-call]
+            self.buffers.rewind()

@@ -14,11 +14,12 @@ from torch import nn
 
 from drivetrain.data.dataset import Batch
 from drivetrain.distributed.gradient_exchange import GradientExchange
-from drivetrain.distributed.ranks import ALONE, Ranks
+from drivetrain.distributed.ranks import ALONE
 from drivetrain.system.console import say
 from drivetrain.system.signals import Signals
 from drivetrain.training.compiled_forward import CompiledForward
 from drivetrain.training.grad_scaler import Scaler
+from drivetrain.training.peers import Peers
 from drivetrain.training.step_result import StepResult
 
 
@@ -87,9 +88,10 @@ class StepOptions:
     """Splits a batch into micro-batches of at most the given number of samples."""
     min_samples: int = 1
     """Samples that a forward pass needs: two if the network cannot normalize a single one."""
-    ranks: Ranks = ALONE
+    peers: Peers = field(default_factory=Peers)
+    """The processes that train together."""
     exchange: GradientExchange = field(default_factory=partial(GradientExchange, ALONE))
-    """Sums the gradients over these processes."""
+    """Sums the gradients over them."""
     divided: bool = False
     """Whether the weights are sharded; all processes must then compute the same number of forward passes."""
     interruptible: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
@@ -129,12 +131,12 @@ class StepState:
 
 
 def build_options(
-    model: nn.Module, ranks: Ranks, part_size: int, signals: Signals, report: Callable[[str, str], None]
+    model: nn.Module, peers: Peers, part_size: int, signals: Signals, report: Callable[[str, str], None]
 ) -> StepOptions:
     """The default options of a step, which the optimizations of the plan change.
 
     Args:
-        ranks: this process among those that train together.
+        peers: the processes that train together.
         part_size: samples in one part of a full batch.
         signals: may interrupt the forward and the backward pass.
         report: called with the kind of an event and its text.
@@ -143,8 +145,8 @@ def build_options(
         forward=model,
         packed_forward=getattr(model, "packed", None),
         batch_size=part_size,
-        ranks=ranks,
-        exchange=GradientExchange(ranks, signals.protect_section),
+        peers=peers,
+        exchange=GradientExchange(peers.ranks, signals.protect_section),
         interruptible=signals.allow_interruption,
         report_memory=partial(report, "memory"),
         report_compile=partial(report, "compile"),

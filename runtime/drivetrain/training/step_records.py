@@ -7,14 +7,20 @@ checkpoint, and a skipped step has changed nothing.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from drivetrain.distributed import batch_parts
+from drivetrain.errors import Stopped
+from drivetrain.system.signals import Interrupted
+from drivetrain.training.nonfinite import RollBack
+from drivetrain.training.profiling import Profiler
+from drivetrain.training.progress import Progress
+from drivetrain.training.run import Run
+from drivetrain.training.saver import Saver
 from drivetrain.training.step_result import StepResult
 
-if TYPE_CHECKING:
-    from drivetrain.training.progress import Progress
-    from drivetrain.training.run import Run
 MAX_JUMPS_SHOWN = 3
 """Jumps of the loss that have a line in the log: a few wrong labels make one in each epoch."""
 
@@ -34,27 +40,31 @@ class TrainedStep:
 
 
 class StepRecords:
-    """Records the steps of `run`, in order, and shows them in `progress`."""
+    """Records the steps of `run`, in order, shows them in `progress`, and saves when `saver` says so."""
 
-    def __init__(self, run: Run, progress: Progress) -> None:
-        self.run, self.progress = run, progress
+    def __init__(self, run: Run, saver: Saver, progress: Progress, profiler: Profiler | None = None) -> None:
+        self.run, self.saver, self.progress, self.profiler = run, saver, progress, profiler
         self.pending: TrainedStep | None = None
         """The last step, if its result has not been read yet."""
         self.jump_count = 0
         """Jumps of the loss in this attempt."""
 
-    def add(self, step: TrainedStep) -> None:
-        """Record the step before this one, and this one too if the host has its result already.
+    def add(self, result: StepResult, learning_rate: float) -> None:
+        """Record the step before the present one, and this one too if the host has its result already.
 
         Raises:
             NotFinite: if the run must roll back.
             Fp16Collapse: if it must continue in fp32.
             NumericsError: if fp16 has collapsed and the job says so.
         """
-        previous, self.pending = self.pending, step
+        run, counters = self.run, self.run.counters
+        is_whole = run.batch_parts.is_whole(run.batches.size(counters.batch))
+        digest = batch_parts.digest_batch(run.step.state.sample_hashes, shared=not is_whole)
+        previous = self.pending
+        self.pending = TrainedStep(counters.step + 1, (counters.epoch, counters.batch), learning_rate, result, digest)
         if previous:
             self._record(previous)
-        if not step.result.on_device:
+        if not result.on_device:
             self.flush()
 
     def flush(self) -> None:
@@ -62,6 +72,52 @@ class StepRecords:
         last, self.pending = self.pending, None
         if last:
             self._record(last)
+
+    def end_step(self, result: StepResult | None) -> None:
+        """Profile, save and report a step, unless it is going to be undone or a signal stops the run.
+
+        `result` is that of the step, or None if its batch was skipped.
+        """
+        run = self.run
+        if run.peers.problem or run.signals.peek():
+            return
+        with run.peers.catching():
+            if self.profiler:
+                self.profiler.step()
+            if self.saver.is_due():
+                self.flush()
+                self.saver.save_periodically()
+            if result is not None and run.user_parts.callbacks.on_step is not None:
+                self.flush()
+                rate, is_skipped = float(run.optimizer.param_groups[0]["lr"]), not result.finite
+                values = {"loss": result.loss, "lr": rate, "grad_norm": result.grad_norm, "skipped": is_skipped}
+                info = run.collect_info(run.counters.epoch + 1, **values)
+                run.stop_reason = run.user_parts.callbacks.call("on_step", info)
+
+    def check_last_step(self) -> None:
+        """Record the last step of an epoch, and check the weights before they are evaluated, unless there is a problem."""
+        if self.run.peers.problem is not None:
+            return
+        if interruption := self.run.signals.peek():
+            raise interruption
+        self.flush()
+        self.saver.check_finite()
+
+    @contextlib.contextmanager
+    def complete_at_stop(self) -> Iterator[None]:
+        """A block of steps. If it ends with a problem that does not undo the last step, that one is recorded before.
+
+        Raises:
+            RollBack: in place of a stop, if the step was not finite: the run goes back first, and is stopped afterwards.
+        """
+        try:
+            yield
+        except (RollBack, Stopped, Interrupted) as problem:
+            # A stop saves a checkpoint, so the step before it needs its row. A problem of another process: rank 0 may
+            # already have recorded the row when it saved, and all must skip the same batches.
+            if not isinstance(problem, RollBack) or problem is not self.run.peers.reported:
+                self.flush()
+            raise
 
     def drop(self) -> None:
         """Forget the last step, which a rollback undoes."""
@@ -72,7 +128,8 @@ class StepRecords:
         scaler = run.step.scaler
         assert run.metrics is not None
         rate = step.learning_rate
-        values = {"train/loss": loss, "lr": rate, **run.group_rates(rate), "grad_norm": norm}
+        group_rates = {f"{group.pattern}/lr": rate * group.factor for group in run.lr_groups if group.pattern}
+        values = {"train/loss": loss, "lr": rate, **group_rates, "grad_norm": norm}
         if scaler.active:
             values["scale"] = scaler.scale
         skipped = {} if step.result.finite else {"skipped": 1.0}

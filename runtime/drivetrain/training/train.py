@@ -9,6 +9,7 @@ from drivetrain.job.values import parse_duration
 from drivetrain.models import operations
 from drivetrain.system.console import say
 from drivetrain.system.files import write_json
+from drivetrain.system.run_files import RESULT_FILE
 from drivetrain.system.signals import raise_stopped
 from drivetrain.tracking.metrics_log import MetricsLog
 from drivetrain.tracking.monitor import Monitor
@@ -65,7 +66,7 @@ def train(run: Run, *, trace: bool = False) -> str:
     # CPU seconds, which the report shows as the cost of watching.
     watching_seconds = {"monitor": monitor.cpu_seconds, "live view": progress.cpu_seconds}
     result = _build_result(run, best, reason, monitor.peak, watching_seconds)
-    write_json(folder / "result.json", result | ({"test": test_results} if test_results else {}))
+    write_json(folder / RESULT_FILE, result | ({"test": test_results} if test_results else {}))
     say(f"done: {reason}; {best.describe()}; model in {folder}/model")
     return reason
 

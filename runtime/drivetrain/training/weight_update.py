@@ -1,4 +1,4 @@
-"""What surrounds the update of the weights: clipping by the norm of all gradients, and what torch's fused kernels need.
+"""The update of the weights: clipping by the norm of all gradients, and what torch's fused kernels need.
 
 These kernels take a flag, on the device, whether numbers are finite, and change nothing if not. So the host need not
 wait for the gradients before it queues the update and the next step.
@@ -13,8 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from drivetrain.data.custom.loss_division import cannot_split_error
+from drivetrain.data.to_device import onto
 from drivetrain.distributed.ranks import Ranks
 from drivetrain.distributed.sharded_tensor import get_local_part, is_sharded, sum_squares
+from drivetrain.system import torch_errors
+from drivetrain.system.fault_points import fault_point
+from drivetrain.training.losses import Objective
+from drivetrain.training.peers import HalfUpdated, out_of_memory_error
+from drivetrain.training.step_forward import StepForward
+from drivetrain.training.step_result import StepResult, build_result
 
 NORM_EPSILON = 1e-6
 """Added to the norm before it divides, as torch does."""
@@ -115,3 +123,108 @@ def skip_unless(optimizer: torch.optim.Optimizer, finite: Tensor) -> Iterator[No
         yield
     finally:
         del optimizer.grad_scale, optimizer.found_inf  # type: ignore[attr-defined]
+
+
+class StepUpdate(StepForward):
+    """How a step updates the weights, and what it does if memory is too small for that."""
+
+    optimizer: torch.optim.Optimizer
+    parameters: list[nn.Parameter]
+    objective: Objective
+    clip_norm: float | None
+
+    def use_micro_batch(self, samples: int | None) -> None:
+        """Set the micro-batch size; None for the whole batch."""
+        self._drop_recordings()
+        self.state.micro_batch = samples
+
+    def _drop_recordings(self) -> None:
+        if self.options.captured:
+            self.options.captured.drop()
+
+    def rates_on_device(self) -> Tensor:
+        """The learning rates of the parameter groups on the device, shape (groups,), float32."""
+        return onto(self.device, [float(group["lr"]) for group in self.optimizer.param_groups], torch.float32)
+
+    def update(self, loss: Tensor, largest_part: int) -> StepResult:
+        """Update the weights with the accumulated gradients; `largest_part` is a number of samples.
+
+        Raises:
+            HalfUpdated: if memory ran out; micro-batches have half the size from now on.
+        """
+        try:
+            return self._update_weights(loss)
+        except (MemoryError, RuntimeError) as error:
+            if not torch_errors.is_out_of_memory(error):
+                raise
+            # The others would wait within the step for this process's part of the weights.
+            if self.options.divided:
+                raise out_of_memory_error(self.options.peers.ranks, self.micro_batch or largest_part) from None
+            self._discard_step()
+            self._halve_micro_batch(largest_part, error)
+            raise HalfUpdated("out of memory in the middle of an update") from None
+
+    def _update_weights(self, loss: Tensor) -> StepResult:
+        fault_point("update")
+        self.scaler.unscale(self.parameters)
+        divided = self.options.divided
+        norm = clip_gradients(self.parameters, self.clip_norm, self.options.peers.ranks, divided=divided)
+        result = build_result(loss, norm, self.can_update_on_device(), self.scaler.update)
+        if result.on_device:
+            self._update_on_device(result.device_finite)
+            self.optimizer.zero_grad(set_to_none=True)
+        else:
+            self._update_on_host(result)
+        self.state.last_result = result
+        return result
+
+    def _update_on_host(self, result: StepResult) -> None:
+        if self.state.last_result:
+            self.state.last_result.read()
+        self.scaler.leave_device()
+        if result.finite:
+            self._run_optimizer()
+            self.optimizer.zero_grad(set_to_none=True)
+        else:
+            self._discard_step()
+
+    def _run_optimizer(self) -> None:
+        with self.options.phase("optimizer"):
+            create_missing_momentum(self.optimizer)
+            if self.options.captured is None or isinstance(self.optimizer.param_groups[0]["lr"], Tensor):
+                self.optimizer.step()
+                return
+            # Recorded steps round the learning rates to float32, and so must all others.
+            with rates_from_device(self.optimizer, self.rates_on_device()):
+                self.optimizer.step()
+
+    def can_update_on_device(self) -> bool:
+        """Whether the device can skip an update with numbers that are not finite, without waiting for the host."""
+        return (
+            not self.options.divided
+            and self.state.prefers_device
+            and can_skip_update(self.optimizer)
+            and self.buffers.are_in_place()
+        )
+
+    def _update_on_device(self, finite: Tensor) -> None:
+        """Update weights, buffers and scale if `finite`, else restore them; the host reads no number."""
+        with skip_unless(self.optimizer, finite):
+            self._run_optimizer()
+        self.buffers.keep_if(finite)
+        self.scaler.update_on_device(finite)
+
+    def _discard_step(self) -> None:
+        self.buffers.rewind()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _halve_micro_batch(self, largest_part: int, error: BaseException) -> None:
+        samples = min(self.micro_batch or largest_part, largest_part)
+        if obstacle := self.objective.split_obstacle:
+            raise cannot_split_error(f"out of memory with {samples} samples at once", obstacle) from None
+        if samples <= self.options.min_samples:
+            raise torch_errors.out_of_memory_error(error, samples) from None
+        self.use_micro_batch(max(self.options.min_samples, samples // 2))
+        self.options.report_memory(
+            f"out of memory with micro-batch {samples}; continuing with {self.micro_batch}, same batch size"
+        )

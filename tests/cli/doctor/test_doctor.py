@@ -20,6 +20,7 @@ from drivetrain.hardware import facts as hardware
 from drivetrain.launch import image_contents
 from drivetrain.system.console import open_console
 from tests.cli.doctor.machine_snapshot import LOADED, POOL, image, snapshot
+from tests.messages import get_message, omits, says
 from tests.paths import IMPORTS
 
 
@@ -56,7 +57,7 @@ def test_an_image_of_other_code_than_the_checkout(tmp_path: Path, contents: str)
         finding for finding in list_findings(snapshot(tmp_path, "laptop", {}, **given)) if finding.name == "image cpu"
     )
     assert found.level is Level.OK
-    assert ("of other code than this checkout: the next start updates it" in found.text) == (contents == "unknown")
+    assert (says if contents == "unknown" else omits)(found.text, "code-checkout-next-start")
 
 
 def test_containers_that_ended_are_counted(tmp_path: Path) -> None:
@@ -68,8 +69,7 @@ def test_containers_that_ended_are_counted(tmp_path: Path) -> None:
     assert [(finding.level, finding.text) for finding in found] == [
         (
             Level.OK,
-            "2 of this checkout ended and are kept for `make logs`; `make prune` removes them, leaves runs/, and "
-            "empties the caches that your checkouts share",
+            get_message("checkout-ended-kept-make", 2),
         )
     ]
     assert "containers" not in {finding.name for finding in list_findings(snapshot(tmp_path, "laptop", {}))}

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from drivetrain.data.custom.loss_division import Division
 from drivetrain.data.custom.user_loss import CustomTerms
 from drivetrain.errors import SpecError
+from tests.messages import says
 
 WEIGHTS = torch.tensor([0.5, 1.0, 7.0])
 CLASSES = torch.arange(3)
@@ -60,7 +61,7 @@ def test_the_kind_of_a_loss_of_numbers_is_found(loss: Any, kind: str) -> None:
 
 @pytest.mark.parametrize("outputs", [torch.zeros(2, 3), torch.randn(2, 3)], ids=["zeros", "random"])
 def test_class_weights_in_a_function_are_noticed(outputs: Tensor) -> None:
-    assert "neither the mean nor the sum" in divided(weighted, outputs, CLASSES).obstacle
+    assert says(divided(weighted, outputs, CLASSES).obstacle, "neither-mean-nor-sum")
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from drivetrain.data.text.text_data import TextSplit
 from drivetrain.errors import DataError
 from drivetrain.job import Job
 from drivetrain.job_spec import load_job as job_spec
+from tests.messages import saying, says
 
 FEATURES = {
     "text": {"dtype": "string", "_type": "Value"},
@@ -63,7 +64,7 @@ def job(folder: Path, train: str, more: str = "") -> Job:
 def test_a_saved_dataset_is_read_with_its_splits_and_class_names(tmp_path: Path) -> None:
     saved(tmp_path / "disk")
     asked: Any = job(tmp_path, "disk")
-    assert "disk has the splits of a data set" in asked.notes[0]
+    assert says(asked.notes[0], "disk-splits-data-set")
     assert asked.data.test == "disk/test/data-00000-of-00001.arrow"
     data = load(asked)
     assert data.heads[""].classes == ("neg", "pos")
@@ -87,9 +88,7 @@ def test_a_folder_of_parquet_files(tmp_path: Path, inside: str) -> None:
     assert table_file.read(first, "k")["label"].to_pylist() == ["neg", "pos"] * 30
     assert table_file.head(first, "k", 5)[1] == 60
     first.with_name("train-00002-of-00003.parquet").unlink()
-    with pytest.raises(
-        DataError, match=r"is one of 3 files of a table, and 1 are not there: train-00002-of-00003.parquet"
-    ):
+    with pytest.raises(DataError, check=saying("is-one-of-files-of-table", 3, 1, "train-00002-of-00003.parquet")):
         table_file.read(first, "k")
 
 
@@ -116,7 +115,7 @@ def test_a_folder_with_train_and_val(tmp_path: Path) -> None:
     )
     kept: Any = job(tmp_path, "csv", ", validation: 0.25")
     assert kept.data.validation == 0.25
-    assert "val.csv is not used, since data.validation is 0.25" in kept.notes[0]
+    assert says(kept.notes[0], "is-not-used-since-is", "val.csv", "data.validation", "0.25")
 
 
 def test_folders_that_are_not_clear(tmp_path: Path) -> None:

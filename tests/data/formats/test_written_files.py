@@ -15,6 +15,7 @@ import pytest
 from drivetrain.data.formats import csv_dialect, row_lines, table_file
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.errors import DataError
+from tests.messages import saying
 
 FOLDER = Path(__file__).parent / "written"
 MANIFEST: dict[str, Any] = json.loads((FOLDER / "manifest.json").read_text(encoding="utf-8"))
@@ -80,7 +81,7 @@ def test_every_file_is_in_the_manifest_and_is_small() -> None:
 def test_text_that_windows_1252_cannot_write_is_not_read_in_it(tmp_path: Path, encoding: str, texts: list[str]) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes("\n".join(["text,kind", *(f"{text},x" for text in texts)]).encode(encoding))
-    with pytest.raises(DataError, match="its encoding is not clear") as error:
+    with pytest.raises(DataError, check=saying("its-encoding-is-not-clear")) as error:
         table_file.read(path, "data.train")
     assert f"`{texts[0]},x` in {encoding}" in str(error.value)
     table = table_file.read(path, "data.train", csv=CsvFiles({"encoding": encoding}))

@@ -17,6 +17,7 @@ from PIL import Image
 
 from drivetrain.data.images.image_data import load
 from drivetrain.errors import DataError
+from tests.messages import says, says_only
 from tests.pictures import SIDE, good, job, plain, truncated_jpeg
 
 torch.set_num_threads(1)
@@ -80,10 +81,10 @@ def test_bad_file_is_named_with_its_reason(tmp_path: Path, case: str) -> None:
     with pytest.raises(DataError) as error:
         load(job(tmp_path, bad_samples=0.0))
     head, line, possible, action = str(error.value).splitlines()
-    assert head == "data.train: 1 of 17 samples cannot be used"
+    assert says_only(head, "of-samples-cannot-be-used", "data.train", 1, 17)
     assert line.startswith(f"    {path}: ")
     assert any(part in line for part in reason.split("|")), line
-    assert possible == "  possible: at most a share of 0 (data.bad_samples)"
+    assert says_only(possible, "possible-most-share", 0, "data.bad_samples")
     assert "raise data.bad_samples" in action
     assert error.value.exit_code == 3
 
@@ -96,7 +97,7 @@ def test_bad_file_within_the_budget_is_left_out_with_a_note(tmp_path: Path, case
     data = load(job(tmp_path, bad_samples=0.1))
     assert len(data.train) + len(data.validation) == 16
     assert str(path) not in [split.title(i) for split in (data.train, data.validation) for i in range(len(split))]
-    assert "data.train: 1 of 17 samples cannot be used and is skipped" in data.notes
+    assert says_only(data.notes, "samples-used-skipped", "data.train", 1, 17)
     (line,) = [note for note in data.notes if note.startswith(f"left out: {path}: ")]
     assert any(part in line for part in reason.split("|"))
     assert data.train.gather(np.arange(len(data.train)))[0].shape == (len(data.train), 1 + 2, SIDE, SIDE)
@@ -132,10 +133,10 @@ def test_only_twenty_are_listed_and_all_are_counted(tmp_path: Path) -> None:
     with pytest.raises(DataError) as error:
         load(job(tmp_path))
     lines = str(error.value).splitlines()
-    assert lines[0] == "data.train: 25 of 41 samples cannot be used"
+    assert says_only(lines[0], "of-samples-cannot-be-used", "data.train", 25, 41)
     assert sum("empty file" in line for line in lines) == 20
     assert lines[21] == "    and 5 more"
-    assert "at most a share of 0.05 (data.bad_samples)" in lines[22]
+    assert says(lines[22], "at-most-share-of", "0.05", "data.bad_samples")
 
 
 def test_file_lost_after_the_check(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from drivetrain.data.images import class_folders, split_folders
 from drivetrain.data.images.image_data import load
 from drivetrain.data.load_data import load as load_job
 from drivetrain.system.files import read_json, write_json
+from tests.messages import ends_with, get_message, says, says_each, says_only
 from tests.pictures import folder, job, message
 
 torch.set_num_threads(1)
@@ -48,12 +49,15 @@ def test_skipped_files_are_noted(tmp_path: Path) -> None:
     data = load(job(tmp_path))
     assert len(data.train) + len(data.validation) == 8
     assert data.heads[""].classes == ("a", "b")
-    assert data.notes[1:5] == [
-        f"{tmp_path}: folders without images are ignored: empty",
-        f"{tmp_path}: 1 images outside of class folders are skipped: loose.png",
-        f"{tmp_path}: files without an image extension are skipped: 1 without extension, 1 .db, 1 .txt",
-        f"{tmp_path}: symbolic links to a parent folder are not followed: a/up, b/again",
-    ]
+    assert says_each(
+        data.notes[1:5],
+        [
+            get_message("folders-without-images-ignored", tmp_path),
+            get_message("images-outside-class-folders", tmp_path, 1, "loose.png"),
+            get_message("files-without-image-extension", tmp_path, 1, 1, 1),
+            get_message("symbolic-links-parent-folder", tmp_path, "a/up", "b/again"),
+        ],
+    )
 
 
 def test_a_linked_class_folder_is_followed(tmp_path: Path) -> None:
@@ -99,7 +103,7 @@ def test_bad_folders(tmp_path: Path, case: str) -> None:
 
 def test_parts_are_named_in_the_advice(tmp_path: Path) -> None:
     folder(tmp_path, valid=4, Train=4)
-    assert f"name one of them: {tmp_path}/Train or {tmp_path}/valid" in message(job(tmp_path))
+    assert says(message(job(tmp_path)), "name-one-of-them-or", f"{tmp_path}/Train", f"{tmp_path}/valid")
 
 
 LEFTOVERS = (
@@ -122,14 +126,14 @@ def test_what_systems_leave_is_no_class(tmp_path: Path, name: str) -> None:
     data = load(job(tmp_path))
     assert data.heads[""].classes == ("a", "b")
     assert len(data.train) + len(data.validation) == 8
-    assert any("are no classes and are skipped: " in note and f"{name} (2)" in note for note in data.notes)
+    assert says([note for note in data.notes if f"{name} (2)" in note], "are-no-classes-and-are-skipped")
     assert class_folders.subfolders(tmp_path, "k") == ["a", "b"]
 
 
 def test_a_folder_around_the_class_folders_is_named(tmp_path: Path) -> None:
     folder(tmp_path / "archive", a=4, b=4)
     (tmp_path / "__MACOSX").mkdir()
-    assert f"name the inner one if those are the classes: {tmp_path / 'archive'}" in message(job(tmp_path))
+    assert says(message(job(tmp_path)), "name-inner-those-classes", tmp_path / "archive")
 
 
 SPLITS: dict[str, tuple[list[str], tuple[str, str | None, str | None] | None]] = {
@@ -155,7 +159,7 @@ def test_splits_under_other_names(tmp_path: Path, case: str) -> None:
     found = split_folders.find(tmp_path, "k")
     assert (found and (found.train, found.validation, found.test)) == expected
     if expected:
-        assert "are splits of a data set" in message(job(tmp_path))
+        assert says(message(job(tmp_path)), "splits-data-set")
 
 
 def test_splits_in_folders_of_their_own_and_images_without_classes(tmp_path: Path) -> None:
@@ -180,7 +184,7 @@ def test_a_test_folder_without_classes_is_not_used(tmp_path: Path, inside: str) 
 
 def test_the_log_names_the_classes_and_their_counts(tmp_path: Path) -> None:
     folder(tmp_path, common=20, rare=4)
-    assert "classes for training: common 15, rare 3" in load_job(job(tmp_path)).notes
+    assert says_only(load_job(job(tmp_path)).notes, "classes-training-common-rare", 15, 3)
 
 
 NFC, NFD = "caf\u00e9", "cafe\u0301"
@@ -205,7 +209,7 @@ def test_names_that_are_not_utf_8(tmp_path: Path) -> None:
 @pytest.mark.parametrize("names", [(NFC, NFD), ("cat", "cat ")], ids=["unicode", "blank"])
 def test_two_folders_of_one_name_are_refused(tmp_path: Path, names: tuple[str, str]) -> None:
     folder(tmp_path, **dict.fromkeys((*names, "x"), 4))
-    assert "have names that look the same" in message(job(tmp_path))
+    assert says(message(job(tmp_path)), "names-look-same")
 
 
 @pytest.mark.parametrize("other", [NFD, f"{NFC} "], ids=["unicode", "blank"])
@@ -219,4 +223,4 @@ def test_a_class_in_another_form_is_the_same(tmp_path: Path, other: str) -> None
 
 def test_classes_that_differ_only_in_case_are_listed(tmp_path: Path) -> None:
     folder(tmp_path, Cat=4, cat=4, dog=4)
-    assert load_job(job(tmp_path)).notes[-1].endswith("probably the same: Cat/cat")
+    assert ends_with(load_job(job(tmp_path)).notes[-1], "probably-same", "Cat/cat")

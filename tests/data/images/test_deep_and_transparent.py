@@ -20,6 +20,7 @@ from drivetrain.data.images.image_data import load
 from drivetrain.data.images.resize import Resize
 from drivetrain.data.images.resize import of as stored_resize
 from drivetrain.errors import DataError
+from tests.messages import saying, says, says_only
 from tests.pictures import job, message, noise, npz
 
 SIDE = 16
@@ -95,7 +96,7 @@ def test_a_hot_pixel_does_not_make_the_rest_black(tmp_path: Path) -> None:
     low, high = data.preprocessing["range_16_bit"]
     assert 1000 <= low < 1020
     assert 1180 < high <= 1200
-    assert any("rare values beyond are cut off" in note for note in data.notes)
+    assert says(data.notes, "rare-values-beyond-cut")
 
 
 ELSEWHERE: dict[str, tuple[tuple[int, int], tuple[int, int]]] = {
@@ -122,7 +123,7 @@ def test_16_bit_files_on_another_scale_are_refused(tmp_path: Path, case: str) ->
 def test_12_bits_for_a_model_of_8_bit_files_are_refused(tmp_path: Path) -> None:
     trained = deep(tmp_path / "x", 0, 255, change=lambda x: x.astype(np.uint8), kind="png")
     data = load(job(trained, image_size=SIDE))
-    with pytest.raises(DataError, match="24 files of 16 bits have values from 0 to 4095"):
+    with pytest.raises(DataError, check=saying("files-bits-values", 24, 16, 0, 4095)):
         load_new.read([deep(tmp_path / "y", 0, 4095)], data.preprocessing, data.heads, labelled=False)
     # All 16 bits are the same colors.
     full = load_new.read([deep(tmp_path / "z", 0, 65535)], data.preprocessing, data.heads, labelled=False)
@@ -180,7 +181,7 @@ def test_color_files_of_which_only_the_lower_bits_are_used(tmp_path: Path) -> No
         place = tmp_path / "x" / "ab"[number % 2]
         place.mkdir(parents=True, exist_ok=True)
         (place / f"{number}.tif").write_bytes(planar_tiff(compression=1, planes=1, high=4095))
-    assert "6 color files have 16 bits a channel and use at most 14 of them" in message(job(tmp_path / "x"))
+    assert says(message(job(tmp_path / "x")), "color-files-bits-channel", 6, 16, 14)
 
 
 def planar_tiff(*, compression: int, planes: int, high: int = 65535) -> bytes:
@@ -206,7 +207,7 @@ def test_separate_planes_of_16_bits_are_refused(tmp_path: Path) -> None:
     decode.pixels(str(file), 8, 3)
     file.write_bytes(planar_tiff(compression=1, planes=2))
     for read in (decode.look, lambda path: decode.pixels(path, 8, 3)):
-        with pytest.raises(decode.UnreadableImage, match="16 bits a channel in separate planes without compression"):
+        with pytest.raises(decode.UnreadableImage, check=saying("bits-channel-separate-planes", 16)):
             read(str(file))
 
 
@@ -265,7 +266,7 @@ def test_a_fourth_byte_that_is_no_transparency(tmp_path: Path) -> None:
         image[..., :3] = stripes(number, 0, 255)[..., None]
         Image.fromarray(image).save(place / f"{number}.png")
     data = load(job(tmp_path, image_size=SIDE))
-    assert "6 training images have no visible pixel; their colors are used, without the transparency" in data.notes
+    assert says_only(data.notes, "training-images-visible-pixel", 6)
     pixels = decode.pixels(str(tmp_path / "a" / "0.png"), SIDE, 1)[0]
     assert np.array_equal(pixels, stripes(0, 0, 255))
     old = decode.pixels(str(tmp_path / "a" / "0.png"), SIDE, 1, Resize(rules=0))[0]
@@ -285,12 +286,12 @@ BLANK: dict[str, Callable[[Path], Path]] = {
 @pytest.mark.parametrize("case", BLANK)
 def test_a_set_in_which_nothing_can_be_seen_is_refused(tmp_path: Path, case: str) -> None:
     blank = BLANK[case](tmp_path / "x")
-    assert "data.train: 18 of 18 images are of one color as the network sees them" in message(job(blank))
+    assert says(message(job(blank)), "images-color-network-sees", "data.train", 18, 18)
     if case == "black":
         good = deep(tmp_path / "y", 0, 255, change=lambda x: x.astype(np.uint8), kind="png")
-        assert "data.validation: 24 of 24 images are of one color" in message(job(good, validation=str(blank)))
+        assert says(message(job(good, validation=str(blank))), "of-images-are-of-one-color", "data.validation", 24, 24)
         data = load(job(good))
-        with pytest.raises(DataError, match="data: 24 of 24 images are of one color"):
+        with pytest.raises(DataError, check=saying("data-images-color", 24, 24)):
             load_new.read([blank], data.preprocessing, data.heads, labelled=True)
         load_new.read([blank / "a" / "00.png"], data.preprocessing, data.heads, labelled=False)
 
@@ -309,4 +310,4 @@ def test_some_images_of_one_color_are_a_note(tmp_path: Path) -> None:
     for number in range(6):
         Image.new("L", (SIDE, SIDE), number).save(tmp_path / "a" / f"blank{number}.png")  # no copies of each other
     notes = load(job(tmp_path)).notes
-    assert any("images are of one color" in note for note in notes)
+    assert says(notes, "images-are-of-one-color")

@@ -21,6 +21,7 @@ from drivetrain.errors import DataError
 from drivetrain.job.images import ImageRegressionJob
 from drivetrain.job_spec import load_job as job_spec
 from tests import pictures
+from tests.messages import saying, says, says_only
 from tests.pictures import job
 
 IMAGE = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
@@ -75,7 +76,7 @@ def test_the_same_pixels_and_classes_as_files(tmp_path: Path, suffix: str) -> No
         ids = np.arange(len(one))
         assert torch.equal(one.gather(ids)[0], other.gather(ids)[0])
         assert torch.equal(one.targets[""], other.targets[""])
-    assert 'data.train: the images are those in column "image"' in found.notes
+    assert says_only(found.notes, "images-those-column", "data.train", "image")
     assert found.preprocessing["mean"] == same.preprocessing["mean"]
     assert found.train.title(0).startswith(f"{tmp_path}/train{suffix} row ")
     assert found.files == {}, "the table itself is compared when the run is resumed"
@@ -136,8 +137,8 @@ def test_more_images_than_memory_in_parquet(tmp_path: Path, monkeypatch: pytest.
     made = table(cells(20), label=[n % 2 for n in range(20)])
     monkeypatch.setattr(image_column, "read_memory_limit", lambda: 10_000)
     told = pictures.message(job(write(tmp_path / "t.parquet", made)))
-    assert 'the images in column "image" of ' in told
-    assert "and the memory limit is" in told
+    assert says(told, "images-in-column-of", "image")
+    assert says(told, "and-memory-limit-is")
     assert "save_to_disk" in told
     assert len(load(job(write(tmp_path / "t.arrow", made))).train) == 16, "an Arrow file is mapped"
 
@@ -188,7 +189,7 @@ def test_new_images_of_a_table(tmp_path: Path) -> None:
     assert len(given.split) == 5
     labelled = load_new.read([tmp_path / "t.parquet"], found.preprocessing, found.heads, labelled=True)
     assert labelled.split.targets[""].tolist() == [0, 1] * 6
-    with pytest.raises(DataError, match="a table with images in it"):
+    with pytest.raises(DataError, check=saying("table-with-images-in-it")):
         load_new.read([new, new], found.preprocessing, found.heads, labelled=False)
 
 

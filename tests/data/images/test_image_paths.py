@@ -9,6 +9,7 @@ from PIL import Image
 
 from drivetrain.cli import main
 from drivetrain.data.images.image_data import load
+from tests.messages import omits, says
 from tests.pictures import job, message
 
 SPEC = """
@@ -53,27 +54,28 @@ def test_cells_become_paths(tmp_path: Path, capsys: pytest.CaptureFixture[str], 
     assert len(data.train) + len(data.validation) == 8
     note = f'column "id" has {cells.format(0)}, which is read as {files.format(0)}, and so for all rows'
     assert any(note in line for line in data.notes)
+    assert says(note, "which-is-read-as")
     assert main.main(["validate", str(tmp_path / "job.yaml")]) == 0
     assert note in capsys.readouterr().out
 
 
 def test_paths_that_are_right_stay(tmp_path: Path) -> None:
     path = write(tmp_path, "pics/{}.png", "pics/{}.png", "other/pics/{}.png")
-    assert not any("which is read as" in line for line in load(job(path, path_column="id", label_column="y")).notes)
+    assert omits(load(job(path, path_column="id", label_column="y")).notes, "which-is-read-as")
 
 
 def test_two_folders_are_asked_about(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path, "one/{}.png", "{}.png", "two/{}.png")
     told = message(job(path, path_column="id", label_column="y"))
-    assert 'column "id" has 0.png, and there are such files in one and in two' in told
-    assert "write the folder into the column: one/0.png" in told
+    assert says(told, "column-png-files", "id", 0)
+    assert says(told, "write-folder-column", "one/0.png")
     assert main.main(["validate", str(tmp_path / "job.yaml")]) == 3
-    assert "there are such files in one and in two" in capsys.readouterr().err
+    assert says(capsys.readouterr().err, "there-are-such-files-in-one")
 
 
 def test_validate_looks_for_the_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path, "pics/{}.png", "lost/image{}.gif")
     assert main.main(["validate", str(tmp_path / "job.yaml")]) == 3
     told = capsys.readouterr().err
-    assert "8 of 8 samples cannot be used" in told
-    assert "m.csv row 1 (line 2): lost/image0.gif is not there" in told
+    assert says(told, "of-samples-cannot-be-used-2", 8, 8)
+    assert says(told, "row-line-is-not-there", "m.csv", 1, 2, "lost/image0.gif")

@@ -20,6 +20,7 @@ from drivetrain.errors import DataError, SpecError
 from drivetrain.job import Job
 from drivetrain.job_spec import load_job as job_spec
 from tests import pictures, tiny
+from tests.messages import saying, says
 from tests.tiny import plain
 
 NAMES = ("cat", "dog", "owl")
@@ -190,9 +191,9 @@ def test_a_new_label_and_folders_are_refused(home: Path) -> None:
             "validation: 0.25", "validation: held.csv"
         )
     )
-    with pytest.raises(DataError, match=r'data.validation: classes that are not in the training data: "doge"'):
+    with pytest.raises(DataError, check=saying("classes-training-data-3", "data.validation", "doge")):
         load(job_spec.load(home / "job.yaml"))
-    with pytest.raises(DataError, match="gives each image one class and not several labels"):
+    with pytest.raises(DataError, check=saying("gives-image-class-several")):
         load(job(home, "p", "multi_label: true"))
     with pytest.raises(DataError, match="add `multi_label: true`"):
         load(job(home, "hot.npz", "bad_samples: 0.05"))
@@ -269,4 +270,4 @@ def test_labels_that_are_uncertain_or_not_mentioned_are_explained(tmp_path: Path
     for number in range(16):
         Image.new("L", (16, 16), number).save(tmp_path / f"{number}.png")
     told = pictures.message(pictures.job(tmp_path / "m.csv", label_column=["p", "q"]))
-    assert "12 rows have -1 or nothing where a label is uncertain or not mentioned: write 0 or 1 in their place" in told
+    assert says(told, "rows-nothing-label-uncertain", 12, 0, 1)

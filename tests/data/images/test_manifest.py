@@ -14,6 +14,7 @@ from pyarrow import parquet
 from drivetrain.data.images.image_data import load
 from drivetrain.errors import DataError
 from drivetrain.job.images import ImageClassificationJob, ImageJob
+from tests.messages import says_only
 
 torch.set_num_threads(1)
 QUOTED = '"a, b"'
@@ -174,7 +175,7 @@ def test_bad_manifests(tmp_path: Path, case: str) -> None:
 def test_empty_cells_within_the_budget_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "list.csv").write_text(rows(tmp_path) + "pictures/0.png,\n,yes\n")
     data = load(job(tmp_path / "list.csv", bad_samples=0.2))
-    assert "data.train: 2 of 10 samples cannot be used and are skipped" in data.notes
+    assert says_only(data.notes, "samples-used-skipped-2", "data.train", 2, 10)
     assert f"left out: {tmp_path}/list.csv row 9 (line 10): label is empty" in data.notes
     assert len(data.train) + len(data.validation) == 8
 

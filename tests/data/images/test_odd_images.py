@@ -16,6 +16,7 @@ from drivetrain.data.images.image_data import load
 from drivetrain.data.images.preprocess import from_preprocessing
 from drivetrain.data.loader.batches import Batches
 from drivetrain.errors import DataError
+from tests.messages import saying, says, says_only
 from tests.pictures import SIDE, good, job, message, plain, truncated_jpeg
 
 torch.set_num_threads(1)
@@ -216,7 +217,7 @@ def test_all_unusual_images_in_one_folder(tmp_path: Path) -> None:
     with pytest.raises(DataError) as error:
         load(job(tmp_path))
     lines = str(error.value).splitlines()
-    assert lines[0] == "data.train: 3 of 24 samples cannot be used"
+    assert says_only(lines[0], "of-samples-cannot-be-used", "data.train", 3, 24)
     assert [line.split(":")[0].strip() for line in lines[1:4]] == [
         str(tmp_path / name) for name in ("a/cut.jpg", "a/empty.jpg", "b/text.png")
     ]
@@ -312,7 +313,10 @@ def test_a_large_photograph(tmp_path: Path, ending: str) -> None:
 def test_a_large_photograph_needs_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Image.new("L", (12_000, 9_000), 80).save(tmp_path / "x.png")
     monkeypatch.setattr("drivetrain.hardware.cgroup.read_memory_limit", lambda: 1 << 30)
-    with decode.quiet(), pytest.raises(decode.UnreadableImage, match="12,000 x 9,000 pixels, too many for the memory"):
+    with (
+        decode.quiet(),
+        pytest.raises(decode.UnreadableImage, check=saying("pixels-too-many-memory", "12,000", "9,000")),
+    ):
         decode.look(str(tmp_path / "x.png"))
 
 
@@ -331,7 +335,7 @@ def test_a_class_of_pictures_that_cannot_be_read_does_not_disappear(tmp_path: Pa
     good(tmp_path, per_class=100)
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / f"1{ending}").write_bytes(b"\0\0\0\x18ftypheic")
-    assert "no image can be used of the classes c" in message(job(tmp_path))
+    assert says(message(job(tmp_path)), "image-used-classes")
 
 
 def test_a_raw_file_beside_its_jpeg_is_only_noted(tmp_path: Path) -> None:

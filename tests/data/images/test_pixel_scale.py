@@ -21,6 +21,7 @@ from drivetrain.data.dataset import Dataset
 from drivetrain.data.images import load_new
 from drivetrain.data.images.image_data import load
 from drivetrain.errors import DataError
+from tests.messages import says
 from tests.pictures import job, message, npz
 
 COUNT, SIDE = 24, 16
@@ -190,7 +191,7 @@ def test_another_scale_is_refused_or_right(tmp_path: Path, name: str, form: str)
                 results.append(error.given)
         if isinstance(results[0], str):
             assert results[0] == results[1]
-            assert "but the training images were between" in results[0]
+            assert says(results[0], "training-images-between")
             assert message(job(trained.path, image_size=SIDE, validation=str(new.path))).startswith("data.validation: ")
             with pytest.raises(DataError, match=r"^data\.test: .*but the training images were between"):
                 load_data.add_test(job(trained.path, image_size=SIDE, test=str(new.path)), trained.data)
@@ -248,7 +249,7 @@ def test_black_and_white(tmp_path: Path, name: str) -> None:
         try:
             assert torch.allclose(seen_new(path, data, labelled=True), one.new, atol=1e-5)
         except DataError as error:
-            assert "but the training images were between" in str(error)  # noqa: PT017
+            assert says(str(error), "training-images-between")  # noqa: PT017
 
 
 def test_order_of_rows_and_files(tmp_path: Path, base: Trained) -> None:

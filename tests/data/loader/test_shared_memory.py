@@ -15,6 +15,7 @@ from drivetrain.data.loader.workers import SharedMemory
 from drivetrain.training.evaluation import validation
 from drivetrain.tuning.memory.size_search import SizeSearch
 from tests import tiny
+from tests.messages import get_message, says_each
 
 MIB = 1 << 20
 
@@ -44,9 +45,7 @@ def test_it_is_reported_once_for_each_size(room: SimpleNamespace) -> None:
     made.workers, made.report = 4, told.append
     assert [made.workers_for(made.split, 128) for _ in range(3)] == [1, 1, 1]
     assert made.workers_for(made.split, 32) == 4
-    assert told == [
-        "/dev/shm has 64 MiB free: batches of 128 samples, 18 MiB each, are prepared by 1 instead of 4 loader workers"
-    ]
+    assert says_each(told, [get_message("mib-free-batches-samples", "/dev/shm", 64, 128, 18, 1, 4)])
 
 
 def test_processes_share_shared_memory(room: SimpleNamespace) -> None:

@@ -19,6 +19,7 @@ from drivetrain.data.series import series_data as series
 from drivetrain.data.series import windows
 from drivetrain.errors import DataError
 from tests.data.series.series_rows import ends, everything, job, npz, one, several, stack, stored, unscaled
+from tests.messages import begins_with, ends_with, saying, says, says_only
 
 torch.set_num_threads(1)
 
@@ -57,7 +58,7 @@ def test_no_window_reaches_into_another_series_or_across_the_split(tmp_path: Pat
             assert (np.diff(window) == 3).all()
             assert (rows["t"][window] < moment).all() if early else (rows["t"][window] >= moment).all()
     assert (len(data.train), len(data.validation)) == (3 * 13, 3 * 3)
-    assert "a.csv: rows were sorted by machine and t" in data.notes
+    assert says_only(data.notes, "rows-sorted-machine", "a.csv")
 
 
 def test_rows_in_any_order(tmp_path: Path) -> None:
@@ -67,7 +68,7 @@ def test_rows_in_any_order(tmp_path: Path) -> None:
     data = series.load(job(stored(tmp_path, {name: cells[order] for name, cells in rows.items()}, "b.csv")))
     np.testing.assert_allclose(everything(data.train), everything(sorted_.train), atol=1e-5)
     assert order[ends(data.train)].tolist() == ends(sorted_.train)
-    assert "b.csv: rows were sorted by t" in data.notes
+    assert says_only(data.notes, "rows-were-sorted-by-t", "b.csv")
 
 
 @pytest.mark.parametrize("dates", [False, True])
@@ -90,7 +91,7 @@ def test_bad_cells_take_the_value_before(tmp_path: Path) -> None:
     kept[20:22], kept[40] = kept[19], kept[39]
     expected = np.stack([kept[end - 7 : end + 1] for end in ends(data.train)])
     np.testing.assert_allclose(unscaled(data, data.train)[:, :, 0], expected, atol=1e-5)
-    assert "data.train: 3 of 100 rows have empty cells, filled with the last value before" in data.notes
+    assert says_only(data.notes, "rows-empty-cells-filled", "data.train", 3, 100)
     assert "filled: a.csv row 21 (line 22): a is empty" in data.notes
     assert "filled: a.csv row 22 (line 23): a is `inf`" in data.notes
 
@@ -99,7 +100,7 @@ def test_cells_are_never_filled_from_another_series(tmp_path: Path) -> None:
     rows = several()
     rows["a"] = pyarrow.array(rows["a"], mask=(rows["machine"] == "m2") & (rows["t"] < 3))
     data = series.load(job(stored(tmp_path, rows), group="machine", features=["a"]))
-    assert "a.csv: 3 rows before the first value of their series, or behind a gap in it, are skipped" in data.notes
+    assert says_only(data.notes, "rows-before-first-value", "a.csv", 3)
     first = unscaled(data, data.train)[:, 0, 0].round().astype(int)
     assert next(row for row in first if row % 3 == 1) == 3 * 3 + 1
 
@@ -111,7 +112,7 @@ def test_windows_without_a_label_are_left_out(tmp_path: Path) -> None:
     rows["y"] = pyarrow.array(labels)
     data = series.load(job(stored(tmp_path, rows)))
     assert 10 not in ends(data.train)
-    assert "left out: a.csv, window that ends in row 11 (line 12): y is empty" in data.notes
+    assert says_only(data.notes, "left-window-ends-row", "a.csv", 11, 12)
 
 
 def test_windows_share_the_memory_of_the_rows(tmp_path: Path) -> None:
@@ -192,7 +193,7 @@ def test_new_windows_need_no_label(tmp_path: Path) -> None:
     del rows["y"]
     new = series.read([stored(tmp_path, rows, "new.csv")], data.preprocessing, data.heads, labelled=False)
     assert (len(new.split), new.split.targets) == (5, {})
-    with pytest.raises(DataError, match="the network was trained on a long table"):
+    with pytest.raises(DataError, check=saying("network-trained-long-table")):
         series.read([npz(tmp_path, *stack())], data.preprocessing, data.heads, labelled=False)
 
 
@@ -214,7 +215,7 @@ def test_a_constant_channel_is_only_centered(tmp_path: Path) -> None:
     rows = one()
     rows["b"] = np.where(np.arange(100) < 75, 4.0, 5.0)
     data = series.load(job(stored(tmp_path, rows)))
-    assert "constant in the training rows, so centered but not scaled: b" in data.notes
+    assert says_only(data.notes, "constant-training-rows-centered")
     assert everything(data.train)[:, :, 1].tolist() == [[0.0] * 8] * len(data.train)
     assert everything(data.validation)[:, :, 1].tolist() == [[1.0] * 8] * len(data.validation)
 
@@ -228,9 +229,7 @@ def test_values_are_not_filled_forward_over_a_gap(tmp_path: Path) -> None:
     assert set(seen.round(3)) == {20.0, 80.0}
     first = unscaled(data, data.train)[ends(data.train).index(60)]
     assert (first[:, 0].round(3) == 80).all(), "the rows behind the gap without a value are skipped"
-    assert [
-        note for note in data.notes if "3 rows before the first value of their series, or behind a gap in it" in note
-    ]
+    assert says(data.notes, "rows-before-first-value-series", 3)
 
 
 @pytest.mark.parametrize("form", ["%d/%m/%Y %H:%M", "%m/%d/%Y %H:%M"])
@@ -252,21 +251,21 @@ def test_times_in_a_form_of_their_own(tmp_path: Path, form: str) -> None:
 def test_the_index_of_pandas_is_no_channel(tmp_path: Path, name: str) -> None:
     data = series.load(job(stored(tmp_path, {name: np.arange(100)} | one())))
     assert data.preprocessing["features"] == ["a", "b"]
-    assert f'"{name}" is the index of a pandas data frame, so it is no feature' in data.notes
+    assert says_only(data.notes, "index-pandas-data-frame", name)
 
 
 def test_channels_that_number_the_rows_or_tell_the_label_are_named(tmp_path: Path) -> None:
     rows = one() | {"row": np.arange(100), "code": 3.0 * (one()["y"] == "on")}
     notes = series.load(job(stored(tmp_path, rows))).notes
     (numbering,) = [note for note in notes if "number of the row" in note]
-    assert numbering.startswith('"row" is a number of the row, from 0 to 99, and alone it gives ')
-    assert numbering.endswith("; data.features without it leaves it out")
+    assert begins_with(numbering, "number-row-alone-gives", "row", 0, 99)
+    assert ends_with(numbering, "without-it-leaves-it-out", "data.features")
     (telling,) = [note for note in notes if "by itself" in note]
-    assert telling.startswith('"code" tells y by itself: alone it gives 100% of the rows their y')
+    assert begins_with(telling, "tells-itself-alone-gives", "code", 100)
 
 
 def test_labels_of_windows_that_may_be_the_same_are_listed(tmp_path: Path) -> None:
     rows = one() | {"y": np.array(["on", "On", "off", "on\u200b"])[np.arange(100) // 10 % 4]}
     data = series.load(job(stored(tmp_path, rows), validation=0.3))
     assert data.heads[""].classes == ("On", "off", "on")
-    assert '"y": spellings that are probably the same, and are learned apart: On/on' in data.notes
+    assert says_only(data.notes, "spellings-probably-same-learned", "y", "On/on")

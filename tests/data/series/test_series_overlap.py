@@ -11,6 +11,7 @@ import pytest
 from drivetrain.data.series import series_data as series
 from drivetrain.errors import DataError
 from tests.data.series.series_rows import Rows, ends, job, several, stored, unscaled
+from tests.messages import begins_with, says
 
 
 def recordings(count: int = 12, rows: int = 40, length: int = 16, stride: int = 4) -> Rows:
@@ -34,7 +35,7 @@ def test_overlapping_windows_are_on_one_side(tmp_path: Path, data: dict[str, Any
     assert not sides[0] & sides[1]
     assert len(sides[0] | sides[1]) == 12
     column = data.get("groups", "overlapping windows")
-    assert [note for note in made.notes if f"groups of {column}: " in note and "none on both sides" in note]
+    assert says([note for note in made.notes if f"groups of {column}: " in note], "none-both-sides")
 
 
 def test_windows_that_do_not_overlap_are_split_at_random(tmp_path: Path) -> None:
@@ -78,6 +79,6 @@ def test_windows_of_two_files_that_share_rows_are_said(tmp_path: Path) -> None:
     np.savez(tmp_path / "odd.npz", x=x[1::2], y=y[1::2])
     np.savez(tmp_path / "new.npz", x=x[1::2] + 1, y=y[1::2])
     notes = series.load(job(tmp_path / "even.npz", validation=str(tmp_path / "odd.npz"))).notes
-    assert any(note.startswith("24 of 24 validation windows share rows with training windows") for note in notes)
+    assert begins_with(notes, "validation-windows-share-rows", 24, 24)
     notes = series.load(job(tmp_path / "even.npz", validation=str(tmp_path / "new.npz"))).notes
     assert not [note for note in notes if "share rows" in note]

@@ -19,6 +19,7 @@ from drivetrain.data.streaming.reader import ShardReader
 from drivetrain.errors import DataError, DrivetrainError, StorageError
 from tests.data.streaming import shards
 from tests.data.streaming.written_shards import images, write
+from tests.messages import saying, says
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +60,7 @@ def test_a_damaged_page_names_the_shard(tmp_path: Path, cache: Path, workers: in
     cleared(cache)
     with pytest.raises(DrivetrainError) as error:
         batches(data, workers)
-    assert "0005.parquet cannot be read" in str(error.value)
+    assert says(str(error.value), "parquet-cannot-be-read", "0005")
     assert isinstance(error.value, DataError)
     # Although the error is kept, and with it all that was running.
     assert multiprocessing.active_children() == []
@@ -75,7 +76,7 @@ def test_any_failure_of_a_fetch_reaches_the_workers(
     data = load(shards.job(tmp_path, "s", streams=2, window=1))
     cleared(cache)
     monkeypatch.setattr(parquet_index.ImageRows, "write", failing)
-    with pytest.raises(StorageError, match=r"parquet cannot be read into the cache: RuntimeError: out of order"):
+    with pytest.raises(StorageError, check=saying("parquet-read-cache-runtimeerror")):
         batches(data, 2)
 
 
@@ -119,7 +120,7 @@ def test_a_damaged_local_shard_is_noticed_by_its_hash(tmp_path: Path) -> None:
     content = bytearray(file.read_bytes())
     content[700] ^= 0xFF
     same_time(file, lambda: file.write_bytes(content))
-    with pytest.raises(DataError, match=r"000001.tar has another content than index.json says"):
+    with pytest.raises(DataError, check=saying("tar-another-content-says", "000001", "index.json")):
         load(shards.job(tmp_path, "s"))
 
 

@@ -13,6 +13,7 @@ from drivetrain.data.streaming.fetch_width import MAX_WIDTH, START_WIDTH, FetchW
 from drivetrain.report.log_series import Series
 from drivetrain.report.sections.machine import _describe_shards
 from tests.data.streaming import shards
+from tests.messages import says
 
 SHARD = 64e6
 
@@ -65,7 +66,7 @@ def test_as_many_as_bring_more(carries: float, takes: float, needs: float, width
 def test_not_more_than_the_cache_has_space_for() -> None:
     found = decided(Link(1e12, 10.0, 1e12), most=6)
     assert found.width == START_WIDTH
-    assert "the cache has no space for more at a time" in found.reason
+    assert says(found.reason, "cache-space-time")
 
 
 def test_nothing_is_decided_by_a_few_shards() -> None:

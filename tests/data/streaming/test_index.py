@@ -19,6 +19,7 @@ from drivetrain.errors import DataError, StorageError
 from drivetrain.storage.object_store import ObjectStore, Patience
 from drivetrain.storage.remote_address import parse
 from tests.data.streaming import shards
+from tests.messages import saying, says
 from tests.object_store import Fault, FaultyStore, before, moto
 
 SHARDS, ROWS = 4, 120
@@ -79,7 +80,7 @@ def test_labels_without_the_images(tmp_path: Path, local: Path, proxy: FaultySto
 
 def test_the_log_says_so(tmp_path: Path, local: Path) -> None:
     notes = "\n".join(load(shards.job(tmp_path, upload(local, "log"), streams=1)).notes)
-    assert "4 shards, 5 MiB, 4 of them read for the index now, 4 by their labels alone (" in notes, notes
+    assert says(notes, "shards-mib-read-index", 4, 5, 4, 4), notes
 
 
 def test_images_without_statistics_are_looked_at(tmp_path: Path, local: Path, proxy: FaultyStore) -> None:
@@ -115,7 +116,7 @@ def test_a_shard_that_changes_while_it_is_read(tmp_path: Path, local: Path, prox
         return None
 
     proxy.fault = change
-    with pytest.raises(DataError, match=r"changes/0002\.parquet has changed since it was indexed"):
+    with pytest.raises(DataError, check=saying("changed-since-indexed", "changes/0002.parquet")):
         indexed(tmp_path, address)
 
 
@@ -133,7 +134,7 @@ def test_a_damaged_shard_is_named(tmp_path: Path, local: Path) -> None:
     address = upload(local, "damaged")
     content = (local / "0001.parquet").read_bytes()
     ObjectStore(parse(address)).put("0001.parquet", content[:-50] + bytes(50))
-    with pytest.raises(DataError, match=r"0001\.parquet cannot be read"):
+    with pytest.raises(DataError, check=saying("parquet-cannot-be-read", "0001")):
         indexed(tmp_path, address)
 
 

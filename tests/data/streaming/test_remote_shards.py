@@ -24,6 +24,7 @@ from drivetrain.storage.object_store import ObjectStore, Patience
 from drivetrain.storage.remote_address import parse
 from tests.data.streaming import shards, text_shards
 from tests.data.streaming.reader_process import digest
+from tests.messages import get_message, saying, says
 from tests.object_store import SECRET, Fault, FaultyStore, before, moto
 from tests.paths import IMPORTS, ROOT
 
@@ -214,7 +215,7 @@ def test_a_cache_too_small_for_the_shards_of_a_batch_is_an_error(
     with pytest.raises(StorageError) as refused:
         epochs(job, workers=2)
     assert refused.value.given.startswith("data.stream.cache is 160 KiB, and the ")
-    assert "shards of one batch take" in refused.value.given
+    assert says(refused.value.given, "shards-batch-take")
     assert "or set optimize.loader_workers: 0" in refused.value.action
 
 
@@ -339,13 +340,13 @@ def test_what_is_fetched_is_counted(tmp_path: Path, folders: dict[str, Path], pr
 def test_addresses_that_cannot_be(tmp_path: Path, train: str, said: str) -> None:
     with pytest.raises(SpecError) as error:
         shards.job(tmp_path, f"'{train}'")
-    assert said in str(error.value) or "is no name of a bucket" in str(error.value)
+    assert said in str(error.value) or get_message("is-no-name-of-bucket") in str(error.value)
     assert "word" not in str(error.value).partition("user or password")[0]
 
 
 def test_nothing_at_an_address(tmp_path: Path, server: str) -> None:
-    with pytest.raises(DataError, match=r"data.train: no shards in s3://bucket/nothing"):
+    with pytest.raises(DataError, check=saying("no-shards-in", "data.train", "s3://bucket/nothing")):
         load(shards.job(tmp_path, "s3://bucket/nothing"))
-    with pytest.raises(StorageError, match=r"there is no bucket other"):
+    with pytest.raises(StorageError, check=saying("there-is-no-bucket-other")):
         load(shards.job(tmp_path, "s3://other/nothing"))
     assert ObjectStore(parse("s3://bucket/nothing")).objects() == []

@@ -12,9 +12,10 @@ import pytest
 from drivetrain.data.load_data import load
 from drivetrain.errors import CheckpointError
 from drivetrain.job import Job
-from drivetrain.supervisor import provenance, same_conditions
+from drivetrain.supervisor import same_conditions
 from drivetrain.supervisor.spec_difference import diff_stored_spec, spec_text
 from tests.data.streaming import shards
+from tests.messages import saying
 
 
 def recorded(folder: Path, job: Job) -> Path:
@@ -32,14 +33,14 @@ def test_other_shards_are_noticed_by_the_runs_that_they_would_spoil(tmp_path: Pa
     job = shards.job(tmp_path / "a", place)
     one = recorded(tmp_path / "one", job)
     assert same_conditions.find_changed_file(one, job) == ""
-    before = provenance._hash_data(one)
+    before = same_conditions.read_data_digests(one)
     assert list(before) == ["data.train"]
     shards.folder(tmp_path / "other", suffix, shards=1, rows=12)
     shutil.copyfile(tmp_path / f"other/0000{suffix}", place / f"0000{suffix}")
     assert same_conditions.find_changed_file(one, job) == f"{place}/0000{suffix}"
     two = recorded(tmp_path / "two", job)
-    assert provenance._hash_data(two) != before
-    with pytest.raises(CheckpointError, match="trained with other data"):
+    assert same_conditions.read_data_digests(two) != before
+    with pytest.raises(CheckpointError, check=saying("trained-with-other-data")):
         same_conditions.check({"one": one, "two": two})
 
 

@@ -15,6 +15,7 @@ from drivetrain.data.loader.batches import Batches
 from drivetrain.errors import DataError, DrivetrainError, SpecError
 from tests import tiny
 from tests.data.streaming import shards
+from tests.messages import begins_with, says
 
 
 @pytest.fixture(autouse=True)
@@ -119,7 +120,7 @@ def test_a_bad_row_is_left_out(tmp_path: Path) -> None:
         shards.add(file, "a/empty.cls", b"dark")
     found = load(shards.job(tmp_path, "s"))
     assert len(found.train) + len(found.validation) == 117
-    assert any("2 of 119 samples cannot be used and are skipped" in note for note in found.notes)
+    assert says(found.notes, "samples-used-skipped-3", 2, 119)
     assert "left out: 0003.tar sample 11: label is empty" in found.notes
 
 
@@ -135,13 +136,13 @@ def test_the_plan_says_what_does_not_apply(tmp_path: Path) -> None:
 def test_notes_on_the_order(tmp_path: Path) -> None:
     shards.folder(tmp_path / "s")
     notes = load(shards.job(tmp_path, "s")).notes
-    assert any(note.startswith("order: 4 streams, each shuffled inside windows of 2 shards") for note in notes)
+    assert begins_with(notes, "order-streams-shuffled-inside", 4, 2)
     assert not any(note.startswith("warning") for note in notes)
     (tmp_path / "sorted").mkdir()
     for number in range(12):
         shards.tar(tmp_path / f"sorted/{number:04}.tar", range(number % 2, 40, 2))
     notes = load(shards.job(tmp_path, "sorted", data="validation: 0.3", streams=12, window=1)).notes
-    assert any("windows hold a single class" in note for note in notes)
+    assert says(notes, "windows-hold-single-class")
 
 
 def test_what_cannot_be_streamed(tmp_path: Path) -> None:
@@ -156,10 +157,10 @@ def test_what_cannot_be_streamed(tmp_path: Path) -> None:
     whole = (tmp_path / "cut/0002.tar").read_bytes()
     for end in (100, 512, 600, 5120, 9216):  # inside and between headers, members and samples
         (tmp_path / "cut/0002.tar").write_bytes(whole[:end])
-        assert "0002.tar cannot be read" in refused(tmp_path, "cut")
+        assert says(refused(tmp_path, "cut"), "tar-cannot-be-read", "0002")
     shards.folder(tmp_path / "p", ".parquet")
     (tmp_path / "p/0002.parquet").write_bytes(b"PAR1 no")
-    assert "0002.parquet cannot be read" in refused(tmp_path, "p")
+    assert says(refused(tmp_path, "p"), "parquet-cannot-be-read", "0002")
     shards.folder(tmp_path / "q", ".parquet")
     assert 'no column "kind"' in refused(tmp_path, "q", data="label_column: kind")
     (tmp_path / "q/0003.parquet").write_bytes(b"")
@@ -192,7 +193,7 @@ def test_a_cache_that_is_too_small(tmp_path: Path) -> None:
     with pytest.raises(SpecError) as error:
         load(shards.job(tmp_path, "s", stream="cache: 200k"))
     assert "data.stream.cache: is 195.3 KiB" in str(error.value) or "data.stream.cache: is 200" in str(error.value)
-    assert "4 streams with windows of 2 shards need" in str(error.value)
+    assert says(str(error.value), "streams-windows-shards-need", 4, 2)
 
 
 @pytest.mark.parametrize("key", ["fold: 1/5", "groups: patient"])

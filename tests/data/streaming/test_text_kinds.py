@@ -17,6 +17,7 @@ from drivetrain.data.streaming import local_store
 from drivetrain.data.streaming.shard import kind
 from drivetrain.errors import DataError
 from tests.data.streaming import shards, text_shards
+from tests.messages import saying, says
 
 
 @pytest.fixture(autouse=True)
@@ -95,10 +96,10 @@ def test_lines_that_lack_a_key_or_a_text_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "s/0012.jsonl").write_text("\n\n".join(map(json.dumps, rows)) + "\n")
     notes = "\n".join(load(text_shards.job(tmp_path, "s")).notes)
     assert "0012.jsonl sample 1: text is empty" in notes
-    assert "0012.jsonl sample 3: label and stars is empty" in notes
-    assert "2 of 120 samples cannot be used and are skipped" in notes
+    assert says(notes, "jsonl-sample-label-stars", "0012", 3)
+    assert says(notes, "samples-used-skipped-3", 2, 120)
     # The second one trains the head that it has a label for.
-    assert '"label": 1 of 98 training texts have no label; they count for the others' in notes
+    assert says(notes, "training-texts-label-count", "label", 1, 98)
 
 
 def test_keys_in_another_form_of_unicode_are_the_same_columns(tmp_path: Path) -> None:
@@ -109,7 +110,7 @@ def test_keys_in_another_form_of_unicode_are_the_same_columns(tmp_path: Path) ->
         (tmp_path / f"s/{number}.jsonl").write_text(text, encoding="utf-8")
     assert len(labelled(tmp_path, text="línea", labels="label")) == 20
     (tmp_path / "s/1.jsonl").write_text('{"l\u00ednea": "a", "li\\u0301nea": "b", "label": "a"}\n', encoding="utf-8")
-    with pytest.raises(DataError, match="a key in two spellings"):
+    with pytest.raises(DataError, check=saying("key-in-two-spellings")):
         load(text_shards.job(tmp_path, "s", text="línea", labels="label"))
 
 
@@ -199,15 +200,18 @@ def test_a_tar_that_is_cut_off(tmp_path: Path) -> None:
     path = tar(tmp_path / "s/0.tar", members(spoken()))
     tar(tmp_path / "s/1.tar", members(spoken()))
     path.write_bytes(path.read_bytes()[:2048])
-    assert "0.tar cannot be read: it is cut off" in refused(tmp_path)
+    assert says(refused(tmp_path), "tar-read-cut", 0)
 
 
 def test_shards_of_several_splits_are_not_trained_on_together(tmp_path: Path) -> None:
     text_shards.folder(tmp_path / "s", 2, ending=".jsonl.gz")
     for number in range(2):
         (tmp_path / f"s/000{number}.jsonl.gz").rename(tmp_path / f"s/{('train', 'test')[number]}-00.jsonl.gz")
-    assert "are of several splits: train-00.jsonl.gz, test-00.jsonl.gz" in refused(tmp_path).replace(
-        "test-00.jsonl.gz, train-00.jsonl.gz", "train-00.jsonl.gz, test-00.jsonl.gz"
+    assert says(
+        refused(tmp_path).replace("test-00.jsonl.gz, train-00.jsonl.gz", "train-00.jsonl.gz, test-00.jsonl.gz"),
+        "several-splits-jsonl-gz",
+        "train-00",
+        "test-00",
     )
 
 

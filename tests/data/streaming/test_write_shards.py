@@ -19,6 +19,7 @@ from drivetrain.errors import DataError, DrivetrainError
 from drivetrain.system.files import hash_file
 from tests.data.streaming import shards
 from tests.data.streaming.written_shards import SIZE, images, write
+from tests.messages import saying, says
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +74,7 @@ def test_resumed_after_any_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         with pytest.raises(KeyboardInterrupt):
             write(source, tmp_path / f"{after}", form=form)
         monkeypatch.setattr(destination.LocalFolder, "put", put)
-        with pytest.raises(DataError, match="are not all written"):
+        with pytest.raises(DataError, check=saying("are-not-all-written")):
             load(shards.job(tmp_path, f"{tmp_path}/{after}"))
         lines = write(source, tmp_path / f"{after}", form=form)
         assert digests(tmp_path / f"{after}") == digests(tmp_path / "whole")
@@ -85,18 +86,18 @@ def test_what_cannot_be_decoded_is_left_out(tmp_path: Path) -> None:
     source = images(tmp_path / "i")
     (source / "dark/bad.png").write_bytes(b"no image")
     lines = write(source, tmp_path / "s")
-    assert any("1 of 151 samples cannot be used and is skipped" in line for line in lines)
+    assert says(lines, "samples-used-skipped-4", 1, 151)
     assert json.loads((tmp_path / "s/index.json").read_text())["samples"] == 150
     for number in range(20):
         (source / f"dark/bad{number}.png").write_bytes(b"no image")
-    with pytest.raises(DataError, match="samples cannot be used"):
+    with pytest.raises(DataError, check=saying("samples-cannot-be-used")):
         write(source, tmp_path / "t")
 
 
 def test_other_data_does_not_mix(tmp_path: Path) -> None:
     source = images(tmp_path / "i")
     write(source, tmp_path / "s")
-    with pytest.raises(DataError, match="of other images, another size, seed or format"):
+    with pytest.raises(DataError, check=saying("images-another-size-seed")):
         write(source, tmp_path / "s", seed=1)
     with pytest.raises(DataError, match="seed or format"):
         write(source, tmp_path / "s", form="parquet")

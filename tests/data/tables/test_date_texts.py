@@ -9,6 +9,7 @@ import pytest
 
 from drivetrain.data.tables import column_roles, text_column
 from drivetrain.errors import DataError
+from tests.messages import says
 
 
 @pytest.mark.parametrize(
@@ -40,5 +41,5 @@ def test_a_column_of_dates_is_no_category() -> None:
     with pytest.raises(DataError) as refused:
         column_roles._check_text(column, "Datum", "teile.csv")
     text = str(refused.value)
-    assert 'column "Datum" of teile.csv has dates as text, such as 01.09.2025' in text
+    assert says(text, "column-dates-text", "Datum", "teile.csv", "01.09.2025")
     assert "data.dates: {Datum: [year, month, weekday]} with data.date_format: '%d.%m.%Y'" in text

@@ -21,6 +21,7 @@ from drivetrain.errors import DataError
 from drivetrain.job import JOBS
 from drivetrain.job_spec import data_cells
 from drivetrain.job_spec import load_job as job_spec
+from tests.messages import begins_with, get_message, says_each, says_only
 
 NUMBERS = [round(float(v), 2) for v in np.random.default_rng(0).normal(0, 800, 60)]
 MINUS = "\u2212"
@@ -96,7 +97,7 @@ def test_marks_for_no_value(tmp_path: Path, mark: str) -> None:
     empty = dataset(write(tmp_path / "empty.csv", ["" if cell == mark else cell for cell in cells]))
     marked = dataset(write(tmp_path / "marked.csv", cells))
     assert marked.preprocessing["numeric"] == empty.preprocessing["numeric"]
-    assert f"marked.csv: temp: no value where a cell is {mark} (15)" in marked.notes
+    assert says_only(marked.notes, "temp-value-cell", "marked.csv", mark, 15)
     assert not any("no value" in note for note in empty.notes)
     new = write(tmp_path / "new.csv", [1.5, mark, -2])
     data = load_new.read([new], empty.preprocessing, empty.heads, labelled=True)
@@ -129,12 +130,12 @@ def test_what_is_no_number_in_another_form_stays_as_written(tmp_path: Path, case
 
 def test_a_unit_belongs_to_the_model(tmp_path: Path) -> None:
     data = dataset(write(tmp_path / "a.csv", [f"{v} °C" for v in NUMBERS]))
-    assert "a.csv: temp: in °C, read without the sign" in data.notes
+    assert says_only(data.notes, "temp-read-without-sign", "a.csv")
     other = write(tmp_path / "other.csv", [f"{v} °F" for v in NUMBERS])
     with pytest.raises(DataError, match=r'column "temp" is in °C in the training data, and row 1 .* has `[-\d.]+°F`'):
         load_new.read([other], data.preprocessing, data.heads, labelled=True)
     bare = load_new.read([write(tmp_path / "bare.csv", NUMBERS)], data.preprocessing, data.heads, labelled=True)
-    assert "bare.csv: temp: without a unit here, read as in °C" in bare.notes
+    assert says_only(bare.notes, "temp-without-unit-read", "bare.csv")
 
 
 def test_a_currency_belongs_to_the_model(tmp_path: Path) -> None:
@@ -167,7 +168,7 @@ def test_a_category_of_mostly_numbers_has_a_line_of_its_own(tmp_path: Path, cell
     data = dataset(write(tmp_path / "a.csv", cells * 15))
     assert data.preprocessing["categorical"][0]["name"] == "temp"
     (note,) = [note for note in data.notes if "although" in note]
-    assert note.startswith(f'"temp" is a category, although {line}; ')
+    assert begins_with(note, "is-category-although", "temp", line)
 
 
 def test_a_category_of_some_numbers_has_none(tmp_path: Path) -> None:
@@ -256,11 +257,11 @@ def test_marks_for_no_value_among_truth_values(tmp_path: Path, mark: str) -> Non
     marked = dataset(write(tmp_path / "marked.csv", cells))
     assert marked.preprocessing["numeric"] == empty.preprocessing["numeric"]
     assert [column["name"] for column in marked.preprocessing["numeric"]] == ["temp", "z"]
-    assert f"marked.csv: temp: no value where a cell is {mark} (20)" in marked.notes
+    assert says_only(marked.notes, "temp-value-cell", "marked.csv", mark, 20)
 
 
 def test_a_file_with_commas_and_without_the_unit_says_so(tmp_path: Path) -> None:
     data = dataset(store(tmp_path / "a.csv", {"temp": [f"{v} °C" for v in NUMBERS], "y": ["a", "b"] * 30}))
     new = store(tmp_path / "b.csv", {"temp": NUMBERS, "y": ["a", "b"] * 30})
     notes = load_new.read([new], data.preprocessing, data.heads, labelled=True).notes
-    assert notes == ["b.csv: temp: without a unit here, read as in °C"]
+    assert says_each(notes, [get_message("temp-without-unit-read", "b.csv")])

@@ -18,6 +18,7 @@ from drivetrain.data.load_data import load
 from drivetrain.errors import DataError
 from drivetrain.job import JOBS
 from drivetrain.system import spelling
+from tests.messages import get_message, saying, says_each
 
 NFD = unicodedata.normalize("NFD", "avería")
 SAME = {
@@ -96,7 +97,7 @@ def test_spellings_of_a_column_are_one_column(tmp_path: Path, case: str, suffix:
 
 
 def test_two_spellings_of_a_column_in_one_file_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="several columns named avería"):
+    with pytest.raises(DataError, check=saying("several-columns-named-aver")):
         dataset(tmp_path, {"avería": [1, 2], NFD: [1, 2], "y": ["a", "b"]})
 
 
@@ -143,7 +144,7 @@ def test_codes_in_a_column_with_a_gap_and_in_floats(tmp_path: Path) -> None:
     floats, _ = new_rows(data, tmp_path / "f.parquet", {"code": [1.0, 2.0, 10.0, None], "x": [1] * 4})
     assert gap[1][:3] == whole[1]
     assert gap == floats
-    assert notes == ["gap.csv: code is empty in 1 rows and never in training: unknown"]
+    assert says_each(notes, [get_message("code-empty-rows-never", "gap.csv", 1)])
 
 
 def test_versions_keep_their_zeros(tmp_path: Path) -> None:

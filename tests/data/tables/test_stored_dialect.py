@@ -16,6 +16,7 @@ from drivetrain.data.formats import table_file
 from drivetrain.data.formats.csv_dialect import CsvFiles, Dialect
 from drivetrain.data.load_data import load
 from drivetrain.job import JOBS
+from tests.messages import says_only
 
 
 def european(folder: Path, name: str, content: Callable[[int], list[object]] | None = None, **options: Any) -> Path:
@@ -40,8 +41,8 @@ def test_the_dialect_is_stored_with_the_model_and_decides_for_new_files(tmp_path
         table_job(european(tmp_path, "train.csv"), validation=str(european(tmp_path, "held.csv", encoding="utf-8")))
     )
     assert made.preprocessing["csv"] == {"delimiter": "semicolon", "encoding": "windows-1252", "decimal": "comma"}
-    assert "train.csv: semicolons, decimal commas, windows-1252" in made.notes
-    assert "held.csv: semicolons, decimal commas" in made.notes
+    assert says_only(made.notes, "semicolons-decimal-commas", "train.csv", "windows-1252")
+    assert says_only(made.notes, "semicolons-decimal-commas-2", "held.csv")
     assert [number["name"] for number in made.preprocessing["numeric"]] == ["carga", "año"]
     new = tmp_path / "new.csv"
     new.write_text("carga;año;máquina\n1.234;2001;horno\n")

@@ -25,6 +25,7 @@ from drivetrain.errors import DataError, SpecError
 from drivetrain.job.tables import MlpSpec
 from drivetrain.models import build
 from tests.data.tables.table_rows import job, mixed, stored
+from tests.messages import get_message, saying, says, says_only
 
 torch.set_num_threads(1)
 
@@ -55,7 +56,7 @@ def test_types_and_shapes(tmp_path: Path) -> None:
     assert (categories.shape, categories.dtype) == ((3, 2), torch.int32)
     assert data.heads[""].classes == ("big", "small")
     assert "60 training and 20 validation rows" in data.notes
-    assert "3 numeric: size, count, new; 2 categorical: colour, code" in data.notes
+    assert says_only(data.notes, "numeric-size-count-new", 3, 2)
 
 
 def test_statistics_are_those_of_the_training_rows(tmp_path: Path) -> None:
@@ -113,9 +114,7 @@ def test_validation_rows_do_not_change_the_preprocessing(tmp_path: Path) -> None
     second = tables.load(job(stored(tmp_path, rows)))
     assert second.preprocessing == first.preprocessing
     assert (everything(second.validation)[1][:, 0] == 0).all()
-    assert any(
-        "colour has categories that are not in the training data" in note and "violet" in note for note in second.notes
-    )
+    assert says([note for note in second.notes if "violet" in note], "colour-categories-training-data")
 
 
 def test_categories_have_their_place_and_empty_cells_too(tmp_path: Path) -> None:
@@ -145,7 +144,7 @@ def test_columns_with_one_value_are_left_out(tmp_path: Path) -> None:
     names = [c["name"] for c in (*data.preprocessing["numeric"], *data.preprocessing["categorical"])]
     assert names == ["size", "count", "code", "new", "colour"]
     for name in ("same", "void", "one"):
-        assert f"{name} is constant in the training rows, so it is not used" in data.notes
+        assert says_only(data.notes, "constant-training-rows-used", name)
 
 
 def test_bad_rows_are_listed_and_left_out(tmp_path: Path) -> None:
@@ -206,8 +205,8 @@ def test_a_new_label_is_an_error_and_a_new_empty_cell_is_noted(tmp_path: Path) -
     rows["y"], rows["count"] = ["huge"] * 80, [None] + [5] * 79
     path = stored(tmp_path, rows, "new.parquet")
     new = tables.read([path], data.preprocessing, data.heads, labelled=False)
-    assert any("count is empty in 1 rows and never in training: filled with the median" in note for note in new.notes)
-    with pytest.raises(DataError, match=r'classes that are not in the training data: "huge" \(80\)'):
+    assert says(new.notes, "count-empty-rows-never", 1)
+    with pytest.raises(DataError, check=saying("classes-training-data-4", "huge", 80)):
         tables.read([path], data.preprocessing, data.heads, labelled=True)
 
 
@@ -221,7 +220,9 @@ def test_numbers_far_from_those_of_the_training_are_noted(tmp_path: Path) -> Non
         new = tables.read([stored(tmp_path, rows, "new.parquet")], data.preprocessing, data.heads, labelled=False)
         notes = [note for note in new.notes if "is a guess" in note]
         assert len(notes) == said
-        assert not said or ("new.parquet: size is far from the " in notes[0] and "in 1 rows, such as" in notes[0])
+        assert not said or (
+            get_message("size-is-far-from", "new.parquet") in notes[0] and "in 1 rows, such as" in notes[0]
+        )
 
 
 def test_huge_numbers_leave_the_others_apart(tmp_path: Path) -> None:
@@ -256,7 +257,7 @@ def test_huge_numbers_in_a_third_of_the_rows_are_noted(tmp_path: Path) -> None:
     sizes = np.random.default_rng(0).normal(size=80)
     rows["size"] = np.where(np.arange(80) % 3 == 0, -999999999.0, sizes)
     data = tables.load(job(stored(tmp_path, rows)))
-    assert any("are equal beside those from -1e+09" in note for note in data.notes), data.notes
+    assert says(data.notes, "equal-beside-those", "09"), data.notes
     assert not any("limit" in n for n in data.preprocessing["numeric"])
 
 
@@ -265,13 +266,13 @@ def test_numbers_that_no_scale_keeps_apart_are_noted(tmp_path: Path) -> None:
     rows = mixed()
     rows["size"] = [*[1e30] * 4, *np.linspace(20, 30, 6), *[0.0] * 70]
     notes = tables.load(job(stored(tmp_path, rows))).notes
-    assert any("are equal beside those from 0 to 1e+30" in note for note in notes), notes
+    assert says(notes, "equal-beside-those-2", 0, 30), notes
 
 
 def test_whole_numbers_that_are_rounded_are_noted(tmp_path: Path) -> None:
     """Identifiers of two classes were one number, and `constant in the training rows`."""
     rows = mixed() | {"id": 2**53 + (np.arange(80) % 2)}
-    assert any("id has whole numbers of 9,007," in note for note in tables.load(job(stored(tmp_path, rows))).notes)
+    assert says(tables.load(job(stored(tmp_path, rows))).notes, "id-whole-numbers", "9,007")
     rows["id"] = rows["id"] // 2
     assert not any("whole numbers" in note for note in tables.load(job(stored(tmp_path, rows))).notes)
 
@@ -384,4 +385,4 @@ def test_a_metric_of_two_classes_is_refused_where_it_does_not_exist(tmp_path: Pa
         with pytest.raises(SpecError) as error:
             load(spec)
         assert error.value.problems[0].key == "checkpoint.best"
-        assert "all of one class" in error.value.problems[0].given
+        assert says(error.value.problems[0].given, "all-of-one-class")

@@ -27,6 +27,7 @@ from drivetrain.pretrained.folder import quiet_transformers
 from drivetrain.training.run import Run
 from tests import reports, tiny
 from tests.data.text.text_pairs import CASE, pretrained, rows, table
+from tests.messages import saying, says
 from tests.trained import seen, trained
 
 
@@ -114,7 +115,7 @@ def test_columns_are_separated() -> None:
     names = [words.inner.id_to_token(number) for number in three]
     assert names == ["[CLS]", "la", "bomba", "[SEP]", "motor", "[SEP]", "fuga", "[SEP]"]
     alone = tokenizer.Tokenizer(tokenizer.load_library().Tokenizer(words.inner.model), 0)
-    with pytest.raises(DataError, match="2 columns, and this tokenizer has no special token to put between them"):
+    with pytest.raises(DataError, check=saying("columns-tokenizer-special-token", 2)):
         alone.encode(columns(["la"], ["bomba"]))
 
 
@@ -133,7 +134,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def test_a_pair_is_predicted_as_it_was_validated(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With the model folder alone: both columns, their token types, and the same truncation."""
-    assert any("texts are cut in their middle" in note for note in run.dataset.notes)
+    assert says(run.dataset.notes, "texts-cut-middle")
     inputs = run.dataset.validation.gather(np.arange(4))
     assert frozen_split.split_network(run.model, inputs) is not None
     found = predicted(run, tmp_path, run.folder.parent / "held.csv")
@@ -156,7 +157,7 @@ def predicted(run: Run, folder: Path, data: Path) -> list[dict[str, Any]]:
 def test_a_missing_column_is_named(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "new.csv").write_text("first,third\na b,c\n")
     assert main.main(["predict", str(run.folder), str(tmp_path / "new.csv")]) == 3
-    assert 'new.csv has no column "second"' in capsys.readouterr().err
+    assert says(capsys.readouterr().err, "has-no-column", "new.csv", "second")
 
 
 def test_one_of_two_texts_may_be_empty(run: Run, tmp_path: Path) -> None:
@@ -183,7 +184,7 @@ def test_a_job_starts_from_a_run_of_pairs(run: Run) -> None:
 
 
 def test_a_text_column_cannot_be_a_label(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match="is a text column too"):
+    with pytest.raises(SpecError, check=saying("text-column-too")):
         reports.job(tmp_path, train="pairs.csv", text="[first, same]", labels="same")
     with pytest.raises(SpecError, match="first appears twice"):
         reports.job(tmp_path, train="pairs.csv", text="[first, first]", labels="same")

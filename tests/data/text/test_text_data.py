@@ -21,6 +21,7 @@ from drivetrain.errors import DataError, SpecError
 from drivetrain.job.text import TextJob
 from drivetrain.training.evaluation import validation
 from tests import reports, tiny
+from tests.messages import get_message, saying, says, says_each, says_only
 
 
 def splits(asked: TextJob) -> tuple[TextSplit, TextSplit]:
@@ -110,7 +111,7 @@ def test_long_texts_are_cut_and_keep_both_ends(tmp_path: Path) -> None:
         assert ids[:-1] == before[: len(ids) - 1]
         assert ids[-1] == before[-1]
     share = (whole.lengths > 24).mean()
-    assert any(f"max_length 24: set by the job; {share:.1%} of the texts are cut" in note for note in made.notes)
+    assert says(made.notes, "max-length-set-job", 24, f"{share:.1%}")
 
 
 def test_the_split_is_a_function_of_the_seed(tmp_path: Path) -> None:
@@ -127,10 +128,7 @@ def test_a_label_never_occurs_in_validation_alone(tmp_path: Path) -> None:
     made = load(reports.job(tmp_path, labels="[modo, causa]", data=", validation: 0.4"))
     both = [set(part.targets["causa"].tolist()) for part in (made.train, made.validation)]
     assert both[1] <= both[0] == set(range(40))
-    assert any(
-        "rows are used for training, since one of their classes would occur only in validation" in note
-        for note in made.notes
-    )
+    assert says(made.notes, "rows-used-training-since")
 
 
 def test_rows_with_empty_cells_are_left_out_and_listed(tmp_path: Path) -> None:
@@ -139,13 +137,16 @@ def test_rows_with_empty_cells_are_left_out_and_listed(tmp_path: Path) -> None:
     reports.table(tmp_path / "reports.csv", rows)
     made = load(reports.job(tmp_path, labels="modo", data=", bad_samples: 0.1"))
     assert len(made.train) + len(made.validation) == 57
-    assert "data.train: 3 of 60 samples cannot be used and are skipped" in made.notes
+    assert says_only(made.notes, "samples-used-skipped-2", "data.train", 3, 60)
     left = [note.split("reports.csv ")[1] for note in made.notes if note.startswith("left out")]
-    assert left == [
-        "row 3 (line 4): descripcion is empty",
-        "row 4 (line 5): modo is empty",
-        "row 8 (line 9): descripcion, modo is empty",
-    ]
+    assert says_each(
+        left,
+        [
+            "row 3 (line 4): descripcion is empty",
+            "row 4 (line 5): modo is empty",
+            get_message("row-line-descripcion-modo", 8, 9),
+        ],
+    )
 
 
 def test_notes_report_duplicates_and_conversions(tmp_path: Path) -> None:
@@ -224,7 +225,7 @@ def test_new_files_without_texts_are_refused(tmp_path: Path) -> None:
     reports.write(tmp_path)
     made = load(reports.job(tmp_path))
     empty = reports.table(tmp_path / "new.csv", [[" "], ["  "]], "descripcion")
-    with pytest.raises(DataError, match="2 of 2 samples cannot be used"):
+    with pytest.raises(DataError, check=saying("of-samples-cannot-be-used-2", 2, 2)):
         text.read([empty], made.preprocessing, made.heads, labelled=False)
 
 
@@ -271,16 +272,14 @@ def test_a_text_without_one_of_the_labels_trains_the_others(tmp_path: Path) -> N
                 lacking[name] += not cell
     assert all(lacking.values())
     assert all(head.partial for head in made.heads.values())
-    assert [
-        note for note in made.notes if '"modo": ' in note and "texts have no label; they count for the others" in note
-    ]
+    assert says([note for note in made.notes if '"modo": ' in note], "texts-label-count-others")
     new = text.read([tmp_path / "reports.csv"], made.preprocessing, made.heads, labelled=True)
     assert {name: int((values == NO_LABEL).sum()) for name, values in new.split.targets.items()} == lacking
     for name, count in lacking.items():
-        assert f'"{name}": {count} of {len(rows)} texts have no label; they count for the others' in new.notes
+        assert says_only(new.notes, "texts-label-count-others-2", name, count, len(rows))
     reports.table(tmp_path / "reports.csv", [[row[0], "", *row[2:3], row[3] or "alta"] for row in rows], HEADER)
     new = text.read([tmp_path / "reports.csv"], made.preprocessing, made.heads, labelled=True)
-    assert f'"modo": none of the {len(rows)} texts has a label, so it has no scores' in new.notes
+    assert says_only(new.notes, "none-texts-label-scores", "modo", len(rows))
     unlabelled = text.read([tmp_path / "reports.csv"], made.preprocessing, made.heads, labelled=False)
     assert not [note for note in unlabelled.notes if "label" in note]
 
@@ -290,9 +289,9 @@ def test_a_row_without_any_label_is_left_out_and_a_column_needs_some(tmp_path: P
     rows[3][1:] = ["", "", ""]
     reports.table(tmp_path / "reports.csv", rows, HEADER)
     data = load(reports.job(tmp_path))
-    assert [note for note in data.notes if "row 4 (line 5): modo and causa and prioridad is empty" in note]
+    assert says(data.notes, "row-line-modo-causa", 4, 5)
     reports.table(tmp_path / "held.csv", [[*row[:2], "", row[3]] for row in rows[10:30]], HEADER)
-    with pytest.raises(DataError, match=r"data.labels.causa: none of the 20 validation texts has a label"):
+    with pytest.raises(DataError, check=saying("none-validation-texts-label", "data.labels.causa", 20)):
         load(reports.job(tmp_path, data=", validation: held.csv"))
 
 
@@ -326,8 +325,8 @@ def test_groups_are_on_one_side(tmp_path: Path, more: str) -> None:
     assert sides[0]
     assert sides[1]
     assert not sides[0] & sides[1]
-    assert [note for note in load(made).notes if note.startswith("groups of user: ") and "none on both sides" in note]
+    assert says([note for note in load(made).notes if note.startswith("groups of user: ")], "none-both-sides")
     with pytest.raises(DataError, match=r'data.groups: .*has no column "usr"'):
         reports.job(tmp_path, data=", groups: usr")
-    with pytest.raises(SpecError, match=r"data.groups: is 'modo', and the texts or labels have 'modo' too"):
+    with pytest.raises(SpecError, check=saying("texts-labels-too", "data.groups", "modo")):
         reports.job(tmp_path, data=", groups: modo")

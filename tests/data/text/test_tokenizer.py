@@ -18,6 +18,7 @@ from drivetrain.data.sample_data import text
 from drivetrain.data.text import max_length, tokenizer
 from drivetrain.data.text.encoded import Ragged
 from tests import reports
+from tests.messages import says, says_only
 
 ROWS = [[1, 2, 3], [4], [], [5, 6, 7, 8, 9], [10, 11]]
 
@@ -124,7 +125,7 @@ def test_max_length(wanted: int | Literal["auto"], most: int | None, expected: i
 def test_auto_has_a_limit_where_the_network_has_none() -> None:
     chosen, notes = max_length.choose("auto", np.array([2000] * 10), None)
     assert chosen == 512
-    assert "the most that auto uses, less than p99; 100.0% of the texts are cut" in notes[1]
+    assert says(notes[1], "most-auto-uses-less", "100.0")
 
 
 def test_padding_is_counted_over_the_batches_of_an_epoch() -> None:
@@ -132,10 +133,8 @@ def test_padding_is_counted_over_the_batches_of_an_epoch() -> None:
     order = sizes[stateless_random.shuffle_samples(7, 0, len(sizes))]
     filled = sum(max(part) * len(part) for part in (order[:3].tolist(), order[3:6].tolist(), order[6:].tolist()))
     note = max_length.padding(sizes, 10, 3, 7).note()
-    assert note == (
-        f"padding: {1 - 34 / 70:.0%} of a batch if filled up to max_length, "
-        f"{1 - 34 / filled:.0%} as filled up to the longest of each batch, "
-        f"{1 - 34 / filled:.0%} if cut into parts of 512 tokens, none if packed (optimize.unpadding)"
+    assert says_only(
+        note, "padding-batch-filled-max", f"{1 - 34 / 70:.0%}", f"{1 - 34 / filled:.0%}", 512, "optimize.unpadding"
     )
 
 
@@ -159,4 +158,4 @@ def test_unknown_tokens_are_counted(tmp_path: Path) -> None:
     reports.table(tmp_path / "held.csv", [["la ж bomba", "a"], ["la bomba", "b"]])
     notes = load(reports.job(tmp_path, labels="modo", data=", validation: held.csv")).notes
     # 5 and 4 tokens with the special ones, one of them unknown.
-    assert "11.11% of the validation tokens are not in the vocabulary" in notes
+    assert says_only(notes, "validation-tokens-vocabulary", "11.11")

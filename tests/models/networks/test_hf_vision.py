@@ -19,6 +19,7 @@ from drivetrain.pretrained import convert
 from drivetrain.pretrained.folder import quiet_transformers
 from drivetrain.training import run
 from tests import tiny, trained
+from tests.messages import saying, says, says_only
 from tests.models.networks.vision_jobs import FAMILIES, MODEL, job, saved
 
 
@@ -60,10 +61,10 @@ def test_images_look_as_the_network_was_trained(folder: Path) -> None:
     assert made.preprocessing["image_size"] == 32
     assert made.preprocessing["mean"] == [0.5, 0.4, 0.3]
     assert made.preprocessing["std"] == [0.2, 0.25, 0.3]
-    assert "image_size 32: the input size of the pretrained network" in made.notes
-    assert any("are those of its preprocessor_config.json" in note for note in made.notes)
+    assert says_only(made.notes, "image-size-input-size", 32)
+    assert says(made.notes, "are-those-of-its", "preprocessor_config.json")
     (folder / "saved" / "preprocessor_config.json").unlink()
-    assert any("for lack of preprocessor_config.json" in note for note in load(job(folder)).notes)
+    assert says(load(job(folder)).notes, "for-lack-of", "preprocessor_config.json")
 
 
 def test_frozen_layers_stay(folder: Path) -> None:
@@ -97,7 +98,7 @@ def test_the_pickle_twin_is_refused_and_converts(folder: Path) -> None:
     here = saved(folder)
     torch.save(safetensors.torch.load_file(here / "model.safetensors"), here / "pytorch_model.bin")
     (here / "model.safetensors").unlink()
-    with pytest.raises(SpecError, match="has its weights only as pickle"):
+    with pytest.raises(SpecError, check=saying("has-its-weights-only-as-pickle-2")):
         load(job(folder))
     convert.convert(here / "pytorch_model.bin")
     assert backbone(tiny.plain(job(folder), folder))
@@ -128,5 +129,5 @@ def test_a_text_encoder_takes_no_image(folder: Path) -> None:
             "bert", hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, vocab_size=50
         )
         transformers.AutoModel.from_config(config).save_pretrained(folder / "saved")
-    with pytest.raises(SpecError, match="is a bert, which does not accept images"):
+    with pytest.raises(SpecError, check=saying("bert-accept-images")):
         tiny.plain(job(folder), folder)

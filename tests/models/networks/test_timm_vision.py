@@ -22,6 +22,7 @@ from drivetrain.models.networks import timm_vision
 from tests import hub_server, tiny, trained
 from tests.hub_double import COMMIT
 from tests.hub_server import Hub
+from tests.messages import saying, says
 from tests.models.networks.vision_jobs import job
 from tests.paths import ROOT
 
@@ -80,7 +81,7 @@ def test_a_network_trains_and_reloads(folder: Path) -> None:
     again.load_state_dict(made.model.state_dict())
     pixels = torch.rand(3, 3, 32, 32)
     assert torch.equal(again.eval()(pixels), made.model.eval()(pixels))
-    with pytest.raises(SpecError, match="timm has no network 'resnet10x'"):
+    with pytest.raises(SpecError, check=saying("timm-network-resnet10x")):
         tiny.plain(job(folder, "{source: timm, name: resnet10x}"), folder)
 
 
@@ -88,7 +89,7 @@ def test_a_network_starts_with_the_weights_of_the_hub(hub: Hub, weights: dict[st
     asked = job(folder, "{source: timm, name: resnet10t.c3_in1k, pretrained: true}", SMALL)
     needs, why = network.decide(asked)
     assert needs
-    assert "model.pretrained: timm/resnet10t.c3_in1k is not a local folder" in why
+    assert says(why, "is-not-local-folder", "model.pretrained", "timm/resnet10t.c3_in1k")
     made = tiny.plain(asked, folder)
     own = made.model.state_dict()
     fresh = {"fc.bias", "fc.weight"}

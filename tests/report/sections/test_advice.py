@@ -15,6 +15,7 @@ from drivetrain.report.record import read
 from drivetrain.report.sections.advice import MAX_SUGGESTIONS, list_advice
 from drivetrain.report.summary import summarize
 from drivetrain.report.write import write
+from tests.messages import begins_with, get_message, says, says_each, says_only
 from tests.report_folder import change, make, rows, telemetry
 
 GIB = 2**30
@@ -56,7 +57,7 @@ def throttle(run: Path, part: float) -> None:
 def test_nothing_to_change(run: Path) -> None:
     assert given(run) == []
     write(run)
-    assert "No setting was found" in (run / "report.md").read_text(encoding="utf-8")
+    assert says((run / "report.md").read_text(encoding="utf-8"), "no-setting-was-found")
     assert json.loads((run / "report.json").read_text(encoding="utf-8"))["advice"] == []
 
 
@@ -88,7 +89,7 @@ def test_throttled_by_the_quota(run: Path, threads: int, line: str) -> None:
     decide(run, "cpu_threads", threads)
     one = given(run)[0]
     assert one.line == line
-    assert one.why.startswith("the quota of 2 CPUs throttled it for 20.0 s of 41.6 s")
+    assert begins_with(one.why, "quota-cpus-throttled", 2, "20.0", "41.6")
     assert one.gain == "up to 48.1 % less time"
 
 
@@ -96,7 +97,9 @@ def test_memory_near_the_limit_comes_first(run: Path) -> None:
     phases(run, input=20.8, train=14.4)
     change(run / "result.json", lambda r: r.update(peak_memory=int(0.95 * GIB)))
     first, second = given(run)
-    assert (first.line, first.why) == ("optimize: {micro_batch: 16}", "973 MiB of 1.0 GiB of memory used, 95 %")
+    assert says_each(
+        (first.line, first.why), ("optimize: {micro_batch: 16}", get_message("mib-gib-memory-used", 973, "1.0", 95))
+    )
     assert "loader_workers" in second.line
 
 
@@ -104,7 +107,7 @@ def test_memory_far_below_the_limit(run: Path) -> None:
     change(run / "result.json", lambda r: r.update(memory_limit=8 * GIB))
     (one,) = given(run)
     assert one.line == "limits: {memory: 1024m}"
-    assert one.gain == "7.0 GiB more for other containers"
+    assert says_only(one.gain, "gib-more-for-other-containers", "7.0")
 
 
 def test_saving_too_often(run: Path) -> None:
@@ -124,7 +127,7 @@ def test_padding(run: Path, source: str, lines: list[str]) -> None:
     found = given(run)
     assert [one.line for one in found] == lines
     if found:
-        assert found[0].why == "40 % of a batch is padding; it would be 4 %"
+        assert says_only(found[0].why, "of-batch-is-padding-it-would", 40, 4)
         assert found[0].gain == "up to 31.7 % less time"  # 1 - 0.60 / 0.96 of 35.2 of 41.6 s
 
 
@@ -156,7 +159,7 @@ def test_no_cpu_is_advised_that_the_host_does_not_have(run: Path) -> None:
 def test_a_hot_gpu(run: Path) -> None:
     rows(run / "telemetry.jsonl", [row | {"memory_limit": GIB, "gpu_temperature": 84.0} for row in telemetry()])
     (one,) = given(run)
-    assert one.why == "it was at 80 °C or hotter for 100 % of the time, up to 84 °C"
+    assert says_only(one.why, "it-was-at-c-or-hotter", 80, 100, 84)
 
 
 @pytest.mark.parametrize(
@@ -173,7 +176,7 @@ def test_an_idle_gpu(run: Path, train: float, source: str, line: str) -> None:
     phases(run, train=train)
     decide(run, "compile", False, source)
     found = {one.line: one for one in given(run)}
-    assert found[line].why == "the GPU was idle for 40 % of the time"
+    assert says_only(found[line].why, "gpu-idle-time", 40)
     assert "up to up to" not in str(found)
     assert len([one for one in found if "batch_size" in one or "measure" in one]) == 1
 
@@ -183,7 +186,7 @@ def test_a_setting_without_effect_is_reported_only_if_requested(run: Path) -> No
     spec = run / "job.yaml"
     spec.write_text(spec.read_text().replace("optimize: {}", "optimize: {allocator: tcmalloc}"))
     (one,) = given(run)
-    assert (one.line, one.why) == ("optimize: {allocator: auto}", "it had no effect: LD_PRELOAD was removed")
+    assert says_each((one.line, one.why), ("optimize: {allocator: auto}", get_message("effect-ld-preload-removed")))
 
 
 def test_at_most_three_the_most_helpful_first(run: Path) -> None:
@@ -221,7 +224,7 @@ def test_a_stem_that_multiplies_the_work(run: Path) -> None:
     change(run / "result.json", lambda r: r.update(model=told, data=["200 training images"], facts={"stem": stem}))
     (found,) = (one for one in given(run) if "stem" in one.line)
     assert found.line == "model: {name: resnet18, stem: large}"
-    assert "13.33 GFLOP with the small stem, 888.3 MFLOP with the large one" in found.why
+    assert says(found.why, "gflop-small-stem-mflop", "13.33", "888.3")
     assert found.gain.startswith("up to 79 % less time")
     write(run)
     assert "888.3 MFLOP with model" in (run / "report.md").read_text(encoding="utf-8")

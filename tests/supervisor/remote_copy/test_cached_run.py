@@ -14,6 +14,7 @@ from drivetrain.storage.store_errors import RemoteError
 from drivetrain.supervisor import named_run
 from drivetrain.supervisor.remote_copy.fetch_run import update_cached_run
 from tests import report_folder
+from tests.messages import says
 from tests.object_store import FaultyStore
 from tests.supervisor.remote_copy.fake_run import a_run, checkpoint, copy_of, opened, state
 
@@ -60,7 +61,7 @@ def test_report_and_watch_of_a_run_elsewhere(
     assert "downloaded to" in told.err
     assert Path(told.out.split()[-1]).stat().st_size > 1000
     assert main(["watch", "s3://bucket/shown/parts-001"]) == 0
-    assert "when it was copied last" in capsys.readouterr().out
+    assert says(capsys.readouterr().out, "when-it-was-copied-last")
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from drivetrain.storage.store_errors import RemoteError
 from drivetrain.supervisor.remote_copy.owner_file import LostOwnership, OwnerFile
 from drivetrain.supervisor.remote_copy.run_copy import RunCopy
 from drivetrain.training.checkpoints.manifest import MANIFEST, verify
+from tests.messages import omits, says
 from tests.object_store import Fault, FaultyStore
 from tests.supervisor.remote_copy.fake_run import (
     checkpoint,
@@ -36,8 +37,8 @@ def test_a_start_on_an_empty_disk_takes_over_and_says_from_whom(
     assert capsys.readouterr().out == ""
     second = owned("empty", tmp_path / "elsewhere" / "parts-001", "b")
     message = capsys.readouterr().out
-    assert "s3://bucket/empty was written by process " in message
-    assert "this start resumes from it and owns it now" in message
+    assert says(message, "was-written-by-process", "s3://bucket/empty")
+    assert says(message, "start-resumes-owns-now")
     with pytest.raises(LostOwnership):
         first.owner_file.check()
     first.owner_file.release()
@@ -52,10 +53,8 @@ def test_a_machine_that_was_replaced_does_not_take_back(proxy: FaultyStore, run:
     with pytest.raises(Busy) as caught:
         owned("replaced", run)
     assert caught.value.exit_code == 11
-    assert (
-        f"s3://bucket/replaced: {second.owner.describe()}, has taken over this run, which {run}" in caught.value.given
-    )
-    assert f"move {run} away and call the same command again" in caught.value.action
+    assert says(caught.value.given, "taken-over-run", "s3://bucket/replaced", second.owner.describe(), run)
+    assert says(caught.value.action, "move-away-call-same", run)
     second.check()
     second.release()
     owned("replaced", run)
@@ -240,7 +239,7 @@ def test_a_copy_of_an_earlier_version_goes_on(
             owned(place, folder)
         return
     file = owned(place, folder)
-    assert ("was written by process 7 on a-host" in capsys.readouterr().out) == (where == "empty disk")
+    assert (says if where == "empty disk" else omits)(capsys.readouterr().out, "written-process-host", 7)
     assert opened(place).find("writer.json") is None
     assert there(opened(place)) == ["best-10", "step-10"]
     if where == "empty disk":

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from tests.faults import trained
+from tests.messages import says
 from tests.object_store import KEY, SECRET, FaultyStore, moto
 from tests.supervisor.remote_copy.fake_run import faulty_store, opened, read_owner, there
 
@@ -83,8 +84,8 @@ def test_lost_with_its_disk_it_goes_on_elsewhere_with_the_same_bits(
     process.send_signal(signal.SIGTERM)
     log = two.parent / "job.log"
     assert process.wait(PATIENT) == 75, log.read_text()
-    assert "was written by process" in log.read_text()
-    assert "this start resumes from it and owns it now" in log.read_text()
+    assert says(log.read_text(), "was-written-by-process-2")
+    assert says(log.read_text(), "start-resumes-owns-now")
     last = trained.last(trained.run(two)).name
     assert last in there(opened("lost/small-001")), "what was saved when it was stopped is there"
     told = trained.finish(three, *copied("lost"))
@@ -134,10 +135,10 @@ def test_a_store_that_is_away_at_the_end_is_told_and_sent_later(proxy: FaultySto
     log = (tmp_path / "job.log").read_text()
     last = trained.last(trained.run(job)).name
     assert f"s3://bucket/end/small-001 lacks {last}, " in log
-    assert "the last checkpoint is complete in" in log
+    assert says(log, "last-checkpoint-complete")
     told = trained.finish(job, *copied("end"), expected=7)  # it is still away
-    assert "checkpoint.copy_to: s3://bucket/end: cannot list: the store does not answer" in told
-    assert "`--set checkpoint.copy_to=null` trains without a copy" in told
+    assert says(told, "list-store-answer", "checkpoint.copy_to", "s3://bucket/end")
+    assert says(told, "set-null-trains-without", "checkpoint.copy_to")
     proxy.away = False
     trained.finish(job, *copied("end"))
     assert trained.last(trained.run(job)).name in there(opened("end/small-001"))
@@ -156,7 +157,7 @@ def test_of_two_trainers_the_one_that_resumes_from_the_store_goes_on(proxy: Faul
     reached = max(steps("second/small-001"))
     wait(lambda: max(steps("second/small-001")) > reached)
     message = trained.finish(one, *endless, *copied("second"), expected=11)
-    assert "has taken over this run" in message
+    assert says(message, "taken-over-run-2")
     second.send_signal(signal.SIGTERM)
     assert second.wait(PATIENT) == 75, (two.parent / "job.log").read_text()
     last = trained.last(trained.run(two))
@@ -176,4 +177,4 @@ def test_another_run_of_the_same_name_is_refused(proxy: FaultyStore, tmp_path: P
     process.wait(PATIENT)
     if trained.status(two) == "stopped":
         told = trained.finish(two, *copied("other"), expected=4)
-        assert "are two different runs of the same name" in told
+        assert says(told, "different-runs-same-name")

@@ -15,6 +15,7 @@ from drivetrain.supervisor.remote_copy.fetch_run import fetch_run
 from drivetrain.supervisor.remote_copy.owner_file import LostOwnership, OwnerFile
 from drivetrain.supervisor.remote_copy.run_copy import RunCopy
 from drivetrain.training.checkpoints.manifest import verify
+from tests.messages import saying
 from tests.object_store import Fault, FaultyStore
 from tests.supervisor.remote_copy.fake_run import (
     SHORT,
@@ -148,7 +149,7 @@ def test_a_damaged_copy_is_told_and_the_one_before_is_used(
     assert "step-10" in lines[1]
     assert [path.name for path in (tmp_path / "elsewhere" / "checkpoints").iterdir()] == ["step-10"]
     store.put(object_of(place, "step-10", "state.json"), b"{}")
-    with pytest.raises(CheckpointError, match="all checkpoints are damaged"):
+    with pytest.raises(CheckpointError, check=saying("all-checkpoints-are-damaged")):
         fetched(place, tmp_path / "nothing")
     assert not (tmp_path / "nothing").exists()
 

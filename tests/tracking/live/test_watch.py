@@ -16,6 +16,7 @@ import pytest
 
 from drivetrain.tracking.live import watch as watching
 from drivetrain.tracking.live.run_reader import RunReader
+from tests.messages import says
 from tests.paths import ROOT
 from tests.report_folder import change, running
 
@@ -93,7 +94,7 @@ def test_a_silent_but_locked_run_is_alive(run: Path) -> None:
 def test_watch_of_nothing(tmp_path: Path) -> None:
     done = watch(tmp_path / "nowhere")
     assert done.returncode == 4
-    assert "there is no such folder" in done.stderr
+    assert says(done.stderr, "there-is-no-such-folder")
 
 
 def on_a_terminal(run: Path, **environment: str) -> tuple[subprocess.Popen[bytes], int]:

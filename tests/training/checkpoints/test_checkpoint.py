@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from drivetrain.errors import CheckpointError, StorageError
+from drivetrain.system.run_files import list_checkpoints, parse_suffix
 from drivetrain.training.checkpoints import checkpoint, run_state
+from tests.messages import saying
 from tests.training.checkpoints.damage import flip
 
 TENSORS = {"model": {"weight": torch.arange(6.0).view(2, 3), "count": torch.tensor(3)}}
@@ -65,7 +67,7 @@ def test_damage_is_named_and_the_older_one_is_used(tmp_path: Path, damage: objec
 
 def test_all_damaged_is_never_a_silent_start(tmp_path: Path) -> None:
     flip(save(tmp_path, 1) / "model.safetensors")
-    with pytest.raises(CheckpointError, match="all checkpoints are damaged"):
+    with pytest.raises(CheckpointError, check=saying("all-checkpoints-are-damaged")):
         checkpoint.load_latest(tmp_path)
 
 
@@ -87,7 +89,7 @@ def test_prune_keeps_the_last_and_every_best_they_name(tmp_path: Path) -> None:
 def test_keep_nothing_still_keeps_one(tmp_path: Path) -> None:
     save(tmp_path, 1)
     checkpoint.prune(tmp_path, keep=0, best=None)
-    assert [p.name for p in checkpoint.list_checkpoints(tmp_path)] == ["step-1"]
+    assert [p.name for p in list_checkpoints(tmp_path)] == ["step-1"]
 
 
 @pytest.mark.parametrize("keep", [1, 2, 3])
@@ -98,7 +100,7 @@ def test_a_damaged_later_checkpoint_does_not_count(tmp_path: Path, keep: int) ->
     flip(save(tmp_path, 40) / "model.safetensors")
     save(tmp_path, 30)
     checkpoint.prune(tmp_path, keep=keep, best=None, newest=30)
-    assert [checkpoint.read_step(path) for path in checkpoint.list_checkpoints(tmp_path)] == [10, 20, 30][-keep:]
+    assert [parse_suffix(path) for path in list_checkpoints(tmp_path)] == [10, 20, 30][-keep:]
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
@@ -131,5 +133,5 @@ def test_optimizer_state_goes_by_name(kind: type[torch.optim.Optimizer]) -> None
 def test_unknown_parameter_in_optimizer_state() -> None:
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.AdamW(model.parameters())
-    with pytest.raises(CheckpointError, match="names 'lost', which does not exist in the network"):
+    with pytest.raises(CheckpointError, check=saying("names-lost-exist-network")):
         run_state.load_optimizer(model, optimizer, {"lost/exp_avg": torch.zeros(1)})

@@ -15,11 +15,12 @@ import safetensors.torch
 from drivetrain.errors import CheckpointError
 from drivetrain.models import saved_model
 from drivetrain.system import fault_points
-from drivetrain.training import effective_settings, final_model, loop, run
+from drivetrain.training import effective_settings, epoch, final_model, run
 from drivetrain.training.best_metric import BestMetric
 from drivetrain.training.evaluation import validation
 from drivetrain.training.train import train as train_run
 from tests import tiny
+from tests.messages import ends_with, get_message, says_each, says_only
 from tests.training.checkpoints.damage import flip
 
 
@@ -68,7 +69,7 @@ def test_unreadable_best_checkpoint_falls_back(tmp_path: Path, damage: Callable[
     made = ended(tmp_path, lambda made: [damage(path) for path in bests(made)] and None)
     (text,) = told(tmp_path)
     assert "best-" in text
-    assert text.endswith("; the model has the weights of the last step, 12")
+    assert ends_with(text, "model-weights-last-step", 12)
     assert result(tmp_path)["best"] | {"metrics": 0} == {
         "metric": "validation/accuracy",
         "value": None,
@@ -89,9 +90,9 @@ def test_an_older_best_comes_before_the_last_step(tmp_path: Path) -> None:
         return {"validation/loss": 1.0, "validation/accuracy": made.counters.epoch / 10, "validation/f1": 0.5}, {}
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "evaluate", better)
+        patch.setattr(epoch, "evaluate", better)
         ended(tmp_path, spoil, more="checkpoint: {every: epoch}")
-    assert told(tmp_path)[0].endswith("; the model has an older best: best validation/accuracy 0.1000 after epoch 2")
+    assert ends_with(told(tmp_path)[0], "model-older-best-best", "validation/accuracy", "0.1000", 2)
     assert result(tmp_path)["best"]["step"] == 8
 
 
@@ -101,14 +102,10 @@ def test_no_evaluation_gives_a_number(tmp_path: Path) -> None:
         return metrics | {"validation/loss": math.nan, "validation/accuracy": math.nan}, confusion
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "evaluate", bad)
+        patch.setattr(epoch, "evaluate", bad)
         ended(tmp_path, lambda made: None, "early_stopping: {metric: validation/loss, patience: 2}", epochs=9)
-    assert told(tmp_path) == [
-        "no evaluation gave validation/accuracy a value that is a number; the model has the weights of the last step, 8"
-    ]
-    assert result(tmp_path)["stopped_because"] == (
-        "validation/loss has not improved for 2 evaluations (never a number)"
-    )
+    assert says_each(told(tmp_path), [get_message("evaluation-gave-value-number", "validation/accuracy", 8)])
+    assert says_only(result(tmp_path)["stopped_because"], "improved-evaluations-never-number", "validation/loss", 2)
     assert (tmp_path / "model" / "model.safetensors").exists()
 
 
@@ -123,6 +120,6 @@ def test_a_metric_that_is_always_nan_stops_early() -> None:
     from drivetrain.job.train import EarlyStopping
 
     watch = BestMetric("validation/loss", EarlyStopping(metric="validation/loss", patience=2), None)
-    for epoch in range(2):
-        assert not watch.update({"validation/loss": math.nan}, epoch, epoch)
-    assert watch.reason_to_stop() == "validation/loss has not improved for 2 evaluations (never a number)"
+    for number in range(2):
+        assert not watch.update({"validation/loss": math.nan}, number, number)
+    assert says_only(watch.reason_to_stop(), "improved-evaluations-never-number", "validation/loss", 2)

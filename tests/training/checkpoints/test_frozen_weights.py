@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from drivetrain.errors import CheckpointError
+from drivetrain.system.run_files import list_checkpoints
 from drivetrain.training.checkpoints import checkpoint, frozen_weights
 from tests import tiny
 
@@ -50,7 +51,7 @@ def test_removing_one_leaves_the_others_whole(tmp_path: Path) -> None:
     for step in (1, 2, 3):
         save(tmp_path, step)
     checkpoint.prune(tmp_path, 1, None)
-    assert [path.name for path in checkpoint.list_checkpoints(tmp_path)] == ["step-3"]
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["step-3"]
     assert checkpoint.load(tmp_path / "step-3").tensors["model"]["body.weight"].equal(FROZEN["body.weight"])
 
 

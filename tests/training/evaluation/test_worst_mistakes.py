@@ -16,8 +16,10 @@ from PIL import Image
 
 from drivetrain.report import write as reports
 from drivetrain.report.sections.mistakes import worst_sections
-from drivetrain.training.evaluation.worst_mistakes import FILE, MAX_MISTAKES, WorstMistakes, encode_picture
+from drivetrain.system.run_files import MISTAKES_FILE
+from drivetrain.training.evaluation.worst_mistakes import MAX_MISTAKES, WorstMistakes, encode_picture
 from tests import tiny
+from tests.messages import says
 from tests.report_folder import make
 from tests.report_page import page_of
 from tests.supervisor.tiny_run import train
@@ -76,7 +78,7 @@ def test_a_run_ends_with_its_mistakes_in_the_report(job: Path) -> None:
     done = train(job)
     assert done.returncode == 0, done.stderr
     run = job.parent / "runs" / "tiny-001"
-    (rows,) = json.loads((run / FILE).read_text()).values()
+    (rows,) = json.loads((run / MISTAKES_FILE).read_text()).values()
     assert 0 < len(rows) <= MAX_MISTAKES
     for row in rows:
         place = int(row["title"].rsplit("[", 1)[1].rstrip("]"))
@@ -98,10 +100,10 @@ TEXT = {"title": "reports.csv row 3: <b>the pump</b> leaks", "truth": "leak", "a
 
 def test_texts_are_a_table_for_each_head(tmp_path: Path) -> None:
     run = make(tmp_path / "texts-001")
-    (run / FILE).write_text(json.dumps({"causa": [TEXT], "modo": []}))
+    (run / MISTAKES_FILE).write_text(json.dumps({"causa": [TEXT], "modo": []}))
     reports.write(run)
     page = (run / "report.html").read_text()
-    assert "Most confident mistakes of causa" in page
+    assert says(page, "most-confident-mistakes-causa")
     assert "mistakes of modo" not in page
     assert "&lt;b&gt;the pump&lt;/b&gt; leaks" in page
     assert "reports.csv row 3" in unescape(page)
@@ -122,7 +124,7 @@ def test_texts_are_a_table_for_each_head(tmp_path: Path) -> None:
 )
 def test_damaged_rows_break_nothing(tmp_path: Path, row: Any) -> None:
     run = make(tmp_path / "texts-001")
-    (run / FILE).write_text(json.dumps({"": [row, TEXT]}))
+    (run / MISTAKES_FILE).write_text(json.dumps({"": [row, TEXT]}))
     reports.write(run)
     page = (run / "report.html").read_text()
     assert "the pump" in page
@@ -133,7 +135,7 @@ def test_damaged_rows_break_nothing(tmp_path: Path, row: Any) -> None:
 @pytest.mark.parametrize("data", ['{"": 7}', '{"": null}', "[]", "{"])
 def test_a_damaged_file_breaks_nothing(tmp_path: Path, data: str) -> None:
     run = make(tmp_path / "texts-001")
-    (run / FILE).write_text(data)
+    (run / MISTAKES_FILE).write_text(data)
     reports.write(run)
     assert "Most confident mistakes" not in (run / "report.html").read_text()
 
@@ -141,7 +143,7 @@ def test_a_damaged_file_breaks_nothing(tmp_path: Path, data: str) -> None:
 def test_pictures_never_make_the_page_large(tmp_path: Path) -> None:
     data = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(40_000)).decode()
     run = make(tmp_path / "images-001")
-    (run / FILE).write_text(json.dumps({f"head {i}": [{**TEXT, "picture": data}] * 6 for i in range(5)}))
+    (run / MISTAKES_FILE).write_text(json.dumps({f"head {i}": [{**TEXT, "picture": data}] * 6 for i in range(5)}))
     reports.write(run)
     assert (run / "report.html").stat().st_size < 2_000_000
-    assert "Most confident mistakes of head 4" in (run / "report.html").read_text(), "as a table"
+    assert says((run / "report.html").read_text(), "most-confident-mistakes-head", 4), "as a table"

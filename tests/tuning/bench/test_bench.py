@@ -25,6 +25,7 @@ from drivetrain.tuning.bench.ablation import Ablation, AblationStep, measure_abl
 from drivetrain.tuning.bench.variant import Failed, VariantReady
 from drivetrain.tuning.paired_timing import PairedTiming, TimedBlock, time_quiet_pairs
 from tests import tiny
+from tests.messages import says, says_only
 from tests.paths import ROOT
 from tests.supervisor.tiny_run import TEXT
 
@@ -93,8 +94,15 @@ def test_known_delays_give_known_ratios() -> None:
 def test_steps_that_explain_the_total_and_steps_that_do_not() -> None:
     ladder, _ = climbed()
     assert ladder.explains_total
-    assert bench.explain_ratios(ladder) == (
-        "the single speedups explain the total: 2.00 x 1.25 x 1.10 = 2.75, measured 2.75x [2.75-2.75]"
+    assert says_only(
+        bench.explain_ratios(ladder),
+        "single-speedups-explain-total",
+        "2.00",
+        "1.25",
+        "1.10",
+        "2.75",
+        "2.75x",
+        "2.75-2.75",
     )
     apart = Ablation(
         tuple(replace(r, pair=PairedTiming((1.4, 1.4, 1.4))) if r.kind == "all" else r for r in ladder.steps)
@@ -106,7 +114,7 @@ def test_steps_that_explain_the_total_and_steps_that_do_not() -> None:
         tuple(replace(r, pair=PairedTiming((1.0, 2.0, 3.0, 4.0, 1.5))) if r.kind == "all" else r for r in ladder.steps)
     )
     assert noisy.explains_total is None
-    assert "too noisy to tell whether the single speedups explain the total" in bench.explain_ratios(noisy)
+    assert says(bench.explain_ratios(noisy), "too-noisy-tell-whether")
 
 
 def test_a_failed_ablation_step_is_a_row_and_the_rest_continues() -> None:
@@ -124,7 +132,7 @@ def test_a_failed_ablation_step_is_a_row_and_the_rest_continues() -> None:
 def test_without_optimizations_there_is_nothing_to_explain() -> None:
     ladder = measure_ablation(planned([]), starter([]), 3, lambda text: None)
     assert [r.kind for r in ladder.steps] == ["plain"]
-    assert bench.explain_ratios(ladder) == "all optimizations are off in this plan, so there is nothing to compare"
+    assert says_only(bench.explain_ratios(ladder), "optimizations-plan-nothing-compare")
 
 
 def test_the_pairs_with_the_least_noise_count_whatever_their_ratio() -> None:

@@ -18,6 +18,7 @@ from drivetrain.hardware.detect import detect
 from drivetrain.hardware.facts import Hardware
 from drivetrain.tuning.calibration import calibrate
 from tests import calibrated
+from tests.messages import begins_with, get_message, says, says_each, says_only
 from tests.paths import IMPORTS
 
 COMMAND = [sys.executable, "-m", "drivetrain", "calibrate", "--json"]
@@ -99,7 +100,7 @@ def test_the_first_use_says_what_it_does_and_keeps_it(fresh: Hardware, monkeypat
     made, said, events = first_use(fresh)
     assert made.calibration is not None
     assert events == []
-    assert said[0] == "calibrate: measuring this machine once, for up to 10 s"
+    assert says_only(said[0], "calibrate-measuring-machine-once", 10)
     count = len(calibrated.probes(1.5))
     assert said[1] == f"calibrate: {count} comparisons in 8 s; not measured: 1; `drivetrain calibrate` shows them"
     assert first_use(fresh) == (made, [], [])
@@ -130,7 +131,7 @@ def test_a_folder_that_cannot_be_written_is_an_event(fresh: Hardware, monkeypatc
     Path(fresh.storage.cache).write_text("a file in its place")
     outcome = calibrate.load_or_measure(fresh)
     assert outcome.calibration is not None
-    assert outcome.events[0].startswith("the calibration could not be kept, it serves this run only: ")
+    assert begins_with(outcome.events[0], "calibration-could-kept-serves")
 
 
 def test_a_read_only_cache_is_not_calibrated_by_itself(fresh: Hardware, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -138,21 +139,21 @@ def test_a_read_only_cache_is_not_calibrated_by_itself(fresh: Hardware, monkeypa
     locked = replace(fresh, storage=replace(fresh.storage, cache_writable=False))
     made, said, events = first_use(locked)
     assert (made.calibration, events, fake.calls) == (None, [], 0)
-    assert said == [f"calibrate: skipped, {fresh.storage.cache} is not writable, so every run would repeat it"]
+    assert says_each(said, [get_message("calibrate-skipped-writable-every", fresh.storage.cache)])
 
 
 def test_a_process_that_dies_is_an_event(fresh: Hardware, monkeypatch: pytest.MonkeyPatch) -> None:
     Fake(monkeypatch, fresh, code=3, writes=False)
     made, _, events = first_use(fresh)
     assert made.calibration is None
-    assert events == ["calibration failed: its process ended with exit code 3 before any comparison"]
+    assert says_each(events, [get_message("calibration-failed-process-ended", 3)])
 
 
 def test_what_a_process_found_before_it_died_counts(fresh: Hardware, monkeypatch: pytest.MonkeyPatch) -> None:
     Fake(monkeypatch, fresh, code=3)
     made, _, events = first_use(fresh)
     assert made.calibration is not None
-    assert events == ["calibration incomplete: its process ended with exit code 3"]
+    assert says_each(events, [get_message("calibration-incomplete-process-ended", 3)])
 
 
 def test_a_process_that_hangs_is_ended(fresh: Hardware, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,14 +163,12 @@ def test_a_process_that_hangs_is_ended(fresh: Hardware, monkeypatch: pytest.Monk
     found = calibrate.load_or_measure(fresh, limit=calibrate.TimeLimit(0.5, 1.0)).calibration
     assert found is not None
     assert found.probes == ()
-    assert "no comparison ended within 1 s" in found.missing[0]
+    assert says(found.missing[0], "comparison-ended-within", 1)
     # Nobody knows why: the line blamed other processes for all of the CPU time.
     assert "processes" not in calibrate.summarize(found)
     made, said, events = first_use(fresh)
     assert (said, events) == ([], [])
-    assert calibration_file.describe_missing(made).startswith(
-        "this machine was too busy or too slow to be calibrated; "
-    )
+    assert begins_with(calibration_file.describe_missing(made), "machine-too-busy-too")
 
 
 def test_a_quota_that_leaves_no_time_is_named(fresh: Hardware, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +179,7 @@ def test_a_quota_that_leaves_no_time_is_named(fresh: Hardware, monkeypatch: pyte
     monkeypatch.setattr(ProcessCgroup, "read_throttled_seconds", lambda group: next(seconds))
     found = calibrate.load_or_measure(fresh, limit=calibrate.TimeLimit(0.5, 1.0)).calibration
     assert found is not None
-    assert "; the CPU quota was used up for 50% of the time; " in calibrate.summarize(found)
+    assert says(calibrate.summarize(found), "cpu-quota-used-time", 50)
 
 
 def test_switched_off_nothing_happens(fresh: Hardware, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from drivetrain.tuning.memory import meter, micro_batch, size_search
 from drivetrain.tuning.memory.micro_batch import MicroBatchSearch
 from drivetrain.tuning.memory.size_search import SizeSearch, SizeSearchResult, SizeTrial
 from tests import tiny
+from tests.messages import ends_with, get_message, says, says_each
 from tests.tuning.memory.micro_batch_cases import case, settled
 
 torch.set_num_threads(1)
@@ -172,7 +173,7 @@ def test_the_whole_batch_where_it_fits(tmp_path: Path, limited: Any) -> None:
     limited(200)
     found = fitted(job(), tmp_path)
     assert (set(found), found["micro_batch"].value) == ({"micro_batch"}, "off")
-    assert "1.0 GiB peak memory with micro-batch 32, 1.2 GiB available" in found["micro_batch"].text
+    assert says(found["micro_batch"].text, "gib-peak-memory-micro", "1.0", 32, "1.2")
 
 
 def test_a_batch_that_fits_but_for_its_evaluation_is_named(tmp_path: Path, limited: Any) -> None:
@@ -186,7 +187,7 @@ def test_batchnorm_splits_as_little_as_possible_and_says_so(tmp_path: Path, limi
     found = fitted(job(), tmp_path)
     assert found["micro_batch"].value == 20
     assert "32 would take 1.0 GiB" in found["micro_batch"].text
-    assert "the whole batch does not fit, so BatchNorm sees 20 samples at a time" in found["micro_batch"].text
+    assert says(found["micro_batch"].text, "whole-batch-fit-batchnorm-sees", 20)
 
 
 def test_no_part_of_a_single_sample_for_batchnorm(tmp_path: Path, limited: Any) -> None:
@@ -202,14 +203,14 @@ def test_blocks_are_recomputed_where_not_even_the_smallest_part_fits(tmp_path: P
     said: list[str] = []
     found = fitted(job("{name: resnet18, width: 2}"), tmp_path, said)
     assert (found["micro_batch"].value, found["gradient_checkpointing"].value) == (4, True)
-    assert "without it even the smallest micro-batch does not fit" in found["gradient_checkpointing"].text
+    assert says(found["gradient_checkpointing"].text, "without-even-smallest-micro")
 
 
 def test_blocks_are_recomputed_if_batchnorm_then_gets_the_whole_batch(tmp_path: Path, limited: Any) -> None:
     limited(20)
     found = fitted(job("{name: resnet18, width: 2}"), tmp_path)
     assert (found["micro_batch"].value, found["gradient_checkpointing"].value) == ("off", True)
-    assert found["gradient_checkpointing"].text.endswith("so BatchNorm sees the whole batch")
+    assert ends_with(found["gradient_checkpointing"].text, "batchnorm-sees-whole-batch")
 
 
 @pytest.mark.parametrize(
@@ -239,7 +240,7 @@ def test_nothing_fits_if_blocks_cannot_be_recomputed(tmp_path: Path, limited: An
     found = fitted(job(model, optimize), tmp_path)
     assert set(found) == {"micro_batch"}
     assert found["micro_batch"].value == 2
-    assert "a micro-batch of 2 does not fit into 1001 MiB; this is the smallest possible" in found["micro_batch"].text
+    assert says(found["micro_batch"].text, "micro-batch-fit-mib", 2, 1001)
 
 
 def test_a_measured_micro_batch_is_reused_while_it_fits(tmp_path: Path, limited: Any) -> None:
@@ -248,7 +249,7 @@ def test_a_measured_micro_batch_is_reused_while_it_fits(tmp_path: Path, limited:
     first = fitted(job(), tmp_path, said := [""])
     again = fitted(job(), tmp_path, said := [""])
     assert again == first
-    assert said == ["", f"fit: measured before, on {first['micro_batch'].date}; reusing the results"]
+    assert says_each(said, ["", get_message("fit-measured-before-reusing", first["micro_batch"].date)])
     limited(9)
     assert fitted(job(), tmp_path)["micro_batch"].value == 9
 
@@ -299,7 +300,7 @@ def test_training_is_that_of_naming_the_size_and_a_resume_keeps_it(
     row = next(d for d in auto.plan.decisions if d.name == "micro_batch")
     assert (row.value, row.source, row.effect) == (6, "measured", "training")
     assert row.evidence is not None
-    assert "1006 MiB peak memory with micro-batch 6" in row.evidence
+    assert says(row.evidence, "mib-peak-memory-micro", 1006, 6)
     named = settled(tmp_path / "named", case(tmp_path, "image arrays", text.format(6)))
     assert tiny.losses(auto, 6) == tiny.losses(named, 6)
     weights = named.model.state_dict()

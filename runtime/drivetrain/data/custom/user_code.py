@@ -23,10 +23,9 @@ from typing import Any
 from drivetrain.data.custom import code_files
 from drivetrain.errors import CheckpointError
 from drivetrain.job.extension import describe_unfinished
-from drivetrain.system.files import hash_file, read_json, storage_error, write_json
-from drivetrain.system.run_files import RunFiles
+from drivetrain.system.files import hash_file, storage_error
+from drivetrain.system.run_files import CODE_FILE, MISSING, RunFiles, damaged_error
 
-RECORD = "code.json"
 """In a run folder: SHA-256 of the user's files, by name."""
 
 _opened_codes: dict[Path, Code] = {}
@@ -380,10 +379,12 @@ def record_digests(run: Path, code: Code) -> None:
     Raises:
         CheckpointError: if a file has changed since the run was started.
     """
-    recorded, current = read_json(run / RECORD), code.digests()
-    if recorded is None:
-        write_json(run / RECORD, current)
+    (recorded, problem), current = RunFiles(run).read_checked_object(CODE_FILE), code.digests()
+    if problem == MISSING:
+        RunFiles(run).write_json(CODE_FILE, current)
         return
+    if problem:
+        raise damaged_error(run / CODE_FILE, problem)
     changed = [name for name in sorted({*recorded, *current}) if recorded.get(name) != current.get(name)]
     if changed:
         raise CheckpointError(

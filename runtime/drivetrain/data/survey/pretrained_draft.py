@@ -11,6 +11,7 @@ from drivetrain.data.survey.request import SurveyRequest
 from drivetrain.errors import SpecError
 from drivetrain.job.draft import Draft, Entry, quote
 from drivetrain.job.model import RESNET_WEIGHTS
+from drivetrain.system.run_files import JOB_FILE
 
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 OPTION = "--pretrained"
@@ -70,7 +71,7 @@ def _describe_network(request: SurveyRequest, name: str, task: str) -> str:
 def _describe_folder(request: SurveyRequest, folder: Path, task: str) -> str:
     """The `model:` of the spec for a folder of weights, or a run folder."""
     path = quote(request.format_path(folder))
-    if (folder / "job.yaml").is_file() or (folder / "model").is_dir():
+    if (folder / JOB_FILE).is_file() or (folder / "model").is_dir():
         return f"{{source: run, name: {path}, {FROZEN}}}"
     try:
         config = json.loads((folder / "config.json").read_text("utf-8"))

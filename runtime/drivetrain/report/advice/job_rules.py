@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from drivetrain.job.text import PART_TOKENS
 from drivetrain.job.workload import format_flop
@@ -21,6 +21,7 @@ from drivetrain.report.formatting import format_duration, format_share
 from drivetrain.report.record import Record
 from drivetrain.report.sections.plan import list_differences
 from drivetrain.report.summary import Summary
+from drivetrain.system.run_records import read_mapping
 
 
 def _advise_on_waiting(record: Record, summary: Summary) -> Iterator[Advice]:
@@ -96,8 +97,7 @@ def _advise_on_stem(record: Record, summary: Summary) -> Iterator[Advice]:
 
 def _advise_on_vain_settings(record: Record, summary: Summary) -> Iterator[Advice]:
     """Requested settings that did not take effect."""
-    requested = record.spec.get("optimize")
-    settings = requested if isinstance(requested, Mapping) else {}
+    settings = read_mapping(record.spec, "optimize")
     for name, row in list_differences(record.plan):
         if name in settings and settings[name] != "auto":
             cause = f": {row['cause']}" if row.get("cause") else ""

@@ -7,12 +7,12 @@ from math import sqrt
 
 from drivetrain.job import lower_is_better
 from drivetrain.job.formatting import format_metric
-from drivetrain.report import log_series
 from drivetrain.report.advice.recommendation import Advice, Rule, get_nested, read_fact
 from drivetrain.report.confusion import read_confusions
 from drivetrain.report.formatting import format_share
 from drivetrain.report.record import Record
 from drivetrain.report.summary import Summary
+from drivetrain.system.run_records import read_number
 
 LOSS = "validation/loss"
 MIN_EPOCHS = 5
@@ -39,6 +39,8 @@ MAX_JUMPS = 3
 """Jumps of the loss that may happen."""
 WEAK_F1, STRONG_SHARE = 0.6, 0.8
 """F1 of a class that is weak while the others together are strong."""
+MIN_CLASS_SAMPLES = 10
+"""Validation samples of a class below which its F1 is chance."""
 UNEVEN_RATIO = 3.0
 """Ratio of largest to smallest class from which on weights can help."""
 MAX_HALF_INTERVAL = 0.05
@@ -176,7 +178,7 @@ def _advise_on_jumps(record: Record, summary: Summary) -> Iterator[Advice]:
         return
     # A loss near zero jumps at each sample with a wrong label, at any rate.
     loss_at = dict(zip(losses.xs, losses.ys, strict=True))
-    steps = [log_series.read_number(event, "step") for event in record.events if event.get("kind") == "loss"]
+    steps = [read_number(event, "step") for event in record.events if event.get("kind") == "loss"]
     jumps = sum(step is not None and loss_at.get(step, 0.0) > losses.ys[0] for step in steps)
     rate = get_nested(record.spec, "train", "optimizer", "lr")
     if jumps > MAX_JUMPS and isinstance(rate, int | float):
@@ -191,10 +193,11 @@ def _advise_on_jumps(record: Record, summary: Summary) -> Iterator[Advice]:
 def _advise_on_weak_classes(record: Record, summary: Summary) -> Iterator[Advice]:
     """A class is predicted much worse than the others."""
     for confusion in read_confusions(record.result.get("confusion")):
-        weakest = confusion.list_weakest(1)
-        if not weakest or confusion.hits < STRONG_SHARE * confusion.total or weakest[0][4] >= WEAK_F1:
+        by_f1 = confusion.list_weakest(len(confusion.classes))
+        weakest = next((row for row in by_f1 if row[1] >= MIN_CLASS_SAMPLES), None)
+        if weakest is None or confusion.hits < STRONG_SHARE * confusion.total or weakest[4] >= WEAK_F1:
             continue
-        name, samples, precision, recall, f1 = weakest[0]
+        name, samples, precision, recall, f1 = weakest
         sizes = [sum(row) for row in confusion.matrix if sum(row)]
         of_head = f" of {confusion.head}" if confusion.head else ""
         reason = f"{name}{of_head} has F1 {f1:.2f} (precision {precision:.2f}, recall {recall:.2f}) with {samples:,} validation samples"

@@ -9,6 +9,7 @@ from typing import Any
 from drivetrain.report.formatting import format_share
 from drivetrain.report.record import Record
 from drivetrain.report.summary import Summary
+from drivetrain.system.run_records import parse_number
 
 MIN_TIME_SHARE = 0.05
 """Share of the time that justifies a change."""
@@ -56,8 +57,7 @@ def is_turned_off(record: Record, name: str) -> bool:
 
 def read_fact(record: Record, *keys: str) -> float | None:
     """A recorded fact about data or network; None for runs of earlier versions, which recorded text only."""
-    value = get_nested(record.result, "facts", *keys)
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    return parse_number(get_nested(record.result, "facts", *keys))
 
 
 def get_nested(spec: Mapping[str, object], *keys: str) -> object:

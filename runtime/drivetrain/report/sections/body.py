@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from drivetrain.job.formatting import DETAILED_METRICS
-from drivetrain.report import log_series
 from drivetrain.report.blocks import (
     Block,
     ConfusionMatrix,
@@ -35,7 +34,8 @@ from drivetrain.report.sections.plan import effective_section, notes_section, pl
 from drivetrain.report.sections.provenance import provenance_section
 from drivetrain.report.sections.ranks import ranks_section
 from drivetrain.report.sections.tested_model import final_test_section
-from drivetrain.report.summary import Best, Summary
+from drivetrain.report.summary import Summary
+from drivetrain.system.run_records import Best, read_number
 
 _TITLES = {
     "loss": "Loss",
@@ -116,7 +116,7 @@ def curves_section(
         epoch_steps: optimizer steps of an epoch, to show epochs on the axis; None shows steps.
     """
     scale = 1.0 if epoch_steps is None else 1 / epoch_steps
-    start_step = log_series.read_number(extension or {}, "step")
+    start_step = read_number(extension or {}, "step")
     start_mark: tuple[tuple[str, float], ...] = ()
     if extension is not None and start_step is not None:
         start_mark = ((format_json(extension.get("run")), scale * start_step),)

@@ -9,6 +9,7 @@ from typing import Any
 from drivetrain.report.blocks import Block, Gallery, SamplePicture, Section, Table, Text, Tone
 from drivetrain.report.formatting import format_json, format_share, shorten
 from drivetrain.system.printable import printable
+from drivetrain.system.run_records import read_objects
 
 _BASE64 = re.compile(r"[A-Za-z0-9+/]{8,60000}={0,2}")
 _KINDS = {"iVBORw0KGgo": "image/png", "/9j/": "image/jpeg"}
@@ -20,9 +21,8 @@ _MAX_CHARACTERS = 600_000
 def worst_sections(mistakes: Mapping[str, object]) -> Iterator[Section]:
     """A section for each head that has mistakes."""
     bytes_left = _MAX_CHARACTERS
-    for head, rows in mistakes.items():
-        mistake_rows = rows if isinstance(rows, list) else []
-        photos = [photo for row in mistake_rows if isinstance(row, Mapping) and (photo := _read_photo(row))]
+    for head in mistakes:
+        photos = [photo for row in read_objects(mistakes, head) if (photo := _read_photo(row))]
         bytes_left -= sum(len(photo.data) for photo in photos)
         if not photos:
             continue

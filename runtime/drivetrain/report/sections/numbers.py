@@ -9,6 +9,7 @@ from typing import Any
 from drivetrain.report.blocks import Block, Dot, Scatter, Section, Table, Text, Tone
 from drivetrain.report.formatting import format_json, shorten
 from drivetrain.system.printable import printable
+from drivetrain.system.run_records import read_objects
 
 MAX_PLOTS = 6
 """Columns of numbers that have a plot."""
@@ -26,8 +27,7 @@ def number_sections(confusion: object, mistakes: Mapping[str, object]) -> Iterat
             continue
         columns = [printable(str(name)) for name in record.get("columns") or ()]
         blocks: list[Block] = [*_plots(columns, record["pairs"])]
-        rows = mistakes.get(head)
-        error_rows = [row for item in rows if (row := _error_row(item, columns))] if isinstance(rows, list) else []
+        error_rows = [row for item in read_objects(mistakes, head) if (row := _error_row(item, columns))]
         if error_rows:
             blocks.append(
                 Text("The samples with the largest errors, relative to the spread of the training data.", Tone.QUIET)

@@ -8,6 +8,7 @@ from drivetrain import optimizations
 from drivetrain.plan.plan import Decision, Plan
 from drivetrain.report.blocks import Block, Details, Section, Table, Text, Tone
 from drivetrain.report.formatting import format_json
+from drivetrain.system.run_records import read_mapping
 
 _COLLAPSE_LENGTH = 100
 """Characters; longer effective values are collapsed."""
@@ -79,8 +80,8 @@ def _list_effective(plan: Plan) -> list[tuple[str, Mapping[str, object]]]:
 
 def _list_libraries(plan: Plan) -> list[Block]:
     """Further read-back values: versions and thread counts of libraries."""
-    libraries = plan.seen.get("libraries")
-    if not isinstance(libraries, Mapping) or not libraries:
+    libraries = read_mapping(plan.seen, "libraries")
+    if not libraries:
         return []
     texts = {format_json(name): format_json(value) for name, value in libraries.items()}
     short = tuple((name, text) for name, text in texts.items() if len(text) <= _COLLAPSE_LENGTH)

@@ -8,6 +8,7 @@ from typing import Any
 from drivetrain.report.blocks import Section, Table, Text, Tone
 from drivetrain.report.formatting import format_json
 from drivetrain.report.record import Record
+from drivetrain.system.run_records import read_mapping
 
 _CHANGED = "-changed"
 """Ends a commit from which files differed; the word of provenance.json."""
@@ -31,23 +32,19 @@ def _list_rows(provenance: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     later_commits = provenance.get("later_commits")
     for later in later_commits if isinstance(later_commits, list) else ():
         yield "commit when it was resumed", _describe_commit(later)
-    image = _as_mapping(provenance.get("image"))
+    image = read_mapping(provenance, "image")
     yield "image", " ".join(filter(None, (format_json(image.get(key) or "") for key in ("name", "id")))) or "none"
     versions = {name: provenance.get(name) for name in ("drivetrain", "python", "torch") if provenance.get(name)}
     yield "versions", ", ".join(f"{name} {format_json(version)}" for name, version in versions.items())
-    data = _as_mapping(provenance.get("data"))
+    data = read_mapping(provenance, "data")
     yield from ((f"SHA-256 of {format_json(key)}", format_json(digest)) for key, digest in data.items())
-    code = list(_as_mapping(provenance.get("code")).items())
+    code = list(read_mapping(provenance, "code").items())
     yield from ((f"SHA-256 of {format_json(name)}", format_json(digest)) for name, digest in code[:_MAX_CODE_FILES])
     if code[_MAX_CODE_FILES:]:
         yield "more code", f"{len(code) - _MAX_CODE_FILES} files, in provenance.json"
     for key, name in (("spec", "the resolved spec"), ("plan", "the plan's values"), ("model", "the weights")):
         if provenance.get(key):
             yield f"SHA-256 of {name}", format_json(provenance[key])
-
-
-def _as_mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
 
 
 def _describe_commit(commit: object) -> str:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from drivetrain.report.blocks import Block, ConfusionMatrix, Section, Table, Text, Tone
 from drivetrain.report.confusion import HEADER, read_confusions, read_label_tables
 from drivetrain.report.formatting import format_json, format_number
-from drivetrain.report.log_series import read_number
 from drivetrain.report.record import Record
 from drivetrain.report.summary import Summary
+from drivetrain.system.run_records import read_mapping, read_number
 
 
 def final_test_section(record: Record, summary: Summary) -> Section | None:
     """Metrics of the test beside those of the best validation; None without a test."""
     if not summary.test:
         return None
-    test, best = record.result["test"], record.result.get("best")
-    metrics = best.get("metrics") if isinstance(best, Mapping) else None
-    validation_metrics = metrics if isinstance(metrics, Mapping) else {}
+    test = record.result["test"]
+    validation_metrics = read_mapping(read_mapping(record.result, "best"), "metrics")
     rows = []
     for name, value in summary.test.items():
         metric = name.removeprefix("test/")

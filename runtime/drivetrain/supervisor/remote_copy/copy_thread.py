@@ -15,6 +15,7 @@ from drivetrain.supervisor.remote_copy.owner_file import LostOwnership, OwnerFil
 from drivetrain.supervisor.remote_copy.run_copy import RunCopy
 from drivetrain.system import signals
 from drivetrain.system.console import say
+from drivetrain.system.run_files import STATE_FILE
 from drivetrain.tracking.event_log import EventLog
 
 POLL_SECONDS = 1.0
@@ -149,7 +150,7 @@ class CopyThread:
 
     def _report_missing(self, code: int) -> int:
         """Say what is not in the store; returns the exit code of the run."""
-        names = self.copy.missing() or ["state.json"]
+        names = self.copy.missing() or [STATE_FILE]
         remainder = f" and {len(names) - MAX_LISTED_FILES} more" if len(names) > MAX_LISTED_FILES else ""
         reason = f" ({self._problem})" if self._problem else ""
         self.events.add("copy", f"{self.address} lacks {', '.join(names[:MAX_LISTED_FILES])}{remainder}{reason}")

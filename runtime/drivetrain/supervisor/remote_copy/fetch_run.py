@@ -15,11 +15,12 @@ from drivetrain.errors import Busy, CheckpointError, SpecError
 from drivetrain.hardware import disk_space
 from drivetrain.storage.object_store import ObjectStore, StoredObject
 from drivetrain.storage.remote_address import RemoteAddress
+from drivetrain.supervisor.remote_copy.copied_files import is_portable, is_small
 from drivetrain.supervisor.remote_copy.owner_file import OwnerFile, write_record
-from drivetrain.supervisor.remote_copy.run_files import CHECKPOINTS, is_portable, is_small, step_of
 from drivetrain.system import file_lock
 from drivetrain.system.console import say_aside
-from drivetrain.system.files import USER_RWX, make_folder, parse_row, read_json, storage_error, sync_folder, write_json
+from drivetrain.system.files import USER_RWX, make_folder, parse_row, storage_error, sync_folder, write_json
+from drivetrain.system.run_files import CHECKPOINTS, JOB_FILE, RunFiles, parse_suffix
 from drivetrain.system.units import format_bytes
 from drivetrain.training.checkpoints.manifest import (
     MANIFEST,
@@ -77,8 +78,8 @@ def _download_newest(
     """Download the newest checkpoint that verifies, and the best one that it names; returns its name and the bytes."""
     store, checkpoints = file.store, file.owner.checkpoints
     size, damaged = 0, list[str]()
-    for name in sorted((name for name in checkpoints if name.startswith("step-")), key=step_of, reverse=True):
-        if step_of(name) <= local_step:
+    for name in sorted((name for name in checkpoints if name.startswith("step-")), key=parse_suffix, reverse=True):
+        if parse_suffix(name) <= local_step:
             return None, size
         prefix = f"{CHECKPOINTS}/{checkpoints[name].folder}"
         mismatch = _compare_with_manifest(store, sizes, prefix)
@@ -155,8 +156,8 @@ def update_cached_run(address: RemoteAddress) -> Path:
         )
     store = ObjectStore(address)
     entries = [entry for entry in store.objects() if is_small(entry.name)]
-    if "job.yaml" not in {entry.name for entry in entries}:
-        runs = [name for name in store.folders() if store.find_head(f"{name}/job.yaml")]
+    if JOB_FILE not in {entry.name for entry in entries}:
+        runs = [name for name in store.folders() if store.find_head(f"{name}/{JOB_FILE}")]
         raise CheckpointError(
             f"{address}: there is no run",
             f"runs there: {', '.join(runs[-5:])}" if runs else "the address of a run, as `checkpoint.copy_to` made it",
@@ -180,7 +181,7 @@ def update_cached_run(address: RemoteAddress) -> Path:
 
 def _update(store: ObjectStore, entries: list[StoredObject], folder: Path) -> int:
     """Download what has changed, and remove what is gone; returns the bytes."""
-    tags = read_json(folder / CACHE_INDEX) or {}
+    tags = RunFiles(folder).read_object(CACHE_INDEX)
     size = 0
     for entry in entries:
         if not entry.tag or tags.get(entry.name) != entry.tag or not (folder / entry.name).is_file():

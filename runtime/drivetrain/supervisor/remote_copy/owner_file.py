@@ -29,9 +29,11 @@ from typing import Any
 from drivetrain.errors import Busy, CheckpointError
 from drivetrain.storage.object_store import ObjectStore
 from drivetrain.storage.store_errors import RemoteError
-from drivetrain.supervisor.remote_copy.run_files import CHECKPOINTS, OLD_LOCK, OWNER, RECORD, STATE, parse_best
+from drivetrain.supervisor.remote_copy.copied_files import OLD_LOCK, OWNER, name_best
 from drivetrain.system.console import say
-from drivetrain.system.files import parse_row, read_json, to_json, write_json
+from drivetrain.system.files import parse_row, to_json
+from drivetrain.system.run_files import CHECKPOINTS, COPY_FILE, JOB_FILE, STATE_FILE, RunFiles
+from drivetrain.system.run_records import RunState, read_integer
 from drivetrain.training.checkpoints.manifest import MANIFEST
 
 _FOLDER = re.compile(r"(?:[0-9a-f]+/)?((?:step|best)-\d+)")
@@ -103,8 +105,8 @@ class OwnerFile:
             self.owner = self._parse(self.store.get(OWNER))
             return True
         names = [entry.name for entry in self.store.objects()]
-        self.owner = self._read_earlier(names) if "job.yaml" in names else Owner()
-        return "job.yaml" in names
+        self.owner = self._read_earlier(names) if JOB_FILE in names else Owner()
+        return JOB_FILE in names
 
     def take(self, folder: Path) -> None:
         """Become the owner, and remove what earlier ones have left unpublished.
@@ -214,32 +216,34 @@ class OwnerFile:
 
     def _read_earlier(self, names: list[str]) -> Owner:
         """What an owner file would say of a copy without one."""
-        lock, record, state = ((parse_row(self.store.find(name) or b"") or {}) for name in (OLD_LOCK, RECORD, STATE))
+        lock, record, state = map(self._find_object, (OLD_LOCK, COPY_FILE, STATE_FILE))
         checkpoints = {}
         for match in filter(None, map(_MANIFEST.fullmatch, names)):
-            best = parse_best(self.store.find(f"{CHECKPOINTS}/{match[1]}/state.json") or b"")
+            best = name_best(self._find_object(f"{CHECKPOINTS}/{match[1]}/{STATE_FILE}"))
             checkpoints[match[2]] = StoredCheckpoint(match[1], best if match[2].startswith("step-") else None)
         return Owner(
             str(record.get("run", "")),
             str(lock.get("writer", "")),
             str(lock.get("host", "?")),
-            process if isinstance(process := lock.get("process"), int) else 0,
-            status=str(state.get("status", "")),
+            read_integer(lock, "process") or 0,
+            status=RunState(state).status or "",
             checkpoints=checkpoints,
         )
+
+    def _find_object(self, name: str) -> dict[str, object]:
+        return parse_row(self.store.find(name) or b"") or {}
 
 
 def _read_record(folder: Path) -> tuple[str, list[str]]:
     """The run that a folder holds, and the starts of it on this disk that wrote its copy; empty if it has none."""
-    record = read_json(folder / RECORD)
-    if not isinstance(record, dict):
+    if not (record := RunFiles(folder).read_object(COPY_FILE)):
         return "", []
     return str(record.get("run", "")), list(map(str, record.get("writers") or [record.get("writer", "")]))
 
 
 def write_record(folder: Path, run: str, writers: list[str]) -> None:
     """Store in a run folder which run it is, and which starts on this disk wrote its copy."""
-    write_json(folder / RECORD, {"run": run, "writers": writers})
+    RunFiles(folder).write_json(COPY_FILE, {"run": run, "writers": writers})
 
 
 def new_id() -> str:

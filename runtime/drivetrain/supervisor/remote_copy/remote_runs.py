@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,10 +14,12 @@ from drivetrain.storage.remote_address import RemoteAddress, parse
 from drivetrain.storage.store_errors import RemoteError
 from drivetrain.storage.write_probe import check_writable
 from drivetrain.supervisor import run_folder
-from drivetrain.supervisor.remote_copy import copy_thread, fetch_run, owner_file, run_files
+from drivetrain.supervisor.remote_copy import copy_thread, fetch_run, owner_file
 from drivetrain.supervisor.remote_copy.copy_thread import CopyThread
 from drivetrain.supervisor.remote_copy.owner_file import OwnerFile
 from drivetrain.system.console import say
+from drivetrain.system.run_files import CHECKPOINTS, list_checkpoints, parse_suffix
+from drivetrain.system.run_records import RunState
 from drivetrain.tracking.event_log import EventLog
 from drivetrain.training.checkpoints.manifest import verify
 
@@ -31,7 +32,7 @@ class RemoteRuns:
         self.job = job
         self.address = address
         self.writer = owner_file.new_id()
-        self.names = _list_numbered(ObjectStore(address).folders(), job.name)
+        self.names = run_folder.sort_numbered(ObjectStore(address).folders(), job.name)
         """The names of the job's runs in the store, by number."""
         self.thread: CopyThread | None = None
         self._owned: dict[str, OwnerFile] = {}
@@ -46,14 +47,14 @@ class RemoteRuns:
             CheckpointError: if the local folder of this name is another run, or no checkpoint is intact.
         """
         local_runs = run_folder.list_numbered(self.runs, self.job.name) if self.runs.is_dir() else []
-        if not self.names or (local_runs and _parse_number(local_runs[-1].name) > self.find_highest_number()):
+        if not self.names or (local_runs and parse_suffix(local_runs[-1].name) > self.find_highest_number()):
             return  # there is no copy, or a newer run is here
         folder = self.runs / self.names[-1]
         file = OwnerFile(ObjectStore(self.address / folder.name), self.writer)
         if not file.read():
             return
         is_done = file.owner.status == "done"
-        if is_done and (not folder.is_dir() or run_folder.read_status(folder) == "done"):
+        if is_done and (not folder.is_dir() or RunState.read(folder).status == "done"):
             return
         with contextlib.ExitStack() as stack:
             if folder.is_dir():
@@ -62,7 +63,7 @@ class RemoteRuns:
             file.take(folder)
             self._owned[folder.name] = file
             local_step = -1 if is_done else _find_newest_intact(folder)
-            copied_steps = [run_files.step_of(name) for name in file.owner.checkpoints if name.startswith("step-")]
+            copied_steps = [parse_suffix(name) for name in file.owner.checkpoints if name.startswith("step-")]
             if is_done or not folder.is_dir() or max(copied_steps, default=-1) > local_step:
                 _download(file, folder, local_step)
 
@@ -110,7 +111,7 @@ class RemoteRuns:
 
     def find_highest_number(self) -> int:
         """The highest number of a run in the store; 0 if there is none."""
-        return _parse_number(self.names[-1]) if self.names else 0
+        return parse_suffix(self.names[-1]) if self.names else 0
 
 
 @contextlib.contextmanager
@@ -164,16 +165,7 @@ def _download(file: OwnerFile, folder: Path, local_step: int) -> None:
         EventLog(folder).store("copy", line)
 
 
-def _list_numbered(names: list[str], job: str) -> list[str]:
-    pattern = re.compile(rf"{re.escape(job)}-\d{{3,}}")
-    return sorted(filter(pattern.fullmatch, names), key=_parse_number)
-
-
-def _parse_number(name: str) -> int:
-    return int(name.rpartition("-")[2])
-
-
 def _find_newest_intact(folder: Path) -> int:
     """The step of the newest checkpoint of a folder that matches its manifest; -1 if none does."""
-    paths = sorted(folder.glob(f"{run_files.CHECKPOINTS}/step-*[0-9]"), key=run_files.step_of, reverse=True)
-    return next((run_files.step_of(path) for path in paths if verify(path) is None), -1)
+    paths = reversed(list_checkpoints(folder / CHECKPOINTS))
+    return next((parse_suffix(path) for path in paths if verify(path) is None), -1)

@@ -13,18 +13,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from drivetrain.supervisor.remote_copy.copied_files import is_gone, is_small, name_best, small_files, stamp_of
 from drivetrain.supervisor.remote_copy.owner_file import OwnerFile, StoredCheckpoint
-from drivetrain.supervisor.remote_copy.run_files import (
-    CHECKPOINTS,
-    STATE,
-    is_gone,
-    is_small,
-    parse_best,
-    small_files,
-    stamp_of,
-    step_of,
-)
+from drivetrain.system import run_files
 from drivetrain.system.files import parse_row
+from drivetrain.system.run_files import RunFiles
+from drivetrain.system.run_records import RunState
 from drivetrain.training.checkpoints.manifest import MANIFEST, verify
 
 _STEP = re.compile(r"step-\d+")
@@ -66,7 +60,9 @@ class RunCopy:
             OSError: if a file of the folder cannot be read.
         """
         # The stamp first: a state that is replaced between the two is sent again.
-        stamp, state = stamp_of(self.run / STATE), _read_bytes(self.run / STATE)
+        stamp, state = stamp_of(self.run / run_files.STATE_FILE), None
+        with contextlib.suppress(OSError):
+            state = RunFiles(self.run).read_bytes(run_files.STATE_FILE)
         self._send_files()
         newest = self.newest()
         if newest and newest.name not in self.sent:
@@ -74,17 +70,16 @@ class RunCopy:
         self._remove_dropped()
         if newest and newest.name not in self.sent:
             return  # it was removed meanwhile: the next call sends the one after it, and then the state
-        if state is not None and stamp is not None and stamp != self._stamps.get(STATE):
+        if state is not None and stamp is not None and stamp != self._stamps.get(run_files.STATE_FILE):
             self.owner_file.check()
-            self.store.put(STATE, state)
-            status = (parse_row(state) or {}).get("status", "")
-            self.owner_file.publish(replace(self.owner_file.owner, status=str(status)))
-            self._stamps[STATE] = stamp
+            self.store.put(run_files.STATE_FILE, state)
+            status = RunState(parse_row(state) or {}).status or ""
+            self.owner_file.publish(replace(self.owner_file.owner, status=status))
+            self._stamps[run_files.STATE_FILE] = stamp
 
     def newest(self) -> Path | None:
         """The newest checkpoint of the folder that matches its manifest."""
-        folders = (self.run / CHECKPOINTS).glob("step-*")
-        for path in sorted((path for path in folders if _STEP.fullmatch(path.name)), key=step_of, reverse=True):
+        for path in reversed(run_files.list_checkpoints(self.run / run_files.CHECKPOINTS)):
             if path.name in self.sent:
                 return path
             if path.name not in self.damaged and path.exists():
@@ -106,8 +101,8 @@ class RunCopy:
             if folder is None:
                 return
             checkpoints = dict(self.owner_file.owner.checkpoints)
-            best = parse_best(_read_bytes(folder / "state.json") or b"")
-            best_path = self.run / CHECKPOINTS / str(best)
+            best = name_best(RunFiles(folder).read_object(run_files.STATE_FILE))
+            best_path = self.run / run_files.CHECKPOINTS / str(best)
             if best and best not in self.sent and best_path.is_dir():
                 with _link_files(best_path, self.run) as best_folder:
                     if best_folder is not None and verify(best_folder) is None:
@@ -121,12 +116,12 @@ class RunCopy:
     def _upload(self, folder: Path, name: str, best: str | None) -> StoredCheckpoint:
         """Copy one checkpoint, unless the store has this very one: a resumed run begins with it."""
         published = self.owner_file.owner.checkpoints.get(name)
-        if published and self._has(folder, f"{CHECKPOINTS}/{published.folder}"):
+        if published and self._has(folder, f"{run_files.CHECKPOINTS}/{published.folder}"):
             return published
         stored = StoredCheckpoint(f"{self.owner_file.writer}/{name}", best)
         for part in sorted(folder.iterdir(), key=lambda part: (part.name == MANIFEST, part.name)):
             self.owner_file.check()
-            self.store.put_file(f"{CHECKPOINTS}/{stored.folder}/{part.name}", part, self.note_progress)
+            self.store.put_file(f"{run_files.CHECKPOINTS}/{stored.folder}/{part.name}", part, self.note_progress)
             self.note_progress()
         return stored
 
@@ -147,7 +142,7 @@ class RunCopy:
 
     def _remove_dropped(self) -> None:
         for folder in self._dropped - self._published_folders():
-            self.store.delete([entry.name for entry in self.store.objects(f"{CHECKPOINTS}/{folder}")])
+            self.store.delete([entry.name for entry in self.store.objects(f"{run_files.CHECKPOINTS}/{folder}")])
             self._dropped.remove(folder)
 
     def _send_files(self) -> None:
@@ -167,9 +162,9 @@ class RunCopy:
 
     def _remove_gone(self) -> None:
         for entry in self.store.objects():
-            is_ours = is_small(entry.name) and entry.name != STATE
+            is_ours = is_small(entry.name) and entry.name != run_files.STATE_FILE
             # The folder last: one that goes away meanwhile, with its disk, has removed none of its files.
-            if is_ours and is_gone(self.run / entry.name) and (self.run / "job.yaml").is_file():
+            if is_ours and is_gone(self.run / entry.name) and (self.run / run_files.JOB_FILE).is_file():
                 self.owner_file.check()
                 self.store.delete([entry.name])
 
@@ -177,18 +172,16 @@ class RunCopy:
 def select_retained(checkpoints: Mapping[str, StoredCheckpoint], newest: str, keep: int) -> dict[str, StoredCheckpoint]:
     """The checkpoints that stay by the rule of the folder: the last `keep` up to the newest, and the best ones they name."""
     steps = sorted(
-        (name for name in checkpoints if _STEP.fullmatch(name) and step_of(name) <= step_of(newest)), key=step_of
+        (
+            name
+            for name in checkpoints
+            if _STEP.fullmatch(name) and run_files.parse_suffix(name) <= run_files.parse_suffix(newest)
+        ),
+        key=run_files.parse_suffix,
     )
     names = set(steps[-max(1, keep) :])
     names |= {checkpoints[name].best or name for name in names}
     return {name: checkpoint for name, checkpoint in checkpoints.items() if name in names}
-
-
-def _read_bytes(path: Path) -> bytes | None:
-    try:
-        return path.read_bytes()
-    except OSError:
-        return None
 
 
 @contextlib.contextmanager

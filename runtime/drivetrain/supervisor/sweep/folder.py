@@ -12,30 +12,30 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from drivetrain.errors import CheckpointError, DrivetrainError, SpecError
+from drivetrain.errors import CheckpointError, DrivetrainError
 from drivetrain.job import Job, lower_is_better
 from drivetrain.job.custom import list_user_functions
 from drivetrain.job.hub_address import is_on_hub
 from drivetrain.job.sweep import format_assignments
 from drivetrain.job_spec.load_job import load
 from drivetrain.job_spec.spec_source import SpecSource
-from drivetrain.job_spec.yaml_file import dump, parse, put_value
+from drivetrain.job_spec.stored_spec import read_stored_spec
+from drivetrain.job_spec.yaml_file import dump, put_value
 from drivetrain.report import swept
 from drivetrain.report.swept import State, SweepResult, Trial
 from drivetrain.storage.remote_address import is_remote
-from drivetrain.supervisor import named_run, run_folder, same_conditions
+from drivetrain.supervisor import run_folder, same_conditions
 from drivetrain.supervisor.spec_difference import MAY_CHANGE_ON_RESUME, diff_stored_spec, spec_text
 from drivetrain.supervisor.sweep.study import Study
 from drivetrain.system.console import say
 from drivetrain.system.files import USER_RWX, make_folder, write_text
-from drivetrain.system.run_files import RESULT_FILE, RunFiles, refuse_links
+from drivetrain.system.run_files import DATA_FILE, SWEEP_FILE, RunFiles, refuse_links
+from drivetrain.system.run_records import RunResult, read_integer, read_mapping
 from drivetrain.tuning import run_length
 
 if TYPE_CHECKING:
     from optuna.trial import FrozenTrial
 
-SPEC = named_run.SWEEP
-"""The spec of all trials; job.yaml would make the folder a run."""
 MAY_CHANGE_IN_SWEEP = (*(key for key in MAY_CHANGE_ON_RESUME if key != "sweep"), "sweep.trials", "sweep.max_time")
 """Spec keys that may change while a sweep is unfinished."""
 BEST = "best.yaml"
@@ -73,7 +73,7 @@ def open_sweep(runs: Path, job: Job, metric: str, *, plain: bool, new: bool) -> 
     make_folder(path, USER_RWX)
     lock = run_folder.lock_folder(path)
     with _close_on_failure(lock):
-        RunFiles(path).write_text(SPEC, spec_text(job))
+        RunFiles(path).write_text(SWEEP_FILE, spec_text(job))
         study = Study(path, job, metric)
         study.setting("plain", plain)
         study.setting("processes", same_conditions.count_processes(job, path))
@@ -96,7 +96,7 @@ def _open_same_sweep(path: Path, job: Job, metric: str, plain: bool) -> Study | 
         CheckpointError: if it is unfinished and was another one.
     """
     trial_count = _count_requested_trials(path)
-    lines = diff_stored_spec(path, job, MAY_CHANGE_IN_SWEEP, "the sweep so far", SPEC)
+    lines = diff_stored_spec(path, job, MAY_CHANGE_IN_SWEEP, "the sweep so far", SWEEP_FILE)
     study = Study(path, job, metric)
     before = study.setting("plain", plain)
     if before != plain:
@@ -108,7 +108,7 @@ def _open_same_sweep(path: Path, job: Job, metric: str, plain: bool) -> Study | 
     if file := _find_changed_file(path, study, job):
         lines.append(f"{file} has other content, or is not there any more")
     if not lines:
-        RunFiles(path).write_text(SPEC, spec_text(job))
+        RunFiles(path).write_text(SWEEP_FILE, spec_text(job))
         return study
     if len(study.finished()) < trial_count:
         raise CheckpointError(
@@ -133,18 +133,15 @@ def trial_folders(sweep: Path, count: int) -> Iterator[Path]:
 
 def _count_requested_trials(path: Path) -> int:
     """How many trials the sweep was last asked for."""
-    try:
-        stored = parse(RunFiles(path).read_text(SPEC), SPEC).data["sweep"]["trials"]
-        return int(stored)
-    except (OSError, SpecError, LookupError, TypeError, ValueError):
-        return 0  # killed before it was written
+    # There is no file if it was killed before it was written.
+    return read_integer(read_mapping(read_stored_spec(path, SWEEP_FILE).data, "sweep"), "trials") or 0
 
 
 def _find_changed_file(path: Path, study: Study, job: Job) -> str:
     """A file of data or code that has changed since the last trial that was trained; empty if there is none."""
     keys = [parameter.key for parameter in job.parameters]
     runs = (trial_folder(path, trial.number) for trial in reversed(study.trials()))
-    last = next((run for run in runs if run and (run / "data.json").exists()), None)
+    last = next((run for run in runs if run and (run / DATA_FILE).exists()), None)
     return same_conditions.find_changed_file(last, job, keys) if last else ""
 
 
@@ -182,7 +179,6 @@ def write_result(
 def _describe_trial(sweep_folder: SweepFolder, trial: FrozenTrial) -> Trial:
     run = trial_folder(sweep_folder.path, trial.number)
     state = _TRIAL_STATES[trial.state.name]
-    result = (RunFiles(run).read_json(RESULT_FILE) if run else None) or {}
     epochs = len(trial.intermediate_values) or None
     return Trial(
         trial.number,
@@ -191,7 +187,7 @@ def _describe_trial(sweep_folder: SweepFolder, trial: FrozenTrial) -> Trial:
         sweep_folder.study.values(trial),
         run.name if run else "",
         epochs,
-        result.get("seconds") if state == "done" else None,
+        RunResult.read(run).seconds if run and state == "done" else None,
         str(trial.user_attrs.get("reason", "")),
     )
 

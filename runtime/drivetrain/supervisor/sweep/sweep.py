@@ -5,7 +5,6 @@ Every trial is an ordinary run in the sweep's folder. The same command goes on w
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import subprocess
@@ -30,8 +29,8 @@ from drivetrain.supervisor.sweep import folder as folders
 from drivetrain.supervisor.sweep.study import check_installed
 from drivetrain.system import child_process, signals
 from drivetrain.system.console import say
-from drivetrain.system.files import parse_row
-from drivetrain.system.run_files import METRICS_FILE, PLAN_FILE, RESULT_FILE, RunFiles
+from drivetrain.system.run_files import METRICS_FILE, PLAN_FILE, RESULT_FILE, JsonLinesTail, RunFiles
+from drivetrain.system.run_records import parse_number, read_integer, read_mapping, read_number
 from drivetrain.system.signals import SignalForwarder
 from drivetrain.tuning import run_length
 
@@ -143,9 +142,15 @@ class _Sweep:
         run = run_folder.find_finished(self.sweep_folder.path, job)
         code, ended = 0, False
         if run is None:
-            shown_plan = (self._find_trial_folder(0) or self.sweep_folder.path) / PLAN_FILE
+            shown_plan = (folders.trial_folder(self.sweep_folder.path, 0) or self.sweep_folder.path) / PLAN_FILE
             code, ended = train_trial(
-                self.source, options, forward, lambda: self._find_trial_folder(number), self.metric, note, shown_plan
+                self.source,
+                options,
+                forward,
+                lambda: folders.trial_folder(self.sweep_folder.path, number),
+                self.metric,
+                note,
+                shown_plan,
             )
         if ended:
             return self._record_pruned(number)
@@ -155,26 +160,22 @@ class _Sweep:
 
     def _was_ended(self, number: int, job: Job, note: Note) -> bool:
         """Whether the rows of a killed attempt decide that the trial is to be ended."""
-        folder = self._find_trial_folder(number)
-        reader = EpochReader(folder / METRICS_FILE, self.metric) if folder else None
-        return any(note(epoch, value) for epoch, value in (reader.read_new() if reader else ()))
+        folder = folders.trial_folder(self.sweep_folder.path, number)
+        return folder is not None and any(note(*evaluated) for evaluated in EpochReader(folder, self.metric).read_new())
 
     def _record_complete(self, number: int) -> int:
-        folder = self._find_trial_folder(number)
-        result = (RunFiles(folder).read_json(RESULT_FILE) if folder else None) or {}
-        try:
-            value = result["best"]["metrics"][self.metric]
-        except (TypeError, LookupError):
-            value = None
-        if not isinstance(value, int | float) or not math.isfinite(value):
+        folder = folders.trial_folder(self.sweep_folder.path, number)
+        best_weights = read_mapping(RunFiles(folder).read_object(RESULT_FILE), "best") if folder else {}
+        value = read_number(read_mapping(best_weights, "metrics"), self.metric)
+        if value is None:
             return self._record_failed(number, f"{self.metric} is not a number")
-        chosen_by = result["best"].get("metric")
+        chosen_by = best_weights.get("metric")
         if number == 0 and chosen_by != self.metric and not (self.job.sweep and self.job.sweep.metric):
             say(
                 f"sweep: ranks trials by {self.metric}; the data let {chosen_by} choose the weights of each "
                 f"(sweep.metric: {chosen_by} ranks by it, too)"
             )
-        self.study.end(number, "complete", float(value))
+        self.study.end(number, "complete", value)
         best = self.study.study.best_trial.number
         say(f"trial {number}: {self.metric} {value:.4g}" + (", the best so far" if best == number else ""))
         return 0
@@ -189,9 +190,6 @@ class _Sweep:
         self.study.end(number, "fail", reason=reason)
         say(f"trial {number} failed: {reason}")
         return 0
-
-    def _find_trial_folder(self, number: int) -> Path | None:
-        return folders.trial_folder(self.sweep_folder.path, number)
 
     def _is_out_of_time(self) -> bool:
         limit = self.spec.max_time
@@ -219,37 +217,22 @@ class _Sweep:
         return 0 if result.best else 1
 
 
-@dataclass
 class EpochReader:
-    """Reads the metric of each epoch once from a metrics.jsonl that is being written."""
+    """Reads the metric of each epoch once from the metrics of a run that is being trained."""
 
-    path: Path
-    metric: str
-    last_epoch: int = -1
-    """The last epoch that was read."""
-    offset: int = 0
-    inode: int = 0
+    def __init__(self, run: Path, metric: str) -> None:
+        self.tail, self.metric = JsonLinesTail(RunFiles(run), METRICS_FILE), metric
+        self.last_epoch = -1
+        """The last epoch that was read."""
 
     def read_new(self) -> Iterator[tuple[int, float]]:
         """Epochs that were evaluated since the last call, with their metric."""
-        try:
-            with self.path.open("rb") as file:
-                inode = os.fstat(file.fileno()).st_ino
-                if inode != self.inode:  # a resumed run writes the file anew, with the same rows up to its checkpoint
-                    self.inode, self.offset = inode, 0
-                file.seek(self.offset)
-                lines = file.readlines()
-        except OSError:
-            return
-        if lines and not lines[-1].endswith(b"\n"):
-            lines.pop()
-        self.offset += sum(map(len, lines))
-        for line in lines:
-            row = parse_row(line) or {}
-            epoch, value = row.get("epoch"), row.get(self.metric)
-            if isinstance(epoch, int) and isinstance(value, int | float) and epoch > self.last_epoch:
+        # A resumed run writes the file anew, with the same rows up to its checkpoint.
+        for row in self.tail.read()[0]:
+            epoch, value = read_integer(row, "epoch"), parse_number(row.get(self.metric))
+            if epoch is not None and value is not None and epoch > self.last_epoch:
                 self.last_epoch = epoch
-                yield epoch, float(value)
+                yield epoch, value
 
 
 def train_trial(
@@ -278,7 +261,7 @@ def train_trial(
     def check_new_epochs() -> bool:
         nonlocal reader
         if reader is None and (folder := path()):
-            reader = EpochReader(folder / METRICS_FILE, metric)
+            reader = EpochReader(folder, metric)
         return any(note(epoch, value) for epoch, value in (reader.read_new() if reader else ()))
 
     def wait(child: subprocess.Popen[bytes]) -> int:

@@ -14,32 +14,20 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain import optimizations
-from drivetrain.errors import CheckpointError
-from drivetrain.job_spec.yaml_file import parse
+from drivetrain.job_spec.stored_spec import read_stored_spec
+from drivetrain.system import run_files
 from drivetrain.system.printable import printable
-from drivetrain.system.run_files import (
-    HARDWARE_FILE,
-    JOB_FILE,
-    METRICS_FILE,
-    PLAN_FILE,
-    STATE_FILE,
-    JsonLinesTail,
-    RunFiles,
-)
+from drivetrain.system.run_files import JsonLinesTail, RunFiles
+from drivetrain.system.run_records import RunState, parse_number, read_integer, read_mapping, read_number, read_objects
 from drivetrain.tracking import rank_record
 from drivetrain.tracking.best_value import BestValue
 from drivetrain.tracking.live.sparkline import Sparkline
 from drivetrain.tracking.live.time_left import TimeLeft
 from drivetrain.tracking.rank_record import RankRecord
 
-PROGRESS_FILE = "progress.json"
-"""What the trainer knows about the remaining work: steps of the run and of an epoch, and the cost of an evaluation."""
 MAX_EVENTS = 3
 MAX_RECENT_READINGS = 30
 """Readings of the processes over which their speed is taken."""
-
-_DAMAGE_ERRORS = (TypeError, ValueError, LookupError, AttributeError, OverflowError)
-"""What a value of another kind than ours leads to."""
 
 
 @dataclass
@@ -72,8 +60,8 @@ class RunView:
     """Samples per second."""
     cpus: float | None = None
     """Number of CPUs that this run may use."""
-    sample: Mapping[str, Any] = field(default_factory=dict)
-    """The last row of telemetry.jsonl."""
+    sample: Mapping[str, float] = field(default_factory=dict)
+    """The numbers of the last row of telemetry.jsonl."""
     throttled: float = 0.0
     """Share of the last interval in which the CPU quota throttled the run."""
     crowded: float = 0.0
@@ -91,52 +79,31 @@ class RunReader:
     """
 
     def __init__(self, folder: Path) -> None:
+        run_files.check_is_run(folder)
         files = RunFiles(folder)
-        if not files.is_file(JOB_FILE):
-            problem = "holds no job.yaml" if folder.is_dir() else "does not exist"
-            raise CheckpointError(f"{folder} {problem}", "the folder of a run", "see `ls -t runs`")
         self.view = RunView(folder)
-        names = (METRICS_FILE, "telemetry.jsonl", "events.jsonl")
+        names = (run_files.METRICS_FILE, run_files.TELEMETRY_FILE, run_files.EVENTS_FILE)
         self.metrics, self.telemetry, self.events = (JsonLinesTail(files, name) for name in names)
         self.time_left: TimeLeft | None = None
         self.best: BestValue | None = None
         self.offset = self.latest = self.throttled = self.waited = 0.0
         self.ranks: deque[tuple[RankRecord, ...]] = deque(maxlen=MAX_RECENT_READINGS)
-        try:
-            self._read_spec()
-        except _DAMAGE_ERRORS as error:
-            raise self._damaged_error(error) from None
+        self._read_spec()
 
     def read(self) -> RunView:
-        """Read what is new, and return the state.
-
-        Raises:
-            CheckpointError: if a file of the run holds something else than a run writes.
-        """
-        try:
-            return self._read()
-        except _DAMAGE_ERRORS as error:
-            raise self._damaged_error(error) from None
-
-    def _damaged_error(self, error: Exception) -> CheckpointError:
-        return CheckpointError(
-            f"{self.view.folder}: its records are damaged: {type(error).__name__}: {printable(str(error)[:200])}",
-            "the files of a run as `drivetrain train` writes them",
-            f"`drivetrain report {self.view.folder}` shows what can be read",
-        )
-
-    def _read(self) -> RunView:
-        view, folder = self.view, self.view.folder
-        state = RunFiles(folder).read_object(STATE_FILE)
-        view.status = str(state.get("status", "starting"))
+        """Read what is new, and return the state; what is damaged counts as missing."""
+        view, files = self.view, RunFiles(self.view.folder)
+        view.status = RunState.read(view.folder).status or "starting"
         if not view.plan:
             self._read_plan()
         # Read each time, since `train.within` changes the number of steps.
-        if isinstance(ahead := RunFiles(folder).read_json(PROGRESS_FILE), dict):
-            view.total = int(ahead["steps"])
-            view.metric = str(ahead.get("best") or view.metric)
-            if self.time_left is None:
-                self.time_left = TimeLeft(view.total, int(ahead["steps_per_epoch"]), float(ahead["evaluation_steps"]))
+        ahead = files.read_object(run_files.PROGRESS_FILE)
+        view.metric = str(ahead.get("best") or view.metric)
+        view.total = read_integer(ahead, "steps") or view.total
+        epoch_steps, evaluation_steps = read_integer(ahead, "steps_per_epoch"), read_number(ahead, "evaluation_steps")
+        if view.total and self.time_left is None and epoch_steps and evaluation_steps is not None:
+            self.time_left = TimeLeft(view.total, epoch_steps, evaluation_steps)
+        if view.total and self.time_left:
             self.time_left.total = view.total
         self._read_metrics()
         for row in self.telemetry.read()[0]:
@@ -159,50 +126,61 @@ class RunReader:
         )
 
     def _read_spec(self) -> None:
-        view = self.view
-        spec: Mapping[str, Any] = parse(RunFiles(view.folder).read_text(JOB_FILE), JOB_FILE).data
-        train = spec.get("train") or {}
-        view.job, view.task, view.epochs = str(spec.get("name")), str(spec.get("task")), train.get("epochs")
+        view, spec = self.view, read_stored_spec(self.view.folder).data
+        train = read_mapping(spec, "train")
+        view.job, view.task = str(spec.get("name") or view.folder.name), str(spec.get("task") or "")
+        view.epochs = read_integer(train, "epochs")
         view.at_most = bool(train.get("early_stopping") or train.get("max_time"))
-        view.metric = str((spec.get("checkpoint") or {}).get("best") or "")
+        view.metric = str(read_mapping(spec, "checkpoint").get("best") or "")
 
     def _read_plan(self) -> None:
-        view = self.view
-        rows = RunFiles(view.folder).read_object(PLAN_FILE).get("decisions", ())
+        view, files = self.view, RunFiles(self.view.folder)
         off = optimizations.off_values()
-        on = [row for row in rows if row["value"] not in (False, 0, "off", "auto", off.get(row["name"]))]
-        on.sort(key=lambda row: row["value"] is True)  # a value says more than a mere on
-        view.plan = tuple(_format_decision(row["name"], row["value"]) for row in on)
-        cpu = RunFiles(view.folder).read_object(HARDWARE_FILE).get("cpu", {})
-        view.cpus = cpu.get("quota") or cpu.get("budget")
+        values = {
+            str(row.get("name")): row.get("value")
+            for row in read_objects(files.read_object(run_files.PLAN_FILE), "decisions")
+        }
+        on = [name for name, value in values.items() if value not in (False, None, 0, "off", "auto", off.get(name))]
+        # A value says more than a mere on.
+        on.sort(key=lambda name: values[name] is True)
+        view.plan = tuple(name if values[name] is True else f"{name} {values[name]}" for name in on)
+        cpu = read_mapping(files.read_object(run_files.HARDWARE_FILE), "cpu")
+        view.cpus = read_number(cpu, "quota") or read_number(cpu, "budget")
 
     def _read_metrics(self) -> None:
         view = self.view
         rows, is_rewritten = self.metrics.read()
         if is_rewritten:
-            view.loss, view.score, view.best, self.best = Sparkline(), Sparkline(), None, None
+            view.step, view.loss, view.score, view.best, self.best = 0, Sparkline(), Sparkline(), None, None
             view.heads.clear()
         for row in rows:
-            view.step = max(view.step, row["step"]) if not is_rewritten else row["step"]
-            if "train/loss" in row:
-                view.loss.add(row["train/loss"])
-                view.epoch = row["epoch"] + 1
-            self._add_evaluation(row)
+            step, epoch = read_integer(row, "step"), read_integer(row, "epoch")
+            if step is None or epoch is None:
+                continue
+            view.step = max(view.step, step)
+            if (loss := parse_number(row.get("train/loss"))) is not None:
+                view.loss.add(loss)
+                view.epoch = epoch + 1
+            self._add_evaluation(row, step, epoch)
 
-    def _add_evaluation(self, row: Mapping[str, Any]) -> None:
+    def _add_evaluation(self, row: Mapping[str, Any], step: int, epoch: int) -> None:
         """Record the watched metric; if the spec names none, the first score, or the loss."""
         view = self.view
-        names = [name for name in row if name.startswith("validation/")]
-        if not view.metric and names:
-            view.metric = next((name for name in names if not name.endswith("/loss")), names[0])
-        for name in names:
-            self._add_head_score(name, row[name])
-        if view.metric in row and view.metric != "train/loss":
-            value = row[view.metric]
-            view.score.add(value)
+        scores = {
+            name: value
+            for name in row
+            if name.startswith("validation/") and (value := parse_number(row[name])) is not None
+        }
+        if not view.metric and scores:
+            view.metric = next((name for name in scores if not name.endswith("/loss")), next(iter(scores)))
+        for name, value in scores.items():
+            self._add_head_score(name, value)
+        watched = parse_number(row.get(view.metric))
+        if watched is not None and view.metric != "train/loss":
+            view.score.add(watched)
             self.best = self.best or BestValue(view.metric)
-            if self.best.update(value, row["step"], row["epoch"], row.get("validation/loss")):
-                view.best = value, row["epoch"] + 1
+            if self.best.update(watched, step, epoch, scores.get("validation/loss")):
+                view.best = watched, epoch + 1
 
     def _add_head_score(self, name: str, value: float) -> None:
         """Record one score per head: the one that is watched in any head, else the first."""
@@ -221,22 +199,20 @@ class RunReader:
 
     def _add_sample(self, row: dict[str, Any]) -> None:
         """Record a sensor reading; after a restart their clock starts again and is continued from its last value."""
-        view, seconds, throttled = self.view, float(row.get("seconds", 0.0)), row.get("throttled_seconds") or 0.0
+        view, throttled = self.view, read_number(row, "throttled_seconds") or 0.0
+        seconds = read_number(row, "seconds") or 0.0
         if seconds + self.offset < self.latest:
             self.offset = self.latest
         before, self.latest = self.latest, seconds + self.offset
         view.throttled = max(0.0, throttled - self.throttled) / max(1e-9, self.latest - before) if view.sample else 0.0
-        ready, span = row.get("waited_seconds") or 0.0, max(1e-9, self.latest - before)
+        ready, span = read_number(row, "waited_seconds") or 0.0, max(1e-9, self.latest - before)
         # Threads also wait for each other, so no more counts than what the run left unused.
-        idle = max(0.0, 1 - (row.get("cpu_percent") or 0.0) / 100 / (view.cpus or 1.0))
+        idle = max(0.0, 1 - (read_number(row, "cpu_percent") or 0.0) / 100 / (view.cpus or 1.0))
         waited = max(0.0, ready - self.waited - max(0.0, throttled - self.throttled)) / span / (view.cpus or 1.0)
         view.crowded = min(idle, waited) if view.sample else 0.0
-        self.throttled, self.waited, view.sample, view.elapsed = throttled, ready, row, self.latest
-        if row.get("samples_per_second"):  # there are none during an evaluation
-            view.speed.add(row["samples_per_second"])
-        if self.time_left and "step" in row:
-            self.time_left.add(self.latest, row["step"])
-
-
-def _format_decision(name: str, value: object) -> str:
-    return name if value is True else f"{name} {value}"
+        self.throttled, self.waited, view.elapsed = throttled, ready, self.latest
+        view.sample = {name: value for name in row if (value := read_number(row, name)) is not None}
+        if speed := read_number(row, "samples_per_second"):  # there is none during an evaluation
+            view.speed.add(speed)
+        if self.time_left and (step := read_integer(row, "step")) is not None:
+            self.time_left.add(self.latest, step)

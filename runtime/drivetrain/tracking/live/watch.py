@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import time
 from functools import partial
 from pathlib import Path
 
 from drivetrain.job.formatting import format_metric
+from drivetrain.system import file_lock
 from drivetrain.system.console import is_live_terminal, open_console, say
-from drivetrain.system.run_files import JOB_FILE, STATE_FILE, RunFiles
+from drivetrain.system.run_files import JOB_FILE, LOCK_FILE, STATE_FILE, TELEMETRY_FILE, RunFiles
 from drivetrain.tracking.live.dashboard import format_line, render
 from drivetrain.tracking.live.live_view import LINE_SECONDS, PAINT_SECONDS, Painter
 from drivetrain.tracking.live.run_reader import RunReader, RunView
@@ -74,27 +73,16 @@ def read_view(reader: RunReader) -> RunView:
     """Read the state; a run whose supervisor was killed could not record its end."""
     view = reader.read()
     # Trying the lock while a run starts could make that fail, so it is tried only if nothing changes.
-    if view.status not in END_STATUSES and measure_idle(view.folder) > QUIET_SECONDS and not is_locked(view.folder):
+    if (
+        view.status not in END_STATUSES
+        and measure_idle(view.folder) > QUIET_SECONDS
+        and not file_lock.is_held(LOCK_FILE, RunFiles(view.folder).open_handle)
+    ):
         view.status = "killed"
     return view
 
 
 def measure_idle(folder: Path) -> float:
     """Seconds since supervisor or sensors last wrote."""
-    times = map(RunFiles(folder).read_modified, (JOB_FILE, STATE_FILE, "telemetry.jsonl"))
+    times = map(RunFiles(folder).read_modified, (JOB_FILE, STATE_FILE, TELEMETRY_FILE))
     return time.time() - max(moment or 0.0 for moment in times)
-
-
-def is_locked(folder: Path) -> bool:
-    """Whether a supervisor or trainer holds the run's lock; works across containers, which share the file."""
-    try:
-        handle = RunFiles(folder).open_handle(".lock", os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    finally:
-        os.close(handle)
-    return False

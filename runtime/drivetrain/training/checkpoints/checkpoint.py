@@ -26,26 +26,26 @@ from torch import Tensor
 from drivetrain.errors import CheckpointError
 from drivetrain.models import safetensors_file
 from drivetrain.models.safetensors_file import Tensors
+from drivetrain.system import run_files
 from drivetrain.system.fault_points import fault_point
-from drivetrain.system.files import parse_json, read_json, storage_error, sync_folder, write_json, write_text
+from drivetrain.system.files import storage_error, sync_folder, write_json, write_text
+from drivetrain.system.run_files import RunFiles
 from drivetrain.training.checkpoints import divided_tensors, frozen_weights
 from drivetrain.training.checkpoints.manifest import (
     FROZEN_FORMAT,
     MANIFEST,
     PLAIN_FORMAT,
-    STATE,
     Entry,
     all_damaged_error,
     describe_damaged,
     describe_file,
+    find_best_step,
     is_divided,
     list_files,
     verify,
 )
 
 OLD_PREFIX = ".old-"
-LEADER_FILE = "leader.json"
-"""In the run folder of every process but the leader: whether the leader's folder has a checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -126,8 +126,8 @@ def commit(unfinished: Path, final: Path, state: Mapping[str, object], form: int
     """
     fault_point("commit checkpoint")
     # Not with write_json, which cannot store infinity.
-    write_text(unfinished / STATE, json.dumps(state, indent=1) + "\n")
-    listed_files = {**files, STATE: describe_file(unfinished / STATE)}
+    write_text(unfinished / run_files.STATE_FILE, json.dumps(state, indent=1) + "\n")
+    listed_files = {**files, run_files.STATE_FILE: describe_file(unfinished / run_files.STATE_FILE)}
     write_json(unfinished / MANIFEST, {"format": form, "files": dict(sorted(listed_files.items()))})
     _rename_to_final(unfinished, final)
 
@@ -206,9 +206,9 @@ def read_state(path: Path) -> dict[str, Any]:
     Raises:
         OSError, ValueError: if they cannot be read.
     """
-    state = parse_json((path / STATE).read_text(encoding="utf-8"))
-    if not isinstance(state, dict):
-        raise ValueError(f"{STATE} is empty or damaged")
+    state, problem = RunFiles(path).read_checked_object(run_files.STATE_FILE)
+    if problem:
+        raise ValueError(f"{run_files.STATE_FILE} is {problem}")
     return state
 
 
@@ -226,7 +226,7 @@ def find_newest(folder: Path) -> tuple[Path | None, list[str]]:
     """The path of the checkpoint that `load_latest` loads, and its lines about damaged ones; raises as it."""
     recover(folder)
     damaged: list[str] = []
-    for path in reversed(list_checkpoints(folder)):
+    for path in reversed(run_files.list_checkpoints(folder)):
         mismatch = verify(path)
         if mismatch is None:
             return path, damaged
@@ -238,19 +238,12 @@ def find_newest(folder: Path) -> tuple[Path | None, list[str]]:
 
 def can_resume(run: Path) -> bool:
     """Whether a run folder has a checkpoint to resume from; another process asks what the leader has told it."""
-    leader = read_json(run / LEADER_FILE)
-    return bool(leader["resumes"]) if leader else bool(list_checkpoints(run / "checkpoints"))
-
-
-def list_checkpoints(folder: Path, kind: str = "step") -> list[Path]:
-    """The checkpoint folders of a kind, `step` or `best`, oldest first."""
-    folders = [p for p in folder.glob(f"{kind}-*") if p.name.removeprefix(f"{kind}-").isdigit()]
-    return sorted(folders, key=read_step)
-
-
-def read_step(path: Path) -> int:
-    """The step in the name of a checkpoint folder."""
-    return int(path.name.rsplit("-", 1)[1])
+    leader = RunFiles(run).read_object(run_files.LEADER_FILE)
+    return (
+        bool(leader["resumes"])
+        if "resumes" in leader
+        else bool(run_files.list_checkpoints(run / run_files.CHECKPOINTS))
+    )
 
 
 def prune(folder: Path, keep: int, best: int | None, newest: int | None = None) -> None:
@@ -266,28 +259,22 @@ def prune(folder: Path, keep: int, best: int | None, newest: int | None = None) 
         StorageError: if something cannot be removed.
     """
     fault_point("remove checkpoints")
-    considered = [path for path in list_checkpoints(folder) if newest is None or read_step(path) <= newest]
+    considered = [
+        path for path in run_files.list_checkpoints(folder) if newest is None or run_files.parse_suffix(path) <= newest
+    ]
     retained = considered[-max(1, keep) :]
-    referenced_steps = {best} | {_read_best_step(path) for path in retained}
+    referenced_steps = {best} | {find_best_step(RunFiles(path).read_object(run_files.STATE_FILE)) for path in retained}
     try:
-        for path in list_checkpoints(folder):
+        for path in run_files.list_checkpoints(folder):
             if path not in retained:
                 _remove_checkpoint(path)
-        for path in list_checkpoints(folder, "best"):
-            if read_step(path) not in referenced_steps:
+        for path in run_files.list_checkpoints(folder, "best"):
+            if run_files.parse_suffix(path) not in referenced_steps:
                 _remove_checkpoint(path)
         for path in folder.glob(".tmp-*"):
             shutil.rmtree(path, ignore_errors=True)
     except OSError as error:
         raise storage_error(folder, error) from None
-
-
-def _read_best_step(path: Path) -> int | None:
-    try:
-        best = parse_json((path / "state.json").read_text(encoding="utf-8"))["watch"]["best"]
-        return best["step"] if best["best"] is not None else None
-    except (OSError, ValueError, LookupError, TypeError):  # a damaged checkpoint refers to no best one
-        return None
 
 
 def _remove_checkpoint(path: Path) -> None:

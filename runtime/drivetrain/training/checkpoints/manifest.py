@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from drivetrain.errors import CheckpointError
 from drivetrain.system.files import hash_file, read_json
+from drivetrain.system.run_files import STATE_FILE, RunFiles
 
 PLAIN_FORMAT, FROZEN_FORMAT, DIVIDED_FORMAT = 1, 2, 3
 """Formats: without and with a file of frozen weights, and with the parts of several processes. Each has its own number,
@@ -15,7 +17,6 @@ so that a version that does not know it refuses it.
 """
 FORMATS = (PLAIN_FORMAT, FROZEN_FORMAT, DIVIDED_FORMAT)
 MANIFEST = "MANIFEST.json"
-STATE = "state.json"
 Entry = dict[str, int | str]
 """Size and SHA-256 of a file, as the manifest lists them."""
 _FILE_PATTERN = r"[a-z]+\.(safetensors|json)|shard-\d{5}-model-\d{5}-of-\d{5}\.safetensors"
@@ -53,8 +54,16 @@ def describe_file(path: Path) -> Entry:
 
 def is_divided(path: Path) -> bool:
     """Whether a checkpoint consists of the parts of several processes."""
-    manifest = read_json(path / MANIFEST)
-    return isinstance(manifest, dict) and manifest.get("format") == DIVIDED_FORMAT
+    return RunFiles(path).read_object(MANIFEST).get("format") == DIVIDED_FORMAT
+
+
+def find_best_step(state: Mapping[str, Any]) -> int | None:
+    """The step of the best checkpoint to which the state of a checkpoint refers; None if it refers to none."""
+    try:
+        best = state["watch"]["best"]
+        return None if best["best"] is None else int(best["step"])
+    except (LookupError, TypeError, ValueError, OverflowError):
+        return None
 
 
 def describe_damaged(name: str, mismatch: str) -> str:
@@ -99,6 +108,6 @@ def parse_files(manifest: object) -> dict[str, dict[str, Any]]:
         if not isinstance(entry, dict) or (type(entry.get("bytes")), type(entry.get("sha256"))) != (int, str):
             raise ValueError(f"{MANIFEST} has no size or SHA-256 for {name}")
     weights_stem = "shard-00001-model-00001-of-00001" if manifest["format"] == DIVIDED_FORMAT else "model"
-    if not {f"{weights_stem}.safetensors", STATE} <= set(files):
-        raise ValueError(f"{MANIFEST} lists no {weights_stem}.safetensors or no {STATE}")
+    if not {f"{weights_stem}.safetensors", STATE_FILE} <= set(files):
+        raise ValueError(f"{MANIFEST} lists no {weights_stem}.safetensors or no {STATE_FILE}")
     return files

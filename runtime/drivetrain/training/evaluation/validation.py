@@ -15,8 +15,8 @@ from drivetrain.data.loader import batches
 from drivetrain.distributed.ranks import Ranks
 from drivetrain.models import forward
 from drivetrain.system import torch_errors
-from drivetrain.training import agreement
 from drivetrain.training.evaluation.metrics import MetricAccumulator
+from drivetrain.training.peers import out_of_memory_error
 from drivetrain.training.run import Run
 
 Result = TypeVar("Result")
@@ -99,14 +99,8 @@ def _evaluate_shards(run: Run) -> MetricAccumulator:
     """Evaluate this process's shard of the samples; raises the same problem in all processes if one has any."""
     # An interrupted process would leave the others waiting for its part of divided weights.
     released = contextlib.nullcontext if run.is_divided else run.signals.allow_interruption
-    try:
-        with released():
-            accumulator, problem = with_smaller_batches(run, "the evaluation", partial(_evaluate_in_batches, run)), None
-    except KeyboardInterrupt as interrupt:
-        accumulator, problem = None, interrupt
-    agreement.raise_gravest(run.ranks, problem)
-    assert accumulator is not None, "a process without results has a problem"
-    return accumulator
+    with run.peers.same_outcome(), released():
+        return with_smaller_batches(run, "the evaluation", partial(_evaluate_in_batches, run))
 
 
 def with_smaller_batches(run: Run, purpose: str, compute: Callable[[int], Result]) -> Result:
@@ -119,7 +113,7 @@ def with_smaller_batches(run: Run, purpose: str, compute: Callable[[int], Result
             if not torch_errors.is_out_of_memory(error):
                 raise
             if run.is_divided:
-                raise agreement.out_of_memory_error(run.ranks, size) from None
+                raise out_of_memory_error(run.ranks, size) from None
             if size == 1:
                 raise torch_errors.out_of_memory_error(error) from None
         run.step.options.report_memory(f"out of memory in {purpose} with batches of {size}; retrying with {size // 2}")

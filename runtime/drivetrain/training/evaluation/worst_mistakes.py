@@ -15,13 +15,12 @@ import torch
 from torch import Tensor
 
 from drivetrain.data.stateless_random import Ids
-from drivetrain.system.run_files import RunFiles
+from drivetrain.system.run_files import MISTAKES_FILE, RunFiles
 
 if TYPE_CHECKING:
     from drivetrain.data.dataset import Split
     from drivetrain.training.run import Run
 
-FILE = "mistakes.json"
 MAX_MISTAKES = 12
 """Mistakes that are kept of each head."""
 PICTURE_SIDE = 96
@@ -80,7 +79,7 @@ def write(run: Run, confusion: Mapping[str, Any]) -> None:
             head: [_describe_mistake(run, record, row) for row in record.get("mistakes", [])]
             for head, record in confusion.items()
         }
-        RunFiles(run.folder).write_json(FILE, mistakes_by_head)
+        RunFiles(run.folder).write_json(MISTAKES_FILE, mistakes_by_head)
     except Exception as error:
         # The run is done and its model is written; only a part of the report is missing.
         run.events.add("report", f"the samples with the worst predictions were not saved: {error}", run.counters.step)

@@ -19,8 +19,8 @@ from drivetrain.errors import OutOfMemory
 from drivetrain.job.values import parse_interval
 from drivetrain.system import units
 from drivetrain.system.fault_points import fault_point
-from drivetrain.training.agreement import HalfUpdated
 from drivetrain.training.evaluation.validation import default_batch_size
+from drivetrain.training.peers import HalfUpdated
 from drivetrain.training.run import Run
 from drivetrain.tuning.memory import meter
 from drivetrain.tuning.memory.size_ladder import SizeLadder

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
-from drivetrain.system.files import parse_json
+from drivetrain.system.run_files import CHECKPOINTS, COPY_FILE, RANKS, STATE_FILE
+from drivetrain.training.checkpoints.manifest import find_best_step
 
-CHECKPOINTS = "checkpoints"
-STATE = "state.json"
-OWNER, OLD_LOCK, RECORD = "owner.json", "writer.json", "copy.json"
-"""Of the copy: who writes it, the same by earlier versions; of the run folder: which starts of it wrote the copy."""
-LEFT_OUT = (CHECKPOINTS, "ranks", OWNER, OLD_LOCK, RECORD)
+OWNER, OLD_LOCK = "owner.json", "writer.json"
+"""Of the copy: who writes it, and the same by earlier versions."""
+LEFT_OUT = (CHECKPOINTS, RANKS, OWNER, OLD_LOCK, COPY_FILE)
 """Of a run folder or a copy: brought in another way, of no use elsewhere, or about this place alone."""
 _PART = re.compile(r"(?!\.)[^/\\\x00-\x1f]{1,255}")
 
@@ -25,7 +25,7 @@ def small_files(run: Path) -> Iterator[tuple[str, Path]]:
         folders[:] = sorted(name for name in folders if is_small((relative / name).as_posix()))
         for name in sorted(names):
             path, copied_name = Path(folder) / name, (relative / name).as_posix()
-            if is_small(copied_name) and copied_name != STATE and not path.is_symlink() and path.is_file():
+            if is_small(copied_name) and copied_name != STATE_FILE and not path.is_symlink() and path.is_file():
                 yield copied_name, path
 
 
@@ -57,15 +57,7 @@ def stamp_of(path: Path) -> tuple[int, int, int] | None:
     return status.st_size, status.st_mtime_ns, status.st_ino
 
 
-def step_of(path: Path | str) -> int:
-    """The step of a checkpoint, by its name."""
-    return int(str(path).rpartition("-")[2])
-
-
-def parse_best(state: bytes) -> str | None:
+def name_best(state: Mapping[str, Any]) -> str | None:
     """The name of the best checkpoint to which the state of a checkpoint refers."""
-    try:
-        best = parse_json(state)["watch"]["best"]
-        return f"best-{int(best['step'])}" if best["best"] is not None else None
-    except (ValueError, LookupError, TypeError):
-        return None
+    step = find_best_step(state)
+    return None if step is None else f"best-{step}"

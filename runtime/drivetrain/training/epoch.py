@@ -1,0 +1,118 @@
+"""An epoch around its steps: its batches, its evaluation, and whether it is the last one."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator, Iterator
+
+from drivetrain.data.dataset import Batch
+from drivetrain.errors import Stopped
+from drivetrain.system.fault_points import fault_point
+from drivetrain.tracking import confusion_image
+from drivetrain.training.evaluation.validation import check_precision, evaluate
+from drivetrain.training.nonfinite import RollBack
+from drivetrain.training.progress import Progress
+from drivetrain.training.run import Run
+from drivetrain.training.step_records import StepRecords
+
+
+def find_reason_to_end(run: Run) -> str | None:
+    """Why the training ends; None if it goes on, as always in the middle of an epoch."""
+    if not run.counters.batch:
+        if run.stop_reason is not None:
+            return f"ended by {run.stop_reason}"
+        if run.counters.solved and run.ends_solved:
+            return "the heads are solved"
+        if run.reached_step_limit():
+            return f"{run.counters.step} steps trained"
+        if reason := run.best_metric.reason_to_stop():
+            return reason
+    if run.counters.epoch < run.total_epochs:
+        return None
+    return "1 epoch trained" if run.total_epochs == 1 else f"all {run.total_epochs} epochs trained"
+
+
+@contextlib.contextmanager
+def open_batches(run: Run) -> Iterator[Generator[Batch]]:
+    """The batches of the epoch, from the one that the counters point to."""
+    batches = run.clock.time_waiting("input", run.batches.epoch(run.counters.epoch, run.counters.batch))
+    try:
+        yield batches
+    except RollBack:
+        # The traceback keeps the iterator alive, and with it loader workers beside those of the next try.
+        batches.close()
+        raise
+
+
+def has_next_step(run: Run) -> bool:
+    """Whether another step follows in this epoch; all processes get the same answer."""
+    return not run.reached_step_limit() and run.stop_reason is None and run.counters.batch < run.batches.per_epoch
+
+
+def fetch_batch(run: Run, batches: Iterator[Batch]) -> Batch | None:
+    """The next batch; None if this process has a problem: a signal, `max_time`, or one in the step before."""
+    if run.peers.problem is None:
+        with run.peers.catching():
+            with run.signals.allow_interruption():
+                batch = next(batches)
+            if run.ranks.is_rank0 and run.time_left() <= 0:
+                raise Stopped(f"max_time of {run.job.train.max_time} has passed")
+            return batch
+    return None
+
+
+def evaluate_epoch(run: Run, records: StepRecords) -> None:
+    """Evaluate the weights, and end the epoch; raises what all processes raise."""
+    prefetched = run.readable.fetched
+    if prefetched and prefetched.width.take_news():
+        run.events.add("shards", f"fetched ahead as far as the cache has space: {prefetched.width.reason}")
+    with run.clock.phase("evaluate"):
+        run.last_metrics, confusion = evaluate(run)
+        check_precision(run)
+    with run.peers.same_outcome():
+        record_evaluation(run, records, confusion)
+
+
+def record_evaluation(run: Run, records: StepRecords, confusion: dict[str, object]) -> None:
+    """Record an evaluation, save the weights if they are the best so far, and end the epoch.
+
+    Raises:
+        NotFinite: if a weight that would be saved is not finite.
+    """
+    fault_point("record evaluation")
+    counters = run.counters
+    with run.signals.protect_section():
+        is_best = _record_metrics(run, records, confusion)
+        # Before the save, so that a checkpoint at the end of this epoch resumes with the next one.
+        counters.epoch, counters.batch = counters.epoch + 1, 0
+        _keep_in_time(run, records.progress)
+    if records.saver.is_due(epoch_ended=True):
+        records.saver.save_periodically()
+    info = run.collect_info(counters.epoch, metrics=dict(run.last_metrics), best=is_best)
+    reason = run.user_parts.callbacks.call("on_epoch", info)
+    run.stop_reason = run.stop_reason or reason
+
+
+def _record_metrics(run: Run, records: StepRecords, confusion: dict[str, object]) -> bool:
+    """Record the last metrics, and save the weights if they are the best so far; returns whether they are."""
+    counters, best_before = run.counters, run.best_metric.best.best
+    is_best = run.best_metric.update(run.last_metrics, counters.step, counters.epoch)
+    assert run.metrics is not None
+    run.metrics.write(counters.step, counters.epoch, run.last_metrics)
+    run.metrics.board.put(counters.step, confusion_image.draw_images(confusion))
+    if is_best:
+        records.saver.save_best({"metrics": run.last_metrics, "confusion": confusion})
+    # Of two equal values the one with the lower loss is the best.
+    is_tie = run.best_metric.best.best == best_before
+    records.progress.report_evaluation(run, "" if not is_best else "best, by its loss" if is_tie else "best")
+    return is_best
+
+
+def _keep_in_time(run: Run, progress: Progress) -> None:
+    """Make a run with `train.within` shorter or longer, if its epochs take another time than expected."""
+    sizes = (run.clock.seconds, run.total_steps, run.batches.per_epoch)
+    if run.time_target and (change := run.time_target.change_length(run.counters, *sizes)):
+        unreached = [epoch + 1 for epoch in run.network.unfreezing.epochs if epoch >= run.total_epochs]
+        missed = f"; model.unfreeze in epoch {unreached[0]} is no longer reached" if unreached else ""
+        run.events.add("within", change + missed, run.counters.step)
+        progress.change_length(run)

@@ -1,0 +1,118 @@
+"""Lets all processes stop, retry or roll back together when one of them has a problem, so that none waits for another.
+
+One process may get a signal, run out of memory, or see a non-finite number, while the others do not. So each reports its
+problem beside the gradients that it sends, and before they are used. The most serious one counts for all, and all raise the
+same error. A problem between two steps is reported in the next step, for which that process sends zeros.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+from drivetrain.distributed.ranks import ALONE, Ranks
+from drivetrain.errors import RestartSmaller, Stopped
+from drivetrain.system import torch_errors
+from drivetrain.system.signals import Interrupted
+from drivetrain.training.nonfinite import Fp16Collapse, NotFinite, RollBack
+
+
+class ComputeAgain(Exception):
+    """The gradients of a step cannot be used, and the same step has to be computed again; no weight has changed."""
+
+
+class HalfUpdated(RollBack):
+    """Memory ran out in the middle of an update: some weights are new and some old, so the run must go back."""
+
+
+PROBLEM_KINDS: tuple[tuple[type[BaseException], str], ...] = (
+    (ComputeAgain, "the step has to be computed again in {}"),
+    (MemoryError, "out of memory in {}"),
+    (Stopped, "max_time has passed in {}"),
+    (Interrupted, "stopped by a signal to {}"),
+    (Fp16Collapse, "the fp16 scaler has collapsed in {}"),
+    (NotFinite, "numbers are not finite in {}"),
+    (HalfUpdated, "out of memory in the middle of an update in {}"),
+)
+"""Problems and how other processes report them, most serious last. A rollback outranks a stop, because a stop saves
+a checkpoint.
+"""
+
+
+class Peers:
+    """The processes that train together, and the problem of this one; a process alone raises its own at the same places."""
+
+    def __init__(self, ranks: Ranks = ALONE) -> None:
+        self.ranks = ranks
+        self.problem: BaseException | None = None
+        """The problem of this process that the others do not know yet."""
+        self.reported: BaseException | None = None
+        """What it was in the last exchange."""
+
+    @contextlib.contextmanager
+    def catching(self) -> Iterator[None]:
+        """A block whose stop or rollback becomes this process's problem, unless it has one, until the next exchange."""
+        try:
+            yield
+        except (RollBack, Stopped, KeyboardInterrupt) as problem:
+            self.problem = self.problem or problem
+
+    @contextlib.contextmanager
+    def same_outcome(self) -> Iterator[None]:
+        """A block after which all processes raise the most serious problem that one of them had in it.
+
+        Raises:
+            PeerError: if another process is gone.
+        """
+        with self.catching():
+            yield
+        self.raise_gravest()
+
+    def raise_gravest(self) -> None:
+        """Exchange problems, and raise the most serious one in all processes; return if none has a problem."""
+        gravest = self.choose_gravest([int(row[0]) for row in self.ranks.all_gather([self.gravity])])
+        if gravest is not None:
+            raise gravest
+
+    def choose_gravest(self, gravities: Sequence[int]) -> BaseException | None:
+        """The most serious problem after an exchange: this process's own if none is more serious; None if there is none.
+
+        Args:
+            gravities: `gravity` of each process, by rank.
+        """
+        gravest, is_own = max(gravities), max(gravities) == self.gravity
+        self.reported, self.problem = self.problem, None
+        if is_own:
+            return self.reported
+        kind, text = PROBLEM_KINDS[gravest - 1]
+        return kind(text.format(f"process {gravities.index(gravest) + 1} of {len(gravities)}"))
+
+    @property
+    def gravity(self) -> int:
+        """The position of this process's problem in PROBLEM_KINDS, from 1; 0 for none."""
+        if self.problem is None:
+            return 0
+        kind = MemoryError if torch_errors.is_out_of_memory(self.problem) else type(self.problem)
+        if issubclass(kind, KeyboardInterrupt):
+            kind = Interrupted  # Ctrl-C in a Python program, whose handlers are not ours
+        return next(
+            position for position, (problem_kind, _) in enumerate(PROBLEM_KINDS, 1) if issubclass(kind, problem_kind)
+        )
+
+
+def out_of_memory_error(ranks: Ranks, samples: int) -> RestartSmaller:
+    """The error of a process with a part of the weights that ran out of memory with so many `samples` at a time."""
+    what_happened = f"memory ran out in process {ranks.number + 1} of {ranks.count} with {samples} samples at a time"
+    if ranks.heartbeat:
+        ranks.heartbeat.give_up(f"{what_happened}, and the weights are divided among all processes")
+    return RestartSmaller(
+        f"{what_happened}; the weights are divided, so the others cannot go on",
+        "fewer samples at a time, at the same train.batch_size",
+        f"set optimize.micro_batch: {max(1, samples // 2)}, and run the same command again on all machines",
+    )
+
+
+def find_smallest(ranks: Ranks, number: int | None) -> int | None:
+    """The smallest number among all processes; None if no process has one."""
+    numbers = [int(row[0]) for row in ranks.all_gather([number or 0])]
+    return min(filter(None, numbers), default=None)
