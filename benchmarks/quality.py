@@ -174,7 +174,7 @@ def read_run(run: Path) -> dict[str, Any]:
     """Metrics on the test file, the length, and what the run says about itself beside the simple models that it fitted.
 
     `better` is the simple model that it calls better, `network` if it calls the network better, `equal` if it cannot tell,
-    and absent if it compared nothing.
+    and absent if it compared nothing but a constant answer.
     """
     result = json.loads((run / "result.json").read_text(encoding="utf-8"))
     best = result["best"]
@@ -182,7 +182,7 @@ def read_run(run: Path) -> dict[str, Any]:
     path = run / "baselines.json"
     simple = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     comparison = compare_network(simple, best["metric"], {best["metric"]: best["value"], **(best.get("metrics") or {})})
-    if comparison is None or (lead := comparison.compute_lead()) is None:
+    if comparison is None or not comparison.is_complete or (lead := comparison.compute_lead()) is None:
         return figures
     uncertainty = comparison.compute_uncertainty()
     says = "network" if lead > uncertainty else comparison.sort_rows()[0].name if lead < -uncertainty else "equal"
