@@ -106,7 +106,7 @@ def test_a_row_that_fails_is_kept_with_its_reason_and_tried_again(tmp_path: Path
     row = runner(tmp_path).run("no such kind", 60)
     assert "KeyError" in row["failed"]
     assert "KeyError" in (tmp_path / "rows.jsonl").read_text()
-    assert runner(tmp_path).known == set()
+    assert runner(tmp_path).rows.measured == set()
 
 
 @pytest.mark.usefixtures("measured_speed")

@@ -50,6 +50,13 @@ def test_sample_images(capsys: pytest.CaptureFixture[str]) -> None:
     assert all("#" in line for line in text.splitlines() if line.startswith("  image_size"))
 
 
+def test_uneven_classes_get_no_weights() -> None:
+    """Weights cost accuracy and probabilities: whoever wants more of the rarer class asks for them."""
+    lines = [f"{n * 0.37:.2f},{n % 7},{'late' if n % 16 == 0 else 'on time'}" for n in range(800)]
+    Path("flights.csv").write_text("\n".join(["distance,day,arrival", *lines]) + "\n")
+    assert made("flights.csv").train.class_weights == "none"
+
+
 def test_in_a_checkout_the_next_step_is_the_command_of_the_readme(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(installation, "CHECKOUT", Path.cwd())
     assert installation.format_train_command(Path("parts.yaml")) == "make train-cpu JOB=parts.yaml"

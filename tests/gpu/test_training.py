@@ -25,8 +25,8 @@ from drivetrain.training.captured_step import CudaGraphs
 from tests.gpu.conftest import environment
 from tests.messages import says
 from tests.paths import ROOT
-from tests.training import test_captured_step
-from tests.training.test_captured_step import bits
+from tests.training import replayed
+from tests.training.replayed import bits
 
 DIGITS = ROOT / "jobs" / "digits.yaml"
 SAME = "train.deterministic=true"
@@ -183,10 +183,10 @@ class CountedGraphs(CudaGraphs):
 
 
 def trained_in(folder: Path, options: str, scaling: Fp16 | None, recorder: Any) -> dict[str, Any]:
-    ours = test_captured_step.assembled(folder, f"{options}, deterministic: true", False)
+    ours = replayed.assembled(folder, f"{options}, deterministic: true", False)
     if scaling:
         ours.autocast_step(torch.float16, scaling)
-    return test_captured_step.trained(ours, recorder)
+    return replayed.trained(ours, recorder)
 
 
 def test_whole_steps_are_recorded(tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_whole_steps_are_recorded(tmp_path: Path) -> None:
     assert "UserWarning" not in told
 
 
-@pytest.mark.parametrize("scaling", [None, test_captured_step.SCALING], ids=["fp32", "fp16"])
+@pytest.mark.parametrize("scaling", [None, replayed.SCALING], ids=["fp32", "fp16"])
 @pytest.mark.parametrize("options", ["ema: 0.5", "optimizer: {name: sgd, lr: 0.1, momentum: 0.9}"])
 def test_recorded_steps_have_the_bits_of_usual_ones(tmp_path: Path, options: str, scaling: Fp16 | None) -> None:
     recorders: tuple[Any, ...] = (None, CountedGraphs(torch.device("cuda:0")))

@@ -11,30 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from drivetrain.data.dataset import Batch
 from drivetrain.data.sample_data import write as sample_data
-from drivetrain.job.train import Fp16
 from drivetrain.job_spec import load_job as job_spec
-from drivetrain.training.captured_step import CapturedStep, CudaGraphs
-from drivetrain.training.run import Run
+from drivetrain.training.captured_step import CudaGraphs
 from tests import examples, tiny
 from tests.messages import says_only
-
-SCALING = Fp16(initial_scale=3.0e4, growth_interval=2, growth_factor=1.7, backoff_factor=0.3, max_scale=40000.0)
-
-
-class Again:
-    """Stands in for a device: what it records it does again."""
-
-    def __init__(self) -> None:
-        self.replays = 0
-
-    def record(self, work: Callable[[], None]) -> Callable[[], None]:
-        def replay() -> None:
-            self.replays += 1
-            work()
-
-        return replay
+from tests.training.replayed import Again, assembled, bits, trained
 
 
 class Never:
@@ -42,61 +24,6 @@ class Never:
 
     def record(self, work: Callable[[], None]) -> Callable[[], None]:
         raise RuntimeError("operation not permitted when stream is capturing\nand more")
-
-
-def trained(made: Run, recorder: Any, spoil: int = -1, epochs: int = 3, steps: int = 0) -> dict[str, Any]:
-    """All that a few epochs leave, with the rates of recorded steps; nothing is recorded without a recorder.
-
-    With `steps` it trains so many times on the first batch.
-    """
-    told = list[str]()
-    captured = CapturedStep(recorder, made.average_weights, told.append)
-    captured.failure = None if recorder else "as usual"
-    made.configure_step(captured=captured)
-    made.step.state.prefers_device = True
-    numbers = []
-    for epoch in range(epochs):
-        made.train_mode()
-        batches = made.batches.epoch(epoch)
-        for number, batch in enumerate([next(batches)] * steps if steps else batches):
-            number = 0 if steps else number
-            made.step.state.batch_samples = made.batches.size(number)
-            ready = made.mix(made.preprocess(batch, epoch))
-            if made.counters.step == spoil:
-                ready = Batch(ready.ids, tuple(x * float("nan") for x in ready.inputs), ready.targets)
-            made.set_learning_rates()
-            before = getattr(recorder, "replays", 0)
-            result = made.step(ready, made.list_local_parts(made.batches.size(number)))
-            if getattr(recorder, "replays", 0) == before:  # a recorded step has averaged them itself
-                made.average_weights(result.device_finite)
-            numbers.append(result.read())
-            made.counters.step += 1
-    state = {name: value.clone() for name, value in made.model.state_dict().items()}
-    moments = [value for entry in made.optimizer.state.values() for value in entry.values()]
-    average = list(made.ema.average.values()) if made.ema else []
-    scaler = made.step.scaler
-    return {
-        "numbers": torch.tensor(numbers, dtype=torch.float64),
-        **state,
-        **{f"moment {n}": value for n, value in enumerate(moments)},
-        **{f"average {n}": value for n, value in enumerate(average)},
-        "scale": torch.tensor([scaler.scale, float(scaler.good_steps)]),
-        "told": told,
-    }
-
-
-def bits(value: Any) -> Any:
-    return value.contiguous().view(-1).view(torch.uint8).tolist() if isinstance(value, torch.Tensor) else value
-
-
-def assembled(folder: Path, train: str, scaled: bool) -> Run:
-    folder.mkdir()
-    torch.manual_seed(0)
-    made = tiny.assembled(folder, tiny.job(train=train), settings={"fused_optimizer": True})
-    if scaled:  # as fp16 is, in a format that a CPU computes
-        made.autocast_step(torch.float32, SCALING)
-        made.configure_step(dtype=None)
-    return made
 
 
 @pytest.mark.parametrize(

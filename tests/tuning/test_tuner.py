@@ -31,7 +31,7 @@ from drivetrain.tuning import tuner as tune
 from tests import reports, tiny
 from tests.messages import get_message, says_each
 from tests.paths import IMPORTS, ROOT
-from tests.training.test_captured_step import Again
+from tests.training.replayed import Again
 from tests.tuning.tuned_machine import machine
 
 
@@ -259,7 +259,7 @@ from drivetrain.training.phase_timer import PhaseTimer
 from drivetrain.errors import Replanned
 from drivetrain.system.files import write_json
 from tests import tiny
-from tests.training import test_captured_step
+from tests.training import replayed
 from tests.tuning.tuned_machine import machine
 tuner.FULL, tuner.QUICKEST = 9.0, 2.0
 folder = Path(sys.argv[1])

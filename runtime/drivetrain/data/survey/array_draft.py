@@ -79,7 +79,7 @@ def _draft_images(request: SurveyRequest, path: Path, shapes: Shapes) -> Draft:
     height, width = shape[1:3] if are_channels_last else shape[2:4]
     if not labels.ndim or len(labels) != shape[0]:
         raise _refuse_arrays(path, shapes)
-    task, entries, label_facts, weights = _describe_labels(request, path, labels, shapes)
+    task, entries, label_facts = _describe_labels(request, path, labels, shapes)
     draft = Draft(task, "the file holds `images` and `labels`")
     draft.found = [f"{shape[0]:,} images of {height} x {width} pixels, {data_type}, {label_facts[0]}", *label_facts[1:]]
     draft.data = [
@@ -92,32 +92,31 @@ def _draft_images(request: SurveyRequest, path: Path, shapes: Shapes) -> Draft:
         first_values.epochs(len(labels), samples_in_all=36_000, least=5, most=30, sample_noun="images"),
         first_values.batch_size(len(labels), most=32),
         *first_values.optimizer("3e-3", "this network"),
-        *weights,
     ]
     return draft
 
 
 def _describe_labels(
     request: SurveyRequest, path: Path, labels: npt.NDArray[Any], shapes: Shapes
-) -> tuple[str, list[Entry], list[str], list[Entry]]:
+) -> tuple[str, list[Entry], list[str]]:
     """Choose the task by the labels of images.
 
     Returns:
-        The task, keys of the spec, facts on the labels for the draft, and class weights.
+        The task, keys of the spec, and facts on the labels for the draft.
     """
     has_several_columns = labels.ndim == 2 and labels.shape[1] > 1 and labels.dtype.kind in "iufb"
     are_multi_label = has_several_columns and bool(np.isin(labels, (0, 1)).all())
     have_fractions = labels.dtype.kind == "f" and bool((np.floor(labels) != labels).any())
     if are_multi_label and request.task != "image-regression":
         entry = Entry("multi_label", "true", "labels of 0 and 1, each of which can be true")
-        return "image-classification", [entry], [f"{labels.shape[1]} labels"], []
+        return "image-classification", [entry], [f"{labels.shape[1]} labels"]
     if request.task == "image-regression" or has_several_columns or have_fractions:
         if labels.dtype.kind not in "iufb" or labels.ndim > 2:
             raise _refuse_arrays(path, shapes)
-        return "image-regression", [], [f"labels from {labels.min():g} to {labels.max():g}"], []
+        return "image-regression", [], [f"labels from {labels.min():g} to {labels.max():g}"]
     counts = _count_classes(path, _read_label_column(path, "labels", shapes, "iubUS"), len(labels))
     label_facts = [first_values.format_counts(counts), *first_values.note_single_samples(counts)]
-    return "image-classification", [], label_facts, first_values.class_weights(counts)
+    return "image-classification", [], label_facts
 
 
 def _draft_windows(request: SurveyRequest, path: Path, shapes: Shapes) -> Draft:
@@ -145,11 +144,9 @@ def _draft_windows(request: SurveyRequest, path: Path, shapes: Shapes) -> Draft:
     if len(shape) == 3 and array_axes.find_axis_order(_read_array(path, "x"), path, KEY) == "channels-time":
         rows, channels = channels, rows
     draft.found = [f"{shape[0]:,} windows of {rows:,} rows and {channels} channels, {data_type}"]
-    weights = []
     if task == "series-classification":
         counts = _count_classes(path, _read_label_column(path, "y", shapes, "iufbUS"), shape[0])
         draft.found += [first_values.format_counts(counts), *first_values.note_single_samples(counts)]
-        weights = first_values.class_weights(counts)
     elif y.dtype.kind not in "iufb":
         raise _refuse_arrays(path, shapes)
     draft.data = [
@@ -161,7 +158,6 @@ def _draft_windows(request: SurveyRequest, path: Path, shapes: Shapes) -> Draft:
         first_values.epochs(shape[0], samples_in_all=100_000, least=5, most=30, sample_noun="windows"),
         first_values.batch_size(shape[0], most=256),
         *first_values.optimizer("3e-3", "this network"),
-        *weights,
     ]
     return draft
 

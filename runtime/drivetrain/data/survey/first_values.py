@@ -5,22 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from drivetrain.data.labels import list_names, looks_empty, sort_class_names
-from drivetrain.job.draft import Entry, quote
+from drivetrain.job.draft import Entry
 
 MANY_ROWS = 20_000
 """Number of samples from which on a tenth of them is enough for validation."""
 ACCEPTED_BAD_SHARE = 0.045
 """Share of unusable samples that the default of `bad_samples` accepts, with a margin."""
-BALANCED_RATIOS = (10.0, 30.0)
-"""Ratios of largest to smallest class for which drafts balance the classes; above, single samples would dominate.
-
-Below, weights cost more than they gain: of flights (3:1, three seeds) they lift macro F1 from 0.626 to 0.641, and worsen
-accuracy from 0.781 to 0.696 and log loss from 0.492 to 0.596; the area below the ROC curve is 0.73 with and without.
-"""
-SMALLEST_WEIGHT = 1.5
-"""Smallest class weight that a draft lists."""
-MOST_WEIGHTS = 20
-"""Largest number of class weights that a draft lists."""
 
 
 def validation(samples: int, sample_noun: str) -> Entry:
@@ -56,28 +46,6 @@ def optimizer(rate: str, network: str) -> list[Entry]:
         ),
         Entry("schedule", "one-cycle", "the learning rate rises, then falls to almost zero"),
     ]
-
-
-def class_weights(counts: Mapping[str, int]) -> list[Entry]:
-    """Balanced class weights if the classes are uneven; what is probably no value gets none."""
-    counts = {name: count for name, count in counts.items() if not looks_empty(name)} or counts
-    largest = max(counts, key=lambda name: counts[name])
-    smallest = min(counts, key=lambda name: counts[name])
-    ratio = counts[largest] / max(1, counts[smallest])
-    if ratio < BALANCED_RATIOS[0]:
-        return []
-    if ratio > BALANCED_RATIOS[1]:
-        # The square root of the weights that would balance the classes.
-        roots = {name: (counts[largest] / max(1, count)) ** 0.5 for name, count in counts.items()}
-        rarest = sorted(
-            (name for name in roots if roots[name] >= SMALLEST_WEIGHT), key=lambda name: (-roots[name], name)
-        )
-        weights = ", ".join(f"{quote(name)}: {roots[name]:.1f}" for name in rarest[:MOST_WEIGHTS])
-        reason = (
-            f"{largest} has {ratio:.0f} times as many samples as {smallest}; balanced would let single samples dominate"
-        )
-        return [Entry("class_weights", f"{{{weights}}}", reason)]
-    return [Entry("class_weights", "balanced", f"{largest} has {ratio:.0f} times as many samples as {smallest}")]
 
 
 def format_counts(counts: Mapping[str, int], most: int = 8) -> str:

@@ -97,7 +97,6 @@ def draft_folder(request: SurveyRequest, folder: Path) -> Draft:
         [first_values.format_counts(counts), *first_values.note_single_samples(counts)],
         "one folder for each class",
     )
-    draft.train += first_values.class_weights(counts)
     draft.found += listing.notes
     draft.choices += choices
     train = Entry("train", quote(request.format_path(root)), f"{len(listing.names):,} images, a folder for each class")
@@ -237,7 +236,7 @@ def draft_manifest(request: SurveyRequest, sample: TableSample) -> Draft | None:
     targets = [sample.columns[name] for name in guess.names]
     task, kind = _choose_kind(request, targets, sample)
     names = [path for path in _cell_texts(sample, column.name) if path]
-    label_facts, entries, weights = _describe_targets(sample, guess, kind)
+    label_facts, entries = _describe_targets(sample, guess, kind)
     draft = start_draft(
         ImageSurvey([os.path.join(sample.path.parent, name) for name in names]).open_some(),
         label_facts,
@@ -258,7 +257,6 @@ def draft_manifest(request: SurveyRequest, sample: TableSample) -> Draft | None:
         Entry(split.key, split.value, f"{split.reason}{suffix}"),
         *draft.data,
     ]
-    draft.train += weights
     draft.choices += guess.choice
     return draft
 
@@ -333,28 +331,24 @@ def _choose_kind(request: SurveyRequest, targets: Sequence[ColumnProfile], sampl
     )
 
 
-def _describe_targets(sample: TableSample, guess: TargetGuess, kind: str) -> tuple[list[str], list[Entry], list[Entry]]:
-    """Facts on the targets for the draft, their keys in the spec, and class weights."""
+def _describe_targets(sample: TableSample, guess: TargetGuess, kind: str) -> tuple[list[str], list[Entry]]:
+    """Facts on the targets for the draft, and their keys in the spec."""
     name = guess.names[0]
     names = quote(name) if len(guess.names) == 1 else quote_all(guess.names)
     if kind == "class":
         cells = [cell for cell in _cell_texts(sample, name) if cell]
         counts = count_classes(sample.path, cells)
         label_facts = [first_values.format_counts(counts), *first_values.note_single_samples(counts)]
-        return (
-            label_facts,
-            [Entry("label_column", names, f"{len(counts):,} different labels")],
-            first_values.class_weights(counts),
-        )
+        return label_facts, [Entry("label_column", names, f"{len(counts):,} different labels")]
     if kind == "labels":
         entry = Entry("label_column", names, "labels of 0 and 1, each of which can be true")
-        return [f"{len(guess.names):,} labels: {list_names(guess.names, 8)}"], [entry], []
+        return [f"{len(guess.names):,} labels: {list_names(guess.names, 8)}"], [entry]
     if kind == "numbers":
-        return [f"{list_names(guess.names)} to predict"], [Entry("label_column", names, guess.reason)], []
+        return [f"{list_names(guess.names)} to predict"], [Entry("label_column", names, guess.reason)]
     return _describe_label_cells(sample, name)
 
 
-def _describe_label_cells(sample: TableSample, name: str) -> tuple[list[str], list[Entry], list[Entry]]:
+def _describe_label_cells(sample: TableSample, name: str) -> tuple[list[str], list[Entry]]:
     """As `_describe_targets`, for a column with all labels of an image in each cell."""
     cells = _cell_texts(sample, name)
     obstacle = ""
@@ -375,4 +369,4 @@ def _describe_label_cells(sample: TableSample, name: str) -> tuple[list[str], li
     ]
     if obstacle:
         entries.append(Entry("label_separator", f'"{label_separator}"', f"check it: {obstacle}"))
-    return [separated_labels.describe(counts, unlabelled_count)], entries, []
+    return [separated_labels.describe(counts, unlabelled_count)], entries

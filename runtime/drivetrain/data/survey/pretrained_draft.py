@@ -46,7 +46,6 @@ def start_from_pretrained(request: SurveyRequest, draft: Draft) -> Draft:
         Entry("batch_size", "32"),
         Entry("optimizer", "{name: adamw, lr: 1e-4}", "for fine-tuning; `drivetrain find-lr` tests others"),
         Entry("schedule", "one-cycle", "the learning rate rises, then falls to almost zero"),
-        *(entry for entry in draft.train if entry.key == "class_weights"),
     ]
     return draft
 

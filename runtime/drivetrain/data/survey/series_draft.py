@@ -152,15 +152,12 @@ def _draft(
         *first_values.bad_samples(max(sample.lost(used_columns), sample.lost(guess.names)), "have an empty cell"),
     ]
     draft.model = Entry("model", network(window), "convolutions for short patterns, then an LSTM for their order")
-    weights: list[Entry] = []
     if task == CLASSIFICATION:
         draft.found.append(f"{target.name} has {first_values.format_counts(target.counts)}")
-        weights = first_values.class_weights(target.counts)
     draft.train = [
         first_values.epochs(count, samples_in_all=100_000, least=5, most=30, sample_noun="windows"),
         first_values.batch_size(count, most=256),
         *first_values.optimizer("3e-3", "this network"),
-        *weights,
     ]
     return draft
 

@@ -64,7 +64,6 @@ def draft_table(request: SurveyRequest, sample: TableSample) -> Draft:
     count = sum(c.kind == "number" or c.numeric for c in features)
     kinds = f"{count} columns of numbers, {len(features) - count} of categories"
     draft.model = Entry("model", "{name: mlp, hidden: [256, 128], dropout: 0.2}", kinds)
-    weights = first_values.class_weights(targets[0].counts) if task == CLASSIFICATION and len(targets) == 1 else []
     batch = first_values.batch_size(sample.rows, most=256)
     draft.train = [
         first_values.epochs(
@@ -72,7 +71,6 @@ def draft_table(request: SurveyRequest, sample: TableSample) -> Draft:
         ),
         batch,
         *first_values.optimizer("3e-3", "this network"),
-        *weights,
     ]
     return draft
 

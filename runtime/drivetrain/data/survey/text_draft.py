@@ -93,12 +93,10 @@ def draft_texts(request: SurveyRequest, sample: TableSample, texts: Sequence[Col
         *first_values.bad_samples(sample.lost([*used[:1], *guess.names]), "lack a text or a label and are left out"),
     ]
     draft.model = Entry("model", "{name: encoder, layers: 1, width: 64}", NETWORK_REASON)
-    weights = first_values.class_weights(columns[0].counts) if len(columns) == 1 and columns[0].counts else []
     draft.train = [
         first_values.epochs(sample.rows, samples_in_all=36_000, least=3, most=20, sample_noun="texts"),
         first_values.batch_size(sample.rows, most=32),
         *first_values.optimizer("4e-3", "a small encoder"),
-        *weights,
     ]
     if len(guess.names) > 1:
         best = f"validation/{guess.names[0]}/{TextJob.BEST}"
