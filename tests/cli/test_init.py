@@ -50,6 +50,15 @@ def test_sample_images(capsys: pytest.CaptureFixture[str]) -> None:
     assert all("#" in line for line in text.splitlines() if line.startswith("  image_size"))
 
 
+@pytest.mark.parametrize(("texts", "is_linear"), [(9_999, False), (10_000, True)])
+def test_many_texts_get_the_linear_model(texts: int, is_linear: bool) -> None:
+    draws = random.Random(0)
+    rows = [f'"{" ".join(draws.choices("abcdefgh", k=12))} {n}",{"xyz"[n % 3]}' for n in range(texts)]
+    Path("notes.csv").write_text("\n".join(["note,kind", *rows]) + "\n")
+    made("notes.csv")
+    assert ("\nmodel: linear " in Path("notes.yaml").read_text()) == is_linear
+
+
 def test_uneven_classes_get_no_weights() -> None:
     """Weights cost accuracy and probabilities: whoever wants more of the rarer class asks for them."""
     lines = [f"{n * 0.37:.2f},{n % 7},{'late' if n % 16 == 0 else 'on time'}" for n in range(800)]

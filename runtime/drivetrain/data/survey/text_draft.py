@@ -19,6 +19,11 @@ _PAIR_ENDINGS = (("1", "2"), ("_1", "_2"), ("_a", "_b"))
 """Endings of the names of two columns whose texts belong together."""
 MOST_HEADS = 4
 """Most label columns of a text job; with more, the data is treated as a table with a text column."""
+MIN_LINEAR_TEXTS = 10_000
+"""Texts from which on the draft has the linear model: on three public sets of 16,000 texts (12 to 40 classes, two seeds) its accuracy was
+0.656, 0.678 and 0.481 in 14 to 23 s, that of a small encoder 0.677, 0.616 and 0.478 in 34 to 160 s on 2 CPUs.
+"""
+LINEAR_REASON = "a bag of words and pairs, trained in seconds; encoder: a small network; pretrained: `init --pretrained FOLDER|NAME`"
 NETWORK_REASON = "trained from scratch on these texts; a pretrained one: `init --pretrained FOLDER|NAME`"
 _PAIRS: tuple[tuple[str, str], ...] = (
     *(("premise", "hypothesis"), ("question", "answer"), ("question", "sentence"), ("question", "passage")),
@@ -92,11 +97,13 @@ def draft_texts(request: SurveyRequest, sample: TableSample, texts: Sequence[Col
         Entry("max_length", "auto", "tokens, chosen from the texts: 99% of them fit"),
         *first_values.bad_samples(sample.lost([*used[:1], *guess.names]), "lack a text or a label and are left out"),
     ]
-    draft.model = Entry("model", "{name: encoder, layers: 1, width: 64}", NETWORK_REASON)
+    is_linear = sample.rows >= MIN_LINEAR_TEXTS
+    network = "linear" if is_linear else "{name: encoder, layers: 1, width: 64}"
+    draft.model = Entry("model", network, LINEAR_REASON if is_linear else NETWORK_REASON)
     draft.train = [
         first_values.epochs(sample.rows, samples_in_all=36_000, least=3, most=20, sample_noun="texts"),
         first_values.batch_size(sample.rows, most=32),
-        *first_values.optimizer("4e-3", "a small encoder"),
+        *first_values.optimizer("4e-3", "this network"),
     ]
     if len(guess.names) > 1:
         best = f"validation/{guess.names[0]}/{TextJob.BEST}"
