@@ -65,6 +65,20 @@ def test_a_run_ends_in_its_time_however_long_its_steps_take(factor: float) -> No
     assert len(counters.length_changes) <= 5
 
 
+@pytest.mark.parametrize("factor", [0.1, 0.6, 1.0, 2.5])
+def test_an_epoch_longer_than_the_time_ends_in_it(factor: float) -> None:
+    """A probe beside other work took ten times as long: 38 of 60 s were used, and nothing changed before the epoch's end."""
+    seconds, per_epoch, planned, now = 60.0, 5000, 560, 4.0
+    counters, target = Counters(), TimeTarget(seconds, evaluation_seconds=2.0)
+    while counters.step < (counters.length_changes[-1][1] if counters.length_changes else planned):
+        counters.step += 1
+        now += 0.1 * factor
+        total_steps = counters.length_changes[-1][1] if counters.length_changes else planned
+        target.change_within_epoch(counters, now, total_steps, per_epoch)
+    assert 0.85 * seconds <= now <= seconds
+    assert len(counters.length_changes) <= 5
+
+
 def test_a_checkpoint_has_the_changes() -> None:
     counters = Counters()
     counters.restore({"step": 7, "length_changes": [[5, 90]]})

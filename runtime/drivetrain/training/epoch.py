@@ -85,7 +85,7 @@ def record_evaluation(run: Run, records: StepRecords, confusion: dict[str, objec
         is_best = _record_metrics(run, records, confusion)
         # Before the save, so that a checkpoint at the end of this epoch resumes with the next one.
         counters.epoch, counters.batch = counters.epoch + 1, 0
-        _keep_in_time(run, records.progress)
+        keep_in_time(run, records.progress, epoch_ended=True)
     if records.saver.is_due(epoch_ended=True):
         records.saver.save_periodically()
     info = run.collect_info(counters.epoch, metrics=dict(run.last_metrics), best=is_best)
@@ -108,10 +108,16 @@ def _record_metrics(run: Run, records: StepRecords, confusion: dict[str, object]
     return is_best
 
 
-def _keep_in_time(run: Run, progress: Progress) -> None:
-    """Make a run with `train.within` shorter or longer, if its epochs take another time than expected."""
-    sizes = (run.clock.seconds, run.total_steps, run.batches.per_epoch)
-    if run.time_target and (change := run.time_target.change_length(run.counters, *sizes)):
+def keep_in_time(run: Run, progress: Progress, *, epoch_ended: bool = False) -> None:
+    """Make a run with `train.within` shorter or longer, if its steps take another time than expected."""
+    if run.time_target is None:
+        return
+    change_length = run.time_target.change_length if epoch_ended else run.time_target.change_within_epoch
+    # Length, event and progress change together.
+    with run.signals.protect_section():
+        change = change_length(run.counters, run.clock.seconds, run.total_steps, run.batches.per_epoch)
+        if change is None:
+            return
         unreached = [epoch + 1 for epoch in run.network.unfreezing.epochs if epoch >= run.total_epochs]
         missed = f"; model.unfreeze in epoch {unreached[0]} is no longer reached" if unreached else ""
         run.events.add("within", change + missed, run.counters.step)

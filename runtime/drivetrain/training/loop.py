@@ -75,6 +75,7 @@ def train_epoch(run: Run, records: StepRecords) -> None:
                     records.saver.save_together(records.flush)
                 result = train_step(run, records, batch)
                 records.end_step(result)
+                epoch.keep_in_time(run, records.progress)
         with run.peers.same_outcome():
             records.check_last_step()
         records.saver.save_together(records.flush)

@@ -1,4 +1,4 @@
-"""Keeps a run with `train.within` in its time: after an epoch, its length follows from the speed so far.
+"""Keeps a run with `train.within` in its time: its length follows from the speed so far, after an epoch or within a long one.
 
 The schedule is stretched or shortened with it, so that it ends with the run. The changes are part of a checkpoint.
 """
@@ -19,6 +19,8 @@ MAX_EPOCHS = 100
 """A small data set would be repeated thousands of times within an hour, and learned by heart."""
 MIN_WINDOW_SHARE = 0.1
 """Share of the time over which the speed is measured, at least."""
+MIN_FAST_SHARE = 0.02
+"""The same for steps that are a tenth of all."""
 MIN_CHANGED_SHARE = 0.03
 """Smallest change, as a share of all steps."""
 
@@ -31,16 +33,35 @@ class TimeTarget:
 
     Args:
         seconds: of training, of all attempts together.
+        evaluation_seconds: of an evaluation, as measured before the run.
     """
 
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
+    def __init__(self, seconds: float, evaluation_seconds: float = 0.0) -> None:
+        self.seconds, self.evaluation_seconds = seconds, evaluation_seconds
+        self.window_start: tuple[float, int] | None = None
+        """Seconds of this attempt, and step, at which the present window within an epoch began."""
         self.epoch_ends: deque[tuple[float, int]] = deque()
         """Seconds of this attempt, and steps, at the end of recent epochs."""
 
     def restart(self) -> None:
         """Measure the speed anew after a rollback: the steps of the epochs so far are ahead of the run again."""
         self.epoch_ends.clear()
+        self.window_start = None
+
+    def change_within_epoch(self, counters: Counters, now: float, total_steps: int, steps_per_epoch: int) -> str | None:
+        """As `change_length`, after a step: an epoch may take most of the time, and a first measurement may have been slow."""
+        step = counters.step
+        if self.window_start is None:
+            self.window_start = (now, step)
+        begin, first_step = self.window_start
+        time_share, step_share = (now - begin) / self.seconds, (step - first_step) / total_steps
+        # Steps that are much faster than expected would all be trained before a tenth of the time is over.
+        is_long = time_share >= MIN_WINDOW_SHARE or min(time_share / MIN_FAST_SHARE, step_share / MIN_WINDOW_SHARE) >= 1
+        if not is_long or step == first_step or step >= total_steps:
+            return None
+        self.window_start = (now, step)
+        seconds_per_step = (now - begin) / (step - first_step) + self.evaluation_seconds / steps_per_epoch
+        return self._fit_length(counters, now, total_steps, steps_per_epoch, seconds_per_step)
 
     def change_length(self, counters: Counters, now: float, total_steps: int, steps_per_epoch: int) -> str | None:
         """Change the number of steps after an epoch, if the run would end too early or too late; returns a line on it.
@@ -51,7 +72,7 @@ class TimeTarget:
             total_steps: of the run, until now.
             steps_per_epoch: of the run.
         """
-        step = counters.step
+        step, self.window_start = counters.step, None
         self.epoch_ends.append((now, step))
         while len(self.epoch_ends) > 2 and now - self.epoch_ends[1][0] >= MIN_WINDOW_SHARE * self.seconds:
             self.epoch_ends.popleft()
@@ -59,7 +80,12 @@ class TimeTarget:
         if now - begin < MIN_WINDOW_SHARE * self.seconds or step >= total_steps:
             return None
         # With the evaluations in it.
-        seconds_per_step = (now - begin) / (step - first_step)
+        return self._fit_length(counters, now, total_steps, steps_per_epoch, (now - begin) / (step - first_step))
+
+    def _fit_length(
+        self, counters: Counters, now: float, total_steps: int, steps_per_epoch: int, seconds_per_step: float
+    ) -> str | None:
+        step = counters.step
         seconds_left = self.seconds - now - counters.seconds
         predicted_end = self.seconds - seconds_left + (total_steps - step) * seconds_per_step
         if EARLY * self.seconds <= predicted_end <= LATE * self.seconds:
@@ -78,8 +104,11 @@ class TimeTarget:
 def read_target(folder: Path) -> TimeTarget | None:
     """The time of a run, which its supervisor has stored; None without `train.within`."""
     stored = RunFiles(folder).read_object(RUN_LENGTH_FILE)
-    seconds = stored.get("train_seconds")
-    return TimeTarget(float(seconds)) if isinstance(seconds, int | float) else None
+    seconds, times = stored.get("train_seconds"), stored.get("times")
+    evaluation_seconds = times.get("evaluation") if isinstance(times, dict) else None
+    if not isinstance(seconds, int | float):
+        return None
+    return TimeTarget(float(seconds), float(evaluation_seconds) if isinstance(evaluation_seconds, int | float) else 0.0)
 
 
 def find_scheduled_step(step: int, total_steps: int, changes: Sequence[LengthChange]) -> float:
