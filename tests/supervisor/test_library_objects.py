@@ -102,7 +102,7 @@ def test_rates_that_a_callback_sets_hold_unless_a_schedule_sets_them(
 
 
 @pytest.mark.parametrize(
-    ("around", "says"),
+    ("around", "is_said"),
     [
         (lambda: torch.autocast("cpu", dtype=torch.bfloat16), True),
         (torch.no_grad, False),
@@ -112,7 +112,7 @@ def test_rates_that_a_callback_sets_hold_unless_a_schedule_sets_them(
     ids=["autocast", "no_grad", "inference_mode", "nothing"],
 )
 def test_what_is_around_the_call_does_not_change_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], around: Any, says: bool
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], around: Any, is_said: bool
 ) -> None:
     kinds = set()
 
@@ -131,4 +131,4 @@ def test_what_is_around_the_call_does_not_change_it(
         done = train(model, tmp_path)
     assert kinds == {torch.float32}
     assert done.metrics == train(Noted(), tmp_path).metrics
-    assert (says if says else omits)(capsys.readouterr().out, "autocast-around-call-hold")
+    assert (says if is_said else omits)(capsys.readouterr().out, "autocast-around-call-hold")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -148,8 +149,7 @@ class Step(StepUpdate):
             loss = None
             exchange.begin(self.model, self.parameters)
             if batch is not None:
-                with self._catching_failures(parts):
-                    loss = self._accumulate_gradients(batch, denominators, parts)
+                loss = self._try_gradients(partial(self._accumulate_gradients, batch, denominators, parts), parts)
             # These numbers of each process travel beside the gradients.
             sample_hash = 0.0 if batch is None else batch_parts.hash_samples(batch.ids)
             total_loss, notes = exchange.finish(loss, [peers.gravity, count_largest_part(parts), sample_hash])

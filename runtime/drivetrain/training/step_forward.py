@@ -126,18 +126,16 @@ class StepForward:
             with torch.cuda.device(self.device):
                 torch.cuda.manual_seed(seed)
 
-    @contextlib.contextmanager
-    def _catching_failures(self, parts: Sequence[SeededPart]) -> Iterator[None]:
-        """A block that computes gradients; what prevents that becomes this process's problem, if all can act on it."""
+    def _try_gradients(self, compute: Callable[[], Tensor], parts: Sequence[SeededPart]) -> Tensor | None:
+        """The loss of this process's shard; None if it has no gradients, for which the reason is its problem now."""
         peers, divided = self.options.peers, self.options.divided
         try:
+            # Raises at once if a signal has come before.
             with self.options.interruptible(), peers.ranks.raising_peer_errors():
-                yield
-            # This gradient is missing in the sum of its bucket; in the next try the bucket waits for it.
-            if self.options.exchange.late:
-                peers.problem = ComputeAgain("a gradient came after its bucket had been sent")
+                loss = compute()
         except KeyboardInterrupt as interrupt:
             peers.problem = interrupt
+            return None
         except (MemoryError, RuntimeError) as error:
             if torch_errors.is_out_of_memory(error):
                 if divided:
@@ -145,6 +143,11 @@ class StepForward:
                 peers.problem = error.with_traceback(None)
             else:
                 peers.problem = self._allow_other_kernels(error)
+            return None
+        # This gradient is missing in the sum of its bucket; in the next try the bucket waits for it.
+        if self.options.exchange.late:
+            peers.problem = ComputeAgain("a gradient came after its bucket had been sent")
+        return loss
 
     def _allow_other_kernels(self, error: Exception) -> ComputeAgain:
         """Allow operations without a deterministic kernel if that is what `error` is about, else raise it."""
