@@ -13,7 +13,7 @@ from drivetrain.system.run_records import read_objects
 
 CONSTANT, LINEAR, TREES = "constant", "linear", "trees"
 ALTERNATIVES = {
-    LINEAR: "`model: linear` for tables and texts, or logistic or ridge regression of scikit-learn",
+    LINEAR: "logistic or ridge regression of scikit-learn; `model: linear` for tables and texts, if the network is another",
     TREES: "HistGradientBoosting of scikit-learn",
 }
 """How to have the simple models."""
