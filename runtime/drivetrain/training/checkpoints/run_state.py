@@ -37,11 +37,13 @@ def collect_state(run: Run) -> dict[str, object]:
     }
 
 
-def _expect_length_changes(expected: Any, stored: Any) -> None:
-    """Expect changes of the length just where a checkpoint has some: the run may have none yet, or later ones."""
-    expected.pop("length_changes", None)
-    if isinstance(stored, Mapping) and "length_changes" in stored:
-        expected["length_changes"] = []
+def _expect_later_counters(expected: Any, stored: Any) -> None:
+    """Expect counters that earlier versions did not have just where a checkpoint has them."""
+    empty: dict[str, object] = {"solved": False, "length_changes": []}
+    for name, value in empty.items():
+        expected.pop(name, None)
+        if isinstance(stored, Mapping) and name in stored:
+            expected[name] = value
 
 
 def _list_frozen(run: Run) -> list[str]:
@@ -58,7 +60,7 @@ def restore(run: Run, loaded: checkpoint.Loaded) -> None:
     stored = loaded.state.get("identity")
     checked_identity = {key: text for key, text in run.identity.items() if key != "parts" or "parts" in (stored or ())}
     expected = collect_state(run) | {"identity": checked_identity}
-    _expect_length_changes(expected["counters"], loaded.state.get("counters"))
+    _expect_later_counters(expected["counters"], loaded.state.get("counters"))
     resume.check_fit(loaded, expected, tensors | ({"ema": run.ema.average} if run.ema else {}))
     identity = {"parts": loaded.state["identity"]["processes"], **loaded.state["identity"]}
     _restore_part_count(run, resume.parse_whole_number(loaded, "parts", identity["parts"]))
