@@ -114,6 +114,15 @@ def test_compared_runs_show_the_best_simple_model_of_each() -> None:
     assert "best simple model" not in {cells[0] for cells in without.rows}
 
 
+@pytest.mark.parametrize(("network", "is_named"), [("encoder", True), ("linear", False)])
+@pytest.mark.parametrize("accuracy", [0.6, 0.8])
+def test_a_linear_network_is_not_advised_to_be_one(network: str, is_named: bool, accuracy: float) -> None:
+    data = to_json([row(LINEAR, 0.8)], samples=1_000, seconds=15)
+    comparison = compare_network(data, "validation/accuracy", {"validation/accuracy": accuracy}, network)
+    assert comparison is not None
+    assert ("`model: linear`" in comparison.describe_verdict()) == is_named
+
+
 def test_a_loss_that_chose_the_weights_is_compared_by_accuracy() -> None:
     row = Baseline(LINEAR, {"validation/loss": 0.5, "validation/accuracy": 0.7}, 9, 9, 1.0)
     data = to_json([row], samples=1_000, seconds=15.0)

@@ -12,8 +12,9 @@ from drivetrain.job.formatting import format_metric
 from drivetrain.system.run_records import read_objects
 
 CONSTANT, LINEAR, TREES = "constant", "linear", "trees"
+SCIKIT_LINEAR = "logistic or ridge regression of scikit-learn"
 ALTERNATIVES = {
-    LINEAR: "logistic or ridge regression of scikit-learn; `model: linear` for tables and texts, if the network is another",
+    LINEAR: f"`model: linear` for tables and texts, or {SCIKIT_LINEAR}",
     TREES: "HistGradientBoosting of scikit-learn",
 }
 """How to have the simple models."""
@@ -65,6 +66,8 @@ class Comparison:
     """Whether the linear model was fitted, or cannot be for a known reason; else there was not enough time."""
     skipped_reason: str = ""
     """Why the linear model was not fitted, if that is known."""
+    network_name: str = ""
+    """The `model:` of the job, such as `linear`; empty if it has no name."""
 
     def sort_rows(self) -> list[Baseline]:
         """The simple models with this metric, the best first."""
@@ -121,13 +124,18 @@ class Comparison:
         if lead < -self.compute_uncertainty():
             return (
                 f"the {title} {_choose_verb(best)} better, by {_format_gap(-lead)}: use {_choose_pronoun(best)} "
-                f"({ALTERNATIVES.get(best.name, best.name)}), or another network or learning rate (`drivetrain find-lr`)"
+                f"({self._describe_alternative(best)}), or another network or learning rate (`drivetrain find-lr`)"
             )
-        hint = f"; {ALTERNATIVES[LINEAR]} answers faster" if best.name == LINEAR else ""
+        hint = f"; {ALTERNATIVES[LINEAR]} answers faster" if best.name == LINEAR != self.network_name else ""
         return (
             f"the {title} {_choose_verb(best)} as good within what {self.samples:,} validation samples can tell "
             f"(+-{_format_gap(self.compute_uncertainty())}){hint}"
         )
+
+    def _describe_alternative(self, best: Baseline) -> str:
+        """How to have a simple model; a network that is `model: linear` itself is another one than scikit-learn's."""
+        is_linear = best.name == LINEAR and self.network_name == LINEAR
+        return SCIKIT_LINEAR if is_linear else ALTERNATIVES.get(best.name, best.name)
 
 
 def _format_gap(gap: float) -> str:
@@ -179,7 +187,9 @@ def from_json(data: Mapping[str, Any]) -> tuple[tuple[Baseline, ...], tuple[Skip
     return rows, tuple(Skipped(str(row.get("name")), str(row.get("reason"))) for row in read_objects(data, "skipped"))
 
 
-def compare_network(data: Mapping[str, Any], metric: str, metrics: Mapping[str, float]) -> Comparison | None:
+def compare_network(
+    data: Mapping[str, Any], metric: str, metrics: Mapping[str, float], network_name: str = ""
+) -> Comparison | None:
     """The comparison of a network with the simple models in baselines.json; None if there are none.
 
     Args:
@@ -187,6 +197,7 @@ def compare_network(data: Mapping[str, Any], metric: str, metrics: Mapping[str, 
         metric: the metric that chose the network's weights. Where that is a loss and there is an accuracy, the accuracy
             takes its place: its differences can be judged, and their uncertainty is known.
         metrics: those of the network's chosen weights.
+        network_name: the `model:` of the job, such as `linear`.
     """
     rows, skipped = from_json(data)
     if metric.endswith("/loss") and (accuracy := metric.removesuffix("loss") + "accuracy") in metrics:
@@ -197,4 +208,4 @@ def compare_network(data: Mapping[str, Any], metric: str, metrics: Mapping[str, 
     is_complete = LINEAR in {*(row.name for row in rows), *(one.name for one in skipped)}
     reason = next((one.reason for one in skipped if one.name == LINEAR), "")
     sample_count = samples if isinstance(samples, int) else None
-    return Comparison(metric, metrics[metric], rows, sample_count, is_complete, reason)
+    return Comparison(metric, metrics[metric], rows, sample_count, is_complete, reason, network_name)

@@ -16,13 +16,12 @@ from drivetrain.system.console import say
 from drivetrain.system.fault_points import fault_point
 from drivetrain.system.run_files import BASELINES_FILE, RunFiles
 from drivetrain.system.run_records import RunResult
+from drivetrain.tuning.run_length import MAX_SIMPLE_MODELS_SECONDS, SIMPLE_MODELS_SHARE
 
 SWITCH = "DRIVETRAIN_BASELINES"
 """Environment variable; `off` does for every job what `baselines: off` does for one."""
 MODULE = "drivetrain.baselines.baselines_process"
-SHARE_OF_TRAINING = 0.1
-"""Time for the simple models, as a share of that of the training."""
-MIN_SECONDS, MAX_SECONDS = 15.0, 60.0
+MIN_SECONDS, MAX_SECONDS = 15.0, MAX_SIMPLE_MODELS_SECONDS
 """Bounds of that time: starting Python with its libraries takes 4 s, and nobody waits minutes for a comparison."""
 LEAST_SECONDS = 3.0
 """In less time no simple model is fitted."""
@@ -55,7 +54,12 @@ def compare(source: SpecSource, job: Job, run: Path, seconds_left: float = inf) 
     failure = _fit_in_child(source, run, seconds)
     metrics = {best.metric: best.value, **best.metrics}
     # After a failure, too: the file holds the models that were fitted until then.
-    comparison = baseline_results.compare_network(RunFiles(run).read_object(BASELINES_FILE), best.metric, metrics)
+    comparison = baseline_results.compare_network(
+        RunFiles(run).read_object(BASELINES_FILE),
+        best.metric,
+        metrics,
+        str(getattr(getattr(job, "model", None), "name", "")),
+    )
     if comparison:
         say(f"baselines: {comparison.metric}: {comparison.format_line()}")
         say(f"baselines: {comparison.describe_verdict()}")
@@ -67,7 +71,7 @@ def _limit_seconds(job: Job, trained_seconds: float) -> float:
     """Seconds in which all simple models must be fitted; infinite for `baselines: full`."""
     if job.baselines == "full":
         return inf
-    return min(MAX_SECONDS, max(MIN_SECONDS, SHARE_OF_TRAINING * trained_seconds))
+    return min(MAX_SECONDS, max(MIN_SECONDS, SIMPLE_MODELS_SHARE * trained_seconds))
 
 
 def _fit_in_child(source: SpecSource, run: Path, seconds: float) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from drivetrain.system.run_files import RUN_LENGTH_FILE, RunFiles
+from drivetrain.system.run_records import read_mapping, read_number
 from drivetrain.tracking.live.time_left import format_clock_time
 from drivetrain.training.counters import Counters
 
@@ -104,11 +105,9 @@ class TimeTarget:
 def read_target(folder: Path) -> TimeTarget | None:
     """The time of a run, which its supervisor has stored; None without `train.within`."""
     stored = RunFiles(folder).read_object(RUN_LENGTH_FILE)
-    seconds, times = stored.get("train_seconds"), stored.get("times")
-    evaluation_seconds = times.get("evaluation") if isinstance(times, dict) else None
-    if not isinstance(seconds, int | float):
-        return None
-    return TimeTarget(float(seconds), float(evaluation_seconds) if isinstance(evaluation_seconds, int | float) else 0.0)
+    seconds = read_number(stored, "train_seconds")
+    evaluation_seconds = read_number(read_mapping(stored, "times"), "evaluation") or 0.0
+    return None if seconds is None else TimeTarget(seconds, evaluation_seconds)
 
 
 def find_scheduled_step(step: int, total_steps: int, changes: Sequence[LengthChange]) -> float:

@@ -32,7 +32,7 @@ MIN_STEPS = 20
 ENDING_SECONDS = 7.0
 """For what follows the last evaluation: model, report, and the start of the process of the simple models."""
 SIMPLE_MODELS_SHARE, MAX_SIMPLE_MODELS_SECONDS = 0.1, 60.0
-"""Share of `train.within` that is left to the simple models, which say what the network's result is worth."""
+"""Time for the simple models, which say what the network's result is worth: a share of `train.within`, or of the training, at most this."""
 MARGIN = 0.05
 """Share of the time that stays free, since steps never take all the same time."""
 
@@ -159,8 +159,7 @@ def choose_once(
         say("within: the heads are solved in one pass, so there is no length to choose")
         return 0, {}
     length = choose_length(job, times, elapsed_seconds)
-    ending_seconds = times.test + ENDING_SECONDS + _reserve_for_simple_models(job)
-    train_seconds = parse_duration(job.train.within) - elapsed_seconds - ending_seconds
+    train_seconds = parse_duration(job.train.within) - elapsed_seconds - _reserve_for_ending(job, times)
     write_json(folder / RUN_LENGTH_FILE, {**length, "train_seconds": train_seconds, "times": asdict(times)})
     train = job.train.model_copy(update=length)
     EventLog(folder).add(
@@ -178,7 +177,7 @@ def choose_length(job: Job, times: RunTimes, elapsed_seconds: float) -> dict[str
         SpecError: if there is no time for a training.
     """
     limit = parse_duration(job.train.within or "")
-    begun_seconds = elapsed_seconds + times.start + times.test + ENDING_SECONDS + _reserve_for_simple_models(job)
+    begun_seconds = elapsed_seconds + times.start + _reserve_for_ending(job, times)
     steps = times.fit_steps(limit * (1 - MARGIN) - begun_seconds)
     if steps < min(MIN_STEPS, times.steps_per_epoch):
         needed = (begun_seconds + times.train_seconds(times.steps_per_epoch)) / (1 - MARGIN)
@@ -197,11 +196,12 @@ def choose_length(job: Job, times: RunTimes, elapsed_seconds: float) -> dict[str
     return {"epochs": -(-steps // times.steps_per_epoch), "steps": steps}
 
 
-def _reserve_for_simple_models(job: Job) -> float:
-    """Seconds of `train.within` that are left to the simple models."""
+def _reserve_for_ending(job: Job, times: RunTimes) -> float:
+    """Seconds of `train.within` that are left to what follows the training, simple models included."""
+    ending_seconds = times.test + ENDING_SECONDS
     if job.baselines == "off":
-        return 0.0
-    return min(MAX_SIMPLE_MODELS_SECONDS, SIMPLE_MODELS_SHARE * parse_duration(job.train.within or ""))
+        return ending_seconds
+    return ending_seconds + min(MAX_SIMPLE_MODELS_SECONDS, SIMPLE_MODELS_SHARE * parse_duration(job.train.within or ""))
 
 
 def _one_epoch(job: Job) -> Train:

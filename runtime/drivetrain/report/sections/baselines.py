@@ -7,12 +7,16 @@ from drivetrain.report.blocks import Block, Section, Table, Text, Tone
 from drivetrain.report.formatting import format_duration, format_number
 from drivetrain.report.record import Record
 from drivetrain.report.summary import Summary
+from drivetrain.system.run_records import read_mapping
 
 
 def compare_best(record: Record, summary: Summary) -> Comparison | None:
     """The network beside the simple models, by the metric that chose its weights; None without either."""
     best = summary.best
-    return compare_network(record.baselines, best.metric, {best.metric: best.value, **best.metrics}) if best else None
+    if best is None:
+        return None
+    metrics = {best.metric: best.value, **best.metrics}
+    return compare_network(record.baselines, best.metric, metrics, str(read_mapping(record.spec, "model").get("name")))
 
 
 def baselines_section(record: Record, summary: Summary) -> Section | None:
