@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import yaml
 from PIL import Image
 
@@ -31,6 +32,8 @@ SMALLER, SAMPLES, WHOLE = "train in smaller batches", "judge it on more samples"
 
 ABOUT_MODEL = (FEWER, MORE, RATE, WEAK, SMALLER, SAMPLES, WHOLE, "lower the learning rate")
 
+Numbers = npt.NDArray[np.float64]
+
 
 @dataclass(frozen=True)
 class Case:
@@ -42,6 +45,15 @@ class Case:
     expected: str
 
 
+def write_rows(folder: Path, numbers: Numbers, answers: list[str]) -> None:
+    """Write a table of numbers, (rows, columns), with an answer in each row."""
+    lines = [",".join([*(f"n{i}" for i in range(numbers.shape[1])), "answer"])]
+    lines += [
+        ",".join([*(f"{value:.4f}" for value in row), answer]) for row, answer in zip(numbers, answers, strict=True)
+    ]
+    (folder / "rows.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
 def write_table(rows: int, positive: float = 0.5, noise: float = 1.0) -> Callable[[Path], dict[str, object]]:
     """A table of twenty numbers of which four count, with this share of positive answers."""
 
@@ -50,11 +62,7 @@ def write_table(rows: int, positive: float = 0.5, noise: float = 1.0) -> Callabl
         numbers = draw.normal(0, 1, (rows, 20))
         score = numbers[:, 0] + numbers[:, 1] * numbers[:, 2] - numbers[:, 3] + draw.normal(0, noise, rows)
         answers = np.where(score > np.quantile(score, 1 - positive), "yes", "no")
-        lines = [",".join([*(f"n{i}" for i in range(20)), "answer"])]
-        lines += [
-            ",".join([*(f"{value:.4f}" for value in row), answer]) for row, answer in zip(numbers, answers, strict=True)
-        ]
-        (folder / "rows.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        write_rows(folder, numbers, answers.tolist())
         return {"task": "tabular-classification", "data": {"train": "rows.csv", "target": "answer"}}
 
     return write
@@ -128,11 +136,7 @@ def write_numbers(rows: int, noise: float) -> Callable[[Path], dict[str, object]
         draw = np.random.default_rng(7)
         numbers = draw.normal(0, 1, (rows, 8))
         answers = 50 + 10 * (numbers[:, 0] * numbers[:, 1] + numbers[:, 2] + draw.normal(0, noise, rows))
-        lines = [",".join([*(f"n{i}" for i in range(8)), "answer"])]
-        lines += [
-            ",".join(f"{value:.4f}" for value in (*row, answer)) for row, answer in zip(numbers, answers, strict=True)
-        ]
-        (folder / "rows.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        write_rows(folder, numbers, [f"{answer:.4f}" for answer in answers])
         return {"task": "tabular-regression", "data": {"train": "rows.csv", "target": "answer"}}
 
     return write
