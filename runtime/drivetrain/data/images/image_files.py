@@ -90,11 +90,7 @@ class Files:
 
 
 def check_images(root: str, names: Sequence[str], cells: Cells | None = None) -> tuple[Files, dict[int, BadSample]]:
-    """Decode each file, or each image of a table, once.
-
-    Returns:
-        The files with their properties, and those that cannot be used, by row.
-    """
+    """Decode each file, or each image of a table, once; returns them and those that cannot be used, by row."""
 
     def read_header(row: int) -> decode.ImageHeader | str:
         try:

@@ -89,10 +89,7 @@ def read_as_trained(
 
 
 def measure_training_files(images: Images, rows: Ids, resize: Resize, key: str) -> tuple[Resize, list[str]]:
-    """Choose how files are decoded: the range of 16-bit values, and a ground on which transparent ones can be seen.
-
-    Returns:
-        How files are decoded, and notes.
+    """Choose how files are decoded: the range of 16-bit values, and a ground for transparent ones; also returns notes.
 
     Raises:
         DataError: if only the lower bits of color files have a content, which Pillow drops.
@@ -114,10 +111,7 @@ def takes_bytes(images: Images, rows: Ids, scale: Range) -> bool:
 
 
 def check_visible(raw: Tensor, key: str) -> list[str]:
-    """A note on images of one color, if there are any.
-
-    Args:
-        raw: some images as the network sees them before normalization, shape (N, C, S, S).
+    """A note on images of one color, of some as the network sees them before normalization, shape (N, C, S, S).
 
     Raises:
         DataError: if more than half of the images are of one color, which is nearly the same for all of them.
@@ -265,11 +259,7 @@ def _measure_range(headers: Sequence[ImageHeader | None], resize: Resize) -> tup
 
 
 def _choose_ground(headers: Sequence[ImageHeader | None], resize: Resize) -> tuple[Resize, list[str]]:
-    """Choose what transparent training images lie on: white, unless too many can be seen only on another ground.
-
-    Returns:
-        The new resize, and notes.
-    """
+    """Choose what transparent training images lie on: white, unless too many can be seen only on another; also notes."""
     invisible = [header.invisible_over for header in headers if header and header.invisible_over is not None]
     invisible_count = sum(header is not None and header.colors_without_alpha for header in headers)
     notes = []

@@ -133,11 +133,7 @@ class TokenRows:
         return flat_file.is_whole(handle, count)
 
     def read(self, handle: int, rows: Ids, start: int) -> list[bytes]:
-        """The bytes of some rows of the cached file.
-
-        Args:
-            start: the row of the index with which the shard begins.
-        """
+        """The bytes of some rows of the index, from the open cached file of a shard that begins with the row `start`."""
         return flat_file.read(handle, (rows - start).tolist())
 
     def to_ragged(self, rows: Sequence[bytes]) -> list[Ragged]:
