@@ -83,7 +83,7 @@ def train(
         from drivetrain.system.console import say
         from drivetrain.training import handshake
         from drivetrain.training.train import train as train_run
-        from drivetrain.tuning import prepare
+        from drivetrain.tuning import assembly
     clock.phases["import"] = process_seconds()  # the start of the interpreter counts, too
     plan_at_start = plans.read_plan(folder)
     try:
@@ -91,7 +91,7 @@ def train(
             # In another process than the leader's, the leader's plan arrives here.
             handshake.introduce(folder, job, say)
             _check_process_settings(folder, plan_at_start)
-            run = prepare.assemble_run(folder, job, signals, clock, source, is_measured=is_measured)
+            run = assembly.assemble_run(folder, job, signals, clock, source, is_measured=is_measured)
             train_run(run, trace=trace)
     except RuntimeError as error:
         raise torch_errors.translate_error(error) from None

@@ -33,10 +33,10 @@ def main() -> int:
 
     def measure() -> None:
         with raise_stopped(), ignore_signals_after():
-            from drivetrain.tuning import prepare
+            from drivetrain.tuning import assembly
 
             job = SpecSource.from_arguments(options).load()
-            micro_batches = prepare.load_search(options.folder, job, Signals(), PhaseTimer())
+            micro_batches = assembly.load_search(options.folder, job, Signals(), PhaseTimer())
             search = micro_batches.prepare_search(micro_batches.plan.value("gradient_checkpointing") is True)
             speeds, ceiling = measure_sizes(search, batch_size.find_largest_size(len(micro_batches.dataset.train)))
         best = batch_size.choose_size(speeds)

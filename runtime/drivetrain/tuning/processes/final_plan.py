@@ -25,10 +25,10 @@ def main() -> int:
     def finalize() -> None:
         # The plan in the folder is final where it was decided anew.
         with contextlib.suppress(Replanned), raise_stopped(), ignore_signals_after():
-            from drivetrain.tuning import prepare
+            from drivetrain.tuning import assembly
 
             source = SpecSource.from_arguments(options)
-            prepare.assemble_run(options.folder, source.load(), Signals(), PhaseTimer(), source)
+            assembly.assemble_run(options.folder, source.load(), Signals(), PhaseTimer(), source)
 
     return child_main.run(finalize)
 

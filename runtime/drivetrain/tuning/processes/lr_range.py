@@ -62,10 +62,12 @@ def main() -> int:
 
     def test() -> None:
         with raise_stopped(), ignore_signals_after():
-            from drivetrain.tuning import prepare
+            from drivetrain.tuning import assembly
 
             signals = Signals()
-            run = prepare.assemble_run(options.folder, SpecSource.from_arguments(options).load(), signals, PhaseTimer())
+            run = assembly.assemble_run(
+                options.folder, SpecSource.from_arguments(options).load(), signals, PhaseTimer()
+            )
             rates, losses = measure_losses(run, options.lowest, options.highest, options.steps)
         report(run, suggest_rate(rates, losses, options.steps), options.folder)
 

@@ -48,9 +48,9 @@ def main() -> int:
 
     def measure() -> None:
         with raise_stopped(), ignore_signals_after():
-            from drivetrain.tuning import prepare
+            from drivetrain.tuning import assembly
 
-            search = prepare.load_search(
+            search = assembly.load_search(
                 options.folder, SpecSource.from_arguments(options).load(), Signals(), PhaseTimer()
             )
             ceiling, measured_rows = measure_sizes(search)

@@ -50,11 +50,11 @@ def main() -> int:
         # The training prints the same notes on the data again.
         with raise_stopped(), ignore_signals_after(), contextlib.redirect_stdout(io.StringIO()):
             from drivetrain.training.run import assemble
-            from drivetrain.tuning import prepare
+            from drivetrain.tuning import assembly
 
             job = SpecSource.from_arguments(options).load()
             signals = Signals()
-            search = prepare.load_search(options.folder, job, signals, PhaseTimer())
+            search = assembly.load_search(options.folder, job, signals, PhaseTimer())
             # The epoch that trains most layers takes longest, and has no cached features.
             last_epoch = search.network.unfreezing.last
             plan = search.plan.with_values({"feature_cache": False}) if last_epoch else search.plan
