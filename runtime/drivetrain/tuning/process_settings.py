@@ -24,9 +24,10 @@ from drivetrain.optimizations import Effect, Optimization, Stage, Value
 from drivetrain.plan import calibrated, evidence
 from drivetrain.plan.evidence import Measurement
 from drivetrain.plan.plan import OPEN, Plan, format_value
+from drivetrain.system.child_process import ChildEnded
 from drivetrain.system.files import write_json
 from drivetrain.system.units import format_bytes
-from drivetrain.tuning.bench.variant import Failed, RunningVariant, VariantPool
+from drivetrain.tuning.bench.variant import RunningVariant, VariantPool
 from drivetrain.tuning.paired_timing import compare
 
 if TYPE_CHECKING:
@@ -94,7 +95,7 @@ def measure(
         with VariantPool(hardware, Path(scratch), source, shares_compile_cache=True) as pool:
             try:
                 _measure_all(pool, plan, candidates, run_seconds, deadline, say, measurements)
-            except Failed as error:
+            except ChildEnded as error:
                 say(f"tune: threads, OpenMP runtime and allocator not measured: {error}")
     return measurements
 
@@ -166,6 +167,6 @@ def _compare(
             incumbent.ready.step,
             deadline - time.monotonic(),
         )
-    except Failed as error:
+    except ChildEnded as error:
         return None, checks.Verdict(False, f"failed: {error}")
     return challenger, checks.judge(pair, 0.0, run_seconds)

@@ -191,16 +191,10 @@ def _run_process(machine: Hardware, folder: Path, first_work: str, limit: TimeLi
     with (folder / "output.txt").open("wb") as output:
         child = child_process.start_child(
             probe_command(folder, limit.probes, "--first", first_work),
-            probe_environment(machine),
+            child_process.build_environment(probe_environment(machine)),
             output=output.fileno(),
         )
-        try:
-            return child.wait(limit.process)
-        except subprocess.TimeoutExpired:
-            return None
-        finally:
-            child.kill()
-            child.wait()
+        return child_process.wait_or_kill(child, limit.process)
 
 
 @contextlib.contextmanager

@@ -19,13 +19,11 @@ import numpy as np
 import numpy.typing as npt
 
 from drivetrain.errors import NumericsError
-from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.system import interpreter
 from drivetrain.system.console import say
 from drivetrain.system.files import storage_error, write_json
-from drivetrain.system.signals import Signals, ignore_signals_after, raise_stopped
-from drivetrain.training.phase_timer import PhaseTimer
 from drivetrain.tuning import child_main
+from drivetrain.tuning.child_main import MeasuringCall
 
 if TYPE_CHECKING:
     from drivetrain.data.dataset import Batch
@@ -58,20 +56,14 @@ def main() -> int:
     arguments.add_argument("lowest", type=float)
     arguments.add_argument("highest", type=float)
     arguments.add_argument("steps", type=int)
-    options = arguments.parse_args()
+    return child_main.run(try_rates, arguments)
 
-    def test() -> None:
-        with raise_stopped(), ignore_signals_after():
-            from drivetrain.tuning import assembly
 
-            signals = Signals()
-            run = assembly.assemble_run(
-                options.folder, SpecSource.from_arguments(options).load(), signals, PhaseTimer()
-            )
-            rates, losses = measure_losses(run, options.lowest, options.highest, options.steps)
-        report(run, suggest_rate(rates, losses, options.steps), options.folder)
-
-    return child_main.run(test)
+def try_rates(call: MeasuringCall) -> None:
+    """Train with growing rates, and report what the losses say."""
+    run, options = call.assemble_run(), call.options
+    rates, losses = measure_losses(run, options.lowest, options.highest, options.steps)
+    report(run, suggest_rate(rates, losses, options.steps), call.folder)
 
 
 def measure_losses(run: Run, lowest: float, highest: float, steps: int) -> tuple[Floats, Floats]:
