@@ -82,7 +82,7 @@ MOST: dict[str, tuple[int, int]] = {
     "models": (34, 4_716),
     "optimizations": (30, 2_790),
     "plan": (10, 949),
-    "pretrained": (18, 2_589),
+    "pretrained": (18, 2_585),
     "report": (37, 4_771),
     "storage": (10, 1_374),
     "supervisor": (39, 6_683),
