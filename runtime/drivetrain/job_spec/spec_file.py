@@ -17,7 +17,6 @@ def read_spec(path: Path, assignments: Sequence[str], content: bytes | None = No
     """The document, with the mistakes in it.
 
     Args:
-        path: the file.
         assignments: `key.path=value` texts, applied over it.
         content: of the file as it was read before; None to read it now.
 

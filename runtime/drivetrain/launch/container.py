@@ -227,9 +227,7 @@ def describe_starter(client: Any, image: str, spec: Path) -> dict[str, str]:
     """Return environment variables that tell the container what only its starter knows: image, commit, who tracks.
 
     Args:
-        client: the client of the engine.
         image: the name of the image that it starts.
-        spec: the job file.
     """
     facts = {
         provenance.IMAGE: str(client.images.get(image).id),

@@ -24,7 +24,6 @@ def expect_hardware(host: Hardware, job: Job) -> tuple[Hardware, str]:
 
     Args:
         host: the machine of this process, with the GPUs that the job uses.
-        job: the checked spec.
     """
     if not run_in_image.torch_is_missing():
         return host, ""

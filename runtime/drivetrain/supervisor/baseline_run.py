@@ -33,7 +33,6 @@ def compare(source: SpecSource, job: Job, run: Path, seconds_left: float = inf) 
 
     Args:
         source: the spec, for the child process.
-        job: the loaded spec.
         run: folder of the finished run.
         seconds_left: of `train.within`.
     """

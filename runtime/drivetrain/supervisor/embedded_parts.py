@@ -78,7 +78,6 @@ def collect_parts(
     """Check the objects of a call, and describe them for its spec.
 
     Args:
-        model: the network.
         optimizer: an object, a function, or a description as in the spec.
         schedule: the same for the schedule.
         every: when a scheduler object steps: `step` or `epoch`.
@@ -119,7 +118,6 @@ def user_optimizer(argument: Any, model: object, refuse: Refusal, *, stored: boo
 
     Args:
         argument: the optimizer, or a function of the list of trainable parameters.
-        model: the network.
         refuse: makes the error of an argument.
         stored: whether checkpoints hold its state; if so, one whose state no checkpoint can hold is refused.
 

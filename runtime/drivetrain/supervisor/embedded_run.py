@@ -228,7 +228,6 @@ def _train(call: TrainCall, dataset: Dataset, signals: Signals, afterwards: cont
 
     Args:
         call: the call, with the completed job.
-        dataset: its data.
         signals: the installed handlers.
         afterwards: runs its callbacks when the network is the program's again.
     """

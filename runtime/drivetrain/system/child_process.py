@@ -33,7 +33,6 @@ def run_child(
     """Run a child; returns its exit code as a shell does, 75 if a signal came before it started.
 
     Args:
-        command: its command line.
         environment: the plan's variables.
         forward: gets the child, and so forwards signals to it.
         locks: open files that it inherits.
@@ -62,7 +61,6 @@ def start_child(
     """Start a child in its own process group, so that Ctrl-C reaches it once, through us.
 
     Args:
-        command: its command line.
         environment: all of its variables.
         locks: open files that it inherits.
         requests: its standard input; ours if None.

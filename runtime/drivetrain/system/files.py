@@ -34,7 +34,6 @@ def make_folder(path: Path, mode: int = 0o777) -> None:
     """Create a folder and its parents, if they do not exist.
 
     Args:
-        path: of the folder.
         mode: of the folder itself, less the bits of the process's umask.
 
     Raises:
@@ -61,7 +60,6 @@ def write_atomically(open_parent: Callable[[], tuple[int, str]], path: Path, tex
     Args:
         open_parent: opens the folder that the file lies in; returns its descriptor, and the file's name there.
         path: the file, for the error message.
-        text: the content.
 
     Raises:
         StorageError: if that fails.

@@ -64,7 +64,6 @@ class RunFiles:
     def __init__(self, run: Path, below: str = "") -> None:
         """
         Args:
-            run: the run folder.
             below: a folder in it, where the names start; empty for the run folder itself.
         """
         self.run = run
@@ -195,7 +194,6 @@ class RunFiles:
         """The rows of a JSON-lines file, one at a time; a row truncated by a crash is skipped.
 
         Args:
-            name: of the file.
             report: called at the end with what is wrong with the file, if anything is, and what it leads to; the
                 latter is empty if there are no rows.
         """

@@ -55,9 +55,6 @@ def measure_once(
     """Measure the batch size if it is `auto`, once per run; returns the exit code, and `batch_size` if it was measured.
 
     Args:
-        source: the spec.
-        job: the same, loaded.
-        machine: the hardware.
         folder: of the run, which keeps the result.
         plain: whether the run has all optimizations off.
 

@@ -76,13 +76,9 @@ def measure(
     """Measure candidate values against those of a plan.
 
     Args:
-        source: the spec.
-        hardware: the machine.
         plan: all decisions; its values are the baselines.
-        candidates: the candidates, in order.
         run_seconds: predicted seconds of the run.
         seconds: time limit.
-        say: reports progress.
         start_seconds: seconds that a child is expected to need until it is ready.
     """
     deadline, measurements = time.monotonic() + seconds, dict[str, Measurement]()

@@ -61,9 +61,7 @@ class Tuner(VariantBuilder):
 
     Args:
         run: the run, assembled under the plan so far; it is never changed.
-        dataset: its data.
         network: its network, with the initial weights.
-        say: reports progress.
         source: the spec, if child processes may measure process settings.
     """
 
@@ -347,10 +345,8 @@ def store_measurements(
     """Store measurements; process settings also where the supervisor finds them without torch.
 
     Args:
-        job: the spec.
         hardware: its cache is used.
         keys: the keys for speeds and for numerical checks.
-        measurements: the results.
         say: reports it if they cannot be stored.
     """
     process_measurements = {key: row for key, row in measurements.items() if key in process_settings.list_names()}

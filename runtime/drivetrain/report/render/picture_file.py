@@ -103,9 +103,7 @@ def draw_ablation(bars: Sequence[Bar], title: str, path: Path) -> None:
     """Draw speed ratios with their intervals, one row each, from top to bottom, with a line at 1.
 
     Args:
-        bars: the steps.
         title: job and machine.
-        path: the file.
 
     Raises:
         OSError: if the file cannot be written.

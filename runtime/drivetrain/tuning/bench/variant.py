@@ -67,9 +67,7 @@ class VariantPool:
     """Starts variants, and stops them all at the end.
 
     Args:
-        machine: the hardware.
         scratch: a folder with hardware.json, for plans and logs.
-        source: the spec.
         keep: whether variants use the compile cache of all runs, and not an empty one.
     """
 

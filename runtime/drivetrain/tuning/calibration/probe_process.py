@@ -61,7 +61,6 @@ class Session:
     """One calibration while it is made.
 
     Args:
-        machine: its hardware.
         spent: seconds that the process has taken before.
         keep: is handed the calibration so far after every comparison.
     """

@@ -46,9 +46,7 @@ class MicroBatchSearch:
     """The search for one job.
 
     Args:
-        plan: all decisions so far.
         facts: properties of model and data.
-        say: reports progress.
     """
 
     job: Job
