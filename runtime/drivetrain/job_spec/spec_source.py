@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from drivetrain.data.custom import user_code
-from drivetrain.errors import SpecError
 from drivetrain.job import Job
 from drivetrain.job.custom import CustomData, list_user_functions
 from drivetrain.job_spec.load_job import load
@@ -96,7 +95,7 @@ class SpecSource:
                     code.with_copies(part.arguments)
             except OSError as error:
                 message = f"{part.file} or a file of its arguments cannot be read: {error}"
-                raise SpecError([job.problem((*key, "file"), message, "files that exist", "restore it")]) from None
+                raise job.spec_error((*key, "file"), message, "files that exist", "restore it") from None
         return {JOB_FILE: self.read().content or b""} | {f"{CODE}/{name}": text for name, text in code.sources.items()}
 
     def copy_to(self, folder: Path, job: Job) -> SpecSource:

@@ -81,7 +81,7 @@ class Pretrained:
         Raises:
             SpecError: always.
         """
-        raise SpecError([self.job.problem(hub_name.find_weights_key(self.job), description, possible, action)])
+        raise self.job.spec_error(hub_name.find_weights_key(self.job), description, possible, action)
 
 
 def find(job: Job, name: str) -> Pretrained:
@@ -241,4 +241,4 @@ def _first_line(error: BaseException) -> str:
 
 
 def _refuse(job: Job, description: str, possible: str, action: str) -> NoReturn:
-    raise SpecError([job.problem(hub_name.find_weights_key(job), description, possible, action)])
+    raise job.spec_error(hub_name.find_weights_key(job), description, possible, action)

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeGuard
 
-from drivetrain.errors import SpecError
 from drivetrain.job import Job
 from drivetrain.job.data import Fit
 from drivetrain.job.images import ImageJob
@@ -79,7 +78,7 @@ class TimmFolder:
         Raises:
             SpecError: always.
         """
-        raise SpecError([self.job.problem(KEY, description, possible, action)])
+        raise self.job.spec_error(KEY, description, possible, action)
 
 
 def find(job: ImageJob) -> TimmFolder | None:
