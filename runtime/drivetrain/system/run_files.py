@@ -17,7 +17,7 @@ from pathlib import Path, PurePath
 from typing import IO, Any
 
 from drivetrain.errors import CheckpointError
-from drivetrain.system.files import parse_json, parse_row, storage_error, to_json, write_atomically
+from drivetrain.system.files import blame_storage, parse_json, parse_row, to_json, write_atomically
 
 JOB_FILE, PLAN_FILE, HARDWARE_FILE = "job.yaml", "plan.json", "hardware.json"
 STATE_FILE, METRICS_FILE, RESULT_FILE = "state.json", "metrics.jsonl", "result.json"
@@ -119,7 +119,7 @@ class RunFiles:
         Raises:
             StorageError: if that fails, or a link is in its place.
         """
-        try:
+        with blame_storage(self.path):
             for name in accumulate(PurePath(self.below).parts, os.path.join):
                 parent, folder = RunFiles(self.run)._open_parent(name)
                 try:
@@ -128,8 +128,6 @@ class RunFiles:
                     os.close(os.open(folder, _FOLDER_FLAGS, dir_fd=parent))
                 finally:
                     os.close(parent)
-        except OSError as error:
-            raise storage_error(self.path, error) from None
 
     def is_file(self, name: str) -> bool:
         """Whether a regular file of this name can be opened."""

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from drivetrain.errors import NumericsError
 from drivetrain.system import interpreter
 from drivetrain.system.console import say
-from drivetrain.system.files import storage_error, write_json
+from drivetrain.system.files import blame_storage, write_json
 from drivetrain.tuning import child_main
 from drivetrain.tuning.child_main import MeasuringCall
 
@@ -160,13 +160,11 @@ def report(run: Run, sweep: LrSweep, folder: Path) -> None:
         {"lr": rate, "loss": loss, "smooth": mean}
         for rate, loss, mean in zip(sweep.rates.tolist(), sweep.losses.tolist(), sweep.smooth.tolist(), strict=True)
     ]
-    try:
+    with blame_storage(folder):
         write_json(folder / "find-lr.json", {"optimizer": name, "suggested": sweep.suggested, "steps": rows})
         picture_file.draw_lr_range(
             sweep.rates.tolist(), sweep.losses.tolist(), sweep.smooth.tolist(), sweep.suggested, folder / "find-lr.svg"
         )
-    except OSError as error:
-        raise storage_error(folder, error) from None
     say(f"plot and numbers are in {folder}")
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from drivetrain.system import interpreter
 from drivetrain.system.console import say
-from drivetrain.system.files import storage_error, write_json
+from drivetrain.system.files import blame_storage, write_json
 from drivetrain.system.units import format_bytes
 from drivetrain.tuning import child_main
 from drivetrain.tuning.child_main import MeasuringCall
@@ -90,7 +90,7 @@ def report(rows: Sequence[MemoryRow], ceiling: int, folder: Path) -> None:
     for line in _render_table(rows):
         say(line)
     say(f"{format_bytes(ceiling)} available")
-    try:
+    with blame_storage(folder):
         write_json(folder / "memory.json", {"ceiling": ceiling, "rows": [vars(row) for row in rows]})
         picture_file.draw_memory_profile(
             {
@@ -104,8 +104,6 @@ def report(rows: Sequence[MemoryRow], ceiling: int, folder: Path) -> None:
             ceiling,
             folder / "memory.svg",
         )
-    except OSError as error:
-        raise storage_error(folder, error) from None
     say(f"plot and numbers are in {folder}")
 
 
