@@ -233,17 +233,12 @@ def _check_schedule(argument: Any, optimizer: UserOptimizer | None, every: str |
     if not isinstance(argument, LRScheduler):
         # Called with a copy: building a scheduler changes the rates of its optimizer.
         with blame_user_code(lambda told, do: refuse("schedule", f"raised {told}", POSSIBLE_SCHEDULES, do)):
-            scheduler = schedule.build(_copy_optimizer(trial))
+            scheduler = schedule.build(trial.build(copy.deepcopy(trial.model)))
         if isinstance(scheduler, ReduceLROnPlateau):
             raise _refuse_plateau(refuse)
         if not isinstance(scheduler, LRScheduler):
             raise refuse("schedule", f"returned {describe(scheduler)}", POSSIBLE_SCHEDULES, "return a scheduler")
     return schedule
-
-
-def _copy_optimizer(optimizer: UserOptimizer) -> Optimizer:
-    """The same optimizer over a copy of the network."""
-    return optimizer.build(copy.deepcopy(optimizer.model))
 
 
 def _refuse_plateau(refuse: Refusal) -> SpecError:

@@ -212,15 +212,13 @@ def _describe_objects(call: TrainCall) -> dict[str, str]:
     sources = zip(("train_data", "validation_data"), call.sources, strict=True)
     # Arrays are left out, because the record of the data already has their values.
     data = {
-        name: source.data for name, source in sources if hasattr(source.data, "__dict__") and not _is_array(source.data)
+        name: source.data
+        for name, source in sources
+        if hasattr(source.data, "__dict__") and not isinstance(source.data, Tensor | TensorDataset)
     }
     data |= {f"{source.name}.collate_fn": source.collate for source in call.sources}
     data |= {f"{source.name}.sampler": source.sampler for source in call.sources}
     return embedded_record.collect_rows(call.model, call.loss, data, call.parts)
-
-
-def _is_array(data: object) -> bool:
-    return isinstance(data, Tensor | TensorDataset)
 
 
 def _train(call: TrainCall, dataset: Dataset, signals: Signals, afterwards: contextlib.ExitStack) -> FinishedCall:

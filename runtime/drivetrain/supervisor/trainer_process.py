@@ -38,7 +38,8 @@ def main() -> int:
     kernel_crash.log_crashes(options.run)
     try:
         with raise_stopped(), ignore_signals_after():
-            signals = Signals(scheduled=_is_scheduled())
+            # A scheduler's SIGTERM arrives twice, once from it and once from the supervisor: that is no new request.
+            signals = Signals(scheduled=world.NODES in os.environ or "SLURM_STEP_ID" in os.environ)
             source = SpecSource.from_arguments(options)
             return train(
                 options.run,
@@ -57,11 +58,6 @@ def main() -> int:
     finally:
         if lost_text := describe_lost_output():
             EventLog(options.run).store("output", lost_text)
-
-
-def _is_scheduled() -> bool:
-    """Whether SIGTERM arrives twice, once from the scheduler and once from the supervisor; the second is no new request."""
-    return world.NODES in os.environ or "SLURM_STEP_ID" in os.environ
 
 
 def train(
