@@ -266,7 +266,7 @@ class Job(Spec):
 
     def spec_error(self, path: tuple[str, ...], description: str, possible: str, action: str) -> SpecError:
         """The error about the value at `path` of the spec, if it has only this one problem."""
-        return SpecError([self.problem(path, description, possible, action)])
+        return SpecError(self.problem(path, description, possible, action))
 
     def dump(self) -> dict[str, object]:
         """The spec with all defaults, as plain values."""

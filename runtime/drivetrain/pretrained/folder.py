@@ -114,7 +114,7 @@ def locate(job: Job, name: str) -> tuple[Path, str]:
             problem = job.problem(
                 ("model", "revision"), f"{path} is a local folder", "a revision of a name on the hub", "remove it"
             )
-            raise SpecError([problem])
+            raise SpecError(problem)
     elif HUB_NAME.fullmatch(name):
         fetched_network = fetch(job, name)
         folder, origin = fetched_network.snapshot.folder, fetched_network.origin

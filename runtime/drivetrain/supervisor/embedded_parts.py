@@ -45,7 +45,7 @@ def make_refusal(call_site: str) -> Refusal:
     """The function that makes errors which point to `call_site` (file, line and column of the call)."""
 
     def refuse(key: str, description: str, possible: str, action: str) -> SpecError:
-        return SpecError([Problem(call_site, key, description, possible, action)])
+        return SpecError(Problem(call_site, key, description, possible, action))
 
     return refuse
 
