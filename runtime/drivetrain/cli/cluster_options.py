@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from drivetrain.cli import container_fallback
+from drivetrain.cli.command_parser import CommandParser
 from drivetrain.errors import SpecError
 
 ENGINES = ("slurm", "k8s", "skypilot")
@@ -14,7 +14,7 @@ _CLUSTER_OPTIONS = ("nodes", "per_node", "site", "output", "submit")
 """Options of `launch` that mean nothing without --on."""
 
 
-def add(command: argparse.ArgumentParser) -> None:
+def add(command: CommandParser) -> None:
     """Add the options to the parser of `launch`."""
     command.add_argument("--on", choices=ENGINES, help="train on a cluster: write the file that its engine takes")
     command.add_argument(
@@ -26,11 +26,9 @@ def add(command: argparse.ArgumentParser) -> None:
         metavar="M",
         help="with --on: processes on each machine, one for each GPU (default: limits.processes, or 1)",
     )
-    command.add_argument("--site", type=Path, metavar="FILE", help="with --on: what belongs to the cluster (YAML)")
-    command.add_argument(
-        "--output", type=Path, metavar="FILE", help="with --on: file to write (default: named after the job)"
-    )
-    command.add_argument("--submit", action="store_true", help="with --on: submit the file, too")
+    command.add_path("--site", "FILE", "with --on: what belongs to the cluster (YAML)")
+    command.add_path("--output", "FILE", "with --on: file to write (default: named after the job)")
+    command.add_switch("--submit", "with --on: submit the file, too")
 
 
 def launch(options: argparse.Namespace) -> int:
