@@ -6,6 +6,7 @@ import argparse
 
 from drivetrain.cli import container_fallback
 from drivetrain.cli.command_parser import CommandParser
+from drivetrain.cli.request import make_request
 from drivetrain.errors import SpecError
 
 ENGINES = ("slurm", "k8s", "skypilot")
@@ -47,21 +48,8 @@ def launch(options: argparse.Namespace) -> int:
     ):
         if getattr(options, option):
             raise SpecError(f"--{option} with --on {options.on}", possible, f"remove --{option}")
-    return cluster_launch.launch(
-        ClusterRequest(
-            engine=options.on,
-            spec=options.job,
-            assignments=tuple(options.set),
-            device=options.device,
-            flags=container_fallback.list_flags(options),
-            extend=options.extend,
-            nodes=options.nodes,
-            per_node=options.per_node,
-            site=options.site,
-            output=options.output,
-            submit=options.submit,
-        )
-    )
+    flags = container_fallback.list_flags(options)
+    return cluster_launch.launch(make_request(ClusterRequest, options, flags=flags))
 
 
 def check_absent(options: argparse.Namespace) -> None:
