@@ -33,11 +33,7 @@ def add(command: CommandParser) -> None:
 
 
 def launch(options: argparse.Namespace) -> int:
-    """Write the file for the engine.
-
-    Raises:
-        DrivetrainError: if options, job or site do not fit.
-    """
+    """Write the file for the engine; raises DrivetrainError if options, job or site do not fit."""
     from drivetrain.launch.clusters import cluster_launch
     from drivetrain.launch.clusters.cluster_job import ClusterRequest
 
@@ -53,11 +49,7 @@ def launch(options: argparse.Namespace) -> int:
 
 
 def check_absent(options: argparse.Namespace) -> None:
-    """Refuse options of clusters where no cluster is named.
-
-    Raises:
-        SpecError: if there is one.
-    """
+    """Refuse options of clusters where no cluster is named; raises SpecError if there is one."""
     for option in _CLUSTER_OPTIONS:
         if getattr(options, option):
             name = f"--{option.replace('_', '-')}"

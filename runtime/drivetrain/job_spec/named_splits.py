@@ -111,11 +111,7 @@ def check_groups(job: Job, split: str, source: str) -> None:
 
 
 def check_test(job: Job) -> None:
-    """Check that the data of the final test is not that of training or validation.
-
-    Raises:
-        SpecError: if it is.
-    """
+    """Check that the data of the final test is not that of training or validation; raises SpecError if it is."""
     if not isinstance(job.data, Data) or job.data.test is None:
         return
     test = os.path.realpath(job.resolve(job.data.test))

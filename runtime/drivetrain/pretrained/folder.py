@@ -47,11 +47,7 @@ class Pretrained:
     """Name and commit on the hub; empty for a local folder."""
 
     def network(self) -> nn.Module:
-        """Load the network with its weights, in float32.
-
-        Raises:
-            SpecError: if the weights do not fit the network.
-        """
+        """Load the network with its weights, in float32; raises SpecError if the weights do not fit the network."""
         with quiet_transformers() as transformers:
             try:
                 loaded, loading_info = transformers.AutoModel.from_pretrained(

@@ -31,11 +31,7 @@ class TimmFolder:
     """`pretrained_cfg` of timm: the form of the images of the training."""
 
     def expected(self) -> ExpectedInput:
-        """Read the input that the weights expect.
-
-        Raises:
-            SpecError: if the file does not tell it.
-        """
+        """Read the input that the weights expect; raises SpecError if the file does not tell it."""
         size, mean, std = (self.settings.get(key) for key in ("input_size", "mean", "std"))
         crop_share = self.settings.get("crop_pct", 1.0)
         if not (

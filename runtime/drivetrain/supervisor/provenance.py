@@ -306,11 +306,7 @@ def _format_config(settings: dict[str, str]) -> str:
 
 
 def _read_small(path: Path) -> str:
-    """The text of a small regular file, without the white space around it.
-
-    Raises:
-        OSError: if it is none.
-    """
+    """The text of a small regular file, without the white space around it; raises OSError if it is none."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     with open(handle, "rb") as file:
         if not stat.S_ISREG(os.fstat(handle).st_mode):

@@ -69,11 +69,7 @@ def open_run(runs: Path, job: Job, *, new: bool = False, after: int = 0) -> RunF
 
 
 def find_unfinished(runs: Path, name: str) -> Path | None:
-    """The last run folder of a name, if its run has not finished.
-
-    Raises:
-        CheckpointError: if a link is in it.
-    """
+    """The last run folder of a name, if its run has not finished; raises CheckpointError if a link is in it."""
     last = next(reversed(list_numbered(runs, name)), None)
     if last is None or RunState.read(last).status == "done":
         return None

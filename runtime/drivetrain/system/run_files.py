@@ -216,11 +216,7 @@ class RunFiles:
             report(problem, "they are skipped")
 
     def append(self, name: str, text: str) -> None:
-        """Add a text to the end of a file, which is made if it is missing.
-
-        Raises:
-            OSError: if it cannot be written.
-        """
+        """Add a text to the end of a file, which is made if it is missing; raises OSError if it cannot be written."""
         with self.open(name, "a") as file:
             file.write(text)
 
@@ -272,11 +268,7 @@ def parse_suffix(path: Path | str) -> int:
 
 
 def _read_limited(file: IO[Any]) -> Any:
-    """The content of an open file.
-
-    Raises:
-        OSError: EFBIG if it has more than MAX_FILE_BYTES bytes.
-    """
+    """The content of an open file; raises OSError EFBIG if it has more than MAX_FILE_BYTES bytes."""
     if os.fstat(file.fileno()).st_size > MAX_FILE_BYTES:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), file.name)
     return file.read(MAX_FILE_BYTES)  # it may have grown
@@ -320,11 +312,7 @@ class JsonLinesTail:
 
 
 def refuse_links(run: Path) -> None:
-    """Check that a run folder and all below it are folders and regular files.
-
-    Raises:
-        CheckpointError: if not.
-    """
+    """Check that a run folder and all below it are folders and regular files; raises CheckpointError if not."""
     if entry := next(find_links(run), None):
         raise CheckpointError(f"{entry}, which could lead out of the run folder", LINKS_POSSIBLE, LINKS_ACTION)
 

@@ -122,11 +122,7 @@ def _standard_error(pair: PairedTiming) -> float:
 def measure_ablation(
     plan: Plan, start: Start, rounds: int, report: Callable[[str], None], against: Sequence[str] = ()
 ) -> Ablation:
-    """Measure the whole ablation.
-
-    Raises:
-        ChildEnded: if not even the plain variant starts.
-    """
+    """Measure the whole ablation; raises ChildEnded if not even the plain variant starts."""
     return Ablation(tuple(_AblationRunner(plan, start, rounds, report).measure_steps(against)))
 
 
