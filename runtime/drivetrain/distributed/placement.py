@@ -69,11 +69,7 @@ TORCHRUN = "RANK and WORLD_SIZE, as torchrun sets them"
 
 
 def parse_meet(text: str, source: str) -> Meet:
-    """Host and port of `HOST:PORT`, `[IPv6]:PORT` or `HOST`.
-
-    Raises:
-        SpecError: if it is none of them.
-    """
+    """Host and port of `HOST:PORT`, `[IPv6]:PORT` or `HOST`; raises SpecError if it is none of them."""
     match = re.fullmatch(r"(?:\[([0-9a-fA-F:.%\w]+)\]|([^\s:\[\]]+))(?::(\d{1,5}))?", text)
     port = int(match[3] or DEFAULT_PORT) if match else 0
     if match is None or not 0 < port < 65536:

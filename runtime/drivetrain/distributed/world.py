@@ -49,11 +49,7 @@ def seems_alone(job: Job, hardware: Hardware) -> bool:
 
 
 def check_world_size(job: Job, hardware: Hardware) -> None:
-    """Refuse a number of processes that differs from the number of GPUs.
-
-    Raises:
-        SpecError: if the job requests that.
-    """
+    """Refuse a number of processes that differs from the number of GPUs; raises SpecError if the job requests that."""
     requested, used = job.limits.processes, len(hardware.gpus)
     if requested and used and requested != used * hardware.shared_by:
         raise job.spec_error(

@@ -196,11 +196,7 @@ def from_json_as(kind: type[Kind], data: dict[str, Any], source: str) -> Kind:
 
 
 def read_hardware(path: Path) -> Hardware:
-    """Read the hardware of a recorded machine.
-
-    Raises:
-        SpecError: if the file cannot be read or lacks a value.
-    """
+    """Read the hardware of a recorded machine; raises SpecError if the file cannot be read or lacks a value."""
     try:
         data = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
