@@ -43,13 +43,13 @@ def make_parser() -> CommandParser:
     return top
 
 
-def list_commands(top: CommandParser) -> dict[str, CommandParser]:
+def list_commands(top: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
     """The parsers of all commands, by name."""
     subparsers = (action for action in top._actions if isinstance(action, argparse._SubParsersAction))
     return {name: command for action in subparsers for name, command in action.choices.items()}
 
 
-def list_options(command: CommandParser) -> list[str]:
+def list_options(command: argparse.ArgumentParser) -> list[str]:
     """The long options of a command."""
     return [word for action in command._actions for word in action.option_strings if word.startswith("--")]
 
