@@ -6,12 +6,15 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from drivetrain.cli import cluster_options, csv_option, data_arguments, runs_option
+from drivetrain.cli import cluster_options, csv_option, runs_option
 from drivetrain.cli.command_parser import CommandParser
+from drivetrain.job import JOBS
 from drivetrain.supervisor import named_run
 from drivetrain.system.version import VERSION
 
-Add = Callable[[str, str], argparse.ArgumentParser]
+TASKS = tuple(task for task in JOBS if task != "custom")
+"""Tasks whose data `init` can inspect; data of the remaining one comes from user code."""
+Add = Callable[[str, str], CommandParser]
 RUN = "run folder, its name in runs/, or its address in an object store"
 
 
@@ -21,7 +24,7 @@ def make_parser() -> CommandParser:
     top.add_argument("--version", action="version", version=f"drivetrain {VERSION}")
     commands = top.add_subparsers(required=True, metavar="COMMAND")
 
-    def add(name: str, text: str) -> argparse.ArgumentParser:
+    def add(name: str, text: str) -> CommandParser:
         command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
         command.set_defaults(command=name)
         return command
@@ -32,8 +35,8 @@ def make_parser() -> CommandParser:
     _add_measuring(add)
     _add_look(add)
     _add_use(add)
-    _add_fetch(add)
-    data_arguments.add(add)
+    for add_command in (_add_sample, _add_shard, _add_init, _add_fetch, _add_convert):
+        add_command(add)
     add("schema", "print the JSON schema of the job file")
     command = add("completion", "print a script that completes commands, options and runs in a shell")
     command.add_argument("shell", choices=("bash", "zsh"), help="the shell")
@@ -51,13 +54,13 @@ def list_options(command: argparse.ArgumentParser) -> list[str]:
     return [word for action in command._actions for word in action.option_strings if word.startswith("--")]
 
 
-def _add_job(command: argparse.ArgumentParser) -> argparse.ArgumentParser:
+def _add_job(command: CommandParser) -> CommandParser:
     command.add_argument("job", type=Path, help="the job file (YAML)")
     _add_set(command)
     return command
 
 
-def _add_set(command: argparse.ArgumentParser) -> None:
+def _add_set(command: CommandParser) -> None:
     command.add_argument(
         "--set",
         action="append",
@@ -74,38 +77,28 @@ def _add_plan(add: Add) -> None:
     )
     command.add_argument("jobs", type=Path, nargs="+", metavar="JOB", help="job files (YAML)")
     _add_set(command)
-    command.add_argument("--json", action="store_true", help="print JSON: each file with its problems")
-    command.add_argument(
-        "--remote",
-        action="store_true",
-        help="also use every object store that the jobs name: list, read, write a probe",
-    )
+    command.add_switch("--json", "print JSON: each file with its problems")
+    command.add_switch("--remote", "also use every object store that the jobs name: list, read, write a probe")
     command.add_argument(
         "--runs", type=runs_option.parse, default=runs_option.LOCAL, metavar="ADDRESS", help="as for `train`"
     )
     command = add("facts", "show this machine's hardware and how much of it this process may use")
-    command.add_argument("--json", action="store_true", help="print JSON, which `plan --hardware` reads")
+    command.add_switch("--json", "print JSON, which `plan --hardware` reads")
     command = _add_job(add("plan", "show the settings chosen for this machine and job, with reasons"))
-    command.add_argument(
-        "--hardware", type=Path, metavar="FILE", help="plan for another machine: the output of `facts --json` there"
-    )
-    command.add_argument(
-        "--time", action="store_true", help="time a few steps, and say how long the training takes and what it needs"
-    )
-    command.add_argument("--plain", action="store_true", help="turn all optimizations off")
-    command.add_argument(
-        "--all", action="store_true", help="include settings that do not apply to this machine and job"
-    )
-    command.add_argument("--json", action="store_true", help="print JSON, which `train --plan` reads")
+    command.add_path("--hardware", "FILE", "plan for another machine: the output of `facts --json` there")
+    command.add_switch("--time", "time a few steps, and say how long the training takes and what it needs")
+    command.add_switch("--plain", "turn all optimizations off")
+    command.add_switch("--all", "include settings that do not apply to this machine and job")
+    command.add_switch("--json", "print JSON, which `train --plan` reads")
 
 
-def _add_verbose(command: argparse.ArgumentParser) -> None:
+def _add_verbose(command: CommandParser) -> None:
     command.add_argument(
         "-v", "--verbose", action="store_true", help="also print every setting, and details of data and network"
     )
 
 
-def _add_runs(command: argparse.ArgumentParser, *, plain: bool = True) -> argparse.ArgumentParser:
+def _add_runs(command: CommandParser, *, plain: bool = True) -> CommandParser:
     _add_job(command)
     _add_verbose(command)
     command.add_argument(
@@ -116,21 +109,17 @@ def _add_runs(command: argparse.ArgumentParser, *, plain: bool = True) -> argpar
         help="parent of the run folders (default: runs); s3://BUCKET/PATH, gs:// or az:// copies runs/ there",
     )
     if plain:
-        command.add_argument("--plain", action="store_true", help="turn all optimizations off (plain PyTorch)")
+        command.add_switch("--plain", "turn all optimizations off (plain PyTorch)")
     return command
 
 
 def _add_training(add: Add) -> None:
     """Commands that train."""
     command = _add_runs(add("train", "train a job, or resume its unfinished run"))
-    command.add_argument(
-        "--plan", type=Path, metavar="FILE", help="use the settings of a stored plan instead of choosing them"
-    )
+    command.add_path("--plan", "FILE", "use the settings of a stored plan instead of choosing them")
     _add_start(command)
-    command.add_argument(
-        "--trace", action="store_true", help="profile a few steps: slowest operators, and a trace for Perfetto"
-    )
-    command.add_argument("--json", action="store_true", help="print JSON at the end, and the log to stderr")
+    command.add_switch("--trace", "profile a few steps: slowest operators, and a trace for Perfetto")
+    command.add_switch("--json", "print JSON at the end, and the log to stderr")
     _add_nodes(command)
     command = _add_job(
         add(
@@ -143,27 +132,21 @@ def _add_training(add: Add) -> None:
     command.add_argument(
         "--device", choices=("cpu", "gpu"), default="cpu", help="use a CPU or a GPU image (default: cpu)"
     )
-    command.add_argument("--plain", action="store_true", help="turn all optimizations off (plain PyTorch)")
+    command.add_switch("--plain", "turn all optimizations off (plain PyTorch)")
     _add_start(command)
-    command.add_argument(
-        "--trace", action="store_true", help="profile a few steps: slowest operators, and a trace for Perfetto"
-    )
-    command.add_argument("--network", action="store_true", help="give the container network access, for your own code")
+    command.add_switch("--trace", "profile a few steps: slowest operators, and a trace for Perfetto")
+    command.add_switch("--network", "give the container network access, for your own code")
     command.add_argument("--image", metavar="NAME", help="use this image; it is pulled if it is missing")
     cluster_options.add(command)
 
 
-def _add_nodes(command: argparse.ArgumentParser) -> None:
+def _add_nodes(command: CommandParser) -> None:
     """The place of this machine among several, where no scheduler sets it."""
     command.add_argument("--nodes", type=int, metavar="N", help="number of machines that train together")
     command.add_argument("--node", type=int, metavar="I", help="with --nodes: number of this machine, from 0 on")
     command.add_argument(
         "--meet", metavar="HOST:PORT", help="with --nodes: where machine 0 listens, an address that all can reach"
     )
-
-
-def _add_new(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--new", action="store_true", help="start new runs in place of unfinished ones")
 
 
 def _add_repeat(add: Add) -> None:
@@ -175,13 +158,13 @@ def _add_repeat(add: Add) -> None:
     command.add_argument(
         "--folds", type=int, metavar="N", help="cross-validation: each of N parts is validation data once"
     )
-    _add_new(command)
+    command.add_switch("--new", "start new runs in place of unfinished ones")
     command = _add_runs(add("inspect", "find labels that are probably wrong, with the runs of a cross-validation"))
     command.add_argument("--folds", type=int, default=5, metavar="N", help="parts of the data (default: 5)")
-    _add_new(command)
+    command.add_switch("--new", "start new runs in place of unfinished ones")
     command = _add_runs(add("sweep", "search for better values of the keys under `sweep:` in the job, with Optuna"))
     command.add_argument("--trials", type=int, metavar="N", help="number of trials, those that are done included")
-    command.add_argument("--new", action="store_true", help="begin a new sweep, even if an earlier one is unfinished")
+    command.add_switch("--new", "begin a new sweep, even if an earlier one is unfinished")
     text = (
         "measure what shorter texts, smaller networks, larger batches or fewer epochs save in time and cost in quality"
     )
@@ -189,12 +172,12 @@ def _add_repeat(add: Add) -> None:
     command.add_argument(
         "--within", default="30m", metavar="TIME", help="begin no training that would end later (default: 30m)"
     )
-    _add_new(command)
+    command.add_switch("--new", "start new runs in place of unfinished ones")
 
 
-def _add_start(command: argparse.ArgumentParser) -> None:
+def _add_start(command: CommandParser) -> None:
     """Options that choose between a new run, the unfinished one, and one that continues a finished run."""
-    command.add_argument("--new", action="store_true", help="start a new run, even if an earlier one is unfinished")
+    command.add_switch("--new", "start a new run, even if an earlier one is unfinished")
     command.add_argument(
         "--extend",
         type=named_run.parse,
@@ -202,10 +185,8 @@ def _add_start(command: argparse.ArgumentParser) -> None:
         help="continue a finished run with more epochs, in a new run folder; the job's train.epochs counts from the start "
         "of that run",
     )
-    command.add_argument(
-        "--restart-schedule",
-        action="store_true",
-        help="with --extend: start the learning-rate schedule again over the added epochs",
+    command.add_switch(
+        "--restart-schedule", "with --extend: start the learning-rate schedule again over the added epochs"
     )
 
 
@@ -215,32 +196,32 @@ def _add_measuring(add: Add) -> None:
     command.add_argument(
         "--seconds", type=float, default=60.0, help="time for all of them (default: 60; inf: as long as they take)"
     )
-    command.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    command.add_switch("--json", "print JSON instead of a table")
     command = _add_job(add("find-lr", "run a learning-rate range test: plot the loss and suggest a rate"))
-    command.add_argument("--output", type=Path, metavar="DIR", help="output folder (default: runs/find-lr-<name>)")
+    command.add_path("--output", "DIR", "output folder (default: runs/find-lr-<name>)")
     command.add_argument("--lowest", type=float, default=1e-6, help="first learning rate (default: 1e-6)")
     command.add_argument("--highest", type=float, default=10.0, help="last learning rate (default: 10)")
     command.add_argument("--steps", type=int, default=100, help="number of mini-batches (default: 100)")
     command = _add_job(add("memory", "predict and measure peak memory for each micro-batch size"))
-    command.add_argument("--output", type=Path, metavar="DIR", help="output folder (default: runs/memory-<name>)")
+    command.add_path("--output", "DIR", "output folder (default: runs/memory-<name>)")
     command = _add_job(
         add("bench", "measure the speedup of each optimization: added one by one, and removed from the full plan")
     )
     command.add_argument(
         "--against", action="append", default=[], metavar="KEY=VALUE", help="also compare with a variant of the job"
     )
-    command.add_argument("--output", type=Path, metavar="DIR", help="output folder (default: runs/bench-<name>)")
+    command.add_path("--output", "DIR", "output folder (default: runs/bench-<name>)")
     command.add_argument(
         "--rounds", type=int, default=8, help="number of paired measurements per comparison (default: 8)"
     )
-    command.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    command.add_switch("--json", "print JSON instead of a table")
     command = add(
         "calibrate",
         "measure once what settings depend on here: number formats, layouts, threads, libraries (some seconds; by itself "
         "before the first training)",
     )
-    command.add_argument("--again", action="store_true", help="measure again, even if a calibration is kept")
-    command.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    command.add_switch("--again", "measure again, even if a calibration is kept")
+    command.add_switch("--json", "print JSON instead of tables")
 
 
 def _add_look(add: Add) -> None:
@@ -257,7 +238,7 @@ def _add_look(add: Add) -> None:
         "--runs", type=Path, default=Path("runs"), metavar="DIR", help="parent of the new run folder (default: runs)"
     )
     code = "allow a run that was not trained here to run the Python code inside it; read that code first"
-    command.add_argument("--run-code", action="store_true", help=code)
+    command.add_switch("--run-code", code)
     command = add("track", "send to a tracking server what it does not have of a run yet")
     command.add_argument("run", type=named_run.parse, help=RUN)
     command.add_argument("--mlflow", metavar="ADDRESS", help="MLflow server (default: that of the run's job file)")
@@ -266,12 +247,10 @@ def _add_look(add: Add) -> None:
     command.add_argument(
         "runs", type=named_run.parse, nargs="+", metavar="RUN", help="two or more run folders, or their addresses"
     )
-    command.add_argument(
-        "--output", type=Path, metavar="DIR", help="output folder (default: compare-... next to the first run)"
-    )
-    command.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    command.add_path("--output", "DIR", "output folder (default: compare-... next to the first run)")
+    command.add_switch("--json", "print JSON instead of tables")
     command = add("doctor", "check this machine for problems and show the command that fixes each")
-    command.add_argument("--json", action="store_true", help="print JSON")
+    command.add_switch("--json", "print JSON")
 
 
 def _add_use(add: Add) -> None:
@@ -280,18 +259,11 @@ def _add_use(add: Add) -> None:
     code = "allow a copied model folder to run the Python code inside it; read that code first"
     command = add("evaluate", "compute metrics and the confusion matrix on validation or new labeled data")
     command.add_argument("run", type=named_run.parse, help=run)
-    command.add_argument(
-        "--data", type=Path, metavar="PATH", help="labeled data to use instead of the run's validation data"
-    )
-    command.add_argument(
-        "--output",
-        type=Path,
-        metavar="DIR",
-        help="output folder (default: evaluation/ in the run, or evaluation-DATA/)",
-    )
-    command.add_argument("--json", action="store_true", help="print JSON instead of tables")
-    csv_option.add(command)
-    command.add_argument("--run-code", action="store_true", help=code)
+    command.add_path("--data", "PATH", "labeled data to use instead of the run's validation data")
+    command.add_path("--output", "DIR", "output folder (default: evaluation/ in the run, or evaluation-DATA/)")
+    command.add_switch("--json", "print JSON instead of tables")
+    _add_csv(command)
+    command.add_switch("--run-code", code)
     command = add("predict", "predict new samples with a trained model")
     command.add_argument("run", type=named_run.parse, help=run)
     command.add_argument(
@@ -308,25 +280,72 @@ def _add_use(add: Add) -> None:
         default="csv",
         help="output format: one CSV row or JSON line per sample (default: csv)",
     )
-    command.add_argument(
-        "--output",
-        type=Path,
-        metavar="FILE",
-        help="output file (default: standard output); for one table, with its columns and in its form",
+    command.add_path(
+        "--output", "FILE", "output file (default: standard output); for one table, with its columns and in its form"
     )
     help_text = "with --output: columns of the input that are written beside the predictions (default: all)"
     command.add_argument("--columns", metavar="COLUMN,...", help=help_text)
-    csv_option.add(command)
-    command.add_argument("--probabilities", action="store_true", help="include the probability of every class")
-    command.add_argument("--run-code", action="store_true", help=code)
+    _add_csv(command)
+    command.add_switch("--probabilities", "include the probability of every class")
+    command.add_switch("--run-code", code)
     command = add("export", "export a trained model to ONNX and check it against the original")
     command.add_argument("run", type=named_run.parse, help=run)
-    command.add_argument("--output", type=Path, metavar="FILE", help="output file (default: model.onnx in the run)")
+    command.add_path("--output", "FILE", "output file (default: model.onnx in the run)")
+    command.add_path("--data", "PATH", "samples for the check (default: the run's validation data)")
+    _add_csv(command)
+    command.add_switch("--run-code", code)
+
+
+def _add_csv(command: CommandParser) -> None:
+    command.add_argument("--csv", default="", metavar="KEY=VALUE,...", help=csv_option.HELP)
+
+
+def _add_sample(add: Add) -> None:
+    command = add("sample", "write the generated data that the example jobs train on")
+    command.add_argument("kind", choices=("images", "texts", "series", "table"), help="kind of data")
+    command.add_argument("folder", type=Path, metavar="DIR", help="a new or empty folder")
+    command.add_argument("--size", type=int, default=1200, help="number of images, texts or rows (default: 1200)")
     command.add_argument(
-        "--data", type=Path, metavar="PATH", help="samples for the check (default: the run's validation data)"
+        "--seed", type=int, default=0, help="random seed; the same seed gives the same data (default: 0)"
     )
-    csv_option.add(command)
-    command.add_argument("--run-code", action="store_true", help=code)
+
+
+def _add_shard(add: Add) -> None:
+    command = add("shard", "write a folder of images as shards, which data.stream reads while a run trains on them")
+    command.add_argument("source", type=Path, metavar="DIR", help="a folder with one folder of images for each class")
+    command.add_argument(
+        "--to", required=True, metavar="PLACE", help="a folder, or s3://BUCKET/PATH, gs://..., az://..."
+    )
+    command.add_argument(
+        "--format",
+        choices=("tar", "parquet"),
+        default="tar",
+        help="tar as WebDataset has it, or Parquet with the columns image and label (default: tar)",
+    )
+    command.add_argument("--size", default="64m", metavar="SIZE", help="size of a shard (default: 64m)")
+    command.add_argument("--seed", type=int, default=0, help="of the random order of the images (default: 0)")
+
+
+def _add_init(add: Add) -> None:
+    command = add("init", "draft a job file from your data")
+    command.add_argument(
+        "data", type=Path, metavar="DATA", help="folder of images, table (CSV, JSONL, Parquet) or .npz"
+    )
+    command.add_argument("--task", choices=TASKS, help="task of the job, if the guess is wrong")
+    command.add_argument(
+        *("--target", "--label"),
+        action="append",
+        default=[],
+        metavar="COLUMN",
+        help="column to predict; repeat it for several",
+    )
+    command.add_argument(
+        "--text", action="append", default=[], metavar="COLUMN", help="column that holds the texts; twice for pairs"
+    )
+    help_text = "pretrained network to start from: a folder, a name on the hub, resnet18, or a run folder"
+    command.add_argument("--pretrained", metavar="FOLDER|NAME", help=help_text)
+    _add_csv(command)
+    command.add_path("--output", "FILE", "job file to write (default: NAME.yaml, named after the data)")
 
 
 def _add_fetch(add: Add) -> None:
@@ -336,11 +355,12 @@ def _add_fetch(add: Add) -> None:
             "download the pretrained network and the data of a job from the hub, for a machine without a network",
         )
     )
+    command.add_switch("--update", "ask the hub again which commit the branch or tag is; started runs keep theirs")
+    command.add_switch("--container", "into the volume of the containers that `launch` starts")
+
+
+def _add_convert(add: Add) -> None:
+    command = add("convert", "convert a pickle checkpoint to safetensors, in an isolated process")
     command.add_argument(
-        "--update",
-        action="store_true",
-        help="ask the hub again which commit the branch or tag is; started runs keep theirs",
-    )
-    command.add_argument(
-        "--container", action="store_true", help="into the volume of the containers that `launch` starts"
+        "file", type=Path, metavar="FILE", help="checkpoint file: pytorch_model.bin, best_model.bin, *.pt"
     )

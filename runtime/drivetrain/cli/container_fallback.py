@@ -6,6 +6,7 @@ import argparse
 import os
 from pathlib import Path
 
+from drivetrain.cli.request import make_request
 from drivetrain.errors import DeviceError
 from drivetrain.launch import image_contents, project, run_in_image
 from drivetrain.system.console import say
@@ -38,15 +39,7 @@ def run_in_container(options: argparse.Namespace) -> int:
     )
     from drivetrain.launch import container
 
-    return container.launch(
-        container.LaunchRequest(
-            options.job,
-            tuple(options.set),
-            flags=list_flags(options),
-            extend=getattr(options, "extend", None),
-            command=options.command,
-        )
-    )
+    return container.launch(make_request(container.LaunchRequest, options, flags=list_flags(options)))
 
 
 def list_flags(options: argparse.Namespace) -> tuple[str, ...]:
@@ -65,11 +58,7 @@ def repeat(options: argparse.Namespace) -> int:
     _check_image()
     from drivetrain.supervisor import repeat as repeated_runs
 
-    seeds, assignments = getattr(options, "seeds", None), tuple(options.set)
-    request = repeated_runs.RepeatRequest(
-        options.job, assignments, options.runs, seeds, options.folds, options.plain, options.new
-    )
-    return repeated_runs.repeat(request)
+    return repeated_runs.repeat(make_request(repeated_runs.RepeatRequest, options))
 
 
 def sweep(options: argparse.Namespace) -> int:
@@ -79,9 +68,7 @@ def sweep(options: argparse.Namespace) -> int:
     _check_image()
     from drivetrain.supervisor.sweep import sweep as trials
 
-    return trials.sweep(
-        trials.SweepRequest(options.job, tuple(options.set), options.runs, options.trials, options.plain, options.new)
-    )
+    return trials.sweep(make_request(trials.SweepRequest, options))
 
 
 def tradeoffs(options: argparse.Namespace) -> int:

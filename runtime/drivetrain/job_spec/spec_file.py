@@ -17,7 +17,6 @@ def read_spec(path: Path, assignments: Sequence[str], content: bytes | None = No
     """The document, with the mistakes in it.
 
     Args:
-        path: the file.
         assignments: `key.path=value` texts, applied over it.
         content: of the file as it was read before; None to read it now.
 
@@ -34,11 +33,7 @@ def read_spec(path: Path, assignments: Sequence[str], content: bytes | None = No
 
 
 def read_content(path: Path) -> bytes:
-    """The content of a job file.
-
-    Raises:
-        SpecError: if it cannot be read.
-    """
+    """The content of a job file; raises SpecError if it cannot be read."""
     try:
         with path.open("rb") as file:
             return file.read(MAX_BYTES + 1)

@@ -337,7 +337,9 @@ def run_trainers(
     def start(folder: Path, variables: dict[str, str], log: int) -> subprocess.Popen[bytes]:
         with signals.block_signals():
             return child_process.start_child(
-                [*trainer_command(request, folder), *arguments], environment | variables, output=log
+                [*trainer_command(request, folder), *arguments],
+                child_process.build_environment(environment | variables),
+                output=log,
             )
 
     with (

@@ -18,7 +18,6 @@ def acquire(path: Path | str, timeout: float, open_file: Callable[..., int] = os
     """Lock a file, which is made if it is missing.
 
     Args:
-        path: the file.
         timeout: seconds to wait for another process.
         open_file: opens it, as `os.open` does.
 
