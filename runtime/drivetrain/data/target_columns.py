@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from drivetrain.data.dataset import Head
+from drivetrain.data.dataset import Head, InputRecord
 from drivetrain.data.formats import column_values
 from drivetrain.data.labels import list_names, sort_class_names
 from drivetrain.data.stateless_random import Ids
@@ -36,6 +36,16 @@ class TargetColumn:
     """Whether the numbers are labels of a multi-label classification: 0 or 1."""
     bad: dict[int, str]
     """The reason why a row has no usable target, by row."""
+
+
+@dataclass(frozen=True)
+class Strata:
+    """What a split is stratified by: the class of each sample."""
+
+    numbers: Ids
+    """From 0, in the order in which the classes first occur, shape (N,); all 0 without classes."""
+    classes: Sequence[str]
+    """The classes in that order; empty without classes."""
 
 
 def read_targets(
@@ -101,6 +111,28 @@ def build_head(target: TargetColumn, rows: Ids, train: Ids, key: str) -> Head:
             f"write {name} in a smaller unit",
         )
     return Head("", columns=target.names, mean=tuple(mean.tolist()), std=tuple(spread.tolist()))
+
+
+def choose_head(target: TargetColumn, rows: Ids, train: Ids, key: str, recorded: InputRecord | None) -> Head:
+    """The recorded head of a run that reads its data again, else one as `build_head` makes it; also the scale of an earlier run.
+
+    Raises:
+        DataError: as `build_head`.
+    """
+
+    def build() -> Head:
+        return build_head(target, rows, train, key)
+
+    return recorded.head("", build) if recorded else build()
+
+
+def find_strata(target: TargetColumn, rows: Ids) -> Strata:
+    """The class of each of some rows."""
+    if target.texts is None:
+        return Strata(np.zeros(len(rows), np.int64), ())
+    encoded = target.texts.take(rows).combine_chunks().dictionary_encode()
+    numbers = np.asarray(encoded.indices.to_numpy(zero_copy_only=False), np.int64)
+    return Strata(numbers, encoded.dictionary.to_pylist())
 
 
 def build_tensor(target: TargetColumn, rows: Ids, target_head: Head, key: str) -> Tensor:

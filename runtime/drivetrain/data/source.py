@@ -1,0 +1,47 @@
+"""A file of samples, and how it is read: for training, for validation, or as new data of a trained model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from drivetrain.data import bad_samples
+from drivetrain.data.bad_samples import BadSample
+from drivetrain.data.formats import row_lines
+from drivetrain.data.formats.csv_dialect import CsvFiles
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file with samples of a table or series job."""
+
+    path: Path
+    key: str
+    """The spec key that names the file, for messages."""
+    files: CsvFiles = field(default_factory=CsvFiles)
+    """How CSV files are written; what is detected in this file is added to it."""
+    budget: float = 1.0
+    """Largest share of samples that may be unusable."""
+    labelled: bool = True
+    """Whether targets are read."""
+
+    def place(self, row: int) -> str:
+        """Name a row, counted from 0, and in a CSV file its line."""
+        return row_lines.place(self.path, row + 1)
+
+    def option(self, name: str) -> str:
+        """The spec key that names a column, if the file is the training data; else the file's key."""
+        return f"data.{name}" if self.key == "data.train" else self.key
+
+    def bad_row(self, row: int, reason: str) -> BadSample:
+        """A row, counted from 0, that cannot be used as it is."""
+        return BadSample(f"{self.path.name} {self.place(row)}", reason)
+
+    def check(self, unusable: Sequence[BadSample], total: int) -> list[str]:
+        """Notes on samples of the file that cannot be used.
+
+        Raises:
+            DataError: if their share exceeds the budget.
+        """
+        return bad_samples.check(unusable, total, self.budget, self.key)
