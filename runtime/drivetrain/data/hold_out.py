@@ -29,13 +29,7 @@ class HeldOut:
 
 
 def hold_out(job: Job, strata: Strata, division: Division, more: str) -> HeldOut:
-    """Hold out a share of each class, or a fold.
-
-    Args:
-        job: its `data.validation` or `data.fold`, and its seed.
-        strata: the class of each sample.
-        division: keeps copies on one side.
-        more: what the user can add if there are too few samples, for the message.
+    """Hold out a share of each class, or a fold; `more` is what the user can add if there are too few samples.
 
     Raises:
         DataError: if none is left for validation.
@@ -51,14 +45,7 @@ def hold_out(job: Job, strata: Strata, division: Division, more: str) -> HeldOut
 
 
 def hold_out_groups(job: Job, strata: Strata, column: str, members: Groups, division: Division | None) -> HeldOut:
-    """Hold out whole groups.
-
-    Args:
-        job: its `data.validation` or `data.fold`, and its seed.
-        strata: the class of each sample.
-        column: name of the groups.
-        members: the group of each sample, from 0; groups that share copies are joined already.
-        division: for a note on copies; None if samples were not compared.
+    """Hold out whole groups, named by `column`; those that share copies are joined already in `members`.
 
     Raises:
         DataError: if there are fewer groups than parts.

@@ -51,14 +51,9 @@ class Strata:
 def read_targets(
     table: pyarrow.Table, names: Sequence[str], *, classes: bool, option: str, source: str
 ) -> TargetColumn:
-    """Read the targets of a table.
+    """Read the target columns of a table; several columns of classes are labels of 0 and 1.
 
-    Args:
-        table: a pyarrow table.
-        names: its target columns.
-        classes: True for classification, in which several columns are labels of 0 and 1; False for regression.
-        option: the spec key that names them, for messages.
-        source: the file, for messages.
+    `option` is the spec key that names the columns, and `source` the file, for messages.
 
     Raises:
         DataError: if a column's type cannot be a target.
@@ -78,13 +73,7 @@ def read_targets(
 
 
 def build_head(target: TargetColumn, rows: Ids, train: Ids, key: str) -> Head:
-    """Build the head for the targets: its classes, or the names and scale of its numbers.
-
-    Args:
-        target: the targets of all rows.
-        rows: usable rows, which define the classes.
-        train: the training rows among them, which define the scale of numbers.
-        key: the spec key that names the file, for messages.
+    """Build the head for the targets: with the classes of the usable `rows`, or the scale of numbers in the training rows.
 
     Raises:
         DataError: if there is nothing to learn: a single class, or a label or number that never changes.

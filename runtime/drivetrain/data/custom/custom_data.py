@@ -67,15 +67,11 @@ def build_dataset(
     reader: Mapping[str, Any] | None = None,
     collates: tuple[Collate, Collate] = (default_collate, default_collate),
 ) -> Dataset:
-    """Build the dataset of a job from the user's training and validation data.
+    """Build the dataset of a job from the user's training and validation data, called `labels` in messages.
 
     Args:
-        job: its loss, metrics and seed are used.
-        parts: training and validation data as the user gave them.
-        labels: names of the two in messages.
         targets: kind of the targets: auto, classes, labels, numbers or other.
         names: names of the classes, labels or numbers; None to number them.
-        loss: the user's loss.
         reader: file, function and arguments that read new samples.
         collates: functions that make batches of the items of the two.
 
@@ -150,11 +146,7 @@ def read(
 ) -> NewSamples:
     """Read new samples with the user's reader, or .npz files with `inputs` (or `inputs_0`, ...) and `targets`.
 
-    Args:
-        paths: files; for a user's reader anything.
-        preprocessing: as stored by `dataset`, plus `code`, the folder of the model's code.
-        heads: the outputs of the model.
-        labelled: whether to read targets.
+    For a user's reader `paths` are anything, and `preprocessing` has `code`, the folder of the model's code.
 
     Raises:
         DataError: if no sample can be used.

@@ -38,12 +38,7 @@ def determine_head(
 ) -> tuple[Head, str]:
     """Determine the kind of the targets and their head, and set how the splits convert them.
 
-    Args:
-        job: for its loss, its metrics and the positions of its keys.
-        train: training samples.
-        validation: validation samples.
-        requested: the requested kind: auto, classes, labels, numbers or other.
-        names: names of the classes, labels or numbers; None to number them.
+    The requested kind is auto, classes, labels, numbers or other. Without names, outputs are numbered.
 
     Raises:
         DataError: if the targets are of none of these kinds.

@@ -24,13 +24,7 @@ FORM = "an .npz with `x` of shape (N, T, channels), numbers, and `y` of shape (N
 
 
 def read_windows(source: Source, *, classes: bool, axes: str = "auto", groups: str | None = None) -> WindowSplit:
-    """Read and check the arrays of a file.
-
-    Args:
-        source: the file.
-        classes: whether `y` is a class.
-        axes: the order of the axes of `x`: time-channels, channels-time, or auto.
-        groups: the array with the group of each window; None for none.
+    """Read and check the arrays of a file; `axes` is time-channels, channels-time, or auto, and `groups` names an array.
 
     Raises:
         DataError: if the file is not such an .npz, or no window can be used.

@@ -78,19 +78,7 @@ def read(
     labelled: bool,
     budget: float = 1.0,
 ) -> NewSamples:
-    """Read new windows, preprocessed exactly as the training windows were.
-
-    Args:
-        paths: long tables with time and features, or arrays, as in training.
-        preprocessing: of the `Dataset` that the network was trained on.
-        heads: of that dataset.
-        files: how CSV files are written; gets what was found.
-        labelled: whether to read targets, for an evaluation.
-        budget: largest share of samples that may be unusable.
-
-    Raises:
-        DataError: if a file cannot be used, or has a label that training did not have.
-    """
+    """Read new windows of long tables or of arrays, as in training; arguments and errors as of `load_new.read`."""
     files = files or csv_dialect.of_model(preprocessing, {})
     scale = _scale_from_json(preprocessing)
     splits: list[SeriesSplit] = []
@@ -212,6 +200,7 @@ def _divide_by_group(
     Raises:
         DataError: if there are fewer groups than parts, or a class is in groups for validation alone.
     """
+    assert train.groups is not None
     members = np.unique(train.groups, return_inverse=True)[1].astype(np.int64)
     members = division.join_groups(members) if division else members
     least = groups.count_min_groups(job.data)

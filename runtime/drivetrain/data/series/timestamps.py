@@ -56,14 +56,9 @@ class SeriesOrder:
 def read_order(
     table: pyarrow.Table, source: Source, time: str, group: str | None, form: str | None = None
 ) -> tuple[SeriesOrder, list[str]]:
-    """Sort the rows that have a time and a series; returns their order, and notes.
+    """Sort the rows that have a time and, with a column `group`, a series; returns their order, and notes.
 
-    Args:
-        table: a pyarrow table.
-        source: its file.
-        time: its time column.
-        group: the column that identifies the series; None if there is only one series.
-        form: of times that are text, as in strptime; None for 2024-05-31 08:30:00.
+    `form` is that of times that are text, as in strptime; None for 2024-05-31 08:30:00.
 
     Raises:
         DataError: if the time column holds no times, or a time occurs twice in a series.
@@ -103,7 +98,7 @@ def _read_times(
 
     is_wrong = np.zeros(len(column), np.bool_)
     if column_values.kind(column) == "text" and form:
-        column, is_wrong = DateFeatures(form=form).read_times(column, name, source.path, source.key)
+        column, is_wrong = DateFeatures(form=form).read_times(column, name, source)
     elif column_values.kind(column) == "text" and (iso_times := column_values.read_times(column)):
         column, is_wrong = iso_times
     has_time = compute.is_valid(column).to_numpy(zero_copy_only=False)

@@ -115,11 +115,9 @@ def cut_all(timeline: Timeline) -> WindowSplit:
 
 
 def cut_before_and_after(timeline: Timeline, share: float) -> tuple[WindowSplit, WindowSplit]:
-    """Cut the windows before a point in time for training, and those from it on for validation; no window spans it.
+    """Cut the windows before a point in time for training, and those from it on, a share of the rows, for validation.
 
-    Args:
-        timeline: rows of a long table.
-        share: share of the rows after that point.
+    No window spans that point.
 
     Raises:
         DataError: if one side has no window, or too many windows have no label.

@@ -50,15 +50,10 @@ def note_revealing(
     dates: list[str],
     remedy: str = "data.ignore: [{}]",
 ) -> list[str]:
-    """A note on each column that numbers the rows, and on each from which alone the target can be told.
+    """A note on each column that numbers the rows, and on each from which alone the target can be told, in training rows.
 
-    Args:
-        table: all rows.
-        roles: the columns that the network gets.
-        target: the targets of all rows.
-        rows: the training rows.
-        dates: columns that are made of dates, which follow each other without being numbers of rows.
-        remedy: setting that leaves a column out, for messages; {} stands for its name.
+    `dates` are columns that are made of dates, which follow each other without being numbers of rows. `remedy` is the setting
+    that leaves a column out, for messages; {} stands for its name.
     """
     if len(rows) < MIN_ROWS:
         return []

@@ -165,19 +165,7 @@ def read(
     labelled: bool,
     budget: float = 1.0,
 ) -> NewSamples:
-    """Read new rows, preprocessed exactly as the training rows were.
-
-    Args:
-        paths: files with at least the columns that the network uses.
-        preprocessing: of the `Dataset` that the network was trained on.
-        heads: of that dataset.
-        files: how CSV files are written; gets what was found.
-        labelled: whether to read targets, for an evaluation.
-        budget: largest share of samples that may be unusable.
-
-    Raises:
-        DataError: if a file cannot be used, or has a label that training did not have.
-    """
+    """Read new rows of files that have the columns that the network uses; arguments and errors as of `load_new.read`."""
     files = files or csv_dialect.of_model(preprocessing, {})
     fitted = features.from_json(preprocessing)
     splits: list[TableSplit] = []

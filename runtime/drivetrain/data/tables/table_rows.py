@@ -75,7 +75,7 @@ def read_training_rows(job: TableJob, source: Source, dates: DateFeatures, earli
             text=[*text, *categories],
             csv=source.files,
         )
-        return dates.expand(table, source.path, source.key)
+        return dates.expand(table, source)
 
     table, date_problems = read()
     roles = earlier.roles() if earlier else assign_roles(table, data, str(source.path))
@@ -95,7 +95,7 @@ def read_new_rows(source: Source, fitted: Features, target: Sequence[str], class
     required = dict.fromkeys((*fitted.file_columns, *target), source.key)
     text = [*(category.name for category in fitted.categories), *_select_class_column(target, classes)]
     table = table_file.read(source.path, source.key, required=required, only=True, text=text, csv=source.files)
-    table, date_problems = fitted.dates.expand(table, source.path, source.key)
+    table, date_problems = fitted.dates.expand(table, source)
     part = _check_rows(source, table, fitted.roles(), date_problems, target, classes)
     part.notes.extend(fitted.notes(part.take(part.usable), source.path.name))
     return part
