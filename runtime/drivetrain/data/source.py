@@ -26,19 +26,19 @@ class Source:
     labelled: bool = True
     """Whether targets are read."""
 
-    def place(self, row: int) -> str:
+    def name_row(self, row: int) -> str:
         """Name a row, counted from 0, and in a CSV file its line."""
         return row_lines.place(self.path, row + 1)
 
-    def option(self, name: str) -> str:
+    def name_option(self, name: str) -> str:
         """The spec key that names a column, if the file is the training data; else the file's key."""
         return f"data.{name}" if self.key == "data.train" else self.key
 
-    def bad_row(self, row: int, reason: str) -> BadSample:
+    def describe_bad_row(self, row: int, reason: str) -> BadSample:
         """A row, counted from 0, that cannot be used as it is."""
-        return BadSample(f"{self.path.name} {self.place(row)}", reason)
+        return BadSample(f"{self.path.name} {self.name_row(row)}", reason)
 
-    def check(self, unusable: Sequence[BadSample], total: int) -> list[str]:
+    def check_bad(self, unusable: Sequence[BadSample], total: int) -> list[str]:
         """Notes on samples of the file that cannot be used.
 
         Raises:

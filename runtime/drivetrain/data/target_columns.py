@@ -66,9 +66,12 @@ def read_targets(
         return TargetColumn(tuple(names), texts, np.empty((len(table), 0)), False, bad)
     columns, bad = [], {}
     for name in names:
-        values, not_numbers = column_values.numbers(table[name])
+        values, is_wrong = column_values.numbers(table[name])
         columns.append(values)
-        bad |= _find_unusable(table[name], name, values, not_numbers, labels=classes)
+        if classes:
+            is_wrong = is_wrong | (np.isfinite(values) & (values != 0) & (values != 1))
+        bad |= dict.fromkeys(np.flatnonzero(np.isnan(values)).tolist(), f"{name} is empty")
+        bad |= find_bad_numbers(table[name], name, values, is_wrong, "0 or 1" if classes else "a number")
     return TargetColumn(tuple(names), None, np.stack(columns, axis=1), classes, bad)
 
 
@@ -181,19 +184,18 @@ def list_classes(target: TargetColumn, rows: Ids, key: str) -> tuple[str, ...]:
     return names
 
 
-def _find_unusable(
-    column: object, name: str, values: column_values.Numbers, not_numbers: column_values.Mask, labels: bool
+def find_bad_numbers(
+    column: pyarrow.ChunkedArray,
+    name: str,
+    values: column_values.Numbers,
+    is_wrong: column_values.Mask,
+    possible: str = "a number",
 ) -> dict[int, str]:
-    """The reason why a number or label cannot be used, by row."""
-    possible = "0 or 1" if labels else "a number"
-    is_wrong = not_numbers
-    if labels:
-        is_wrong = is_wrong | (np.isfinite(values) & (values != 0) & (values != 1))
+    """The reason why a cell that is not empty has no number that can be used, by row."""
     with np.errstate(invalid="ignore"):
         is_infinite = np.abs(values) > column_values.LARGEST
-    bad = dict.fromkeys(np.flatnonzero(np.isnan(values)).tolist(), f"{name} is empty")
-    bad |= dict.fromkeys(np.flatnonzero(is_infinite).tolist(), f"{name} is infinite")
-    return bad | {
+    reasons = dict.fromkeys(np.flatnonzero(is_infinite).tolist(), f"{name} is infinite")
+    return reasons | {
         row: f"{name} is {column_values.format_cell(column, row)}, not {possible}"
         for row in np.flatnonzero(is_wrong).tolist()
     }

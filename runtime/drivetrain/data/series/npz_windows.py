@@ -37,7 +37,7 @@ def read_windows(source: Source, *, classes: bool, axes: str = "auto", groups: s
     reasons = dict.fromkeys(np.flatnonzero(~_find_finite(values)).tolist(), "NaN or infinity")
     reasons |= target.bad if target else {}
     unusable = [BadSample(f"{path.name}[{row}]", reasons[row]) for row in sorted(reasons)]
-    notes = source.check(unusable, len(values))
+    notes = source.check_bad(unusable, len(values))
     is_usable = np.ones(len(values), np.bool_)
     is_usable[list(reasons)] = False
     if not is_usable.any():

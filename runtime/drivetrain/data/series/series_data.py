@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from drivetrain.data import copies, groups, hold_out, target_columns
+from drivetrain.data import copies, groups, target_columns
 from drivetrain.data.dataset import Dataset, Head, InputRecord, NewSamples, keep_unchanged
 from drivetrain.data.formats import csv_dialect
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.labels import list_names, note_similar_names
+from drivetrain.data.partition import hold_out, hold_out_groups
 from drivetrain.data.series import augment, npz_windows, timeline, window_split, windows
 from drivetrain.data.series.timeline import WindowLayout
 from drivetrain.data.series.window_split import WindowSplit
@@ -181,10 +182,10 @@ def _read_arrays(
             stored[OVERLAPPING] = True
     if train.groups is not None:
         return *_divide_by_group(job, train, division), stored | division.to_json()
-    held_out = hold_out.hold_out(job, _find_strata(train), division, "data")
-    train.notes.extend(held_out.notes)
-    validation = replace(train.take_rows(held_out.validation), notes=[])
-    return train.take_rows(held_out.training), validation, stored | division.to_json()
+    partition = hold_out(job, _find_strata(train), division, "data")
+    train.notes.extend(partition.notes)
+    validation = replace(train.take_rows(partition.validation), notes=[])
+    return train.take_rows(partition.training), validation, stored | division.to_json()
 
 
 def _find_strata(part: WindowSplit) -> Strata:
@@ -211,14 +212,14 @@ def _divide_by_group(
             "save windows of more recordings, or set data.validation to a file of another recording",
         )
     column = job.data.groups or "overlapping windows"
-    held_out = hold_out.hold_out_groups(job, _find_strata(train), column, members, division)
-    if held_out.lost_classes:
+    partition = hold_out_groups(job, _find_strata(train), column, members, division)
+    if partition.lost_classes:
         raise DataError(
-            f"data.train: all windows of {list_names(held_out.lost_classes)} are in groups for validation",
+            f"data.train: all windows of {list_names(partition.lost_classes)} are in groups for validation",
             "every class in two groups or more",
             "another train.seed, data.validation or data.groups",
         )
-    return train.take_rows(held_out.training), replace(train.take_rows(held_out.validation), notes=held_out.notes)
+    return train.take_rows(partition.training), replace(train.take_rows(partition.validation), notes=partition.notes)
 
 
 def _read_new(source: Source, preprocessing: Mapping[str, Any]) -> WindowSplit:

@@ -90,7 +90,7 @@ def read_timeline(source: Source, layout: WindowLayout, groups: str | None = Non
             table.filter(is_known),
             layout.label,
             classes=layout.classes,
-            option=source.option("label"),
+            option=source.name_option("label"),
             source=str(source.path),
         )
         if source.key == "data.train":
@@ -112,11 +112,13 @@ def read_timeline(source: Source, layout: WindowLayout, groups: str | None = Non
 
 def _read_table(source: Source, layout: WindowLayout, groups: str | None) -> pyarrow.Table:
     """Read the columns of the layout; without features in it, all columns."""
-    required = dict.fromkeys(layout.features, source.option("features")) | {layout.time: source.option("time")}
+    required = dict.fromkeys(layout.features, source.name_option("features")) | {
+        layout.time: source.name_option("time")
+    }
     if source.labelled:
-        required |= dict.fromkeys(layout.label, source.option("label"))
+        required |= dict.fromkeys(layout.label, source.name_option("label"))
     names = {option: name for option, name in (("group", layout.group), ("groups", groups)) if name}
-    required |= {name: source.option(option) for option, name in names.items()}
+    required |= {name: source.name_option(option) for option, name in names.items()}
     text = [*names.values(), *(layout.label if layout.classes else ())]
     only = bool(layout.features)
     return table_file.read(source.path, source.key, required=required, only=only, text=text, csv=source.files)
@@ -128,7 +130,7 @@ def _choose_features(
     """Check the features of the layout, or choose them by type; returns the layout, and notes on what was chosen."""
     if layout.features:
         for name in layout.features:
-            column_values.check_kind(table[name], name, source.option("features"), str(source.path))
+            column_values.check_kind(table[name], name, source.name_option("features"), str(source.path))
         return layout, []
     role_columns = {layout.time, layout.group, groups, *layout.label}
     other_columns = [name for name in table.column_names if name not in role_columns]
@@ -138,7 +140,7 @@ def _choose_features(
     )
     if not features:
         raise DataError(
-            f"{source.option('features')}: {source.path} has no column of numbers beside time, group and label",
+            f"{source.name_option('features')}: {source.path} has no column of numbers beside time, group and label",
             f"columns of numbers; it has: {list_names(other_columns) or 'no others'}",
             "add columns, or name them",
         )
@@ -185,7 +187,7 @@ def _fill_forward(
         raise DataError(
             f"{source.key}: no row of {source.path} has a value of every feature",
             "numbers in all feature columns",
-            f"leave the empty columns out: list the others in {source.option('features')}",
+            f"leave the empty columns out: list the others in {source.name_option('features')}",
         )
     return values[is_known], is_known, _describe_filled(source, reasons, is_known, series_order)
 
@@ -194,8 +196,10 @@ def _describe_filled(
     source: Source, reasons: dict[int, list[str]], is_known: column_values.Mask, series_order: SeriesOrder
 ) -> list[str]:
     """Check the share of rows with filled cells against the budget; returns notes on them and on dropped rows."""
-    filled_rows = [source.bad_row(int(series_order.rows[row]), "; ".join(reasons[row])) for row in sorted(reasons)]
-    source.check(filled_rows, len(series_order))
+    filled_rows = [
+        source.describe_bad_row(int(series_order.rows[row]), "; ".join(reasons[row])) for row in sorted(reasons)
+    ]
+    source.check_bad(filled_rows, len(series_order))
     if not filled_rows:
         return []
     unlisted_count = len(filled_rows) - MAX_LISTED_ROWS

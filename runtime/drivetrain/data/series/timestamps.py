@@ -69,7 +69,7 @@ def read_order(
     )
     missing = [(time, ~has_time), *([(group, ~has_series)] if group else [])]
     unusable = [
-        source.bad_row(
+        source.describe_bad_row(
             row,
             f"{time} is {column_values.format_cell(table[time], row)}, no time"
             if name == time and is_wrong[row]
@@ -78,7 +78,7 @@ def read_order(
         for name, is_missing in missing
         for row in np.flatnonzero(is_missing).tolist()
     ]
-    notes = source.check(unusable, len(table))
+    notes = source.check_bad(unusable, len(table))
     rows = np.flatnonzero(has_time & has_series).astype(np.int64)
     if not len(rows):
         raise DataError(f"{source.key}: no row of {source.path} has a time", POSSIBLE, "fix the file")
@@ -119,7 +119,7 @@ def _no_time_error(column: pyarrow.ChunkedArray, name: str, source: Source) -> D
     description = str(column.type)
     if column_values.kind(column) == "text":
         row = column_values.find_first_no_time(column)
-        description = f"text: {source.place(row)} has {column_values.format_cell(column, row)}"
+        description = f"text: {source.name_row(row)} has {column_values.format_cell(column, row)}"
     return DataError(
         f'{source.key}: time column "{name}" of {source.path} is {description}',
         POSSIBLE,
@@ -159,7 +159,7 @@ def _check_duplicates(series_order: SeriesOrder, time: str, group: str | None, s
     if is_duplicate.any():
         first = int(is_duplicate.argmax())
         place, next_place = (
-            source.place(row) for row in sorted((int(series_order.rows[first]), int(series_order.rows[first + 1])))
+            source.name_row(row) for row in sorted((int(series_order.rows[first]), int(series_order.rows[first + 1])))
         )
         if _is_clock_change(series_order.times[1:][is_duplicate], series_order.per_second):
             raise DataError(

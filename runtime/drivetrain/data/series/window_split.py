@@ -126,7 +126,7 @@ def cut_before_and_after(timeline: Timeline, share: float) -> tuple[WindowSplit,
     split_time = np.sort(times)[min(len(times) - 1, int(len(times) * (1 - share)))]
     is_validation = times >= split_time
     breaks = timeline.order.find_breaks(timeline.layout.max_gap)
-    _check_length(timeline, breaks)
+    _check_length(timeline, breaks, np.ones(len(timeline), np.bool_))
     breaks[1:] |= is_validation[1:] != is_validation[:-1]
     train, validation = (
         _cut_usable(timeline, breaks, rows, f"{name} part")
@@ -166,10 +166,10 @@ def _cut_usable(
     lacks_label = np.zeros(len(timeline), np.bool_)
     lacks_label[list(reasons)] = True
     unusable = [
-        BadSample(f"{source.path.name}, window that ends in {source.place(int(file_rows[row]))}", reasons[row])
+        BadSample(f"{source.path.name}, window that ends in {source.name_row(int(file_rows[row]))}", reasons[row])
         for row in last_rows[lacks_label[last_rows]].tolist()
     ]
-    notes = source.check(unusable, len(starts))
+    notes = source.check_bad(unusable, len(starts))
     has_label = ~lacks_label[last_rows]
     if not has_label.any():
         raise DataError(
@@ -192,16 +192,12 @@ def _cut_usable(
 
 
 def _check_length(
-    timeline: Timeline, breaks: column_values.Mask, is_included: column_values.Mask | None = None, name: str = ""
+    timeline: Timeline, breaks: column_values.Mask, is_included: column_values.Mask, name: str = ""
 ) -> None:
     """Check that consecutive rows are long enough for at least one window."""
     length = timeline.layout.window
     # Rows outside of the part break the sequence.
-    longest = (
-        windows.measure_longest_stretch(breaks if is_included is None else breaks | ~is_included)
-        if is_included is None or is_included.any()
-        else 0
-    )
+    longest = windows.measure_longest_stretch(breaks | ~is_included) if is_included.any() else 0
     if longest < length:
         where = f"the {name} of {timeline.source.path} has at most" if name else f"{timeline.source.path} has at most"
         raise DataError(

@@ -49,7 +49,7 @@ def _check_not_future(texts: Any, times: Any, name: str, source: Source, option:
     choice = f"set {option}: {earliest} if it is {year - 100}, or {option}: 1969 if it is {year}"
     raise DataError(
         f'{source.key}: {int(is_future.sum()):,} dates of column "{name}" of {source.path} have two digits for the year and can be of two '
-        f"centuries: {source.place(row)} has {column_values.format_cell(texts, row)}, which is {year - 100} or {year}",
+        f"centuries: {source.name_row(row)} has {column_values.format_cell(texts, row)}, which is {year - 100} or {year}",
         f"years of four digits{f', or {option}, the first of the hundred years that they stand for' if option else ''}",
         choice if option else "write the years with four digits",
     )
@@ -167,7 +167,7 @@ class DateFeatures:
             row = int(np.argmax(column.is_valid().to_numpy(zero_copy_only=False)))
             row = column_values.find_first_no_time(column) if kind == "text" else row
             raise DataError(
-                f'{source.key}: column "{name}" of {source.path} is {column.type}: {source.place(row)} has {column_values.format_cell(column, row)}',
+                f'{source.key}: column "{name}" of {source.path} is {column.type}: {source.name_row(row)} has {column_values.format_cell(column, row)}',
                 "dates as 2024-05-31 or 2024-05-31 08:30:00; or text and its form in data.date_format",
                 'set data.date_format, such as "%d.%m.%Y" for 31.05.2024 or "%m/%d/%Y" for 05/31/2024',
             )
@@ -184,7 +184,7 @@ class DateFeatures:
             row = int(is_wrong.argmax())
             raise DataError(
                 f'{source.key}: {int(is_wrong.sum()):,} cells of column "{name}" of {source.path} are no dates in the form {self.form}: '
-                f"{source.place(row)} has {column_values.format_cell(column, row)}",
+                f"{source.name_row(row)} has {column_values.format_cell(column, row)}",
                 "one form for all dates, in data.date_format",
                 "correct the cells or data.date_format; %d is the day, %m the month, %Y the year, %H:%M:%S the time",
             )
@@ -209,7 +209,7 @@ class DateFeatures:
             )
             raise DataError(
                 f'{source.key}: times of column "{name}" of {source.path} are {form}, and those of the training data {training_form}: '
-                f"{source.place(row)} has `{times[row].as_py()}`",
+                f"{source.name_row(row)} has `{times[row].as_py()}`",
                 "times as in the training data, all with a zone or all without",
                 "add the zone to the times, such as +00:00, or remove it after a conversion to the time of the training data",
             )

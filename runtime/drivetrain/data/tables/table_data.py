@@ -83,25 +83,25 @@ def load(job: TableJob, recorded: InputRecord | None = None, files: CsvFiles | N
     target = train_rows.target
     assert target is not None
     division = table_rows.compare_rows(train_rows, recorded)
-    held_out = table_rows.divide_rows(job, train_rows, division)
-    head = target_columns.choose_head(target, train_rows.usable, held_out.training, source.key, recorded)
-    fitted, feature_notes = _fit_features(job, train_rows, held_out.training, dates, recorded, earlier)
+    partition = table_rows.divide_rows(job, train_rows, division)
+    head = target_columns.choose_head(target, train_rows.usable, partition.training, source.key, recorded)
+    fitted, feature_notes = _fit_features(job, train_rows, partition.training, dates, recorded, earlier)
     inputs = fitted.to_tensors(train_rows.table)
-    train = _build_split(train_rows, inputs, held_out.training, head)
+    train = _build_split(train_rows, inputs, partition.training, head)
     if isinstance(data.validation, str):
         validation_source = replace(source, path=job.resolve(data.validation), key="data.validation")
         validation, validation_notes = _read_validation(job, validation_source, fitted, train, head)
     else:
-        validation = _build_split(train_rows, inputs, held_out.validation, head)
-        validation_notes = fitted.notes(train_rows.take(held_out.validation), "validation")
+        validation = _build_split(train_rows, inputs, partition.validation, head)
+        validation_notes = fitted.notes(train_rows.take(partition.validation), "validation")
     notes = [
         f"{len(train):,} training and {len(validation):,} validation rows",
         *train_rows.roles.notes(),
         *dates.notes(),
         *note_similar_names(data.target[0], head.classes),
-        *revealing_columns.note_revealing(train_rows.table, train_rows.roles, target, held_out.training, dates.names),
+        *revealing_columns.note_revealing(train_rows.table, train_rows.roles, target, partition.training, dates.names),
         *train_rows.notes,
-        *held_out.notes,
+        *partition.notes,
         *feature_notes,
         *validation_notes,
     ]

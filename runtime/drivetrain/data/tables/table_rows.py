@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from drivetrain.data import copies, groups, hold_out, target_columns
+from drivetrain.data import copies, groups, target_columns
 from drivetrain.data.copies import Division
 from drivetrain.data.dataset import InputRecord
 from drivetrain.data.formats import column_values, table_file
-from drivetrain.data.hold_out import HeldOut
 from drivetrain.data.labels import list_names
+from drivetrain.data.partition import Partition, hold_out, hold_out_groups
 from drivetrain.data.source import Source
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.tables.column_roles import Roles, assign_roles
@@ -122,7 +122,7 @@ def _check_rows(
     path = source.path
     target = (
         target_columns.read_targets(
-            table, target_names, classes=classes, option=source.option("target"), source=str(path)
+            table, target_names, classes=classes, option=source.name_option("target"), source=str(path)
         )
         if source.labelled
         else None
@@ -133,15 +133,11 @@ def _check_rows(
     # A missing number is filled in later; text and infinity are not.
     for name in roles.numeric:
         column_values.check_kind(table[name], name, source.key, str(path))
-        values, not_numbers = column_values.numbers(table[name])
-        with np.errstate(invalid="ignore"):
-            is_infinite = np.abs(values) > column_values.LARGEST
-        for row in np.flatnonzero(not_numbers).tolist():
-            reasons.setdefault(row, []).append(f"{name} is {column_values.format_cell(table[name], row)}, not a number")
-        for row in np.flatnonzero(is_infinite).tolist():
-            reasons.setdefault(row, []).append(f"{name} is infinite")
-    unusable = [source.bad_row(row, "; ".join(reasons[row])) for row in sorted(reasons)]
-    notes = source.check(unusable, len(table))
+        bad_numbers = target_columns.find_bad_numbers(table[name], name, *column_values.numbers(table[name]))
+        for row, reason in bad_numbers.items():
+            reasons.setdefault(row, []).append(reason)
+    unusable = [source.describe_bad_row(row, "; ".join(reasons[row])) for row in sorted(reasons)]
+    notes = source.check_bad(unusable, len(table))
     if len(unusable) == len(table):
         raise DataError(f"{source.key}: no row of {path} is usable; {unusable[0]}", "one row or more", "fix the file")
     is_usable = np.ones(len(table), np.bool_)
@@ -164,7 +160,7 @@ def compare_rows(train: TableRows, recorded: InputRecord | None) -> Division:
     return Division(contents, "rows", recorded, independent=copies.are_few_kinds(contents, equal_share))
 
 
-def divide_rows(job: TableJob, train: TableRows, division: Division) -> HeldOut:
+def divide_rows(job: TableJob, train: TableRows, division: Division) -> Partition:
     """Divide the usable rows: stratified by class, at random if there are no classes, or by whole groups.
 
     Raises:
@@ -173,18 +169,18 @@ def divide_rows(job: TableJob, train: TableRows, division: Division) -> HeldOut:
     target, rows = train.target, train.usable
     assert target is not None
     if isinstance(job.data.validation, str):
-        return HeldOut(rows, rows[:0], [])
+        return Partition(rows, rows[:0], [])
     if target.texts is not None:
         target_columns.list_classes(target, rows, "data.train")
     strata, notes = target_columns.find_strata(target, rows), []
     if job.data.groups:
         # Groups that have copies of one row are joined, so that neither a group nor copies are divided.
         members = groups.number_groups(column_values.texts(train.table[job.data.groups]).take(rows).to_pylist())
-        held_out = hold_out.hold_out_groups(job, strata, job.data.groups, division.join_groups(members), division)
+        partition = hold_out_groups(job, strata, job.data.groups, division.join_groups(members), division)
     else:
-        held_out = hold_out.hold_out(job, strata, division, "rows")
+        partition = hold_out(job, strata, division, "rows")
         single_row_classes = np.flatnonzero(np.bincount(strata.numbers) == 1).tolist() if strata.classes else []
         if single_row_classes:
             names = list_names([strata.classes[number] for number in single_row_classes])
             notes.append(f"classes with a single row, which is used for training: {names}")
-    return HeldOut(rows[held_out.training], rows[held_out.validation], [*notes, *held_out.notes])
+    return Partition(rows[partition.training], rows[partition.validation], [*notes, *partition.notes])

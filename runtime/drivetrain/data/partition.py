@@ -17,7 +17,7 @@ from drivetrain.job import Job
 
 
 @dataclass(frozen=True)
-class HeldOut:
+class Partition:
     """Which samples are for training and which for validation; both ascending."""
 
     training: Ids
@@ -28,7 +28,7 @@ class HeldOut:
     """Classes without a training sample, since all their groups are for validation."""
 
 
-def hold_out(job: Job, strata: Strata, division: Division, more: str) -> HeldOut:
+def hold_out(job: Job, strata: Strata, division: Division, more: str) -> Partition:
     """Hold out a share of each class, or a fold; `more` is what the user can add if there are too few samples.
 
     Raises:
@@ -41,10 +41,10 @@ def hold_out(job: Job, strata: Strata, division: Division, more: str) -> HeldOut
             f"two {division.sample_noun} or more, in a classification of one class",
             f"add {more}, or set data.validation to a path",
         )
-    return HeldOut(training, validation, division.describe(training, validation))
+    return Partition(training, validation, division.describe(training, validation))
 
 
-def hold_out_groups(job: Job, strata: Strata, column: str, members: Groups, division: Division | None) -> HeldOut:
+def hold_out_groups(job: Job, strata: Strata, column: str, members: Groups, division: Division | None) -> Partition:
     """Hold out whole groups, named by `column`; those that share copies are joined already in `members`.
 
     Raises:
@@ -56,4 +56,4 @@ def hold_out_groups(job: Job, strata: Strata, column: str, members: Groups, divi
     lost_classes = [strata.classes[number] for number in without_training.tolist()] if strata.classes else []
     notes = [groups.describe_division(column, members, training, validation, lost_classes)]
     notes += division.describe(training, validation) if division else []
-    return HeldOut(training, validation, notes, lost_classes)
+    return Partition(training, validation, notes, lost_classes)
