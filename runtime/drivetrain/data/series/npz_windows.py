@@ -31,7 +31,7 @@ def read_windows(source: Source, *, classes: bool, axes: str = "auto", groups: s
     """
     path, key = source.path, source.key
     arrays = _read_arrays(path, key, ["x", *(["y"] if source.labelled else []), *([groups] if groups else [])])
-    values, axis_notes = _order_axes(arrays["x"], axes, path, key)
+    values, order, axis_notes = _order_axes(arrays["x"], axes, path, key)
     window_groups = _number_groups(arrays[groups], len(values), groups, path, key) if groups else None
     target = _read_targets(arrays["y"], len(values), classes, path, key) if source.labelled else None
     reasons = dict.fromkeys(np.flatnonzero(~_find_finite(values)).tolist(), "NaN or infinity")
@@ -55,7 +55,7 @@ def read_windows(source: Source, *, classes: bool, axes: str = "auto", groups: s
         title_format="{file}[{number}]",
         notes=[*axis_notes, *notes],
         groups=None if window_groups is None else window_groups[rows],
-        is_transposed=bool(axis_notes),
+        axes=order,
     )
 
 
@@ -94,8 +94,8 @@ def _number_groups(array: npt.NDArray[Any], windows: int, name: str, path: Path,
 
 def _order_axes(
     x: npt.NDArray[np.generic], axes: str, path: Path, key: str
-) -> tuple[npt.NDArray[np.generic], list[str]]:
-    """Convert windows to (N, T, channels); returns notes if their axes have another order, or perhaps have."""
+) -> tuple[npt.NDArray[np.generic], str, list[str]]:
+    """Convert windows to (N, T, channels); also returns the order of their axes, and notes if it is, or may be, another."""
     if x.ndim == 2:
         x = x[:, :, None]
     if x.ndim != 3 or 0 in x.shape or x.dtype.kind not in "iufb":
@@ -109,7 +109,7 @@ def _order_axes(
         ]
     # float64 and large integers stay exact; smaller types are converted, as numbers of four bytes.
     kind = np.float32 if x.dtype.kind in "bu" or x.dtype.itemsize < 4 else x.dtype
-    return np.ascontiguousarray(x, kind), notes
+    return np.ascontiguousarray(x, kind), order, notes
 
 
 def _read_targets(y: npt.NDArray[Any], windows: int, classes: bool, path: Path, key: str) -> TargetColumn:

@@ -162,13 +162,12 @@ def _read_arrays(
     data, classes = job.data, isinstance(job, SeriesClassificationJob)
     groups = None if isinstance(data.validation, str) else data.groups
     train = npz_windows.read_windows(source, classes=classes, axes=data.axes, groups=groups)
-    axes = "channels-time" if train.is_transposed else "time-channels"
     stored: dict[str, Any] = {"form": "arrays", "classes": classes}
-    if train.is_transposed:
-        stored["axes"] = axes
+    if train.axes != "time-channels":
+        stored["axes"] = train.axes
     if isinstance(data.validation, str):
         validation_source = replace(source, path=job.resolve(data.validation), key="data.validation")
-        validation_part = npz_windows.read_windows(validation_source, classes=classes, axes=axes)
+        validation_part = npz_windows.read_windows(validation_source, classes=classes, axes=train.axes)
         validation_part.check_shape(*train.shape)
         validation_part.notes.extend(windows.describe_shared(train.windows(), validation_part.windows()))
         return train, validation_part, stored

@@ -47,8 +47,8 @@ class WindowSplit:
     notes: list[str]
     groups: Groups | None = None
     """The number of each window's group, all of which is on one side of the split."""
-    is_transposed: bool = False
-    """Whether the axes of the file are (N, channels, T)."""
+    axes: str = "time-channels"
+    """The order of the axes of arrays behind the first; channels-time for (N, channels, T)."""
 
     @property
     def shape(self) -> tuple[int, int]:
