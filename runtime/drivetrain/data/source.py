@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from drivetrain.data import bad_samples
 from drivetrain.data.bad_samples import BadSample
 from drivetrain.data.formats import row_lines
 from drivetrain.data.formats.csv_dialect import CsvFiles
+from drivetrain.job.series import SeriesJob
+from drivetrain.job.tables import TableJob
 
 
 @dataclass(frozen=True)
@@ -25,6 +28,13 @@ class Source:
     """Largest share of samples that may be unusable."""
     labelled: bool = True
     """Whether targets are read."""
+
+    @classmethod
+    def of_job(cls, job: TableJob | SeriesJob, part: Literal["train", "validation"], files: CsvFiles) -> Source:
+        """The file that the job names for training, or for validation."""
+        data = job.data
+        path = data.train if part == "train" else str(data.validation)
+        return cls(job.resolve(path), f"data.{part}", files, data.bad_samples)
 
     def name_row(self, row: int) -> str:
         """Name a row, counted from 0, and in a CSV file its line."""

@@ -36,7 +36,7 @@ def load(job: SeriesJob, recorded: InputRecord | None = None, files: CsvFiles | 
     """
     data = job.data
     files = files or csv_dialect.of_job(data.csv.list_settings(), {}, data.missing)
-    source = Source(job.resolve(data.train), "data.train", files, data.bad_samples)
+    source = Source.of_job(job, "train", files)
     read = _read_arrays if data.arrays else _read_long
     train_part, validation_part, stored = read(job, source, recorded)
     if recorded and not recorded.same_data:
@@ -141,8 +141,7 @@ def _read_long(
     line = timeline.read_timeline(source, layout, data.groups)
     stored = {"form": "long", **line.layout.to_json()}
     if isinstance(data.validation, str):
-        validation_source = replace(source, path=job.resolve(data.validation), key="data.validation")
-        validation_line = timeline.read_timeline(validation_source, line.layout)
+        validation_line = timeline.read_timeline(Source.of_job(job, "validation", source.files), line.layout)
         return window_split.cut_all(line), window_split.cut_all(validation_line), stored
     if data.groups:
         return *_divide_by_group(job, window_split.cut_all(line)), stored
@@ -166,7 +165,7 @@ def _read_arrays(
     if train.axes != "time-channels":
         stored["axes"] = train.axes
     if isinstance(data.validation, str):
-        validation_source = replace(source, path=job.resolve(data.validation), key="data.validation")
+        validation_source = Source.of_job(job, "validation", source.files)
         validation_part = npz_windows.read_windows(validation_source, classes=classes, axes=train.axes)
         validation_part.check_shape(*train.shape)
         validation_part.notes.extend(windows.describe_shared(train.windows(), validation_part.windows()))

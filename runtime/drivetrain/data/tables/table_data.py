@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +78,7 @@ def load(job: TableJob, recorded: InputRecord | None = None, files: CsvFiles | N
     # A job that starts from a run on other data keeps the columns of that run, which its network expects.
     earlier = features.from_json(recorded.preprocessing) if recorded and not recorded.same_data else None
     dates = earlier.dates if earlier else DateFeatures(data.dates, data.date_format, data.first_year)
-    source = Source(job.resolve(data.train), "data.train", files, data.bad_samples)
+    source = Source.of_job(job, "train", files)
     train_rows = table_rows.read_training_rows(job, source, dates, earlier)
     target = train_rows.target
     assert target is not None
@@ -89,7 +89,7 @@ def load(job: TableJob, recorded: InputRecord | None = None, files: CsvFiles | N
     inputs = fitted.to_tensors(train_rows.table)
     train = _build_split(train_rows, inputs, partition.training, head)
     if isinstance(data.validation, str):
-        validation_source = replace(source, path=job.resolve(data.validation), key="data.validation")
+        validation_source = Source.of_job(job, "validation", files)
         validation, validation_notes = _read_validation(job, validation_source, fitted, train, head)
     else:
         validation = _build_split(train_rows, inputs, partition.validation, head)

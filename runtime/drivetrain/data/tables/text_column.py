@@ -40,17 +40,11 @@ def guess_date_format(texts: Sequence[str]) -> str | None:
     month_first = any(int(match[3]) > 12 for match in matches)
     if day_first and month_first:
         return None
-    format_by_order = {
-        "d": f"%d{separator}%m{separator}{year}{time_format}",
-        "m": f"%m{separator}%d{separator}{year}{time_format}",
-    }
-    return (
-        format_by_order["d"]
-        if day_first
-        else format_by_order["m"]
-        if month_first
-        else f"{format_by_order['d']} or {format_by_order['m']}"
-    )
+    day_format = f"%d{separator}%m{separator}{year}{time_format}"
+    month_format = f"%m{separator}%d{separator}{year}{time_format}"
+    if day_first:
+        return day_format
+    return month_format if month_first else f"{day_format} or {month_format}"
 
 
 def check_distinct(texts: Sequence[str], filled_count: int, name: str, source: str) -> None:
