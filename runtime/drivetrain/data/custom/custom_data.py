@@ -83,12 +83,13 @@ def build_dataset(
         open_split(part, label, job.train.seed, collate=collate)
         for part, label, collate in zip(parts, labels, collates, strict=True)
     )
-    head, kind = target_kinds.determine_head(job, train, validation, targets, names)
-    stored = {"kind": "own", "inputs": _describe_inputs(train), "targets": kind, "reader": reader}
+    head = target_kinds.determine_head(job, train, validation, targets, names)
+    stored = {"kind": "own", "inputs": _describe_inputs(train), "targets": head.kind, "reader": reader}
+    other = "no built-in metric for these targets: runs are compared by your loss"
     notes = [
         f"{len(train):,} training and {len(validation):,} validation samples",
-        _describe_targets(head, kind),
-        *_note_reading(train, names, kind),
+        f"targets: {other if head.kind == 'other' else head.outputs_text}",
+        *_note_reading(train, head, names),
         *target_kinds.note_missing_classes(train, head),
     ]
     return Dataset(
@@ -121,22 +122,12 @@ def as_float32(inputs: Inputs, ids: Ids, epoch: int | None) -> Inputs:
     return tuple(x.float() if x.dtype == torch.float64 else x for x in inputs)
 
 
-def _describe_targets(head: Head, kind: str) -> str:
-    """A note on the number and kind of the targets."""
-    description = (
-        f"{head.outputs} {kind}"
-        if kind != "other"
-        else "no built-in metric for these targets: runs are compared by your loss"
-    )
-    return f"targets: {description}"
-
-
-def _note_reading(train: Items, names: tuple[str, ...] | None, kind: str) -> list[str]:
+def _note_reading(train: Items, head: Head, names: tuple[str, ...] | None) -> list[str]:
     """Notes on a dataset that is read item by item."""
     if isinstance(train, ArraySplit | StreamSplit):
         return []
     notes = ["the dataset returns one sample at a time; batches are collated while training"]
-    if kind == "classes" and names is None:
+    if head.kind == "classes" and names is None:
         notes.append("every target was read once to count the classes; set `names` to skip this")
     return notes
 
@@ -172,11 +163,10 @@ def _check_like_training(
             f"as in training: {_list_shapes(trained_shapes)}",
             "use inputs of the shape that the network was trained on",
         )
-    kind = preprocessing["targets"]
-    max_target = target_kinds.max_target(kind, len(heads[""].classes))
+    max_target = target_kinds.max_target(heads[""])
     if labelled and max_target is not None and isinstance(split, ArraySplit):
         _check_targets(split, max_target)
-    split.set_target_form(partial(target_kinds.convert, kind), max_target)
+    target_kinds.set_target_form(split, heads[""])
     return NewSamples(split, as_float32)
 
 
