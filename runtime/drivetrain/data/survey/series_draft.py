@@ -12,6 +12,7 @@ from drivetrain.data.formats import column_values
 from drivetrain.data.labels import list_names
 from drivetrain.data.series import timestamps
 from drivetrain.data.series.timestamps import SeriesOrder
+from drivetrain.data.source import Source
 from drivetrain.data.survey import first_values, target_guess
 from drivetrain.data.survey.array_draft import network
 from drivetrain.data.survey.request import KEY, SurveyRequest
@@ -168,7 +169,7 @@ def find_timed_rows(request: SurveyRequest, sample: TableSample) -> TimedRows | 
         candidates = list(_find_groups(request, sample, time))
         for index, group in enumerate(candidates):
             try:
-                order, _ = timestamps.read_order(sample.table, time, group, sample.path, KEY, None, form)
+                order, _ = timestamps.read_order(sample.table, Source(sample.path, KEY), time, group, form)
             except DataError:
                 continue
             other_times = tuple(
@@ -183,7 +184,7 @@ def find_timed_rows(request: SurveyRequest, sample: TableSample) -> TimedRows | 
 def _has_unique_times(sample: TableSample, time: str, group: str, form: str | None) -> bool:
     """Whether each time occurs once in each series of a group column."""
     try:
-        timestamps.read_order(sample.table, time, group, sample.path, KEY, None, form)
+        timestamps.read_order(sample.table, Source(sample.path, KEY), time, group, form)
     except DataError:
         return False
     return True
