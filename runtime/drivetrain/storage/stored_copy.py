@@ -184,10 +184,11 @@ def _brought(
 @contextmanager
 def _lock(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
     make_folder(folder)
-    handle = file_lock.acquire(folder / _LOCK, 0.0)
-    if handle is None:
-        say(f"{folder}: another command downloads the same; waiting for it")
-        handle = file_lock.acquire(folder / _LOCK, MAX_WAIT_SECONDS)
+    handle = file_lock.acquire(
+        folder / _LOCK,
+        MAX_WAIT_SECONDS,
+        report_wait=lambda: say(f"{folder}: another command downloads the same; waiting for it"),
+    )
     if handle is None:
         raise Busy(f"{folder}: another command downloads the same", "one at a time", "wait for it, or stop it")
     try:

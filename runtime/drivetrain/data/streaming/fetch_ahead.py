@@ -63,8 +63,8 @@ class FetchAhead:
         """Time at which `share` was computed."""
         self.past_uses = 0
         """Number of uses, from the first on, whose last batch was trained on."""
-        self.lease_names: tuple[list[str], list[str]] = [], []
-        """What the lease says: names of shards in the order of need, and of those that are needed for the last time."""
+        self.lease_names: list[str] = []
+        """What the lease says: names of shards in the order of need."""
         self.failed: dict[int, tuple[float, DrivetrainError]] = {}
         """Time and error of the last attempt, for each shard that could not be fetched."""
         self.thread = threading.Thread(target=self._run, name="fetch ahead", daemon=True)
@@ -166,7 +166,7 @@ class FetchAhead:
             for shard, (_, error) in list(self.failed.items())
         }
         with self.lock:
-            self.lease.write(*self.lease_names, errors)
+            self.lease.write(self.lease_names, errors)
 
     def _look_ahead(self) -> None:
         """Rank the shards that are needed soon, in the order of need, as far as the cache has space; write the lease."""
@@ -175,7 +175,7 @@ class FetchAhead:
         # Packed shards need space while they are unpacked; without a reserve they would displace what is needed soon.
         reserve = self.width * self.largest_packed
         self._update_share()
-        free_bytes, ranks, ending = self.share - reserve, dict[int, int](), list[int]()
+        free_bytes, ranks = self.share - reserve, dict[int, int]()
         for first, last, shard in self.uses[self.past_uses :]:
             if last < self.position or shard in ranks:
                 continue
@@ -183,9 +183,8 @@ class FetchAhead:
             if free_bytes < 0 and first > self.position:
                 break
             ranks[shard] = len(ranks)
-            ending += [shard] if last == self.position else []
         self.reader.ranks = ranks
-        needed_names = [self.reader.name(shard) for shard in ranks], [self.reader.name(shard) for shard in ending]
+        needed_names = [self.reader.name(shard) for shard in ranks]
         if needed_names != self.lease_names:
             self.lease_names = needed_names
             self._write_lease()
