@@ -33,7 +33,6 @@ _REVISION = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)*")
 ABANDONED_SECONDS = 7 * 86_400.0
 """Age after which an incomplete file is removed: if its revision has changed, no download resumes it."""
 _LOCK = ".drivetrain.lock"
-_CHUNK_BYTES = 1 << 18
 
 
 def find_home() -> Path:
@@ -60,9 +59,7 @@ class HubFile:
             if len(self.hash) == 64:
                 return hashlib.file_digest(file, "sha256").hexdigest() == self.hash
             digest = hashlib.sha1(f"blob {self.size}\0".encode(), usedforsecurity=False)
-            while chunk := file.read(_CHUNK_BYTES):
-                digest.update(chunk)
-            return digest.hexdigest() == self.hash
+            return hashlib.file_digest(file, lambda: digest).hexdigest() == self.hash
 
 
 @dataclass(frozen=True)

@@ -88,12 +88,7 @@ class ObjectStore:
 
     def find(self, name: str) -> bytes | None:
         """The content of an object; None if there is none."""
-        try:
-            return self.get(name)
-        except RemoteError as error:
-            if error.trouble is Trouble.MISSING:
-                return None
-            raise
+        return _none_if(Trouble.MISSING, lambda: self.get(name))
 
     def get_range(self, name: str, start: int, length: int) -> bytes:
         """`length` bytes of an object from `start` on."""
@@ -143,12 +138,7 @@ class ObjectStore:
 
     def find_head(self, name: str) -> StoredObject | None:
         """Size and tag of an object; None if there is none."""
-        try:
-            return self.head(name)
-        except RemoteError as error:
-            if error.trouble is Trouble.MISSING:
-                return None
-            raise
+        return _none_if(Trouble.MISSING, lambda: self.head(name))
 
     def objects(self, below: str = "") -> list[StoredObject]:
         """All objects below a folder, by name."""
@@ -204,28 +194,17 @@ class ObjectStore:
 
     def create(self, name: str, content: bytes) -> str | None:
         """Write an object that must not exist; returns its revision, or None if it exists."""
-        return self._conditional(name, content, "create")
+        return _none_if(Trouble.CHANGED, lambda: self._put(name, content, "create"))
 
     def replace(self, name: str, content: bytes, revision: str) -> str | None:
         """Write over an object that must have this revision; returns the new one, or None if it has changed."""
-        return self._conditional(name, content, {self._mark: revision})
+        return _none_if(Trouble.CHANGED, lambda: self._put(name, content, {self._mark: revision}))
 
     def delete(self, names: Iterable[str]) -> None:
         """Remove objects; one that is not there is no error."""
         for name in names:
-            try:
-                self._ask("remove", name, functools.partial(_client().delete, self._store, name))
-            except RemoteError as error:
-                if error.trouble is not Trouble.MISSING:
-                    raise
-
-    def _conditional(self, name: str, content: bytes, mode: object) -> str | None:
-        try:
-            return self._put(name, content, mode)
-        except RemoteError as error:
-            if error.trouble is Trouble.CHANGED:
-                return None
-            raise
+            request = functools.partial(_client().delete, self._store, name)
+            _none_if(Trouble.MISSING, functools.partial(self._ask, "remove", name, request))
 
     def _put(self, name: str, content: bytes, mode: object) -> str:
         options = {} if mode is None else {"mode": mode}
@@ -269,6 +248,16 @@ class ObjectStore:
             if not _is_of_store(error):
                 raise
             raise translate(error, self.address / name if name else self.address, task, self.environ) from None
+
+
+def _none_if(trouble: Trouble, request: Callable[[], T]) -> T | None:
+    """The answer to a request; None if this is the trouble."""
+    try:
+        return request()
+    except RemoteError as error:
+        if error.trouble is trouble:
+            return None
+        raise
 
 
 def _is_of_store(error: Exception) -> bool:

@@ -15,12 +15,13 @@ import numpy as np
 
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.streaming import lease
-from drivetrain.data.streaming.fetch_width import MAX_WIDTH, START_WIDTH
 from drivetrain.data.streaming.lease import Lease
 from drivetrain.data.streaming.reader import ShardReader
 from drivetrain.errors import DrivetrainError, StorageError
 from drivetrain.system.units import format_bytes
 
+MIN_WIDTH, MAX_WIDTH = 4, 8
+"""Fewest and most shards that are fetched at the same time."""
 POLL_SECONDS = 0.1
 """Seconds between two checks for what can be fetched."""
 RECOUNT_SECONDS = 1.0
@@ -55,8 +56,8 @@ class FetchAhead:
         largest_shard = max(
             (reader.size(shard) + reader.count_packed_bytes(shard) for shard in reader.cached()), default=1
         )
-        self.max_width = min(MAX_WIDTH, max(START_WIDTH, reader.cache.limit // (CACHE_PARTS * largest_shard)))
-        """Most shards that are fetched at the same time, by the space of the cache."""
+        self.width = min(MAX_WIDTH, max(MIN_WIDTH, reader.cache.limit // (CACHE_PARTS * largest_shard)))
+        """How many shards are fetched at the same time, by the space of the cache."""
         self.share = 0
         """Bytes of the cache for this process."""
         self.share_updated = 0.0
@@ -97,7 +98,7 @@ class FetchAhead:
 
     def _run(self) -> None:
         """Fetch until `end`; runs in the thread."""
-        with ThreadPoolExecutor(self.max_width) as pool:
+        with ThreadPoolExecutor(self.width) as pool:
             while not self.ended.is_set():
                 self.changed.clear()
                 for shard in list(self.reader.ranks):
@@ -108,13 +109,6 @@ class FetchAhead:
                 self.changed.wait(POLL_SECONDS)
                 for shard in [shard for shard, future in self.running.items() if future.done()]:
                     self._finish(shard, self.running.pop(shard))
-                counts = self.reader.cache.counts
-                counts.width.decide(counts.to_json(), time.monotonic(), self.max_width)
-
-    @property
-    def width(self) -> int:
-        """How many shards are fetched at the same time."""
-        return min(self.reader.cache.counts.width.width, self.max_width)
 
     def _cache_too_small_error(self, shard: int) -> StorageError | None:
         """The error if the cache cannot hold all shards of the present batch, whose worker would wait forever; else None."""

@@ -11,7 +11,6 @@ import numpy as np
 from drivetrain.data import labels, stateless_random
 from drivetrain.data.dataset import NO_LABEL, Head, Split
 from drivetrain.data.stateless_random import Ids
-from drivetrain.data.streaming import accepted
 from drivetrain.data.streaming.cache import ShardCache
 from drivetrain.data.streaming.fetch_ahead import FetchAhead
 from drivetrain.data.streaming.hub_store import HubStore
@@ -20,7 +19,7 @@ from drivetrain.data.streaming.local_store import LocalStore
 from drivetrain.data.streaming.order import StreamOrder
 from drivetrain.data.streaming.reader import ShardReader
 from drivetrain.data.streaming.remote_store import RemoteStore
-from drivetrain.data.streaming.shard import ShardStore
+from drivetrain.data.streaming.shard import ShardStore, accepted_by
 from drivetrain.errors import DataError, SpecError
 from drivetrain.hardware.disk_space import find_shards_folder
 from drivetrain.job import Job, hub_address
@@ -34,7 +33,7 @@ MIN_WINDOW_SAMPLES = 10
 
 def open_store(job: Job, text: str, key: str) -> ShardStore:
     """The shards at a path or address of the spec."""
-    kinds = accepted.of_task(job)
+    kinds = accepted_by(job)
     if (hub := hub_address.parse(text)) is not None:
         return HubStore(hub, key, kinds)
     return RemoteStore(parse(text), key, kinds) if is_remote(text) else LocalStore(job.resolve(text), key, kinds)

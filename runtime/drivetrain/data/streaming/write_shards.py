@@ -14,6 +14,7 @@ import tarfile
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from drivetrain.data import bad_samples, stateless_random
@@ -83,7 +84,7 @@ def write_parquet(file: Path, samples: Iterator[Sample]) -> int:
     schema = pyarrow.schema([("image", image), ("label", pyarrow.string())])
     count = 0
     with parquet.ParquetWriter(file, schema, compression="none", use_dictionary=["label"]) as writer:
-        for group in _groups(samples, ROW_GROUP_IMAGES):
+        while group := list(islice(samples, ROW_GROUP_IMAGES)):
             images = [{"bytes": sample.content, "path": sample.name} for sample in group]
             writer.write_table(pyarrow.table([images, [sample.label for sample in group]], schema=schema))
             count += len(group)
@@ -93,17 +94,6 @@ def write_parquet(file: Path, samples: Iterator[Sample]) -> int:
 def count_tar_bytes(content: int, label: str) -> int:
     """Count the bytes of one sample in a tar file: two members with their headers."""
     return _pad(content) + _pad(len(label.encode())) + 2 * tarfile.BLOCKSIZE
-
-
-def _groups(samples: Iterator[Sample], size: int) -> Iterator[list[Sample]]:
-    group: list[Sample] = []
-    for sample in samples:
-        group.append(sample)
-        if len(group) == size:
-            yield group
-            group = []
-    if group:
-        yield group
 
 
 def _pad(size: int) -> int:
