@@ -68,7 +68,6 @@ class ObjectStore:
         """
         Args:
             address: of a bucket or below it, or of a web server.
-            patience: how long it may take.
             environ: read for endpoint and certificates; credentials are read by the client itself.
 
         Raises:
@@ -108,7 +107,6 @@ class ObjectStore:
         """Write the content of an object to a file; returns its bytes.
 
         Args:
-            name: of the object.
             path: of the file; its folders are made.
             over: set to stop in the middle; an atomic file then stays as it was, any other is removed.
             atomic: whether it is replaced at once when all of it is there, since others may read it.
@@ -166,8 +164,6 @@ class ObjectStore:
         """Write an object from a file, in parts if it is long; nothing is visible before the last one.
 
         Args:
-            name: of the object.
-            path: of the file.
             moved: called whenever a part of it has been taken.
 
         Raises:

@@ -56,9 +56,7 @@ def make(
 
     Args:
         store: opened where the names of the files are relative to.
-        files: of the version.
         folder: the folder of all versions of the address; the caller holds its lock.
-        version: its name.
         say: takes a line before a download.
 
     Raises:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from drivetrain.system import file_lock
-from drivetrain.system.files import make_folder, storage_error, sync_file
+from drivetrain.system.files import blame_storage, make_folder, sync_file
 
 CLAIM, NEW, WHOLE = ".part", ".new", ".whole"
 """Endings of files beside the entries, see above."""
@@ -37,7 +37,6 @@ class DiskCache:
     """The cache in a folder.
 
     Args:
-        folder: holds all entries.
         limit: bytes that all entries together may take, including those that are being written.
     """
 
@@ -59,10 +58,8 @@ class DiskCache:
         Raises:
             StorageError: if that fails.
         """
-        try:
+        with blame_storage(self.folder):
             self.path(name).unlink(missing_ok=True)
-        except OSError as error:
-            raise storage_error(self.folder, error) from None
 
     @contextlib.contextmanager
     def reading(self, name: str) -> Iterator[int | None]:
@@ -87,9 +84,7 @@ class DiskCache:
         """Put an entry into the cache, unless it is there; one process of the machine writes it, the others wait.
 
         Args:
-            name: name of the entry.
             size: most bytes that the entry and its packed file take.
-            write_file: writes the entry to a path.
             ranks: which entries may be removed for it.
 
         Returns:
@@ -109,13 +104,12 @@ class DiskCache:
                 os.truncate(claim, size)
             new = self.folder / f"{name}{NEW}"
             try:
-                write_file(new)
-                sync_file(new)  # else a power loss could leave the name without the content
-                with self.locked():  # else a process that adds up the sizes could see neither claim nor entry
-                    os.replace(new, self.path(name))
-                    self._claim(name).unlink()
-            except OSError as error:
-                raise storage_error(self.folder, error) from None
+                with blame_storage(self.folder):
+                    write_file(new)
+                    sync_file(new)  # else a power loss could leave the name without the content
+                    with self.locked():  # else a process that adds up the sizes could see neither claim nor entry
+                        os.replace(new, self.path(name))
+                        self._claim(name).unlink()
             finally:
                 new.unlink(missing_ok=True)
         return True
@@ -175,10 +169,8 @@ class DiskCache:
         yield None
 
     def _open_locked(self, path: Path) -> int:
-        try:
+        with blame_storage(self.folder):
             return file_lock.open_locked(path)
-        except OSError as error:
-            raise storage_error(self.folder, error) from None
 
 
 def _remove_abandoned(claim: Path) -> bool:

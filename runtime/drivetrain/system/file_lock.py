@@ -88,7 +88,6 @@ def acquire(
     """Lock a file, which is made if it is missing.
 
     Args:
-        path: the file.
         timeout: seconds to wait for another process.
         open_file: opens it, as `os.open` does.
         report_wait: called once if there is another process to wait for.

@@ -9,7 +9,7 @@ import json
 import os
 import shlex
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -40,10 +40,8 @@ def make_folder(path: Path, mode: int = 0o777) -> None:
     Raises:
         StorageError: if that fails.
     """
-    try:
+    with blame_storage(path):
         path.mkdir(mode, parents=True, exist_ok=True)
-    except OSError as error:
-        raise storage_error(path, error) from None
 
 
 def write_text(path: Path, text: str) -> None:
@@ -181,6 +179,15 @@ def hash_file(path: Path) -> str:
     """Hex digest of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextlib.contextmanager
+def blame_storage(path: Path) -> Iterator[None]:
+    """A block that writes to a path; raises StorageError in place of an OSError."""
+    try:
+        yield
+    except OSError as error:
+        raise storage_error(path, error) from None
 
 
 def storage_error(path: Path, error: OSError) -> StorageError:

@@ -132,7 +132,6 @@ def keep(files: Files, folder: Path, room: int) -> Decoded:
 
     Args:
         files: with size and channels set.
-        folder: of all decoded images.
         room: bytes that all cache files together may use.
 
     Raises:

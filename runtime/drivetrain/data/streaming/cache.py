@@ -39,9 +39,7 @@ class ShardCache(DiskCache):
         """Put a shard into the cache, unless it is there; one process of the machine writes it, the others wait.
 
         Args:
-            name: name of the shard.
             size: most bytes that the shard and its packed file take.
-            write: writes the shard to a path.
             rank: how soon it is needed, 0 is at once: shards that are needed later may be removed for it. A batch reads
                 its shards in this order.
             keep: names of shards that must stay; the method then returns False if there is no space. None to wait.

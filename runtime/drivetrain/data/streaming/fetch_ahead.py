@@ -38,7 +38,6 @@ class FetchAhead:
     """Fetches the shards of some batches while they are trained on.
 
     Args:
-        reader: reads the shards.
         groups: for each batch, in order, its rows of the index.
     """
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain.system import file_lock
-from drivetrain.system.files import storage_error
+from drivetrain.system.files import blame_storage, make_folder
 
 SUFFIX = ".lease"
 POLL_SECONDS = 0.0005
@@ -25,11 +25,9 @@ class Lease:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / f"{uuid.uuid4().hex}{SUFFIX}"
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
+        with blame_storage(folder):
             self.handle = file_lock.open_locked(self.path)
-        except OSError as error:
-            raise storage_error(folder, error) from None
         self.write(())
 
     def write(self, names: Sequence[str], errors: Mapping[str, Sequence[str]] | None = None) -> None:
@@ -44,11 +42,9 @@ class Lease:
         """
         text = json.dumps({"names": list(names), "errors": dict(errors or {})}).encode()
         # Written in place, since a new file would have no lock. A reader that finds it incomplete reads it again.
-        try:
+        with blame_storage(self.path.parent):
             os.truncate(self.handle, 0)
             os.pwrite(self.handle, text, 0)
-        except OSError as error:
-            raise storage_error(self.path.parent, error) from None
 
     def error(self, name: str) -> list[str]:
         """Class name and parts of the error for which a shard could not be fetched; empty if there is none."""

@@ -143,11 +143,6 @@ def _stat_shard(folder: Path, file: Path) -> Shard:
 def check_one_split(names: Sequence[str], where: str, key: str) -> None:
     """Check that the names of shards in one place name one split at most: the others would be trained on too.
 
-    Args:
-        names: names of all shards of the place.
-        where: the place, for the message.
-        key: the spec key that names the place.
-
     Raises:
         DataError: if they name several splits.
     """

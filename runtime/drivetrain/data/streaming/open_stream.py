@@ -49,7 +49,6 @@ def fetch_groups_ahead(reader: ShardReader, groups: Sequence[Ids]) -> Iterator[C
     """Fetch the shards of some batches ahead, if any has to be; yields what is told the number of used batches.
 
     Args:
-        reader: of the shards.
         groups: rows of the index of each batch.
     """
     if not reader.cached():
@@ -67,11 +66,8 @@ def hold_out(index: Index, rows: Ids, fraction: float, seed: int, key: str) -> t
     """Rows for training and for validation: whole shards, so that neither reads those of the other.
 
     Args:
-        index: of all shards.
         rows: those that can be used.
         fraction: share of the rows for validation; at least one shard is.
-        seed: of the run.
-        key: the spec key that names the shards.
 
     Raises:
         DataError: if there is a single shard.

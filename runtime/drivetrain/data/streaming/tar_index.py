@@ -42,9 +42,7 @@ def read(file: Path, shard: Shard, columns: Sequence[str], key: str) -> pyarrow.
 
     Args:
         file: the shard on this machine.
-        shard: for messages.
         columns: the targets: keys of .json members; a .cls is the first one.
-        key: the spec key that names the shards.
 
     Raises:
         DataError: if it is no tar file, or is cut off.

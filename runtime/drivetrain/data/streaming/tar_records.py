@@ -28,10 +28,6 @@ def read(file: Path, shard: Shard, key: str, texts: Sequence[str], labels: Seque
 
     Args:
         file: the shard on this machine.
-        shard: for messages.
-        key: the spec key that names the shards.
-        texts: the text columns.
-        labels: the label columns.
 
     Raises:
         DataError: if it cannot be read.

@@ -24,7 +24,7 @@ from drivetrain.data.streaming import shard_list
 from drivetrain.data.streaming.destination import Destination
 from drivetrain.data.streaming.shard_list import ListedShard, ShardList
 from drivetrain.errors import DataError
-from drivetrain.system.files import hash_file, storage_error
+from drivetrain.system.files import blame_storage, hash_file
 
 MAX_BAD_SHARE = 0.05
 """Largest share of images that may be left out because they cannot be decoded, as in a job."""
@@ -118,10 +118,8 @@ def write(
 
     Args:
         source: a folder with one folder for each class.
-        target: where they go.
         size: bytes after which a shard is full.
         seed: of the order of the images.
-        say: reports progress.
         form: of the shards, a key of `FORMS`.
 
     Returns:
@@ -211,11 +209,8 @@ def _write_shard(
     source: Path, group: Sequence[Image], file: Path, bad: list[BadSample], target: Destination, form: str
 ) -> ListedShard:
     """Write a shard without the images that cannot be decoded, and hand it over."""
-    try:
-        with decode.quiet():
-            samples = FORMS[form](file, _readable(source, group, bad))
-    except OSError as error:
-        raise storage_error(file, error) from None
+    with blame_storage(file), decode.quiet():
+        samples = FORMS[form](file, _readable(source, group, bad))
     target.put(file.name, file)
     return ListedShard(file.name, file.stat().st_size, hash_file(file), samples)
 
