@@ -12,6 +12,7 @@ import pytest
 
 from drivetrain.system import file_lock
 from drivetrain.system.disk_cache import DiskCache
+from tests.paths import PACKAGE
 
 
 class Entries(DiskCache):
@@ -108,3 +109,7 @@ def test_a_file_that_lost_its_name_while_a_process_waited_is_noticed(tmp_path: P
     assert end(child) == 0
     with file_lock.try_lock(path) as handle_or_none:
         assert handle_or_none is not None, "the lock ended with the process"
+
+
+def test_one_module_locks_files() -> None:
+    assert [path.name for path in PACKAGE.rglob("*.py") if "fcntl.flock" in path.read_text()] == ["file_lock.py"]

@@ -241,7 +241,7 @@ class ObjectStore:
         try:
             return request()
         except Exception as error:
-            if not _is_of_store(error):
+            if not isinstance(error, _client().exceptions.BaseError | FileNotFoundError):
                 raise
             raise translate(error, self.address / name if name else self.address, task, self.environ) from None
 
@@ -254,10 +254,6 @@ def _none_if(trouble: Trouble, request: Callable[[], T]) -> T | None:
         if error.trouble is trouble:
             return None
         raise
-
-
-def _is_of_store(error: Exception) -> bool:
-    return isinstance(error, _client().exceptions.BaseError | FileNotFoundError)
 
 
 def _open_store(address: RemoteAddress, patience: Patience, environ: Mapping[str, str]) -> Any:

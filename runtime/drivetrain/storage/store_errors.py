@@ -110,8 +110,8 @@ def translate(error: Exception, address: RemoteAddress, task: str, environ: Mapp
         "bucket": address.host,
         "at": f" at {endpoint}" if endpoint else "",
         "endpoint": endpoint or "the address of the provider",
-        "needed": store_variables.list_needed(address.scheme),
-        "variables": store_variables.describe_set(address.scheme, environ),
+        "needed": ", ".join(store_variables.NEEDED.get(address.scheme, ())) or "none",
+        "variables": ", ".join(store_variables.read_known(address.scheme, environ)) or "none",  # never their values
         "said": said,
     }
     return RemoteError(kind_of_trouble, *(part.format_map(fields) for part in _PARTS[kind_of_trouble]))
