@@ -139,7 +139,6 @@ def measure_since_last_call(run: Run) -> Callable[[], dict[str, Any]]:
             counts = fetched.to_json()
             values |= {f"shard_{key}": round(value - previous.get(key, 0), 3) for key, value in counts.items()}
             previous.update(counts)
-            values["shard_at_once"] = fetched.width.width
         before[:] = [now, samples, waited]
         return values
 

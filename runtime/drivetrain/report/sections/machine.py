@@ -118,8 +118,7 @@ def _describe_limit(telemetry: Mapping[str, Series], size: float, waited: float)
     )
     if busy <= 0:
         return ""
-    width = [*telemetry.get("shard_at_once", Series("")).ys, 0.0][-2:][0]
-    rate = f" They came at {format_bytes(int(size / busy))}/s, {width:,.0f} at a time." if width else ""
+    rate = f" They came at {format_bytes(int(size / busy))}/s."
     if waited < NOTED_IDLE_SHARE * busy:
         return f"{rate} Fetching them was not the limit."
     if unpacked > received:
