@@ -136,7 +136,7 @@ class CapturedStep:
         recording.replay()
         # The next replay overwrites them.
         values, finite = recording.values.clone(), recording.finite.clone()
-        return StepResult(values, finite, on_device=True, on_read=step.scaler.update)
+        return StepResult(values, finite, on_device=True, on_read=step.follow_results())
 
     def _can_replay(self, step: Step, batch: Batch, parts: Sequence[SeededPart]) -> bool:
         """Whether a step has the usual size, and the host decides nothing in it."""
