@@ -119,6 +119,8 @@ def forecast(spec: Path, assignments: Sequence[str], machine: Hardware, plan: Pl
     if as_json:
         say_json({"epochs": train.epochs, **times.to_json(train)})
     else:
+        for line in job.document.replaced:
+            say(line)
         say(f"{job.name}: {train.epochs:,} epochs: {times.describe(train)}")
     return 0
 
