@@ -140,6 +140,16 @@ def test_a_run_within_a_time_resumes_with_its_length_and_ends_its_schedule(tmp_p
     # One-cycle ends at a ten-thousandth of its peak, at whatever step the run has ended.
     assert max(rates) == pytest.approx(0.01, rel=0.05)
     assert rates[-1] < 0.0005
+    forecast, result = chosen["forecast"], json.loads((run / "result.json").read_text())
+    compared = result["forecast"]
+    assert compared == forecast | {
+        "error_percent": pytest.approx(100 * (forecast["seconds"] / result["seconds"] - 1), abs=0.1),
+        "peak_memory_error_percent": pytest.approx(
+            100 * (forecast["peak_memory"] / result["peak_memory"] - 1), abs=0.1
+        ),
+        "ended": compared["ended"],
+    }
+    assert json.loads((run / "report.json").read_text())["forecast"] == compared
     changes = [line for line in (run / "events.jsonl").read_text().splitlines() if "steps instead of" in line]
     assert changes or rows[-1]["step"] == chosen["steps"]
 
