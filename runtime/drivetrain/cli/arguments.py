@@ -6,14 +6,11 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from drivetrain.cli import cluster_options, csv_option, runs_option
+from drivetrain.cli import cluster_options, csv_option, data_arguments, runs_option
 from drivetrain.cli.command_parser import CommandParser
-from drivetrain.job import JOBS
 from drivetrain.supervisor import named_run
 from drivetrain.system.version import VERSION
 
-TASKS = tuple(task for task in JOBS if task != "custom")
-"""Tasks whose data `init` can inspect; data of the remaining one comes from user code."""
 Add = Callable[[str, str], argparse.ArgumentParser]
 RUN = "run folder, its name in runs/, or its address in an object store"
 
@@ -35,8 +32,8 @@ def make_parser() -> CommandParser:
     _add_measuring(add)
     _add_look(add)
     _add_use(add)
-    for add_command in (_add_sample, _add_shard, _add_init, _add_fetch, _add_convert):
-        add_command(add)
+    _add_fetch(add)
+    data_arguments.add(add)
     add("schema", "print the JSON schema of the job file")
     command = add("completion", "print a script that completes commands, options and runs in a shell")
     command.add_argument("shell", choices=("bash", "zsh"), help="the shell")
@@ -108,7 +105,7 @@ def _add_verbose(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_runs(command: argparse.ArgumentParser) -> argparse.ArgumentParser:
+def _add_runs(command: argparse.ArgumentParser, *, plain: bool = True) -> argparse.ArgumentParser:
     _add_job(command)
     _add_verbose(command)
     command.add_argument(
@@ -118,7 +115,8 @@ def _add_runs(command: argparse.ArgumentParser) -> argparse.ArgumentParser:
         metavar="DIR",
         help="parent of the run folders (default: runs); s3://BUCKET/PATH, gs:// or az:// copies runs/ there",
     )
-    command.add_argument("--plain", action="store_true", help="turn all optimizations off (plain PyTorch)")
+    if plain:
+        command.add_argument("--plain", action="store_true", help="turn all optimizations off (plain PyTorch)")
     return command
 
 
@@ -164,6 +162,10 @@ def _add_nodes(command: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_new(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--new", action="store_true", help="start new runs in place of unfinished ones")
+
+
 def _add_repeat(add: Add) -> None:
     """The commands that train several times."""
     command = _add_runs(
@@ -173,13 +175,21 @@ def _add_repeat(add: Add) -> None:
     command.add_argument(
         "--folds", type=int, metavar="N", help="cross-validation: each of N parts is validation data once"
     )
-    command.add_argument("--new", action="store_true", help="start new runs in place of unfinished ones")
+    _add_new(command)
     command = _add_runs(add("inspect", "find labels that are probably wrong, with the runs of a cross-validation"))
     command.add_argument("--folds", type=int, default=5, metavar="N", help="parts of the data (default: 5)")
-    command.add_argument("--new", action="store_true", help="start new runs in place of unfinished ones")
+    _add_new(command)
     command = _add_runs(add("sweep", "search for better values of the keys under `sweep:` in the job, with Optuna"))
     command.add_argument("--trials", type=int, metavar="N", help="number of trials, those that are done included")
     command.add_argument("--new", action="store_true", help="begin a new sweep, even if an earlier one is unfinished")
+    text = (
+        "measure what shorter texts, smaller networks, larger batches or fewer epochs save in time and cost in quality"
+    )
+    command = _add_runs(add("tradeoffs", text), plain=False)
+    command.add_argument(
+        "--within", default="30m", metavar="TIME", help="begin no training that would end later (default: 30m)"
+    )
+    _add_new(command)
 
 
 def _add_start(command: argparse.ArgumentParser) -> None:
@@ -280,7 +290,7 @@ def _add_use(add: Add) -> None:
         help="output folder (default: evaluation/ in the run, or evaluation-DATA/)",
     )
     command.add_argument("--json", action="store_true", help="print JSON instead of tables")
-    _add_csv(command)
+    csv_option.add(command)
     command.add_argument("--run-code", action="store_true", help=code)
     command = add("predict", "predict new samples with a trained model")
     command.add_argument("run", type=named_run.parse, help=run)
@@ -306,7 +316,7 @@ def _add_use(add: Add) -> None:
     )
     help_text = "with --output: columns of the input that are written beside the predictions (default: all)"
     command.add_argument("--columns", metavar="COLUMN,...", help=help_text)
-    _add_csv(command)
+    csv_option.add(command)
     command.add_argument("--probabilities", action="store_true", help="include the probability of every class")
     command.add_argument("--run-code", action="store_true", help=code)
     command = add("export", "export a trained model to ONNX and check it against the original")
@@ -315,62 +325,8 @@ def _add_use(add: Add) -> None:
     command.add_argument(
         "--data", type=Path, metavar="PATH", help="samples for the check (default: the run's validation data)"
     )
-    _add_csv(command)
+    csv_option.add(command)
     command.add_argument("--run-code", action="store_true", help=code)
-
-
-def _add_csv(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--csv", default="", metavar="KEY=VALUE,...", help=csv_option.HELP)
-
-
-def _add_sample(add: Add) -> None:
-    command = add("sample", "write the generated data that the example jobs train on")
-    command.add_argument("kind", choices=("images", "texts", "series", "table"), help="kind of data")
-    command.add_argument("folder", type=Path, metavar="DIR", help="a new or empty folder")
-    command.add_argument("--size", type=int, default=1200, help="number of images, texts or rows (default: 1200)")
-    command.add_argument(
-        "--seed", type=int, default=0, help="random seed; the same seed gives the same data (default: 0)"
-    )
-
-
-def _add_shard(add: Add) -> None:
-    command = add("shard", "write a folder of images as shards, which data.stream reads while a run trains on them")
-    command.add_argument("source", type=Path, metavar="DIR", help="a folder with one folder of images for each class")
-    command.add_argument(
-        "--to", required=True, metavar="PLACE", help="a folder, or s3://BUCKET/PATH, gs://..., az://..."
-    )
-    command.add_argument(
-        "--format",
-        choices=("tar", "parquet"),
-        default="tar",
-        help="tar as WebDataset has it, or Parquet with the columns image and label (default: tar)",
-    )
-    command.add_argument("--size", default="64m", metavar="SIZE", help="size of a shard (default: 64m)")
-    command.add_argument("--seed", type=int, default=0, help="of the random order of the images (default: 0)")
-
-
-def _add_init(add: Add) -> None:
-    command = add("init", "draft a job file from your data")
-    command.add_argument(
-        "data", type=Path, metavar="DATA", help="folder of images, table (CSV, JSONL, Parquet) or .npz"
-    )
-    command.add_argument("--task", choices=TASKS, help="task of the job, if the guess is wrong")
-    command.add_argument(
-        *("--target", "--label"),
-        action="append",
-        default=[],
-        metavar="COLUMN",
-        help="column to predict; repeat it for several",
-    )
-    command.add_argument(
-        "--text", action="append", default=[], metavar="COLUMN", help="column that holds the texts; twice for pairs"
-    )
-    help_text = "pretrained network to start from: a folder, a name on the hub, resnet18, or a run folder"
-    command.add_argument("--pretrained", metavar="FOLDER|NAME", help=help_text)
-    _add_csv(command)
-    command.add_argument(
-        "--output", type=Path, metavar="FILE", help="job file to write (default: NAME.yaml, named after the data)"
-    )
 
 
 def _add_fetch(add: Add) -> None:
@@ -387,11 +343,4 @@ def _add_fetch(add: Add) -> None:
     )
     command.add_argument(
         "--container", action="store_true", help="into the volume of the containers that `launch` starts"
-    )
-
-
-def _add_convert(add: Add) -> None:
-    command = add("convert", "convert a pickle checkpoint to safetensors, in an isolated process")
-    command.add_argument(
-        "file", type=Path, metavar="FILE", help="checkpoint file: pytorch_model.bin, best_model.bin, *.pt"
     )

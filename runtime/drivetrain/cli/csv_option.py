@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from typing import get_args
 
 from drivetrain.data.formats.csv_dialect import OPTION
@@ -9,6 +10,11 @@ from drivetrain.errors import SpecError, nearest
 from drivetrain.job.data import CsvOptions
 
 HELP = "how CSV files are written, if it is not clear: delimiter=semicolon,decimal=comma,encoding=windows-1252"
+
+
+def add(command: argparse.ArgumentParser) -> None:
+    """Add the option to a command."""
+    command.add_argument("--csv", default="", metavar="KEY=VALUE,...", help=HELP)
 
 
 def parse(text: str) -> dict[str, str]:
