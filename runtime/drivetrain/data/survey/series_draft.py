@@ -12,6 +12,7 @@ from drivetrain.data.formats import column_values
 from drivetrain.data.labels import list_names
 from drivetrain.data.series import timestamps
 from drivetrain.data.series.timestamps import SeriesOrder
+from drivetrain.data.source import Source
 from drivetrain.data.survey import first_values, target_guess
 from drivetrain.data.survey.array_draft import network
 from drivetrain.data.survey.request import KEY, SurveyRequest
@@ -165,7 +166,7 @@ def find_timed_rows(request: SurveyRequest, sample: TableSample) -> TimedRows | 
 def _read_order(sample: TableSample, time: str, group: str | None, form: str | None) -> SeriesOrder | None:
     """The order of the rows by time; None unless each time occurs once in each series of the group column."""
     try:
-        return timestamps.read_order(sample.table, time, group, sample.path, KEY, None, form)[0]
+        return timestamps.read_order(sample.table, Source(sample.path, KEY), time, group, form)[0]
     except DataError:
         return None
 
