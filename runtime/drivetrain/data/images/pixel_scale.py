@@ -27,6 +27,8 @@ from drivetrain.errors import DataError, SpecError
 from drivetrain.job.images import ImageJob
 
 Images = ImageArrays | Files
+FileRange = tuple[float, float, float, float]
+"""Of pixels: smallest value, 1st and 99th percentile, largest value."""
 _FEW_BITS = 2**14 - 1
 """Files of 16 bits with no larger value use at most 14 of them: on the scale of 16 bits they are nearly black."""
 _OTHER_SCALE_RATIO = 16
@@ -73,10 +75,9 @@ def read_as_trained(
     _check_colors_of_16_bits(headers, key)
     if not ranges_16_bit:
         return images, model.resize
-    lowest, highest = min(values[0] for values in ranges_16_bit), max(values[3] for values in ranges_16_bit)
+    lowest, low, high, highest = _join_ranges(ranges_16_bit)
     description = f"{len(ranges_16_bit):,} files of 16 bits have values from {lowest:g} to {highest:g}"
     if scale not in COLORS:
-        low, high = min(values[1] for values in ranges_16_bit), max(values[2] for values in ranges_16_bit)
         if _is_elsewhere((lowest, low, high, highest), len(ranges_16_bit), scale):
             _refuse(key, description, model)
         return images, replace(model.resize, range_16_bit=scale)
@@ -200,6 +201,12 @@ def _convert_arrays(
     return images.map_array(lambda pixels: pixels.float())
 
 
+def _join_ranges(ranges: Sequence[FileRange]) -> FileRange:
+    """Smallest value, 1st and 99th percentile, and largest value of several files, by those of each."""
+    lowest, low, high, highest = zip(*ranges, strict=True)
+    return min(lowest), min(low), max(high), max(highest)
+
+
 def _has_same_colors(new_scale: Range, lowest: float, highest: float, scale: Range) -> bool:
     """Whether values on their own scale, which are between two values, are colors on the scale of a model."""
     if new_scale in (BYTES, scale) or highest == lowest == 0:
@@ -211,14 +218,8 @@ def _has_same_colors(new_scale: Range, lowest: float, highest: float, scale: Ran
     return highest > enough
 
 
-def _is_elsewhere(values: tuple[float, float, float, float], count: int, scale: Range) -> bool:
-    """Whether `count` images are on another scale than a measured one.
-
-    Args:
-        values: their smallest value, 1st and 99th percentile, and largest value.
-        count: of the images.
-        scale: of the training images.
-    """
+def _is_elsewhere(values: FileRange, count: int, scale: Range) -> bool:
+    """Whether `count` images with these values are on another scale than that of the training images."""
     lowest, low, high, highest = values
     span = scale[1] - scale[0]
     is_narrow = count >= _MIN_IMAGES_FOR_RANGE and (highest - lowest) * _OTHER_SCALE_RATIO < span
@@ -242,8 +243,7 @@ def _measure_range(headers: Sequence[ImageHeader | None], resize: Resize) -> tup
     ranges_16_bit = [header.range_16_bit for header in headers if header and header.range_16_bit]
     if not ranges_16_bit:
         return resize, []
-    lowest, highest = min(values[0] for values in ranges_16_bit), max(values[3] for values in ranges_16_bit)
-    low, high = min(values[1] for values in ranges_16_bit), max(values[2] for values in ranges_16_bit)
+    lowest, low, high, highest = _join_ranges(ranges_16_bit)
     has_outliers = low < high and (high - low) * _OTHER_SCALE_RATIO < highest - lowest
     measured = (low, high) if has_outliers else (lowest, highest)
     scale = find_scale(*measured, whole_numbers=True) if lowest < highest else FULL

@@ -99,9 +99,8 @@ def read_sizes(index: Index, rows: Ids) -> npt.NDArray[np.int64]:
 
 def count_shared(train: Index, train_rows: Ids, validation: Index, validation_rows: Ids) -> int:
     """How many of the validation texts are training texts, too, by rows of both indices."""
-    return int(
-        np.isin(validation.rows[CONTENT].to_numpy()[validation_rows], train.rows[CONTENT].to_numpy()[train_rows]).sum()
-    )
+    train_contents = train.rows[CONTENT].to_numpy()[train_rows]
+    return int(np.isin(validation.rows[CONTENT].to_numpy()[validation_rows], train_contents).sum())
 
 
 @dataclass(frozen=True)
