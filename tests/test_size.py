@@ -86,7 +86,7 @@ MOST: dict[str, tuple[int, int]] = {
     "report": (37, 4_770),
     "storage": (10, 1_306),
     "supervisor": (39, 6_687),
-    "system": (26, 2_630),
+    "system": (26, 2_633),
     "top": (4, 337),
     "tracking": (24, 2_549),
     "training": (57, 8_547),
