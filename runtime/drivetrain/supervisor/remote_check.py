@@ -26,7 +26,6 @@ def check(job: Job, say: Callable[[str], None]) -> list[DrivetrainError]:
     """Use every remote address of a job once; returns what is wrong, in the order of the keys.
 
     Args:
-        job: the checked spec.
         say: is told one line for each address that can be used.
     """
     wrong = list[DrivetrainError]()

@@ -17,11 +17,7 @@ from drivetrain.errors import StorageError
 
 
 def is_private(folder: Path) -> bool:
-    """Whether a folder belongs to this user and nobody else can write to it.
-
-    Raises:
-        OSError: if it does not exist.
-    """
+    """Whether a folder belongs to this user and nobody else can write to it; raises OSError if it does not exist."""
     status = folder.lstat()
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022
 
@@ -34,7 +30,6 @@ def make_folder(path: Path, mode: int = 0o777) -> None:
     """Create a folder and its parents, if they do not exist.
 
     Args:
-        path: of the folder.
         mode: of the folder itself, less the bits of the process's umask.
 
     Raises:
@@ -59,7 +54,6 @@ def write_atomically(open_parent: Callable[[], tuple[int, str]], path: Path, tex
     Args:
         open_parent: opens the folder that the file lies in; returns its descriptor, and the file's name there.
         path: the file, for the error message.
-        text: the content.
 
     Raises:
         StorageError: if that fails.
@@ -109,11 +103,7 @@ def _replace_nan(value: object) -> object:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse a JSON text.
-
-    Raises:
-        ValueError: if it is invalid, or nested too deeply.
-    """
+    """Parse a JSON text; raises ValueError if it is invalid, or nested too deeply."""
     try:
         return json.loads(text)
     except RecursionError:

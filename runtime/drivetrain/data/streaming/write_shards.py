@@ -122,9 +122,6 @@ def write(
         seed: of the order of the images.
         form: of the shards, a key of `FORMS`.
 
-    Returns:
-        The list of all shards.
-
     Raises:
         DataError: if there are no images, too many cannot be decoded, or the target holds other shards.
         StorageError: if a shard cannot be written.
@@ -132,10 +129,8 @@ def write(
     listing = class_folders.read(source, KEY)
     for note in listing.notes:
         say(note)
-    images = [
-        Image(name, label, *_read_stamp(source / name))
-        for name, label in zip(listing.names, listing.labels, strict=True)
-    ]
+    pairs = zip(listing.names, listing.labels, strict=True)
+    images = [Image(name, label, *_read_stamp(source / name)) for name, label in pairs]
     order = stateless_random.make_generator(seed, "shards").permutation(len(images))
     groups = _divide_images([images[index] for index in order.tolist()], size)
     written_list = ShardList(_digest(images, size, seed, form))
