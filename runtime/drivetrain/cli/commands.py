@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from drivetrain.cli import cluster_options, container_fallback, csv_option, json_output
-from drivetrain.cli.container_fallback import repeat, sweep
+from drivetrain.cli.container_fallback import repeat, sweep, tradeoffs
 from drivetrain.cli.fetch import fetch
 from drivetrain.cli.init import init
 from drivetrain.cli.request import make_request
@@ -284,6 +284,7 @@ COMMANDS: dict[str, Command] = {
     "repeat": repeat,
     "inspect": repeat,
     "sweep": sweep,
+    "tradeoffs": tradeoffs,
     "find-lr": find_lr,
     "memory": memory,
     "bench": bench,

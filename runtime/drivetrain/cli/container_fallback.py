@@ -1,4 +1,4 @@
-"""Runs a command that trains in a container if torch is installed only in the image; `repeat` and `sweep` use it."""
+"""Runs a command that trains in a container if torch is installed only in the image; `repeat`, `sweep` and `tradeoffs` use it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from drivetrain.system.console import say
 from drivetrain.system.installation import INSTALL_TORCH
 
 FORWARDED_SWITCHES = ("plain", "new", "trace", "restart_schedule", "verbose")
-FORWARDED_NUMBERS = ("seeds", "folds", "trials")
+FORWARDED_NUMBERS = ("seeds", "folds", "trials", "within")
 
 
 def run_in_container(options: argparse.Namespace) -> int:
-    """Run `train`, `repeat`, `inspect` or `sweep` in a container; returns the exit code.
+    """Run `train`, `repeat`, `inspect`, `sweep` or `tradeoffs` in a container; returns the exit code.
 
     Raises:
         DeviceError: if training in the container does not support an option or the working folder.
@@ -69,6 +69,18 @@ def sweep(options: argparse.Namespace) -> int:
     from drivetrain.supervisor.sweep import sweep as trials
 
     return trials.sweep(make_request(trials.SweepRequest, options))
+
+
+def tradeoffs(options: argparse.Namespace) -> int:
+    """Measure what changes of the job save in time, and what they cost in quality."""
+    if run_in_image.torch_is_missing():
+        return run_in_container(options)
+    _check_image()
+    from drivetrain.supervisor.tradeoffs import tradeoffs as variants
+
+    return variants.measure_tradeoffs(
+        variants.TradeoffsRequest(options.job, tuple(options.set), options.runs, options.within, options.new)
+    )
 
 
 def _check_image() -> None:
