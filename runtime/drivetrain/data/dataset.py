@@ -81,6 +81,11 @@ def mark_partial(heads: Mapping[str, Head], targets: Sequence[Mapping[str, Any]]
     return {name: replace(head, partial=lacks_labels(name)) for name, head in heads.items()}
 
 
+def is_zero(numbers: torch.Tensor, mean: torch.Tensor, std: torch.Tensor) -> torch.Tensor:
+    """Which numbers in the units of the data are 0, as far as float32 numbers that were scaled can tell."""
+    return numbers.abs() < 1e-6 * (std + mean.abs())
+
+
 def head_from_json(row: Mapping[str, object]) -> Head:
     """Rebuild a head from `dataclasses.asdict`, as read back from JSON."""
     values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}

@@ -100,7 +100,7 @@ def check_loss(job: Job, dataset: Dataset) -> None:
                 )
             ]
         )
-    class_balance.check_ranking_metrics(job, dataset)
+    class_balance.check_metrics(job, dataset)
     dataset.notes += class_balance.check_weights(job, dataset)
 
 

@@ -14,14 +14,14 @@ from drivetrain.data.labels import list_names
 from drivetrain.errors import DataError, Problem, SpecError
 from drivetrain.job.custom import CustomTask
 from drivetrain.job.formatting import format_value
-from drivetrain.job.job import CLASS_METRICS, LABEL_METRICS, RANKING_METRICS
+from drivetrain.job.job import CLASS_METRICS, KAPPA, LABEL_METRICS, NUMBER_METRICS, RANKING_METRICS
 from drivetrain.job.train import BinaryCrossEntropy
 
 LOSSES_BY_KIND = {"classes": ("cross-entropy", "focal"), "labels": ("bce",), "numbers": ("mse", "huber"), "other": ()}
 METRICS_BY_KIND: Mapping[str, tuple[str, ...]] = {
     "classes": CLASS_METRICS,
     "labels": LABEL_METRICS,
-    "numbers": ("loss", "mae", "rmse", "r2"),
+    "numbers": NUMBER_METRICS,
     "other": ("loss",),
 }
 POSSIBLE_TARGETS = {
@@ -158,9 +158,9 @@ def _check_options(job: CustomTask, kind: str, targets: Tensor) -> None:
         metric for metric in job.metrics() if metric.removeprefix("validation/") in getattr(job, "own_metrics", ())
     ]
     # Whether there are two classes is known later.
-    ranking_metrics = [f"validation/{name}" for name in RANKING_METRICS] if kind == "classes" else []
+    metrics_of_some = [f"validation/{name}" for name in (*RANKING_METRICS, KAPPA)] if kind == "classes" else []
     for path, metric in job.list_watched_metrics():
-        if metric not in (*metrics, *ranking_metrics):
+        if metric not in (*metrics, *metrics_of_some):
             problems.append(
                 job.problem(path, f"is {metric}", f"{description}, with the metrics {', '.join(metrics)}", "pick one")
             )
