@@ -165,8 +165,8 @@ def choose_once(
     train = job.train.model_copy(update=length)
     seconds = times.predict_seconds(train) - ENDING_SECONDS
     forecast = {"seconds": seconds, "end": format_moment(seconds), "steps": 0, "peak_memory": times.peak_bytes}
-    stored = {**length, "train_seconds": train_seconds, "times": asdict(times), "forecast": forecast}
-    write_json(folder / RUN_LENGTH_FILE, stored)
+    record = {**length, "train_seconds": train_seconds, "times": asdict(times), "forecast": forecast}
+    write_json(folder / RUN_LENGTH_FILE, record)
     EventLog(folder).add(
         "within",
         f"{length['epochs']:,} epochs, {length['steps']:,} steps in all, for train.within: {job.train.within}: "
