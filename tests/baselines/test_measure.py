@@ -6,6 +6,7 @@ import contextlib
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -121,6 +122,52 @@ def test_more_samples_are_taken_as_long_as_there_is_time(tmp_path: Path, monkeyp
     hurried = [row.rows for row in measure.measure(job, data, 0.0) if row.name == LINEAR and isinstance(row, Baseline)]
     assert hurried == [5]
     assert fitted(job, data)[LINEAR].rows == 60
+
+
+def test_a_fit_that_would_end_too_late_is_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A solver can need more than twice the time for twice the samples: pictures took 35 times as long for twice as many."""
+    job, data = read_case("table", tmp_path)
+    now = [0.0]
+
+    def fit(*arguments: Any) -> Baseline:
+        _, _, _, name, _, ids = arguments
+        now[0] += len(ids) ** 2 / 100 if name == TREES else len(ids) / 100
+        return Baseline(name, {}, len(ids), 60, 0.0)
+
+    monkeypatch.setattr(measure, "FIRST_ROWS", 10)
+    monkeypatch.setattr(measure, "_fit", fit)
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    rows = [(row.name, row.rows) for row in measure.measure(job, data, 19.0) if row.name != CONSTANT]
+    pairs = [(LINEAR, 10), (TREES, 10), (LINEAR, 20), (TREES, 20), (LINEAR, 40), (LINEAR, 60)]
+    assert rows == pairs
+    assert now[0] < 19
+
+
+def test_texts_are_solved_in_a_few_passes(tmp_path: Path) -> None:
+    job, data = read_case("one text head", tmp_path)
+    features, ids = TextFeatures(), np.random.default_rng(job.train.seed).permutation(len(data.train))
+    features.fit(data.train, ids)
+    strength = 1 / (features.looseness * len(ids))
+    model = sklearn.linear_model.SGDClassifier(
+        loss="log_loss", alpha=strength, max_iter=5, tol=None, random_state=job.train.seed
+    )
+    model.fit(features.read_linear(data.train, ids), data.train.targets[""].numpy()[ids])
+    held = features.read_linear(data.validation, np.arange(len(data.validation)))
+    loss = sklearn.metrics.log_loss(
+        data.validation.targets[""].numpy(), model.predict_proba(held), labels=model.classes_
+    )
+    assert fitted(job, data)[LINEAR].metrics["validation/log_loss"] == pytest.approx(loss, rel=1e-3)
+
+
+def test_each_picture_is_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job, data = read_case("image folders", tmp_path)
+    monkeypatch.setattr(measure, "FIRST_ROWS", 3)
+    decoded: list[int] = []
+    gather = data.train.gather
+    monkeypatch.setattr(data.train, "gather", lambda ids: decoded.extend(ids.tolist()) or gather(ids))
+    sizes = [row.rows for row in measure.measure(job, data, 1e6) if row.name == LINEAR and isinstance(row, Baseline)]
+    assert sizes == [3, 6, 12]
+    assert sorted(decoded) == list(range(12))
 
 
 def test_a_class_that_the_first_samples_lack_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

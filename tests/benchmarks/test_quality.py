@@ -125,3 +125,12 @@ def test_the_page_counts_what_is_measured(tmp_path: Path) -> None:
     page = (tmp_path / "page.md").read_text()
     assert "| cancer |  | 90.0 |  | 89.0 | -1.0 | +20.0 | equal |  |  | 9 | 0.0 |" in page
     assert "**0 of 1**" in page
+
+
+def test_a_licence_that_the_package_does_not_state_is_not_named() -> None:
+    from sklearn.datasets import load_breast_cancer, load_digits
+
+    licenses = {one.name: one.license for one in quality_sets.SETS}
+    for name, load in (("cancer", load_breast_cancer), ("digits", load_digits)):
+        assert "licen" not in load().DESCR.lower()
+        assert licenses[name].startswith("not stated")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from drivetrain import optimizations
 from drivetrain.job import JOBS
-from drivetrain.job.job import CLASS_METRICS, RANKING_METRICS
+from drivetrain.job.job import CLASS_METRICS, KAPPA, RANKING_METRICS
 
 HEAD = "name: a\ntask: image-classification\n"
 SPEC = HEAD + "data: {train: data}\n"
@@ -18,7 +18,7 @@ LISTS = {
     "{optimizations}": ", ".join(["measure", *(o.name for o in optimizations.every())]),
     "{top}": "name, task, data, train, optimize, limits, checkpoint, monitor, baselines, track, environment, sweep, model",
     "{train}": ", ".join(JOBS["image-classification"].model_fields["train"].annotation.model_fields),
-    "{metrics}": ", ".join(f"validation/{name}" for name in (*CLASS_METRICS, *RANKING_METRICS)),
+    "{metrics}": ", ".join(f"validation/{name}" for name in (*CLASS_METRICS, *RANKING_METRICS, KAPPA)),
     "{name}": "1 to 64 letters, digits, dots, dashes and underscores, a letter or digit first",
     "{store}": "s3://BUCKET/PATH, gs://BUCKET/PATH, az://CONTAINER/PATH; without user, password and query",
     "{yaml}": "YAML: `key: value`, indented by spaces",

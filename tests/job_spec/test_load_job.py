@@ -104,7 +104,8 @@ def test_the_defaults_are_those_of_the_design() -> None:
     assert (job.data.validation, job.data.image_size, job.optimize) == (0.1, "auto", {})
     assert job.model.name == "small-cnn"
     assert (job.checkpoint.every, job.checkpoint.keep, job.best()) == ("5m", 2, "validation/accuracy")
-    names = ("loss", "accuracy", "f1", "balanced_accuracy", "log_loss", "brier", "ece", "auc", "average_precision")
+    probabilities = ("log_loss", "brier", "ece", "auc", "average_precision")
+    names = ("loss", "accuracy", "f1", "balanced_accuracy", *probabilities, "kappa")
     assert job.metrics() == [f"validation/{name}" for name in names]
 
 

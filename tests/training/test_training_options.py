@@ -16,7 +16,7 @@ from drivetrain.data.dataset import Batch
 from drivetrain.errors import Stopped
 from drivetrain.job import Job
 from drivetrain.job.data import Cutmix, ImageAugment, Mixup
-from drivetrain.job.job import RANKING_METRICS
+from drivetrain.job.job import KAPPA, RANKING_METRICS
 from drivetrain.training import train
 from drivetrain.training.counters import Counters
 from drivetrain.training.ema import Ema, lerp_together
@@ -351,5 +351,5 @@ def test_metrics_that_are_watched_have_to_be_there(tmp_path: Path) -> None:
     made = tiny.assembled(tmp_path, asked())
     fitted(made)
     values: Mapping[str, float] = made.last_metrics
-    of_two_classes = {f"validation/{name}" for name in RANKING_METRICS}
+    of_two_classes = {f"validation/{name}" for name in (*RANKING_METRICS, KAPPA)}
     assert {name for name in made.job.metrics() if name.startswith("validation/")} - of_two_classes == set(values)

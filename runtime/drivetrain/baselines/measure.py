@@ -24,12 +24,14 @@ from drivetrain.training.evaluation.metrics import MetricAccumulator
 if TYPE_CHECKING:
     from drivetrain.baselines.sample_features import Features
 
-FIRST_ROWS = 4_000
-"""Training samples of the first fit, whose time says how many more there is time for."""
-ONE_THREAD_ROWS = 4_000
-"""Training samples up to which a fit has one thread."""
-GROWTH = 8
-"""Each further fit takes so many times the samples, so all of them together cost little more than the last."""
+FIRST_ROWS = 500
+"""Training samples of the first fit: a run of a minute leaves two seconds after the start of the process."""
+ONE_THREAD_ROWS = 20_000
+"""Training samples up to which a fit has one thread: threads that wait for each other cost more than they gain. On two busy
+CPUs boosted trees of 960 rows took 52 s, and with one thread 3 s, a linear model of 8,000 pictures 95 s and 4 s.
+"""
+GROWTH = 2
+"""Each further fit takes so many times the samples: what is not finished in time leaves at least the half of it."""
 EVALUATED_TOGETHER = 4_096
 """Samples whose outputs are computed at once."""
 
@@ -59,6 +61,8 @@ def measure(job: Job, dataset: Dataset, seconds: float) -> Iterator[Outcome]:
     if not find_spec("sklearn"):
         yield Skipped(LINEAR, "scikit-learn is not installed: pip install 'drivetrain[baselines]'")
         return
+    import sklearn.ensemble  # noqa: F401 - it takes seconds, which the first fit must not seem to need
+
     from drivetrain.baselines.sample_features import choose_features
 
     features = choose_features(dataset)
@@ -68,40 +72,44 @@ def measure(job: Job, dataset: Dataset, seconds: float) -> Iterator[Outcome]:
     kinds: dict[str, Fit] = {LINEAR: simple_models.fit_linear}
     if features.suits_trees:
         kinds[TREES] = simple_models.fit_trees
-    for number, (name, fit) in enumerate(kinds.items()):
-        # What one leaves of its share goes to the next.
-        share = (end - time.monotonic()) / (len(kinds) - number)
-        yield from _fit_growing(job, dataset, features, name, fit, share)
+    yield from _fit_growing(job, dataset, features, kinds, end)
 
 
 def _fit_growing(
-    job: Job, dataset: Dataset, features: Features, name: str, fit: Fit, seconds: float
+    job: Job, dataset: Dataset, features: Features, kinds: dict[str, Fit], end: float
 ) -> Iterator[Baseline]:
-    """Fit one kind of model to more and more training samples, as long as the next fit is expected to end in time."""
+    """Fit each kind of model to more and more training samples, as long as its next fit is expected to end in time."""
     # In the order of a random permutation, every first part of it is a fair sample.
     order = np.random.default_rng(job.train.seed).permutation(len(dataset.train)).astype(np.int64)
-    begin, rows = time.monotonic(), FIRST_ROWS
-    if seconds == math.inf or len(order) <= 2 * FIRST_ROWS:
-        rows = len(order)
-    while True:
-        started = time.monotonic()
-        ids = order[:rows]
-        features.fit(dataset.train, ids)
-        targets = {head: values[torch.from_numpy(ids)] for head, values in dataset.train.targets.items()}
-        # Threads that wait for each other cost more than they gain on few rows: boosted trees of 960 rows took 52 s on two
-        # busy CPUs, and with one thread 3 s.
-        with threadpool_limits(limits=1 if rows <= ONE_THREAD_ROWS else None):
-            models = {
-                output: fit(features, dataset.train, ids, targets[output], head, job.train.seed)
-                for output, head in dataset.heads.items()
-            }
-            outcome = _evaluate(job, dataset, name, models, rows, time.monotonic() - started)
-        yield outcome
-        more = min(len(order), rows * GROWTH)
-        now = time.monotonic()
-        if rows == len(order) or now - begin + (now - started) * more / rows > seconds:
+    rows = len(order) if end == math.inf else min(len(order), FIRST_ROWS)
+    seconds, expected = dict.fromkeys(kinds, 0.0), dict.fromkeys(kinds, 0.0)
+    while expected:
+        for name in list(expected):
+            started = time.monotonic()
+            if started + expected[name] > end and seconds[name]:
+                del expected[name]
+                continue
+            yield _fit(job, dataset, features, name, kinds[name], order[:rows])
+            earlier_seconds, seconds[name] = seconds[name], time.monotonic() - started
+            # A solver may need more than twice the time for twice the samples.
+            growth = seconds[name] / earlier_seconds if earlier_seconds else 0.0
+            expected[name] = seconds[name] * max(growth, min(len(order), rows * GROWTH) / rows)
+        if rows == len(order):
             return
-        rows = more
+        rows = min(len(order), rows * GROWTH)
+
+
+def _fit(job: Job, dataset: Dataset, features: Features, name: str, fit: Fit, ids: Ids) -> Baseline:
+    """Fit one kind of model to these training samples."""
+    started = time.monotonic()
+    features.fit(dataset.train, ids)
+    targets = {head: values[torch.from_numpy(ids)] for head, values in dataset.train.targets.items()}
+    with threadpool_limits(limits=1 if len(ids) <= ONE_THREAD_ROWS else None):
+        models = {
+            output: fit(features, dataset.train, ids, targets[output], head, job.train.seed)
+            for output, head in dataset.heads.items()
+        }
+        return _evaluate(job, dataset, name, models, len(ids), time.monotonic() - started)
 
 
 def _fit_constants(dataset: Dataset) -> dict[str, Predict]:

@@ -42,6 +42,8 @@ class Features(Protocol):
 
     looseness: float
     """scikit-learn's `C` of logistic regression: 1 is its default; rows of TF-IDF have the length 1 and need more."""
+    has_unit_rows: bool
+    """Whether rows have the length 1, so that a few passes of stochastic gradient descent solve a logistic regression."""
     suits_trees: bool
     """Whether boosted trees can learn from them; pixels and thousands of word counts are not for them."""
 
@@ -82,6 +84,7 @@ class TableFeatures:
 
     preprocessing: dict[str, Any]
     looseness: float = 1.0
+    has_unit_rows: bool = False
     suits_trees: bool = True
 
     @property
@@ -121,6 +124,7 @@ class SeriesFeatures:
 
     prepare: Preprocessing
     looseness: float = 1.0
+    has_unit_rows: bool = False
     suits_trees: bool = True
 
     def fit(self, split: Split, ids: Ids) -> None:
@@ -151,14 +155,22 @@ class ImageFeatures:
 
     prepare: Preprocessing
     looseness: float = 0.1
+    has_unit_rows: bool = False
     suits_trees: bool = False
+    _rows: dict[int, dict[int, Tensor]] = field(default_factory=dict)
+    """By split and sample, since decoding takes most of the time and each fit reads the samples of all before."""
 
     def fit(self, split: Split, ids: Ids) -> None:
         """Nothing: pictures are normalized as for the network."""
 
     def read_linear(self, split: Split, ids: Ids) -> Matrix:
         """The pixels of all channels, scaled down by averaging."""
-        return torch.cat([_shrink(pictures) for pictures in _read_prepared(split, ids, self.prepare)]).numpy()
+        rows = self._rows.setdefault(id(split), {})
+        missing = np.array([number for number in ids.tolist() if number not in rows], np.int64)
+        if len(missing):
+            small = torch.cat([_shrink(pictures) for pictures in _read_prepared(split, missing, self.prepare)])
+            rows |= zip(missing.tolist(), small, strict=True)
+        return torch.stack([rows[number] for number in ids.tolist()]).numpy()
 
     def read_trees(self, split: Split, ids: Ids) -> tuple[Matrix, list[int]]:
         """Not for pixels."""
@@ -174,7 +186,8 @@ def _shrink(pictures: Tensor) -> Tensor:
 class TextFeatures:
     """Tokens and pairs of neighbours, weighted by TF-IDF."""
 
-    looseness: float = 10.0
+    looseness: float = 30.0
+    has_unit_rows: bool = True
     suits_trees: bool = False
     _columns: Ids = field(default_factory=lambda: np.arange(HASHED_COLUMNS))
     """The columns that are used."""
@@ -213,7 +226,9 @@ class TextFeatures:
             [tokens[single_rows, single_places] % HASHED_COLUMNS, pair_columns[pair_rows, pair_places]]
         ).astype(np.int64)
         ones = np.ones(len(rows), np.float32)
-        counts = sparse.csr_array((ones, (rows, columns)), shape=(len(ids), HASHED_COLUMNS))
+        # Stochastic gradient descent refuses indices of 64 bits.
+        indices = rows.astype(np.int32), columns.astype(np.int32)
+        counts = sparse.csr_array((ones, indices), shape=(len(ids), HASHED_COLUMNS))
         counts.sum_duplicates()
         return counts
 

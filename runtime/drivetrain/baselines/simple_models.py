@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 MAX_STEPS = 200
 """Of the solver of logistic regression; what has not converged by then hardly changes."""
+PASSES = 5
+"""Of stochastic gradient descent over the samples. On 12,800 texts of 41 classes they take 0.6 s and L-BFGS 20 s, which is
+no better: 0.713 and 0.699 right.
+"""
 MIN_PROBABILITY = 1e-6
 """The probability of a class that a model has never seen: its logarithm must be finite."""
 
@@ -45,7 +49,7 @@ def fit_constant(targets: Tensor, head: Head) -> Predict:
 def fit_linear(features: Features, split: Split, ids: Ids, targets: Tensor, head: Head, seed: int) -> Predict:
     """Logistic regression, or ridge regression for numbers."""
     from sklearn.exceptions import ConvergenceWarning
-    from sklearn.linear_model import LogisticRegression, Ridge
+    from sklearn.linear_model import LogisticRegression, Ridge, SGDClassifier
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
@@ -59,6 +63,9 @@ def fit_linear(features: Features, split: Split, ids: Ids, targets: Tensor, head
         return lambda other, numbers: _as_numbers(ridge.predict(features.read_linear(other, numbers)))
 
     def create_logistic() -> Any:
+        if features.has_unit_rows:
+            strength = 1 / (features.looseness * len(ids))
+            return SGDClassifier(loss="log_loss", alpha=strength, max_iter=PASSES, tol=None, random_state=seed)
         return make_pipeline(*scaling, LogisticRegression(C=features.looseness, max_iter=MAX_STEPS, random_state=seed))
 
     with warnings.catch_warnings(category=ConvergenceWarning, action="ignore"):

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from drivetrain.data.dataset import NO_LABEL, Dataset, JointTargets
-from drivetrain.data.labels import list_names, looks_empty
-from drivetrain.errors import SpecError, nearest
+from drivetrain.data.dataset import NO_LABEL, Dataset, Head, JointTargets, is_zero
+from drivetrain.data.labels import have_order, list_names, looks_empty
+from drivetrain.errors import Problem, SpecError, nearest
 from drivetrain.job import Job
 from drivetrain.job.formatting import printable
-from drivetrain.job.job import RANKING_METRICS
+from drivetrain.job.job import KAPPA, MAPE, RANKING_METRICS
 from drivetrain.job.tables import TableClassificationJob
 from drivetrain.job.text import TextJob
 from drivetrain.system import spelling
@@ -112,8 +113,8 @@ def check_weights(job: Job, dataset: Dataset) -> list[str]:
     return notes
 
 
-def check_ranking_metrics(job: Job, dataset: Dataset) -> None:
-    """Check that a metric of two classes that the job decides by exists for the validation samples.
+def check_metrics(job: Job, dataset: Dataset) -> None:
+    """Check that a metric that the job decides by exists for the validation samples.
 
     Raises:
         SpecError: at each key whose metric does not.
@@ -122,6 +123,8 @@ def check_ranking_metrics(job: Job, dataset: Dataset) -> None:
     for path, metric in job.watched_metrics().items():
         *_, head_name, name = ("", *(metric or "").removeprefix("validation/").split("/"))
         head = dataset.heads.get(head_name)
+        if head is not None and name in (KAPPA, MAPE):
+            problems += _check_values(job, path, str(metric), head, dataset)
         if name not in RANKING_METRICS or head is None or head.several or not head.classes:
             continue
         if len(head.classes) != 2:
@@ -140,6 +143,21 @@ def check_ranking_metrics(job: Job, dataset: Dataset) -> None:
         )
     if problems:
         raise SpecError(problems)
+
+
+def _check_values(job: Job, path: tuple[str, ...], metric: str, head: Head, dataset: Dataset) -> Iterator[Problem]:
+    """The problem of a kappa of classes without an order, and of a MAPE of numbers that are 0."""
+    if metric.endswith(KAPPA) and head.classes and not head.several and not have_order(head.classes):
+        reason, possible = (
+            "and the classes are names without an order",
+            "classes that are whole numbers, or two classes",
+        )
+        yield job.problem(path, f"is {metric}, {reason}", possible, "name another metric")
+    if metric.endswith(MAPE) and head.columns and not isinstance(dataset.validation, JointTargets):
+        std, mean = (torch.tensor(values, dtype=torch.float64) for values in (head.std, head.mean))
+        if bool(is_zero(dataset.validation.targets[head.name].double() * std + mean, mean, std).any()):
+            reason = "and a validation sample has the number 0"
+            yield job.problem(path, f"is {metric}, {reason}", "numbers other than 0", "name mae or rmse")
 
 
 def _find_weights_key(job: Job, head: str, *, of_one_head: bool) -> tuple[str, ...]:

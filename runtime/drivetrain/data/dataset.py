@@ -59,10 +59,16 @@ class Head:
         return len(self.classes) or len(self.columns)
 
     @property
+    def kind(self) -> str:
+        """`classes`, `labels` or `numbers`; `other` for targets that only a loss of the user understands."""
+        if self.several:
+            return "labels"
+        return "classes" if self.classes else "numbers" if self.columns else "other"
+
+    @property
     def outputs_text(self) -> str:
         """The number of outputs and their kind, for messages: `3 classes`, `5 labels`, `2 numbers`."""
-        kind = "labels" if self.several else "classes" if self.classes else "numbers"
-        return f"{self.outputs} {kind}"
+        return f"{self.outputs} {self.kind}"
 
 
 def mark_partial(heads: Mapping[str, Head], targets: Sequence[Mapping[str, Any]]) -> dict[str, Head]:
@@ -73,6 +79,11 @@ def mark_partial(heads: Mapping[str, Head], targets: Sequence[Mapping[str, Any]]
         return any(bool((indices == NO_LABEL).any()) for indices in class_indices)
 
     return {name: replace(head, partial=lacks_labels(name)) for name, head in heads.items()}
+
+
+def is_zero(numbers: torch.Tensor, mean: torch.Tensor, std: torch.Tensor) -> torch.Tensor:
+    """Which numbers in the units of the data are 0, as far as float32 numbers that were scaled can tell."""
+    return numbers.abs() < 1e-6 * (std + mean.abs())
 
 
 def head_from_json(row: Mapping[str, object]) -> Head:

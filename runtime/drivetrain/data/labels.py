@@ -16,9 +16,18 @@ from drivetrain.system.printable import printable
 def sort_class_names(labels: Iterable[str]) -> tuple[str, ...]:
     """The distinct labels, sorted as numbers if all are integers, else as text."""
     names = set(labels)
-    if all(name.removeprefix("-").isascii() and name.removeprefix("-").isdigit() for name in names):
+    if all(map(_is_integer, names)):
         return tuple(sorted(names, key=lambda name: (int(name), name)))
     return tuple(sorted(names))
+
+
+def have_order(classes: Sequence[str]) -> bool:
+    """Whether the distance of two classes means something: of whole numbers in their order, and of two classes."""
+    return len(classes) == 2 or (all(map(_is_integer, classes)) and tuple(classes) == sort_class_names(classes))
+
+
+def _is_integer(name: str) -> bool:
+    return name.removeprefix("-").isascii() and name.removeprefix("-").isdigit()
 
 
 def index_labels(labels: Sequence[str], classes: Sequence[str], key: str) -> npt.NDArray[np.int64]:

@@ -14,7 +14,7 @@ from drivetrain.errors import Problem
 from drivetrain.job import user_files
 from drivetrain.job.column_names import Column, check_distinct
 from drivetrain.job.formatting import format_value
-from drivetrain.job.job import CLASS_METRICS, LABEL_METRICS, Job
+from drivetrain.job.job import CLASS_METRICS, LABEL_METRICS, NUMBER_METRICS, Job
 from drivetrain.job.model import CustomModel
 from drivetrain.job.train import BinaryCrossEntropy, CrossEntropy, Focal, Huber, MeanSquaredError, Plateau, Train
 from drivetrain.job.values import FilePath, Spec, accept_name
@@ -92,7 +92,7 @@ class CustomTrain(Train):
 class CustomTask(Job):
     """The base of the task `custom` and of training from Python; the data determines which metrics there are."""
 
-    METRICS = tuple(dict.fromkeys((*CLASS_METRICS, *LABEL_METRICS, "mae", "rmse", "r2")))
+    METRICS = tuple(dict.fromkeys((*CLASS_METRICS, *LABEL_METRICS, *NUMBER_METRICS)))
 
     def data_paths(self) -> list[tuple[tuple[str, ...], str]]:
         """None: only the user's code knows where its data is."""

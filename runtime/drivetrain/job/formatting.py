@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-DETAILED_METRICS = ("balanced_accuracy", "log_loss", "brier", "ece", "average_precision")
+DETAILED_METRICS = ("balanced_accuracy", "log_loss", "brier", "ece", "average_precision", "kappa", "mape")
 """Metrics that are recorded and reported, but left out of lines on the terminal."""
 Path = tuple[str | int, ...]
 """Keys and list indices from the root of a document."""

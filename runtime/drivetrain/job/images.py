@@ -10,7 +10,7 @@ from pydantic import Field
 from drivetrain.errors import Problem
 from drivetrain.job.data import ImageClassificationData, ImageData
 from drivetrain.job.formatting import format_value
-from drivetrain.job.job import CLASS_METRICS, LABEL_METRICS, Job
+from drivetrain.job.job import CLASS_METRICS, LABEL_METRICS, NUMBER_METRICS, Job
 from drivetrain.job.model import RESNET_WEIGHTS, ImageModel, ImageNetwork, ImageTimm
 
 MANIFESTS = (".csv", ".tsv", ".jsonl")
@@ -149,7 +149,7 @@ class ImageClassificationJob(ImageJob):
 class ImageRegressionJob(ImageJob):
     """One or several numbers for each image."""
 
-    METRICS = ("loss", "mae", "rmse", "r2")
+    METRICS = NUMBER_METRICS
     BEST = "rmse"
     LOSSES = ("mse", "huber")
 

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, PrivateAttr
 
-from drivetrain.errors import Problem
+from drivetrain.errors import Problem, SpecError
 from drivetrain.job.data import Data
 from drivetrain.job.document import Document
 from drivetrain.job.formatting import dot_key, format_value
@@ -35,6 +35,12 @@ LABEL_METRICS = ("loss", "accuracy", "f1", "micro_f1", "map")
 """Metrics of labels that can be true together: accuracy is the share with all labels right, f1 the mean over the labels."""
 CLASS_METRICS = ("loss", "accuracy", "f1", "balanced_accuracy", "log_loss", "brier", "ece")
 """Metrics of exclusive classes."""
+KAPPA = "kappa"
+"""Cohen's kappa with quadratic weights: of two classes, or of classes whose names are whole numbers, such as grades."""
+MAPE = "mape"
+"""The mean absolute error as a share of the true number, of which none may be 0."""
+NUMBER_METRICS = ("loss", "mae", "rmse", "r2", MAPE)
+"""Metrics of numbers."""
 RANKING_METRICS = ("auc", "average_precision")
 """Metrics of two exclusive classes, which only the data can say to be two."""
 SCALED_RMSE = "scaled_rmse"
@@ -160,8 +166,8 @@ class Job(Spec):
         names = ["validation/loss"]
         for head in self.heads():
             start = f"validation/{head}/" if head else "validation/"
-            ranking_metrics = RANKING_METRICS if "balanced_accuracy" in self.scores() else ()
-            names += [start + metric for metric in (*self.scores(), *ranking_metrics) if start + metric not in names]
+            metrics_of_some = (*RANKING_METRICS, KAPPA) if "balanced_accuracy" in self.scores() else ()
+            names += [start + metric for metric in (*self.scores(), *metrics_of_some) if start + metric not in names]
         if len(columns := self.number_columns()) > 1:
             scores = [metric for metric in self.METRICS if metric != "loss"]
             names += [f"validation/{column}/{metric}" for column in columns for metric in scores]
@@ -264,6 +270,10 @@ class Job(Spec):
         """A problem of the value at `path` of the spec."""
         return Problem(self.document.place(path), dot_key(path), description, possible, action)
 
+    def spec_error(self, path: tuple[str, ...], description: str, possible: str, action: str) -> SpecError:
+        """The error about the value at `path` of the spec, if it has only this one problem."""
+        return SpecError(self.problem(path, description, possible, action))
+
     def dump(self) -> dict[str, object]:
         """The spec with all defaults, as plain values."""
         return self.model_dump(mode="json")
@@ -272,6 +282,6 @@ class Job(Spec):
 def lower_is_better(metric: str) -> bool:
     """Whether a smaller value of the metric is an improvement."""
     name = metric.rsplit("/", 1)[-1]
-    return name in ("loss", "mse", "mae", "rmse", SCALED_RMSE, "error", "brier", "ece") or name.endswith(
+    return name in ("loss", "mse", "mae", "rmse", SCALED_RMSE, MAPE, "error", "brier", "ece") or name.endswith(
         ("-loss", "_loss", "-error", "_error")
     )

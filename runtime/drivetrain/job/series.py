@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 from drivetrain.errors import Problem
 from drivetrain.job.column_names import Column, OneOrMore
 from drivetrain.job.data import TableFileData
-from drivetrain.job.job import CLASS_METRICS, Job
+from drivetrain.job.job import CLASS_METRICS, NUMBER_METRICS, Job
 from drivetrain.job.model import CustomModel, EarlierRun, WithWeights, choose_model_kind
 from drivetrain.job.series_augment import SeriesAugment
 from drivetrain.job.values import Count, DateFormat, Fraction, Positive, accept_name
@@ -189,7 +189,7 @@ class SeriesClassificationJob(SeriesJob):
 class SeriesRegressionJob(SeriesJob):
     """Regression on windows, with one or several numbers."""
 
-    METRICS = ("loss", "mae", "rmse", "r2")
+    METRICS = NUMBER_METRICS
     BEST = "rmse"
     LOSSES = ("mse", "huber")
 

@@ -11,7 +11,7 @@ from pydantic import Discriminator, Field, Tag
 from drivetrain.errors import Problem
 from drivetrain.job.column_names import Column, OneOrMore
 from drivetrain.job.data import TableFileData
-from drivetrain.job.job import CLASS_METRICS, LABEL_METRICS, Job
+from drivetrain.job.job import CLASS_METRICS, LABEL_METRICS, NUMBER_METRICS, Job
 from drivetrain.job.model import CustomModel, EarlierRun, WithWeights, choose_model_kind
 from drivetrain.job.values import Count, DateFormat, Fraction, accept_name
 
@@ -202,7 +202,7 @@ class TableClassificationJob(TableJob):
 class TableRegressionJob(TableJob):
     """Regression on table rows, with one or several numbers."""
 
-    METRICS = ("loss", "mae", "rmse", "r2")
+    METRICS = NUMBER_METRICS
     BEST = "rmse"
     LOSSES = ("mse", "huber")
 

@@ -36,6 +36,10 @@ class Baseline:
     answers: Mapping[str, str] = field(default_factory=dict)
     """By head, the class that the constant answer names."""
 
+    def format_rows(self) -> str:
+        """`2,000 of 12,000 samples` if it was not fitted to all, else an empty text."""
+        return f"{self.rows:,} of {self.of:,} samples" if self.rows < self.of else ""
+
     def format_title(self, *, article: bool = False) -> str:
         """What people call it: `boosted trees`, `always "on time"`; of a constant answer in a sentence with `article`."""
         if self.name == CONSTANT and len(self.answers) == 1:
@@ -100,8 +104,7 @@ class Comparison:
         rows = [f"network {format_metric(self.network)}"]
         for row in self.sort_rows():
             extra = [f"{row.seconds:.1f} s"] if row.name != CONSTANT else []
-            extra += [f"{row.rows:,} of {row.of:,} samples"] if row.rows < row.of else []
-            remark = f" ({', '.join(extra)})" if extra else ""
+            remark = f" ({', '.join(filter(None, [*extra, row.format_rows()]))})" if extra else ""
             rows.append(f"{row.format_title()} {format_metric(row.metrics[self.metric])}{remark}")
         return " · ".join(rows)
 
@@ -120,7 +123,8 @@ class Comparison:
             reason = f": {self.skipped_reason}" if self.skipped_reason else " in time"
             return f"the network is better than {best.format_title(article=True)}; no other simple model was fitted{reason}"
         if lead > self.compute_uncertainty():
-            return f"the network is better than the best simple model that was fitted ({title}), by {_format_gap(lead)}"
+            fitted_to = f", fitted to {best.format_rows()}" if best.format_rows() else ""
+            return f"the network is better than the best simple model that was fitted ({title}{fitted_to}), by {_format_gap(lead)}"
         if lead < -self.compute_uncertainty():
             return (
                 f"the {title} {_choose_verb(best)} better, by {_format_gap(-lead)}: use {_choose_pronoun(best)} "

@@ -23,6 +23,7 @@ from drivetrain.data.tables import table_data as tables
 from drivetrain.data.tables.table_data import TableSplit
 from drivetrain.errors import DataError, SpecError
 from drivetrain.job.tables import MlpSpec
+from drivetrain.job_spec import load_job
 from drivetrain.models import build
 from tests.data.tables.table_rows import job, mixed, stored
 from tests.messages import get_message, saying, says, says_only
@@ -386,3 +387,30 @@ def test_a_metric_of_two_classes_is_refused_where_it_does_not_exist(tmp_path: Pa
             load(spec)
         assert error.value.problems[0].key == "checkpoint.best"
         assert says(error.value.problems[0].given, "all-of-one-class")
+
+
+@pytest.mark.parametrize(
+    ("task", "values", "metric", "is_refused"),
+    [
+        ("classification", ("low", "middle", "high"), "kappa", True),
+        ("classification", ("1", "2", "10"), "kappa", False),
+        ("regression", ("1", "2", "0"), "mape", True),
+        ("regression", ("1", "2", "-3"), "mape", False),
+    ],
+)
+def test_a_metric_that_these_values_do_not_have_is_refused(
+    tmp_path: Path, task: str, values: tuple[str, ...], metric: str, is_refused: bool
+) -> None:
+    rows = [f"{number % 7},{values[number % 3]}" for number in range(60)]
+    (tmp_path / "a.csv").write_text("\n".join(["x,y", *rows]) + "\n")
+    text = (
+        f"name: a\ntask: tabular-{task}\ndata: {{train: a.csv, target: y}}\ncheckpoint: {{best: validation/{metric}}}\n"
+    )
+    (tmp_path / "a.yaml").write_text(text)
+    spec = load_job.load(tmp_path / "a.yaml")
+    if not is_refused:
+        assert load(spec)
+        return
+    with pytest.raises(SpecError) as error:
+        load(spec)
+    assert [problem.key for problem in error.value.problems] == ["checkpoint.best"]

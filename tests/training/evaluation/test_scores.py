@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from drivetrain.data.dataset import Head
+from drivetrain.job import lower_is_better
 from drivetrain.report.confusion import read_confusions
 from drivetrain.training.evaluation.scores import ClassScores, build_scores
 
@@ -75,6 +76,43 @@ def test_scores_of_probabilities_are_those_of_scikit_learn(classes: int, scale: 
         )
     else:
         assert "auc" not in values
+
+
+@pytest.mark.parametrize("names", ["no yes", "1 2 3 4 10"])
+def test_kappa_is_that_of_scikit_learn(names: str) -> None:
+    metrics = pytest.importorskip("sklearn.metrics")
+    torch.manual_seed(3)
+    classes = tuple(names.split())
+    targets, outputs = torch.randint(0, len(classes), (200,)), torch.randn(200, len(classes))
+    ours = build_scores(Head("", classes=classes))
+    ours.update(outputs, targets)
+    theirs = metrics.cohen_kappa_score(targets.numpy(), outputs.argmax(1).numpy(), weights="quadratic")
+    assert ours.compute()["kappa"] == pytest.approx(theirs, rel=1e-9)
+
+
+def test_classes_without_an_order_have_no_kappa() -> None:
+    for classes in (("high", "low", "middle"), ("1", "10", "2")):
+        scores = build_scores(Head("", classes=classes))
+        scores.update(torch.eye(3), torch.arange(3))
+        assert "kappa" not in scores.compute()
+
+
+def test_mape_is_that_of_scikit_learn_and_lower_is_better() -> None:
+    metrics = pytest.importorskip("sklearn.metrics")
+    torch.manual_seed(4)
+    head = Head("", columns=("a", "b"), mean=(5.0, -3.0), std=(2.0, 0.1))
+    truth, predicted = torch.randn(50, 2), torch.randn(50, 2)
+    ours = build_scores(head)
+    for part in (slice(0, 30), slice(30, 50)):
+        ours.update(predicted[part], truth[part])
+    numbers, guesses = (x.double() * torch.tensor(head.std) + torch.tensor(head.mean) for x in (truth, predicted))
+    theirs = metrics.mean_absolute_percentage_error(numbers.numpy(), guesses.numpy(), multioutput="raw_values")
+    assert [ours.compute()[f"{column}/mape"] for column in "ab"] == pytest.approx(theirs.tolist(), rel=1e-5)
+    assert ours.compute()["mape"] == pytest.approx(theirs.mean(), rel=1e-5)
+    assert lower_is_better("validation/a/mape")
+    ours.update(torch.zeros(1, 2), torch.tensor([[-2.5, 0.0]]))
+    assert "mape" not in ours.compute(), "a number is 0"
+    assert "b/mape" in ours.compute()
 
 
 def test_one_class_alone_has_no_order_and_no_sample_no_scores() -> None:

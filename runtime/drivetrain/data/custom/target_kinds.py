@@ -14,14 +14,14 @@ from drivetrain.data.labels import list_names
 from drivetrain.errors import DataError, Problem, SpecError
 from drivetrain.job.custom import CustomTask
 from drivetrain.job.formatting import format_value
-from drivetrain.job.job import CLASS_METRICS, LABEL_METRICS, RANKING_METRICS
+from drivetrain.job.job import CLASS_METRICS, KAPPA, LABEL_METRICS, NUMBER_METRICS, RANKING_METRICS
 from drivetrain.job.train import BinaryCrossEntropy
 
 LOSSES_BY_KIND = {"classes": ("cross-entropy", "focal"), "labels": ("bce",), "numbers": ("mse", "huber"), "other": ()}
 METRICS_BY_KIND: Mapping[str, tuple[str, ...]] = {
     "classes": CLASS_METRICS,
     "labels": LABEL_METRICS,
-    "numbers": ("loss", "mae", "rmse", "r2"),
+    "numbers": NUMBER_METRICS,
     "other": ("loss",),
 }
 POSSIBLE_TARGETS = {
@@ -35,15 +35,10 @@ SUSPICIOUS_CLASS_INDEX = 1000
 
 def determine_head(
     job: CustomTask, train: Items, validation: Items, requested: str, names: tuple[str, ...] | None
-) -> tuple[Head, str]:
+) -> Head:
     """Determine the kind of the targets and their head, and set how the splits convert them.
 
-    Args:
-        job: for its loss, its metrics and the positions of its keys.
-        train: training samples.
-        validation: validation samples.
-        requested: the requested kind: auto, classes, labels, numbers or other.
-        names: names of the classes, labels or numbers; None to number them.
+    The requested kind is auto, classes, labels, numbers or other. Without names, outputs are numbered.
 
     Raises:
         DataError: if the targets are of none of these kinds.
@@ -59,9 +54,10 @@ def determine_head(
         description = f"is a list of {len(names)}, and the targets have {count} {kind}"
         raise SpecError([job.problem(("data", "names"), description, f"{count} names", "name each of them, in order")])
     output_names = names or (("value",) if kind == "numbers" and count == 1 else tuple(map(str, range(count))))
+    head = _build_head(kind, output_names)
     for split in (train, validation):
-        split.set_target_form(partial(convert, kind), max_target(kind, count))
-    return _build_head(kind, output_names), kind
+        set_target_form(split, head)
+    return head
 
 
 def _build_head(kind: str, names: tuple[str, ...]) -> Head:
@@ -83,9 +79,14 @@ def convert(kind: str, targets: Tensor) -> Tensor:
     return targets.float().reshape(len(targets), -1)
 
 
-def max_target(kind: str, count: int) -> int | None:
-    """The highest valid target of `count` classes or labels; None if there is no limit."""
-    return {"classes": count - 1, "labels": 1}.get(kind)
+def max_target(head: Head) -> int | None:
+    """The highest valid target of classes or labels; None if there is no limit."""
+    return {"classes": len(head.classes) - 1, "labels": 1}.get(head.kind)
+
+
+def set_target_form(split: Items, head: Head) -> None:
+    """Let a split check and convert its targets for a head."""
+    split.set_target_form(partial(convert, head.kind), max_target(head))
 
 
 def _guess_kind(job: CustomTask, targets: Tensor) -> str:
@@ -157,9 +158,9 @@ def _check_options(job: CustomTask, kind: str, targets: Tensor) -> None:
         metric for metric in job.metrics() if metric.removeprefix("validation/") in getattr(job, "own_metrics", ())
     ]
     # Whether there are two classes is known later.
-    ranking_metrics = [f"validation/{name}" for name in RANKING_METRICS] if kind == "classes" else []
+    metrics_of_some = [f"validation/{name}" for name in (*RANKING_METRICS, KAPPA)] if kind == "classes" else []
     for path, metric in job.list_watched_metrics():
-        if metric not in (*metrics, *ranking_metrics):
+        if metric not in (*metrics, *metrics_of_some):
             problems.append(
                 job.problem(path, f"is {metric}", f"{description}, with the metrics {', '.join(metrics)}", "pick one")
             )

@@ -45,6 +45,8 @@ _TITLES = {
     "micro_f1": "Micro F1",
     "map": "Mean average precision",
     "balanced_accuracy": "Balanced accuracy",
+    "kappa": "Cohen's kappa, quadratic weights",
+    "mape": "Mean absolute error / number",
     "auc": "Area below the ROC curve",
     "average_precision": "Average precision",
     "log_loss": "Log loss",

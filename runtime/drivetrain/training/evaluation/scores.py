@@ -10,8 +10,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from drivetrain.data.dataset import Head
-from drivetrain.job.job import SCALED_RMSE
+from drivetrain.data.dataset import Head, is_zero
+from drivetrain.data.labels import have_order
+from drivetrain.job.job import KAPPA, MAPE, SCALED_RMSE
 from drivetrain.training.evaluation import temperature
 from drivetrain.training.evaluation.temperature import TEMPERATURES
 
@@ -111,7 +112,7 @@ class ClassScores:
     probabilities: log loss, Brier score (the squared distance from the truth, of two classes that of one), and the expected
     calibration error (Guo et al. 2017): how far confidence and accuracy are apart, in bins of equal width. Of two classes
     also the area below the ROC curve and the mean of both classes' average precision, for which all outputs are kept; samples
-    of one class alone have neither.
+    of one class alone have neither. Of two classes, or of whole numbers, also Cohen's kappa with quadratic weights.
     """
 
     BINS = 15
@@ -119,6 +120,7 @@ class ClassScores:
 
     def __init__(self, head: Head) -> None:
         self.classes, self.temperature = len(head.classes), head.temperature
+        self.have_order = have_order(head.classes)
         self.matrix = torch.zeros(self.classes, self.classes, dtype=torch.int64)
         self.scaled_losses = torch.zeros(len(TEMPERATURES), dtype=torch.float64)
         """Sums of the log loss at each temperature."""
@@ -181,7 +183,16 @@ class ClassScores:
             "brier": float(self.losses[1] / total / (2 if self.classes == 2 else 1)),
             "ece": float((self.bins[:, 0] - self.bins[:, 1]).abs().sum() / total),
         }
+        scores |= self._compute_kappa() if self.have_order else {}
         return scores | (self._compute_rankings() if self.classes == 2 else {})
+
+    def _compute_kappa(self) -> dict[str, float]:
+        """One less the squared distance of the classes from the truth, as a share of that of independent predictions."""
+        counts, positions = self.matrix.double(), torch.arange(self.classes)
+        distances = (positions[:, None] - positions).square().double()
+        expected = counts.sum(1)[:, None] * counts.sum(0) / counts.sum().clamp_min(1)
+        chance = float((distances * expected).sum())
+        return {KAPPA: 1 - float((distances * counts).sum()) / chance} if chance else {}
 
     def calibration(self) -> dict[str, object]:
         """The record that calibrates a model: samples, confidence and correct predictions by bin, log loss by temperature."""
@@ -211,7 +222,7 @@ def _area_below_roc(outputs: Tensor, truth: Tensor) -> float:
 
 
 class NumberScores:
-    """MAE, RMSE and R2 in the units of the data.
+    """MAE, RMSE, R2 and MAPE in the units of the data; no MAPE if a true number is 0.
 
     Of several columns each has its own, `COLUMN/rmse`; those without a column are over all of them: the mean of the MAE and
     of R2, and the root of the mean squared error. In these the column with the largest unit decides, unlike in
@@ -220,8 +231,8 @@ class NumberScores:
 
     def __init__(self, head: Head) -> None:
         self.columns = head.columns
-        self.std = torch.tensor(head.std, dtype=torch.float64)
-        self.sums = torch.zeros(4, len(head.columns), dtype=torch.float64)
+        self.std, self.mean = (torch.tensor(values, dtype=torch.float64) for values in (head.std, head.mean))
+        self.sums = torch.zeros(6, len(head.columns), dtype=torch.float64)
         self.samples = torch.zeros(1, dtype=torch.int64)
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
@@ -231,7 +242,11 @@ class NumberScores:
         """
         truth = targets.cpu().double()
         error = outputs.cpu().double() - truth
-        self.sums += torch.stack([error.abs().sum(0), (error**2).sum(0), truth.sum(0), (truth**2).sum(0)])
+        numbers = truth * self.std + self.mean
+        zeros = is_zero(numbers, self.mean, self.std)
+        shares = torch.where(zeros, 0.0, error * self.std / numbers)
+        sums = (error.abs(), error**2, truth, truth**2, shares.abs(), zeros.double())
+        self.sums += torch.stack([values.sum(0) for values in sums])
         self.samples += len(truth)
 
     def counts(self) -> list[Tensor]:
@@ -241,16 +256,20 @@ class NumberScores:
     def compute(self) -> dict[str, float]:
         """The scores by metric name."""
         count = self.samples.clamp_min(1)
-        absolute_error, squared_error, mean, mean_square = self.sums / count
+        absolute_error, squared_error, mean, mean_square, mape, zeros = self.sums / count
         variance = (mean_square - mean**2).clamp_min(1e-12)
         mae, mse, r2 = absolute_error * self.std, squared_error * self.std**2, 1 - squared_error / variance
         scores = {"mae": float(mae.mean()), "rmse": float(mse.mean() ** 0.5), "r2": float(r2.mean())}
+        if not zeros.any():
+            scores[MAPE] = float(mape.mean())
         if len(self.columns) > 1:
             scores[SCALED_RMSE] = float(squared_error.mean() ** 0.5)
             for index, column in enumerate(self.columns):
                 scores[f"{column}/mae"] = float(mae[index])
                 scores[f"{column}/rmse"] = float(mse[index] ** 0.5)
                 scores[f"{column}/r2"] = float(r2[index])
+                if not zeros[index]:
+                    scores[f"{column}/{MAPE}"] = float(mape[index])
         return scores
 
 
