@@ -86,7 +86,7 @@ MOST: dict[str, tuple[int, int]] = {
     "report": (38, 4_951),
     "storage": (10, 1_306),
     "supervisor": (43, 7_168),
-    "system": (26, 2_718),
+    "system": (26, 2_721),
     "top": (4, 337),
     "tracking": (24, 2_540),
     "training": (58, 8_653),
