@@ -58,10 +58,7 @@ class CsvLayout:
 
 
 def find(path: Path, key: str, files: CsvFiles, *, whole_file: bool = True) -> CsvLayout:
-    """Find the layout of a file.
-
-    Args:
-        whole_file: whether the encoding is found from the whole file, not from its start.
+    """Find the layout of a file, whose encoding is found from the whole file or, faster, from its start.
 
     Raises:
         DataError: if the encoding or the separator cannot be told, or the first row is no header; names `key`.

@@ -4,21 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from drivetrain.data.formats import shards
 from drivetrain.pretrained.hub_dataset_files import README, read_header
-
-if TYPE_CHECKING:
-    import pyarrow
-
-
-def name_classes(table: pyarrow.Table, path: Path) -> pyarrow.Table:
-    """The table with the names of classes instead of their numbers, if the dataset that it belongs to declares them.
-
-    Names in the table itself, as the datasets library stores them, come first.
-    """
-    return shards.with_names(table, find_names(path))
 
 
 def find_names(path: Path) -> dict[str, list[str]]:

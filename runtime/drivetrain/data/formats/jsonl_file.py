@@ -123,26 +123,23 @@ def _check_lines(path: Path, key: str) -> None:
     first_uses: dict[str, tuple[str, int]] = {}
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
+            line_title = f"{key}: {path} line {number}"
             try:
                 value = json.loads(line) if line.strip() else {}
             except UnicodeDecodeError:
                 return
             except RecursionError:
-                raise _line_error(f"{key}: {path} line {number} is nested too deeply: {_quote_line(line)}") from None
+                raise _line_error(f"{line_title} is nested too deeply: {_quote_line(line)}") from None
             except json.JSONDecodeError as error:
-                description = (
-                    f"{key}: {path} line {number}, column {error.colno}: {error.msg.lower()}: {_quote_line(line)}"
-                )
+                description = f"{line_title}, column {error.colno}: {error.msg.lower()}: {_quote_line(line)}"
                 raise _line_error(description) from None
             if not isinstance(value, dict):
-                raise _line_error(f"{key}: {path} line {number} is not an object: {_quote_line(line)}")
+                raise _line_error(f"{line_title} is not an object: {_quote_line(line)}")
             for name, cell in value.items():
                 kind = _name_type(cell)
                 first_kind, first_line = first_uses.setdefault(name, (kind, number)) if kind else ("", 0)
                 if kind and kind != first_kind:
-                    description = (
-                        f'{key}: {path} line {number}: "{name}" is {kind}, in line {first_line} it is {first_kind}'
-                    )
+                    description = f'{line_title}: "{name}" is {kind}, in line {first_line} it is {first_kind}'
                     raise DataError(description, "one type for each key", "write all of them as text, or as numbers")
 
 

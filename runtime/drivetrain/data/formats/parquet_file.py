@@ -172,10 +172,7 @@ class _Chunk:
 def read_table(
     source: Path | RangedFile, columns: Sequence[str], subject: str, key: str, rows: int | None = None
 ) -> Any:
-    """Read all rows of a file, or the first ones, as a pyarrow.Table with these columns.
-
-    Args:
-        rows: number of rows to read; None for all.
+    """Read all rows of a file, or the first `rows`, as a pyarrow.Table with these columns.
 
     Raises:
         DataError: if they do not fit into memory.

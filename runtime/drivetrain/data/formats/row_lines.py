@@ -27,11 +27,7 @@ def note_skipped(path: Path, lines: int) -> None:
 
 
 def place(path: Path | str, row: int) -> str:
-    """Name a row, and in a CSV file its line.
-
-    Args:
-        row: the row below the header, from 1.
-    """
+    """Name a row below the header, from 1, and in a CSV file its line."""
     line = _find_line(Path(path), row)
     return f"row {row:,} (line {line:,})" if line else f"row {row:,}"
 

@@ -19,6 +19,7 @@ from drivetrain.data.formats import (
     hub_classes,
     jsonl_file,
     parquet_file,
+    shards,
     table_paths,
     text_encoding,
 )
@@ -77,7 +78,9 @@ def read(
         raw_names = {name: raw for name, raw in columns if (name in required or not only) and name not in leave}
         text_names = [name for name in raw_names if name in text]
         table = reader.read(list(raw_names.values()), [raw_names[name] for name in text_names])
-        table = as_text(_rename(hub_classes.name_classes(table, path), list(raw_names)), text_names)
+        # Names in the table itself, as the datasets library stores them, come first.
+        table = shards.with_names(table, hub_classes.find_names(path))
+        table = as_text(_rename(table, list(raw_names)), text_names)
         # Readers accept text that is not UTF-8.
         table.validate(full=True)
     except _list_failures() as error:
@@ -98,7 +101,7 @@ def head(path: Path, key: str, rows: int, csv: CsvFiles | None = None) -> tuple[
     suffix = _check_suffix(path, key)
     try:
         table, count = _build_reader(path, suffix, key, csv).head(rows)
-        table = hub_classes.name_classes(table, path)
+        table = shards.with_names(table, hub_classes.find_names(path))
         table = _rename(table, list(map(clean_text, table.column_names)))
         csv_layout.check_names(table.column_names, path, key)
         table.validate(full=True)

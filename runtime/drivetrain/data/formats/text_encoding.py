@@ -42,10 +42,7 @@ _OTHER_LETTERS = {
 
 
 def find(path: Path, key: str, files: CsvFiles, max_bytes: int | None) -> str:
-    """Find the encoding of a CSV file, in the words of the spec.
-
-    Args:
-        max_bytes: bytes at the start of the file that are read; None for all.
+    """Find the encoding of a CSV file, in the words of the spec, by its first `max_bytes` bytes; None for all.
 
     Raises:
         DataError: if it cannot be told, or the declared one is not right; names `key`.

@@ -38,11 +38,7 @@ class Augment:
     """Mean color of the training images."""
 
     def __call__(self, pixels: Tensor, ids: Ids, epoch: int) -> Tensor:
-        """Augment images; `pixels` itself is not modified.
-
-        Args:
-            pixels: shape (N, C, S, S), from 0 to 1.
-        """
+        """Augment images, shape (N, C, S, S), from 0 to 1; `pixels` itself is not modified."""
         spec = self.spec
         draw = partial(_draw, self.seed, epoch % spec.views if spec.views else epoch, ids)
         fill = onto(pixels.device, self.fill, pixels.dtype).view(-1, 1, 1)

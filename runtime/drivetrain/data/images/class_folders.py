@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,10 +23,6 @@ class FolderListing:
     """Paths relative to the folder."""
     labels: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-
-
-def _describe_loose(loose: Sequence[object]) -> str:
-    return f"{len(loose):,} images are outside of class folders" if loose else "nor any outside of them"
 
 
 def read(folder: Path, key: str) -> FolderListing:
@@ -54,8 +50,11 @@ def read(folder: Path, key: str) -> FolderListing:
     loose_images = [entry.name for entry in top if not _is_folder(entry) and _is_image(entry.name)]
     _check_not_nested(folder, classes, listing.names, key)
     if not listing.names:
+        outside = (
+            f"{len(loose_images):,} images are outside of class folders" if loose_images else "nor any outside of them"
+        )
         raise DataError(
-            f"{key}: {folder} has no images in class folders ({_describe_loose(loose_images)})",
+            f"{key}: {folder} has no images in class folders ({outside})",
             f"one folder per class with files of the kinds {' '.join(EXTENSIONS)}",
             "move the images into one folder per class, or write a manifest",
         )

@@ -98,14 +98,7 @@ class ImageHeader(NamedTuple):
 
 
 def pixels(source: Source, size: int, channels: int, resize: Resize = DEFAULT_RESIZE) -> npt.NDArray[np.uint8]:
-    """Decode an image to a square.
-
-    Args:
-        size: side of the square in pixels.
-        channels: 1 for gray, 3 for red, green, blue.
-
-    Returns:
-        Shape (channels, size, size).
+    """Decode an image to a square; shape (channels, size, size), with 1 channel for gray, 3 for red, green, blue.
 
     Raises:
         UnreadableImage: with the reason.

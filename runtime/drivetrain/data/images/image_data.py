@@ -76,11 +76,7 @@ def load(job: ImageJob, recorded: InputRecord | None = None, files: CsvFiles | N
 def _choose_preprocessing(
     job: ImageJob, parts: ImageParts | StreamedParts, recorded: InputRecord | None
 ) -> tuple[Head, ImagePreprocessing, list[str], list[str]]:
-    """Choose the head and the preprocessing.
-
-    Returns:
-        Both, notes on how images are decoded, and notes on the values of pixels.
-    """
+    """Choose the head and the preprocessing; also notes on how images are decoded, and on the values of pixels."""
     geometry = parts.geometry
     if geometry is None:
         # A run goes on with what it has stored, without reading any of the images again.

@@ -90,11 +90,7 @@ class Files:
 
 
 def check_images(root: str, names: Sequence[str], cells: Cells | None = None) -> tuple[Files, dict[int, BadSample]]:
-    """Decode each file, or each image of a table, once.
-
-    Returns:
-        The files with their properties, and those that cannot be used, by row.
-    """
+    """Decode each file, or each image of a table, once; returns them and those that cannot be used, by row."""
 
     def read_header(row: int) -> decode.ImageHeader | str:
         try:
@@ -105,17 +101,19 @@ def check_images(root: str, names: Sequence[str], cells: Cells | None = None) ->
     with decode.quiet():
         headers_or_reasons = decode.map_on_threads(read_header, range(len(names)))
     bad = {
-        row: BadSample(readable(os.path.join(root, names[row])), header)
-        for row, header in enumerate(headers_or_reasons)
-        if isinstance(header, str)
+        row: BadSample(readable(os.path.join(root, names[row])), reason)
+        for row, reason in enumerate(headers_or_reasons)
+        if isinstance(reason, str)
     }
-    sides = np.array([0 if isinstance(header, str) else header.short_side for header in headers_or_reasons], np.int64)
-    grey = np.array([not isinstance(header, str) and header.grey for header in headers_or_reasons], np.bool_)
-    oblong = np.array([not isinstance(header, str) and header.oblong for header in headers_or_reasons], np.bool_)
-    unusual_headers = np.empty(len(headers_or_reasons), object)
-    for row, header in enumerate(headers_or_reasons):
-        unusual_headers[row] = header if isinstance(header, decode.ImageHeader) and not header.is_usual() else None
-    contents = np.array([0 if isinstance(header, str) else header.content for header in headers_or_reasons], np.int64)
+    unreadable = decode.ImageHeader(0, grey=False, oblong=False)
+    headers = [unreadable if isinstance(header, str) else header for header in headers_or_reasons]
+    sides = np.array([header.short_side for header in headers], np.int64)
+    grey = np.array([header.grey for header in headers], np.bool_)
+    oblong = np.array([header.oblong for header in headers], np.bool_)
+    contents = np.array([header.content for header in headers], np.int64)
+    unusual_headers = np.empty(len(headers), object)
+    for row, header in enumerate(headers):
+        unusual_headers[row] = None if header.is_usual() else header
     return Files(root, names, sides, grey, oblong, unusual_headers, contents, cells=cells), bad
 
 

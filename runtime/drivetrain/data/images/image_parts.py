@@ -81,16 +81,16 @@ def read(job: ImageJob, form: LabelForm, recorded: InputRecord | None, files: Cs
     """Read and divide the images of a job; raises DataError if the images cannot be used."""
     train = source.read(job.resolve(job.data.train), job.data, form, "data.train", files)
     train.check_targets()
-    seen = geometry.decide(job, train, recorded, image_input.read_expected(job))
-    seen.notes.extend(_note_contradictions(train))
+    image_geometry = geometry.decide(job, train, recorded, image_input.read_expected(job))
+    image_geometry.notes.extend(_note_contradictions(train))
     if isinstance(job.data.validation, str):
         # Further files are read with the separator that was found in the training data.
         form = replace(form, separator=train.separator or form.separator, groups="")
         validation = source.read(job.resolve(job.data.validation), job.data, form, "data.validation", files)
-        return ImageParts(train, train.rows, validation, validation.rows, job, {}, seen)
+        return ImageParts(train, train.rows, validation, validation.rows, job, {}, image_geometry)
     division = copies.Division(train.images.contents[train.rows], "images", recorded)
     train_rows, validation_rows = _hold_out(train, job.data, job.train.seed, division)
-    return ImageParts(train, train_rows, train, validation_rows, job, division.to_json(), seen)
+    return ImageParts(train, train_rows, train, validation_rows, job, division.to_json(), image_geometry)
 
 
 def _hold_out(train: ImageSource, data: ImageData, seed: int, division: copies.Division) -> tuple[Ids, Ids]:

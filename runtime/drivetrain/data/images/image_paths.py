@@ -43,10 +43,7 @@ class PathForm:
 
 
 def find(folder: Path, cells: Sequence[str], column: str, key: str) -> tuple[list[str], list[str]]:
-    """Find the paths of a column, relative to the folder of its manifest; empty cells stay empty.
-
-    Returns:
-        The paths, and notes on what was changed.
+    """Find the paths of a column, relative to the folder of its manifest; also notes on changes. Empty cells stay empty.
 
     Raises:
         DataError: if the files of the cells are in two folders; names `key`.

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
+from torch import Tensor
 
 from drivetrain.data import bad_samples, shard_parts, stateless_random
 from drivetrain.data.bad_samples import BadSample
 from drivetrain.data.dataset import Dataset, Head, InputRecord
-from drivetrain.data.images import geometry, image_files, manifest
+from drivetrain.data.images import decode, geometry, image_files, manifest
 from drivetrain.data.images.geometry import Geometry
 from drivetrain.data.images.image_split import ImageSplit
 from drivetrain.data.images.image_targets import LabelForm
 from drivetrain.data.images.preprocess import MAX_MEASURED_IMAGES, ImagePreprocessing
+from drivetrain.data.images.resize import DEFAULT_RESIZE, Resize
 from drivetrain.data.images.source import ImageSource, LabelledRows
-from drivetrain.data.images.streamed_images import EncodedImages, StreamedImages, StreamedSplit, undecodable_error
 from drivetrain.data.shard_parts import ShardParts
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.streaming import index as indices
@@ -27,8 +30,71 @@ from drivetrain.data.streaming.cache import ShardCache
 from drivetrain.data.streaming.index import Index
 from drivetrain.data.streaming.reader import Rows, ShardReader, TarRows
 from drivetrain.data.streaming.shard import TAR, ShardStore
+from drivetrain.errors import DataError
 from drivetrain.job.images import ImageJob
 from drivetrain.pretrained import image_input
+
+
+@dataclass(frozen=True)
+class StreamedImages:
+    """All images of the shards of an index; `rows` are those of the index."""
+
+    reader: ShardReader
+    size: int = 0
+    channels: int = 0
+    resize: Resize = DEFAULT_RESIZE
+
+    def title(self, row: int) -> str:
+        """Shard and number of an image."""
+        return self.reader.index.title(row)
+
+    def fit_to(self, size: int, channels: int, resize: Resize = DEFAULT_RESIZE) -> StreamedImages:
+        """The same images, decoded as squares of `size` pixels with the given number of channels."""
+        return replace(self, size=size, channels=channels, resize=resize)
+
+    def gather(self, rows: Ids) -> Tensor:
+        """Images of these rows, shape (len(rows), channels, size, size), uint8.
+
+        Raises:
+            DataError: if an image cannot be decoded, or a shard has changed.
+            StorageError: if a shard cannot be fetched.
+        """
+        form = self.size, self.channels, self.resize
+        return image_files.decode_all(self.reader.read(rows), map(self.title, rows.tolist()), form, undecodable_error)
+
+
+class StreamedSplit(ImageSplit):
+    """Streamed images for training or for validation."""
+
+    images: StreamedImages
+
+    def fetch_ahead(self, groups: Sequence[Ids]) -> AbstractContextManager[Callable[[int], None]]:
+        """A context in which the shards of the batches are fetched ahead (protocol `FetchesAhead`)."""
+        return open_stream.fetch_groups_ahead(self.images.reader, [self.rows[ids] for ids in groups])
+
+
+@dataclass(frozen=True)
+class EncodedImages:
+    """Some encoded images in memory, as `image_files.Cells`."""
+
+    content: Sequence[bytes]
+
+    def source(self, index: int) -> decode.Source:
+        """The content of an image."""
+        return self.content[index]
+
+    def stamps(self) -> list[object]:
+        """Empty: these images are never cached, so nothing has to notice a change."""
+        return []
+
+
+def undecodable_error(title: str, reason: str) -> DataError:
+    """The error for an image of a shard that cannot be decoded."""
+    return DataError(
+        f"{title}: {reason}",
+        "images that can be decoded; those of shards are not all decoded before the training, so none can be left out later",
+        "write the shard without it; `drivetrain shard` leaves such images out",
+    )
 
 
 @dataclass(kw_only=True)
@@ -133,11 +199,7 @@ def index_source(job: ImageJob, address: str, form: LabelForm, key: str, cache: 
 def _index_shards(
     store: ShardStore, images: str, form: LabelForm, key: str, cache: ShardCache
 ) -> tuple[Index, Rows, Ids]:
-    """Index the shards of a store, of which `images` is the column of the images.
-
-    Returns:
-        The index, how its rows are read from the shards, and the rows that have no image.
-    """
+    """The index of shards with the images in the column `images`, how its rows are read, and those that have no image."""
     first = store.shards()[0]
     if first.kind == TAR:
         look = partial(tar_index.read, columns=form.columns, key=key)

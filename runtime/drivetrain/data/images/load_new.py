@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,29 +16,15 @@ from drivetrain.data.formats import csv_dialect, table_file
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.images import class_folders, image_files, manifest, npz_images, pixel_scale, source
 from drivetrain.data.images.file_names import EXTENSIONS, is_leftover
-from drivetrain.data.images.image_column import ImageCells
 from drivetrain.data.images.image_split import ImageSplit
-from drivetrain.data.images.image_targets import ClassTargets, ImageTargets, LabelForm
+from drivetrain.data.images.image_targets import ClassTargets, LabelForm
+from drivetrain.data.images.manifest import ManifestRows
 from drivetrain.data.images.preprocess import from_preprocessing
 from drivetrain.data.images.source import Images
 from drivetrain.data.labels import list_names
 from drivetrain.errors import DataError
 
 KEY = "data"
-
-
-@dataclass
-class _NewImages:
-    """The images in the paths that the user names."""
-
-    images: Images
-    targets: ImageTargets | None
-    """Of all images; None if they are not read."""
-    broken: dict[int, BadSample]
-    """Images that cannot be used, by row."""
-    absent: list[BadSample] = field(default_factory=list)
-    """Rows of a manifest without a path or label."""
-    notes: list[str] = field(default_factory=list)
 
 
 def read(
@@ -66,21 +51,20 @@ def read(
     if form and len(paths) > 1:
         raise DataError(f"{KEY}: {len(paths)} paths with labels", "one at a time", "evaluate them one by one")
     if any(path.suffix.lower() == ".npz" for path in paths):
-        new_images = _read_arrays(paths, form)
+        images, broken, listed = _read_arrays(paths, form)
     else:
-        new_images = _read_files(paths, preprocessing["path_column"], files, form)
-    unusable = [*new_images.absent, *new_images.broken.values()]
-    total = len(new_images.images) + len(new_images.absent)
-    notes = [*new_images.notes, *bad_samples.check(unusable, total, budget, KEY)]
-    rows = np.setdiff1d(np.arange(len(new_images.images), dtype=np.int64), np.array(list(new_images.broken), np.int64))
+        images, broken, listed = _read_files(paths, preprocessing["path_column"], files, form)
+    unusable = [*listed.bad, *broken.values()]
+    notes = [*listed.notes, *bad_samples.check(unusable, len(images) + len(listed.bad), budget, KEY)]
+    rows = np.setdiff1d(np.arange(len(images), dtype=np.int64), np.array(list(broken), np.int64))
     if not len(rows):
         raise DataError(
             "\n    ".join(notes) or f"{KEY}: no images in {', '.join(map(str, paths))}",
             f"at least one image of the kinds {' '.join(EXTENSIONS)}",
             "name other files",
         )
-    images, shape = pixel_scale.read_as_trained(new_images.images, rows, preparer, KEY)
-    target_values = new_images.targets.tensor(rows, heads[""], KEY) if new_images.targets else None
+    images, shape = pixel_scale.read_as_trained(images, rows, preparer, KEY)
+    target_values = listed.targets.tensor(rows, heads[""], KEY) if listed.targets else None
     split = ImageSplit(images.fit_to(preparer.image_size, preparer.channels, shape), rows, target_values)
     # A prediction may be of one blank image; a score of blank ones says nothing.
     if labelled:
@@ -88,62 +72,48 @@ def read(
     return NewSamples(split, preparer, notes)
 
 
-def _read_arrays(paths: Sequence[Path], form: LabelForm | None) -> _NewImages:
-    """Read the images of an .npz file, which has to be the only path."""
+def _read_arrays(paths: Sequence[Path], form: LabelForm | None) -> tuple[Images, dict[int, BadSample], ManifestRows]:
+    """Read the images of an .npz file, which has to be the only path; also those that cannot be used, and their targets."""
     if len(paths) > 1:
         raise DataError(
             f"{KEY}: {len(paths)} input paths, one of them an .npz",
             "a single .npz, or any number of other files",
             "pass the .npz alone",
         )
-    targets: ImageTargets | None = None
-    if form:
-        images, targets, broken, notes = npz_images.read(paths[0], KEY, form)
-    else:
-        images, broken, notes = npz_images.read_unlabelled(paths[0], KEY)
-    return _NewImages(images, targets, broken, notes=notes)
+    images, targets, broken, notes = npz_images.read(paths[0], KEY, form)
+    return images, broken, ManifestRows(targets=targets, notes=notes)
 
 
-def _read_files(paths: Sequence[Path], path_column: str, files: CsvFiles, form: LabelForm | None) -> _NewImages:
-    """Find and check the images of manifests, folders and single files."""
-    names: list[str] = []
-    targets: ImageTargets | None = None
-    absent: list[BadSample] = []
-    notes: list[str] = []
-    cells: ImageCells | None = None
+def _read_files(
+    paths: Sequence[Path], path_column: str, files: CsvFiles, form: LabelForm | None
+) -> tuple[Images, dict[int, BadSample], ManifestRows]:
+    """As `_read_arrays`, for manifests, folders and single files."""
+    listed = ManifestRows()
     for path in paths:
         if path.suffix.lower() in table_file.SUFFIXES and path.is_file():
             rows = manifest.read(path, path_column, form, KEY, files)
-            names += rows.names if rows.cells else [os.path.join(path.parent, name) for name in rows.names]
-            targets, cells = rows.targets, rows.cells or cells
-            absent += rows.bad
-            notes += rows.notes
+            listed.names += rows.names if rows.cells else [os.path.join(path.parent, name) for name in rows.names]
+            listed.targets, listed.cells = rows.targets, rows.cells or listed.cells
+            listed.bad += rows.bad
+            listed.notes += rows.notes
         elif form:
             _check_folder(path)
             source.check_folder(path, form, KEY)
             listing = class_folders.read(path, KEY)
-            names += [os.path.join(path, name) for name in listing.names]
-            targets = ClassTargets(listing.labels)
-            notes += listing.notes
+            listed.names += [os.path.join(path, name) for name in listing.names]
+            listed.targets = ClassTargets(listing.labels)
+            listed.notes += listing.notes
         elif path.is_dir():
-            images, other_files, skipped = _list_folder(path)
-            names += images
-            if skipped:
-                notes.append(
-                    f"{path}: folders of thumbnails, deleted files and the like are skipped: {list_names(skipped)}"
-                )
-            if other_files:
-                notes.append(f"{path}: files that are no images are left out: {list_names(other_files)}")
+            _list_folder(path, listed)
         else:
-            names.append(str(path))
-    if cells and len(paths) > 1:
+            listed.names.append(str(path))
+    if listed.cells and len(paths) > 1:
         raise DataError(
             f"{KEY}: {len(paths)} input paths, one of them a table with images in it",
             "a single table with images, or any number of other files",
-            f"pass {cells.table} alone",
+            f"pass {listed.cells.table} alone",
         )
-    files_checked, broken = image_files.check_images("", names, cells)
-    return _NewImages(files_checked, targets, broken, absent, notes)
+    return *image_files.check_images("", listed.names, listed.cells), listed
 
 
 def _check_folder(path: Path) -> None:
@@ -156,14 +126,9 @@ def _check_folder(path: Path) -> None:
         )
 
 
-def _list_folder(folder: Path) -> tuple[list[str], list[str], list[str]]:
-    """List a folder and its subfolders, without hidden files and folders; each folder is visited once.
-
-    Returns:
-        Images in sorted order, other files, and names of folders that are skipped as leftovers.
-    """
+def _list_folder(folder: Path, listed: ManifestRows) -> None:
+    """Add the images of a folder and its subfolders, without hidden ones, in sorted order; each folder is visited once."""
     visited: set[str] = set()
-    images: list[str] = []
     other_files: list[str] = []
     skipped: set[str] = set()
     for inner_folder, folders, names in os.walk(folder, followlinks=True):
@@ -177,6 +142,10 @@ def _list_folder(folder: Path) -> tuple[list[str], list[str], list[str]]:
             and os.path.realpath(os.path.join(inner_folder, name)) not in visited
         )
         for name in sorted(name for name in names if not name.startswith(".")):
-            file_list = images if name.lower().endswith(EXTENSIONS) else other_files
+            file_list = listed.names if name.lower().endswith(EXTENSIONS) else other_files
             file_list.append(os.path.join(inner_folder, name))
-    return images, other_files, sorted(skipped)
+    if skipped:
+        description = "folders of thumbnails, deleted files and the like are skipped"
+        listed.notes.append(f"{folder}: {description}: {list_names(sorted(skipped))}")
+    if other_files:
+        listed.notes.append(f"{folder}: files that are no images are left out: {list_names(other_files)}")

@@ -56,20 +56,16 @@ def read(file: Path, path_column: str, form: LabelForm | None, key: str, files: 
         DataError: if the file is not a table with these columns, or it is not clear how labels are written; names `key`.
     """
     columns = form.columns if form else ()
+    rows = ManifestRows()
     embedded_column = image_column.find(file, path_column, key)
-    requested_column = path_column
+    if embedded_column not in ("", path_column):
+        rows.notes.append(f'{key}: the images are those in column "{embedded_column}"')
     path_column = embedded_column or path_column
     table = _read_columns(file, path_column, form, key, files, paths=not embedded_column)
-    rows = ManifestRows()
     if embedded_column:
         empty = image_column.find_empty_cells(table[embedded_column])
         titles = image_column.titles(table[embedded_column], file)
         paths = ["" if is_empty else title for is_empty, title in zip(empty, titles, strict=True)]
-        rows.notes += (
-            [f'{key}: the images are those in column "{embedded_column}"']
-            if embedded_column != requested_column
-            else []
-        )
     else:
         paths, changes = image_paths.find(file.parent, _read_text(table, path_column, file, key), path_column, key)
         rows.notes += changes

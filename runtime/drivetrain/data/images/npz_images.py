@@ -78,17 +78,23 @@ class ImageArrays:
         return replace(self, pixels=square(self.pixels, size, channels, resize))
 
 
-def read(path: Path, key: str, form: LabelForm) -> tuple[ImageArrays, ImageTargets, dict[int, BadSample], list[str]]:
-    """Read images and targets of an .npz file.
+def read(
+    path: Path, key: str, form: LabelForm | None
+) -> tuple[ImageArrays, ImageTargets | None, dict[int, BadSample], list[str]]:
+    """Read the images of an .npz file and, if their form is known, their targets.
 
     Returns:
-        The images, their targets, the images that cannot be used (by row), and notes.
+        The images, their targets, the images that cannot be used (by row), and a note on their conversion.
 
     Raises:
         DataError: if the file is not such an .npz, or its labels have another form; names `key`.
     """
-    content = _read_arrays(path, key, ("images", "labels"))
-    images, broken, notes = _build_images(content, path, key)
+    content = _read_arrays(path, key, ("images", "labels") if form else ("images",))
+    pixels, note = _convert_pixels(_channels_first(content["images"], path, key), path, key)
+    images = ImageArrays(path.name, torch.from_numpy(pixels), str(content["images"].dtype))
+    broken, notes = _find_not_finite(images), [note] if note else []
+    if form is None:
+        return images, None, broken, notes
     raw_labels = content["labels"]
     if raw_labels.ndim < 1 or len(raw_labels) != len(images):
         raise DataError(
@@ -101,27 +107,6 @@ def read(path: Path, key: str, form: LabelForm) -> tuple[ImageArrays, ImageTarge
     target = _read_label_numbers(raw_labels, form, path, key)
     broken = {row: BadSample(images.title(row), reason) for row, reason in target.bad.items()} | broken
     return images, image_targets.take_usable(target, range(len(images))), broken, notes
-
-
-def read_unlabelled(path: Path, key: str) -> tuple[ImageArrays, dict[int, BadSample], list[str]]:
-    """Read the images of an .npz file that may have no labels.
-
-    Returns:
-        The images, those that cannot be used (by row), and notes.
-
-    Raises:
-        DataError: if the file is not such an .npz; names `key`.
-    """
-    return _build_images(_read_arrays(path, key, ("images",)), path, key)
-
-
-def _build_images(
-    content: dict[str, npt.NDArray[np.generic]], path: Path, key: str
-) -> tuple[ImageArrays, dict[int, BadSample], list[str]]:
-    """The images of a file as (N, C, H, W), those that cannot be used (by row), and a note on their conversion."""
-    pixels, note = _convert_pixels(_channels_first(content["images"], path, key), path, key)
-    images = ImageArrays(path.name, torch.from_numpy(pixels), str(content["images"].dtype))
-    return images, _find_not_finite(images), [note] if note else []
 
 
 def _read_arrays(path: Path, key: str, names: tuple[str, ...]) -> dict[str, npt.NDArray[np.generic]]:

@@ -27,6 +27,8 @@ from drivetrain.errors import DataError, SpecError
 from drivetrain.job.images import ImageJob
 
 Images = ImageArrays | Files
+FileRange = tuple[float, float, float, float]
+"""Of pixels: smallest value, 1st and 99th percentile, largest value."""
 _FEW_BITS = 2**14 - 1
 """Files of 16 bits with no larger value use at most 14 of them: on the scale of 16 bits they are nearly black."""
 _OTHER_SCALE_RATIO = 16
@@ -73,10 +75,9 @@ def read_as_trained(
     _check_colors_of_16_bits(headers, key)
     if not ranges_16_bit:
         return images, model.resize
-    lowest, highest = min(values[0] for values in ranges_16_bit), max(values[3] for values in ranges_16_bit)
+    lowest, low, high, highest = _join_ranges(ranges_16_bit)
     description = f"{len(ranges_16_bit):,} files of 16 bits have values from {lowest:g} to {highest:g}"
     if scale not in COLORS:
-        low, high = min(values[1] for values in ranges_16_bit), max(values[2] for values in ranges_16_bit)
         if _is_elsewhere((lowest, low, high, highest), len(ranges_16_bit), scale):
             _refuse(key, description, model)
         return images, replace(model.resize, range_16_bit=scale)
@@ -89,10 +90,7 @@ def read_as_trained(
 
 
 def measure_training_files(images: Images, rows: Ids, resize: Resize, key: str) -> tuple[Resize, list[str]]:
-    """Choose how files are decoded: the range of 16-bit values, and a ground on which transparent ones can be seen.
-
-    Returns:
-        How files are decoded, and notes.
+    """Choose how files are decoded: the range of 16-bit values, and a ground for transparent ones; also returns notes.
 
     Raises:
         DataError: if only the lower bits of color files have a content, which Pillow drops.
@@ -114,10 +112,7 @@ def takes_bytes(images: Images, rows: Ids, scale: Range) -> bool:
 
 
 def check_visible(raw: Tensor, key: str) -> list[str]:
-    """A note on images of one color, if there are any.
-
-    Args:
-        raw: some images as the network sees them before normalization, shape (N, C, S, S).
+    """A note on images of one color, of some as the network sees them before normalization, shape (N, C, S, S).
 
     Raises:
         DataError: if more than half of the images are of one color, which is nearly the same for all of them.
@@ -206,6 +201,12 @@ def _convert_arrays(
     return images.map_array(lambda pixels: pixels.float())
 
 
+def _join_ranges(ranges: Sequence[FileRange]) -> FileRange:
+    """Smallest value, 1st and 99th percentile, and largest value of several files, by those of each."""
+    lowest, low, high, highest = zip(*ranges, strict=True)
+    return min(lowest), min(low), max(high), max(highest)
+
+
 def _has_same_colors(new_scale: Range, lowest: float, highest: float, scale: Range) -> bool:
     """Whether values on their own scale, which are between two values, are colors on the scale of a model."""
     if new_scale in (BYTES, scale) or highest == lowest == 0:
@@ -217,14 +218,8 @@ def _has_same_colors(new_scale: Range, lowest: float, highest: float, scale: Ran
     return highest > enough
 
 
-def _is_elsewhere(values: tuple[float, float, float, float], count: int, scale: Range) -> bool:
-    """Whether `count` images are on another scale than a measured one.
-
-    Args:
-        values: their smallest value, 1st and 99th percentile, and largest value.
-        count: of the images.
-        scale: of the training images.
-    """
+def _is_elsewhere(values: FileRange, count: int, scale: Range) -> bool:
+    """Whether `count` images with these values are on another scale than that of the training images."""
     lowest, low, high, highest = values
     span = scale[1] - scale[0]
     is_narrow = count >= _MIN_IMAGES_FOR_RANGE and (highest - lowest) * _OTHER_SCALE_RATIO < span
@@ -248,8 +243,7 @@ def _measure_range(headers: Sequence[ImageHeader | None], resize: Resize) -> tup
     ranges_16_bit = [header.range_16_bit for header in headers if header and header.range_16_bit]
     if not ranges_16_bit:
         return resize, []
-    lowest, highest = min(values[0] for values in ranges_16_bit), max(values[3] for values in ranges_16_bit)
-    low, high = min(values[1] for values in ranges_16_bit), max(values[2] for values in ranges_16_bit)
+    lowest, low, high, highest = _join_ranges(ranges_16_bit)
     has_outliers = low < high and (high - low) * _OTHER_SCALE_RATIO < highest - lowest
     measured = (low, high) if has_outliers else (lowest, highest)
     scale = find_scale(*measured, whole_numbers=True) if lowest < highest else FULL
@@ -265,11 +259,7 @@ def _measure_range(headers: Sequence[ImageHeader | None], resize: Resize) -> tup
 
 
 def _choose_ground(headers: Sequence[ImageHeader | None], resize: Resize) -> tuple[Resize, list[str]]:
-    """Choose what transparent training images lie on: white, unless too many can be seen only on another ground.
-
-    Returns:
-        The new resize, and notes.
-    """
+    """Choose what transparent training images lie on: white, unless too many can be seen only on another; also notes."""
     invisible = [header.invisible_over for header in headers if header and header.invisible_over is not None]
     invisible_count = sum(header is not None and header.colors_without_alpha for header in headers)
     notes = []

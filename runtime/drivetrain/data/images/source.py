@@ -74,10 +74,7 @@ class ImageSource(LabelledRows):
 
 
 def read(path: Path, data: ImageData, form: LabelForm, key: str, files: CsvFiles) -> ImageSource:
-    """Find, decode once and check every image of a path.
-
-    Args:
-        data: the path column, and the limit for bad samples.
+    """Find, decode once and check every image of a path; `data` has the path column, and the limit for bad samples.
 
     Raises:
         DataError: if there is no usable data, or more bad samples than allowed.

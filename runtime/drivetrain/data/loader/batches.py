@@ -122,11 +122,7 @@ def fetch_in_order(
     report: Callable[[str], None] = say,
     shard: tuple[int, int] = (0, 1),
 ) -> Iterator[Batch]:
-    """Yield all samples once, in order; for evaluation.
-
-    Args:
-        shard: (i, n) for the i-th of n equal shards of the samples.
-    """
+    """Yield all samples once, in order, or with `shard` (i, n) the i-th of n equal parts of them; for evaluation."""
     index, count = shard
     ids = torch.arange(len(split) * index // count, len(split) * (index + 1) // count).numpy()
     groups = [ids[start : start + batch_size] for start in range(0, len(ids), batch_size)]

@@ -60,9 +60,6 @@ class SamplerOrder:
     Before each epoch the global generators and the generator of the sampler are seeded by (seed, epoch), and its
     `set_epoch` is called. So a resumed run has the same order, unless the sampler keeps a state of its own.
 
-    Args:
-        size: number of samples that there are.
-
     Raises:
         DataError: if the sampler has no length, or yields something else than ids.
     """

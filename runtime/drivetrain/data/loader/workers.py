@@ -49,11 +49,7 @@ FALLBACK_NOTE = "from now on the main process prepares the batches"
 
 
 class SharedMemory:
-    """Limits the number of workers to what shared memory can hold; each batch size is measured once.
-
-    Args:
-        processes: number of ranks that share it.
-    """
+    """Limits the workers to what shared memory can hold for all `processes` (ranks); each batch size is measured once."""
 
     def __init__(self, processes: int = 1) -> None:
         self.processes = processes

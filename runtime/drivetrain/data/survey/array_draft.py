@@ -92,11 +92,7 @@ def _draft_images(request: SurveyRequest, path: Path, shapes: Shapes) -> Draft:
 def _describe_labels(
     request: SurveyRequest, path: Path, labels: npt.NDArray[Any], shapes: Shapes
 ) -> tuple[str, list[Entry], list[str]]:
-    """Choose the task by the labels of images.
-
-    Returns:
-        The task, keys of the spec, and facts on the labels for the draft.
-    """
+    """The task, by the labels of images, keys of the spec, and facts on the labels for the draft."""
     has_several_columns = labels.ndim == 2 and labels.shape[1] > 1 and labels.dtype.kind in "iufb"
     are_multi_label = has_several_columns and bool(np.isin(labels, (0, 1)).all())
     have_fractions = labels.dtype.kind == "f" and bool((np.floor(labels) != labels).any())

@@ -108,11 +108,7 @@ def _draft_splits(
 
 
 def _find_split_folders(folder: Path) -> tuple[Path, Path | None, Path | None, list[str]]:
-    """Find the folder with the class folders.
-
-    Returns:
-        The folder for training, those for validation and test if there are any, and notes on the choice.
-    """
+    """The folders with class folders for training, validation and test, if there are any; and notes on the choice."""
     choices: list[str] = []
     inner = folder
     subfolders = class_folders.subfolders(folder, KEY)

@@ -68,11 +68,7 @@ class TimedRows:
         return persistence >= chance + STEADY_SHARE * (1 - chance)
 
     def longest_stretch(self, share: float) -> int:
-        """Rows of the longest stretch without a break, in training or in validation, whichever is shorter.
-
-        Args:
-            share: share of the rows, from the end of the time, for validation.
-        """
+        """Rows of the longest stretch without a break, in training or in the last `share` of the rows, whichever is shorter."""
         times = self.order.times
         is_validation = times >= np.sort(times)[min(len(times) - 1, int(len(times) * (1 - share)))]
         breaks = self.order.find_breaks(None)

@@ -163,10 +163,7 @@ def list_bad_rows(filled_parts: Mapping[str, Any], title: Callable[[int], str]) 
 
 
 def check_classes(labels: Sequence[str], classes: Sequence[str], column: str, option: str) -> list[str]:
-    """Check the labels of one column.
-
-    Returns:
-        Notes on rare classes and on classes that are spelled alike.
+    """Check the labels of one column; returns notes on rare classes and on classes that are spelled alike.
 
     Raises:
         DataError: if it has one class, or so many that it cannot be labels.

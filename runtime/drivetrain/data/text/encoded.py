@@ -45,11 +45,9 @@ class Ragged:
         return Ragged(change(self.flat), change(self.offsets))
 
     def pad(self, rows: Ids, filler: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Pad some rows to a rectangle.
+        """Fill up some rows with `filler`; returns them and a mask: 1 for numbers of the row, 0 for padding.
 
-        Returns:
-            The numbers, filled up with `filler`, and the mask: 1 for numbers of the row, 0 for padding. Both have the
-            shape (len(rows), length of the longest of them).
+        Both have the shape (len(rows), length of the longest of them).
         """
         starts, lengths = self.offsets[rows], self.offsets[rows + 1] - self.offsets[rows]
         columns = np.arange(int(lengths.max(initial=0)))
@@ -69,11 +67,7 @@ class Ragged:
 
 
 def pad_inputs(tokens: Ragged, types: Sequence[Ragged], rows: Ids, pad: int) -> Inputs:
-    """Token ids, token types if there are any, and attention mask of N rows; all (N, tokens) int64, padded to the longest.
-
-    Args:
-        types: their token types; empty if the network has none.
-    """
+    """Token ids, token types if there are any, and attention mask of N rows; all (N, tokens) int64, padded to the longest."""
     padded_tokens, mask = tokens.pad(rows, pad)
     padded_types = (torch.from_numpy(type_rows.pad(rows, 0)[0]) for type_rows in types)
     return torch.from_numpy(padded_tokens), *padded_types, torch.from_numpy(mask)

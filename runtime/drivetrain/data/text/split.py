@@ -237,11 +237,7 @@ def mark_heads(heads: Heads, training: Mapping[str, Any], validation: Mapping[st
 
 
 def count_missing(targets: Mapping[str, Any]) -> list[str]:
-    """Notes on new texts that have no label for a head.
-
-    Args:
-        targets: class indices (N,) by head.
-    """
+    """Notes on new texts that have no label for a head, by the class indices (N,) of each head."""
     notes = []
     for name, classes in targets.items():
         total, missing_count = len(classes), int((classes == NO_LABEL).sum())
@@ -309,13 +305,10 @@ def _take_rows(source: Corpus, rows: Ids, classes: Classes) -> TextPart:
 def _divide(
     classes: Classes, heads: Heads, train: Corpus, job: TextJob, division: copies.Division
 ) -> tuple[Ids, Ids, list[str]]:
-    """Divide rows into training and validation, stratified by the class of the first head.
+    """Divide rows into training and validation, stratified by the class of the first head; also returns notes.
 
     Groups are not divided if the job has a column of them. Otherwise a row with a class, in any head, that would occur
     only in validation is moved to training.
-
-    Returns:
-        Rows for training, rows for validation, and notes.
     """
     strata = number_strata(classes)
     if train.groups is not None:

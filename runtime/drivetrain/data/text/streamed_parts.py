@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from drivetrain.data import bad_samples, shard_parts, stateless_random
-from drivetrain.data.dataset import Dataset, InputRecord
+from drivetrain.data.dataset import Dataset, InputRecord, Inputs, Targets
 from drivetrain.data.shard_parts import ShardParts
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.streaming import index as indices
@@ -24,10 +26,9 @@ from drivetrain.data.streaming.shard import ShardStore
 from drivetrain.data.text import corpus, shard_texts, text_shards
 from drivetrain.data.text import split as text_split
 from drivetrain.data.text.corpus import Corpus
-from drivetrain.data.text.encoded import Encoded
+from drivetrain.data.text.encoded import Encoded, pad_inputs
 from drivetrain.data.text.job_tokenizer import TextEncoding
 from drivetrain.data.text.split import Heads
-from drivetrain.data.text.streamed_texts import StreamedTexts
 from drivetrain.data.text.text_shards import TokenRows
 from drivetrain.errors import DataError
 from drivetrain.job.text import TextJob
@@ -35,8 +36,55 @@ from drivetrain.job.text import TextJob
 if TYPE_CHECKING:
     import pyarrow
 
+TITLE_CHARACTERS = 80
+"""Characters of a text that its title shows."""
 MAX_SAMPLED_TEXTS = 100_000
 """Largest number of texts that give the vocabulary and the largest length."""
+
+
+@dataclass
+class StreamedTexts:
+    """Rows of remote shards, tokenized when their shard is fetched."""
+
+    masked: ClassVar = True
+    """The last input is a mask of real tokens (protocol `Masked`)."""
+    reader: ShardReader
+    rows: Ids
+    """Rows of the index of the shards."""
+    targets: Targets
+    lengths: npt.NDArray[np.int64]
+    """Tokens of each text, estimated from its bytes; at most `max_length`."""
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def token_rows(self) -> TokenRows:
+        """The form in which the cache stores the texts."""
+        assert isinstance(self.reader.rows, TokenRows)
+        return self.reader.rows
+
+    def gather(self, ids: Ids) -> Inputs:
+        """Token ids, token types if the network has them, and attention mask, as from `encoded.pad_inputs`.
+
+        Raises:
+            DataError: if a shard has changed.
+            StorageError: if a shard cannot be fetched.
+        """
+        tokens, *types = self.token_rows.to_ragged(self.reader.read(self.rows[ids]))
+        return pad_inputs(tokens, types, np.arange(len(ids), dtype=np.int64), self.token_rows.encoding.tokenizer.pad)
+
+    def title(self, index: int) -> str:
+        """Shard, number and first words of a text, as the tokenizer reads it."""
+        row = self.rows[index : index + 1]
+        tokens = self.token_rows.to_ragged(self.reader.read(row))[0]
+        text = self.token_rows.encoding.tokenizer.inner.decode(tokens.flat.tolist())
+        ellipsis = "…" if len(text) > TITLE_CHARACTERS else ""
+        return f"{self.reader.index.title(int(row[0]))}: {text[:TITLE_CHARACTERS]}{ellipsis}"
+
+    def fetch_ahead(self, groups: Sequence[Ids]) -> AbstractContextManager[Callable[[int], None]]:
+        """A context in which the shards of the batches are fetched ahead (protocol `FetchesAhead`)."""
+        return open_stream.fetch_groups_ahead(self.reader, [self.rows[ids] for ids in groups])
 
 
 @dataclass

@@ -71,10 +71,7 @@ def read(
     labelled: bool,
     budget: float = 1.0,
 ) -> NewSamples:
-    """Read new texts, preprocessed exactly as the validation texts were.
-
-    Args:
-        paths: .csv, .tsv, .jsonl or .parquet files.
+    """Read new texts of .csv, .tsv, .jsonl or .parquet files, preprocessed exactly as the validation texts were.
 
     Raises:
         DataError: if no text can be used, or a label is not among the classes.

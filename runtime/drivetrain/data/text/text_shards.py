@@ -99,9 +99,8 @@ def read_sizes(index: Index, rows: Ids) -> npt.NDArray[np.int64]:
 
 def count_shared(train: Index, train_rows: Ids, validation: Index, validation_rows: Ids) -> int:
     """How many of the validation texts are training texts, too, by rows of both indices."""
-    return int(
-        np.isin(validation.rows[CONTENT].to_numpy()[validation_rows], train.rows[CONTENT].to_numpy()[train_rows]).sum()
-    )
+    train_contents = train.rows[CONTENT].to_numpy()[train_rows]
+    return int(np.isin(validation.rows[CONTENT].to_numpy()[validation_rows], train_contents).sum())
 
 
 @dataclass(frozen=True)
@@ -133,11 +132,7 @@ class TokenRows:
         return flat_file.is_whole(handle, count)
 
     def read(self, handle: int, rows: Ids, start: int) -> list[bytes]:
-        """The bytes of some rows of the cached file.
-
-        Args:
-            start: the row of the index with which the shard begins.
-        """
+        """The bytes of some rows of the index, from the open cached file of a shard that begins with the row `start`."""
         return flat_file.read(handle, (rows - start).tolist())
 
     def to_ragged(self, rows: Sequence[bytes]) -> list[Ragged]:
