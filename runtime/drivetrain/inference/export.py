@@ -173,7 +173,11 @@ def _describe_output(name: str, head: Head) -> dict[str, object]:
     activation = "sigmoid" if head.several else "softmax"
     scores = "the probability of each class is" if head.several else "probabilities are"
     meaning = f"{scores} the {activation} of output / temperature"
+    if head.thresholds:
+        predicted = "each class" if head.several else f"the class {head.classes[1]!r}, else {head.classes[0]!r},"
+        meaning += f"; {predicted} is predicted if its probability is above its threshold"
     known = {"name": name, "classes": head.classes, "activation": activation, "temperature": head.temperature}
+    known |= {"thresholds": head.thresholds} if head.thresholds else {}
     return known | {"meaning": meaning}
 
 
