@@ -64,6 +64,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "bucketed": ("optimize.unpadding=2048",),
     "packed": ("optimize.unpadding=packed",),
     "compile": ("optimize.compile=true",),
+    "compile-graph": ("optimize.compile=true", "optimize.step_graph=true"),
     "benchmark": ("optimize.cudnn_benchmark=true",),
     "ema": ("train.ema=0.999",),
     "fp32": ("optimize.precision=fp32",),
@@ -89,6 +90,7 @@ def list_rows() -> list[tuple[str, int]]:
     rows += [(f"lightning:{network}:tuned", 90) for network in NETWORKS if network != "bert-frozen"]
     rows += [("huggingface:bert:tuned", 90), ("huggingface:bert:default", 90)]
     rows += [("ours:bert-frozen:default", 60), ("ours:resnet50:compile", 120), ("ours:bert:compile", 120)]
+    rows += [("ours:resnet50:compile-graph", 120), ("ours:resnet18:compile-graph", 120)]
     rows += [(f"ours:resnet18:{precision}", 60) for precision in ("fp32", "tf32", "fp16")]
     rows += [("ours:resnet50:ema", 60), ("ours:resnet-small:augmented", 60), ("ours:resnet50:checkpointing", 60)]
     rows += [

@@ -29,7 +29,7 @@ from drivetrain.training import loop
 from drivetrain.training.phase_timer import PhaseTimer
 from drivetrain.training.saver import MAX_SAVE_SHARE, Saver
 from drivetrain.training.step_records import StepRecords
-from drivetrain.tuning import prepare
+from drivetrain.tuning import assembly
 
 ROOT = Path(__file__).resolve().parent.parent
 DEFAULT = 300.0
@@ -54,7 +54,7 @@ class Bench:
         machine = detect(folder)
         write_json(folder / "hardware.json", machine.to_json())
         write_json(folder / "plan.json", plan.resolve(job, machine).to_json())
-        self.run = prepare.assemble_run(folder, job, Signals(), PhaseTimer())
+        self.run = assembly.assemble_run(folder, job, Signals(), PhaseTimer())
         self.run.metrics = MetricsLog(folder)
         self.run.train_mode()
         self.saver = Saver(self.run)

@@ -181,7 +181,7 @@ def run(path: Path) -> float:
     from drivetrain.system.signals import Signals
     from drivetrain.training.phase_timer import PhaseTimer
     from drivetrain.training.train import train
-    from drivetrain.tuning.prepare import assemble_run
+    from drivetrain.tuning.assembly import assemble_run
 
     folder = path.parent / "runs" / f"{path.stem}-001"
     folder.mkdir(parents=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from drivetrain.hardware import calibration_file
-from drivetrain.hardware.calibration import Calibration, Probe, Rate
+from drivetrain.hardware.calibration import Calibration, Probe
 from drivetrain.hardware.facts import Hardware
 
 NARROW, WIDE = 30_000, 400_000
@@ -49,6 +49,6 @@ def machine(hardware: Hardware, rows: tuple[Probe, ...], waited: float = 0.0) ->
     """The hardware with a calibration of these probes."""
     found = Calibration(
         key=calibration_file.compute_key(hardware), date="2026-11-23", seconds=8.0, waited=waited, probes=rows,
-        rates=(Rate(name="memory", value=12.5, unit="GB/s"),), missing=("threads: the machine was busy",),
+        missing=("threads: the machine was busy",),
     )  # fmt: skip
     return replace(hardware, calibration=found)

@@ -26,12 +26,17 @@ HEAVY = {"torch", "numpy", "PIL", "tensorboard", "google", "safetensors"}
 def loaded(tmp_path_factory: pytest.TempPathFactory) -> list[set[str]]:
     """The modules of supervisor, trainer and report, in this order, of a run from command to report."""
     folder = tmp_path_factory.mktemp("loaded")
-    path = write_job(folder)
+    processes = list_modules(folder, "train", str(write_job(folder)), "--runs", str(folder / "runs"))
+    assert len(list(folder.glob("runs/*/report.html"))) == 1
+    return processes
+
+
+def list_modules(folder: Path, *arguments: str) -> list[set[str]]:
+    """The modules that each process of a command imports, in the order in which they end."""
     environment = {**os.environ, "PYTHONPROFILEIMPORTTIME": "1", "PYTHONPATH": IMPORTS}
-    command = [sys.executable, "-m", "drivetrain", "train", str(path), "--runs", str(folder / "runs")]
+    command = [sys.executable, "-m", "drivetrain", *arguments]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert len(list(folder.glob("runs/*/report.html"))) == 1
     processes: list[set[str]] = []
     for line in done.stderr.splitlines():
         if line.endswith("| imported package"):
@@ -78,3 +83,19 @@ def test_supervisor_and_report_are_light(loaded: list[set[str]], process: int) -
 
 def test_the_report_needs_no_supervisor(loaded: list[set[str]]) -> None:
     assert within(loaded[2], {"drivetrain.supervisor", "drivetrain.cli", "drivetrain.training"}) == set()
+
+
+def test_texts_with_our_encoder_load_no_transformers(tmp_path: Path) -> None:
+    """Its import takes as long as that of torch, and again in each process of each command."""
+    lines = (f"el motor {'hace ruido' if n % 2 else 'pierde aceite'} {n},{'ab'[n % 2]}" for n in range(80))
+    (tmp_path / "texts.csv").write_text("\n".join(["text,kind", *lines]))
+    (tmp_path / "job.yaml").write_text(
+        "name: texts\ntask: text-classification\ndata: {train: texts.csv, text: text, labels: {kind: 1.0}, "
+        "validation: 0.25}\nmodel: {name: encoder, layers: 1, width: 16}\ntrain: {epochs: 1, batch_size: 16}\n"
+    )
+    trained = list_modules(tmp_path, "train", "job.yaml")
+    assert any("drivetrain.models.networks.bert" in modules for modules in trained)
+    run = str(tmp_path / "runs" / "texts-001")
+    used = [list_modules(tmp_path, "predict", run, "texts.csv"), list_modules(tmp_path, "evaluate", run)]
+    for modules in (*trained, *used[0], *used[1]):
+        assert within(modules, {"transformers", "torch._dynamo", "sympy", "torchvision"}) == set()

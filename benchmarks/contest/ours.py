@@ -23,7 +23,7 @@ from drivetrain.system.signals import Signals
 from drivetrain.training import run as runs
 from drivetrain.training import train
 from drivetrain.training.phase_timer import PhaseTimer
-from drivetrain.tuning import prepare
+from drivetrain.tuning import assembly
 
 
 class Stops(Signals):
@@ -66,7 +66,7 @@ def amount(split: Split, ids: Ids) -> int:
 def steps(job: Path, folder: Path, paced: Callable[[int], Pace]) -> None:
     """A long run by order; `paced` makes the pace for so many steps of warm-up: an epoch where images are decoded once."""
     signals = Stops(Pace())
-    run = prepare.assemble_run(folder, job_spec.load(job), signals, PhaseTimer())
+    run = assembly.assemble_run(folder, job_spec.load(job), signals, PhaseTimer())
     filling = run.batches.per_epoch if run.plan.value("decode_cache") and not run.dataset.decoded else 0
     signals.pace, signals.run = paced(filling), run
     train.train(run)

@@ -78,12 +78,12 @@ class SpecError(Failure):
 
     exit_code = 2
 
-    def __init__(self, problems: Iterable[Problem] | str, possible: str = "", action: str = "") -> None:
+    def __init__(self, problems: Iterable[Problem] | Problem | str, possible: str = "", action: str = "") -> None:
         self.problems: list[Problem] = []
         if isinstance(problems, str):
             super().__init__(problems, possible, action)
             return
-        self.problems = list(problems)
+        self.problems = [problems] if isinstance(problems, Problem) else list(problems)
         super().__init__("\n".join(line for problem in self.problems for line in problem.lines()))
 
     def lines(self) -> list[str]:

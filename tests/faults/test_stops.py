@@ -148,6 +148,26 @@ def test_a_signal_in_the_middle_of_compiling(tmp_path: Path) -> None:
     assert trained.differences(trained.run(calm), trained.run(job)) == []
 
 
+@needs_compiler
+@pytest.mark.slow
+def test_a_resumed_run_compiles_nothing_again(tmp_path: Path) -> None:
+    """Nor does another run of the job, whose network is the same."""
+    job, cache = trained.written(tmp_path / "job", **SHORT), tmp_path / "cache"
+    environment = {"TORCHINDUCTOR_CACHE_DIR": str(cache)}
+
+    def list_compiled() -> set[Path]:
+        """Compiled kernels and graphs; a graph that is found writes its source again."""
+        return {path for path in cache.rglob("*") if path.suffix == ".so" or "fxgraph" in path.parts}
+
+    text = trained.finish(job, *COMPILED, expected=75, FAULT="update:20:term", **environment)
+    compiled = list_compiled()
+    text += trained.finish(job, *COMPILED, **environment)
+    text += trained.finish(trained.written(tmp_path / "second", **SHORT), *COMPILED, **environment)
+    assert "compile failed" not in text
+    assert {path.suffix for path in compiled} >= {".so"}
+    assert list_compiled() == compiled
+
+
 MEASURING = {
     "tune": ("tuner step:6", "optimize.measure=full"),
     "pairs of tune": ("compare variants:1", "optimize.measure=full"),

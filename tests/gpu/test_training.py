@@ -21,6 +21,7 @@ import pytest
 import torch
 
 from drivetrain.job.train import Fp16
+from drivetrain.optimizations import compile
 from drivetrain.training.captured_step import CudaGraphs
 from tests.gpu.conftest import environment
 from tests.messages import says
@@ -182,25 +183,37 @@ class CountedGraphs(CudaGraphs):
         return counted
 
 
-def trained_in(folder: Path, options: str, scaling: Fp16 | None, recorder: Any) -> dict[str, Any]:
+def trained_in(
+    folder: Path, options: str, scaling: Fp16 | None, recorder: Any, *, compiled: bool = False
+) -> dict[str, Any]:
     ours = replayed.assembled(folder, f"{options}, deterministic: true", False)
+    if compiled:
+        compile.apply(ours, True)
     if scaling:
         ours.autocast_step(torch.float16, scaling)
     return replayed.trained(ours, recorder)
 
 
-def test_whole_steps_are_recorded(tmp_path: Path) -> None:
-    told = train(DIGITS, tmp_path, "train.epochs=3", "optimize.step_graph=true")
+@pytest.mark.parametrize("compiled", ["false", "true"])
+def test_whole_steps_are_recorded(tmp_path: Path, compiled: str) -> None:
+    told = train(DIGITS, tmp_path, "train.epochs=3", "optimize.step_graph=true", f"optimize.compile={compiled}")
     assert "could not be recorded" not in told
+    assert "compile failed" not in told
     assert "UserWarning" not in told
 
 
 @pytest.mark.parametrize("scaling", [None, replayed.SCALING], ids=["fp32", "fp16"])
-@pytest.mark.parametrize("options", ["ema: 0.5", "optimizer: {name: sgd, lr: 0.1, momentum: 0.9}"])
-def test_recorded_steps_have_the_bits_of_usual_ones(tmp_path: Path, options: str, scaling: Fp16 | None) -> None:
+@pytest.mark.parametrize(
+    ("options", "compiled"),
+    [("ema: 0.5", False), ("optimizer: {name: sgd, lr: 0.1, momentum: 0.9}", False), ("ema: 0.5", True)],
+    ids=["averaged", "momentum", "compiled"],
+)
+def test_recorded_steps_have_the_bits_of_usual_ones(
+    tmp_path: Path, options: str, compiled: bool, scaling: Fp16 | None
+) -> None:
     recorders: tuple[Any, ...] = (None, CountedGraphs(torch.device("cuda:0")))
     usual, recorded = (
-        trained_in(tmp_path / name, options, scaling, recorder)
+        trained_in(tmp_path / name, options, scaling, recorder, compiled=compiled)
         for name, recorder in zip(("usual", "recorded"), recorders, strict=True)
     )
     assert recorders[1].replays >= 6

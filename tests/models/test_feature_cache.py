@@ -198,7 +198,7 @@ def test_the_report_shows_pictures_and_not_activations(tmp_path: Path) -> None:
 def test_a_run_that_resumes_without_room_for_them_says_so(tmp_path: Path) -> None:
     """Its bits are no longer those of a run that kept them."""
     from drivetrain.system.files import write_json
-    from drivetrain.tuning import prepare
+    from drivetrain.tuning import assembly
 
     asked = job(tmp_path, "resnet18")
     network = build(asked, load(asked))
@@ -209,7 +209,7 @@ def test_a_run_that_resumes_without_room_for_them_says_so(tmp_path: Path) -> Non
     write_json(tmp_path / "hardware.json", poor.to_json())
     write_json(tmp_path / "plan.json", decided.to_json())
     (tmp_path / "checkpoints" / "step-3").mkdir(parents=True)
-    resumed = prepare.assemble_run(tmp_path, asked, tiny.Quiet(), PhaseTimer())
+    resumed = assembly.assemble_run(tmp_path, asked, tiny.Quiet(), PhaseTimer())
     assert not feature_cache.effective(resumed)
     events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     [text] = [row["text"] for row in events if row["kind"] == "resume" and "feature_cache" in row["text"]]

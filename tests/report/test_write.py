@@ -16,6 +16,7 @@ import pytest
 from drivetrain import optimizations
 from drivetrain.report.__main__ import main
 from drivetrain.report.write import write
+from drivetrain.training.forecast import compare_forecast
 from tests.messages import says
 from tests.paths import ROOT
 from tests.report_folder import BEST_METRICS, STEPS, change, confusion, make, rows
@@ -38,6 +39,28 @@ def run(finished: Path, tmp_path: Path) -> Path:
 def text_of(run: Path) -> str:
     write(run)
     return (run / "report.md").read_text(encoding="utf-8")
+
+
+def test_the_forecast_stands_beside_what_came(run: Path) -> None:
+    made = {"seconds": 36.0, "low": 30.0, "high": 50.0, "end": "2025-03-01T10:00:36+00:00", "steps": 24}
+    forecast = compare_forecast(made | {"peak_memory": 651_000_000}, {"seconds": 41.6, "peak_memory": 620_000_000})
+    assert (forecast["error_percent"], forecast["peak_memory_error_percent"]) == (-13.5, 5.0)
+    change(
+        run / "result.json", lambda result: result.update(forecast=forecast | {"ended": "2025-03-01T10:00:42+00:00"})
+    )
+    text = text_of(run)
+    for row in (
+        "| item | forecast by the first 24 steps | real | error |",
+        "| training | 36.0 s (30.0 s to 50.0 s) | 41.6 s | -13.5 % |",
+        "| end | 2025-03-01T10:00:36+00:00 | 2025-03-01T10:00:42+00:00 |  |",
+        "| peak memory | 621 MiB | 591 MiB | +5.0 % |",
+    ):
+        assert row in text
+    assert "24 steps" in (run / "report.html").read_text(encoding="utf-8")
+    assert json.loads((run / "report.json").read_text())["forecast"]["error_percent"] == -13.5
+    for broken in ({"seconds": "1", "error_percent": 1.0}, {"error_percent": 2.0}, [], {"seconds": None, "end": 3}):
+        change(run / "result.json", lambda result, broken=broken: result.update(forecast=broken))
+        assert "forecast by" not in text_of(run)
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,7 @@ FOR_PROGRAMS = {
     "runtime/drivetrain/cli/doctor/torch_process.py",
     "runtime/drivetrain/launch/image_contents.py",
     "runtime/drivetrain/pretrained/unpickle_process.py",
-    "runtime/drivetrain/tuning/calibration/other_processes.py",
-    "runtime/drivetrain/tuning/processes/variant.py",
+    "runtime/drivetrain/system/child_process.py",
 }
 """Their output is read by a program: numbers, hashes and JSON."""
 FIXED = {

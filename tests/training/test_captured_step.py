@@ -13,6 +13,7 @@ import torch
 
 from drivetrain.data.sample_data import write as sample_data
 from drivetrain.job_spec import load_job as job_spec
+from drivetrain.optimizations import compile, cuda_graphs, step_graph
 from drivetrain.training.captured_step import CudaGraphs
 from tests import examples, tiny
 from tests.messages import says_only
@@ -182,3 +183,70 @@ def test_steps_of_the_example_jobs_are_replayed_with_the_same_bits(tmp_path: Pat
     usual, replayed = left
     assert replayed.keys() == usual.keys()
     assert [key for key, value in usual.items() if bits(replayed[key]) != bits(value)] == []
+
+
+def compile_with(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
+    torch.compiler.reset()
+    real = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda network, mode=None: real(network, backend=backend))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+def test_a_compiled_step_is_recorded_and_replayed_with_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str
+) -> None:
+    compile_with(monkeypatch, backend)
+    left, device = [], Again()
+    for name, recorder in (("usual", None), ("replayed", device)):
+        made = assembled(tmp_path / name, "ema: 0.5", False)
+        compile.apply(made, True)
+        left.append(trained(made, recorder, 7))
+        assert made.step.compiled
+    usual, replayed = left
+    assert device.replays >= 6
+    assert [key for key, value in usual.items() if bits(replayed[key]) != bits(value)] == []
+
+
+class Changing:
+    """A device on which the network is another one while it is recorded, so that torch would compile it again."""
+
+    def __init__(self, network: torch.nn.Module) -> None:
+        self.network = network
+
+    def record(self, work: Callable[[], None]) -> Callable[[], None]:
+        self.network.eval()
+        try:
+            work()
+        finally:
+            self.network.train()
+        return work
+
+
+def test_nothing_is_compiled_while_a_step_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU the compiler would fail there, and training go on without compiled kernels, too."""
+    compile_with(monkeypatch, "eager")
+    made = assembled(tmp_path / "run", "", False)
+    compile.apply(made, True)
+    assert len(trained(made, Changing(made.model))["told"]) == 1
+    captured = made.step.options.captured
+    assert captured is not None
+    assert "recompile" in captured.failure
+    assert (made.step.compiled, made.step.records) == (True, False)
+
+
+def test_kernels_are_not_recorded_within_a_recorded_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    modes = list[str | None]()
+
+    def note_mode(network: torch.nn.Module, mode: str | None = None) -> Callable[..., Any]:
+        def call(*inputs: torch.Tensor) -> Any:
+            modes.append(mode)
+            return network(*inputs)
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", note_mode)
+    made = assembled(tmp_path / "run", "", False)
+    made.compile_step(graphs=True)
+    trained(made, Again())
+    assert set(modes) == {None}
+    assert (cuda_graphs.effective(made), step_graph.effective(made)) == (False, True)

@@ -1,4 +1,4 @@
-"""The result of a step is read after the next one has been queued, and nothing else changes.
+"""The result of a step is read after the next ones have been queued, and nothing else changes.
 
 Every case trains twice on the CPU: as a CPU does, where the host knows each result before the update, and as a GPU does,
 where the device leaves weights, buffers, average and scale as they were. Weights, buffers, metrics, events and
@@ -22,9 +22,10 @@ from drivetrain.job.train import Fp16
 from drivetrain.system.run_files import list_checkpoints
 from drivetrain.system.signals import Interrupted
 from drivetrain.tracking.metrics_log import MetricsLog
-from drivetrain.training import loop, run, train
+from drivetrain.training import loop, run, train, weight_update
 from drivetrain.training.checkpoints import checkpoint
 from drivetrain.training.saver import Saver
+from drivetrain.training.step_result import StepResult, build_result
 from tests import tiny
 from tests.training.hooked_run import BACK, Still, at_steps, nan_gradient, nan_input, outlier, rows, short_of_memory
 
@@ -209,3 +210,28 @@ def test_a_signal_within_a_step_leaves_a_row_of_the_step_before_it(tmp_path: Pat
     with pytest.raises(Stopped, match="after step 6"):
         train.train(made)
     assert [row["step"] for row in rows(tmp_path, "metrics.jsonl") if "train/loss" in row] == [1, 2, 3, 4, 5, 6]
+
+
+def test_the_gpu_has_further_steps_to_compute_while_the_host_waits_for_a_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host that pauses, as for a checkpoint or other programs, then does not make it wait."""
+    made = tiny.assembled(tmp_path, tiny.job(epochs=2), settings={"fused_optimizer": True})
+    made.step.state.prefers_device = True
+    queued, read = list[StepResult](), list[int]()
+    build, look = build_result, StepResult.read
+
+    def note_queued(*args: Any) -> StepResult:
+        queued.append(build(*args))
+        return queued[-1]
+
+    def note_read(self: StepResult) -> tuple[float, float]:
+        if self._numbers is None:
+            read.append(len(queued) - 1 - queued.index(self))
+        return look(self)
+
+    monkeypatch.setattr(weight_update, "build_result", note_queued)
+    monkeypatch.setattr(StepResult, "read", note_read)
+    train.train(made)
+    # The second epoch of four steps; it ends with all results, since its weights are evaluated.
+    assert (len(queued), read[4:]) == (8, [3, 2, 1, 0])

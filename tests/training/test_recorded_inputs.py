@@ -23,7 +23,7 @@ from drivetrain.system.signals import Interrupted
 from drivetrain.training import recorded_inputs, train
 from drivetrain.training.phase_timer import PhaseTimer
 from drivetrain.training.run import Run
-from drivetrain.tuning import prepare
+from drivetrain.tuning import assembly
 from tests import reports, tiny
 from tests.messages import saying, says
 from tests.trained import image_folders
@@ -49,7 +49,7 @@ def attempt(folder: Path, steps: int = 10**9) -> None:
     """Train the job of a folder in its run folder, from the last checkpoint to the end or to a step."""
     job, home = job_spec.load(folder / "job.yaml"), folder / "run"
     signals = Stopping(steps)
-    made: Run = prepare.assemble_run(home, job, signals, PhaseTimer(), is_measured=True)
+    made: Run = assembly.assemble_run(home, job, signals, PhaseTimer(), is_measured=True)
     signals.run = made
     train.train(made)
 

@@ -15,8 +15,9 @@ from drivetrain.distributed import local_processes
 from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.plan import plan
 from drivetrain.system import child_process
+from drivetrain.system.child_process import ChildEnded
 from drivetrain.tuning import kernel_crash, measuring_child
-from drivetrain.tuning.bench.variant import Failed, RunningVariant
+from drivetrain.tuning.bench.variant import RunningVariant
 from tests import tiny
 from tests.messages import begins_with, saying, says
 from tests.own_job import write
@@ -192,10 +193,6 @@ def test_a_measuring_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
 
 def test_a_variant_that_dies_reports_its_reason(tmp_path: Path) -> None:
     log = tmp_path / "arm.log"
-    log.write_text("the last thing it said\n")
-    code = "import os; os.kill(os.getpid(), 11)"
-    with (
-        subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child,
-        pytest.raises(Failed, check=saying("crashed-sigsegv-inside-kernel")),
-    ):
-        RunningVariant(child, log)
+    code = "import os, sys; print('the last thing it said', file=sys.stderr); os.kill(os.getpid(), 11)"
+    with pytest.raises(ChildEnded, check=saying("crashed-sigsegv-inside-kernel")):
+        RunningVariant([sys.executable, "-c", code], {}, log)

@@ -18,6 +18,7 @@ from drivetrain.training import run
 from drivetrain.training.phase_timer import PhaseTimer
 from drivetrain.tuning import numerics_check, paired_timing, variants
 from drivetrain.tuning import tuner as tune
+from drivetrain.tuning.memory.micro_batch import MicroBatchSearch
 from drivetrain.tuning.tuner_state import TunerState
 from tests import tiny
 from tests.messages import begins_with, ends_with, get_message, says, says_each, says_only
@@ -37,8 +38,10 @@ def measured(folder: Path, asked: Job, data: Dataset | None = None) -> tuple[dic
     """The verdicts, and all that was said."""
     here, data, said = machine(folder), data or tiny.dataset(), list[str]()
     network = build(asked, data)
-    made = plan.resolve(asked, here, inspection.inspect_workload(data, network.module))
-    found = tune.load_or_measure(asked, here, made, data, network, folder, tiny.Quiet(), said.append)
+    facts = inspection.inspect_workload(data, network.module)
+    made = plan.resolve(asked, here, facts)
+    search = MicroBatchSearch(asked, here, made, data, network, facts, folder, tiny.Quiet(), said.append)
+    found = tune.load_or_measure(search)
     return found, "\n".join(said)
 
 

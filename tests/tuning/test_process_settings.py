@@ -24,8 +24,9 @@ from drivetrain.job_spec import load_job as job_spec
 from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.models.build import build
 from drivetrain.plan import effective_plan, evidence, plan
+from drivetrain.system.child_process import ChildEnded
 from drivetrain.tuning import process_settings, tuner
-from drivetrain.tuning.bench.variant import Failed, VariantReady
+from drivetrain.tuning.bench.variant import VariantReady
 from drivetrain.tuning.paired_timing import TimedBlock
 from tests import tiny
 from tests.messages import says
@@ -134,7 +135,7 @@ class Shop:
         ({"cpu_threads 1": 1.01}, {}, "1 0.99x [0.99-0.99], loss ok"),
         ({"cpu_threads 1": 0.8, "allocator off": 0.9}, {"cpu_threads": 1, "allocator": "off"}, "1 1.25x"),
         ({"cpu_threads 1": [(1.0, 2.0), (0.95, 1.9), (0.8, 1.8), (0.7, 1.7)]}, {}, "1 vetoed: loss 0.95 at step 2"),
-        ({"cpu_threads 1": Failed("Illegal instruction")}, {}, "1 failed: Illegal instruction"),
+        ({"cpu_threads 1": ChildEnded("Illegal instruction")}, {}, "1 failed: Illegal instruction"),
     ],
 )
 def test_children_of_known_speed(

@@ -14,6 +14,7 @@ from torch.utils.data import TensorDataset
 
 import drivetrain
 from drivetrain.errors import SpecError
+from drivetrain.job.train import Train
 from drivetrain.job_spec import load_job
 from drivetrain.tuning import run_length
 from drivetrain.tuning.run_length import RunTimes
@@ -79,9 +80,27 @@ def test_the_length_follows_from_the_time_and_is_bounded(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("key", ["epochs", "steps"])
 def test_a_length_beside_the_time_is_refused(tmp_path: Path, key: str) -> None:
-    with pytest.raises(SpecError) as error:
-        load_job.load(written(tmp_path), [f"train.{key}=7"])
-    assert [problem.key for problem in error.value.problems] == [f"train.{key}"]
+    path, both = written(tmp_path), [f"train.{key}=7", "train.within=5m"]
+    (tmp_path / "both.yaml").write_text(TEXT.replace("{within: 90s", f"{{within: 90s, {key}: 7"))
+    for spec, assignments in ((path, both), (path, both[::-1]), (tmp_path / "both.yaml", ["train.seed=1"])):
+        with pytest.raises(SpecError) as error:
+            load_job.load(spec, assignments)
+        assert [problem.key for problem in error.value.problems] == [f"train.{key}"]
+
+
+@pytest.mark.parametrize("key", ["epochs", "steps"])
+def test_the_length_of_the_command_line_takes_the_place_of_that_in_the_file(tmp_path: Path, key: str) -> None:
+    path = written(tmp_path)
+    job = load_job.load(path, [f"train.{key}=7"])
+    assert (job.train.within, getattr(job.train, key)) == (None, 7)
+    assert job.document.replaced == [f"--set: train.{key}: 7 takes the place of train.within: '90s'"]
+    path.write_text(TEXT.replace("within: 90s", f"{key}: 7"))
+    job = load_job.load(path, ["train.within=5m"])
+    assert (job.train.within, getattr(job.train, key)) == ("5m", Train.model_fields[key].default)
+    assert job.document.replaced == [f"--set: train.within: '5m' takes the place of train.{key}: 7"]
+    for assignments in ([], ["train.within=null"], ["train.seed=1"]):
+        job = load_job.load(path, assignments)
+        assert (job.train.within, getattr(job.train, key), job.document.replaced) == (None, 7, [])
 
 
 def test_later_runs_get_the_length_that_the_first_one_has_had(tmp_path: Path) -> None:
@@ -121,6 +140,16 @@ def test_a_run_within_a_time_resumes_with_its_length_and_ends_its_schedule(tmp_p
     # One-cycle ends at a ten-thousandth of its peak, at whatever step the run has ended.
     assert max(rates) == pytest.approx(0.01, rel=0.05)
     assert rates[-1] < 0.0005
+    forecast, result = chosen["forecast"], json.loads((run / "result.json").read_text())
+    compared = result["forecast"]
+    assert compared == forecast | {
+        "error_percent": pytest.approx(100 * (forecast["seconds"] / result["seconds"] - 1), abs=0.1),
+        "peak_memory_error_percent": pytest.approx(
+            100 * (forecast["peak_memory"] / result["peak_memory"] - 1), abs=0.1
+        ),
+        "ended": compared["ended"],
+    }
+    assert json.loads((run / "report.json").read_text())["forecast"] == compared
     changes = [line for line in (run / "events.jsonl").read_text().splitlines() if "steps instead of" in line]
     assert changes or rows[-1]["step"] == chosen["steps"]
 

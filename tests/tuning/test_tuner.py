@@ -28,6 +28,7 @@ from drivetrain.training import run
 from drivetrain.training.phase_timer import PhaseTimer
 from drivetrain.tuning import numerics_check, paired_timing, tuner_state, variants
 from drivetrain.tuning import tuner as tune
+from drivetrain.tuning.memory.micro_batch import MicroBatchSearch
 from tests import reports, tiny
 from tests.messages import get_message, says_each
 from tests.paths import IMPORTS, ROOT
@@ -83,8 +84,10 @@ def measured(folder: Path, optimize: str, said: list[str], epochs: int = 3) -> d
     here, data, asked = machine(folder), tiny.dataset(), tiny.job(optimize=optimize, epochs=epochs)
     network = build(asked, data)
     before = {name: value.clone() for name, value in network.module.state_dict().items()}
-    made = plan.resolve(asked, here, inspection.inspect_workload(data, network.module))
-    found = tune.load_or_measure(asked, here, made, data, network, folder, tiny.Quiet(), said.append)
+    facts = inspection.inspect_workload(data, network.module)
+    made = plan.resolve(asked, here, facts)
+    search = MicroBatchSearch(asked, here, made, data, network, facts, folder, tiny.Quiet(), said.append)
+    found = tune.load_or_measure(search)
     assert all(torch.equal(before[name], value) for name, value in network.module.state_dict().items())
     return found
 
@@ -250,7 +253,7 @@ def test_texts_in_parts_are_set_beside_packed_ones(tmp_path: Path, monkeypatch: 
 SLOW = """
 import sys
 from pathlib import Path
-from drivetrain.tuning import prepare, process_settings, tuner
+from drivetrain.tuning import assembly, process_settings, tuner
 from drivetrain.system import timeout
 from drivetrain.plan import plan
 from drivetrain.job_spec import load_job as spec
@@ -271,7 +274,7 @@ here = machine(folder)
 write_json(folder / "hardware.json", here.to_json())
 write_json(folder / "plan.json", plan.resolve(asked, here).to_json())
 try:
-    prepare.assemble_run(folder, asked, tiny.Quiet(), PhaseTimer(), SpecSource(path))
+    assembly.assemble_run(folder, asked, tiny.Quiet(), PhaseTimer(), SpecSource(path))
 except Replanned:
     print("another process", timeout.has_timed_out(), plan.load(folder / "plan.json").value("compile"))
 """

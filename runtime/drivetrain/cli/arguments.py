@@ -14,7 +14,7 @@ from drivetrain.system.version import VERSION
 
 TASKS = tuple(task for task in JOBS if task != "custom")
 """Tasks whose data `init` can inspect; data of the remaining one comes from user code."""
-Add = Callable[[str, str], argparse.ArgumentParser]
+Add = Callable[[str, str], CommandParser]
 RUN = "run folder, its name in runs/, or its address in an object store"
 
 
@@ -24,7 +24,7 @@ def make_parser() -> CommandParser:
     top.add_argument("--version", action="version", version=f"drivetrain {VERSION}")
     commands = top.add_subparsers(required=True, metavar="COMMAND")
 
-    def add(name: str, text: str) -> argparse.ArgumentParser:
+    def add(name: str, text: str) -> CommandParser:
         command = commands.add_parser(name, help=text, description=text, allow_abbrev=False)
         command.set_defaults(command=name)
         return command
@@ -54,13 +54,13 @@ def list_options(command: argparse.ArgumentParser) -> list[str]:
     return [word for action in command._actions for word in action.option_strings if word.startswith("--")]
 
 
-def _add_job(command: argparse.ArgumentParser) -> argparse.ArgumentParser:
+def _add_job(command: CommandParser) -> CommandParser:
     command.add_argument("job", type=Path, help="the job file (YAML)")
     _add_set(command)
     return command
 
 
-def _add_set(command: argparse.ArgumentParser) -> None:
+def _add_set(command: CommandParser) -> None:
     command.add_argument(
         "--set",
         action="append",
@@ -77,38 +77,28 @@ def _add_plan(add: Add) -> None:
     )
     command.add_argument("jobs", type=Path, nargs="+", metavar="JOB", help="job files (YAML)")
     _add_set(command)
-    command.add_argument("--json", action="store_true", help="print JSON: each file with its problems")
-    command.add_argument(
-        "--remote",
-        action="store_true",
-        help="also use every object store that the jobs name: list, read, write a probe",
-    )
+    command.add_switch("--json", "print JSON: each file with its problems")
+    command.add_switch("--remote", "also use every object store that the jobs name: list, read, write a probe")
     command.add_argument(
         "--runs", type=runs_option.parse, default=runs_option.LOCAL, metavar="ADDRESS", help="as for `train`"
     )
     command = add("facts", "show this machine's hardware and how much of it this process may use")
-    command.add_argument("--json", action="store_true", help="print JSON, which `plan --hardware` reads")
+    command.add_switch("--json", "print JSON, which `plan --hardware` reads")
     command = _add_job(add("plan", "show the settings chosen for this machine and job, with reasons"))
-    command.add_argument(
-        "--hardware", type=Path, metavar="FILE", help="plan for another machine: the output of `facts --json` there"
-    )
-    command.add_argument(
-        "--time", action="store_true", help="time a few steps, and say how long the training takes and what it needs"
-    )
-    command.add_argument("--plain", action="store_true", help="turn all optimizations off")
-    command.add_argument(
-        "--all", action="store_true", help="include settings that do not apply to this machine and job"
-    )
-    command.add_argument("--json", action="store_true", help="print JSON, which `train --plan` reads")
+    command.add_path("--hardware", "FILE", "plan for another machine: the output of `facts --json` there")
+    command.add_switch("--time", "time a few steps, and say how long the training takes and what it needs")
+    command.add_switch("--plain", "turn all optimizations off")
+    command.add_switch("--all", "include settings that do not apply to this machine and job")
+    command.add_switch("--json", "print JSON, which `train --plan` reads")
 
 
-def _add_verbose(command: argparse.ArgumentParser) -> None:
+def _add_verbose(command: CommandParser) -> None:
     command.add_argument(
         "-v", "--verbose", action="store_true", help="also print every setting, and details of data and network"
     )
 
 
-def _add_runs(command: argparse.ArgumentParser) -> argparse.ArgumentParser:
+def _add_runs(command: CommandParser, *, plain: bool = True) -> CommandParser:
     _add_job(command)
     _add_verbose(command)
     command.add_argument(
@@ -118,21 +108,18 @@ def _add_runs(command: argparse.ArgumentParser) -> argparse.ArgumentParser:
         metavar="DIR",
         help="parent of the run folders (default: runs); s3://BUCKET/PATH, gs:// or az:// copies runs/ there",
     )
-    command.add_argument("--plain", action="store_true", help="turn all optimizations off (plain PyTorch)")
+    if plain:
+        command.add_switch("--plain", "turn all optimizations off (plain PyTorch)")
     return command
 
 
 def _add_training(add: Add) -> None:
     """Commands that train."""
     command = _add_runs(add("train", "train a job, or resume its unfinished run"))
-    command.add_argument(
-        "--plan", type=Path, metavar="FILE", help="use the settings of a stored plan instead of choosing them"
-    )
+    command.add_path("--plan", "FILE", "use the settings of a stored plan instead of choosing them")
     _add_start(command)
-    command.add_argument(
-        "--trace", action="store_true", help="profile a few steps: slowest operators, and a trace for Perfetto"
-    )
-    command.add_argument("--json", action="store_true", help="print JSON at the end, and the log to stderr")
+    command.add_switch("--trace", "profile a few steps: slowest operators, and a trace for Perfetto")
+    command.add_switch("--json", "print JSON at the end, and the log to stderr")
     _add_nodes(command)
     command = _add_job(
         add(
@@ -145,17 +132,15 @@ def _add_training(add: Add) -> None:
     command.add_argument(
         "--device", choices=("cpu", "gpu"), default="cpu", help="use a CPU or a GPU image (default: cpu)"
     )
-    command.add_argument("--plain", action="store_true", help="turn all optimizations off (plain PyTorch)")
+    command.add_switch("--plain", "turn all optimizations off (plain PyTorch)")
     _add_start(command)
-    command.add_argument(
-        "--trace", action="store_true", help="profile a few steps: slowest operators, and a trace for Perfetto"
-    )
-    command.add_argument("--network", action="store_true", help="give the container network access, for your own code")
+    command.add_switch("--trace", "profile a few steps: slowest operators, and a trace for Perfetto")
+    command.add_switch("--network", "give the container network access, for your own code")
     command.add_argument("--image", metavar="NAME", help="use this image; it is pulled if it is missing")
     cluster_options.add(command)
 
 
-def _add_nodes(command: argparse.ArgumentParser) -> None:
+def _add_nodes(command: CommandParser) -> None:
     """The place of this machine among several, where no scheduler sets it."""
     command.add_argument("--nodes", type=int, metavar="N", help="number of machines that train together")
     command.add_argument("--node", type=int, metavar="I", help="with --nodes: number of this machine, from 0 on")
@@ -173,18 +158,26 @@ def _add_repeat(add: Add) -> None:
     command.add_argument(
         "--folds", type=int, metavar="N", help="cross-validation: each of N parts is validation data once"
     )
-    command.add_argument("--new", action="store_true", help="start new runs in place of unfinished ones")
+    command.add_switch("--new", "start new runs in place of unfinished ones")
     command = _add_runs(add("inspect", "find labels that are probably wrong, with the runs of a cross-validation"))
     command.add_argument("--folds", type=int, default=5, metavar="N", help="parts of the data (default: 5)")
-    command.add_argument("--new", action="store_true", help="start new runs in place of unfinished ones")
+    command.add_switch("--new", "start new runs in place of unfinished ones")
     command = _add_runs(add("sweep", "search for better values of the keys under `sweep:` in the job, with Optuna"))
     command.add_argument("--trials", type=int, metavar="N", help="number of trials, those that are done included")
-    command.add_argument("--new", action="store_true", help="begin a new sweep, even if an earlier one is unfinished")
+    command.add_switch("--new", "begin a new sweep, even if an earlier one is unfinished")
+    text = (
+        "measure what shorter texts, smaller networks, larger batches or fewer epochs save in time and cost in quality"
+    )
+    command = _add_runs(add("tradeoffs", text), plain=False)
+    command.add_argument(
+        "--within", default="30m", metavar="TIME", help="begin no training that would end later (default: 30m)"
+    )
+    command.add_switch("--new", "start new runs in place of unfinished ones")
 
 
-def _add_start(command: argparse.ArgumentParser) -> None:
+def _add_start(command: CommandParser) -> None:
     """Options that choose between a new run, the unfinished one, and one that continues a finished run."""
-    command.add_argument("--new", action="store_true", help="start a new run, even if an earlier one is unfinished")
+    command.add_switch("--new", "start a new run, even if an earlier one is unfinished")
     command.add_argument(
         "--extend",
         type=named_run.parse,
@@ -192,10 +185,8 @@ def _add_start(command: argparse.ArgumentParser) -> None:
         help="continue a finished run with more epochs, in a new run folder; the job's train.epochs counts from the start "
         "of that run",
     )
-    command.add_argument(
-        "--restart-schedule",
-        action="store_true",
-        help="with --extend: start the learning-rate schedule again over the added epochs",
+    command.add_switch(
+        "--restart-schedule", "with --extend: start the learning-rate schedule again over the added epochs"
     )
 
 
@@ -205,32 +196,32 @@ def _add_measuring(add: Add) -> None:
     command.add_argument(
         "--seconds", type=float, default=60.0, help="time for all of them (default: 60; inf: as long as they take)"
     )
-    command.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    command.add_switch("--json", "print JSON instead of a table")
     command = _add_job(add("find-lr", "run a learning-rate range test: plot the loss and suggest a rate"))
-    command.add_argument("--output", type=Path, metavar="DIR", help="output folder (default: runs/find-lr-<name>)")
+    command.add_path("--output", "DIR", "output folder (default: runs/find-lr-<name>)")
     command.add_argument("--lowest", type=float, default=1e-6, help="first learning rate (default: 1e-6)")
     command.add_argument("--highest", type=float, default=10.0, help="last learning rate (default: 10)")
     command.add_argument("--steps", type=int, default=100, help="number of mini-batches (default: 100)")
     command = _add_job(add("memory", "predict and measure peak memory for each micro-batch size"))
-    command.add_argument("--output", type=Path, metavar="DIR", help="output folder (default: runs/memory-<name>)")
+    command.add_path("--output", "DIR", "output folder (default: runs/memory-<name>)")
     command = _add_job(
         add("bench", "measure the speedup of each optimization: added one by one, and removed from the full plan")
     )
     command.add_argument(
         "--against", action="append", default=[], metavar="KEY=VALUE", help="also compare with a variant of the job"
     )
-    command.add_argument("--output", type=Path, metavar="DIR", help="output folder (default: runs/bench-<name>)")
+    command.add_path("--output", "DIR", "output folder (default: runs/bench-<name>)")
     command.add_argument(
         "--rounds", type=int, default=8, help="number of paired measurements per comparison (default: 8)"
     )
-    command.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    command.add_switch("--json", "print JSON instead of a table")
     command = add(
         "calibrate",
         "measure once what settings depend on here: number formats, layouts, threads, libraries (some seconds; by itself "
         "before the first training)",
     )
-    command.add_argument("--again", action="store_true", help="measure again, even if a calibration is kept")
-    command.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    command.add_switch("--again", "measure again, even if a calibration is kept")
+    command.add_switch("--json", "print JSON instead of tables")
 
 
 def _add_look(add: Add) -> None:
@@ -247,7 +238,7 @@ def _add_look(add: Add) -> None:
         "--runs", type=Path, default=Path("runs"), metavar="DIR", help="parent of the new run folder (default: runs)"
     )
     code = "allow a run that was not trained here to run the Python code inside it; read that code first"
-    command.add_argument("--run-code", action="store_true", help=code)
+    command.add_switch("--run-code", code)
     command = add("track", "send to a tracking server what it does not have of a run yet")
     command.add_argument("run", type=named_run.parse, help=RUN)
     command.add_argument("--mlflow", metavar="ADDRESS", help="MLflow server (default: that of the run's job file)")
@@ -256,12 +247,10 @@ def _add_look(add: Add) -> None:
     command.add_argument(
         "runs", type=named_run.parse, nargs="+", metavar="RUN", help="two or more run folders, or their addresses"
     )
-    command.add_argument(
-        "--output", type=Path, metavar="DIR", help="output folder (default: compare-... next to the first run)"
-    )
-    command.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    command.add_path("--output", "DIR", "output folder (default: compare-... next to the first run)")
+    command.add_switch("--json", "print JSON instead of tables")
     command = add("doctor", "check this machine for problems and show the command that fixes each")
-    command.add_argument("--json", action="store_true", help="print JSON")
+    command.add_switch("--json", "print JSON")
 
 
 def _add_use(add: Add) -> None:
@@ -270,18 +259,11 @@ def _add_use(add: Add) -> None:
     code = "allow a copied model folder to run the Python code inside it; read that code first"
     command = add("evaluate", "compute metrics and the confusion matrix on validation or new labeled data")
     command.add_argument("run", type=named_run.parse, help=run)
-    command.add_argument(
-        "--data", type=Path, metavar="PATH", help="labeled data to use instead of the run's validation data"
-    )
-    command.add_argument(
-        "--output",
-        type=Path,
-        metavar="DIR",
-        help="output folder (default: evaluation/ in the run, or evaluation-DATA/)",
-    )
-    command.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    command.add_path("--data", "PATH", "labeled data to use instead of the run's validation data")
+    command.add_path("--output", "DIR", "output folder (default: evaluation/ in the run, or evaluation-DATA/)")
+    command.add_switch("--json", "print JSON instead of tables")
     _add_csv(command)
-    command.add_argument("--run-code", action="store_true", help=code)
+    command.add_switch("--run-code", code)
     command = add("predict", "predict new samples with a trained model")
     command.add_argument("run", type=named_run.parse, help=run)
     command.add_argument(
@@ -298,28 +280,23 @@ def _add_use(add: Add) -> None:
         default="csv",
         help="output format: one CSV row or JSON line per sample (default: csv)",
     )
-    command.add_argument(
-        "--output",
-        type=Path,
-        metavar="FILE",
-        help="output file (default: standard output); for one table, with its columns and in its form",
+    command.add_path(
+        "--output", "FILE", "output file (default: standard output); for one table, with its columns and in its form"
     )
     help_text = "with --output: columns of the input that are written beside the predictions (default: all)"
     command.add_argument("--columns", metavar="COLUMN,...", help=help_text)
     _add_csv(command)
-    command.add_argument("--probabilities", action="store_true", help="include the probability of every class")
-    command.add_argument("--run-code", action="store_true", help=code)
+    command.add_switch("--probabilities", "include the probability of every class")
+    command.add_switch("--run-code", code)
     command = add("export", "export a trained model to ONNX and check it against the original")
     command.add_argument("run", type=named_run.parse, help=run)
-    command.add_argument("--output", type=Path, metavar="FILE", help="output file (default: model.onnx in the run)")
-    command.add_argument(
-        "--data", type=Path, metavar="PATH", help="samples for the check (default: the run's validation data)"
-    )
+    command.add_path("--output", "FILE", "output file (default: model.onnx in the run)")
+    command.add_path("--data", "PATH", "samples for the check (default: the run's validation data)")
     _add_csv(command)
-    command.add_argument("--run-code", action="store_true", help=code)
+    command.add_switch("--run-code", code)
 
 
-def _add_csv(command: argparse.ArgumentParser) -> None:
+def _add_csv(command: CommandParser) -> None:
     command.add_argument("--csv", default="", metavar="KEY=VALUE,...", help=csv_option.HELP)
 
 
@@ -368,9 +345,7 @@ def _add_init(add: Add) -> None:
     help_text = "pretrained network to start from: a folder, a name on the hub, resnet18, or a run folder"
     command.add_argument("--pretrained", metavar="FOLDER|NAME", help=help_text)
     _add_csv(command)
-    command.add_argument(
-        "--output", type=Path, metavar="FILE", help="job file to write (default: NAME.yaml, named after the data)"
-    )
+    command.add_path("--output", "FILE", "job file to write (default: NAME.yaml, named after the data)")
 
 
 def _add_fetch(add: Add) -> None:
@@ -380,14 +355,8 @@ def _add_fetch(add: Add) -> None:
             "download the pretrained network and the data of a job from the hub, for a machine without a network",
         )
     )
-    command.add_argument(
-        "--update",
-        action="store_true",
-        help="ask the hub again which commit the branch or tag is; started runs keep theirs",
-    )
-    command.add_argument(
-        "--container", action="store_true", help="into the volume of the containers that `launch` starts"
-    )
+    command.add_switch("--update", "ask the hub again which commit the branch or tag is; started runs keep theirs")
+    command.add_switch("--container", "into the volume of the containers that `launch` starts")
 
 
 def _add_convert(add: Add) -> None:

@@ -57,10 +57,12 @@ def show(*, as_json: bool, measure_again: bool) -> int:
 
 
 def render(calibration: Calibration, machine: Hardware, *, was_kept: bool) -> RenderableType:
-    """Comparisons and rates for 100 columns, followed by what was not measured."""
+    """Comparisons for 100 columns, followed by what was not measured."""
     head = Text(f"calibration of {machine.name}", style="bold")
     head.append(f", {calibration.date}, {calibration.seconds:.0f} s{', kept' if was_kept else ''}\n", style="not bold")
-    rows = _make_table("setting", "value", "against", "on", "size", "speed", "middle half", "pairs")
+    rows = Table(box=None, pad_edge=False, padding=(0, 2, 0, 2), header_style="dim", show_edge=False)
+    for title in ("setting", "value", "against", "on", "size", "speed", "middle half", "pairs"):
+        rows.add_column(title, no_wrap=title != "on", overflow="fold")
     for probe in calibration.probes:
         on = f"{probe.work}, {probe.beside}" if probe.beside else probe.work
         spread = f"{probe.low:.2f}-{probe.high:.2f}"
@@ -68,17 +70,7 @@ def render(calibration: Calibration, machine: Hardware, *, was_kept: bool) -> Re
         rows.add_row(
             probe.setting, probe.value, probe.against, on, size, f"{probe.ratio:.2f}x", spread, str(probe.pairs)
         )
-    rates = _make_table("rate", "value", "")
-    for rate in calibration.rates:
-        rates.add_row(rate.name, f"{rate.value:,g}", rate.unit)
-    return Group(head, rows, Text(), rates, *_list_notes(calibration, machine))
-
-
-def _make_table(*titles: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 2), header_style="dim", show_edge=False)
-    for title in titles:
-        table.add_column(title, no_wrap=title != "on", overflow="fold")
-    return table
+    return Group(head, rows, *_list_notes(calibration, machine))
 
 
 def _list_notes(calibration: Calibration, machine: Hardware) -> Iterator[Text]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 from drivetrain.cli import container_fallback
+from drivetrain.cli.command_parser import CommandParser
+from drivetrain.cli.request import make_request
 from drivetrain.errors import SpecError
 
 ENGINES = ("slurm", "k8s", "skypilot")
@@ -14,7 +15,7 @@ _CLUSTER_OPTIONS = ("nodes", "per_node", "site", "output", "submit")
 """Options of `launch` that mean nothing without --on."""
 
 
-def add(command: argparse.ArgumentParser) -> None:
+def add(command: CommandParser) -> None:
     """Add the options to the parser of `launch`."""
     command.add_argument("--on", choices=ENGINES, help="train on a cluster: write the file that its engine takes")
     command.add_argument(
@@ -26,19 +27,13 @@ def add(command: argparse.ArgumentParser) -> None:
         metavar="M",
         help="with --on: processes on each machine, one for each GPU (default: limits.processes, or 1)",
     )
-    command.add_argument("--site", type=Path, metavar="FILE", help="with --on: what belongs to the cluster (YAML)")
-    command.add_argument(
-        "--output", type=Path, metavar="FILE", help="with --on: file to write (default: named after the job)"
-    )
-    command.add_argument("--submit", action="store_true", help="with --on: submit the file, too")
+    command.add_path("--site", "FILE", "with --on: what belongs to the cluster (YAML)")
+    command.add_path("--output", "FILE", "with --on: file to write (default: named after the job)")
+    command.add_switch("--submit", "with --on: submit the file, too")
 
 
 def launch(options: argparse.Namespace) -> int:
-    """Write the file for the engine.
-
-    Raises:
-        DrivetrainError: if options, job or site do not fit.
-    """
+    """Write the file for the engine; raises DrivetrainError if options, job or site do not fit."""
     from drivetrain.launch.clusters import cluster_launch
     from drivetrain.launch.clusters.cluster_job import ClusterRequest
 
@@ -49,29 +44,12 @@ def launch(options: argparse.Namespace) -> int:
     ):
         if getattr(options, option):
             raise SpecError(f"--{option} with --on {options.on}", possible, f"remove --{option}")
-    return cluster_launch.launch(
-        ClusterRequest(
-            engine=options.on,
-            spec=options.job,
-            assignments=tuple(options.set),
-            device=options.device,
-            flags=container_fallback.list_flags(options),
-            extend=options.extend,
-            nodes=options.nodes,
-            per_node=options.per_node,
-            site=options.site,
-            output=options.output,
-            submit=options.submit,
-        )
-    )
+    flags = container_fallback.list_flags(options)
+    return cluster_launch.launch(make_request(ClusterRequest, options, flags=flags))
 
 
 def check_absent(options: argparse.Namespace) -> None:
-    """Refuse options of clusters where no cluster is named.
-
-    Raises:
-        SpecError: if there is one.
-    """
+    """Refuse options of clusters where no cluster is named; raises SpecError if there is one."""
     for option in _CLUSTER_OPTIONS:
         if getattr(options, option):
             name = f"--{option.replace('_', '-')}"

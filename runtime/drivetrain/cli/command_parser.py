@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import NoReturn
 
 from drivetrain.errors import SpecError
@@ -12,6 +13,14 @@ _REQUIRED = "the following arguments are required: "
 
 class CommandParser(argparse.ArgumentParser):
     """A parser that refuses with what was given, what is possible, and what to do."""
+
+    def add_switch(self, name: str, text: str) -> None:
+        """Add an option without a value."""
+        self.add_argument(name, action="store_true", help=text)
+
+    def add_path(self, name: str, metavar: str, text: str) -> None:
+        """Add an option whose value is a file or a folder."""
+        self.add_argument(name, type=Path, metavar=metavar, help=text)
 
     def error(self, message: str) -> NoReturn:
         """Refuse the command line.

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from drivetrain.cli import cluster_options, container_fallback, csv_option, json_output
-from drivetrain.cli.container_fallback import repeat, sweep
+from drivetrain.cli.container_fallback import repeat, sweep, tradeoffs
 from drivetrain.cli.fetch import fetch
 from drivetrain.cli.init import init
+from drivetrain.cli.request import make_request
 from drivetrain.cli.track import track
 from drivetrain.errors import SpecError
 from drivetrain.launch import image_contents, run_in_image
@@ -92,15 +93,10 @@ def train(options: argparse.Namespace) -> int:
         return container_fallback.run_in_container(options)
     extend = ExtendRequest(options.extend, options.restart_schedule) if options.extend else None
     opened: list[Path] = []
-    request = TrainRequest(
-        spec=options.job,
-        assignments=tuple(options.set),
-        runs=options.runs,
-        plain=options.plain,
-        plan=options.plan,
-        new=options.new,
+    request = make_request(
+        TrainRequest,
+        options,
         extend=extend,
-        trace=options.trace,
         place=PlacementOptions(options.nodes, options.node, options.meet),
         report_run=opened.append,
         shown=Path(shown_plan) if (shown_plan := os.environ.get(show_plan.SHOWN_PLAN)) else None,
@@ -122,58 +118,29 @@ def launch(options: argparse.Namespace) -> int:
     cluster_options.check_absent(options)
     from drivetrain.launch import container
 
-    return container.launch(
-        container.LaunchRequest(
-            spec=options.job,
-            assignments=tuple(options.set),
-            device=options.device,
-            flags=container_fallback.list_flags(options),
-            extend=options.extend,
-            network=options.network,
-            image=options.image,
-        )
-    )
+    flags = container_fallback.list_flags(options)
+    return container.launch(make_request(container.LaunchRequest, options, flags=flags, command="train"))
 
 
 def find_lr(options: argparse.Namespace) -> int:
     """Test learning rates."""
     from drivetrain.tuning import measuring_request
 
-    return measuring_request.find_lr(
-        measuring_request.LrRangeRequest(
-            spec=options.job,
-            assignments=tuple(options.set),
-            output=options.output,
-            lowest=options.lowest,
-            highest=options.highest,
-            steps=options.steps,
-        )
-    )
+    return measuring_request.find_lr(make_request(measuring_request.LrRangeRequest, options))
 
 
 def memory(options: argparse.Namespace) -> int:
     """Measure memory."""
     from drivetrain.tuning import measuring_request
 
-    return measuring_request.measure_memory(
-        measuring_request.MemoryRequest(options.job, tuple(options.set), options.output)
-    )
+    return measuring_request.measure_memory(make_request(measuring_request.MemoryRequest, options))
 
 
 def bench(options: argparse.Namespace) -> int:
     """Measure what each optimization gains."""
     from drivetrain.tuning.bench import bench as benching
 
-    return benching.bench(
-        benching.BenchRequest(
-            spec=options.job,
-            assignments=tuple(options.set),
-            output=options.output,
-            against=tuple(options.against),
-            rounds=options.rounds,
-            json=options.json,
-        )
-    )
+    return benching.bench(make_request(benching.BenchRequest, options))
 
 
 def calibrate(options: argparse.Namespace) -> int:
@@ -206,14 +173,14 @@ def compare(options: argparse.Namespace) -> int:
     """Compare runs."""
     from drivetrain.report.comparison import CompareRequest, compare
 
-    return compare(CompareRequest(options.runs, options.output, options.json))
+    return compare(make_request(CompareRequest, options))
 
 
 def reproduce(options: argparse.Namespace) -> int:
     """Train a finished run again."""
     from drivetrain.supervisor import reproduce as reproducing
 
-    return reproducing.reproduce(reproducing.ReproduceRequest(options.run, options.runs, options.run_code))
+    return reproducing.reproduce(make_request(reproducing.ReproduceRequest, options))
 
 
 def doctor(options: argparse.Namespace) -> int:
@@ -227,41 +194,23 @@ def baseline(options: argparse.Namespace) -> int:
     """Fit simple models to a job's data."""
     from drivetrain.baselines import baseline_command
 
-    request = baseline_command.BaselineRequest(options.job, tuple(options.set), options.seconds, options.json)
-    return baseline_command.measure_baselines(request)
+    return baseline_command.measure_baselines(make_request(baseline_command.BaselineRequest, options))
 
 
 def evaluate(options: argparse.Namespace) -> int:
     """Evaluate a trained model."""
     from drivetrain.inference import evaluate as evaluating
 
-    return evaluating.evaluate(
-        evaluating.EvaluateRequest(
-            run=options.run,
-            data=options.data,
-            output=options.output,
-            run_code=options.run_code,
-            csv=csv_option.parse(options.csv),
-            as_json=options.json,
-        )
-    )
+    return evaluating.evaluate(make_request(evaluating.EvaluateRequest, options, csv=csv_option.parse(options.csv)))
 
 
 def predict(options: argparse.Namespace) -> int:
     """Predict with a trained model."""
     from drivetrain.inference import predict as predicting
 
+    columns = None if options.columns is None else next(csv.reader([options.columns]), [])
     return predicting.predict(
-        predicting.PredictRequest(
-            run=options.run,
-            inputs=options.inputs,
-            form=options.format,
-            output=options.output,
-            probabilities=options.probabilities,
-            run_code=options.run_code,
-            csv=csv_option.parse(options.csv),
-            columns=None if options.columns is None else next(csv.reader([options.columns]), []),
-        )
+        make_request(predicting.PredictRequest, options, csv=csv_option.parse(options.csv), columns=columns)
     )
 
 
@@ -269,15 +218,7 @@ def export(options: argparse.Namespace) -> int:
     """Export a trained model."""
     from drivetrain.inference import export as exporting
 
-    return exporting.export(
-        exporting.ExportRequest(
-            run=options.run,
-            output=options.output,
-            data=options.data,
-            run_code=options.run_code,
-            csv=csv_option.parse(options.csv),
-        )
-    )
+    return exporting.export(make_request(exporting.ExportRequest, options, csv=csv_option.parse(options.csv)))
 
 
 def sample(options: argparse.Namespace) -> int:
@@ -343,6 +284,7 @@ COMMANDS: dict[str, Command] = {
     "repeat": repeat,
     "inspect": repeat,
     "sweep": sweep,
+    "tradeoffs": tradeoffs,
     "find-lr": find_lr,
     "memory": memory,
     "bench": bench,

@@ -1,4 +1,4 @@
-"""Runs a command that trains in a container if torch is installed only in the image; `repeat` and `sweep` use it."""
+"""Runs a command that trains in a container if torch is installed only in the image; `repeat`, `sweep` and `tradeoffs` use it."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ import argparse
 import os
 from pathlib import Path
 
+from drivetrain.cli.request import make_request
 from drivetrain.errors import DeviceError
 from drivetrain.launch import image_contents, project, run_in_image
 from drivetrain.system.console import say
 from drivetrain.system.installation import INSTALL_TORCH
 
 FORWARDED_SWITCHES = ("plain", "new", "trace", "restart_schedule", "verbose")
-FORWARDED_NUMBERS = ("seeds", "folds", "trials")
+FORWARDED_NUMBERS = ("seeds", "folds", "trials", "within")
 
 
 def run_in_container(options: argparse.Namespace) -> int:
-    """Run `train`, `repeat`, `inspect` or `sweep` in a container; returns the exit code.
+    """Run `train`, `repeat`, `inspect`, `sweep` or `tradeoffs` in a container; returns the exit code.
 
     Raises:
         DeviceError: if training in the container does not support an option or the working folder.
@@ -38,15 +39,7 @@ def run_in_container(options: argparse.Namespace) -> int:
     )
     from drivetrain.launch import container
 
-    return container.launch(
-        container.LaunchRequest(
-            options.job,
-            tuple(options.set),
-            flags=list_flags(options),
-            extend=getattr(options, "extend", None),
-            command=options.command,
-        )
-    )
+    return container.launch(make_request(container.LaunchRequest, options, flags=list_flags(options)))
 
 
 def list_flags(options: argparse.Namespace) -> tuple[str, ...]:
@@ -65,11 +58,7 @@ def repeat(options: argparse.Namespace) -> int:
     _check_image()
     from drivetrain.supervisor import repeat as repeated_runs
 
-    seeds, assignments = getattr(options, "seeds", None), tuple(options.set)
-    request = repeated_runs.RepeatRequest(
-        options.job, assignments, options.runs, seeds, options.folds, options.plain, options.new
-    )
-    return repeated_runs.repeat(request)
+    return repeated_runs.repeat(make_request(repeated_runs.RepeatRequest, options))
 
 
 def sweep(options: argparse.Namespace) -> int:
@@ -79,8 +68,18 @@ def sweep(options: argparse.Namespace) -> int:
     _check_image()
     from drivetrain.supervisor.sweep import sweep as trials
 
-    return trials.sweep(
-        trials.SweepRequest(options.job, tuple(options.set), options.runs, options.trials, options.plain, options.new)
+    return trials.sweep(make_request(trials.SweepRequest, options))
+
+
+def tradeoffs(options: argparse.Namespace) -> int:
+    """Measure what changes of the job save in time, and what they cost in quality."""
+    if run_in_image.torch_is_missing():
+        return run_in_container(options)
+    _check_image()
+    from drivetrain.supervisor.tradeoffs import tradeoffs as variants
+
+    return variants.measure_tradeoffs(
+        variants.TradeoffsRequest(options.job, tuple(options.set), options.runs, options.within, options.new)
     )
 
 

@@ -16,11 +16,7 @@ COPIED = ("train", "repeat", "inspect", "validate")
 
 
 def parse(text: str) -> Path | RemoteAddress:
-    """The folder, or the address.
-
-    Raises:
-        SpecError: if it is an address that cannot be used.
-    """
+    """The folder, or the address; raises SpecError if it is an address that cannot be used."""
     if not is_remote(text):
         return Path(text)
     try:

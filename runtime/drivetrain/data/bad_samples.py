@@ -24,16 +24,10 @@ class BadSample:
 
 
 def check(bad: Sequence[BadSample], total: int, budget: float, key: str) -> list[str]:
-    """Check the share of bad samples; return notes that list them.
-
-    Args:
-        bad: the samples that cannot be used.
-        total: number of all samples, bad ones included.
-        budget: largest allowed share of bad samples, `data.bad_samples` of the job.
-        key: the spec key that names the data, for the message.
+    """Notes that list the bad samples of `total` samples, bad ones included; `key` is the spec key that names the data.
 
     Raises:
-        DataError: if the share exceeds the budget.
+        DataError: if their share exceeds the budget, `data.bad_samples` of the job.
     """
     if not bad:
         return []

@@ -119,7 +119,7 @@ def check_metrics(job: Job, dataset: Dataset) -> None:
     Raises:
         SpecError: at each key whose metric does not.
     """
-    problems = []
+    problems: list[Problem] = []
     for path, metric in job.watched_metrics().items():
         *_, head_name, name = ("", *(metric or "").removeprefix("validation/").split("/"))
         head = dataset.heads.get(head_name)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from drivetrain.data import stratify
 from drivetrain.data.dataset import InputRecord
-from drivetrain.data.groups import Groups
+from drivetrain.data.groups import Groups, find_root
 from drivetrain.data.labels import list_names
 from drivetrain.data.stateless_random import Ids
 from drivetrain.job.data import Data
@@ -60,10 +60,8 @@ def digest_rows(rows: npt.NDArray[np.generic]) -> Contents:
 def digest_table_rows(columns: Sequence[npt.NDArray[np.int64]]) -> tuple[Contents, float]:
     """Hash the rows of a table, and estimate the share of all pairs of rows that are equal by chance.
 
-    The estimate takes columns as independent of each other: rows of few categories often coincide.
-
-    Args:
-        columns: for each column, an array of shape (N,) in which equal numbers stand for equal cells.
+    In each column, of shape (N,), equal numbers stand for equal cells. The estimate takes columns as independent of each
+    other: rows of few categories often coincide.
     """
     hashes = np.zeros(len(columns[0]), np.uint64)
     equal_share = 1.0
@@ -91,9 +89,7 @@ def are_coincidences(contents: Contents) -> bool:
 def are_few_kinds(contents: Contents, chance: float = 0.0) -> bool:
     """Whether equal samples are more likely a few kinds of samples that occur often than copies of one sample.
 
-    Args:
-        contents: digests of the samples.
-        chance: share of all pairs that are equal by chance.
+    `chance` is the share of all pairs that are equal by chance.
     """
     sizes = np.unique(contents, return_counts=True)[1].astype(np.float64)
     equal_pairs, all_pairs = (sizes * (sizes - 1)).sum(), len(contents) * (len(contents) - 1)
@@ -106,13 +102,10 @@ class Division:
     def __init__(
         self, contents: Contents, sample_noun: str, recorded: InputRecord | None, *, independent: bool = False
     ) -> None:
-        """Prepare to divide samples.
+        """Prepare to divide samples with these digests, called such as `images` in messages.
 
-        Args:
-            contents: digests of the samples.
-            sample_noun: the samples in messages, such as `images`.
-            recorded: stored preprocessing of a resumed run; without COPIES_KEY the run keeps the split it began with.
-            independent: whether equal samples occur by chance, so that they need not be kept together.
+        A resumed run without COPIES_KEY in `recorded` keeps the split it began with. Samples that are equal by chance are
+        `independent`, and need not be kept together.
         """
         self.content_numbers, self.sample_noun = number_contents(contents), sample_noun
         self.copy_count = len(contents) - int(self.content_numbers.max(initial=-1)) - 1
@@ -136,20 +129,14 @@ class Division:
         if not self.keeps_together:
             return members
         parents = list(range(int(members.max()) + 1))
-
-        def find_root(group: int) -> int:
-            while parents[group] != group:
-                parents[group] = parents[parents[group]]
-                group = parents[group]
-            return group
-
         # Each sample joins its group with that of the first sample of the same content.
         first_rows = np.unique(self.content_numbers, return_index=True)[1]
         for group, group_of_first_copy in zip(
             members.tolist(), members[first_rows[self.content_numbers]].tolist(), strict=True
         ):
-            parents[find_root(group)] = find_root(group_of_first_copy)
-        return np.unique([find_root(group) for group in members.tolist()], return_inverse=True)[1].astype(np.int64)
+            parents[find_root(parents, group)] = find_root(parents, group_of_first_copy)
+        roots = [find_root(parents, group) for group in members.tolist()]
+        return np.unique(roots, return_inverse=True)[1].astype(np.int64)
 
     def to_json(self) -> dict[str, int]:
         """What the stored preprocessing needs so that a resumed run has the same split; empty without copies."""
@@ -179,14 +166,7 @@ class Division:
 def note_contradictions(
     contents: Contents, labels: Sequence[str | None], title: Callable[[int], str], sample_noun: str
 ) -> list[str]:
-    """A note on samples with the same content and different labels.
-
-    Args:
-        contents: digests of the samples.
-        labels: of the samples, as written; None for one without.
-        title: the name of a sample, by its index.
-        sample_noun: the samples in messages, such as `images`.
-    """
+    """A note on samples with the same content and different labels, as written; `sample_noun` is such as `images`."""
     content_numbers = number_contents(contents)
     order = np.argsort(content_numbers, kind="stable")
     starts = np.flatnonzero(np.diff(content_numbers[order], prepend=-1))
@@ -215,12 +195,8 @@ def note_shared(
 ) -> list[str]:
     """A note on samples of another data set that are in the training data too, which makes its score too good.
 
-    Args:
-        training: digests of the training samples.
-        other: digests of the other samples.
-        title: the name of one of the other samples, by its index.
-        name: of the other samples, such as `validation images`.
-        among: what is compared with, if it is not the training data.
+    `title` names one of the other samples; `name` is all of them, such as `validation images`; `among` is what they are
+    compared with, if it is not the training data.
     """
     shared_rows = np.flatnonzero(np.isin(other, training)).tolist()
     if not shared_rows:

@@ -61,10 +61,16 @@ class Head:
         return len(self.classes) or len(self.columns)
 
     @property
+    def kind(self) -> str:
+        """`classes`, `labels` or `numbers`; `other` for targets that only a loss of the user understands."""
+        if self.several:
+            return "labels"
+        return "classes" if self.classes else "numbers" if self.columns else "other"
+
+    @property
     def outputs_text(self) -> str:
         """The number of outputs and their kind, for messages: `3 classes`, `5 labels`, `2 numbers`."""
-        kind = "labels" if self.several else "classes" if self.classes else "numbers"
-        return f"{self.outputs} {kind}"
+        return f"{self.outputs} {self.kind}"
 
 
 def predict_classes(head: Head, outputs: torch.Tensor) -> torch.Tensor:

@@ -57,12 +57,9 @@ class DecodedSize:
 
 
 def too_large_error(description: str, key: str, limit: int | None = None) -> DataError:
-    """The error for data that does not fit into memory.
+    """The error for data that does not fit into `limit` bytes, or into the memory that is free now.
 
-    Args:
-        description: what does not fit, as a sentence without a period.
-        key: the spec key that names the file; empty for one of the command line.
-        limit: bytes that fit; None for what is free now.
+    `description` is a sentence without a period; `key` is empty for a file of the command line.
     """
     return DataError(
         f"{key}: {description}" if key else description,
@@ -73,12 +70,7 @@ def too_large_error(description: str, key: str, limit: int | None = None) -> Dat
 
 
 def check_fits(size: int, subject: str, key: str) -> None:
-    """Check that data fits into memory before it is decoded.
-
-    Args:
-        size: bytes of the decoded data.
-        subject: the file, and which part of it, for messages.
-        key: the spec key that names the file; empty for one of the command line.
+    """Check that `size` bytes of decoded data fit into memory; subject and key as of `DecodedSize`.
 
     Raises:
         DataError: if it does not fit.

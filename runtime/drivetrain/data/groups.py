@@ -23,20 +23,23 @@ def number_groups(names: Sequence[str | None]) -> Groups:
     return np.array([number_of.setdefault(name or index, len(number_of)) for index, name in enumerate(names)], np.int64)
 
 
+def find_root(parents: list[int], member: int) -> int:
+    """Find the member that represents the set of another one, and shorten the path of parents to it."""
+    while parents[member] != member:
+        parents[member] = parents[parents[member]]
+        member = parents[member]
+    return member
+
+
 def count_min_groups(data: Data) -> int:
     """The smallest number of groups that can be split: one for each fold, or one for each side."""
     return parse_fold(data.fold)[1] if data.fold else 2
 
 
 def divide_by_group(labels: npt.NDArray[np.int64], groups: Groups, data: Data, seed: int, key: str) -> tuple[Ids, Ids]:
-    """Indices for training and for validation, both ascending: a fold if the job names one, else a fraction.
+    """Indices for training and for validation, both ascending: a fold if the job names one, else the fraction of `data`.
 
-    Args:
-        labels: class index of each sample, shape (N,).
-        groups: the number of each sample's group, shape (N,).
-        data: of the job; its `validation` is a fraction.
-        seed: the run's seed.
-        key: the spec key that names the file, for messages.
+    `labels` are the class index of each sample, shape (N,); `key` is the spec key that names the file, for messages.
 
     Raises:
         DataError: if there are fewer groups than parts.
@@ -62,16 +65,8 @@ def assign_parts(
     """Assign whole groups to parts, so that each part gets about its share of every class, and at least one group.
 
     Groups are placed one by one, the largest first: each goes to the part where it brings the shares of the classes
-    closest to what they should be. Equally large groups come in a random order.
-
-    Args:
-        labels: class index of each sample, shape (N,).
-        groups: the number of each sample's group, shape (N,).
-        shares: share of the samples that each part should get.
-        seed: the run's seed.
-
-    Returns:
-        The part of each sample, from 0; shape (N,).
+    closest to what they should be. Equally large groups come in a random order. Returns the part of each sample, from 0;
+    shape (N,).
     """
     counts = np.zeros((int(groups.max()) + 1, int(labels.max()) + 1))  # of samples, by group and class
     np.add.at(counts, (groups, labels), 1)

@@ -107,18 +107,10 @@ def check_loss(job: Job, dataset: Dataset) -> None:
 def _read_by_task(job: Job, recorded: InputRecord | None, files: CsvFiles) -> Dataset:
     """Read the data with the module of the task; each is imported only if needed, with the libraries it imports."""
     if isinstance(job, ImageJob):
-        if job.data.stream:
-            from drivetrain.data.images import load_streamed
-
-            return load_streamed.load(job, recorded)
         from drivetrain.data.images import image_data as images
 
         return images.load(job, recorded, files)
     if isinstance(job, TextJob):
-        if job.data.stream:
-            from drivetrain.data.text import load_streamed as streamed_texts
-
-            return streamed_texts.load(job, recorded)
         from drivetrain.data.text import text_data as text
 
         return text.load(job, recorded, files)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ def read(
     heads: dict[str, Head],
     *,
     labelled: bool,
-    csv: Mapping[str, str] | None = None,
+    csv: Mapping[str, str] | CsvFiles | None = None,
     bad_samples: float = 1.0,
 ) -> NewSamples:
     """Read new samples, preprocessed exactly as the validation samples were.
@@ -29,65 +29,58 @@ def read(
         preprocessing: as stored with the model.
         heads: the outputs of the model, by name.
         labelled: whether to read targets.
-        csv: how CSV files are written, as in the spec; what it does not set is detected from the files.
+        csv: how CSV files are written, as in the spec; what it does not set is detected from the files. A `CsvFiles`
+            carries what was detected from one call to the next.
         bad_samples: largest share of unusable samples that is accepted.
 
     Raises:
         DataError: if no sample can be used, or a label is not among the classes.
         CheckpointError: if this version does not know such a model.
     """
-    csv_files = csv_dialect.of_model(preprocessing, csv or {})
-    return read_with_dialect(paths, preprocessing, heads, csv_files, labelled=labelled, bad_samples=bad_samples)
-
-
-def read_with_dialect(
-    paths: Sequence[Path],
-    preprocessing: dict[str, Any],
-    heads: dict[str, Head],
-    csv_files: CsvFiles,
-    *,
-    labelled: bool,
-    bad_samples: float = 1.0,
-) -> NewSamples:
-    """Like `read`, but `csv_files` carries the CSV dialect from one call to the next; each call updates it.
-
-    Raises:
-        DataError, CheckpointError: as `read`.
-    """
+    files = csv if isinstance(csv, CsvFiles) else csv_dialect.of_model(preprocessing, csv or {})
     _check_paths_exist(paths)
     kind = preprocessing.get("kind")
     if kind in ("texts", "table", "series"):
         paths = [table_paths.find_table(path, "data") if path.is_dir() else path for path in paths]
-    # Imported late, because each module imports its own libraries (pyarrow, tokenizers).
+    if kind == "own":  # the user's Python code reads the data
+        from drivetrain.data.custom import custom_data as custom
+
+        samples = custom.read(paths, preprocessing, heads, labelled=labelled)
+    else:
+        read_samples = _find_reader(kind)
+        samples = read_samples(paths, preprocessing, heads, files, labelled=labelled, budget=bad_samples)
+    samples.notes[:0] = files.notes
+    return samples
+
+
+def _find_reader(kind: object) -> Callable[..., NewSamples]:
+    """The function that reads samples of a kind; each is imported only if needed, with the libraries it imports.
+
+    Raises:
+        CheckpointError: for an unknown kind.
+    """
     match kind:
         case "images":
             from drivetrain.data.images import load_new as images
 
-            samples = images.read(paths, preprocessing, heads, csv_files, labelled=labelled, budget=bad_samples)
+            return images.read
         case "texts":
             from drivetrain.data.text import text_data as text
 
-            samples = text.read(paths, preprocessing, heads, csv_files, labelled=labelled, budget=bad_samples)
+            return text.read
         case "table":
             from drivetrain.data.tables import table_data as tables
 
-            samples = tables.read(paths, preprocessing, heads, csv_files, labelled=labelled, budget=bad_samples)
+            return tables.read
         case "series":
             from drivetrain.data.series import series_data as series
 
-            samples = series.read(paths, preprocessing, heads, csv_files, labelled=labelled, budget=bad_samples)
-        case "own":  # the user's Python code reads the data
-            from drivetrain.data.custom import custom_data as custom
-
-            samples = custom.read(paths, preprocessing, heads, labelled=labelled)
-        case _:
-            raise CheckpointError(
-                f"the model has an unknown kind of preprocessing: {kind!r}",
-                "images, texts, table, series",
-                "use the version of drivetrain that wrote the model",
-            )
-    samples.notes[:0] = csv_files.notes
-    return samples
+            return series.read
+    raise CheckpointError(
+        f"the model has an unknown kind of preprocessing: {kind!r}",
+        "images, texts, table, series",
+        "use the version of drivetrain that wrote the model",
+    )
 
 
 def _check_paths_exist(paths: Sequence[Path]) -> None:

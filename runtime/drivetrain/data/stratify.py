@@ -12,12 +12,8 @@ from drivetrain.job.values import parse_fold
 
 
 def divide(labels: npt.NDArray[np.int64], data: Data, seed: int) -> tuple[Ids, Ids]:
-    """Indices for training and for validation: a fold if the job names one, else a fraction.
-
-    Args:
-        labels: class index of each sample, shape (N,).
-        data: of the job; its `validation` is a fraction.
-        seed: the run's seed.
+    """Indices for training and for validation of samples with these class indices (N,): a fold if the job names one, else
+    the fraction of `data.validation`.
     """
     if data.fold:
         return split_fold(labels, *parse_fold(data.fold), seed)
@@ -26,16 +22,10 @@ def divide(labels: npt.NDArray[np.int64], data: Data, seed: int) -> tuple[Ids, I
 
 
 def split_fold(labels: npt.NDArray[np.int64], number: int, count: int, seed: int) -> tuple[Ids, Ids]:
-    """Indices for training and for validation, both ascending: all folds but one, and that one.
+    """Indices for training and for validation, both ascending: all folds but one, and that one, counted from 1.
 
     Each class is spread evenly over the folds. Every sample is in one fold, except that of a class with one sample,
     which is always for training.
-
-    Args:
-        labels: class index of each sample, shape (N,).
-        number: of the fold that is held out, from 1.
-        count: of folds, at least 2.
-        seed: the run's seed.
     """
     # Samples are sorted by class, in random order within it, and dealt to the folds in turn.
     shuffled = stateless_random.make_generator(seed, "validation").permutation(len(labels))
@@ -50,11 +40,6 @@ def hold_out(labels: npt.NDArray[np.int64], fraction: float, seed: int) -> tuple
 
     The fraction is taken from every class. A class of two or more samples has at least one on each side, a class of one
     sample stays in training. The result depends on the labels, the fraction and the seed only.
-
-    Args:
-        labels: class index of each sample, shape (N,).
-        fraction: share to hold out, between 0 and 1.
-        seed: the run's seed.
     """
     # Samples are sorted by class, in random order within it; the first ones of each class are for validation.
     shuffled = stateless_random.make_generator(seed, "validation").permutation(len(labels))
@@ -69,13 +54,10 @@ def hold_out(labels: npt.NDArray[np.int64], fraction: float, seed: int) -> tuple
 
 
 def find_rarest_labels(labels: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-    """The rarest label of each sample of a multi-label job, by which a split is stratified; shape (N,).
+    """The rarest of the labels (N, labels) of each sample, 0 or 1, by which a split is stratified; shape (N,).
 
     A frequent label is balanced through the rarer ones that occur with it. Samples without a label form a class of their
     own, numbered as one more than the last label.
-
-    Args:
-        labels: shape (N, labels), 0 or 1.
     """
     counts = labels.sum(axis=0)
     count_of_label = np.where(labels > 0, counts, np.inf)

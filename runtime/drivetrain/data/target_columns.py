@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from drivetrain.data.dataset import Head
+from drivetrain.data.dataset import Head, InputRecord
 from drivetrain.data.formats import column_values
 from drivetrain.data.labels import list_names, sort_class_names
 from drivetrain.data.stateless_random import Ids
@@ -38,17 +38,22 @@ class TargetColumn:
     """The reason why a row has no usable target, by row."""
 
 
+@dataclass(frozen=True)
+class Strata:
+    """What a split is stratified by: the class of each sample."""
+
+    numbers: Ids
+    """From 0, in the order in which the classes first occur, shape (N,); all 0 without classes."""
+    classes: Sequence[str]
+    """The classes in that order; empty without classes."""
+
+
 def read_targets(
     table: pyarrow.Table, names: Sequence[str], *, classes: bool, option: str, source: str
 ) -> TargetColumn:
-    """Read the targets of a table.
+    """Read the target columns of a table; several columns of classes are labels of 0 and 1.
 
-    Args:
-        table: a pyarrow table.
-        names: its target columns.
-        classes: True for classification, in which several columns are labels of 0 and 1; False for regression.
-        option: the spec key that names them, for messages.
-        source: the file, for messages.
+    `option` is the spec key that names the columns, and `source` the file, for messages.
 
     Raises:
         DataError: if a column's type cannot be a target.
@@ -61,20 +66,17 @@ def read_targets(
         return TargetColumn(tuple(names), texts, np.empty((len(table), 0)), False, bad)
     columns, bad = [], {}
     for name in names:
-        values, not_numbers = column_values.numbers(table[name])
+        values, is_wrong = column_values.numbers(table[name])
         columns.append(values)
-        bad |= _find_unusable(table[name], name, values, not_numbers, labels=classes)
+        if classes:
+            is_wrong = is_wrong | (np.isfinite(values) & (values != 0) & (values != 1))
+        bad |= dict.fromkeys(np.flatnonzero(np.isnan(values)).tolist(), f"{name} is empty")
+        bad |= find_bad_numbers(table[name], name, values, is_wrong, "0 or 1" if classes else "a number")
     return TargetColumn(tuple(names), None, np.stack(columns, axis=1), classes, bad)
 
 
 def build_head(target: TargetColumn, rows: Ids, train: Ids, key: str) -> Head:
-    """Build the head for the targets: its classes, or the names and scale of its numbers.
-
-    Args:
-        target: the targets of all rows.
-        rows: usable rows, which define the classes.
-        train: the training rows among them, which define the scale of numbers.
-        key: the spec key that names the file, for messages.
+    """Build the head for the targets: with the classes of the usable `rows`, or the scale of numbers in the training rows.
 
     Raises:
         DataError: if there is nothing to learn: a single class, or a label or number that never changes.
@@ -101,6 +103,28 @@ def build_head(target: TargetColumn, rows: Ids, train: Ids, key: str) -> Head:
             f"write {name} in a smaller unit",
         )
     return Head("", columns=target.names, mean=tuple(mean.tolist()), std=tuple(spread.tolist()))
+
+
+def choose_head(target: TargetColumn, rows: Ids, train: Ids, key: str, recorded: InputRecord | None) -> Head:
+    """The recorded head of a run that reads its data again, else one as `build_head` makes it; also the scale of an earlier run.
+
+    Raises:
+        DataError: as `build_head`.
+    """
+
+    def build() -> Head:
+        return build_head(target, rows, train, key)
+
+    return recorded.head("", build) if recorded else build()
+
+
+def find_strata(target: TargetColumn, rows: Ids) -> Strata:
+    """The class of each of some rows."""
+    if target.texts is None:
+        return Strata(np.zeros(len(rows), np.int64), ())
+    encoded = target.texts.take(rows).combine_chunks().dictionary_encode()
+    numbers = np.asarray(encoded.indices.to_numpy(zero_copy_only=False), np.int64)
+    return Strata(numbers, encoded.dictionary.to_pylist())
 
 
 def build_tensor(target: TargetColumn, rows: Ids, target_head: Head, key: str) -> Tensor:
@@ -160,19 +184,18 @@ def list_classes(target: TargetColumn, rows: Ids, key: str) -> tuple[str, ...]:
     return names
 
 
-def _find_unusable(
-    column: object, name: str, values: column_values.Numbers, not_numbers: column_values.Mask, labels: bool
+def find_bad_numbers(
+    column: pyarrow.ChunkedArray,
+    name: str,
+    values: column_values.Numbers,
+    is_wrong: column_values.Mask,
+    possible: str = "a number",
 ) -> dict[int, str]:
-    """The reason why a number or label cannot be used, by row."""
-    possible = "0 or 1" if labels else "a number"
-    is_wrong = not_numbers
-    if labels:
-        is_wrong = is_wrong | (np.isfinite(values) & (values != 0) & (values != 1))
+    """The reason why a cell that is not empty has no number that can be used, by row."""
     with np.errstate(invalid="ignore"):
         is_infinite = np.abs(values) > column_values.LARGEST
-    bad = dict.fromkeys(np.flatnonzero(np.isnan(values)).tolist(), f"{name} is empty")
-    bad |= dict.fromkeys(np.flatnonzero(is_infinite).tolist(), f"{name} is infinite")
-    return bad | {
+    reasons = dict.fromkeys(np.flatnonzero(is_infinite).tolist(), f"{name} is infinite")
+    return reasons | {
         row: f"{name} is {column_values.format_cell(column, row)}, not {possible}"
         for row in np.flatnonzero(is_wrong).tolist()
     }

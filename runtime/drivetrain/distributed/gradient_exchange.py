@@ -237,11 +237,7 @@ class GradientExchange:
             bucket.hand_out(used)
 
     def drop(self) -> None:
-        """Drop the sums of a step in which a process has failed.
-
-        Raises:
-            PeerError: if another process is gone.
-        """
+        """Drop the sums of a step in which a process has failed; raises PeerError if another process is gone."""
         self._wait_for_sums()
 
     def _wait_for_sums(self) -> None:

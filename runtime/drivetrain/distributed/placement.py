@@ -69,11 +69,7 @@ TORCHRUN = "RANK and WORLD_SIZE, as torchrun sets them"
 
 
 def parse_meet(text: str, source: str) -> Meet:
-    """Host and port of `HOST:PORT`, `[IPv6]:PORT` or `HOST`.
-
-    Raises:
-        SpecError: if it is none of them.
-    """
+    """Host and port of `HOST:PORT`, `[IPv6]:PORT` or `HOST`; raises SpecError if it is none of them."""
     match = re.fullmatch(r"(?:\[([0-9a-fA-F:.%\w]+)\]|([^\s:\[\]]+))(?::(\d{1,5}))?", text)
     port = int(match[3] or DEFAULT_PORT) if match else 0
     if match is None or not 0 < port < 65536:
@@ -129,27 +125,19 @@ def _check_against_job(placement: Placement | None, job: Job) -> None:
             "start each node with its own number, counted from 0",
         )
     if not job.limits.allows(nodes):
-        raise SpecError(
-            [
-                job.problem(
-                    ("limits", "nodes"),
-                    f"is {requested}, and {f'{placement.source} says {nodes}' if placement else 'nothing says which node this is'}",
-                    "--nodes N --node I --meet HOST:PORT, or the variables of torchrun, Kubeflow, SkyPilot or Slurm",
-                    f"start {requested} nodes so, or leave limits.nodes out",
-                )
-            ]
+        raise job.spec_error(
+            ("limits", "nodes"),
+            f"is {requested}, and {f'{placement.source} says {nodes}' if placement else 'nothing says which node this is'}",
+            "--nodes N --node I --meet HOST:PORT, or the variables of torchrun, Kubeflow, SkyPilot or Slurm",
+            f"start {requested} nodes so, or leave limits.nodes out",
         )
     processes = job.limits.processes
     if placement and placement.source == TORCHRUN and processes not in (None, placement.local_supervisors):
-        raise SpecError(
-            [
-                job.problem(
-                    ("limits", "processes"),
-                    f"is {processes}, and {TORCHRUN}, start {placement.local_supervisors} on this machine",
-                    "one process for each that was started",
-                    "leave it out, or start as many: torchrun --nproc-per-node",
-                )
-            ]
+        raise job.spec_error(
+            ("limits", "processes"),
+            f"is {processes}, and {TORCHRUN}, start {placement.local_supervisors} on this machine",
+            "one process for each that was started",
+            "leave it out, or start as many: torchrun --nproc-per-node",
         )
 
 
@@ -197,15 +185,11 @@ def _read_kubeflow(environ: Mapping[str, str], job: Job, hostname: str) -> Place
         _require_variables(environ, "PET_NODE_RANK", "PET_MASTER_ADDR")
     per_node, processes = environ.get("PET_NPROC_PER_NODE", ""), job.limits.processes
     if nodes > 1 and per_node.isdigit() and processes is not None and int(per_node) != processes:
-        raise SpecError(
-            [
-                job.problem(
-                    ("limits", "processes"),
-                    f"is {processes}, and PET_NPROC_PER_NODE is {per_node}",
-                    "the same number of processes on each node",
-                    f"set numProcPerNode: {processes} in the TrainJob, or limits.processes: {per_node}",
-                )
-            ]
+        raise job.spec_error(
+            ("limits", "processes"),
+            f"is {processes}, and PET_NPROC_PER_NODE is {per_node}",
+            "the same number of processes on each node",
+            f"set numProcPerNode: {processes} in the TrainJob, or limits.processes: {per_node}",
         )
     meet = environ.get("PET_MASTER_ADDR", ""), _read_number(environ, "PET_MASTER_PORT", DEFAULT_PORT)
     return Placement("PET_* of Kubeflow", nodes, _read_number(environ, "PET_NODE_RANK", 0), meet)
@@ -255,15 +239,11 @@ def _read_indexed_job(environ: Mapping[str, str], job: Job, hostname: str) -> Pl
             "set subdomain in the pod template to the name of a headless service, or MASTER_ADDR to pod 0",
         )
     if not isinstance(job.limits.nodes, int):
-        raise SpecError(
-            [
-                job.problem(
-                    ("limits", "nodes"),
-                    f"is {job.limits.nodes}, and JOB_COMPLETION_INDEX says not how many pods there are",
-                    "a number: that of the pods of an indexed Job is fixed",
-                    "add --set limits.nodes=N with the completions of the Job",
-                )
-            ]
+        raise job.spec_error(
+            ("limits", "nodes"),
+            f"is {job.limits.nodes}, and JOB_COMPLETION_INDEX says not how many pods there are",
+            "a number: that of the pods of an indexed Job is fixed",
+            "add --set limits.nodes=N with the completions of the Job",
         )
     meet = first, _read_number(environ, "MASTER_PORT", DEFAULT_PORT)
     return Placement("JOB_COMPLETION_INDEX of Kubernetes", job.limits.nodes, index, meet)

@@ -190,11 +190,7 @@ class Ranks:
             raise self._peer_error(error) from None
 
     def barrier(self) -> None:
-        """Wait until all processes arrive.
-
-        Raises:
-            PeerError: if another process is gone.
-        """
+        """Wait until all processes arrive; raises PeerError if another process is gone."""
         self.all_gather([0.0])
 
     def leave(self) -> None:

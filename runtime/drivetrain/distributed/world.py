@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from drivetrain.distributed.placement import Placement
-from drivetrain.errors import DeviceError, SpecError
+from drivetrain.errors import DeviceError
 from drivetrain.hardware.facts import Hardware
 from drivetrain.hardware.gpu_selection import GpuRequest
 from drivetrain.job import Job
@@ -49,22 +49,14 @@ def seems_alone(job: Job, hardware: Hardware) -> bool:
 
 
 def check_world_size(job: Job, hardware: Hardware) -> None:
-    """Refuse a number of processes that differs from the number of GPUs.
-
-    Raises:
-        SpecError: if the job requests that.
-    """
+    """Refuse a number of processes that differs from the number of GPUs; raises SpecError if the job requests that."""
     requested, used = job.limits.processes, len(hardware.gpus)
     if requested and used and requested != used * hardware.shared_by:
-        raise SpecError(
-            [
-                job.problem(
-                    ("limits", "processes"),
-                    f"is {requested}, and {used} GPUs are used",
-                    "one process for each GPU",
-                    "leave it out, and choose GPUs with limits.gpus",
-                )
-            ]
+        raise job.spec_error(
+            ("limits", "processes"),
+            f"is {requested}, and {used} GPUs are used",
+            "one process for each GPU",
+            "leave it out, and choose GPUs with limits.gpus",
         )
 
 
@@ -78,15 +70,11 @@ def check_parts(job: Job, processes: int) -> None:
         SpecError: if there are more.
     """
     if job.train.parts and processes > job.train.parts:
-        raise SpecError(
-            [
-                job.problem(
-                    ("train", "parts"),
-                    f"is {job.train.parts}, and {processes} processes train together",
-                    f"at most {job.train.parts} processes: each computes one part of every batch, or several",
-                    "take fewer processes; another number of parts is another training, with --new",
-                )
-            ]
+        raise job.spec_error(
+            ("train", "parts"),
+            f"is {job.train.parts}, and {processes} processes train together",
+            f"at most {job.train.parts} processes: each computes one part of every batch, or several",
+            "take fewer processes; another number of parts is another training, with --new",
         )
 
 

@@ -44,15 +44,6 @@ class Probe:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rate:
-    """A rate of the machine, for display and for decisions between computing and reading."""
-
-    name: str
-    value: float
-    unit: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class Calibration:
     """Everything that was measured on one machine."""
 
@@ -66,7 +57,6 @@ class Calibration:
     throttled: float = 0.0
     """Share of the time for which the CPU quota was used up; part of `waited`."""
     probes: tuple[Probe, ...]
-    rates: tuple[Rate, ...] = ()
     missing: tuple[str, ...] = ()
     """What was not measured, each with its reason."""
 

@@ -21,11 +21,7 @@ _CPU_HINT = "`limits: {gpus: none}` trains on the CPU"
 
 
 def choose_launch_image(hardware: Hardware) -> str:
-    """The name of the image for a GPU job.
-
-    Raises:
-        DeviceError: if there is no GPU that a container could use.
-    """
+    """The name of the image for a GPU job; raises DeviceError if there is no GPU that a container could use."""
     gpu = hardware.gpu
     if gpu is None:
         raise DeviceError(

@@ -17,6 +17,8 @@ from drivetrain.system.files import parse_json
 
 Kind = TypeVar("Kind")
 NO_MPS = "Apple's GPU (mps) is not used; training computes on the CPU"
+FORMER_KEYS = {"rates"}
+"""Facts of earlier versions, which decide nothing."""
 EMULATION = "the image is for another kind of processor, so all of it is emulated, many times slower"
 
 
@@ -194,11 +196,7 @@ def from_json_as(kind: type[Kind], data: dict[str, Any], source: str) -> Kind:
 
 
 def read_hardware(path: Path) -> Hardware:
-    """Read the hardware of a recorded machine.
-
-    Raises:
-        SpecError: if the file cannot be read or lacks a value.
-    """
+    """Read the hardware of a recorded machine; raises SpecError if the file cannot be read or lacks a value."""
     try:
         data = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -215,13 +213,13 @@ def read_hardware(path: Path) -> Hardware:
 def _restore(kind: Any, values: dict[str, Any], source: str) -> Any:
     hints = get_type_hints(kind)
     names = {f.name for f in fields(kind)}
-    for key in values:
+    for key in values.keys() - FORMER_KEYS:
         if key not in names:
             raise SpecError(
                 f"{source}: unknown fact {key!r}", f"known: {', '.join(sorted(names))}", nearest(key, names)
             )
     try:
-        return kind(**{key: _convert(hints[key], value, f"{source}: {key}") for key, value in values.items()})
+        return kind(**{key: _convert(hints[key], values[key], f"{source}: {key}") for key in values if key in names})
     except TypeError as error:
         raise SpecError(f"{source}: {error}", "all keys that `drivetrain facts --json` prints") from None
 

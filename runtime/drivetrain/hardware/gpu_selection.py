@@ -130,11 +130,7 @@ def count_available_bytes(gpu: Gpu, requested: float | str | None) -> int:
 
 
 def refuse_full(gpu: Gpu) -> None:
-    """Refuse a GPU whose memory is full.
-
-    Raises:
-        DeviceError: if not even CUDA itself would fit.
-    """
+    """Refuse a GPU whose memory is full; raises DeviceError if not even CUDA itself would fit."""
     if gpu.free < CUDA_CONTEXT_BYTES:
         raise DeviceError(
             f"{_list_gpus((gpu,))} has {format_bytes(gpu.free)} of {format_bytes(gpu.memory)} free",

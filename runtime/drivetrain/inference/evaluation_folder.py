@@ -9,7 +9,7 @@ from pathlib import Path
 
 from drivetrain.report.confusion import HEADER, Confusion, LabelTable
 from drivetrain.system import printable
-from drivetrain.system.files import storage_error, write_json
+from drivetrain.system.files import blame_storage, write_json
 from drivetrain.system.run_files import RunFiles
 
 METRICS = "metrics.json"
@@ -48,7 +48,7 @@ def write(folder: Path, data: dict[str, object], counts: list[Confusion], tables
     """
     from drivetrain.tracking import confusion_image
 
-    try:
+    with blame_storage(folder):
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / METRICS, data)
         for confusion in counts:
@@ -58,8 +58,6 @@ def write(folder: Path, data: dict[str, object], counts: list[Confusion], tables
             stem.with_name(f"{stem.name}.png").write_bytes(image.png)
         for table in tables:
             _write_labels(table, folder / (f"labels-{_make_safe(table.head)}.csv" if table.head else "labels.csv"))
-    except OSError as error:
-        raise storage_error(folder, error) from None
 
 
 def _write_labels(table: LabelTable, path: Path) -> None:

@@ -88,7 +88,7 @@ def predict(request: PredictRequest) -> int:
         device = torch.device(device_check.select_usable_device(machine, thread_limits.report))
         return _predict_stream(request, trained, device)
     files = csv_dialect.of_model(trained.preprocessing, request.csv)
-    data = load_new.read_with_dialect(request.inputs, trained.preprocessing, trained.heads, files, labelled=False)
+    data = load_new.read(request.inputs, trained.preprocessing, trained.heads, labelled=False, csv=files)
     table = _open_input_table(request, data, files)
     for note in data.notes:
         say_aside(notes.format_note(note))

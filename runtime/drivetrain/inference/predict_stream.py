@@ -117,7 +117,7 @@ class PredictStream:
         if file.suffix:
             file.write_bytes(header + b"".join(record.content for record in group))
         paths = [file] if file.suffix else [Path(record.content.decode("utf-8", "surrogateescape")) for record in group]
-        return load_new.read_with_dialect(paths, self.trained.preprocessing, self.trained.heads, files, labelled=False)
+        return load_new.read(paths, self.trained.preprocessing, self.trained.heads, labelled=False, csv=files)
 
     def _predict_whole(self, stream: BinaryIO, files: CsvFiles) -> Iterator[TitledAnswer]:
         """Windows of a long table, which need rows that come later: nothing is predicted before the end."""
@@ -125,9 +125,7 @@ class PredictStream:
         with TemporaryDirectory() as folder:
             file = stdin_records.store_whole(stream, Path(folder))
             try:
-                data = load_new.read_with_dialect(
-                    [file], self.trained.preprocessing, self.trained.heads, files, labelled=False
-                )
+                data = load_new.read([file], self.trained.preprocessing, self.trained.heads, labelled=False, csv=files)
             except DataError as error:
                 raise stdin_records.name_stdin(error, file) from None
             self._print_notes(data.notes)

@@ -20,6 +20,8 @@ class Document:
     """What could not be read; all other values are valid."""
     measured: frozenset[str] = frozenset()
     """Keys of `train:` whose numbers were measured, and are not the user's."""
+    replaced: list[str] = field(default_factory=list)
+    """What the command line has taken the place of, in lines for the user."""
     unread: list[Path] = field(default_factory=list)
     """Paths of values that could not be read, and are None."""
 

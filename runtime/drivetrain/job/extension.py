@@ -45,11 +45,7 @@ def read(folder: Path) -> Extension | None:
 
 
 def write(folder: Path, extension: Extension) -> None:
-    """Write the record.
-
-    Raises:
-        StorageError: if that fails.
-    """
+    """Write the record; raises StorageError if that fails."""
     RunFiles(folder).write_json(EXTENSION_FILE, asdict(extension))
 
 

@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, PrivateAttr
 
-from drivetrain.errors import Problem
+from drivetrain.errors import Problem, SpecError
 from drivetrain.job.data import Data
 from drivetrain.job.document import Document
 from drivetrain.job.formatting import dot_key, format_value
@@ -269,6 +269,10 @@ class Job(Spec):
     def problem(self, path: tuple[str, ...], description: str, possible: str, action: str) -> Problem:
         """A problem of the value at `path` of the spec."""
         return Problem(self.document.place(path), dot_key(path), description, possible, action)
+
+    def spec_error(self, path: tuple[str, ...], description: str, possible: str, action: str) -> SpecError:
+        """The error about the value at `path` of the spec, if it has only this one problem."""
+        return SpecError(self.problem(path, description, possible, action))
 
     def dump(self) -> dict[str, object]:
         """The spec with all defaults, as plain values."""

@@ -48,11 +48,7 @@ class FeatureCells:
             self.texts.setdefault(cell, row)
 
     def check(self, name: str, path: Path) -> None:
-        """Check that the column can be a feature, as training does.
-
-        Raises:
-            DataError: if it cannot.
-        """
+        """Check that the column can be a feature, as training does; raises DataError if it cannot."""
         if not self.texts:
             return
         only_letters = all(any(map(str.isalpha, text)) and not any(map(str.isdigit, text)) for text in self.texts)

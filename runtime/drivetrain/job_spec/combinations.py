@@ -81,7 +81,7 @@ def _within_problems(job: Job, document: Document) -> Iterator[Problem]:
                 f"train.{key}",
                 f"is {value}, and train.within is {job.train.within}, which chooses it",
                 "one of both",
-                f"remove train.within or train.{key}",
+                f"remove train.within or train.{key}; one that only --set has takes the place of the other",
             )
     if job.train.within and job.sweep:
         yield Problem(

@@ -330,11 +330,7 @@ def _find_reasons(cells: list[str], places: Mapping[str, int], expected: _Expect
 
 
 def _check_time(row_of_time: dict[tuple[str, ...], int], cells: list[str], row: int, path: Path, key: str) -> None:
-    """Record the time, and the series, of a row.
-
-    Raises:
-        DataError: if an earlier row has both.
-    """
+    """Record the time, and the series, of a row; raises DataError if an earlier row has both."""
     first = row_of_time.setdefault(tuple(cells), row)
     if first != row and cells[0] not in MISSING_NUMBERS:
         raise DataError(

@@ -33,7 +33,6 @@ def locate(job: Job, say: Say | None = None, *, update: bool = False) -> tuple[J
     """Replace the addresses in a job by the files of its data sets; returns the job, and the data sets.
 
     Args:
-        job: as written.
         say: reports downloads; None to look in the cache only and keep the addresses of what is not there.
         update: ask the hub which commit a branch is now.
 

@@ -118,7 +118,6 @@ def check(document: Document, kind: type[Job] | None = None) -> Job:
     """Build a Job from a document.
 
     Args:
-        document: the spec as written.
         kind: the class of the task; by the document's `task:` if None.
 
     Raises:

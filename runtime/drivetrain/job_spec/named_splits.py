@@ -8,7 +8,7 @@ from pathlib import Path
 
 from drivetrain.data.formats import table_paths
 from drivetrain.data.images import split_folders
-from drivetrain.errors import DataError, SpecError
+from drivetrain.errors import DataError
 from drivetrain.job import Job, dot_key
 from drivetrain.job.data import Data
 from drivetrain.job.hub_address import is_on_hub
@@ -107,15 +107,11 @@ def check_groups(job: Job, split: str, source: str) -> None:
     if column and split == "validation":
         description = f"is {column!r}, and {source} has a split for validation, which knows no groups"
         action = "write `fold: 1/5` or `validation: 0.2` to split the training data by groups, or remove data.groups"
-        raise SpecError([job.problem(("data", "groups"), description, "one of the two", action)])
+        raise job.spec_error(("data", "groups"), description, "one of the two", action)
 
 
 def check_test(job: Job) -> None:
-    """Check that the data of the final test is not that of training or validation.
-
-    Raises:
-        SpecError: if it is.
-    """
+    """Check that the data of the final test is not that of training or validation; raises SpecError if it is."""
     if not isinstance(job.data, Data) or job.data.test is None:
         return
     test = os.path.realpath(job.resolve(job.data.test))
@@ -124,4 +120,4 @@ def check_test(job: Job) -> None:
         if isinstance(path, str) and os.path.realpath(job.resolve(path)) == test:
             description = f"is {job.data.test!r}, the same as data.{key}"
             action = "name other data, or leave it out: the validation data is evaluated in any case"
-            raise SpecError([job.problem(("data", "test"), description, "data that the training does not see", action)])
+            raise job.spec_error(("data", "test"), description, "data that the training does not see", action)

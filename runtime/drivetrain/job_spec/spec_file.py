@@ -9,6 +9,7 @@ from pathlib import Path
 
 from drivetrain.errors import SpecError
 from drivetrain.job import Document
+from drivetrain.job.formatting import format_value
 from drivetrain.job_spec.yaml_file import read, set_value
 from drivetrain.job_spec.yaml_syntax import MAX_BYTES
 
@@ -17,7 +18,6 @@ def read_spec(path: Path, assignments: Sequence[str], content: bytes | None = No
     """The document, with the mistakes in it.
 
     Args:
-        path: the file.
         assignments: `key.path=value` texts, applied over it.
         content: of the file as it was read before; None to read it now.
 
@@ -30,15 +30,26 @@ def read_spec(path: Path, assignments: Sequence[str], content: bytes | None = No
             set_value(document, assignment)
         except SpecError as error:
             document.problems += error.problems
+    _replace_length(document)
     return document
 
 
-def read_content(path: Path) -> bytes:
-    """The content of a job file.
+def _replace_length(document: Document) -> None:
+    """Remove the length in the file if the command line has a time, and the time if it has a length: one of both is possible."""
+    train = document.data.get("train")
+    written = {key: value for key, value in train.items() if value is not None} if isinstance(train, dict) else {}
+    lengths = written.keys() & {"epochs", "steps", "within"}
+    set_keys = {key for key in lengths if document.place(("train", key)).startswith("--set ")}
+    is_time = {key == "within" for key in set_keys}
+    for key in sorted(lengths - set_keys) if len(is_time) == 1 else ():
+        if (key == "within") not in is_time:
+            setting = ", ".join(f"train.{name}: {format_value(written[name])}" for name in sorted(set_keys))
+            document.replaced.append(f"--set: {setting} takes the place of train.{key}: {format_value(written[key])}")
+            del train[key], document.places["train", key]
 
-    Raises:
-        SpecError: if it cannot be read.
-    """
+
+def read_content(path: Path) -> bytes:
+    """The content of a job file; raises SpecError if it cannot be read."""
     try:
         with path.open("rb") as file:
             return file.read(MAX_BYTES + 1)

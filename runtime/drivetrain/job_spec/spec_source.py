@@ -11,13 +11,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from drivetrain.data.custom import user_code
-from drivetrain.errors import SpecError
 from drivetrain.job import Job
 from drivetrain.job.custom import CustomData, list_user_functions
 from drivetrain.job_spec.load_job import load
 from drivetrain.job_spec.spec_file import read_content
 from drivetrain.system.console import say
-from drivetrain.system.files import storage_error
+from drivetrain.system.files import blame_storage
 from drivetrain.system.run_files import JOB_FILE
 
 COPY = "job"
@@ -76,10 +75,8 @@ class SpecSource:
         """
         if self.content is not None:
             return self
-        try:
+        with blame_storage(self.spec):
             return replace(self, content=(self.copy / JOB_FILE).read_bytes() if self.copy else read_content(self.spec))
-        except OSError as error:
-            raise storage_error(self.spec, error) from None
 
     def read_files(self, job: Job) -> dict[str, bytes]:
         """The job file, the user's code, and small files that its arguments name, by their names in a copy.
@@ -96,7 +93,7 @@ class SpecSource:
                     code.with_copies(part.arguments)
             except OSError as error:
                 message = f"{part.file} or a file of its arguments cannot be read: {error}"
-                raise SpecError([job.problem((*key, "file"), message, "files that exist", "restore it")]) from None
+                raise job.spec_error((*key, "file"), message, "files that exist", "restore it") from None
         return {JOB_FILE: self.read().content or b""} | {f"{CODE}/{name}": text for name, text in code.sources.items()}
 
     def copy_to(self, folder: Path, job: Job) -> SpecSource:
@@ -107,11 +104,8 @@ class SpecSource:
             StorageError: if it cannot be written.
         """
         files, copy = self.read_files(job), folder / COPY
-        try:
-            with contextlib.suppress(FileNotFoundError):
-                shutil.rmtree(copy)
-        except OSError as error:
-            raise storage_error(copy, error) from None
+        with blame_storage(copy), contextlib.suppress(FileNotFoundError):
+            shutil.rmtree(copy)
         for name, content in files.items():
             user_code.write_copy(copy, name, content)
         return replace(self, content=files[JOB_FILE], copy=copy)

@@ -29,7 +29,6 @@ def fetch_copies(job: Job, report: Callable[[str], None]) -> tuple[Job, list[Sto
     """The job with copies of what it names, downloaded unless the cache has the present content; and these copies.
 
     Args:
-        job: as written.
         report: takes lines about a download.
 
     Raises:

@@ -35,11 +35,7 @@ def read_stored_spec(run: Path, name: str = JOB_FILE) -> StoredSpec:
 
 
 def load_stored_spec(run: Path, name: str = JOB_FILE) -> Mapping[str, Any]:
-    """The content of the job file of a run.
-
-    Raises:
-        CheckpointError: if it cannot be read.
-    """
+    """The content of the job file of a run; raises CheckpointError if it cannot be read."""
     spec = read_stored_spec(run, name)
     if spec.problem:
         raise damaged_error(run / name, spec.problem)

@@ -139,11 +139,7 @@ def _list_values(key: str, values: SearchRange | list[JsonValue]) -> Iterator[tu
 
 
 def _list_refusals(job: Job, check: Check, key: str, location: str, value: JsonValue) -> Iterator[Problem]:
-    """Problems of the job with this value.
-
-    Raises:
-        DataError: if it is a path that does not exist.
-    """
+    """Problems of the job with this value; raises DataError if it is a path that does not exist."""
     try:
         _build_with(job, check, key, value, location)
     except SpecError as error:

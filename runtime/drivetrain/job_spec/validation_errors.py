@@ -267,12 +267,7 @@ _NETWORKS = ("name", "file", "source")
 
 
 def advise_on_earlier_run(path: Path, document: Document) -> list[str] | None:
-    """The three parts of an error about an unknown key below `model`; None if no run is named.
-
-    Args:
-        path: path of the unknown key.
-        document: the spec as written.
-    """
+    """The three parts of an error about an unknown key below `model`; None if no run is named."""
     if path[:1] != FROM_KEY[:1] or len(path) != len(FROM_KEY) or not document.has(FROM_KEY):
         return None
     model: dict[str, Any] = document.data["model"]

@@ -197,15 +197,13 @@ def read(text: str | bytes, name: str) -> Document:
     if not isinstance(node, yaml.MappingNode):
         description = "is empty" if node is None else "is not a mapping"
         raise SpecError(
-            [
-                Problem(
-                    f"{name}:1:1",
-                    "",
-                    f"the document {description}",
-                    "keys and values: `task: ...`",
-                    "start from one of the examples in jobs/",
-                )
-            ]
+            Problem(
+                f"{name}:1:1",
+                "",
+                f"the document {description}",
+                "keys and values: `task: ...`",
+                "start from one of the examples in jobs/",
+            )
         )
     reader = YamlNodeReader(name)
     data = reader.read(node, ())
@@ -225,15 +223,13 @@ def set_value(document: Document, assignment: str) -> None:
     parts = tuple(part.strip() for part in key.split("."))
     if not equals or not all(part and part.isprintable() for part in parts):
         raise SpecError(
-            [
-                Problem(
-                    f"{origin}:1:1",
-                    "",
-                    "not an assignment",
-                    "key.path=value",
-                    "write for example --set train.epochs=3",
-                )
-            ]
+            Problem(
+                f"{origin}:1:1",
+                "",
+                "not an assignment",
+                "key.path=value",
+                "write for example --set train.epochs=3",
+            )
         )
     # Spaces in place of the key give the right columns.
     root = compose(" " * (len(key) + 1) + text, origin)
@@ -281,15 +277,13 @@ def _find_mapping(document: Document, parts: tuple[str, ...], origin: str) -> di
             document.places[(*parent, "name")] = document.places.pop(parent, origin)
         if not isinstance(child, dict):
             raise SpecError(
-                [
-                    Problem(
-                        origin,
-                        dot_key(parent),
-                        f"is {format_value(child)}, not a mapping",
-                        "a key of a mapping",
-                        f"set all of {dot_key(parent)} instead",
-                    )
-                ]
+                Problem(
+                    origin,
+                    dot_key(parent),
+                    f"is {format_value(child)}, not a mapping",
+                    "a key of a mapping",
+                    f"set all of {dot_key(parent)} instead",
+                )
             )
         node = child
         document.places.setdefault(parent, origin)

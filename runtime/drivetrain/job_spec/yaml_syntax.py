@@ -144,4 +144,4 @@ def _decode(text: str | bytes, name: str) -> str:
 
 
 def _error(name: str, line: int, column: int, description: str, possible: str, action: str) -> SpecError:
-    return SpecError([Problem(f"{name}:{line}:{column}", "", description, possible, action)])
+    return SpecError(Problem(f"{name}:{line}:{column}", "", description, possible, action))

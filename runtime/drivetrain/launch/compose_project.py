@@ -30,12 +30,7 @@ KEEP = "DRIVETRAIN_KEEP_CONTAINERS"
 
 @dataclass(frozen=True)
 class ComposeProject:
-    """One project of compose a job name, user and checkout.
-
-    Args:
-        client: of the engine.
-        job: its name.
-    """
+    """One project of compose a job name, user and checkout."""
 
     client: Any
     job: str

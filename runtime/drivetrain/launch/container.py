@@ -40,7 +40,7 @@ from drivetrain.supervisor.started_runs import StartedRuns
 from drivetrain.system import installation
 from drivetrain.system.child_process import build_environment, format_path_argument
 from drivetrain.system.console import say
-from drivetrain.system.files import storage_error
+from drivetrain.system.files import blame_storage
 from drivetrain.system.installation import CHECKOUT
 from drivetrain.tracking import tracker_process
 
@@ -61,7 +61,7 @@ class LaunchRequest:
     image: str | None = None
     """The name of an image that replaces the image of this checkout or version."""
     command: str = "train"
-    """The command that runs in the container: train, repeat, inspect or sweep."""
+    """The command that runs in the container: train, repeat, inspect, sweep or tradeoffs."""
 
     def load_jobs(self, job: Job) -> list[Job]:
         """Load the job, and for a sweep also one job per choice: each can name other data or another network."""
@@ -227,9 +227,7 @@ def describe_starter(client: Any, image: str, spec: Path) -> dict[str, str]:
     """Return environment variables that tell the container what only its starter knows: image, commit, who tracks.
 
     Args:
-        client: the client of the engine.
         image: the name of the image that it starts.
-        spec: the job file.
     """
     facts = {
         provenance.IMAGE: str(client.images.get(image).id),
@@ -253,10 +251,8 @@ def check_work_folder() -> None:
             "a folder with only what your jobs need; runs/ is created in it",
             "mkdir training && cd training, and move the job file there; its data may be elsewhere",
         )
-    try:
+    with blame_storage(PROJECT / "runs"):
         (PROJECT / "runs").mkdir(exist_ok=True)
-    except OSError as error:
-        raise storage_error(PROJECT / "runs", error) from None
 
 
 def to_container_path(path: Path) -> str:

@@ -30,7 +30,6 @@ def variables(info: Mapping[str, Any], job: Job, *, gpu: bool = False) -> dict[s
 
     Args:
         info: information about the host from the engine (`docker info`).
-        job: the checked spec.
         gpu: whether the image is for GPUs.
     """
     host, limits = float(info["NCPU"]), job.limits

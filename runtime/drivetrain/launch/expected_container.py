@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from drivetrain.hardware import image_selection
 from drivetrain.hardware.detect import name_machine
-from drivetrain.hardware.facts import Cpu, Hardware, Libraries, Memory, Storage, Torch
+from drivetrain.hardware.facts import Cpu, Hardware, Libraries, Storage, Torch
 from drivetrain.job import Job
 from drivetrain.launch import compose_project, container_limits, run_in_image
 from drivetrain.system.installation import CHECKOUT
@@ -24,7 +24,6 @@ def expect_hardware(host: Hardware, job: Job) -> tuple[Hardware, str]:
 
     Args:
         host: the machine of this process, with the GPUs that the job uses.
-        job: the checked spec.
     """
     if not run_in_image.torch_is_missing():
         return host, ""
@@ -44,7 +43,7 @@ def in_container(host: Hardware, job: Job, word: str) -> Hardware:
     limits, shm = trainer["deploy"]["resources"]["limits"], trainer["shm_size"]
     if word != "cpu":
         shm = compose_project.read_trainer(settings, compose_project.GPU_FILE)["shm_size"]
-    cpu = _cpu(host.cpu, float(limits["cpus"]))
+    cpu, memory = _cpu(host.cpu, float(limits["cpus"])), parse_bytes(limits["memory"])
     gpus = host.gpus if word != "cpu" else ()
     return replace(
         host,
@@ -52,7 +51,7 @@ def in_container(host: Hardware, job: Job, word: str) -> Hardware:
         place="docker",
         image=word,
         cpu=cpu,
-        memory=_memory(host.memory, parse_bytes(limits["memory"])),
+        memory=replace(host.memory, limit=memory, used=0, available=min(memory, host.memory.available), swap=False),
         storage=_storage(host.storage, parse_bytes(shm)),
         gpus=gpus,
         torch=_torch(word),
@@ -81,10 +80,6 @@ def _cpu(cpu: Cpu, quota: float) -> Cpu:
     return replace(
         cpu, affinity=cpu.host, cpuset=cpu.host, quota=quota or None, cores=max(cpu.cores, 1), budget=max(budget, 1)
     )
-
-
-def _memory(memory: Memory, limit: int) -> Memory:
-    return replace(memory, limit=limit, used=0, available=min(limit, memory.available), swap=False)
 
 
 def _storage(storage: Storage, shm: int) -> Storage:

@@ -77,8 +77,6 @@ def list_job_mounts(path: Path, job: Job, root: Path = WORKSPACE) -> list[Mount]
     """Return the mounts for what a job needs from outside of the project: spec, data, weights, user code.
 
     Args:
-        path: the spec.
-        job: its content.
         root: the project's path in the container.
 
     Raises:

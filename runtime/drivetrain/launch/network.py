@@ -27,7 +27,6 @@ def decide(job: Job, *, requested: bool = False) -> tuple[bool, str]:
     """Whether there is a network, and a line with the reason.
 
     Args:
-        job: the checked spec.
         requested: whether the user requested one.
     """
     if need_text := need(job):

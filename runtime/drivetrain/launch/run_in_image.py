@@ -228,7 +228,6 @@ def _show(command: Sequence[str], output: TextIO | None, errors: TextIO | None) 
     """Run a command, and print on terminals what it prints; returns its exit code.
 
     Args:
-        command: its command line.
         output: the terminal that its output is for; None if it goes where ours goes.
         errors: the same for its messages.
     """

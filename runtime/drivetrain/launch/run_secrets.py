@@ -61,7 +61,6 @@ def collect(job: Job, online: bool, environ: Mapping[str, str] = os.environ) -> 
     """What a run of this job gets, by name, and the lines that tell the user.
 
     Args:
-        job: the checked spec.
         online: whether the run has a network; else it gets only what the job names.
         environ: the variables of this process.
 

@@ -14,7 +14,6 @@ from drivetrain.data.custom.user_code import Code
 from drivetrain.data.dataset import Dataset
 from drivetrain.data.labels import list_names
 from drivetrain.data.tables import features
-from drivetrain.errors import SpecError
 from drivetrain.job import Job
 from drivetrain.job.images import ImageJob
 from drivetrain.job.model import CustomModel, EarlierRun, Freeze, ImageNetwork, ImagePretrained, ImageTimm, WithWeights
@@ -209,9 +208,7 @@ def _build_series_network(job: SeriesJob, dataset: Dataset) -> Model:
         description = (
             f"is {spec.pool}: {len(spec.cnn_channels)} times pooled, which leaves nothing of a window of {length} rows"
         )
-        raise SpecError(
-            [job.problem(("model", "pool"), description, "a row or more", "a smaller pool or fewer convolutions")]
-        )
+        raise job.spec_error(("model", "pool"), description, "a row or more", "a smaller pool or fewer convolutions")
     arguments: dict[str, Any] = {
         "channels": dataset.preprocessing["channels"],
         "outputs": dataset.heads[""].outputs,

@@ -65,7 +65,7 @@ def freeze(model: nn.Module, spec: Freeze, job: Job) -> list[nn.Module]:
         matching = match_layers(parameters, pattern)
         if not matching:
             key, description = ("model", "freeze", "names", number), f"no layer matches {pattern!r}"
-            raise SpecError([unknown_layer_problem(job, key, description, pattern, parameters)])
+            raise SpecError(unknown_layer_problem(job, key, description, pattern, parameters))
         _freeze_parameters([parameters[name] for name in matching])
     if spec.embeddings:
         # Numbers of tables have separate embeddings, also in a network without categories.
@@ -134,7 +134,7 @@ def _find_part(model: nn.Module, name: str, job: Job) -> nn.Module:
 
 def _refuse(job: Job, key: str, description: str, possible: str, action: str) -> None:
     path = tuple(part for part in ("model", "freeze", key) if part)
-    raise SpecError([Problem(job.document.place(path), ".".join(path), description, possible, action)])
+    raise SpecError(Problem(job.document.place(path), ".".join(path), description, possible, action))
 
 
 def _freeze_parameters(parameters: list[nn.Parameter]) -> None:

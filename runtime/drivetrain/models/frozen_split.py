@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from drivetrain.data.dataset import Inputs
+from drivetrain.models.flop_counter import count_flops
 from drivetrain.models.freeze import find_frozen_parts
 
 Outputs = Tensor | Mapping[str, Tensor]
@@ -140,7 +140,7 @@ def _counting_flops(model: nn.Module) -> Iterator[list[int]]:
         layer.register_forward_hook(count_recurrent) for layer in model.modules() if isinstance(layer, nn.RNNBase)
     ]
     try:
-        with FlopCounterMode(display=False) as counter:
+        with count_flops() as counter:
             yield flops
         flops.append(counter.get_total_flops())
     finally:

@@ -74,7 +74,7 @@ def build_from_run(job: Job, earlier: EarlierModel, dataset: Dataset) -> LoadedN
     file = earlier.folder / WEIGHTS
 
     def refuse(description: str, possible: str, action: str) -> SpecError:
-        return SpecError([job.problem(job.model_key("name"), description, possible, action)])
+        return job.spec_error(job.model_key("name"), description, possible, action)
 
     stored = _read_weights(file, refuse)
     stored |= {name: stored[earlier_name] for name, earlier_name in earlier_names.items() if earlier_name in stored}
@@ -102,7 +102,7 @@ def load_file(job: Job, name: str, network: nn.Module, outputs: set[str]) -> tup
     """
 
     def refuse(description: str, possible: str, action: str) -> SpecError:
-        return SpecError([job.problem(("model", "weights"), description, possible, action)])
+        return job.spec_error(("model", "weights"), description, possible, action)
 
     file = job.resolve(name)
     if file.suffix != ".safetensors":

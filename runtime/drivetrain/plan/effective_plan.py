@@ -59,11 +59,7 @@ class PlanRequest:
 
 
 def load_plan(run: Path) -> Plan:
-    """The plan in a run folder.
-
-    Raises:
-        CheckpointError: if it has no readable plan.
-    """
+    """The plan in a run folder; raises CheckpointError if it has no readable plan."""
     plan = read_plan(run)
     return plan.with_rows(_learn_micro_batch(row, run) for row in plan.decisions if row.name == "micro_batch")
 

@@ -212,11 +212,7 @@ def _make_problem(
 
 
 def load(path: Path) -> Plan:
-    """Read a plan that the user names.
-
-    Raises:
-        SpecError: if the file is no plan.
-    """
+    """Read a plan that the user names; raises SpecError if the file is no plan."""
     try:
         return parse_plan(parse_json(path.read_text(encoding="utf-8")), is_followed=True)
     except (OSError, ValueError) as error:

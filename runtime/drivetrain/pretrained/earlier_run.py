@@ -8,7 +8,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
-from drivetrain.errors import SpecError
 from drivetrain.job import Job
 from drivetrain.job.model import EarlierRun, Freeze
 from drivetrain.job.user_files import suggest_nearest_path
@@ -56,7 +55,7 @@ class EarlierModel:
         Raises:
             SpecError: always.
         """
-        raise SpecError([self.job.problem(key or self.job.model_key("name"), description, possible, action)])
+        raise self.job.spec_error(key or self.job.model_key("name"), description, possible, action)
 
 
 def find(job: Job) -> EarlierModel | None:
@@ -144,4 +143,4 @@ def _find_folder(job: Job, name: str) -> Path:
 
 
 def _refuse(job: Job, description: str, possible: str, action: str) -> NoReturn:
-    raise SpecError([job.problem(job.model_key("name"), description, possible, action)])
+    raise job.spec_error(job.model_key("name"), description, possible, action)

@@ -47,11 +47,7 @@ class Pretrained:
     """Name and commit on the hub; empty for a local folder."""
 
     def network(self) -> nn.Module:
-        """Load the network with its weights, in float32.
-
-        Raises:
-            SpecError: if the weights do not fit the network.
-        """
+        """Load the network with its weights, in float32; raises SpecError if the weights do not fit the network."""
         with quiet_transformers() as transformers:
             try:
                 loaded, loading_info = transformers.AutoModel.from_pretrained(
@@ -81,7 +77,7 @@ class Pretrained:
         Raises:
             SpecError: always.
         """
-        raise SpecError([self.job.problem(hub_name.find_weights_key(self.job), description, possible, action)])
+        raise self.job.spec_error(hub_name.find_weights_key(self.job), description, possible, action)
 
 
 def find(job: Job, name: str) -> Pretrained:
@@ -114,7 +110,7 @@ def locate(job: Job, name: str) -> tuple[Path, str]:
             problem = job.problem(
                 ("model", "revision"), f"{path} is a local folder", "a revision of a name on the hub", "remove it"
             )
-            raise SpecError([problem])
+            raise SpecError(problem)
     elif HUB_NAME.fullmatch(name):
         fetched_network = fetch(job, name)
         folder, origin = fetched_network.snapshot.folder, fetched_network.origin
@@ -241,4 +237,4 @@ def _first_line(error: BaseException) -> str:
 
 
 def _refuse(job: Job, description: str, possible: str, action: str) -> NoReturn:
-    raise SpecError([job.problem(hub_name.find_weights_key(job), description, possible, action)])
+    raise job.spec_error(hub_name.find_weights_key(job), description, possible, action)

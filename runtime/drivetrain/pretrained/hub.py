@@ -87,8 +87,6 @@ def fetch(
     Args:
         repository: name and kind, and its part of the cache.
         revision: a branch, a tag or a commit.
-        choose: chooses the needed files.
-        say: prints lines about a download.
         update: whether to ask the hub for the current commit of a branch or tag, whatever the cache has.
 
     Raises:

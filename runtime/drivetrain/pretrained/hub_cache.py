@@ -10,7 +10,6 @@ models--OWNER--NAME/  blobs/            the content, each file named by its hash
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import os
 import re
@@ -23,6 +22,7 @@ from pathlib import Path
 
 from drivetrain.errors import StorageError
 from drivetrain.pretrained.hub_error import HubKind
+from drivetrain.system import file_lock
 from drivetrain.system.files import make_folder, read_json, sync_folder, write_json, write_text
 
 PART = ".part"
@@ -33,7 +33,6 @@ _REVISION = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)*")
 ABANDONED_SECONDS = 7 * 86_400.0
 """Age after which an incomplete file is removed: if its revision has changed, no download resumes it."""
 _LOCK = ".drivetrain.lock"
-_CHUNK_BYTES = 1 << 18
 
 
 def find_home() -> Path:
@@ -60,9 +59,7 @@ class HubFile:
             if len(self.hash) == 64:
                 return hashlib.file_digest(file, "sha256").hexdigest() == self.hash
             digest = hashlib.sha1(f"blob {self.size}\0".encode(), usedforsecurity=False)
-            while chunk := file.read(_CHUNK_BYTES):
-                digest.update(chunk)
-            return digest.hexdigest() == self.hash
+            return hashlib.file_digest(file, lambda: digest).hexdigest() == self.hash
 
 
 @dataclass(frozen=True)
@@ -154,10 +151,9 @@ class Repository:
             raise _unwritable_error(self.root, error) from None
         try:
             try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                say(f"hub: another process is fetching {self.name}; waiting for it")
-                fcntl.flock(handle, fcntl.LOCK_EX)
+                if not file_lock.lock(handle, wait=False):
+                    say(f"hub: another process is fetching {self.name}; waiting for it")
+                    file_lock.lock(handle)
             except OSError as error:
                 say(f"hub: {self.root} cannot be locked ({error.strerror}); fetch in one process at a time")
             yield

@@ -56,8 +56,6 @@ def find_splits(paths: Sequence[str], readme: str, address: HubAddress, *, image
     """Find the files of each split of a dataset, or of a folder in it; a single file has the empty split.
 
     Args:
-        paths: paths of all files of the repository.
-        readme: content of its README.md.
         address: the dataset and the path in it.
         images: whether files can be images.
 

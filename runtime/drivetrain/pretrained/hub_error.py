@@ -31,8 +31,6 @@ class HubError(Exception):
 
     Args:
         description: what is wrong, to be written after the name of the repository.
-        possible: what is possible.
-        action: what the user can do.
         offline: whether the hub could not be reached at all.
         ended: whether the file has no byte at the requested position.
     """
@@ -56,12 +54,8 @@ def explain_refusal(
     """The error for an answer of the hub.
 
     Args:
-        status: HTTP status of the answer.
-        headers: headers of the answer.
-        endpoint: address of the hub.
         source: variable or file of the token that was sent; empty if none was sent.
         pause: seconds that the hub asks to wait.
-        kind: kind of the repository.
     """
     code, text = headers.get("X-Error-Code") or "", headers.get("X-Error-Message") or ""
     new_token = _NEW_TOKEN.format(endpoint=endpoint)

@@ -24,7 +24,6 @@ def fetch(name: str, revision: str, say: Callable[[str], None] = say_line, *, up
     Args:
         name: its name, such as `google-bert/bert-base-cased`.
         revision: a branch, a tag or a commit.
-        say: prints lines about a download.
         update: whether to ask the hub for the current commit of a branch or tag, whatever the cache has.
 
     Raises:

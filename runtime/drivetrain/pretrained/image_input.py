@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from drivetrain.errors import SpecError
 from drivetrain.job.data import Fit
 from drivetrain.job.images import ImageJob
 from drivetrain.job.model import ImagePretrained
@@ -59,7 +58,7 @@ def read_expected(job: ImageJob) -> ExpectedInput | None:
     if job.data.channels not in ("auto", network_input.channels):
         description = f"is {job.data.channels}, and {folder} takes {network_input.channels}"
         action = f"write {network_input.channels}, or leave it out"
-        raise SpecError([job.problem(("data", "channels"), description, str(network_input.channels), action)])
+        raise job.spec_error(("data", "channels"), description, str(network_input.channels), action)
     return network_input
 
 

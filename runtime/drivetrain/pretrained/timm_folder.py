@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TypeGuard
 
-from drivetrain.errors import SpecError
 from drivetrain.job import Job
 from drivetrain.job.data import Fit
 from drivetrain.job.images import ImageJob
@@ -32,11 +31,7 @@ class TimmFolder:
     """`pretrained_cfg` of timm: the form of the images of the training."""
 
     def expected(self) -> ExpectedInput:
-        """Read the input that the weights expect.
-
-        Raises:
-            SpecError: if the file does not tell it.
-        """
+        """Read the input that the weights expect; raises SpecError if the file does not tell it."""
         size, mean, std = (self.settings.get(key) for key in ("input_size", "mean", "std"))
         crop_share = self.settings.get("crop_pct", 1.0)
         if not (
@@ -79,7 +74,7 @@ class TimmFolder:
         Raises:
             SpecError: always.
         """
-        raise SpecError([self.job.problem(KEY, description, possible, action)])
+        raise self.job.spec_error(KEY, description, possible, action)
 
 
 def find(job: ImageJob) -> TimmFolder | None:

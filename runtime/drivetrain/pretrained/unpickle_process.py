@@ -2,8 +2,9 @@
 
 python -m drivetrain.pretrained.unpickle_process FILE OUT
 
-It has no network, cannot start programs, and its memory, time and files are limited. The pickle may create tensors and
-plain containers only. The last line of output is JSON: what was written, or what was wrong.
+The reader of torch creates tensors and plain containers only. If a file gets around it, the process has no network, starts
+no programs, and its memory, time and files are limited; SECURITY.md says what that does not stop. The last line of output
+is JSON: what was written, or what was wrong.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import resource
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import psutil
 
@@ -70,14 +71,12 @@ def _block_programs() -> None:
 
 
 def _set_limits(size: int) -> None:
-    """Limit memory, time and files of this process; `size` is that of the checkpoint in bytes."""
+    """Limit memory, CPU time and written bytes of this process; `size` is that of the checkpoint in bytes."""
     used_bytes = psutil.Process().memory_info().vms
     for kind, limit in (
         (resource.RLIMIT_AS, used_bytes + 3 * size + SPARE_MEMORY_BYTES),
         (resource.RLIMIT_CPU, MAX_CPU_SECONDS),
         (resource.RLIMIT_FSIZE, 2 * size + (16 << 20)),
-        (resource.RLIMIT_NOFILE, 64),
-        (resource.RLIMIT_CORE, 0),
     ):
         hard = resource.getrlimit(kind)[1]
         limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)
@@ -88,9 +87,10 @@ def _read_checkpoint(torch: Any, file: Path) -> object:
     try:
         return torch.load(file, map_location="cpu", weights_only=True)
     except MemoryError:
-        _refuse(f"{file} needs far more memory than its size", "a checkpoint about as large as its tensors", _SAVE)
+        given, possible = f"{file} needs far more memory than its size", "a checkpoint about as large as its tensors"
     except Exception as error:  # the reader passes on any error that a broken file causes
-        _refuse(f"{file} {_reason(error)}", "a file of tensors in containers: dict, list, numbers, text", _SAVE)
+        given, possible = f"{file} {_reason(error)}", "a file of tensors in containers: dict, list, numbers, text"
+    raise DataError(given, possible, _SAVE)
 
 
 def _reason(error: Exception) -> str:
@@ -113,12 +113,12 @@ def name_tensors(data: Any) -> tuple[dict[str, object], list[str]]:
         left_out += [str(key) for key in data if key != network_key]
         data = data[network_key]
     if not isinstance(data, Mapping):
-        _refuse(f"the file holds a {type(data).__name__}", "tensors by name: a state_dict", _SAVE)
+        raise DataError(f"the file holds a {type(data).__name__}", "tensors by name: a state_dict", _SAVE)
     leaves = dict(_flatten(data, ""))
     non_tensors = [f"{name} ({type(value).__name__})" for name, value in leaves.items() if not hasattr(value, "layout")]
     if non_tensors or not leaves:
         listed = ", ".join(non_tensors[:5]) or "nothing"
-        _refuse(f"the file holds {listed} where tensors should be", "tensors by name: a state_dict", _SAVE)
+        raise DataError(f"the file holds {listed} where tensors should be", "tensors by name: a state_dict", _SAVE)
     return _remove_prefixes(leaves), left_out
 
 
@@ -144,7 +144,7 @@ def _remove_prefixes(tensors: dict[str, object]) -> dict[str, object]:
 def _make_dense(torch: Any, name: str, tensor: Any) -> object:
     """Return a tensor in a form that safetensors can write."""
     if tensor.layout != torch.strided or tensor.is_quantized or tensor.device.type != "cpu":
-        _refuse(
+        raise DataError(
             f"{name} is a tensor of another kind: {tensor.dtype}, {tensor.layout}, {tensor.device}",
             "dense tensors",
             "convert it where the file was made",
@@ -160,10 +160,6 @@ def _copy_tied(tensors: dict[str, Any]) -> dict[str, Any]:
         tensors[name] = tensor.clone() if address in addresses else tensor
         addresses.add(address)
     return tensors
-
-
-def _refuse(description: str, possible: str, action: str) -> NoReturn:
-    raise DataError(description, possible, action)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from drivetrain.errors import DrivetrainError, SpecError
-from drivetrain.report.record import read
 from drivetrain.report.sections.advice import list_model_advice
 from drivetrain.report.summary import summarize
 from drivetrain.report.write import write
@@ -23,9 +22,7 @@ def main(arguments: Sequence[str]) -> int:
             raise SpecError(
                 f"{len(arguments)} arguments", "one run folder", "python -m drivetrain.report runs/NAME-001"
             )
-        run = Path(arguments[0])
-        write(run)
-        record = read(run)
+        record = write(Path(arguments[0]))
         for one in list_model_advice(record, summarize(record)):
             say(f"advice: {one.change}: {one.why}; {one.line}")
     except DrivetrainError as error:

@@ -89,11 +89,7 @@ class Record:
 
 
 def read(run: Path) -> Record:
-    """Read a run folder.
-
-    Raises:
-        CheckpointError: if there is no such folder, or none of a run's files in it.
-    """
+    """Read a run folder; raises CheckpointError if there is no such folder, or none of a run's files in it."""
     run_files.check_is_run(run)
     record = Record(printable(run.resolve().name))
     _read_spec(record, run)

@@ -60,7 +60,6 @@ def write(folder: Path, name: str, runs: Mapping[str, Path], notes: Sequence[str
 
     Args:
         folder: for the files.
-        name: of the job.
         runs: finished runs, by what they differ in: `seed 0`.
         notes: remarks for the page.
 

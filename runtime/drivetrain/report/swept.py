@@ -93,11 +93,7 @@ def format_value(value: JsonValue) -> str:
 
 
 def write(folder: Path, result: SweepResult) -> None:
-    """Write sweep.html, sweep.md and sweep.json.
-
-    Raises:
-        StorageError: if the folder cannot be written.
-    """
+    """Write sweep.html, sweep.md and sweep.json; raises StorageError if the folder cannot be written."""
     from drivetrain.report.render.markdown import render_markdown
     from drivetrain.report.render.page import render_page
 

@@ -33,8 +33,9 @@ from drivetrain.system.run_records import read_mapping
 __all__ = ["write"]
 
 
-def write(run: Path) -> None:
-    """Write the files into the run folder, the model card if the run has ended well. The same files give the same bytes.
+def write(run: Path) -> Record:
+    """Write the files into the run folder, the model card if the run has ended well; returns what they are made of. The
+    same files give the same bytes.
 
     Raises:
         CheckpointError: if the folder holds no run.
@@ -48,6 +49,7 @@ def write(run: Path) -> None:
     RunFiles(run).write_text(REPORT_PAGE, printable_text(render_page(head, below)))
     if card := make_model_card(record, summary):
         RunFiles(run).write_text(MODEL_CARD_FILE, printable_text(card))
+    return record
 
 
 def _list_results(record: Record, summary: Summary) -> dict[str, object]:

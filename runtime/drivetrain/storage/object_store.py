@@ -68,7 +68,6 @@ class ObjectStore:
         """
         Args:
             address: of a bucket or below it, or of a web server.
-            patience: how long it may take.
             environ: read for endpoint and certificates; credentials are read by the client itself.
 
         Raises:
@@ -88,12 +87,7 @@ class ObjectStore:
 
     def find(self, name: str) -> bytes | None:
         """The content of an object; None if there is none."""
-        try:
-            return self.get(name)
-        except RemoteError as error:
-            if error.trouble is Trouble.MISSING:
-                return None
-            raise
+        return _none_if(Trouble.MISSING, lambda: self.get(name))
 
     def get_range(self, name: str, start: int, length: int) -> bytes:
         """`length` bytes of an object from `start` on."""
@@ -113,7 +107,6 @@ class ObjectStore:
         """Write the content of an object to a file; returns its bytes.
 
         Args:
-            name: of the object.
             path: of the file; its folders are made.
             over: set to stop in the middle; an atomic file then stays as it was, any other is removed.
             atomic: whether it is replaced at once when all of it is there, since others may read it.
@@ -143,12 +136,7 @@ class ObjectStore:
 
     def find_head(self, name: str) -> StoredObject | None:
         """Size and tag of an object; None if there is none."""
-        try:
-            return self.head(name)
-        except RemoteError as error:
-            if error.trouble is Trouble.MISSING:
-                return None
-            raise
+        return _none_if(Trouble.MISSING, lambda: self.head(name))
 
     def objects(self, below: str = "") -> list[StoredObject]:
         """All objects below a folder, by name."""
@@ -176,8 +164,6 @@ class ObjectStore:
         """Write an object from a file, in parts if it is long; nothing is visible before the last one.
 
         Args:
-            name: of the object.
-            path: of the file.
             moved: called whenever a part of it has been taken.
 
         Raises:
@@ -204,28 +190,17 @@ class ObjectStore:
 
     def create(self, name: str, content: bytes) -> str | None:
         """Write an object that must not exist; returns its revision, or None if it exists."""
-        return self._conditional(name, content, "create")
+        return _none_if(Trouble.CHANGED, lambda: self._put(name, content, "create"))
 
     def replace(self, name: str, content: bytes, revision: str) -> str | None:
         """Write over an object that must have this revision; returns the new one, or None if it has changed."""
-        return self._conditional(name, content, {self._mark: revision})
+        return _none_if(Trouble.CHANGED, lambda: self._put(name, content, {self._mark: revision}))
 
     def delete(self, names: Iterable[str]) -> None:
         """Remove objects; one that is not there is no error."""
         for name in names:
-            try:
-                self._ask("remove", name, functools.partial(_client().delete, self._store, name))
-            except RemoteError as error:
-                if error.trouble is not Trouble.MISSING:
-                    raise
-
-    def _conditional(self, name: str, content: bytes, mode: object) -> str | None:
-        try:
-            return self._put(name, content, mode)
-        except RemoteError as error:
-            if error.trouble is Trouble.CHANGED:
-                return None
-            raise
+            request = functools.partial(_client().delete, self._store, name)
+            _none_if(Trouble.MISSING, functools.partial(self._ask, "remove", name, request))
 
     def _put(self, name: str, content: bytes, mode: object) -> str:
         options = {} if mode is None else {"mode": mode}
@@ -266,13 +241,19 @@ class ObjectStore:
         try:
             return request()
         except Exception as error:
-            if not _is_of_store(error):
+            if not isinstance(error, _client().exceptions.BaseError | FileNotFoundError):
                 raise
             raise translate(error, self.address / name if name else self.address, task, self.environ) from None
 
 
-def _is_of_store(error: Exception) -> bool:
-    return isinstance(error, _client().exceptions.BaseError | FileNotFoundError)
+def _none_if(trouble: Trouble, request: Callable[[], T]) -> T | None:
+    """The answer to a request; None if this is the trouble."""
+    try:
+        return request()
+    except RemoteError as error:
+        if error.trouble is trouble:
+            return None
+        raise
 
 
 def _open_store(address: RemoteAddress, patience: Patience, environ: Mapping[str, str]) -> Any:

@@ -16,13 +16,7 @@ _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 class BadAddress(ValueError):
-    """An address that cannot be used.
-
-    Args:
-        given: what is wrong with it.
-        possible: what an address looks like.
-        action: what to do.
-    """
+    """An address that cannot be used."""
 
     def __init__(self, description: str, possible: str = POSSIBLE, action: str = "correct the address") -> None:
         self.given, self.possible, self.action = description, possible, action

@@ -42,14 +42,7 @@ class Trouble(Enum):
 
 
 class RemoteError(StorageError):
-    """A store did not do what was asked.
-
-    Args:
-        trouble: why.
-        given: what was tried, and what came back.
-        possible: what would work.
-        action: what to do.
-    """
+    """A store did not do what was asked."""
 
     def __init__(self, kind: Trouble, description: str, possible: str = "", action: str = "") -> None:
         self.trouble = kind
@@ -98,7 +91,6 @@ def translate(error: Exception, address: RemoteAddress, task: str, environ: Mapp
 
     Args:
         error: of obstore, or the OSError and ValueError that it raises.
-        address: what the request was about.
         task: the request as a verb: read, write, list, remove.
         environ: the variables that the store was opened with.
     """
@@ -118,8 +110,8 @@ def translate(error: Exception, address: RemoteAddress, task: str, environ: Mapp
         "bucket": address.host,
         "at": f" at {endpoint}" if endpoint else "",
         "endpoint": endpoint or "the address of the provider",
-        "needed": store_variables.list_needed(address.scheme),
-        "variables": store_variables.describe_set(address.scheme, environ),
+        "needed": ", ".join(store_variables.NEEDED.get(address.scheme, ())) or "none",
+        "variables": ", ".join(store_variables.read_known(address.scheme, environ)) or "none",  # never their values
         "said": said,
     }
     return RemoteError(kind_of_trouble, *(part.format_map(fields) for part in _PARTS[kind_of_trouble]))

@@ -81,13 +81,3 @@ def missing_files(scheme: str, environ: Mapping[str, str]) -> list[tuple[str, st
 def is_plain_http(scheme: str, environ: Mapping[str, str]) -> bool:
     """Whether the endpoint that is set is reached without TLS."""
     return any(environ.get(name, "").lower().startswith("http://") for name in ENDPOINTS.get(scheme, ()))
-
-
-def list_needed(scheme: str) -> str:
-    """The names of what most users set."""
-    return ", ".join(NEEDED.get(scheme, ())) or "none"
-
-
-def describe_set(scheme: str, environ: Mapping[str, str]) -> str:
-    """The names, never values, of what is set."""
-    return ", ".join(read_known(scheme, environ)) or "none"

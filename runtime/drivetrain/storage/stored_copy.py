@@ -27,7 +27,7 @@ from drivetrain.storage.store_errors import RemoteError, Trouble
 from drivetrain.storage.stored_files import Selector, any_file, list_files
 from drivetrain.storage.stored_version import PRESENT, RECORD, files_in, size_of, version_of
 from drivetrain.system import file_lock
-from drivetrain.system.files import make_folder, read_json, storage_error, write_json
+from drivetrain.system.files import blame_storage, make_folder, read_json, write_json
 
 PATIENCE, HASTE = Patience(retries=30.0), Patience(retries=5.0, silence=10.0, connect=5.0)
 """Without a copy, and with one, which is used if the store stays away for so long."""
@@ -47,9 +47,6 @@ class StoredCopy:
     Args:
         address: of a file, or of a folder of a bucket.
         path: of the copy, with the name that it has in the store.
-        version: of its content.
-        bytes: of all files.
-        files: how many there are.
         fetched: when, in words.
         downloaded: bytes that this call has downloaded.
         note: why the store was not asked whether it has changed; empty if it was.
@@ -71,7 +68,6 @@ def find_cached(address: RemoteAddress, cache: Path) -> StoredCopy | None:
 
     Args:
         address: of a file or folder; that of a part of a folder whose copy is there will do.
-        cache: the folder of all copies.
     """
     covering, below = _covering(address, cache)
     copied = _own(covering, cache)
@@ -86,7 +82,6 @@ def fetch(address: RemoteAddress, cache: Path, say: Callable[[str], None], selec
 
     Args:
         address: of a file, or of a folder of a bucket.
-        cache: the folder of all copies.
         say: takes a line before a download.
         selects: which files of a folder are needed, by their names.
 
@@ -162,21 +157,16 @@ def _brought(
         "name": files[0].name if single else address.name if address.path else ".",
         "files": [asdict(file) for file in files],
     }
-    try:
-        with _lock(folder_of_address, say):
-            if any(size_of(folder_of_address / version / file.name) != file.bytes for file in files):
-                size = stored_version.make(
-                    ObjectStore(address.parent, PATIENCE), files, folder_of_address, version, say
-                )
-            present = read_json(folder_of_address / PRESENT)
-            if size or not isinstance(present, dict) or present.get("version") != version:
-                record["fetched"] = time.strftime("%Y-%m-%d %H:%M:%S")
-                write_json(folder_of_address / f"{version}{RECORD}", record)
-                write_json(folder_of_address / PRESENT, record)
-            copied = _own(address, cache)
-            stored_version.remove_others(folder_of_address, version)
-    except OSError as error:
-        raise storage_error(folder_of_address, error) from None
+    with blame_storage(folder_of_address), _lock(folder_of_address, say):
+        if any(size_of(folder_of_address / version / file.name) != file.bytes for file in files):
+            size = stored_version.make(ObjectStore(address.parent, PATIENCE), files, folder_of_address, version, say)
+        present = read_json(folder_of_address / PRESENT)
+        if size or not isinstance(present, dict) or present.get("version") != version:
+            record["fetched"] = time.strftime("%Y-%m-%d %H:%M:%S")
+            write_json(folder_of_address / f"{version}{RECORD}", record)
+            write_json(folder_of_address / PRESENT, record)
+        copied = _own(address, cache)
+        stored_version.remove_others(folder_of_address, version)
     assert copied is not None
     return replace(copied, downloaded=size)
 
@@ -184,10 +174,11 @@ def _brought(
 @contextmanager
 def _lock(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
     make_folder(folder)
-    handle = file_lock.acquire(folder / _LOCK, 0.0)
-    if handle is None:
-        say(f"{folder}: another command downloads the same; waiting for it")
-        handle = file_lock.acquire(folder / _LOCK, MAX_WAIT_SECONDS)
+    handle = file_lock.acquire(
+        folder / _LOCK,
+        MAX_WAIT_SECONDS,
+        report_wait=lambda: say(f"{folder}: another command downloads the same; waiting for it"),
+    )
     if handle is None:
         raise Busy(f"{folder}: another command downloads the same", "one at a time", "wait for it, or stop it")
     try:

@@ -11,7 +11,6 @@ from urllib.parse import unquote
 from drivetrain.errors import DataError
 from drivetrain.storage.object_store import ObjectStore, StoredObject
 from drivetrain.storage.remote_address import RemoteAddress
-from drivetrain.storage.store_errors import RemoteError, Trouble
 
 Selector = Callable[[str], bool]
 """Whether a file of a folder is needed, by its path relative to the folder."""
@@ -59,13 +58,9 @@ def _find_file(parent: ObjectStore, address: RemoteAddress) -> StoredObject | No
         return None
     if not address.writable:  # a web server; the client itself percent-encodes the address
         return parent.head(unquote(address.name))
-    try:
-        file = parent.head(address.name)
-    except RemoteError as error:
-        if error.trouble is not Trouble.MISSING:
-            raise
-        return None
-    return None if not file.bytes and parent.objects(f"{address.name}/") else file  # empty: it represents a folder
+    file = parent.find_head(address.name)
+    represents_folder = file is not None and not file.bytes and parent.objects(f"{address.name}/")
+    return None if represents_folder else file
 
 
 def _list_folder(parent: ObjectStore, prefix: str) -> list[StoredObject]:

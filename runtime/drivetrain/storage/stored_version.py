@@ -6,7 +6,6 @@ A folder that a process has locked is not removed; the kernel gives up the lock 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -19,6 +18,7 @@ from pathlib import Path
 from drivetrain.errors import StorageError
 from drivetrain.storage.object_store import ObjectStore, StoredObject
 from drivetrain.storage.stored_files import download
+from drivetrain.system import file_lock
 from drivetrain.system.files import read_json, sync_folder
 from drivetrain.system.units import format_bytes
 
@@ -56,9 +56,7 @@ def make(
 
     Args:
         store: opened where the names of the files are relative to.
-        files: of the version.
         folder: the folder of all versions of the address; the caller holds its lock.
-        version: its name.
         say: takes a line before a download.
 
     Raises:
@@ -111,28 +109,22 @@ def hold(version: Path) -> None:
         return
     with contextlib.suppress(OSError):  # it is gone, or the file system has no locks
         handle = os.open(version, os.O_RDONLY)
-        fcntl.flock(handle, fcntl.LOCK_SH)
+        file_lock.lock(handle, shared=True)
         _held[version] = handle
 
 
 def remove_others(versions: Path, version: str) -> None:
     """Remove versions that no process reads, and what was left of downloads that nobody will continue."""
     for folder in versions.iterdir():
-        if not folder.is_dir() or folder.name == version:
+        if not folder.is_dir() or folder.name == version or folder in _held:
             continue
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            if folder not in _held:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with file_lock.try_lock(folder) as handle, contextlib.suppress(OSError):
+            if handle is not None:
                 renamed = folder.with_suffix(GONE)
                 folder.replace(renamed)
                 shutil.rmtree(renamed, ignore_errors=True)
                 if not folder.suffix:  # of a version, not of a download
                     folder.with_suffix(RECORD).unlink(missing_ok=True)
-        except OSError:
-            continue
-        finally:
-            os.close(handle)
 
 
 def release(version: Path) -> None:

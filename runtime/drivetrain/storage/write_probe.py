@@ -15,9 +15,6 @@ NAME = ".drivetrain-probe-"
 def check_writable(store: ObjectStore) -> None:
     """List, and write, read and remove a small object.
 
-    Args:
-        store: opened at the address.
-
     Raises:
         RemoteError: with what the store refuses; also if it takes conditions without keeping them, since two machines
             would then write one run.

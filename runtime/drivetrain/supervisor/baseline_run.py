@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from math import inf
 from pathlib import Path
@@ -34,7 +33,6 @@ def compare(source: SpecSource, job: Job, run: Path, seconds_left: float = inf) 
 
     Args:
         source: the spec, for the child process.
-        job: the loaded spec.
         run: folder of the finished run.
         seconds_left: of `train.within`.
     """
@@ -80,13 +78,10 @@ def _fit_in_child(source: SpecSource, run: Path, seconds: float) -> str:
     command = [sys.executable, "-m", MODULE, *paths, repr(seconds), *source.options()]
     with signals.forward_signals() as forward:
         with signals.block_signals():
-            process = child_process.start_child(command, PASSIVE_WAIT)
+            process = child_process.start_child(command, child_process.build_environment(PASSIVE_WAIT))
             forward.children = [process]
-        try:
-            code = process.wait(None if seconds == inf else seconds)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        code = child_process.wait_or_kill(process, None if seconds == inf else seconds)
+        if code is None:
             return f"their {seconds:.0f} s were over before all were fitted"
     if forward.sent:
         return f"stopped by {signals.describe_signal(forward.sent[0])}; the run is complete"

@@ -45,7 +45,7 @@ def make_refusal(call_site: str) -> Refusal:
     """The function that makes errors which point to `call_site` (file, line and column of the call)."""
 
     def refuse(key: str, description: str, possible: str, action: str) -> SpecError:
-        return SpecError([Problem(call_site, key, description, possible, action)])
+        return SpecError(Problem(call_site, key, description, possible, action))
 
     return refuse
 
@@ -78,7 +78,6 @@ def collect_parts(
     """Check the objects of a call, and describe them for its spec.
 
     Args:
-        model: the network.
         optimizer: an object, a function, or a description as in the spec.
         schedule: the same for the schedule.
         every: when a scheduler object steps: `step` or `epoch`.
@@ -119,7 +118,6 @@ def user_optimizer(argument: Any, model: object, refuse: Refusal, *, stored: boo
 
     Args:
         argument: the optimizer, or a function of the list of trainable parameters.
-        model: the network.
         refuse: makes the error of an argument.
         stored: whether checkpoints hold its state; if so, one whose state no checkpoint can hold is refused.
 
@@ -235,17 +233,12 @@ def _check_schedule(argument: Any, optimizer: UserOptimizer | None, every: str |
     if not isinstance(argument, LRScheduler):
         # Called with a copy: building a scheduler changes the rates of its optimizer.
         with blame_user_code(lambda told, do: refuse("schedule", f"raised {told}", POSSIBLE_SCHEDULES, do)):
-            scheduler = schedule.build(_copy_optimizer(trial))
+            scheduler = schedule.build(trial.build(copy.deepcopy(trial.model)))
         if isinstance(scheduler, ReduceLROnPlateau):
             raise _refuse_plateau(refuse)
         if not isinstance(scheduler, LRScheduler):
             raise refuse("schedule", f"returned {describe(scheduler)}", POSSIBLE_SCHEDULES, "return a scheduler")
     return schedule
-
-
-def _copy_optimizer(optimizer: UserOptimizer) -> Optimizer:
-    """The same optimizer over a copy of the network."""
-    return optimizer.build(copy.deepcopy(optimizer.model))
 
 
 def _refuse_plateau(refuse: Refusal) -> SpecError:

@@ -46,7 +46,6 @@ def collect_rows(model: nn.Module, loss: object, data: Mapping[str, object], par
     """What is compared, by the name of an object or of its attribute.
 
     Args:
-        model: the network.
         loss: of the call.
         data: the data sets, and functions of them, by argument.
         parts: the other objects of the call.
@@ -74,7 +73,6 @@ def check(folder: Path, now: Mapping[str, str], *, extends: bool = False) -> lis
     """Record what a run is started with, or compare it; returns lines about callbacks that have changed.
 
     Args:
-        folder: of the run.
         now: the rows of the present call.
         extends: whether the run has just begun to continue a finished one, perhaps with other rates.
 

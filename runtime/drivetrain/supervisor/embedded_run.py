@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import subprocess
 from collections.abc import Callable, Mapping
@@ -23,7 +24,7 @@ from drivetrain.data.custom.data_sources import DataSource
 from drivetrain.data.custom.user_loss import CustomTerms
 from drivetrain.data.dataset import Dataset
 from drivetrain.data.load_data import check_loss
-from drivetrain.errors import CheckpointError, DataError, DrivetrainError, Problem, SpecError, Stopped, UserCodeError
+from drivetrain.errors import CheckpointError, DataError, DrivetrainError, SpecError, Stopped, UserCodeError
 from drivetrain.hardware import calibration_file
 from drivetrain.hardware.detect import detect
 from drivetrain.hardware.facts import Hardware
@@ -34,6 +35,8 @@ from drivetrain.models.build import Model
 from drivetrain.plan import effective_plan, show_plan
 from drivetrain.plan import plan as plans
 from drivetrain.plan.effective_plan import PlanRequest
+from drivetrain.plan.evidence import Measurement
+from drivetrain.plan.plan import Plan
 from drivetrain.pretrained.earlier_run import WEIGHTS
 from drivetrain.supervisor import (
     embedded_call,
@@ -53,12 +56,11 @@ from drivetrain.system.signals import Interrupted, Signals, raise_stopped
 from drivetrain.tracking import tracker_process
 from drivetrain.tracking.event_log import EventLog
 from drivetrain.tracking.tracker_process import TrackerProcess
-from drivetrain.training import effective_settings
 from drivetrain.training.phase_timer import PhaseTimer
-from drivetrain.training.run import Run, assemble
+from drivetrain.training.run import Run
 from drivetrain.training.train import train as train_run
 from drivetrain.training.user_parts import TrainingInfo, UserParts
-from drivetrain.tuning import tuner
+from drivetrain.tuning import assembly
 from drivetrain.tuning.memory.micro_batch import MicroBatchSearch
 
 
@@ -127,9 +129,7 @@ def _check_call(call: TrainCall) -> tuple[EmbeddedJob, Dataset]:
     """Open the data, and check it with network and loss; returns the job, completed by facts about both, and the data."""
     job, model = call.job, call.model
 
-    def refuse(description: str, possible: str, action: str) -> SpecError:
-        return SpecError([Problem(job.document.place(()), "", description, possible, action)])
-
+    refuse = functools.partial(embedded_parts.make_refusal(job.document.place(())), "")
     _check_model(model, refuse)
     terms = CustomTerms(call.loss, "loss", refuse, call.weight_of) if job.has_own_loss() else None
     if call.weight_of is not None and not (terms and callable(call.weight_of)):
@@ -212,15 +212,13 @@ def _describe_objects(call: TrainCall) -> dict[str, str]:
     sources = zip(("train_data", "validation_data"), call.sources, strict=True)
     # Arrays are left out, because the record of the data already has their values.
     data = {
-        name: source.data for name, source in sources if hasattr(source.data, "__dict__") and not _is_array(source.data)
+        name: source.data
+        for name, source in sources
+        if hasattr(source.data, "__dict__") and not isinstance(source.data, Tensor | TensorDataset)
     }
     data |= {f"{source.name}.collate_fn": source.collate for source in call.sources}
     data |= {f"{source.name}.sampler": source.sampler for source in call.sources}
     return embedded_record.collect_rows(call.model, call.loss, data, call.parts)
-
-
-def _is_array(data: object) -> bool:
-    return isinstance(data, Tensor | TensorDataset)
 
 
 def _train(call: TrainCall, dataset: Dataset, signals: Signals, afterwards: contextlib.ExitStack) -> FinishedCall:
@@ -228,7 +226,6 @@ def _train(call: TrainCall, dataset: Dataset, signals: Signals, afterwards: cont
 
     Args:
         call: the call, with the completed job.
-        dataset: its data.
         signals: the installed handlers.
         afterwards: runs its callbacks when the network is the program's again.
     """
@@ -294,37 +291,25 @@ def _open_folder(call: TrainCall) -> RunFolder:
 
 def _assemble(call: TrainCall, machine: Hardware, folder: RunFolder, dataset: Dataset, signals: Signals) -> Run:
     """Assemble the run under a plan that this process can execute."""
-    job, parts = call.job, call.parts
+    job = call.job
     # A loop of the user would leave frozen layers in training mode; so does this run.
     network = Model(call.model, "python", {}, Freeze(train_mode=True))
     facts = inspection.inspect_workload(dataset, network.module)
-    clock = PhaseTimer()
     plan_path = folder.path / PLAN_FILE
     stored = effective_plan.load_plan(folder.path) if folder.resumes and plan_path.exists() else None
     # A resumed run keeps its plan, whatever was calibrated meanwhile.
     machine = machine if stored else calibration_file.add_calibration(machine)
-    plan = plans.resolve(job, machine, facts, replay=stored.values() if stored else {})
-    plan = host_process.keep_process_settings(plans.keep_reasons(plan, stored) if stored else plan, machine)
+
+    def decide(measured: Mapping[str, Measurement]) -> Plan:
+        plan = plans.resolve(job, machine, facts, replay=stored.values() if stored else {}, measured=measured)
+        return host_process.keep_process_settings(plans.keep_reasons(plan, stored) if stored else plan, machine)
+
+    search = MicroBatchSearch(job, machine, decide({}), dataset, network, facts, folder.path, signals, say, call.parts)
     if stored is None:
-        # The micro-batch that fits comes first, since the tuner measures with it.
-        measurements = MicroBatchSearch(
-            job, machine, plan, dataset, network, facts, folder.path, signals, say, parts
-        ).load_or_measure()
-        if measurements:
-            plan = host_process.keep_process_settings(
-                plans.resolve(job, machine, facts, measured=measurements), machine
-            )
-        measurements |= tuner.load_or_measure(
-            job, machine, plan, dataset, network, folder.path, signals, say, parts=parts
-        )
-        if measurements:
-            plan = host_process.keep_process_settings(
-                plans.resolve(job, machine, facts, measured=measurements), machine
-            )
-    show_plan.show(plan, job, machine, plan_path, stored)
-    run = assemble(job, machine, plan, folder.path, dataset, network, signals, clock, user_parts=parts)
+        search = assembly.measure_plan(search, decide)
+    show_plan.show(search.plan, job, machine, plan_path, stored)
+    run = assembly.apply_plan(search, PhaseTimer())
     run.kept_in_eval_mode = [run.model.get_submodule(name) for name in call.layers_in_eval_mode]
-    effective_settings.record(run, say)
     return run
 
 

@@ -156,15 +156,11 @@ def plan_extension(finished: FinishedRun, job: Job, *, restart: bool) -> Extensi
 def _check_within(finished: FinishedRun, job: Job) -> None:
     """Refuse a job whose length a measurement would choose, as if nothing were trained yet."""
     if job.train.within:
-        raise SpecError(
-            [
-                job.problem(
-                    ("train", "within"),
-                    f"is {job.train.within}, and {finished.path} has trained {_count(finished.epochs, 'epoch')}",
-                    "train.epochs: the epochs of both runs together",
-                    f"such as --set train.within=null --set train.epochs={2 * max(1, finished.epochs)}",
-                )
-            ]
+        raise job.spec_error(
+            ("train", "within"),
+            f"is {job.train.within}, and {finished.path} has trained {_count(finished.epochs, 'epoch')}",
+            "train.epochs: the epochs of both runs together",
+            f"such as --set train.within=null --set train.epochs={2 * max(1, finished.epochs)}",
         )
 
 
@@ -173,15 +169,11 @@ def _check_solved(finished: FinishedRun, job: Job) -> None:
     is_solved = finished.state.get("counters", {}).get("solved")
     unfrozen = getattr(getattr(job, "model", None), "unfreeze", ())
     if is_solved and not unfrozen:
-        raise SpecError(
-            [
-                job.problem(
-                    ("train", "epochs"),
-                    f"more of them change nothing: the outputs of {finished.path} are solved, and all else is frozen",
-                    "a run that trains by steps",
-                    f"start from its model: model: {{from: {finished.path}}}, with less frozen, or with train.solve_heads: false",
-                )
-            ]
+        raise job.spec_error(
+            ("train", "epochs"),
+            f"more of them change nothing: the outputs of {finished.path} are solved, and all else is frozen",
+            "a run that trains by steps",
+            f"start from its model: model: {{from: {finished.path}}}, with less frozen, or with train.solve_heads: false",
         )
 
 
@@ -189,26 +181,18 @@ def _check_length(finished: FinishedRun, job: Job) -> None:
     """Refuse a job that has no more epochs or steps than the finished run."""
     train = job.train
     if train.epochs <= finished.epochs:
-        raise SpecError(
-            [
-                job.problem(
-                    ("train", "epochs"),
-                    f"is {train.epochs}, and {finished.path} has trained {_count(finished.epochs, 'epoch')}",
-                    f"more than {finished.epochs}: the epochs of both runs together",
-                    f"such as --set train.epochs={2 * max(1, finished.epochs)}",
-                )
-            ]
+        raise job.spec_error(
+            ("train", "epochs"),
+            f"is {train.epochs}, and {finished.path} has trained {_count(finished.epochs, 'epoch')}",
+            f"more than {finished.epochs}: the epochs of both runs together",
+            f"such as --set train.epochs={2 * max(1, finished.epochs)}",
         )
     if train.steps is not None and train.steps <= finished.step:
-        raise SpecError(
-            [
-                job.problem(
-                    ("train", "steps"),
-                    f"is {train.steps}, and {finished.path} has trained {_count(finished.step, 'step')}",
-                    f"more than {finished.step}: the steps of both runs together; or null for no limit but train.epochs",
-                    f"such as --set train.steps={2 * finished.step}",
-                )
-            ]
+        raise job.spec_error(
+            ("train", "steps"),
+            f"is {train.steps}, and {finished.path} has trained {_count(finished.step, 'step')}",
+            f"more than {finished.step}: the steps of both runs together; or null for no limit but train.epochs",
+            f"such as --set train.steps={2 * finished.step}",
         )
 
 
@@ -216,17 +200,13 @@ def _check_early_stopping(finished: FinishedRun, job: Job) -> None:
     """Refuse a job that early stopping would end at once."""
     stopping, stopping_state = job.train.early_stopping, _select_stopping_state(finished, job)
     if stopping and stopping_state and stopping_state["waited"] >= stopping.patience:
-        raise SpecError(
-            [
-                job.problem(
-                    ("train", "early_stopping", "patience"),
-                    f"is {stopping.patience}, and {stopping.metric} has not improved for "
-                    f"{_count(stopping_state['waited'], 'evaluation')} of {finished.path}, so training would end at once",
-                    "a larger patience, or no early stopping",
-                    f"such as --set train.early_stopping.patience={2 * stopping_state['waited']}, or "
-                    "--set train.early_stopping=null",
-                )
-            ]
+        raise job.spec_error(
+            ("train", "early_stopping", "patience"),
+            f"is {stopping.patience}, and {stopping.metric} has not improved for "
+            f"{_count(stopping_state['waited'], 'evaluation')} of {finished.path}, so training would end at once",
+            "a larger patience, or no early stopping",
+            f"such as --set train.early_stopping.patience={2 * stopping_state['waited']}, or "
+            "--set train.early_stopping=null",
         )
 
 
@@ -246,16 +226,12 @@ def _restarts_schedule(finished: FinishedRun, job: Job, restart: bool) -> bool:
     longer = earlier.within or (job.train.epochs, job.train.steps) != (earlier.epochs, earlier.steps)
     if schedule.name not in FALLING_SCHEDULES or restart or not longer:
         return restart
-    raise SpecError(
-        [
-            job.problem(
-                ("train", "schedule"),
-                f"is {schedule.name}, which was planned for the length of {finished.path} and has come to its end there",
-                f"a schedule without an end (constant, step, plateau), or {schedule.name} once more over the added epochs",
-                "--restart-schedule for once more; or --set train.schedule=constant, with the rate you want: "
-                f"--set train.optimizer.lr={job.train.optimizer.lr / 10:.2g}",
-            )
-        ]
+    raise job.spec_error(
+        ("train", "schedule"),
+        f"is {schedule.name}, which was planned for the length of {finished.path} and has come to its end there",
+        f"a schedule without an end (constant, step, plateau), or {schedule.name} once more over the added epochs",
+        "--restart-schedule for once more; or --set train.schedule=constant, with the rate you want: "
+        f"--set train.optimizer.lr={job.train.optimizer.lr / 10:.2g}",
     )
 
 

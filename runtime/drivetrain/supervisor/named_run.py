@@ -77,11 +77,7 @@ def check_exists(path: Path) -> Path:
 
 
 def find_newest() -> Path:
-    """The run that was written to last.
-
-    Raises:
-        CheckpointError: if there is none.
-    """
+    """The run that was written to last; raises CheckpointError if there is none."""
     runs = list_by_age()
     if not runs:
         raise CheckpointError(

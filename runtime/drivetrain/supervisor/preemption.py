@@ -43,11 +43,7 @@ class NoticeAddress:
         self.headers = dict(HEADERS)
 
     def notice(self) -> str | None:
-        """The notice, or None if there is none.
-
-        Raises:
-            NoAnswer: if there was no answer, or no usable one.
-        """
+        """The notice, or None if there is none; raises NoAnswer if there was no answer, or no usable one."""
         status, text = self._ask("GET", self._format_target(), self.headers)
         if status == http.client.UNAUTHORIZED:
             self.headers[TOKEN] = self._fetch_token()

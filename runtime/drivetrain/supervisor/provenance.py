@@ -56,7 +56,6 @@ def write(run: Path, commits: Sequence[str]) -> None:
     """Record it for a run that has finished.
 
     Args:
-        run: the run folder.
         commits: of the job's folder, as each attempt began; an attempt with that of the one before is left out.
     """
     hardware: Mapping[str, Any] = RunFiles(run).read_object(run_files.HARDWARE_FILE)
@@ -88,7 +87,6 @@ def add_commit(before: Sequence[str], source: str, run: Path) -> list[str]:
     Args:
         before: those of earlier attempts.
         source: the spec, or the program that trains.
-        run: the run folder.
     """
     current = os.environ.get(COMMIT) or read_commit(Path(source).absolute().parent, run.parent)
     return [*before] if current is None or current in before[-1:] else [*before, current]
@@ -101,7 +99,6 @@ def read_commit(folder: Path, runs: Path | None = None) -> str | None:
     index, since no filter runs.
 
     Args:
-        folder: of the job.
         runs: where runs are written; what lies there was not trained from.
     """
     try:
@@ -309,11 +306,7 @@ def _format_config(settings: dict[str, str]) -> str:
 
 
 def _read_small(path: Path) -> str:
-    """The text of a small regular file, without the white space around it.
-
-    Raises:
-        OSError: if it is none.
-    """
+    """The text of a small regular file, without the white space around it; raises OSError if it is none."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
     with open(handle, "rb") as file:
         if not stat.S_ISREG(os.fstat(handle).st_mode):

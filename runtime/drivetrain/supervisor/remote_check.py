@@ -6,9 +6,8 @@ import os
 from collections.abc import Callable
 from functools import partial
 
-from drivetrain.data.streaming import accepted
 from drivetrain.data.streaming.remote_store import RemoteStore
-from drivetrain.data.streaming.shard import Accepted
+from drivetrain.data.streaming.shard import Accepted, accepted_by
 from drivetrain.errors import DrivetrainError
 from drivetrain.job import Job, dot_key, remote_data
 from drivetrain.job.hub_address import is_on_hub
@@ -27,7 +26,6 @@ def check(job: Job, say: Callable[[str], None]) -> list[DrivetrainError]:
     """Use every remote address of a job once; returns what is wrong, in the order of the keys.
 
     Args:
-        job: the checked spec.
         say: is told one line for each address that can be used.
     """
     wrong = list[DrivetrainError]()
@@ -55,7 +53,7 @@ def check(job: Job, say: Callable[[str], None]) -> list[DrivetrainError]:
 def _select_check(job: Job, key: tuple[str, ...]) -> Callable[[RemoteAddress, str], str]:
     """How what a job reads is tried."""
     if job.streams(key):
-        return partial(_check_shards, accepted.of_task(job))
+        return partial(_check_shards, accepted_by(job))
     return partial(_check_files, stored_data.needed_files(job, key))
 
 

@@ -139,11 +139,7 @@ def _describe_machine(machine: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_length(run: Path, job: Job) -> None:
-    """Refuse a run whose number of steps followed the clock.
-
-    Raises:
-        CheckpointError: if it did.
-    """
+    """Refuse a run whose number of steps followed the clock; raises CheckpointError if it did."""
     # The number of steps says nothing: early stopping and solved heads end a run before its length, too.
     if job.train.within and RunResult.read(run).length_changed:
         raise CheckpointError(

@@ -12,7 +12,7 @@ from drivetrain.errors import Busy, CheckpointError, DataError, SpecError, Stora
 from drivetrain.job import Job
 from drivetrain.supervisor.spec_difference import diff_stored_spec, spec_text
 from drivetrain.system import file_lock, run_files
-from drivetrain.system.files import USER_RWX, make_folder, storage_error
+from drivetrain.system.files import USER_RWX, blame_storage, make_folder
 from drivetrain.system.run_files import RunFiles
 from drivetrain.system.run_records import RunState
 
@@ -62,20 +62,14 @@ def open_run(runs: Path, job: Job, *, new: bool = False, after: int = 0) -> RunF
         _remove_incomplete(unfinished)
         return RunFolder(unfinished, True, lock)
     path = next_path(runs, job.name, after)
-    try:
+    with blame_storage(path):
         path.mkdir(USER_RWX)
         RunFiles(path).write_text(run_files.JOB_FILE, spec_text(job))
-    except OSError as error:
-        raise storage_error(path, error) from None
     return RunFolder(path, False, lock_folder(path))
 
 
 def find_unfinished(runs: Path, name: str) -> Path | None:
-    """The last run folder of a name, if its run has not finished.
-
-    Raises:
-        CheckpointError: if a link is in it.
-    """
+    """The last run folder of a name, if its run has not finished; raises CheckpointError if a link is in it."""
     last = next(reversed(list_numbered(runs, name)), None)
     if last is None or RunState.read(last).status == "done":
         return None
@@ -123,12 +117,10 @@ def _restart_in_folder(path: Path, job: Job, lock: int) -> RunFolder:
 
     Files of the user stay.
     """
-    try:
+    with blame_storage(path):
         remove_files(map(path.joinpath, run_files.FILES_BEFORE_TRAINING))
         _remove_incomplete(path)
         RunFiles(path).write_text(run_files.JOB_FILE, spec_text(job))
-    except OSError as error:
-        raise storage_error(path, error) from None
     return RunFolder(path, False, lock)
 
 
@@ -180,10 +172,8 @@ def lock_folder(path: Path) -> int:
         StorageError: if the folder cannot be written.
         Busy: if another process holds the lock.
     """
-    try:
+    with blame_storage(path):
         handle = file_lock.acquire(run_files.LOCK_FILE, LOCK_SECONDS, RunFiles(path).open_handle)
-    except OSError as error:
-        raise storage_error(path, error) from None
     if handle is None:
         raise Busy(
             f"{path}: another process is training in this folder",
@@ -203,9 +193,7 @@ def open_follower(runs: Path, job: Job, index: int) -> RunFolder:
     path = runs / FOLLOWERS / f"{job.name}-{index}"
     make_folder(path, USER_RWX)
     lock = lock_folder(path)
-    try:
+    with blame_storage(path):
         remove_files(leftover for leftover in path.iterdir() if leftover.name != run_files.LOCK_FILE)
         RunFiles(path).write_text(run_files.JOB_FILE, spec_text(job))
-    except OSError as error:
-        raise storage_error(path, error) from None
     return RunFolder(path, False, lock)

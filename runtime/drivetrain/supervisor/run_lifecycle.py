@@ -35,7 +35,6 @@ class RunLifecycle:
     ) -> None:
         """
         Args:
-            run: the run folder.
             source: the spec, or the program that trains.
             assignments: values that override the spec.
             requested: what a resumed run must request again, for state.json.

@@ -36,7 +36,6 @@ def describe_difference(run: Path, processes: int, other_runs: Sequence[Path], *
     """In what a finished run was trained otherwise than the command asks, in words; empty if in nothing.
 
     Args:
-        run: its folder.
         processes: processes with which the command would train.
         other_runs: runs that are counted together with it.
         plain: whether the command has all optimizations off.

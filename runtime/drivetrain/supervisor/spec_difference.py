@@ -50,7 +50,6 @@ def diff_stored_spec(
     A missing file is written, since a run can be killed before it has stored its spec.
 
     Args:
-        folder: the run folder.
         job: the present spec.
         may_change: spec keys that are not compared.
         label: what the diff calls the stored spec.

@@ -128,6 +128,8 @@ def _train(request: TrainRequest, job: Job, placement: Placement | None, copies:
         request = replace(request, assignments=[*request.assignments, *fixed])
         job = request.source().load()
     check_environment(job, os.environ)
+    for line in job.document.replaced:
+        say(line)
     if job.sweep:
         say("sweep: `drivetrain sweep` tries its values; this run trains the job's own")
     machine = _detect_machine(request, job, placement)
@@ -337,7 +339,9 @@ def run_trainers(
     def start(folder: Path, variables: dict[str, str], log: int) -> subprocess.Popen[bytes]:
         with signals.block_signals():
             return child_process.start_child(
-                [*trainer_command(request, folder), *arguments], environment | variables, output=log
+                [*trainer_command(request, folder), *arguments],
+                child_process.build_environment(environment | variables),
+                output=log,
             )
 
     with (

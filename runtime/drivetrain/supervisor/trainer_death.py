@@ -64,7 +64,6 @@ def find_avoidable(
 
     Args:
         exit_code: how the trainer ended.
-        run: the run folder.
         machine: the hardware, with its memory limit.
         kills_before: how many processes the kernel had killed at the limit before the trainer started; None if unknown.
         was_signalled: whether the trainer was told to end by a signal.

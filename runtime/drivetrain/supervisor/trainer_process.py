@@ -38,7 +38,8 @@ def main() -> int:
     kernel_crash.log_crashes(options.run)
     try:
         with raise_stopped(), ignore_signals_after():
-            signals = Signals(scheduled=_is_scheduled())
+            # A scheduler's SIGTERM arrives twice, once from it and once from the supervisor: that is no new request.
+            signals = Signals(scheduled=world.NODES in os.environ or "SLURM_STEP_ID" in os.environ)
             source = SpecSource.from_arguments(options)
             return train(
                 options.run,
@@ -57,11 +58,6 @@ def main() -> int:
     finally:
         if lost_text := describe_lost_output():
             EventLog(options.run).store("output", lost_text)
-
-
-def _is_scheduled() -> bool:
-    """Whether SIGTERM arrives twice, once from the scheduler and once from the supervisor; the second is no new request."""
-    return world.NODES in os.environ or "SLURM_STEP_ID" in os.environ
 
 
 def train(
@@ -83,7 +79,7 @@ def train(
         from drivetrain.system.console import say
         from drivetrain.training import handshake
         from drivetrain.training.train import train as train_run
-        from drivetrain.tuning import prepare
+        from drivetrain.tuning import assembly
     clock.phases["import"] = process_seconds()  # the start of the interpreter counts, too
     plan_at_start = plans.read_plan(folder)
     try:
@@ -91,7 +87,7 @@ def train(
             # In another process than the leader's, the leader's plan arrives here.
             handshake.introduce(folder, job, say)
             _check_process_settings(folder, plan_at_start)
-            run = prepare.assemble_run(folder, job, signals, clock, source, is_measured=is_measured)
+            run = assembly.assemble_run(folder, job, signals, clock, source, is_measured=is_measured)
             train_run(run, trace=trace)
     except RuntimeError as error:
         raise torch_errors.translate_error(error) from None

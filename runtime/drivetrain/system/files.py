@@ -9,7 +9,7 @@ import json
 import os
 import shlex
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -17,11 +17,7 @@ from drivetrain.errors import StorageError
 
 
 def is_private(folder: Path) -> bool:
-    """Whether a folder belongs to this user and nobody else can write to it.
-
-    Raises:
-        OSError: if it does not exist.
-    """
+    """Whether a folder belongs to this user and nobody else can write to it; raises OSError if it does not exist."""
     status = folder.lstat()
     return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022
 
@@ -34,16 +30,13 @@ def make_folder(path: Path, mode: int = 0o777) -> None:
     """Create a folder and its parents, if they do not exist.
 
     Args:
-        path: of the folder.
         mode: of the folder itself, less the bits of the process's umask.
 
     Raises:
         StorageError: if that fails.
     """
-    try:
+    with blame_storage(path):
         path.mkdir(mode, parents=True, exist_ok=True)
-    except OSError as error:
-        raise storage_error(path, error) from None
 
 
 def write_text(path: Path, text: str) -> None:
@@ -61,7 +54,6 @@ def write_atomically(open_parent: Callable[[], tuple[int, str]], path: Path, tex
     Args:
         open_parent: opens the folder that the file lies in; returns its descriptor, and the file's name there.
         path: the file, for the error message.
-        text: the content.
 
     Raises:
         StorageError: if that fails.
@@ -111,11 +103,7 @@ def _replace_nan(value: object) -> object:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse a JSON text.
-
-    Raises:
-        ValueError: if it is invalid, or nested too deeply.
-    """
+    """Parse a JSON text; raises ValueError if it is invalid, or nested too deeply."""
     try:
         return json.loads(text)
     except RecursionError:
@@ -181,6 +169,15 @@ def hash_file(path: Path) -> str:
     """Hex digest of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextlib.contextmanager
+def blame_storage(path: Path) -> Iterator[None]:
+    """A block that writes to a path; raises StorageError in place of an OSError."""
+    try:
+        yield
+    except OSError as error:
+        raise storage_error(path, error) from None
 
 
 def storage_error(path: Path, error: OSError) -> StorageError:

@@ -17,7 +17,7 @@ from pathlib import Path, PurePath
 from typing import IO, Any
 
 from drivetrain.errors import CheckpointError
-from drivetrain.system.files import parse_json, parse_row, storage_error, to_json, write_atomically
+from drivetrain.system.files import blame_storage, parse_json, parse_row, to_json, write_atomically
 
 JOB_FILE, PLAN_FILE, HARDWARE_FILE = "job.yaml", "plan.json", "hardware.json"
 STATE_FILE, METRICS_FILE, RESULT_FILE = "state.json", "metrics.jsonl", "result.json"
@@ -64,7 +64,6 @@ class RunFiles:
     def __init__(self, run: Path, below: str = "") -> None:
         """
         Args:
-            run: the run folder.
             below: a folder in it, where the names start; empty for the run folder itself.
         """
         self.run = run
@@ -120,7 +119,7 @@ class RunFiles:
         Raises:
             StorageError: if that fails, or a link is in its place.
         """
-        try:
+        with blame_storage(self.path):
             for name in accumulate(PurePath(self.below).parts, os.path.join):
                 parent, folder = RunFiles(self.run)._open_parent(name)
                 try:
@@ -129,8 +128,6 @@ class RunFiles:
                     os.close(os.open(folder, _FOLDER_FLAGS, dir_fd=parent))
                 finally:
                     os.close(parent)
-        except OSError as error:
-            raise storage_error(self.path, error) from None
 
     def is_file(self, name: str) -> bool:
         """Whether a regular file of this name can be opened."""
@@ -195,7 +192,6 @@ class RunFiles:
         """The rows of a JSON-lines file, one at a time; a row truncated by a crash is skipped.
 
         Args:
-            name: of the file.
             report: called at the end with what is wrong with the file, if anything is, and what it leads to; the
                 latter is empty if there are no rows.
         """
@@ -220,11 +216,7 @@ class RunFiles:
             report(problem, "they are skipped")
 
     def append(self, name: str, text: str) -> None:
-        """Add a text to the end of a file, which is made if it is missing.
-
-        Raises:
-            OSError: if it cannot be written.
-        """
+        """Add a text to the end of a file, which is made if it is missing; raises OSError if it cannot be written."""
         with self.open(name, "a") as file:
             file.write(text)
 
@@ -276,11 +268,7 @@ def parse_suffix(path: Path | str) -> int:
 
 
 def _read_limited(file: IO[Any]) -> Any:
-    """The content of an open file.
-
-    Raises:
-        OSError: EFBIG if it has more than MAX_FILE_BYTES bytes.
-    """
+    """The content of an open file; raises OSError EFBIG if it has more than MAX_FILE_BYTES bytes."""
     if os.fstat(file.fileno()).st_size > MAX_FILE_BYTES:
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), file.name)
     return file.read(MAX_FILE_BYTES)  # it may have grown
@@ -324,11 +312,7 @@ class JsonLinesTail:
 
 
 def refuse_links(run: Path) -> None:
-    """Check that a run folder and all below it are folders and regular files.
-
-    Raises:
-        CheckpointError: if not.
-    """
+    """Check that a run folder and all below it are folders and regular files; raises CheckpointError if not."""
     if entry := next(find_links(run), None):
         raise CheckpointError(f"{entry}, which could lead out of the run folder", LINKS_POSSIBLE, LINKS_ACTION)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain.system.console import say
-from drivetrain.system.files import storage_error
+from drivetrain.system.files import blame_storage
 from drivetrain.system.run_files import METRICS_FILE, RunFiles
 from drivetrain.tracking.tensorboard import TensorBoardWriter
 
@@ -46,11 +46,9 @@ class MetricsLog:
             self.remove_rows_after(after, epoch)
 
     def _open(self) -> None:
-        try:
+        with blame_storage(self.files.path / METRICS_FILE):
             self.handle = self.files.open_handle(METRICS_FILE, os.O_WRONLY | os.O_CREAT)
             self.size = os.lseek(self.handle, 0, os.SEEK_END)
-        except OSError as error:
-            raise storage_error(self.files.path / METRICS_FILE, error) from None
 
     def remove_rows_after(self, after: int, epoch: int) -> None:
         """Remove rows after step `after`, and evaluations at it from `epoch` on."""

@@ -13,7 +13,7 @@ from collections.abc import Collection
 
 from drivetrain.errors import Busy
 from drivetrain.system import file_lock
-from drivetrain.system.files import storage_error
+from drivetrain.system.files import blame_storage
 from drivetrain.system.run_files import RunFiles
 
 FILE = "sent.jsonl"
@@ -35,10 +35,8 @@ class SentRows:
     def __init__(self, files: RunFiles) -> None:
         self.files = files
         files.make_folder()
-        try:
+        with blame_storage(files.path):
             lock = file_lock.acquire("lock", LOCK_SECONDS, files.open_handle)
-        except OSError as error:
-            raise storage_error(files.path, error) from None
         if lock is None:
             raise Busy(
                 f"{files.run}: another process copies this run to the same server",
@@ -70,10 +68,7 @@ class SentRows:
         self.sent.update(keys)
 
     def _append(self, entry: dict[str, object]) -> None:
-        try:
-            with self.files.open(FILE, "a") as file:
-                file.write(f"\n{json.dumps(entry)}\n")  # an entry that a crash has cut off ends before this one
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise storage_error(self.files.path / FILE, error) from None
+        with blame_storage(self.files.path / FILE), self.files.open(FILE, "a") as file:
+            file.write(f"\n{json.dumps(entry)}\n")  # an entry that a crash has cut off ends before this one
+            file.flush()
+            os.fsync(file.fileno())

@@ -163,11 +163,7 @@ def compute_masked_checksum(data: bytes) -> int:
 
 
 def write_record(file: IO[bytes], data: bytes) -> None:
-    """Append one record.
-
-    Raises:
-        OSError: if it cannot be written.
-    """
+    """Append one record; raises OSError if it cannot be written."""
     length = struct.pack("<Q", len(data))
     file.write(
         length

@@ -42,12 +42,12 @@ class TrackerProcess:
 
     def __init__(self, run: Path, track: Track) -> None:
         self.run = run
-        # Its own process group: Ctrl-C reaches the run, and this process ends after it.
-        self.process = subprocess.Popen(
+        # It ends after the run, whose end closes its input.
+        self.process = child_process.start_child(
             [sys.executable, "-m", __name__, str(run), *track.target, track.experiment or ""],
-            env=child_process.build_environment({}),
-            stdin=subprocess.PIPE,
-            process_group=0,
+            child_process.build_environment({}),
+            requests=subprocess.PIPE,
+            outlives_us=True,
         )
 
     def announce_end(self, seconds: float = FINISH_SECONDS) -> None:
@@ -60,17 +60,13 @@ class TrackerProcess:
 
     def kill(self) -> None:
         """End it at once."""
-        self.process.kill()
-        self.process.wait()
+        child_process.stop_child(self.process)
 
     def finish(self, *, stopped: bool = False) -> None:
         """Tell it that the run has ended, and wait until it has sent everything, or its time is over."""
         seconds = FINISH_SECONDS_IF_STOPPED if stopped else FINISH_SECONDS
         self.announce_end(seconds)
-        try:
-            self.process.wait(seconds + KILL_DELAY)
-        except subprocess.TimeoutExpired:  # it still waits for an answer
-            self.kill()
+        if child_process.wait_or_kill(self.process, seconds + KILL_DELAY) is None:  # it still waits for an answer
             text = f"the server did not answer in time; `drivetrain track {self.run}` sends the rest"
             EventLog(self.run).add("tracker", text)
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from drivetrain.data.dataset import Batch
+from drivetrain.training.compiled_forward import refuse_compiling
 from drivetrain.training.step_result import StepResult
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ class CapturedStep:
         recording.replay()
         # The next replay overwrites them.
         values, finite = recording.values.clone(), recording.finite.clone()
-        return StepResult(values, finite, on_device=True, on_read=step.scaler.update)
+        return StepResult(values, finite, on_device=True, on_read=step.follow_results())
 
     def _can_replay(self, step: Step, batch: Batch, parts: Sequence[SeededPart]) -> bool:
         """Whether a step has the usual size, and the host decides nothing in it."""
@@ -154,8 +155,11 @@ class CapturedStep:
             recording.values.copy_(values)
             recording.finite.copy_(finite)
 
+        # A compiler reads the state of the random generators, which a capture forbids, and would then count as failed.
+        guard = refuse_compiling() if step.compiled else contextlib.nullcontext()
         try:
-            recording.replay = self.recorder.record(work)
+            with guard:
+                recording.replay = self.recorder.record(work)
         except RuntimeError as error:
             # Nothing of the step has been computed: it follows as usual.
             self.failure = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

@@ -7,6 +7,7 @@ higher, and reaching it is reported like any other failure.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -73,6 +74,12 @@ class CompiledForward:
             self.graphs = False
             self.report(f"cuda_graphs failed, training continues with compiled kernels: {_first_line(error)}")
             return outputs
+
+
+def refuse_compiling() -> AbstractContextManager[object]:
+    """A block in which compiled networks are called only: one that would be compiled again raises RuntimeError."""
+    stance: AbstractContextManager[object] = torch.compiler.set_stance("fail_on_recompile")
+    return stance
 
 
 def restore_settings() -> None:

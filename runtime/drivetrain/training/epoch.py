@@ -63,9 +63,6 @@ def fetch_batch(run: Run, batches: Iterator[Batch]) -> Batch | None:
 
 def evaluate_epoch(run: Run, records: StepRecords) -> None:
     """Evaluate the weights, and end the epoch; raises what all processes raise."""
-    prefetched = run.readable.fetched
-    if prefetched and prefetched.width.take_news():
-        run.events.add("shards", f"fetched ahead as far as the cache has space: {prefetched.width.reason}")
     with run.clock.phase("evaluate"):
         run.last_metrics, confusion = evaluate(run)
         check_precision(run)

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from drivetrain.data.loader.batches import fetch_in_order
 from drivetrain.errors import DrivetrainError
+from drivetrain.models.flop_counter import count_flops
 from drivetrain.system.files import write_json
 from drivetrain.system.run_files import OPERATORS_FILE
 from drivetrain.training.run import Run
@@ -138,7 +138,7 @@ def _count_forward_flops(run: Run) -> float:
     """FLOPs per sample of a forward pass, averaged over a few."""
     batch = next(iter(fetch_in_order(run.dataset.validation, min(COUNTED_SAMPLES, run.job.train.batch))))
     run.model.eval()
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+    with torch.no_grad(), count_flops() as counter:
         run.step.options.forward(*run.preprocess(batch, None).inputs)
     return float(counter.get_total_flops() / len(batch.ids))
 

@@ -18,6 +18,7 @@ from drivetrain.system.run_files import PROGRESS_FILE, RunFiles
 from drivetrain.tracking.live.dashboard import format_time_left
 from drivetrain.tracking.live.live_view import LINE_SECONDS, LiveView
 from drivetrain.tracking.live.time_left import TimeLeft
+from drivetrain.training.forecast import Forecast, describe_forecast, make_forecast
 
 if TYPE_CHECKING:
     from drivetrain.training.run import Run
@@ -31,10 +32,16 @@ EVALUATION_SHARE = 1 / 3
 
 
 class Progress:
-    """Shows the progress of a run."""
+    """Shows the progress of a run.
 
-    def __init__(self, total: int, done: int) -> None:
-        self.total_steps, self.steps_before = total, done
+    Args:
+        total: steps of the run.
+        done: steps of earlier attempts.
+        forecast: of its end, if one was made before.
+    """
+
+    def __init__(self, total: int, done: int, forecast: Forecast | None = None) -> None:
+        self.total_steps, self.steps_before, self.forecast = total, done, forecast or {}
         self.line_printed_at = -float("inf")
         self.epoch_logged_at = -float("inf")
         """When the line of an epoch was last printed, in seconds of `time.monotonic`."""
@@ -49,6 +56,10 @@ class Progress:
         if self.estimate is None:
             self.estimate = self._start_estimate(run)
         self.estimate.add(now, step)
+        if not self.forecast and (forecast := make_forecast(run, self.estimate, now)):
+            self.forecast = forecast
+            say(describe_forecast(forecast))
+            self._write_length(run)
         if self.live_view or now - self.line_printed_at < LINE_SECONDS:
             return
         self.line_printed_at = now
@@ -80,6 +91,7 @@ class Progress:
             "steps_per_epoch": run.batches.per_epoch,
             "evaluation_steps": evaluation,
             "best": run.best_metric.best.metric,
+            **({"forecast": self.forecast} if self.forecast else {}),
         }
         try:
             RunFiles(run.folder).write_json(PROGRESS_FILE, ahead)
@@ -139,7 +151,6 @@ def measure_since_last_call(run: Run) -> Callable[[], dict[str, Any]]:
             counts = fetched.to_json()
             values |= {f"shard_{key}": round(value - previous.get(key, 0), 3) for key, value in counts.items()}
             previous.update(counts)
-            values["shard_at_once"] = fetched.width.width
         before[:] = [now, samples, waited]
         return values
 

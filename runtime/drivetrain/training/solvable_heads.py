@@ -47,7 +47,7 @@ class HeadTraining:
         layers = self._find_trained_heads()
         obstacle = self._find_obstacle(layers)
         if obstacle and requested is True:
-            raise SpecError([self._refuse(obstacle)])
+            raise SpecError(self._refuse(obstacle))
         return ({}, obstacle if layers else "") if obstacle else (layers, "")
 
     def _refuse(self, obstacle: str) -> Problem:

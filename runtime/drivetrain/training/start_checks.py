@@ -52,12 +52,8 @@ def check_identical(ranks: Ranks, job: Job, dataset: Dataset, model: nn.Module, 
     shapes = [(name, tuple(t.shape), str(t.dtype)) for name, t in (*model.named_parameters(), *model.named_buffers())]
     difference = _find_difference(ranks, {"weights or buffers": repr(shapes)})
     if difference:
-        raise SpecError(
-            [
-                job.problem(
-                    ("model",), f"{difference} than process 1", "a network that every process builds alike", SEEDS
-                )
-            ]
+        raise job.spec_error(
+            ("model",), f"{difference} than process 1", "a network that every process builds alike", SEEDS
         )
 
 
@@ -125,7 +121,7 @@ def refuse_single_samples(job: Job, step: Step, parts: int) -> None:
     else:
         return
     action = "use a larger size, or layers that need no batch, such as GroupNorm or LayerNorm"
-    raise SpecError([job.problem(key, f"{setting}, but {SINGLE_SAMPLE}", "two samples or more at a time", action)])
+    raise job.spec_error(key, f"{setting}, but {SINGLE_SAMPLE}", "two samples or more at a time", action)
 
 
 def check_divisible(job: Job, dataset: Dataset, batch_parts: BatchParts) -> None:
@@ -139,4 +135,4 @@ def check_divisible(job: Job, dataset: Dataset, batch_parts: BatchParts) -> None
     path = ("train", "parts") if batch_parts.ranks.count == 1 else ("limits", "processes")
     description = f"a batch has {batch_parts.count} parts for {batch_parts.ranks.count} processes, and {obstacle}"
     action = f"train in one process, on one GPU, without train.parts; {SPLITTABLE}"
-    raise SpecError([job.problem(path, description, "one process, which computes every batch as a whole", action)])
+    raise job.spec_error(path, description, "one process, which computes every batch as a whole", action)

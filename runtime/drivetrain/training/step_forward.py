@@ -55,8 +55,9 @@ class StepForward:
 
     @property
     def graphs(self) -> bool:
-        """Whether compiled kernels are recorded as a CUDA graph and replayed."""
-        return self.compiled and self.options.compiled is not None and self.options.compiled.graphs
+        """Whether compiled kernels are recorded as a CUDA graph of their own and replayed; not as a part of whole steps."""
+        compiled = self.options.compiled
+        return compiled is not None and compiled.failure is None and compiled.graphs and not self.records
 
     @property
     def compile_error(self) -> str | None:
@@ -81,7 +82,7 @@ class StepForward:
         # Evaluation and an epoch's last batch would each be compiled again.
         if not torch.is_grad_enabled() or usual_size not in (None, len(inputs[0])) or compiled is None:
             return self.options.forward
-        return partial(compiled, replay=not self.micro_batch and self.state.part_count == 1)
+        return partial(compiled, replay=self.graphs and not self.micro_batch and self.state.part_count == 1)
 
     def cast(self) -> contextlib.AbstractContextManager[object]:
         """The autocast context of the forward pass; in fp32 a context that does nothing."""

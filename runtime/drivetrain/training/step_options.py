@@ -125,7 +125,7 @@ class StepState:
     part_count: int = 1
     """Parts of the current batch that this process computes one after another."""
     last_result: StepResult | None = None
-    """The result of the last step, which must be read before that of the next."""
+    """The result of the last step, which is read before that of the next."""
     fell_back: bool = False
     """Whether the step computes in fp32, whatever its options say."""
 

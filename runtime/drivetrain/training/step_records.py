@@ -1,13 +1,14 @@
 """Records the steps of a run: metrics, events about numbers, progress.
 
-The result of a step that a GPU is still computing is recorded after the next step has been queued, so the GPU never
-waits for the host. A rollback after a bad step then comes one step later, with the same outcome: it restores a
-checkpoint, and a skipped step has changed nothing.
+The result of a step that a GPU is still computing is recorded after the next steps have been queued, so the GPU never
+waits for the host, even if that pauses for a few steps. A rollback after a bad step then comes as much later, with the
+same outcome: it restores a checkpoint, and a skipped step has changed nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -21,6 +22,8 @@ from drivetrain.training.run import Run
 from drivetrain.training.saver import Saver
 from drivetrain.training.step_result import StepResult
 
+MAX_STEPS_LATE = 3
+"""Steps that may be queued after one whose result is not read yet; a GPU holds the batches of all of them."""
 MAX_JUMPS_SHOWN = 3
 """Jumps of the loss that have a line in the log: a few wrong labels make one in each epoch."""
 
@@ -44,13 +47,13 @@ class StepRecords:
 
     def __init__(self, run: Run, saver: Saver, progress: Progress, profiler: Profiler | None = None) -> None:
         self.run, self.saver, self.progress, self.profiler = run, saver, progress, profiler
-        self.pending: TrainedStep | None = None
-        """The last step, if its result has not been read yet."""
+        self.pending = deque[TrainedStep]()
+        """The last steps, whose results have not been read yet."""
         self.jump_count = 0
         """Jumps of the loss in this attempt."""
 
     def add(self, result: StepResult, learning_rate: float) -> None:
-        """Record the step before the present one, and this one too if the host has its result already.
+        """Record the step MAX_STEPS_LATE before the present one, or all if the host has the present result already.
 
         Raises:
             NotFinite: if the run must roll back.
@@ -60,18 +63,17 @@ class StepRecords:
         run, counters = self.run, self.run.counters
         is_whole = run.batch_parts.is_whole(run.batches.size(counters.batch))
         digest = batch_parts.digest_batch(run.step.state.sample_hashes, shared=not is_whole)
-        previous = self.pending
-        self.pending = TrainedStep(counters.step + 1, (counters.epoch, counters.batch), learning_rate, result, digest)
-        if previous:
-            self._record(previous)
-        if not result.on_device:
-            self.flush()
+        position = counters.epoch, counters.batch
+        self.pending.append(TrainedStep(counters.step + 1, position, learning_rate, result, digest))
+        self._record_all_but(MAX_STEPS_LATE if result.on_device else 0)
 
     def flush(self) -> None:
-        """Record the last step, if that has not been done; raises as `add`."""
-        last, self.pending = self.pending, None
-        if last:
-            self._record(last)
+        """Record the last steps, if that has not been done; raises as `add`."""
+        self._record_all_but(0)
+
+    def _record_all_but(self, count: int) -> None:
+        while len(self.pending) > count:
+            self._record(self.pending.popleft())
 
     def end_step(self, result: StepResult | None) -> None:
         """Profile, save and report a step, unless it is going to be undone or a signal stops the run.
@@ -105,7 +107,7 @@ class StepRecords:
 
     @contextlib.contextmanager
     def complete_at_stop(self) -> Iterator[None]:
-        """A block of steps. If it ends with a problem that does not undo the last step, that one is recorded before.
+        """A block of steps. If it ends with a problem that does not undo the last steps, they are recorded before.
 
         Raises:
             RollBack: in place of a stop, if the step was not finite: the run goes back first, and is stopped afterwards.
@@ -113,15 +115,15 @@ class StepRecords:
         try:
             yield
         except (RollBack, Stopped, Interrupted) as problem:
-            # A stop saves a checkpoint, so the step before it needs its row. A problem of another process: rank 0 may
+            # A stop saves a checkpoint, so the steps before it need their rows. A problem of another process: rank 0 may
             # already have recorded the row when it saved, and all must skip the same batches.
             if not isinstance(problem, RollBack) or problem is not self.run.peers.reported:
                 self.flush()
             raise
 
     def drop(self) -> None:
-        """Forget the last step, which a rollback undoes."""
-        self.pending = None
+        """Forget the last steps, which a rollback undoes."""
+        self.pending.clear()
 
     def _record(self, step: TrainedStep) -> None:
         run, (loss, norm) = self.run, step.result.read()

@@ -16,6 +16,7 @@ from drivetrain.tracking.monitor import Monitor
 from drivetrain.training import (
     effective_settings,
     final_model,
+    forecast,
     loop,
     profiling,
     recorded_inputs,
@@ -49,7 +50,7 @@ def train(run: Run, *, trace: bool = False) -> str:
             run.metrics.close()
         raise
     assert run.metrics is not None
-    progress = Progress(run.total_steps, run.counters.step)
+    progress = Progress(run.total_steps, run.counters.step, forecast.read_forecast(folder))
     profiler = _build_profiler(run) if trace and run.ranks.is_rank0 else None
     with _build_monitor(run, run.metrics) as monitor:
         try:
@@ -66,6 +67,8 @@ def train(run: Run, *, trace: bool = False) -> str:
     # CPU seconds, which the report shows as the cost of watching.
     watching_seconds = {"monitor": monitor.cpu_seconds, "live view": progress.cpu_seconds}
     result = _build_result(run, best, reason, monitor.peak, watching_seconds)
+    if progress.forecast:
+        result["forecast"] = forecast.compare_forecast(progress.forecast, result)
     write_json(folder / RESULT_FILE, result | ({"test": test_results} if test_results else {}))
     say(f"done: {reason}; {best.describe()}; model in {folder}/model")
     return reason
@@ -233,7 +236,7 @@ def _build_result(
         **({"length_changes": run.counters.length_changes} if run.counters.length_changes else {}),
         "phases": {name: round(value, 4) for name, value in phase_seconds.items()},
         "watching": {name: round(value, 4) for name, value in watching.items()},
-        "shards": run.readable.fetched.record() if run.readable.fetched else None,
+        "shards": run.readable.fetched.to_json() if run.readable.fetched else None,
         "efficiency": profiling.measure_flops(run),
         "data": [*run.dataset.notes, *trained_layers.describe_unfreezing(run), *trained_layers.describe_rates(run)],
         "model": operations.describe_flop(run.network),

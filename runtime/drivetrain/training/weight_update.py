@@ -7,7 +7,8 @@ wait for the gradients before it queues the update and the next step.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -169,7 +170,7 @@ class StepUpdate(StepForward):
         self.scaler.unscale(self.parameters)
         divided = self.options.divided
         norm = clip_gradients(self.parameters, self.clip_norm, self.options.peers.ranks, divided=divided)
-        result = build_result(loss, norm, self.can_update_on_device(), self.scaler.update)
+        result = build_result(loss, norm, self.can_update_on_device(), self.follow_results())
         if result.on_device:
             self._update_on_device(result.device_finite)
             self.optimizer.zero_grad(set_to_none=True)
@@ -177,6 +178,18 @@ class StepUpdate(StepForward):
             self._update_on_host(result)
         self.state.last_result = result
         return result
+
+    def follow_results(self) -> Callable[[bool], None]:
+        """What the host does once it has read the result of the next step: its scale follows all steps in their order."""
+        # Weak: a result that nobody else has will never be read.
+        last = weakref.ref(self.state.last_result) if self.state.last_result else lambda: None
+
+        def follow(finite: bool) -> None:
+            if earlier := last():
+                earlier.read()
+            self.scaler.update(finite)
+
+        return follow
 
     def _update_on_host(self, result: StepResult) -> None:
         if self.state.last_result:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from drivetrain.distributed import world
-from drivetrain.errors import SpecError
 from drivetrain.hardware.facts import Hardware
 from drivetrain.job import Job
 from drivetrain.job.train import USUAL_BATCH
@@ -37,15 +36,11 @@ def refuse_auto(job: Job, who: str) -> None:
         SpecError: with what can be done instead.
     """
     if job.train.batch_size == "auto":
-        raise SpecError(
-            [
-                job.problem(
-                    ("train", "batch_size"),
-                    f"is auto, which {who} cannot measure",
-                    "a number; auto is measured by `drivetrain train` in one process",
-                    "set it to a number",
-                )
-            ]
+        raise job.spec_error(
+            ("train", "batch_size"),
+            f"is auto, which {who} cannot measure",
+            "a number; auto is measured by `drivetrain train` in one process",
+            "set it to a number",
         )
 
 
@@ -55,9 +50,6 @@ def measure_once(
     """Measure the batch size if it is `auto`, once per run; returns the exit code, and `batch_size` if it was measured.
 
     Args:
-        source: the spec.
-        job: the same, loaded.
-        machine: the hardware.
         folder: of the run, which keeps the result.
         plain: whether the run has all optimizations off.
 

@@ -28,9 +28,7 @@ def measure(
     Args:
         module: called with the folder, the spec and `extra_arguments`.
         folder: holds hardware and plan, and gets the results.
-        source: the spec.
         plan: sets threads, OpenMP runtime and allocator.
-        machine: the hardware.
         extra_arguments: what the module takes beside them.
     """
     RunFiles(folder).write_json("hardware.json", machine.to_json())

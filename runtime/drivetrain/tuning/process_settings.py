@@ -24,9 +24,10 @@ from drivetrain.optimizations import Effect, Optimization, Stage, Value
 from drivetrain.plan import calibrated, evidence
 from drivetrain.plan.evidence import Measurement
 from drivetrain.plan.plan import OPEN, Plan, format_value
+from drivetrain.system.child_process import ChildEnded
 from drivetrain.system.files import write_json
 from drivetrain.system.units import format_bytes
-from drivetrain.tuning.bench.variant import Failed, RunningVariant, VariantPool
+from drivetrain.tuning.bench.variant import RunningVariant, VariantPool
 from drivetrain.tuning.paired_timing import compare
 
 if TYPE_CHECKING:
@@ -75,13 +76,9 @@ def measure(
     """Measure candidate values against those of a plan.
 
     Args:
-        source: the spec.
-        hardware: the machine.
         plan: all decisions; its values are the baselines.
-        candidates: the candidates, in order.
         run_seconds: predicted seconds of the run.
         seconds: time limit.
-        say: reports progress.
         start_seconds: seconds that a child is expected to need until it is ready.
     """
     deadline, measurements = time.monotonic() + seconds, dict[str, Measurement]()
@@ -94,7 +91,7 @@ def measure(
         with VariantPool(hardware, Path(scratch), source, shares_compile_cache=True) as pool:
             try:
                 _measure_all(pool, plan, candidates, run_seconds, deadline, say, measurements)
-            except Failed as error:
+            except ChildEnded as error:
                 say(f"tune: threads, OpenMP runtime and allocator not measured: {error}")
     return measurements
 
@@ -166,6 +163,6 @@ def _compare(
             incumbent.ready.step,
             deadline - time.monotonic(),
         )
-    except Failed as error:
+    except ChildEnded as error:
         return None, checks.Verdict(False, f"failed: {error}")
     return challenger, checks.judge(pair, 0.0, run_seconds)

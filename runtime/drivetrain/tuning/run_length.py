@@ -23,6 +23,7 @@ from drivetrain.system.run_files import RESULT_FILE, RUN_LENGTH_FILE
 from drivetrain.system.units import format_bytes
 from drivetrain.tracking.event_log import EventLog
 from drivetrain.tracking.live.time_left import format_clock_time
+from drivetrain.training.forecast import format_moment
 from drivetrain.training.time_target import MAX_EPOCHS
 from drivetrain.tuning import batch_size, measuring_child
 
@@ -119,6 +120,8 @@ def forecast(spec: Path, assignments: Sequence[str], machine: Hardware, plan: Pl
     if as_json:
         say_json({"epochs": train.epochs, **times.to_json(train)})
     else:
+        for line in job.document.replaced:
+            say(line)
         say(f"{job.name}: {train.epochs:,} epochs: {times.describe(train)}")
     return 0
 
@@ -160,8 +163,11 @@ def choose_once(
         return 0, {}
     length = choose_length(job, times, elapsed_seconds)
     train_seconds = parse_duration(job.train.within) - elapsed_seconds - _reserve_for_ending(job, times)
-    write_json(folder / RUN_LENGTH_FILE, {**length, "train_seconds": train_seconds, "times": asdict(times)})
     train = job.train.model_copy(update=length)
+    seconds = times.predict_seconds(train) - ENDING_SECONDS
+    forecast = {"seconds": seconds, "end": format_moment(seconds), "steps": 0, "peak_memory": times.peak_bytes}
+    stored = {**length, "train_seconds": train_seconds, "times": asdict(times), "forecast": forecast}
+    write_json(folder / RUN_LENGTH_FILE, stored)
     EventLog(folder).add(
         "within",
         f"{length['epochs']:,} epochs, {length['steps']:,} steps in all, for train.within: {job.train.within}: "

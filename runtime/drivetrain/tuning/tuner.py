@@ -12,13 +12,10 @@ The run itself does not change: every variant has its own copy, and all random n
 from __future__ import annotations
 
 import contextlib
-import copy
 import hashlib
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,11 +34,10 @@ from drivetrain.plan import calibrated, evidence
 from drivetrain.plan.evidence import Measurement
 from drivetrain.plan.plan import LEARNED, OPEN, Plan, format_value
 from drivetrain.system import timeout
-from drivetrain.system.signals import Signals
-from drivetrain.training.phase_timer import PhaseTimer, process_seconds
-from drivetrain.training.run import Run, assemble
-from drivetrain.training.user_parts import UserParts
+from drivetrain.training.phase_timer import process_seconds
+from drivetrain.training.run import Run
 from drivetrain.tuning import numerics_check, process_settings, tuner_state, variants
+from drivetrain.tuning.memory.micro_batch import MicroBatchSearch
 from drivetrain.tuning.paired_timing import BLOCK_SECONDS, compare
 from drivetrain.tuning.tuner_state import TimeBudget, TunerState
 from drivetrain.tuning.variants import Variant, VariantBuilder, Verdict
@@ -65,9 +61,7 @@ class Tuner(VariantBuilder):
 
     Args:
         run: the run, assembled under the plan so far; it is never changed.
-        dataset: its data.
         network: its network, with the initial weights.
-        say: reports progress.
         source: the spec, if child processes may measure process settings.
     """
 
@@ -261,47 +255,36 @@ class Tuner(VariantBuilder):
         return variants.judge(pair, compile_seconds, self.run.total_steps * step_seconds)
 
 
-def load_or_measure(
-    job: Job,
-    hardware: Hardware,
-    plan: Plan,
-    dataset: Dataset,
-    network: Model,
-    folder: Path,
-    signals: Signals,
-    say: Callable[[str], None],
-    source: SpecSource | None = None,
-    parts: UserParts | None = None,
-) -> dict[str, Measurement]:
+def load_or_measure(search: MicroBatchSearch, source: SpecSource | None = None) -> dict[str, Measurement]:
     """Results for all candidates: from the cache, else measured now if the run is long enough.
 
     `measure: off` uses no measurements, `auto` spends 2 % of a run that is predicted to take five minutes or more,
     `full` measures whatever the length. With a `source`, threads, OpenMP runtime and allocator are measured, too.
     """
+    job, hardware, plan, dataset, say = search.job, search.hardware, search.plan, search.dataset, search.say
     mode = job.optimize.get("measure", "auto")
     open_names = [row.name for row in plan.decisions if row.source in OPEN]
     if mode == "off" or not open_names:
         return {}
-    speed_key = make_speed_key(job, hardware, dataset, network, source is not None)
+    speed_key = make_speed_key(job, hardware, dataset, search.network, source is not None)
     stored = evidence.load(hardware, speed_key)
     # The samples are hashed only if there is something to compare them with; that takes a while.
-    keys = speed_key, make_numbers_key(speed_key, job, dataset, network) if stored else None
+    keys = speed_key, make_numbers_key(speed_key, job, dataset, search.network) if stored else None
     if keys[1] and (checked := evidence.load(hardware, keys[1])):
         say(f"tune: measured before, on {next(iter(checked.values())).date}; reusing the results")
         return checked
-    network_copy = replace(network, module=copy.deepcopy(network.module))
-    run = assemble(job, hardware, plan, folder, dataset, network_copy, signals, PhaseTimer(), user_parts=parts)
+    run = search.assemble_copy(plan)
     if run.ends_solved and mode != "full":
         say("tune: skipped, the heads are solved and no step is trained")
         return {}
-    tuner = Tuner(run, dataset, network, say, source)
+    tuner = Tuner(run, dataset, search.network, say, source)
     measurements = numerics_check.recheck_measurements(tuner, stored) if stored else {}
     if not measurements:
         run_seconds = tuner_state.predict_seconds(tuner.build(plan), run.total_steps)[1] if mode == "full" else 0.0
         full_seconds = max(MIN_FULL_SECONDS, tuner_state.MEASURING_SHARE * run_seconds)
         measurements = tuner.tune(full_seconds if mode == "full" else None)
     if measurements:
-        keys = speed_key, keys[1] or make_numbers_key(speed_key, job, dataset, network)
+        keys = speed_key, keys[1] or make_numbers_key(speed_key, job, dataset, search.network)
         store_measurements(job, hardware, keys, measurements, say)
     return measurements
 
@@ -362,10 +345,8 @@ def store_measurements(
     """Store measurements; process settings also where the supervisor finds them without torch.
 
     Args:
-        job: the spec.
         hardware: its cache is used.
         keys: the keys for speeds and for numerical checks.
-        measurements: the results.
         say: reports it if they cannot be stored.
     """
     process_measurements = {key: row for key, row in measurements.items() if key in process_settings.list_names()}

@@ -183,9 +183,7 @@ class VariantBuilder:
 
     Args:
         run: the run, assembled under the plan so far; it is never changed.
-        dataset: its data.
         network: its network, with the initial weights.
-        say: reports progress.
     """
 
     def __init__(self, run: Run, dataset: Dataset, network: Model, say: Callable[[str], None]) -> None:

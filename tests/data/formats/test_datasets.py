@@ -14,7 +14,7 @@ from drivetrain.cli import main
 from drivetrain.data.formats import table_file, table_paths
 from drivetrain.data.load_data import load
 from drivetrain.data.text import text_data as texts
-from drivetrain.data.text.text_data import TextSplit
+from drivetrain.data.text.split import TextSplit
 from drivetrain.errors import DataError
 from drivetrain.job import Job
 from drivetrain.job_spec import load_job as job_spec

@@ -261,8 +261,6 @@ def test_order_of_rows_and_files(tmp_path: Path, base: Trained) -> None:
 
 
 def test_tar_shards_see_what_files_see(tmp_path: Path) -> None:
-    from drivetrain.data.images import load_streamed
-
     images = pixels()
     (tmp_path / "shards").mkdir()
     for shard in range(4):
@@ -275,7 +273,7 @@ def test_tar_shards_see_what_files_see(tmp_path: Path) -> None:
                     entry = tarfile.TarInfo(name)
                     entry.size = len(raw)
                     tar.addfile(entry, io.BytesIO(raw))
-    streamed = load_streamed.load(job(tmp_path / "shards", image_size=SIDE, label_column="cls", stream={}))
+    streamed = load(job(tmp_path / "shards", image_size=SIDE, label_column="cls", stream={}))
     assert streamed.preprocessing["range_16_bit"] == [0, 255]
     other = written(tmp_path, GRAY["png"], "y", images)
     found = seen_new(other.path, streamed, labelled=False)

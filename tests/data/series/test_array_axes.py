@@ -49,9 +49,13 @@ def test_axes_of_equal_length_are_told_by_their_content(tmp_path: Path) -> None:
 def test_more_channels_than_rows_are_doubted(tmp_path: Path) -> None:
     x = np.random.default_rng(0).normal(size=(16, 20, 12)).cumsum(axis=2)
     np.savez(tmp_path / "a.npz", x=x, y=np.arange(16) % 2)
-    (note,) = [note for note in series.load(job(tmp_path / "a.npz")).notes if "more alike" in note]
+    doubted = series.load(job(tmp_path / "a.npz"))
+    (note,) = [note for note in doubted.notes if "more alike" in note]
     assert "windows of 20 rows of 12 channels" in note
     assert "data.axes: channels-time" in note
+    # New files are read in the order in which this one was.
+    new = series.read([tmp_path / "a.npz"], doubted.preprocessing, doubted.heads, labelled=True)
+    assert everything(new.split).shape[1:] == (20, 12)
     assert not [n for n in series.load(job(tmp_path / "a.npz", axes="time-channels")).notes if "more alike" in n]
 
 

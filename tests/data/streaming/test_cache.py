@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from drivetrain.data.streaming import cache as cache_module
 from drivetrain.data.streaming.cache import ShardCache
 from drivetrain.data.streaming.lease import Lease, read_needed
 from drivetrain.errors import StorageError
+from drivetrain.system import disk_cache
 
 
 def forked() -> int:
@@ -38,7 +38,7 @@ def test_a_lock_ends_although_a_worker_was_forked_under_it(tmp_path: Path, hold:
         lease = Lease(tmp_path)
         lease.write(["a"])
         child = forked()
-        assert read_needed(tmp_path)[0] == {"a": 0}
+        assert read_needed(tmp_path) == {"a": 0}
         lease.end()
     try:
         signal.signal(signal.SIGALRM, lambda *_: pytest.fail("the lock is still held"))
@@ -71,7 +71,7 @@ def test_what_a_killed_fetch_leaves_is_removed(tmp_path: Path) -> None:
 def test_a_shard_that_is_finished_while_sizes_are_added_up_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cache, write, looked = ShardCache(tmp_path, 100), threading.Event(), cache_module._remove_abandoned
+    cache, write, looked = ShardCache(tmp_path, 100), threading.Event(), disk_cache._remove_abandoned
 
     def slow(path: Path) -> None:
         assert write.wait(10)
@@ -87,7 +87,7 @@ def test_a_shard_that_is_finished_while_sizes_are_added_up_counts(
     maker.start()
     while not (tmp_path / "a.part").exists() or (tmp_path / "a.part").stat().st_size != 80:
         time.sleep(0.01)
-    monkeypatch.setattr(cache_module, "_remove_abandoned", finished_meanwhile)
+    monkeypatch.setattr(disk_cache, "_remove_abandoned", finished_meanwhile)
     assert not cache.make("b", 80, lambda path: None, keep=["a"])
     maker.join()
     assert sum(file.stat().st_size for file in tmp_path.iterdir()) == 80
@@ -129,7 +129,7 @@ def test_a_lease_that_is_being_written_counts(tmp_path: Path) -> None:
     writer = threading.Thread(target=write)
     writer.start()
     try:
-        assert {len(read_needed(tmp_path)[0]) for _ in range(2000)} == {50}
+        assert {len(read_needed(tmp_path)) for _ in range(2000)} == {50}
     finally:
         over.set()
         writer.join()
@@ -139,5 +139,5 @@ def test_a_lease_that_is_being_written_counts(tmp_path: Path) -> None:
 def test_a_lease_that_stays_half_written_is_passed_over(tmp_path: Path) -> None:
     lease = Lease(tmp_path)
     os.pwrite(lease.handle, b'{"names": ["a', 0)
-    assert read_needed(tmp_path) == ({}, set())
+    assert read_needed(tmp_path) == {}
     lease.end()

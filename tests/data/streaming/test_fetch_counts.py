@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 import pickle
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
 
+from drivetrain.data.load_data import load
+from drivetrain.data.loader.batches import Batches
 from drivetrain.data.streaming.fetch_counts import FetchCounts
 from drivetrain.report.blocks import Text
-from drivetrain.report.log_series import collect_series
-from drivetrain.report.sections.machine import time_section
+from drivetrain.report.log_series import Series, collect_series
+from drivetrain.report.sections.machine import _describe_shards, time_section
 from drivetrain.training.progress import measure_since_last_call
+from tests.data.streaming import shards
 from tests.messages import begins_with, ends_with
 
 
@@ -61,7 +65,6 @@ def test_a_sample_has_what_came_since_the_last(run: Any) -> None:
         "shard_busy": 0.0,
         "shard_received": 0.0,
         "shard_unpacked": 0.0,
-        "shard_at_once": 4,
     }
     assert second["shard_bytes"] == second["shard_waited"] == 0
     run.readable.fetched = None
@@ -93,3 +96,35 @@ def test_the_report_adds_up_all_starts(again: int) -> None:
     how = "9 of them again, for which the cache had no space" if again else "each once"
     assert begins_with(line, "shards-gib-fetched-store", "3.0", 12, how)
     assert ends_with(line, "stood-still-shards", "4.5")
+
+
+@pytest.mark.parametrize(
+    ("waited", "received", "unpacked", "said"),
+    [
+        (0.1, 9.0, 1.0, "was not the limit"),
+        (5.0, 9.0, 1.0, "the link, or the store"),
+        (5.0, 1.0, 9.0, "more CPUs would help"),
+    ],
+)
+def test_the_report_says_what_held_them_up(waited: float, received: float, unpacked: float, said: str) -> None:
+    row = {"bytes": 1 << 30, "fetches": 4, "again": 0, "waited": waited, "busy": 10.0, "received": received}
+    row["unpacked"] = unpacked
+    telemetry = {}
+    for key, value in row.items():
+        telemetry[f"shard_{key}"] = Series(f"shard_{key}")
+        telemetry[f"shard_{key}"].xs.append(1.0)
+        telemetry[f"shard_{key}"].ys.append(value)
+    (line,) = _describe_shards(telemetry)
+    assert "They came at 102 MiB/s." in line
+    assert said in line
+
+
+def test_real_shards_are_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    shards.folder(tmp_path / "s", ".parquet")
+    data = load(shards.job(tmp_path, "s", streams=2))
+    assert sum(map(len, Batches(data.train, 12, 0, data.order).epoch(0)))
+    counts = data.train.images.reader.cache.counts.to_json()  # type: ignore[attr-defined]
+    assert counts["busy"] > 0
+    assert counts["unpacked"] > 0
+    assert counts["received"] == 0, "they are on this machine"

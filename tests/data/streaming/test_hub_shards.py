@@ -11,7 +11,7 @@ import pytest
 import torch
 from pyarrow import parquet
 
-from drivetrain.data.images import load_streamed
+from drivetrain.data.images import image_shards
 from drivetrain.data.images.image_targets import LabelForm
 from drivetrain.data.load_data import add_test, load
 from drivetrain.data.loader.batches import Batches
@@ -234,7 +234,7 @@ def test_the_labels_of_images_come_without_the_images(
     assert isinstance(job, ImageJob)
     assert job.data.stream
     store = open_stream.open_store(job, job.data.train, "data.train")
-    index = load_streamed._index_source(
+    index = image_shards.index_source(
         job,
         job.data.train,
         LabelForm.of_job(job.data, ask=True),

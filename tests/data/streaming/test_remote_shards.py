@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from drivetrain.data.images import load_streamed
+from drivetrain.data import shard_parts
 from drivetrain.data.load_data import load
 from drivetrain.data.loader.batches import Batches
 from drivetrain.data.streaming import remote_store
@@ -170,7 +170,7 @@ def test_workers_processes_and_kills_give_the_same_batches(
     for lines in zip(whole, *parts, strict=True):
         assert lines[0][2] == ",".join(line[2] for line in lines[1:])
     # Together they have fetched each shard about once, besides the sample for mean and deviation.
-    assert sum(fetched(proxy).values()) <= 1.1 * SHARDS + load_streamed.MAX_SAMPLED_SHARDS
+    assert sum(fetched(proxy).values()) <= 1.1 * SHARDS + shard_parts.MAX_SAMPLED_SHARDS
     killed = run(tmp_path / "t.yaml", 0, 1, 2, 1, 0, 0.05)
     assert killed.stdout is not None
     seen = [killed.stdout.readline().split() for _ in range(5)]

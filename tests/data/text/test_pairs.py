@@ -17,7 +17,7 @@ from drivetrain.cli import main
 from drivetrain.data.load_data import load
 from drivetrain.data.text import tokenizer
 from drivetrain.data.text.encoded import Encoded, Ragged, SpecialTokens, Template
-from drivetrain.data.text.text_data import TextSplit
+from drivetrain.data.text.split import TextSplit
 from drivetrain.errors import DataError, SpecError
 from drivetrain.inference import dummy_inputs, onnx_file, predictions
 from drivetrain.job_spec import load_job as job_spec

@@ -16,7 +16,7 @@ from pyarrow import parquet
 from drivetrain.data.dataset import NO_LABEL
 from drivetrain.data.load_data import load
 from drivetrain.data.text import text_data as text
-from drivetrain.data.text.text_data import TextSplit
+from drivetrain.data.text.split import TextSplit
 from drivetrain.errors import DataError, SpecError
 from drivetrain.job.text import TextJob
 from drivetrain.training.evaluation import validation

@@ -21,6 +21,7 @@ from drivetrain.tracking.live.dashboard import format_line, format_time_left
 from drivetrain.tracking.live.live_view import Painter, choose_pause
 from drivetrain.tracking.live.run_reader import RunReader
 from drivetrain.tracking.live.sparkline import MAX_POINTS, Sparkline
+from drivetrain.training.forecast import read_forecast
 from drivetrain.training.progress import Progress
 from drivetrain.training.run import Run
 from tests.messages import get_message, says, says_each
@@ -237,7 +238,8 @@ def test_a_picture_higher_than_the_terminal_is_cut() -> None:
 def fake(folder: Path, epoch: int = 0) -> Run:
     made = SimpleNamespace(
         folder=folder,
-        counters=SimpleNamespace(epoch=epoch),
+        counters=SimpleNamespace(epoch=epoch, seconds=100.0),
+        clock=SimpleNamespace(seconds=5.0),
         time_left=lambda: 100.0,
         total_epochs=4,
         last_metrics={"validation/loss": 0.5},
@@ -272,11 +274,23 @@ def test_plain_lines_in_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     progress.close()
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "epoch 1/4  step 1/40  loss 1.0000  estimating time left"
-    assert lines[1] == "epoch 1/4  step 6/40  loss 0.1667  32 samples/s  0:38 left"  # 34 steps, 4 evaluations of 1 s
-    assert lines[2] == "epoch 1/4  validation/loss 0.5000  best"
+    # 36 steps and 4 evaluations of 1 s, after 105 s.
+    assert "2:25 in all (2:21 to 2:29)" in lines[1]
+    assert lines[2] == "epoch 1/4  step 6/40  loss 0.1667  32 samples/s  0:38 left"  # 34 steps, 4 evaluations of 1 s
+    assert lines[3] == "epoch 1/4  validation/loss 0.5000  best"
     ahead = json.loads((tmp_path / "progress.json").read_text())
     rest = {"steps": 40, "steps_per_epoch": 10, "evaluation_steps": 1.0}
+    forecast = ahead.pop("forecast")
     assert ahead == rest | {"best": "validation/accuracy"}
+    assert {key: round(forecast[key]) for key in ("seconds", "low", "high", "steps")} == {
+        "seconds": 145, "low": 141, "high": 149, "steps": 4
+    }  # fmt: skip
+    assert read_forecast(tmp_path) == forecast
+    resumed = Progress(40, 10, read_forecast(tmp_path))
+    for step in range(11, 21):
+        resumed.report_step(run, step, 1 / step)
+    assert resumed.forecast == forecast
+    assert "forecast" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("seconds", "logged"), [(0.1, 21), (6.0, 100)])

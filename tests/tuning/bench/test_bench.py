@@ -19,10 +19,11 @@ from drivetrain.cli import main
 from drivetrain.optimizations import Effect
 from drivetrain.plan import plan
 from drivetrain.report.render import picture_file
+from drivetrain.system.child_process import ChildEnded
 from drivetrain.system.console import open_console
 from drivetrain.tuning.bench import bench
 from drivetrain.tuning.bench.ablation import Ablation, AblationStep, measure_ablation
-from drivetrain.tuning.bench.variant import Failed, VariantReady
+from drivetrain.tuning.bench.variant import VariantReady
 from drivetrain.tuning.paired_timing import PairedTiming, TimedBlock, time_quiet_pairs
 from tests import tiny
 from tests.messages import says, says_only
@@ -65,7 +66,7 @@ def starter(open_: list[str], fails: str = "", hinder: float = 1.0) -> Callable[
     def start(made: plan.Plan, assignments: Sequence[str] = ()) -> Fake:
         on = [row.name for row in made.list_enabled()]
         if fails in on:
-            raise Failed("no room")
+            raise ChildEnded("no room")
         speed = np.prod([GAINS[name] for name in on]) / (hinder if len(on) == len(GAINS) else 1.0)
         return Fake(0.1 / float(speed), batch=32.0 if assignments else 16.0, open=open_)
 

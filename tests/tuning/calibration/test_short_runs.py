@@ -16,6 +16,7 @@ from drivetrain.training import run
 from drivetrain.training.phase_timer import PhaseTimer
 from drivetrain.tuning import numerics_check, variants
 from drivetrain.tuning import tuner as tune
+from drivetrain.tuning.memory.micro_batch import MicroBatchSearch
 from drivetrain.tuning.paired_timing import PairedTiming
 from tests import calibrated, tiny
 from tests.tuning.tuned_machine import machine
@@ -38,8 +39,10 @@ def made(folder: Path, asked: Job, ratio: float | None) -> tuple[run.Run, dict[s
     here, data, said = machine(folder), tiny.dataset(), list[str]()
     here = here if ratio is None else calibrated.machine(here, calibrated.probes(ratio))
     network = build(asked, data)
-    chosen = plan.resolve(asked, here, inspection.inspect_workload(data, network.module))
-    found = tune.load_or_measure(asked, here, chosen, data, network, folder, tiny.Quiet(), said.append)
+    facts = inspection.inspect_workload(data, network.module)
+    chosen = plan.resolve(asked, here, facts)
+    search = MicroBatchSearch(asked, here, chosen, data, network, facts, folder, tiny.Quiet(), said.append)
+    found = tune.load_or_measure(search)
     return run.assemble(asked, here, chosen, folder, data, network, tiny.Quiet(), PhaseTimer()), found, said
 
 

@@ -13,7 +13,7 @@ from drivetrain.plan import plan
 from drivetrain.system.files import write_json
 from drivetrain.training import run
 from drivetrain.training.phase_timer import PhaseTimer
-from drivetrain.tuning import prepare
+from drivetrain.tuning import assembly
 from tests import tiny
 from tests.trained import CASES
 
@@ -32,5 +32,5 @@ def settled(folder: Path, asked: Job, replay: Any = None) -> run.Run:
     here = replace(here, storage=replace(here.storage, cache=str(folder / "cache")))
     write_json(folder / "hardware.json", here.to_json())
     write_json(folder / "plan.json", plan.resolve(asked, here, replay=replay).to_json())
-    made: run.Run = prepare.assemble_run(folder, asked, tiny.Quiet(), PhaseTimer())
+    made: run.Run = assembly.assemble_run(folder, asked, tiny.Quiet(), PhaseTimer())
     return made

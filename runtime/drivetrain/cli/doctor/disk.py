@@ -50,15 +50,13 @@ def _check_owner(snapshot: Snapshot) -> Finding:
     runs, uid = snapshot.runs, snapshot.uid
     if not runs.exists():
         return ok("runs", f"{runs} does not exist yet; the first run creates it")
-    foreign = next((path for path in [runs, *_list_inside(runs)] if _is_locked(path, uid)), None)
+    foreign = next(
+        (path for path in [runs, *sorted(filter(Path.is_dir, runs.iterdir()))] if _is_locked(path, uid)), None
+    )
     if foreign is None:
         return ok("runs", f"{runs} is writable")
     owner = foreign.stat().st_uid
     return fail("runs", f"{foreign} belongs to uid {owner}, but this user has uid {uid}", f"sudo chown -R {uid} {runs}")
-
-
-def _list_inside(runs: Path) -> list[Path]:
-    return sorted(path for path in runs.iterdir() if path.is_dir())
 
 
 def _is_locked(path: Path, uid: int) -> bool:

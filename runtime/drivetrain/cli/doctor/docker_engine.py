@@ -121,7 +121,6 @@ def check_kind(snapshot: Snapshot, version: str | None) -> Iterator[Finding]:
     """What does not work with this kind of engine: rootless, Podman, a snap, SELinux.
 
     Args:
-        snapshot: the machine.
         version: the answer of `docker version`.
     """
     try:

@@ -67,15 +67,11 @@ def build_dataset(
     reader: Mapping[str, Any] | None = None,
     collates: tuple[Collate, Collate] = (default_collate, default_collate),
 ) -> Dataset:
-    """Build the dataset of a job from the user's training and validation data.
+    """Build the dataset of a job from the user's training and validation data, called `labels` in messages.
 
     Args:
-        job: its loss, metrics and seed are used.
-        parts: training and validation data as the user gave them.
-        labels: names of the two in messages.
         targets: kind of the targets: auto, classes, labels, numbers or other.
         names: names of the classes, labels or numbers; None to number them.
-        loss: the user's loss.
         reader: file, function and arguments that read new samples.
         collates: functions that make batches of the items of the two.
 
@@ -87,12 +83,13 @@ def build_dataset(
         open_split(part, label, job.train.seed, collate=collate)
         for part, label, collate in zip(parts, labels, collates, strict=True)
     )
-    head, kind = target_kinds.determine_head(job, train, validation, targets, names)
-    stored = {"kind": "own", "inputs": _describe_inputs(train), "targets": kind, "reader": reader}
+    head = target_kinds.determine_head(job, train, validation, targets, names)
+    stored = {"kind": "own", "inputs": _describe_inputs(train), "targets": head.kind, "reader": reader}
+    other = "no built-in metric for these targets: runs are compared by your loss"
     notes = [
         f"{len(train):,} training and {len(validation):,} validation samples",
-        _describe_targets(head, kind),
-        *_note_reading(train, names, kind),
+        f"targets: {other if head.kind == 'other' else head.outputs_text}",
+        *_note_reading(train, head, names),
         *target_kinds.note_missing_classes(train, head),
     ]
     return Dataset(
@@ -125,22 +122,12 @@ def as_float32(inputs: Inputs, ids: Ids, epoch: int | None) -> Inputs:
     return tuple(x.float() if x.dtype == torch.float64 else x for x in inputs)
 
 
-def _describe_targets(head: Head, kind: str) -> str:
-    """A note on the number and kind of the targets."""
-    description = (
-        f"{head.outputs} {kind}"
-        if kind != "other"
-        else "no built-in metric for these targets: runs are compared by your loss"
-    )
-    return f"targets: {description}"
-
-
-def _note_reading(train: Items, names: tuple[str, ...] | None, kind: str) -> list[str]:
+def _note_reading(train: Items, head: Head, names: tuple[str, ...] | None) -> list[str]:
     """Notes on a dataset that is read item by item."""
     if isinstance(train, ArraySplit | StreamSplit):
         return []
     notes = ["the dataset returns one sample at a time; batches are collated while training"]
-    if kind == "classes" and names is None:
+    if head.kind == "classes" and names is None:
         notes.append("every target was read once to count the classes; set `names` to skip this")
     return notes
 
@@ -150,11 +137,7 @@ def read(
 ) -> NewSamples:
     """Read new samples with the user's reader, or .npz files with `inputs` (or `inputs_0`, ...) and `targets`.
 
-    Args:
-        paths: files; for a user's reader anything.
-        preprocessing: as stored by `dataset`, plus `code`, the folder of the model's code.
-        heads: the outputs of the model.
-        labelled: whether to read targets.
+    For a user's reader `paths` are anything, and `preprocessing` has `code`, the folder of the model's code.
 
     Raises:
         DataError: if no sample can be used.
@@ -180,11 +163,10 @@ def _check_like_training(
             f"as in training: {_list_shapes(trained_shapes)}",
             "use inputs of the shape that the network was trained on",
         )
-    kind = preprocessing["targets"]
-    max_target = target_kinds.max_target(kind, len(heads[""].classes))
+    max_target = target_kinds.max_target(heads[""])
     if labelled and max_target is not None and isinstance(split, ArraySplit):
         _check_targets(split, max_target)
-    split.set_target_form(partial(target_kinds.convert, kind), max_target)
+    target_kinds.set_target_form(split, heads[""])
     return NewSamples(split, as_float32)
 
 

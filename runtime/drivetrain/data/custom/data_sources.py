@@ -124,11 +124,7 @@ def build_order(data_source: DataSource, seed: int) -> Order | None:
 def open_training(data_source: DataSource, seed: int, batch_size: int, epoch_steps: int | None) -> Any:
     """Bring the training data into a form that `map_dataset.open_split` takes.
 
-    Args:
-        data_source: the source.
-        seed: of the run.
-        batch_size: samples of a batch.
-        epoch_steps: batches of an epoch of an iterable; None if it has a length.
+    An epoch of an iterable has `epoch_steps` batches, or is as long as the iterable.
 
     Raises:
         DataError: if an iterable has no length, or `epoch_steps` is given for other data.

@@ -111,16 +111,10 @@ def try_division(
     targets_of: Callable[[slice], Any],
     tolerance: float = TOLERANCE,
 ) -> Division | None:
-    """Try how a loss is combined, on one batch and parts of it of several sizes; None if the batch has no loss.
+    """Try how a loss is combined, on a batch of two samples or more and its parts; None if the batch has no loss.
 
-    Args:
-        compute_loss: computes the loss of some samples.
-        samples: number of samples of the batch, two or more.
-        name: of the loss.
-        refuse: makes the error.
-        weight_of: the user's function; None to try the number of samples as weights, and the sum.
-        targets_of: gives what `weight_of` gets for some samples.
-        tolerance: relative difference that rounding explains.
+    `weight_of` gets what `targets_of` gives for some samples; without it, the number of samples is tried as weights, and
+    the sum. `tolerance` is the relative difference that rounding explains.
 
     Raises:
         SpecError: if `weight_of` raises, or is not what the loss divides by.

@@ -40,14 +40,7 @@ class ItemSplit:
     def __init__(
         self, name: str, dataset: Any, seed: int, inputs: int | None = None, collate: Collate = default_collate
     ) -> None:
-        """
-        Args:
-            name: for messages.
-            dataset: of the user.
-            seed: of the run.
-            inputs: number of inputs if items may have no target, else None.
-            collate: makes a batch of a list of items, as in torch's DataLoader.
-        """
+        """Wrap a dataset of the user; `inputs` is their number if items may have no target, else None."""
         self.name, self.dataset, self.seed, self.inputs, self.collate = name, dataset, seed, inputs, collate
         self.epoch = -1
         """Epoch of the random numbers, from 0; -1 if the samples are not for training."""
@@ -241,14 +234,9 @@ Items = ArraySplit | ItemSplit
 def open_split(
     value: object, name: str, seed: int, inputs: int | None = None, collate: Collate = default_collate
 ) -> Items:
-    """Wrap what the user's function returned as a split.
+    """Wrap what the user's function returned, one of `FORMS`, as a split; `inputs` as of `ItemSplit`.
 
-    Args:
-        value: one of `FORMS`.
-        name: for messages.
-        seed: of the run.
-        inputs: number of inputs if samples may have no target, else None.
-        collate: makes a batch of a list of items; with any but torch's, a TensorDataset is read item by item.
+    With any `collate` but torch's, a TensorDataset is read item by item.
 
     Raises:
         DataError: if it has none of the forms, or is empty.

@@ -26,13 +26,7 @@ class StreamSplit(ItemSplit):
 
     Before each epoch its `set_epoch` is called, if it has one. Before each sample the global generators are seeded by
     (seed, epoch, position), so that random numbers taken from them are the same after a resume and for each batch size.
-
-    Args:
-        name: for messages.
-        dataset: has `__iter__`, which starts from the beginning.
-        seed: of the run.
-        samples: of an epoch.
-        collate: makes a batch of a list of items.
+    `__iter__` of the dataset starts from the beginning; an epoch has `samples` of them.
     """
 
     def __init__(self, name: str, dataset: Any, seed: int, samples: int, collate: Collate = default_collate) -> None:
@@ -64,13 +58,9 @@ class StreamSplit(ItemSplit):
         )
 
     def read(self, epoch: int, groups: Sequence[Ids], start: int, report: Callable[[str], None]) -> Iterator[Batch]:
-        """Yield the batches of an epoch from batch `start` on.
+        """Yield the batches of an epoch, counted from 0, from batch `start` on; those before are read and dropped.
 
-        Args:
-            epoch: from 0.
-            groups: positions of the samples of every batch of the epoch, in order.
-            start: number of batches that are read and dropped.
-            report: reports samples that are left over.
+        `groups` are the positions of the samples of every batch, in order; `report` gets a note on samples left over.
 
         Raises:
             DataError: if the iterable raises, or ends early.

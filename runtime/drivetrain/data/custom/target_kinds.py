@@ -35,15 +35,10 @@ SUSPICIOUS_CLASS_INDEX = 1000
 
 def determine_head(
     job: CustomTask, train: Items, validation: Items, requested: str, names: tuple[str, ...] | None
-) -> tuple[Head, str]:
+) -> Head:
     """Determine the kind of the targets and their head, and set how the splits convert them.
 
-    Args:
-        job: for its loss, its metrics and the positions of its keys.
-        train: training samples.
-        validation: validation samples.
-        requested: the requested kind: auto, classes, labels, numbers or other.
-        names: names of the classes, labels or numbers; None to number them.
+    The requested kind is auto, classes, labels, numbers or other. Without names, outputs are numbered.
 
     Raises:
         DataError: if the targets are of none of these kinds.
@@ -59,9 +54,10 @@ def determine_head(
         description = f"is a list of {len(names)}, and the targets have {count} {kind}"
         raise SpecError([job.problem(("data", "names"), description, f"{count} names", "name each of them, in order")])
     output_names = names or (("value",) if kind == "numbers" and count == 1 else tuple(map(str, range(count))))
+    head = _build_head(kind, output_names)
     for split in (train, validation):
-        split.set_target_form(partial(convert, kind), max_target(kind, count))
-    return _build_head(kind, output_names), kind
+        set_target_form(split, head)
+    return head
 
 
 def _build_head(kind: str, names: tuple[str, ...]) -> Head:
@@ -83,9 +79,14 @@ def convert(kind: str, targets: Tensor) -> Tensor:
     return targets.float().reshape(len(targets), -1)
 
 
-def max_target(kind: str, count: int) -> int | None:
-    """The highest valid target of `count` classes or labels; None if there is no limit."""
-    return {"classes": count - 1, "labels": 1}.get(kind)
+def max_target(head: Head) -> int | None:
+    """The highest valid target of classes or labels; None if there is no limit."""
+    return {"classes": len(head.classes) - 1, "labels": 1}.get(head.kind)
+
+
+def set_target_form(split: Items, head: Head) -> None:
+    """Let a split check and convert its targets for a head."""
+    split.set_target_form(partial(convert, head.kind), max_target(head))
 
 
 def _guess_kind(job: CustomTask, targets: Tensor) -> str:

@@ -59,17 +59,9 @@ class Code(MetaPathFinder):
         offered: Mapping[str, object] | None = None,
         positional: Sequence[object] = (),
     ) -> tuple[object, dict[str, object]]:
-        """Call a function of a file.
+        """Call a function or class of a file; returns the result, and all keyword arguments.
 
-        Args:
-            file: relative to the folder.
-            name: name of the function or class.
-            arguments: keyword arguments.
-            offered: keyword arguments that are passed only if the signature names them and `arguments` does not.
-            positional: positional arguments.
-
-        Returns:
-            The result, and all keyword arguments.
+        Keyword arguments that are `offered` are passed only if the signature names them and `arguments` does not.
         """
         with self._importable((self.folder / file).parent):
             function = getattr(self._load_module(file), name)

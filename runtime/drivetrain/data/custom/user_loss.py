@@ -34,11 +34,7 @@ POSSIBLE = "one term per sample, shape (N,), or their mean as a scalar"
 class CustomTerms:
     """Wraps a callable (outputs, targets) to return terms whose sum over a batch, divided by that of `weights`, is its loss.
 
-    Args:
-        function: the loss.
-        name: for messages.
-        refuse: makes the error.
-        weight_of: computes the weight of samples from their targets; None to find out by a trial.
+    `weight_of` computes the weight of samples from their targets; without it, a trial finds out.
 
     Raises:
         SpecError: if the result cannot be a loss.
@@ -117,9 +113,7 @@ class CustomTerms:
     def divide(self, outputs: Tensor, targets: Tensor) -> None:
         """Find out, unless it is known, how the loss of a batch is combined from those of its parts.
 
-        Args:
-            outputs: an example, of one or more samples.
-            targets: of the samples to try; their labels should differ.
+        `outputs` are an example, of one or more samples; the labels in `targets` should differ.
 
         Raises:
             SpecError: if `weight_of` is not what the loss divides by.

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from drivetrain.data import labels
-from drivetrain.data.formats.number_marks import MISSING_NUMBERS
+from drivetrain.data.formats import number_marks
 from drivetrain.errors import DataError
 from drivetrain.job.formatting import printable
 from drivetrain.system import spelling
@@ -34,35 +34,35 @@ _TRIED_CELLS = 100
 
 def kind(column: pyarrow.ChunkedArray) -> str:
     """The kind of a pyarrow column: `number` (also booleans), `text`, `nothing`, `time`, or another type's name."""
+    return kind_of(column.type)
+
+
+def kind_of(data_type: pyarrow.DataType) -> str:
+    """As `kind`, by the type of the column."""
     from pyarrow import types
 
-    data_type = column.type
-    if (
-        types.is_integer(data_type)
-        or types.is_floating(data_type)
-        or types.is_boolean(data_type)
-        or types.is_decimal(data_type)
-    ):
-        return "number"
-    if types.is_string(data_type) or types.is_large_string(data_type) or types.is_string_view(data_type):
-        return "text"
-    if types.is_null(data_type):
-        return "nothing"
-    return "time" if types.is_temporal(data_type) else str(data_type)
+    kinds = {
+        "number": (types.is_integer, types.is_floating, types.is_boolean, types.is_decimal),
+        "text": (types.is_string, types.is_large_string, types.is_string_view),
+        "nothing": (types.is_null,),
+        "time": (types.is_temporal,),
+    }
+    matching = (name for name, checks in kinds.items() if any(is_of(data_type) for is_of in checks))
+    return next(matching, str(data_type))
 
 
 def numbers(column: pyarrow.ChunkedArray) -> tuple[Numbers, Mask]:
     """Read a column as float64 with NaN for empty cells, and a mask of the cells that are not numbers; both (N,)."""
-    from pyarrow import compute, float64, int8, types
+    from pyarrow import array, compute, float64, int8, types
 
     not_numbers = np.zeros(len(column), np.bool_)
     if kind(column) == "text":
         trimmed = texts(column)
         for word, digit in TRUTH.items():
             trimmed = compute.if_else(compute.equal(trimmed, word), digit, trimmed)
-        is_number = compute.fill_null(compute.match_substring_regex(trimmed, _NUMBER), False)
-        is_empty = compute.is_null(trimmed)
-        not_numbers = ~_to_numpy(compute.or_(is_number, compute.or_(is_empty, _is_one_of(trimmed, MISSING_NUMBERS))))
+        is_number = number_marks.match(trimmed, _NUMBER)
+        is_missing = compute.is_in(trimmed, array(number_marks.MISSING_NUMBERS, trimmed.type))
+        not_numbers = ~_to_numpy(compute.or_(is_number, compute.or_(compute.is_null(trimmed), is_missing)))
         column = compute.if_else(is_number, trimmed, None)
     elif types.is_boolean(column.type):
         column = column.cast(int8())
@@ -89,9 +89,8 @@ def texts(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
     trimmed = compute.utf8_trim_whitespace(plain(column))
     if _matches(trimmed, spelling.WHOLE_NUMBER) and not _matches(trimmed, spelling.FRACTION):
         trimmed = compute.replace_substring_regex(trimmed, spelling.WHOLE_NUMBER, r"\1")
-    if compute.all(
-        compute.match_substring_regex(trimmed.filter(compute.not_equal(trimmed, "")), spelling.TRUTH_VALUE)
-    ).as_py():
+    filled = trimmed.filter(compute.not_equal(trimmed, ""))
+    if compute.all(compute.match_substring_regex(filled, spelling.TRUTH_VALUE)).as_py():
         trimmed = compute.utf8_lower(trimmed)
     return compute.if_else(compute.equal(trimmed, ""), None, trimmed)
 
@@ -166,9 +165,8 @@ def positions(column: pyarrow.ChunkedArray, values: tuple[str, ...]) -> npt.NDAr
     """
     from pyarrow import array, compute
 
-    exact_positions = np.asarray(
-        _to_numpy(compute.fill_null(compute.index_in(column, array(values, column.type)), -1)), np.int32
-    )
+    indices_in_values = compute.fill_null(compute.index_in(column, array(values, column.type)), -1)
+    exact_positions = np.asarray(_to_numpy(indices_in_values), np.int32)
     unknown = compute.unique(column.filter(exact_positions < 0)).drop_null()
     if not len(unknown):
         return exact_positions
@@ -211,12 +209,6 @@ def _to_numpy(column: pyarrow.ChunkedArray) -> npt.NDArray[Any]:
     return np.asarray(column.to_numpy(zero_copy_only=False))
 
 
-def _is_one_of(column: pyarrow.ChunkedArray, values: tuple[str, ...]) -> pyarrow.ChunkedArray:
-    from pyarrow import array, compute
-
-    return compute.is_in(column, array(values, column.type))
-
-
 def read_times(column: pyarrow.ChunkedArray) -> tuple[Any, Mask] | None:
     """Read a text column as timestamps; None if most cells are no times.
 
@@ -230,18 +222,15 @@ def read_times(column: pyarrow.ChunkedArray) -> tuple[Any, Mask] | None:
     cells = texts(column)
     time_like = compute.unique(cells.filter(compute.match_substring_regex(cells, _TIME_FORM)))
     types = [timestamp(unit, zone) for zone in (None, "UTC") for unit in ("us", "ns")]
-    time_type = max(
-        types, key=lambda candidate: sum(map(len, _parse_times(time_like.slice(0, _TRIED_CELLS), candidate)))
-    )
+    tried_cells = time_like.slice(0, _TRIED_CELLS)
+    time_type = max(types, key=lambda candidate: sum(map(len, _parse_times(tried_cells, candidate))))
     time_texts = array([text for part in _parse_times(time_like, time_type) for text in part.to_pylist()], cells.type)
     is_time = compute.is_in(cells, time_texts)
     is_no_time = compute.and_(cells.is_valid(), compute.invert(is_time))
     filled_count = len(cells) - cells.null_count
     if not filled_count or (compute.sum(is_time).as_py() or 0) < TIMES_SHARE * filled_count:
         return None
-    return compute.if_else(is_time, cells, None).cast(time_type), np.asarray(
-        is_no_time.to_numpy(zero_copy_only=False), np.bool_
-    )
+    return compute.if_else(is_time, cells, None).cast(time_type), np.asarray(_to_numpy(is_no_time), np.bool_)
 
 
 def find_first_no_time(column: pyarrow.ChunkedArray) -> int:

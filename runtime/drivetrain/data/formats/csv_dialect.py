@@ -10,7 +10,11 @@ from typing import Any
 SIGNS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
 OPTION = "--csv"
 """The option of the command line for files that no job names."""
-_PLURAL = {"comma": "commas", "semicolon": "semicolons", "tab": "tabs", "pipe": "pipes"}
+
+
+def find_usual_delimiter(path: Path) -> str:
+    """The delimiter that the name of a file says."""
+    return "tab" if path.suffix.lower() == ".tsv" else "comma"
 
 
 @dataclass(frozen=True)
@@ -24,9 +28,8 @@ class Dialect:
 
     def note(self, path: Path) -> str:
         """A note such as `train.csv: semicolons, decimal commas, windows-1252`; empty for the usual form."""
-        usual = "tab" if path.suffix.lower() == ".tsv" else "comma"
         parts = [
-            _PLURAL[self.delimiter] if self.delimiter != usual else "",
+            f"{self.delimiter}s" if self.delimiter != find_usual_delimiter(path) else "",
             "decimal commas" if self.decimal == "comma" else "",
             self.encoding if self.encoding != "utf-8" else "",
         ]
@@ -98,10 +101,9 @@ def of_model(preprocessing: Mapping[str, Any], declared: Mapping[str, str]) -> C
 
 def _read_stored(preprocessing: Mapping[str, Any]) -> Dialect | None:
     """The dialect that training stored; None if there is none."""
-    stored = preprocessing.get("csv")
-    return (
-        Dialect(**{key: value for key, value in stored.items() if key not in ("percent", "units")}) if stored else None
-    )
+    stored = preprocessing.get("csv", {})
+    form = {key: value for key, value in stored.items() if key not in ("percent", "units")}
+    return Dialect(**form) if stored else None
 
 
 def _read_units(preprocessing: Mapping[str, Any]) -> Mapping[str, str] | None:

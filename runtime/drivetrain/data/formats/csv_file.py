@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,9 +54,8 @@ class CsvReader:
         if self.layout.blank:
             return list(self.layout.names)
         try:
-            with csv.open_csv(
-                self.path, read_options=self._read_options(), parse_options=self._parse_options()
-            ) as reader:
+            options = {"read_options": self._read_options(), "parse_options": self._parse_options()}
+            with csv.open_csv(self.path, **options) as reader:
                 return list(reader.schema.names)
         except ArrowInvalid as error:
             if "Empty CSV" in str(error):
@@ -72,9 +73,7 @@ class CsvReader:
         """
         from pyarrow import csv
 
-        def parse(columns: Sequence[str], text: Sequence[str]) -> Any:
-            return self._parse(csv.read_csv, columns, text)
-
+        parse = partial(self._parse, csv.read_csv)
         nameless_columns = [f"{_NAMELESS}{i}" for i in range(self.layout.blank)]
         # An unclosed quote shows in the last column alone; elsewhere its row is too short.
         last_column = nameless_columns[-1] if nameless_columns else self.names()[-1]
@@ -99,43 +98,33 @@ class CsvReader:
             with csv.open_csv(path, **options) as reader:
                 return Table.from_batches([next(iter(reader))])
 
-        def parse(columns: Sequence[str], text: Sequence[str]) -> Any:
-            return self._parse(block, columns, text)
-
-        names = self.names()
-        table = parse(names, ())
+        parse = partial(self._parse, block)
+        table = parse(self.names(), ())
         size = self.path.stat().st_size
         count = max(len(table), len(table) * size // min(self.block, size))
         return self._read_numbers(table, (), parse, 0).slice(0, rows), count
 
     def _read_numbers(self, table: Any, text: Sequence[str], parse: number_format.Parse, empty_count: int) -> Any:
         """Read the numbers of a parsed table in the form of the file, and add what was detected to `files`."""
-        numbers_read = number_format.read(table, text, parse, self.key, self.path, self.layout.delimiter, self.files)
+        layout = self.layout
+        numbers_read = number_format.read(table, text, parse, self.key, self.path, layout.delimiter, self.files)
         notes = [f"{self.path.name}: {note}" for note in numbers_read.notes]
         if empty_count:
             notes.append(f"{self.path.name}: {empty_count:,} empty rows at the end are left out")
-        self.files.add(
-            self.path,
-            Dialect(self.layout.delimiter, self.layout.encoding, numbers_read.decimal),
-            notes,
-            numbers_read.units,
-        )
+        dialect = Dialect(layout.delimiter, layout.encoding, numbers_read.decimal)
+        self.files.add(self.path, dialect, notes, numbers_read.units)
         return numbers_read.table
 
     def _parse(self, parse: Any, columns: Sequence[str], text: Sequence[str]) -> Any:
         from pyarrow import ArrowInvalid, csv, string
 
-        kinds = {**dict.fromkeys(text, string()), **{name: string() for name in columns if name.startswith(_NAMELESS)}}
+        kinds = dict.fromkeys([*text, *(name for name in columns if name.startswith(_NAMELESS))], string())
         # A mark for no value must not turn a column of dates or of truth values into one of text.
         nothing = [*csv.ConvertOptions().null_values, *self.files.missing]
-        options = csv.ConvertOptions(include_columns=list(columns), column_types=kinds, null_values=nothing)
+        conversion = csv.ConvertOptions(include_columns=list(columns), column_types=kinds, null_values=nothing)
+        options = {"read_options": self._read_options(), "parse_options": self._parse_options()}
         try:
-            return parse(
-                self.path,
-                read_options=self._read_options(),
-                parse_options=self._parse_options(),
-                convert_options=options,
-            )
+            return parse(self.path, convert_options=conversion, **options)
         except ArrowInvalid:
             self._check_lengths()
             if self._enlarge_blocks():
@@ -182,22 +171,19 @@ class CsvReader:
 
         def note(row: Any) -> str:
             # For the parser the header is row 1.
-            wrong_rows.append(
-                f"{row_lines.place(self.path, row.number - 1)}: {row.actual_columns} cells, {printable(row.text)}"
-            )
+            row_title = row_lines.place(self.path, row.number - 1)
+            wrong_rows.append(f"{row_title}: {row.actual_columns} cells, {printable(row.text)}")
             expected.append(row.expected_columns)
             return "skip"
 
-        options = {"read_options": self._read_options(use_threads=False)}
-        try:
-            with csv.open_csv(
-                self.path, parse_options=self._parse_options(invalid_row_handler=note), **options
-            ) as reader:
-                for _ in reader:
-                    pass
-        except ArrowInvalid:
-            # If no row is wrong, the failure has another cause, which the caller reports.
-            pass
+        options = {
+            "read_options": self._read_options(use_threads=False),
+            "parse_options": self._parse_options(invalid_row_handler=note),
+        }
+        # If no row is wrong, the failure has another cause, which the caller reports.
+        with contextlib.suppress(ArrowInvalid), csv.open_csv(self.path, **options) as reader:
+            for _ in reader:
+                pass
         if wrong_rows:
             remainder = [f"and {len(wrong_rows) - MAX_LISTED_ROWS:,} more"] if len(wrong_rows) > MAX_LISTED_ROWS else []
             head = f"{self.key}: {self.path} has {expected[0]} columns; rows of another length: {len(wrong_rows):,}"
@@ -237,8 +223,6 @@ class CsvReader:
     def _count_empty_rows(self) -> int:
         """How many rows at the end are separators only, as spreadsheets write for cleared rows."""
         sign = re.escape(self.layout.sign.encode())
-        if self.layout.sign == "\t":
-            sign = rb"\t"
         lines = re.split(rb"\r\n|\n|\r", self._read_end(TAIL_BYTES).rstrip(b"\r\n"))
         count = 0
         while count < len(lines) - 1 and re.fullmatch(rb"[ ]*(" + sign + rb"[ ]*)+", lines[-1 - count]):

@@ -6,18 +6,18 @@ import csv
 import io
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from pathlib import Path
 
 from drivetrain.data.formats import row_lines, text_encoding
-from drivetrain.data.formats.csv_dialect import SIGNS, CsvFiles
+from drivetrain.data.formats.csv_dialect import SIGNS, CsvFiles, find_usual_delimiter
 from drivetrain.errors import DataError
 from drivetrain.job.formatting import printable
 from drivetrain.system.spelling import clean_text
 
-SUFFIXES = (".csv", ".tsv")
+SUFFIXES = row_lines.SUFFIXES
 SAMPLE_BYTES = 1 << 18
 """Bytes at the start of a file from which separator and header are found; more if the first two rows are longer."""
 MAX_CELL_CHARACTERS = 1 << 26
@@ -61,9 +61,6 @@ def find(path: Path, key: str, files: CsvFiles, *, whole_file: bool = True) -> C
     """Find the layout of a file.
 
     Args:
-        path: a CSV or TSV file.
-        key: the spec key that names it, for messages.
-        files: what is declared.
         whole_file: whether the encoding is found from the whole file, not from its start.
 
     Raises:
@@ -76,25 +73,29 @@ def find(path: Path, key: str, files: CsvFiles, *, whole_file: bool = True) -> C
     sample = _read_sample(path, encoding, files)
     _check_lines_above(sample.readings, sample.skipped, path, key, files)
     row_lines.note_skipped(path, sample.skipped)
-    delimiter = (
-        files.list_settings.get("delimiter") or sample.delimiter or _find_delimiter(path, key, files, sample.readings)
-    )
+    declared = files.list_settings.get("delimiter") or sample.delimiter
+    delimiter = declared or _find_delimiter(path, key, files, sample.readings)
     if delimiter not in sample.readings:
         return CsvLayout(delimiter, encoding, (), skipped=sample.skipped, is_empty=sample.is_empty)
     rows, lines = sample.readings[delimiter]
     names, skipped = rows[0], sample.skipped
     check_header(rows, path, key)
     blank = _count_blank_columns(names, rows[1:])
-    columns = tuple(map(clean_text, names[: len(names) - blank] if _is_blank(names[len(names) - blank :]) else names))
+    named = names[: len(names) - blank] if _is_blank(names[len(names) - blank :]) else names
+    columns = tuple(map(clean_text, named))
     return CsvLayout(delimiter, encoding, columns, blank, skipped, skipped + lines[0], len(rows) - 1)
+
+
+Rows = list[list[str]]
+Readings = dict[str, tuple[Rows, list[int]]]
+"""By the name of a separator: the rows of a file, and for each the number of lines up to its end."""
 
 
 @dataclass(frozen=True)
 class _Sample:
     """The start of a file, read with each separator."""
 
-    readings: dict[str, tuple[list[list[str]], list[int]]]
-    """Rows and the lines that they begin in, by the name of the separator."""
+    readings: Readings
     skipped: int
     """Lines above the header."""
     delimiter: str | None
@@ -125,7 +126,7 @@ def _read_sample(path: Path, encoding: str, files: CsvFiles) -> _Sample:
     return _Sample(readings, skipped, named_delimiter, complete and not body.strip())
 
 
-def _count_blank_columns(names: list[str], rows: list[list[str]]) -> int:
+def _count_blank_columns(names: list[str], rows: Rows) -> int:
     """Columns at the end without a name and without values."""
     # Rows that end in separators have columns without a name: all their cells must be empty, too.
     blank = len(names) - len(_trim(names))
@@ -143,14 +144,8 @@ def _end_of_lines(text: str, count: int) -> int:
     return ends[count] if count < len(ends) else len(text)
 
 
-def _check_lines_above(
-    readings: Mapping[str, tuple[list[list[str]], list[int]]], skipped: int, path: Path, key: str, files: CsvFiles
-) -> None:
-    """Refuse a file whose header comes behind lines of another form: titles, or comments.
-
-    Raises:
-        DataError: if it has some; names `key`.
-    """
+def _check_lines_above(readings: Readings, skipped: int, path: Path, key: str, files: CsvFiles) -> None:
+    """Refuse a file whose header comes behind lines of another form: titles, or comments."""
     declared = files.list_settings.get("delimiter")
     tried = [reading for name, reading in readings.items() if declared in (None, name)]
     if not tried or any(len({len(row) for row in rows}) == 1 and len(rows[0]) > 1 for rows, _ in tried):
@@ -175,16 +170,15 @@ def _check_lines_above(
     )
 
 
-def _width(rows: list[list[str]]) -> int:
+def _width(rows: Rows) -> int:
     """The most frequent number of cells in a row."""
     return Counter(map(len, rows)).most_common(1)[0][0]
 
 
-def _parse_rows(text: str, sign: str, complete: bool) -> tuple[list[list[str]], list[int]] | None:
+def _parse_rows(text: str, sign: str, complete: bool) -> tuple[Rows, list[int]] | None:
     """Rows that are not empty, and for each the number of lines up to its end; None if they cannot be parsed."""
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=sign)
-    rows: list[list[str]] = []
-    lines: list[int] = []
+    rows, lines = Rows(), list[int]()
     try:
         for row in reader:
             if row:
@@ -196,11 +190,9 @@ def _parse_rows(text: str, sign: str, complete: bool) -> tuple[list[list[str]], 
     return (rows if complete or len(rows) < 2 else rows[:-1], lines) if rows else None
 
 
-def _find_delimiter(
-    path: Path, key: str, files: CsvFiles, readings: Mapping[str, tuple[list[list[str]], list[int]]]
-) -> str:
+def _find_delimiter(path: Path, key: str, files: CsvFiles, readings: Readings) -> str:
     """The separator that gives the most rows as many cells as the header; the usual one if there is one column."""
-    usual_delimiter = "tab" if path.suffix.lower() == ".tsv" else "comma"
+    usual_delimiter = find_usual_delimiter(path)
     candidates = {name: rows for name, (rows, _) in readings.items() if len(_trim(rows[0])) > 1}
     if len(candidates) < 2:
         return next(iter(candidates), usual_delimiter)
@@ -211,11 +203,10 @@ def _find_delimiter(
     if files.usual and files.usual.delimiter in best:
         return files.usual.delimiter
     if len(best) > 1:
-        readings_in_words = [
-            f"{name} ({len(candidates[name][0])} columns: {_list_names(candidates[name][0])})" for name in best
-        ]
+        headers = {name: candidates[name][0] for name in best}
+        descriptions = [f"{name} ({len(names)} columns: {_list_names(names)})" for name, names in headers.items()]
         raise DataError(
-            f"{key}: the columns of {path} could be separated by {' or by '.join(readings_in_words)}",
+            f"{key}: the columns of {path} could be separated by {' or by '.join(descriptions)}",
             f"one of them, in {files.key('delimiter')}",
             files.advice("delimiter", best),
         )
@@ -224,14 +215,11 @@ def _find_delimiter(
 
 def _trim(names: list[str]) -> list[str]:
     """Names without the empty ones at the end."""
-    count = len(names)
-    while count and not names[count - 1].strip():
-        count -= 1
+    count = max((number for number, name in enumerate(names, start=1) if name.strip()), default=0)
     return names[:count]
 
 
 def _is_blank(cells: list[str]) -> bool:
-    """Whether all cells are blank."""
     return not any(cell.strip() for cell in cells)
 
 
@@ -265,9 +253,8 @@ def check_header(rows: Sequence[Sequence[str]], path: Path, key: str) -> None:
         return
     names = ",".join(f"c{number}" for number in range(1, min(len(first), MAX_EXAMPLE_NAMES) + 1))
     if texts:
-        repeated_cell = next(
-            (first[column] for column in texts if first[column].strip() and first[column] in columns[column]), ""
-        )
+        repeated_cells = (first[column] for column in texts if first[column] in columns[column])
+        repeated_cell = next((cell for cell in repeated_cells if cell.strip()), "")
         description = f"its first row `{printable(', '.join(first), 60)}` is like the rows below, which have `{printable(repeated_cell, 40)}` too"
     else:
         repeated_cell = "" if all(one < two for one, two in pairwise(map(float, first))) else first[0]

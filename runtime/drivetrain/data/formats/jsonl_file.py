@@ -89,11 +89,6 @@ def _check_keys(lines: Iterable[bytes], size: int, path: Path, key: str) -> None
     Args:
         lines: those that are read.
         size: their bytes.
-        path: the file, for messages.
-        key: the spec key that names it.
-
-    Raises:
-        DataError: if they do not fit into memory.
     """
     cells = DecodedSize(str(path), key)
     if EMPTY_CELL_BYTES * (size // SHORTEST_LINE) ** 2 <= cells.limit:

@@ -47,12 +47,6 @@ def open_npz(path: Path) -> Iterator[Any]:
 def member(file: Any, name: str, path: Path, key: str) -> npt.NDArray[np.generic]:
     """Read the array with this name.
 
-    Args:
-        file: as from `open_npz`.
-        name: name of the array.
-        path: the file, for messages.
-        key: the spec key that names the file; empty for one of the command line.
-
     Raises:
         DataError: if it takes more memory than is free.
         ValueError: if it is no array, or holds Python objects.

@@ -31,7 +31,6 @@ _STARTS = r"^\s*\(?\s*[-+\x{2212}\x{fe63}\x{ff0d}\x{2013}]?\s*[%€$£]?\s*[.,]?
 _SPACES = " \t\u00a0\u202f\u2009"
 _THOUSANDS_SPACES = "[ '\u2019\u00a0\u202f\u2009]"
 """What separates thousands in every language."""
-_EXPONENT = r"([eE][-+]?\d+)?$"
 _ANY_THOUSANDS = rf"^[-+]?\d{{1,3}}({_THOUSANDS_SPACES}\d{{3}})+([.,]\d+)?$"
 _PLAIN = r"^[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$"
 _LIST = r"^\d+(,\d+){2,}$"
@@ -46,7 +45,7 @@ def _fill_in_signs(pattern: str, decimal: str) -> str:
 _NUMBER = r"^[-+]?(\d{1,3}(T\d{3})+(D\d+)?|\d+(D\d*)?|D\d+)([eE][-+]?\d+)?$"
 _SURE = r"^[-+]?(\d*D(\d{1,2}|\d{4,})|0*D\d{3}|\d{4,}D\d{3}|\d{1,3}(T\d{3})+D\d+|\d{1,3}(T\d{3}){2,})([eE][-+]?\d+)?$"
 _EITHER = r"^[-+]?[1-9]\d{0,2}D\d{3}$"
-_OTHER_DECIMAL = {"point": "comma", "comma": "point"}
+DECIMALS = ("point", "comma")
 
 
 @dataclass
@@ -85,9 +84,6 @@ def read(
         table: a pyarrow table, of which numbers with a point are read already.
         text: columns that stay as they are.
         parse: reads columns of the file again, as text.
-        key: the spec key that names the file.
-        path: the file.
-        delimiter: what separates the columns.
         files: what is declared, and the dialect that decides if the file does not show it.
 
     Raises:
@@ -97,20 +93,16 @@ def read(
 
     table, notes = _read_truth(table, text, files.missing)
     kinds = {field.name: field.type for field in table.schema if field.name not in text}
-    suspects = [
-        name for name, kind in kinds.items() if types.is_string(kind) and _looks_numeric(table[name], files.missing)
-    ]
+    text_columns = [name for name, kind in kinds.items() if types.is_string(kind)]
+    suspects = [name for name in text_columns if _looks_numeric(table[name], files.missing)]
     declared = files.list_settings.get("decimal")
     if not suspects and delimiter != "semicolon" and declared != "comma":
         notes += _check_units_of_training(table, kinds, {}, key, path, files)
         return NumbersRead(table, declared, notes)
     float_columns = [name for name, kind in kinds.items() if types.is_floating(kind)]
-    raw = parse([*suspects, *float_columns], [*suspects, *float_columns]) if suspects or float_columns else None
-    columns = (
-        [_clean_cells(raw[name].slice(0, len(table)), name, files.missing) for name in (*suspects, *float_columns)]
-        if raw
-        else []
-    )
+    names = [*suspects, *float_columns]
+    raw: Any = parse(names, names) if names else {}
+    columns = [_clean_cells(raw[name].slice(0, len(table)), name, files.missing) for name in names]
     decimal = declared or _find_decimal(columns, key, path, delimiter, float_columns, files)
     units = dict[str, str]()
     for column in columns:
@@ -205,13 +197,10 @@ def _looks_numeric(column: Any, missing: Sequence[str]) -> bool:
     cells, filled = cleaned.cells, len(cleaned.cells) - cleaned.cells.null_count
     # As they are written: the parser has read them as text for the sake of the others.
     plain, lists = _count_matches(distinct, _PLAIN), _count_matches(cells, _LIST)
-    number = [
-        compute.fill_null(compute.match_substring_regex(cells, _fill_in_signs(_NUMBER, name)), False)
-        for name in _OTHER_DECIMAL
-    ]
+    number = [number_marks.match(cells, _fill_in_signs(_NUMBER, name)) for name in DECIMALS]
     either = compute.sum(compute.or_(*number)).as_py() or 0
     grouped = _count_matches(distinct, _ANY_THOUSANDS)
-    thousands = sum(_count_matches(cells, _fill_in_signs(r"^[-+]?\d{1,3}(T\d{3})+$", name)) for name in _OTHER_DECIMAL)
+    thousands = sum(_count_matches(cells, _fill_in_signs(r"^[-+]?\d{1,3}(T\d{3})+$", name)) for name in DECIMALS)
     return (
         either >= max(1, MIN_NUMBER_SHARE * filled)
         and lists <= thousands
@@ -236,7 +225,6 @@ def _check_unit(column: _Column, converted: Any, key: str, path: Path) -> None:
 
 
 def _count_matches(cells: Any, pattern: str) -> int:
-    """Number of cells that match a pattern."""
     from pyarrow import compute
 
     return int(compute.sum(compute.match_substring_regex(cells, pattern)).as_py() or 0)
@@ -256,9 +244,10 @@ def _clean_cells(column: Any, name: str, missing: Sequence[str]) -> _Column:
     )
     unsigned = None
     if sign:
-        unsigned = compute.invert(compute.match_substring_regex(cells, rf"^[-+]?[{sign}]|[{sign}]$"))
+        is_signed = compute.match_substring_regex(cells, rf"^[-+]?[{sign}]|[{sign}]$")
+        unsigned = compute.invert(is_signed)
         bare = compute.utf8_trim(compute.replace_substring_regex(cells, rf"^([-+]?)[{sign}]|[{sign}]$", r"\1"), _SPACES)
-        cells = compute.if_else(compute.match_substring_regex(cells, rf"^[-+]?[{sign}]|[{sign}]$"), bare, cells)
+        cells = compute.if_else(is_signed, bare, cells)
     elif sign := number_marks.find_unit(cells):
         bare = number_marks.remove_unit(cells, sign)
         unsigned = compute.equal(bare, cells)
@@ -271,12 +260,8 @@ def _clean_cells(column: Any, name: str, missing: Sequence[str]) -> _Column:
 def _find_decimal(
     columns: Sequence[_Column], key: str, path: Path, delimiter: str, float_columns: Sequence[str], files: CsvFiles
 ) -> str | None:
-    """Find the decimal sign that the cells show; None if no cell shows one.
-
-    Raises:
-        DataError: if they show both, or could be read with both.
-    """
-    sure_examples = {name: _find_first_match(columns, path, _fill_in_signs(_SURE, name)) for name in _OTHER_DECIMAL}
+    """Find the decimal sign that the cells show; None if no cell shows one."""
+    sure_examples = {name: _find_first_match(columns, path, _fill_in_signs(_SURE, name)) for name in DECIMALS}
     if sure_examples["point"] and sure_examples["comma"]:
         raise DataError(
             f"{key}: {path} has decimal points ({sure_examples['point']}) and decimal commas ({sure_examples['comma']})",
@@ -287,9 +272,8 @@ def _find_decimal(
     if sure_sign := next((name for name, example in sure_examples.items() if example), None):
         return sure_sign
     doubtful = [column for column in columns if column.name not in float_columns or delimiter == "semicolon"]
-    either = _find_first_match(doubtful, path, _fill_in_signs(_EITHER, "comma")) or _find_first_match(
-        doubtful, path, _fill_in_signs(_EITHER, "point")
-    )
+    either_examples = (_find_first_match(doubtful, path, _fill_in_signs(_EITHER, name)) for name in reversed(DECIMALS))
+    either = next(filter(None, either_examples), "")
     if not either or (files.usual and files.usual.decimal):
         return files.usual.decimal if files.usual and either else None
     cell = either.rsplit("`", 2)[1]
@@ -307,12 +291,10 @@ def _find_first_match(columns: Sequence[_Column], path: Path, pattern: str) -> s
     from pyarrow import compute
 
     for column in columns:
-        matches = compute.fill_null(compute.match_substring_regex(column.cells, pattern), False)
-        row = compute.index(matches, True).as_py()
+        row = compute.index(number_marks.match(column.cells, pattern), True).as_py()
         if row >= 0:
-            return (
-                f'column "{column.name}" {row_lines.place(path, row + 1)}: `{printable(column.cells[row].as_py(), 40)}`'
-            )
+            cell = printable(column.cells[row].as_py(), 40)
+            return f'column "{column.name}" {row_lines.place(path, row + 1)}: `{cell}`'
     return ""
 
 
@@ -321,7 +303,7 @@ def _convert_numbers(column: _Column, decimal: str) -> tuple[Any, list[str]]:
     from pyarrow import compute, float64, int64
 
     cells = column.cells
-    good = compute.fill_null(compute.match_substring_regex(cells, _fill_in_signs(_NUMBER, decimal)), False)
+    good = number_marks.match(cells, _fill_in_signs(_NUMBER, decimal))
     point, thousands = (".", ",") if decimal == "point" else (",", ".")
     plain = compute.replace_substring(compute.replace_substring(cells, thousands, ""), point, ".")
     values = compute.if_else(good, plain, cells)

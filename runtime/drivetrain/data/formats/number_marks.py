@@ -81,9 +81,14 @@ def remove_unit(cells: Any, unit: str) -> Any:
 
 def match_numbers(cells: Any) -> Any:
     """Whether each cell is a number in any form, with or without a unit; a boolean array, false for empty cells."""
+    return match(cells, _ANY_NUMBER)
+
+
+def match(cells: Any, pattern: str) -> Any:
+    """Whether each cell has a part that matches; a boolean array, false for empty cells."""
     from pyarrow import compute
 
-    return compute.fill_null(compute.match_substring_regex(cells, _ANY_NUMBER), False)
+    return compute.fill_null(compute.match_substring_regex(cells, pattern), False)
 
 
 def count_missing_marks(cells: Any) -> dict[str, int]:

@@ -79,11 +79,6 @@ def decode(table: pyarrow.Table, subject: str, key: str) -> pyarrow.Table:
     Writers use string, large_string (pandas 3, polars) and string_view for the same text, and not every computation
     knows all of them.
 
-    Args:
-        table: as read.
-        subject: the file, for messages.
-        key: the spec key that names it.
-
     Raises:
         DataError: if the values do not fit into memory.
     """
@@ -129,7 +124,6 @@ def _cast_to_string(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
 
 
 def _count_value_bytes(column: pyarrow.ChunkedArray) -> int:
-    """Bytes of the values of a dictionary column."""
     from pyarrow import compute, types
 
     size, kind = 0, column.type.value_type
@@ -181,10 +175,6 @@ def read_table(
     """Read all rows of a file, or the first ones, as a pyarrow.Table with these columns.
 
     Args:
-        source: the file.
-        columns: names of the columns to read.
-        subject: the file, for messages.
-        key: the spec key that names it.
         rows: number of rows to read; None for all.
 
     Raises:
@@ -224,13 +214,6 @@ def read_batches(
     source: Path | RangedFile, columns: Sequence[str], most: int, subject: str, key: str
 ) -> Iterator[pyarrow.RecordBatch]:
     """Yield the rows of a file, at most `most` at a time.
-
-    Args:
-        source: the file.
-        columns: names of the columns to read.
-        most: rows of the largest batch.
-        subject: the file, for messages.
-        key: the spec key that names it.
 
     Raises:
         DataError: if the lists of a column, or one of its pages, do not fit into memory.
@@ -287,19 +270,16 @@ def _count_bytes(opened: Any, source: Path | RangedFile, group: int, chunk: _Chu
     # Few rows need no count, even if each had the longest text.
     if chunk.values * max(4, _estimate_longest_value(opened, source, group, chunk, limit)) <= limit // MEMORY_PARTS:
         return declared
-    from pyarrow import compute, parquet
+    from pyarrow import compute
 
     size = 0
     rows = max(1, min(MAX_BATCH_ROWS, limit // MEMORY_PARTS // chunk.average))
-    with parquet.ParquetFile(source, metadata=opened.metadata, read_dictionary=[chunk.path]) as file:
-        for batch in file.iter_batches(rows, row_groups=[group], columns=[chunk.path]):
-            for array in (
-                dictionary_array for column in batch.columns for dictionary_array in _iterate_dictionaries(column)
-            ):
-                lengths = compute.binary_length(array.dictionary).take(array.indices)
-                size += int(compute.sum(lengths.cast("int64")).as_py() or 0)
-            if size > limit:
-                break
+    for arrays in _read_dictionaries(opened, source, group, chunk, rows):
+        for array in arrays:
+            lengths = compute.binary_length(array.dictionary).take(array.indices)
+            size += int(compute.sum(lengths.cast("int64")).as_py() or 0)
+        if size > limit:
+            break
     return max(size, declared)
 
 
@@ -311,18 +291,24 @@ def _estimate_longest_value(opened: Any, source: Path | RangedFile, group: int, 
         return chunk.unpacked
     if not chunk.has_dictionary:
         return chunk.average
-    from pyarrow import compute, parquet
+    from pyarrow import compute
+
+    for arrays in _read_dictionaries(opened, source, group, chunk, FIRST_ROWS):
+        dictionaries = [array.dictionary for array in arrays if len(array.dictionary)]
+        if longest := [compute.max(compute.binary_length(values)).as_py() for values in dictionaries]:
+            return chunk.average + max(length or 0 for length in longest)
+    return chunk.average
+
+
+def _read_dictionaries(
+    opened: Any, source: Path | RangedFile, group: int, chunk: _Chunk, rows: int
+) -> Iterator[list[Any]]:
+    """Yield the arrays with a dictionary of a column of a row group, for `rows` rows at a time."""
+    from pyarrow import parquet
 
     with parquet.ParquetFile(source, metadata=opened.metadata, read_dictionary=[chunk.path]) as file:
-        for batch in file.iter_batches(FIRST_ROWS, row_groups=[group], columns=[chunk.path]):
-            arrays = [array for column in batch.columns for array in _iterate_dictionaries(column)]
-            if longest := [
-                compute.max(compute.binary_length(dictionary_array.dictionary)).as_py()
-                for dictionary_array in arrays
-                if len(dictionary_array.dictionary)
-            ]:
-                return chunk.average + max(length or 0 for length in longest)
-    return chunk.average
+        for batch in file.iter_batches(rows, row_groups=[group], columns=[chunk.path]):
+            yield [array for column in batch.columns for array in _iterate_dictionaries(column)]
 
 
 def _iterate_dictionaries(array: Any) -> Iterator[Any]:

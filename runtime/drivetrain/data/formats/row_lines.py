@@ -30,7 +30,6 @@ def place(path: Path | str, row: int) -> str:
     """Name a row, and in a CSV file its line.
 
     Args:
-        path: the file.
         row: the row below the header, from 1.
     """
     line = _find_line(Path(path), row)
@@ -57,8 +56,7 @@ def _list_row_lines(path: Path, changed: int, size: int, skipped: int) -> array[
     content = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
     text = content.decode("utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "latin-1", "replace")
     starts = array("I")
-    line = first = 1
-    start = 0
+    line, first, start = 1, 1, 0
     for token in _TOKEN.finditer(text):
         line += _count_line_breaks(token[0])
         if token[0][0] != '"':
@@ -76,5 +74,4 @@ def _add_row(starts: array[int], row: str, line: int) -> None:
 
 
 def _count_line_breaks(text: str) -> int:
-    """Line breaks in a text, of any kind."""
     return text.count("\n") + text.count("\r") - text.count("\r\n")

@@ -124,7 +124,6 @@ def _is_numbered(column: pyarrow.ChunkedArray) -> bool:
 
 
 def _read_class_names(metadata: dict[bytes, bytes]) -> dict[str, list[str]]:
-    """Class names by column, as the datasets library stores them."""
     try:
         features = json.loads(metadata[FEATURES])["info"]["features"]
         return {

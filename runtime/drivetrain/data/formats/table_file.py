@@ -36,8 +36,6 @@ POSSIBLE = table_paths.POSSIBLE
 
 
 class _Reader(Protocol):
-    """Reads one file."""
-
     def names(self) -> list[str]: ...
     def read(self, columns: Sequence[str], text: Sequence[str]) -> Any: ...
     def head(self, rows: int) -> tuple[Any, int]: ...
@@ -56,11 +54,7 @@ def read(
     """Read a table.
 
     Args:
-        path: a file with one of SUFFIXES.
-        key: the spec key that names the file, for messages.
         required: required columns, each with the spec key that names it.
-        only: read only the required columns.
-        leave: columns that are not read.
         text: columns that are kept as text: a label 007 stays 007.
         csv: how CSV files are written; what is detected in this file is added to it. None: as the file shows.
 
@@ -79,11 +73,8 @@ def read(
         names = list(map(clean_text, raw_column_names))
         csv_layout.check_names(names, path, key)
         check_wanted(names, required, path)
-        raw_names = {
-            name: raw
-            for name, raw in zip(names, raw_column_names, strict=True)
-            if _is_chosen(name, required, only, leave)
-        }
+        columns = zip(names, raw_column_names, strict=True)
+        raw_names = {name: raw for name, raw in columns if (name in required or not only) and name not in leave}
         text_names = [name for name in raw_names if name in text]
         table = reader.read(list(raw_names.values()), [raw_names[name] for name in text_names])
         table = as_text(_rename(hub_classes.name_classes(table, path), list(raw_names)), text_names)
@@ -92,18 +83,10 @@ def read(
     except _list_failures() as error:
         raise _unreadable_error(path, suffix, key, error) from None
     _check_content(table, path, suffix, key)
-    return _empty_missing_cells(table, csv.missing) if csv and csv.missing else table
-
-
-def _empty_missing_cells(table: pyarrow.Table, cells: Collection[str]) -> pyarrow.Table:
-    """Empty the cells of a table that stand for no value."""
-    for position, name in enumerate(table.column_names):
-        table = table.set_column(position, name, column_values.empty_cells(table[name], cells))
+    if csv and csv.missing:
+        for position, name in enumerate(table.column_names):
+            table = table.set_column(position, name, column_values.empty_cells(table[name], csv.missing))
     return table
-
-
-def _is_chosen(name: str, required: Collection[str], only: bool, leave: Collection[str]) -> bool:
-    return (name in required or not only) and name not in leave
 
 
 def head(path: Path, key: str, rows: int, csv: CsvFiles | None = None) -> tuple[pyarrow.Table, int]:
@@ -176,11 +159,7 @@ def _build_reader(path: Path, suffix: str, key: str, csv: CsvFiles | None) -> _R
 
 
 def _check_suffix(path: Path, key: str) -> str:
-    """Check that a file is a table with content, and return its suffix, which says its kind.
-
-    Raises:
-        DataError: if it is not, or pyarrow is not installed.
-    """
+    """Check that a file is a table with content, and return its suffix, which says its kind."""
     try:
         import pyarrow  # noqa: F401 - only asks whether it is there
     except ImportError:

@@ -13,21 +13,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from drivetrain.data.formats.shards import SHARD
+from drivetrain.data.images import split_folders
 from drivetrain.data.images.file_names import is_leftover
-from drivetrain.data.images.split_folders import TEST, TRAIN, VALIDATION
 from drivetrain.errors import DataError
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet", ".arrow")
-WORDS = {"train": TRAIN, "validation": VALIDATION, "test": TEST}
+WORDS = {"train": split_folders.TRAIN, "validation": split_folders.VALIDATION, "test": split_folders.TEST}
 """Names of tables that stand for each split."""
 SCRIPT = ".py"
 """Ends the names of files of code, which datasets once came with."""
 POSSIBLE = "a CSV or TSV with a header, a JSONL with one object in each line, a Parquet or an Arrow file"
 SPREADSHEETS = {
-    ".xlsx": "an Excel file",
-    ".xlsm": "an Excel file",
-    ".xlsb": "an Excel file",
-    ".xls": "an Excel file",
+    **dict.fromkeys((".xlsx", ".xlsm", ".xlsb", ".xls"), "an Excel file"),
     ".ods": "an OpenDocument spreadsheet",
 }
 _COMPRESSED = {

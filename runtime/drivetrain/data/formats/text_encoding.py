@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import math
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,9 +45,6 @@ def find(path: Path, key: str, files: CsvFiles, max_bytes: int | None) -> str:
     """Find the encoding of a CSV file, in the words of the spec.
 
     Args:
-        path: the file.
-        key: the spec key that names it, for messages.
-        files: what is declared.
         max_bytes: bytes at the start of the file that are read; None for all.
 
     Raises:
@@ -117,24 +115,26 @@ def _iterate_non_ascii_lines(path: Path, max_bytes: int | None) -> Iterator[tupl
                 yield number, line
 
 
+def _find_bad_lines(path: Path, max_bytes: int | None, most: float) -> tuple[list[tuple[int, bytes]], int]:
+    """At most `most` lines that are not UTF-8, with their numbers, and how many of the others are not ASCII."""
+    bad: list[tuple[int, bytes]] = []
+    accented = 0
+    for number, line in _iterate_non_ascii_lines(path, max_bytes):
+        if _find_first_bad_byte(line) is None:
+            accented += 1
+        elif len(bad) < most:
+            bad.append((number, line))
+    return bad, accented
+
+
 def _find_accented(path: Path, max_bytes: int | None) -> bytes | None:
     """The first line that is not ASCII; None if there is none."""
     return next((line for _, line in _iterate_non_ascii_lines(path, max_bytes)), None)
 
 
 def _guess_encoding(path: Path, key: str, files: CsvFiles, max_bytes: int | None) -> str:
-    """Guess windows-1252, which has all characters of Latin-1, if the text reads well in it.
-
-    Raises:
-        DataError: if it does not, or some lines are UTF-8.
-    """
-    bad: list[tuple[int, bytes]] = []
-    accented = 0
-    for number, line in _iterate_non_ascii_lines(path, max_bytes):
-        if _find_first_bad_byte(line) is None:
-            accented += 1
-        elif len(bad) < MAX_GUESS_LINES:
-            bad.append((number, line))
+    """Guess windows-1252, which has all characters of Latin-1, if the text reads well in it."""
+    bad, accented = _find_bad_lines(path, max_bytes, MAX_GUESS_LINES)
     if accented:
         raise _not_utf8_error(path, key, bad, accented)
     if files.usual and not files.usual.encoding.startswith("utf-"):
@@ -213,14 +213,8 @@ def check(path: Path, key: str) -> None:
     Raises:
         DataError: with the first line that is not, its text in the likely encoding, and how to convert the file.
     """
-    bad: list[tuple[int, bytes]] = []
-    accented = 0
     try:
-        for number, line in _iterate_non_ascii_lines(path, None):
-            if _find_first_bad_byte(line) is None:
-                accented += 1
-            else:
-                bad.append((number, line))
+        bad, accented = _find_bad_lines(path, None, math.inf)
     except OSError:
         # The caller reports why the file cannot be opened.
         return
@@ -238,9 +232,7 @@ def _not_utf8_error(path: Path, key: str, bad: list[tuple[int, bytes]], accented
     if accented:
         mixed = f"the encodings are mixed: lines in {name}: {len(bad):,}, lines in UTF-8: {accented:,}"
         return DataError(
-            f"{description}; {mixed}",
-            "one encoding throughout",
-            "export the file again, all of it in UTF-8",
+            f"{description}; {mixed}", "one encoding throughout", "export the file again, all of it in UTF-8"
         )
     return _conversion_error(description, path, name)
 
@@ -251,7 +243,6 @@ def _conversion_error(description: str, path: Path, name: str) -> DataError:
 
 
 def _find_first_bad_byte(line: bytes) -> int | None:
-    """The first byte that is not UTF-8."""
     try:
         line.decode()
     except UnicodeDecodeError as error:

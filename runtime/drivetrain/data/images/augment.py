@@ -42,8 +42,6 @@ class Augment:
 
         Args:
             pixels: shape (N, C, S, S), from 0 to 1.
-            ids: sample ids, shape (N,).
-            epoch: counted from 0.
         """
         spec = self.spec
         draw = partial(_draw, self.seed, epoch % spec.views if spec.views else epoch, ids)

@@ -26,7 +26,6 @@ class FolderListing:
 
 
 def _describe_loose(loose: Sequence[object]) -> str:
-    """What is in a folder that has no class folders with images."""
     return f"{len(loose):,} images are outside of class folders" if loose else "nor any outside of them"
 
 

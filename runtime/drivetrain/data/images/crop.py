@@ -22,7 +22,6 @@ def square(pixels: Tensor, size: int, channels: int, resize: Resize = DEFAULT_RE
         pixels: shape (N, C, H, W), uint8 or float32.
         size: side of the square in pixels; with antialiasing when it is smaller.
         channels: 1 or 3; gray is repeated three times, color is converted to luma.
-        resize: how the image becomes square.
 
     Returns:
         Shape (N, channels, size, size).

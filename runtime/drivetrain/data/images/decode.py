@@ -101,10 +101,8 @@ def pixels(source: Source, size: int, channels: int, resize: Resize = DEFAULT_RE
     """Decode an image to a square.
 
     Args:
-        source: an image file, or its content.
         size: side of the square in pixels.
         channels: 1 for gray, 3 for red, green, blue.
-        resize: how the image becomes square.
 
     Returns:
         Shape (channels, size, size).
@@ -206,7 +204,6 @@ def _add_end(source: Source) -> bytes | None:
 
 
 def _decode_fully(content: bytes) -> bytes:
-    """The pixels of an image, decoded to the end."""
     with _open(content) as image:
         image.load()
         return image.tobytes()
@@ -263,11 +260,7 @@ def quiet() -> Iterator[None]:
 
 @contextmanager
 def _open(source: Source) -> Iterator[Image.Image]:
-    """Open an image; its pixels are not decoded yet.
-
-    Raises:
-        UnreadableImage: with the reason, also for what the caller meets while it decodes.
-    """
+    """Open an image; its pixels are not decoded yet."""
     try:
         # Opening a pipe would block for ever.
         if isinstance(source, str) and not stat.S_ISREG(os.stat(source).st_mode):
@@ -290,7 +283,6 @@ def _open(source: Source) -> Iterator[Image.Image]:
 
 
 def _describe_error(source: Source, error: Exception) -> str:
-    """Why an image cannot be read, in words for the user."""
     if isinstance(error, UnidentifiedImageError):
         size = len(source) if isinstance(source, bytes) else os.path.getsize(source)
         return "empty file" if size == 0 else f"none of {', '.join(FORMATS)}"

@@ -10,8 +10,6 @@ removed for new ones.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
 import json
 import mmap
@@ -19,6 +17,7 @@ import os
 import zlib
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -29,13 +28,21 @@ from torch import Tensor
 from drivetrain.data.images.image_files import Files
 from drivetrain.data.stateless_random import Ids
 from drivetrain.errors import StorageError
-from drivetrain.system.files import reserve_space, storage_error
+from drivetrain.system import file_lock
+from drivetrain.system.disk_cache import DiskCache
+from drivetrain.system.files import make_folder, reserve_space, storage_error
 from drivetrain.system.version import VERSION
 
 MARK_BYTES = 8
 """Bytes of a mark."""
 WRITTEN = 1 << 32
 """Bit that is set in every mark, so that no mark is 0, the content of a new file."""
+
+
+class DecodedFiles(DiskCache):
+    """All cache files."""
+
+    suffix: ClassVar[str] = ".u8"
 
 
 @dataclass
@@ -67,6 +74,11 @@ class Decoded:
         """Bytes of one image."""
         return self.files.channels * self.files.size**2
 
+    @property
+    def length(self) -> int:
+        """Bytes of the file."""
+        return len(self.files) * (self.row_bytes + MARK_BYTES)
+
     def gather(self, rows: Ids) -> Tensor:
         """Images of these rows, shape (len(rows), channels, size, size), uint8; missing ones are decoded and cached.
 
@@ -92,16 +104,14 @@ class Decoded:
         Raises:
             StorageError: if that fails.
         """
-        length = len(self.files) * (self.row_bytes + MARK_BYTES)
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with open(self.path, "a+b") as file:
+            with open(file_lock.open_locked(self.path, shared=True), "r+b") as file:
                 # The mapping keeps the file open, and so keeps the lock.
-                fcntl.flock(file, fcntl.LOCK_SH)
                 os.utime(self.path)
-                if os.fstat(file.fileno()).st_size < length:
-                    reserve_space(file, length, self.path)
-                self.mapped = np.frombuffer(mmap.mmap(file.fileno(), length), np.uint8)
+                if os.fstat(file.fileno()).st_size < self.length:
+                    reserve_space(file, self.length, self.path)
+                self.mapped = np.frombuffer(mmap.mmap(file.fileno(), self.length), np.uint8)
         except StorageError:
             self.path.unlink(missing_ok=True)
             raise
@@ -122,14 +132,16 @@ def keep(files: Files, folder: Path, room: int) -> Decoded:
 
     Args:
         files: with size and channels set.
-        folder: of all decoded images.
         room: bytes that all cache files together may use.
 
     Raises:
         StorageError: if the file cannot be created.
     """
-    decoded = Decoded(files, folder / f"{_key(files)}.u8")
-    _make_room(decoded.path, room - len(files) * (decoded.row_bytes + MARK_BYTES))
+    make_folder(folder)
+    cache, key = DecodedFiles(folder, room), _key(files)
+    decoded = Decoded(files, cache.path(key))
+    # Without enough space it is made all the same: what fits is decided by the plan.
+    cache.make_room(key, decoded.length)
     decoded.open()
     return decoded
 
@@ -139,29 +151,6 @@ def _key(files: Files) -> str:
     parts: list[object] = [VERSION, PIL.__version__, files.size, files.channels, astuple(files.resize)]
     parts += files.stamps()
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
-
-
-def _make_room(path: Path, room: int) -> None:
-    """Remove other files, least recently used first, until those left use at most `room` bytes."""
-    cache_files = []
-    for other in path.parent.glob("*.u8"):
-        with contextlib.suppress(OSError):
-            cache_files.append((other.stat().st_mtime_ns, other.stat().st_size, other))
-    used_bytes = sum(size for _, size, other in cache_files if other != path)
-    for _, size, other in sorted(cache_files):
-        if used_bytes > room and other != path and _remove(other):
-            used_bytes -= size
-
-
-def _remove(path: Path) -> bool:
-    """Remove a file unless a process uses it; returns whether it was removed."""
-    try:
-        with path.open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            path.unlink()
-    except OSError:
-        return False
-    return True
 
 
 def _mark(row: npt.NDArray[np.uint8]) -> np.uint64:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -108,15 +109,10 @@ def find_empty_cells(column: pyarrow.ChunkedArray) -> list[bool]:
     """Whether each cell has neither bytes nor a path."""
     from pyarrow import compute
 
-    if _is_binary(column.type):
-        empty = compute.is_null(column)
-    else:
-        field_names = {field.name for field in column.type}
-        parts = [compute.struct_field(column, name) for name in sorted(field_names)]
-        empty = compute.is_null(column)
-        has_nothing = compute.is_null(parts[0])
-        for part in parts[1:]:
-            has_nothing = compute.and_(has_nothing, compute.is_null(part))
+    empty = compute.is_null(column)
+    if not _is_binary(column.type):
+        names = sorted({field.name for field in column.type})
+        has_nothing = reduce(compute.and_, (compute.is_null(compute.struct_field(column, name)) for name in names))
         empty = compute.or_(empty, has_nothing)
     return [bool(is_empty) for is_empty in empty.to_pylist()]
 

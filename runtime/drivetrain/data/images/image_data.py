@@ -1,146 +1,121 @@
-"""Loads the data of an image job from class folders, a manifest or an .npz file."""
+"""Loads the data of an image job: from class folders, a manifest or an .npz file, or streamed from shards."""
 
 from __future__ import annotations
 
 import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from drivetrain.data import copies, groups, stateless_random
+from drivetrain.data import stateless_random
 from drivetrain.data.dataset import Dataset, Head, InputRecord
 from drivetrain.data.formats import csv_dialect
 from drivetrain.data.formats.csv_dialect import CsvFiles
-from drivetrain.data.images import decoded_cache, geometry, pixel_scale, source
+from drivetrain.data.images import decoded_cache, image_parts, pixel_scale
 from drivetrain.data.images.augment import Augment
 from drivetrain.data.images.decoded_cache import Decoded
 from drivetrain.data.images.image_files import Files
+from drivetrain.data.images.image_parts import ImageParts
 from drivetrain.data.images.image_split import ImageSplit
-from drivetrain.data.images.image_targets import ClassTargets, LabelForm
-from drivetrain.data.images.preprocess import ImagePreprocessing, channel_statistics, from_preprocessing, pixel_range
+from drivetrain.data.images.image_targets import LabelForm
+from drivetrain.data.images.preprocess import (
+    MAX_MEASURED_IMAGES,
+    ImagePreprocessing,
+    channel_statistics,
+    from_preprocessing,
+    pixel_range,
+)
 from drivetrain.data.images.resize import Resize
 from drivetrain.data.images.source import ImageSource
 from drivetrain.data.images.value_range import BYTES, SHARES
-from drivetrain.data.stateless_random import Ids
-from drivetrain.errors import DataError
 from drivetrain.hardware.disk_space import DECODED_FOLDER
 from drivetrain.hardware.facts import Storage
-from drivetrain.job.data import ImageData
 from drivetrain.job.images import ImageJob
-from drivetrain.pretrained import image_input
 from drivetrain.pretrained.expected_input import ExpectedInput
 
-MAX_MEASURED_IMAGES = 2000
-"""Largest number of training images from which mean and standard deviation are computed."""
+if TYPE_CHECKING:
+    from drivetrain.data.images.image_shards import StreamedParts
 
 
 def load(job: ImageJob, recorded: InputRecord | None = None, files: CsvFiles | None = None) -> Dataset:
-    """Read and check the images of a job; preprocessing is taken from `recorded` if given, else computed.
+    """Read and check the images of a job; of shards only the labels are read, and some of the images.
 
     Raises:
         DataError: if the images cannot be used.
+        SpecError: if the cache of streamed images is too small for the order.
     """
-    files = files or csv_dialect.of_job(job.data.csv.list_settings(), {}, job.data.missing)
     form = LabelForm.of_job(job.data, ask=not (recorded and recorded.same_data))
-    train = source.read(job.resolve(job.data.train), job.data, form, "data.train", files)
-    train.targets.check(train.rows, train.key)
-    expected = image_input.read_expected(job)
-    size, channels, shape, notes = geometry.decide(job, train, recorded, expected)
-    notes += _note_contradictions(train)
-    validation, train_rows, validation_rows, stored_division = _divide_rows(job, form, train, recorded, files)
-    # Only training images decide how files are decoded: validation must not reach into what the model is made of.
-    shape, decoding_notes = _choose_decoding(train, train_rows, shape, recorded)
-    train.fit(size, channels, shape)
+    parts: ImageParts | StreamedParts
+    if job.data.stream:
+        from drivetrain.data.images import image_shards
 
-    def compute_head() -> Head:
-        return train.targets.head(train.rows, train_rows, train.key)
-
-    head = recorded.head("", compute_head) if recorded else compute_head()
-    train_split = _build_split(train, train_rows, head)
-    # Computed for a recorded run too: classes and size are those of this data.
-    preprocessing, preprocessing_notes = compute_preprocessing(job, train_split, head.classes, expected, shape)
-    takes_bytes = pixel_scale.takes_bytes(train.images, train_rows, (preprocessing.low, preprocessing.high))
-    preprocessing = replace(preprocessing, takes_bytes=takes_bytes)
-    if recorded:
-        preprocessing, preprocessing_notes = _restore_preprocessing(
-            job, recorded, train_split, replace(preprocessing, image_size=size), preprocessing_notes
-        )
-    if validation is train:
-        validation_split = _build_split(train, validation_rows, head)
-        validation_notes: list[str] = []
+        parts = image_shards.read(job, form, recorded)
     else:
-        validation_split, validation_notes = _open_validation(train, validation, head, preprocessing, (size, channels))
-    counts = f"{len(train_split):,} training and {len(validation_split):,} validation images, {head.outputs_text}"
-    columns = {"path_column": job.data.path_column, **form.to_json(train.separator)}
-    sources = [train] if validation is train else [train, validation]
-    return Dataset(
-        train_split,
-        validation_split,
-        heads={"": head},
-        preprocessing=preprocessing.to_json() | columns | stored_division,
-        prepare=preprocessing,
-        views=job.data.augment.views or 0,
-        decoded=not isinstance(train.images, Files),
-        notes=[counts, *train.notes, *notes, *decoding_notes, *validation_notes, *preprocessing_notes],
-        facts={"oblong": geometry.measure_oblong(train, shape.fit)},
-        files={one.key: one.images.names for one in sources if isinstance(one.images, Files) and not one.images.cells},
+        files = files or csv_dialect.of_job(job.data.csv.list_settings(), {}, job.data.missing)
+        parts = image_parts.read(job, form, recorded, files)
+    head, prepare, first_notes, last_notes = _choose_preprocessing(job, parts, recorded)
+    train, validation, validation_notes = parts.build_splits(head, prepare)
+    columns = {"path_column": job.data.path_column, **form.to_json(parts.train.separator)}
+    dataset = parts.complete(
+        Dataset(
+            train,
+            validation,
+            heads={"": head},
+            preprocessing=prepare.to_json() | columns | parts.stored,
+            prepare=prepare,
+            notes=[f"{len(train):,} training and {len(validation):,} validation images, {head.outputs_text}"],
+        )
     )
+    dataset.notes += [*first_notes, *validation_notes, *last_notes]
+    return dataset
 
 
-def _divide_rows(
-    job: ImageJob, form: LabelForm, train: ImageSource, recorded: InputRecord | None, files: CsvFiles
-) -> tuple[ImageSource, Ids, Ids, dict[str, int]]:
-    """Divide the images into training and validation.
+def _choose_preprocessing(
+    job: ImageJob, parts: ImageParts | StreamedParts, recorded: InputRecord | None
+) -> tuple[Head, ImagePreprocessing, list[str], list[str]]:
+    """Choose the head and the preprocessing.
 
     Returns:
-        The source of the validation images, which may be `train`, rows for training, rows for validation, and what the
-        preprocessing stores of the division.
+        Both, notes on how images are decoded, and notes on the values of pixels.
     """
-    if not isinstance(job.data.validation, str):
-        division = copies.Division(train.images.contents[train.rows], "images", recorded)
-        return train, *_hold_out(train, job.data, job.train.seed, division), division.to_json()
-    # Further files are read with the separator that was found in the training data.
-    form = replace(form, separator=train.separator or form.separator, groups="")
-    path = job.resolve(job.data.validation)
-    validation = source.read(path, job.data, form, "data.validation", files)
-    return validation, train.rows, validation.rows, {}
+    geometry = parts.geometry
+    if geometry is None:
+        # A run goes on with what it has stored, without reading any of the images again.
+        assert recorded is not None
+        stored = from_preprocessing(dict(recorded.preprocessing))
+        stored = replace(stored, augment=Augment(job.data.augment, job.train.seed, stored.mean))
+        return recorded.heads[""], stored, [], []
+    # Only training images decide how files are decoded: validation must not reach into what the model is made of.
+    source, rows = (parts.sample, parts.sample.rows) if parts.sample else (parts.train, parts.train_rows)
+    assert isinstance(source, ImageSource)
+    shape, decoding_notes = geometry.resize, list[str]()
+    if recorded:
+        earlier = from_preprocessing(dict(recorded.preprocessing))
+        source.images, shape = pixel_scale.read_as_trained(
+            source.images, rows, earlier, source.key, starts_from=not recorded.same_data
+        )
+    else:
+        shape, decoding_notes = pixel_scale.measure_training_files(source.images, rows, shape, source.key)
+    source.fit(geometry.size, geometry.channels, shape)
 
+    def compute_head() -> Head:
+        return parts.train.compute_head(parts.train_rows)
 
-def _choose_decoding(
-    train: ImageSource, rows: Ids, shape: Resize, recorded: InputRecord | None
-) -> tuple[Resize, list[str]]:
-    """Return how the training images are decoded, with notes: as an earlier run did it, else by what they hold."""
-    if not recorded:
-        return pixel_scale.measure_training_files(train.images, rows, shape, train.key)
-    before = from_preprocessing(dict(recorded.preprocessing))
-    train.images, shape = pixel_scale.read_as_trained(
-        train.images, rows, before, train.key, starts_from=not recorded.same_data
-    )
-    return shape, []
-
-
-def _open_validation(
-    train: ImageSource,
-    validation: ImageSource,
-    head: Head,
-    preprocessing: ImagePreprocessing,
-    size_and_channels: tuple[int, int],
-) -> tuple[ImageSplit, list[str]]:
-    """Return the validation images of other files, read on the scale of the training images, and notes on them."""
-    validation.images, shape = pixel_scale.read_as_trained(
-        validation.images, validation.rows, preprocessing, validation.key
-    )
-    validation.fit(*size_and_channels, shape)
-    split = _build_split(validation, validation.rows, head)
-    scale_notes = pixel_scale.check_some(split, preprocessing, validation.key)
-    return split, [
-        *(f"validation: {note}" for note in scale_notes),
-        *validation.notes,
-        *_note_shared(train, validation),
-    ]
+    head = recorded.head("", compute_head) if recorded else compute_head()
+    split = parts.build_measured_split(head)
+    # Computed for a recorded run too: classes and size are those of this data.
+    preprocessing, notes = _compute_preprocessing(job, split, head.classes, geometry.expected, shape)
+    takes_bytes = pixel_scale.takes_bytes(source.images, rows, (preprocessing.low, preprocessing.high))
+    preprocessing = replace(preprocessing, takes_bytes=takes_bytes)
+    if parts.sample:
+        notes = [f"size, channels, mean and deviation are those of {len(rows):,} training images", *notes]
+    if recorded:
+        preprocessing = replace(preprocessing, image_size=geometry.size)
+        preprocessing, notes = _restore_preprocessing(job, recorded, split, preprocessing, notes)
+    return head, preprocessing, [*geometry.notes, *decoding_notes], notes
 
 
 def _restore_preprocessing(
@@ -149,8 +124,10 @@ def _restore_preprocessing(
     """The stored preprocessing, but with classes and size of `current`, which is that of this data; and notes."""
     stored = from_preprocessing(dict(recorded.preprocessing))
     if not recorded.same_data:
-        stored, notes = pixel_scale.keep_known(job, stored, current, train.gather(np.arange(1))[0].dtype), []
-        stored = replace(stored, resize=current.resize)
+        # Streamed images have 8 bits, whatever the scale of the earlier run.
+        if not job.data.stream:
+            stored = pixel_scale.keep_known(job, stored, current, train.gather(np.arange(1))[0].dtype)
+        stored, notes = replace(stored, resize=current.resize), []
     augment = Augment(job.data.augment, job.train.seed, stored.mean)
     return replace(stored, augment=augment, classes=current.classes, image_size=current.image_size), notes
 
@@ -178,66 +155,7 @@ def keep_decoded(dataset: Dataset, storage: Storage, share: int) -> Dataset:
     return replace(dataset, train=use_cache(dataset.train), validation=use_cache(dataset.validation))
 
 
-def _hold_out(train: ImageSource, data: ImageData, seed: int, division: copies.Division) -> tuple[Ids, Ids]:
-    """Divide one source into rows for training and for validation."""
-    strata = train.targets.strata(train.rows)
-    are_classes = isinstance(train.targets, ClassTargets)
-    if train.groups:
-        train.notes += [] if are_classes else train.targets.notes(train.rows)
-        group_numbers = division.join_groups(groups.number_groups([train.groups[row] for row in train.rows.tolist()]))
-        train_rows, validation_rows = groups.divide_by_group(strata, group_numbers, data, seed, train.key)
-        without_training = (
-            validation_rows[np.isin(strata[validation_rows], strata[train_rows], invert=True)]
-            if are_classes
-            else validation_rows[:0]
-        )
-        names = (
-            sorted(set(train.targets.take_rows(train.rows[without_training])))
-            if isinstance(train.targets, ClassTargets)
-            else []
-        )
-        train.notes += [
-            groups.describe_division(data.groups or "", group_numbers, train_rows, validation_rows, names),
-            *division.describe(train_rows, validation_rows),
-        ]
-        return train.rows[train_rows], train.rows[validation_rows]
-    train.notes += train.targets.notes(train.rows)
-    train_rows, validation_rows = division.divide(strata, data, seed)
-    train.notes += division.describe(train_rows, validation_rows)
-    if not len(validation_rows):
-        raise DataError(
-            f"{train.key}: every class has only one image, so none is left for validation",
-            "two images of a class or more",
-            "add images, or set data.validation to a path",
-        )
-    return train.rows[train_rows], train.rows[validation_rows]
-
-
-def _build_split(images: ImageSource, rows: Ids, head: Head) -> ImageSplit:
-    """A split of some rows of a source, with their targets."""
-    return ImageSplit(images.images, rows, images.targets.tensor(rows, head, images.key))
-
-
-def _note_shared(train: ImageSource, validation: ImageSource) -> list[str]:
-    """A note on images that are in both splits, which makes validation scores too good."""
-    training_contents, validation_contents = (part.images.contents[part.rows] for part in (train, validation))
-    return copies.note_shared(
-        training_contents,
-        validation_contents,
-        lambda index: validation.images.title(validation.rows[index]),
-        "validation images",
-    )
-
-
-def _note_contradictions(train: ImageSource) -> list[str]:
-    """A note on copies with different classes."""
-    if not isinstance(train.targets, ClassTargets):
-        return []
-    contents, classes = train.images.contents[train.rows], train.targets.take_rows(train.rows)
-    return copies.note_contradictions(contents, classes, lambda index: train.images.title(train.rows[index]), "images")
-
-
-def compute_preprocessing(
+def _compute_preprocessing(
     job: ImageJob, train: ImageSplit, classes: tuple[str, ...], expected: ExpectedInput | None, shape: Resize
 ) -> tuple[ImagePreprocessing, list[str]]:
     """Compute the preprocessing, with statistics of the training images or of the pretrained network; also notes."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -78,21 +77,16 @@ class Files:
         Raises:
             DataError: if a file has changed or disappeared since it was checked.
         """
-        with decode.quiet():
-            images = decode.map_on_threads(
-                partial(_decode, size=self.size, channels=self.channels, resize=self.resize), self._list_sources(rows)
-            )
-        return torch.from_numpy(np.stack(images))
+        sources = (self.cells.source(row) if self.cells else self._path(row) for row in rows.tolist())
+        return decode_all(
+            sources, map(self.title, rows.tolist()), (self.size, self.channels, self.resize), _changed_error
+        )
 
     def stamps(self) -> list[object]:
         """Values that change if one of the images changes, for the key of a cache."""
         if self.cells:
             return self.cells.stamps()
         return [(path, stamp(path)) for path in map(os.path.abspath, map(self._path, range(len(self))))]
-
-    def _list_sources(self, rows: Ids) -> list[tuple[str, decode.Source]]:
-        """The title of each image, and the file or content to decode."""
-        return [(self.title(row), self.cells.source(row) if self.cells else self._path(row)) for row in rows.tolist()]
 
 
 def check_images(root: str, names: Sequence[str], cells: Cells | None = None) -> tuple[Files, dict[int, BadSample]]:
@@ -125,14 +119,31 @@ def check_images(root: str, names: Sequence[str], cells: Cells | None = None) ->
     return Files(root, names, sides, grey, oblong, unusual_headers, contents, cells=cells), bad
 
 
-def _decode(image: tuple[str, decode.Source], size: int, channels: int, resize: Resize) -> npt.NDArray[np.uint8]:
-    """Decode an image, a pair of title and source, to (channels, size, size)."""
-    title, source = image
-    try:
-        return decode.pixels(source, size, channels, resize)
-    except decode.UnreadableImage as reason:
-        raise DataError(
-            f"{title}: {reason}",
-            "it could be decoded when the run began",
-            "restore the file; a new run would skip it",
-        ) from None
+def decode_all(
+    sources: Iterable[decode.Source],
+    titles: Iterable[str],
+    form: tuple[int, int, Resize],
+    build_error: Callable[[str, str], DataError],
+) -> Tensor:
+    """Decode images as squares of a form (size, channels, resize); shape (images, channels, size, size), uint8.
+
+    Raises:
+        DataError: the one that `build_error(title, reason)` returns for an image that cannot be decoded.
+    """
+
+    def decode_one(image: tuple[decode.Source, str]) -> npt.NDArray[np.uint8]:
+        try:
+            return decode.pixels(image[0], *form)
+        except decode.UnreadableImage as reason:
+            raise build_error(image[1], str(reason)) from None
+
+    with decode.quiet():
+        images = decode.map_on_threads(decode_one, list(zip(sources, titles, strict=True)))
+    return torch.from_numpy(np.stack(images))
+
+
+def _changed_error(title: str, reason: str) -> DataError:
+    """The error for a file that could be decoded when the run began."""
+    return DataError(
+        f"{title}: {reason}", "it could be decoded when the run began", "restore the file; a new run would skip it"
+    )

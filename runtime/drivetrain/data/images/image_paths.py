@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from drivetrain.data.images.file_names import EXTENSIONS, is_leftover
+from drivetrain.data.images.file_names import EXTENSIONS
+from drivetrain.data.images.split_folders import list_subfolders
 from drivetrain.errors import DataError
 
 _ENDINGS = ("", *EXTENSIONS, *(ending.upper() for ending in EXTENSIONS))
@@ -97,9 +98,4 @@ def _folders(folder: Path) -> list[str]:
 
 
 def _below(folder: Path) -> list[str]:
-    try:
-        with os.scandir(folder) as entries:
-            names = [entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir()]
-    except OSError:
-        return []
-    return sorted(name for name in names if not is_leftover(name))[:_MOST_FOLDERS]
+    return list_subfolders(folder)[:_MOST_FOLDERS]

@@ -1,11 +1,15 @@
-"""What is to be predicted of images: a class, several labels, or numbers; as written, for all images of a source."""
+"""What is to be predicted of images: a class, several labels, or numbers; as written, for all images of a source.
+
+`check` and `head` raise a DataError, which names `key`, if there is nothing to learn; `tensor` for a class or label that the
+head does not have. A split keeps the share of each stratum.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +17,6 @@ import torch
 from torch import Tensor
 
 from drivetrain.data import labels, stratify, target_columns
-from drivetrain.data.bad_samples import BadSample
 from drivetrain.data.dataset import Head
 from drivetrain.data.images import separated_labels
 from drivetrain.data.stateless_random import Ids
@@ -64,44 +67,6 @@ class LabelForm:
         return cls(stored.get("kind", "class"), names, stored.get("separator") or "auto")
 
 
-class ImageTargets(Protocol):
-    """The targets of all images of a source, by image."""
-
-    def __len__(self) -> int: ...
-
-    def check(self, rows: Ids, key: str) -> None:
-        """Check that there is something to learn from the usable images.
-
-        Raises:
-            DataError: if there is not; names `key`.
-        """
-        ...
-
-    def strata(self, rows: Ids) -> npt.NDArray[np.int64]:
-        """The stratum of each image, shape (rows,); a split keeps the share of each stratum."""
-        ...
-
-    def head(self, rows: Ids, train: Ids, key: str) -> Head:
-        """The output for the usable images `rows`, of which `train` are for training.
-
-        Raises:
-            DataError: if there is nothing to learn; names `key`.
-        """
-        ...
-
-    def tensor(self, rows: Ids, head: Head, key: str) -> Tensor:
-        """The targets of some images in the form of a head.
-
-        Raises:
-            DataError: for a class or label that the head does not have; names `key`.
-        """
-        ...
-
-    def notes(self, rows: Ids) -> list[str]:
-        """Notes on the targets for the user."""
-        ...
-
-
 @dataclass(frozen=True)
 class ClassTargets:
     """One class for each image."""
@@ -137,7 +102,7 @@ class ClassTargets:
         return labels.index_labels(used, labels.sort_class_names(used), "")
 
     def head(self, rows: Ids, train: Ids, key: str) -> Head:
-        """The output with all classes."""
+        """The output with all classes of the usable images `rows`, of which `train` are for training."""
         return Head("", labels.sort_class_names(self.take_rows(rows)))
 
     def tensor(self, rows: Ids, head: Head, key: str) -> Tensor:
@@ -192,7 +157,6 @@ class LabelSets:
         return [separated_labels.describe(counts, unlabelled_count)]
 
     def _list_labels(self, rows: Ids) -> tuple[str, ...]:
-        """Names of all labels of some images, in the order of classes."""
         return labels.sort_class_names(name for row in rows.tolist() for name in self.sets[row])
 
     def _to_matrix(self, rows: Ids, names: Sequence[str]) -> npt.NDArray[np.float64]:
@@ -249,11 +213,10 @@ class NumberTargets:
         ]
 
 
+ImageTargets = ClassTargets | LabelSets | NumberTargets
+"""The targets of all images of a source, by image."""
+
+
 def take_usable(target: TargetColumn, keep: Sequence[int]) -> NumberTargets:
     """The targets of some rows, all of which are usable."""
     return NumberTargets(replace(target, numbers=target.numbers[list(keep)], bad={}))
-
-
-def list_bad_samples(target: TargetColumn, title: str) -> dict[int, BadSample]:
-    """The rows without a usable target; `title` has a place for the row."""
-    return {row: BadSample(title.format(row), reason) for row, reason in target.bad.items()}

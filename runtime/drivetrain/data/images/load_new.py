@@ -56,11 +56,6 @@ def read(
     Args:
         paths: image files, folders of images at any depth, manifests with a path column, or one .npz. With labels:
             folders of class folders, manifests with a label column, or one .npz.
-        preprocessing: as stored with the model.
-        heads: the outputs of the model.
-        files: how CSV files are written; what is detected in these files is added to it.
-        labelled: whether to read labels.
-        budget: largest share of samples that may be unusable.
 
     Raises:
         DataError: if no image can be used, or a label is not among the classes.

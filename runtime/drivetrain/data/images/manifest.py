@@ -153,7 +153,6 @@ def targets(
 def _read_label_sets(
     rows: ManifestRows, table: pyarrow.Table, form: LabelForm, file: Path, key: str
 ) -> list[tuple[str, ...]]:
-    """The labels of each row."""
     from pyarrow import types
 
     column = form.columns[0]

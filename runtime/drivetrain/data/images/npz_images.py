@@ -125,7 +125,6 @@ def _build_images(
 
 
 def _read_arrays(path: Path, key: str, names: tuple[str, ...]) -> dict[str, npt.NDArray[np.generic]]:
-    """Read the arrays `names` of a file."""
     possible = f"an .npz file with `images` and `labels`: {POSSIBLE_SHAPES}, and integers or text"
     try:
         with npz_file.open_npz(path) as file:
@@ -155,15 +154,11 @@ def _channels_first(images: npt.NDArray[np.generic], path: Path, key: str) -> np
     elif images.ndim == 4 and images.shape[3] in (1, 3):
         images = images.transpose(0, 3, 1, 2)
     elif images.ndim != 4 or images.shape[1] not in (1, 3):
-        raise DataError(
-            f"{key}: images of {path} have shape {images.shape}", POSSIBLE_SHAPES, "reshape them, without alpha"
-        )
+        problem = f"{key}: images of {path} have shape {images.shape}"
+        raise DataError(problem, POSSIBLE_SHAPES, "reshape them, without alpha")
     if 0 in images.shape:
-        raise DataError(
-            f"{key}: images of {path} have shape {images.shape}: nothing",
-            POSSIBLE_SHAPES,
-            "check how the file was written",
-        )
+        problem = f"{key}: images of {path} have shape {images.shape}: nothing"
+        raise DataError(problem, POSSIBLE_SHAPES, "check how the file was written")
     return images
 
 

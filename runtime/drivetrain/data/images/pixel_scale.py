@@ -53,10 +53,6 @@ def read_as_trained(
     """Bring images of new data, of the validation data or of a resumed run to the scale of a model.
 
     Args:
-        images: as read, at their own size.
-        rows: those that can be used.
-        model: the preprocessing of the training images.
-        key: the spec key that names the path, for messages.
         starts_from: whether they are the training images of a run that starts from the model. Another scale of the same
             colors is then right, and `keep_known` checks it.
 
@@ -122,28 +118,20 @@ def check_visible(raw: Tensor, key: str) -> list[str]:
 
     Args:
         raw: some images as the network sees them before normalization, shape (N, C, S, S).
-        key: the spec key that names the path.
 
     Raises:
         DataError: if more than half of the images are of one color, which is nearly the same for all of them.
     """
     flat = raw.flatten(2).float()
     low, high = flat.amin(2), flat.amax(2)
-    spread = (
-        MAX_UNSEEN_DIFFERENCE
-        if raw.dtype == torch.uint8
-        else MAX_UNSEEN_DIFFERENCE / 255 * float(flat.max() - flat.min())
-    )
     is_plain = (high == low).all(dim=1)
     count, colors = int(is_plain.sum()), low[is_plain]
     if not count:
         return []
     description = f"{count:,} of {len(raw):,} images are of one color"
-    if (
-        len(raw) >= _MIN_IMAGES_FOR_RANGE
-        and 2 * count > len(raw)
-        and float((colors.amax(0) - colors.amin(0)).max()) <= spread
-    ):
+    full_range = 255 if raw.dtype == torch.uint8 else float(flat.max() - flat.min())
+    have_same_color = float((colors.amax(0) - colors.amin(0)).max()) <= MAX_UNSEEN_DIFFERENCE / 255 * full_range
+    if len(raw) >= _MIN_IMAGES_FOR_RANGE and 2 * count > len(raw) and have_same_color:
         color = "/".join(f"{value:g}" for value in colors[0].tolist())
         raise DataError(
             f"{key}: {description} as the network sees them, and all of these of the same: {color}",
@@ -170,12 +158,6 @@ def keep_known(
     job: ImageJob, earlier: ImagePreprocessing, current: ImagePreprocessing, kind: torch.dtype
 ) -> ImagePreprocessing:
     """Adapt the preprocessing of an earlier run to the pixels of this job.
-
-    Args:
-        job: the job.
-        earlier: preprocessing of the earlier run.
-        current: as computed from the training images of this job.
-        kind: the type of their pixels.
 
     Raises:
         SpecError: if the pixels are on another scale: the network would see nearly black or far too bright images.
@@ -269,11 +251,8 @@ def _measure_range(headers: Sequence[ImageHeader | None], resize: Resize) -> tup
     lowest, highest = min(values[0] for values in ranges_16_bit), max(values[3] for values in ranges_16_bit)
     low, high = min(values[1] for values in ranges_16_bit), max(values[2] for values in ranges_16_bit)
     has_outliers = low < high and (high - low) * _OTHER_SCALE_RATIO < highest - lowest
-    scale = (
-        find_scale(*((low, high) if has_outliers else (lowest, highest)), whole_numbers=True)
-        if lowest < highest
-        else FULL
-    )
+    measured = (low, high) if has_outliers else (lowest, highest)
+    scale = find_scale(*measured, whole_numbers=True) if lowest < highest else FULL
     note = (
         f"{len(ranges_16_bit):,} gray training files of 16 bits have values from {lowest:,.0f} to {highest:,.0f}, which use "
         f"{highest - lowest + 1:,.0f} of 65,536 levels; {scale[0]:,.0f} to {scale[1]:,.0f} become the 256 from black to white"
@@ -293,20 +272,16 @@ def _choose_ground(headers: Sequence[ImageHeader | None], resize: Resize) -> tup
     """
     invisible = [header.invisible_over for header in headers if header and header.invisible_over is not None]
     invisible_count = sum(header is not None and header.colors_without_alpha for header in headers)
-    notes = (
-        [f"{invisible_count:,} training images have no visible pixel; their colors are used, without the transparency"]
-        if invisible_count
-        else []
-    )
+    notes = []
+    if invisible_count:
+        colors_used = "their colors are used, without the transparency"
+        notes.append(f"{invisible_count:,} training images have no visible pixel; {colors_used}")
     if not invisible:
         return resize, notes
     counts = {name: sum(name in grounds and len(grounds) < len(GROUNDS) for grounds in invisible) for name in GROUNDS}
     usual_ground = next(iter(GROUNDS))
-    ground = (
-        usual_ground
-        if counts[usual_ground] <= _INVISIBLE_SHARE * len(invisible)
-        else min(counts, key=lambda name: counts[name])
-    )
+    is_usual = counts[usual_ground] <= _INVISIBLE_SHARE * len(invisible)
+    ground = usual_ground if is_usual else min(counts, key=lambda name: counts[name])
     note = f"{len(invisible):,} training images are partly transparent: they lie on {ground}"
     if ground != usual_ground:
         note += f", because nothing can be seen of {counts[usual_ground]:,} of them on {usual_ground}"

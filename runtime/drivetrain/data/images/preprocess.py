@@ -16,6 +16,9 @@ from drivetrain.data.images.value_range import find_scale
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.to_device import onto
 
+MAX_MEASURED_IMAGES = 2000
+"""Largest number of training images from which mean and standard deviation are computed."""
+
 
 @dataclass(frozen=True)
 class ImagePreprocessing:

@@ -27,8 +27,6 @@ def separator(cells: Iterable[str], column: str, path: Path, declared: str) -> s
 
     Args:
         cells: the text of each row; empty without a label.
-        column: name of the column, for messages.
-        path: the file, for messages.
         declared: as the job says; `auto` to find it.
 
     Raises:

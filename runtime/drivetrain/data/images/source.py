@@ -8,8 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from torch import Tensor
 
 from drivetrain.data import bad_samples
+from drivetrain.data.bad_samples import BadSample
+from drivetrain.data.dataset import Head
 from drivetrain.data.formats import table_file, table_paths
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.images import class_folders, image_files, manifest, npz_images
@@ -26,22 +29,44 @@ KINDS = (
 )
 
 
-@dataclass
-class ImageSource:
-    """All images of one path."""
+@dataclass(kw_only=True)
+class LabelledRows:
+    """Rows of one path with their targets, wherever the images are."""
 
     key: str
     """The spec key that names the path."""
-    images: Images
     targets: ImageTargets
-    """Targets of all images, as the file has them."""
+    """As the file has them."""
     rows: Ids
-    """Rows that can be used."""
+    """Rows that can be used, ascending."""
     notes: list[str]
+    separator: str = ""
+    """What separates the labels of a cell; empty if no cell has several."""
+
+    def find_targets(self, rows: Ids) -> Ids:
+        """Positions of some rows in `targets`."""
+        return rows
+
+    def check_targets(self) -> None:
+        """`targets.check` of the usable rows."""
+        self.targets.check(self.find_targets(self.rows), self.key)
+
+    def compute_head(self, train_rows: Ids) -> Head:
+        """`targets.head` of the usable rows, of which `train_rows` are for training."""
+        return self.targets.head(self.find_targets(self.rows), self.find_targets(train_rows), self.key)
+
+    def build_tensor(self, rows: Ids, head: Head) -> Tensor:
+        """`targets.tensor` of some rows."""
+        return self.targets.tensor(self.find_targets(rows), head, self.key)
+
+
+@dataclass(kw_only=True)
+class ImageSource(LabelledRows):
+    """All images of one path; `targets` has those of all of them."""
+
+    images: Images
     groups: Sequence[str] = ()
     """Names of groups, of all images, if the job has a column of them."""
-    separator: str = ""
-    """What separates the labels of a cell of a manifest; empty if no cell has several."""
 
     def fit(self, size: int, channels: int, resize: Resize) -> None:
         """Make `images.gather` return squares of `size` pixels with the given number of channels."""
@@ -52,11 +77,7 @@ def read(path: Path, data: ImageData, form: LabelForm, key: str, files: CsvFiles
     """Find, decode once and check every image of a path.
 
     Args:
-        path: a folder or a file.
         data: the path column, and the limit for bad samples.
-        form: how targets are written.
-        key: the spec key that names the path, for messages.
-        files: how CSV files are written; what is detected in these files is added to it.
 
     Raises:
         DataError: if there is no usable data, or more bad samples than allowed.
@@ -70,33 +91,47 @@ def read(path: Path, data: ImageData, form: LabelForm, key: str, files: CsvFiles
             "groups of images in a manifest: a .csv, .tsv, .jsonl or .parquet",
             "write a manifest, or remove data.groups and name a path for data.validation",
         )
+    images: Images
+    rows = manifest.ManifestRows()
     if suffix == ".npz" and path.is_file():
-        images, targets, unusable, notes = npz_images.read(path, key, form)
-        return _build_source(key, images, targets, unusable, [], notes, data)
-    if path.is_dir():
+        images, rows.targets, broken, rows.notes = npz_images.read(path, key, form)
+    elif path.is_dir():
         check_folder(path, form, key)
         listing = class_folders.read(path, key)
-        checked_images, broken = image_files.check_images(str(path), listing.names)
-        return _build_source(key, checked_images, ClassTargets(listing.labels), broken, [], listing.notes, data)
-    if suffix in table_file.SUFFIXES:
+        images, broken = image_files.check_images(str(path), listing.names)
+        rows.targets, rows.notes = ClassTargets(listing.labels), listing.notes
+    elif suffix in table_file.SUFFIXES:
         rows = manifest.read(path, data.path_column, form, key, files)
-        checked_images, broken = image_files.check_images(os.path.dirname(path) or ".", rows.names, rows.cells)
-        assert rows.targets is not None
-        try:
-            image_source = _build_source(key, checked_images, rows.targets, broken, rows.bad, rows.notes, data)
-        except DataError as error:
-            if not rows.unsure:
-                raise
-            # Data sets of medical images have both.
-            action = (
-                f"{rows.unsure:,} rows have -1 or nothing where a label is uncertain or not mentioned: write 0 or 1 in their "
-                f"place, as the data set's authors advise (often 0 for nothing); or {error.action}"
-            )
-            raise DataError(error.given, error.possible, action) from None
-        image_source.separator, image_source.groups = rows.separator, rows.groups
-        return image_source
-    table_paths.check_is_table(path, key)
-    raise DataError(f"{key}: {path} has an unknown file type", KINDS, "use one of these")
+        images, broken = image_files.check_images(os.path.dirname(path) or ".", rows.names, rows.cells)
+    else:
+        table_paths.check_is_table(path, key)
+        raise DataError(f"{key}: {path} has an unknown file type", KINDS, "use one of these")
+    assert rows.targets is not None
+    left_out = _check_unusable([*rows.bad, *broken.values()], len(images) + len(rows.bad), data, key, rows.unsure)
+    return ImageSource(
+        key=key,
+        images=images,
+        targets=rows.targets,
+        rows=np.setdiff1d(np.arange(len(images), dtype=np.int64), np.array(list(broken), np.int64)),
+        notes=[*rows.notes, *left_out],
+        separator=rows.separator,
+        groups=rows.groups,
+    )
+
+
+def _check_unusable(bad: Sequence[BadSample], total: int, data: ImageData, key: str, unsure: int) -> list[str]:
+    """Notes on the images that cannot be used, if these are no more than allowed; `unsure` rows have a label of -1 or none."""
+    try:
+        return bad_samples.check(bad, total, data.bad_samples, key)
+    except DataError as error:
+        if not unsure:
+            raise
+        # Data sets of medical images have both.
+        action = (
+            f"{unsure:,} rows have -1 or nothing where a label is uncertain or not mentioned: write 0 or 1 in their "
+            f"place, as the data set's authors advise (often 0 for nothing); or {error.action}"
+        )
+        raise DataError(error.given, error.possible, action) from None
 
 
 def check_folder(path: Path, form: LabelForm, key: str) -> None:
@@ -112,29 +147,3 @@ def check_folder(path: Path, form: LabelForm, key: str) -> None:
             "a .csv, .tsv, .jsonl or .parquet with paths and what is to be predicted, or an .npz of images and labels",
             "write a manifest",
         )
-
-
-def _build_source(
-    key: str,
-    images: Images,
-    targets: ImageTargets,
-    broken: dict[int, bad_samples.BadSample],
-    absent: list[bad_samples.BadSample],
-    notes: list[str],
-    data: ImageData,
-) -> ImageSource:
-    """A source of the images that can be used.
-
-    Args:
-        key: the spec key that names the path.
-        images: all images.
-        targets: their targets.
-        broken: images that cannot be used, by row.
-        absent: bad samples that are not among `images`.
-        notes: notes so far.
-        data: the limit for bad samples.
-    """
-    unusable = [*absent, *broken.values()]
-    left_out = bad_samples.check(unusable, len(images) + len(absent), data.bad_samples, key)
-    rows = np.setdiff1d(np.arange(len(images), dtype=np.int64), np.array(list(broken), np.int64))
-    return ImageSource(key, images, targets, rows, [*notes, *left_out])

@@ -12,11 +12,7 @@ from pathlib import Path
 from drivetrain.data.images.file_names import is_leftover
 from drivetrain.errors import DataError
 
-TRAIN, VALIDATION, TEST = (
-    ("train", "training"),
-    ("validation", "valid", "val", "dev"),
-    ("test", "testing", "eval"),
-)
+TRAIN, VALIDATION, TEST = (("train", "training"), ("validation", "valid", "val", "dev"), ("test", "testing", "eval"))
 _SPLITS = {
     "train": {*TRAIN, "trn", "trainval"},
     "validation": {*VALIDATION, "validate", "valida", "holdout"},
@@ -24,18 +20,7 @@ _SPLITS = {
 }
 _UNLABELED = {"pred", "predict", "prediction", "predictions", "unlabeled", "unlabelled"}
 _COMPANIONS = {
-    "set",
-    "data",
-    "dataset",
-    "split",
-    "folder",
-    "images",
-    "image",
-    "imgs",
-    "img",
-    "pictures",
-    "pics",
-    "photos",
+    *("set", "data", "dataset", "split", "folder", "images", "image", "imgs", "img", "pictures", "pics", "photos")
 }
 """Words that may stand beside that of a split: `training_set`, `val_images`."""
 _ENDS = re.compile(rf"(?<=[a-z])({'|'.join(sorted(_COMPANIONS, key=len, reverse=True))})$")
@@ -70,14 +55,14 @@ def find(folder: Path, key: str) -> SplitFolders | None:
     Raises:
         DataError: if there are classes beside splits, or two folders for the same split; names `key`.
     """
-    names = _subfolders(folder)
+    names = list_subfolders(folder)
     splits = _splits_of(names)
     groups = [[name for name in names if splits.get(name) == split] for split in _SPLITS]
     train, *evaluated = groups
     unlabeled = [name for name in names if splits.get(name) == "unlabeled"]
     other_names = [name for name in names if name not in splits]
     if not train or not (
-        any(evaluated) or (len(names) == 1 and len(_subfolders(folder / _descend(folder, train[0]))) > 1)
+        any(evaluated) or (len(names) == 1 and len(list_subfolders(folder / _descend(folder, train[0]))) > 1)
     ):
         return None
     duplicates = next((same for same in groups if len(same) > 1), None)
@@ -93,7 +78,7 @@ def find(folder: Path, key: str) -> SplitFolders | None:
             + (f", data.validation: {folder / evaluated[0][0]}" if evaluated[0] else ""),
         )
     train_folder = _descend(folder, train[0])
-    classes = _subfolders(folder / train_folder)
+    classes = list_subfolders(folder / train_folder)
     evaluated_folders = [_descend(folder, same[0], classes) if same else None for same in evaluated]
     flat = [
         split_path for split_path in evaluated_folders if split_path and _has_no_classes(folder / split_path, classes)
@@ -134,8 +119,8 @@ def _find_splits_in(name_words: set[str]) -> set[str]:
 def _descend(folder: Path, name: str, classes: Sequence[str] = ()) -> str:
     """The path of a split, or of the only folder in it that holds its classes, as in seg_train/seg_train."""
     for _ in range(_MAX_FOLDER_LEVELS):
-        below = _subfolders(folder / name)
-        if len(below) != 1 or below[0] in classes or not _subfolders(folder / name / below[0]):
+        below = list_subfolders(folder / name)
+        if len(below) != 1 or below[0] in classes or not list_subfolders(folder / name / below[0]):
             return name
         name = os.path.join(name, below[0])
     return name
@@ -143,11 +128,11 @@ def _descend(folder: Path, name: str, classes: Sequence[str] = ()) -> str:
 
 def _has_no_classes(folder: Path, classes: Sequence[str]) -> bool:
     """Whether the images of a split are in its folder itself, or in a single one that is no class, as in test/unknown."""
-    below = _subfolders(folder)
+    below = list_subfolders(folder)
     return not below or (len(below) == 1 and below[0].casefold() not in {name.casefold() for name in classes})
 
 
-def _subfolders(folder: Path) -> list[str]:
+def list_subfolders(folder: Path) -> list[str]:
     """Names of the subfolders, sorted, without hidden ones and leftovers; none if it cannot be listed, which its reader
     reports.
     """

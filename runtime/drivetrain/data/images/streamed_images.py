@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import partial
 
-import numpy as np
-import numpy.typing as npt
-import torch
 from torch import Tensor
 
-from drivetrain.data.images import decode
+from drivetrain.data.images import decode, image_files
 from drivetrain.data.images.image_split import ImageSplit
 from drivetrain.data.images.resize import DEFAULT_RESIZE, Resize
 from drivetrain.data.stateless_random import Ids
@@ -45,12 +41,8 @@ class StreamedImages:
             DataError: if an image cannot be decoded, or a shard has changed.
             StorageError: if a shard cannot be fetched.
         """
-        sources = list(zip(map(self.title, rows.tolist()), self.reader.read(rows), strict=True))
-        with decode.quiet():
-            images = decode.map_on_threads(
-                partial(_decode, size=self.size, channels=self.channels, resize=self.resize), sources
-            )
-        return torch.from_numpy(np.stack(images))
+        form = self.size, self.channels, self.resize
+        return image_files.decode_all(self.reader.read(rows), map(self.title, rows.tolist()), form, undecodable_error)
 
 
 class StreamedSplit(ImageSplit):
@@ -59,14 +51,7 @@ class StreamedSplit(ImageSplit):
     images: StreamedImages
 
     def fetch_ahead(self, groups: Sequence[Ids]) -> AbstractContextManager[Callable[[int], None]]:
-        """A context in which the shards of the batches are fetched ahead.
-
-        Args:
-            groups: the samples of each batch, in the order of use.
-
-        Returns:
-            The context; call what it gives with the number of batches used so far.
-        """
+        """A context in which the shards of the batches are fetched ahead (protocol `FetchesAhead`)."""
         return fetch_groups_ahead(self.images.reader, [self.rows[ids] for ids in groups])
 
 
@@ -83,15 +68,6 @@ class EncodedImages:
     def stamps(self) -> list[object]:
         """Empty: these images are never cached, so nothing has to notice a change."""
         return []
-
-
-def _decode(image: tuple[str, bytes], size: int, channels: int, resize: Resize) -> npt.NDArray[np.uint8]:
-    """Decode an image, a pair of title and content, to (channels, size, size)."""
-    title, source = image
-    try:
-        return decode.pixels(source, size, channels, resize)
-    except decode.UnreadableImage as reason:
-        raise undecodable_error(title, str(reason)) from None
 
 
 def undecodable_error(title: str, reason: str) -> DataError:

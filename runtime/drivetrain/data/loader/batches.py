@@ -29,9 +29,7 @@ class Batches:
     """The training batches of every epoch.
 
     Args:
-        split: the samples.
         batch_size: samples per batch; the last batch of an epoch may be smaller.
-        seed: the run's seed.
         sample_order: the order of the samples; None to shuffle all of them, by (seed, epoch).
         drop_last: whether to leave out a smaller last batch.
     """
@@ -127,11 +125,6 @@ def fetch_in_order(
     """Yield all samples once, in order; for evaluation.
 
     Args:
-        split: the samples.
-        batch_size: samples per batch.
-        workers: processes that prepare batches.
-        pin: whether batches are in pinned memory.
-        report: gets messages about the workers.
         shard: (i, n) for the i-th of n equal shards of the samples.
     """
     index, count = shard

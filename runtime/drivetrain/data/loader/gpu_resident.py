@@ -18,9 +18,7 @@ class GpuResidentSplit:
 
     Args:
         split: the samples, all of the same shape.
-        device: where they are stored.
         chunk_bytes: approximate number of bytes that are gathered and copied at a time.
-        workers: processes that gather them.
     """
 
     def __init__(self, split: Split, device: torch.device, chunk_bytes: int, workers: int = 0) -> None:

@@ -32,7 +32,6 @@ class SequentialOrder:
         self.count = count
 
     def __call__(self, epoch: int) -> Ids:
-        """The ids from 0."""
         return np.arange(self.count, dtype=np.int64)
 
 
@@ -43,7 +42,6 @@ class WeightedOrder:
         weights: one for each sample, not negative.
         count: samples of an epoch.
         replacement: whether a sample can come more than once in an epoch.
-        seed: of the run.
     """
 
     def __init__(self, weights: Iterable[float], count: int, replacement: bool, seed: int) -> None:
@@ -52,7 +50,6 @@ class WeightedOrder:
         self.replacement, self.seed = replacement, seed
 
     def __call__(self, epoch: int) -> Ids:
-        """The drawn ids."""
         random = stateless_random.make_generator(self.seed, "order", epoch)
         return random.choice(len(self.shares), self.count, self.replacement, self.shares).astype(np.int64)
 
@@ -64,10 +61,7 @@ class SamplerOrder:
     `set_epoch` is called. So a resumed run has the same order, unless the sampler keeps a state of its own.
 
     Args:
-        sampler: yields ids.
         size: number of samples that there are.
-        seed: of the run.
-        name: for messages.
 
     Raises:
         DataError: if the sampler has no length, or yields something else than ids.
@@ -82,7 +76,6 @@ class SamplerOrder:
         """Whether drawing an epoch again gives the same order."""
 
     def __call__(self, epoch: int) -> Ids:
-        """The ids that the sampler yields."""
         if self.latest is None or self.latest[0] != epoch:
             ids = self._draw(epoch)
             if len(ids) != self.count:

@@ -63,11 +63,6 @@ class SharedMemory:
         """Return how many of the requested workers have room, and why they are fewer, or an empty text.
 
         The reason is given only when a batch size is measured for the first time.
-
-        Args:
-            split: source of the samples.
-            count: size of the largest batch.
-            requested: requested workers.
         """
         if not requested or (free_bytes := _free_shared_memory()) is None:
             return requested, ""
@@ -101,7 +96,6 @@ def _free_shared_memory() -> int | None:
 
 
 def _measure_sample(split: Split) -> int:
-    """Return the bytes of the longest sample."""
     ids = longest_samples(split, 1)
     tensors: list[Tensor] = []
     if isinstance(split, JointTargets):
@@ -265,7 +259,6 @@ def _without_garbage_collection() -> Iterator[None]:
 
 
 def _initialize_worker(parent: int, number: int) -> None:
-    """Prepare a new worker process."""
     # It must not collect objects of the parent: collecting the loader of an abandoned epoch would end that epoch's workers.
     gc.freeze()
     gc.enable()

@@ -40,7 +40,7 @@ def write(folder: Path, size: int, seed: int) -> list[Path]:
     for number in range(size):
         name = list(PATTERNS)[number % len(PATTERNS)]
         path = folder / name / f"{name}-{number // len(PATTERNS):05}.jpg"
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         image = draw_texture(name, stateless_random.make_generator(seed, "sample", name, number))
         Image.fromarray(image).save(path, quality=JPEG_QUALITY)
         paths.append(path)

@@ -29,43 +29,18 @@ EMPTY_SHARE = 0.002
 """Share of empty cells."""
 NEW_ROWS = 800
 """Rows of the file without targets."""
-AMPLITUDE = np.array(
-    [
-        [0.3, 0.3, 0.1, 0.2, 0.2, 0.2],
-        [1.0, 1.0, 0.2, 0.8, 0.8, 0.8],
-        [1.0, 1.0, 0.2, 0.8, 0.8, 0.8],
-        [1.0, 1.0, 0.2, 0.8, 0.8, 0.8],
-    ]
-)
+AMPLITUDE = np.array([[0.3, 0.3, 0.1, 0.2, 0.2, 0.2], *[[1.0, 1.0, 0.2, 0.8, 0.8, 0.8]] * 3])
 """Amplitude of each channel (columns) in each regime (rows). Regimes other than `idle` differ in phase only."""
-PHASE = (
-    np.array(
-        [
-            [0.0, 0.5, 0.0, 0.0, 0.0, 0.0],
-            [0.0, 0.5, 0.0, 0.0, 0.2, 0.0],
-            [0.0, 0.5, 0.0, 0.0, 0.2, 1.0],
-            [0.0, 1.1, 0.0, 0.0, 0.2, 0.0],
-        ]
-    )
-    * np.pi
+PHASE = np.pi * np.array(
+    [[0, 0.5, 0, 0, 0, 0], [0, 0.5, 0, 0, 0.2, 0], [0, 0.5, 0, 0, 0.2, 1.0], [0, 1.1, 0, 0, 0.2, 0]], np.float64
 )
 """Phase of each channel (columns) in each regime (rows), in radians."""
-
 Numbers = npt.NDArray[np.float64]
 Generator = np.random.Generator
 
 
 def write(folder: Path, size: int, seed: int) -> list[Path]:
-    """Write train.csv with the targets `regime` and `load`, and new.csv without targets; the same for the same seed.
-
-    Args:
-        folder: created if it does not exist.
-        size: rows of train.csv, over all machines.
-        seed: of all random numbers.
-
-    Returns:
-        The files.
-    """
+    """Write train.csv with the targets `regime` and `load`, and new.csv without targets, into a folder."""
     from pyarrow import csv
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -17,12 +17,19 @@ if TYPE_CHECKING:
     import pyarrow
 
 SENSORS = ("bearing", "motor", "gearbox", "oil", "coolant", "casing", "rotor", "intake", "exhaust", "cabinet")
-SITES, MODELS, SUPPLIERS, OPERATORS = 12, 30, 8, 60
-FLUIDS = ("mineral", "synthetic", "semi", "bio", "water")
-SHIFTS = ("day", "evening", "night")
-ZONES = ("north", "south", "east", "west", "yard", "hall")
-CONTRACTS = ("none", "basic", "full", "leased")
-GRADES = ("A", "B", "C", "D", "E")
+CATEGORIES = {
+    "site": [f"site-{i:02d}" for i in range(12)],
+    "model": [f"X{100 + 7 * i}" for i in range(30)],
+    "supplier": [f"supplier {chr(65 + i)}" for i in range(8)],
+    "operator": [f"op-{i:03d}" for i in range(60)],
+    "fluid": ["mineral", "synthetic", "semi", "bio", "water"],
+    "shift": ["day", "evening", "night"],
+    "zone": ["north", "south", "east", "west", "yard", "hall"],
+    "contract": ["none", "basic", "full", "leased"],
+    "grade": ["A", "B", "C", "D", "E"],
+    "region": [*range(1, 10)],
+}
+"""The values of each categorical column; the regions are numbers."""
 EMPTY_SENSORS, EMPTY_OIL, EMPTY_GRADE, EMPTY_OPERATOR = 0.03, 0.2, 0.1, 0.05
 """Shares of empty cells."""
 NEW_ROWS = 200
@@ -33,16 +40,7 @@ Draws = np.random.Generator
 
 
 def write(folder: Path, size: int, seed: int) -> list[Path]:
-    """Write train.parquet with targets `fails` (yes, no) and `hours_left`, and new.csv without; fixed by the seed.
-
-    Args:
-        folder: created if it does not exist.
-        size: rows of train.parquet.
-        seed: of all random numbers.
-
-    Returns:
-        The files.
-    """
+    """Write train.parquet with targets `fails` (yes, no) and `hours_left`, and new.csv without, into a folder."""
     from pyarrow import csv, parquet
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -58,9 +56,11 @@ class _CategoryEffects:
 
     def __init__(self, seed: int) -> None:
         rng = np.random.default_rng([seed, 2])
-        self.site, self.model = rng.normal(size=SITES), rng.normal(size=MODELS)
-        self.supplier, self.operator = 0.5 * rng.normal(size=SUPPLIERS), 0.5 * rng.normal(size=OPERATORS)
-        self.suits = 1.2 * rng.normal(size=(MODELS, len(FLUIDS)))
+        counts = {name: len(values) for name, values in CATEGORIES.items()}
+        self.site, self.model = rng.normal(size=counts["site"]), rng.normal(size=counts["model"])
+        self.supplier = 0.5 * rng.normal(size=counts["supplier"])
+        self.operator = 0.5 * rng.normal(size=counts["operator"])
+        self.suits = 1.2 * rng.normal(size=(counts["model"], counts["fluid"]))
         self.sensors = rng.normal(size=len(SENSORS))
 
 
@@ -71,7 +71,7 @@ def _draw_table(size: int, rng: Draws, effects: _CategoryEffects) -> pyarrow.Tab
     codes = _draw_codes(size, rng)
     numbers, wear = _draw_numbers(size, rng, codes, effects)
     score = _compute_score(rng, codes, numbers, wear, effects)
-    texts = _name_categories(codes)
+    texts = {name: np.array(values)[codes[name]] for name, values in CATEGORIES.items()}
     empty = {"operator": EMPTY_OPERATOR, "grade": EMPTY_GRADE, "oil_ppm": EMPTY_OIL}
     empty |= {name: EMPTY_SENSORS for name in numbers if name.endswith(("_mean", "_max", "_spread"))}
     fails = np.where(rng.random(size) < 1 / (1 + np.exp(-score)), "yes", "no")
@@ -84,36 +84,10 @@ def _draw_table(size: int, rng: Draws, effects: _CategoryEffects) -> pyarrow.Tab
 
 def _draw_codes(size: int, rng: Draws) -> Columns:
     """Categories as integers; operators have a long-tailed distribution."""
-    counts = {
-        "site": SITES,
-        "model": MODELS,
-        "supplier": SUPPLIERS,
-        "fluid": len(FLUIDS),
-        "shift": len(SHIFTS),
-        "zone": len(ZONES),
-        "contract": len(CONTRACTS),
-        "grade": len(GRADES),
-        "region": 9,
-    }
-    codes = {name: rng.integers(count, size=size) for name, count in counts.items()}
-    codes["operator"] = np.minimum(rng.exponential(OPERATORS / 5, size).astype(np.int64), OPERATORS - 1)
+    codes = {name: rng.integers(len(values), size=size) for name, values in CATEGORIES.items() if name != "operator"}
+    operators = len(CATEGORIES["operator"])
+    codes["operator"] = np.minimum(rng.exponential(operators / 5, size).astype(np.int64), operators - 1)
     return codes
-
-
-def _name_categories(codes: Columns) -> Columns:
-    """Categories as text; the region stays an integer code."""
-    names = {
-        "site": [f"site-{i:02d}" for i in range(SITES)],
-        "model": [f"X{100 + 7 * i}" for i in range(MODELS)],
-        "supplier": [f"supplier {chr(65 + i)}" for i in range(SUPPLIERS)],
-        "operator": [f"op-{i:03d}" for i in range(OPERATORS)],
-        "fluid": FLUIDS,
-        "shift": SHIFTS,
-        "zone": ZONES,
-        "contract": CONTRACTS,
-        "grade": GRADES,
-    }
-    return {name: np.array(values)[codes[name]] for name, values in names.items()} | {"region": codes["region"] + 1}
 
 
 def _draw_numbers(

@@ -1,8 +1,8 @@
 """Sample texts: Spanish maintenance reports with failure mode, cause and priority; long-tailed lengths and classes.
 
 Reports are made of sentences. Some express the mode, the cause or the priority in one of several ways, the others are
-filler as technicians write it. In phrases `{parte}`, `{lugar}` and `{numero}` are placeholders. Some labels are wrong or not
-expressed in the text, so no model can be perfect.
+filler as technicians write it; reports.yaml has them. Some labels are wrong or not expressed in the text, so no model can
+be perfect.
 """
 
 from __future__ import annotations
@@ -12,203 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import yaml
 
-Phrases = dict[str, list[str]]
-"""Phrases that express each class; classes in order of frequency, most frequent first."""
-
-MODES: Phrases = {
-    "fuga": [
-        "se observa goteo continuo de aceite en {parte}",
-        "pérdida de líquido por la junta de {parte}",
-        "charco bajo {parte} en {lugar}",
-        "escape de vapor audible junto a {parte}",
-        "el nivel del depósito baja solo",
-    ],
-    "vibración": [
-        "{parte} tiembla al pasar de {numero} revoluciones",
-        "oscilación fuerte medida en {parte}",
-        "golpeteo rítmico y temblor en la bancada",
-        "los pernos de {parte} bailan en marcha",
-        "lectura de {numero} micras en el acelerómetro",
-    ],
-    "sobrecalentamiento": [
-        "{parte} alcanza {numero} grados y dispara la alarma térmica",
-        "carcasa ardiendo al tacto en {lugar}",
-        "huele a quemado cerca de {parte}",
-        "la cámara térmica muestra un punto rojo en {parte}",
-        "se detuvo por exceso de temperatura",
-    ],
-    "atasco": [
-        "{parte} está bloqueada y no gira",
-        "acumulación de material que tapa {parte}",
-        "la cinta se frena por producto trabado",
-        "el filtro de {parte} quedó obstruido",
-        "no pasa caudal por la línea",
-    ],
-    "rotura": [
-        "{parte} apareció partida en dos",
-        "grieta visible de {numero} milímetros en {parte}",
-        "el eje se quebró durante el arranque",
-        "diente desprendido en el engranaje de {lugar}",
-        "fractura limpia junto a la soldadura",
-    ],
-    "fallo eléctrico": [
-        "salta el diferencial al energizar {parte}",
-        "sin tensión en bornes de {parte}",
-        "el variador marca error de fase",
-        "cortocircuito en la caja de conexiones de {lugar}",
-        "el contactor chispea y no retiene",
-    ],
-    "ruido": [
-        "chirrido agudo al arrancar {parte}",
-        "se escucha un zumbido extraño en {lugar}",
-        "rechina metal contra metal en {parte}",
-        "silbido constante desde {parte}",
-        "crujido seco en cada ciclo",
-    ],
-}
-
-CAUSES: Phrases = {
-    "desgaste": [
-        "pieza con {numero} mil horas, fin de vida útil",
-        "pista del rodamiento picada por el uso",
-        "holgura fuera de tolerancia por los años",
-        "retén endurecido y gastado",
-        "dientes afilados por el roce",
-    ],
-    "falta de lubricación": [
-        "los puntos de engrase estaban secos",
-        "nadie rellenó la grasera desde hace {numero} días",
-        "aceite por debajo del mínimo en el visor",
-        "la bomba de engrase automático no dosifica",
-        "rodamiento sin película de grasa",
-    ],
-    "desalineación": [
-        "acople corrido {numero} centésimas respecto del motor",
-        "poleas fuera de plano según el láser",
-        "la base cedió y torció el conjunto",
-        "ejes no concéntricos tras el último montaje",
-        "correa que trabaja de costado",
-    ],
-    "contaminación": [
-        "entró polvo de cemento por el respiradero",
-        "agua mezclada con el aceite, color lechoso",
-        "virutas metálicas en el cárter",
-        "suciedad abrasiva dentro de {parte}",
-        "restos de producto en el circuito",
-    ],
-    "sobrecarga": [
-        "se alimentó el doble de lo permitido en el turno",
-        "corriente de {numero} amperes, por encima de placa",
-        "la tolva fue llenada hasta el borde",
-        "arranques repetidos con carga completa",
-        "se exigió más del nominal",
-    ],
-    "error de operación": [
-        "el operario dejó la válvula cerrada",
-        "se arrancó sin seguir el procedimiento",
-        "selector puesto en manual por descuido",
-        "parámetro mal cargado en el panel",
-        "maniobra indebida al cambiar de turno",
-    ],
-    "corrosión": [
-        "óxido profundo en la superficie de {parte}",
-        "picaduras por ambiente salino",
-        "la chapa se deshace por herrumbre",
-        "ataque químico del ácido sobre el metal",
-        "bulones comidos por la humedad",
-    ],
-    "defecto de montaje": [
-        "tornillos sin el par de apriete indicado",
-        "junta colocada al revés en la última intervención",
-        "faltaba una arandela en {parte}",
-        "cableado intercambiado tras el reemplazo",
-        "repuesto instalado de otra medida",
-    ],
-}
-
-PRIORITIES: Phrases = {
-    "media": [
-        "programar para la próxima parada",
-        "sigue en marcha con seguimiento diario",
-        "conviene intervenir esta semana",
-        "queda operativo con restricción de velocidad",
-    ],
-    "baja": [
-        "sin impacto en la producción",
-        "puede esperar al mantenimiento anual",
-        "se deja anotado para cuando haya tiempo",
-        "equipo de reserva, no corre prisa",
-    ],
-    "alta": [
-        "la línea trabaja a mitad de ritmo",
-        "se pide intervención dentro de las 24 horas",
-        "hay riesgo de parar {lugar}",
-        "afecta la entrega comprometida",
-    ],
-    "crítica": [
-        "línea detenida por completo",
-        "peligro para las personas, zona acordonada",
-        "evacuado {lugar} por seguridad",
-        "cada hora parada cuesta una fortuna, intervenir ya",
-    ],
-}
-
-PARTS = [
-    "la bomba principal",
-    "el reductor",
-    "el compresor",
-    "la válvula de alivio",
-    "el motor de la cinta",
-    "el ventilador",
-    "la prensa hidráulica",
-    "el intercambiador",
-    "la caldera",
-    "el husillo",
-    "el cojinete delantero",
-    "la mezcladora",
-    "el cilindro neumático",
-    "la turbina auxiliar",
-    "el agitador",
-]
-SITES = [
-    "la sala de máquinas",
-    "planta dos",
-    "el sector de envasado",
-    "la nave norte",
-    "el foso",
-    "el depósito de solventes",
-    "la torre de enfriamiento",
-    "el muelle de carga",
-    "la línea cinco",
-    "el taller",
-]
-DETAILS = [
-    "aviso recibido del turno de noche",
-    "se revisó {parte} en {lugar} sin más novedades",
-    "orden de trabajo {numero} abierta",
-    "participaron dos técnicos y un ayudante",
-    "se tomaron fotos y se adjuntan al parte",
-    "la visita duró {numero} minutos",
-    "falta repuesto en almacén, consultado a compras",
-    "se limpió la zona antes de revisar",
-    "el supervisor de {lugar} fue informado por radio",
-    "equipo identificado con la etiqueta {numero}",
-    "se midió aislamiento y continuidad",
-    "queda pendiente la firma del responsable",
-    "historial consultado: última intervención hace {numero} días",
-    "se bloqueó y etiquetó según norma",
-    "acceso difícil, hizo falta andamio",
-    "se coordinó con producción la ventana de trabajo",
-    "el cliente interno pide copia del informe",
-    "temperatura ambiente de {numero} grados en {lugar}",
-    "se probó {parte} en vacío durante {numero} minutos",
-    "documentación guardada en la carpeta compartida",
-    "al retirarse el personal quedó todo ordenado",
-    "se reemplazó la tapa de inspección de {parte}",
-    "la lectura anterior era de {numero} unidades",
-    "el plano de {lugar} no coincide con lo instalado",
-]
+PHRASES = yaml.safe_load(Path(__file__).with_name("reports.yaml").read_text(encoding="utf-8"))
+LABELS: dict[str, dict[str, list[str]]] = {name: PHRASES[name] for name in ("modo", "causa", "prioridad")}
+"""By label: phrases that express each class, most frequent class first."""
 WRONG_SHARE = 0.05
 """Share of labels that are random, whatever the text says."""
 UNEXPRESSED_SHARE = 0.08
@@ -221,7 +29,6 @@ CAPITALS_SHARE, SWAPPED_SHARE = 0.03, 0.25
 """Shares of texts in capital letters, and, of the others, with two letters swapped."""
 FREQUENCY_RATIO = 0.72
 """Frequency of a class relative to the one before it."""
-LABELS = {"modo": MODES, "causa": CAUSES, "prioridad": PRIORITIES}
 BALANCED_ROWS = 16
 """Number of first rows that cycle through the classes: each of the 8 causes, which are most, occurs twice."""
 
@@ -229,16 +36,7 @@ Generator = np.random.Generator
 
 
 def write(folder: Path, size: int, seed: int) -> list[Path]:
-    """Write reports.csv with the columns descripcion, modo, causa and prioridad; the same for the same seed.
-
-    Args:
-        folder: created if it does not exist.
-        size: rows.
-        seed: of all random numbers.
-
-    Returns:
-        The files.
-    """
+    """Write reports.csv with the columns descripcion, modo, causa and prioridad into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "reports.csv"
     rng = np.random.default_rng(seed)
@@ -269,7 +67,7 @@ def _write_row(rng: Generator, number: int) -> list[str]:
     return [_write_report(rng, statements), *written_labels]
 
 
-def _draw_class(rng: Generator, phrases: Phrases) -> str:
+def _draw_class(rng: Generator, phrases: dict[str, list[str]]) -> str:
     names = list(phrases)
     shares = np.cumsum(FREQUENCY_RATIO ** np.arange(len(names)))
     return names[int(np.searchsorted(shares, rng.random() * shares[-1], side="right"))]
@@ -280,13 +78,16 @@ def _write_report(rng: Generator, statements: list[str]) -> str:
     word_count = int(np.clip(rng.lognormal(np.log(MEDIAN_WORDS), WORDS_LOG_STD), MIN_WORDS, MAX_WORDS))
     sentences = [_fill_placeholders(rng, text) for text in statements]
     while sum(text.count(" ") + 1 for text in sentences) < word_count:
-        sentences.insert(int(rng.integers(len(sentences) + 1)), _fill_placeholders(rng, _choose(rng, DETAILS)))
+        sentences.insert(
+            int(rng.integers(len(sentences) + 1)), _fill_placeholders(rng, _choose(rng, PHRASES["detalles"]))
+        )
     return _add_typing_habits(rng, " ".join(f"{text[0].upper()}{text[1:]}." for text in sentences))
 
 
 def _fill_placeholders(rng: Generator, text: str) -> str:
     """Fill in a random part, place and number."""
-    full = text.format(parte=_choose(rng, PARTS), lugar=_choose(rng, SITES), numero=rng.integers(2, 480))
+    part, site = _choose(rng, PHRASES["partes"]), _choose(rng, PHRASES["lugares"])
+    full = text.format(parte=part, lugar=site, numero=rng.integers(2, 480))
     return full.replace(" de el ", " del ")  # Spanish contracts de + el
 
 

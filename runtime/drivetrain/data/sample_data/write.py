@@ -58,7 +58,6 @@ def write(kind: str, folder: Path, size: int, seed: int) -> list[Path]:
         )
     make: Write = import_module(f"{__package__}.{KINDS[kind]}").write
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         return make(folder, size, seed)
     except OSError as error:
         raise storage_error(folder, error) from None

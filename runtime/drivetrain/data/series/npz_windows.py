@@ -4,84 +4,59 @@ from __future__ import annotations
 
 import zipfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from drivetrain.data import bad_samples, target_columns
+from drivetrain.data import target_columns
 from drivetrain.data.bad_samples import BadSample
 from drivetrain.data.formats import column_values, npz_file
 from drivetrain.data.groups import Groups
 from drivetrain.data.series import array_axes
-from drivetrain.data.stateless_random import Ids
+from drivetrain.data.series.window_split import WindowSplit
+from drivetrain.data.source import Source
 from drivetrain.data.target_columns import TargetColumn
 from drivetrain.errors import DataError
 
 FORM = "an .npz with `x` of shape (N, T, channels), numbers, and `y` of shape (N,) or (N, K)"
 
 
-@dataclass(frozen=True)
-class WindowStack:
-    """The windows of one file."""
-
-    path: Path
-    key: str
-    """The spec key that names the file, for messages."""
-    values: npt.NDArray[Any]
-    """All windows of the file, shape (N, T, channels)."""
-    target: TargetColumn | None
-    rows: Ids
-    """Indices of the windows that can be used."""
-    notes: list[str]
-    groups: Groups | None
-    """The number of the group of each window that can be used; None if the file has none."""
-    is_transposed: bool
-    """Whether the axes of the file are (N, channels, T)."""
-
-
-def read_windows(
-    path: Path,
-    key: str,
-    *,
-    classes: bool,
-    budget: float | None,
-    labelled: bool,
-    axes: str = "auto",
-    groups: str | None = None,
-) -> WindowStack:
-    """Read and check the arrays of a file.
-
-    Args:
-        path: the file.
-        key: the spec key that names it, for messages.
-        classes: whether `y` is a class.
-        budget: largest share of windows that may be dropped because of NaN or infinity; None for any share.
-        labelled: whether to read `y`.
-        axes: the order of the axes of `x`: time-channels, channels-time, or auto.
-        groups: the array with the group of each window; None for none.
+def read_windows(source: Source, *, classes: bool, axes: str = "auto", groups: str | None = None) -> WindowSplit:
+    """Read and check the arrays of a file; `axes` is time-channels, channels-time, or auto, and `groups` names an array.
 
     Raises:
         DataError: if the file is not such an .npz, or no window can be used.
     """
-    names = ["x", *(["y"] if labelled else []), *([groups] if groups else [])]
-    arrays = _read_arrays(path, key, names)
-    values, axis_notes = _order_axes(arrays["x"], axes, path, key)
+    path, key = source.path, source.key
+    arrays = _read_arrays(path, key, ["x", *(["y"] if source.labelled else []), *([groups] if groups else [])])
+    values, order, axis_notes = _order_axes(arrays["x"], axes, path, key)
     window_groups = _number_groups(arrays[groups], len(values), groups, path, key) if groups else None
-    target = _read_targets(arrays["y"], len(values), classes, path, key) if labelled else None
+    target = _read_targets(arrays["y"], len(values), classes, path, key) if source.labelled else None
     reasons = dict.fromkeys(np.flatnonzero(~_find_finite(values)).tolist(), "NaN or infinity")
     reasons |= target.bad if target else {}
     unusable = [BadSample(f"{path.name}[{row}]", reasons[row]) for row in sorted(reasons)]
-    notes = bad_samples.check(unusable, len(values), 1.0 if budget is None else budget, key)
+    notes = source.check_bad(unusable, len(values))
     is_usable = np.ones(len(values), np.bool_)
     is_usable[list(reasons)] = False
     if not is_usable.any():
         raise DataError(f"{key}: no window of {path} is usable; {unusable[0]}", "one window or more", "fix the file")
-    rows = np.flatnonzero(is_usable).astype(np.int64)
-    window_groups = None if window_groups is None else window_groups[rows]
-    return WindowStack(path, key, values, target, rows, [*axis_notes, *notes], window_groups, bool(axis_notes))
+    rows, (length, channels) = np.flatnonzero(is_usable).astype(np.int64), values.shape[1:]
+    return WindowSplit(
+        source,
+        values.reshape(-1, channels),
+        rows * length,
+        length,
+        np.repeat(is_usable, length),
+        target,
+        target_rows=rows,
+        numbers=rows,
+        title_format="{file}[{number}]",
+        notes=[*axis_notes, *notes],
+        groups=None if window_groups is None else window_groups[rows],
+        axes=order,
+    )
 
 
 def _read_arrays(path: Path, key: str, names: Sequence[str]) -> dict[str, npt.NDArray[np.generic]]:
@@ -119,8 +94,8 @@ def _number_groups(array: npt.NDArray[Any], windows: int, name: str, path: Path,
 
 def _order_axes(
     x: npt.NDArray[np.generic], axes: str, path: Path, key: str
-) -> tuple[npt.NDArray[np.generic], list[str]]:
-    """Convert windows to (N, T, channels); returns notes if their axes have another order, or perhaps have."""
+) -> tuple[npt.NDArray[np.generic], str, list[str]]:
+    """Convert windows to (N, T, channels); also returns the order of their axes, and notes if it is, or may be, another."""
     if x.ndim == 2:
         x = x[:, :, None]
     if x.ndim != 3 or 0 in x.shape or x.dtype.kind not in "iufb":
@@ -134,7 +109,7 @@ def _order_axes(
         ]
     # float64 and large integers stay exact; smaller types are converted, as numbers of four bytes.
     kind = np.float32 if x.dtype.kind in "bu" or x.dtype.itemsize < 4 else x.dtype
-    return np.ascontiguousarray(x, kind), notes
+    return np.ascontiguousarray(x, kind), order, notes
 
 
 def _read_targets(y: npt.NDArray[Any], windows: int, classes: bool, path: Path, key: str) -> TargetColumn:

@@ -14,11 +14,13 @@ from drivetrain.data.dataset import Dataset, Head, InputRecord, NewSamples, keep
 from drivetrain.data.formats import csv_dialect
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.labels import list_names, note_similar_names
-from drivetrain.data.series import augment, timeline, window_split, windows
+from drivetrain.data.partition import hold_out, hold_out_groups
+from drivetrain.data.series import augment, npz_windows, timeline, window_split, windows
 from drivetrain.data.series.timeline import WindowLayout
 from drivetrain.data.series.window_split import WindowSplit
-from drivetrain.data.series.windows import Scale
-from drivetrain.data.stateless_random import Ids
+from drivetrain.data.series.windows import Scale, SeriesSplit
+from drivetrain.data.source import Source
+from drivetrain.data.target_columns import Strata
 from drivetrain.errors import DataError, SpecError
 from drivetrain.job.series import SeriesClassificationJob, SeriesJob
 
@@ -32,47 +34,39 @@ def load(job: SeriesJob, recorded: InputRecord | None = None, files: CsvFiles | 
     Raises:
         DataError: if they cannot be used.
     """
-    files = files or csv_dialect.of_job(job.data.csv.list_settings(), {}, job.data.missing)
-    classes, path = isinstance(job, SeriesClassificationJob), job.resolve(job.data.train)
-    if job.data.arrays:
-        train_part, validation_part, stored_split = _read_arrays(job, path, classes, recorded)
-        stored: dict[str, Any] = {"form": "arrays", "classes": classes, **stored_split}
-    else:
-        train_part, validation_part, layout = _read_long(job, path, _build_layout(job, classes, recorded), files)
-        stored = {"form": "long", **layout.to_json()}
+    data = job.data
+    files = files or csv_dialect.of_job(data.csv.list_settings(), {}, data.missing)
+    source = Source.of_job(job, "train", files)
+    read = _read_arrays if data.arrays else _read_long
+    train_part, validation_part, stored = read(job, source, recorded)
     if recorded and not recorded.same_data:
-        _check_channels(job, recorded, stored, train_part.values.shape[1])
-    assert train_part.target is not None
-    target, target_rows, key = train_part.target, train_part.target_rows, train_part.key
-
-    def compute_head() -> Head:
-        return target_columns.build_head(target, target_rows, target_rows, key)
-
-    head = recorded.head("", compute_head) if recorded else compute_head()
+        _check_channels(job, recorded, stored, train_part.shape[1])
+    target, target_rows = train_part.target, train_part.target_rows
+    assert target is not None
+    head = target_columns.choose_head(target, target_rows, target_rows, source.key, recorded)
     fitted_scale, constant = windows.fit_scale(train_part.fitting_rows)
     scale = _scale_from_json(recorded.preprocessing) if recorded else fitted_scale
-    spread = tuple(
-        0.0 if channel in constant else deviation / unit
-        for channel, (deviation, unit) in enumerate(zip(fitted_scale.std, scale.std, strict=True))
-    )
     values = scale.scale(train_part.values)
+    is_one_file = validation_part.values is train_part.values
     train = train_part.split(values, head)
-    validation = validation_part.split(
-        values if validation_part.values is train_part.values else scale.scale(validation_part.values), head
-    )
+    validation = validation_part.split(values if is_one_file else scale.scale(validation_part.values), head)
     notes = [
         f"{len(train):,} training and {len(validation):,} validation windows of {train_part.length} rows",
         *note_similar_names(target.names[0], head.classes),
         *train_part.notes,
         *validation_part.notes,
     ]
-    if isinstance(job.data.validation, str):
+    if isinstance(data.validation, str):
         notes += copies.note_shared(train.contents(), validation.contents(), validation.title, "validation windows")
     if constant:
         names = ", ".join(stored["features"][i] if "features" in stored else f"channel {i}" for i in constant)
         notes.append(f"constant in the training rows, so centered but not scaled: {names}")
     stored |= {"kind": "series", "length": train_part.length, "channels": len(scale.mean), **scale.to_json()}
-    prepare = augment.build_preprocessing(job.data.augment, job.train.seed, spread)
+    spread = tuple(
+        0.0 if channel in constant else deviation / unit
+        for channel, (deviation, unit) in enumerate(zip(fitted_scale.std, scale.std, strict=True))
+    )
+    prepare = augment.build_preprocessing(data.augment, job.train.seed, spread)
     return Dataset(train, validation, {"": head}, stored, prepare, notes=notes)
 
 
@@ -85,26 +79,16 @@ def read(
     labelled: bool,
     budget: float = 1.0,
 ) -> NewSamples:
-    """Read new windows, preprocessed exactly as the training windows were.
-
-    Args:
-        paths: long tables with time and features, or arrays, as in training.
-        preprocessing: of the `Dataset` that the network was trained on.
-        heads: of that dataset.
-        files: how CSV files are written; gets what was found.
-        labelled: whether to read targets, for an evaluation.
-        budget: largest share of samples that may be unusable.
-
-    Raises:
-        DataError: if a file cannot be used, or has a label that training did not have.
-    """
+    """Read new windows of long tables or of arrays, as in training; arguments and errors as of `load_new.read`."""
     files = files or csv_dialect.of_model(preprocessing, {})
-    scale, parts_and_splits = _scale_from_json(preprocessing), []
+    scale = _scale_from_json(preprocessing)
+    splits: list[SeriesSplit] = []
+    notes: list[str] = []
     for path in paths:
-        part = _read_new(path, preprocessing, files, budget, labelled)
-        parts_and_splits.append((part, part.split(scale.scale(part.values), heads[""] if labelled else None)))
-    notes = [note for part, _ in parts_and_splits for note in part.notes]
-    return NewSamples(windows.join_splits([split for _, split in parts_and_splits]), keep_unchanged, notes)
+        part = _read_new(Source(path, "data", files, budget, labelled), preprocessing)
+        splits.append(part.split(scale.scale(part.values), heads[""] if labelled else None))
+        notes += part.notes
+    return NewSamples(windows.join_splits(splits), keep_unchanged, notes)
 
 
 def _check_channels(job: SeriesJob, recorded: InputRecord, stored: Mapping[str, Any], channels: int) -> None:
@@ -132,49 +116,40 @@ def _scale_from_json(preprocessing: Mapping[str, Any]) -> Scale:
     return Scale(tuple(preprocessing["mean"]), tuple(preprocessing["std"]))
 
 
-def _build_layout(job: SeriesJob, classes: bool, recorded: InputRecord | None) -> WindowLayout:
+def _read_long(
+    job: SeriesJob, source: Source, recorded: InputRecord | None
+) -> tuple[WindowSplit, WindowSplit, dict[str, Any]]:
+    """Read training and validation windows of long tables: of two, or of one that is split by groups or in time.
+
+    Returns:
+        Training windows, validation windows, and what the preprocessing stores of the columns.
+    """
     data = job.data
     assert data.time is not None
     assert data.window is not None
-    recorded_features = recorded.preprocessing.get("features", ()) if recorded else ()
-    features = data.features or tuple(recorded_features)
-    return WindowLayout(
+    layout = WindowLayout(
         data.time,
-        features,
+        data.features or tuple(recorded.preprocessing.get("features", ()) if recorded else ()),
         data.label or (),
-        classes,
+        isinstance(job, SeriesClassificationJob),
         data.group,
         data.window,
         data.step,
         data.max_gap,
         data.date_format,
     )
-
-
-def _read_long(
-    job: SeriesJob, path: Path, layout: WindowLayout, files: CsvFiles
-) -> tuple[WindowSplit, WindowSplit, WindowLayout]:
-    """Read training and validation windows of long tables: of two, or of one that is split by groups or in time."""
-    data = job.data
-    train_line = timeline.read_timeline(
-        path, "data.train", layout, data.bad_samples, files, labelled=True, groups=data.groups
-    )
+    line = timeline.read_timeline(source, layout, data.groups)
+    stored = {"form": "long", **line.layout.to_json()}
     if isinstance(data.validation, str):
-        validation_line = timeline.read_timeline(
-            job.resolve(data.validation), "data.validation", train_line.layout, data.bad_samples, files, labelled=True
-        )
-        return (
-            window_split.cut_all(train_line, data.bad_samples),
-            window_split.cut_all(validation_line, data.bad_samples),
-            train_line.layout,
-        )
+        validation_line = timeline.read_timeline(Source.of_job(job, "validation", source.files), line.layout)
+        return window_split.cut_all(line), window_split.cut_all(validation_line), stored
     if data.groups:
-        return *_divide_by_group(job, window_split.cut_by_group(train_line, data.bad_samples)), train_line.layout
-    return *window_split.cut_before_and_after(train_line, data.validation, data.bad_samples), train_line.layout
+        return *_divide_by_group(job, window_split.cut_all(line)), stored
+    return *window_split.cut_before_and_after(line, data.validation), stored
 
 
 def _read_arrays(
-    job: SeriesJob, path: Path, classes: bool, recorded: InputRecord | None
+    job: SeriesJob, source: Source, recorded: InputRecord | None
 ) -> tuple[WindowSplit, WindowSplit, dict[str, Any]]:
     """Read training and validation windows of arrays, from two files or from one.
 
@@ -183,30 +158,19 @@ def _read_arrays(
     Returns:
         Training windows, validation windows, and what the preprocessing stores of axes and split.
     """
-    data = job.data
-    has_validation_file = isinstance(data.validation, str)
-    train = window_split.read_stack(
-        path,
-        "data.train",
-        classes,
-        data.bad_samples,
-        labelled=True,
-        axes=data.axes,
-        groups=None if has_validation_file else data.groups,
-    )
-    axes = "channels-time" if train.is_transposed else "time-channels"
-    stored: dict[str, Any] = {"axes": axes} if train.is_transposed else {}
+    data, classes = job.data, isinstance(job, SeriesClassificationJob)
+    groups = None if isinstance(data.validation, str) else data.groups
+    train = npz_windows.read_windows(source, classes=classes, axes=data.axes, groups=groups)
+    stored: dict[str, Any] = {"form": "arrays", "classes": classes}
+    if train.axes != "time-channels":
+        stored["axes"] = train.axes
     if isinstance(data.validation, str):
-        validation_path = job.resolve(data.validation)
-        validation_part = window_split.read_stack(
-            validation_path, "data.validation", classes, data.bad_samples, labelled=True, axes=axes
-        )
-        validation_part.check_shape(train.length, train.values.shape[1])
+        validation_source = Source.of_job(job, "validation", source.files)
+        validation_part = npz_windows.read_windows(validation_source, classes=classes, axes=train.axes)
+        validation_part.check_shape(*train.shape)
         validation_part.notes.extend(windows.describe_shared(train.windows(), validation_part.windows()))
         return train, validation_part, stored
-    division = copies.Division(
-        copies.digest_rows(train.values.reshape(-1, *train.shape)[train.target_rows]), "windows", recorded
-    )
+    division = copies.Division(copies.digest_rows(train.windows()), "windows", recorded)
     # A resumed run that was started before windows were compared keeps its split.
     joins_stretches = not (recorded and recorded.same_data) or OVERLAPPING in recorded.preprocessing
     if train.groups is None and joins_stretches:
@@ -216,24 +180,15 @@ def _read_arrays(
             stored[OVERLAPPING] = True
     if train.groups is not None:
         return *_divide_by_group(job, train, division), stored | division.to_json()
-    train_rows, validation_rows = division.divide(_find_strata(train), data, job.train.seed)
-    train.notes.extend(division.describe(train_rows, validation_rows))
-    if not len(validation_rows):
-        raise DataError(
-            f"data.train: {len(train.starts):,} usable windows, too few to leave any for validation",
-            "two windows or more, in a classification of one class",
-            "add data, or set data.validation to a path",
-        )
-    return train.take_rows(train_rows), replace(train.take_rows(validation_rows), notes=[]), stored | division.to_json()
+    partition = hold_out(job, _find_strata(train), division, "data")
+    train.notes.extend(partition.notes)
+    validation = replace(train.take_rows(partition.validation), notes=[])
+    return train.take_rows(partition.training), validation, stored | division.to_json()
 
 
-def _find_strata(train: WindowSplit) -> Ids:
-    """The class of each window, by which the split is stratified; 0 for all if there are no classes."""
-    assert train.target is not None
-    if train.target.texts is None:
-        return np.zeros(len(train.starts), np.int64)
-    encoded = train.target.texts.take(train.target_rows).combine_chunks().dictionary_encode()
-    return np.asarray(encoded.indices.to_numpy(), np.int64)
+def _find_strata(part: WindowSplit) -> Strata:
+    assert part.target is not None
+    return target_columns.find_strata(part.target, part.target_rows)
 
 
 def _divide_by_group(
@@ -245,48 +200,38 @@ def _divide_by_group(
         DataError: if there are fewer groups than parts, or a class is in groups for validation alone.
     """
     assert train.groups is not None
-    column, strata = job.data.groups or "overlapping windows", _find_strata(train)
-    group_numbers = np.unique(train.groups, return_inverse=True)[1].astype(np.int64)
-    group_numbers = division.join_groups(group_numbers) if division else group_numbers
-    if not job.data.groups and group_numbers.max() + 1 < groups.count_min_groups(job.data):
+    members = np.unique(train.groups, return_inverse=True)[1].astype(np.int64)
+    members = division.join_groups(members) if division else members
+    least = groups.count_min_groups(job.data)
+    if not job.data.groups and members.max() + 1 < least:
         raise DataError(
-            f"data.train: all {len(group_numbers):,} windows of {train.path} overlap, directly or through others",
-            f"{groups.count_min_groups(job.data)} recordings or more, since windows with the same rows are on one side only",
+            f"data.train: all {len(members):,} windows of {train.source.path} overlap, directly or through others",
+            f"{least} recordings or more, since windows with the same rows are on one side only",
             "save windows of more recordings, or set data.validation to a file of another recording",
         )
-    train_rows, validation_rows = groups.divide_by_group(strata, group_numbers, job.data, job.train.seed, "data.train")
-    without_training = np.setdiff1d(strata[validation_rows], strata[train_rows])
-    if len(without_training):
-        assert train.target is not None
-        encoded = train.target.texts.take(train.target_rows).combine_chunks().dictionary_encode()
+    column = job.data.groups or "overlapping windows"
+    partition = hold_out_groups(job, _find_strata(train), column, members, division)
+    if partition.lost_classes:
         raise DataError(
-            f"data.train: all windows of {list_names(encoded.dictionary.take(without_training).to_pylist())} are in groups for validation",
+            f"data.train: all windows of {list_names(partition.lost_classes)} are in groups for validation",
             "every class in two groups or more",
             "another train.seed, data.validation or data.groups",
         )
-    note = groups.describe_division(column, group_numbers, train_rows, validation_rows, [])
-    return train.take_rows(train_rows), replace(
-        train.take_rows(validation_rows),
-        notes=[note, *(division.describe(train_rows, validation_rows) if division else [])],
-    )
+    return train.take_rows(partition.training), replace(train.take_rows(partition.validation), notes=partition.notes)
 
 
-def _read_new(
-    path: Path, preprocessing: Mapping[str, Any], files: CsvFiles, budget: float, labelled: bool
-) -> WindowSplit:
+def _read_new(source: Source, preprocessing: Mapping[str, Any]) -> WindowSplit:
+    """Read all windows of a file as those of the training were read."""
     arrays = preprocessing["form"] == "arrays"
-    if (path.suffix.lower() == ".npz") != arrays:
+    if (source.path.suffix.lower() == ".npz") != arrays:
         raise DataError(
-            f"{path}: the network was trained on {'arrays' if arrays else 'a long table'}",
+            f"{source.path}: the network was trained on {'arrays' if arrays else 'a long table'}",
             "an .npz with `x`" if arrays else "a .csv, .tsv, .jsonl or .parquet",
             "use a file of that kind",
         )
     if arrays:
         axes = preprocessing.get("axes", "time-channels")
-        split = window_split.read_stack(path, "data", preprocessing["classes"], budget, labelled=labelled, axes=axes)
+        split = npz_windows.read_windows(source, classes=preprocessing["classes"], axes=axes)
         split.check_shape(preprocessing["length"], preprocessing["channels"])
         return split
-    layout = timeline.layout_from_json(
-        {name: preprocessing[name] for name in WindowLayout.__dataclass_fields__ if name in preprocessing}
-    )
-    return window_split.cut_all(timeline.read_timeline(path, "data", layout, budget, files, labelled=labelled), budget)
+    return window_split.cut_all(timeline.read_timeline(source, timeline.layout_from_json(preprocessing)))

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from drivetrain.data import bad_samples, target_columns
-from drivetrain.data.bad_samples import BadSample
-from drivetrain.data.formats import column_values, row_lines, table_file
-from drivetrain.data.formats.csv_dialect import CsvFiles
+from drivetrain.data import target_columns
+from drivetrain.data.formats import column_values, table_file
 from drivetrain.data.groups import Groups, number_groups
 from drivetrain.data.labels import list_names
 from drivetrain.data.series import timestamps
 from drivetrain.data.series.timestamps import SeriesOrder
+from drivetrain.data.source import Source
 from drivetrain.data.tables import column_roles, revealing_columns
 from drivetrain.data.tables.column_roles import Roles
 from drivetrain.data.target_columns import TargetColumn
@@ -50,18 +48,17 @@ class WindowLayout:
         return asdict(self) | {"features": list(self.features), "label": list(self.label)}
 
 
-def layout_from_json(data: Mapping[str, Any]) -> WindowLayout:
-    """Rebuild a layout from `WindowLayout.to_json`."""
-    return WindowLayout(**dict(data) | {"features": tuple(data["features"]), "label": tuple(data["label"])})
+def layout_from_json(preprocessing: Mapping[str, Any]) -> WindowLayout:
+    """Rebuild a layout from preprocessing that has the values of `WindowLayout.to_json` among others."""
+    values = {name: preprocessing[name] for name in WindowLayout.__dataclass_fields__ if name in preprocessing}
+    return WindowLayout(**values | {"features": tuple(values["features"]), "label": tuple(values["label"])})
 
 
 @dataclass(frozen=True)
 class Timeline:
     """The rows of one file that have a time and all features."""
 
-    path: Path
-    key: str
-    """The spec key that names the file, for messages."""
+    source: Source
     layout: WindowLayout
     values: column_values.Numbers
     """Shape (rows, features), float64, all finite."""
@@ -75,50 +72,35 @@ class Timeline:
         return len(self.values)
 
 
-def read_timeline(
-    path: Path,
-    key: str,
-    layout: WindowLayout,
-    budget: float | None,
-    files: CsvFiles,
-    *,
-    labelled: bool,
-    groups: str | None = None,
-) -> Timeline:
-    """Read, sort and fill a long table.
-
-    Args:
-        path: the file.
-        key: the spec key that names it, for messages.
-        layout: its columns.
-        budget: largest share of rows that lack a time or a feature; None for any share.
-        files: how CSV files are written; gets what was found.
-        labelled: whether to read labels.
-        groups: the column that says which rows stay on one side of the split.
+def read_timeline(source: Source, layout: WindowLayout, groups: str | None = None) -> Timeline:
+    """Read, sort and fill a long table; `groups` is the column that says which rows stay on one side of a split.
 
     Raises:
         DataError: if the table cannot be used.
     """
-    table = _read_table(path, key, layout, files, labelled, groups)
-    series_order, notes = timestamps.read_order(table, layout.time, layout.group, path, key, budget, layout.date_format)
+    table = _read_table(source, layout, groups)
+    series_order, notes = timestamps.read_order(table, source, layout.time, layout.group, layout.date_format)
     table = table.take(series_order.rows)
     row_groups = number_groups(column_values.texts(table[groups]).to_pylist()) if groups else None
-    layout, feature_notes = _choose_features(table, layout, groups, path, key)
-    values, is_known, fill_notes = _fill_forward(table, layout, series_order, path, key, budget)
+    layout, feature_notes = _choose_features(table, source, layout, groups)
+    values, is_known, fill_notes = _fill_forward(table, source, layout, series_order)
     target = None
-    if labelled:
+    if source.labelled:
         target = target_columns.read_targets(
-            table.filter(is_known), layout.label, classes=layout.classes, option=option(key, "label"), source=str(path)
+            table.filter(is_known),
+            layout.label,
+            classes=layout.classes,
+            option=source.name_option("label"),
+            source=str(source.path),
         )
-        if key == "data.train":
+        if source.key == "data.train":
             rows = np.setdiff1d(np.arange(int(is_known.sum())), list(target.bad))
             columns = Roles(list(layout.features))
             fill_notes += revealing_columns.note_revealing(
                 table.filter(is_known), columns, target, rows, [], "data.features without it"
             )
     return Timeline(
-        path,
-        key,
+        source,
         layout,
         values,
         series_order.keep_rows(is_known),
@@ -128,36 +110,27 @@ def read_timeline(
     )
 
 
-def option(key: str, name: str) -> str:
-    """The spec key that names a column, if the file is the training data; else the file's key."""
-    return f"data.{name}" if key == "data.train" else key
-
-
-def _read_table(
-    path: Path, key: str, layout: WindowLayout, files: CsvFiles, labelled: bool, groups: str | None
-) -> pyarrow.Table:
-    required = dict.fromkeys(layout.features, option(key, "features")) | {layout.time: option(key, "time")}
-    if labelled:
-        required |= dict.fromkeys(layout.label, option(key, "label"))
-    if layout.group:
-        required[layout.group] = option(key, "group")
-    if groups:
-        required[groups] = option(key, "groups")
-    text = [
-        *([groups] if groups else ()),
-        *(layout.label if layout.classes else ()),
-        *([layout.group] if layout.group else ()),
-    ]
-    return table_file.read(path, key, required=required, only=bool(layout.features), text=text, csv=files)
+def _read_table(source: Source, layout: WindowLayout, groups: str | None) -> pyarrow.Table:
+    """Read the columns of the layout; without features in it, all columns."""
+    required = dict.fromkeys(layout.features, source.name_option("features")) | {
+        layout.time: source.name_option("time")
+    }
+    if source.labelled:
+        required |= dict.fromkeys(layout.label, source.name_option("label"))
+    names = {option: name for option, name in (("group", layout.group), ("groups", groups)) if name}
+    required |= {name: source.name_option(option) for option, name in names.items()}
+    text = [*names.values(), *(layout.label if layout.classes else ())]
+    only = bool(layout.features)
+    return table_file.read(source.path, source.key, required=required, only=only, text=text, csv=source.files)
 
 
 def _choose_features(
-    table: pyarrow.Table, layout: WindowLayout, groups: str | None, path: Path, key: str
+    table: pyarrow.Table, source: Source, layout: WindowLayout, groups: str | None
 ) -> tuple[WindowLayout, list[str]]:
     """Check the features of the layout, or choose them by type; returns the layout, and notes on what was chosen."""
     if layout.features:
         for name in layout.features:
-            column_values.check_kind(table[name], name, option(key, "features"), str(path))
+            column_values.check_kind(table[name], name, source.name_option("features"), str(source.path))
         return layout, []
     role_columns = {layout.time, layout.group, groups, *layout.label}
     other_columns = [name for name in table.column_names if name not in role_columns]
@@ -167,7 +140,7 @@ def _choose_features(
     )
     if not features:
         raise DataError(
-            f"{option(key, 'features')}: {path} has no column of numbers beside time, group and label",
+            f"{source.name_option('features')}: {source.path} has no column of numbers beside time, group and label",
             f"columns of numbers; it has: {list_names(other_columns) or 'no others'}",
             "add columns, or name them",
         )
@@ -186,7 +159,7 @@ def _choose_features(
 
 
 def _fill_forward(
-    table: pyarrow.Table, layout: WindowLayout, series_order: SeriesOrder, path: Path, key: str, budget: float | None
+    table: pyarrow.Table, source: Source, layout: WindowLayout, series_order: SeriesOrder
 ) -> tuple[column_values.Numbers, column_values.Mask, list[str]]:
     """Fill cells forward; returns the values of the rows without a gap, a mask of these rows, and notes.
 
@@ -212,33 +185,28 @@ def _fill_forward(
         is_known &= has_value
     if not is_known.any():
         raise DataError(
-            f"{key}: no row of {path} has a value of every feature",
+            f"{source.key}: no row of {source.path} has a value of every feature",
             "numbers in all feature columns",
-            f"leave the empty columns out: list the others in {option(key, 'features')}",
+            f"leave the empty columns out: list the others in {source.name_option('features')}",
         )
-    return values[is_known], is_known, _describe_filled(reasons, is_known, series_order, path, key, budget)
+    return values[is_known], is_known, _describe_filled(source, reasons, is_known, series_order)
 
 
 def _describe_filled(
-    reasons: dict[int, list[str]],
-    is_known: column_values.Mask,
-    series_order: SeriesOrder,
-    path: Path,
-    key: str,
-    budget: float | None,
+    source: Source, reasons: dict[int, list[str]], is_known: column_values.Mask, series_order: SeriesOrder
 ) -> list[str]:
     """Check the share of rows with filled cells against the budget; returns notes on them and on dropped rows."""
     filled_rows = [
-        BadSample(f"{path.name} {row_lines.place(path, int(series_order.rows[row]) + 1)}", "; ".join(reasons[row]))
-        for row in sorted(reasons)
+        source.describe_bad_row(int(series_order.rows[row]), "; ".join(reasons[row])) for row in sorted(reasons)
     ]
-    bad_samples.check(filled_rows, len(series_order), 1.0 if budget is None else budget, key)
+    source.check_bad(filled_rows, len(series_order))
     if not filled_rows:
         return []
     unlisted_count = len(filled_rows) - MAX_LISTED_ROWS
     listed_rows = [Detail(f"filled: {row}") for row in filled_rows[:MAX_LISTED_ROWS]]
     head = (
-        f"{key}: {len(filled_rows):,} of {len(series_order):,} rows have empty cells, filled with the last value before"
+        f"{source.key}: {len(filled_rows):,} of {len(series_order):,} rows have empty cells, filled with the last value "
+        "before"
     )
     notes = [head, *listed_rows]
     if unlisted_count > 0:
@@ -246,6 +214,6 @@ def _describe_filled(
     skipped_count = int((~is_known).sum())
     if skipped_count:
         notes.append(
-            f"{path.name}: {skipped_count:,} rows before the first value of their series, or behind a gap in it, are skipped"
+            f"{source.path.name}: {skipped_count:,} rows before the first value of their series, or behind a gap in it, are skipped"
         )
     return notes

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from drivetrain.data import bad_samples
-from drivetrain.data.bad_samples import BadSample
-from drivetrain.data.formats import column_values, row_lines
+from drivetrain.data.formats import column_values
+from drivetrain.data.source import Source
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.tables.date_features import DateFeatures
 from drivetrain.errors import DataError
@@ -56,36 +54,23 @@ class SeriesOrder:
 
 
 def read_order(
-    table: pyarrow.Table,
-    time: str,
-    group: str | None,
-    path: Path,
-    key: str,
-    budget: float | None,
-    form: str | None = None,
+    table: pyarrow.Table, source: Source, time: str, group: str | None, form: str | None = None
 ) -> tuple[SeriesOrder, list[str]]:
-    """Sort the rows that have a time and a series; returns their order, and notes.
+    """Sort the rows that have a time and, with a column `group`, a series; returns their order, and notes.
 
-    Args:
-        table: a pyarrow table.
-        time: its time column.
-        group: the column that identifies the series; None if there is only one series.
-        path: its file.
-        key: the spec key that names the file, for messages.
-        budget: largest share of rows without a time or a series; None for any share.
-        form: of times that are text, as in strptime; None for 2024-05-31 08:30:00.
+    `form` is that of times that are text, as in strptime; None for 2024-05-31 08:30:00.
 
     Raises:
         DataError: if the time column holds no times, or a time occurs twice in a series.
     """
-    times, has_time, per_second, is_wrong = _read_times(table[time], time, path, key, form)
+    times, has_time, per_second, is_wrong = _read_times(table[time], time, source, form)
     series, has_series = (
-        _number_series(table[group], group, path, key) if group else (np.zeros(len(table), np.int64), has_time)
+        _number_series(table[group], group, source) if group else (np.zeros(len(table), np.int64), has_time)
     )
     missing = [(time, ~has_time), *([(group, ~has_series)] if group else [])]
     unusable = [
-        BadSample(
-            f"{path.name} {row_lines.place(path, row + 1)}",
+        source.describe_bad_row(
+            row,
             f"{time} is {column_values.format_cell(table[time], row)}, no time"
             if name == time and is_wrong[row]
             else f"{name} is empty",
@@ -93,27 +78,27 @@ def read_order(
         for name, is_missing in missing
         for row in np.flatnonzero(is_missing).tolist()
     ]
-    notes = bad_samples.check(unusable, len(table), 1.0 if budget is None else budget, key)
+    notes = source.check_bad(unusable, len(table))
     rows = np.flatnonzero(has_time & has_series).astype(np.int64)
     if not len(rows):
-        raise DataError(f"{key}: no row of {path} has a time", POSSIBLE, "fix the file")
+        raise DataError(f"{source.key}: no row of {source.path} has a time", POSSIBLE, "fix the file")
     order = rows[np.lexsort((times[rows], series[rows]))]
     if (np.diff(rows) < 0).any() or (order != rows).any():
-        notes.append(f"{path.name}: rows were sorted by {f'{group} and ' if group else ''}{time}")
+        notes.append(f"{source.path.name}: rows were sorted by {f'{group} and ' if group else ''}{time}")
     series_order = SeriesOrder(times[order], per_second, series[order], order)
-    _check_duplicates(series_order, time, group, path, key)
+    _check_duplicates(series_order, time, group, source)
     return series_order, notes
 
 
 def _read_times(
-    column: pyarrow.ChunkedArray, name: str, path: Path, key: str, form: str | None
+    column: pyarrow.ChunkedArray, name: str, source: Source, form: str | None
 ) -> tuple[npt.NDArray[np.generic], column_values.Mask, float, column_values.Mask]:
     """Read times: the times, a mask of rows that have one, ticks per second, and a mask of cells that are no time."""
     from pyarrow import compute, int64, timestamp, types
 
     is_wrong = np.zeros(len(column), np.bool_)
     if column_values.kind(column) == "text" and form:
-        column, is_wrong = DateFeatures(form=form).read_times(column, name, path, key)
+        column, is_wrong = DateFeatures(form=form).read_times(column, name, source)
     elif column_values.kind(column) == "text" and (iso_times := column_values.read_times(column)):
         column, is_wrong = iso_times
     has_time = compute.is_valid(column).to_numpy(zero_copy_only=False)
@@ -122,21 +107,21 @@ def _read_times(
         ticks = compute.fill_null(compute.cast(compute.cast(column, timestamp(unit)), int64()), 0)
         return ticks.to_numpy(zero_copy_only=False), has_time, 1e9 if unit == "ns" else 1e6, is_wrong
     if column_values.kind(column) != "number" or types.is_boolean(column.type):
-        raise _no_time_error(column, name, path, key)
+        raise _no_time_error(column, name, source)
     if types.is_integer(column.type):
         return compute.fill_null(column, 0).to_numpy(zero_copy_only=False).astype(np.int64), has_time, 1.0, is_wrong
     values, _ = column_values.numbers(column)
     return np.nan_to_num(values), has_time & np.isfinite(values), 1.0, is_wrong
 
 
-def _no_time_error(column: pyarrow.ChunkedArray, name: str, path: Path, key: str) -> DataError:
+def _no_time_error(column: pyarrow.ChunkedArray, name: str, source: Source) -> DataError:
     """The error for a column whose cells are no times."""
     description = str(column.type)
     if column_values.kind(column) == "text":
         row = column_values.find_first_no_time(column)
-        description = f"text: {row_lines.place(path, row + 1)} has {column_values.format_cell(column, row)}"
+        description = f"text: {source.name_row(row)} has {column_values.format_cell(column, row)}"
     return DataError(
-        f'{key}: time column "{name}" of {path} is {description}',
+        f'{source.key}: time column "{name}" of {source.path} is {description}',
         POSSIBLE,
         "write the times in one of these forms, year, month, day in this order; or set data.date_format, such as "
         '"%d/%m/%Y %H:%M" for 31/05/2024 08:30',
@@ -144,10 +129,10 @@ def _no_time_error(column: pyarrow.ChunkedArray, name: str, path: Path, key: str
 
 
 def _number_series(
-    column: pyarrow.ChunkedArray, name: str, path: Path, key: str
+    column: pyarrow.ChunkedArray, name: str, source: Source
 ) -> tuple[npt.NDArray[np.int64], column_values.Mask]:
     """Number the series: the index of each row's series, and a mask of rows that have one."""
-    column_values.check_kind(column, name, key, str(path), dates=True)
+    column_values.check_kind(column, name, source.key, str(source.path), dates=True)
     encoded = column_values.texts(column).combine_chunks().dictionary_encode()
     present = encoded.is_valid().to_numpy(zero_copy_only=False)
     return encoded.indices.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64), present
@@ -167,19 +152,18 @@ def _is_clock_change(times: npt.NDArray[Any], per_second: float) -> bool:
     )
 
 
-def _check_duplicates(series_order: SeriesOrder, time: str, group: str | None, path: Path, key: str) -> None:
+def _check_duplicates(series_order: SeriesOrder, time: str, group: str | None, source: Source) -> None:
     is_duplicate = (series_order.times[1:] == series_order.times[:-1]) & (
         series_order.series[1:] == series_order.series[:-1]
     )
     if is_duplicate.any():
         first = int(is_duplicate.argmax())
         place, next_place = (
-            row_lines.place(path, row)
-            for row in sorted((int(series_order.rows[first]) + 1, int(series_order.rows[first + 1]) + 1))
+            source.name_row(row) for row in sorted((int(series_order.rows[first]), int(series_order.rows[first + 1])))
         )
         if _is_clock_change(series_order.times[1:][is_duplicate], series_order.per_second):
             raise DataError(
-                f"{key}: {path} has an hour twice, when the clocks go back: {place} and {next_place} have the same {time}",
+                f"{source.key}: {source.path} has an hour twice, when the clocks go back: {place} and {next_place} have the same {time}",
                 "times that never go back: in UTC, or with their offset, as 2024-10-27 02:30:00+01:00",
                 "write them in UTC; in pandas: tz_localize(ZONE, ambiguous='infer').tz_convert('UTC')",
             )
@@ -190,7 +174,7 @@ def _check_duplicates(series_order: SeriesOrder, time: str, group: str | None, p
             else "set data.group to the column that identifies the series, or remove the duplicates"
         )
         raise DataError(
-            f"{key}: {path} has {int(is_duplicate.sum()):,} duplicate times {within}: {place} and {next_place} have the same {time}",
+            f"{source.key}: {source.path} has {int(is_duplicate.sum()):,} duplicate times {within}: {place} and {next_place} have the same {time}",
             "every time only once per series",
             action,
         )

@@ -1,24 +1,24 @@
-"""Cuts the windows of a long table, or reads those of arrays, and leaves out those that cannot be used."""
+"""Windows of one file before they are scaled, and how they are cut from a long table."""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from drivetrain.data import bad_samples, target_columns
+from drivetrain.data import target_columns
 from drivetrain.data.bad_samples import BadSample
 from drivetrain.data.dataset import Head
-from drivetrain.data.formats import column_values, row_lines
+from drivetrain.data.formats import column_values
 from drivetrain.data.groups import Groups
-from drivetrain.data.series import npz_windows, windows
+from drivetrain.data.series import windows
 from drivetrain.data.series.timeline import Timeline
 from drivetrain.data.series.windows import SeriesSplit
+from drivetrain.data.source import Source
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.target_columns import TargetColumn
 from drivetrain.errors import DataError
@@ -28,17 +28,15 @@ from drivetrain.errors import DataError
 class WindowSplit:
     """Windows over the rows of one file."""
 
-    path: Path
-    key: str
-    """The spec key that names the file, for messages."""
+    source: Source
     values: npt.NDArray[Any]
     """Shape (rows, channels), unscaled."""
-    is_fitted: column_values.Mask
-    """Mask of the rows from which mean and standard deviation are computed."""
     starts: Ids
     """The first row of each window."""
     length: int
     """Rows per window."""
+    is_fitted: column_values.Mask
+    """Mask of the rows from which mean and standard deviation are computed."""
     target: TargetColumn | None
     target_rows: Ids
     """Index of each window's target in `target`."""
@@ -49,8 +47,8 @@ class WindowSplit:
     notes: list[str]
     groups: Groups | None = None
     """The number of each window's group, all of which is on one side of the split."""
-    is_transposed: bool = False
-    """Whether the axes of the file are (N, channels, T)."""
+    axes: str = "time-channels"
+    """The order of the axes of arrays behind the first; channels-time for (N, channels, T)."""
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -82,21 +80,11 @@ class WindowSplit:
 
     def split(self, values: Tensor, head: Head | None) -> SeriesSplit:
         """The windows with scaled values, and with targets if a head is given."""
-        targets = (
-            {"": target_columns.build_tensor(self.target, self.target_rows, head, self.key)}
-            if head and self.target
-            else {}
-        )
-        return SeriesSplit(
-            values,
-            self.starts,
-            self.length,
-            targets,
-            self.numbers,
-            (self.path.name,),
-            self.title_format,
-            np.zeros(len(self.starts), np.int64),
-        )
+        targets = {}
+        if head and self.target:
+            targets[""] = target_columns.build_tensor(self.target, self.target_rows, head, self.source.key)
+        file, names = np.zeros(len(self.starts), np.int64), (self.source.path.name,)
+        return SeriesSplit(values, self.starts, self.length, targets, self.numbers, names, self.title_format, file)
 
     def check_shape(self, length: int, channels: int) -> None:
         """Check that windows have the shape of training.
@@ -104,36 +92,32 @@ class WindowSplit:
         Raises:
             DataError: if they do not.
         """
-        if (self.length, self.values.shape[1]) != (length, channels):
+        if self.shape != (length, channels):
             raise DataError(
-                f"{self.key}: windows of {self.path} are {self.length} rows of {self.values.shape[1]} channels",
+                f"{self.source.key}: windows of {self.source.path} are {self.length} rows of {self.shape[1]} channels",
                 f"as in training: {length} rows of {channels} channels",
                 "slice or convert them",
             )
 
 
-def cut_all(timeline: Timeline, budget: float | None) -> WindowSplit:
-    """Cut all windows of a long table.
-
-    Args:
-        timeline: its rows.
-        budget: largest share of windows without a label; None for any share.
+def cut_all(timeline: Timeline) -> WindowSplit:
+    """Cut all windows of a long table; none spans two groups, if it has groups.
 
     Raises:
         DataError: if there is no window, or too many have no label.
     """
-    breaks = timeline.order.find_breaks(timeline.layout.max_gap)
-    split = _cut_usable(timeline, breaks, np.ones(len(timeline), np.bool_), budget)
-    return replace(split, notes=[*timeline.notes, *split.notes])
+    breaks, groups = timeline.order.find_breaks(timeline.layout.max_gap), timeline.groups
+    if groups is not None:
+        breaks[1:] |= groups[1:] != groups[:-1]
+    split = _cut_usable(timeline, breaks, np.ones(len(timeline), np.bool_))
+    window_groups = None if groups is None else groups[split.starts]
+    return replace(split, notes=[*timeline.notes, *split.notes], groups=window_groups)
 
 
-def cut_before_and_after(timeline: Timeline, share: float, budget: float) -> tuple[WindowSplit, WindowSplit]:
-    """Cut the windows before a point in time for training, and those from it on for validation; no window spans it.
+def cut_before_and_after(timeline: Timeline, share: float) -> tuple[WindowSplit, WindowSplit]:
+    """Cut the windows before a point in time for training, and those from it on, a share of the rows, for validation.
 
-    Args:
-        timeline: rows of a long table.
-        share: share of the rows after that point.
-        budget: largest share of windows without a label.
+    No window spans that point.
 
     Raises:
         DataError: if one side has no window, or too many windows have no label.
@@ -142,10 +126,10 @@ def cut_before_and_after(timeline: Timeline, share: float, budget: float) -> tup
     split_time = np.sort(times)[min(len(times) - 1, int(len(times) * (1 - share)))]
     is_validation = times >= split_time
     breaks = timeline.order.find_breaks(timeline.layout.max_gap)
-    _check_length(timeline, breaks)
+    _check_length(timeline, breaks, np.ones(len(timeline), np.bool_))
     breaks[1:] |= is_validation[1:] != is_validation[:-1]
     train, validation = (
-        _cut_usable(timeline, breaks, rows, budget, f"{name} part")
+        _cut_usable(timeline, breaks, rows, f"{name} part")
         for rows, name in ((~is_validation, "training"), (is_validation, "validation"))
     )
     _check_classes_before(timeline, train, validation, share)
@@ -156,138 +140,66 @@ def _check_classes_before(timeline: Timeline, train: WindowSplit, validation: Wi
     """Refuse classes that occur only in the last part of the time, so that training would have no sample of them."""
     if timeline.target is None or timeline.target.texts is None:
         return
-    train_classes = target_columns.list_classes(timeline.target, train.target_rows, timeline.key)
+    train_classes = target_columns.list_classes(timeline.target, train.target_rows, timeline.source.key)
     validation_counts = Counter(timeline.target.texts.take(validation.target_rows).to_pylist())
     if without_training := [
         f'"{name}" ({validation_counts[name]:,} windows)'
         for name in sorted(set(validation_counts) - set(train_classes))
     ]:
         raise DataError(
-            f"{timeline.key}: {', '.join(without_training)} come only in the last {share:.0%} of the time, which is for validation",
+            f"{timeline.source.key}: {', '.join(without_training)} come only in the last {share:.0%} of the time, which is for validation",
             "every class in the training part too",
             "set data.validation to another share, a file or `groups`, or leave these rows out",
         )
 
 
-def cut_by_group(timeline: Timeline, budget: float) -> WindowSplit:
-    """Cut all windows of a long table that has groups; none spans two groups.
-
-    Raises:
-        DataError: if there is no window, or too many have no label.
-    """
-    assert timeline.groups is not None
-    breaks = timeline.order.find_breaks(timeline.layout.max_gap)
-    breaks[1:] |= timeline.groups[1:] != timeline.groups[:-1]
-    split = _cut_usable(timeline, breaks, np.ones(len(timeline), np.bool_), budget)
-    return replace(split, notes=[*timeline.notes, *split.notes], groups=timeline.groups[split.starts])
-
-
-def read_stack(
-    path: Path,
-    key: str,
-    classes: bool,
-    budget: float | None,
-    *,
-    labelled: bool,
-    axes: str = "auto",
-    groups: str | None = None,
-) -> WindowSplit:
-    """Read the windows of an .npz file.
-
-    Args:
-        path: the .npz file.
-        key: the spec key that names it, for messages.
-        classes: whether its targets are classes.
-        budget: largest share of windows that cannot be used; None for any share.
-        labelled: whether to read targets.
-        axes: the order of the axes of `x`, in the words of the spec.
-        groups: the array that says which windows stay on one side of the split.
-
-    Raises:
-        DataError: if it cannot be used.
-    """
-    stack = npz_windows.read_windows(
-        path, key, classes=classes, budget=budget, labelled=labelled, axes=axes, groups=groups
-    )
-    length, channels = stack.values.shape[1:]
-    values = stack.values.reshape(-1, channels)
-    split = WindowSplit(
-        path,
-        key,
-        values,
-        np.ones(len(values), np.bool_),
-        stack.rows * length,
-        length,
-        stack.target,
-        stack.rows,
-        stack.rows,
-        "{file}[{number}]",
-        stack.notes,
-        stack.groups,
-        stack.is_transposed,
-    )
-    return split.take_rows(np.arange(len(stack.rows)))
-
-
 def _cut_usable(
-    timeline: Timeline,
-    breaks: column_values.Mask,
-    is_included: column_values.Mask,
-    budget: float | None,
-    name: str = "",
+    timeline: Timeline, breaks: column_values.Mask, is_included: column_values.Mask, name: str = ""
 ) -> WindowSplit:
     """Cut windows from the included rows, except those without a label in their last row."""
     _check_length(timeline, breaks, is_included, name)
-    length = timeline.layout.window
+    source, length = timeline.source, timeline.layout.window
     starts = windows.find_window_starts(breaks, length, timeline.layout.stride)
     starts = starts[is_included[starts]]
-    last_rows = starts + length - 1
-    file_rows, file_name = timeline.order.rows, timeline.path.name
+    last_rows, file_rows = starts + length - 1, timeline.order.rows
     reasons = timeline.target.bad if timeline.target else {}
     lacks_label = np.zeros(len(timeline), np.bool_)
     lacks_label[list(reasons)] = True
     unusable = [
-        BadSample(
-            f"{file_name}, window that ends in {row_lines.place(timeline.path, int(file_rows[row]) + 1)}", reasons[row]
-        )
+        BadSample(f"{source.path.name}, window that ends in {source.name_row(int(file_rows[row]))}", reasons[row])
         for row in last_rows[lacks_label[last_rows]].tolist()
     ]
-    notes = bad_samples.check(unusable, len(starts), 1.0 if budget is None else budget, timeline.key)
+    notes = source.check_bad(unusable, len(starts))
     has_label = ~lacks_label[last_rows]
     if not has_label.any():
         raise DataError(
-            f"{timeline.key}: no window of {timeline.path} is usable; {unusable[0]}",
+            f"{source.key}: no window of {source.path} is usable; {unusable[0]}",
             "a label in the last row of each window",
             "add labels, or choose window and stride so that windows end in labelled rows",
         )
     return WindowSplit(
-        timeline.path,
-        timeline.key,
+        source,
         timeline.values,
-        is_included,
         starts[has_label],
         length,
+        is_included,
         timeline.target,
-        last_rows[has_label],
-        file_rows[last_rows[has_label]] + 1,
-        "{file} rows to {number}",
-        notes,
+        target_rows=last_rows[has_label],
+        numbers=file_rows[last_rows[has_label]] + 1,
+        title_format="{file} rows to {number}",
+        notes=notes,
     )
 
 
 def _check_length(
-    timeline: Timeline, breaks: column_values.Mask, is_included: column_values.Mask | None = None, name: str = ""
+    timeline: Timeline, breaks: column_values.Mask, is_included: column_values.Mask, name: str = ""
 ) -> None:
     """Check that consecutive rows are long enough for at least one window."""
     length = timeline.layout.window
     # Rows outside of the part break the sequence.
-    longest = (
-        windows.measure_longest_stretch(breaks if is_included is None else breaks | ~is_included)
-        if is_included is None or is_included.any()
-        else 0
-    )
+    longest = windows.measure_longest_stretch(breaks | ~is_included) if is_included.any() else 0
     if longest < length:
-        where = f"the {name} of {timeline.path} has at most" if name else f"{timeline.path} has at most"
+        where = f"the {name} of {timeline.source.path} has at most" if name else f"{timeline.source.path} has at most"
         raise DataError(
             f"data.window: is {length}, and {where} {longest:,} consecutive rows",
             "a window no longer than the consecutive rows: of one series, without a gap above max_gap, on one side of the split",

@@ -14,7 +14,7 @@ from torch import Tensor
 from drivetrain.data import copies
 from drivetrain.data.copies import Contents
 from drivetrain.data.dataset import Inputs, Targets
-from drivetrain.data.groups import Groups
+from drivetrain.data.groups import Groups, find_root
 from drivetrain.data.stateless_random import Ids
 
 MAX_DEVIATIONS = 1e6
@@ -107,13 +107,7 @@ def fit_scale(values: npt.NDArray[np.generic]) -> tuple[Scale, list[int]]:
 
 
 def find_window_starts(breaks: npt.NDArray[np.bool_], length: int, stride: int) -> Ids:
-    """The first row of every window.
-
-    Args:
-        breaks: whether a new contiguous stretch begins at each row; no window spans two.
-        length: rows per window.
-        stride: rows between the starts of two windows, counted from the start of each stretch.
-    """
+    """The first row of every window, `stride` rows apart from the start of each stretch; no window spans a break."""
     stretch_starts = np.flatnonzero(breaks)
     stretch_lengths = np.diff(np.append(stretch_starts, len(breaks)))
     counts = np.maximum(0, (stretch_lengths - length) // stride + 1)
@@ -143,17 +137,13 @@ def join_splits(parts: Sequence[SeriesSplit]) -> SeriesSplit:
 
 
 def number_stretches(values: npt.NDArray[Any]) -> Groups:
-    """Number the stretches of windows that share rows, directly or through others; the stretch of each window, shape (N,).
+    """Number the stretches of windows (N, T, channels) that share rows, directly or through others; shape (N,).
 
     Such windows, as those that slide over one recording, would give the answer away if they were on both sides of a split.
-
-    Args:
-        values: windows of shape (N, T, channels).
     """
     count, length = values.shape[:2]
-    parents = np.arange(count)
     if length < PLACE_ROWS:
-        return parents
+        return np.arange(count)
     # A place is recognized by a hash of its rows: a sum with fixed weights, which differ by row and channel.
     weights = np.random.default_rng(0).normal(size=(PLACE_ROWS, values.shape[2]))
     places = length - PLACE_ROWS + 1
@@ -179,19 +169,16 @@ def number_stretches(values: npt.NDArray[Any]) -> Groups:
     pairs = np.unique(
         np.stack([window_of_place[order][:-1][is_same_hash], window_of_place[order][1:][is_same_hash]], axis=1), axis=0
     )
+    parents = list(range(count))
     for one, two in pairs.tolist():
-        first, second = sorted((_root(parents, one), _root(parents, two)))
+        first, second = sorted((find_root(parents, one), find_root(parents, two)))
         parents[second] = first
-    return np.unique([_root(parents, window) for window in range(count)], return_inverse=True)[1].astype(np.int64)
+    roots = [find_root(parents, window) for window in range(count)]
+    return np.unique(roots, return_inverse=True)[1].astype(np.int64)
 
 
 def describe_shared(training: npt.NDArray[Any], validation: npt.NDArray[Any]) -> list[str]:
-    """A note on windows of a validation file that share rows with training windows, directly or through others.
-
-    Args:
-        training: windows of shape (N, T, channels).
-        validation: windows of the same T and channels.
-    """
+    """A note on validation windows (N, T, channels) that share rows with training windows, directly or through others."""
     numbers = number_stretches(np.concatenate([training, validation]))
     shared = int(np.isin(numbers[len(training) :], numbers[: len(training)]).sum())
     if not shared:
@@ -200,11 +187,3 @@ def describe_shared(training: npt.NDArray[Any], validation: npt.NDArray[Any]) ->
         f"{shared:,} of {len(validation):,} validation windows share rows with training windows, so the score says little "
         "about new recordings"
     ]
-
-
-def _root(parents: npt.NDArray[np.int64], window: int) -> int:
-    """Find the window that represents the stretch of a window, and shorten the path to it."""
-    while parents[window] != window:
-        parents[window] = parents[parents[window]]
-        window = int(parents[window])
-    return window

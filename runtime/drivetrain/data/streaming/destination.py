@@ -6,32 +6,11 @@ import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from drivetrain.errors import SpecError
 from drivetrain.storage.object_store import ObjectStore
 from drivetrain.storage.remote_address import POSSIBLE, BadAddress, is_remote, parse
 from drivetrain.system.files import make_folder, storage_error, sync_file, sync_folder
-
-
-class Destination(Protocol):
-    """A place for files."""
-
-    def sizes(self) -> dict[str, int]:
-        """Bytes of each file that is there, by name."""
-        ...
-
-    def read(self, name: str) -> bytes | None:
-        """The content of a file; None if it is not there."""
-        ...
-
-    def put(self, name: str, file: Path) -> None:
-        """Take over a file.
-
-        Raises:
-            StorageError: if it cannot be written.
-        """
-        ...
 
 
 @dataclass(frozen=True)
@@ -45,12 +24,16 @@ class LocalFolder:
         return {file.name: file.stat().st_size for file in self.path.iterdir() if file.is_file()}
 
     def read(self, name: str) -> bytes | None:
-        """The content of a file."""
+        """The content of a file; None if it is not there."""
         path = self.path / name
         return path.read_bytes() if path.is_file() else None
 
     def put(self, name: str, file: Path) -> None:
-        """Copy a file, and give it its name once it is whole."""
+        """Copy a file, and give it its name once it is whole.
+
+        Raises:
+            StorageError: if it cannot be written.
+        """
         new = self.path / f".{name}.writing"
         try:
             shutil.copyfile(file, new)
@@ -74,12 +57,19 @@ class RemoteFolder:
         return {entry.name: entry.bytes for entry in self.store.objects() if "/" not in entry.name}
 
     def read(self, name: str) -> bytes | None:
-        """The content of an object."""
+        """The content of an object; None if it is not there."""
         return self.store.find(name)
 
     def put(self, name: str, file: Path) -> None:
-        """Upload a file; it is not visible before its last byte."""
+        """Upload a file; it is not visible before its last byte.
+
+        Raises:
+            RemoteError: if the store does not take it.
+        """
         self.store.put_file(name, file)
+
+
+Destination = LocalFolder | RemoteFolder
 
 
 def open_destination(text: str) -> Destination:

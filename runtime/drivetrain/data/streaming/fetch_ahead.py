@@ -15,12 +15,13 @@ import numpy as np
 
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.streaming import lease
-from drivetrain.data.streaming.fetch_width import MAX_WIDTH, START_WIDTH
 from drivetrain.data.streaming.lease import Lease
 from drivetrain.data.streaming.reader import ShardReader
 from drivetrain.errors import DrivetrainError, StorageError
 from drivetrain.system.units import format_bytes
 
+MIN_WIDTH, MAX_WIDTH = 4, 8
+"""Fewest and most shards that are fetched at the same time."""
 POLL_SECONDS = 0.1
 """Seconds between two checks for what can be fetched."""
 RECOUNT_SECONDS = 1.0
@@ -37,7 +38,6 @@ class FetchAhead:
     """Fetches the shards of some batches while they are trained on.
 
     Args:
-        reader: reads the shards.
         groups: for each batch, in order, its rows of the index.
     """
 
@@ -55,16 +55,16 @@ class FetchAhead:
         largest_shard = max(
             (reader.size(shard) + reader.count_packed_bytes(shard) for shard in reader.cached()), default=1
         )
-        self.max_width = min(MAX_WIDTH, max(START_WIDTH, reader.cache.limit // (CACHE_PARTS * largest_shard)))
-        """Most shards that are fetched at the same time, by the space of the cache."""
+        self.width = min(MAX_WIDTH, max(MIN_WIDTH, reader.cache.limit // (CACHE_PARTS * largest_shard)))
+        """How many shards are fetched at the same time, by the space of the cache."""
         self.share = 0
         """Bytes of the cache for this process."""
         self.share_updated = 0.0
         """Time at which `share` was computed."""
         self.past_uses = 0
         """Number of uses, from the first on, whose last batch was trained on."""
-        self.lease_names: tuple[list[str], list[str]] = [], []
-        """What the lease says: names of shards in the order of need, and of those that are needed for the last time."""
+        self.lease_names: list[str] = []
+        """What the lease says: names of shards in the order of need."""
         self.failed: dict[int, tuple[float, DrivetrainError]] = {}
         """Time and error of the last attempt, for each shard that could not be fetched."""
         self.thread = threading.Thread(target=self._run, name="fetch ahead", daemon=True)
@@ -97,7 +97,7 @@ class FetchAhead:
 
     def _run(self) -> None:
         """Fetch until `end`; runs in the thread."""
-        with ThreadPoolExecutor(self.max_width) as pool:
+        with ThreadPoolExecutor(self.width) as pool:
             while not self.ended.is_set():
                 self.changed.clear()
                 for shard in list(self.reader.ranks):
@@ -108,13 +108,6 @@ class FetchAhead:
                 self.changed.wait(POLL_SECONDS)
                 for shard in [shard for shard, future in self.running.items() if future.done()]:
                     self._finish(shard, self.running.pop(shard))
-                counts = self.reader.cache.counts
-                counts.width.decide(counts.to_json(), time.monotonic(), self.max_width)
-
-    @property
-    def width(self) -> int:
-        """How many shards are fetched at the same time."""
-        return min(self.reader.cache.counts.width.width, self.max_width)
 
     def _cache_too_small_error(self, shard: int) -> StorageError | None:
         """The error if the cache cannot hold all shards of the present batch, whose worker would wait forever; else None."""
@@ -166,7 +159,7 @@ class FetchAhead:
             for shard, (_, error) in list(self.failed.items())
         }
         with self.lock:
-            self.lease.write(*self.lease_names, errors)
+            self.lease.write(self.lease_names, errors)
 
     def _look_ahead(self) -> None:
         """Rank the shards that are needed soon, in the order of need, as far as the cache has space; write the lease."""
@@ -175,7 +168,7 @@ class FetchAhead:
         # Packed shards need space while they are unpacked; without a reserve they would displace what is needed soon.
         reserve = self.width * self.largest_packed
         self._update_share()
-        free_bytes, ranks, ending = self.share - reserve, dict[int, int](), list[int]()
+        free_bytes, ranks = self.share - reserve, dict[int, int]()
         for first, last, shard in self.uses[self.past_uses :]:
             if last < self.position or shard in ranks:
                 continue
@@ -183,9 +176,8 @@ class FetchAhead:
             if free_bytes < 0 and first > self.position:
                 break
             ranks[shard] = len(ranks)
-            ending += [shard] if last == self.position else []
         self.reader.ranks = ranks
-        needed_names = [self.reader.name(shard) for shard in ranks], [self.reader.name(shard) for shard in ending]
+        needed_names = [self.reader.name(shard) for shard in ranks]
         if needed_names != self.lease_names:
             self.lease_names = needed_names
             self._write_lease()

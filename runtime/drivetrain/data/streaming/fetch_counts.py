@@ -10,8 +10,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from drivetrain.data.streaming.fetch_width import FetchWidth
-
 _SLOTS = 512
 """Numbers in shared memory, one for each process id modulo _SLOTS."""
 _NUMBER = struct.Struct("d")
@@ -33,8 +31,6 @@ class FetchCounts:
         """Seconds in which shards were received, summed over the shards, of which several are received at the same time."""
         self.unpacked = 0.0
         """Seconds in which shards were unpacked or tokenized, summed likewise."""
-        self.width = FetchWidth()
-        """Chooses how many shards are fetched at the same time."""
         self._running = 0
         """Number of shards that are being fetched or unpacked now."""
         self._busy_since = 0.0
@@ -102,7 +98,3 @@ class FetchCounts:
             "received": round(self.received, 3),
             "unpacked": round(self.unpacked, 3),
         }
-
-    def record(self) -> dict[str, int | float | str]:
-        """The counts, and how many shards were fetched at the same time in the end and why."""
-        return {**self.to_json(), "at_once": self.width.width, "why": self.width.reason}

@@ -11,7 +11,7 @@ from pathlib import Path
 from drivetrain.data.formats import hub_classes, shards
 from drivetrain.data.streaming.local_store import changed_shard_error, check_usable
 from drivetrain.data.streaming.ranged_file import NoRangesError, RangedFile
-from drivetrain.data.streaming.shard import IMAGES, Accepted, Shard
+from drivetrain.data.streaming.shard import IMAGES, Accepted, Shard, ShardStore
 from drivetrain.errors import StorageError
 from drivetrain.job.hub_address import HubAddress
 from drivetrain.pretrained import hub_connection, hub_download
@@ -23,7 +23,7 @@ from drivetrain.system.files import storage_error
 
 
 @dataclass(frozen=True)
-class HubStore:
+class HubStore(ShardStore):
     """The shards of a table or of a folder of a dataset."""
 
     address: HubAddress
@@ -45,10 +45,6 @@ class HubStore:
             for file in sorted(self._files(), key=lambda file: file.name)
         ]
         return check_usable(all_shards, str(self.address), self.key, self.accepted)
-
-    def local(self, shard: Shard) -> Path | None:
-        """None: all are fetched."""
-        return None
 
     def class_names(self) -> Mapping[str, Sequence[str]]:
         """Those that README.md declares."""

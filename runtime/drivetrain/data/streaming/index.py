@@ -105,7 +105,6 @@ def read(
     """Return the index of all shards of a store, from the cache or from the shards.
 
     Args:
-        store: the shards.
         cache: stores the index of each shard.
         index_shard: indexes a shard by its file.
         purpose: what else the index depends on, such as the names of columns.
@@ -207,8 +206,6 @@ def index_by_ranges(store: ShardStore, index_ranges: RangedIndexer, shards: Mapp
     """Store the index of every shard for which byte ranges suffice; returns the fetched bytes of each, by name.
 
     Args:
-        store: has the shards.
-        index_ranges: indexes a shard.
         shards: the shards, by the path of their index.
 
     Raises:

@@ -32,7 +32,6 @@ def read(file: Path, shard: Shard, key: str) -> Iterator[dict[str, Any]]:
     Args:
         file: the shard on this machine; its name does not matter.
         shard: its name says how it is compressed.
-        key: the spec key that names the shards.
 
     Raises:
         DataError: if the shard cannot be read.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
 import os
 import time
@@ -12,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from drivetrain.system.files import storage_error
+from drivetrain.system import file_lock
+from drivetrain.system.files import blame_storage, make_folder
 
 SUFFIX = ".lease"
 POLL_SECONDS = 0.0005
@@ -26,36 +25,26 @@ class Lease:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / f"{uuid.uuid4().hex}{SUFFIX}"
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self.handle = _lock(self.path)
-            while not os.fstat(self.handle).st_nlink:  # another process removed it as a dead one before it was locked
-                unlock(self.handle)
-                self.handle = _lock(self.path)
-        except OSError as error:
-            raise storage_error(folder, error) from None
+        make_folder(folder)
+        with blame_storage(folder):
+            self.handle = file_lock.open_locked(self.path)
         self.write(())
 
-    def write(
-        self, names: Sequence[str], ending: Sequence[str] = (), errors: Mapping[str, Sequence[str]] | None = None
-    ) -> None:
+    def write(self, names: Sequence[str], errors: Mapping[str, Sequence[str]] | None = None) -> None:
         """Replace the content of the lease.
 
         Args:
             names: names of needed shards, in the order of need.
-            ending: names of those that no batch after the present one needs.
             errors: by shard name, class and parts of the error for which it could not be fetched.
 
         Raises:
             StorageError: if it cannot be written.
         """
-        text = json.dumps({"names": list(names), "ending": list(ending), "errors": dict(errors or {})}).encode()
+        text = json.dumps({"names": list(names), "errors": dict(errors or {})}).encode()
         # Written in place, since a new file would have no lock. A reader that finds it incomplete reads it again.
-        try:
+        with blame_storage(self.path.parent):
             os.truncate(self.handle, 0)
             os.pwrite(self.handle, text, 0)
-        except OSError as error:
-            raise storage_error(self.path.parent, error) from None
 
     def error(self, name: str) -> list[str]:
         """Class name and parts of the error for which a shard could not be fetched; empty if there is none."""
@@ -64,42 +53,25 @@ class Lease:
     def end(self) -> None:
         """Remove the lease."""
         self.path.unlink(missing_ok=True)
-        unlock(self.handle)
+        file_lock.unlock(self.handle)
 
 
-def read_needed(folder: Path) -> tuple[dict[str, int], set[str]]:
-    """How soon each shard is needed, by name (0 is at once), and the names of those that only present batches need.
-
-    Leases of processes that are gone are removed.
-    """
+def read_needed(folder: Path) -> dict[str, int]:
+    """How soon each shard is needed, by name: 0 is at once. Leases of processes that are gone are removed."""
     soon: dict[str, int] = {}
-    needed_later: set[str] = set()
     for path in folder.glob(f"*{SUFFIX}"):
-        if _is_dead(path):
-            continue
-        lease = _read(path)
-        names = lease.get("names", [])
-        for position, name in enumerate(names):
+        with file_lock.try_lock(path) as handle:
+            if handle is not None:
+                path.unlink(missing_ok=True)
+                continue
+        for position, name in enumerate(_read(path).get("names", [])):
             soon[name] = min(position, soon.get(name, position))
-        needed_later |= set(names) - set(lease.get("ending", ()))
-    return soon, soon.keys() - needed_later
+    return soon
 
 
 def count_readers(folder: Path) -> int:
     """Number of processes that read from the cache; processes that were killed a moment ago may be counted."""
     return sum(1 for _ in folder.glob(f"*{SUFFIX}"))
-
-
-def unlock(handle: int) -> None:
-    """Unlock and close a file. Closing alone would not unlock it if a worker process that was forked meanwhile has it open."""
-    fcntl.flock(handle, fcntl.LOCK_UN)
-    os.close(handle)
-
-
-def _lock(path: Path) -> int:
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    fcntl.flock(handle, fcntl.LOCK_EX)
-    return handle
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -115,18 +87,3 @@ def _read(path: Path) -> dict[str, Any]:
             if time.monotonic() > deadline:
                 return {}
             time.sleep(POLL_SECONDS)
-
-
-def _is_dead(path: Path) -> bool:
-    """Whether the process of a lease is gone; its lease is then removed."""
-    with contextlib.suppress(OSError):
-        handle = os.open(path, os.O_RDWR)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            path.unlink(missing_ok=True)
-            return True
-        except OSError:
-            return False
-        finally:
-            unlock(handle)
-    return True

@@ -13,8 +13,7 @@ from drivetrain.data.formats import hub_classes
 from drivetrain.data.formats import shards as tables
 from drivetrain.data.formats.table_paths import WORDS
 from drivetrain.data.streaming import shard_list
-from drivetrain.data.streaming.ranged_file import RangedFile
-from drivetrain.data.streaming.shard import IMAGES, Accepted, Shard
+from drivetrain.data.streaming.shard import IMAGES, Accepted, Shard, ShardStore
 from drivetrain.errors import DataError
 from drivetrain.system.files import hash_file, storage_error
 
@@ -22,7 +21,7 @@ _NOT_LETTERS = re.compile(r"[^a-z]+")
 
 
 @dataclass(frozen=True)
-class LocalStore:
+class LocalStore(ShardStore):
     """The shards at a path."""
 
     path: Path
@@ -51,10 +50,6 @@ class LocalStore:
     def local(self, shard: Shard) -> Path | None:
         """The file of the shard."""
         return Path(shard.address)
-
-    def open_ranged(self, shard: Shard) -> RangedFile | None:
-        """None: a file of this machine is not fetched."""
-        return None
 
     def check(self, shard: Shard) -> None:
         """Check size and mtime of the file."""
@@ -147,11 +142,6 @@ def _stat_shard(folder: Path, file: Path) -> Shard:
 
 def check_one_split(names: Sequence[str], where: str, key: str) -> None:
     """Check that the names of shards in one place name one split at most: the others would be trained on too.
-
-    Args:
-        names: names of all shards of the place.
-        where: the place, for the message.
-        key: the spec key that names the place.
 
     Raises:
         DataError: if they name several splits.

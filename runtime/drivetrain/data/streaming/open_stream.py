@@ -11,7 +11,6 @@ import numpy as np
 from drivetrain.data import labels, stateless_random
 from drivetrain.data.dataset import NO_LABEL, Head, Split
 from drivetrain.data.stateless_random import Ids
-from drivetrain.data.streaming import accepted
 from drivetrain.data.streaming.cache import ShardCache
 from drivetrain.data.streaming.fetch_ahead import FetchAhead
 from drivetrain.data.streaming.hub_store import HubStore
@@ -20,7 +19,7 @@ from drivetrain.data.streaming.local_store import LocalStore
 from drivetrain.data.streaming.order import StreamOrder
 from drivetrain.data.streaming.reader import ShardReader
 from drivetrain.data.streaming.remote_store import RemoteStore
-from drivetrain.data.streaming.shard import ShardStore
+from drivetrain.data.streaming.shard import ShardStore, accepted_by
 from drivetrain.errors import DataError, SpecError
 from drivetrain.hardware.disk_space import find_shards_folder
 from drivetrain.job import Job, hub_address
@@ -34,7 +33,7 @@ MIN_WINDOW_SAMPLES = 10
 
 def open_store(job: Job, text: str, key: str) -> ShardStore:
     """The shards at a path or address of the spec."""
-    kinds = accepted.of_task(job)
+    kinds = accepted_by(job)
     if (hub := hub_address.parse(text)) is not None:
         return HubStore(hub, key, kinds)
     return RemoteStore(parse(text), key, kinds) if is_remote(text) else LocalStore(job.resolve(text), key, kinds)
@@ -50,7 +49,6 @@ def fetch_groups_ahead(reader: ShardReader, groups: Sequence[Ids]) -> Iterator[C
     """Fetch the shards of some batches ahead, if any has to be; yields what is told the number of used batches.
 
     Args:
-        reader: of the shards.
         groups: rows of the index of each batch.
     """
     if not reader.cached():
@@ -68,11 +66,8 @@ def hold_out(index: Index, rows: Ids, fraction: float, seed: int, key: str) -> t
     """Rows for training and for validation: whole shards, so that neither reads those of the other.
 
     Args:
-        index: of all shards.
         rows: those that can be used.
         fraction: share of the rows for validation; at least one shard is.
-        seed: of the run.
-        key: the spec key that names the shards.
 
     Raises:
         DataError: if there is a single shard.

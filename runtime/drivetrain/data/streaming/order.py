@@ -27,10 +27,8 @@ class StreamOrder:
 
     Args:
         sizes: samples of each shard; those of a shard have consecutive ids.
-        seed: of the run.
         streams: spans that are read at the same time.
         window: shards of a span whose samples are shuffled together.
-        batch_size: samples of a batch.
     """
 
     def __init__(self, sizes: Sequence[int], seed: int, streams: int, window: int, batch_size: int) -> None:

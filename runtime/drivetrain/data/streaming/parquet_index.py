@@ -97,10 +97,7 @@ def read(
 
     Args:
         file: the shard on this machine, or in a store.
-        shard: for messages.
-        images: name of the column of images.
         columns: names of the target columns.
-        key: the spec key that names the shards.
         classes: class names by column that are declared outside of the shards.
 
     Raises:

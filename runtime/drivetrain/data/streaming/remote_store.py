@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 from drivetrain.data.streaming import shard_list
 from drivetrain.data.streaming.local_store import changed_shard_error, check_usable
 from drivetrain.data.streaming.ranged_file import RangedFile
-from drivetrain.data.streaming.shard import IMAGES, Accepted, Shard
+from drivetrain.data.streaming.shard import IMAGES, Accepted, Shard, ShardStore
 from drivetrain.errors import DataError
 from drivetrain.storage.object_store import ObjectStore, Patience
 from drivetrain.storage.remote_address import RemoteAddress
@@ -24,7 +23,7 @@ PATIENCE = Patience()
 
 
 @dataclass
-class RemoteStore:
+class RemoteStore(ShardStore):
     """The shards directly below an address, or the one shard that it names."""
 
     address: RemoteAddress
@@ -47,12 +46,8 @@ class RemoteStore:
     def shards(self) -> list[Shard]:
         """All shards, sorted by name."""
         if self.single:
-            try:
-                entries = [self._store().head(self.address.name)]
-            except RemoteError as error:
-                if error.trouble is not Trouble.MISSING:
-                    raise
-                entries = []
+            head = self._store().find_head(self.address.name)
+            entries = [head] if head else []
         else:
             entries = [entry for entry in self._store().objects() if "/" not in entry.name]
         files = [entry for entry in entries if self.accepted.takes(entry.name)]
@@ -63,26 +58,15 @@ class RemoteStore:
         listed = shard_list.check_listed(all_shards, list_content, str(self.address), self.key)
         return check_usable(listed, str(self.address), self.key, self.accepted)
 
-    def class_names(self) -> Mapping[str, Sequence[str]]:
-        """Empty: an object store declares no class names."""
-        return {}
-
-    def local(self, shard: Shard) -> Path | None:
-        """None: all shards have to be fetched."""
-        return None
-
     def open_ranged(self, shard: Shard) -> RangedFile | None:
         """A shard of which only the parts that are read are fetched."""
         return RangedFile(shard.size, partial(self._store().get_range, shard.name))
 
     def check(self, shard: Shard) -> None:
         """Check size and ETag of the object."""
-        try:
-            present_entry = self._store().head(shard.name)
-        except RemoteError as error:
-            if error.trouble is Trouble.MISSING:
-                raise changed_shard_error(shard, "is not there any more") from None
-            raise
+        present_entry = self._store().find_head(shard.name)
+        if present_entry is None:
+            raise changed_shard_error(shard, "is not there any more")
         if (present_entry.bytes, present_entry.tag) != (shard.size, shard.stamp):
             raise changed_shard_error(shard, "has changed since it was indexed")
 

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Protocol
 
 from drivetrain.data.streaming.ranged_file import RangedFile
+from drivetrain.job import Job
+from drivetrain.job.text import TextJob
 
 TAR, PARQUET, JSONL = ".tar", ".parquet", ".jsonl"
 ENDINGS = {
@@ -40,6 +42,11 @@ TEXTS = Accepted(
     (TAR, PARQUET, JSONL),
     "a folder of .parquet files, of .jsonl files (also .jsonl.gz, .jsonl.zst) or of .tar shards (WebDataset), or one such file",
 )
+
+
+def accepted_by(job: Job) -> Accepted:
+    """The kinds of shards that the task of a job reads."""
+    return TEXTS if isinstance(job, TextJob) else IMAGES
 
 
 def kind(name: str) -> str:
@@ -80,7 +87,7 @@ class Shard:
 
 
 class ShardStore(Protocol):
-    """A place that shards are read from."""
+    """A place that shards are read from. Unless a store says otherwise, they are fetched, and no class names are declared."""
 
     def shards(self) -> list[Shard]:
         """All shards, sorted by name.
@@ -93,15 +100,15 @@ class ShardStore(Protocol):
 
     def class_names(self) -> Mapping[str, Sequence[str]]:
         """Class names by column, for columns in which the shards have class numbers."""
-        ...
+        return {}
 
     def local(self, shard: Shard) -> Path | None:
         """The file of a shard on this machine; None if it has to be fetched."""
-        ...
+        return None
 
     def open_ranged(self, shard: Shard) -> RangedFile | None:
         """Open a shard of which only the parts that are read are fetched; None if it is a file of this machine."""
-        ...
+        return None
 
     def check(self, shard: Shard) -> None:
         """Check that the store still lists a shard with the same size and stamp.

@@ -7,7 +7,6 @@ The index of a shard is a table with one row for each sample: where its image is
 
 from __future__ import annotations
 
-import json
 import tarfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -43,9 +42,7 @@ def read(file: Path, shard: Shard, columns: Sequence[str], key: str) -> pyarrow.
 
     Args:
         file: the shard on this machine.
-        shard: for messages.
         columns: the targets: keys of .json members; a .cls is the first one.
-        key: the spec key that names the shards.
 
     Raises:
         DataError: if it is no tar file, or is cut off.
@@ -95,16 +92,10 @@ def _add(samples: dict[str, _Sample], opened: BinaryIO, member: Member, columns:
             raise ValueError(f"sample {member.sample} has two images, the second one is {member.name}")
         sample.offset, sample.size = member.offset, member.size
         return
-    if member.size > LARGEST_TEXT:
-        raise ValueError(f"{member.name} has {member.size:,} bytes")
-    opened.seek(member.offset)
-    text = opened.read(member.size).decode()
     if member.ending == "cls":
-        sample.label = text.strip()
+        sample.label = tar_members.read_text(opened, member, LARGEST_TEXT).strip()
     else:
-        content = json.loads(text)
-        if not isinstance(content, dict):
-            raise ValueError(f"{member.name} is no mapping of names to values")
+        content = tar_members.read_object(opened, member, LARGEST_TEXT)
         sample.cells = {name: content.get(name) for name in columns}
 
 

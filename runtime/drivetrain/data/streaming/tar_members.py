@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO
 
 from drivetrain.data.streaming.shard import Shard
 from drivetrain.errors import DataError
@@ -71,6 +73,36 @@ def _next(opened: tarfile.TarFile) -> tarfile.TarInfo | None:
         return opened.next()
     except (OSError, OverflowError, MemoryError, RecursionError) as error:
         raise ValueError(f"the header of a member is damaged: {str(error) or type(error).__name__}") from None
+
+
+def read_text(opened: BinaryIO, member: Member, max_bytes: int) -> str:
+    """The content of a member.
+
+    Raises:
+        ValueError: if it is too large, or is not UTF-8.
+    """
+    if member.size > max_bytes:
+        raise ValueError(f"{member.name} has {member.size:,} bytes, more than {max_bytes:,}")
+    opened.seek(member.offset)
+    try:
+        return opened.read(member.size).decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise ValueError(f"{member.name} is not UTF-8") from None
+
+
+def read_object(opened: BinaryIO, member: Member, max_bytes: int) -> dict[str, Any]:
+    """The JSON object in a member.
+
+    Raises:
+        ValueError: if it is too large, or holds something else.
+    """
+    try:
+        content = json.loads(read_text(opened, member, max_bytes))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{member.name} line {error.lineno}, column {error.colno}: {error.msg.lower()}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{member.name} is no mapping of names to values")
+    return content
 
 
 def unreadable(shard: Shard, key: str, error: Exception, possible: str) -> DataError:

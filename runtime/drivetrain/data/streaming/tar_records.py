@@ -9,7 +9,6 @@ What a .json says comes before the content of a .txt or .cls.
 
 from __future__ import annotations
 
-import json
 import tarfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -29,10 +28,6 @@ def read(file: Path, shard: Shard, key: str, texts: Sequence[str], labels: Seque
 
     Args:
         file: the shard on this machine.
-        shard: for messages.
-        key: the spec key that names the shards.
-        texts: the text columns.
-        labels: the label columns.
 
     Raises:
         DataError: if it cannot be read.
@@ -55,7 +50,7 @@ def _record(opened: BinaryIO, members: Sequence[Member], texts: Sequence[str], l
     for member in members:
         name, _, kind = member.ending.rpartition(".")
         if kind == "json":
-            cells |= _object(opened, member)
+            cells |= tar_members.read_object(opened, member, MAX_MEMBER_BYTES)
             continue
         names = texts if kind == "txt" else labels
         # Endings are compared in small letters, since names of files may be in any.
@@ -64,7 +59,7 @@ def _record(opened: BinaryIO, members: Sequence[Member], texts: Sequence[str], l
             continue
         if column in columns:
             raise ValueError(f"sample {member.sample} has {column} twice, the second time in {member.name}")
-        content = _text(opened, member)
+        content = tar_members.read_text(opened, member, MAX_MEMBER_BYTES)
         columns[column] = content.strip() if kind == "cls" else content
     return columns | {name: value for name, value in cells.items() if value is not None or name not in columns}
 
@@ -72,23 +67,3 @@ def _record(opened: BinaryIO, members: Sequence[Member], texts: Sequence[str], l
 def _plain(names: Sequence[str]) -> str:
     """The column of a member without a name of its own. It is the same one in every sample, whatever the others have."""
     return next((name for name in names if name.lower() in ("text", "txt")), next(iter(names), ""))
-
-
-def _object(opened: BinaryIO, member: Member) -> dict[str, Any]:
-    try:
-        content = json.loads(_text(opened, member))
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{member.name} line {error.lineno}, column {error.colno}: {error.msg.lower()}") from None
-    if not isinstance(content, dict):
-        raise ValueError(f"{member.name} is no mapping of names to values")
-    return content
-
-
-def _text(opened: BinaryIO, member: Member) -> str:
-    if member.size > MAX_MEMBER_BYTES:
-        raise ValueError(f"{member.name} has {member.size:,} bytes, more than {MAX_MEMBER_BYTES:,}")
-    opened.seek(member.offset)
-    try:
-        return opened.read(member.size).decode("utf-8-sig")
-    except UnicodeDecodeError:
-        raise ValueError(f"{member.name} is not UTF-8") from None

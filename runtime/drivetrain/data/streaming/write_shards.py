@@ -14,6 +14,7 @@ import tarfile
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from drivetrain.data import bad_samples, stateless_random
@@ -23,7 +24,7 @@ from drivetrain.data.streaming import shard_list
 from drivetrain.data.streaming.destination import Destination
 from drivetrain.data.streaming.shard_list import ListedShard, ShardList
 from drivetrain.errors import DataError
-from drivetrain.system.files import hash_file, storage_error
+from drivetrain.system.files import blame_storage, hash_file
 
 MAX_BAD_SHARE = 0.05
 """Largest share of images that may be left out because they cannot be decoded, as in a job."""
@@ -83,7 +84,7 @@ def write_parquet(file: Path, samples: Iterator[Sample]) -> int:
     schema = pyarrow.schema([("image", image), ("label", pyarrow.string())])
     count = 0
     with parquet.ParquetWriter(file, schema, compression="none", use_dictionary=["label"]) as writer:
-        for group in _groups(samples, ROW_GROUP_IMAGES):
+        while group := list(islice(samples, ROW_GROUP_IMAGES)):
             images = [{"bytes": sample.content, "path": sample.name} for sample in group]
             writer.write_table(pyarrow.table([images, [sample.label for sample in group]], schema=schema))
             count += len(group)
@@ -93,17 +94,6 @@ def write_parquet(file: Path, samples: Iterator[Sample]) -> int:
 def count_tar_bytes(content: int, label: str) -> int:
     """Count the bytes of one sample in a tar file: two members with their headers."""
     return _pad(content) + _pad(len(label.encode())) + 2 * tarfile.BLOCKSIZE
-
-
-def _groups(samples: Iterator[Sample], size: int) -> Iterator[list[Sample]]:
-    group: list[Sample] = []
-    for sample in samples:
-        group.append(sample)
-        if len(group) == size:
-            yield group
-            group = []
-    if group:
-        yield group
 
 
 def _pad(size: int) -> int:
@@ -128,14 +118,9 @@ def write(
 
     Args:
         source: a folder with one folder for each class.
-        target: where they go.
         size: bytes after which a shard is full.
         seed: of the order of the images.
-        say: reports progress.
         form: of the shards, a key of `FORMS`.
-
-    Returns:
-        The list of all shards.
 
     Raises:
         DataError: if there are no images, too many cannot be decoded, or the target holds other shards.
@@ -144,10 +129,8 @@ def write(
     listing = class_folders.read(source, KEY)
     for note in listing.notes:
         say(note)
-    images = [
-        Image(name, label, *_read_stamp(source / name))
-        for name, label in zip(listing.names, listing.labels, strict=True)
-    ]
+    pairs = zip(listing.names, listing.labels, strict=True)
+    images = [Image(name, label, *_read_stamp(source / name)) for name, label in pairs]
     order = stateless_random.make_generator(seed, "shards").permutation(len(images))
     groups = _divide_images([images[index] for index in order.tolist()], size)
     written_list = ShardList(_digest(images, size, seed, form))
@@ -221,11 +204,8 @@ def _write_shard(
     source: Path, group: Sequence[Image], file: Path, bad: list[BadSample], target: Destination, form: str
 ) -> ListedShard:
     """Write a shard without the images that cannot be decoded, and hand it over."""
-    try:
-        with decode.quiet():
-            samples = FORMS[form](file, _readable(source, group, bad))
-    except OSError as error:
-        raise storage_error(file, error) from None
+    with blame_storage(file), decode.quiet():
+        samples = FORMS[form](file, _readable(source, group, bad))
     target.put(file.name, file)
     return ListedShard(file.name, file.stat().st_size, hash_file(file), samples)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import zipfile
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from drivetrain.data.series import array_axes
 from drivetrain.data.survey import first_values
 from drivetrain.data.survey.request import KEY, SurveyRequest
 from drivetrain.errors import DataError
-from drivetrain.job.draft import Draft, Entry, quote
+from drivetrain.job.draft import Draft, Entry
 
 POSSIBLE_ARRAYS = (
     "`images` of shape (N, H, W), (N, H, W, 3) or (N, 3, H, W) with `labels` (N,), or windows `x` of shape "
@@ -35,7 +37,8 @@ def draft_arrays(request: SurveyRequest, path: Path) -> Draft:
         DataError: if the arrays are neither images nor windows.
     """
     request.check_no_columns("an .npz has arrays, not columns")
-    shapes = _read_shapes(path)
+    with _reading(str(path), "write it with numpy.savez_compressed"):
+        shapes = npz_file.shapes(path)
     if {"images", "labels"} <= shapes.keys():
         return _draft_images(request, path, shapes)
     if {"x", "y"} <= shapes.keys() and len(shapes["x"][0]) in (2, 3):
@@ -43,15 +46,16 @@ def draft_arrays(request: SurveyRequest, path: Path) -> Draft:
     raise _refuse_arrays(path, shapes)
 
 
-def _read_shapes(path: Path) -> Shapes:
-    """Read shapes and types without the contents of the arrays."""
+@contextmanager
+def _reading(subject: str, action: str) -> Iterator[None]:
+    """Raise the error for a file or an array that cannot be read in the block."""
     try:
-        return npz_file.shapes(path)
+        yield
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, RuntimeError, NotImplementedError) as error:
         raise DataError(
-            f"{KEY}: {path} cannot be read: {str(error) or type(error).__name__}",
+            f"{KEY}: {subject} cannot be read: {str(error) or type(error).__name__}",
             f"an .npz file with {POSSIBLE_ARRAYS}",
-            "write it with numpy.savez_compressed",
+            action,
         ) from None
 
 
@@ -66,33 +70,26 @@ def _refuse_arrays(path: Path, shapes: Shapes) -> DataError:
 
 
 def _draft_images(request: SurveyRequest, path: Path, shapes: Shapes) -> Draft:
-    """The draft for `images` and `labels`."""
     tasks = ("image-classification", "image-regression")
     request.check_task(tasks, f"{path} has `images` and `labels`")
     shape, data_type = shapes["images"]
     labels = _read_array(path, "labels")
-    if len(shape) not in (3, 4) or 0 in shape or data_type.kind not in "iufb":
+    are_channels_last = len(shape) == 3 or (len(shape) == 4 and shape[3] in (1, 3))
+    are_channels_first = len(shape) == 4 and shape[1] in (1, 3)
+    are_images = (are_channels_last or are_channels_first) and 0 not in shape and data_type.kind in "iufb"
+    if not are_images or not labels.ndim or len(labels) != shape[0]:
         raise _refuse_arrays(path, shapes)
-    if len(shape) == 4 and shape[3] not in (1, 3) and shape[1] not in (1, 3):
-        raise _refuse_arrays(path, shapes)
-    are_channels_last = len(shape) == 3 or shape[3] in (1, 3)
     height, width = shape[1:3] if are_channels_last else shape[2:4]
-    if not labels.ndim or len(labels) != shape[0]:
-        raise _refuse_arrays(path, shapes)
     task, entries, label_facts = _describe_labels(request, path, labels, shapes)
     draft = Draft(task, "the file holds `images` and `labels`")
     draft.found = [f"{shape[0]:,} images of {height} x {width} pixels, {data_type}, {label_facts[0]}", *label_facts[1:]]
     draft.data = [
-        Entry("train", quote(request.format_path(path)), f"`images` {shape} and `labels` {labels.shape}"),
+        request.path_entry("train", path, f"`images` {shape} and `labels` {labels.shape}"),
         *entries,
         first_values.validation(len(labels), "images"),
     ]
     draft.model = Entry("model", "small-cnn", "a small network for a first result; try resnet18 with many images")
-    draft.train = [
-        first_values.epochs(len(labels), samples_in_all=36_000, least=5, most=30, sample_noun="images"),
-        first_values.batch_size(len(labels), most=32),
-        *first_values.optimizer("3e-3", "this network"),
-    ]
+    draft.train = first_values.training(len(labels), 36_000, (5, 30), 32, "images", "3e-3")
     return draft
 
 
@@ -115,29 +112,21 @@ def _describe_labels(
             raise _refuse_arrays(path, shapes)
         return "image-regression", [], [f"labels from {labels.min():g} to {labels.max():g}"]
     counts = _count_classes(path, _read_label_column(path, "labels", shapes, "iubUS"), len(labels))
-    label_facts = [first_values.format_counts(counts), *first_values.note_single_samples(counts)]
-    return "image-classification", [], label_facts
+    return "image-classification", [], first_values.describe_classes(counts)
 
 
 def _draft_windows(request: SurveyRequest, path: Path, shapes: Shapes) -> Draft:
-    """The draft for windows `x` and targets `y`."""
     tasks = ("series-classification", "series-regression")
     request.check_task(tasks, f"{path} has windows `x` and targets `y`")
     shape, data_type = shapes["x"]
     target_shape, _ = shapes["y"]
-    if (
-        0 in shape
-        or data_type.kind not in "iufb"
-        or not target_shape
-        or target_shape[0] != shape[0]
-        or len(target_shape) > 2
-    ):
+    fits = 0 not in shape and data_type.kind in "iufb" and target_shape[:1] == shape[:1] and len(target_shape) <= 2
+    if not fits:
         raise _refuse_arrays(path, shapes)
     y = _read_array(path, "y")
     has_several_targets = len(target_shape) == 2 and target_shape[1] > 1
-    are_numbers = (y.dtype.kind == "f" and bool((np.floor(y) != y).any())) or (
-        y.dtype.kind in "iuf" and _has_many_values(y)
-    )
+    have_fractions = y.dtype.kind == "f" and bool((np.floor(y) != y).any())
+    are_numbers = have_fractions or (y.dtype.kind in "iuf" and len(np.unique(y)) > MAX_INTEGER_CLASSES)
     task = request.task or tasks[has_several_targets or are_numbers]
     draft = Draft(task, f"`y` has shape {target_shape}, {y.dtype}" if not request.task else "as --task says")
     rows, channels = shape[1], shape[2] if len(shape) == 3 else 1
@@ -146,19 +135,15 @@ def _draft_windows(request: SurveyRequest, path: Path, shapes: Shapes) -> Draft:
     draft.found = [f"{shape[0]:,} windows of {rows:,} rows and {channels} channels, {data_type}"]
     if task == "series-classification":
         counts = _count_classes(path, _read_label_column(path, "y", shapes, "iufbUS"), shape[0])
-        draft.found += [first_values.format_counts(counts), *first_values.note_single_samples(counts)]
+        draft.found += first_values.describe_classes(counts)
     elif y.dtype.kind not in "iufb":
         raise _refuse_arrays(path, shapes)
     draft.data = [
-        Entry("train", quote(request.format_path(path)), f"`x` {shape} and `y` {target_shape}"),
+        request.path_entry("train", path, f"`x` {shape} and `y` {target_shape}"),
         first_values.validation(shape[0], "windows"),
     ]
     draft.model = Entry("model", network(rows), "convolutions for short patterns, then an LSTM for their order")
-    draft.train = [
-        first_values.epochs(shape[0], samples_in_all=100_000, least=5, most=30, sample_noun="windows"),
-        first_values.batch_size(shape[0], most=256),
-        *first_values.optimizer("3e-3", "this network"),
-    ]
+    draft.train = first_values.training(shape[0], 100_000, (5, 30), 256, "windows", "3e-3")
     return draft
 
 
@@ -168,17 +153,8 @@ def network(window: int) -> str:
     return f"{{name: cnn-lstm, cnn_channels: [32, 64], kernel: 5, lstm_hidden: 64{pool}}}"
 
 
-def _has_many_values(y: npt.NDArray[np.generic]) -> bool:
-    """Whether integers have too many different values for classes."""
-    return len(np.unique(y)) > MAX_INTEGER_CLASSES
-
-
 def _count_classes(path: Path, labels: npt.NDArray[np.generic], samples: int) -> Counter[str]:
-    """Samples of each class.
-
-    Raises:
-        DataError: if a sample has no label, or the labels are no classes.
-    """
+    """Samples of each class."""
     counts = Counter(
         str(label.decode("utf-8", "replace") if isinstance(label, bytes) else label) for label in labels.tolist()
     )
@@ -202,13 +178,6 @@ def _read_label_column(path: Path, name: str, shapes: Shapes, kinds: str) -> npt
 
 
 def _read_array(path: Path, name: str) -> npt.NDArray[np.generic]:
-    """Read one array of the file."""
-    try:
-        with npz_file.open_npz(path) as file:
-            return npz_file.member(file, name, path, KEY)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, RuntimeError, NotImplementedError) as error:
-        raise DataError(
-            f"{KEY}: `{name}` of {path} cannot be read: {str(error) or type(error).__name__}",
-            f"an .npz file with {POSSIBLE_ARRAYS}",
-            "write it with numpy.savez_compressed, without Python objects",
-        ) from None
+    action = "write it with numpy.savez_compressed, without Python objects"
+    with _reading(f"`{name}` of {path}", action), npz_file.open_npz(path) as file:
+        return npz_file.member(file, name, path, KEY)

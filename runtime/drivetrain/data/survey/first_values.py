@@ -9,6 +9,7 @@ from drivetrain.job.draft import Entry
 
 MANY_ROWS = 20_000
 """Number of samples from which on a tenth of them is enough for validation."""
+MAX_LISTED_CLASSES = 8
 ACCEPTED_BAD_SHARE = 0.045
 """Share of unusable samples that the default of `bad_samples` accepts, with a margin."""
 
@@ -19,12 +20,19 @@ def validation(samples: int, sample_noun: str) -> Entry:
     return Entry("validation", str(fraction), f"{word} of the {sample_noun} is for validation")
 
 
+def training(
+    samples: int, samples_in_all: int, epochs_between: tuple[int, int], largest_batch: int, sample_noun: str, rate: str
+) -> list[Entry]:
+    """The keys of `train:` for about `samples_in_all` samples in all epochs."""
+    passes = epochs(samples, samples_in_all, *epochs_between, sample_noun)
+    return [passes, batch_size(samples, largest_batch), *optimizer(rate)]
+
+
 def epochs(samples: int, samples_in_all: int, least: int, most: int, sample_noun: str) -> Entry:
     """The number of epochs, from `least` to `most`, in which the network sees about `samples_in_all` samples."""
     count = min(most, max(least, round(samples_in_all / max(1, samples))))
-    return Entry(
-        "epochs", str(count), f"passes over the training {sample_noun}; increase it if validation still improves"
-    )
+    reason = f"passes over the training {sample_noun}; increase it if validation still improves"
+    return Entry("epochs", str(count), reason)
 
 
 def batch_size(samples: int, most: int) -> Entry:
@@ -36,32 +44,31 @@ def batch_size(samples: int, most: int) -> Entry:
     return Entry("batch_size", str(size), f"at most {steps:,} steps per epoch; auto measures which size is fastest")
 
 
-def optimizer(rate: str, network: str) -> list[Entry]:
+def optimizer(rate: str, reason: str = "a good start for this network") -> list[Entry]:
     """AdamW with a learning rate that suits the network, and a one-cycle schedule."""
     return [
-        Entry(
-            "optimizer",
-            f"{{name: adamw, lr: {rate}}}",
-            f"a good start for {network}; `drivetrain find-lr` tests others",
-        ),
+        Entry("optimizer", f"{{name: adamw, lr: {rate}}}", f"{reason}; `drivetrain find-lr` tests others"),
         Entry("schedule", "one-cycle", "the learning rate rises, then falls to almost zero"),
     ]
 
 
-def format_counts(counts: Mapping[str, int], most: int = 8) -> str:
+def format_counts(counts: Mapping[str, int]) -> str:
     """The number of samples of each class, such as `6 classes: dots 200, rings 180, ...`, the largest first.
 
-    Args:
-        counts: samples of each class; if all are equal, the number is written once.
-        most: classes that are listed at most.
+    If all are equal, the number is written once.
     """
     empty = [name for name in sort_class_names(counts) if looks_empty(name)]
     doubt = f"; probably no value: {list_names(empty)} (data.missing)" if empty else ""
     if len(set(counts.values())) == 1 and len(counts) > 1:
-        names = list_names(sort_class_names(counts), most)
+        names = list_names(sort_class_names(counts), MAX_LISTED_CLASSES)
         return f"{len(counts):,} classes of {next(iter(counts.values())):,} each: {names}{doubt}"
-    order = sorted(counts, key=lambda name: (-counts[name], name))
-    return f"{len(counts):,} classes: {list_names([f'{name} {counts[name]:,}' for name in order], most)}{doubt}"
+    listed = [f"{name} {counts[name]:,}" for name in sorted(counts, key=lambda name: (-counts[name], name))]
+    return f"{len(counts):,} classes: {list_names(listed, MAX_LISTED_CLASSES)}{doubt}"
+
+
+def describe_classes(counts: Mapping[str, int]) -> list[str]:
+    """Lines on the number of samples of each class, and on classes with a single one."""
+    return [format_counts(counts), *note_single_samples(counts)]
 
 
 def note_single_samples(counts: Mapping[str, int]) -> list[str]:
@@ -74,8 +81,5 @@ def bad_samples(unusable_share: float, reason: str) -> list[Entry]:
     """The limit on unusable samples, if the default limit would end the training."""
     if unusable_share <= ACCEPTED_BAD_SHARE:
         return []
-    return [
-        Entry(
-            "bad_samples", f"{min(0.99, unusable_share * 1.1 + 0.01):.2f}", f"{unusable_share:.0%} of the rows {reason}"
-        )
-    ]
+    limit = min(0.99, unusable_share * 1.1 + 0.01)
+    return [Entry("bad_samples", f"{limit:.2f}", f"{unusable_share:.0%} of the rows {reason}")]

@@ -19,7 +19,7 @@ from drivetrain.data.survey.request import KEY, SurveyRequest
 from drivetrain.data.survey.table_sample import ColumnProfile, TableSample
 from drivetrain.data.survey.target_guess import TargetGuess
 from drivetrain.errors import DataError, SpecError
-from drivetrain.job.draft import Draft, Entry, quote, quote_all
+from drivetrain.job.draft import Draft, Entry, quote
 
 TASK, REGRESSION = "image-classification", "image-regression"
 MAX_OPENED_IMAGES = 64
@@ -86,25 +86,29 @@ def draft_folder(request: SurveyRequest, folder: Path) -> Draft:
     listing = class_folders.read(root, KEY)
     counts = count_classes(root, listing.labels)
     image_survey = ImageSurvey([os.path.join(root, name) for name in listing.names]).open_some()
-    if validation_folder is not None and (refusal := _refuse_for_validation(validation_folder, counts)):
-        choices.append(refusal)
-        validation_folder = None
-    if test_folder is not None and (refusal := _refuse_for_validation(test_folder, counts)):
-        choices.append(refusal)
-        test_folder = None
-    draft = start_draft(
-        image_survey,
-        [first_values.format_counts(counts), *first_values.note_single_samples(counts)],
-        "one folder for each class",
-    )
+    validation, test, refusals = _draft_splits(request, [validation_folder, test_folder], counts)
+    draft = start_draft(image_survey, first_values.describe_classes(counts), "one folder for each class")
     draft.found += listing.notes
-    draft.choices += choices
-    train = Entry("train", quote(request.format_path(root)), f"{len(listing.names):,} images, a folder for each class")
-    test_entry = []
-    if test_folder:
-        test_entry = [Entry("test", quote(request.format_path(test_folder)), "evaluated once, after the training")]
-    draft.data = [train, _validation_entry(request, validation_folder, counts), *test_entry, *draft.data]
+    draft.choices += [*choices, *refusals]
+    train = request.path_entry("train", root, f"{len(listing.names):,} images, a folder for each class")
+    draft.data = [train, validation, *test, *draft.data]
     return draft
+
+
+def _draft_splits(
+    request: SurveyRequest, folders: Sequence[Path | None], counts: Counter[str]
+) -> tuple[Entry, list[Entry], list[str]]:
+    """The keys for validation and for a test, by their folders, and why one of the folders cannot be used."""
+    refusals = {folder: _refuse_for_validation(folder, counts) for folder in folders if folder}
+    validation_folder, test_folder = (None if folder and refusals[folder] else folder for folder in folders)
+    if validation_folder is None:
+        entry = first_values.validation(counts.total(), "images")
+        validation = Entry(entry.key, entry.value, f"{entry.reason}, of each class")
+    else:
+        images = len(class_folders.read(validation_folder, KEY).names)
+        validation = request.path_entry("validation", validation_folder, f"{images:,} images in a folder of their own")
+    test = [request.path_entry("test", test_folder, "evaluated once, after the training")] if test_folder else []
+    return validation, test, list(filter(None, refusals.values()))
 
 
 def _find_split_folders(folder: Path) -> tuple[Path, Path | None, Path | None, list[str]]:
@@ -160,30 +164,12 @@ def _refuse_for_validation(validation_folder: Path, counts: Counter[str]) -> str
         unknown = sorted(set(class_folders.read(validation_folder, KEY).labels) - set(counts))
     except DataError as error:
         return f"{validation_folder} is not used: {error.given.removeprefix(f'{KEY}: ')}"
-    return (
-        f"{validation_folder} is not used: it has classes that training lacks: {list_names(unknown)}" if unknown else ""
-    )
-
-
-def _validation_entry(request: SurveyRequest, validation_folder: Path | None, counts: Counter[str]) -> Entry:
-    if validation_folder is None:
-        entry = first_values.validation(counts.total(), "images")
-        return Entry(entry.key, entry.value, f"{entry.reason}, of each class")
-    images = len(class_folders.read(validation_folder, KEY).names)
-    return Entry(
-        "validation", quote(request.format_path(validation_folder)), f"{images:,} images in a folder of their own"
-    )
+    reason = f"{validation_folder} is not used: it has classes that training lacks: {list_names(unknown)}"
+    return reason if unknown else ""
 
 
 def start_draft(image_survey: ImageSurvey, label_facts: Sequence[str], reason: str, task: str = TASK) -> Draft:
-    """Start a draft for images: facts on them, an image size, a network and first settings.
-
-    Args:
-        image_survey: the images.
-        label_facts: lines on the labels.
-        reason: why this task was chosen.
-        task: the task.
-    """
+    """Start a draft for images: facts on them, an image size, a network and first settings; `reason` is that of the task."""
     sides, total = np.array(image_survey.sides), len(image_survey.names)
     middle = float(np.median(sides))
     fitting, _ = resize.choose_size("auto", sides, exact=False)
@@ -196,10 +182,8 @@ def start_draft(image_survey: ImageSurvey, label_facts: Sequence[str], reason: s
         f"sizes from a sample of {len(sides):,}: short side {sides.min()} to {sides.max()} px, median {middle:.0f}; {kind}",
         *label_facts[1:],
     ]
-    if image_survey.unreadable:
-        draft.found.append(
-            f"{len(image_survey.unreadable):,} of those opened cannot be decoded: {image_survey.unreadable[0]}"
-        )
+    if unreadable := image_survey.unreadable:
+        draft.found.append(f"{len(unreadable):,} of those opened cannot be decoded: {unreadable[0]}")
     draft.data = [Entry("image_size", str(size), f"median short side {middle:.0f} px{larger_hint}")]
     if image_survey.oblong:
         part = f"{image_survey.oblong / len(sides):.0%} are not square"
@@ -211,11 +195,7 @@ def start_draft(image_survey: ImageSurvey, label_facts: Sequence[str], reason: s
         draft.data.append(Entry("augment", "{flip: true, crop_padding: 4}", reason))
     network = "small-cnn" if size <= 32 else "{name: small-cnn, width: 16}"
     draft.model = Entry("model", network, "a small network for a first result; try resnet18 with many images")
-    draft.train = [
-        first_values.epochs(total, samples_in_all=36_000, least=5, most=30, sample_noun="images"),
-        first_values.batch_size(total, most=32),
-        *first_values.optimizer("3e-3", "this network"),
-    ]
+    draft.train = first_values.training(total, 36_000, (5, 30), 32, "images", "3e-3")
     return draft
 
 
@@ -247,10 +227,8 @@ def draft_manifest(request: SurveyRequest, sample: TableSample) -> Draft | None:
     split = first_values.validation(sample.rows, "images")
     suffix = {"class": ", of each class", "numbers": ""}.get(kind, ", by the rarest label of each image")
     draft.data = [
-        Entry(
-            "train",
-            quote(request.format_path(sample.path)),
-            f"{sample.rows:,} rows, each with the path of an image and {target_noun}",
+        request.path_entry(
+            "train", sample.path, f"{sample.rows:,} rows, each with the path of an image and {target_noun}"
         ),
         Entry("path_column", quote(column.name), f"such as {names[0]}"),
         *entries,
@@ -278,16 +256,8 @@ def _cell_texts(sample: TableSample, name: str) -> list[str]:
 
 def _several_labels_example(sample: TableSample, column: ColumnProfile) -> str:
     """Return a cell of a column that looks like several labels; empty if there is none."""
-    return (
-        separated_labels.example(Counter(filter(None, _cell_texts(sample, column.name))))
-        if column.kind == "text"
-        else ""
-    )
-
-
-def _is_binary(column: ColumnProfile) -> bool:
-    """Whether a column has no other values than 0 and 1."""
-    return bool(column.counts) and set(column.counts) <= {"0", "1", "true", "false"}
+    cells = _cell_texts(sample, column.name) if column.kind == "text" else []
+    return separated_labels.example(Counter(filter(None, cells)))
 
 
 def _guess_targets(request: SurveyRequest, columns: Sequence[ColumnProfile], sample: TableSample) -> TargetGuess | None:
@@ -299,7 +269,7 @@ def _guess_targets(request: SurveyRequest, columns: Sequence[ColumnProfile], sam
         return TargetGuess((name,), "cells with several labels", tuple(c.name for c in columns if c.name != name))
     classes = target_guess.guess_classes(columns)
     # Several columns of 0 and 1 are labels, unless a column is called the class.
-    binary = tuple(column.name for column in columns if _is_binary(column))
+    binary = tuple(column.name for column in columns if column.binary)
     if len(binary) > 1 and (classes is None or classes.reason != "by its name"):
         other_columns = tuple(column.name for column in columns if column.name not in binary)
         return TargetGuess(binary, "columns of 0 and 1", other_columns)
@@ -312,7 +282,7 @@ def _choose_kind(request: SurveyRequest, targets: Sequence[ColumnProfile], sampl
     # In the order of preference: the first that is of the requested task is chosen.
     possible = []
     if len(targets) > 1:
-        possible += [(TASK, "labels")] if all(map(_is_binary, targets)) else []
+        possible += [(TASK, "labels")] if all(column.binary for column in targets) else []
     elif _several_labels_example(sample, targets[0]):
         possible += [(TASK, "cell")]
     elif targets[0].trainable and not (numbers and not targets[0].classes):
@@ -323,9 +293,8 @@ def _choose_kind(request: SurveyRequest, targets: Sequence[ColumnProfile], sampl
     for task, kind in possible:
         if request.task in (None, task):
             return task, kind
-    column_list = list_names([f"{c.name} has {c.different:,} different values in {c.filled:,} rows" for c in targets])
     raise SpecError(
-        f"{KEY}: {column_list}",
+        f"{KEY}: {target_guess.describe_values(targets)}",
         "one column of classes, of several labels in a cell, or of numbers; several columns of 0 and 1, or of numbers",
         "name other columns with --target",
     )
@@ -334,17 +303,16 @@ def _choose_kind(request: SurveyRequest, targets: Sequence[ColumnProfile], sampl
 def _describe_targets(sample: TableSample, guess: TargetGuess, kind: str) -> tuple[list[str], list[Entry]]:
     """Facts on the targets for the draft, and their keys in the spec."""
     name = guess.names[0]
-    names = quote(name) if len(guess.names) == 1 else quote_all(guess.names)
     if kind == "class":
         cells = [cell for cell in _cell_texts(sample, name) if cell]
         counts = count_classes(sample.path, cells)
-        label_facts = [first_values.format_counts(counts), *first_values.note_single_samples(counts)]
-        return label_facts, [Entry("label_column", names, f"{len(counts):,} different labels")]
+        entry = Entry("label_column", guess.value, f"{len(counts):,} different labels")
+        return first_values.describe_classes(counts), [entry]
     if kind == "labels":
-        entry = Entry("label_column", names, "labels of 0 and 1, each of which can be true")
+        entry = Entry("label_column", guess.value, "labels of 0 and 1, each of which can be true")
         return [f"{len(guess.names):,} labels: {list_names(guess.names, 8)}"], [entry]
     if kind == "numbers":
-        return [f"{list_names(guess.names)} to predict"], [Entry("label_column", names, guess.reason)]
+        return [f"{list_names(guess.names)} to predict"], [Entry("label_column", guess.value, guess.reason)]
     return _describe_label_cells(sample, name)
 
 
@@ -357,9 +325,7 @@ def _describe_label_cells(sample: TableSample, name: str) -> tuple[list[str], li
     except DataError as error:
         # The draft names the likeliest separator, and says what speaks against it.
         obstacle = error.given.removeprefix("data.label_column: ")
-        label_separator = max(
-            separated_labels.SEPARATORS, key=lambda separator: sum(separator in cell for cell in cells)
-        )
+        label_separator = max(separated_labels.SEPARATORS, key=lambda mark: sum(mark in cell for cell in cells))
     counts = Counter(label for cell in cells for label in separated_labels.split(cell, label_separator))
     unlabelled_count = sum(not cell for cell in cells)
     example = separated_labels.example(Counter(filter(None, cells)))

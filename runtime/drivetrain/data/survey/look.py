@@ -25,7 +25,7 @@ from drivetrain.data.survey.pretrained_draft import start_from_pretrained
 from drivetrain.data.survey.request import KEY, SurveyRequest
 from drivetrain.data.survey.table_sample import TableSample
 from drivetrain.errors import DataError, SpecError
-from drivetrain.job.draft import Draft, Entry, quote
+from drivetrain.job.draft import Draft, Entry
 from drivetrain.job.user_files import suggest_nearest_path
 
 FILE_SUFFIXES = (*table_file.SUFFIXES, ".npz")
@@ -93,16 +93,12 @@ def _draft_splits(request: SurveyRequest, folder: Path, splits: dict[str, str]) 
     draft = _draft_file(request, folder / splits.get("train", splits.get("", "")))
     listed_splits = list_names([f"{name or 'the table'} is {path}" for name, path in splits.items()])
     other_entries = [entry for entry in draft.data if entry.key != "train" and entry.key not in splits]
-    draft.data = [Entry("train", quote(request.format_path(folder)), listed_splits), *other_entries]
+    draft.data = [request.path_entry("train", folder, listed_splits), *other_entries]
     return draft
 
 
 def _choose_table(folder: Path, tables: Sequence[Path]) -> Path:
-    """The table of a folder to use: the only one, or the one named for training.
-
-    Raises:
-        DataError: if there are several, and not one for training.
-    """
+    """The table of a folder to use: the only one, or the one named for training."""
     train = [path for path in tables if path.stem.casefold() in ("train", "training")]
     if len(tables) > 1 and len(train) != 1:
         raise DataError(
@@ -114,7 +110,6 @@ def _choose_table(folder: Path, tables: Sequence[Path]) -> Path:
 
 
 def _draft_file(request: SurveyRequest, path: Path) -> Draft:
-    """The draft for a table or an .npz file."""
     suffix = path.suffix.lower()
     table_paths.check_is_table(path, KEY)
     if not path.is_file() or suffix not in FILE_SUFFIXES:
@@ -144,10 +139,9 @@ def _draft_table(request: SurveyRequest, sample: TableSample) -> Draft:
         texts = text_draft.find_text_columns(request, sample)
         is_short = sum(column.words for column in texts) < SHORT_TEXT_WORDS
         most_features = MOST_FEATURES_BESIDE_SHORT_TEXT if is_short else MOST_FEATURES_BESIDE_LONG_TEXT
-        if texts and (request.task or request.texts or _count_features(sample) <= most_features):
-            draft = text_draft.draft_texts(request, sample, texts)
-            if draft:
-                return draft
+        is_text_job = texts and (request.task or request.texts or _count_features(sample) <= most_features)
+        if is_text_job and (draft := text_draft.draft_texts(request, sample, texts)):
+            return draft
     if request.task not in (None, table_draft.CLASSIFICATION, table_draft.REGRESSION) or request.texts:
         raise _refuse_options(request, sample)
     return table_draft.draft_table(request, sample)

@@ -7,6 +7,7 @@ import os
 import re
 from pathlib import Path
 
+from drivetrain.data.survey import first_values
 from drivetrain.data.survey.request import SurveyRequest
 from drivetrain.errors import SpecError
 from drivetrain.job.draft import Draft, Entry, quote
@@ -44,8 +45,7 @@ def start_from_pretrained(request: SurveyRequest, draft: Draft) -> Draft:
     draft.train = [
         Entry("epochs", "3", "for fine-tuning; solving takes the place of all of them"),
         Entry("batch_size", "32"),
-        Entry("optimizer", "{name: adamw, lr: 1e-4}", "for fine-tuning; `drivetrain find-lr` tests others"),
-        Entry("schedule", "one-cycle", "the learning rate rises, then falls to almost zero"),
+        *first_values.optimizer("1e-4", "for fine-tuning"),
     ]
     return draft
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from drivetrain.errors import SpecError
+from drivetrain.job.draft import Entry, quote
 
 KEY = "init"
 """Stands for the spec key in messages about the data, since there is no spec yet."""
@@ -32,10 +33,8 @@ class SurveyRequest:
 
     def format_path(self, path: Path) -> str:
         """A path for the spec: relative to the spec if both are in the working folder."""
-        text, working_folder = os.path.abspath(path), os.getcwd()
-        if Path(text).is_relative_to(working_folder) and Path(os.path.abspath(self.base)).is_relative_to(
-            working_folder
-        ):
+        text, base, working_folder = os.path.abspath(path), os.path.abspath(self.base), os.getcwd()
+        if Path(text).is_relative_to(working_folder) and Path(base).is_relative_to(working_folder):
             text = os.path.relpath(text, self.base)
         try:
             text.encode()
@@ -46,6 +45,10 @@ class SurveyRequest:
                 "rename the file or folder",
             ) from None
         return f"./{text}" if text.startswith("~") else text
+
+    def path_entry(self, key: str, path: Path, reason: str) -> Entry:
+        """A key of the draft with a path."""
+        return Entry(key, quote(self.format_path(path)), reason)
 
     def check_task(self, possible: tuple[str, ...], reason: str) -> None:
         """Check that the requested task, if any, fits the data.
@@ -64,10 +67,6 @@ class SurveyRequest:
         Raises:
             SpecError: if some are.
         """
-        options_used = [option for option, values in (("--target", self.targets), ("--text", self.texts)) if values]
-        if options_used:
-            raise SpecError(
-                f"{' and '.join(options_used)}: {reason}",
-                "columns of a table",
-                f"leave {' and '.join(options_used)} out",
-            )
+        options = {"--target": self.targets, "--text": self.texts}
+        if used := " and ".join(option for option, values in options.items() if values):
+            raise SpecError(f"{used}: {reason}", "columns of a table", f"leave {used} out")

@@ -12,6 +12,7 @@ from drivetrain.data.formats import column_values
 from drivetrain.data.labels import list_names
 from drivetrain.data.series import timestamps
 from drivetrain.data.series.timestamps import SeriesOrder
+from drivetrain.data.source import Source
 from drivetrain.data.survey import first_values, target_guess
 from drivetrain.data.survey.array_draft import network
 from drivetrain.data.survey.request import KEY, SurveyRequest
@@ -32,6 +33,8 @@ MAX_WINDOWS = 20_000
 """Largest number of windows in a first training."""
 REGULAR_SHARE = 0.5
 """Smallest share of equal time steps in a table of readings over time."""
+VALIDATION_SHARE = 0.2
+"""Share of the rows, from the end of the time, for validation."""
 STEADY_SHARE = 0.5
 """How far labels must persist from row to row: 0 is as often as by chance, 1 always."""
 
@@ -90,76 +93,66 @@ def draft_series(request: SurveyRequest, sample: TableSample) -> Draft | None:
         return None
     timed = find_timed_rows(request, sample)
     guess = _guess_target(request, sample, timed, is_requested) if timed else None
-    if timed is None or guess is None:
-        if is_requested:
-            raise _refuse_table(sample, timed)
-        return None
-    task = request.task or (CLASSIFICATION if _has_classes(sample.columns[guess.names[0]]) else REGRESSION)
-    features = _list_features(sample, timed, guess)
-    fraction = 0.2
-    longest = timed.longest_stretch(fraction)
-    fitting = [rows for rows in WINDOWS if rows * MIN_WINDOWS_PER_SPLIT <= longest] or [
-        rows for rows in WINDOWS[-1:] if rows <= longest
-    ]
-    if not features or not fitting:
-        if is_requested:
-            raise _refuse_table(sample, timed)
-        return None
-    return _draft(request, sample, timed, guess, task, features, fitting[0])
+    features = _list_features(sample, timed, guess) if timed and guess else []
+    window = _choose_window(timed.longest_stretch(VALIDATION_SHARE)) if timed and features else 0
+    if timed and guess and window:
+        return _draft(request, sample, timed, guess, features, window)
+    if is_requested:
+        raise _refuse_table(sample, timed)
+    return None
+
+
+def _choose_window(longest: int) -> int:
+    """The window length for series with `longest` contiguous rows; 0 if none fits."""
+    fitting = [rows for rows in WINDOWS if rows * MIN_WINDOWS_PER_SPLIT <= longest]
+    return fitting[0] if fitting else WINDOWS[-1] if WINDOWS[-1] <= longest else 0
 
 
 def _draft(
-    request: SurveyRequest,
-    sample: TableSample,
-    timed: TimedRows,
-    guess: TargetGuess,
-    task: str,
-    features: list[str],
-    window: int,
+    request: SurveyRequest, sample: TableSample, timed: TimedRows, guess: TargetGuess, features: list[str], window: int
 ) -> Draft:
     target = sample.columns[guess.names[0]]
+    task = request.task or (CLASSIFICATION if _has_classes(target) else REGRESSION)
     series = int(timed.order.series.max()) + 1
-    stride = max(1, window // 8, min(window, sample.rows // MAX_WINDOWS))
-    count = sample.rows // stride
     description = "label that rarely changes from row to row" if task == CLASSIFICATION else "number at each time"
     draft = Draft(task, f"{timed.time} is the time, {target.name} a {description}")
     draft.found = [sample.size, f"{series:,} series by {timed.group}" if timed.group else "one series"]
     draft.choices = list(guess.choice)
     if timed.other_groups:
-        draft.choices.append(
-            f"group {timed.group} separates the series; other candidates: {list_names(timed.other_groups)}"
-        )
+        candidates = list_names(timed.other_groups)
+        draft.choices.append(f"group {timed.group} separates the series; other candidates: {candidates}")
     if request.task is None:
-        draft.choices.append(
-            f"the rows are read as a time series; to treat each row as a sample: --task tabular-{task[7:]}"
-        )
-    grouped = [Entry("group", quote(timed.group), f"{series:,} series; no window spans two")] if timed.group else []
+        alternative = f"to treat each row as a sample: --task tabular-{task[7:]}"
+        draft.choices.append(f"the rows are read as a time series; {alternative}")
+    if task == CLASSIFICATION:
+        draft.found.append(f"{target.name} has {first_values.format_counts(target.counts)}")
+    stride = max(1, window // 8, min(window, sample.rows // MAX_WINDOWS))
+    count = sample.rows // stride
     used_columns = [timed.time, *([timed.group] if timed.group else []), *features]
     draft.data = [
-        Entry("train", quote(request.format_path(sample.path)), sample.size),
-        Entry("time", quote(timed.time), f"{'equal' if timed.is_regular else 'unequal'} time steps"),
-        *(
-            [Entry("date_format", f'"{timed.date_format}"', "day, month and year as they are in the file")]
-            if timed.date_format
-            else []
-        ),
-        *grouped,
+        request.path_entry("train", sample.path, sample.size),
+        *_draft_times(timed, series),
         Entry("features", quote_all(features), f"{len(features)} columns of numbers"),
-        Entry("label", quote(guess.names[0]) if len(guess.names) == 1 else quote_all(guess.names), guess.reason),
+        Entry("label", guess.value, guess.reason),
         Entry("window", str(window), "rows per window; its label is that of its last row"),
         Entry("stride", str(stride), f"a window starts every {stride} rows: about {count:,} windows"),
-        Entry("validation", "0.2", "the last fifth of the time; no window crosses the boundary"),
+        Entry("validation", str(VALIDATION_SHARE), "the last fifth of the time; no window crosses the boundary"),
         *first_values.bad_samples(max(sample.lost(used_columns), sample.lost(guess.names)), "have an empty cell"),
     ]
     draft.model = Entry("model", network(window), "convolutions for short patterns, then an LSTM for their order")
-    if task == CLASSIFICATION:
-        draft.found.append(f"{target.name} has {first_values.format_counts(target.counts)}")
-    draft.train = [
-        first_values.epochs(count, samples_in_all=100_000, least=5, most=30, sample_noun="windows"),
-        first_values.batch_size(count, most=256),
-        *first_values.optimizer("3e-3", "this network"),
-    ]
+    draft.train = first_values.training(count, 100_000, (5, 30), 256, "windows", "3e-3")
     return draft
+
+
+def _draft_times(timed: TimedRows, series: int) -> list[Entry]:
+    """The keys for the times of rows, and for the column of the series."""
+    entries = [Entry("time", quote(timed.time), f"{'equal' if timed.is_regular else 'unequal'} time steps")]
+    if timed.date_format:
+        reason = "day, month and year as they are in the file"
+        entries.append(Entry("date_format", f'"{timed.date_format}"', reason))
+    if timed.group:
+        entries.append(Entry("group", quote(timed.group), f"{series:,} series; no window spans two"))
+    return entries
 
 
 def find_timed_rows(request: SurveyRequest, sample: TableSample) -> TimedRows | None:
@@ -167,36 +160,27 @@ def find_timed_rows(request: SurveyRequest, sample: TableSample) -> TimedRows | 
     for time, form in _find_times(sample):
         candidates = list(_find_groups(request, sample, time))
         for index, group in enumerate(candidates):
-            try:
-                order, _ = timestamps.read_order(sample.table, time, group, sample.path, KEY, None, form)
-            except DataError:
-                continue
-            other_times = tuple(
-                name
-                for name in candidates[index + 1 :]
-                if name and group and _has_unique_times(sample, time, name, form)
-            )
-            return TimedRows(time, group, order, other_times, form)
+            if (order := _read_order(sample, time, group, form)) is not None:
+                other_groups = [name for name in candidates[index + 1 :] if name and group]
+                other_groups = [name for name in other_groups if _read_order(sample, time, name, form) is not None]
+                return TimedRows(time, group, order, tuple(other_groups), form)
     return None
 
 
-def _has_unique_times(sample: TableSample, time: str, group: str, form: str | None) -> bool:
-    """Whether each time occurs once in each series of a group column."""
+def _read_order(sample: TableSample, time: str, group: str | None, form: str | None) -> SeriesOrder | None:
+    """The order of the rows by time; None unless each time occurs once in each series of the group column."""
     try:
-        timestamps.read_order(sample.table, time, group, sample.path, KEY, None, form)
+        return timestamps.read_order(sample.table, Source(sample.path, KEY), time, group, form)[0]
     except DataError:
-        return False
-    return True
+        return None
 
 
 def _find_times(sample: TableSample) -> Iterator[tuple[str, str | None]]:
     """Date columns, and numeric columns named like a time, with the form of dates that are text; typical names first."""
     candidates = [c for c in sample.columns.values() if c.refused == DATE or c.kind == "number"]
     typical_names = [c.name for c in candidates if c.name.strip().casefold() in target_guess.TIME_NAMES]
-    yield from (
-        (name, None)
-        for name in sorted(typical_names, key=lambda name: target_guess.TIME_NAMES.index(name.strip().casefold()))
-    )
+    typical_names.sort(key=lambda name: target_guess.TIME_NAMES.index(name.strip().casefold()))
+    yield from ((name, None) for name in typical_names)
     yield from ((c.name, None) for c in candidates if c.refused == DATE and c.name not in typical_names)
     for column in sample.columns.values():
         texts = column_values.different(column_values.texts(sample.table[column.name])) if column.kind == "text" else []
@@ -218,7 +202,6 @@ def _find_groups(request: SurveyRequest, sample: TableSample, time: str) -> Iter
 
 
 def _has_classes(column: ColumnProfile) -> bool:
-    """Whether a column is to be predicted as classes."""
     return column.trainable and (column.kind == "text" or column.classes)
 
 

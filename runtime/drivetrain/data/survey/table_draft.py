@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from drivetrain.data.labels import list_names
 from drivetrain.data.survey import first_values, series_draft, target_guess
 from drivetrain.data.survey.request import KEY, SurveyRequest
@@ -15,6 +17,7 @@ TRAINING_STEPS = 1200
 """Steps of a training. Beyond them small tables were learned by heart: on four sets 15 to 25 epochs gave what 50 gave, or more
 (accuracy 0.850 and 0.854 with 15, 0.800 and 0.838 with 50 epochs, 960 rows, two seeds).
 """
+LARGEST_BATCH = 256
 MAX_LISTED_COLUMNS = 4
 """Number of ignored columns whose reason is listed."""
 
@@ -40,7 +43,6 @@ def draft_table(request: SurveyRequest, sample: TableSample) -> Draft:
             "at least one column of numbers or categories that differ between rows",
             "add columns, or name another one with --target",
         )
-    numeric = [c.name for c in features if c.numeric]
     draft = Draft(task, f"{list_names(guess.names)}: {_describe_goal(targets, task)}")
     draft.found = [sample.size, *_describe_targets(targets, task)]
     draft.choices = [
@@ -50,38 +52,30 @@ def draft_table(request: SurveyRequest, sample: TableSample) -> Draft:
         *_note_series(request, sample),
     ]
     draft.data = [
-        Entry("train", quote(request.format_path(sample.path)), sample.size),
-        Entry("target", _to_yaml(guess.names), guess.reason),
+        request.path_entry("train", sample.path, sample.size),
+        Entry("target", guess.value, guess.reason),
         *([Entry("ignore", quote_all(ignored), _list_reasons(ignored))] if ignored else []),
-        *(
-            [Entry("numeric", quote_all(numeric), "numbers, but a few cells are text; those rows are left out")]
-            if numeric
-            else []
-        ),
+        *_list_numeric(features),
         first_values.validation(sample.rows, "rows"),
         *first_values.bad_samples(sample.lost(guess.names), f"have no {list_names(guess.names)}, and are left out"),
     ]
     count = sum(c.kind == "number" or c.numeric for c in features)
     kinds = f"{count} columns of numbers, {len(features) - count} of categories"
     draft.model = Entry("model", "{name: mlp, hidden: [256, 128], dropout: 0.2}", kinds)
-    batch = first_values.batch_size(sample.rows, most=256)
-    draft.train = [
-        first_values.epochs(
-            sample.rows, samples_in_all=TRAINING_STEPS * int(batch.value), least=3, most=25, sample_noun="rows"
-        ),
-        batch,
-        *first_values.optimizer("3e-3", "this network"),
-    ]
+    samples_in_all = TRAINING_STEPS * int(first_values.batch_size(sample.rows, LARGEST_BATCH).value)
+    draft.train = first_values.training(sample.rows, samples_in_all, (3, 25), LARGEST_BATCH, "rows", "3e-3")
     return draft
 
 
-def _choose_target(request: SurveyRequest, sample: TableSample) -> tuple[TargetGuess, str]:
-    """Choose the columns to predict, and the task.
+def _list_numeric(features: Iterable[ColumnProfile]) -> list[Entry]:
+    """The key for columns that are to be read as numbers; none if there are no such columns."""
+    names = [c.name for c in features if c.numeric]
+    reason = "numbers, but a few cells are text; those rows are left out"
+    return [Entry("numeric", quote_all(names), reason)] if names else []
 
-    Raises:
-        DataError: if no column can be predicted.
-        SpecError: if the named target does not fit the named task.
-    """
+
+def _choose_target(request: SurveyRequest, sample: TableSample) -> tuple[TargetGuess, str]:
+    """Choose the columns to predict, and the task."""
     guess = target_guess.find_named(request, sample)
     if guess:
         return guess, _choose_task(request, [sample.columns[name] for name in guess.names])
@@ -92,9 +86,8 @@ def _choose_target(request: SurveyRequest, sample: TableSample) -> tuple[TargetG
     is_typical_number = numbers is not None and bool(target_guess.find_named_number([sample.columns[numbers.names[0]]]))
     if classes and not (is_typical_number and classes.reason != "by its name"):
         if numbers:
-            other_numbers = tuple(
-                name for name in numbers.names if name not in classes.others and name not in classes.names
-            )
+            candidates = {*classes.others, *classes.names}
+            other_numbers = tuple(name for name in numbers.names if name not in candidates)
             classes = TargetGuess(classes.names, classes.reason, (*other_numbers, *classes.others))
         return classes, CLASSIFICATION
     if numbers:
@@ -110,24 +103,17 @@ def _choose_target(request: SurveyRequest, sample: TableSample) -> tuple[TargetG
 def _choose_task(request: SurveyRequest, targets: list[ColumnProfile]) -> str:
     """The task for the target columns: the requested one, else classes rather than numbers."""
     only_target = targets[0] if len(targets) == 1 else None
-    are_labels = all(c.counts and set(c.counts) <= {"0", "1", "true", "false"} for c in targets)
     are_numbers = all(c.kind == "number" for c in targets)
-    possible = [
-        t
-        for t, fits in (
-            (CLASSIFICATION, only_target.trainable if only_target else are_labels),
-            (REGRESSION, are_numbers),
-        )
-        if fits
-    ]
+    possible = []
+    if only_target.trainable if only_target else all(c.binary for c in targets):
+        possible.append(CLASSIFICATION)
+    if are_numbers:
+        possible.append(REGRESSION)
     if only_target and are_numbers and not only_target.classes:
         possible.reverse()
     if not possible or (request.task and request.task not in possible):
-        column_list = list_names(
-            [f"{c.name} has {c.different:,} different values in {c.filled:,} rows" for c in targets]
-        )
         raise SpecError(
-            f"{KEY}: {column_list}",
+            f"{KEY}: {target_guess.describe_values(targets)}",
             "one column of classes or of numbers; several columns of 0 and 1, or several of numbers",
             "name other columns with --target",
         )
@@ -136,25 +122,17 @@ def _choose_task(request: SurveyRequest, targets: list[ColumnProfile]) -> str:
 
 def _reason_to_ignore(column: ColumnProfile) -> str:
     """Why a column is no feature; empty if it is one."""
-    if column.refused:
-        return column.refused
-    return "an identifier" if target_guess.is_identifier(column) else ""
+    return column.refused or ("an identifier" if target_guess.is_identifier(column) else "")
 
 
 def _reason_against_target(column: ColumnProfile) -> str:
-    """Why a column cannot be predicted."""
-    return _reason_to_ignore(column) or (
-        "one value" if column.different < 2 else f"{column.different:,} different values"
-    )
+    values = "one value" if column.different < 2 else f"{column.different:,} different values"
+    return _reason_to_ignore(column) or values
 
 
 def _list_reasons(ignored: dict[str, str]) -> str:
     lines = [f"{name} ({reason})" for name, reason in ignored.items()]
     return list_names(lines, MAX_LISTED_COLUMNS)
-
-
-def _to_yaml(names: tuple[str, ...]) -> str:
-    return quote(names[0]) if len(names) == 1 else quote_all(names)
 
 
 def _describe_goal(targets: list[ColumnProfile], task: str) -> str:
@@ -164,27 +142,25 @@ def _describe_goal(targets: list[ColumnProfile], task: str) -> str:
 
 
 def _describe_targets(targets: list[ColumnProfile], task: str) -> list[str]:
-    """Lines on the values of the targets."""
     if task == REGRESSION or len(targets) > 1:
         return [f"{c.name} has {c.different:,} different numbers" for c in targets]
-    counts = targets[0].counts
-    return [f"{targets[0].name} has {first_values.format_counts(counts)}", *first_values.note_single_samples(counts)]
+    counts, *single_samples = first_values.describe_classes(targets[0].counts)
+    return [f"{targets[0].name} has {counts}", *single_samples]
 
 
 def _note_long_texts(sample: TableSample, guess: TargetGuess) -> list[str]:
     """A line on long texts, which this task does not use."""
     names = [c.name for c in sample.columns.values() if c.long_text and c.name not in guess.names]
-    if not names:
-        return []
-    return [f"the texts in {names[0]} are not used; to train on them: --task text-classification"]
+    return [f"the texts in {name} are not used; to train on them: --task text-classification" for name in names[:1]]
 
 
 def _note_dates(ignored: dict[str, str]) -> list[str]:
     """A line on dates, which are not used unless the key `dates` names them."""
     names = [name for name, reason in ignored.items() if reason == DATE]
-    if not names:
-        return []
-    return [f"the dates in {names[0]} are not used; to use them: dates: {{{quote(names[0])}: [year, month, weekday]}}"]
+    return [
+        f"the dates in {name} are not used; to use them: dates: {{{quote(name)}: [year, month, weekday]}}"
+        for name in names[:1]
+    ]
 
 
 def _note_series(request: SurveyRequest, sample: TableSample) -> list[str]:
@@ -192,8 +168,5 @@ def _note_series(request: SurveyRequest, sample: TableSample) -> list[str]:
     if request.task or not any(c.refused == DATE for c in sample.columns.values()):
         return []
     timed = series_draft.find_timed_rows(request, sample)
-    if timed is None:
-        return []
-    return [
-        f"each row is a sample; to train on windows over {timed.time}: --task {series_draft.REGRESSION} --target COLUMN"
-    ]
+    task = f"--task {series_draft.REGRESSION} --target COLUMN"
+    return [f"each row is a sample; to train on windows over {timed.time}: {task}"] if timed else []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,34 +43,29 @@ class ColumnProfile:
     name: str
     kind: str
     """The result of `column_values.kind`: number, text, nothing, time, or another type."""
-    whole: bool
-    """Whether all numbers are integers; true for booleans."""
     rows: int
     """Number of rows that were read."""
     filled: int
     """Rows with a usable value."""
-    different: int
-    """Number of different values."""
-    words: float
-    """Median number of words per text; 0 for other kinds."""
-    counts: Mapping[str, int]
-    """Rows of each value, if there are few enough for classes."""
-    refused: str
-    """Why a table job does not accept the column as it is; empty if it does."""
-    numeric: bool
-    """Whether it is text to be read as numbers."""
     complete: bool
     """Whether all rows of the file were read."""
+    different: int = 0
+    """Number of different values."""
+    words: float = 0.0
+    """Median number of words per text; 0 for other kinds."""
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """Rows of each value, if there are few enough for classes."""
+    refused: str = ""
+    """Why a table job does not accept the column as it is; empty if it does."""
+    numeric: bool = False
+    """Whether it is text to be read as numbers."""
 
     @property
     def classes(self) -> bool:
         """Whether its values are few and repeat often enough to be guessed as classes."""
         most = MOST_TEXT_CLASSES if self.kind == "text" else MOST_INTEGER_CLASSES
-        return (
-            bool(self.counts)
-            and 2 <= self.different < self.filled
-            and self.different <= min(most, max(2, self.filled // 4))
-        )
+        is_repeated = 2 <= self.different < self.filled and self.different <= max(2, self.filled // 4)
+        return bool(self.counts) and is_repeated and self.different <= most
 
     @property
     def trainable(self) -> bool:
@@ -78,6 +73,11 @@ class ColumnProfile:
         if not self.counts or self.different > max(10, self.filled / 2):
             return False
         return not self.complete or (self.different > 1 and self.different < self.filled)
+
+    @property
+    def binary(self) -> bool:
+        """Whether it has no other values than 0 and 1."""
+        return bool(self.counts) and set(self.counts) <= {"0", "1", "true", "false"}
 
     @property
     def unique(self) -> bool:
@@ -108,11 +108,9 @@ class TableSample:
     @property
     def size(self) -> str:
         """The number of rows and columns, for a comment."""
-        rows = (
-            f"{self.rows:,} rows"
-            if self.complete
-            else f"about {self.rows:,} rows, of which {len(self.table):,} were read"
-        )
+        rows = f"{self.rows:,} rows"
+        if not self.complete:
+            rows = f"about {rows}, of which {len(self.table):,} were read"
         return f"{rows}, {len(self.columns):,} columns"
 
     def lost(self, names: Sequence[str]) -> float:
@@ -137,9 +135,8 @@ def read(path: Path, files: CsvFiles) -> TableSample:
     else:
         table = table_file.read(path, KEY, csv=files)
         rows = len(table)
-    return TableSample(
-        path, table, rows, {name: _profile(table, name, len(table) == rows) for name in table.column_names}
-    )
+    columns = {name: _profile(table, name, len(table) == rows) for name in table.column_names}
+    return TableSample(path, table, rows, columns)
 
 
 def _profile(table: pyarrow.Table, name: str, complete: bool) -> ColumnProfile:
@@ -149,19 +146,7 @@ def _profile(table: pyarrow.Table, name: str, complete: bool) -> ColumnProfile:
     if kind not in ("number", "text"):
         refused = {"time": DATE, "nothing": "empty"}.get(kind, kind)
         filled = len(column) - column.null_count
-        return ColumnProfile(
-            name,
-            kind,
-            whole=False,
-            rows=len(column),
-            filled=filled,
-            different=0,
-            words=0.0,
-            counts={},
-            refused=refused,
-            numeric=False,
-            complete=complete,
-        )
+        return ColumnProfile(name, kind, len(column), filled, complete, refused=refused)
     texts = column_values.texts(column)
     different = column_values.different(texts)
     is_integer = kind == "number" and all(
@@ -173,7 +158,7 @@ def _profile(table: pyarrow.Table, name: str, complete: bool) -> ColumnProfile:
     filled = int(_usable_cells(column).sum())
     refused, numeric = _find_refusal(table, name, len(different), filled)
     return ColumnProfile(
-        name, kind, is_integer, len(column), filled, len(different), median_words, counts, refused, numeric, complete
+        name, kind, len(column), filled, complete, len(different), median_words, counts, refused, numeric
     )
 
 

@@ -11,6 +11,7 @@ from drivetrain.data.labels import list_names
 from drivetrain.data.survey.request import KEY, SurveyRequest
 from drivetrain.data.survey.table_sample import ColumnProfile, TableSample
 from drivetrain.errors import DataError, SpecError
+from drivetrain.job.draft import quote, quote_all
 
 CLASS_NAMES = (
     *("label", "labels", "target", "class", "classes", "category", "y", "outcome", "species", "sentiment"),
@@ -39,12 +40,18 @@ class TargetGuess:
     """Other candidates."""
 
     @property
+    def value(self) -> str:
+        """The columns in YAML notation: a name, or a list of several."""
+        return quote(self.names[0]) if len(self.names) == 1 else quote_all(self.names)
+
+    @property
     def choice(self) -> list[str]:
         """A line about the other candidates."""
         if not self.others:
             return []
+        candidates = list_names(self.others, 8)
         return [
-            f"target {list_names(self.names)}: {self.reason}; other candidates: {list_names(self.others, 8)} (choose with --target)"
+            f"target {list_names(self.names)}: {self.reason}; other candidates: {candidates} (choose with --target)"
         ]
 
 
@@ -67,9 +74,8 @@ def find_named(request: SurveyRequest, sample: TableSample) -> TargetGuess | Non
     for name in request.targets:
         column = sample.columns[name]
         if column.kind not in ("number", "text") or (column.different < 2 and sample.complete):
-            description = (
-                f"has {column.different} value" if column.kind in ("number", "text") else f"holds: {column.refused}"
-            )
+            has_values = column.kind in ("number", "text")
+            description = f"has {column.different} value" if has_values else f"holds: {column.refused}"
             raise DataError(
                 f'--target {name}: column "{name}" of {sample.path} {description}',
                 "a column of classes or numbers that differ between rows",
@@ -80,17 +86,21 @@ def find_named(request: SurveyRequest, sample: TableSample) -> TargetGuess | Non
 
 def guess_classes(columns: Iterable[ColumnProfile]) -> TargetGuess | None:
     """Guess which of the columns has the classes to predict; None if no column can be classes."""
-    columns = list(columns)
-    named_like_target = find_by_name([column for column in columns if column.trainable], CLASS_NAMES)
-    candidates = [column for column in columns if column.classes and not is_identifier(column)]
-    if named_like_target:
-        other_columns = [column.name for column in candidates if column.name != named_like_target]
-        return TargetGuess((named_like_target,), "by its name", tuple(other_columns))
-    if not candidates:
-        return None
+    named, candidates = find_classes(columns)
+    if named or not candidates:
+        return named
     last = candidates[-1]
     reason = f"the last column with few values ({last.different})"
     return TargetGuess((last.name,), reason, tuple(column.name for column in candidates[:-1]))
+
+
+def find_classes(columns: Iterable[ColumnProfile]) -> tuple[TargetGuess | None, list[ColumnProfile]]:
+    """The column with a typical name of classes, if there is one, and all columns with values that are few and repeat."""
+    columns = list(columns)
+    candidates = [column for column in columns if column.classes and not is_identifier(column)]
+    name = find_by_name([column for column in columns if column.trainable], CLASS_NAMES)
+    other_columns = tuple(column.name for column in candidates if column.name != name)
+    return TargetGuess((name,), "by its name", other_columns) if name else None, candidates
 
 
 def guess_number(columns: Iterable[ColumnProfile]) -> TargetGuess | None:
@@ -115,6 +125,11 @@ def find_by_name(columns: Iterable[ColumnProfile], names: Sequence[str]) -> str:
     """The first column with one of these names, in the order of the names; empty if there is none."""
     by_folded_name = {column.name.strip().casefold(): column.name for column in columns}
     return next((by_folded_name[name] for name in names if name in by_folded_name), "")
+
+
+def describe_values(columns: Iterable[ColumnProfile]) -> str:
+    """How many different values the columns have, for messages."""
+    return list_names([f"{c.name} has {c.different:,} different values in {c.filled:,} rows" for c in columns])
 
 
 def check_count(guess: TargetGuess, task: str) -> None:

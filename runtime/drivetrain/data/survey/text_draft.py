@@ -57,9 +57,8 @@ def find_text_columns(request: SurveyRequest, sample: TableSample) -> list[Colum
         return []
     # A column that repeats its texts is not the one to learn from.
     longest = max(candidates, key=lambda c: c.words * (c.different > c.filled / 2))
-    by_folded_name = {
-        c.name.casefold(): c for c in sample.columns.values() if c.kind == "text" and c.name not in request.targets
-    }
+    text_columns = [c for c in sample.columns.values() if c.kind == "text" and c.name not in request.targets]
+    by_folded_name = {c.name.casefold(): c for c in text_columns}
     pairs = ([by_folded_name[name] for name in pair] for pair in _PAIRS if all(name in by_folded_name for name in pair))
     return next((pair for pair in pairs if longest in pair), [longest])
 
@@ -74,11 +73,9 @@ def draft_texts(request: SurveyRequest, sample: TableSample, texts: Sequence[Col
     if not (request.task or request.texts or request.targets) and len(guess.names) > MOST_HEADS:
         return None
     columns = [sample.columns[name] for name in guess.names]
-    not_classes = [column for column in columns if not column.trainable]
-    if not_classes:
+    if bad := next((column for column in columns if not column.trainable), None):
         raise DataError(
-            f'{KEY}: column "{not_classes[0].name}" of {sample.path} has {not_classes[0].different:,} different values in '
-            f"{not_classes[0].filled:,} rows",
+            f'{KEY}: column "{bad.name}" of {sample.path} has {bad.different:,} different values in {bad.filled:,} rows',
             "labels that come back: classes",
             "name a column of labels with --target",
         )
@@ -86,14 +83,13 @@ def draft_texts(request: SurveyRequest, sample: TableSample, texts: Sequence[Col
     draft = Draft(TASK, f"column {description}")
     draft.found = [sample.size]
     for column in columns:
-        draft.found.append(f"{column.name} has {first_values.format_counts(column.counts)}")
-        draft.found += first_values.note_single_samples(column.counts)
+        counts, *single_samples = first_values.describe_classes(column.counts)
+        draft.found += [f"{column.name} has {counts}", *single_samples]
     draft.choices = [*guess.choice, *_note_several_heads(guess.names)]
-    labels = quote_all(guess.names) if len(guess.names) > 1 else quote(guess.names[0])
     draft.data = [
-        Entry("train", quote(request.format_path(sample.path)), sample.size),
+        request.path_entry("train", sample.path, sample.size),
         _text_entry(texts),
-        Entry("labels", labels, guess.reason),
+        Entry("labels", guess.value, guess.reason),
         first_values.validation(sample.rows, "texts"),
         Entry("max_length", "auto", "tokens, chosen from the texts: 99% of them fit"),
         *first_values.bad_samples(sample.lost([*used[:1], *guess.names]), "lack a text or a label and are left out"),
@@ -102,11 +98,7 @@ def draft_texts(request: SurveyRequest, sample: TableSample, texts: Sequence[Col
     is_linear = texts[0].words >= MIN_LINEAR_WORDS and len(guess.names) == 1
     network = "linear" if is_linear else "{name: encoder, layers: 1, width: 64}"
     draft.model = Entry("model", network, LINEAR_REASON if is_linear else NETWORK_REASON)
-    draft.train = [
-        first_values.epochs(sample.rows, samples_in_all=36_000, least=3, most=20, sample_noun="texts"),
-        first_values.batch_size(sample.rows, most=32),
-        *first_values.optimizer("4e-3", "this network"),
-    ]
+    draft.train = first_values.training(sample.rows, 36_000, (3, 20), 32, "texts", "4e-3")
     if len(guess.names) > 1:
         best = f"validation/{guess.names[0]}/{TextJob.BEST}"
         draft.checkpoint = [Entry("best", quote(best), "selects the weights that are kept; name another column's here")]
@@ -119,26 +111,18 @@ def _is_text_column(column: ColumnProfile, request: SurveyRequest) -> bool:
 
 
 def _text_entry(texts: Sequence[ColumnProfile]) -> Entry:
-    """The key `text` of the draft."""
     first = texts[0]
     if len(texts) == 1:
         return Entry("text", quote(first.name), f"median {first.words:g} words, {first.different:,} different texts")
-    return Entry(
-        "text", quote_all([column.name for column in texts]), ("encoded together, as a pair" if len(texts) == 2 else "")
-    )
+    reason = "encoded together, as a pair" if len(texts) == 2 else ""
+    return Entry("text", quote_all([column.name for column in texts]), reason)
 
 
 def _guess_labels(sample: TableSample, texts: Sequence[str]) -> target_guess.TargetGuess | None:
     """Guess the label columns: a single one with a typical name, else all with few values; None if there is none."""
-    columns = [c for c in sample.columns.values() if c.name not in texts]
-    named_like_labels = target_guess.find_by_name([c for c in columns if c.trainable], target_guess.CLASS_NAMES)
-    candidates = [c for c in columns if c.classes and not target_guess.is_identifier(c)]
-    if named_like_labels:
-        return target_guess.TargetGuess(
-            (named_like_labels,), "by its name", tuple(c.name for c in candidates if c.name != named_like_labels)
-        )
-    if not candidates:
-        return None
+    named, candidates = target_guess.find_classes(c for c in sample.columns.values() if c.name not in texts)
+    if named or not candidates:
+        return named
     counts = np.array([c.different for c in candidates])
     values = f"{counts[0]}" if counts.min() == counts.max() else f"{counts.min()} to {counts.max()}"
     return target_guess.TargetGuess(tuple(c.name for c in candidates), f"columns with few different values: {values}")
@@ -146,6 +130,5 @@ def _guess_labels(sample: TableSample, texts: Sequence[str]) -> target_guess.Tar
 
 def _note_several_heads(names: tuple[str, ...]) -> list[str]:
     """A line that says that there is one output per label column; none for a single column."""
-    if len(names) == 1:
-        return []
-    return [f"one output for each of {list_names(names)}; remove columns that are not labels, or choose with --target"]
+    note = f"one output for each of {list_names(names)}; remove columns that are not labels, or choose with --target"
+    return [note] if len(names) > 1 else []

@@ -50,12 +50,7 @@ class Roles:
 
 
 def assign_roles(table: pyarrow.Table, data: TableData, source: str) -> Roles:
-    """Decide the role of each column of a training table: as the job says, else by its type.
-
-    Args:
-        table: a pyarrow table without ignored columns.
-        data: the job's data.
-        source: the file, for messages.
+    """Decide the role of each column of a table without ignored columns: as the job says, else by its type.
 
     Raises:
         DataError: for dates, identifiers, numeric columns with some text, and types that are neither number nor text.

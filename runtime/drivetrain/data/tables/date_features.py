@@ -6,12 +6,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date, datetime
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from drivetrain.data.formats import column_values, row_lines
+from drivetrain.data.formats import column_values
+from drivetrain.data.source import Source
 from drivetrain.errors import DataError
 
 _TWO_DIGIT_YEAR = re.compile(r"%[yDxcg]")
@@ -28,16 +28,11 @@ def has_two_digit_years(form: str | None) -> bool:
     return form is not None and _TWO_DIGIT_YEAR.search(form.replace("%%", "")) is not None
 
 
-def check_not_future(texts: Any, times: Any, name: str, path: Path, key: str, option: str) -> None:
+def _check_not_future(texts: Any, times: Any, name: str, source: Source, option: str) -> None:
     """Check that no date with a year of two digits is later than this year, since it may be of the last century.
 
-    Args:
-        texts: the cells, a pyarrow array.
-        times: the dates as strptime reads them, from 1969 to 2068.
-        name: their column.
-        path: its file.
-        key: the spec key that names the file.
-        option: the spec key that says what two digits stand for; empty if there is none.
+    `times` are the texts as strptime reads them, from 1969 to 2068; `option` is the spec key that says what two digits stand
+    for, empty if there is none.
 
     Raises:
         DataError: if a date is later than this year.
@@ -53,14 +48,14 @@ def check_not_future(texts: Any, times: Any, name: str, path: Path, key: str, op
     earliest = int(compute.min(years.filter(array(is_future))).as_py()) - 100
     choice = f"set {option}: {earliest} if it is {year - 100}, or {option}: 1969 if it is {year}"
     raise DataError(
-        f'{key}: {int(is_future.sum()):,} dates of column "{name}" of {path} have two digits for the year and can be of two '
-        f"centuries: {row_lines.place(path, row + 1)} has {column_values.format_cell(texts, row)}, which is {year - 100} or {year}",
+        f'{source.key}: {int(is_future.sum()):,} dates of column "{name}" of {source.path} have two digits for the year and can be of two '
+        f"centuries: {source.name_row(row)} has {column_values.format_cell(texts, row)}, which is {year - 100} or {year}",
         f"years of four digits{f', or {option}, the first of the hundred years that they stand for' if option else ''}",
         choice if option else "write the years with four digits",
     )
 
 
-def shift_centuries(times: Any, first_year: int) -> tuple[Any, column_values.Mask]:
+def _shift_centuries(times: Any, first_year: int) -> tuple[Any, column_values.Mask]:
     """Move dates by centuries into the hundred years that begin with `first_year`.
 
     Returns:
@@ -106,19 +101,19 @@ class DateFeatures:
         from_dates = set(self.names)
         return [*(name for name in names if name not in from_dates), *(self.parts if from_dates & set(names) else ())]
 
-    def expand(self, table: Any, path: Path, key: str) -> tuple[Any, dict[int, str]]:
+    def expand(self, table: Any, source: Source) -> tuple[Any, dict[int, str]]:
         """Replace the columns of dates by columns of numbers.
 
         Returns:
             The table, with int64 columns, or double for `days`; and the reasons why rows have no date, by row.
 
         Raises:
-            DataError: if a column holds no dates; names `key`.
+            DataError: if a column holds no dates.
         """
         reasons: dict[int, str] = {}
         for name in self.parts:
-            times, is_wrong = self.read_times(table[name], name, path, key)
-            times = self._convert_zone(times, name, path, key)
+            times, is_wrong = self.read_times(table[name], name, source)
+            times = self._convert_zone(times, name, source)
             for row in np.flatnonzero(is_wrong).tolist():
                 reason = f"{name} is {column_values.format_cell(table[name], row)}, no date"
                 reasons[row] = f"{reasons[row]}; {reason}" if row in reasons else reason
@@ -149,11 +144,11 @@ class DateFeatures:
             if zone
         ]
 
-    def read_times(self, column: Any, name: str, path: Path, key: str) -> tuple[Any, column_values.Mask]:
+    def read_times(self, column: Any, name: str, source: Source) -> tuple[Any, column_values.Mask]:
         """Read a column as timestamps, null where a cell is empty or no date, and a mask of the cells that are no date.
 
         Raises:
-            DataError: if most cells are no dates; names `key`.
+            DataError: if most cells are no dates.
         """
         from pyarrow import array, compute, timestamp, types
 
@@ -172,7 +167,7 @@ class DateFeatures:
             row = int(np.argmax(column.is_valid().to_numpy(zero_copy_only=False)))
             row = column_values.find_first_no_time(column) if kind == "text" else row
             raise DataError(
-                f'{key}: column "{name}" of {path} is {column.type}: {row_lines.place(path, row + 1)} has {column_values.format_cell(column, row)}',
+                f'{source.key}: column "{name}" of {source.path} is {column.type}: {source.name_row(row)} has {column_values.format_cell(column, row)}',
                 "dates as 2024-05-31 or 2024-05-31 08:30:00; or text and its form in data.date_format",
                 'set data.date_format, such as "%d.%m.%Y" for 31.05.2024 or "%m/%d/%Y" for 05/31/2024',
             )
@@ -182,20 +177,20 @@ class DateFeatures:
         is_wrong |= self._find_impossible(texts, times)
         if has_two_digit_years(self.form):
             if self.first_year is None:
-                check_not_future(texts, times, name, path, key, "data.first_year" if self.parts else "")
-            times, is_shifted_wrong = shift_centuries(times, self.first_year or POSIX_YEAR)
+                _check_not_future(texts, times, name, source, "data.first_year" if self.parts else "")
+            times, is_shifted_wrong = _shift_centuries(times, self.first_year or POSIX_YEAR)
             is_wrong |= is_shifted_wrong
         if is_wrong.sum() > column_values.TIMES_SHARE * (len(texts) - texts.null_count):
             row = int(is_wrong.argmax())
             raise DataError(
-                f'{key}: {int(is_wrong.sum()):,} cells of column "{name}" of {path} are no dates in the form {self.form}: '
-                f"{row_lines.place(path, row + 1)} has {column_values.format_cell(column, row)}",
+                f'{source.key}: {int(is_wrong.sum()):,} cells of column "{name}" of {source.path} are no dates in the form {self.form}: '
+                f"{source.name_row(row)} has {column_values.format_cell(column, row)}",
                 "one form for all dates, in data.date_format",
                 "correct the cells or data.date_format; %d is the day, %m the month, %Y the year, %H:%M:%S the time",
             )
         return compute.if_else(array(is_wrong), None, times), is_wrong
 
-    def _convert_zone(self, times: Any, name: str, path: Path, key: str) -> Any:
+    def _convert_zone(self, times: Any, name: str, source: Source) -> Any:
         """Convert times to the zone of their column, which is set to that of the times if this is the first file.
 
         Raises:
@@ -213,8 +208,8 @@ class DateFeatures:
                 (f"in {zone}", "without a zone") if zone else ("without a zone", f"in {training_zone}")
             )
             raise DataError(
-                f'{key}: times of column "{name}" of {path} are {form}, and those of the training data {training_form}: '
-                f"{row_lines.place(path, row + 1)} has `{times[row].as_py()}`",
+                f'{source.key}: times of column "{name}" of {source.path} are {form}, and those of the training data {training_form}: '
+                f"{source.name_row(row)} has `{times[row].as_py()}`",
                 "times as in the training data, all with a zone or all without",
                 "add the zone to the times, such as +00:00, or remove it after a conversion to the time of the training data",
             )
@@ -223,7 +218,7 @@ class DateFeatures:
             compute.hour(times.slice(0, 1))  # raises for an unknown zone, which the cast does not
         except ArrowInvalid:
             raise DataError(
-                f'{key}: column "{name}" of {path} is in the time zone {training_zone}, which this machine does not know',
+                f'{source.key}: column "{name}" of {source.path} is in the time zone {training_zone}, which this machine does not know',
                 "a zone of its database, such as UTC or Europe/Madrid",
                 "install tzdata, or write the times in UTC",
             ) from None

@@ -228,18 +228,10 @@ def from_json(data: Mapping[str, Any]) -> Features:
 def fit_features(
     table: pyarrow.Table, roles: Roles, rows: Ids, dates: DateFeatures, bins: int = 0
 ) -> tuple[Features, list[str]]:
-    """Choose the features of a training table and compute their statistics.
+    """Choose the features of a table and compute their statistics from the training rows.
 
-    Args:
-        table: all rows.
-        roles: the kind of each column.
-        rows: the training rows, from which all statistics are computed.
-        dates: how numbers were made of dates.
-        bins: number of bins of each numeric column, with equally many training rows; 0 for none.
-
-    Returns:
-        The features, and notes: on each column that is dropped because its value is constant, and on categories that
-        are spelled almost the same.
+    Each numeric column gets `bins` of equally many training rows; 0 for none. Returns the features, and notes: on each
+    column that is dropped because its value is constant, and on categories that are spelled almost the same.
     """
     numbers, categories, notes = [], [], []
     empty_shares: dict[str, float] = {}

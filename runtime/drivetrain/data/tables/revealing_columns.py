@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from drivetrain.data import target_columns
 from drivetrain.data.formats import column_values
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.tables.column_roles import Roles
@@ -49,20 +50,16 @@ def note_revealing(
     dates: list[str],
     remedy: str = "data.ignore: [{}]",
 ) -> list[str]:
-    """A note on each column that numbers the rows, and on each from which alone the target can be told.
+    """A note on each column that numbers the rows, and on each from which alone the target can be told, in training rows.
 
-    Args:
-        table: all rows.
-        roles: the columns that the network gets.
-        target: the targets of all rows.
-        rows: the training rows.
-        dates: columns that are made of dates, which follow each other without being numbers of rows.
-        remedy: setting that leaves a column out, for messages; {} stands for its name.
+    `dates` are columns that are made of dates, which follow each other without being numbers of rows. `remedy` is the setting
+    that leaves a column out, for messages; {} stands for its name.
     """
     if len(rows) < MIN_ROWS:
         return []
     sampled_rows = rows[:: -(-len(rows) // MAX_COMPARED_ROWS)]
-    sample = _read_targets(target, sampled_rows)
+    classes = None if target.texts is None else target_columns.find_strata(target, sampled_rows).numbers
+    sample = _Sample(", ".join(target.names), classes, target.numbers[sampled_rows])
     row_number_lines, target_lines = [], []
     for name in roles.names:
         explanation = sample.explain(_group_rows(table, name, sampled_rows, name in roles.categorical))
@@ -139,16 +136,6 @@ class _Sample:
             share,
             f"alone it gives {accuracy:.0%} of the rows their {self.name} (the most frequent class: {majority_share:.0%})",
         )
-
-
-def _read_targets(target: TargetColumn, rows: Ids) -> _Sample:
-    """The targets of some rows, with classes as numbers."""
-    name = ", ".join(target.names)
-    if target.texts is None:
-        return _Sample(name, None, target.numbers[rows])
-    encoded: Any = target.texts.take(rows).combine_chunks().dictionary_encode()
-    classes = np.asarray(encoded.indices.to_numpy(zero_copy_only=False), np.int64)
-    return _Sample(name, classes, target.numbers[rows])
 
 
 def _measure_accuracy(groups: Groups, classes: Groups) -> float:

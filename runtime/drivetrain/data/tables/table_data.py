@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,22 +11,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from drivetrain.data import copies
-from drivetrain.data import target_columns as targets
+from drivetrain.data import copies, target_columns
 from drivetrain.data.copies import Contents
 from drivetrain.data.dataset import Dataset, Head, InputRecord, Inputs, NewSamples, Targets, keep_unchanged
-from drivetrain.data.formats import csv_dialect, table_file
+from drivetrain.data.formats import csv_dialect
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.labels import note_similar_names
+from drivetrain.data.source import Source
 from drivetrain.data.stateless_random import Ids
-from drivetrain.data.tables import features, revealing_columns
-from drivetrain.data.tables.column_roles import Roles, assign_roles
+from drivetrain.data.tables import features, revealing_columns, table_rows
 from drivetrain.data.tables.date_features import DateFeatures
 from drivetrain.data.tables.features import Features
-from drivetrain.data.tables.table_rows import RowNames, divide_rows, find_usable, prepare_division, take_rows
-from drivetrain.data.target_columns import TargetColumn
+from drivetrain.data.tables.table_rows import TableRows
 from drivetrain.errors import DataError
-from drivetrain.job.tables import MlpSpec, TableClassificationJob, TableData, TableJob
+from drivetrain.job.tables import MlpSpec, TableClassificationJob, TableJob
 
 
 @dataclass
@@ -37,7 +36,9 @@ class TableSplit:
     rows: Ids
     """The rows of this split."""
     targets: Targets
-    titles: RowNames
+    files: tuple[str, ...]
+    starts: tuple[int, ...] = (0,)
+    """Index of the first row of each file."""
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -60,27 +61,10 @@ class TableSplit:
         self.targets = {name: change(values) for name, values in self.targets.items()}
 
     def title(self, index: int) -> str:
-        """The row in its file."""
-        return self.titles.describe_row(int(self.rows[index]))
-
-
-@dataclass(frozen=True)
-class _TablePart:
-    """The preprocessed rows of one file."""
-
-    path: Path
-    key: str
-    inputs: Inputs
-    rows: Ids
-    """Rows that can be used."""
-    target: TargetColumn | None
-    notes: list[str]
-
-    def split(self, rows: Ids, head: Head) -> TableSplit:
-        """A split of some of the rows."""
-        assert self.target is not None
-        target_tensors = {"": targets.build_tensor(self.target, rows, head, self.key)}
-        return TableSplit(self.inputs, rows, target_tensors, RowNames((self.path.name,), (0,)))
+        """The file, and the row in it; the first row below the header is row 1."""
+        row = int(self.rows[index])
+        file = bisect_right(self.starts, row) - 1
+        return f"{self.files[file]} row {row - self.starts[file] + 1}"
 
 
 def load(job: TableJob, recorded: InputRecord | None = None, files: CsvFiles | None = None) -> Dataset:
@@ -89,103 +73,87 @@ def load(job: TableJob, recorded: InputRecord | None = None, files: CsvFiles | N
     Raises:
         DataError: if they cannot be used.
     """
-    files = files or csv_dialect.of_job(job.data.csv.list_settings(), {}, job.data.missing)
-    data, path = job.data, job.resolve(job.data.train)
-    classes = isinstance(job, TableClassificationJob)
+    data = job.data
+    files = files or csv_dialect.of_job(data.csv.list_settings(), {}, data.missing)
     # A job that starts from a run on other data keeps the columns of that run, which its network expects.
     earlier = features.from_json(recorded.preprocessing) if recorded and not recorded.same_data else None
     dates = earlier.dates if earlier else DateFeatures(data.dates, data.date_format, data.first_year)
-    bins = job.model.bins if isinstance(job.model, MlpSpec) else 0
-    table, column_roles, date_problems = _read_training_table(path, data, classes, dates, earlier, files)
-    target = targets.read_targets(table, data.target, classes=classes, option="data.target", source=str(path))
-    rows, notes = find_usable(table, column_roles.numeric, target, date_problems, path, "data.train", data.bad_samples)
-    division = prepare_division(table, column_roles, target, rows, recorded)
-    train_rows, validation_rows = divide_rows(job, target, rows, notes, table, division)
-
-    def compute_head() -> Head:
-        return targets.build_head(target, rows, train_rows, "data.train")
-
-    head = recorded.head("", compute_head) if recorded else compute_head()
-    if earlier:
-        fitted, feature_notes = earlier, earlier.notes(take_rows(table, train_rows), path.name)
+    source = Source.of_job(job, "train", files)
+    train_rows = table_rows.read_training_rows(job, source, dates, earlier)
+    target = train_rows.target
+    assert target is not None
+    division = table_rows.compare_rows(train_rows, recorded)
+    partition = table_rows.divide_rows(job, train_rows, division)
+    head = target_columns.choose_head(target, train_rows.usable, partition.training, source.key, recorded)
+    fitted, feature_notes = _fit_features(job, train_rows, partition.training, dates, recorded, earlier)
+    inputs = fitted.to_tensors(train_rows.table)
+    train = _build_split(train_rows, inputs, partition.training, head)
+    if isinstance(data.validation, str):
+        validation_source = Source.of_job(job, "validation", files)
+        validation, validation_notes = _read_validation(job, validation_source, fitted, train, head)
     else:
-        # A resumed run fits too, for the same notes as at its start; the recorded features then replace the fitted ones.
-        fitted, feature_notes = features.fit_features(table, column_roles, train_rows, dates, bins)
-    if recorded:
-        fitted = features.from_json(recorded.preprocessing)
-    _check_any_feature(fitted, column_roles, path)
-    data_notes = [
-        *column_roles.notes(),
+        validation = _build_split(train_rows, inputs, partition.validation, head)
+        validation_notes = fitted.notes(train_rows.take(partition.validation), "validation")
+    notes = [
+        f"{len(train):,} training and {len(validation):,} validation rows",
+        *train_rows.roles.notes(),
         *dates.notes(),
         *note_similar_names(data.target[0], head.classes),
-        *revealing_columns.note_revealing(table, column_roles, target, train_rows, dates.names),
-        *notes,
+        *revealing_columns.note_revealing(train_rows.table, train_rows.roles, target, partition.training, dates.names),
+        *train_rows.notes,
+        *partition.notes,
         *feature_notes,
+        *validation_notes,
     ]
-    train_part = _TablePart(path, "data.train", fitted.to_tensors(table), rows, target, data_notes)
-    train = train_part.split(train_rows, head)
-    if isinstance(data.validation, str):
-        validation, validation_notes = _read_validation(job, data.validation, classes, fitted, train, head, files)
-    else:
-        validation = train_part.split(validation_rows, head)
-        validation_notes = fitted.notes(take_rows(table, validation_rows), "validation")
-    counts = f"{len(train_rows):,} training and {len(validation):,} validation rows"
-    stored = {
-        "kind": "table",
-        "target": list(data.target),
-        "classes": classes,
-        **fitted.to_json(),
-        **division.to_json(),
-    }
-    return Dataset(
-        train,
-        validation,
-        {"": head},
-        stored,
-        keep_unchanged,
-        mixable=not fitted.categories,
-        notes=[counts, *data_notes, *validation_notes],
-    )
+    stored = {"kind": "table", "target": list(data.target), "classes": isinstance(job, TableClassificationJob)}
+    stored |= fitted.to_json() | division.to_json()
+    return Dataset(train, validation, {"": head}, stored, keep_unchanged, mixable=not fitted.categories, notes=notes)
 
 
-def _read_training_table(
-    path: Path, data: TableData, classes: bool, dates: DateFeatures, earlier: Features | None, files: CsvFiles
-) -> tuple[Any, Roles, dict[int, str]]:
-    """Read the training file.
+def _fit_features(
+    job: TableJob,
+    train: TableRows,
+    rows: Ids,
+    dates: DateFeatures,
+    recorded: InputRecord | None,
+    earlier: Features | None,
+) -> tuple[Features, list[str]]:
+    """The features as recorded, else computed from the training rows; and notes on them.
 
-    Returns:
-        The table, with numbers for dates; the roles of its columns; and the reasons why rows have no date, by row.
+    Raises:
+        DataError: if all features are constant.
     """
-    table, date_problems = dates.expand(_read_table(path, data, classes, earlier, files), path, "data.train")
-    column_roles = earlier.roles() if earlier else assign_roles(table, data, str(path))
-    if rewritten_categories := files.rewritten.intersection(column_roles.categorical):
-        # Categories that were read as numbers are read again as text, as they will be in new files.
-        table, date_problems = dates.expand(
-            _read_table(path, data, classes, earlier, files, rewritten_categories), path, "data.train"
-        )
-    return table, column_roles, date_problems
-
-
-def _read_validation(
-    job: TableJob, name: str, classes: bool, fitted: Features, train: TableSplit, head: Head, files: CsvFiles
-) -> tuple[TableSplit, list[str]]:
-    """Read a validation file; returns its rows, and notes such as on rows that are also in the training data."""
-    part = _read_part(
-        job.resolve(name), "data.validation", fitted, job.data.target, classes, job.data.bad_samples, files
-    )
-    split = part.split(part.rows, head)
-    shared = copies.note_shared(train.contents(), split.contents(), split.title, "validation rows")
-    return split, [*part.notes, *shared]
-
-
-def _check_any_feature(fitted: Features, column_roles: Roles, path: Path) -> None:
-    """Refuse a table whose features are all constant."""
+    if earlier:
+        fitted, notes = earlier, earlier.notes(train.take(rows), train.source.path.name)
+    else:
+        # A resumed run fits too, for the same notes as at its start; the recorded features then replace the fitted ones.
+        bins = job.model.bins if isinstance(job.model, MlpSpec) else 0
+        fitted, notes = features.fit_features(train.table, train.roles, rows, dates, bins)
+    if recorded:
+        fitted = features.from_json(recorded.preprocessing)
     if not fitted.names:
         raise DataError(
-            f"data.train: all {len(column_roles.names)} features of {path} are constant in the training rows",
+            f"data.train: all {len(train.roles.names)} features of {train.source.path} are constant in the training rows",
             "a feature that differs between rows",
             "add columns or rows",
         )
+    return fitted, notes
+
+
+def _build_split(part: TableRows, inputs: Inputs, rows: Ids, head: Head) -> TableSplit:
+    """A split of some rows of a file, whose preprocessed rows are `inputs`; with targets if they were read."""
+    tensor = target_columns.build_tensor(part.target, rows, head, part.source.key) if part.target else None
+    return TableSplit(inputs, rows, {} if tensor is None else {"": tensor}, (part.source.path.name,))
+
+
+def _read_validation(
+    job: TableJob, source: Source, fitted: Features, train: TableSplit, head: Head
+) -> tuple[TableSplit, list[str]]:
+    """Read a validation file; returns its rows, and notes such as on rows that are also in the training data."""
+    part = table_rows.read_new_rows(source, fitted, job.data.target, isinstance(job, TableClassificationJob))
+    split = _build_split(part, fitted.to_tensors(part.table), part.usable, head)
+    shared = copies.note_shared(train.contents(), split.contents(), split.title, "validation rows")
+    return split, [*part.notes, *shared]
 
 
 def read(
@@ -197,104 +165,27 @@ def read(
     labelled: bool,
     budget: float = 1.0,
 ) -> NewSamples:
-    """Read new rows, preprocessed exactly as the training rows were.
-
-    Args:
-        paths: files with at least the columns that the network uses.
-        preprocessing: of the `Dataset` that the network was trained on.
-        heads: of that dataset.
-        files: how CSV files are written; gets what was found.
-        labelled: whether to read targets, for an evaluation.
-        budget: largest share of samples that may be unusable.
-
-    Raises:
-        DataError: if a file cannot be used, or has a label that training did not have.
-    """
+    """Read new rows of files that have the columns that the network uses; arguments and errors as of `load_new.read`."""
     files = files or csv_dialect.of_model(preprocessing, {})
-    fitted, head = features.from_json(preprocessing), heads[""]
-    target_columns = preprocessing["target"] if labelled else ()
-    parts = [
-        _read_part(path, "data", fitted, target_columns, preprocessing["classes"], budget, files) for path in paths
-    ]
-    starts = np.cumsum([0, *(len(part.inputs[0]) for part in parts)])
-    rows = np.concatenate([part.rows + start for part, start in zip(parts, starts, strict=False)])
-    inputs = tuple(
-        torch.cat(tensors_of_files) for tensors_of_files in zip(*(part.inputs for part in parts), strict=True)
-    )
-    target_tensors: Targets = {}
-    if labelled:
-        target_tensors = {"": torch.cat([part.split(part.rows, head).targets[""] for part in parts])}
-    titles = RowNames(tuple(path.name for path in paths), tuple(starts[:-1].tolist()))
-    return NewSamples(
-        TableSplit(inputs, rows, target_tensors, titles),
-        keep_unchanged,
-        [note for part in parts for note in part.notes],
-        rows + 1 if len(paths) == 1 else None,
-    )
+    fitted = features.from_json(preprocessing)
+    splits: list[TableSplit] = []
+    notes: list[str] = []
+    for path in paths:
+        source = Source(path, "data", files, budget, labelled)
+        part = table_rows.read_new_rows(source, fitted, preprocessing["target"], preprocessing["classes"])
+        splits.append(_build_split(part, fitted.to_tensors(part.table), part.usable, heads[""]))
+        notes += part.notes
+    split = _join_splits(splits)
+    return NewSamples(split, keep_unchanged, notes, split.rows + 1 if len(paths) == 1 else None)
 
 
-def _read_table(
-    path: Path,
-    data: TableData,
-    classes: bool,
-    earlier: Features | None,
-    files: CsvFiles,
-    categories: Collection[str] = (),
-) -> Any:
-    """Read the columns of the training file that the job uses, or those of the earlier run that it starts from.
-
-    `categories` are columns to read as text, in addition to those that the job names.
-    """
-    options = ("target", "features", "numeric", "categorical", "dates", "ignore")
-    required = {name: f"data.{option}" for option in reversed(options) for name in getattr(data, option) or ()}
-    text = [*_select_class_column(data.target, classes), *(data.categorical or ()), *categories]
-    if data.groups:
-        text.append(data.groups)
-        required[data.groups] = "data.groups"
-    if earlier:
-        required |= dict.fromkeys(earlier.file_columns, "model.from")
-        text += [category.name for category in earlier.categories]
-    return table_file.read(
-        path,
-        "data.train",
-        required=required,
-        only=data.features is not None or earlier is not None,
-        leave=data.ignore or (),
-        text=text,
-        csv=files,
-    )
-
-
-def _select_class_column(target: Sequence[str], classes: bool) -> Sequence[str]:
-    """The target column if it holds classes, which are read as text; empty for multi-label targets and numbers."""
-    return target if classes and len(target) == 1 else ()
-
-
-def _read_part(
-    path: Path,
-    key: str,
-    fitted: Features,
-    target: Sequence[str],
-    classes: bool,
-    budget: float | None,
-    files: CsvFiles,
-) -> _TablePart:
-    """Read a separate file, preprocessed as the training rows were; without a budget any number of rows may be dropped."""
-    text = [*(category.name for category in fitted.categories), *_select_class_column(target, classes)]
-    required = dict.fromkeys((*fitted.file_columns, *target), key)
-    table = table_file.read(path, key, required=required, only=True, text=text, csv=files)
-    table, date_problems = fitted.dates.expand(table, path, key)
-    target_column = (
-        targets.read_targets(table, target, classes=classes, option=key, source=str(path)) if target else None
-    )
-    rows, notes = find_usable(
-        table, [number.name for number in fitted.numbers], target_column, date_problems, path, key, budget
-    )
-    return _TablePart(
-        path,
-        key,
-        fitted.to_tensors(table),
-        rows,
-        target_column,
-        [*notes, *fitted.notes(take_rows(table, rows), path.name)],
+def _join_splits(splits: Sequence[TableSplit]) -> TableSplit:
+    """Concatenate the rows of several files."""
+    starts = np.cumsum([0, *(len(split.inputs[0]) for split in splits)])[:-1].tolist()
+    return TableSplit(
+        inputs=tuple(map(torch.cat, zip(*(split.inputs for split in splits), strict=True))),
+        rows=np.concatenate([split.rows + start for split, start in zip(splits, starts, strict=True)]),
+        targets={name: torch.cat([split.targets[name] for split in splits]) for name in splits[0].targets},
+        files=tuple(split.files[0] for split in splits),
+        starts=tuple(starts),
     )

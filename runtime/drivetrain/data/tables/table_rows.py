@@ -1,162 +1,186 @@
-"""Finds the usable rows of a table, divides them into training and validation, and names them in messages."""
+"""Reads the rows of a table file that can be used, and divides those for training from those for validation."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from drivetrain.data import bad_samples, copies, groups
-from drivetrain.data import target_columns as targets
-from drivetrain.data.bad_samples import BadSample
+from drivetrain.data import copies, groups, target_columns
+from drivetrain.data.copies import Division
 from drivetrain.data.dataset import InputRecord
-from drivetrain.data.formats import column_values, row_lines
+from drivetrain.data.formats import column_values, table_file
 from drivetrain.data.labels import list_names
+from drivetrain.data.partition import Partition, hold_out, hold_out_groups
+from drivetrain.data.source import Source
 from drivetrain.data.stateless_random import Ids
-from drivetrain.data.tables.column_roles import Roles
+from drivetrain.data.tables.column_roles import Roles, assign_roles
+from drivetrain.data.tables.date_features import DateFeatures
+from drivetrain.data.tables.features import Features
 from drivetrain.data.target_columns import TargetColumn
 from drivetrain.errors import DataError
-from drivetrain.job.tables import TableJob
+from drivetrain.job.tables import TableClassificationJob, TableJob
 
 if TYPE_CHECKING:
     import pyarrow
 
+_OPTIONS = ("ignore", "dates", "categorical", "numeric", "features", "target")
+"""Keys of `data:` that name columns; a message on a missing column names the last of them."""
+
 
 @dataclass(frozen=True)
-class RowNames:
-    """Names of rows from several concatenated files."""
+class TableRows:
+    """The rows of one file, before they are converted for the network."""
 
-    files: tuple[str, ...]
-    starts: tuple[int, ...]
-    """Index of the first row of each file."""
+    source: Source
+    table: pyarrow.Table
+    """All rows, with numbers for dates."""
+    roles: Roles
+    target: TargetColumn | None
+    usable: Ids
+    """The rows that can be used."""
+    notes: list[str]
+    """On the rows that cannot be used."""
 
-    def describe_row(self, row: int) -> str:
-        """The file and the row in it; the first row below the header is row 1."""
-        file = bisect_right(self.starts, row) - 1
-        return f"{self.files[file]} row {row - self.starts[file] + 1}"
+    def take(self, rows: Ids) -> pyarrow.Table:
+        """The cells of some rows."""
+        return self.table.take(rows) if len(rows) < len(self.table) else self.table
 
 
-def find_usable(
-    table: pyarrow.Table,
-    numeric: Sequence[str],
-    target: TargetColumn | None,
-    other_reasons: Mapping[int, str],
-    path: Path,
-    key: str,
-    budget: float | None,
-) -> tuple[Ids, list[str]]:
-    """Return the rows that can be used, and notes on the others.
-
-    A row is dropped if it has no target, has text or infinity in a numeric column, or has a reason in `other_reasons`.
-
-    Args:
-        table: a pyarrow table.
-        numeric: its numeric columns.
-        target: its targets, if they are needed.
-        other_reasons: the reasons why other rows cannot be used, by row.
-        path: its file.
-        key: the spec key that names the file, for messages.
-        budget: largest share of rows that may be dropped; None if at least one must remain.
+def read_training_rows(job: TableJob, source: Source, dates: DateFeatures, earlier: Features | None) -> TableRows:
+    """Read the columns of the training file that the job uses, or those of the earlier run that it starts from.
 
     Raises:
-        DataError: if a numeric column has another type, if too many rows are dropped, or all of them.
+        DataError: if they cannot be used.
     """
+    data, classes = job.data, isinstance(job, TableClassificationJob)
+    required = {name: f"data.{option}" for option in _OPTIONS for name in getattr(data, option) or ()}
+    text = [*_select_class_column(data.target, classes), *(data.categorical or ())]
+    if data.groups:
+        text.append(data.groups)
+        required[data.groups] = "data.groups"
+    if earlier:
+        required |= dict.fromkeys(earlier.file_columns, "model.from")
+        text += [category.name for category in earlier.categories]
+
+    def read(categories: Collection[str] = ()) -> tuple[pyarrow.Table, dict[int, str]]:
+        table = table_file.read(
+            source.path,
+            source.key,
+            required=required,
+            only=data.features is not None or earlier is not None,
+            leave=data.ignore or (),
+            text=[*text, *categories],
+            csv=source.files,
+        )
+        return dates.expand(table, source)
+
+    table, date_problems = read()
+    roles = earlier.roles() if earlier else assign_roles(table, data, str(source.path))
+    if rewritten_categories := source.files.rewritten.intersection(roles.categorical):
+        # Categories that were read as numbers are read again as text, as they will be in new files.
+        table, date_problems = read(rewritten_categories)
+    return _check_rows(source, table, roles, date_problems, data.target, classes)
+
+
+def read_new_rows(source: Source, fitted: Features, target: Sequence[str], classes: bool) -> TableRows:
+    """Read the columns of another file that the network uses, with notes on cells that training did not have.
+
+    Raises:
+        DataError: if they cannot be used.
+    """
+    target = target if source.labelled else ()
+    required = dict.fromkeys((*fitted.file_columns, *target), source.key)
+    text = [*(category.name for category in fitted.categories), *_select_class_column(target, classes)]
+    table = table_file.read(source.path, source.key, required=required, only=True, text=text, csv=source.files)
+    table, date_problems = fitted.dates.expand(table, source)
+    part = _check_rows(source, table, fitted.roles(), date_problems, target, classes)
+    part.notes.extend(fitted.notes(part.take(part.usable), source.path.name))
+    return part
+
+
+def _select_class_column(target: Sequence[str], classes: bool) -> Sequence[str]:
+    """The target column if it holds classes, which are read as text; empty for multi-label targets and numbers."""
+    return target if classes and len(target) == 1 else ()
+
+
+def _check_rows(
+    source: Source,
+    table: pyarrow.Table,
+    roles: Roles,
+    date_problems: Mapping[int, str],
+    target_names: Sequence[str],
+    classes: bool,
+) -> TableRows:
+    """Find the rows that can be used: with a target and dates, without text or infinity in a numeric column.
+
+    Raises:
+        DataError: if a numeric column or a target has another type, if too many rows are dropped, or all of them.
+    """
+    path = source.path
+    target = (
+        target_columns.read_targets(
+            table, target_names, classes=classes, option=source.name_option("target"), source=str(path)
+        )
+        if source.labelled
+        else None
+    )
     reasons: dict[int, list[str]] = {row: [reason] for row, reason in (target.bad if target else {}).items()}
-    for row, reason in other_reasons.items():
+    for row, reason in date_problems.items():
         reasons.setdefault(row, []).append(reason)
     # A missing number is filled in later; text and infinity are not.
-    for name in numeric:
-        column_values.check_kind(table[name], name, key, str(path))
-        values, not_numbers = column_values.numbers(table[name])
-        with np.errstate(invalid="ignore"):
-            is_infinite = np.abs(values) > column_values.LARGEST
-        for row in np.flatnonzero(not_numbers).tolist():
-            reasons.setdefault(row, []).append(f"{name} is {column_values.format_cell(table[name], row)}, not a number")
-        for row in np.flatnonzero(is_infinite).tolist():
-            reasons.setdefault(row, []).append(f"{name} is infinite")
-    unusable = [
-        BadSample(f"{path.name} {row_lines.place(path, row + 1)}", "; ".join(reasons[row])) for row in sorted(reasons)
-    ]
-    notes = bad_samples.check(unusable, len(table), 1.0 if budget is None else budget, key)
+    for name in roles.numeric:
+        column_values.check_kind(table[name], name, source.key, str(path))
+        bad_numbers = target_columns.find_bad_numbers(table[name], name, *column_values.numbers(table[name]))
+        for row, reason in bad_numbers.items():
+            reasons.setdefault(row, []).append(reason)
+    unusable = [source.describe_bad_row(row, "; ".join(reasons[row])) for row in sorted(reasons)]
+    notes = source.check_bad(unusable, len(table))
     if len(unusable) == len(table):
-        raise DataError(f"{key}: no row of {path} is usable; {unusable[0]}", "one row or more", "fix the file")
+        raise DataError(f"{source.key}: no row of {path} is usable; {unusable[0]}", "one row or more", "fix the file")
     is_usable = np.ones(len(table), np.bool_)
     is_usable[list(reasons)] = False
-    return np.flatnonzero(is_usable).astype(np.int64), notes
+    return TableRows(source, table, roles, target, np.flatnonzero(is_usable).astype(np.int64), notes)
 
 
-def take_rows(table: pyarrow.Table, rows: Ids) -> object:
-    """Some rows of a pyarrow table."""
-    return table.take(rows) if len(rows) < len(table) else table
-
-
-def prepare_division(
-    table: pyarrow.Table, features: Roles, target: TargetColumn, rows: Ids, recorded: InputRecord | None
-) -> copies.Division:
-    """Prepare to divide rows so that copies, with equal features and targets, are on one side."""
-    number_columns = [column_values.numbers(table[name])[0] for name in features.numeric] + list(target.numbers.T)
-    text_columns = [column_values.texts(table[name]) for name in features.categorical]
+def compare_rows(train: TableRows, recorded: InputRecord | None) -> Division:
+    """Compare the usable rows, so that copies, with equal features and targets, are on one side of a split."""
+    assert train.target is not None
+    table, target, rows = train.table, train.target, train.usable
+    number_columns = [column_values.numbers(table[name])[0] for name in train.roles.numeric] + list(target.numbers.T)
+    text_columns = [column_values.texts(table[name]) for name in train.roles.categorical]
     text_columns += [] if target.texts is None else [target.texts]
     # Adding 0 makes one zero of the two, and the bits of a NaN are not always the same.
     bit_patterns = [np.where(np.isnan(cells), np.nan, cells + 0.0).view(np.int64)[rows] for cells in number_columns]
     contents, equal_share = copies.digest_table_rows(
         [*bit_patterns, *(column_values.value_numbers(cells.take(rows)) for cells in text_columns)]
     )
-    return copies.Division(contents, "rows", recorded, independent=copies.are_few_kinds(contents, equal_share))
+    return Division(contents, "rows", recorded, independent=copies.are_few_kinds(contents, equal_share))
 
 
-def divide_rows(
-    job: TableJob,
-    target: TargetColumn,
-    rows: Ids,
-    notes: list[str],
-    table: pyarrow.Table,
-    division: copies.Division,
-) -> tuple[Ids, Ids]:
-    """Divide rows into those for training and those for validation, and append to `notes` what the user should know.
-
-    The split is stratified by class, or random if there are no classes; with a column of groups each group is on one side.
+def divide_rows(job: TableJob, train: TableRows, division: Division) -> Partition:
+    """Divide the usable rows: stratified by class, at random if there are no classes, or by whole groups.
 
     Raises:
         DataError: if too few rows or groups are left for validation.
     """
+    target, rows = train.target, train.usable
+    assert target is not None
     if isinstance(job.data.validation, str):
-        return rows, rows[:0]
-    # Without classes all rows are one stratum.
-    strata = np.zeros(len(rows), np.int64)
+        return Partition(rows, rows[:0], [])
     if target.texts is not None:
-        targets.list_classes(target, rows, "data.train")
-        encoded = target.texts.take(rows).combine_chunks().dictionary_encode()
-        strata = encoded.indices.to_numpy().astype(np.int64)
-        single_row_classes = np.flatnonzero(np.bincount(strata) == 1)
-        if len(single_row_classes) and not job.data.groups:
-            names = list_names(encoded.dictionary.take(single_row_classes).to_pylist())
-            notes.append(f"classes with a single row, which is used for training: {names}")
+        target_columns.list_classes(target, rows, "data.train")
+    strata, notes = target_columns.find_strata(target, rows), []
     if job.data.groups:
         # Groups that have copies of one row are joined, so that neither a group nor copies are divided.
-        members = groups.number_groups(column_values.texts(table[job.data.groups]).take(rows).to_pylist())
-        group_numbers = division.join_groups(members)
-        train_rows, validation_rows = groups.divide_by_group(
-            strata, group_numbers, job.data, job.train.seed, "data.train"
-        )
-        # Groups can be so few that all of a class are in the validation split.
-        without_training = np.setdiff1d(strata[validation_rows], strata[train_rows])
-        classes = encoded.dictionary.take(without_training).to_pylist() if target.texts is not None else []
-        notes += [
-            groups.describe_division(job.data.groups, group_numbers, train_rows, validation_rows, classes),
-            *division.describe(train_rows, validation_rows),
-        ]
-        return rows[train_rows], rows[validation_rows]
-    train_rows, validation_rows = division.divide(strata, job.data, job.train.seed)
-    notes += division.describe(train_rows, validation_rows)
-    if not len(validation_rows):
-        raise DataError(
-            f"data.train: {len(rows):,} usable rows, too few to leave any for validation",
-            "two rows or more, in a classification of one class",
-            "add rows, or set data.validation to a path",
-        )
-    return rows[train_rows], rows[validation_rows]
+        members = groups.number_groups(column_values.texts(train.table[job.data.groups]).take(rows).to_pylist())
+        partition = hold_out_groups(job, strata, job.data.groups, division.join_groups(members), division)
+    else:
+        partition = hold_out(job, strata, division, "rows")
+        single_row_classes = np.flatnonzero(np.bincount(strata.numbers) == 1).tolist() if strata.classes else []
+        if single_row_classes:
+            names = list_names([strata.classes[number] for number in single_row_classes])
+            notes.append(f"classes with a single row, which is used for training: {names}")
+    return Partition(rows[partition.training], rows[partition.validation], [*notes, *partition.notes])

@@ -40,27 +40,15 @@ def guess_date_format(texts: Sequence[str]) -> str | None:
     month_first = any(int(match[3]) > 12 for match in matches)
     if day_first and month_first:
         return None
-    format_by_order = {
-        "d": f"%d{separator}%m{separator}{year}{time_format}",
-        "m": f"%m{separator}%d{separator}{year}{time_format}",
-    }
-    return (
-        format_by_order["d"]
-        if day_first
-        else format_by_order["m"]
-        if month_first
-        else f"{format_by_order['d']} or {format_by_order['m']}"
-    )
+    day_format = f"%d{separator}%m{separator}{year}{time_format}"
+    month_format = f"%m{separator}%d{separator}{year}{time_format}"
+    if day_first:
+        return day_format
+    return month_format if month_first else f"{day_format} or {month_format}"
 
 
 def check_distinct(texts: Sequence[str], filled_count: int, name: str, source: str) -> None:
-    """Refuse a column of dates, or of text with a different value in nearly every row.
-
-    Args:
-        texts: the distinct texts of the column.
-        filled_count: number of its filled cells.
-        name: of the column.
-        source: the file, for messages.
+    """Refuse a column of dates, or with nearly as many distinct `texts` as it has filled cells.
 
     Raises:
         DataError: if it is such a column.
@@ -90,14 +78,7 @@ def date_column_error(name: str, source: str, kind: str) -> DataError:
 
 
 def mixed_numbers_error(name: str, source: str, text_count: int, first_text: str) -> DataError:
-    """The error for a column of numbers in which some cells, or all, are text.
-
-    Args:
-        name: of the column.
-        source: the file.
-        text_count: number of cells that are no numbers.
-        first_text: the place and the text of the first of these cells.
-    """
+    """The error for a column of numbers of which some cells, or all, are text; with place and text of the first of them."""
     finding = f"are numbers but {text_count:,}: {first_text}" if text_count else "are numbers written as text"
     return DataError(
         f'data.train: cells of column "{name}" of {source} {finding}',

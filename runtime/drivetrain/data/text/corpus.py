@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,12 +72,8 @@ def read(
     """Read the texts and labels of a file; rows without any text, or without any label, are bad samples.
 
     Args:
-        path: a .csv, .tsv, .jsonl or .parquet file.
-        key: the spec key that names the file.
-        columns: the text columns.
         label_keys: the label columns, each with the spec key that names it; empty to read texts only.
         text_key: the spec key that names the text columns.
-        files: how CSV files are written; what is detected in this file is added to it.
         group_column: the column that says which rows belong together.
 
     Raises:
@@ -101,7 +97,7 @@ def read(
         # A column that is both a text and a label counts as a text.
         has_label = [filled for name, filled in is_filled.items() if name not in columns]
         required_parts[" and ".join(label_keys)] = np.logical_or.reduce(has_label)
-    is_usable = np.logical_and.reduce(list(required_parts.values()))
+    bad, is_usable = list_bad_rows(required_parts, lambda row: f"{path} {row_lines.place(path, row + 1)}")
     texts = [compute.fill_null(column_values.compose_text(table[name].filter(is_usable)), "") for name in columns]
     labels = {name: column_values.texts(table[name]).filter(is_usable).to_pylist() for name in label_keys}
     return Corpus(
@@ -111,7 +107,7 @@ def read(
         texts=tuple(texts),
         labels={name: [label or None for label in values] for name, values in labels.items()},
         rows=np.flatnonzero(is_usable) + 1,
-        bad=_list_bad_rows(path, required_parts, is_usable),
+        bad=bad,
         groups=column_values.texts(table[group_column].filter(is_usable)).to_pylist() if group_column else None,
     )
 
@@ -136,12 +132,11 @@ def join(sources: Sequence[Corpus]) -> Corpus:
 
 def _check_type(table: pyarrow.Table, name: str, option: str, path: Path) -> None:
     """Refuse a column that is empty or does not hold text."""
-    from pyarrow import types
-
     data_type = table.schema.field(name).type
-    if types.is_null(data_type):
+    kind = column_values.kind_of(data_type)
+    if kind == "nothing":
         raise DataError(f'{option}: column "{name}" of {path} is empty', "a text in most rows", "name another column")
-    if not (types.is_string(data_type) or types.is_large_string(data_type) or types.is_string_view(data_type)):
+    if kind != "text":
         raise DataError(
             f'{option}: column "{name}" of {path} holds {data_type}, not text',
             "text, whole numbers or booleans",
@@ -149,15 +144,22 @@ def _check_type(table: pyarrow.Table, name: str, option: str, path: Path) -> Non
         )
 
 
-def _list_bad_rows(path: Path, required_parts: Mapping[str, Any], is_usable: Any) -> list[BadSample]:
-    """The rows that cannot be used, each with the columns that are empty in it."""
-    return [
+def list_bad_rows(filled_parts: Mapping[str, Any], title: Callable[[int], str]) -> tuple[list[BadSample], Any]:
+    """The rows that cannot be used, each with what is empty in it, and whether each row can be used.
+
+    Args:
+        filled_parts: whether each row has a part that it needs, such as a text, by the columns of the part.
+        title: the name of a row, by its index.
+    """
+    is_usable = np.logical_and.reduce(list(filled_parts.values()))
+    bad = [
         BadSample(
-            f"{path} {row_lines.place(path, index + 1)}",
-            f"{list_names([name for name, is_filled in required_parts.items() if not is_filled[index]])} is empty",
+            title(row),
+            f"{list_names([name for name, is_filled in filled_parts.items() if not is_filled[row]])} is empty",
         )
-        for index in np.flatnonzero(~is_usable).tolist()
+        for row in np.flatnonzero(~is_usable).tolist()
     ]
+    return bad, is_usable
 
 
 def check_classes(labels: Sequence[str], classes: Sequence[str], column: str, option: str) -> list[str]:
@@ -186,6 +188,5 @@ def check_classes(labels: Sequence[str], classes: Sequence[str], column: str, op
 
 
 def _note_rare(labels: Sequence[str], column: str) -> list[str]:
-    """A note on classes with a single row, if there are any."""
     rare = sorted(label for label, count in Counter(labels).items() if count == 1)
     return [f'"{column}": classes with a single row, which is used for training: {list_names(rare)}'] if rare else []

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
+from drivetrain.data.dataset import Inputs
 from drivetrain.data.stateless_random import Ids
 from drivetrain.job.text import Truncation
 
@@ -64,6 +66,17 @@ class Ragged:
             lengths.append(sizes)
             flats.append(np.fromiter(chain.from_iterable(chunk), np.int32, int(sizes.sum())))
         return cls(np.concatenate(flats), _to_offsets(np.concatenate(lengths)))
+
+
+def pad_inputs(tokens: Ragged, types: Sequence[Ragged], rows: Ids, pad: int) -> Inputs:
+    """Token ids, token types if there are any, and attention mask of N rows; all (N, tokens) int64, padded to the longest.
+
+    Args:
+        types: their token types; empty if the network has none.
+    """
+    padded_tokens, mask = tokens.pad(rows, pad)
+    padded_types = (torch.from_numpy(type_rows.pad(rows, 0)[0]) for type_rows in types)
+    return torch.from_numpy(padded_tokens), *padded_types, torch.from_numpy(mask)
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,13 @@ import numpy.typing as npt
 
 from drivetrain.data.dataset import Head, InputRecord
 from drivetrain.data.text import max_length, tokenizer
-from drivetrain.data.text.encoded import Encoded
+from drivetrain.data.text.encoded import Encoded, Ragged
 from drivetrain.data.text.tokenizer import Tokenizer
 from drivetrain.errors import SpecError
-from drivetrain.job.text import TextEncoder, TextJob, TextPretrained
+from drivetrain.job.text import TextEncoder, TextJob, TextPretrained, Truncation
 from drivetrain.pretrained import earlier_run, families
 from drivetrain.pretrained import folder as pretrained
+from drivetrain.pretrained.folder import Pretrained
 
 if TYPE_CHECKING:
     from drivetrain.data.text.tokenizer import Texts
@@ -42,76 +43,96 @@ class Limits:
         return 1 < encoded.template.segments <= self.segments
 
 
-def choose_tokenizer(job: TextJob, texts: Texts, recorded: InputRecord | None) -> tuple[Tokenizer, Limits, list[str]]:
-    """Choose the tokenizer of a job.
+@dataclass(frozen=True)
+class TextEncoding:
+    """How texts become tokens, as a run or a model has it."""
+
+    tokenizer: Tokenizer
+    longest: int
+    """Largest number of tokens of a text."""
+    side: Truncation
+    """The part of a longer text that is left out."""
+    typed: bool
+    """Whether the network gets token types."""
+    pooling: str = ""
+    """How the network's folder says that a text's vector is made; empty if it does not say."""
+
+    @classmethod
+    def of_model(cls, preprocessing: Mapping[str, Any]) -> TextEncoding:
+        """The encoding that a model was trained with."""
+        text_tokenizer = tokenizer.from_json(preprocessing["tokenizer"])
+        side = preprocessing.get("truncation", "right")
+        return cls(text_tokenizer, preprocessing["max_length"], side, bool(preprocessing.get("token_types")))
+
+    def list_sequences(self, encoded: Encoded) -> list[Ragged]:
+        """The tokens of each text and, if the network has them, their token types."""
+        sequences = [encoded.sequences(self.longest, self.side)]
+        return [*sequences, encoded.types(self.longest, self.side)] if self.typed else sequences
+
+
+def choose(job: TextJob, texts: Texts, recorded: InputRecord | None) -> tuple[TextEncoding, Encoded, list[str]]:
+    """Choose tokenizer and largest length; a resumed run goes on with the length that it began with.
 
     Args:
-        job: the job.
         texts: training texts, from which a network without pretrained weights learns its vocabulary.
-        recorded: preprocessing of the run, or of an earlier one, whose tokenizer is used.
 
     Returns:
-        The tokenizer, the limits of the network, and notes.
+        The encoding, the texts as tokens, and notes.
 
     Raises:
-        SpecError: if a pretrained network has no tokenizer that fits.
+        SpecError: if a pretrained network has no tokenizer that fits, or takes fewer tokens than the job sets.
+        DataError: if there are several columns of texts, and no special token that can separate them.
     """
+    text_tokenizer, limits, notes = _choose_tokenizer(job, texts, recorded)
+    encoded = text_tokenizer.encode(texts)
+    if recorded and recorded.same_data:
+        longest = recorded.preprocessing["max_length"]
+    else:
+        longest, length_notes = _choose_length(job, encoded.lengths, limits.tokens)
+        notes = [*notes, *length_notes]
+    typed = limits.are_types_used(encoded)
+    return TextEncoding(text_tokenizer, longest, job.data.truncation, typed, limits.pooling), encoded, notes
+
+
+def _choose_tokenizer(job: TextJob, texts: Texts, recorded: InputRecord | None) -> tuple[Tokenizer, Limits, list[str]]:
+    """Choose the tokenizer of a job; also returns the limits of the network, and notes."""
+    stored = tokenizer.from_json(recorded.preprocessing["tokenizer"]) if recorded else None
     if isinstance(job.model, TextPretrained):
         source = pretrained.find(job, job.model.name)
-        family_pooling = families.choose_pooling(source.config)
-        if recorded and recorded.same_data:
-            # A run goes on as it began, also if it began under a version that did not read the folder's pooling.
-            pooling = recorded.preprocessing.get("pooling", "")
-        else:
-            pooling = families.read_pooling(source.folder) if job.model.pooling == "auto" else ""
-        pooling_used = (pooling or family_pooling) if job.model.pooling == "auto" else job.model.pooling
-        reason = f", as its {families.POOLING_FILE} says" if pooling else ""
-        if (
-            not (pooling or recorded)
-            and job.model.pooling == "auto"
-            and (source.folder / families.POOLING_FILE).exists()
-        ):
-            reason = f"; its {families.POOLING_FILE} names no way that is possible here (model.pooling)"
-        note = (
-            f"encoder {source.config.model_type} from {source.origin or source.folder}; a text is represented by its "
-            f"{POOLING_NAMES[pooling_used]}{reason}"
-        )
-        text_tokenizer = (
-            tokenizer.from_json(recorded.preprocessing["tokenizer"]) if recorded else tokenizer.load_pretrained(source)
-        )
+        pooling, note = _choose_pooling(job.model, source, recorded)
+        text_tokenizer = stored or tokenizer.load_pretrained(source)
         limits = Limits(families.find_max_tokens(source.config), families.count_token_types(source.config), pooling)
         return text_tokenizer, limits, [note]
-    if recorded and (earlier := earlier_run.find(job)):
-        text_tokenizer = tokenizer.from_json(recorded.preprocessing["tokenizer"])
-        return (
-            text_tokenizer,
-            Limits(earlier.max_tokens(), earlier.count_token_types()),
-            [f"{text_tokenizer.vocabulary_size:,} tokens"],
-        )
+    if stored and (earlier := earlier_run.find(job)):
+        limits = Limits(earlier.max_tokens(), earlier.count_token_types())
+        return stored, limits, [f"{stored.vocabulary_size:,} tokens"]
     vocabulary_size = job.model.vocabulary if isinstance(job.model, TextEncoder) else DEFAULT_VOCABULARY_SIZE
-    text_tokenizer = (
-        tokenizer.from_json(recorded.preprocessing["tokenizer"])
-        if recorded
-        else tokenizer.learn(texts, vocabulary_size)
+    text_tokenizer = stored or tokenizer.learn(texts, vocabulary_size)
+    note = f"{text_tokenizer.vocabulary_size:,} WordPiece tokens learned from the training texts ({tokenizer.RULE})"
+    return text_tokenizer, Limits(), [note]
+
+
+def _choose_pooling(model: TextPretrained, source: Pretrained, recorded: InputRecord | None) -> tuple[str, str]:
+    """How the folder of a pretrained encoder says that a text's vector is made, and a note on the encoder."""
+    is_auto = model.pooling == "auto"
+    if recorded and recorded.same_data:
+        # A run goes on as it began, also if it began under a version that did not read the folder's pooling.
+        pooling = recorded.preprocessing.get("pooling", "")
+    else:
+        pooling = families.read_pooling(source.folder) if is_auto else ""
+    pooling_used = (pooling or families.choose_pooling(source.config)) if is_auto else model.pooling
+    reason = f", as its {families.POOLING_FILE} says" if pooling else ""
+    if not (pooling or recorded) and is_auto and (source.folder / families.POOLING_FILE).exists():
+        reason = f"; its {families.POOLING_FILE} names no way that is possible here (model.pooling)"
+    note = (
+        f"encoder {source.config.model_type} from {source.origin or source.folder}; a text is represented by its "
+        f"{POOLING_NAMES[pooling_used]}{reason}"
     )
-    return (
-        text_tokenizer,
-        Limits(),
-        [f"{text_tokenizer.vocabulary_size:,} WordPiece tokens learned from the training texts ({tokenizer.RULE})"],
-    )
+    return pooling, note
 
 
-def choose_length(job: TextJob, lengths: npt.NDArray[np.int64], limit: int | None) -> tuple[int, list[str]]:
-    """Choose `max_length`, the largest number of tokens of a text; returns it and notes with the reason.
-
-    Args:
-        job: the job.
-        lengths: tokens of each training text, special tokens included.
-        limit: largest number of tokens that the network takes; None if it has none.
-
-    Raises:
-        SpecError: if the job sets more tokens than the network takes.
-    """
+def _choose_length(job: TextJob, lengths: npt.NDArray[np.int64], limit: int | None) -> tuple[int, list[str]]:
+    """Choose `max_length`, at most the tokens that the network takes; returns it and notes with the reason."""
     requested = job.data.max_length
     if requested != "auto" and limit is not None and requested > limit:
         raise SpecError(
@@ -134,20 +155,17 @@ def note_watched(job: TextJob) -> list[str]:
     return [f"the best checkpoint is chosen by {job.best()}, the first column with the largest weight"]
 
 
-def build_preprocessing(
-    job: TextJob, heads: Mapping[str, Head], text_tokenizer: Tokenizer, longest: int, typed: bool, pooling: str
-) -> dict[str, Any]:
+def build_preprocessing(job: TextJob, heads: Mapping[str, Head], encoding: TextEncoding) -> dict[str, Any]:
     """The preprocessing that is stored with the model: what `predict` needs for new texts, and the pooling."""
-    side = job.data.truncation
     preprocessing = {
         "kind": "texts",
         "text": job.data.text[0] if len(job.data.text) == 1 else list(job.data.text),
         "labels": dict(zip(heads, job.data.labels, strict=True)),
-        "max_length": longest,
-        "vocabulary": text_tokenizer.vocabulary_size,
-        "tokenizer": text_tokenizer.to_json(longest, side),
+        "max_length": encoding.longest,
+        "vocabulary": encoding.tokenizer.vocabulary_size,
+        "tokenizer": encoding.tokenizer.to_json(encoding.longest, encoding.side),
     }
     # Left out where they have the default value, so that models of earlier versions have the same preprocessing.
-    preprocessing |= {"truncation": side} if side != "right" else {}
-    preprocessing |= {"pooling": pooling} if pooling else {}
-    return preprocessing | ({"token_types": True} if typed else {})
+    preprocessing |= {"truncation": encoding.side} if encoding.side != "right" else {}
+    preprocessing |= {"pooling": encoding.pooling} if encoding.pooling else {}
+    return preprocessing | ({"token_types": True} if encoding.typed else {})

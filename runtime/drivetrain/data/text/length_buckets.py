@@ -60,7 +60,6 @@ def rows(batch: Batch, most: int, tokens: int) -> Iterator[Batch]:
     """Yield micro-batches without changing the order of the samples.
 
     Args:
-        batch: as in `cut`.
         most: largest number of samples in a micro-batch.
         tokens: largest number of real tokens in a micro-batch; a longer text gets a micro-batch of its own.
     """

@@ -30,7 +30,6 @@ def choose(
     `auto` takes the 99th percentile, rounded up to a multiple of 8, within the network's limit.
 
     Args:
-        requested: the job's value.
         lengths: tokens of each training text, special tokens included.
         network_limit: largest number of tokens that the network takes; None if it has none.
         side: the part of a longer text that is left out.
@@ -54,7 +53,6 @@ def note_truncated(lengths: Lengths, longest: int, side: Truncation) -> list[str
 
 
 def _describe_cut(lengths: Lengths, longest: int, side: Truncation) -> str:
-    """How many texts and tokens are cut, in words."""
     is_cut = lengths > longest
     if not is_cut.any():
         return "no text is cut"

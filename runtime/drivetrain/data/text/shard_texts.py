@@ -35,11 +35,6 @@ def read_labels(
     """Read the label columns of a shard as text, without space around it; an empty label is null.
 
     Args:
-        file: the shard on this machine.
-        shard: its kind, and its address for messages.
-        names: the label columns.
-        texts: the text columns, whose presence is checked here too.
-        key: the spec key that names the shards.
         classes: names of classes that are declared beside the shards, for labels that are numbers.
 
     Raises:
@@ -136,18 +131,13 @@ def _read_record_labels(
 def _read_records(
     file: Path, shard: Shard, texts: Sequence[str], names: Sequence[str], key: str
 ) -> Iterator[dict[str, Any]]:
-    """Yield each record of a tar file, or of a file of JSON lines, by column."""
     if shard.kind == TAR:
         return tar_records.read(file, shard, key, texts, names)
     return jsonl_records.read(file, shard, key)
 
 
 def _to_text_array(cells: Sequence[Any], name: str, shard: Shard, key: str) -> pyarrow.Array:
-    """JSON values as text, by the rule for tables: whole numbers and booleans count as text, other types are refused.
-
-    Raises:
-        DataError: for values of another type, of several types, or with half of a surrogate pair.
-    """
+    """JSON values as text, by the rule for tables: whole numbers and booleans count as text, other types are refused."""
     from pyarrow import array, string
 
     cell_types = {type(cell) for cell in cells} - {type(None)}
@@ -173,9 +163,7 @@ def _to_text(cell: Any) -> str | None:
 
 
 def _check_text(data_type: pyarrow.DataType, name: str, shard: Shard, key: str) -> None:
-    from pyarrow import types
-
-    if not (types.is_string(data_type) or types.is_large_string(data_type) or types.is_string_view(data_type)):
+    if column_values.kind_of(data_type) != "text":
         raise _refuse_column(str(data_type), name, shard, key)
 
 

@@ -1,21 +1,24 @@
-"""Splits texts into training and validation, and gives each label its class index."""
+"""The texts of a text job in memory: divided into training and validation, with the class index of each label."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from drivetrain.data import bad_samples, copies, groups, labels
 from drivetrain.data.copies import Contents
-from drivetrain.data.dataset import NO_LABEL, Head, InputRecord, mark_partial
+from drivetrain.data.dataset import NO_LABEL, Dataset, Head, InputRecord, Inputs, Targets, mark_partial
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.text import corpus
 from drivetrain.data.text.corpus import Corpus
+from drivetrain.data.text.encoded import Encoded, Ragged, pad_inputs
+from drivetrain.data.text.job_tokenizer import TextEncoding
 from drivetrain.errors import DataError
 from drivetrain.job.text import TextJob
 
@@ -64,26 +67,96 @@ class TextPart:
         return self.source.title(int(self.rows[index]))
 
 
-def read_and_split(
-    job: TextJob, files: CsvFiles, recorded: InputRecord | None = None
-) -> tuple[TextPart, TextPart, Heads, dict[str, int], list[str]]:
+class TextSplit:
+    """A split of tokenized texts in memory."""
+
+    masked: ClassVar = True
+    """The last input is a mask of real tokens (protocol `Masked`)."""
+
+    def __init__(self, part: TextPart, tokens: Ragged, pad: int, types: Ragged | None = None) -> None:
+        self.part = part
+        self.tokens = tokens
+        self.pad = pad
+        self.types = types
+        self.targets: Targets = {name: torch.from_numpy(class_indices) for name, class_indices in part.classes.items()}
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def lengths(self) -> npt.NDArray[np.int64]:
+        """Number of tokens of each text."""
+        return self.tokens.lengths
+
+    def gather(self, ids: Ids) -> Inputs:
+        """Token ids, token types if the network has them, and attention mask, as from `encoded.pad_inputs`."""
+        return pad_inputs(self.tokens, () if self.types is None else (self.types,), ids, self.pad)
+
+    def contents(self) -> Contents:
+        """A digest of each row's texts."""
+        return self.part.contents()
+
+    def change_arrays(self, change: Callable[[Any], Any]) -> None:
+        """Put `change(array)` in place of every array in memory, so that processes can share one copy."""
+        self.tokens = self.tokens.map_arrays(change)
+        self.types = None if self.types is None else self.types.map_arrays(change)
+        self.part.source.texts = tuple(map(change, self.part.source.texts))
+        self.targets = {name: change(values) for name, values in self.targets.items()}
+
+    def title(self, index: int) -> str:
+        """Row and first words of one text."""
+        return self.part.title(index)
+
+
+def build_split(part: TextPart, encoded: Encoded, encoding: TextEncoding) -> TextSplit:
+    """The split of a part whose texts are `encoded`, truncated to the largest length."""
+    tokens, *types = encoding.list_sequences(encoded)
+    return TextSplit(part, tokens, encoding.tokenizer.pad, *types)
+
+
+@dataclass
+class TextParts:
+    """The texts of a job in memory, divided into training and validation."""
+
+    train: TextPart
+    validation: TextPart
+    heads: Heads
+    stored: dict[str, int]
+    """What the preprocessing stores of the division."""
+    notes: list[str]
+
+    def read_sample(self) -> tuple[pyarrow.ChunkedArray, ...]:
+        """The text columns that decide vocabulary and lengths: all training texts."""
+        return self.train.texts
+
+    def build_splits(
+        self, encoding: TextEncoding, encoded: Encoded, preprocessing: Mapping[str, Any]
+    ) -> tuple[TextSplit, TextSplit]:
+        """The tokenized texts for training, which are `encoded`, and for validation."""
+        validation = encoding.tokenizer.encode(self.validation.texts)
+        return build_split(self.train, encoded, encoding), build_split(self.validation, validation, encoding)
+
+    def complete(self, dataset: Dataset) -> Dataset:
+        """The dataset with notes on how the texts are divided."""
+        dataset.notes += self.notes
+        return dataset
+
+    def note_tokens(self, encoding: TextEncoding, dataset: Dataset) -> list[str]:
+        """A note on the share of validation tokens that stand for text outside of the vocabulary, if there are any."""
+        unknown_token, split = encoding.tokenizer.unknown_token, dataset.validation
+        assert isinstance(split, TextSplit)
+        share = float((split.tokens.flat == unknown_token).mean()) if unknown_token is not None else 0.0
+        return [f"{share:.2%} of the validation tokens are not in the vocabulary"] if share > 0 else []
+
+
+def read(job: TextJob, files: CsvFiles, recorded: InputRecord | None = None) -> TextParts:
     """Read the texts of a job, and split them.
-
-    Returns:
-        Training part, validation part, heads, what the preprocessing stores about the split, and notes.
-
-    Args:
-        job: the job.
-        files: how CSV files are written; what is detected in these files is added to it.
-        recorded: preprocessing and heads of the run; heads are not taken from a run with other data.
 
     Raises:
         DataError: if there are no usable texts, or the label columns hold no classes.
     """
     train, notes = _read_usable_rows(job, job.data.train, "data.train", files)
-    heads, head_notes = find_heads(job, train)
-    # A resumed run keeps its heads, so that its classes keep their numbers.
-    heads = dict(recorded.heads) if recorded and recorded.same_data else heads
+    heads, head_notes = find_heads(job, train, recorded)
     notes += head_notes
     classes = index_classes(train, heads)
     contents = take_all_rows(train, classes).contents()
@@ -109,11 +182,9 @@ def read_and_split(
             "two texts of a class or more",
             "add texts, or set data.validation to a path",
         )
-    heads, missing_label_notes = mark_heads(
-        heads, {"training": train_part.classes, "validation": validation_part.classes}
-    )
+    heads, missing_label_notes = mark_heads(heads, train_part.classes, validation_part.classes)
     notes += [*split_notes, *missing_label_notes, *_note_shared(train_part, validation_part)]
-    return train_part, validation_part, heads, stored_division, notes
+    return TextParts(train_part, validation_part, heads, stored_division, notes)
 
 
 def take_all_rows(source: Corpus, classes: Classes) -> TextPart:
@@ -136,22 +207,21 @@ def index_classes(source: Corpus, heads: Mapping[str, Head]) -> Classes:
     return by_head
 
 
-def mark_heads(heads: Heads, parts: Mapping[str, Mapping[str, Any]]) -> tuple[Heads, list[str]]:
-    """Mark heads for which some texts have no label.
+def number_strata(classes: Classes) -> Ids:
+    """The class of each row in the first head; rows without a label count as one more class."""
+    first_classes = next(iter(classes.values()))
+    return np.where(first_classes == NO_LABEL, first_classes.max() + 1, first_classes)
 
-    Args:
-        heads: the heads.
-        parts: the targets of the training and of the validation part, by the name of the part.
 
-    Returns:
-        The heads, and notes on how many texts have no label for each.
+def mark_heads(heads: Heads, training: Mapping[str, Any], validation: Mapping[str, Any]) -> tuple[Heads, list[str]]:
+    """Mark heads for which some texts have no label, by the targets of both parts; also notes on how many these are.
 
     Raises:
         DataError: if no text of a part has a label for a head.
     """
     notes = []
     for name in heads:
-        for part, targets in parts.items():
+        for part, targets in (("training", training), ("validation", validation)):
             total, missing_count = len(targets[name]), int((targets[name] == NO_LABEL).sum())
             if missing_count and missing_count == total:
                 raise DataError(
@@ -163,7 +233,7 @@ def mark_heads(heads: Heads, parts: Mapping[str, Mapping[str, Any]]) -> tuple[He
                 notes.append(
                     f'"{name}": {missing_count:,} of {total:,} {part} texts have no label; they count for the others'
                 )
-    return mark_partial(heads, list(parts.values())), notes
+    return mark_partial(heads, [training, validation]), notes
 
 
 def count_missing(targets: Mapping[str, Any]) -> list[str]:
@@ -183,11 +253,7 @@ def count_missing(targets: Mapping[str, Any]) -> list[str]:
 
 
 def _read_usable_rows(job: TextJob, path: str, key: str, files: CsvFiles) -> tuple[Corpus, list[str]]:
-    """Read the rows of a file that can be used, and notes on those that cannot.
-
-    Raises:
-        DataError: if the file cannot be read, or has too many rows that cannot be used.
-    """
+    """Read the rows of a file that can be used, and notes on those that cannot."""
     keys_by_column = {column: f"data.labels.{column}" for column in job.data.labels}
     # Groups only matter where validation texts are held out of the training texts.
     group_column = job.data.groups if key == "data.train" and not isinstance(job.data.validation, str) else None
@@ -195,8 +261,8 @@ def _read_usable_rows(job: TextJob, path: str, key: str, files: CsvFiles) -> tup
     return source, bad_samples.check(source.bad, len(source) + len(source.bad), job.data.bad_samples, key)
 
 
-def find_heads(job: TextJob, train: Corpus) -> tuple[Heads, list[str]]:
-    """The heads with the classes that occur in the training texts, and notes on them.
+def find_heads(job: TextJob, train: Corpus, recorded: InputRecord | None) -> tuple[Heads, list[str]]:
+    """The heads with the classes that occur in the training texts, and notes on them; a resumed run keeps its heads.
 
     Raises:
         DataError: if a column holds no classes.
@@ -214,7 +280,8 @@ def find_heads(job: TextJob, train: Corpus) -> tuple[Heads, list[str]]:
             label_smoothing=settings.label_smoothing,
         )
         notes.append(f'"{column}": {len(classes)} classes: {_format_counts(label_texts)}')
-    return heads, notes
+    # So its classes keep their numbers.
+    return dict(recorded.heads) if recorded and recorded.same_data else heads, notes
 
 
 def _format_counts(label_texts: Sequence[str]) -> str:
@@ -250,9 +317,7 @@ def _divide(
     Returns:
         Rows for training, rows for validation, and notes.
     """
-    # Texts without a label for the first head are a stratum of their own.
-    first_classes = next(iter(classes.values()))
-    strata = np.where(first_classes == NO_LABEL, first_classes.max() + 1, first_classes)
+    strata = number_strata(classes)
     if train.groups is not None:
         # Moving a row to training would tear its group apart; the note names the classes instead.
         group_numbers = division.join_groups(groups.number_groups(train.groups))
@@ -283,13 +348,16 @@ def _divide(
 
 
 def _note_shared(train: TextPart, validation: TextPart) -> list[str]:
-    """A note on texts that are in both parts, which makes validation scores too good."""
     from pyarrow import compute
 
     train_texts, validation_texts = (
         compute.binary_join_element_wise(*part.texts, _SEPARATOR) for part in (train, validation)
     )
     shared_count = compute.sum(compute.is_in(validation_texts, value_set=train_texts.unique())).as_py() or 0
-    if not shared_count:
-        return []
-    return [f"{shared_count:,} of {len(validation):,} validation texts are identical to training texts"]
+    return note_shared_texts(shared_count, len(validation))
+
+
+def note_shared_texts(shared_count: int, validation_count: int) -> list[str]:
+    """A note on texts that are in both parts, if there are any."""
+    note = f"{shared_count:,} of {validation_count:,} validation texts are identical to training texts"
+    return [note] if shared_count else []

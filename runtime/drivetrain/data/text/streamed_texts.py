@@ -9,12 +9,12 @@ from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from drivetrain.data.dataset import Inputs, Targets
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.streaming import open_stream
 from drivetrain.data.streaming.reader import ShardReader
+from drivetrain.data.text.encoded import pad_inputs
 from drivetrain.data.text.text_shards import TokenRows
 
 TITLE_CHARACTERS = 80
@@ -44,34 +44,23 @@ class StreamedTexts:
         return self.reader.rows
 
     def gather(self, ids: Ids) -> Inputs:
-        """Token ids, token types if the network has them, and attention mask; all (N, tokens) int64: N texts, padded to
-        the longest of them.
+        """Token ids, token types if the network has them, and attention mask, as from `encoded.pad_inputs`.
 
         Raises:
             DataError: if a shard has changed.
             StorageError: if a shard cannot be fetched.
         """
-        tokens, *token_types = self.token_rows.to_ragged(self.reader.read(self.rows[ids]))
-        all_rows = np.arange(len(ids), dtype=np.int64)
-        padded_tokens, mask = tokens.pad(all_rows, self.token_rows.tokenizer.pad)
-        padded_types = (torch.from_numpy(types.pad(all_rows, 0)[0]) for types in token_types)
-        return torch.from_numpy(padded_tokens), *padded_types, torch.from_numpy(mask)
+        tokens, *types = self.token_rows.to_ragged(self.reader.read(self.rows[ids]))
+        return pad_inputs(tokens, types, np.arange(len(ids), dtype=np.int64), self.token_rows.encoding.tokenizer.pad)
 
     def title(self, index: int) -> str:
         """Shard, number and first words of a text, as the tokenizer reads it."""
         row = self.rows[index : index + 1]
         tokens = self.token_rows.to_ragged(self.reader.read(row))[0]
-        text = self.token_rows.tokenizer.inner.decode(tokens.flat.tolist())
+        text = self.token_rows.encoding.tokenizer.inner.decode(tokens.flat.tolist())
         ellipsis = "…" if len(text) > TITLE_CHARACTERS else ""
         return f"{self.reader.index.title(int(row[0]))}: {text[:TITLE_CHARACTERS]}{ellipsis}"
 
     def fetch_ahead(self, groups: Sequence[Ids]) -> AbstractContextManager[Callable[[int], None]]:
-        """A context in which the shards of the batches are fetched ahead.
-
-        Args:
-            groups: the samples of each batch, in the order of use.
-
-        Returns:
-            The context; call what it gives with the number of batches used so far.
-        """
+        """A context in which the shards of the batches are fetched ahead (protocol `FetchesAhead`)."""
         return open_stream.fetch_groups_ahead(self.reader, [self.rows[ids] for ids in groups])

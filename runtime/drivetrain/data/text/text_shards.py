@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from drivetrain.data.decoded_size import DecodedSize
 from drivetrain.data.stateless_random import Ids
@@ -21,8 +22,7 @@ from drivetrain.data.streaming.reader import limit_rows
 from drivetrain.data.streaming.shard import Shard
 from drivetrain.data.text import shard_texts
 from drivetrain.data.text.encoded import Ragged
-from drivetrain.data.text.tokenizer import Tokenizer
-from drivetrain.job.text import Truncation
+from drivetrain.data.text.job_tokenizer import TextEncoding
 
 if TYPE_CHECKING:
     import pyarrow
@@ -50,11 +50,6 @@ def index_shard(
     """The index of a shard: labels, size and content hash of each row. A missing label is null.
 
     Args:
-        file: the shard on this machine.
-        shard: its kind, and its address for messages.
-        texts: the text columns.
-        labels: the label columns.
-        key: the spec key that names the shards.
         classes: class names of each label column whose labels are numbers, declared beside the shards.
 
     Raises:
@@ -96,37 +91,26 @@ def _hash_texts(part: pyarrow.Table) -> list[int]:
     return [int.from_bytes(digest, "little") for digest in hashes]
 
 
-def note_shared(train: Index, train_rows: Ids, validation: Index, validation_rows: Ids) -> list[str]:
-    """A note on texts that are in both parts, which makes validation scores too good.
+def read_sizes(index: Index, rows: Ids) -> npt.NDArray[np.int64]:
+    """Bytes of the texts of some rows, as the index has them."""
+    sizes: npt.NDArray[np.int64] = index.rows[SIZE].to_numpy()[rows]
+    return sizes
 
-    Args:
-        train: the index of the training texts.
-        train_rows: their rows in it.
-        validation: the index of the validation texts.
-        validation_rows: their rows in it.
-    """
-    train_contents, validation_contents = (
-        index.rows[CONTENT].to_numpy()[rows] for index, rows in ((train, train_rows), (validation, validation_rows))
+
+def count_shared(train: Index, train_rows: Ids, validation: Index, validation_rows: Ids) -> int:
+    """How many of the validation texts are training texts, too, by rows of both indices."""
+    return int(
+        np.isin(validation.rows[CONTENT].to_numpy()[validation_rows], train.rows[CONTENT].to_numpy()[train_rows]).sum()
     )
-    shared_count = int(np.isin(validation_contents, train_contents).sum())
-    if not shared_count:
-        return []
-    return [f"{shared_count:,} of {len(validation_rows):,} validation texts are identical to training texts"]
 
 
 @dataclass(frozen=True)
 class TokenRows:
-    """The form of a shard's texts in the cache: truncated rows of tokens, special tokens included."""
+    """The form of a shard's texts in the cache: truncated rows of tokens and token types, special tokens included."""
 
     columns: tuple[str, ...]
     """The text columns."""
-    tokenizer: Tokenizer
-    longest: int
-    """Largest number of tokens of a row."""
-    side: Truncation
-    """The end at which longer texts are truncated."""
-    typed: bool
-    """Whether the token types of a row are stored behind its tokens."""
+    encoding: TextEncoding
     key: str
     """The spec key that names the shards."""
     unpacked: str
@@ -139,12 +123,9 @@ class TokenRows:
     def _tokenize(self, file: Path, shard: Shard) -> Iterator[bytes]:
         """Yield the bytes of each row: its tokens, then its token types if the network has them."""
         for part in shard_texts.read_texts(file, self.columns, shard, self.key):
-            encoded = self.tokenizer.encode(part.columns)
-            tokens = encoded.sequences(self.longest, self.side)
-            flats = [tokens.flat.astype(TOKEN)]
-            if self.typed:
-                flats.append(encoded.types(self.longest, self.side).flat.astype(TOKEN))
-            for start, end in pairwise(tokens.offsets.tolist()):
+            sequences = self.encoding.list_sequences(self.encoding.tokenizer.encode(part.columns))
+            flats = [rows.flat.astype(TOKEN) for rows in sequences]
+            for start, end in pairwise(sequences[0].offsets.tolist()):
                 yield b"".join(flat[start:end].tobytes() for flat in flats)
 
     def is_whole(self, handle: int, shard: Shard, count: int) -> bool:
@@ -155,15 +136,13 @@ class TokenRows:
         """The bytes of some rows of the cached file.
 
         Args:
-            handle: the open file.
-            rows: rows of the index.
             start: the row of the index with which the shard begins.
         """
         return flat_file.read(handle, (rows - start).tolist())
 
     def to_ragged(self, rows: Sequence[bytes]) -> list[Ragged]:
         """The tokens and, if the network has them, the token types of rows that `read` returned."""
-        arrays_per_row = 1 + self.typed
+        arrays_per_row = 1 + self.encoding.typed
         numbers = [np.frombuffer(row, TOKEN).reshape(arrays_per_row, -1) for row in rows]
         lengths = np.array([row.shape[1] for row in numbers], np.int64)
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
@@ -172,12 +151,7 @@ class TokenRows:
 
 
 def describe(names: Sequence[str], preprocessing: Mapping[str, object]) -> str:
-    """The name under which the cache stores tokenized rows: the same for the same columns and preprocessing.
-
-    Args:
-        names: the text columns.
-        preprocessing: as the run stores it.
-    """
+    """The name under which the cache stores tokenized rows: the same for the same columns and preprocessing."""
     relevant = {key: preprocessing.get(key) for key in ("tokenizer", "max_length", "truncation", "token_types")}
     digest = hashlib.sha256(json.dumps([list(names), relevant], sort_keys=True).encode()).hexdigest()
     return f"tokens of {', '.join(names)} {digest[:16]}"

@@ -164,11 +164,7 @@ def load_pretrained(source: Pretrained) -> Tokenizer:
 
 
 def _convert(source: Pretrained) -> tokenizers.Tokenizer:
-    """Load a tokenizer that is stored in one of the older formats.
-
-    Raises:
-        FileNotFoundError: if the folder has no vocabulary file.
-    """
+    """Load a tokenizer that is stored in one of the older formats."""
     if not any((source.folder / name).exists() for name in VOCABULARIES):
         # The library would make a tokenizer without words.
         raise FileNotFoundError(f"it has none of tokenizer.json, {', '.join(VOCABULARIES)}")

@@ -128,7 +128,7 @@ def _count_nodes(job: Job, requested: int | None) -> tuple[int, int]:
     fault = f"is {bounds}, and {f'--nodes is {requested}' if count else 'nothing says how many to ask for'}"
     possible = f"--nodes {bounds.least} or more" if bounds.most is None else f"--nodes from {bounds}"
     action = "give --nodes N" if count else "give --nodes N, or write limits.nodes.most"
-    raise SpecError([job.problem(("limits", "nodes"), fault, possible, action)])
+    raise job.spec_error(("limits", "nodes"), fault, possible, action)
 
 
 def _agree(job: Job, key: str, option: str, requested: int | None) -> int | None:
@@ -138,7 +138,7 @@ def _agree(job: Job, key: str, option: str, requested: int | None) -> int | None
         raise SpecError(f"{option} {requested}", "1 or more", "give a number from 1 on")
     if None not in (requested, in_job) and requested != in_job:
         fault = f"is {in_job}, and {option} is {requested}"
-        raise SpecError([job.problem(("limits", key), fault, "the same number", f"leave out {option}")])
+        raise job.spec_error(("limits", key), fault, "the same number", f"leave out {option}")
     return requested or in_job
 
 
@@ -149,4 +149,4 @@ def _check_batch(job: Job, nodes: int, per_node: int) -> None:
         fault = f"is {size}, and {nodes} nodes with {per_node} processes each are {ranks} processes"
         possible = f"at most {size} processes: each takes its share of every batch"
         action = "take fewer nodes or processes, or a larger batch"
-        raise SpecError([job.problem(("train", "batch_size"), fault, possible, action)])
+        raise job.spec_error(("train", "batch_size"), fault, possible, action)

@@ -37,7 +37,9 @@ def launch(request: ClusterRequest) -> int:
     path = (request.output or Path(f"{work.job.name}{file.suffix}")).absolute()
     for line in (*file.notes, *_note_needs(work, request.engine)):
         say(line)
-    say(f"{path} {_write(path, template.fill(file.template, file.values))}: {_describe_size(work)}")
+    kind, plural = ("GPU", "GPUs") if work.gpus else ("process", "processes")
+    size = f"{work.describe_nodes()}, {work.per_node} {plural if work.per_node > 1 else kind} on each"
+    say(f"{path} {_write(path, template.fill(file.template, file.values))}: {size}")
     command = [*file.submit, str(path)]
     if not request.submit:
         say(f"to submit it: {shlex.join(command)}")
@@ -60,11 +62,6 @@ def _note_needs(work: ClusterJob, engine: str) -> Iterator[str]:
             f"limits.nodes is {work.job.limits.nodes}: {work.nodes} in each attempt, since {FIXED[engine]}; to go on with "
             "another number, launch again with --nodes N"
         )
-
-
-def _describe_size(work: ClusterJob) -> str:
-    kind, plural = ("GPU", "GPUs") if work.gpus else ("process", "processes")
-    return f"{work.describe_nodes()}, {work.per_node} {plural if work.per_node > 1 else kind} on each"
 
 
 def _write(path: Path, text: str) -> str:

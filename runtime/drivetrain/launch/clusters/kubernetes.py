@@ -6,7 +6,6 @@ import math
 import re
 
 from drivetrain.distributed.placement import DEFAULT_PORT
-from drivetrain.errors import SpecError
 from drivetrain.job.values import parse_duration
 from drivetrain.launch.clusters import preflight
 from drivetrain.launch.clusters.cluster_job import ClusterFile, ClusterJob
@@ -26,7 +25,7 @@ def prepare(work: ClusterJob, settings: KubernetesSite, site: str) -> ClusterFil
     if missing := [name for name in work.job.environment if name not in settings.secrets]:
         fault = f"{missing[0]} is in no secret of {site}"
         action = f"add `{missing[0]}: {{name: SECRET, key: KEY}}` under k8s.secrets"
-        raise SpecError([work.job.problem(("environment",), fault, "one secret for each of them", action)])
+        raise work.job.spec_error(("environment",), fault, "one secret for each of them", action)
     notes = [
         f"k8s.secrets names no {prefix} variable: for {store} the pods need a role, by k8s.pod.serviceAccountName or of "
         "their node"

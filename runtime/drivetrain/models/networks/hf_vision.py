@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from drivetrain.errors import SpecError
 from drivetrain.job import Job
 from drivetrain.models.frozen_split import FrozenSplit
 from drivetrain.pretrained import families
@@ -113,17 +112,13 @@ def build_from_folder(
             width = pool_features(backbone(pixel_values=torch.zeros(1, channels, size, size)), pooling).shape[1]
     except Exception as error:  # networks of the library raise anything; all of it means that the image does not fit
         required_size = getattr(source.config, "image_size", None)
-        raise SpecError(
-            [
-                job.problem(
-                    ("model", "name"),
-                    f"{source.folder} is a {source.config.model_type}, which does not accept images with {channels} channels and "
-                    f"{size} pixels a side: {type(error).__name__}: {str(error)[:200]}",
-                    f"images of {required_size} pixels a side"
-                    if required_size
-                    else "networks that take pixels: vit, convnext, resnet",
-                    f"set data.image_size: {required_size}" if required_size else "use another folder",
-                )
-            ]
+        raise job.spec_error(
+            ("model", "name"),
+            f"{source.folder} is a {source.config.model_type}, which does not accept images with {channels} channels and "
+            f"{size} pixels a side: {type(error).__name__}: {str(error)[:200]}",
+            f"images of {required_size} pixels a side"
+            if required_size
+            else "networks that take pixels: vit, convnext, resnet",
+            f"set data.image_size: {required_size}" if required_size else "use another folder",
         ) from None
     return VisionNetwork(backbone.train(), classes, width, pooling, dropout)

@@ -1,4 +1,4 @@
-"""Text classifiers: an encoder from the transformers library, pooling, and one linear output per head."""
+"""Text classifiers: an encoder, ours or one of the transformers library, pooling, and one linear output per head."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from drivetrain.data import host_lengths
 from drivetrain.data.dataset import Inputs
 from drivetrain.models import packed_attention
 from drivetrain.models.frozen_split import FrozenSplit
+from drivetrain.models.networks import bert
 from drivetrain.pretrained import families
 from drivetrain.pretrained.folder import ENCODERS, Pretrained, quiet_transformers
 
@@ -257,6 +258,8 @@ def build(*, config: Mapping[str, object], outputs: Mapping[str, int], pooling: 
     Raises:
         ValueError: if the library would load more than the configuration.
     """
+    if bert.can_build(config):
+        return TextNetwork(bert.Bert(config), outputs, pooling, dropout)
     if entry := families.find_external_entry(config):
         raise ValueError(f"{entry} would load something from elsewhere")
     settings = {name: value for name, value in config.items() if name != "model_type"}

@@ -113,15 +113,11 @@ def build_from_spec(job: ImageJob, spec: ImageTimm, arguments: dict[str, Any]) -
     architectures = load_timm().list_models()
     if spec.name not in architectures and spec.name.split(".")[0] not in architectures:
         near = ", ".join(difflib.get_close_matches(spec.name, architectures, 3)) or "timm.list_models() lists them"
-        raise SpecError(
-            [
-                job.problem(
-                    ("model", "name"),
-                    f"timm has no network {spec.name!r}",
-                    f"one of its {len(architectures):,} architectures",
-                    near,
-                )
-            ]
+        raise job.spec_error(
+            ("model", "name"),
+            f"timm has no network {spec.name!r}",
+            f"one of its {len(architectures):,} architectures",
+            near,
         )
     try:
         network = build(**arguments)
@@ -132,15 +128,11 @@ def build_from_spec(job: ImageJob, spec: ImageTimm, arguments: dict[str, Any]) -
         raise
     except Exception as error:  # architectures of the library raise anything
         size = arguments["image_size"]
-        raise SpecError(
-            [
-                job.problem(
-                    ("model", "name"),
-                    f"{spec.name} does not accept images of {size} pixels a side: {type(error).__name__}: {str(error)[:200]}",
-                    "the size the network was made for",
-                    "change data.image_size",
-                )
-            ]
+        raise job.spec_error(
+            ("model", "name"),
+            f"{spec.name} does not accept images of {size} pixels a side: {type(error).__name__}: {str(error)[:200]}",
+            "the size the network was made for",
+            "change data.image_size",
         ) from None
     if spec.weights:
         _load_file_weights(job, spec.weights, network)
@@ -172,19 +164,17 @@ def _load_file_weights(job: ImageJob, name: str, network: nn.Module) -> None:
     key, file = ("model", "weights"), job.resolve(name)
     if file.suffix != ".safetensors":
         description, action = f"{file} is not a .safetensors file", f"run `drivetrain convert {file}`"
-        raise SpecError([job.problem(key, description, "weights without pickle", action)])
+        raise job.spec_error(key, description, "weights without pickle", action)
     try:
         weights = safetensors_file.read(file)
     except (OSError, ValueError) as error:
-        raise SpecError(
-            [job.problem(key, f"{file} cannot be read: {error}", "a complete file", "download it again")]
-        ) from None
+        raise job.spec_error(key, f"{file} cannot be read: {error}", "a complete file", "download it again") from None
     if wrong := _load_body(network, weights):
         description = (
             f"{file} does not fit: {len(wrong)} tensors are missing or of another shape: {', '.join(wrong[:3])}"
         )
         action = "check that both come from the same network"
-        raise SpecError([job.problem(key, description, "weights of this architecture", action)])
+        raise job.spec_error(key, description, "weights of this architecture", action)
 
 
 def _load_body(network: nn.Module, weights: Mapping[str, torch.Tensor]) -> list[str]:

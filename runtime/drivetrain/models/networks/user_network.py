@@ -31,7 +31,7 @@ from drivetrain.data.custom.arrays import describe
 from drivetrain.data.custom.user_errors import blame_user_code, describe_error, list_user_lines, suggest_action
 from drivetrain.data.dataset import Batch, Dataset
 from drivetrain.data.tables import features
-from drivetrain.errors import CheckpointError, DrivetrainError, SpecError
+from drivetrain.errors import CheckpointError, DrivetrainError
 from drivetrain.job import Job
 from drivetrain.job.custom import list_user_functions
 from drivetrain.job.model import CustomModel
@@ -54,31 +54,25 @@ def build(job: Job, spec: CustomModel, dataset: Dataset) -> tuple[nn.Module, dic
     first = dry_run.take_first_batch(dataset, dataset.train)
     # The user's code may have used random numbers when it read the samples, so seed again.
     torch.manual_seed(stateless_random.derive_key(job.train.seed, "weights"))
-    with blame_user_code(lambda error, act: SpecError([job.problem(KEY, f"{name} raised {error}", "", act)])):
+    with blame_user_code(lambda error, act: job.spec_error(KEY, f"{name} raised {error}", "", act)):
         code = user_code.open_code(job.folder)
         arguments = code.with_copies(spec.arguments)
         with code_files.record_opened() as opened:
             module, all_arguments = code.call(spec.file, spec.factory, arguments, _describe_data(dataset, first))
     if not isinstance(module, nn.Module):
         act = "return an instance: add ()" if isinstance(module, type) else "return the network"
-        raise SpecError([job.problem(KEY, f"{name} returned {describe(module)}", "a torch.nn.Module", act)])
+        raise job.spec_error(KEY, f"{name} returned {describe(module)}", "a torch.nn.Module", act)
     if isinstance(module, nn.DataParallel):
         description = f"{name} returned a DataParallel, which copies the network to every GPU in every step"
-        raise SpecError(
-            [
-                job.problem(
-                    KEY,
-                    description,
-                    "the network itself; limits: {gpus: all} starts one process for each GPU",
-                    "return it without DataParallel",
-                )
-            ]
+        raise job.spec_error(
+            KEY,
+            description,
+            "the network itself; limits: {gpus: all} starts one process for each GPU",
+            "return it without DataParallel",
         )
     buffers.unshare(module)
     with code_files.record_opened(nn.Module) as opened_later:
-        dry_run.check_network(
-            module, dataset, f"the network of {name}", lambda *texts: SpecError([job.problem(KEY, *texts)])
-        )
+        dry_run.check_network(module, dataset, f"the network of {name}", lambda *texts: job.spec_error(KEY, *texts))
     code.keep_opened([*opened, *opened_later])
     inputs = [{"shape": list(x.shape[1:]), "type": str(x.dtype).removeprefix("torch.")} for x in first.inputs]
     return module, {
@@ -156,7 +150,7 @@ def blame_job_code(job: Job) -> Iterator[None]:
             raise
         key, part = _find_blamed_part(job, lines)
         description = f"the object returned by {part.factory}() in {part.file} raised {describe_error(error)}"
-        raise SpecError([job.problem((*key, "file"), description, "", suggest_action(error))]) from error
+        raise job.spec_error((*key, "file"), description, "", suggest_action(error)) from error
 
 
 def _is_network_running(job: Job, error: BaseException) -> bool:

@@ -66,11 +66,7 @@ def draw_lr_range(
 
 
 def draw_memory_profile(curves: Mapping[str, Sequence[MemoryPoint]], ceiling: int, path: Path) -> None:
-    """Draw peak memory by micro-batch, and the limit in bytes.
-
-    Raises:
-        OSError: if the file cannot be written.
-    """
+    """Draw peak memory by micro-batch, and the limit in bytes; raises OSError if the file cannot be written."""
     points = [point for group in curves.values() for point in group]
     peaks = [peak / 2**20 for point in points for peak in (point.predicted, point.measured) if peak]
     limit = ceiling / 2**20
@@ -103,9 +99,7 @@ def draw_ablation(bars: Sequence[Bar], title: str, path: Path) -> None:
     """Draw speed ratios with their intervals, one row each, from top to bottom, with a line at 1.
 
     Args:
-        bars: the steps.
         title: job and machine.
-        path: the file.
 
     Raises:
         OSError: if the file cannot be written.

@@ -65,6 +65,7 @@ def time_section(telemetry: Mapping[str, Series], summary: Summary, hardware: Ha
         sizes = [(format_json(names.get(name, name)), seconds) for name, seconds in phases.items() if seconds > 0]
         parts = tuple((name, seconds, format_duration(seconds)) for name, seconds in sizes)
         blocks.append(StackedBar("Time by phase", parts))
+    blocks += _compare_forecast(summary)
     throttled = telemetry.get("throttled_seconds", Series("")).accumulate("throttled")
     charts = _make_charts(telemetry, summary, hardware, throttled)
     blocks += [chart for chart in charts if any(len(series) for series in chart.series)]
@@ -76,6 +77,24 @@ def time_section(telemetry: Mapping[str, Series], summary: Summary, hardware: Ha
     remarks = (_describe_efficiency(summary), _describe_monitoring(summary))
     blocks += [Text(line, Tone.QUIET) for line in remarks if line]
     return Section("time", "Throughput and resource usage", tuple(blocks)) if blocks else None
+
+
+def _compare_forecast(summary: Summary) -> Iterator[Table]:
+    """What was forecast before the first step, or after the first ones, beside what came."""
+    forecast = summary.forecast
+    if "seconds" not in forecast or "error_percent" not in forecast:
+        return
+    low, high = (format_duration(forecast.get(key)) for key in ("low", "high"))
+    seconds = format_duration(forecast["seconds"]) + (f" ({low} to {high})" if "low" in forecast else "")
+    rows = [("training", seconds, format_duration(summary.seconds), f"{forecast['error_percent']:+.1f} %")]
+    if "end" in forecast and "ended" in forecast:
+        rows.append(("end", forecast["end"], forecast["ended"], ""))
+    if "peak_memory" in forecast and "peak_memory_error_percent" in forecast:
+        memory, peak = format_bytes(int(forecast["peak_memory"])), format_bytes(int(summary.peak_memory or 0))
+        rows.append(("peak memory", memory, peak, f"{forecast['peak_memory_error_percent']:+.1f} %"))
+    steps = int(forecast.get("steps", 0))
+    source = f"forecast by the first {steps:,} steps" if steps else "forecast before the first step"
+    yield Table(("item", source, "real", "error"), tuple(rows))
 
 
 def _describe_starvation(starvation: CpuStarvation | None) -> Iterator[str]:
@@ -118,8 +137,7 @@ def _describe_limit(telemetry: Mapping[str, Series], size: float, waited: float)
     )
     if busy <= 0:
         return ""
-    width = [*telemetry.get("shard_at_once", Series("")).ys, 0.0][-2:][0]
-    rate = f" They came at {format_bytes(int(size / busy))}/s, {width:,.0f} at a time." if width else ""
+    rate = f" They came at {format_bytes(int(size / busy))}/s."
     if waited < NOTED_IDLE_SHARE * busy:
         return f"{rate} Fetching them was not the limit."
     if unpacked > received:

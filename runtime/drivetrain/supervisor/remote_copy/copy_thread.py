@@ -46,7 +46,6 @@ class CopyThread:
     def __init__(self, run: Path, owner_file: OwnerFile, keep: int) -> None:
         """
         Args:
-            run: the run folder.
             owner_file: of the copy, taken by this process.
             keep: how many checkpoints stay in the store.
         """

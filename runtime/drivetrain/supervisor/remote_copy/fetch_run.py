@@ -43,7 +43,6 @@ def fetch_run(file: OwnerFile, final: Path, report: Callable[[str], None], local
 
     Args:
         file: of the copy, taken by this process.
-        final: the run folder.
         report: is told what was found.
         local_step: the step of the newest good checkpoint of the folder; older ones in the store are not used.
 
@@ -139,9 +138,6 @@ def is_cached(folder: Path) -> bool:
 
 def update_cached_run(address: RemoteAddress) -> Path:
     """The folder with the present copy of a run.
-
-    Args:
-        address: of the run.
 
     Raises:
         SpecError: if it is no address of a store that can be listed.

@@ -81,7 +81,6 @@ class OwnerFile:
     def __init__(self, store: ObjectStore, writer: str) -> None:
         """
         Args:
-            store: opened at the copy.
             writer: the name of this start.
         """
         self.store = store

@@ -88,7 +88,6 @@ class RemoteRuns:
 
         Args:
             run: the run folder; if it was removed, its copy is removed, too.
-            code: the exit code of the run.
         """
         thread, self.thread = self.thread, None
         if thread is None:
@@ -120,7 +119,6 @@ def open_runs(runs: Path, job: Job, *, new: bool, is_leader: bool) -> Iterator[R
 
     Args:
         runs: parent of the run folders.
-        job: the present spec.
         new: whether a new run starts even if there is an unfinished one.
         is_leader: whether this process writes the run folder; the others copy nothing.
 

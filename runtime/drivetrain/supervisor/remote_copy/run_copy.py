@@ -33,7 +33,6 @@ class RunCopy:
         """
         Args:
             owner_file: of the copy, taken by this process.
-            run: the run folder.
             keep: how many checkpoints stay in the store.
             note_progress: called whenever the store has taken an object or a part of one; what it raises ends the upload.
         """

@@ -151,8 +151,6 @@ def write_result(
     """Write the page of the trials so far and the best one's job file; returns what is on the page.
 
     Args:
-        sweep_folder: the sweep.
-        source: the job file.
         assignments: values over it.
         job: the job with its sweep.
         metric: that decides.

@@ -35,11 +35,7 @@ UNPRUNED_SHARE = 0.25
 
 
 def check_installed() -> None:
-    """Check that Optuna is installed.
-
-    Raises:
-        DeviceError: if it is not.
-    """
+    """Check that Optuna is installed; raises DeviceError if it is not."""
     if find_spec("optuna") is None:
         raise DeviceError(
             "optuna is not installed here; it chooses a sweep's values", "the extra `sweep`", f"`{INSTALL_SWEEP}`"

@@ -93,6 +93,12 @@ class TimeLeft:
         seconds = sum(count * min(s.seconds / s.steps, most) for s, count in weighted)
         return float(seconds / sum(count for _, count in weighted))
 
+    def measure_spread(self) -> tuple[float, float]:
+        """Seconds per step of the fastest and of the slowest interval, relative to the present ones."""
+        even = [s for s in self.intervals if not s.evaluations] or self.intervals
+        paces = [s.seconds / s.steps / (self.step_seconds() or 1.0) for s in even]
+        return min(paces, default=1.0), max(paces, default=1.0)
+
     def evaluation_seconds(self) -> float:
         """Seconds of an evaluation: the median so far, else an estimate from `evaluation_steps`."""
         step = self.step_seconds() or 0.0

@@ -76,7 +76,7 @@ def read_view(reader: RunReader) -> RunView:
     if (
         view.status not in END_STATUSES
         and measure_idle(view.folder) > QUIET_SECONDS
-        and not file_lock.is_held(LOCK_FILE, RunFiles(view.folder).open_handle)
+        and not file_lock.is_locked(LOCK_FILE, RunFiles(view.folder).open_handle)
     ):
         view.status = "killed"
     return view

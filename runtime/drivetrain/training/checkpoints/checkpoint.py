@@ -28,7 +28,7 @@ from drivetrain.models import safetensors_file
 from drivetrain.models.safetensors_file import Tensors
 from drivetrain.system import run_files
 from drivetrain.system.fault_points import fault_point
-from drivetrain.system.files import storage_error, sync_folder, write_json, write_text
+from drivetrain.system.files import blame_storage, storage_error, sync_folder, write_json, write_text
 from drivetrain.system.run_files import RunFiles
 from drivetrain.training.checkpoints import divided_tensors, frozen_weights
 from drivetrain.training.checkpoints.manifest import (
@@ -155,15 +155,13 @@ def recover(folder: Path) -> None:
     Raises:
         StorageError: if that is not possible.
     """
-    try:
+    with blame_storage(folder):
         for old in folder.glob(f"{OLD_PREFIX}*"):
             final = old.with_name(old.name.removeprefix(OLD_PREFIX))
             if not final.exists():
                 old.rename(final)
         for leftover in (*folder.glob(f"{OLD_PREFIX}*"), *folder.glob(".tmp-*")):
             shutil.rmtree(leftover, ignore_errors=True)
-    except OSError as error:
-        raise storage_error(folder, error) from None
 
 
 def load(path: Path) -> Loaded:
@@ -264,7 +262,7 @@ def prune(folder: Path, keep: int, best: int | None, newest: int | None = None) 
     ]
     retained = considered[-max(1, keep) :]
     referenced_steps = {best} | {find_best_step(RunFiles(path).read_object(run_files.STATE_FILE)) for path in retained}
-    try:
+    with blame_storage(folder):
         for path in run_files.list_checkpoints(folder):
             if path not in retained:
                 _remove_checkpoint(path)
@@ -273,8 +271,6 @@ def prune(folder: Path, keep: int, best: int | None, newest: int | None = None) 
                 _remove_checkpoint(path)
         for path in folder.glob(".tmp-*"):
             shutil.rmtree(path, ignore_errors=True)
-    except OSError as error:
-        raise storage_error(folder, error) from None
 
 
 def _remove_checkpoint(path: Path) -> None:

@@ -13,7 +13,8 @@ from typing import Protocol
 
 from drivetrain.optimizations import Value
 from drivetrain.plan.plan import Decision, Plan, format_value
-from drivetrain.tuning.bench.variant import Failed, VariantReady
+from drivetrain.system.child_process import ChildEnded
+from drivetrain.tuning.bench.variant import VariantReady
 from drivetrain.tuning.paired_timing import PairedTiming, TimedBlock, count_block_steps, time_quiet_pairs
 
 EXPLAINED_DIFFERENCE = 0.05
@@ -38,7 +39,7 @@ class VariantProtocol(Protocol):
 
 
 Start = Callable[..., VariantProtocol]
-"""(plan, assignments) -> a variant that is ready; raises Failed."""
+"""(plan, assignments) -> a variant that is ready; raises ChildEnded."""
 
 
 @dataclass(frozen=True)
@@ -121,11 +122,7 @@ def _standard_error(pair: PairedTiming) -> float:
 def measure_ablation(
     plan: Plan, start: Start, rounds: int, report: Callable[[str], None], against: Sequence[str] = ()
 ) -> Ablation:
-    """Measure the whole ablation.
-
-    Raises:
-        Failed: if not even the plain variant starts.
-    """
+    """Measure the whole ablation; raises ChildEnded if not even the plain variant starts."""
     return Ablation(tuple(_AblationRunner(plan, start, rounds, report).measure_steps(against)))
 
 
@@ -169,7 +166,7 @@ class _AblationRunner:
         try:
             variant = self.start(self.plan.only(names))
             measured = self._measure(empty, self.best, variant, variant)
-        except Failed as error:
+        except ChildEnded as error:
             self.report(f"bench: {row.name} {format_value(row.value)} failed and is skipped: {error}")
             return replace(empty, note=f"failed: {error}")
         if self.best is not self.plain:
@@ -187,7 +184,7 @@ class _AblationRunner:
             slow, fast = (self.best, variant) if assignments else (variant, self.best)
             measured = self._measure(empty, slow, fast, variant)
             variant.close()
-        except Failed as error:
+        except ChildEnded as error:
             return replace(empty, note=f"failed: {error}")
         # Losses of another job are no measure of its rounding.
         return replace(measured, loss_off=None) if assignments else measured

@@ -30,7 +30,7 @@ from drivetrain.plan.plan_table import describe_machine
 from drivetrain.report.formatting import format_tick
 from drivetrain.system import signals
 from drivetrain.system.console import open_console, say, say_aside, say_json
-from drivetrain.system.files import storage_error, write_json
+from drivetrain.system.files import blame_storage, write_json
 from drivetrain.system.units import format_bytes
 from drivetrain.tuning import measuring_child
 from drivetrain.tuning.bench.ablation import Ablation, AblationStep, measure_ablation
@@ -113,7 +113,7 @@ def write_results(
     """
     from drivetrain.report.render import picture_file
 
-    try:
+    with blame_storage(folder):
         write_json(folder / "bench.json", _list_results(ablation, plan, job, machine, request))
         bars = [
             picture_file.Bar(_name(step), step.pair.median, *step.pair.interquartile_range(), step.kind)
@@ -121,8 +121,6 @@ def write_results(
             if step.pair
         ]
         picture_file.draw_ablation(bars, f"{job.name}: {describe_machine(machine)}", folder / "bench.svg")
-    except OSError as error:
-        raise storage_error(folder, error) from None
 
 
 def print_results(ablation: Ablation, plan: Plan, job: Job, machine: Hardware, folder: Path, *, as_json: bool) -> None:

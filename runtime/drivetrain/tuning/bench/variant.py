@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-import json
-import os
 import shutil
-import subprocess
 import sys
 import tempfile
-import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -19,13 +14,10 @@ from typing import Any
 from drivetrain.hardware.facts import Hardware
 from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.plan.plan import Plan
-from drivetrain.system import child_process, signals
+from drivetrain.system import child_process
+from drivetrain.system.child_process import Worker
 from drivetrain.system.files import write_json
 from drivetrain.tuning.paired_timing import TimedBlock
-
-
-class Failed(Exception):
-    """A variant could not start, or has died; the text is its last message."""
 
 
 @dataclass(frozen=True)
@@ -43,62 +35,39 @@ class VariantReady:
     notes: list[str]
 
 
-class RunningVariant:
-    """A running variant."""
+class RunningVariant(Worker):
+    """A running variant; raises ChildEnded if it does not get through its first steps within `timeout` seconds."""
 
-    def __init__(self, child: subprocess.Popen[bytes], log: Path) -> None:
-        self.child, self.log, self.peak = child, log, 0
-        answer = self._read_answer()
+    def __init__(
+        self, command: Sequence[str], environment: Mapping[str, str], log: Path, timeout: float | None = None
+    ) -> None:
+        super().__init__(command, environment, log)
+        self.peak = 0
+        try:
+            answer = self.read_answer(timeout)
+        except BaseException:
+            self.close()
+            raise
         numbers = [(loss, norm) for loss, norm in answer["numbers"]]
         self.ready = VariantReady(numbers, answer["first"], answer["step"], answer["batch"], answer["notes"])
 
     def time_steps(self, count: int) -> TimedBlock:
-        """Time a block of steps.
-
-        Raises:
-            Failed: if the variant has died.
-        """
-        assert self.child.stdin is not None
-        try:
-            self.child.stdin.write(f"{count}\n".encode())
-            self.child.stdin.flush()
-        except OSError:
-            raise Failed(self._describe_end()) from None
-        answer = self._read_answer()
+        """Time a block of steps; raises ChildEnded if the variant has died."""
+        answer = self.ask(count)
         return TimedBlock(count, answer["seconds"], answer["waited"])
 
-    def close(self) -> None:
-        """Stop the variant."""
-        self.child.kill()
-        self.child.wait()
-        for pipe in (self.child.stdin, self.child.stdout):
-            if pipe is not None:
-                pipe.close()
-
-    def _read_answer(self) -> dict[str, Any]:
-        assert self.child.stdout is not None
-        line = self.child.stdout.readline()
-        if not line:
-            self.child.wait()
-            raise Failed(self._describe_end())
-        answer: dict[str, Any] = json.loads(line)
+    def read_answer(self, timeout: float | None = None) -> Any:
+        """The next answer, which also says how much memory was used."""
+        answer = super().read_answer(timeout)
         self.peak = max(self.peak, answer["peak"])
         return answer
-
-    def _describe_end(self) -> str:
-        if (signal := signals.CRASH_EXIT_CODES.get(128 - (self.child.poll() or 0))) is not None:
-            return f"crashed with {signal} inside a kernel"
-        lines = self.log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        return lines[-1].strip()[:200] if lines else f"exited with code {self.child.poll()}"
 
 
 class VariantPool:
     """Starts variants, and stops them all at the end.
 
     Args:
-        machine: the hardware.
         scratch: a folder with hardware.json, for plans and logs.
-        source: the spec.
         keep: whether variants use the compile cache of all runs, and not an empty one.
     """
 
@@ -127,7 +96,7 @@ class VariantPool:
         """Start a variant and wait until its first steps are done.
 
         Raises:
-            Failed: if it does not get that far, or not within `timeout` seconds.
+            ChildEnded: if it does not get that far, or not within `timeout` seconds.
         """
         name = f"arm-{len(self.variants)}"
         write_json(self.scratch / f"{name}.json", plan.to_json())
@@ -141,28 +110,8 @@ class VariantPool:
             *replace(self.source, assignments=[*self.source.assignments, *assignments]).options(),
             *(["--quiet"] if self.no_dropout else []),
         ]
-        log = self.scratch / f"{name}.log"
-        with log.open("wb") as file:
-            child = subprocess.Popen(
-                command,
-                env=child_process.build_environment(self._environment(plan)),
-                stdin=subprocess.PIPE,
-                stderr=file,
-                stdout=subprocess.PIPE,
-                process_group=0,
-                preexec_fn=functools.partial(signals.die_with_parent, os.getpid()),
-            )
-        deadline = threading.Timer(timeout or 0.0, child.kill)
-        if timeout is not None:
-            deadline.start()
-        try:
-            variant = RunningVariant(child, log)
-        except BaseException:
-            child.kill()
-            child.wait()
-            raise
-        finally:
-            deadline.cancel()
+        environment = child_process.build_environment(self._environment(plan))
+        variant = RunningVariant(command, environment, self.scratch / f"{name}.log", timeout)
         self.variants.append(variant)
         return variant
 

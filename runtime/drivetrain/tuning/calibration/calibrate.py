@@ -61,7 +61,6 @@ def calibrate_for_job(machine: Hardware, job: Job, run: Path) -> Hardware:
 
     Args:
         machine: the hardware that the job may use.
-        job: the checked spec.
         run: the run folder, for what went wrong.
     """
     if job.optimize.get("measure") == "off" or world.count_local_ranks(job, machine) > 1:
@@ -115,7 +114,6 @@ def load_or_measure(
     """The calibration that is kept, or a new one; of two processes at once, the second waits and takes the first's.
 
     Args:
-        machine: the hardware.
         first_work: the kind of work that is compared first.
         measure_again: make a new one even if one is kept.
         limit: time limits.
@@ -167,7 +165,6 @@ def _make_empty_calibration(machine: Hardware, limit: TimeLimit, throttled: floa
     """An empty calibration, so that not every run waits for one on a machine that is too busy.
 
     Args:
-        machine: the hardware.
         limit: the time that did not suffice.
         throttled: seconds of it for which the CPU quota was used up. What others took nobody has measured.
     """
@@ -191,16 +188,10 @@ def _run_process(machine: Hardware, folder: Path, first_work: str, limit: TimeLi
     with (folder / "output.txt").open("wb") as output:
         child = child_process.start_child(
             probe_command(folder, limit.probes, "--first", first_work),
-            probe_environment(machine),
+            child_process.build_environment(probe_environment(machine)),
             output=output.fileno(),
         )
-        try:
-            return child.wait(limit.process)
-        except subprocess.TimeoutExpired:
-            return None
-        finally:
-            child.kill()
-            child.wait()
+        return child_process.wait_or_kill(child, limit.process)
 
 
 @contextlib.contextmanager
@@ -249,7 +240,6 @@ def probe_environment(hardware: Hardware, **other: Value) -> dict[str, str]:
     """The environment of a process of a calibration.
 
     Args:
-        hardware: the machine.
         other: values in place of the defaults.
     """
     values = default_settings(hardware) | other

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,6 +17,7 @@ from drivetrain.hardware.calibration import Probe
 from drivetrain.hardware.facts import Hardware
 from drivetrain.optimizations import Value, allocator, openmp_runtime
 from drivetrain.system import child_process
+from drivetrain.system.child_process import ChildEnded, Worker
 from drivetrain.tuning.calibration import comparisons
 from drivetrain.tuning.calibration.calibrate import default_settings, probe_command, probe_environment
 from drivetrain.tuning.calibration.comparisons import Comparison
@@ -32,7 +31,7 @@ COMPARED_NETWORKS = ("convolution narrow", "attention narrow", "linear narrow", 
 class OtherProcesses:
     """Processes that each differ from this one in one setting; they wait until they are asked."""
 
-    processes: dict[str, subprocess.Popen[str]]
+    processes: dict[str, Worker]
     missing: list[str]
 
     def list_comparisons(self, hardware: Hardware) -> list[tuple[str, Comparison]]:
@@ -49,29 +48,20 @@ class OtherProcesses:
         try:
             timer = make_timer(network.step, time.perf_counter)
             timings = time_variants({value: timer, "off": functools.partial(self._request_steps, name, work)}, until)
-        except (OSError, ValueError) as error:  # it has died
+        except ChildEnded as error:
             self.missing.append(f"{name}: the process without {value} ended: {error}")
             return []
         return comparisons.make_simple_probes(timings, name, network.work, network.size, [value], "off")
 
     def _request_steps(self, name: str, work: str, count: int) -> float:
-        """Seconds of some steps in the other process.
-
-        Raises:
-            OSError, ValueError: if it has ended.
-        """
-        process = self.processes[name]
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.write(f"{count} {work}\n")
-        process.stdin.flush()
-        return float(process.stdout.readline())
+        """Seconds of some steps in the other process; raises ChildEnded if it has ended."""
+        return float(self.processes[name].ask([work, count]))
 
 
 @contextlib.contextmanager
 def start_processes(hardware: Hardware, folder: Path) -> Iterator[OtherProcesses]:
     """Start a process without each library that this one has preloaded; they end with the block."""
-    defaults, processes = default_settings(hardware), dict[str, subprocess.Popen[str]]()
+    defaults, processes = default_settings(hardware), dict[str, Worker]()
     preloaded = [name for name in OFF if defaults[name] != OFF[name]]
     single = [name for name in OFF if name not in preloaded] if hardware.gpu is None else []
     with contextlib.ExitStack() as stack:
@@ -80,32 +70,16 @@ def start_processes(hardware: Hardware, folder: Path) -> Iterator[OtherProcesses
             # What this process has preloaded itself is not inherited.
             child_environment = {**child_process.build_environment({}), "LD_PRELOAD": "", **variables}
             command = probe_command(folder, 0.0, "--serve")
-            processes[name] = stack.enter_context(_start_process(command, child_environment))
+            processes[name] = Worker(command, child_environment, folder / f"{name}.log")
+            stack.callback(processes[name].close)
         yield OtherProcesses(processes, [f"{name}: only one is installed" for name in single])
 
 
-@contextlib.contextmanager
-def _start_process(command_words: list[str], environment: dict[str, str]) -> Iterator[subprocess.Popen[str]]:
-    pipe = subprocess.PIPE
-    process = subprocess.Popen(
-        command_words, env=environment, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True
-    )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-        for stream in (process.stdin, process.stdout):
-            if stream:
-                with contextlib.suppress(OSError):
-                    stream.close()
-
-
 def serve() -> None:
-    """Run the steps that are requested on standard input, `COUNT WORK` a line, and print their seconds."""
+    """Run the steps that are requested, and answer with their seconds."""
+    answer = child_process.open_answers()
     steps_of: dict[str, Callable[[int], float]] = {}
-    for line in sys.stdin:
-        count, work = line.strip().split(" ", 1)
+    for work, count in child_process.read_requests():
         if work not in steps_of:
             steps_of[work] = make_timer(comparisons.list_networks(torch.device("cpu"))[work]().step, time.perf_counter)
-        print(steps_of[work](int(count)), flush=True)
+        answer(steps_of[work](count))

@@ -26,7 +26,7 @@ from drivetrain.plan.plan import OPEN, Plan, format_value
 from drivetrain.system.signals import Signals
 from drivetrain.system.units import format_bytes
 from drivetrain.training.phase_timer import PhaseTimer
-from drivetrain.training.run import assemble
+from drivetrain.training.run import Run, assemble
 from drivetrain.training.user_parts import UserParts
 from drivetrain.tuning.memory import meter
 from drivetrain.tuning.memory.size_search import SizeSearch, SizeSearchResult
@@ -46,9 +46,7 @@ class MicroBatchSearch:
     """The search for one job.
 
     Args:
-        plan: all decisions so far.
         facts: properties of model and data.
-        say: reports progress.
     """
 
     job: Job
@@ -128,12 +126,15 @@ class MicroBatchSearch:
         last_epoch = self.network.unfreezing.last
         if last_epoch:
             values["feature_cache"] = False
-        plan = self.plan.with_values(values)
-        clone, timer = replace(self.network, module=copy.deepcopy(self.network.module)), PhaseTimer()
-        run = assemble(
-            self.job, self.hardware, plan, self.folder, self.dataset, clone, self.signals, timer, last_epoch, self.parts
-        )
+        run = self.assemble_copy(self.plan.with_values(values), last_epoch)
         return SizeSearch(run, 2 if self._has_batch_norm else 1)  # a single sample has no variance
+
+    def assemble_copy(self, plan: Plan, epoch: int = 0) -> Run:
+        """A run with a copy of the network under another plan, to measure with; `epoch` says which layers are frozen."""
+        clone, timer = replace(self.network, module=copy.deepcopy(self.network.module)), PhaseTimer()
+        return assemble(
+            self.job, self.hardware, plan, self.folder, self.dataset, clone, self.signals, timer, epoch, self.parts
+        )
 
     @property
     def _has_batch_norm(self) -> bool:

@@ -11,14 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drivetrain.errors import OutOfMemory
-from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.plan import evidence
 from drivetrain.system import interpreter
 from drivetrain.system.files import write_json
-from drivetrain.system.signals import Signals, ignore_signals_after, raise_stopped
 from drivetrain.system.units import format_bytes as readable
-from drivetrain.training.phase_timer import PhaseTimer
 from drivetrain.tuning import batch_size, child_main
+from drivetrain.tuning.child_main import MeasuringCall
 from drivetrain.tuning.memory.size_ladder import SizeLadder
 
 if TYPE_CHECKING:
@@ -29,28 +27,24 @@ def main() -> int:
     """Measure; returns the exit code."""
     arguments = child_main.make_parser()
     arguments.add_argument("output", type=Path)
-    options = arguments.parse_args()
+    return child_main.run(measure, arguments)
 
-    def measure() -> None:
-        with raise_stopped(), ignore_signals_after():
-            from drivetrain.tuning import prepare
 
-            job = SpecSource.from_arguments(options).load()
-            micro_batches = prepare.load_search(options.folder, job, Signals(), PhaseTimer())
-            search = micro_batches.prepare_search(micro_batches.plan.value("gradient_checkpointing") is True)
-            speeds, ceiling = measure_sizes(search, batch_size.find_largest_size(len(micro_batches.dataset.train)))
-        best = batch_size.choose_size(speeds)
-        write_json(
-            options.output,
-            {
-                "batch_size": best,
-                "date": evidence.format_date(),
-                "samples_per_second": speeds,
-                "text": describe(speeds, best, ceiling),
-            },
-        )
-
-    return child_main.run(measure)
+def measure(call: MeasuringCall) -> None:
+    """Write the speeds of all sizes and the choice."""
+    micro_batches = call.load_search()
+    search = micro_batches.prepare_search(micro_batches.plan.value("gradient_checkpointing") is True)
+    speeds, ceiling = measure_sizes(search, batch_size.find_largest_size(len(micro_batches.dataset.train)))
+    best = batch_size.choose_size(speeds)
+    write_json(
+        call.options.output,
+        {
+            "batch_size": best,
+            "date": evidence.format_date(),
+            "samples_per_second": speeds,
+            "text": describe(speeds, best, ceiling),
+        },
+    )
 
 
 def measure_sizes(search: SizeSearch, most: int) -> tuple[dict[int, float], int]:

@@ -9,28 +9,23 @@ import contextlib
 import os
 
 from drivetrain.errors import Replanned
-from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.system import interpreter
-from drivetrain.system.signals import Signals, ignore_signals_after, raise_stopped
-from drivetrain.training.phase_timer import PhaseTimer
 from drivetrain.tuning import child_main
+from drivetrain.tuning.child_main import MeasuringCall
 
 
 def main() -> int:
     """Finalize the plan; returns the exit code."""
-    options = child_main.make_parser().parse_args()
     # Messages are no result: stdout is reserved for the parent's table or JSON.
     os.dup2(2, 1)
+    return child_main.run(finalize, child_main.make_parser())
 
-    def finalize() -> None:
-        # The plan in the folder is final where it was decided anew.
-        with contextlib.suppress(Replanned), raise_stopped(), ignore_signals_after():
-            from drivetrain.tuning import prepare
 
-            source = SpecSource.from_arguments(options)
-            prepare.assemble_run(options.folder, source.load(), Signals(), PhaseTimer(), source)
-
-    return child_main.run(finalize)
+def finalize(call: MeasuringCall) -> None:
+    """Write the plan to the folder."""
+    # The plan in the folder is final where it was decided anew.
+    with contextlib.suppress(Replanned):
+        call.assemble_run(call.source)
 
 
 if __name__ == "__main__":

@@ -19,13 +19,11 @@ import numpy as np
 import numpy.typing as npt
 
 from drivetrain.errors import NumericsError
-from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.system import interpreter
 from drivetrain.system.console import say
-from drivetrain.system.files import storage_error, write_json
-from drivetrain.system.signals import Signals, ignore_signals_after, raise_stopped
-from drivetrain.training.phase_timer import PhaseTimer
+from drivetrain.system.files import blame_storage, write_json
 from drivetrain.tuning import child_main
+from drivetrain.tuning.child_main import MeasuringCall
 
 if TYPE_CHECKING:
     from drivetrain.data.dataset import Batch
@@ -58,18 +56,14 @@ def main() -> int:
     arguments.add_argument("lowest", type=float)
     arguments.add_argument("highest", type=float)
     arguments.add_argument("steps", type=int)
-    options = arguments.parse_args()
+    return child_main.run(try_rates, arguments)
 
-    def test() -> None:
-        with raise_stopped(), ignore_signals_after():
-            from drivetrain.tuning import prepare
 
-            signals = Signals()
-            run = prepare.assemble_run(options.folder, SpecSource.from_arguments(options).load(), signals, PhaseTimer())
-            rates, losses = measure_losses(run, options.lowest, options.highest, options.steps)
-        report(run, suggest_rate(rates, losses, options.steps), options.folder)
-
-    return child_main.run(test)
+def try_rates(call: MeasuringCall) -> None:
+    """Train with growing rates, and report what the losses say."""
+    run, options = call.assemble_run(), call.options
+    rates, losses = measure_losses(run, options.lowest, options.highest, options.steps)
+    report(run, suggest_rate(rates, losses, options.steps), call.folder)
 
 
 def measure_losses(run: Run, lowest: float, highest: float, steps: int) -> tuple[Floats, Floats]:
@@ -166,13 +160,11 @@ def report(run: Run, sweep: LrSweep, folder: Path) -> None:
         {"lr": rate, "loss": loss, "smooth": mean}
         for rate, loss, mean in zip(sweep.rates.tolist(), sweep.losses.tolist(), sweep.smooth.tolist(), strict=True)
     ]
-    try:
+    with blame_storage(folder):
         write_json(folder / "find-lr.json", {"optimizer": name, "suggested": sweep.suggested, "steps": rows})
         picture_file.draw_lr_range(
             sweep.rates.tolist(), sweep.losses.tolist(), sweep.smooth.tolist(), sweep.suggested, folder / "find-lr.svg"
         )
-    except OSError as error:
-        raise storage_error(folder, error) from None
     say(f"plot and numbers are in {folder}")
 
 

@@ -14,14 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.system import interpreter
 from drivetrain.system.console import say
-from drivetrain.system.files import storage_error, write_json
-from drivetrain.system.signals import Signals, ignore_signals_after, raise_stopped
+from drivetrain.system.files import blame_storage, write_json
 from drivetrain.system.units import format_bytes
-from drivetrain.training.phase_timer import PhaseTimer
 from drivetrain.tuning import child_main
+from drivetrain.tuning.child_main import MeasuringCall
 
 if TYPE_CHECKING:
     from drivetrain.tuning.memory.micro_batch import MicroBatchSearch
@@ -44,19 +42,13 @@ class MemoryRow:
 
 def main() -> int:
     """Measure; returns the exit code."""
-    options = child_main.make_parser().parse_args()
+    return child_main.run(measure, child_main.make_parser())
 
-    def measure() -> None:
-        with raise_stopped(), ignore_signals_after():
-            from drivetrain.tuning import prepare
 
-            search = prepare.load_search(
-                options.folder, SpecSource.from_arguments(options).load(), Signals(), PhaseTimer()
-            )
-            ceiling, measured_rows = measure_sizes(search)
-        report(measured_rows, ceiling, options.folder)
-
-    return child_main.run(measure)
+def measure(call: MeasuringCall) -> None:
+    """Measure and report the memory of all sizes."""
+    ceiling, measured_rows = measure_sizes(call.load_search())
+    report(measured_rows, ceiling, call.folder)
 
 
 def measure_sizes(search: MicroBatchSearch) -> tuple[int, list[MemoryRow]]:
@@ -98,7 +90,7 @@ def report(rows: Sequence[MemoryRow], ceiling: int, folder: Path) -> None:
     for line in _render_table(rows):
         say(line)
     say(f"{format_bytes(ceiling)} available")
-    try:
+    with blame_storage(folder):
         write_json(folder / "memory.json", {"ceiling": ceiling, "rows": [vars(row) for row in rows]})
         picture_file.draw_memory_profile(
             {
@@ -112,8 +104,6 @@ def report(rows: Sequence[MemoryRow], ceiling: int, folder: Path) -> None:
             ceiling,
             folder / "memory.svg",
         )
-    except OSError as error:
-        raise storage_error(folder, error) from None
     say(f"plot and numbers are in {folder}")
 
 

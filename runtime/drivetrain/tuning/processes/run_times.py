@@ -19,12 +19,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.system import interpreter
 from drivetrain.system.files import write_json
-from drivetrain.system.signals import Signals, ignore_signals_after, raise_stopped
-from drivetrain.training.phase_timer import PhaseTimer, process_seconds
+from drivetrain.training.phase_timer import process_seconds
 from drivetrain.tuning import child_main
+from drivetrain.tuning.child_main import MeasuringCall
 from drivetrain.tuning.run_length import RunTimes
 
 if TYPE_CHECKING:
@@ -44,34 +43,19 @@ def main() -> int:
     """Measure; returns the exit code."""
     arguments = child_main.make_parser()
     arguments.add_argument("output", type=Path)
-    options = arguments.parse_args()
+    return child_main.run(measure, arguments)
 
-    def measure() -> None:
-        # The training prints the same notes on the data again.
-        with raise_stopped(), ignore_signals_after(), contextlib.redirect_stdout(io.StringIO()):
-            from drivetrain.training.run import assemble
-            from drivetrain.tuning import prepare
 
-            job = SpecSource.from_arguments(options).load()
-            signals = Signals()
-            search = prepare.load_search(options.folder, job, signals, PhaseTimer())
-            # The epoch that trains most layers takes longest, and has no cached features.
-            last_epoch = search.network.unfreezing.last
-            plan = search.plan.with_values({"feature_cache": False}) if last_epoch else search.plan
-            run = assemble(
-                job,
-                search.hardware,
-                plan,
-                options.folder,
-                search.dataset,
-                search.network,
-                signals,
-                PhaseTimer(),
-                last_epoch,
-            )
-            write_json(options.output, asdict(time_run(run, process_seconds())))
-
-    return child_main.run(measure)
+def measure(call: MeasuringCall) -> None:
+    """Write the times of a run that is assembled as a training would assemble it."""
+    # The training prints the same notes on the data again.
+    with contextlib.redirect_stdout(io.StringIO()):
+        search = call.load_search()
+        # The epoch that trains most layers takes longest, and has no cached features.
+        last_epoch = search.network.unfreezing.last
+        plan = search.plan.with_values({"feature_cache": False}) if last_epoch else search.plan
+        run = search.assemble_copy(plan, last_epoch)
+        write_json(call.options.output, asdict(time_run(run, process_seconds())))
 
 
 def time_run(run: Run, start_seconds: float) -> RunTimes:

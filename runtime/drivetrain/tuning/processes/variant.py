@@ -2,31 +2,26 @@
 
     python -m drivetrain.tuning.processes.variant FOLDER PLAN SPEC [--set key=value ...]
 
-It writes lines of JSON: one when it is ready, then one for each line of its input, which is a number of steps. It ends
-with its input.
+It answers when it is ready, and then each request, which is a number of steps. It ends with its input.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drivetrain.hardware import facts
-from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.plan import plan as plans
 from drivetrain.system import cpu_starvation, interpreter
+from drivetrain.system.child_process import open_answers, read_requests
 from drivetrain.system.files import read_json
-from drivetrain.system.signals import Signals, ignore_signals_after, raise_stopped
 from drivetrain.training.phase_timer import PhaseTimer
 from drivetrain.tuning import child_main
+from drivetrain.tuning.child_main import MeasuringCall
 
 if TYPE_CHECKING:
-    from drivetrain.job import Job
     from drivetrain.tuning.variants import Variant
 
 COMPARED_STEPS = 4
@@ -39,29 +34,11 @@ def main() -> int:
     """Serve requests until the input ends; returns the exit code."""
     arguments = child_main.make_parser("plan")
     arguments.add_argument("--quiet", action="store_true", help="compare losses without dropout")
-    options = arguments.parse_args()
-    # The pipe is reserved for answers; everything else that is printed goes to the log.
-    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)
-
-    def answer(data: dict[str, object]) -> None:
-        print(json.dumps(data), file=answers, flush=True)
-
-    def respond() -> None:
-        with raise_stopped(), ignore_signals_after():
-            signals = Signals()
-            serve(
-                build_variant(
-                    options.folder, plans.load(options.plan), SpecSource.from_arguments(options).load(), signals
-                ),
-                answer,
-                options.quiet,
-            )
-
-    return child_main.run(respond)
+    answer = open_answers()
+    return child_main.run(lambda call: serve(build_variant(call), answer, call.options.quiet), arguments)
 
 
-def build_variant(folder: Path, plan: plans.Plan, job: Job, signals: Signals) -> Variant:
+def build_variant(call: MeasuringCall) -> Variant:
     """The job's network under a plan, before its first batch."""
     import itertools
 
@@ -70,15 +47,16 @@ def build_variant(folder: Path, plan: plans.Plan, job: Job, signals: Signals) ->
     from drivetrain.training import run as runs
     from drivetrain.tuning.variants import Variant
 
-    dataset = load(job)
-    machine = facts.from_json(read_json(folder / "hardware.json"))
-    run = runs.assemble(job, machine, plan, folder, dataset, build(job, dataset), signals, PhaseTimer())
+    job, dataset = call.job, load(call.job)
+    machine = facts.from_json(read_json(call.folder / "hardware.json"))
+    plan = plans.load(call.options.plan)
+    run = runs.assemble(job, machine, plan, call.folder, dataset, build(job, dataset), call.signals, PhaseTimer())
     run.train_mode()
     epochs = itertools.count()
     return Variant(run, (batch for epoch in epochs for batch in run.batches.epoch(epoch)))
 
 
-def serve(variant: Variant, answer: Callable[[dict[str, object]], None], no_dropout: bool = False) -> None:
+def serve(variant: Variant, answer: Callable[[object], None], no_dropout: bool = False) -> None:
     """Report the first steps with their losses (`no_dropout`: without dropout), then serve requests."""
     from drivetrain.models.networks.user_network import blame_job_code
     from drivetrain.tuning.variants import turn_dropout_off
@@ -108,9 +86,9 @@ def serve(variant: Variant, answer: Callable[[dict[str, object]], None], no_drop
             "peak": read_peak(run),
         }
     )
-    for line in sys.stdin:
+    for count in read_requests():
         waited_before = cpu_starvation.read_waited_seconds() or 0.0
-        seconds = variant.time_steps(int(line))
+        seconds = variant.time_steps(count)
         answer(
             {
                 "seconds": seconds,

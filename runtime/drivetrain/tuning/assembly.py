@@ -1,8 +1,11 @@
-"""Prepares a training: loads data and network, measures, finalizes the plan, and assembles the run."""
+"""Assembles a run, for the trainer and for the library: data and network are measured, then the final plan is applied."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from drivetrain.data import notes
@@ -19,9 +22,11 @@ from drivetrain.models.build import build
 from drivetrain.optimizations import gradient_checkpointing
 from drivetrain.plan import final_plan
 from drivetrain.plan import plan as plans
+from drivetrain.plan.evidence import Measurement
+from drivetrain.plan.plan import Plan
 from drivetrain.system import timeout
 from drivetrain.system.console import report_if_slow, say
-from drivetrain.system.run_files import RunFiles
+from drivetrain.system.run_files import HARDWARE_FILE, PLAN_FILE, RunFiles
 from drivetrain.system.signals import Signals
 from drivetrain.training import effective_settings, recorded_inputs
 from drivetrain.training import run as runs
@@ -50,40 +55,29 @@ def assemble_run(
         Replanned: if the plan in the folder has changed so that another process must run it.
     """
     search = load_search(folder, job, signals, timer)
-    machine, dataset, network, plan = search.hardware, search.dataset, search.network, search.plan
-    stored_plan = plans.load(folder / "plan.json")
+    stored_plan = plans.load(folder / PLAN_FILE)
     resumes = checkpoint.can_resume(folder)
     if int(os.environ.get(world.WORLD_SIZE, "1")) > 1:
         say("tune: off for distributed training; micro_batch is not searched either")
     elif not is_measured and not resumes:
+        decide = partial(final_plan.finalize, job, search.hardware, stored_plan, search.facts, say)
         with timer.phase("tune"):
-            memory_measurements = search.load_or_measure()
-            if memory_measurements:
-                plan = final_plan.finalize(job, machine, stored_plan, search.facts, say, memory_measurements)
-            measurements = tuner.load_or_measure(job, machine, plan, dataset, network, folder, signals, say, source)
-        if measurements:
-            plan = final_plan.finalize(job, machine, stored_plan, search.facts, say, measurements | memory_measurements)
+            search = measure_plan(search, decide, source)
         has_new_process_settings = any(
-            plan.value(name) != stored_plan.value(name) for name in process_settings.list_names()
+            search.plan.value(name) != stored_plan.value(name) for name in process_settings.list_names()
         )
         if source and (has_new_process_settings or timeout.has_timed_out()):
-            RunFiles(folder).write_json("plan.json", plan.to_json())
+            RunFiles(folder).write_json(PLAN_FILE, search.plan.to_json())
             raise Replanned("the measured settings need a new process")
-    run = runs.assemble(job, machine, plan, folder, dataset, network, signals, timer)
-    for line in final_plan.list_changes(stored_plan, plan) if resumes and run.ranks.is_rank0 else ():
+    run = apply_plan(search, timer)
+    for line in final_plan.list_changes(stored_plan, search.plan) if resumes and run.ranks.is_rank0 else ():
         run.events.add("resume", line)
-    if run.ranks.count > 1:
-        say(f"processes: {run.ranks.count}, each trains on its share of every batch")
-    if run.batch_parts.count > 1:
-        batch_norm_note = " and BatchNorm uses the statistics of each" * search.facts.has("BatchNorm")
-        say(f"parts: {run.batch_parts.count} of every batch; dropout is drawn for each{batch_norm_note}")
-    effective_settings.record(run, say)
     return run
 
 
 def load_search(folder: Path, job: Job, signals: Signals, timer: PhaseTimer) -> MicroBatchSearch:
     """Load data, network and plan of such a folder before anything is measured; returns the micro-batch search."""
-    machine = hardware.from_json(RunFiles(folder).read_json("hardware.json"))
+    machine = hardware.from_json(RunFiles(folder).read_json(HARDWARE_FILE))
     device_check.check_build(machine)
     with timer.phase("data"), report_if_slow("reading the data"):
         dataset = recorded_inputs.load_data(job, folder)
@@ -104,7 +98,47 @@ def load_search(folder: Path, job: Job, signals: Signals, timer: PhaseTimer) -> 
     if gradient_checkpointing.needs_count_of_activations(job, machine, facts):
         with network.unfreezing.during(network.module, network.unfreezing.last):
             facts = meter.count_activations(facts, network.module, dataset)
-    plan = final_plan.finalize(job, machine, plans.load(folder / "plan.json"), facts, say)
+    plan = final_plan.finalize(job, machine, plans.load(folder / PLAN_FILE), facts, say)
     if facts.indivisible and plan.value("micro_batch") != "off":
         raise cannot_split_error(plan.row("micro_batch").reason, facts.indivisible)
     return MicroBatchSearch(job, machine, plan, dataset, network, facts, folder, signals, say)
+
+
+def measure_plan(
+    search: MicroBatchSearch, decide: Callable[[Mapping[str, Measurement]], Plan], source: SpecSource | None = None
+) -> MicroBatchSearch:
+    """Measure what the job leaves open; returns the same search with the plan that follows.
+
+    Args:
+        search: data, network and plan so far.
+        decide: makes the plan with these measurements.
+        source: the spec, if child processes may measure process settings.
+    """
+    # The micro-batch that fits comes first, since the tuner measures with it.
+    memory_measurements = search.load_or_measure()
+    if memory_measurements:
+        search = replace(search, plan=decide(memory_measurements))
+    measurements = tuner.load_or_measure(search, source)
+    return replace(search, plan=decide(measurements | memory_measurements)) if measurements else search
+
+
+def apply_plan(search: MicroBatchSearch, timer: PhaseTimer) -> runs.Run:
+    """Assemble the run of these data and this network under their plan; reports and records the effective settings."""
+    run = runs.assemble(
+        search.job,
+        search.hardware,
+        search.plan,
+        search.folder,
+        search.dataset,
+        search.network,
+        search.signals,
+        timer,
+        user_parts=search.parts,
+    )
+    if run.ranks.count > 1:
+        say(f"processes: {run.ranks.count}, each trains on its share of every batch")
+    if run.batch_parts.count > 1:
+        batch_norm_note = " and BatchNorm uses the statistics of each" * search.facts.has("BatchNorm")
+        say(f"parts: {run.batch_parts.count} of every batch; dropout is drawn for each{batch_norm_note}")
+    effective_settings.record(run, say)
+    return run

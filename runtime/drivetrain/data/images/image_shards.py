@@ -1,0 +1,167 @@
+"""The images of an image job in shards: labels are read before the training, images during it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from drivetrain.data import bad_samples, shard_parts, stateless_random
+from drivetrain.data.bad_samples import BadSample
+from drivetrain.data.dataset import Dataset, Head, InputRecord
+from drivetrain.data.images import geometry, image_files, manifest
+from drivetrain.data.images.geometry import Geometry
+from drivetrain.data.images.image_split import ImageSplit
+from drivetrain.data.images.image_targets import LabelForm
+from drivetrain.data.images.preprocess import MAX_MEASURED_IMAGES, ImagePreprocessing
+from drivetrain.data.images.source import ImageSource, LabelledRows
+from drivetrain.data.images.streamed_images import EncodedImages, StreamedImages, StreamedSplit, undecodable_error
+from drivetrain.data.shard_parts import ShardParts
+from drivetrain.data.stateless_random import Ids
+from drivetrain.data.streaming import index as indices
+from drivetrain.data.streaming import open_stream, parquet_index, tar_index
+from drivetrain.data.streaming.cache import ShardCache
+from drivetrain.data.streaming.index import Index
+from drivetrain.data.streaming.reader import Rows, ShardReader, TarRows
+from drivetrain.data.streaming.shard import TAR, ShardStore
+from drivetrain.job.images import ImageJob
+from drivetrain.pretrained import image_input
+
+
+@dataclass(kw_only=True)
+class ShardSource(LabelledRows):
+    """The images of the shards of one address; `targets` has those of the usable rows."""
+
+    images: StreamedImages
+
+    @property
+    def index(self) -> Index:
+        """The index of the shards."""
+        return self.images.reader.index
+
+    def find_targets(self, rows: Ids) -> Ids:
+        """Positions of some rows in `targets`."""
+        return np.searchsorted(self.rows, rows).astype(np.int64)
+
+
+@dataclass
+class StreamedParts(ShardParts[ShardSource]):
+    """The streamed images of a job, divided into training and validation; shards are divided as they are."""
+
+    sample: ImageSource | None = None
+    """Some of the training images, from a few shards; None if the run has read this data before."""
+    geometry: Geometry | None = None
+    """How the network sees the images, by the sample."""
+    stored: ClassVar[dict[str, int]] = {}
+
+    def build_measured_split(self, head: Head) -> ImageSplit:
+        """The images that decide the preprocessing."""
+        assert self.sample is not None
+        return ImageSplit(self.sample.images, self.sample.rows, None)
+
+    def build_splits(self, head: Head, prepare: ImagePreprocessing) -> tuple[StreamedSplit, StreamedSplit, list[str]]:
+        """The splits for training and for validation, and no notes on the latter."""
+        for source in self.sources:
+            source.images = source.images.fit_to(prepare.image_size, prepare.channels, prepare.resize)
+        train, validation = (
+            StreamedSplit(source.images, rows, source.build_tensor(rows, head))
+            for source, rows in ((self.train, self.train_rows), (self.validation, self.validation_rows))
+        )
+        return train, validation, []
+
+    def complete(self, dataset: Dataset) -> Dataset:
+        """The dataset with what streamed samples have."""
+        head, splits = dataset.heads[""], (dataset.train, dataset.validation)
+        dataset.notes += [*self.list_notes(), *open_stream.unseen_notes(head, splits, "images")]
+        classes = dataset.train.targets[""].numpy() if head.classes and not head.several else None
+        return self.add_stream(dataset, [self.train.images.reader, self.validation.images.reader], classes)
+
+
+def read(job: ImageJob, form: LabelForm, recorded: InputRecord | None) -> StreamedParts:
+    """Index the shards of a job, divide them, and read some of the training images.
+
+    Raises:
+        DataError: if the shards cannot be used.
+    """
+    assert job.data.stream is not None
+    cache = open_stream.open_cache(job.data.stream)
+
+    def read_address(address: str, key: str, train: ShardSource | None) -> ShardSource:
+        if train is None:
+            source = index_source(job, address, form, key, cache)
+            source.check_targets()
+            return source
+        # Further shards are read with the separator that was found in the training data.
+        declared_form = replace(form, separator=train.separator or form.separator)
+        return index_source(job, address, declared_form, key, cache)
+
+    parts = StreamedParts(*shard_parts.divide(job, read_address), job)
+    if not (recorded and recorded.same_data):
+        expected = image_input.read_expected(job)
+        parts.sample = _sample_images(parts.train, parts.train_rows, job.train.seed)
+        parts.geometry = geometry.decide(job, parts.sample, recorded, expected)
+    return parts
+
+
+def index_source(job: ImageJob, address: str, form: LabelForm, key: str, cache: ShardCache) -> ShardSource:
+    """Index the shards of one address, and leave out rows without an image or a usable target.
+
+    Raises:
+        DataError: if too many rows cannot be used; names `key`.
+    """
+    store = open_stream.open_store(job, address, key)
+    index, shard_rows, rows_without_image = _index_shards(store, job.data.path_column, form, key, cache)
+    separator_holder = manifest.ManifestRows()
+    unusable_targets, take_targets = manifest.targets(separator_holder, index.rows, form, Path(address), key)
+    reasons = dict.fromkeys(rows_without_image.tolist(), "no image") | unusable_targets
+    bad = [BadSample(index.title(row), reasons[row]) for row in sorted(reasons)]
+    left_out = bad_samples.check(bad, len(index.rows), job.data.bad_samples, key)
+    usable = np.setdiff1d(np.arange(len(index.rows), dtype=np.int64), np.array(sorted(reasons), np.int64))
+    return ShardSource(
+        key=key,
+        images=StreamedImages(ShardReader(store, index, cache, shard_rows)),
+        targets=take_targets(usable.tolist()),
+        rows=usable,
+        separator=separator_holder.separator,
+        notes=left_out,
+    )
+
+
+def _index_shards(
+    store: ShardStore, images: str, form: LabelForm, key: str, cache: ShardCache
+) -> tuple[Index, Rows, Ids]:
+    """Index the shards of a store, of which `images` is the column of the images.
+
+    Returns:
+        The index, how its rows are read from the shards, and the rows that have no image.
+    """
+    first = store.shards()[0]
+    if first.kind == TAR:
+        look = partial(tar_index.read, columns=form.columns, key=key)
+        index = indices.read(store, cache, look, ["tar", *form.columns])
+        offsets, sizes = (index.rows[name].fill_null(-1).to_numpy() for name in (tar_index.OFFSET, tar_index.SIZE))
+        return index, TarRows(offsets, sizes), np.flatnonzero((offsets < 0) | (sizes == 0))
+    classes = store.class_names()
+    purpose = ["images", images, *form.columns, *map(str, classes.items())]
+    look = partial(parquet_index.read, images=images, columns=form.columns, key=key, classes=classes)
+    glance = partial(parquet_index.glance, images=images, columns=form.columns, key=key, classes=classes)
+    index = indices.read(store, cache, look, purpose, glance)
+    return index, parquet_index.ImageRows(images, key), np.flatnonzero(index.rows[parquet_index.LACKS].to_numpy())
+
+
+def _sample_images(train: ShardSource, train_rows: Ids, seed: int) -> ImageSource:
+    """Read and decode some of the training images, from a few shards."""
+    random = stateless_random.make_generator(seed, "statistics")
+    sampled_shards = shard_parts.choose_shards(train.index, train_rows, random)
+    rows = train_rows[np.isin(train.index.shard_of(train_rows), sampled_shards)]
+    rows = np.sort(rows[random.permutation(len(rows))[:MAX_MEASURED_IMAGES]])
+    titles = [train.index.title(row) for row in rows.tolist()]
+    images, broken = image_files.check_images("", titles, EncodedImages(train.images.reader.read(rows)))
+    for bad in broken.values():
+        raise undecodable_error(bad.title, bad.reason)
+    return ImageSource(
+        key=train.key, images=images, targets=train.targets, rows=np.arange(len(rows), dtype=np.int64), notes=[]
+    )
