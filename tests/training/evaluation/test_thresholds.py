@@ -21,7 +21,6 @@ from drivetrain.training.evaluation.validation import evaluate as evaluate_run
 from drivetrain.training.final_model import FinalWeights
 from tests.trained import CASES, seen, trained
 
-
 START = 0.497
 """Nearly untrained networks are not sure of anything."""
 
