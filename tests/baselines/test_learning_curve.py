@@ -12,6 +12,7 @@ from drivetrain.baselines.learning_curve import describe_learning_curve
 from drivetrain.data.load_data import load
 from drivetrain.job import Job
 from drivetrain.job_spec import load_job
+from tests.messages import says
 
 
 def write_job(folder: Path, rows: int, columns: int) -> Job:
@@ -42,6 +43,6 @@ def test_the_last_doubling_says_whether_more_would_help(tmp_path: Path, rows: in
 def test_without_time_or_models_there_is_no_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = write_job(tmp_path, 80, 2)
     monkeypatch.setattr(learning_curve, "SECONDS", 0.0)
-    assert "0 s were not enough" in describe_learning_curve(job, load(job))
+    assert says(describe_learning_curve(job, load(job)), "more-data-no-curve", 0)
     monkeypatch.setattr(measure, "find_spec", lambda name: None)
     assert "pip install" in describe_learning_curve(job, load(job))
