@@ -49,6 +49,7 @@ def test_the_compose_files_and_templates_travel(wheel: Path) -> None:
         assert templates
         for path in templates:
             assert file.read(f"drivetrain/launch/templates/{path.name}") == path.read_bytes()
+        assert "drivetrain/data/sample_data/reports.yaml" in file.namelist()
         tops = {name.split("/")[0] for name in file.namelist()}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"drivetrain"}
 

@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+from operator import methodcaller
 from pathlib import Path
 
 import pytest
@@ -59,7 +60,7 @@ def test_the_forecast_stands_beside_what_came(run: Path) -> None:
     assert "24 steps" in (run / "report.html").read_text(encoding="utf-8")
     assert json.loads((run / "report.json").read_text())["forecast"]["error_percent"] == -13.5
     for broken in ({"seconds": "1", "error_percent": 1.0}, {"error_percent": 2.0}, [], {"seconds": None, "end": 3}):
-        change(run / "result.json", lambda result, broken=broken: result.update(forecast=broken))
+        change(run / "result.json", methodcaller("update", forecast=broken))
         assert "forecast by" not in text_of(run)
 
 

@@ -73,7 +73,9 @@ def test_a_result_and_its_run_folder(tmp_path: Path) -> None:
     points, kinds = circle(40, seed=1).tensors
     accuracy = float((model(points).argmax(dim=1) == kinds).float().mean())
     assert (result.metric, result.best) == ("validation/accuracy", pytest.approx(accuracy))
-    assert set(result.metrics) == {f"validation/{name}" for name in (*CLASS_METRICS, "auc", "average_precision")}
+    assert set(result.metrics) == {
+        f"validation/{name}" for name in (*CLASS_METRICS, "auc", "average_precision", "kappa")
+    }
     assert result.stopped == "all 3 epochs trained"
     state = json.loads((result.folder / "state.json").read_text())
     assert (state["status"], state["exit_code"], state["source"]) == ("done", 0, __file__)

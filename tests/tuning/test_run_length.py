@@ -93,11 +93,11 @@ def test_the_length_of_the_command_line_takes_the_place_of_that_in_the_file(tmp_
     path = written(tmp_path)
     job = load_job.load(path, [f"train.{key}=7"])
     assert (job.train.within, getattr(job.train, key)) == (None, 7)
-    assert job.document.replaced == [f"--set: train.{key}: 7 takes the place of train.within: '90s'"]
+    assert says(job.document.replaced, "set-takes-place-of", key, 7, "within", "'90s'")
     path.write_text(TEXT.replace("within: 90s", f"{key}: 7"))
     job = load_job.load(path, ["train.within=5m"])
     assert (job.train.within, getattr(job.train, key)) == ("5m", Train.model_fields[key].default)
-    assert job.document.replaced == [f"--set: train.within: '5m' takes the place of train.{key}: 7"]
+    assert says(job.document.replaced, "set-takes-place-of", "within", "'5m'", key, 7)
     for assignments in ([], ["train.within=null"], ["train.seed=1"]):
         job = load_job.load(path, assignments)
         assert (job.train.within, getattr(job.train, key), job.document.replaced) == (None, 7, [])

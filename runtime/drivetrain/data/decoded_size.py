@@ -44,11 +44,7 @@ class DecodedSize:
     """Number of bytes so far."""
 
     def add(self, size: int) -> None:
-        """Add a number of bytes.
-
-        Raises:
-            DataError: if the sum exceeds the limit.
-        """
+        """Add a number of bytes; raises DataError if the sum exceeds the limit."""
         self.size += size
         if self.size > self.limit:
             raise too_large_error(

@@ -12,7 +12,7 @@ from drivetrain.data.copies import ComparableSplit
 from drivetrain.data.dataset import Dataset, InputRecord, head_from_json
 from drivetrain.data.formats import csv_dialect
 from drivetrain.data.formats.csv_dialect import CsvFiles
-from drivetrain.errors import DataError, SpecError
+from drivetrain.errors import DataError
 from drivetrain.job import Job
 from drivetrain.job.custom import CustomJob
 from drivetrain.job.data import Data, TableFileData
@@ -90,15 +90,11 @@ def check_loss(job: Job, dataset: Dataset) -> None:
     """
     loss, class_count = job.train.loss, max((len(head.classes) for head in dataset.heads.values()), default=0)
     if isinstance(loss, Focal) and loss.alpha is not None and class_count > 2:
-        raise SpecError(
-            [
-                job.problem(
-                    ("train", "loss", "alpha"),
-                    f"is {loss.alpha:g}, and the data has {class_count:,} classes",
-                    "a weight of class 1 of two classes",
-                    "remove it; train.class_weights: balanced works for any number of classes",
-                )
-            ]
+        raise job.spec_error(
+            ("train", "loss", "alpha"),
+            f"is {loss.alpha:g}, and the data has {class_count:,} classes",
+            "a weight of class 1 of two classes",
+            "remove it; train.class_weights: balanced works for any number of classes",
         )
     class_balance.check_metrics(job, dataset)
     dataset.notes += class_balance.check_weights(job, dataset)

@@ -49,9 +49,5 @@ class Source:
         return BadSample(f"{self.path.name} {self.name_row(row)}", reason)
 
     def check_bad(self, unusable: Sequence[BadSample], total: int) -> list[str]:
-        """Notes on samples of the file that cannot be used.
-
-        Raises:
-            DataError: if their share exceeds the budget.
-        """
+        """Notes on samples of the file that cannot be used; raises DataError if their share exceeds the budget."""
         return bad_samples.check(unusable, total, self.budget, self.key)

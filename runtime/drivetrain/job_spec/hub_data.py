@@ -11,7 +11,6 @@ from typing import NoReturn
 
 from drivetrain.data.formats import shards
 from drivetrain.data.streaming import shard
-from drivetrain.errors import SpecError
 from drivetrain.job import Job, dot_key
 from drivetrain.job.hub_address import FORM, HubAddress, is_on_hub, parse
 from drivetrain.job.images import MANIFESTS, ImageJob
@@ -66,7 +65,7 @@ def locate(job: Job, say: Say | None = None, *, update: bool = False) -> tuple[J
 
 
 def _refuse(job: Job, key: Key, description: str, possible: str, action: str) -> NoReturn:
-    raise SpecError([job.problem(key, description, possible, action)])
+    raise job.spec_error(key, description, possible, action)
 
 
 def _find_files(job: Job, key: Key, address: HubAddress, say: Say | None, *, update: bool) -> Fetched | None:

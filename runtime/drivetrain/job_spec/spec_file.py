@@ -37,7 +37,9 @@ def read_spec(path: Path, assignments: Sequence[str], content: bytes | None = No
 def _replace_length(document: Document) -> None:
     """Remove the length in the file if the command line has a time, and the time if it has a length: one of both is possible."""
     train = document.data.get("train")
-    written = {key: value for key, value in train.items() if value is not None} if isinstance(train, dict) else {}
+    if not isinstance(train, dict):
+        return
+    written = {key: value for key, value in train.items() if value is not None}
     lengths = written.keys() & {"epochs", "steps", "within"}
     set_keys = {key for key in lengths if document.place(("train", key)).startswith("--set ")}
     is_time = {key == "within" for key in set_keys}

@@ -23,7 +23,7 @@ from drivetrain.report.record import read
 from drivetrain.report.sections.compared_runs import ComparedRun, list_sections, make_json
 from drivetrain.report.summary import summarize
 from drivetrain.system.console import open_console, say, say_json
-from drivetrain.system.files import storage_error, write_json, write_text
+from drivetrain.system.files import blame_storage, write_json, write_text
 from drivetrain.system.printable import printable, printable_text
 
 MAX_COMPARED_RUNS = 8
@@ -119,10 +119,8 @@ def _write(folder: Path, runs: Sequence[ComparedRun], compared_sections: Sequenc
     from drivetrain.report.render.page import render_page
 
     headline = _make_headline(runs)
-    try:
+    with blame_storage(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise storage_error(folder, error) from None
     write_json(folder / "compare.json", to_strict_json(make_json(runs)))
     write_text(folder / "compare.md", printable_text(render_markdown(headline, compared_sections)))
     write_text(folder / "compare.html", printable_text(render_page(headline, compared_sections)))

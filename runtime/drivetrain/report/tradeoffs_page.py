@@ -84,11 +84,7 @@ class Result:
 
 
 def write(folder: Path, result: Result) -> None:
-    """Write tradeoffs.html, tradeoffs.md and tradeoffs.json.
-
-    Raises:
-        StorageError: if the folder cannot be written.
-    """
+    """Write tradeoffs.html, tradeoffs.md and tradeoffs.json; raises StorageError if the folder cannot be written."""
     from drivetrain.report.render.markdown import render_markdown
     from drivetrain.report.render.page import render_page
 

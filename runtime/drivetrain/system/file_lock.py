@@ -29,13 +29,16 @@ def lock(handle: int, *, shared: bool = False, wait: bool = True) -> bool:
     try:
         fcntl.flock(handle, operation if wait else operation | fcntl.LOCK_NB)
     except (BlockingIOError, PermissionError):
+        if wait:
+            raise
         return False
     return True
 
 
 def unlock(handle: int) -> None:
     """Unlock and close a file. Closing alone would not unlock it if a worker process that was forked meanwhile has it open."""
-    fcntl.flock(handle, fcntl.LOCK_UN)
+    with contextlib.suppress(OSError):  # a file system without locks
+        fcntl.flock(handle, fcntl.LOCK_UN)
     os.close(handle)
 
 
@@ -43,7 +46,7 @@ def is_at(handle: int, path: Path | str) -> bool:
     """Whether a path leads to an open file; not if it was removed or replaced meanwhile."""
     try:
         return os.path.samestat(os.fstat(handle), os.stat(path))
-    except FileNotFoundError:
+    except OSError:
         return False
 
 

@@ -95,11 +95,7 @@ def _read_final_weights(loaded: Loaded, metric: str) -> FinalWeights:
 
 
 def save_model(run: Run, final: FinalWeights) -> Path:
-    """Write the `model/` folder of a run with the chosen weights.
-
-    Raises:
-        StorageError: if it cannot be written.
-    """
+    """Write the `model/` folder of a run with the chosen weights; raises StorageError if it cannot be written."""
     source = final.loaded
     groups = {"model": source.tensors.get("ema", source.tensors["model"])}
     if "ema" in source.tensors:

@@ -311,11 +311,7 @@ def _base_folder(path: Path, folder: bool) -> Path:
 
 
 def check_shards(before: Mapping[str, Mapping[str, str]], now: Mapping[str, Mapping[str, str]]) -> None:
-    """Check that streamed shards are those that the run started with.
-
-    Raises:
-        DataError: if they are not; names them.
-    """
+    """Check that streamed shards are those that the run started with; raises DataError if they are not; names them."""
     differences = []
     for key, recorded in before.items():
         present = now.get(key, {})

@@ -80,11 +80,7 @@ class Saver:
         return time.monotonic() - self.saved_at >= max(self.interval, self.save_seconds / MAX_SAVE_SHARE)
 
     def check_finite(self) -> None:
-        """Check all weights and buffers.
-
-        Raises:
-            NotFinite: if one of them is not finite.
-        """
+        """Check all weights and buffers; raises NotFinite if one of them is not finite."""
         state = get_local_state(self.run.model)
         nonfinite = list_nonfinite((name, value) for name, value in state.items() if name not in self.infinite_buffers)
         if nonfinite:

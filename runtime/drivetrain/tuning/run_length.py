@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from drivetrain.distributed import world
-from drivetrain.errors import SpecError
 from drivetrain.hardware.facts import Hardware
 from drivetrain.job import Job
 from drivetrain.job.train import Train
@@ -166,8 +165,8 @@ def choose_once(
     train = job.train.model_copy(update=length)
     seconds = times.predict_seconds(train) - ENDING_SECONDS
     forecast = {"seconds": seconds, "end": format_moment(seconds), "steps": 0, "peak_memory": times.peak_bytes}
-    stored = {**length, "train_seconds": train_seconds, "times": asdict(times), "forecast": forecast}
-    write_json(folder / RUN_LENGTH_FILE, stored)
+    record = {**length, "train_seconds": train_seconds, "times": asdict(times), "forecast": forecast}
+    write_json(folder / RUN_LENGTH_FILE, record)
     EventLog(folder).add(
         "within",
         f"{length['epochs']:,} epochs, {length['steps']:,} steps in all, for train.within: {job.train.within}: "
@@ -177,26 +176,18 @@ def choose_once(
 
 
 def choose_length(job: Job, times: RunTimes, elapsed_seconds: float) -> dict[str, int]:
-    """The epochs and steps that end in time.
-
-    Raises:
-        SpecError: if there is no time for a training.
-    """
+    """The epochs and steps that end in time; raises SpecError if there is no time for a training."""
     limit = parse_duration(job.train.within or "")
     begun_seconds = elapsed_seconds + times.start + _reserve_for_ending(job, times)
     steps = times.fit_steps(limit * (1 - MARGIN) - begun_seconds)
     if steps < min(MIN_STEPS, times.steps_per_epoch):
         needed = (begun_seconds + times.train_seconds(times.steps_per_epoch)) / (1 - MARGIN)
-        raise SpecError(
-            [
-                job.problem(
-                    ("train", "within"),
-                    f"is {job.train.within}, and one epoch ends after {_format_seconds(needed)}, {_format_seconds(elapsed_seconds)} of "
-                    f"them until now: {times.describe(_one_epoch(job))}",
-                    f"{_format_seconds(needed)} or more",
-                    "raise it, or make an epoch shorter: fewer samples, smaller pictures or shorter texts, a smaller network",
-                )
-            ]
+        raise job.spec_error(
+            ("train", "within"),
+            f"is {job.train.within}, and one epoch ends after {_format_seconds(needed)}, {_format_seconds(elapsed_seconds)} of "
+            f"them until now: {times.describe(_one_epoch(job))}",
+            f"{_format_seconds(needed)} or more",
+            "raise it, or make an epoch shorter: fewer samples, smaller pictures or shorter texts, a smaller network",
         )
     steps = min(steps, MAX_EPOCHS * times.steps_per_epoch)
     return {"epochs": -(-steps // times.steps_per_epoch), "steps": steps}
@@ -226,15 +217,11 @@ def refuse_within(job: Job, command: str) -> None:
         SpecError: with what can be done instead.
     """
     if job.train.within:
-        raise SpecError(
-            [
-                job.problem(
-                    ("train", "within"),
-                    f"is {job.train.within}, which {command} cannot measure",
-                    "train.epochs; within is measured by `drivetrain train` in one process",
-                    "remove it, and set train.epochs",
-                )
-            ]
+        raise job.spec_error(
+            ("train", "within"),
+            f"is {job.train.within}, which {command} cannot measure",
+            "train.epochs; within is measured by `drivetrain train` in one process",
+            "remove it, and set train.epochs",
         )
 
 

@@ -84,6 +84,7 @@ def test_the_report_adds_up_all_starts(again: int) -> None:
                 peak_memory=None,
                 memory_limit=None,
                 efficiency={},
+                forecast={},
                 watching={},
                 samples_per_second=None,
                 seconds=1.0,

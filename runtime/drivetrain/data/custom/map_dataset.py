@@ -136,11 +136,7 @@ class ItemSplit:
         return self.collate_items(self.items(ids), ids % len(self))
 
     def items(self, ids: Ids) -> list[Any]:
-        """The dataset's items of these samples.
-
-        Raises:
-            DataError: if the dataset raises.
-        """
+        """The dataset's items of these samples; raises DataError if the dataset raises."""
         index = 0
 
         def item(number: int) -> Any:
@@ -155,11 +151,7 @@ class ItemSplit:
             return [item(number) for number in ids.tolist()]
 
     def collate_items(self, items: list[Any], ids: Ids) -> tuple[Inputs, Tensor | None]:
-        """Inputs and raw targets of some items.
-
-        Raises:
-            DataError: if they cannot be put into a batch.
-        """
+        """Inputs and raw targets of some items; raises DataError if they cannot be put into a batch."""
         batch = self._call_collate(items, ids)
         if self._lacks_target(items[0]):
             batch = (batch, None)

@@ -52,7 +52,7 @@ def determine_head(
     _check_ranking_metrics(job, kind, count)
     if kind != "other" and names is not None and len(names) != count:
         description = f"is a list of {len(names)}, and the targets have {count} {kind}"
-        raise SpecError([job.problem(("data", "names"), description, f"{count} names", "name each of them, in order")])
+        raise job.spec_error(("data", "names"), description, f"{count} names", "name each of them, in order")
     output_names = names or (("value",) if kind == "numbers" and count == 1 else tuple(map(str, range(count))))
     head = _build_head(kind, output_names)
     for split in (train, validation):
@@ -114,17 +114,11 @@ def _check_kind(job: CustomTask, targets: Tensor, kind: str) -> None:
     shape = f"{_dtype_name(targets)} of shape (samples{''.join(f', {size}' for size in targets.shape[1:])})"
     if not fits[kind]:
         description = f"is {kind}, and the targets are {shape}"
-        raise SpecError(
-            [job.problem(("data", "targets"), description, POSSIBLE_TARGETS[kind], "change one of the two")]
-        )
+        raise job.spec_error(("data", "targets"), description, POSSIBLE_TARGETS[kind], "change one of the two")
     if kind == "other" and job.train.loss is None:
         description = f"is missing, and the targets are {shape}"
-        raise SpecError(
-            [
-                job.problem(
-                    ("train", "loss"), description, "no built-in loss fits these targets", "write a loss of your own"
-                )
-            ]
+        raise job.spec_error(
+            ("train", "loss"), description, "no built-in loss fits these targets", "write a loss of your own"
         )
 
 

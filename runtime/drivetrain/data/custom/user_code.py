@@ -23,7 +23,7 @@ from typing import Any
 from drivetrain.data.custom import code_files
 from drivetrain.errors import CheckpointError
 from drivetrain.job.extension import describe_unfinished
-from drivetrain.system.files import hash_file, storage_error
+from drivetrain.system.files import blame_storage, hash_file
 from drivetrain.system.run_files import CODE_FILE, MISSING, RunFiles, damaged_error
 
 """In a run folder: SHA-256 of the user's files, by name."""
@@ -317,17 +317,14 @@ def open_code(folder: Path, expected: Mapping[str, str] | None = None, copy: Pat
 
 
 def write_copy(folder: Path, name: str, content: bytes) -> None:
-    """Write a copy of a file, unless another process has.
-
-    Raises:
-        StorageError: if it cannot be written.
-    """
+    """Write a copy of a file, unless another process has; raises StorageError if it cannot be written."""
     RunFiles(folder.parent, os.path.join(folder.name, os.path.dirname(name))).make_folder()
-    try:
-        with contextlib.suppress(FileExistsError), RunFiles(folder).open(name, "xb") as file:
-            file.write(content)
-    except OSError as error:
-        raise storage_error(folder / name, error) from None
+    with (
+        blame_storage(folder / name),
+        contextlib.suppress(FileExistsError),
+        RunFiles(folder).open(name, "xb") as file,
+    ):
+        file.write(content)
 
 
 def find_opened(folder: Path) -> Code:

@@ -101,11 +101,7 @@ class CustomTerms:
         return value
 
     def check_call(self, outputs: Tensor, targets: Tensor) -> None:
-        """Call the loss once as a check.
-
-        Raises:
-            SpecError: if it raises, or its result cannot be a loss.
-        """
+        """Call the loss once as a check; raises SpecError if it raises, or its result cannot be a loss."""
         call = f"{self.name}, called with outputs {_shape(outputs)} and targets {_shape(targets)}, raised"
         with blame_user_code(lambda error, action: self.refuse(f"{call} {error}", "", action)):
             self(outputs, targets)

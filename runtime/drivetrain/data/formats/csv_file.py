@@ -44,11 +44,7 @@ class CsvReader:
         check_quotes(path, key, self.layout.names)
 
     def names(self) -> list[str]:
-        """The column names in the header.
-
-        Raises:
-            DataError: if there is none.
-        """
+        """The column names in the header; raises DataError if there is none."""
         from pyarrow import ArrowInvalid, csv
 
         if self.layout.blank:

@@ -92,11 +92,7 @@ def has_images(folder: Path) -> bool:
 
 
 def find_table(folder: Path, key: str) -> Path:
-    """Return the only table in a folder.
-
-    Raises:
-        DataError: if there are several, or none; names `key`.
-    """
+    """Return the only table in a folder; raises DataError if there are several, or none; names `key`."""
     by_split = find_splits(folder, key)
     if "" not in by_split:
         raise DataError(

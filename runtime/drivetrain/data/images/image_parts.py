@@ -78,11 +78,7 @@ class ImageParts(Parts[ImageSource]):
 
 
 def read(job: ImageJob, form: LabelForm, recorded: InputRecord | None, files: CsvFiles) -> ImageParts:
-    """Read and divide the images of a job.
-
-    Raises:
-        DataError: if the images cannot be used.
-    """
+    """Read and divide the images of a job; raises DataError if the images cannot be used."""
     train = source.read(job.resolve(job.data.train), job.data, form, "data.train", files)
     train.check_targets()
     seen = geometry.decide(job, train, recorded, image_input.read_expected(job))

@@ -135,11 +135,7 @@ def _check_unusable(bad: Sequence[BadSample], total: int, data: ImageData, key: 
 
 
 def check_folder(path: Path, form: LabelForm, key: str) -> None:
-    """Check that folders can say what is to be predicted: only a class.
-
-    Raises:
-        DataError: if they cannot.
-    """
+    """Check that folders can say what is to be predicted: only a class; raises DataError if they cannot."""
     if form.kind != "class":
         target_noun = "several labels" if form.kind == "labels" else "numbers"
         raise DataError(

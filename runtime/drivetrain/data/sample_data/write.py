@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 
 from drivetrain.errors import SpecError
-from drivetrain.system.files import storage_error
+from drivetrain.system.files import blame_storage
 
 KINDS = {"images": "images", "texts": "text", "series": "series", "table": "tables"}
 """Kinds of data sets, and the module that writes each. None of them imports torch."""
@@ -57,7 +57,5 @@ def write(kind: str, folder: Path, size: int, seed: int) -> list[Path]:
             "name another one, or remove it first",
         )
     make: Write = import_module(f"{__package__}.{KINDS[kind]}").write
-    try:
+    with blame_storage(folder):
         return make(folder, size, seed)
-    except OSError as error:
-        raise storage_error(folder, error) from None

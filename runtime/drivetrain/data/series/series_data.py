@@ -107,9 +107,7 @@ def _check_channels(job: SeriesJob, recorded: InputRecord, stored: Mapping[str, 
     if channels != recorded.preprocessing["channels"]:
         description = f"takes {recorded.preprocessing['channels']} channels, and data.train has {channels}"
         key = job.model_key("name")
-        raise SpecError(
-            [job.problem(key, description, "data with the same channels", "use another run, or a new network")]
-        )
+        raise job.spec_error(key, description, "data with the same channels", "use another run, or a new network")
 
 
 def _scale_from_json(preprocessing: Mapping[str, Any]) -> Scale:

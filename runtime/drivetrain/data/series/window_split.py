@@ -87,11 +87,7 @@ class WindowSplit:
         return SeriesSplit(values, self.starts, self.length, targets, self.numbers, names, self.title_format, file)
 
     def check_shape(self, length: int, channels: int) -> None:
-        """Check that windows have the shape of training.
-
-        Raises:
-            DataError: if they do not.
-        """
+        """Check that windows have the shape of training; raises DataError if they do not."""
         if self.shape != (length, channels):
             raise DataError(
                 f"{self.source.key}: windows of {self.source.path} are {self.length} rows of {self.shape[1]} channels",

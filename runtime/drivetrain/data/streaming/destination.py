@@ -29,11 +29,7 @@ class LocalFolder:
         return path.read_bytes() if path.is_file() else None
 
     def put(self, name: str, file: Path) -> None:
-        """Copy a file, and give it its name once it is whole.
-
-        Raises:
-            StorageError: if it cannot be written.
-        """
+        """Copy a file, and give it its name once it is whole; raises StorageError if it cannot be written."""
         new = self.path / f".{name}.writing"
         try:
             shutil.copyfile(file, new)

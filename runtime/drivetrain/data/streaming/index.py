@@ -182,11 +182,7 @@ def read_stored(path: Path) -> pyarrow.Table | None:
 
 
 def store_table(path: Path, table: pyarrow.Table) -> None:
-    """Store the index of a shard.
-
-    Raises:
-        StorageError: if it cannot be written.
-    """
+    """Store the index of a shard; raises StorageError if it cannot be written."""
     from pyarrow import OSFile, ipc
 
     temporary = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}.writing")

@@ -111,11 +111,7 @@ def check(shard: Shard) -> None:
 
 
 def check_content(shard: Shard) -> None:
-    """Check a local shard against its hash in index.json, if it has one.
-
-    Raises:
-        DataError: if it has another content.
-    """
+    """Check a local shard against its hash in index.json, if it has one; raises DataError if it has another content."""
     try:
         differs = bool(shard.sha256) and hash_file(Path(shard.address)) != shard.sha256
     except OSError:

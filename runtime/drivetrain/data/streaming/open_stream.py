@@ -20,7 +20,7 @@ from drivetrain.data.streaming.order import StreamOrder
 from drivetrain.data.streaming.reader import ShardReader
 from drivetrain.data.streaming.remote_store import RemoteStore
 from drivetrain.data.streaming.shard import ShardStore, accepted_by
-from drivetrain.errors import DataError, SpecError
+from drivetrain.errors import DataError
 from drivetrain.hardware.disk_space import find_shards_folder
 from drivetrain.job import Job, hub_address
 from drivetrain.job.stream import Stream
@@ -159,15 +159,11 @@ def check_cache(job: Job, stream: Stream, reader: ShardReader) -> list[str]:
     limit = reader.cache.limit
     if needed > limit and sum(sizes) + sizes[0] > limit:
         many = min(len(sizes), stream.streams * stream.window)
-        raise SpecError(
-            [
-                job.problem(
-                    ("data", "stream", "cache"),
-                    f"is {format_bytes(limit)}, and {stream.streams} streams with windows of {stream.window} shards need "
-                    f"{format_bytes(needed)}: {many} shards of up to {format_bytes(sizes[0])} and one that is fetched",
-                    f"{format_bytes(needed)} or more",
-                    "raise it, or lower data.stream.window or streams, or write smaller shards",
-                )
-            ]
+        raise job.spec_error(
+            ("data", "stream", "cache"),
+            f"is {format_bytes(limit)}, and {stream.streams} streams with windows of {stream.window} shards need "
+            f"{format_bytes(needed)}: {many} shards of up to {format_bytes(sizes[0])} and one that is fetched",
+            f"{format_bytes(needed)} or more",
+            "raise it, or lower data.stream.window or streams, or write smaller shards",
         )
     return [f"cache: up to {format_bytes(limit)} of {format_bytes(sum(sizes))} in {reader.cache.folder}"]

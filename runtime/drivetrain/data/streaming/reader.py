@@ -37,11 +37,7 @@ class Rows(Protocol):
         ...
 
     def write(self, file: Path, shard: Shard, path: Path, room: int) -> None:
-        """Unpack a shard.
-
-        Raises:
-            OutgrownError: if it takes more than `room` bytes.
-        """
+        """Unpack a shard; raises OutgrownError if it takes more than `room` bytes."""
         ...
 
     def is_whole(self, handle: int, shard: Shard, count: int) -> bool:

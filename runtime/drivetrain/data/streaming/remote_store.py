@@ -96,11 +96,7 @@ class RemoteStore(ShardStore):
             )
 
     def check_read(self, shard: Shard) -> None:
-        """Read a byte of a shard.
-
-        Raises:
-            RemoteError: if the store refuses it or cannot be reached.
-        """
+        """Read a byte of a shard; raises RemoteError if the store refuses it or cannot be reached."""
         self._store().get_range(shard.name, 0, 1)
 
     def _store(self) -> ObjectStore:

@@ -76,11 +76,7 @@ def _next(opened: tarfile.TarFile) -> tarfile.TarInfo | None:
 
 
 def read_text(opened: BinaryIO, member: Member, max_bytes: int) -> str:
-    """The content of a member.
-
-    Raises:
-        ValueError: if it is too large, or is not UTF-8.
-    """
+    """The content of a member; raises ValueError if it is too large, or is not UTF-8."""
     if member.size > max_bytes:
         raise ValueError(f"{member.name} has {member.size:,} bytes, more than {max_bytes:,}")
     opened.seek(member.offset)
@@ -91,11 +87,7 @@ def read_text(opened: BinaryIO, member: Member, max_bytes: int) -> str:
 
 
 def read_object(opened: BinaryIO, member: Member, max_bytes: int) -> dict[str, Any]:
-    """The JSON object in a member.
-
-    Raises:
-        ValueError: if it is too large, or holds something else.
-    """
+    """The JSON object in a member; raises ValueError if it is too large, or holds something else."""
     try:
         content = json.loads(read_text(opened, member, max_bytes))
     except json.JSONDecodeError as error:

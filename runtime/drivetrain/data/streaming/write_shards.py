@@ -162,11 +162,7 @@ def write(
 
 
 def _read_earlier(target: Destination, source: str) -> dict[str, ListedShard]:
-    """Return the shards of an earlier, perhaps unfinished, start.
-
-    Raises:
-        DataError: if they are of other data.
-    """
+    """Return the shards of an earlier, perhaps unfinished, start; raises DataError if they are of other data."""
     content = target.read(shard_list.NAME)
     earlier = shard_list.parse(content) if content is not None else None
     if earlier is None:

@@ -31,11 +31,7 @@ MAX_INTEGER_CLASSES = 50
 
 
 def draft_arrays(request: SurveyRequest, path: Path) -> Draft:
-    """The draft for arrays of images or windows.
-
-    Raises:
-        DataError: if the arrays are neither images nor windows.
-    """
+    """The draft for arrays of images or windows; raises DataError if the arrays are neither images nor windows."""
     request.check_no_columns("an .npz has arrays, not columns")
     with _reading(str(path), "write it with numpy.savez_compressed"):
         shapes = npz_file.shapes(path)

@@ -49,11 +49,7 @@ class ImageSurvey:
     """A line for each image that could not be decoded."""
 
     def open_some(self) -> ImageSurvey:
-        """Open images that are evenly spaced in the list.
-
-        Raises:
-            DataError: if none of them can be decoded.
-        """
+        """Open images that are evenly spaced in the list; raises DataError if none of them can be decoded."""
         opened_rows = np.unique(np.linspace(0, len(self.names) - 1, MAX_OPENED_IMAGES).astype(int))
         with decode.quiet():
             for row in opened_rows.tolist():

@@ -51,22 +51,14 @@ class SurveyRequest:
         return Entry(key, quote(self.format_path(path)), reason)
 
     def check_task(self, possible: tuple[str, ...], reason: str) -> None:
-        """Check that the requested task, if any, fits the data.
-
-        Raises:
-            SpecError: if it does not.
-        """
+        """Check that the requested task, if any, fits the data; raises SpecError if it does not."""
         if self.task and self.task not in possible:
             raise SpecError(
                 f"--task {self.task}: {reason}", f"for these data: {', '.join(possible)}", "leave --task out"
             )
 
     def check_no_columns(self, reason: str) -> None:
-        """Check that no columns are named for data without columns.
-
-        Raises:
-            SpecError: if some are.
-        """
+        """Check that no columns are named for data without columns; raises SpecError if some are."""
         options = {"--target": self.targets, "--text": self.texts}
         if used := " and ".join(option for option, values in options.items() if values):
             raise SpecError(f"{used}: {reason}", "columns of a table", f"leave {used} out")

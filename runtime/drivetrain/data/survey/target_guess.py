@@ -63,11 +63,7 @@ def is_identifier(column: ColumnProfile) -> bool:
 
 
 def find_named(request: SurveyRequest, sample: TableSample) -> TargetGuess | None:
-    """The target that the user named.
-
-    Raises:
-        DataError: if the table does not have it, or its value is constant.
-    """
+    """The target that the user named; raises DataError if the table does not have it, or its value is constant."""
     if not request.targets:
         return None
     table_file.check_wanted(list(sample.columns), dict.fromkeys(request.targets, "--target"), sample.path)
@@ -133,11 +129,7 @@ def describe_values(columns: Iterable[ColumnProfile]) -> str:
 
 
 def check_count(guess: TargetGuess, task: str) -> None:
-    """Check that only one target is named, for a task that predicts one column.
-
-    Raises:
-        SpecError: if it has several.
-    """
+    """Check that only one target is named, for a task that predicts one column; raises SpecError if it has several."""
     if len(guess.names) > 1:
         raise SpecError(
             f"{KEY}: --target {' --target '.join(guess.names)}: {task} predicts one column",

@@ -13,7 +13,6 @@ from drivetrain.data.dataset import Head, InputRecord
 from drivetrain.data.text import max_length, tokenizer
 from drivetrain.data.text.encoded import Encoded, Ragged
 from drivetrain.data.text.tokenizer import Tokenizer
-from drivetrain.errors import SpecError
 from drivetrain.job.text import TextEncoder, TextJob, TextPretrained, Truncation
 from drivetrain.pretrained import earlier_run, families
 from drivetrain.pretrained import folder as pretrained
@@ -135,15 +134,11 @@ def _choose_length(job: TextJob, lengths: npt.NDArray[np.int64], limit: int | No
     """Choose `max_length`, at most the tokens that the network takes; returns it and notes with the reason."""
     requested = job.data.max_length
     if requested != "auto" and limit is not None and requested > limit:
-        raise SpecError(
-            [
-                job.problem(
-                    ("data", "max_length"),
-                    f"is {requested}",
-                    f"at most {limit} tokens in this network",
-                    "lower it, or write auto",
-                )
-            ]
+        raise job.spec_error(
+            ("data", "max_length"),
+            f"is {requested}",
+            f"at most {limit} tokens in this network",
+            "lower it, or write auto",
         )
     return max_length.choose(requested, lengths, limit, job.data.truncation)
 

@@ -147,11 +147,7 @@ class StreamedParts(ShardParts[_Source]):
 
 
 def read(job: TextJob, recorded: InputRecord | None = None) -> StreamedParts:
-    """Index the shards of a job, and divide them.
-
-    Raises:
-        DataError: if the shards cannot be used.
-    """
+    """Index the shards of a job, and divide them; raises DataError if the shards cannot be used."""
     assert job.data.stream is not None
     cache = open_stream.open_cache(job.data.stream)
     shards = shard_parts.divide(job, lambda address, key, train: _index_source(job, address, key, cache))

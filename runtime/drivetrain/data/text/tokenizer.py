@@ -87,11 +87,7 @@ def from_json(data: dict[str, Any]) -> Tokenizer:
 
 
 def load_library() -> Any:
-    """Import the tokenizers library, with as many threads as torch uses.
-
-    Raises:
-        DataError: if it is not installed.
-    """
+    """Import the tokenizers library, with as many threads as torch uses; raises DataError if it is not installed."""
     # By default it uses a thread for every CPU of the host, and warns in each worker process.
     os.environ.setdefault("RAYON_NUM_THREADS", str(torch.get_num_threads()))
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")

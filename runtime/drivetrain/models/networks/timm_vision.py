@@ -26,11 +26,7 @@ TORCHVISION_FOLDER = Path(sys.prefix) / "lib" / "timm"
 
 
 def load_timm() -> Any:
-    """Import timm.
-
-    Raises:
-        SpecError: if it cannot be imported.
-    """
+    """Import timm; raises SpecError if it cannot be imported."""
     try:
         with _importable_torchvision():
             import timm

@@ -96,11 +96,7 @@ def unfinished_folder(final: Path) -> Path:
 
 
 def create_unfinished(unfinished: Path) -> None:
-    """Create the folder for an unfinished checkpoint, empty.
-
-    Raises:
-        OSError: if it cannot be created.
-    """
+    """Create the folder for an unfinished checkpoint, empty; raises OSError if it cannot be created."""
     unfinished.parent.mkdir(parents=True, exist_ok=True)
     remove_unfinished(unfinished)
     unfinished.mkdir()
@@ -165,11 +161,7 @@ def recover(folder: Path) -> None:
 
 
 def load(path: Path) -> Loaded:
-    """Read a checkpoint.
-
-    Raises:
-        CheckpointError: if it does not match its manifest.
-    """
+    """Read a checkpoint; raises CheckpointError if it does not match its manifest."""
     mismatch = verify(path)
     if mismatch is None:
         try:

@@ -44,11 +44,7 @@ def verify(path: Path) -> str | None:
 
 
 def describe_file(path: Path) -> Entry:
-    """The entry of a file in the manifest: its size and SHA-256.
-
-    Raises:
-        OSError: if it cannot be read.
-    """
+    """The entry of a file in the manifest: its size and SHA-256; raises OSError if it cannot be read."""
     return {"bytes": path.stat().st_size, "sha256": hash_file(path)}
 
 
