@@ -43,13 +43,8 @@ def test_the_best_comes_first_and_says_what_it_took() -> None:
 
 def test_a_simple_model_of_few_samples_is_called_so() -> None:
     verdict = comparison(0.9, row(CONSTANT, 0.5), row(LINEAR, 0.7, rows=100)).describe_verdict()
-<<<<<<< HEAD
-    assert says(verdict, "model-fitted-samples", 100, 900)
-    assert "fitted to" not in comparison(0.9, row(LINEAR, 0.7)).describe_verdict()
-=======
     assert says(verdict, "linear-fitted-to-samples", 100, 900)
     assert "samples" not in comparison(0.9, row(LINEAR, 0.7)).describe_verdict()
->>>>>>> main
 
 
 def test_lower_losses_and_errors_are_better() -> None:
