@@ -128,6 +128,24 @@ def test_every_task_is_compared_on_its_own_validation_data(
         torch.testing.assert_close(theirs, values[:7], rtol=0, atol=1e-4, msg=head)
 
 
+def test_the_file_can_return_the_probabilities_of_predict(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    assert main.main(["export", str(run.folder), "--output", str(path), "--probabilities"]) == 0
+    split, prepare = run.dataset.validation, run.dataset.prepare
+    ids = np.arange(len(split))
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    inputs = prepare(split.gather(ids), ids, None)
+    names = [one.name for one in session.get_inputs()]
+    results = session.run(None, {name: x.numpy() for name, x in zip(names, inputs, strict=True)})
+    described = json.loads(path.with_suffix(".json").read_text())["outputs"]
+    for (name, head), result, output in zip(
+        saved_model.load(run.folder).heads.items(), results, described, strict=True
+    ):
+        expected = predictions.compute_probabilities(head, seen(run)[name])
+        torch.testing.assert_close(torch.from_numpy(result), expected, rtol=1e-4, atol=1e-5)
+        assert (output["activation"], output["temperature"]) == ("none", 1.0)
+
+
 def test_data_that_is_gone_leaves_random_samples(
     run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -105,8 +105,11 @@ def test_evaluate_gives_the_metrics_of_the_training(
     # Those of probabilities are of the ones that `predict` writes, with the temperature.
     with_temperature = {name for name in run.last_metrics if name.rpartition("/")[2] in ("log_loss", "brier", "ece")}
     plain = {name: value for name, value in run.last_metrics.items() if name not in with_temperature}
-    assert {name: stored[name] for name in plain} == pytest.approx(plain, rel=1e-5, abs=1e-6)
-    assert stored.keys() == run.last_metrics.keys()
+    # A training has 0.5 as its threshold.
+    at_half = {name.removesuffix("_at_half"): value for name, value in stored.items() if name.endswith("_at_half")}
+    same = stored | at_half
+    assert {name: same[name] for name in plain} == pytest.approx(plain, rel=1e-5, abs=1e-6)
+    assert stored.keys() == run.last_metrics.keys() | {f"{name}_at_half" for name in at_half}
     model, data = saved_model.load(run.folder), run.dataset
     batches = list(
         forward.compute_outputs(model.network, model.heads, data.validation, data.prepare, torch.device("cpu"))
@@ -155,7 +158,8 @@ def test_an_evaluation_of_new_data_needs_the_model_alone(run: Run, tmp_path: Pat
     wanted = {
         name.removeprefix("validation/"): value for name, value in run.last_metrics.items() if not name.endswith(hidden)
     }
-    assert {name: stored[name] for name in wanted} == pytest.approx(wanted, rel=1e-5, abs=1e-6)
+    at_half = {name.removesuffix("_at_half"): value for name, value in stored.items() if name.endswith("_at_half")}
+    assert {name: (stored | at_half)[name] for name in wanted} == pytest.approx(wanted, rel=1e-5, abs=1e-6)
     losses = [name for name in stored if name.endswith("log_loss")]
     assert all(stored[name] <= run.last_metrics[f"validation/{name}"] + 1e-4 for name in losses)
 
@@ -211,9 +215,11 @@ def test_several_labels_share_a_cell(labels: Run, tmp_path: Path) -> None:
     data, output = labels.folder.parent / "held.csv", tmp_path / "out.csv"
     assert main.main(["predict", str(labels.folder), str(data), "--output", str(output)]) == 0
     rows = list(csv.DictReader(output.read_text(encoding="utf-8").splitlines()))
-    shares = seen(labels)[""].sigmoid()
+    shares, starts = seen(labels)[""].sigmoid(), saved_model.load(labels.folder).heads[""].thresholds
+    assert starts
     for row, share in zip(rows, shares, strict=True):
-        wanted = [name for name, value in zip(("red", "big"), share.tolist(), strict=True) if value > 0.5]
+        cells = zip(("red", "big"), share.tolist(), starts, strict=True)
+        wanted = [name for name, value, start in cells if value > start]
         assert row["prediction"] == ";".join(wanted)
         assert len([p for p in row["probability"].split(";") if p]) == len(wanted)
 

@@ -84,3 +84,14 @@ def test_the_table_has_all_and_the_terminal_the_first(tmp_path: Path) -> None:
     assert len(lines) == 2 + suspicious_labels.MAX_SHOWN
     assert "none of 400" in LabelReview([], 400, 390).describe()[0]
     assert says(LabelReview([], 0, 0).describe()[0], "output-exclusive-classes")
+
+
+def test_classes_that_are_taken_for_each_other_are_named() -> None:
+    labels = np.repeat([0, 1, 2, 3], 20)
+    predicted = labels.copy()
+    predicted[20:26] = 2
+    predicted[40:43] = 1
+    predicted[60:62] = 0  # two of forty samples
+    pairs = suspicious_labels.find_confused_pairs(predicted, labels, ["cat", "lynx", "puma", "dog"])
+    assert len(pairs) == 1
+    assert says(LabelReview([], 80, 69, pairs).describe()[1], "labels-hard-apart", "lynx", "puma", 9, 40)

@@ -40,7 +40,7 @@ Fit = Callable[["Features", Split, Ids, torch.Tensor, Head, int], Predict]
 """Fits one head to the targets of some training samples; the last argument is the seed."""
 
 
-def measure(job: Job, dataset: Dataset, seconds: float) -> Iterator[Outcome]:
+def measure(job: Job, dataset: Dataset, seconds: float, first_rows: int = 0) -> Iterator[Outcome]:
     """Fit and evaluate one simple model after the other; each is yielded as soon as it is known, and again if it was
     fitted to more samples.
 
@@ -48,6 +48,7 @@ def measure(job: Job, dataset: Dataset, seconds: float) -> Iterator[Outcome]:
         job: the job, of which loss, metrics and seed are used.
         dataset: its data, preprocessed as for its network.
         seconds: how long all of it may take.
+        first_rows: training samples of the first fit; 0 for FIRST_ROWS.
     """
     end = time.monotonic() + seconds
     if not any(head.outputs for head in dataset.heads.values()):
@@ -72,16 +73,16 @@ def measure(job: Job, dataset: Dataset, seconds: float) -> Iterator[Outcome]:
     kinds: dict[str, Fit] = {LINEAR: simple_models.fit_linear}
     if features.suits_trees:
         kinds[TREES] = simple_models.fit_trees
-    yield from _fit_growing(job, dataset, features, kinds, end)
+    yield from _fit_growing(job, dataset, features, kinds, end, first_rows or FIRST_ROWS)
 
 
 def _fit_growing(
-    job: Job, dataset: Dataset, features: Features, kinds: dict[str, Fit], end: float
+    job: Job, dataset: Dataset, features: Features, kinds: dict[str, Fit], end: float, first_rows: int
 ) -> Iterator[Baseline]:
     """Fit each kind of model to more and more training samples, as long as its next fit is expected to end in time."""
     # In the order of a random permutation, every first part of it is a fair sample.
     order = np.random.default_rng(job.train.seed).permutation(len(dataset.train)).astype(np.int64)
-    rows = len(order) if end == math.inf else min(len(order), FIRST_ROWS)
+    rows = len(order) if end == math.inf else min(len(order), first_rows)
     seconds, expected = dict.fromkeys(kinds, 0.0), dict.fromkeys(kinds, 0.0)
     while expected:
         for name in list(expected):

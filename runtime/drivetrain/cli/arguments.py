@@ -292,6 +292,7 @@ def _add_use(add: Add) -> None:
     command.add_argument("run", type=named_run.parse, help=run)
     command.add_path("--output", "FILE", "output file (default: model.onnx in the run)")
     command.add_path("--data", "PATH", "samples for the check (default: the run's validation data)")
+    command.add_switch("--probabilities", "the file returns the probabilities of classes in place of raw outputs")
     _add_csv(command)
     command.add_switch("--run-code", code)
 

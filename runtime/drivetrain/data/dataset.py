@@ -52,6 +52,8 @@ class Head:
     """Whether some samples have no label for this head."""
     temperature: float = 1.0
     """Outputs are divided by it before they become probabilities; it is fitted after a training."""
+    thresholds: tuple[float, ...] = ()
+    """The probability from which each label, or the second of two classes, is predicted; empty for 0.5."""
 
     @property
     def outputs(self) -> int:
@@ -69,6 +71,16 @@ class Head:
     def outputs_text(self) -> str:
         """The number of outputs and their kind, for messages: `3 classes`, `5 labels`, `2 numbers`."""
         return f"{self.outputs} {self.kind}"
+
+
+def predict_classes(head: Head, outputs: torch.Tensor) -> torch.Tensor:
+    """The predicted classes of outputs (N, classes): indices (N,), or of labels which of them are true, (N, labels)."""
+    if not head.several and not head.thresholds:
+        return outputs.argmax(dim=1)
+    margins = outputs if head.several else outputs[:, 1:] - outputs[:, :1]
+    thresholds = torch.tensor(head.thresholds or (0.5,), dtype=torch.float64)
+    is_predicted = margins > (thresholds.logit() * head.temperature).to(margins)
+    return is_predicted if head.several else is_predicted[:, 0].long()
 
 
 def mark_partial(heads: Mapping[str, Head], targets: Sequence[Mapping[str, Any]]) -> dict[str, Head]:

@@ -49,8 +49,8 @@ def load(job: Job, recorded: InputRecord | None = None) -> Dataset:
     earlier = earlier_run.find(job) if recorded is None else None
     record = recorded
     if earlier:
-        # The temperature calibrates the weights of the earlier run, not those that this run will end with.
-        heads = {row["name"]: replace(head_from_json(row), temperature=1.0) for row in earlier.heads}
+        # Temperature and thresholds are for the weights of the earlier run, not for those that this run will end with.
+        heads = {row["name"]: replace(head_from_json(row), temperature=1.0, thresholds=()) for row in earlier.heads}
         record = InputRecord(earlier.preprocessing, heads, same_data=False)
     table_data = job.data if isinstance(job.data, TableFileData) else None
     csv_options, missing_cells = (table_data.csv.list_settings(), table_data.missing) if table_data else ({}, None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -77,7 +77,7 @@ def evaluate(request: EvaluateRequest) -> int:
     metrics, matrices = accumulator.metrics(prefix), read_confusions(accumulator.confusion())
     tables = read_label_tables(accumulator.confusion())
     if not request.as_json:
-        _show(source, metrics, matrices, tables)
+        _show(source, metrics, matrices, tables, [name for name, head in trained.heads.items() if head.thresholds])
     folder = request.output or evaluation_folder.choose_folder(request.run, request.data)
     summary: dict[str, object] = {
         "data": source,
@@ -145,8 +145,11 @@ def _evaluate_validation(request: EvaluateRequest, trained: SavedModel, device: 
     job, data = load_validation_data(request.run, trained, consent=request.run_code)
     train = job.train
     objective = losses.build_objective(train.loss, data.heads, data.train.targets, train.class_weights, data.loss)
-    # The probabilities of `predict`: with the temperature that the data's own heads do not have.
-    heads = {name: replace(head, temperature=trained.heads[name].temperature) for name, head in data.heads.items()}
+    # The predictions of `predict`: with temperature and thresholds, which the data's own heads do not have.
+    heads = {
+        name: replace(head, temperature=trained.heads[name].temperature, thresholds=trained.heads[name].thresholds)
+        for name, head in data.heads.items()
+    }
     accumulator = MetricAccumulator(heads, objective)
     outputs = forward.compute_outputs(trained.network, data.heads, data.validation, data.prepare, device)
     _add_batches(accumulator, outputs, data.validation.targets)
@@ -241,8 +244,9 @@ def _check_unchanged(data: Dataset, trained: SavedModel) -> None:
         f"{key} of head {name!r}" if name else key
         for name, head in data.heads.items()
         for key, value in asdict(head).items()
-        # The model has the class weights of the loss as numbers, and its temperature; the classes are compared.
-        if key not in ("class_weights", "temperature") and value != asdict(trained.heads.get(name, head))[key]
+        # The model has the class weights of the loss as numbers, and what was fitted; the classes are compared.
+        if key not in ("class_weights", "temperature", "thresholds")
+        and value != asdict(trained.heads.get(name, head))[key]
     ]
     changed += [
         key
@@ -254,7 +258,11 @@ def _check_unchanged(data: Dataset, trained: SavedModel) -> None:
 
 
 def _show(
-    source: str, metrics: Mapping[str, float], matrices: list[Confusion], tables: Sequence[LabelTable] = ()
+    source: str,
+    metrics: Mapping[str, float],
+    matrices: list[Confusion],
+    tables: Sequence[LabelTable] = (),
+    with_thresholds: Collection[str] = (),
 ) -> None:
     from rich.markup import escape
     from rich.table import Table
@@ -279,5 +287,6 @@ def _show(
             label_table.add_column(name, justify="left" if name == HEADER[0] else "right")
         for row in labels.rows:
             label_table.add_row(*map(escape, row.format_cells()))
-        screen.print(f"labels{f' of {labels.head}' if labels.head else ''}, predicted from a probability of 0.5")
+        start = "their thresholds" if labels.head in with_thresholds else "a probability of 0.5"
+        screen.print(f"labels{f' of {labels.head}' if labels.head else ''}, predicted from {start}")
         screen.print(label_table)

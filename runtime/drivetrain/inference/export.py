@@ -1,6 +1,6 @@
 """`drivetrain export`: a trained network as ONNX, compared with the original, and a JSON with all that a caller needs.
 
-The ONNX file contains the network only: it takes preprocessed inputs and returns raw outputs. The JSON of the same name
+The ONNX file contains the network only: it takes preprocessed inputs and returns raw outputs, or probabilities. The JSON of the same name
 describes the preprocessing and the meaning of the outputs.
 """
 
@@ -43,6 +43,8 @@ class ExportRequest:
     """Samples for the comparison; the validation data of the run if None."""
     run_code: bool = False
     """Whether the code of a model folder outside of its run may be run."""
+    probabilities: bool = False
+    """Whether the file returns the probabilities of classes, at their temperature, and not raw outputs."""
     csv: Mapping[str, str] = field(default_factory=dict)
     """How CSV files are written, with the keys of `data.csv`."""
 
@@ -65,7 +67,8 @@ def export(request: ExportRequest) -> int:
     output = request.output or request.run / "model.onnx"
     example, other_examples, source = _make_examples(trained, request)
     names = onnx_file.list_input_names(trained.network, len(example)), [name or "output" for name in trained.heads]
-    network = onnx_file.FlatOutputs(trained.network, tuple(trained.heads))
+    calibrated = {name: head for name, head in trained.heads.items() if head.classes and request.probabilities}
+    network = onnx_file.FlatOutputs(trained.network, tuple(trained.heads), calibrated)
     temporary = output.with_name(f".{os.getpid()}-{output.name}")
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -78,7 +81,7 @@ def export(request: ExportRequest) -> int:
                 "use the model with `drivetrain predict`, and report this network as a bug",
             )
         temporary.replace(output)
-        write_json(output.with_suffix(".json"), _describe_model(trained, example, names))
+        write_json(output.with_suffix(".json"), _describe_model(trained, example, names, calibrated))
     except OSError as error:
         raise storage_error(output, error) from None
     finally:
@@ -148,7 +151,9 @@ def _read_first_line(error: DrivetrainError) -> str:
     return str(error).splitlines()[0]
 
 
-def _describe_model(trained: SavedModel, inputs: Inputs, names: tuple[list[str], list[str]]) -> dict[str, object]:
+def _describe_model(
+    trained: SavedModel, inputs: Inputs, names: tuple[list[str], list[str]], calibrated: Mapping[str, Head]
+) -> dict[str, object]:
     axes = ["batch", "length"] if "max_length" in trained.preprocessing else ["batch"]
     return {
         "task": trained.task,
@@ -157,12 +162,15 @@ def _describe_model(trained: SavedModel, inputs: Inputs, names: tuple[list[str],
             {"name": name, "type": str(x.dtype).removeprefix("torch."), "shape": [*axes, *x.shape[len(axes) :]]}
             for name, x in zip(names[0], inputs, strict=True)
         ],
-        "outputs": [_describe_output(name, head) for name, head in zip(names[1], trained.heads.values(), strict=True)],
+        "outputs": [
+            _describe_output(name, head, is_calibrated=head.name in calibrated)
+            for name, head in zip(names[1], trained.heads.values(), strict=True)
+        ],
         "preprocessing": trained.preprocessing,
     }
 
 
-def _describe_output(name: str, head: Head) -> dict[str, object]:
+def _describe_output(name: str, head: Head, *, is_calibrated: bool) -> dict[str, object]:
     properties = asdict(head)
     if not head.classes:
         return {
@@ -172,8 +180,13 @@ def _describe_output(name: str, head: Head) -> dict[str, object]:
         }
     activation = "sigmoid" if head.several else "softmax"
     scores = "the probability of each class is" if head.several else "probabilities are"
-    meaning = f"{scores} the {activation} of output / temperature"
+    meaning = f"{scores} the {'output' if is_calibrated else f'{activation} of output / temperature'}"
+    if head.thresholds:
+        predicted = "each class" if head.several else f"the class {head.classes[1]!r}, else {head.classes[0]!r},"
+        meaning += f"; {predicted} is predicted if its probability is above its threshold"
     known = {"name": name, "classes": head.classes, "activation": activation, "temperature": head.temperature}
+    known |= {"activation": "none", "temperature": 1.0} if is_calibrated else {}
+    known |= {"thresholds": head.thresholds} if head.thresholds else {}
     return known | {"meaning": meaning}
 
 

@@ -11,20 +11,31 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from drivetrain.data.dataset import Inputs
+from drivetrain.data.dataset import Head, Inputs
 from drivetrain.errors import CheckpointError
+from drivetrain.inference.predictions import compute_probabilities
 
 
 class FlatOutputs(nn.Module):
-    """A network that returns a tuple in the order of the heads."""
+    """A network that returns a tuple in the order of the heads.
 
-    def __init__(self, network: nn.Module, heads: Sequence[str]) -> None:
+    Args:
+        network: the network.
+        heads: names of its heads.
+        calibrated: heads with classes of which it returns probabilities, at their temperature.
+    """
+
+    def __init__(self, network: nn.Module, heads: Sequence[str], calibrated: Mapping[str, Head] | None = None) -> None:
         super().__init__()
-        self.network, self.heads = network, tuple(heads)
+        self.network, self.heads, self.calibrated = network, tuple(heads), dict(calibrated or {})
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         outputs = self.network(*inputs)
-        return tuple(outputs[name] for name in self.heads) if isinstance(outputs, Mapping) else (outputs,)
+        by_head = outputs if isinstance(outputs, Mapping) else dict.fromkeys(self.heads, outputs)
+        return tuple(
+            compute_probabilities(self.calibrated[name], by_head[name]) if name in self.calibrated else by_head[name]
+            for name in self.heads
+        )
 
 
 def list_input_names(network: nn.Module, count: int) -> list[str]:

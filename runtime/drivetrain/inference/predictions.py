@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from drivetrain.data.dataset import Head, Split
+from drivetrain.data.dataset import Head, Split, predict_classes
 from drivetrain.data.stateless_random import Ids
 
 Answer = dict[str, Any]
@@ -58,21 +58,20 @@ def unscale(head: Head, outputs: Tensor) -> Tensor:
 def _list_answers(head: Head, outputs: Tensor, every: bool) -> Iterator[Answer]:
     if not head.classes:
         return _list_numbers(head, unscale(head, outputs))
-    share = compute_probabilities(head, outputs)
-    return _list_labels(head, share, every) if head.several else _list_classes(head, share, every)
+    share, predicted = compute_probabilities(head, outputs), predict_classes(head, outputs)
+    return (_list_labels if head.several else _list_classes)(head, share, predicted, every)
 
 
-def _list_classes(head: Head, share: Tensor, every: bool) -> Iterator[Answer]:
-    best, winners = share.max(dim=1)
+def _list_classes(head: Head, share: Tensor, winners: Tensor, every: bool) -> Iterator[Answer]:
+    best = share.gather(1, winners[:, None])[:, 0]
     for row, (value, index) in enumerate(zip(best.tolist(), winners.tolist(), strict=True)):
         answer: Answer = {"prediction": head.classes[index], "probability": _shorten(value)}
         yield answer | (_list_probabilities(head, share[row]) if every else {})
 
 
-def _list_labels(head: Head, share: Tensor, every: bool) -> Iterator[Answer]:
-    for row in share:
-        # The same threshold as in the scores.
-        likely = (row > 0.5).nonzero().flatten().tolist()
+def _list_labels(head: Head, share: Tensor, predicted: Tensor, every: bool) -> Iterator[Answer]:
+    for row, is_predicted in zip(share, predicted, strict=True):
+        likely = is_predicted.nonzero().flatten().tolist()
         answer: Answer = {
             "prediction": [head.classes[i] for i in likely],
             "probability": [_shorten(float(row[i])) for i in likely],

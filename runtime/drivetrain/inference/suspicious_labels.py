@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 FILE = "labels.csv"
 MAX_SHOWN = 8
 """Labels that are printed; the file has all."""
+MAX_PAIRS, MIN_CONFUSED_SHARE = 3, 0.1
+"""Pairs of classes that are printed, and the share of their samples that runs must take for the other one."""
 MAX_TITLE = 100
 """Characters of a sample's name that are printed."""
 Numbers = npt.NDArray[np.float64]
@@ -53,14 +55,17 @@ class LabelReview:
     """How many were looked at."""
     agreeing: int
     """How many are the most probable class to the run."""
+    confused: Sequence[str] = ()
+    """The pairs of classes that the runs can hardly tell apart, with their mistakes."""
 
     def describe(self) -> list[str]:
         """The result, for the terminal and the page."""
         if not self.labels:
             return ["labels: no output has exclusive classes, so no label can be judged"]
         judges = f"to runs that were not trained on them and agree with {self.agreeing / self.labels:.1%} of all"
+        confused = [f"labels: hard to tell apart: {pair}" for pair in self.confused]
         if not self.suspicious:
-            return [f"labels: none of {self.labels:,} looks wrong {judges}"]
+            return [f"labels: none of {self.labels:,} looks wrong {judges}", *confused]
         count = len(self.suspicious)
         lines = [f"labels: {count:,} of {self.labels:,} ({count / self.labels:.1%}) look wrong {judges}"]
         for one in self.suspicious[:MAX_SHOWN]:
@@ -69,7 +74,7 @@ class LabelReview:
                 f"labels: {printable(one.sample, MAX_TITLE)}: {of_head}{one.label} ({one.label_probability:.0%}), rather "
                 f"{one.suggestion} ({one.suggestion_probability:.0%})"
             )
-        return [*lines, "labels: look at them before changing any: what is hard looks wrong, too"]
+        return [*lines, *confused, "labels: look at them before changing any: what is hard looks wrong, too"]
 
 
 @dataclass
@@ -102,6 +107,22 @@ def find_suspicious(probabilities: Numbers, labels: npt.NDArray[np.int64]) -> li
     return [(int(row), int(suggested[row])) for row in rows[np.argsort(margins, kind="stable")]]
 
 
+def find_confused_pairs(
+    predicted: npt.NDArray[np.int64], labels: npt.NDArray[np.int64], classes: Sequence[str]
+) -> list[str]:
+    """The pairs of classes of which runs take the most samples for the other one, the worst first."""
+    counts = np.zeros((len(classes), len(classes)), np.int64)
+    np.add.at(counts, (labels, predicted), 1)
+    mistakes, samples = np.triu(counts + counts.T, 1), counts.sum(1)
+    worst = np.argsort(-mistakes, axis=None, kind="stable")[:MAX_PAIRS]
+    pairs = [(int(row), int(column)) for row, column in zip(*np.unravel_index(worst, counts.shape), strict=True)]
+    return [
+        f"{classes[row]} and {classes[column]}: {mistakes[row, column]:,} of their {samples[row] + samples[column]:,} samples"
+        for row, column in pairs
+        if mistakes[row, column] > MIN_CONFUSED_SHARE * (samples[row] + samples[column])
+    ]
+
+
 def inspect_folds(runs: Iterable[Path]) -> LabelReview:
     """Review the labels of the data of these runs, one for each fold.
 
@@ -113,10 +134,12 @@ def inspect_folds(runs: Iterable[Path]) -> LabelReview:
     for run in runs:
         _predict_fold(run, heads)
     suspicious: list[SuspiciousLabel] = []
+    confused: list[str] = []
     looked_at = agreeing = 0
     for name, head in heads.items():
         probabilities, labels = np.concatenate(head.probabilities), np.array(head.labels)
         looked_at += len(labels)
+        confused += find_confused_pairs(probabilities.argmax(axis=1), labels, [printable(one) for one in head.classes])
         agreeing += int((probabilities.argmax(axis=1) == labels).sum())
         for row, suggestion in find_suspicious(probabilities, labels):
             label = int(labels[row])
@@ -124,7 +147,7 @@ def inspect_folds(runs: Iterable[Path]) -> LabelReview:
             shares = (float(probabilities[row, label]), float(probabilities[row, suggestion]))
             suspicious.append(SuspiciousLabel(head.samples[row], name, *classes, *shares))
     suspicious.sort(key=lambda one: one.label_probability - one.suggestion_probability)
-    return LabelReview(suspicious, looked_at, agreeing)
+    return LabelReview(suspicious, looked_at, agreeing, confused)
 
 
 def _predict_fold(run: Path, heads: dict[str, HeadPredictions]) -> None:

@@ -6,6 +6,7 @@ spec and resumes the one that is not.
 
 from __future__ import annotations
 
+import os
 import shlex
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,7 @@ from drivetrain.job import Job
 from drivetrain.job.data import Data
 from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.report import repeated
-from drivetrain.supervisor import run_folder, same_conditions, supervisor
+from drivetrain.supervisor import baseline_run, run_folder, same_conditions, supervisor
 from drivetrain.supervisor.supervisor import TrainRequest
 from drivetrain.system.console import say
 from drivetrain.system.files import make_folder
@@ -102,7 +103,7 @@ def _train_all(request: RepeatRequest, source: SpecSource, job: Job, variants: M
         run_of[variant] = done
     same_conditions.check(run_of)
     folder = request.runs / f"repeat-{job.name}"
-    labels = [] if request.folds is None else _inspect_labels(folder, run_of)
+    labels = [] if request.folds is None else _inspect_labels(folder, job, run_of)
     result = repeated.write(folder, job.name, run_of, [*_list_notes(request, job, run_of), *labels])
     for spread in result.spreads:
         say(f"{spread.metric}: {spread} ({len(run_of)} runs)")
@@ -133,16 +134,27 @@ def _list_variants(request: RepeatRequest, job: Job) -> dict[str, tuple[str, ...
     return {f"seed {seed}": (f"train.seed={seed}", f"name={job.name}-seed{seed}") for seed in seeds}
 
 
-def _inspect_labels(folder: Path, run_of: Mapping[str, Path]) -> list[str]:
+def _inspect_labels(folder: Path, job: Job, run_of: Mapping[str, Path]) -> list[str]:
     """Write the labels that look wrong to the run of the fold that they are in; returns lines about them."""
     review = suspicious_labels.inspect_folds(run_of.values())
     lines = review.describe()
     if review.suspicious:
         make_folder(folder)
         lines.append(f"labels: all of them are in {suspicious_labels.write(folder, review.suspicious)}")
+    lines += _describe_more_data(job)
     for line in lines:
         say(line)
     return lines
+
+
+def _describe_more_data(job: Job) -> list[str]:
+    """Whether more data would help; nothing without simple models."""
+    if "off" in (job.baselines, os.environ.get(baseline_run.SWITCH)):
+        return []
+    from drivetrain.baselines.learning_curve import describe_learning_curve
+    from drivetrain.data.load_data import load
+
+    return [describe_learning_curve(job, load(job))]
 
 
 def _list_notes(request: RepeatRequest, job: Job, run_of: dict[str, Path]) -> list[str]:

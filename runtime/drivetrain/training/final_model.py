@@ -20,7 +20,7 @@ from drivetrain.system.run_files import list_checkpoints
 from drivetrain.training import losses
 from drivetrain.training.checkpoints import checkpoint
 from drivetrain.training.checkpoints.checkpoint import Loaded
-from drivetrain.training.evaluation import temperature
+from drivetrain.training.evaluation import temperature, thresholds
 from drivetrain.training.evaluation.metrics import MetricAccumulator
 from drivetrain.training.run import Run
 
@@ -100,7 +100,7 @@ def save_model(run: Run, final: FinalWeights) -> Path:
     groups = {"model": source.tensors.get("ema", source.tensors["model"])}
     if "ema" in source.tensors:
         groups["raw"] = source.tensors["model"]
-    heads = [_add_temperature(_add_class_weights(run, head), final) for head in run.dataset.heads.values()]
+    heads = [_calibrate(_add_class_weights(run, head), final) for head in run.dataset.heads.values()]
     config: dict[str, object] = {
         "task": run.job.task,
         "builder": run.network.builder,
@@ -129,10 +129,11 @@ def _add_class_weights(run: Run, head: Head) -> Head:
     )
 
 
-def _add_temperature(head: Head, final: FinalWeights) -> Head:
-    """The head with the temperature that fits the validation samples of the chosen weights; unchanged without one."""
+def _calibrate(head: Head, final: FinalWeights) -> Head:
+    """The head with the temperature and the thresholds that fit the validation samples of the chosen weights."""
     fitted = temperature.choose_for_head(final.confusion, head.name)
-    return replace(head, temperature=fitted.value) if fitted else head
+    head = replace(head, temperature=fitted.value) if fitted else head
+    return replace(head, thresholds=thresholds.choose_for_head(final.confusion, head, final.metric))
 
 
 def describe_calibration(final: FinalWeights) -> list[str]:
@@ -147,6 +148,13 @@ def describe_calibration(final: FinalWeights) -> list[str]:
                 f"{format_metric(fitted.log_loss)} -> {format_metric(fitted.scaled_log_loss)}"
             )
     return lines
+
+
+def record_thresholds(run: Run, final: FinalWeights) -> None:
+    """Record from which probabilities the model predicts classes, for each head whose metric thresholds change."""
+    for head in run.dataset.heads.values():
+        if text := thresholds.describe(final.confusion, _calibrate(head, final), final.metric):
+            run.events.add("thresholds", f"{head.name}: {text}" if head.name else text, run.counters.step)
 
 
 def test_model(run: Run) -> dict[str, Any]:

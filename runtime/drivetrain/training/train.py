@@ -83,6 +83,7 @@ def _write_model(run: Run, saver: Saver) -> tuple[FinalWeights, dict[str, Any]]:
             save_model(run, best)
             for line in final_model.describe_calibration(best):
                 say(line)
+            final_model.record_thresholds(run, best)
             worst_mistakes.write(run, best.confusion)
             effective_settings.record_changes(run, say)
             return best, final_model.test_model(run)

@@ -132,6 +132,7 @@ class MetricAccumulator:
                     "matrix": score.matrix.tolist(),
                     "mistakes": self.worst[name].to_json(),
                     "calibration": score.calibration(),
+                    "thresholds": score.measure_gains(),
                 }
             elif isinstance(score, LabelScores):
                 by_head[name] = classes | score.to_json()

@@ -6,26 +6,31 @@ Not taken from torchmetrics because importing it takes 1.5 s at every start; the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from drivetrain.data.dataset import Head, is_zero
+from drivetrain.data.dataset import Head, is_zero, predict_classes
 from drivetrain.data.labels import have_order
 from drivetrain.job.job import KAPPA, MAPE, SCALED_RMSE
-from drivetrain.training.evaluation import temperature
+from drivetrain.training.evaluation import temperature, thresholds
 from drivetrain.training.evaluation.temperature import TEMPERATURES
+
+THRESHOLD_METRICS = ("accuracy", "f1", "micro_f1", "balanced_accuracy", KAPPA)
+"""Metrics that a threshold changes."""
 
 
 class LabelScores:
-    """Scores of labels that can be true together (multi-label), with a threshold of 0.5.
+    """Scores of labels that can be true together (multi-label), predicted from the head's thresholds.
 
     The share of samples with all labels right (accuracy), mean F1 over the labels (f1), F1 over all decisions (micro_f1), and the mean of the
     average precision over the labels that occur (map), for which all outputs are kept: it needs their order.
     """
 
     def __init__(self, head: Head) -> None:
-        self.labels = len(head.classes)
+        self.head, self.labels = head, len(head.classes)
+        self.at_half = LabelScores(replace(head, thresholds=())) if head.thresholds else None
         self.label_counts = torch.zeros(3, self.labels, dtype=torch.float64)
         self.exact_matches, self.samples = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
         self.kept_rows: list[Tensor] = [torch.zeros(2, 0, self.labels)]
@@ -33,8 +38,10 @@ class LabelScores:
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
         """Add a batch: outputs (N, labels), targets (N, labels) of 0 and 1."""
+        if self.at_half:
+            self.at_half.update(outputs, targets)
         outputs, truth = outputs.cpu(), targets.cpu() > 0.5
-        predicted = outputs > 0
+        predicted = predict_classes(self.head, outputs)
         self.label_counts += torch.stack([(predicted & truth).sum(0), predicted.sum(0), truth.sum(0)]).double()
         self.exact_matches += int((predicted == truth).all(dim=1).sum())
         self.samples += len(predicted)
@@ -54,12 +61,13 @@ class LabelScores:
         occurs = predicted + positive > 0
         f1 = 2 * correct / (predicted + positive).clamp_min(1)
         precisions = self.average_precision()
-        return {
+        scores = {
             "accuracy": float(self.exact_matches / self.samples.clamp_min(1)),
             "f1": float(f1[occurs].mean()) if occurs.any() else 0.0,
             "micro_f1": float(2 * correct.sum() / (predicted + positive).sum().clamp_min(1)),
             "map": float(precisions[positive > 0].mean()) if (positive > 0).any() else 0.0,
         }
+        return scores | _list_at_half(self.at_half)
 
     def average_precision(self) -> Tensor:
         """The area below the curve of precision over recall, as a sum of steps, of each label, shape (labels,); 0 for a
@@ -73,7 +81,14 @@ class LabelScores:
         """Samples, and by label those that have it, that were predicted to, both, and the average precision."""
         correct, predicted, positive = self.label_counts.long().tolist()
         rows = zip(positive, predicted, correct, self.average_precision().tolist(), strict=True)
-        return {"samples": int(self.samples), "labels": [list(row) for row in rows]}
+        gains = thresholds.measure_gains(self.kept_rows[0], thresholds.LABEL_METRICS)
+        return {"samples": int(self.samples), "labels": [list(row) for row in rows], "thresholds": gains}
+
+
+def _list_at_half(scores: LabelScores | ClassScores | None) -> dict[str, float]:
+    """The scores that a threshold changes, as they are with 0.5; empty for a head that has no other."""
+    values = scores.compute() if scores else {}
+    return {f"{name}_at_half": value for name, value in values.items() if name in THRESHOLD_METRICS}
 
 
 def _gather_rows(
@@ -120,6 +135,8 @@ class ClassScores:
 
     def __init__(self, head: Head) -> None:
         self.classes, self.temperature = len(head.classes), head.temperature
+        self.head = head
+        self.at_half = ClassScores(replace(head, thresholds=())) if head.thresholds else None
         self.have_order = have_order(head.classes)
         self.matrix = torch.zeros(self.classes, self.classes, dtype=torch.int64)
         self.scaled_losses = torch.zeros(len(TEMPERATURES), dtype=torch.float64)
@@ -133,8 +150,10 @@ class ClassScores:
 
     def update(self, outputs: Tensor, targets: Tensor) -> None:
         """Add a batch: outputs (N, classes), targets (N,) or probabilities (N, classes)."""
+        if self.at_half:
+            self.at_half.update(outputs, targets)
         truth = targets.argmax(dim=1) if targets.ndim == 2 else targets
-        cells = truth.cpu() * self.classes + outputs.argmax(dim=1).cpu()
+        cells = truth.cpu() * self.classes + predict_classes(self.head, outputs).cpu()
         self.matrix += torch.bincount(cells, minlength=self.classes**2).view(self.classes, self.classes)
         self._add_probabilities(outputs.float(), truth)
         if self.classes == 2:
@@ -183,7 +202,7 @@ class ClassScores:
             "brier": float(self.losses[1] / total / (2 if self.classes == 2 else 1)),
             "ece": float((self.bins[:, 0] - self.bins[:, 1]).abs().sum() / total),
         }
-        scores |= self._compute_kappa() if self.have_order else {}
+        scores |= _list_at_half(self.at_half) | (self._compute_kappa() if self.have_order else {})
         return scores | (self._compute_rankings() if self.classes == 2 else {})
 
     def _compute_kappa(self) -> dict[str, float]:
@@ -199,6 +218,11 @@ class ClassScores:
         total = max(1, int(self.matrix.sum()))
         losses = (self.scaled_losses / total).tolist()
         return {"samples": int(self.matrix.sum()), "bins": self.bins.tolist(), "log_loss": losses}
+
+    def measure_gains(self) -> dict[str, list[list[float]]]:
+        """What other thresholds gain, of two classes."""
+        rows = torch.cat(self.kept_rows, dim=1)
+        return thresholds.measure_gains(rows, thresholds.CLASS_METRICS) if self.classes == 2 else {}
 
     def _compute_rankings(self) -> dict[str, float]:
         self.kept_rows = [torch.cat(self.kept_rows, dim=1)]
