@@ -86,9 +86,9 @@ MOST: dict[str, tuple[int, int]] = {
     "report": (38, 4_951),
     "storage": (10, 1_306),
     "supervisor": (43, 7_180),
-    "system": (26, 2_721),
+    "system": (26, 2_722),
     "top": (4, 337),
-    "tracking": (24, 2_540),
-    "training": (59, 8_816),
-    "tuning": (36, 5_019),
+    "tracking": (24, 2_543),
+    "training": (59, 8_819),
+    "tuning": (36, 5_020),
 }
