@@ -151,9 +151,9 @@ class Directed(Counter):
 
 
 DECIDING: dict[str, dict[str, Any]] = {
-    "checkpoint.best": {"checkpoint": {"best": "validation/mape"}},
-    "early_stopping.metric": {"early_stopping": {"metric": "validation/mape"}},
-    "schedule.metric": {"schedule": {"name": "plateau", "metric": "validation/mape"}},
+    "checkpoint.best": {"checkpoint": {"best": "validation/smape"}},
+    "early_stopping.metric": {"early_stopping": {"metric": "validation/smape"}},
+    "schedule.metric": {"schedule": {"name": "plateau", "metric": "validation/smape"}},
 }
 
 
@@ -161,11 +161,11 @@ DECIDING: dict[str, dict[str, Any]] = {
 def test_a_metric_that_decides_says_which_values_are_better(tmp_path: Path, key: str) -> None:
     """The epoch with the largest error was the best one."""
     with pytest.raises(SpecError) as raised:
-        train(tmp_path, metrics={"mape": Counter(), "other": Counter()}, **DECIDING[key])
+        train(tmp_path, metrics={"smape": Counter(), "other": Counter()}, **DECIDING[key])
     text = str(raised.value)
-    assert says(text, "neither-name-nor-object", key, "validation/mape")
+    assert says(text, "neither-name-nor-object", key, "validation/smape")
     assert says(text, "possible-names-end-error")
-    assert ends_with(text, "call-mape-error-mape")
+    assert ends_with(text, "call-error-or-score", "smape")
     assert not list(tmp_path.iterdir())
 
 
