@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from drivetrain.job.job import CLASS_METRICS
 from drivetrain.models import saved_model
 from drivetrain.plan.plan import load
 from drivetrain.supervisor import embedded, embedded_run
+from drivetrain.tuning import assembly
 from tests.messages import ends_with, saying, says_only
 from tests.paths import IMPORTS, ROOT
 from tests.supervisor.circle_training import Points, circle, network, no_report, same
@@ -47,6 +49,18 @@ def train(folder: Path, model: nn.Module | None = None, data: Any = None, **sett
     return drivetrain.train(
         model or network(), data or circle(120), circle(40, seed=1), runs=folder, **given | settings
     )
+
+
+def test_max_time_counts_what_is_measured_before_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measure_slowly(search: Any, decide: Any) -> Any:
+        time.sleep(3.1)
+        return search
+
+    monkeypatch.setattr(assembly, "measure_plan", measure_slowly)
+    with pytest.raises(Stopped):
+        train(tmp_path, max_time="3s")
 
 
 def test_a_result_and_its_run_folder(tmp_path: Path) -> None:

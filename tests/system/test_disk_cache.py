@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import time
@@ -77,6 +78,22 @@ def test_an_entry_in_use_is_not_removed_until_its_process_ends(tmp_path: Path) -
     end(child)
     assert cache.write("b", 10, fill)
     assert not cache.has("a")
+
+
+def test_a_claim_of_another_user_that_cannot_be_removed_takes_space(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, unlink = Entries(tmp_path, 100), Path.unlink
+    (tmp_path / "theirs.part").write_bytes(bytes(50))
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        if path.stem == "theirs":
+            raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(path))
+        unlink(path, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    assert cache.write("a", 10, fill)
+    assert not cache.write("b", 60, fill)
 
 
 def test_what_was_used_least_recently_is_removed_first(tmp_path: Path) -> None:

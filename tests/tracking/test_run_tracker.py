@@ -318,6 +318,22 @@ def test_killed_with_its_run_the_command_sends_the_rest(server: MlflowDouble, tm
     assert server.rows() == expected(run)
 
 
+def test_the_rest_is_sent_although_the_user_does_not_wait(
+    server: MlflowDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(seconds: float | None = None) -> int:
+        raise KeyboardInterrupt
+
+    run = folder(tmp_path, server.address)
+    child = TrackerProcess(run, Track(mlflow=server.address))
+    with monkeypatch.context() as patch:
+        patch.setattr(child.process, "wait", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            child.finish()
+    assert child.process.wait(60) == 0
+    assert server.rows() == expected(run)
+
+
 def test_a_server_that_stays_away_is_told_at_the_end(tmp_path: Path) -> None:
     run = folder(tmp_path, "http://127.0.0.1:9")
     TrackerProcess(run, Track(mlflow="http://127.0.0.1:9")).finish(stopped=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import gc
 import json
 import subprocess
 import sys
@@ -16,8 +18,15 @@ import drivetrain
 from drivetrain.errors import SpecError
 from drivetrain.job.train import Train
 from drivetrain.job_spec import load_job
+from drivetrain.job_spec.spec_source import SpecSource
+from drivetrain.plan import plan
+from drivetrain.system.files import write_json
+from drivetrain.training.run import Run
 from drivetrain.tuning import run_length
+from drivetrain.tuning.child_main import MeasuringCall
+from drivetrain.tuning.processes import run_times
 from drivetrain.tuning.run_length import RunTimes
+from tests import tiny
 from tests.messages import says
 from tests.paths import ROOT
 
@@ -174,3 +183,19 @@ def test_layers_may_be_unfrozen_in_any_epoch_before_the_length_is_known(tmp_path
     assert load_job.load(path, [late]).train.within == "90s"
     with pytest.raises(SpecError, match="the run has 10 epochs"):
         load_job.load(path, [late, "train.within=null"])
+
+
+def test_a_timed_run_has_one_network_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def count_networks(run: Run, start_seconds: float) -> RunTimes:
+        gc.collect()
+        counts.append(sum(type(one) is type(run.model) for one in gc.get_objects()))
+        return TIMES
+
+    counts: list[int] = []
+    job, machine = load_job.load(written(tmp_path), ["train.within=null", "train.epochs=1"]), tiny.machine()
+    write_json(tmp_path / "hardware.json", machine.to_json())
+    write_json(tmp_path / "plan.json", plan.resolve(job, machine, plain=True).to_json())
+    monkeypatch.setattr(run_times, "time_run", count_networks)
+    options = argparse.Namespace(folder=tmp_path, output=tmp_path / "times.json")
+    run_times.measure(MeasuringCall(options, SpecSource(tmp_path / "tiny.yaml", []), job, tiny.Quiet()))
+    assert counts == [1]

@@ -77,6 +77,7 @@ def _set_limits(size: int) -> None:
         (resource.RLIMIT_AS, used_bytes + 3 * size + SPARE_MEMORY_BYTES),
         (resource.RLIMIT_CPU, MAX_CPU_SECONDS),
         (resource.RLIMIT_FSIZE, 2 * size + (16 << 20)),
+        (resource.RLIMIT_CORE, 0),
     ):
         hard = resource.getrlimit(kind)[1]
         limit = limit if hard == resource.RLIM_INFINITY else min(limit, hard)

@@ -291,7 +291,7 @@ def _open_folder(call: TrainCall) -> RunFolder:
 
 def _assemble(call: TrainCall, machine: Hardware, folder: RunFolder, dataset: Dataset, signals: Signals) -> Run:
     """Assemble the run under a plan that this process can execute."""
-    job = call.job
+    job, timer = call.job, PhaseTimer()  # train.max_time counts what is measured, too
     # A loop of the user would leave frozen layers in training mode; so does this run.
     network = Model(call.model, "python", {}, Freeze(train_mode=True))
     facts = inspection.inspect_workload(dataset, network.module)
@@ -308,7 +308,7 @@ def _assemble(call: TrainCall, machine: Hardware, folder: RunFolder, dataset: Da
     if stored is None:
         search = assembly.measure_plan(search, decide)
     show_plan.show(search.plan, job, machine, plan_path, stored)
-    run = assembly.apply_plan(search, PhaseTimer())
+    run = assembly.apply_plan(search, timer)
     run.kept_in_eval_mode = [run.model.get_submodule(name) for name in call.layers_in_eval_mode]
     return run
 

@@ -147,7 +147,7 @@ class Worker:
             line = self.process.stdout.readline()
         finally:
             deadline.cancel()
-        if not line:
+        if not line.endswith(b"\n"):  # killed before or in an answer
             self.process.wait()
             raise ChildEnded(self._describe_end())
         return json.loads(line)

@@ -175,8 +175,9 @@ class DiskCache:
 
 def _remove_abandoned(claim: Path) -> bool:
     """Remove a claim and its files if the process that made it is gone; returns whether it is."""
-    with file_lock.try_lock(claim) as handle:
+    with file_lock.try_lock(claim) as handle, contextlib.suppress(PermissionError):  # those of another user
         if handle is not None:
             for suffix in (NEW, WHOLE, CLAIM):
                 claim.with_suffix(suffix).unlink(missing_ok=True)
-    return handle is not None
+            return True
+    return False

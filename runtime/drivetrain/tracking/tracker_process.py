@@ -66,7 +66,10 @@ class TrackerProcess:
         """Tell it that the run has ended, and wait until it has sent everything, or its time is over."""
         seconds = FINISH_SECONDS_IF_STOPPED if stopped else FINISH_SECONDS
         self.announce_end(seconds)
-        if child_process.wait_or_kill(self.process, seconds + KILL_DELAY) is None:  # it still waits for an answer
+        try:  # if Ctrl-C ends our waiting, it sends the rest without us
+            self.process.wait(seconds + KILL_DELAY)
+        except subprocess.TimeoutExpired:  # it still waits for an answer
+            self.kill()
             text = f"the server did not answer in time; `drivetrain track {self.run}` sends the rest"
             EventLog(self.run).add("tracker", text)
 

@@ -243,8 +243,11 @@ def _list_other_changes(record: Mapping[str, Any], recorded: InputRecord, datase
         if before.get(name) != now.get(name)
     ]
     computed = _as_json(dataset.preprocessing)
+    # What only an older version stored, such as axes that it doubted, says nothing about the data.
     differences += [
-        f"{name} of the preprocessing" for name, value in recorded.preprocessing.items() if computed[name] != value
+        f"{name} of the preprocessing"
+        for name, value in computed.items()
+        if recorded.preprocessing.get(name, value) != value
     ]
     return differences + [
         f"the output {name!r}" if name else "the output"

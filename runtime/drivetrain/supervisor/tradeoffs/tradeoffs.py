@@ -183,9 +183,9 @@ class _Tradeoffs:
                 count = math.ceil(len(candidates) / 2)
                 candidates = choose_survivors(candidates, self.baseline, self.metric, count)
         useful = choose_survivors(candidates, self.baseline, self.metric, len(candidates))
-        for more in range(1, MORE_SEEDS + 1):
+        for offset in range(1, MORE_SEEDS + 1):
             for row in (self.baseline, *useful):
-                if not self._train(row, shares[-1], self.job.train.seed + more):
+                if not self._train(row, shares[-1], self.job.train.seed + offset):
                     break
         return True
 
@@ -222,10 +222,10 @@ class _Tradeoffs:
 
     def _has_time(self, row: Measured, share: float) -> bool:
         """Whether a training can be expected to end in time; the first one always begins."""
-        known = row if row.trainings else self.baseline
-        if not known.trainings:
+        measured = row if row.trainings else self.baseline
+        if not measured.trainings:
             return True
-        seconds = known.forecast_seconds(share, measure_other_seconds(self.rows))
+        seconds = measured.forecast_seconds(share, measure_other_seconds(self.rows))
         return time.monotonic() + seconds <= self.deadline
 
     def _train_run(self, assignments: Sequence[str]) -> str:

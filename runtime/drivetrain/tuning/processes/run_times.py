@@ -55,6 +55,7 @@ def measure(call: MeasuringCall) -> None:
         last_epoch = search.network.unfreezing.last
         plan = search.plan.with_values({"feature_cache": False}) if last_epoch else search.plan
         run = search.assemble_copy(plan, last_epoch)
+        del search  # a training has one network in memory, and the peak is reported as its own
         write_json(call.options.output, asdict(time_run(run, process_seconds())))
 
 
