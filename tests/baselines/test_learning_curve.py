@@ -40,6 +40,12 @@ def test_the_last_doubling_says_whether_more_would_help(tmp_path: Path, rows: in
     assert all(f" of {rows // part} samples" in text for part in (8, 4, 2))
 
 
+def test_a_gain_of_unknown_uncertainty_promises_nothing(tmp_path: Path) -> None:
+    job = write_job(tmp_path, 160, 40)
+    job = job.model_copy(update={"checkpoint": job.checkpoint.model_copy(update={"best": "validation/auc"})})
+    assert "would" not in describe_learning_curve(job, load(job))
+
+
 def test_without_time_or_models_there_is_no_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = write_job(tmp_path, 80, 2)
     monkeypatch.setattr(learning_curve, "SECONDS", 0.0)

@@ -21,7 +21,7 @@ from drivetrain.plan import plan as plans
 from drivetrain.supervisor import run_folder, supervisor
 from drivetrain.supervisor.supervisor import TrainRequest
 from drivetrain.supervisor.tradeoffs import tradeoffs
-from drivetrain.supervisor.tradeoffs.measurement import Measured, Training, compare, find_front
+from drivetrain.supervisor.tradeoffs.measurement import Measured, Training, compare, find_front, read_training
 from drivetrain.supervisor.tradeoffs.variants import Variant, list_variants
 from tests import tiny
 from tests.faults import trained
@@ -190,14 +190,23 @@ def test_a_variant_is_compared_with_as_long_a_training_of_the_same_seed() -> Non
     assert find_front([baseline, other], baseline, "validation/loss") == [other, baseline]
 
 
+def test_the_time_of_a_resumed_run_is_that_of_all_its_attempts(tmp_path: Path) -> None:
+    best = {"metric": ACCURACY, "value": 0.5, "step": 1, "epoch": 0, "metrics": {ACCURACY: 0.5}}
+    result = {"best": best, "epochs": 4, "seconds": 30, "phases": {"import": 5, "train": 5}}
+    (tmp_path / "result.json").write_text(json.dumps(result))
+    (tmp_path / "state.json").write_text(json.dumps({"status": "done", "attempts": 2}))
+    training = read_training(tmp_path, ACCURACY, 1.0, 0, 4)
+    assert training is not None
+    assert (training.epoch_seconds, training.other_seconds) == (5, 5)
+
+
 def test_a_job_without_a_fixed_length_and_a_bad_time_are_refused(tmp_path: Path) -> None:
     job = trained.written(tmp_path)
     with pytest.raises(SpecError, match="--within"):
         tradeoffs.measure_tradeoffs(tradeoffs.TradeoffsRequest(job, within="soon"))
-    with pytest.raises(SpecError, match=r"train\.within"):
-        tradeoffs.measure_tradeoffs(
-            tradeoffs.TradeoffsRequest(job, ("train.within=5m", "train.epochs=10"), tmp_path / "runs")
-        )
+    for key, value in {"within": "5m", "steps": "20", "batch_size": "auto"}.items():
+        with pytest.raises(SpecError, match=rf"train\.{key}"):
+            tradeoffs.measure_tradeoffs(tradeoffs.TradeoffsRequest(job, (f"train.{key}={value}",), tmp_path / "runs"))
 
 
 @pytest.mark.slow

@@ -41,8 +41,8 @@ def _describe(curve: list[Baseline], metric: str, sign: int, samples: int) -> st
     )
     gain = sign * (values[-1] - values[-2])
     error = Comparison(metric, values[-1], (), samples).compute_uncertainty()
+    start = f"the {curve[0].format_title()}: {metric} {points}: the last doubling gained {gain:+.4f}"
+    if not error:
+        return f"{start}, whose uncertainty is unknown"
     verdict = "would probably help" if gain > error else "would hardly help this model"
-    return (
-        f"the {curve[0].format_title()} has {metric} {points}: the last doubling gained {gain:+.4f} (+-{error:.4f}), so more "
-        f"samples {verdict}"
-    )
+    return f"{start} (+-{error:.4f}), so more samples {verdict}"

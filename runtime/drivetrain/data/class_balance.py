@@ -122,17 +122,17 @@ def check_metrics(job: Job, dataset: Dataset) -> None:
     problems: list[Problem] = []
     for path, metric in job.watched_metrics().items():
         *_, head_name, name = ("", *(metric or "").removeprefix("validation/").split("/"))
-        head = dataset.heads.get(head_name)
+        head = dataset.heads.get(head_name) or dataset.heads.get("")  # a column of numbers is no head
         if head is not None and name in (KAPPA, MAPE):
             problems += _check_values(job, path, str(metric), head, dataset)
-        if name not in RANKING_METRICS or head is None or head.several or not head.classes:
+        if name not in (*RANKING_METRICS, KAPPA) or head is None or head.several or not head.classes:
             continue
-        if len(head.classes) != 2:
+        if len(head.classes) != 2 and name != KAPPA:
             reason = f"and the data has {len(head.classes):,} classes"
         elif isinstance(dataset.validation, JointTargets):
             continue
         else:
-            targets = dataset.validation.targets[head_name]
+            targets = dataset.validation.targets[head.name]
             if len(np.unique(targets[targets != NO_LABEL].numpy())) > 1:
                 continue
             reason = "and the validation samples are all of one class"
@@ -155,7 +155,9 @@ def _check_values(job: Job, path: tuple[str, ...], metric: str, head: Head, data
         yield job.problem(path, f"is {metric}, {reason}", possible, "name another metric")
     if metric.endswith(MAPE) and head.columns and not isinstance(dataset.validation, JointTargets):
         std, mean = (torch.tensor(values, dtype=torch.float64) for values in (head.std, head.mean))
-        if bool(is_zero(dataset.validation.targets[head.name].double() * std + mean, mean, std).any()):
+        zeros = is_zero(dataset.validation.targets[head.name].double() * std + mean, mean, std)
+        column = metric.split("/")[-2]
+        if bool((zeros[:, head.columns.index(column)] if column in head.columns else zeros).any()):
             reason = "and a validation sample has the number 0"
             yield job.problem(path, f"is {metric}, {reason}", "numbers other than 0", "name mae or rmse")
 

@@ -23,11 +23,14 @@ Forecast = dict[str, Any]
 within the run, 0 if before it; `peak_memory` in bytes if it was measured."""
 
 
-def read_forecast(folder: Path) -> Forecast:
-    """The forecast of an earlier attempt, or that of `train.within`; empty if there is none."""
+def read_forecast(folder: Path, steps: int) -> Forecast:
+    """The forecast of an earlier attempt of so many steps in all, or that of `train.within`; empty if there is none."""
     files = RunFiles(folder)
-    forecasts = (read_mapping(files.read_object(name), "forecast") for name in (RUN_LENGTH_FILE, PROGRESS_FILE))
-    return dict(next(filter(None, forecasts), {}))
+    if within := read_mapping(files.read_object(RUN_LENGTH_FILE), "forecast"):
+        return dict(within)
+    earlier = files.read_object(PROGRESS_FILE)
+    # An extended run has copied the file of a shorter one.
+    return dict(read_mapping(earlier, "forecast")) if read_number(earlier, "steps") == steps else {}
 
 
 def make_forecast(run: Run, left: TimeLeft, now: float) -> Forecast:

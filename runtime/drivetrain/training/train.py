@@ -50,7 +50,7 @@ def train(run: Run, *, trace: bool = False) -> str:
             run.metrics.close()
         raise
     assert run.metrics is not None
-    progress = Progress(run.total_steps, run.counters.step, forecast.read_forecast(folder))
+    progress = Progress(run.total_steps, run.counters.step, forecast.read_forecast(folder, run.total_steps))
     profiler = _build_profiler(run) if trace and run.ranks.is_rank0 else None
     with _build_monitor(run, run.metrics) as monitor:
         try:

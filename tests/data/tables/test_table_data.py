@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections import Counter
@@ -414,3 +415,28 @@ def test_a_metric_that_these_values_do_not_have_is_refused(
     with pytest.raises(SpecError) as error:
         load(spec)
     assert [problem.key for problem in error.value.problems] == ["checkpoint.best"]
+
+
+@pytest.mark.parametrize(("column", "is_refused"), [("a", False), ("b", True)])
+def test_the_mape_of_a_column_with_a_zero_is_refused(tmp_path: Path, column: str, is_refused: bool) -> None:
+    rows = [f"{number % 7},{number + 1},{number % 3}" for number in range(60)]
+    (tmp_path / "t.csv").write_text("\n".join(["x,a,b", *rows]) + "\n")
+    (tmp_path / "t.yaml").write_text(
+        "name: t\ntask: tabular-regression\ndata: {train: t.csv, target: [a, b]}\n"
+        f"checkpoint: {{best: validation/{column}/mape}}\n"
+    )
+    spec = load_job.load(tmp_path / "t.yaml")
+    with pytest.raises(SpecError) if is_refused else contextlib.nullcontext():
+        load(spec)
+
+
+def test_the_kappa_of_validation_samples_of_one_class_is_refused(tmp_path: Path) -> None:
+    for name, classes in (("t", "12"), ("v", "1")):
+        rows = [f"{number % 7},{classes[number % len(classes)]}" for number in range(60)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["x,y", *rows]) + "\n")
+    (tmp_path / "t.yaml").write_text(
+        "name: t\ntask: tabular-classification\ndata: {train: t.csv, validation: v.csv, target: y}\n"
+        "checkpoint: {best: validation/kappa}\n"
+    )
+    with pytest.raises(SpecError):
+        load(load_job.load(tmp_path / "t.yaml"))

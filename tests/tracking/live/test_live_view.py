@@ -285,8 +285,9 @@ def test_plain_lines_in_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert {key: round(forecast[key]) for key in ("seconds", "low", "high", "steps")} == {
         "seconds": 145, "low": 141, "high": 149, "steps": 4
     }  # fmt: skip
-    assert read_forecast(tmp_path) == forecast
-    resumed = Progress(40, 10, read_forecast(tmp_path))
+    assert read_forecast(tmp_path, 40) == forecast
+    assert read_forecast(tmp_path, 80) == {}, "an extended run takes longer"
+    resumed = Progress(40, 10, read_forecast(tmp_path, 40))
     for step in range(11, 21):
         resumed.report_step(run, step, 1 / step)
     assert resumed.forecast == forecast

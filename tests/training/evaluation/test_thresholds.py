@@ -68,6 +68,22 @@ def test_they_are_chosen_only_where_they_gain_more_than_chance(shift: float, is_
     assert thresholds.choose_for_head({"": {"matrix": []}}, head, "validation/f1") == (), "a run from before"
 
 
+@pytest.mark.parametrize("shift", [800.0, -800.0])
+def test_outputs_that_no_probability_tells_apart_keep_one_half(shift: float) -> None:
+    head = Head("", classes=("no", "yes"))
+    record = {"": {"thresholds": as_classes(drawn(shift), head).measure_gains()}}
+    assert thresholds.choose_for_head(record, head, "validation/f1") == ()
+
+
+@pytest.mark.parametrize("label", [0.0, 1.0])
+def test_samples_of_one_class_have_none(label: float) -> None:
+    rows = drawn(0.0)
+    rows[1] = label
+    head = Head("", classes=("no", "yes"))
+    record = {"": {"thresholds": as_classes(rows, head).measure_gains()}}
+    assert thresholds.choose_for_head(record, head, "validation/f1") == ()
+
+
 def test_scores_are_those_of_scikit_learn_and_those_at_half_stay_visible() -> None:
     head = Head("", classes=("no", "yes"), temperature=2.0, thresholds=(0.3,))
     rows = drawn(1.0)

@@ -11,6 +11,7 @@ from drivetrain.job import lower_is_better
 from drivetrain.report.record import read
 from drivetrain.report.summary import summarize
 from drivetrain.supervisor.tradeoffs.variants import Variant
+from drivetrain.system.run_records import read_integer
 
 EPOCH_PHASES = ("train", "input", "forward", "optimizer", "evaluate")
 """Phases of a run whose seconds grow with the epochs."""
@@ -75,12 +76,17 @@ def read_training(run: Path, metric: str, share: float, seed: int, epochs: int) 
         seed: of the run.
         epochs: that the run was to train.
     """
-    summary = summarize(read(run))
+    record = read(run)
+    summary = summarize(record)
     value = summary.best.metrics.get(metric) if summary.best else None
     if value is None or summary.seconds is None or not summary.epochs:
         return None
     seconds = sum(summary.phases.get(phase, 0.0) for phase in EPOCH_PHASES)
     other_seconds = max(0.0, summary.seconds - seconds)
+    if (attempts := read_integer(record.state, "attempts") or 1) > 1:
+        # The phases are those of the last attempt, the seconds those of all.
+        other_seconds = sum(value for phase, value in summary.phases.items() if phase not in EPOCH_PHASES)
+        seconds = max(0.0, summary.seconds - attempts * other_seconds)
     peak_bytes = summary.peak_memory or 0.0
     return Training(
         share, seed, value, seconds / summary.epochs, other_seconds, min(1.0, summary.epochs / epochs), peak_bytes

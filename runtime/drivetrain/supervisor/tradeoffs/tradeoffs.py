@@ -44,7 +44,7 @@ from drivetrain.system.console import say
 from drivetrain.system.files import make_folder
 from drivetrain.system.run_files import PREPROCESSING_FILE, RunFiles
 from drivetrain.system.run_records import read_mapping
-from drivetrain.tuning import run_length
+from drivetrain.tuning import batch_size, run_length
 
 SHARES: tuple[tuple[float, ...], ...] = (
     (1.0,),
@@ -82,7 +82,7 @@ def measure_tradeoffs(request: TradeoffsRequest) -> int:
     """Train the variants of a job; returns 0, or the exit code of the training that ended the command.
 
     Raises:
-        SpecError: if `within` is no duration, or the length of the job is not fixed.
+        SpecError: if `within` is no duration, or the job has a batch size or length that is measured, or a number of steps.
         DrivetrainError: for every problem of the job as it is that is found before its trainer starts.
     """
     try:
@@ -92,6 +92,14 @@ def measure_tradeoffs(request: TradeoffsRequest) -> int:
     source = SpecSource(request.spec, request.assignments).read()
     job = source.load()
     run_length.refuse_within(job, "drivetrain tradeoffs")
+    batch_size.refuse_auto(job, "drivetrain tradeoffs")
+    if job.train.steps:
+        raise job.spec_error(
+            ("train", "steps"),
+            f"is {job.train.steps:,}, and drivetrain tradeoffs trains variants for shares of the epochs",
+            "train.epochs alone",
+            "remove it, and set train.epochs",
+        )
     folder = request.runs / f"{job.name}-tradeoffs"
     make_folder(folder)
     with tempfile.TemporaryDirectory(prefix="tradeoffs-") as scratch:

@@ -19,6 +19,8 @@ from drivetrain.data.dataset import Head
 RESAMPLES = 200
 MIN_STANDARD_ERRORS = 2
 """So many times its standard error a gain must be."""
+MAX_LOG_ODDS = 30.0
+"""Beyond it a probability in float64 no longer tells outputs apart, and ends as 0 or 1."""
 
 Score = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 """A metric of numbers of true positives, false positives, false negatives and true negatives."""
@@ -59,7 +61,7 @@ def measure_gains(rows: Tensor, metrics: Mapping[str, Score]) -> dict[str, list[
 
 
 def _measure_gain(outputs: Tensor, truth: Tensor, score: Score) -> list[float]:
-    if not len(outputs):
+    if truth.all() or not truth.any():  # samples of one class say nothing about the other
         return [0.0, 0.0, 0.0, 0.0]
     first = torch.arange(len(outputs)) % 2 == 0
     starts = torch.where(
@@ -99,8 +101,12 @@ def choose_for_head(confusion: Mapping[str, Any], head: Head, metric: str) -> tu
         metric: that of the job, such as `validation/f1`, for which they are chosen; none are chosen for others.
     """
     rows = _read_gains(confusion, head.name, metric)
-    starts = [start if after - before > MIN_STANDARD_ERRORS * error else 0.0 for start, before, after, error in rows]
-    return tuple(1 / (1 + exp(-start / head.temperature)) for start in starts) if any(starts) else ()
+    log_odds = [
+        start / head.temperature if after - before > MIN_STANDARD_ERRORS * error else 0.0
+        for start, before, after, error in rows
+    ]
+    log_odds = [value if abs(value) < MAX_LOG_ODDS else 0.0 for value in log_odds]
+    return tuple(1 / (1 + exp(-value)) for value in log_odds) if any(log_odds) else ()
 
 
 def describe(confusion: Mapping[str, Any], head: Head, metric: str) -> str:
