@@ -178,9 +178,9 @@ def test_a_variant_is_compared_with_as_long_a_training_of_the_same_seed() -> Non
     def train(share: float, seed: int, value: float) -> Training:
         return Training(share, seed, value, 1.0, 5.0, 1.0, 0.0)
 
-    baseline = Measured(Variant("as it is"), 8, [train(0.5, 0, 0.7), train(1.0, 0, 0.8), train(1.0, 1, 0.82)])
+    baseline = Measured(Variant("as it is"), 8, 8, 2, [train(0.5, 0, 0.7), train(1.0, 0, 0.8), train(1.0, 1, 0.82)])
     other = Measured(
-        Variant("x"), 4, [train(0.5, 0, 0.9), train(1.0, 0, 0.81), train(1.0, 1, 0.84), train(1.0, 2, 0.1)]
+        Variant("x"), 4, 8, 2, [train(0.5, 0, 0.9), train(1.0, 0, 0.81), train(1.0, 1, 0.84), train(1.0, 2, 0.1)]
     )
     difference = compare(other, baseline, "validation/f1")
     assert difference is not None
@@ -198,6 +198,15 @@ def test_the_time_of_a_resumed_run_is_that_of_all_its_attempts(tmp_path: Path) -
     training = read_training(tmp_path, ACCURACY, 1.0, 0, 4)
     assert training is not None
     assert (training.epoch_seconds, training.other_seconds) == (5, 5)
+
+
+@pytest.mark.parametrize("share", [0.0625, 0.125, 0.25, 0.5, 1.0])
+def test_half_the_epochs_is_always_a_shorter_training(share: float) -> None:
+    """Of 4 epochs a quarter was 1, and half of them was the same training in half of the time."""
+    for epochs in (2, 3, 4, 6, 30):
+        whole, half = (Measured(Variant("x"), count, epochs) for count in (epochs, epochs // 2))
+        assert half.count_epochs(share) < whole.count_epochs(share)
+    assert Measured(Variant("x"), 8, 8, least_epochs=3).count_epochs(share) >= 3, "layers are trained from then on"
 
 
 def test_a_job_without_a_fixed_length_and_a_bad_time_are_refused(tmp_path: Path) -> None:

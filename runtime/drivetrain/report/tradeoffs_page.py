@@ -68,6 +68,7 @@ class Result:
                 f"{mark}{line.name}{changes}: {self.format_time(line)}, {self.metric} {format_metric(line.value)} after "
                 f"{format_share(line.share)} of the epochs"
                 + (f", difference {line.format_difference()}" if line.values else "")
+                + (f"; then {line.failure}" if line.failure else "")
             )
         yield "* no other variant is faster and as good; their values are for you to choose: they change what is learned"
 

@@ -40,6 +40,10 @@ class Measured:
     variant: Variant
     epochs: int
     """Of its full training."""
+    job_epochs: int
+    """Of the full training of the job as it is."""
+    least_epochs: int = 2
+    """Of any training of the job as it is, if it has so many: with 1, half of its epochs would be the same training."""
     trainings: list[Training] = field(default_factory=list)
     failure: str = ""
 
@@ -57,13 +61,13 @@ class Measured:
         """
         longest = self.longest
         assert longest is not None, "it was trained"
-        epochs = count_epochs(share, self.epochs) * longest.trained_share
+        epochs = self.count_epochs(share) * longest.trained_share
         return other_seconds + epochs * longest.epoch_seconds
 
-
-def count_epochs(share: float, epochs: int) -> int:
-    """The epochs of a training of this share of all."""
-    return max(1, round(share * epochs))
+    def count_epochs(self, share: float) -> int:
+        """The epochs of a training of this share of all."""
+        job_epochs = max(min(self.least_epochs, self.job_epochs), round(share * self.job_epochs))
+        return max(1, round(job_epochs * self.epochs / self.job_epochs))
 
 
 def read_training(run: Path, metric: str, share: float, seed: int, epochs: int) -> Training | None:
@@ -134,7 +138,7 @@ def find_front(rows: Sequence[Measured], baseline: Measured, metric: str) -> lis
 def choose_survivors(rows: Sequence[Measured], baseline: Measured, metric: str, count: int) -> list[Measured]:
     """The variants to train longer: of those that are faster than the job as it is, or better, the best ones."""
     ((base_seconds, _, _),) = _list_points([baseline], baseline, metric)
-    points = _list_points(rows, baseline, metric)
+    points = _list_points([row for row in rows if not row.failure], baseline, metric)
     useful = [(difference, row) for seconds, difference, row in points if seconds < base_seconds or difference > 0]
     useful.sort(key=lambda pair: pair[0], reverse=True)
     return [row for _, row in useful[:count]]

@@ -34,7 +34,6 @@ from drivetrain.supervisor.tradeoffs.measurement import (
     Measured,
     choose_survivors,
     compare,
-    count_epochs,
     find_front,
     measure_other_seconds,
     read_training,
@@ -120,8 +119,12 @@ class _Tradeoffs:
         self.request, self.source, self.job, self.folder = request, source, job, folder
         self.metric = job.best()
         self.deadline = time.monotonic() + seconds
-        self.baseline = Measured(Variant(BASELINE), job.train.epochs)
+        # Layers that are trained later must be so in every training.
+        later = [layers.epoch for layers in getattr(getattr(job, "model", None), "unfreeze", ())]
+        self.least_epochs = max([2, *later])
+        self.baseline = self._start_row(Variant(BASELINE))
         self.rows = [self.baseline]
+        self.last_run = folder
 
     def run(self) -> int:
         """Train round after round; returns the exit code."""
@@ -137,14 +140,15 @@ class _Tradeoffs:
             return ending.code
         return self._finish()
 
+    def _start_row(self, variant: Variant) -> Measured:
+        epochs = self.job.train.epochs
+        return Measured(variant, epochs, epochs, self.least_epochs)
+
     def _add_variants(self) -> None:
-        first = run_folder.list_numbered(
-            self.folder,
-            _name_run(self.baseline.variant, count_epochs(FIRST_SHARE, self.job.train.epochs), self.job.train.seed),
-        )[-1]
+        first = self.last_run
         preprocessing = read_mapping(RunFiles(first).read_object(PREPROCESSING_FILE), "preprocessing")
         for variant in list_variants(self.job, preprocessing, str(read_plan(first).value("precision")))[1:]:
-            row = Measured(variant, self.job.train.epochs)
+            row = self._start_row(variant)
             try:
                 row.epochs = self._load(row, None, self.job.train.seed)[1].train.epochs
             except SpecError as error:
@@ -163,7 +167,7 @@ class _Tradeoffs:
             if seconds <= self.deadline - time.monotonic():
                 break
         # Of few epochs, several shares can be the same number.
-        shares = tuple({count_epochs(share, self.job.train.epochs): share for share in shares}.values())
+        shares = tuple({self.baseline.count_epochs(share): share for share in shares}.values())
         rounds = ", ".join(f"{share:.3g}" for share in shares)
         say(
             f"tradeoffs: {count} variants; the job as it is takes about "
@@ -202,8 +206,12 @@ class _Tradeoffs:
         seed = self.job.train.seed if seed is None else seed
         if any(training.share == share and training.seed == seed for training in row.trainings):
             return True
-        epochs = count_epochs(share, row.epochs)
-        assignments, job = self._load(row, epochs, seed)
+        epochs = row.count_epochs(share)
+        try:
+            assignments, job = self._load(row, epochs, seed)
+        except SpecError as error:
+            row.failure = str(error).splitlines()[0]
+            return False
         run = run_folder.find_finished(self.folder, job)
         if run is None or same_conditions.find_changed_file(run, job):
             if not self._has_time(row, share):
@@ -218,6 +226,7 @@ class _Tradeoffs:
             row.failure = f"{self.metric} is not a number"
             return False
         row.trainings.append(training)
+        self.last_run = run
         return True
 
     def _has_time(self, row: Measured, share: float) -> bool:
@@ -265,7 +274,7 @@ class _Tradeoffs:
                 seconds=row.forecast_seconds(1.0, other_seconds) if row.longest else None,
                 value=row.longest.value if row.longest else None,
                 difference=compare(row, self.baseline, self.metric),
-                share=row.longest.share if row.longest else 0.0,
+                share=row.count_epochs(row.longest.share) / row.epochs if row.longest else 0.0,
                 peak_bytes=row.longest.peak_bytes if row.longest else None,
                 is_front=row in front,
                 failure=row.failure,

@@ -120,10 +120,14 @@ class MetricAccumulator:
         combined = {f"{prefix}loss": total_loss} if self.objective is not None and "" not in self.heads else {}
         return combined | by_name
 
-    def confusion(self) -> dict[str, object]:
+    def confusion(self, decisive_metric: str = "") -> dict[str, object]:
         """By head with classes: the classes; if they are exclusive the confusion matrix (truth by row) and the worst
         mistakes, else the counts of each label. By head of numbers: true and predicted ones, and the largest errors.
+
+        Args:
+            decisive_metric: the metric that chooses the weights, for which thresholds are measured; none are without it.
         """
+        metric_name = decisive_metric.rpartition("/")[2]
         by_head: dict[str, object] = {}
         for name, score in self.scores.items():
             classes = {"classes": list(self.heads[name].classes)}
@@ -132,10 +136,10 @@ class MetricAccumulator:
                     "matrix": score.matrix.tolist(),
                     "mistakes": self.worst[name].to_json(),
                     "calibration": score.calibration(),
-                    "thresholds": score.measure_gains(),
+                    "thresholds": score.measure_gains(metric_name),
                 }
             elif isinstance(score, LabelScores):
-                by_head[name] = classes | score.to_json()
+                by_head[name] = classes | score.to_json(metric_name)
             elif isinstance(score, NumberScores):
                 by_head[name] = self.numbers[name].to_json()
         return by_head

@@ -77,11 +77,13 @@ class LabelScores:
         outputs, truth = self.kept_rows[0]
         return torch.stack([_average_precision(outputs[:, label], truth[:, label]) for label in range(self.labels)])
 
-    def to_json(self) -> dict[str, object]:
-        """Samples, and by label those that have it, that were predicted to, both, and the average precision."""
+    def to_json(self, decisive_metric: str) -> dict[str, object]:
+        """Samples, and by label those that have it, that were predicted to, both, and the average precision; what other
+        thresholds gain in the metric that decides.
+        """
         correct, predicted, positive = self.label_counts.long().tolist()
         rows = zip(positive, predicted, correct, self.average_precision().tolist(), strict=True)
-        gains = thresholds.measure_gains(self.kept_rows[0], thresholds.LABEL_METRICS)
+        gains = thresholds.measure_gains(self.kept_rows[0], thresholds.LABEL_METRICS, decisive_metric)
         return {"samples": int(self.samples), "labels": [list(row) for row in rows], "thresholds": gains}
 
 
@@ -219,10 +221,11 @@ class ClassScores:
         losses = (self.scaled_losses / total).tolist()
         return {"samples": int(self.matrix.sum()), "bins": self.bins.tolist(), "log_loss": losses}
 
-    def measure_gains(self) -> dict[str, list[list[float]]]:
-        """What other thresholds gain, of two classes."""
-        rows = torch.cat(self.kept_rows, dim=1)
-        return thresholds.measure_gains(rows, thresholds.CLASS_METRICS) if self.classes == 2 else {}
+    def measure_gains(self, decisive_metric: str) -> dict[str, list[list[float]]]:
+        """What other thresholds gain in the metric that decides, of two classes."""
+        if self.classes != 2:
+            return {}
+        return thresholds.measure_gains(torch.cat(self.kept_rows, dim=1), thresholds.CLASS_METRICS, decisive_metric)
 
     def _compute_rankings(self) -> dict[str, float]:
         self.kept_rows = [torch.cat(self.kept_rows, dim=1)]

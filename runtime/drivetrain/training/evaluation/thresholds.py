@@ -44,20 +44,21 @@ LABEL_METRICS: Mapping[str, Score] = {"f1": _compute_f1}
 CLASS_METRICS: Mapping[str, Score] = {"f1": _compute_macro_f1, "balanced_accuracy": _compute_balanced_accuracy}
 
 
-def measure_gains(rows: Tensor, metrics: Mapping[str, Score]) -> dict[str, list[list[float]]]:
-    """By metric, for each label: the best output to predict it from, the metric from 0, that with the best output of the
+def measure_gains(rows: Tensor, metrics: Mapping[str, Score], decisive_metric: str) -> dict[str, list[list[float]]]:
+    """By the name of the metric that decides, for each label: the best output to predict it from, the metric from 0, that with the best output of the
     other half of the samples, and the standard error of the difference.
 
     Args:
         rows: outputs, and 1 where the label is true, (2, N, labels).
-        metrics: those to measure.
+        metrics: those that thresholds change.
+        decisive_metric: the one to measure; if it is none of them, nothing is.
     """
+    if decisive_metric not in metrics:
+        return {}
+    score = metrics[decisive_metric]
     outputs, truth = rows[0].nan_to_num().double(), rows[1] > 0.5
     labels = range(outputs.shape[1])
-    return {
-        name: [_measure_gain(outputs[:, label], truth[:, label], score) for label in labels]
-        for name, score in metrics.items()
-    }
+    return {decisive_metric: [_measure_gain(outputs[:, label], truth[:, label], score) for label in labels]}
 
 
 def _measure_gain(outputs: Tensor, truth: Tensor, score: Score) -> list[float]:

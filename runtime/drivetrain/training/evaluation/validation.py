@@ -44,7 +44,8 @@ def evaluate(run: Run) -> tuple[dict[str, float], dict[str, object]]:
         accumulator.sum_over_processes(run.ranks.all_reduce_sum, (run.ranks.number, run.ranks.count))
     metrics = accumulator.metrics() | run.user_parts.metrics.compute()
     # All processes use rank 0's numbers, so that all make the same decisions.
-    return dict(zip(metrics, run.ranks.copy_from_rank0(list(metrics.values())), strict=True)), accumulator.confusion()
+    confusion = accumulator.confusion(run.best_metric.best.metric)
+    return dict(zip(metrics, run.ranks.copy_from_rank0(list(metrics.values())), strict=True)), confusion
 
 
 def check_precision(run: Run) -> None:
