@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from drivetrain.supervisor.trainer_error import ERROR_FILE
+from drivetrain.system.console import redirect_output
 from drivetrain.system.run_files import BASELINES_FILE, REPORT_PAGE, RESULT_FILE, RunFiles
 from drivetrain.system.run_records import RunState
 
@@ -48,15 +48,9 @@ def text_on_stderr() -> Iterator[Path]:
 
     Yields the file into which a trainer writes its error.
     """
-    sys.stdout.flush()
-    stdout = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        with TemporaryDirectory() as folder:
-            os.environ[ERROR_FILE] = str(Path(folder, "error.json"))
+    with redirect_output([1], 2), TemporaryDirectory() as folder:
+        os.environ[ERROR_FILE] = str(Path(folder, "error.json"))
+        try:
             yield Path(os.environ[ERROR_FILE])
-    finally:
-        os.environ.pop(ERROR_FILE, None)
-        sys.stdout.flush()
-        os.dup2(stdout, 1)
-        os.close(stdout)
+        finally:
+            os.environ.pop(ERROR_FILE, None)

@@ -11,7 +11,7 @@ import shutil
 import sys
 import textwrap
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO, TYPE_CHECKING, Any, TextIO, cast
 
 from drivetrain.errors import DrivetrainError, StorageError
@@ -39,6 +39,24 @@ def say(text: str) -> None:
         return
     text = printable_lines(text)
     _write("\n".join(map(_wrap, text.split("\n"))) if sys.stdout.isatty() else text, sys.stdout)
+
+
+@contextlib.contextmanager
+def redirect_output(numbers: Sequence[int], target: int) -> Iterator[None]:
+    """A block in which what this process and its children write to these file descriptors goes to another one."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    saved = [os.dup(number) for number in numbers]
+    try:
+        for number in numbers:
+            os.dup2(target, number)
+        yield
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        for number, copy in zip(numbers, saved, strict=True):
+            os.dup2(copy, number)
+            os.close(copy)
 
 
 def is_verbose() -> bool:

@@ -7,20 +7,17 @@ in the folder of the command, and the same command goes on where it was stopped.
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
 import shlex
-import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pydantic_core import PydanticCustomError
 
-from drivetrain.errors import DeviceError, NumericsError, OutOfMemory, SpecError
+from drivetrain.errors import DeviceError, SpecError
 from drivetrain.job import Job
 from drivetrain.job.values import parse_duration
 from drivetrain.job_spec.spec_source import SpecSource
@@ -30,6 +27,7 @@ from drivetrain.report.formatting import format_duration
 from drivetrain.report.summary import describe_exit
 from drivetrain.supervisor import run_folder, same_conditions, supervisor
 from drivetrain.supervisor.supervisor import TrainRequest
+from drivetrain.supervisor.sweep.sweep import TRIAL_FAILURES, WITHOUT_SWEEP
 from drivetrain.supervisor.tradeoffs.measurement import (
     Measured,
     choose_survivors,
@@ -39,7 +37,7 @@ from drivetrain.supervisor.tradeoffs.measurement import (
     read_training,
 )
 from drivetrain.supervisor.tradeoffs.variants import BASELINE, Variant, list_variants
-from drivetrain.system.console import say
+from drivetrain.system.console import redirect_output, say
 from drivetrain.system.files import make_folder
 from drivetrain.system.run_files import PREPROCESSING_FILE, RunFiles
 from drivetrain.system.run_records import read_mapping
@@ -56,12 +54,8 @@ SHARES: tuple[tuple[float, ...], ...] = (
 FIRST_SHARE = 0.125
 """Of the first training, which tells how long the others take."""
 MORE_SEEDS = 2
-TRIAL_FAILURES = (1, NumericsError.exit_code, OutOfMemory.exit_code)
-"""Exit codes that the values of a variant can cause; every other one ends the command."""
 LOG = "tradeoffs.log"
 """What the trainings print."""
-WITHOUT = ("sweep=null", "checkpoint.copy_to=null")
-"""What the trainings do without: copies of two commands would meet in one place."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +99,7 @@ def measure_tradeoffs(request: TradeoffsRequest) -> int:
         return _Tradeoffs(request, source.copy_to(Path(scratch), job), job, folder, seconds).run()
 
 
-class _EndedBySignal(Exception):
+class _TrainingEnded(Exception):
     """A training has ended with an exit code that ends the command."""
 
     def __init__(self, code: int) -> None:
@@ -135,7 +129,7 @@ class _Tradeoffs:
             self._add_variants()
             if not self._train_rounds(self._choose_shares()):
                 say(f"tradeoffs: --within {self.request.within} has passed; a longer time goes on with what is there")
-        except _EndedBySignal as ending:
+        except _TrainingEnded as ending:
             say(f"tradeoffs: {sum(len(row.trainings) for row in self.rows)} runs are done; the same command goes on")
             return ending.code
         return self._finish()
@@ -147,7 +141,7 @@ class _Tradeoffs:
     def _add_variants(self) -> None:
         first = self.last_run
         preprocessing = read_mapping(RunFiles(first).read_object(PREPROCESSING_FILE), "preprocessing")
-        for variant in list_variants(self.job, preprocessing, str(read_plan(first).value("precision")))[1:]:
+        for variant in list_variants(self.job, preprocessing, str(read_plan(first).value("precision"))):
             row = self._start_row(variant)
             try:
                 row.epochs = self._load(row, None, self.job.train.seed)[1].train.epochs
@@ -195,7 +189,7 @@ class _Tradeoffs:
 
     def _load(self, row: Measured, epochs: int | None, seed: int) -> tuple[tuple[str, ...], Job]:
         """The assignments and the job of a training; without `epochs` that of all of them."""
-        changes = [*row.variant.assignments(), f"train.seed={seed}", *WITHOUT]
+        changes = [*row.variant.assignments(), f"train.seed={seed}", *WITHOUT_SWEEP]
         if epochs:
             changes += [f"name={_name_run(row.variant, epochs, seed)}", f"train.epochs={epochs}"]
         assignments = (*self.request.assignments, *changes)
@@ -249,7 +243,7 @@ class _Tradeoffs:
         )
         log = self.folder / LOG
         try:
-            with _print_into(log):
+            with log.open("ab") as file, redirect_output([1, 2], file.fileno()):
                 code = supervisor.train(train_request)
         except (SpecError, DeviceError) as error:
             # What this machine or job cannot do is a result; of the job as it is, it is the user's to know.
@@ -259,7 +253,7 @@ class _Tradeoffs:
         if code:
             say(f"tradeoffs: exit code {code}: {describe_exit(code)}; {log} has what was printed")
         if code and code not in TRIAL_FAILURES:
-            raise _EndedBySignal(code)
+            raise _TrainingEnded(code)
         return f"exit code {code}: {describe_exit(code)}" if code else ""
 
     def _finish(self) -> int:
@@ -291,23 +285,3 @@ class _Tradeoffs:
 
 def _name_run(variant: Variant, epochs: int, seed: int) -> str:
     return f"{variant.name.replace(' ', '-')}-e{epochs}-s{seed}"
-
-
-@contextlib.contextmanager
-def _print_into(path: Path) -> Iterator[None]:
-    """A block in which this process and its children append to a file what they would print."""
-    streams = (sys.stdout, sys.stderr)
-    for stream in streams:
-        stream.flush()
-    saved = [os.dup(number) for number in (1, 2)]
-    try:
-        with path.open("ab") as file:
-            for number in (1, 2):
-                os.dup2(file.fileno(), number)
-        yield
-    finally:
-        for stream in streams:
-            stream.flush()
-        for number, copy in zip((1, 2), saved, strict=True):
-            os.dup2(copy, number)
-            os.close(copy)

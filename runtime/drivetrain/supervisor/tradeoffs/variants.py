@@ -41,14 +41,14 @@ class Variant:
 
 
 def list_variants(job: Job, preprocessing: Mapping[str, Any], precision: str) -> list[Variant]:
-    """The variants of a job, itself the first.
+    """The variants of a job.
 
     Args:
         job: to vary.
         preprocessing: of a finished run of the job, with the sizes that it has chosen.
         precision: number format of that run.
     """
-    variants = [Variant(BASELINE), *_vary_training(job, precision)]
+    variants = list(_vary_training(job, precision))
     vary_task = {"text": _vary_text, "image": _vary_images, "series": _vary_series, "tabular": _vary_table}
     if vary := vary_task.get(job.task.partition("-")[0]):
         variants += vary(job, preprocessing)
