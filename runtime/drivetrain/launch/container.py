@@ -97,12 +97,7 @@ def launch(request: LaunchRequest) -> int:
     engine = engine_traits.find(info)
     if note := engine.note():
         say(note)
-    variables = container_limits.variables(info, job, gpu=variant != "cpu") | engine.limits(gpu=variant != "cpu")
-    variables |= engine.owner() or container_limits.owner(PROJECT, report=True)
-    variables["DRIVETRAIN_NETWORK"] = "bridge" if has_network else "none"
-    variables[checkout.TAG] = checkout.image_tag()
-    if variant != "cpu":
-        variables |= nvidia_toolkit.find(info).variables()
+    variables = _choose_variables(info, job, engine, variant, has_network)
     image = _provide_image(client, request, override, variant)
     trainer = override["services"]["trainer"]
     trainer |= follow_container.terminal_settings(info)
@@ -121,6 +116,19 @@ def launch(request: LaunchRequest) -> int:
         if code == 0:  # after a failure the container stays, for a look at it
             project.remove()
         return code
+
+
+def _choose_variables(
+    info: dict[str, Any], job: Job, engine: engine_traits.EngineTraits, variant: str, has_network: bool
+) -> dict[str, str]:
+    """What compose.yaml reads: limits, owner of the files, network, image, GPU."""
+    variables = container_limits.variables(info, job, gpu=variant != "cpu") | engine.limits(gpu=variant != "cpu")
+    variables |= engine.owner() or container_limits.owner(PROJECT, report=True)
+    variables["DRIVETRAIN_NETWORK"] = "bridge" if has_network else "none"
+    variables[checkout.TAG] = checkout.image_tag()
+    if variant != "cpu":
+        variables |= nvidia_toolkit.find(info).variables()
+    return variables
 
 
 def _provide_image(client: Any, request: LaunchRequest, override: dict[str, Any], variant: str) -> str:

@@ -139,17 +139,8 @@ def try_division(
         part_values = [[value.double() for value in compute_loss(part)] for part in slices[1:]]
     except Exception as error:  # as above
         return Division(obstacle=f"{name} raises {type(error).__name__} for a part of a batch")
-    for division, (batch_weight, *part_weights) in candidates:
-        # A part of weight 0 is left out: it may have no loss (0 / 0).
-        weighted_parts = [
-            [weight * value for value in values]
-            for weight, values in zip(part_weights, part_values, strict=True)
-            if weight
-        ]
-        if weighted_parts and all(
-            _are_equal(batch_weight * batch_value, terms, tolerance)
-            for batch_value, terms in zip(batch_values, zip(*weighted_parts, strict=True), strict=True)
-        ):
+    for division, weights in candidates:
+        if _fits(weights, batch_values, part_values, tolerance):
             return division
     if weight_of is not None:
         raise refuse(
@@ -158,6 +149,21 @@ def try_division(
             "correct weight_of, or leave it out",
         )
     return Division(obstacle=f"{name} of a batch is neither the mean nor the sum over its parts")
+
+
+def _fits(
+    weights: Sequence[float], batch_values: list[Tensor], part_values: list[list[Tensor]], tolerance: float
+) -> bool:
+    """Whether the losses of the parts, each times its weight, sum up to those of the batch, times the first weight."""
+    batch_weight, *part_weights = weights
+    # A part of weight 0 is left out: it may have no loss (0 / 0).
+    weighted_parts = [
+        [weight * value for value in values] for weight, values in zip(part_weights, part_values, strict=True) if weight
+    ]
+    return bool(weighted_parts) and all(
+        _are_equal(batch_weight * batch_value, terms, tolerance)
+        for batch_value, terms in zip(batch_values, zip(*weighted_parts, strict=True), strict=True)
+    )
 
 
 def _are_equal(value: Tensor, terms: Sequence[Tensor], tolerance: float) -> bool:
