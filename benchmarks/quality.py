@@ -6,6 +6,7 @@ Each job is what `drivetrain init` drafts from a file of training, with `train.w
 of test that no decision uses. The contenders of a set: `default`; `linear`, with `model: linear`, for tables and texts;
 `solved`, for texts if `--pretrained` names a folder: the draft that starts from it, frozen; and `simple`, the models of
 `drivetrain baseline` on all samples, however long they take. A seed draws and divides the rows, and is that of the job.
+With the budget `drafted` a job keeps its epochs. A run's row has its forecast, too, beside what came.
 
 Each row is appended to OUT/rows.jsonl at once with the load of the machine before it. Those that are there for this CPU and
 torch are skipped, so the same command goes on, also on another machine of this kind. OUT/page.md is written anew after each.
@@ -38,6 +39,7 @@ from benchmarks.rows_file import RowsFile  # noqa: E402
 from drivetrain.report.baseline_results import compare_network, from_json  # noqa: E402
 
 DEFAULT, LINEAR, SOLVED, SIMPLE = "default", "linear", "solved", "simple"
+DRAFTED = "drafted"
 CPUS = 2
 SMOKE_ROWS = 400
 
@@ -49,7 +51,7 @@ class Trial:
     data: PublicSet
     contender: str
     budget: str
-    """As in `train.within`; empty for what has no choice of length."""
+    """As in `train.within`, or `drafted`; empty for what has no choice of length."""
     seed: int
 
     @property
@@ -85,7 +87,9 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("out", type=Path, help="where rows.jsonl, page.md, data and runs are written")
     parser.add_argument("--packages", type=Path, help="where packages are unpacked (default: OUT/packages)")
     parser.add_argument("--pretrained", type=Path, help="folder of a text encoder as transformers saves it")
-    parser.add_argument("--budgets", nargs="+", default=["1m", "5m", "15m"], metavar="TIME", help="as in train.within")
+    parser.add_argument(
+        "--budgets", nargs="+", default=["1m", "5m", "15m"], metavar="TIME", help="as in train.within, or drafted"
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--only", nargs="+", choices=[one.name for one in SETS], metavar="SET", help="these sets")
     parser.add_argument("--contenders", nargs="+", default=[DEFAULT, LINEAR, SOLVED, SIMPLE])
@@ -144,7 +148,7 @@ def draft_job(trial: Trial, folder: Path, options: argparse.Namespace) -> Path:
     run_drivetrain("init", str(train), *words, "--output", str(job))
     draft = job.read_text(encoding="utf-8")
     draft = re.sub(r"^data:$", f"data:\n  test: test{train.suffix}", draft, flags=re.MULTILINE)
-    if trial.budget:
+    if trial.budget and (trial.budget != DRAFTED or options.smoke):
         length = "epochs: 1" if options.smoke else f"within: {trial.budget}"
         draft = re.sub(r"^  epochs: .*$", f"  {length}", draft, flags=re.MULTILINE)
     if trial.contender == LINEAR:
@@ -179,6 +183,7 @@ def read_run(run: Path) -> dict[str, Any]:
     result = json.loads((run / "result.json").read_text(encoding="utf-8"))
     best = result["best"]
     figures = {"test": _select_test(result["test"]["metrics"]), "chosen_by": best["metric"], "steps": result["steps"]}
+    figures |= {"forecast": result.get("forecast"), "train_seconds": result["seconds"]}
     path = run / "baselines.json"
     simple = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     comparison = compare_network(simple, best["metric"], {best["metric"]: best["value"], **(best.get("metrics") or {})})
