@@ -30,12 +30,12 @@ def environment(cap: str, threads: int = 1) -> dict[str, str]:
 
 
 def run(
-    words: list[str], more: Mapping[str, str], text: str = "", seconds: float = 600
+    arguments: list[str], variables: Mapping[str, str], text: str = "", seconds: float = 600
 ) -> subprocess.CompletedProcess[str]:
     """`python -m WORDS` with the variables on top of ours."""
     return subprocess.run(
-        [sys.executable, "-m", *words],
-        env={**os.environ, **more},
+        [sys.executable, "-m", *arguments],
+        env={**os.environ, **variables},
         input=text,
         cwd=ROOT,
         check=False,

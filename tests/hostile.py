@@ -85,12 +85,12 @@ def write_job(folder: Path, outside: Outside) -> Path:
     generator = np.random.default_rng(0)
     rows = []
     for label, name in enumerate(("a", ESCAPES)):
-        place = Path("photos") / name.replace("/", "|")
-        (folder / place).mkdir(parents=True)
+        class_folder = Path("photos") / name.replace("/", "|")
+        (folder / class_folder).mkdir(parents=True)
         for number in range(12):
             pixels = generator.integers(0, 120, (8, 8, 3)) + 120 * label
-            Image.fromarray(pixels.astype(np.uint8)).save(folder / place / f"{number}.png")
-            rows.append({"path": str(place / f"{number}.png"), "label": name})
+            Image.fromarray(pixels.astype(np.uint8)).save(folder / class_folder / f"{number}.png")
+            rows.append({"path": str(class_folder / f"{number}.png"), "label": name})
     (folder / "photos.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "weights.pt").write_bytes(pickle.dumps(_Touch(outside.canary)))
     job = folder / "job.yaml"
@@ -121,8 +121,8 @@ def write_code_job(folder: Path) -> Path:
 def plant_repository(folder: Path, outside: Outside) -> None:
     """A repository whose own settings run programs."""
     git = ["git", "-c", "user.name=a", "-c", "user.email=a@example.org", "-C", str(folder)]
-    for words in (["init", "-q"], ["add", "job.yaml"], ["commit", "-q", "-m", "one"]):
-        subprocess.run([*git, *words], check=True)
+    for arguments in (["init", "-q"], ["add", "job.yaml"], ["commit", "-q", "-m", "one"]):
+        subprocess.run([*git, *arguments], check=True)
     program = f"touch {outside.canary}; cat"
     settings = {
         "filter.x.clean": program,
@@ -187,7 +187,7 @@ class Done:
         return [line.removeprefix(f"{kind} ") for line in self.actions if line.startswith(f"{kind} ")]
 
 
-def watch_command(words: list[str], folder: Path, scratch: Path, root: Path = ROOT, **variables: str) -> Done:
+def watch_command(arguments: list[str], folder: Path, scratch: Path, root: Path = ROOT, **variables: str) -> Done:
     """Run `drivetrain` of a checkout in a folder, with an audit hook in it and in all Python processes that it starts."""
     (scratch / "hook").mkdir(exist_ok=True)
     (scratch / "hook" / "sitecustomize.py").write_text(HOOK)
@@ -195,7 +195,7 @@ def watch_command(words: list[str], folder: Path, scratch: Path, root: Path = RO
     log.unlink(missing_ok=True)
     path = os.pathsep.join((str(scratch / "hook"), str(root / "runtime"), str(root), os.environ.get("PYTHONPATH", "")))
     done = subprocess.run(
-        [sys.executable, "-m", "drivetrain", *words],
+        [sys.executable, "-m", "drivetrain", *arguments],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": path, "HOSTILE_LOG": str(log), **variables},
         stdout=subprocess.PIPE,

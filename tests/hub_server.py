@@ -82,7 +82,7 @@ def serving(hub: Hub) -> Iterator[Hub]:
         def do_GET(self) -> None:
             path = unquote(urlsplit(self.path).path)
             hub.asked.append((path, dict(self.headers.items())))
-            fault = next((each for each in hub.faults if each.path in path and each.times), Fault())
+            fault = next((candidate for candidate in hub.faults if candidate.path in path and candidate.times), Fault())
             fault.times -= 1
             resolve = f"/{'datasets/' * (hub.kind == 'datasets')}{hub.name}/resolve/"
             if fault.status:
@@ -100,17 +100,17 @@ def serving(hub: Hub) -> Iterator[Hub]:
 
         def _tree(self, fault: Fault) -> None:
             """The files at the top, or all of them; in pages, as the hub gives them."""
-            asked = parse_qs(urlsplit(self.path).query)
+            query = parse_qs(urlsplit(self.path).query)
             commit = urlsplit(self.path).path.rpartition("/")[2]
-            there = hub.earlier.get(commit, hub.files)
-            names = [name for name in there if "/" not in name or asked.get("recursive") == ["true"]]
-            start = int(asked.get("cursor", ["0"])[0])
-            rows = [entry_of(name, there[name]) for name in names[start : start + hub.page]]
-            follow = {}
+            files = hub.earlier.get(commit, hub.files)
+            names = [name for name in files if "/" not in name or query.get("recursive") == ["true"]]
+            start = int(query.get("cursor", ["0"])[0])
+            rows = [entry_of(name, files[name]) for name in names[start : start + hub.page]]
+            link_header = {}
             if start + hub.page < len(names):
-                again = f"{hub.endpoint}{urlsplit(self.path).path}?recursive=true&cursor={start + hub.page}"
-                follow = {"Link": f'<{again}>; rel="next"'}
-            self._answer(200, json.dumps(rows).encode(), fault, follow)
+                next_address = f"{hub.endpoint}{urlsplit(self.path).path}?recursive=true&cursor={start + hub.page}"
+                link_header = {"Link": f'<{next_address}>; rel="next"'}
+            self._answer(200, json.dumps(rows).encode(), fault, link_header)
 
         def _content(self, path: str) -> bytes | None:
             """A file at a commit; those of `earlier` are the content of commits that are not the newest."""
@@ -128,20 +128,24 @@ def serving(hub: Hub) -> Iterator[Hub]:
             if hub.elsewhere:
                 self._answer(302, b"", Fault(headers={"Location": f"{hub.elsewhere}{path}?signature=s"}))
                 return
-            asked = "" if hub.whole else self.headers.get("Range", "")
-            first, _, end = (asked or "bytes=0-")[6:].partition("-")
+            byte_range = "" if hub.whole else self.headers.get("Range", "")
+            first, _, end = (byte_range or "bytes=0-")[6:].partition("-")
             start, stop = int(first), int(end) + 1 if end else len(content)
             if start and start >= len(content):
                 self._answer(416, b"", fault)
                 return
             part = content[start:stop]
-            more = {"Content-Range": f"bytes {start}-{start + len(part) - 1}/{len(content)}"} if asked else {}
+            range_header = (
+                {"Content-Range": f"bytes {start}-{start + len(part) - 1}/{len(content)}"} if byte_range else {}
+            )
             hub.sent += len(part)
-            self._answer(206 if asked else 200, part, fault, more)
+            self._answer(206 if byte_range else 200, part, fault, range_header)
 
-        def _answer(self, status: int, content: bytes, fault: Fault, more: Mapping[str, str] | None = None) -> None:
+        def _answer(
+            self, status: int, content: bytes, fault: Fault, extra_headers: Mapping[str, str] | None = None
+        ) -> None:
             self.send_response(status)
-            for name, value in {"Content-Length": str(len(content)), **fault.headers, **(more or {})}.items():
+            for name, value in {"Content-Length": str(len(content)), **fault.headers, **(extra_headers or {})}.items():
                 self.send_header(name, value)
             self.end_headers()
             body = bytes(reversed(content)) if fault.spoil else content
@@ -154,7 +158,7 @@ def serving(hub: Hub) -> Iterator[Hub]:
             if len(body) < len(content):
                 self.close_connection = True
 
-        def log_message(self, format: str, *words: object) -> None:
+        def log_message(self, format: str, *arguments: object) -> None:
             pass
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)

@@ -46,8 +46,8 @@ def environment(folder: Path, wheel: Path, *, torch: bool) -> Path:
     packages = sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)})
     if torch:
         (Path(packages) / "more.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    words = ["--no-deps", str(wheel)] if torch else [f"{wheel}[host]"]
-    pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "install", "--quiet", *words]
+    requirements = ["--no-deps", str(wheel)] if torch else [f"{wheel}[host]"]
+    pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "install", "--quiet", *requirements]
     # On PYTHONPATH, the checkout would count as installed already.
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(pip, env=clean, capture_output=True, text=True, check=False)
@@ -56,14 +56,14 @@ def environment(folder: Path, wheel: Path, *, torch: bool) -> Path:
 
 
 def call(
-    command: Path, *words: str, folder: Path, timeout: float = 300, **variables: str
+    command: Path, *arguments: str, folder: Path, timeout: float = 300, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a command in a folder, with nothing that leads to the checkout."""
-    kept = ("HOME", "LANG", "TMPDIR", "SSL_CERT_FILE")
-    clean = {name: os.environ[name] for name in kept if name in os.environ}
+    inherited = ("HOME", "LANG", "TMPDIR", "SSL_CERT_FILE")
+    clean = {name: os.environ[name] for name in inherited if name in os.environ}
     path = f"{command.parent}:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     return subprocess.run(
-        [command, *words],
+        [command, *arguments],
         cwd=folder,
         env={**clean, "PATH": path, **variables},
         capture_output=True,

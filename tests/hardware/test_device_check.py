@@ -31,7 +31,7 @@ GTX = card(1, "GTX 1080", (6, 1), 8)
 
 
 @pytest.mark.parametrize(
-    ("wanted", "cards", "expected", "note"),
+    ("gpu_request", "cards", "expected", "note"),
     [
         ("auto", [card(0)], [0], None),
         (
@@ -90,30 +90,32 @@ GTX = card(1, "GTX 1080", (6, 1), 8)
         ),
     ],
 )
-def test_limits_gpus(wanted: gpu_selection.GpuRequest, cards: list[Gpu], expected: list[int], note: str | None) -> None:
-    made = gpu_selection.select_gpus(with_gpus(*cards), wanted)
-    assert [gpu.index for gpu in made.gpus] == expected
-    assert made.gpu_note == note
+def test_limits_gpus(
+    gpu_request: gpu_selection.GpuRequest, cards: list[Gpu], expected: list[int], note: str | None
+) -> None:
+    usable_hardware = gpu_selection.select_gpus(with_gpus(*cards), gpu_request)
+    assert [gpu.index for gpu in usable_hardware.gpus] == expected
+    assert usable_hardware.gpu_note == note
 
 
 def test_the_plan_says_which_are_used() -> None:
     job = job_spec.check(parse("name: a\ntask: image-classification\ndata: {train: x}\n", "job.yaml"))
-    made = plan.resolve(job, gpu_selection.select_gpus(with_gpus(replace(GTX, index=0), card(1)), "auto"))
-    assert [note for note in made.notes if note.startswith("gpu: 2 GPUs of 2 kinds: GPU 1 (RTX 3060) is used")]
-    assert made.value("precision") == "bf16"
+    job_plan = plan.resolve(job, gpu_selection.select_gpus(with_gpus(replace(GTX, index=0), card(1)), "auto"))
+    assert [note for note in job_plan.notes if note.startswith("gpu: 2 GPUs of 2 kinds: GPU 1 (RTX 3060) is used")]
+    assert job_plan.value("precision") == "bf16"
 
 
 @pytest.mark.parametrize(
-    ("cards", "trouble", "possible"),
+    ("cards", "gpu_problem", "possible"),
     [
         ((card(0), GTX), None, "0 (RTX 3060), 1 (GTX 1080)"),
         ((), "GPU 0 cannot be used: lost", "GPU 0 cannot be used: lost"),
         ((), None, "none"),
     ],
 )
-def test_a_gpu_number_that_does_not_exist(cards: tuple[Gpu, ...], trouble: str | None, possible: str) -> None:
+def test_a_gpu_number_that_does_not_exist(cards: tuple[Gpu, ...], gpu_problem: str | None, possible: str) -> None:
     with pytest.raises(DeviceError) as caught:
-        gpu_selection.select_gpus(with_gpus(*cards, trouble=trouble), [0, 7] if cards else [7])
+        gpu_selection.select_gpus(with_gpus(*cards, trouble=gpu_problem), [0, 7] if cards else [7])
     assert says_each(
         caught.value.lines(),
         [
@@ -125,20 +127,20 @@ def test_a_gpu_number_that_does_not_exist(cards: tuple[Gpu, ...], trouble: str |
 
 
 def test_cuda_orders_gpus_as_nvml_does() -> None:
-    chosen = gpu_selection.select_gpus(with_gpus(card(0), GTX, card(2)), [2, 0])
-    same = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-    assert gpu_selection.build_environment(chosen) == same | {
+    usable_hardware = gpu_selection.select_gpus(with_gpus(card(0), GTX, card(2)), [2, 0])
+    common_variables = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+    assert gpu_selection.build_environment(usable_hardware) == common_variables | {
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": "2,0",
     }
-    assert gpu_selection.build_environment(with_gpus(card(0, "A100 MIG 1g.5gb", mig=True))) == same
+    assert gpu_selection.build_environment(with_gpus(card(0, "A100 MIG 1g.5gb", mig=True))) == common_variables
     assert gpu_selection.build_environment(with_gpus()) == {}
 
 
 def test_the_cpu_image_leaves_a_gpu_alone_and_says_so() -> None:
-    made = device_check.select_devices(with_gpus(card(0), word="cpu"), "auto")
-    assert made.gpus == ()
-    assert says_only(made.gpu_note, "cpu-image-gpu-rtx", 0, 3060)
+    usable_hardware = device_check.select_devices(with_gpus(card(0), word="cpu"), "auto")
+    assert usable_hardware.gpus == ()
+    assert says_only(usable_hardware.gpu_note, "cpu-image-gpu-rtx", 0, 3060)
 
 
 @pytest.mark.parametrize(
@@ -223,13 +225,13 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "torch", "word", "given", "possible", "action"), REFUSED)
+@pytest.mark.parametrize(("name", "torch", "word", "description", "possible", "action"), REFUSED)
 def test_a_torch_without_code_for_the_chip(
-    name: str, torch: Torch, word: str | None, given: str, possible: str, action: str
+    name: str, torch: Torch, word: str | None, description: str, possible: str, action: str
 ) -> None:
     with pytest.raises(DeviceError) as caught:
         device_check.select_devices(machine(name, torch, word), "auto")
-    assert (caught.value.given, caught.value.possible, caught.value.action) == (given, possible, action)
+    assert (caught.value.given, caught.value.possible, caught.value.action) == (description, possible, action)
     assert caught.value.exit_code == 9
     assert device_check.select_devices(machine(name, torch, word), "none").gpus == ()
 
@@ -243,15 +245,15 @@ def test_a_driver_that_nothing_runs_on_names_the_driver() -> None:
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("tests/machines/*.json")), ids=lambda path: str(path.stem))
 def test_the_torch_of_the_chosen_image_is_admitted(path: Path) -> None:
-    here = facts.read_hardware(path)
-    word = image_selection.choose_image(here).word
+    host = facts.read_hardware(path)
+    word = image_selection.choose_image(host).word
     torch = {"cpu": CPU, "ampere": AMPERE, "legacy": LEGACY}[str(word)]
-    expected = here.gpus[1:] if path.stem == "two-rtx5090-one-full" else here.gpus
-    assert device_check.select_devices(replace(here, torch=torch, image=word), "auto").gpus == expected
+    expected = host.gpus[1:] if path.stem == "two-rtx5090-one-full" else host.gpus
+    assert device_check.select_devices(replace(host, torch=torch, image=word), "auto").gpus == expected
 
 
 @pytest.mark.parametrize(
-    ("trouble", "cause"),
+    ("gpu_problem", "cause"),
     [
         (None, ""),
         (
@@ -260,16 +262,16 @@ def test_the_torch_of_the_chosen_image_is_admitted(path: Path) -> None:
         ),
     ],
 )
-def test_a_gpu_image_without_a_gpu(trouble: str | None, cause: str) -> None:
-    here = replace(with_gpus(trouble=trouble, word="legacy"), torch=LEGACY)
-    for wanted in ("auto", "all"):
+def test_a_gpu_image_without_a_gpu(gpu_problem: str | None, cause: str) -> None:
+    host = replace(with_gpus(trouble=gpu_problem, word="legacy"), torch=LEGACY)
+    for gpu_request in ("auto", "all"):
         with pytest.raises(DeviceError) as caught:
-            device_check.select_devices(here, wanted)
+            device_check.select_devices(host, gpu_request)
         assert says_only(caught.value.given, "image-legacy-needs-gpu", cause)
         assert "`docker run --gpus all`" in caught.value.possible
         assert "compose/legacy.yaml" in caught.value.possible
         assert caught.value.exit_code == 9
-    assert device_check.select_devices(here, "none").gpus == ()
+    assert device_check.select_devices(host, "none").gpus == ()
 
 
 def test_no_torch_at_all() -> None:
@@ -342,13 +344,13 @@ def test_architectures_are_read_without_loading_torch(
 
 def test_commands_without_a_gpu_work_with_an_unusable_one() -> None:
     """As `predict` and `evaluate` do on a host with a GPU and a torch for CPUs."""
-    said = list[str]()
-    here = machine("rtx3060-driver580", CPU)
-    assert device_check.select_usable_hardware(here, said.append).gpus == ()
-    assert says_each(said, [get_message("warning-found-nvidia-geforce", 3060, "8.6", "580.95.05", "2.13.0")])
-    said.clear()
-    assert device_check.select_usable_hardware(machine("rtx3060-driver580", AMPERE), said.append).gpu is not None
-    assert said == []
+    messages = list[str]()
+    host = machine("rtx3060-driver580", CPU)
+    assert device_check.select_usable_hardware(host, messages.append).gpus == ()
+    assert says_each(messages, [get_message("warning-found-nvidia-geforce", 3060, "8.6", "580.95.05", "2.13.0")])
+    messages.clear()
+    assert device_check.select_usable_hardware(machine("rtx3060-driver580", AMPERE), messages.append).gpu is not None
+    assert messages == []
 
 
 def test_commands_without_a_gpu_work_if_cuda_does_not_answer() -> None:
@@ -373,7 +375,7 @@ def test_predict_and_evaluate_compute_on_the_cpu_where_torch_has_no_code_for_the
 ) -> None:
     monkeypatch.setattr(thread_limits, "detect", lambda runs: machine("rtx3060-driver580", CPU))
     monkeypatch.setattr(thread_limits, "os", SimpleNamespace(environ=dict[str, str]()))
-    here = thread_limits.limit_threads()
-    assert here.gpus == ()
-    assert device_check.select_usable_device(here, thread_limits.report) == "cpu"
+    usable_hardware = thread_limits.limit_threads()
+    assert usable_hardware.gpus == ()
+    assert device_check.select_usable_device(usable_hardware, thread_limits.report) == "cpu"
     assert ends_with(capsys.readouterr().err, "code-gpu-computing-cpu")

@@ -31,11 +31,11 @@ def test_sizes_and_flags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     for name in ("dev/shm", "tmp", "runs", "home"):
         (tmp_path / name).mkdir(parents=True)
     answer = mounts(tmp_path / "dev/shm", tmp_path / "home")
-    found = read_storage(tmp_path, tmp_path / "runs", {"HOME": str(tmp_path / "home")}, answer)
-    assert (found.shm, found.shm_exec, found.tmp_exec) == (64 * MIB, False, True)
-    assert found.runs_free == 32 * MIB
-    assert (found.cache_exec, found.cache_writable) == (False, True)
-    assert found.cache_room == 32 * MIB
+    storage = read_storage(tmp_path, tmp_path / "runs", {"HOME": str(tmp_path / "home")}, answer)
+    assert (storage.shm, storage.shm_exec, storage.tmp_exec) == (64 * MIB, False, True)
+    assert storage.runs_free == 32 * MIB
+    assert (storage.cache_exec, storage.cache_writable) == (False, True)
+    assert storage.cache_room == 32 * MIB
 
 
 def test_decoded_images_may_be_removed_for_new_ones(tmp_path: Path) -> None:
@@ -46,8 +46,8 @@ def test_decoded_images_may_be_removed_for_new_ones(tmp_path: Path) -> None:
 
 
 def test_without_shared_memory(tmp_path: Path) -> None:
-    found = read_storage(tmp_path, tmp_path, {}, mounts())
-    assert (found.shm, found.shm_exec) == (None, False)
+    storage = read_storage(tmp_path, tmp_path, {}, mounts())
+    assert (storage.shm, storage.shm_exec) == (None, False)
 
 
 @pytest.mark.parametrize(
@@ -64,21 +64,21 @@ def test_cache_folder(tmp_path: Path, environ: dict[str, str], folder: str) -> N
     assert read_storage(tmp_path, tmp_path, environ).cache == folder
 
 
-@pytest.mark.parametrize("taken", ["somebody may write", "link", "file"])
-def test_a_cache_folder_of_another_user_is_not_used(tmp_path: Path, taken: str) -> None:
+@pytest.mark.parametrize("obstacle", ["somebody may write", "link", "file"])
+def test_a_cache_folder_of_another_user_is_not_used(tmp_path: Path, obstacle: str) -> None:
     """Compiled code is run: it must not come from a folder whose name everybody knows."""
-    known = tmp_path / f"drivetrain-{os.getuid()}"
-    if taken == "link":
+    usual_folder = tmp_path / f"drivetrain-{os.getuid()}"
+    if obstacle == "link":
         (tmp_path / "theirs").mkdir()
-        known.symlink_to(tmp_path / "theirs")
-    elif taken == "file":
-        known.touch()
+        usual_folder.symlink_to(tmp_path / "theirs")
+    elif obstacle == "file":
+        usual_folder.touch()
     else:
-        known.mkdir()
-        known.chmod(0o777)
+        usual_folder.mkdir()
+        usual_folder.chmod(0o777)
     cache = Path(read_storage(tmp_path, tmp_path, {"TMPDIR": str(tmp_path)}).cache)
-    assert cache.parent != known
-    assert cache.parent.name.startswith(f"{known.name}-")
+    assert cache.parent != usual_folder
+    assert cache.parent.name.startswith(f"{usual_folder.name}-")
     assert cache.parent.stat().st_mode & 0o777 == 0o700
 
 
@@ -89,10 +89,10 @@ def test_a_private_cache_folder_is_reused(tmp_path: Path) -> None:
 
 
 def test_a_missing_folder_is_checked_by_its_parent(tmp_path: Path) -> None:
-    found = read_storage(
+    storage = read_storage(
         tmp_path, tmp_path / "runs/deep/down", {"TORCHINDUCTOR_CACHE_DIR": f"{tmp_path}/a/b"}, mounts()
     )
-    assert (found.runs_free, found.cache_writable, found.cache_exec) == (32 * MIB, True, True)
+    assert (storage.runs_free, storage.cache_writable, storage.cache_exec) == (32 * MIB, True, True)
 
 
 def test_a_file_in_the_way_of_the_cache_is_not_writable(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_file_in_the_way_of_the_cache_is_not_writable(tmp_path: Path) -> None:
 
 
 def test_the_real_machine_answers(tmp_path: Path) -> None:
-    found = read_storage(Path("/"), tmp_path, {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)})
-    assert found.runs_free is not None
-    assert found.runs_free > 0
-    assert found.cache_exec == (not os.statvfs(tmp_path).f_flag & os.ST_NOEXEC)
+    storage = read_storage(Path("/"), tmp_path, {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)})
+    assert storage.runs_free is not None
+    assert storage.runs_free > 0
+    assert storage.cache_exec == (not os.statvfs(tmp_path).f_flag & os.ST_NOEXEC)

@@ -24,13 +24,13 @@ def facts(**changes: Any) -> dict[str, Any]:
     return {key: value for key, value in data.items() if value is not ...}
 
 
-def written(folder: Path, content: str) -> Path:
+def write_machine(folder: Path, content: str) -> Path:
     path = folder / "machine.json"
     path.write_text(content, encoding="utf-8")
     return path
 
 
-def lines(path: Path) -> list[str]:
+def read_error_lines(path: Path) -> list[str]:
     """What `load` says about a bad file, without the file's name."""
     with pytest.raises(SpecError) as caught:
         read_hardware(path)
@@ -126,7 +126,7 @@ def test_a_machine_without_a_gpu_has_no_first_gpu() -> None:
 
 def test_a_missing_file(tmp_path: Path) -> None:
     assert says_each(
-        lines(tmp_path / "machine.json"),
+        read_error_lines(tmp_path / "machine.json"),
         [
             get_message("hardware-file-errno-file", 2, "FILE"),
             get_message("possible-json-file-written"),
@@ -136,7 +136,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "given"),
+    ("content", "expected"),
     [
         ("", "--hardware FILE: Expecting value: line 1 column 1 (char 0)"),
         ('{"name": ', "--hardware FILE: Expecting value: line 1 column 10 (char 9)"),
@@ -144,8 +144,8 @@ def test_a_missing_file(tmp_path: Path) -> None:
         ('"t4"', "--hardware FILE: not a JSON object"),
     ],
 )
-def test_a_file_that_is_no_machine(tmp_path: Path, content: str, given: str) -> None:
-    assert lines(written(tmp_path, content))[0] == given
+def test_a_file_that_is_no_machine(tmp_path: Path, content: str, expected: str) -> None:
+    assert read_error_lines(write_machine(tmp_path, content))[0] == expected
 
 
 @pytest.mark.parametrize(
@@ -159,12 +159,12 @@ def test_a_file_that_is_no_machine(tmp_path: Path, content: str, given: str) -> 
     ],
 )
 def test_unknown_and_missing_facts(tmp_path: Path, changes: dict[str, Any], expected: list[str]) -> None:
-    text = "\n".join(lines(written(tmp_path, json.dumps(facts(**changes)))))
+    text = "\n".join(read_error_lines(write_machine(tmp_path, json.dumps(facts(**changes)))))
     assert all(part in text for part in expected), text
 
 
 @pytest.mark.parametrize(
-    ("changes", "given"),
+    ("changes", "expected"),
     [
         ({"gpus": 5}, "FILE: gpus: is 5"),
         ({"gpus": ["T4"]}, "FILE: gpus: is 'T4'"),
@@ -174,5 +174,5 @@ def test_unknown_and_missing_facts(tmp_path: Path, changes: dict[str, Any], expe
         ({"assumed": [1]}, "FILE: assumed: is 1"),
     ],
 )
-def test_a_fact_of_the_wrong_type(tmp_path: Path, changes: dict[str, Any], given: str) -> None:
-    assert lines(written(tmp_path, json.dumps(facts(**changes))))[0] == given
+def test_a_fact_of_the_wrong_type(tmp_path: Path, changes: dict[str, Any], expected: str) -> None:
+    assert read_error_lines(write_machine(tmp_path, json.dumps(facts(**changes))))[0] == expected

@@ -55,8 +55,8 @@ machdep.cpu.brand_string: Intel(R) Core(TM) i7-9750H CPU @ 2.60GHz
 @pytest.mark.parametrize(("text", "stem"), [(M1, "macbook-m1"), (M2, "macbook-m2")])
 def test_the_recorded_macs_are_what_sysctl_says(text: str, stem: str) -> None:
     recorded = json.loads((paths.MACHINES / f"{stem}.json").read_text())["cpu"]
-    found = asdict(macos.read_cpu(macos.parse_sysctl(text), "arm64"))
-    assert json.loads(json.dumps(found)) == recorded
+    cpu = asdict(macos.read_cpu(macos.parse_sysctl(text), "arm64"))
+    assert json.loads(json.dumps(cpu)) == recorded
 
 
 def test_an_intel_mac_and_a_python_for_intel_on_apple_silicon() -> None:
@@ -72,8 +72,8 @@ def test_memory() -> None:
 
 
 def test_without_sysctl_the_safer_values() -> None:
-    found = macos.read_cpu({}, "arm64")
-    assert (found.model, found.budget, found.cores, found.flags) == ("unknown", 1, 1, ())
+    cpu = macos.read_cpu({}, "arm64")
+    assert (cpu.model, cpu.budget, cpu.cores, cpu.flags) == ("unknown", 1, 1, ())
 
 
 def test_the_command_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,8 +20,8 @@ def names(root: Path, nvml: Nvml, **environ: str) -> list[str]:
     return [gpu.name for gpu in gpus]
 
 
-def trouble(root: Path, nvml: Nvml | None, place: str = "host", **environ: str) -> str | None:
-    gpus, text = read_gpus(root, environ, place, nvml)
+def read_gpu_problem(root: Path, nvml: Nvml | None, runtime: str = "host", **environ: str) -> str | None:
+    gpus, text = read_gpus(root, environ, runtime, nvml)
     assert gpus == ()
     return text
 
@@ -85,13 +85,13 @@ def test_cuda_shows_one_mig_instance_and_no_whole_gpu(tmp_path: Path, visible: s
     ],
 )
 def test_a_driver_without_a_usable_gpu(tmp_path: Path, nvml: Nvml, environ: dict[str, str], expected: str) -> None:
-    assert trouble(tmp_path, nvml, **environ) == expected
+    assert read_gpu_problem(tmp_path, nvml, **environ) == expected
     assert nvml.open == 0
 
 
 def test_one_lost_gpu_is_reported_and_the_other_used(tmp_path: Path) -> None:
-    lost = Card("x", "GPU-1", error=pynvml.NVML_ERROR_GPU_IS_LOST)
-    gpus, text = read_gpus(tmp_path, {}, "host", Nvml([lost, RTX]))
+    lost_gpu = Card("x", "GPU-1", error=pynvml.NVML_ERROR_GPU_IS_LOST)
+    gpus, text = read_gpus(tmp_path, {}, "host", Nvml([lost_gpu, RTX]))
     assert [gpu.name for gpu in gpus] == ["NVIDIA GeForce RTX 3060"]
     assert says_only(text, "gpu-used-gpu-lost", 0)
 
@@ -102,12 +102,12 @@ def test_a_driver_too_old_to_answer(tmp_path: Path) -> None:
             raise pynvml.NVMLError(pynvml.NVML_ERROR_FUNCTION_NOT_FOUND)
 
     nvml = Old([RTX])
-    assert says_only(trouble(tmp_path, nvml), "nvidia-driver-answers-error")
+    assert says_only(read_gpu_problem(tmp_path, nvml), "nvidia-driver-answers-error")
     assert nvml.open == 0
 
 
 @pytest.mark.parametrize(
-    ("files", "place", "code", "expected"),
+    ("files", "runtime", "code", "expected"),
     [
         ({}, "host", pynvml.NVML_ERROR_DRIVER_NOT_LOADED, None),
         (
@@ -132,13 +132,13 @@ def test_a_driver_too_old_to_answer(tmp_path: Path) -> None:
     ],
 )
 def test_a_library_without_a_driver(
-    tmp_path: Path, files: dict[str, str], place: str, code: int, expected: str | None
+    tmp_path: Path, files: dict[str, str], runtime: str, code: int, expected: str | None
 ) -> None:
-    assert trouble(write(tmp_path, files), Nvml([RTX], broken=code), place) == expected
+    assert read_gpu_problem(write(tmp_path, files), Nvml([RTX], broken=code), runtime) == expected
 
 
 @pytest.mark.parametrize(
-    ("files", "place", "expected"),
+    ("files", "runtime", "expected"),
     [
         ({}, "host", None),
         (SOUND, "host", None),
@@ -167,8 +167,8 @@ def test_a_library_without_a_driver(
         ),
     ],
 )
-def test_no_driver_library(tmp_path: Path, files: dict[str, str], place: str, expected: str | None) -> None:
-    assert trouble(write(tmp_path, files), None, place) == expected
+def test_no_driver_library(tmp_path: Path, files: dict[str, str], runtime: str, expected: str | None) -> None:
+    assert read_gpu_problem(write(tmp_path, files), None, runtime) == expected
 
 
 @pytest.mark.parametrize(
@@ -177,17 +177,19 @@ def test_no_driver_library(tmp_path: Path, files: dict[str, str], place: str, ex
 )
 def test_a_container_with_the_library_but_no_gpu(tmp_path: Path, environ: dict[str, str], cause: str) -> None:
     expected = f"the driver's library is in this container, but no GPU ({cause}): start it with `gpus: all`"
-    assert trouble(tmp_path, Nvml([]), "docker", **environ) == expected
+    assert read_gpu_problem(tmp_path, Nvml([]), "docker", **environ) == expected
 
 
-@pytest.mark.parametrize("place", ["usr/lib64/libnvidia-ml.so.1", "etc/ld.so.cache"])
-def test_an_installed_library_loads_the_real_nvml(tmp_path: Path, place: str) -> None:
-    root = write(tmp_path, PCI | {place: "ld.so-1.7.0\x00libnvidia-ml.so.1\x00/opt/driver/libnvidia-ml.so.1\x00"})
+@pytest.mark.parametrize("library_path", ["usr/lib64/libnvidia-ml.so.1", "etc/ld.so.cache"])
+def test_an_installed_library_loads_the_real_nvml(tmp_path: Path, library_path: str) -> None:
+    root = write(
+        tmp_path, PCI | {library_path: "ld.so-1.7.0\x00libnvidia-ml.so.1\x00/opt/driver/libnvidia-ml.so.1\x00"}
+    )
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         expected = f"the NVIDIA GPU (PCI 0000:01:00.0) cannot be used: {error}: nvidia-smi must list it"
-        assert trouble(root, None) == expected
+        assert read_gpu_problem(root, None) == expected
     else:
         pynvml.nvmlShutdown()
         gpus, text = read_gpus(root, {}, "host")

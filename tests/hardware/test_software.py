@@ -99,10 +99,10 @@ def test_libraries_in_their_places(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("place", ["usr/local/lib", "opt/intel/lib"])
-def test_libiomp5_outside_of_the_environment(tmp_path: Path, place: str) -> None:
-    write(tmp_path, {f"{place}/libiomp5.so": ""})
-    assert read_libraries(tmp_path, {}, tmp_path / "env").iomp5 == f"{tmp_path}/{place}/libiomp5.so"
+@pytest.mark.parametrize("library_folder", ["usr/local/lib", "opt/intel/lib"])
+def test_libiomp5_outside_of_the_environment(tmp_path: Path, library_folder: str) -> None:
+    write(tmp_path, {f"{library_folder}/libiomp5.so": ""})
+    assert read_libraries(tmp_path, {}, tmp_path / "env").iomp5 == f"{tmp_path}/{library_folder}/libiomp5.so"
 
 
 def test_a_named_folder_comes_first(tmp_path: Path) -> None:

@@ -16,12 +16,12 @@ from tests.models.followed_weights import follow
 from tests.trained import CALIBRATED, CASES, trained
 
 
-def judged(run: Path, data: Path) -> dict[str, float]:
+def evaluate_on(run: Path, data: Path) -> dict[str, float]:
     """The metrics on other data, as they are stored."""
     folder = run / f"evaluation-{data.stem}"
     assert evaluate.evaluate(evaluate.EvaluateRequest(run, data)) == 0
-    found: dict[str, float] = json.loads((folder / "metrics.json").read_text())["metrics"]
-    return found
+    metrics: dict[str, float] = json.loads((folder / "metrics.json").read_text())["metrics"]
+    return metrics
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -29,35 +29,35 @@ def test_other_data_has_the_metrics_of_validation(tmp_path: Path, name: str) -> 
     """It had no loss."""
     case = CASES[name]
     done = trained(case, tmp_path)
-    found = judged(done.folder, tmp_path / f"held{case.suffix}")
-    wanted = {
+    metrics = evaluate_on(done.folder, tmp_path / f"held{case.suffix}")
+    expected = {
         key.removeprefix("validation/"): value
         for key, value in done.last_metrics.items()
         if not key.endswith(CALIBRATED)
     }
-    found |= {key.removesuffix("_at_half"): value for key, value in found.items() if key.endswith("_at_half")}
-    assert {key: found[key] for key in wanted} == pytest.approx(wanted, rel=1e-4)
+    metrics |= {key.removesuffix("_at_half"): value for key, value in metrics.items() if key.endswith("_at_half")}
+    assert {key: metrics[key] for key in expected} == pytest.approx(expected, rel=1e-4)
 
 
 def test_the_loss_on_other_data_has_no_class_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """They are a property of the training data; the loss of the plain job is the same but for them."""
     case = CASES["table"]
     done = trained(case, tmp_path)
-    plain = judged(done.folder, tmp_path / "held.csv")["loss"]
+    plain = evaluate_on(done.folder, tmp_path / "held.csv")["loss"]
     assert "class weights" not in capsys.readouterr().err
     spec = done.folder / "job.yaml"
     spec.write_text(spec.read_text().replace("class_weights: none", "class_weights: balanced"))
-    assert judged(done.folder, tmp_path / "held.csv")["loss"] == plain
+    assert evaluate_on(done.folder, tmp_path / "held.csv")["loss"] == plain
     assert says(capsys.readouterr().err, "evaluate-loss-computed-without")
     spec.write_text(spec.read_text().replace("loss: null", "loss: {name: focal, gamma: 2.0}"))
-    assert 0 < judged(done.folder, tmp_path / "held.csv")["loss"] < plain
+    assert 0 < evaluate_on(done.folder, tmp_path / "held.csv")["loss"] < plain
 
 
 def test_a_copied_model_says_why_there_is_no_loss(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     case = CASES["table"]
     done = trained(case, tmp_path)
     shutil.copytree(done.folder / "model", tmp_path / "copies" / "model")
-    assert "loss" not in judged(tmp_path / "copies" / "model", tmp_path / "held.csv")
+    assert "loss" not in evaluate_on(tmp_path / "copies" / "model", tmp_path / "held.csv")
     assert says(capsys.readouterr().err, "loss-computed-since", "job.yaml")
 
 
@@ -86,9 +86,9 @@ def test_no_evaluation_replaces_one_of_other_data(tmp_path: Path, capsys: pytest
 def test_mistakes_are_counted_among_the_samples_of_their_class(capsys: pytest.CaptureFixture[str]) -> None:
     """For classes that are numbers it said `2.8% of 5`."""
     evaluate._show("data", {"accuracy": 0.9}, [Confusion("", ("5", "9"), ((35, 1), (2, 34)))])
-    told = capsys.readouterr().out
-    assert "5 predicted as 9: 1 of 36 (2.8%)" in told
-    assert "9 predicted as 5: 2 of 36 (5.6%)" in told
+    output = capsys.readouterr().out
+    assert "5 predicted as 9: 1 of 36 (2.8%)" in output
+    assert "9 predicted as 5: 2 of 36 (5.6%)" in output
 
 
 def test_without_the_earlier_run_other_data_can_be_evaluated(tmp_path: Path) -> None:

@@ -66,24 +66,24 @@ def test_the_service_of_the_page_answers_as_predict_does(run: Run, exported: tup
         patch.setitem(sys.modules, "serve", module)
         spec.loader.exec_module(module)
     client = testclient.TestClient(module.app)
-    held = run.folder.parent / "held.csv"
-    texts = [row["text"] for row in csv.DictReader(held.read_text(encoding="utf-8").splitlines())]
-    answered = client.post("/predict", json={"texts": texts})
-    assert answered.status_code == 200
+    validation_file = run.folder.parent / "held.csv"
+    texts = [row["text"] for row in csv.DictReader(validation_file.read_text(encoding="utf-8").splitlines())]
+    response = client.post("/predict", json={"texts": texts})
+    assert response.status_code == 200
     for name, head in saved_model.load(run.folder).heads.items():
         shares = predictions.compute_probabilities(head, seen(run)[name])
-        for row, share in zip(answered.json(), shares, strict=True):
+        for row, share in zip(response.json(), shares, strict=True):
             assert row[name]["prediction"] == head.classes[int(share.argmax())]
             assert row[name]["probability"] == pytest.approx(float(share.max()), abs=1e-5)
     for bad in ({}, {"texts": []}, {"texts": ["  "]}, {"texts": ["x"] * 65}, {"texts": [1]}):
         assert client.post("/predict", json=bad).status_code == 422
 
 
-def answer(file: Path, inputs: tuple[Tensor, ...]) -> dict[str, Tensor]:
+def compute_outputs(file: Path, inputs: tuple[Tensor, ...]) -> dict[str, Tensor]:
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
     names = [slot.name for slot in session.get_outputs()]
-    found = session.run(None, {s.name: x.numpy() for s, x in zip(session.get_inputs(), inputs, strict=True)})
-    return {name: torch.from_numpy(value) for name, value in zip(names, found, strict=True)}
+    arrays = session.run(None, {s.name: x.numpy() for s, x in zip(session.get_inputs(), inputs, strict=True)})
+    return {name: torch.from_numpy(value) for name, value in zip(names, arrays, strict=True)}
 
 
 @pytest.fixture(scope="module")
@@ -101,17 +101,17 @@ def test_the_file_gives_what_validation_computed(run: Run, exported: tuple[Path,
     """Onnxruntime alone, on texts of other lengths and batches of other sizes than those it was made with."""
     file, out = exported
     assert says(out, "random-samples-outputs-differ", 1, 5)  # a copied model has no data
-    wanted, split = seen(run), run.dataset.validation
+    expected, split = seen(run), run.dataset.validation
     for ids in ([0], [3, 12], list(range(len(split)))):
-        found = answer(file, split.gather(np.array(ids)))
+        outputs = compute_outputs(file, split.gather(np.array(ids)))
         for name in run.dataset.heads:
-            torch.testing.assert_close(found[name], wanted[name][ids], rtol=0, atol=1e-4)
+            torch.testing.assert_close(outputs[name], expected[name][ids], rtol=0, atol=1e-4)
     assert {path.name for path in file.parent.iterdir()} == {"net.onnx", "net.json"}
-    told = json.loads(file.with_suffix(".json").read_text())
-    assert [row["name"] for row in told["inputs"]] == ["ids", "mask"]
-    assert told["inputs"][0] == {"name": "ids", "type": "int64", "shape": ["batch", "length"]}
-    assert [row["classes"] for row in told["outputs"]] == [["x", "y", "z"], ["no", "yes"]]
-    assert told["preprocessing"] == run.dataset.preprocessing
+    description = json.loads(file.with_suffix(".json").read_text())
+    assert [row["name"] for row in description["inputs"]] == ["ids", "mask"]
+    assert description["inputs"][0] == {"name": "ids", "type": "int64", "shape": ["batch", "length"]}
+    assert [row["classes"] for row in description["outputs"]] == [["x", "y", "z"], ["no", "yes"]]
+    assert description["preprocessing"] == run.dataset.preprocessing
 
 
 @pytest.mark.parametrize("name", ["image folders", "image labels", "image numbers", "series", "table"])
@@ -122,9 +122,9 @@ def test_every_task_is_compared_on_its_own_validation_data(
     file = tmp_path / "net.onnx"
     assert main.main(["export", str(done.folder), "--output", str(file)]) == 0
     assert says(capsys.readouterr().out, "validation-samples-outputs-differ", 1, 5)
-    wanted, split, ids = seen(done), done.dataset.validation, np.arange(7)
-    found = answer(file, done.dataset.prepare(split.gather(ids), ids, None))
-    for (head, values), theirs in zip(wanted.items(), found.values(), strict=True):
+    expected, split, ids = seen(done), done.dataset.validation, np.arange(7)
+    outputs = compute_outputs(file, done.dataset.prepare(split.gather(ids), ids, None))
+    for (head, values), theirs in zip(expected.items(), outputs.values(), strict=True):
         torch.testing.assert_close(theirs, values[:7], rtol=0, atol=1e-4, msg=head)
 
 
@@ -149,15 +149,15 @@ def test_the_file_can_return_the_probabilities_of_predict(run: Run, tmp_path: Pa
 def test_data_that_is_gone_leaves_random_samples(
     run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(onnx_file, "write", lambda *given: given[-1].write_bytes(b"x"))
-    monkeypatch.setattr(onnx_file, "compute_difference", lambda *given: 0.0)
+    monkeypatch.setattr(onnx_file, "write", lambda *arguments: arguments[-1].write_bytes(b"x"))
+    monkeypatch.setattr(onnx_file, "compute_difference", lambda *arguments: 0.0)
     shutil.copytree(run.folder, tmp_path / "run")
     (tmp_path / "run" / "state.json").write_text(json.dumps({"status": "done", "source": str(tmp_path / "job.yaml")}))
     assert main.main(["export", str(tmp_path / "run")]) == 0
-    out, told = capsys.readouterr()
+    out, stderr = capsys.readouterr()
     assert "with 1 and 5 random samples" in out
-    assert says(told, "export-compared-random-samples")
-    assert "train.csv" in told
+    assert says(stderr, "export-compared-random-samples")
+    assert "train.csv" in stderr
 
 
 NETWORKS: dict[str, tuple[Any, dict[str, Any]]] = {
@@ -210,9 +210,9 @@ def test_every_built_in_network_exports(name: str, tmp_path: Path) -> None:
     network = onnx_file.FlatOutputs(module, ("a", "b") if name == "encoder, cls" else ("",))
     names = onnx_file.list_input_names(module, len(first)), ["a", "b"] if name == "encoder, cls" else ["output"]
     onnx_file.write(network, first, names, preprocessing.get("max_length"), tmp_path / "n.onnx")
-    others = [dummy_inputs.make_inputs(preprocessing, count, seed) for seed, count in enumerate((1, 2, 7))]
-    assert onnx_file.compute_difference(network, tmp_path / "n.onnx", others) <= 1e-4
-    assert max(float(x.detach().abs().max()) for x in network(*others[2])) > 0.1
+    other_inputs = [dummy_inputs.make_inputs(preprocessing, count, seed) for seed, count in enumerate((1, 2, 7))]
+    assert onnx_file.compute_difference(network, tmp_path / "n.onnx", other_inputs) <= 1e-4
+    assert max(float(x.detach().abs().max()) for x in network(*other_inputs[2])) > 0.1
 
 
 class Branches(nn.Module):

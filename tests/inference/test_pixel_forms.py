@@ -69,7 +69,7 @@ FORMS: dict[str, tuple[int, int, Callable[..., Path], list[Callable[..., Path]]]
 
 @pytest.mark.parametrize("case", FORMS)
 def test_predict_equals_evaluate_in_every_form(tmp_path: Path, case: str, capsys: pytest.CaptureFixture[str]) -> None:
-    low, high, write, others = FORMS[case]
+    low, high, write, other_writers = FORMS[case]
 
     def data(folder: Path) -> None:
         for seed, part in enumerate(("train", "held")):
@@ -78,7 +78,7 @@ def test_predict_equals_evaluate_in_every_form(tmp_path: Path, case: str, capsys
     run = trained(Case(data, "", SPEC), tmp_path)
     images, labels = pictures(low, high, 1)
     results = []
-    for number, form in enumerate([write, *others]):
+    for number, form in enumerate([write, *other_writers]):
         path = form(tmp_path / f"new{number}", images, labels)
         output = tmp_path / f"{number}.jsonl"
         assert main.main(["predict", str(run.folder), str(path), "--format", "jsonl", "--output", str(output)]) == 0
@@ -87,8 +87,8 @@ def test_predict_equals_evaluate_in_every_form(tmp_path: Path, case: str, capsys
             main.main(["evaluate", str(run.folder), "--data", str(path), "--output", str(tmp_path / f"{number}")]) == 0
         )
         metrics = json.loads((tmp_path / str(number) / "metrics.json").read_text())["metrics"]
-        right = [row["prediction"] == label for row, label in zip(rows, sorted(labels), strict=True)]
-        assert metrics["accuracy"] == pytest.approx(np.mean(right))
+        correct = [row["prediction"] == label for row, label in zip(rows, sorted(labels), strict=True)]
+        assert metrics["accuracy"] == pytest.approx(np.mean(correct))
         results.append([(row["prediction"], pytest.approx(row["probability"], abs=0.02)) for row in rows])
     capsys.readouterr()
     for result in results[1:]:

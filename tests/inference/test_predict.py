@@ -48,14 +48,14 @@ def same_threads(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, "1")
 
 
-def held(run: Run) -> list[Path]:
+def list_validation_files(run: Run) -> list[Path]:
     """The raw files of the validation data."""
     folder = run.folder.parent
     files = sorted(folder.glob("held.*"))
     return files or [Path(run.dataset.validation.title(i)) for i in range(len(run.dataset.validation))]
 
 
-def predicted(model: Path, inputs: list[Path], output: Path, *options: str) -> list[dict[str, Any]]:
+def predict_rows(model: Path, inputs: list[Path], output: Path, *options: str) -> list[dict[str, Any]]:
     code = main.main(["predict", str(model), *map(str, inputs), "--format", "jsonl", "--output", str(output), *options])
     assert code == 0
     return [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
@@ -70,30 +70,30 @@ def test_files_that_are_no_images_are_named(home: Path, tmp_path: Path, capsys: 
     Image.new("RGB", (8, 8)).save(photos / "a.png")
     (photos / "Thumbs.db").write_bytes(b"x")
     (photos / ".hidden").write_bytes(b"x")
-    assert len(predicted(model, [photos], tmp_path / "out.jsonl")) == 1
+    assert len(predict_rows(model, [photos], tmp_path / "out.jsonl")) == 1
     assert says(capsys.readouterr().err, "files-images-left", photos / "Thumbs.db")
     assert main.main(["predict", str(model), str(tmp_path / "fotos")]) == DataError.exit_code
     assert f'did you mean "{photos}"?' in capsys.readouterr().err
 
 
 def test_predictions_are_those_of_validation(run: Run, tmp_path: Path) -> None:
-    alone = tmp_path / "elsewhere"
-    shutil.copytree(run.folder / "model", alone)
-    rows = predicted(alone, held(run), tmp_path / "out.jsonl", "--probabilities")
+    model_copy = tmp_path / "elsewhere"
+    shutil.copytree(run.folder / "model", model_copy)
+    rows = predict_rows(model_copy, list_validation_files(run), tmp_path / "out.jsonl", "--probabilities")
     outputs, split = seen(run), run.dataset.validation
     assert len(rows) == len(split)
     assert [Path(row["sample"]).name for row in rows] == [Path(split.title(i)).name for i in range(len(split))]
     for name, head in saved_model.load(run.folder).heads.items():
-        found = [row["heads"][name] if name else row for row in rows]
+        head_rows = [row["heads"][name] if name else row for row in rows]
         if head.classes:
-            wanted = predictions.compute_probabilities(head, outputs[name])
-            got = torch.tensor([[row["probabilities"][c] for c in head.classes] for row in found])
-            assert float((got - wanted).abs().max()) <= 1e-6
+            expected = predictions.compute_probabilities(head, outputs[name])
+            got = torch.tensor([[row["probabilities"][c] for c in head.classes] for row in head_rows])
+            assert float((got - expected).abs().max()) <= 1e-6
             assert got.std() > 1e-4, "all the same would prove nothing"
         else:
-            wanted = predictions.unscale(head, outputs[name])
-            got = torch.tensor([list(row["prediction"].values()) for row in found], dtype=torch.float64)
-            torch.testing.assert_close(got, wanted, rtol=1e-6, atol=1e-6)
+            expected = predictions.unscale(head, outputs[name])
+            got = torch.tensor([list(row["prediction"].values()) for row in head_rows], dtype=torch.float64)
+            torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-6)
 
 
 def test_evaluate_gives_the_metrics_of_the_training(
@@ -107,8 +107,8 @@ def test_evaluate_gives_the_metrics_of_the_training(
     plain = {name: value for name, value in run.last_metrics.items() if name not in with_temperature}
     # A training has 0.5 as its threshold.
     at_half = {name.removesuffix("_at_half"): value for name, value in stored.items() if name.endswith("_at_half")}
-    same = stored | at_half
-    assert {name: same[name] for name in plain} == pytest.approx(plain, rel=1e-5, abs=1e-6)
+    metrics = stored | at_half
+    assert {name: metrics[name] for name in plain} == pytest.approx(plain, rel=1e-5, abs=1e-6)
     assert stored.keys() == run.last_metrics.keys() | {f"{name}_at_half" for name in at_half}
     model, data = saved_model.load(run.folder), run.dataset
     batches = list(
@@ -120,10 +120,10 @@ def test_evaluate_gives_the_metrics_of_the_training(
         assert stored["/".join(filter(None, ("validation", name, "log_loss")))] == pytest.approx(
             float(expected), rel=1e-4
         )
-    shown, told = capsys.readouterr()
-    assert all(f"{name} " in shown for name in run.last_metrics), shown
-    assert says(told, "evaluate-loading-model-validation")
-    assert f"evaluate: {len(run.dataset.validation):,} samples\n" in told
+    stdout, stderr = capsys.readouterr()
+    assert all(f"{name} " in stdout for name in run.last_metrics), stdout
+    assert says(stderr, "evaluate-loading-model-validation")
+    assert f"evaluate: {len(run.dataset.validation):,} samples\n" in stderr
     singles = [name for name, head in run.dataset.heads.items() if head.classes and not head.several]
     for name in singles:
         stem = tmp_path / "out" / (f"confusion-{name}" if name else "confusion")
@@ -148,18 +148,18 @@ def test_evaluate_gives_the_metrics_of_the_training(
 
 
 def test_an_evaluation_of_new_data_needs_the_model_alone(run: Run, tmp_path: Path) -> None:
-    alone = tmp_path / "elsewhere"
-    shutil.copytree(run.folder / "model", alone)
+    model_copy = tmp_path / "elsewhere"
+    shutil.copytree(run.folder / "model", model_copy)
     files = sorted(run.folder.parent.glob("held*"))
-    assert main.main(["evaluate", str(alone), "--data", str(files[0]), "--output", str(tmp_path / "out")]) == 0
+    assert main.main(["evaluate", str(model_copy), "--data", str(files[0]), "--output", str(tmp_path / "out")]) == 0
     stored = json.loads((tmp_path / "out" / "metrics.json").read_text())["metrics"]
     # Scores of probabilities are those at the temperature that was fitted to the validation data.
     hidden = ("/loss", *CALIBRATED)
-    wanted = {
+    expected = {
         name.removeprefix("validation/"): value for name, value in run.last_metrics.items() if not name.endswith(hidden)
     }
     at_half = {name.removesuffix("_at_half"): value for name, value in stored.items() if name.endswith("_at_half")}
-    assert {name: (stored | at_half)[name] for name in wanted} == pytest.approx(wanted, rel=1e-5, abs=1e-6)
+    assert {name: (stored | at_half)[name] for name in expected} == pytest.approx(expected, rel=1e-5, abs=1e-6)
     losses = [name for name in stored if name.endswith("log_loss")]
     assert all(stored[name] <= run.last_metrics[f"validation/{name}"] + 1e-4 for name in losses)
 
@@ -192,20 +192,20 @@ def test_csv_from_the_command_line_in_a_process_of_its_own(images: Run, tmp_path
     folder = images.folder.parent / "held"
     (folder / "broken.jpg").write_bytes(b"")
     command = [sys.executable, "-m", "drivetrain", "predict", str(images.folder), str(folder), "--probabilities"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
     (folder / "broken.jpg").unlink()
-    assert done.returncode == 0, done.stderr
-    rows = list(csv.DictReader(done.stdout.splitlines()))
+    assert process.returncode == 0, process.stderr
+    rows = list(csv.DictReader(process.stdout.splitlines()))
     assert list(rows[0]) == ["sample", "prediction", "probability", "probabilities.a", "probabilities.b"]
     assert len(rows) == 8
-    assert says(f"\n{done.stderr}", "data-samples-used", 1, 9)  # it began with data: data:
-    assert f"left out: {folder / 'broken.jpg'}: empty file" in done.stderr
-    assert "8 samples in" in done.stderr
-    chosen = {row["sample"]: row for row in rows}
+    assert says(f"\n{process.stderr}", "data-samples-used", 1, 9)  # it began with data: data:
+    assert f"left out: {folder / 'broken.jpg'}: empty file" in process.stderr
+    assert "8 samples in" in process.stderr
+    row_of_sample = {row["sample"]: row for row in rows}
     split, head = images.dataset.validation, saved_model.load(images.folder).heads[""]
     probabilities = predictions.compute_probabilities(head, seen(images)[""])
     for index in range(len(split)):
-        row = chosen[str(folder.parent / Path(split.title(index)).relative_to(folder.parent))]
+        row = row_of_sample[str(folder.parent / Path(split.title(index)).relative_to(folder.parent))]
         assert float(row["probabilities.b"]) == pytest.approx(float(probabilities[index, 1]), abs=1e-6)
         assert row["prediction"] == "ab"[int(probabilities[index].argmax())]
         assert float(row["probability"]) == pytest.approx(float(probabilities[index].max()), abs=1e-6)
@@ -215,13 +215,13 @@ def test_several_labels_share_a_cell(labels: Run, tmp_path: Path) -> None:
     data, output = labels.folder.parent / "held.csv", tmp_path / "out.csv"
     assert main.main(["predict", str(labels.folder), str(data), "--output", str(output)]) == 0
     rows = list(csv.DictReader(output.read_text(encoding="utf-8").splitlines()))
-    shares, starts = seen(labels)[""].sigmoid(), saved_model.load(labels.folder).heads[""].thresholds
-    assert starts
+    shares, thresholds = seen(labels)[""].sigmoid(), saved_model.load(labels.folder).heads[""].thresholds
+    assert thresholds
     for row, share in zip(rows, shares, strict=True):
-        cells = zip(("red", "big"), share.tolist(), starts, strict=True)
-        wanted = [name for name, value, start in cells if value > start]
-        assert row["prediction"] == ";".join(wanted)
-        assert len([p for p in row["probability"].split(";") if p]) == len(wanted)
+        cells = zip(("red", "big"), share.tolist(), thresholds, strict=True)
+        expected = [name for name, value, start in cells if value > start]
+        assert row["prediction"] == ";".join(expected)
+        assert len([p for p in row["probability"].split(";") if p]) == len(expected)
 
 
 @pytest.mark.parametrize("inputs", [1, 2])
@@ -252,7 +252,7 @@ def test_columns_of_an_input_need_one_table_and_an_output_file(
 def test_a_manifest_without_labels_and_hidden_files(images: Run, tmp_path: Path) -> None:
     folder = images.folder.parent / "held"
     (tmp_path / "list.csv").write_text(f"path\n{folder / 'a' / '0.jpg'}\nlost.png\n")
-    rows = predicted(images.folder, [tmp_path / "list.csv"], tmp_path / "o.jsonl")
+    rows = predict_rows(images.folder, [tmp_path / "list.csv"], tmp_path / "o.jsonl")
     assert [row["sample"] for row in rows] == [str(folder / "a" / "0.jpg")]
 
 
@@ -261,7 +261,7 @@ def test_one_array_file_of_images_without_labels(home: Path, tmp_path: Path) -> 
     done = trained(CASES["image arrays"], home / "arrays")
     raw = np.load(done.folder.parent / "held.npz")
     np.savez(tmp_path / "new.npz", images=raw["images"])
-    rows = predicted(done.folder, [tmp_path / "new.npz"], tmp_path / "o.jsonl")
+    rows = predict_rows(done.folder, [tmp_path / "new.npz"], tmp_path / "o.jsonl")
     head = saved_model.load(done.folder).heads[""]
     probabilities = predictions.compute_probabilities(head, seen(done)[""]).max(dim=1).values
     assert [row["probability"] for row in rows] == pytest.approx(probabilities.tolist(), abs=1e-6)

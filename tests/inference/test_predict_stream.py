@@ -51,20 +51,22 @@ Piped = Callable[..., tuple[int, list[dict[str, object]], str]]
 
 
 @pytest.fixture
-def piped(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Iterator[Piped]:
+def predict_piped(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Iterator[Piped]:
     """Predicts what is piped in: exit code, rows and stderr."""
-    opened: list[IO[bytes]] = []
+    open_files: list[IO[bytes]] = []
 
     def call(run: Run, content: str | bytes, *options: str) -> tuple[int, list[dict[str, object]], str]:
         (tmp_path / "piped").write_bytes(content.encode() if isinstance(content, str) else content)
-        opened.append((tmp_path / "piped").open("rb"))
-        monkeypatch.setattr(sys, "stdin", opened[-1])
+        open_files.append((tmp_path / "piped").open("rb"))
+        monkeypatch.setattr(sys, "stdin", open_files[-1])
         code = main.main(["predict", str(run.folder), "-", "--format", "jsonl", *options])
-        out, told = capsys.readouterr()
-        return code, [json.loads(line) for line in out.splitlines()], told
+        out, stderr = capsys.readouterr()
+        return code, [json.loads(line) for line in out.splitlines()], stderr
 
     yield call
-    for file in opened:
+    for file in open_files:
         file.close()
 
 
@@ -81,66 +83,68 @@ def test_every_task_gives_what_it_gives_for_files(
     images: Run,
     texts: Run,
     table: Run,
-    piped: Piped,
+    predict_piped: Piped,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(stdin_records, "MAX_GROUP_RECORDS", 5)
     folder = images.folder.parent / "held"
-    wanted = from_file(images, folder, capsys)
-    assert piped(images, "".join(f"{row['sample']}\n" for row in wanted))[1] == wanted
+    expected = from_file(images, folder, capsys)
+    assert predict_piped(images, "".join(f"{row['sample']}\n" for row in expected))[1] == expected
     for run in (texts, table):
-        held = run.folder.parent / "held.csv"
-        wanted, content = from_file(run, held, capsys), held.read_text(encoding="utf-8")
-        code, found, _ = piped(run, content)
-        assert (code, bare(found)) == (0, bare(wanted))
-        assert [row["sample"] for row in found] == [f"line {number}" for number in range(2, 2 + len(wanted))]
+        table_file = run.folder.parent / "held.csv"
+        expected, content = from_file(run, table_file, capsys), table_file.read_text(encoding="utf-8")
+        code, answers, _ = predict_piped(run, content)
+        assert (code, bare(answers)) == (0, bare(expected))
+        assert [row["sample"] for row in answers] == [f"line {number}" for number in range(2, 2 + len(expected))]
         rows = csv.DictReader(content.splitlines())
         numbers = ("age", "price", "weight")
         lines = [
             json.dumps({k: (float(v) if v else None) if k in numbers else v or None for k, v in row.items()})
             for row in rows
         ]
-        assert bare(piped(run, "\n".join(lines))[1]) == bare(wanted)
+        assert bare(predict_piped(run, "\n".join(lines))[1]) == bare(expected)
 
 
-def test_a_pair_comes_in_two_columns(home: Path, piped: Piped, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_pair_comes_in_two_columns(home: Path, predict_piped: Piped, capsys: pytest.CaptureFixture[str]) -> None:
     (home / "pairs").mkdir()
     run = trained(PAIRS, home / "pairs")
-    held = home / "pairs" / "held.csv"
-    code, found, _ = piped(run, held.read_text(encoding="utf-8"))
-    assert (code, bare(found)) == (0, bare(from_file(run, held, capsys)))
-    assert "has no column" in piped(run, "first\nx\n")[2]
+    validation_file = home / "pairs" / "held.csv"
+    code, answers, _ = predict_piped(run, validation_file.read_text(encoding="utf-8"))
+    assert (code, bare(answers)) == (0, bare(from_file(run, validation_file, capsys)))
+    assert "has no column" in predict_piped(run, "first\nx\n")[2]
 
 
-def test_bad_lines_are_named_and_cost_no_other(images: Run, texts: Run, table: Run, piped: Piped) -> None:
+def test_bad_lines_are_named_and_cost_no_other(images: Run, texts: Run, table: Run, predict_piped: Piped) -> None:
     header, first, second, *_ = (table.folder.parent / "held.csv").read_text().splitlines()
     bad = [header, first, "1,2,3", first.replace("20,", "abc,", 1), second]
-    code, rows, told = piped(table, "\n".join(bad))
+    code, rows, stderr = predict_piped(table, "\n".join(bad))
     assert (code, [row["sample"] for row in rows]) == (0, ["line 2", "line 5"])
-    assert says(told, "data-line-left-cells", 3, 3, 8)
-    assert says(told, "data-line-left-age", 4)
-    assert told.endswith("2 samples, 2 lines left out\n")
+    assert says(stderr, "data-line-left-cells", 3, 3, 8)
+    assert says(stderr, "data-line-left-age", 4)
+    assert stderr.endswith("2 samples, 2 lines left out\n")
 
     lines = ['{"text": "fuga"}', "", '{"txt": 1}', '{"text": null}', "fuga", '{"text": "two\\nlines", "more": [1]}']
-    code, rows, told = piped(texts, "\n".join(lines))
+    code, rows, stderr = predict_piped(texts, "\n".join(lines))
     assert [row["sample"] for row in rows] == ["line 1", "line 6"]
-    assert says(told, "line-left-write-null", 3, "text")
-    assert says(told, "line-left-column", 4, "text")
-    assert says(told, "line-left-json-expecting", 5)
+    assert says(stderr, "line-left-write-null", 3, "text")
+    assert says(stderr, "line-left-column", 4, "text")
+    assert says(stderr, "line-left-json-expecting", 5)
 
-    _, rows, told = piped(texts, b'text,kind,urgent\r\n"two\r\nlines",x,no\r\n,x,no\r\nruido,x,no')
+    _, rows, stderr = predict_piped(texts, b'text,kind,urgent\r\n"two\r\nlines",x,no\r\n,x,no\r\nruido,x,no')
     assert [row["sample"] for row in rows] == ["line 2", "line 5"]
-    assert says(told, "line-left-text-empty", 4)
+    assert says(stderr, "line-left-text-empty", 4)
 
-    held = images.folder.parent / "held"
-    good = str(held / "a" / "0.jpg")
-    (held.parent / "broken.jpg").touch()
-    code, rows, told = piped(images, f"gone.png\n{good}\n{held}\n{held.parent / 'broken.jpg'}\n{held}.npz\n")
+    image_folder = images.folder.parent / "held"
+    good = str(image_folder / "a" / "0.jpg")
+    (image_folder.parent / "broken.jpg").touch()
+    code, rows, stderr = predict_piped(
+        images, f"gone.png\n{good}\n{image_folder}\n{image_folder.parent / 'broken.jpg'}\n{image_folder}.npz\n"
+    )
     assert [row["sample"] for row in rows] == [good]
-    assert says(told, "line-is-left-out-not-there", 1, "gone.png")
-    assert f"line 3 is left out: {held} is a folder" in told
-    assert f"line 4 is left out: {held.parent / 'broken.jpg'}: empty file\n" in told
+    assert says(stderr, "line-is-left-out-not-there", 1, "gone.png")
+    assert f"line 3 is left out: {image_folder} is a folder" in stderr
+    assert f"line 4 is left out: {image_folder.parent / 'broken.jpg'}: empty file\n" in stderr
 
 
 @pytest.mark.parametrize(
@@ -154,10 +158,10 @@ def test_bad_lines_are_named_and_cost_no_other(images: Run, texts: Run, table: R
         (b'text,b\n"' + b"x\n" * 100_000, 3, "line 2: a quote is not closed"),
     ],
 )
-def test_input_that_cannot_be_used(texts: Run, piped: Piped, content: bytes, code: int, part: str) -> None:
-    found = piped(texts, content)
-    assert found[:2] == (code, [])
-    assert part in found[2]
+def test_input_that_cannot_be_used(texts: Run, predict_piped: Piped, content: bytes, code: int, part: str) -> None:
+    outcome = predict_piped(texts, content)
+    assert outcome[:2] == (code, [])
+    assert part in outcome[2]
 
 
 def test_a_record_with_a_cell_of_more_than_131072_characters() -> None:
@@ -183,24 +187,26 @@ def test_lines_above_the_header_are_skipped() -> None:
     assert [(record.line, record.content) for record in read.records] == [(4, b"x,1\n"), (5, b"y,2\n")]
 
 
-def test_windows_of_a_long_table_come_at_the_end(home: Path, piped: Piped, capsys: pytest.CaptureFixture[str]) -> None:
+def test_windows_of_a_long_table_come_at_the_end(
+    home: Path, predict_piped: Piped, capsys: pytest.CaptureFixture[str]
+) -> None:
     (home / "series").mkdir()
     run = trained(CASES["series"], home / "series")
-    held = run.folder.parent / "held.csv"
-    code, found, told = piped(run, held.read_bytes())
-    assert (code, bare(found)) == (0, bare(from_file(run, held, capsys)))
-    assert says(told, "reading-standard-input-end")
-    assert str(found[0]["sample"]).startswith("standard input rows")
+    validation_file = run.folder.parent / "held.csv"
+    code, answers, stderr = predict_piped(run, validation_file.read_bytes())
+    assert (code, bare(answers)) == (0, bare(from_file(run, validation_file, capsys)))
+    assert says(stderr, "reading-standard-input-end")
+    assert str(answers[0]["sample"]).startswith("standard input rows")
 
 
 def test_what_does_not_go_with_standard_input(
-    texts: Run, piped: Piped, home: Path, capsys: pytest.CaptureFixture[str]
+    texts: Run, predict_piped: Piped, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (home / "arrays").mkdir()
     run = trained(CASES["series numbers"], home / "arrays")
-    code, _, told = piped(run, b"1\n")
+    code, _, stderr = predict_piped(run, b"1\n")
     assert code == 2
-    assert says(told, "model-kind-series-reads")
+    assert says(stderr, "model-kind-series-reads")
     assert main.main(["predict", str(texts.folder), "-", "more.csv"]) == 2
     assert says(capsys.readouterr().err, "standard-input-beside-inputs")
 

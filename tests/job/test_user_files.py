@@ -195,10 +195,12 @@ def test_a_bad_file_and_its_message(
     with pytest.raises(SpecError) as raised:
         job(tmp_path, files, **parts)
     assert raised.value.exit_code == 2
-    given, possible, action = (
+    description, possible, action = (
         text.format(python=sys.version.split()[0]) if "{python}" in text else text for text in message
     )
-    assert str(raised.value).replace(f"{tmp_path}/", "") == f"{given}\n  possible: {possible}\n  do:       {action}"
+    assert (
+        str(raised.value).replace(f"{tmp_path}/", "") == f"{description}\n  possible: {possible}\n  do:       {action}"
+    )
 
 
 def test_every_user_file_is_checked_in_the_order_of_the_job(tmp_path: Path) -> None:
@@ -272,6 +274,6 @@ def test_a_file_that_a_copied_job_has_left_behind_is_named(tmp_path: Path) -> No
     (tmp_path / "first" / "my_own_loss.py").touch()
     where = tmp_path / "first" / "my_own_loss.py"
     expected = f"paths start from the folder of the job file; is it {where}? copy it there, or change the path"
-    found = find_misplacement(tmp_path / "second", "my_own_loss.py")
-    assert says_each(found or (), (get_message("my-own-loss-py"), BESIDE, expected))
+    explanation = find_misplacement(tmp_path / "second", "my_own_loss.py")
+    assert says_each(explanation or (), (get_message("my-own-loss-py"), BESIDE, expected))
     assert suggest_nearby_file((tmp_path / "second",), "another.py") == ""

@@ -51,7 +51,7 @@ def broken(text: bytes, draw: random.Random) -> bytes:
         start = draw.randrange(len(text) + 1)
         end = start + draw.randrange(12)
         lines = text.split(b"\n")
-        words = list(re.finditer(rb"[\w./*-]+", text))
+        word_matches = list(re.finditer(rb"[\w./*-]+", text))
         match draw.randrange(6):
             case 0:
                 text = text[:start] + text[end:]
@@ -65,7 +65,7 @@ def broken(text: bytes, draw: random.Random) -> bytes:
             case 4:
                 lines.insert(draw.randrange(len(lines)), draw.choice(lines))
                 text = b"\n".join(lines)
-            case 5 if words:
-                word = draw.choice(words)
+            case 5 if word_matches:
+                word = draw.choice(word_matches)
                 text = text[: word.start()] + draw.choice(SPLINTERS) + text[word.end() :]
     return text

@@ -32,7 +32,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def said(capsys: pytest.CaptureFixture[str], code: int, *arguments: str) -> str:
+def read_validation_error(capsys: pytest.CaptureFixture[str], code: int, *arguments: str) -> str:
     """What `validate job.yaml` says on stderr, after checks of the exit code and of stdout."""
     assert main(["validate", "job.yaml", *arguments]) == code
     out, err = capsys.readouterr()
@@ -48,7 +48,7 @@ def test_the_table_is_long_and_without_duplicates() -> None:
 @pytest.mark.parametrize("row", TABLE, ids=Row.name)
 def test_a_mistake_and_its_message(row: Row, capsys: pytest.CaptureFixture[str]) -> None:
     Path("job.yaml").write_bytes(row.spec())
-    assert said(capsys, 2) == row.message("job.yaml")
+    assert read_validation_error(capsys, 2) == row.message("job.yaml")
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_all_problems_at_once_in_the_order_of_the_file(capsys: pytest.CaptureFix
         "checkpoint: {every: 0s}\n"
         "data: {train: data}\n"
     )
-    heads = [line for line in said(capsys, 2).splitlines() if not line.startswith("  ")]
+    heads = [line for line in read_validation_error(capsys, 2).splitlines() if not line.startswith("  ")]
     assert says_each(
         heads,
         [
@@ -103,7 +103,7 @@ def test_all_problems_at_once_in_the_order_of_the_file(capsys: pytest.CaptureFix
 
 def test_an_unknown_task_hides_no_other_problem(capsys: pytest.CaptureFixture[str]) -> None:
     Path("job.yaml").write_text("task: images\nname: a b\ndata: {train: 3, text: body}\ntrain: {epochs: 0}\nmodel: x\n")
-    heads = [line for line in said(capsys, 2).splitlines() if not line.startswith("  ")]
+    heads = [line for line in read_validation_error(capsys, 2).splitlines() if not line.startswith("  ")]
     assert heads == [
         "job.yaml:1:1: task: is 'images'",
         "job.yaml:2:1: name: is 'a b'",
@@ -113,7 +113,7 @@ def test_an_unknown_task_hides_no_other_problem(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.parametrize(
-    ("assignments", "place", "given", "possible", "action"),
+    ("assignments", "location", "description", "possible", "action"),
     [
         (
             ["train.epochs"],
@@ -234,17 +234,22 @@ def test_an_unknown_task_hides_no_other_problem(capsys: pytest.CaptureFixture[st
     ids=lambda value: "" if isinstance(value, str) else value[-1].encode("unicode_escape").decode(),
 )
 def test_a_bad_assignment(
-    assignments: list[str], place: str, given: str, possible: str, action: str, capsys: pytest.CaptureFixture[str]
+    assignments: list[str],
+    location: str,
+    description: str,
+    possible: str,
+    action: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     Path("job.yaml").write_text(SPEC + "train: {optimizer: adamw, epochs: 1}\n")
-    said_ = said(capsys, 2, *(word for text in assignments for word in ("--set", text)))
-    message = filled(f"--set {place}: {given}\n  possible: {possible}\n  do:       {action}\n")
-    assert message in said_
+    errors = read_validation_error(capsys, 2, *(word for text in assignments for word in ("--set", text)))
+    message = filled(f"--set {location}: {description}\n  possible: {possible}\n  do:       {action}\n")
+    assert message in errors
 
 
 def test_assignments_and_the_file_are_checked_together(capsys: pytest.CaptureFixture[str]) -> None:
     Path("job.yaml").write_text(SPEC + "train: {epochs: 0, seed: -1}\n")
-    text = said(capsys, 2, "--set", "train.epochs=3", "--set", "x", "--set", "train.ema=2")
+    text = read_validation_error(capsys, 2, "--set", "train.epochs=3", "--set", "x", "--set", "train.ema=2")
     assert [line for line in text.splitlines() if not line.startswith("  ")] == [
         "--set x:1:1: not an assignment",
         "--set train.ema=2:1:11: train.ema: is 2",
@@ -253,7 +258,7 @@ def test_assignments_and_the_file_are_checked_together(capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize(
-    ("text", "place", "given"),
+    ("text", "location", "description"),
     [
         ("data: {train: no/such}", "3:8", "data.train: 'no/such' does not exist"),
         ("data: {train: data/digits.npz/none-such}", "3:8", "data.train: 'data/digits.npz/none-such' does not exist"),
@@ -269,23 +274,23 @@ def test_assignments_and_the_file_are_checked_together(capsys: pytest.CaptureFix
     ids=lambda value: value[:30].replace("\0", ""),
 )
 def test_data_that_is_not_there_is_exit_3(
-    text: str, place: str, given: str, folder: Path, capsys: pytest.CaptureFixture[str]
+    text: str, location: str, description: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     row = Row(
         text,
-        place,
-        given,
+        location,
+        description,
         f"a path relative to {folder}",
         "check the spelling; a container can access only the project and mounted folders",
     )
     Path("job.yaml").write_bytes(row.spec())
-    assert said(capsys, 3) == row.message("job.yaml")
+    assert read_validation_error(capsys, 3) == row.message("job.yaml")
 
 
 def test_every_lost_path_is_named(capsys: pytest.CaptureFixture[str]) -> None:
     Path("job.yaml").write_text("task: image-classification\nname: a\ndata:\n  train: b\n  validation: c\n")
     assert says_each(
-        said(capsys, 3).splitlines()[:2],
+        read_validation_error(capsys, 3).splitlines()[:2],
         [
             get_message("does-not-exist", "job.yaml", 4, 3, "data.train", "b"),
             get_message("does-not-exist-2", "job.yaml", 5, 3, "data.validation", "c"),
@@ -297,20 +302,20 @@ def test_every_lost_path_is_named(capsys: pytest.CaptureFixture[str]) -> None:
 def test_files_that_this_user_may_not_read(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "data").chmod(0)
     Path("job.yaml").write_text(SPEC)
-    assert says(said(capsys, 3), "read-permission-denied", "data.train", "data")
+    assert says(read_validation_error(capsys, 3), "read-permission-denied", "data.train", "data")
     Path("job.yaml").chmod(0)
-    assert begins_with(said(capsys, 2), "permission-denied-possible-job", "job.yaml")
+    assert begins_with(read_validation_error(capsys, 2), "permission-denied-possible-job", "job.yaml")
 
 
 def test_no_file_and_no_file_but_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
-    rest = "\n  possible: a job file in YAML\n  do:       see the examples in jobs/, or draft one: `drivetrain init DATA`\n"
-    assert says_only(said(capsys, 2), "no-such-file-or-directory", "job.yaml", rest)
+    advice = "\n  possible: a job file in YAML\n  do:       see the examples in jobs/, or draft one: `drivetrain init DATA`\n"
+    assert says_only(read_validation_error(capsys, 2), "no-such-file-or-directory", "job.yaml", advice)
     Path("job.yaml").mkdir()
-    assert said(capsys, 2) == f"job.yaml: Is a directory{rest}"
+    assert read_validation_error(capsys, 2) == f"job.yaml: Is a directory{advice}"
 
 
 @pytest.mark.parametrize(
-    ("given", "meant"),
+    ("typed_path", "nearest_path"),
     [
         ("jobs/digit.yaml", "jobs/digits.yaml"),
         ("jobs/digits", "jobs/digits.yaml"),
@@ -319,21 +324,23 @@ def test_no_file_and_no_file_but_a_folder(capsys: pytest.CaptureFixture[str]) ->
         ("mien.yml", "mine.yml"),
     ],
 )
-def test_a_mistyped_job_file(folder: Path, capsys: pytest.CaptureFixture[str], given: str, meant: str) -> None:
+def test_a_mistyped_job_file(
+    folder: Path, capsys: pytest.CaptureFixture[str], typed_path: str, nearest_path: str
+) -> None:
     (folder / "jobs").mkdir()
     for name in ("jobs/digits.yaml", "jobs/reports.yaml", "mine.yml", "jobs/digits.csv"):
         (folder / name).touch()
-    assert main(["validate", given]) == 2
-    assert says_only(capsys.readouterr().err, "file-directory-possible-job", given, meant)
+    assert main(["validate", typed_path]) == 2
+    assert says_only(capsys.readouterr().err, "file-directory-possible-job", typed_path, nearest_path)
 
 
 def test_a_run_that_is_set_beside_a_network(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The advice was to remove it."""
     Path("job.yaml").write_text(SPEC + "model: resnet18\n")
     assert main(["validate", "job.yaml", "--set", "model.from=runs/a-001"]) == 2
-    told = capsys.readouterr().err.splitlines()
-    assert ends_with(told[0], "names-run-names-network", "model.from", "model.name")
-    assert says_only(told[2], "write-set-model-replaces", "runs/a-001")
+    error_lines = capsys.readouterr().err.splitlines()
+    assert ends_with(error_lines[0], "names-run-names-network", "model.from", "model.name")
+    assert says_only(error_lines[2], "write-set-model-replaces", "runs/a-001")
     assert main(["validate", "job.yaml", "--set", "model={from: runs/a-001}"]) == 2
     assert "model.from: runs/a-001 does not exist" in capsys.readouterr().err
 
@@ -343,10 +350,10 @@ LINE = re.compile(r"  possible: |  do:       |job\.yaml:\d+:\d+: ")
 
 @pytest.mark.parametrize("block", range(10))
 def test_every_damage_gives_an_error_message(block: int, capsys: pytest.CaptureFixture[str]) -> None:
-    whole = (ROOT / "jobs" / "digits.yaml").read_bytes()
+    good_spec = (ROOT / "jobs" / "digits.yaml").read_bytes()
     codes = set()
     for seed in range(block * 30, block * 30 + 30):
-        Path("job.yaml").write_bytes(broken(whole, random.Random(seed)))
+        Path("job.yaml").write_bytes(broken(good_spec, random.Random(seed)))
         codes.add(main(["validate", "job.yaml"]))
         for line in capsys.readouterr().err.splitlines():
             assert LINE.match(line), (seed, line)

@@ -40,15 +40,17 @@ def test_it_says_what_was_checked(
     assert says(capsys.readouterr().out, "checked-header-mb-checked", "data.train", "a.csv", 0)
 
 
-@pytest.mark.parametrize(("batch", "told"), [(42, ""), (43, "train.batch_size: 43 is more than the 42 rows of a.csv")])
+@pytest.mark.parametrize(
+    ("batch", "expected"), [(42, ""), (43, "train.batch_size: 43 is more than the 42 rows of a.csv")]
+)
 def test_a_batch_that_is_larger_than_the_data(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], batch: int, told: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], batch: int, expected: str
 ) -> None:
     rows = [*GOOD, ",empty,a", '"1,5 %",percent,b']
     assert main.main(["validate", str(write(tmp_path, rows)), "--set", f"train.batch_size={batch}"]) == 0
     out = capsys.readouterr().out
-    assert told in out
-    assert ("train.batch_size" in out) == bool(told)
+    assert expected in out
+    assert ("train.batch_size" in out) == bool(expected)
 
 
 @pytest.mark.parametrize(
@@ -106,10 +108,10 @@ def test_several_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     bad.write_text(good.read_text().replace("kind", "kint"))
     worse.write_text("name: [")
     assert main.main(["validate", *map(str, (bad, good, worse))]) == 3
-    told = capsys.readouterr()
-    assert 'did you mean "kind"?' in told.err
-    assert "worse.yaml" in told.err
-    assert f"{good}: valid" in told.out
+    output = capsys.readouterr()
+    assert 'did you mean "kind"?' in output.err
+    assert "worse.yaml" in output.err
+    assert f"{good}: valid" in output.out
 
 
 def test_ten_thousand_rows_are_read_without_numpy(tmp_path: Path) -> None:
@@ -153,17 +155,17 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_validate_refuses_what_training_refuses(tmp_path: Path, capsys: pytest.CaptureFixture[str], case: str) -> None:
-    name, lines, told = REFUSED[case]
+    name, lines, expected = REFUSED[case]
     (tmp_path / name).write_text("\n".join(lines) + "\n")
     (tmp_path / "job.yaml").write_text(PLAIN % name)
     assert main.main(["validate", str(tmp_path / "job.yaml")]) == 3
-    assert told in capsys.readouterr().err.replace(f"{tmp_path}/", "")
+    assert expected in capsys.readouterr().err.replace(f"{tmp_path}/", "")
     data = JOBS["tabular-classification"].model_validate(
         {"name": "t", "task": "tabular-classification", "data": {"train": str(tmp_path / name), "target": "y"}}
     )
     with pytest.raises(DataError) as caught:
         load(data)
-    assert told in str(caught.value).replace(f"{tmp_path}/", "")
+    assert expected in str(caught.value).replace(f"{tmp_path}/", "")
 
 
 @pytest.mark.parametrize("odd", ["?", "-", "12 °C", "", "NA"])

@@ -20,7 +20,7 @@ SERIES = "name: a\ntask: series-classification\ndata: {train: rows.csv, time: t,
 IMAGES = "name: a\ntask: image-classification\ndata: {train: rows.csv}\n"
 
 
-def refused(folder: Path, spec: str, **files: str) -> list[str]:
+def read_error_lines(folder: Path, spec: str, **files: str) -> list[str]:
     """The lines of the error of a spec beside these tables."""
     for name, text in files.items():
         (folder / f"{name}.csv").write_text(text)
@@ -33,7 +33,7 @@ def refused(folder: Path, spec: str, **files: str) -> list[str]:
 def test_a_column_that_the_file_does_not_have(tmp_path: Path) -> None:
     spec = TABLE.format(train="rows.csv", target="lable")
     assert says_each(
-        refused(tmp_path, spec, rows="a,b,label\n1,2,x\n"),
+        read_error_lines(tmp_path, spec, rows="a,b,label\n1,2,x\n"),
         [
             get_message("has-no-column-2", "job.yaml", 3, 25, "data.target", "rows.csv", "lable"),
             get_message("possible-columns-label"),
@@ -52,19 +52,21 @@ def test_a_column_that_the_file_does_not_have(tmp_path: Path) -> None:
     ids=["text", "series", "images"],
 )
 def test_all_columns_are_told_at_once(tmp_path: Path, spec: str, header: str, lines: list[str]) -> None:
-    told = refused(tmp_path, spec, rows=f"{header}\na,b,c\n")
-    assert [line.split(": ", 1)[1].startswith(start) for line, start in zip(told, lines, strict=False)] == [True] * 2
-    assert told[2] == f"  possible: its columns: {header.replace(',', ', ')}"
+    error_lines = read_error_lines(tmp_path, spec, rows=f"{header}\na,b,c\n")
+    assert [line.split(": ", 1)[1].startswith(start) for line, start in zip(error_lines, lines, strict=False)] == [
+        True
+    ] * 2
+    assert error_lines[2] == f"  possible: its columns: {header.replace(',', ', ')}"
 
 
 def test_columns_of_the_validation_file(tmp_path: Path) -> None:
     spec = TABLE.format(train="rows.csv, validation: held.csv", target="label")
-    told = refused(tmp_path, spec, rows="a,label\n1,x\n", held="a,labels\n1,x\n")
-    assert ends_with(told[0], "has-no-column-3", "data.target", "held.csv", "label")
+    error_lines = read_error_lines(tmp_path, spec, rows="a,label\n1,x\n", held="a,labels\n1,x\n")
+    assert ends_with(error_lines[0], "has-no-column-3", "data.target", "held.csv", "label")
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         (
             "a,b;label\n1,5;2\n",
@@ -76,9 +78,9 @@ def test_columns_of_the_validation_file(tmp_path: Path) -> None:
         ("a,b,label\n", "rows.csv has a header and no rows"),
     ],
 )
-def test_a_file_that_is_no_table_with_commas(tmp_path: Path, text: str, told: str) -> None:
-    lines = refused(tmp_path, TABLE.format(train="rows.csv", target="label"), rows=text)
-    assert lines[0] == f"job.yaml:3:8: data.train: {told}"
+def test_a_file_that_is_no_table_with_commas(tmp_path: Path, text: str, expected: str) -> None:
+    lines = read_error_lines(tmp_path, TABLE.format(train="rows.csv", target="label"), rows=text)
+    assert lines[0] == f"job.yaml:3:8: data.train: {expected}"
 
 
 @pytest.mark.parametrize(
@@ -124,7 +126,7 @@ def test_a_spreadsheet_is_refused_with_the_command_that_converts_it(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("given", "meant"),
+    ("spec_path", "nearest_path"),
     [
         ("dta/rows.csv", "data/rows.csv"),
         ("data/row.csv", "data/rows.csv"),
@@ -133,17 +135,17 @@ def test_a_spreadsheet_is_refused_with_the_command_that_converts_it(tmp_path: Pa
         ("a.csv", None),  # it said .ci
     ],
 )
-def test_the_nearest_file(tmp_path: Path, given: str, meant: str | None) -> None:
+def test_the_nearest_file(tmp_path: Path, spec_path: str, nearest_path: str | None) -> None:
     tmp_path = tmp_path / "nothing" / "near"  # beside it are files of other tests
     tmp_path.mkdir(parents=True)
     (tmp_path / ".ci").mkdir()
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "rows.csv").write_text("a,label\n1,x\n")
-    (tmp_path / "job.yaml").write_text(TABLE.format(train=given.format(folder=tmp_path), target="label"))
+    (tmp_path / "job.yaml").write_text(TABLE.format(train=spec_path.format(folder=tmp_path), target="label"))
     with pytest.raises(DataError) as caught:
         job_spec.load(tmp_path / "job.yaml")
-    wanted = f'did you mean "{meant.format(folder=tmp_path)}"?' if meant else "check the spelling"
-    assert caught.value.action.startswith(wanted)
+    expected = f'did you mean "{nearest_path.format(folder=tmp_path)}"?' if nearest_path else "check the spelling"
+    assert caught.value.action.startswith(expected)
 
 
 def test_a_start_with_wrong_columns_leaves_no_run_folder(tmp_path: Path) -> None:

@@ -88,7 +88,7 @@ ALLOWED = {
 }
 
 
-def written(folder: Path, spec: str, builder: str = "images") -> Path:
+def write_job(folder: Path, spec: str, builder: str = "images") -> Path:
     """A job that starts from a run that was trained on PREPROCESSING."""
     task = spec.split()[1]
     (folder / "folder").mkdir()
@@ -104,33 +104,33 @@ def written(folder: Path, spec: str, builder: str = "images") -> Path:
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_validate_refuses_it(tmp_path: Path, case: str, capsys: pytest.CaptureFixture[str]) -> None:
-    spec, given, possible, action = REFUSED[case]
-    assert main(["validate", str(written(tmp_path, spec))]) == 2
+    spec, description, possible, action = REFUSED[case]
+    assert main(["validate", str(write_job(tmp_path, spec))]) == 2
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0].split(": ", 1)[1] == given
+    assert lines[0].split(": ", 1)[1] == description
     assert lines[1:] == [f"  possible: {possible}", f"  do:       {action}"]
 
 
 @pytest.mark.parametrize("case", ALLOWED)
 def test_what_agrees_is_valid(tmp_path: Path, case: str) -> None:
-    assert main(["validate", str(written(tmp_path, ALLOWED[case]))]) == 0
+    assert main(["validate", str(write_job(tmp_path, ALLOWED[case]))]) == 0
 
 
 def test_a_network_for_one_size_takes_no_other(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = written(tmp_path, f"{IMAGES}image_size: 64}}", builder="vision")
+    path = write_job(tmp_path, f"{IMAGES}image_size: 64}}", builder="vision")
     assert main(["validate", str(path)]) == 2
     assert says(capsys.readouterr().err, "earlier-run-trained", "data.image_size", 64, 32)
 
 
 def test_train_leaves_no_run_folder(tmp_path: Path) -> None:
     """It was refused at the start of training, each time with a failed run folder."""
-    path = written(tmp_path, REFUSED["fit"][0])
+    path = write_job(tmp_path, REFUSED["fit"][0])
     assert main(["train", str(path), "--runs", str(tmp_path / "runs")]) == 2
     assert not (tmp_path / "runs").exists()
 
 
 def test_a_run_from_before_data_fit_was_cropped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = written(tmp_path, f"{IMAGES}fit: squash}}")
+    path = write_job(tmp_path, f"{IMAGES}fit: squash}}")
     config = tmp_path / "run" / "model" / "config.json"
     config.write_text(config.read_text().replace(', "fit": "pad"', ""))
     assert main(["validate", str(path)]) == 2
