@@ -124,8 +124,8 @@ def expect(texts: Texts | None, key: str, values: tuple[object, ...], fits: Call
     if nearest and os.environ.get(REWRITE):
         return write_message(key, template, nearest)
     advice = f"\n  nearest:  {nearest!r}\n  do:       if it says the same, make messages ARGS=TEST" if nearest else ""
-    shown = "\n".join(texts)
-    raise AssertionError(f"{key} is not in the text\n  expected: {sentence!r}{advice}\n  text:\n{shown}")
+    text_lines = "\n".join(texts)
+    raise AssertionError(f"{key} is not in the text\n  expected: {sentence!r}{advice}\n  text:\n{text_lines}")
 
 
 def list_parts(text: str, sentence: str) -> Iterator[str]:
@@ -135,11 +135,13 @@ def list_parts(text: str, sentence: str) -> Iterator[str]:
     if len(text) < 4 * len(sentence) + 100:
         yield text
     lines, height = text.split("\n"), sentence.count("\n") + 1
-    words = set(sentence.split())
+    sentence_words = set(sentence.split())
     windows = ["\n".join(lines[first : first + height]) for first in range(len(lines) - height + 1)]
     # A log may have thousands of lines.
-    for window in sorted(windows, key=lambda window: -len(words & set(window.split())))[:20]:
-        breaks = {place for pattern in (BOUNDARY, NAME) for found in pattern.finditer(window) for place in found.span()}
+    for window in sorted(windows, key=lambda window: -len(sentence_words & set(window.split())))[:20]:
+        breaks = {
+            position for pattern in (BOUNDARY, NAME) for match in pattern.finditer(window) for position in match.span()
+        }
         for start, end in itertools.combinations(sorted({0, *breaks, len(window)})[:40], 2):
             yield window[start:end]
             yield window[start:end].strip(MARKS)
@@ -148,13 +150,13 @@ def list_parts(text: str, sentence: str) -> Iterator[str]:
 
 def find_nearest(parts: Iterable[str], template: str, values: tuple[str, ...]) -> str | None:
     """The part most like the template, with {0}, {1} for the values, if it has all of them and names the same things."""
-    best, likeness, words = None, LEAST_LIKENESS, set(template.split())
+    best, likeness, template_words = None, LEAST_LIKENESS, set(template.split())
     for part in dict.fromkeys(parts):
         other = insert_places(part, values)
         if other is None or list_names(other) != list_names(template):
             continue
         # A part that lacks words of the sentence would say less than before, so words count as much as letters.
-        share = len(words & set(other.split())) / len(words)
+        share = len(template_words & set(other.split())) / len(template_words)
         matcher = difflib.SequenceMatcher(None, template, other, autojunk=False)
         if (matcher.quick_ratio() + share) / 2 > likeness and (matcher.ratio() + share) / 2 > likeness:
             best, likeness = other, (matcher.ratio() + share) / 2

@@ -40,10 +40,10 @@ class MlflowDouble:
 
     def rows(self) -> dict[tuple[str, int], list[str]]:
         """All values of the only run by name and step."""
-        found: dict[tuple[str, int], list[str]] = {}
+        values: dict[tuple[str, int], list[str]] = {}
         for name, step, _, value in sorted(self.points[self.run()]):
-            found.setdefault((name, step), []).append(value)
-        return found
+            values.setdefault((name, step), []).append(value)
+        return values
 
     def carry_out(self, method: str, path: str, body: bytes) -> Answer:
         """The answer to a request."""
@@ -54,50 +54,50 @@ class MlflowDouble:
         name = where.path.removeprefix("/api/2.0/mlflow/").replace("/", "_").replace("-", "_")
         if not hasattr(self, name):
             return 404, {}, b"<html>"
-        given = json.loads(body) if body else {key: value[0] for key, value in parse_qs(where.query).items()}
-        return getattr(self, name)(given)
+        request = json.loads(body) if body else {key: value[0] for key, value in parse_qs(where.query).items()}
+        return getattr(self, name)(request)
 
-    def experiments_get_by_name(self, given: dict[str, Any]) -> Answer:
-        number = self.experiments.get(given["experiment_name"])
+    def experiments_get_by_name(self, request: dict[str, Any]) -> Answer:
+        number = self.experiments.get(request["experiment_name"])
         if number is None:
             return _refusal(404, "RESOURCE_DOES_NOT_EXIST", "Could not find experiment")
         stage = "deleted" if number.startswith("deleted") else "active"
         return _json({"experiment": {"experiment_id": number, "lifecycle_stage": stage}})
 
-    def experiments_create(self, given: dict[str, Any]) -> Answer:
-        if given["name"] in self.experiments:
+    def experiments_create(self, request: dict[str, Any]) -> Answer:
+        if request["name"] in self.experiments:
             return _refusal(400, "RESOURCE_ALREADY_EXISTS", "it exists")
-        self.experiments[given["name"]] = str(len(self.experiments) + 1)
-        return _json({"experiment_id": self.experiments[given["name"]]})
+        self.experiments[request["name"]] = str(len(self.experiments) + 1)
+        return _json({"experiment_id": self.experiments[request["name"]]})
 
-    def runs_create(self, given: dict[str, Any]) -> Answer:
+    def runs_create(self, request: dict[str, Any]) -> Answer:
         number = f"run{len(self.runs) + 1}"
-        info = {"run_id": number, "artifact_uri": f"mlflow-artifacts:/{given['experiment_id']}/{number}/artifacts"}
-        tags = {each["key"]: each["value"] for each in given["tags"]}
-        self.runs[number] = {"info": info | {"run_name": given["run_name"]}, "tags": tags, "params": {}}
+        info = {"run_id": number, "artifact_uri": f"mlflow-artifacts:/{request['experiment_id']}/{number}/artifacts"}
+        tags = {tag["key"]: tag["value"] for tag in request["tags"]}
+        self.runs[number] = {"info": info | {"run_name": request["run_name"]}, "tags": tags, "params": {}}
         self.points[number] = set()
         return _json({"run": self.runs[number]})
 
-    def runs_search(self, given: dict[str, Any]) -> Answer:
-        key = given["filter"].rpartition("= '")[2].rstrip("'")
+    def runs_search(self, request: dict[str, Any]) -> Answer:
+        key = request["filter"].rpartition("= '")[2].rstrip("'")
         return _json({"runs": [run for run in self.runs.values() if run["tags"]["drivetrain.key"] == key]})
 
-    def runs_update(self, given: dict[str, Any]) -> Answer:
-        if given["run_id"] not in self.runs:
-            return _refusal(404, "RESOURCE_DOES_NOT_EXIST", f"Run with id={given['run_id']} not found")
-        self.runs[given["run_id"]]["info"] |= given
+    def runs_update(self, request: dict[str, Any]) -> Answer:
+        if request["run_id"] not in self.runs:
+            return _refusal(404, "RESOURCE_DOES_NOT_EXIST", f"Run with id={request['run_id']} not found")
+        self.runs[request["run_id"]]["info"] |= request
         return _json({})
 
-    def runs_log_batch(self, given: dict[str, Any]) -> Answer:
-        run, metrics = self.runs[given["run_id"]], given.get("metrics", [])
-        if len(metrics) > 1000 or len(given.get("params", [])) > 100 or len(given.get("tags", [])) > 100:
+    def runs_log_batch(self, request: dict[str, Any]) -> Answer:
+        run, metrics = self.runs[request["run_id"]], request.get("metrics", [])
+        if len(metrics) > 1000 or len(request.get("params", [])) > 100 or len(request.get("tags", [])) > 100:
             return _refusal(400, "INVALID_PARAMETER_VALUE", "too many")
-        for each in given.get("params", []):
-            if run["params"].setdefault(each["key"], each["value"]) != each["value"]:
+        for entry in request.get("params", []):
+            if run["params"].setdefault(entry["key"], entry["value"]) != entry["value"]:
                 return _refusal(400, "INVALID_PARAMETER_VALUE", "Changing param values is not allowed")
-        run["tags"] |= {each["key"]: each["value"] for each in given.get("tags", [])}
-        self.points[given["run_id"]] |= {
-            (each["key"], each["step"], each["timestamp"], str(each["value"])) for each in metrics
+        run["tags"] |= {entry["key"]: entry["value"] for entry in request.get("tags", [])}
+        self.points[request["run_id"]] |= {
+            (entry["key"], entry["step"], entry["timestamp"], str(entry["value"])) for entry in metrics
         }
         return _json({})
 

@@ -83,12 +83,12 @@ def places(tree: Any) -> Iterator[tuple[Any, Any]]:
             yield from places(value)
 
 
-def words(seen: list[Any]) -> list[str]:
+def list_keys(trees: list[Any]) -> list[str]:
     """All keys of all examples."""
-    return sorted({key for tree in seen for where, key in places(tree) if isinstance(where, dict)})
+    return sorted({key for tree in trees for where, key in places(tree) if isinstance(where, dict)})
 
 
-def misspelt(word: str, draw: random.Random) -> str:
+def misspell(word: str, draw: random.Random) -> str:
     """A word with one letter gone, doubled, or exchanged with the next."""
     at = draw.randrange(len(word))
     return draw.choice(
@@ -103,13 +103,13 @@ def grammar(trees: list[Any], draw: random.Random) -> bytes:
         where, key = draw.choice(list(places(tree)) or [(tree, "name")])
         match draw.randrange(5):
             case 0 if isinstance(where, dict):
-                where[misspelt(str(key), draw) or "x"] = where.pop(key, None)
+                where[misspell(str(key), draw) or "x"] = where.pop(key, None)
             case 1:
                 where[key] = draw.choice(ODD)
             case 2 if isinstance(where, dict):
                 where.pop(key, None)
             case 3 if isinstance(where, dict):
-                where[draw.choice(words(trees))] = draw.choice(ODD)
+                where[draw.choice(list_keys(trees))] = draw.choice(ODD)
             case _:
                 other, from_ = draw.choice(list(places(draw.choice(trees))))
                 where[key] = other[from_]
@@ -142,21 +142,21 @@ def bomb(draw: random.Random) -> bytes:
     ).encode()
 
 
-def foreign(text: bytes, draw: random.Random) -> bytes:
+def insert_code(text: bytes, draw: random.Random) -> bytes:
     """A value replaced by text that would run something elsewhere."""
-    found = list(re.finditer(rb": ([\w./-]+)", text))
-    at = draw.choice(found)
+    value_matches = list(re.finditer(rb": ([\w./-]+)", text))
+    at = draw.choice(value_matches)
     return text[: at.start(1)] + draw.choice(CODE).encode() + text[at.end(1) :]
 
 
-def fuzzed(seed: int, whole: list[bytes], trees: list[Any]) -> bytes:
+def make_spec(seed: int, good_specs: list[bytes], trees: list[Any]) -> bytes:
     draw = random.Random(seed)
-    text = draw.choice(whole)
+    text = draw.choice(good_specs)
     kinds: list[Callable[[], bytes]] = [
         lambda: grammar(trees, draw),
         lambda: grammar(trees, draw),
         lambda: broken(text, draw),
-        lambda: foreign(text, draw),
+        lambda: insert_code(text, draw),
         lambda: bomb(draw),
         lambda: text + b"\n" + draw.choice(SPLINTERS),
     ]
@@ -181,23 +181,25 @@ def stop(number: int, frame: FrameType | None) -> None:
 
 def check(numbers: range, folder: Path, capsys: pytest.CaptureFixture[str]) -> dict[int, int]:
     """Validate specs by number; how many ended with which code."""
-    whole = [path.read_bytes() for path in examples.JOBS]
-    trees = [yaml.safe_load(text) for text in whole]
+    good_specs = [path.read_bytes() for path in examples.JOBS]
+    trees = [yaml.safe_load(text) for text in good_specs]
     codes: dict[int, int] = {}
-    before = signal.signal(signal.SIGALRM, stop)
+    previous_handler = signal.signal(signal.SIGALRM, stop)
     # What earlier tests of this process have left is not searched for garbage while a spec is timed.
     gc.collect()
     gc.freeze()
     try:
         for seed in numbers:
-            (folder / "job.yaml").write_bytes(fuzzed(seed, whole, trees))
+            (folder / "job.yaml").write_bytes(make_spec(seed, good_specs, trees))
             # Processor time, not the wall's: others may use this machine too.
             signal.setitimer(signal.ITIMER_REAL, 20)
-            begun = resource.getrusage(resource.RUSAGE_SELF)
+            usage_before = resource.getrusage(resource.RUSAGE_SELF)
             code = main(["validate", "job.yaml"])
-            spent = resource.getrusage(resource.RUSAGE_SELF)
+            usage_after = resource.getrusage(resource.RUSAGE_SELF)
             signal.setitimer(signal.ITIMER_REAL, 0)
-            assert spent.ru_utime + spent.ru_stime - begun.ru_utime - begun.ru_stime < SECONDS, seed
+            assert (
+                usage_after.ru_utime + usage_after.ru_stime - usage_before.ru_utime - usage_before.ru_stime < SECONDS
+            ), seed
             codes[code] = codes.get(code, 0) + 1
             lines = capsys.readouterr().err.splitlines()
             assert code in (0, 2, 3), seed
@@ -206,7 +208,7 @@ def check(numbers: range, folder: Path, capsys: pytest.CaptureFixture[str]) -> d
             assert code == 0 or PLACE.match(lines[0]), (seed, lines)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGALRM, previous_handler)
         gc.unfreeze()
     assert sorted(path.name for path in folder.iterdir()) == ["job.yaml"]
     return codes

@@ -56,12 +56,12 @@ GOOD = [
 ]
 
 
-def checked(text: str) -> Job:
+def check_text(text: str) -> Job:
     return job_spec.check(parse(Row(text, "", "", "", "").spec(), "job.yaml"))
 
 
 def image_job(text: str) -> ImageJob:
-    job = checked(text)
+    job = check_text(text)
     assert isinstance(job, ImageJob)
     return job
 
@@ -76,10 +76,10 @@ def validator() -> Any:
 
 @pytest.mark.parametrize("text", GOOD)
 def test_a_good_spec_comes_back_from_its_dump(text: str) -> None:
-    job = checked(text)
-    again = job_spec.check(parse(dump(job.dump()), "job.yaml"))
-    assert again.model_dump() == job.model_dump()
-    assert dump(again.dump()) == dump(job.dump())
+    job = check_text(text)
+    reloaded = job_spec.check(parse(dump(job.dump()), "job.yaml"))
+    assert reloaded.model_dump() == job.model_dump()
+    assert dump(reloaded.dump()) == dump(job.dump())
 
 
 def test_short_forms_mean_their_long_forms() -> None:
@@ -91,7 +91,7 @@ def test_short_forms_mean_their_long_forms() -> None:
         ("train: {loss: focal}", "train: {loss: {name: focal}}"),
         ("train: {schedule: cosine}", "train: {schedule: {name: cosine}}"),
     ):
-        assert checked(short).model_dump() == checked(long).model_dump()
+        assert check_text(short).model_dump() == check_text(long).model_dump()
 
 
 def test_the_defaults_are_those_of_the_design() -> None:
@@ -126,7 +126,7 @@ def test_an_alias_repeats_a_value() -> None:
 
 
 def test_a_job_is_frozen() -> None:
-    job = checked("")
+    job = check_text("")
     with pytest.raises(ValueError, match="frozen"):
         job.name = "b"
     with pytest.raises(ValueError, match="frozen"):
@@ -134,7 +134,7 @@ def test_a_job_is_frozen() -> None:
 
 
 def test_the_job_knows_where_its_keys_stand() -> None:
-    job = checked("train:\n  epochs: 3\n")
+    job = check_text("train:\n  epochs: 3\n")
     assert job.document.place(("train", "epochs")) == "job.yaml:5:3"
     assert job.document.place(("train", "optimizer", "lr")) == "job.yaml:4:1"
 
@@ -209,7 +209,7 @@ def not_for_the_schema(row: Row) -> bool:
     """What JSON schema cannot say, or sees otherwise: 3.0 is an integer, metrics depend on the task, order of pairs,
     the larger of two numbers in a text.
     """
-    words = (
+    phrases = (
         "metric",
         "losses",
         "for image-",
@@ -232,7 +232,7 @@ def not_for_the_schema(row: Row) -> bool:
         "has no columns",
         "or from 2 on",
     )
-    return any(word in row.possible + row.action + row.given for word in words)
+    return any(word in row.possible + row.action + row.given for word in phrases)
 
 
 @pytest.mark.parametrize("row", [row for row in (*KEYS, *VALUES) if not not_for_the_schema(row)], ids=Row.name)
@@ -291,7 +291,7 @@ def test_validate_lists_valid_keys(tmp_path: Path, capsys: pytest.CaptureFixture
 
 def test_a_spec_error_holds_its_problems() -> None:
     with pytest.raises(SpecError) as caught:
-        checked("train: {epochs: 0}\nlimits: {cpus: 0}")
+        check_text("train: {epochs: 0}\nlimits: {cpus: 0}")
     assert [problem.key for problem in caught.value.problems] == ["train.epochs", "limits.cpus"]
     assert caught.value.exit_code == 2
 
@@ -303,5 +303,5 @@ def test_every_key_of_a_synonym_exists() -> None:
 
     kinds = [job_spec._add_optimization_types(kind) for kind in JOBS.values()]
     assert [home for home in _NAMES_ELSEWHERE if not any(_has_key(kind, home) for kind in kinds)] == []
-    words = [word for line in _NAMES_ELSEWHERE.values() for word in line.split()]
-    assert len(set(words)) == len(words)
+    synonyms = [word for line in _NAMES_ELSEWHERE.values() for word in line.split()]
+    assert len(set(synonyms)) == len(synonyms)

@@ -50,9 +50,12 @@ def images(folder: Path, draw: Draw) -> dict[str, Any]:
 
 
 def texts(folder: Path, draw: Draw) -> dict[str, Any]:
-    words = ["fuga", "motor", "ruido", "aceite", "bomba", "sensor", "falla", "eje"]
+    vocabulary = ["fuga", "motor", "ruido", "aceite", "bomba", "sensor", "falla", "eje"]
     lines = ["text,kind,part"]
-    lines += [f"{words[i % 8]} {words[i * 3 % 8]},{'ab'[i % 2]},{'xyz'[i % 3]}" for i in range(draw.choice((24, 40)))]
+    lines += [
+        f"{vocabulary[i % 8]} {vocabulary[i * 3 % 8]},{'ab'[i % 2]},{'xyz'[i % 3]}"
+        for i in range(draw.choice((24, 40)))
+    ]
     (folder / "a.csv").write_text("\n".join(lines) + "\n")
     head = {
         "weight": draw.choice((0.001, 3.0)),
@@ -102,8 +105,8 @@ def table(folder: Path, draw: Draw) -> dict[str, Any]:
 
 def custom(folder: Path, draw: Draw) -> dict[str, Any]:
     own_job.write(folder)
-    given = draw.choice(("(x.sum(dim=1) > 0).long()", "(x[:, :2] > 0).float()", "x[:, :2] * 7", "x.sum(dim=1)"))
-    (folder / "my_data.py").write_text(own_job.DATA.replace("(x.sum(dim=1) > 0).long()", given))
+    targets = draw.choice(("(x.sum(dim=1) > 0).long()", "(x[:, :2] > 0).float()", "x[:, :2] * 7", "x.sum(dim=1)"))
+    (folder / "my_data.py").write_text(own_job.DATA.replace("(x.sum(dim=1) > 0).long()", targets))
     return {
         "task": "custom",
         "data": {"file": "my_data.py", "arguments": {"samples": draw.choice((24, 51))}},
@@ -158,18 +161,20 @@ def optimizer(draw: Draw) -> dict[str, Any]:
     }
 
 
-def drawn(folder: Path, seed: int) -> dict[str, Any]:
+def draw_spec(folder: Path, seed: int) -> dict[str, Any]:
     """A spec, its data beside it."""
     draw = random.Random(seed)
-    made = draw.choice((images, images, texts, series, table, custom))(folder, draw)
+    task_spec = draw.choice((images, images, texts, series, table, custom))(folder, draw)
     train: dict[str, Any] = {
         "epochs": draw.choice((1, 2, 3)),
         "steps": draw.choice((1, 2, 2, 3)),
         "batch_size": draw.choice((1, 2, 7, 8, 1000)),
         "optimizer": optimizer(draw),
         "schedule": draw.choice(SCHEDULES)(draw),
-        "loss": loss(draw, made["task"]),
-        "class_weights": "balanced" if draw.random() < 0.25 and not made["task"].endswith("regression") else "none",
+        "loss": loss(draw, task_spec["task"]),
+        "class_weights": "balanced"
+        if draw.random() < 0.25 and not task_spec["task"].endswith("regression")
+        else "none",
         "clip_norm": draw.choice((None, 1e-30, 1.0, 1e30)),
         "ema": draw.choice((None, 1e-9, 0.5, 0.9999999)),
         "loss_spike": draw.choice(("ignore", "warn", "rollback")),
@@ -182,44 +187,44 @@ def drawn(folder: Path, seed: int) -> dict[str, Any]:
         "keep": draw.choice((1, 3)),
         "best": metric(draw) if draw.random() < 0.4 else None,
     }
-    if "data" in made and "train" in made["data"]:
-        made["data"]["validation"] = draw.choice((0.1, 0.25, 0.5))
+    if "data" in task_spec and "train" in task_spec["data"]:
+        task_spec["data"]["validation"] = draw.choice((0.1, 0.25, 0.5))
     optimize = {"measure": "off", "cpu_threads": 1, "micro_batch": draw.choice(("off", "off", 3, 1))}
-    return {"name": "drawn", **made, "train": train, "checkpoint": checkpoint, "optimize": optimize}
+    return {"name": "drawn", **task_spec, "train": train, "checkpoint": checkpoint, "optimize": optimize}
 
 
 def outcome(folder: Path, seed: int) -> str:
     """What became of one spec: refused, or trained."""
     folder.mkdir()
     path = folder / "job.yaml"
-    path.write_text(yaml.safe_dump(drawn(folder, seed), sort_keys=False))
+    path.write_text(yaml.safe_dump(draw_spec(folder, seed), sort_keys=False))
     try:
         job_spec.load(path)
     except (SpecError, DataError):
         return "refused"
     try:
-        made = trained(path)
+        run_folder = trained(path)
     except (SpecError, DataError):
         return "refused with its data"
     except NumericsError as error:
         pytest.fail(f"seed {seed}: {error}\n{path.read_text()}")
     except Exception as error:
         pytest.fail(f"seed {seed}: {type(error).__name__}: {error}\n{path.read_text()}")
-    rows = [json.loads(line) for line in (made / "metrics.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
     losses = [row[name] for row in rows for name in row if name.endswith("loss")]
     assert losses, seed
     assert all(math.isfinite(value) for value in losses), f"seed {seed}: {losses}\n{path.read_text()}"
     assert not any(row.get("skipped") for row in rows), seed
-    saved_model.load(made)
+    saved_model.load(run_folder)
     return "trained"
 
 
 def check(seeds: range, folder: Path) -> None:
-    found = [outcome(folder / str(seed), seed) for seed in seeds]
-    counts = {kind: found.count(kind) for kind in sorted(set(found))}
-    print(f"{len(found)} specs drawn at random: {counts}")
-    assert counts["trained"] > len(found) / 4, counts
-    assert counts["refused"] > len(found) / 10, counts
+    outcomes = [outcome(folder / str(seed), seed) for seed in seeds]
+    counts = {kind: outcomes.count(kind) for kind in sorted(set(outcomes))}
+    print(f"{len(outcomes)} specs drawn at random: {counts}")
+    assert counts["trained"] > len(outcomes) / 4, counts
+    assert counts["refused"] > len(outcomes) / 10, counts
 
 
 def test_thirty_specs(tmp_path: Path) -> None:

@@ -26,9 +26,9 @@ def test_through_the_command_line_of_a_child(source: SpecSource) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     spec_source.add_options(parser)
-    given = parser.parse_args(["scratch", str(source.spec), *source.options()])
-    found = SpecSource.from_arguments(given)
-    assert (found.spec, list(found.assignments), found.measured, found.folder, found.code) == (
+    arguments = parser.parse_args(["scratch", str(source.spec), *source.options()])
+    rebuilt = SpecSource.from_arguments(arguments)
+    assert (rebuilt.spec, list(rebuilt.assignments), rebuilt.measured, rebuilt.folder, rebuilt.code) == (
         source.spec,
         list(source.assignments),
         source.measured,

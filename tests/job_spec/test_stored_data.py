@@ -22,18 +22,18 @@ from tests.supervisor.remote_copy.fake_run import opened
 
 @pytest.fixture(autouse=True)
 def proxy(s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyStore]:
-    with a_store(s3, tmp_path, monkeypatch) as found:
-        yield found
+    with a_store(s3, tmp_path, monkeypatch) as store:
+        yield store
 
 
 @pytest.mark.parametrize("where", ["s3", "web"])
 def test_a_table_elsewhere_is_the_same_table(tmp_path: Path, proxy: FaultyStore, where: str) -> None:
-    here = table(tmp_path / "here.csv")
+    local_table = table(tmp_path / "here.csv")
     with web(tmp_path) as address:
-        opened("data").put("here.csv", here.read_bytes())
+        opened("data").put("here.csv", local_table.read_bytes())
         text = "s3://bucket/data/here.csv" if where == "s3" else f"{address}/here.csv"
         job = load(spec(tmp_path, TABLE, text), locate=fetch)
-    assert content(job) == content(load(spec(tmp_path, TABLE, str(here))))
+    assert content(job) == content(load(spec(tmp_path, TABLE, str(local_table))))
     assert any(note.startswith(f"data.train: {text}, fetched at 20") for note in job.notes)
 
 
@@ -57,14 +57,14 @@ def test_a_part_of_a_folder_is_read_from_its_copy(tmp_path: Path, proxy: FaultyS
     """The spec of a run names the splits that its folder had: `evaluate` and `reproduce` read that spec."""
     put_folder("parts", photos(tmp_path / "photos"))
     job = load(spec(tmp_path, IMAGES, "s3://bucket/parts"), locate=fetch)
-    stored = spec(tmp_path / "run", IMAGES, "s3://bucket/parts")
-    stored.write_text(dump(job.dump()))
+    stored_spec = spec(tmp_path / "run", IMAGES, "s3://bucket/parts")
+    stored_spec.write_text(dump(job.dump()))
     proxy.seen.clear()
-    again = load(stored, locate=fetch)
-    assert again.data.train == "s3://bucket/parts/train"
-    assert content(again) == content(job)
+    reloaded = load(stored_spec, locate=fetch)
+    assert reloaded.data.train == "s3://bucket/parts/train"
+    assert content(reloaded) == content(job)
     assert not [name for method, name in proxy.seen if method == "GET" and name.endswith(".png")]
-    assert content(load(stored)) == content(job)
+    assert content(load(stored_spec)) == content(job)
 
 
 @pytest.mark.parametrize("name", ["labels.csv", "train-00000-of-00002.parquet"])
@@ -77,9 +77,9 @@ def test_a_file_that_needs_others_is_refused(tmp_path: Path, proxy: FaultyStore,
 def test_tar_shards_are_not_downloaded_in_vain(tmp_path: Path, proxy: FaultyStore) -> None:
     opened("tars").put("0001.tar", bytes(1000))
     proxy.seen.clear()
-    with pytest.raises(DataError, check=saying("tar-shards-tar", "data.train", "s3://bucket/tars", "0001")) as found:
+    with pytest.raises(DataError, check=saying("tar-shards-tar", "data.train", "s3://bucket/tars", "0001")) as caught:
         load(spec(tmp_path, IMAGES, "s3://bucket/tars"), locate=fetch)
-    assert found.value.action == "add `stream: true` to data"
+    assert caught.value.action == "add `stream: true` to data"
     assert not [path for method, path in proxy.seen if method == "GET" and path.endswith(".tar")]
 
 
@@ -96,10 +96,10 @@ def test_tar_shards_are_not_downloaded_in_vain(tmp_path: Path, proxy: FaultyStor
 def test_what_cannot_be_fetched_names_the_key(
     tmp_path: Path, train: str, error: type[DrivetrainError], said: str
 ) -> None:
-    with pytest.raises(error, match=rf"(?s)t\.yaml:4:8: data\.train: .*{said}") as found:
+    with pytest.raises(error, match=rf"(?s)t\.yaml:4:8: data\.train: .*{said}") as caught:
         load(spec(tmp_path, TABLE, train), locate=fetch)
-    assert "secret" not in str(found.value)
-    assert found.value.action or found.value.problems  # type: ignore[attr-defined]
+    assert "secret" not in str(caught.value)
+    assert caught.value.action or caught.value.problems  # type: ignore[attr-defined]
 
 
 def test_validate_asks_no_store(tmp_path: Path, proxy: FaultyStore, capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,11 +123,11 @@ def test_a_training_from_a_store_has_the_bits_of_a_local_one(tmp_path: Path, pro
     store = opened("jobs")
     store.put("t.csv", table(tmp_path / "t.csv").read_bytes())
     store.put("held.csv", table(tmp_path / "held.csv", seed=2, rows=40).read_bytes())
-    found = []
-    for name, place in (("here", str(tmp_path)), ("away", "s3://bucket/jobs")):
+    weights = []
+    for name, address in (("here", str(tmp_path)), ("away", "s3://bucket/jobs")):
         folder = tmp_path / name
-        more = f', validation: "{place}/held.csv"'
-        job = spec(folder, TABLE, f"{place}/t.csv", more)
+        validation_key = f', validation: "{address}/held.csv"'
+        job = spec(folder, TABLE, f"{address}/t.csv", validation_key)
         trained.finish(job)
         run = folder / "runs/t-001"
         if name == "here":
@@ -136,8 +136,10 @@ def test_a_training_from_a_store_has_the_bits_of_a_local_one(tmp_path: Path, pro
         second = folder / "second.yaml"
         second.write_text(job.read_text().replace("{name: mlp}", f'{{from: "{start}"}}').replace("name: t", "name: u"))
         trained.finish(second)
-        found.append([(folder / f"runs/{each}-001/model/model.safetensors").read_bytes() for each in ("t", "u")])
-    assert found[0] == found[1]
+        weights.append(
+            [(folder / f"runs/{run_name}-001/model/model.safetensors").read_bytes() for run_name in ("t", "u")]
+        )
+    assert weights[0] == weights[1]
     names = {path.name for path in (tmp_path / "away").rglob("*")}
     assert names.isdisjoint({"t.csv", "held.csv"})
     assert not [path for _, path in proxy.seen if "first/checkpoints" in path and "GET" in _]

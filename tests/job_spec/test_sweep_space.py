@@ -20,11 +20,11 @@ train: {epochs: 4, optimizer: {name: adamw, betas: [0.9, 0.99]}}
 """
 
 
-def job(folder: Path, space: str, more: str = "") -> Path:
+def job(folder: Path, space: str, extra_keys: str = "") -> Path:
     for name in ("t.csv", "u.csv"):
         (folder / name).write_text("x,kind\n1,a\n2,b\n")
     path = folder / "job.yaml"
-    path.write_text(f"{JOB}sweep:\n  space:\n    {space}\n{more}")
+    path.write_text(f"{JOB}sweep:\n  space:\n    {space}\n{extra_keys}")
     return path
 
 
@@ -82,14 +82,14 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("space", "place", "given", "action"), REFUSED)
-def test_a_mistake_has_its_place(tmp_path: Path, space: str, place: str, given: str, action: str) -> None:
+@pytest.mark.parametrize(("space", "location", "description", "action"), REFUSED)
+def test_a_mistake_has_its_place(tmp_path: Path, space: str, location: str, description: str, action: str) -> None:
     path = job(tmp_path, space)
     with pytest.raises(SpecError) as caught:
         load(path)
     assert len(caught.value.problems) == 1
     lines = str(caught.value).splitlines()
-    assert lines[0] == f"{path}:{place}: {given}"
+    assert lines[0] == f"{path}:{location}: {description}"
     assert lines[2] == f"  do:       {action}"
 
 
@@ -105,8 +105,8 @@ def test_whole_numbers_are_those_of_keys_that_take_no_others(tmp_path: Path) -> 
     space = (
         "{model.dropout: {low: 0, high: 0.5}, train.optimizer.lr: {low: 1, high: 2}, train.epochs: {low: 2, high: 9}}"
     )
-    made = load(job(tmp_path, "train.seed: [1, 2]"), [f"sweep.space={space}"])
-    assert {p.key: p.whole for p in made.parameters} == {
+    sweep = load(job(tmp_path, "train.seed: [1, 2]"), [f"sweep.space={space}"])
+    assert {p.key: p.whole for p in sweep.parameters} == {
         "model.dropout": False,
         "train.optimizer.lr": False,
         "train.epochs": True,
@@ -117,8 +117,8 @@ def test_choices_can_be_files_and_sections(tmp_path: Path) -> None:
     """Each is set before what lies below it, and a container gets the files of all."""
     space = "{train.optimizer.lr: {low: 1e-3, high: 1}, train.optimizer: [sgd, adam], data.train: [t.csv, u.csv]}"
     path = job(tmp_path, "train.seed: [1, 2]")
-    made = load(path, [f"sweep.space={space}"])
-    assert sweep_space.list_choices(made) == [
+    sweep = load(path, [f"sweep.space={space}"])
+    assert sweep_space.list_choices(sweep) == [
         'train.optimizer="sgd"',
         'train.optimizer="adam"',
         'data.train="t.csv"',

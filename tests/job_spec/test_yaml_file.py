@@ -71,9 +71,9 @@ from drivetrain.job_spec.yaml_file import dump, parse, read, set_value
     ],
 )
 def test_the_meaning_of_a_value(text: str, value: Any) -> None:
-    found = parse(f"key: {text}\n", "f").data["key"]
-    assert found == value
-    assert type(found) is type(value)
+    parsed = parse(f"key: {text}\n", "f").data["key"]
+    assert parsed == value
+    assert type(parsed) is type(value)
 
 
 def test_not_a_number_is_a_number() -> None:
@@ -205,8 +205,8 @@ def test_what_is_dumped_is_read_back_as_it_was() -> None:
     text = dump(HARD)
     assert parse(text, "f").data == HARD
     assert dump(parse(text, "f").data) == text
-    again = parse(text, "f").data["values"]
-    assert [type(value) for value in again] == [type(value) for value in HARD["values"]]
+    parsed_values = parse(text, "f").data["values"]
+    assert [type(value) for value in parsed_values] == [type(value) for value in HARD["values"]]
 
 
 def test_a_dump_reads_well() -> None:

@@ -31,6 +31,6 @@ def word(
     environ: Mapping[str, str] | None = None,
 ) -> str:
     """The image that a host with this NVML gets."""
-    here = detect.detect(root, root, environ=environ or {}, mask={0}, nvml=nvml)
-    monkeypatch.setattr(container, "detect", lambda runs: here)
+    host = detect.detect(root, root, environ=environ or {}, mask={0}, nvml=nvml)
+    monkeypatch.setattr(container, "detect", lambda runs: host)
     return container._choose_variant(container.LaunchRequest(Path("job.yaml"), device="gpu"), job(limits))

@@ -116,7 +116,7 @@ def test_a_wrong_site_file_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("arguments", "expected"),
     [
         (["--nodes", "0"], "--nodes 0\n"),
         (["--nodes", "2", "--set", "limits.nodes=3"], "limits.nodes: is 3, and --nodes is 2"),
@@ -132,9 +132,9 @@ def test_a_wrong_site_file_is_refused(
     ],
 )
 def test_what_cannot_train_is_refused(
-    folder: Path, capsys: pytest.CaptureFixture[str], words: list[str], expected: str
+    folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], expected: str
 ) -> None:
-    assert launch(*words) == 2
+    assert launch(*arguments) == 2
     assert expected in capsys.readouterr().err
     assert not (folder / "tiny.sbatch").exists()
 

@@ -47,36 +47,36 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def write(folder: Path, **keys: dict[str, Any]) -> None:
-    made = SITE | {key: SITE[key] | value for key, value in keys.items()}
-    made["slurm"] = made["slurm"] | {"shared": [str(folder)]}
-    (folder / "site.yaml").write_text(json.dumps(made))
+    site = SITE | {key: SITE[key] | value for key, value in keys.items()}
+    site["slurm"] = site["slurm"] | {"shared": [str(folder)]}
+    (folder / "site.yaml").write_text(json.dumps(site))
 
 
 def launch(engine: str, capsys: pytest.CaptureFixture[str]) -> str:
-    words = ["--on", engine, "--site", "site.yaml", "--nodes", "2", "--output", "out"]
-    assert main.main(["launch", "tiny.yaml", *words]) == 0
+    arguments = ["--on", engine, "--site", "site.yaml", "--nodes", "2", "--output", "out"]
+    assert main.main(["launch", "tiny.yaml", *arguments]) == 0
     return capsys.readouterr().out
 
 
 @pytest.mark.parametrize("engine", SITE)
 def test_no_written_file_has_a_value(folder: Path, capsys: pytest.CaptureFixture[str], engine: str) -> None:
     assert SECRET not in launch(engine, capsys)
-    found = [file for file in folder.rglob("*") if file.is_file()]
-    assert folder / "out" in found
-    assert not any(SECRET in file.read_text() for file in found)
+    files = [file for file in folder.rglob("*") if file.is_file()]
+    assert folder / "out" in files
+    assert not any(SECRET in file.read_text() for file in files)
 
 
 def test_kubernetes_takes_keys_of_secrets(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "k8s.secrets names no" not in launch("k8s", capsys)
-    job = next(each for each in yaml.safe_load_all((folder / "out").read_text()) if each["kind"] == "Job")
+    job = next(entry for entry in yaml.safe_load_all((folder / "out").read_text()) if entry["kind"] == "Job")
     pod = job["spec"]["template"]["spec"]
-    variables = {each["name"]: each for each in pod["containers"][0]["env"]}
+    variables = {entry["name"]: entry for entry in pod["containers"][0]["env"]}
     value = variables["AWS_SECRET_ACCESS_KEY"]["valueFrom"]
     assert value == {"secretKeyRef": {"name": "store", "key": "secret"}}
     path = variables["GOOGLE_APPLICATION_CREDENTIALS"]["value"]
-    mount = next(each for each in pod["containers"][0]["volumeMounts"] if path.startswith(each["mountPath"] + "/"))
+    mount = next(entry for entry in pod["containers"][0]["volumeMounts"] if path.startswith(entry["mountPath"] + "/"))
     assert mount["readOnly"]
-    (source,) = [each["secret"] for each in pod["volumes"] if each["name"] == mount["name"]]
+    (source,) = [entry["secret"] for entry in pod["volumes"] if entry["name"] == mount["name"]]
     assert source == {"secretName": "google", "items": [{"key": "key.json", "path": Path(path).name}]}
 
 
@@ -100,7 +100,7 @@ def test_skypilot_takes_names_and_no_files(
     secrets = yaml.safe_load((folder / "out").read_text())["secrets"]
     assert secrets == dict.fromkeys(("GOOGLE_BEARER_TOKEN", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"))
     monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/home/me/key.json")
-    words = ["launch", "tiny.yaml", "--on", "skypilot", "--site", "site.yaml", "--output", "other"]
-    assert main.main(words) == SpecError.exit_code
+    arguments = ["launch", "tiny.yaml", "--on", "skypilot", "--site", "site.yaml", "--output", "other"]
+    assert main.main(arguments) == SpecError.exit_code
     assert says_only(capsys.readouterr().err, "google-application-credentials-names")
     assert not (folder / "other").exists()

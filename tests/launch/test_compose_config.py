@@ -28,7 +28,7 @@ def has_compose() -> bool:
 pytestmark = pytest.mark.skipif(not has_compose(), reason="no docker client with compose is installed: `make engine`")
 
 
-def composed(word: str, environment: dict[str, str]) -> dict[str, Any]:
+def read_configuration(word: str, environment: dict[str, str]) -> dict[str, Any]:
     """What compose makes of the files of an image."""
     files = ["--file", "compose/base.yaml", "--file", f"compose/{word}.yaml"]
     command = ["docker", "compose", "-p", "a", "--env-file", "/dev/null", "--project-directory", ".", *files]
@@ -41,13 +41,13 @@ def composed(word: str, environment: dict[str, str]) -> dict[str, Any]:
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    configuration: dict[str, Any] = json.loads(done.stdout)
+    return configuration
 
 
 @pytest.mark.parametrize("word", ["cpu", "ampere", "legacy"])
 def test_an_overlay_holds_only_the_difference(word: str) -> None:
-    services = composed(word, {"DRIVETRAIN_GPU_CPUS": "15", "DRIVETRAIN_GPU_MEMORY": "8g"})["services"]
+    services = read_configuration(word, {"DRIVETRAIN_GPU_CPUS": "15", "DRIVETRAIN_GPU_MEMORY": "8g"})["services"]
     trainer, resources = services["trainer"], services["trainer"]["deploy"]["resources"]
     assert {service["image"] for service in services.values()} == {f"localhost/drivetrain/{word}:mine"}
     assert (trainer["cap_drop"], trainer["read_only"], trainer["init"]) == (["ALL"], True, True)
@@ -69,10 +69,10 @@ def test_no_gpu_by_default() -> None:
 
 def test_no_network_is_made() -> None:
     """An engine has room for about thirty; a job has none, or the engine's own."""
-    for given, expected in ((None, "none"), ("bridge", "bridge")):
-        found = composed("cpu", {"DRIVETRAIN_NETWORK": given} if given else {})
-        assert found["services"]["trainer"]["network_mode"] == expected
-        assert not any(found.get("networks", {}).values())
+    for network, expected in ((None, "none"), ("bridge", "bridge")):
+        configuration = read_configuration("cpu", {"DRIVETRAIN_NETWORK": network} if network else {})
+        assert configuration["services"]["trainer"]["network_mode"] == expected
+        assert not any(configuration.get("networks", {}).values())
 
 
 @pytest.mark.parametrize("word", ["cpu", "ampere", "legacy"])
@@ -116,8 +116,8 @@ def test_images_are_tagged_by_checkout(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.delenv(project.TAG, raising=False)
     assert project.image_tag(tmp_path / "a") != project.image_tag(tmp_path / "b")
     line = [str(ROOT / "scripts" / "image-name"), "ampere"]
-    for given in ("", "mine"):
-        monkeypatch.setenv(project.TAG, given)
+    for tag in ("", "mine"):
+        monkeypatch.setenv(project.TAG, tag)
         done = subprocess.run(line, capture_output=True, text=True, check=True)
         assert done.stdout.strip() == project.image_name("ampere")
     assert project.image_name("cpu") == "localhost/drivetrain/cpu:mine"

@@ -45,7 +45,7 @@ def test_both_containers_are_removed_and_no_others() -> None:
     engine = Engine()
     ComposeProject(engine, "Job.7").remove()
     assert engine.removed == ["trainer", "prepare"]
-    assert {asked[0] for asked in engine.asked} == {f"com.docker.compose.project={checkout.container_prefix()}-job-7"}
+    assert {query[0] for query in engine.asked} == {f"com.docker.compose.project={checkout.container_prefix()}-job-7"}
 
 
 def test_they_stay_if_asked(monkeypatch: pytest.MonkeyPatch) -> None:

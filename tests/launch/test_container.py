@@ -18,7 +18,7 @@ from tests.nvml_double import RTX, Nvml
 
 
 @pytest.mark.parametrize(
-    ("device", "limits", "here", "added"),
+    ("device", "limits", "has_gpu", "added"),
     [
         ("cpu", "{}", True, ["--set", "limits.gpus=none"]),
         ("cpu", "{}", False, []),
@@ -27,10 +27,10 @@ from tests.nvml_double import RTX, Nvml
     ],
 )
 def test_native_training_on_the_cpu_says_so(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, device: str, limits: str, here: bool, added: list[str]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, device: str, limits: str, has_gpu: bool, added: list[str]
 ) -> None:
     started: list[list[str]] = []
-    machine: Hardware = detect.detect(tmp_path, tmp_path, environ={}, mask={0}, nvml=Nvml([RTX]) if here else None)
+    machine: Hardware = detect.detect(tmp_path, tmp_path, environ={}, mask={0}, nvml=Nvml([RTX]) if has_gpu else None)
     monkeypatch.setattr(container, "detect", lambda runs: machine)
     monkeypatch.setattr(os, "execve", lambda program, command, environment: started.append(command))
     container._train_natively(
@@ -40,22 +40,22 @@ def test_native_training_on_the_cpu_says_so(
 
 
 def test_options_of_train_are_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[container.LaunchRequest] = []
-    monkeypatch.setattr(container, "launch", lambda request: asked.append(request) or 0)
+    requests: list[container.LaunchRequest] = []
+    monkeypatch.setattr(container, "launch", lambda request: requests.append(request) or 0)
     assert main.main(["launch", "job.yaml", "--trace", "--plain", "--set", "train.epochs=2"]) == 0
-    words = container._build_override(asked[0], job())["services"]["trainer"]["command"]
-    assert words[2:] == ["--set", "train.epochs=2", "--plain", "--trace"]
+    arguments = container._build_override(requests[0], job())["services"]["trainer"]["command"]
+    assert arguments[2:] == ["--set", "train.epochs=2", "--plain", "--trace"]
 
 
 def test_a_run_to_extend_is_named_as_the_container_sees_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    asked: list[container.LaunchRequest] = []
-    monkeypatch.setattr(container, "launch", lambda request: asked.append(request) or 0)
+    requests: list[container.LaunchRequest] = []
+    monkeypatch.setattr(container, "launch", lambda request: requests.append(request) or 0)
     monkeypatch.setattr(container, "PROJECT", tmp_path)
-    for place in ("runs/digits-001", "elsewhere/digits-001"):
-        (tmp_path / place).mkdir(parents=True)
-        options = ["--extend", str(tmp_path / place), "--restart-schedule"]
+    for run_folder in ("runs/digits-001", "elsewhere/digits-001"):
+        (tmp_path / run_folder).mkdir(parents=True)
+        options = ["--extend", str(tmp_path / run_folder), "--restart-schedule"]
         assert main.main(["launch", "job.yaml", *options]) == 0
-    words = container._build_override(asked[0], job())["services"]["trainer"]["command"]
-    assert words[2:] == ["--restart-schedule", "--extend", "runs/digits-001"]
+    arguments = container._build_override(requests[0], job())["services"]["trainer"]["command"]
+    assert arguments[2:] == ["--restart-schedule", "--extend", "runs/digits-001"]
     with pytest.raises(SpecError, check=saying("container-see-folder", "elsewhere/digits-001")):
-        container._build_override(asked[1], job())
+        container._build_override(requests[1], job())

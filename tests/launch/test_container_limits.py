@@ -126,13 +126,13 @@ def test_root_is_informed_once_about_the_owner_of_the_files(
 
 
 @pytest.mark.parametrize(
-    ("uid", "owner", "told"),
+    ("uid", "owner", "expected"),
     [
         (0, 0, "root (uid 0), because root owns the"),
         (54321, 54321, "uid 54321, which no account here has, the owner of this"),
     ],
 )
-def test_the_account_that_gets_the_files_of_root_is_named(uid: int, owner: int, told: str) -> None:
+def test_the_account_that_gets_the_files_of_root_is_named(uid: int, owner: int, expected: str) -> None:
     text = container_limits._about_owner(uid, Path("/srv/my drive"), is_owner=bool(owner))
-    assert told in text
+    assert expected in text
     assert ("chown -R ACCOUNT: '/srv/my drive'" in text) == (owner == 0)

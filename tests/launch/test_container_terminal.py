@@ -46,8 +46,8 @@ class Engine(BaseHTTPRequestHandler):
             self.wfile.flush()
 
     def do_POST(self) -> None:
-        asked = {key: int(value[0]) for key, value in parse_qs(urlsplit(self.path).query).items()}
-        type(self).sizes.append((asked["w"], asked["h"]))
+        query = {key: int(value[0]) for key, value in parse_qs(urlsplit(self.path).query).items()}
+        type(self).sizes.append((query["w"], query["h"]))
         self.send_response(200)
         self.send_header("Content-Length", "0")
         self.end_headers()
@@ -139,7 +139,7 @@ def test_without_a_terminal_no_size_is_asked_for(engine: Any, handlers: None) ->
 SHOW = "import json; from drivetrain.launch import follow_container as t; print(json.dumps(t.terminal_settings({'LoggingDriver': 'json-file'})))"
 
 
-def shown(**environment: str) -> str:
+def read_terminal_settings(**environment: str) -> str:
     """What a service gets on a terminal."""
     leader, follower = pty.openpty()
     try:
@@ -153,11 +153,11 @@ def shown(**environment: str) -> str:
 
 
 def test_who_gets_a_terminal() -> None:
-    given = shown(TERM="xterm-256color", COLORTERM="truecolor")
-    assert '"tty": true' in given
-    assert '"TERM": "xterm-256color", "COLORTERM": "truecolor"' in given
-    assert '"max-size": "20m"' in given
-    assert shown(TERM="dumb") == "{}"
-    assert shown(TERM="xterm", NO_COLOR="1") == "{}"
-    piped = subprocess.run([sys.executable, "-c", SHOW], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert piped.stdout.strip() == "{}"
+    settings = read_terminal_settings(TERM="xterm-256color", COLORTERM="truecolor")
+    assert '"tty": true' in settings
+    assert '"TERM": "xterm-256color", "COLORTERM": "truecolor"' in settings
+    assert '"max-size": "20m"' in settings
+    assert read_terminal_settings(TERM="dumb") == "{}"
+    assert read_terminal_settings(TERM="xterm", NO_COLOR="1") == "{}"
+    process = subprocess.run([sys.executable, "-c", SHOW], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert process.stdout.strip() == "{}"

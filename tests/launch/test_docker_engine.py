@@ -11,7 +11,7 @@ from tests.paths import ROOT
 
 
 @pytest.mark.parametrize(
-    ("words", "why", "cure"),
+    ("message", "cause", "cure"),
     [
         (
             "Error while fetching server API version: ('Connection aborted.', PermissionError(13, 'Permission denied'))",
@@ -30,8 +30,8 @@ from tests.paths import ROOT
         ),
     ],
 )
-def test_why_no_engine_can_be_used(words: str, why: str, cure: str) -> None:
-    assert docker_engine.explain_connection_error(words) == docker_engine.EngineMissing(why, cure)
+def test_why_no_engine_can_be_used(message: str, cause: str, cure: str) -> None:
+    assert docker_engine.explain_connection_error(message) == docker_engine.EngineMissing(cause, cure)
 
 
 def test_without_permission_the_advice_is_the_docker_group(
@@ -44,7 +44,7 @@ def test_without_permission_the_advice_is_the_docker_group(
     )
     monkeypatch.setattr(container, "_train_natively", lambda *_: 0)
     assert main.main(["launch", str(ROOT / "jobs" / "digits.yaml")]) == 0
-    told = capsys.readouterr().out
-    assert says(told, "docker-engine-used-running")
-    assert "sudo usermod -aG docker $USER" in told
-    assert "make engine" not in told
+    output = capsys.readouterr().out
+    assert says(output, "docker-engine-used-running")
+    assert "sudo usermod -aG docker $USER" in output
+    assert "make engine" not in output

@@ -68,7 +68,7 @@ def test_data_outside_of_the_project_is_never_relabelled(tmp_path: Path, selinux
     data = {"type": "bind", "source": "/data", "target": "/data", "read_only": True, "bind": {}}
     trainer: dict[str, Any] = {"volumes": [data] * outside}
     container.add_secrets(trainer, RunSecrets({"KEY": b"v"}, tmp_path), engine)
-    relabelled = [each["target"] for each in trainer["volumes"] if "selinux" in each["bind"]]
+    relabelled = [volume["target"] for volume in trainer["volumes"] if "selinux" in volume["bind"]]
     assert relabelled == ["/run/secrets/KEY"] * selinux
     assert trainer.get("security_opt") == (["label=disable"] if selinux and outside else None)
 

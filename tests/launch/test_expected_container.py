@@ -48,17 +48,17 @@ def machine(name: str) -> facts.Hardware:
 
 
 def test_the_container_has_the_limits_and_libraries_of_the_image(no_torch: None, limited: Limited) -> None:
-    found, line = expected_container.expect_hardware(machine("laptop"), limited("{}"))
+    container, line = expected_container.expect_hardware(machine("laptop"), limited("{}"))
     assert says_only(line, "torch-installed-plan-container")
     host = machine("laptop")
-    assert (found.cpu.budget, found.cpu.quota) == (host.cpu.host - 1, 15.0)
-    assert (found.memory.limit, found.memory.swap) == (host.memory.host - 4 * GIB >> 20 << 20, False)
-    assert (found.storage.shm, found.storage.cache) == (256 << 20, "/cache/compile")
-    assert (found.place, found.image, found.compiler) == ("docker", "cpu", "/usr/bin/g++")
-    assert found.libraries.iomp5
-    assert found.libraries.tcmalloc
-    assert found.torch
-    assert f"torch=={found.torch.version} " in (ROOT / "docker" / "requirements-cpu.txt").read_text()
+    assert (container.cpu.budget, container.cpu.quota) == (host.cpu.host - 1, 15.0)
+    assert (container.memory.limit, container.memory.swap) == (host.memory.host - 4 * GIB >> 20 << 20, False)
+    assert (container.storage.shm, container.storage.cache) == (256 << 20, "/cache/compile")
+    assert (container.place, container.image, container.compiler) == ("docker", "cpu", "/usr/bin/g++")
+    assert container.libraries.iomp5
+    assert container.libraries.tcmalloc
+    assert container.torch
+    assert f"torch=={container.torch.version} " in (ROOT / "docker" / "requirements-cpu.txt").read_text()
 
 
 def test_limits_come_from_the_job_then_from_env(
@@ -67,24 +67,24 @@ def test_limits_come_from_the_job_then_from_env(
     monkeypatch.setattr(container_limits, "PROJECT", tmp_path)
     (tmp_path / ".env").write_text("DRIVETRAIN_MEMORY=3g\nDRIVETRAIN_SHM=64m\n")
     host = machine("laptop")
-    found, _ = expected_container.expect_hardware(host, limited("{}"))
-    assert (found.memory.limit, found.storage.shm) == (3 * GIB, 64 << 20)
-    found, _ = expected_container.expect_hardware(host, limited("{cpus: 1, memory: 2g, shm: 128m}"))
-    assert (found.cpu.budget, found.memory.limit, found.storage.shm) == (1, 2 * GIB, 128 << 20)
+    container, _ = expected_container.expect_hardware(host, limited("{}"))
+    assert (container.memory.limit, container.storage.shm) == (3 * GIB, 64 << 20)
+    container, _ = expected_container.expect_hardware(host, limited("{cpus: 1, memory: 2g, shm: 128m}"))
+    assert (container.cpu.budget, container.memory.limit, container.storage.shm) == (1, 2 * GIB, 128 << 20)
 
 
 def test_a_gpu_is_planned_for_as_launch_uses_it(no_torch: None, limited: Limited) -> None:
     host = machine("t4")
-    found, line = expected_container.expect_hardware(host, limited("{}"))
-    assert (found.image, found.gpus, found.storage.shm) == ("legacy", host.gpus, 2 * GIB)
-    assert (found.cpu.budget, found.memory.limit) == (host.cpu.host - 1, host.memory.host - 2 * GIB >> 20 << 20)
-    assert found.libraries.iomp5 is None
+    container, line = expected_container.expect_hardware(host, limited("{}"))
+    assert (container.image, container.gpus, container.storage.shm) == ("legacy", host.gpus, 2 * GIB)
+    assert (container.cpu.budget, container.memory.limit) == (host.cpu.host - 1, host.memory.host - 2 * GIB >> 20 << 20)
+    assert container.libraries.iomp5 is None
     assert says(line, "set-none-shows-plan", "limits.gpus")
 
 
 def test_an_arm_image_has_no_iomp5(no_torch: None, limited: Limited) -> None:
-    found, _ = expected_container.expect_hardware(machine("graviton3"), limited("{}"))
-    assert found.libraries.iomp5 is None
+    container, _ = expected_container.expect_hardware(machine("graviton3"), limited("{}"))
+    assert container.libraries.iomp5 is None
 
 
 def test_with_torch_the_plan_is_of_this_machine(limited: Limited, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,18 +98,18 @@ def test_without_a_docker_client_the_plan_is_of_the_host(
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     host = machine("laptop")
-    found, line = expected_container.expect_hardware(host, limited("{}"))
-    assert found == host
+    container, line = expected_container.expect_hardware(host, limited("{}"))
+    assert container == host
     assert ends_with(line, "plan-host-without-container")
 
 
 def test_plan_says_so_first_and_json_stays_json(no_torch: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["plan", DIGITS, "--set", "limits.gpus=none"]) == 0
-    told = capsys.readouterr().out
-    assert begins_with(told, "torch-installed-plan-container-image")
-    assert "requested but not enforced" not in told
+    stdout = capsys.readouterr().out
+    assert begins_with(stdout, "torch-installed-plan-container-image")
+    assert "requested but not enforced" not in stdout
     assert main.main(["plan", DIGITS, "--set", "limits.gpus=none", "--json"]) == 0
-    told, warned = capsys.readouterr()
-    rows = {row["name"]: row["value"] for row in json.loads(told)["decisions"]}
+    stdout, stderr = capsys.readouterr()
+    rows = {row["name"]: row["value"] for row in json.loads(stdout)["decisions"]}
     assert rows["allocator"] == "tcmalloc"
-    assert begins_with(warned, "torch-is-not-installed-here")
+    assert begins_with(stderr, "torch-is-not-installed-here")

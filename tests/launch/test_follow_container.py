@@ -131,7 +131,7 @@ def test_inside_the_project_the_log_is_enough(
 
 
 @pytest.mark.parametrize(
-    ("code", "oom", "told"),
+    ("code", "oom", "expected"),
     [
         (0, False, ""),
         (75, False, ""),
@@ -142,21 +142,21 @@ def test_inside_the_project_the_log_is_enough(
     ],
 )
 def test_exit_code_of_a_container_is_explained(
-    code: int, oom: bool, told: str, runs: Runs, capsys: pytest.CaptureFixture[str]
+    code: int, oom: bool, expected: str, runs: Runs, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert follow_container.follow(Container(code, oom), runs) == code
     error = capsys.readouterr().err
-    assert error.startswith(told)
-    assert bool(error) == bool(told)
-    if told:
+    assert error.startswith(expected)
+    assert bool(error) == bool(expected)
+    if expected:
         assert "\n  possible: " in error
         assert "\n  do:       " in error
 
 
-@pytest.mark.parametrize(("limit", "told"), [(50 << 20, "limits.memory=1g"), (4 << 30, "optimize.micro_batch=8")])
-def test_where_the_libraries_alone_do_not_fit_no_smaller_batch_is_advised(limit: int, told: str) -> None:
+@pytest.mark.parametrize(("limit", "expected"), [(50 << 20, "limits.memory=1g"), (4 << 30, "optimize.micro_batch=8")])
+def test_where_the_libraries_alone_do_not_fit_no_smaller_batch_is_advised(limit: int, expected: str) -> None:
     text = follow_container.explain_end(137, {"State": {"OOMKilled": True}, "HostConfig": {"Memory": limit}})
-    assert told in text.partition("  do: ")[2]
+    assert expected in text.partition("  do: ")[2]
 
 
 TRAINER = """

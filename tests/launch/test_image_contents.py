@@ -85,8 +85,8 @@ def test_an_image_without_the_label_is_of_other_code() -> None:
 def test_every_ingredient_of_the_dockerfile_is_compared(checkout: Path) -> None:
     """What the Dockerfile copies or mounts from the checkout; the wheels are those of the lock."""
     text = (ROOT / "docker" / "Dockerfile").read_text()
-    copied = [line.split() for line in text.splitlines() if line.startswith("COPY ") and "--from=" not in line]
-    named = {word for words in copied for word in words[1:-1] if not word.startswith("--")}
+    copy_lines = [line.split() for line in text.splitlines() if line.startswith("COPY ") and "--from=" not in line]
+    named = {word for arguments in copy_lines for word in arguments[1:-1] if not word.startswith("--")}
     named |= {part.split("source=")[1].split(",")[0] for part in text.split() if "type=bind,source=" in part}
     parts = {part.replace("{}", "${LOCK}") for part in (*image_contents.PACKAGES, *image_contents.CODE)}
     parts |= {part.format("cpu") for part in image_contents.PACKAGES}
@@ -157,9 +157,9 @@ def test_a_container_refuses_a_checkout_with_other_code(
     monkeypatch.setattr(image_contents.check_in_container, "__defaults__", (record, checkout))
     monkeypatch.setenv("DRIVETRAIN_IMAGE", "cpu")
     assert main.main(["train", str(ROOT / "jobs" / "digits.yaml")]) == DeviceError.exit_code
-    told = capsys.readouterr()
-    assert "first `make image-cpu`" in told.err
-    assert told.out == ""
+    output = capsys.readouterr()
+    assert "first `make image-cpu`" in output.err
+    assert output.out == ""
 
 
 def test_a_container_without_a_checkout_trains(tmp_path: Path) -> None:

@@ -48,10 +48,10 @@ def checkout(tmp_path: Path) -> Path:
 
 def build(checkout: Path, word: str = "cpu", python: str = sys.executable) -> subprocess.Popen[str]:
     path = f"{checkout.parent / 'bin'}:{os.environ['PATH']}"
-    given = {**os.environ, "PATH": path, "PYTHON": python, "PYTHONPATH": "", "BASE_IMAGE": "base"}
+    environment = {**os.environ, "PATH": path, "PYTHON": python, "PYTHONPATH": "", "BASE_IMAGE": "base"}
     return subprocess.Popen(
         [checkout / "scripts" / "image", word],
-        env=given,
+        env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -88,43 +88,43 @@ def test_without_pytorchs_index_the_image_gets_the_build_of_pips_index(
     assert (checkout.parent / "wheels").read_text().startswith("ampere")
 
 
-def builds(checkout: Path) -> int:
+def count_builds(checkout: Path) -> int:
     path = checkout.parent / "builds"
     return len(path.read_text().splitlines()) if path.exists() else 0
 
 
-def started(checkout: Path, count: int) -> None:
+def wait_for_builds(checkout: Path, count: int) -> None:
     until = time.monotonic() + 30
-    while builds(checkout) < count:
+    while count_builds(checkout) < count:
         assert time.monotonic() < until
         time.sleep(0.05)
 
 
 def test_two_commands_build_once(checkout: Path) -> None:
     first = build(checkout)
-    started(checkout, 1)
+    wait_for_builds(checkout, 1)
     second = build(checkout)
-    told = [process.communicate(timeout=60)[0] for process in (first, second)]
-    assert [first.returncode, second.returncode] == [0, 0], told
-    assert builds(checkout) == 1
-    lines = told[1].splitlines()
+    outputs = [process.communicate(timeout=60)[0] for process in (first, second)]
+    assert [first.returncode, second.returncode] == [0, 0], outputs
+    assert count_builds(checkout) == 1
+    lines = outputs[1].splitlines()
     assert says_only(lines[0], "image-another-command-building")
     assert lines[1].endswith("was built meanwhile")
-    assert "another command" not in told[0]
+    assert "another command" not in outputs[0]
 
 
 def test_what_was_built_from_other_code_is_built_again(checkout: Path) -> None:
     first = build(checkout)
-    started(checkout, 1)
+    wait_for_builds(checkout, 1)
     (checkout / "LICENSE").write_text("changed\n")
     second = build(checkout)
     assert [process.communicate(timeout=60)[0].count("another command") for process in (first, second)] == [0, 1]
-    assert builds(checkout) == 2
+    assert count_builds(checkout) == 2
 
 
 def test_another_image_does_not_wait(checkout: Path) -> None:
     first = build(checkout)
-    started(checkout, 1)
+    wait_for_builds(checkout, 1)
     second = build(checkout, "ampere")
     assert "another command" not in second.communicate(timeout=60)[0]
     first.communicate(timeout=60)
@@ -132,9 +132,9 @@ def test_another_image_does_not_wait(checkout: Path) -> None:
 
 def test_a_killed_build_leaves_no_lock(checkout: Path) -> None:
     first = build(checkout)
-    started(checkout, 1)
+    wait_for_builds(checkout, 1)
     os.killpg(first.pid, signal.SIGKILL)
     first.communicate()
-    told = build(checkout).communicate(timeout=60)[0]
-    assert "another command" not in told
-    assert builds(checkout) == 2
+    output = build(checkout).communicate(timeout=60)[0]
+    assert "another command" not in output
+    assert count_builds(checkout) == 2

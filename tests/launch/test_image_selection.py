@@ -70,7 +70,7 @@ NEWER = "install a newer NVIDIA driver on the host; `make train-cpu` trains on t
 
 
 @pytest.mark.parametrize(
-    ("files", "nvml", "given", "possible", "action"),
+    ("files", "nvml", "description", "possible", "action"),
     [
         ({}, None, "no NVIDIA GPU found", *NOWHERE),
         (
@@ -129,13 +129,13 @@ def test_what_is_missing(
     tmp_path: Path,
     files: dict[str, str],
     nvml: Nvml | None,
-    given: str,
+    description: str,
     possible: str,
     action: str,
 ) -> None:
     with pytest.raises(DeviceError) as caught:
         word(monkeypatch, write(tmp_path, files), nvml)
-    assert (caught.value.given, caught.value.possible, caught.value.action) == (given, possible, action)
+    assert (caught.value.given, caught.value.possible, caught.value.action) == (description, possible, action)
     assert caught.value.exit_code == 9
 
 

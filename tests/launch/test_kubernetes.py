@@ -48,7 +48,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def objects(folder: Path) -> dict[str, Any]:
-    return {each["kind"]: each for each in yaml.safe_load_all((folder / "out.yaml").read_text())}
+    return {document["kind"]: document for document in yaml.safe_load_all((folder / "out.yaml").read_text())}
 
 
 def test_a_manifest_says_how_the_job_ends(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -56,11 +56,11 @@ def test_a_manifest_says_how_the_job_ends(folder: Path, capsys: pytest.CaptureFi
     out = capsys.readouterr().out
     assert says(out, "kubernetes-takes-name-like", "tiny-1")
     assert says(out, "submit-kubectl-create")
-    made = objects(folder)
-    assert made["ConfigMap"]["data"] == {"tiny.yaml": SPEC}
+    documents = objects(folder)
+    assert documents["ConfigMap"]["data"] == {"tiny.yaml": SPEC}
     assert "\n  tiny.yaml: |\n    name: Tiny_1\n" in (folder / "out.yaml").read_text()
-    assert made["Service"]["spec"]["clusterIP"] == "None"
-    spec = made["Job"]["spec"]
+    assert documents["Service"]["spec"]["clusterIP"] == "None"
+    spec = documents["Job"]["spec"]
     assert (spec["completionMode"], spec["completions"], spec["parallelism"]) == ("Indexed", 2, 2)
     actions = [
         (rule["action"], rule.get("onExitCodes", {}).get("values")) for rule in spec["podFailurePolicy"]["rules"]
@@ -77,7 +77,7 @@ def test_a_manifest_says_how_the_job_ends(folder: Path, capsys: pytest.CaptureFi
     assert container["resources"]["limits"] == {"cpu": "2", "memory": "4096Mi", "nvidia.com/gpu": "4"}
     assert container["args"][:2] == ["train", "/job/tiny.yaml"]
     assert container["args"][-4:] == ["--set", "limits.gpus=all", "--runs", "/data/runs"]
-    environ = {each["name"]: each for each in container["env"]}
+    environ = {variable["name"]: variable for variable in container["env"]}
     assert environ["MASTER_ADDR"]["value"] == "tiny-1-0.tiny-1"
     assert environ["HF_TOKEN"]["valueFrom"] == {"secretKeyRef": {"name": "hub", "key": "token"}}
 
@@ -140,7 +140,7 @@ for line in sys.stdin:
 
 def verdicts(documents: list[Any]) -> list[str]:
     """What the upstream schemas say in strict mode."""
-    text = "".join(json.dumps(each) + "\n" for each in documents)
+    text = "".join(json.dumps(document) + "\n" for document in documents)
     done = subprocess.run([VALIDATOR, "-c", CHECK], input=text, capture_output=True, text=True, check=True)
     return done.stdout.splitlines()
 
@@ -161,27 +161,29 @@ def keys(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
             yield from keys(item, (*path, number))
 
 
-def misspelt(document: Any, path: tuple[Any, ...]) -> Any:
+def misspell(document: Any, path: tuple[Any, ...]) -> Any:
     """The document with a typing error in one key."""
-    changed = copy.deepcopy(document)
-    here = changed
+    copied = copy.deepcopy(document)
+    mapping = copied
     for part in path[:-1]:
-        here = here[part]
-    here[path[-1] + "s"] = here.pop(path[-1])
-    return changed
+        mapping = mapping[part]
+    mapping[path[-1] + "s"] = mapping.pop(path[-1])
+    return copied
 
 
 @pytest.mark.nightly
 @pytest.mark.skipif(not VALIDATOR, reason="DRIVETRAIN_KUBERNETES does not name a Python with kubernetes-validate")
 def test_the_schemas_take_the_manifest_and_refuse_typing_errors(folder: Path) -> None:
     assert launch("--nodes", "2", "--device", "gpu") == 0
-    made = list(objects(folder).values())
-    assert verdicts(made) == ["good"] * 4
-    every = [(each, path) for each in made for path in keys(each) if path not in (("kind",), ("apiVersion",))]
-    chosen = random.Random(0).sample(every, 50)
-    said = verdicts([misspelt(*each) for each in chosen])
-    accepted = [path for (_, path), verdict in zip(chosen, said, strict=True) if verdict == "good"]
-    print(f"{len(chosen)} of {len(every)} keys misspelt, {len(chosen) - len(accepted)} refused")
+    documents = list(objects(folder).values())
+    assert verdicts(documents) == ["good"] * 4
+    key_paths = [
+        (entry, path) for entry in documents for path in keys(entry) if path not in (("kind",), ("apiVersion",))
+    ]
+    sampled = random.Random(0).sample(key_paths, 50)
+    answers = verdicts([misspell(*entry) for entry in sampled])
+    accepted = [path for (_, path), verdict in zip(sampled, answers, strict=True) if verdict == "good"]
+    print(f"{len(sampled)} of {len(key_paths)} keys misspelt, {len(sampled) - len(accepted)} refused")
     assert accepted == []
 
 
@@ -196,8 +198,8 @@ def test_the_pods_train_with_what_kubernetes_gives_them(job: Path, monkeypatch: 
     assert launch("--nodes", "2") == 0
     pod = objects(home)["Job"]["spec"]["template"]["spec"]
     (container,) = pod["containers"]
-    given = {each["name"]: each["value"] for each in container["env"]}
-    words = [word.replace("/job/", f"{home}/") for word in container["args"]]
+    variables = {entry["name"]: entry["value"] for entry in container["env"]}
+    arguments = [word.replace("/job/", f"{home}/") for word in container["args"]]
     with nodes.network(2, names=f"tiny-{{}}.{pod['subdomain']}") as machines:
 
         def start() -> list[subprocess.Popen[bytes]]:
@@ -205,9 +207,9 @@ def test_the_pods_train_with_what_kubernetes_gives_them(job: Path, monkeypatch: 
                 machine.start(
                     [
                         *("env", "-i", f"PATH={os.environ['PATH']}", f"PYTHONPATH={os.environ.get('PYTHONPATH', '')}"),
-                        *(f"{name}={value}" for name, value in given.items()),
+                        *(f"{name}={value}" for name, value in variables.items()),
                         f"JOB_COMPLETION_INDEX={number}",
-                        *(sys.executable, "-m", "drivetrain", *words),
+                        *(sys.executable, "-m", "drivetrain", *arguments),
                     ],
                     home / f"pod-{number}.log",
                 )
@@ -217,9 +219,9 @@ def test_the_pods_train_with_what_kubernetes_gives_them(job: Path, monkeypatch: 
         pods, run = start(), home / "runs" / "tiny-001"
         until(lambda: (run / "metrics.jsonl").exists() and len(rows(run)) > 10, 300)
         pods[1].send_signal(signal.SIGTERM)
-        assert [each.wait(120) for each in pods] == [75, 75]
+        assert [entry.wait(120) for entry in pods] == [75, 75]
         pods = start()
-        assert [each.wait(300) for each in pods] == [0, 0], (home / "pod-0.log").read_text()
+        assert [entry.wait(300) for entry in pods] == [0, 0], (home / "pod-0.log").read_text()
     assert "(JOB_COMPLETION_INDEX of Kubernetes)" in (home / "pod-0.log").read_text()
     reference = ["--set", "limits.processes=2", "--set", "limits.gpus=none", "--runs", str(home / "reference")]
     assert train(job, *reference).returncode == 0

@@ -20,40 +20,40 @@ from tests.paths import ROOT
 IMAGES = "name: a\ntask: image-classification\ndata: {train: photos}\n"
 
 
-def written(folder: Path, text: str = IMAGES) -> Path:
+def write_spec(folder: Path, text: str = IMAGES) -> Path:
     (folder / "photos").mkdir(exist_ok=True)
     (folder / "job.yaml").write_text(text)
     return folder / "job.yaml"
 
 
-def mounted(path: Path) -> list[str]:
+def list_sources(path: Path) -> list[str]:
     """Sources that lie where they are."""
-    found = mounts.list_job_mounts(path, job_spec.load(path))
-    assert all(mount.source == mount.target for mount in found)
-    return [str(mount.source) for mount in found]
+    job_mounts = mounts.list_job_mounts(path, job_spec.load(path))
+    assert all(mount.source == mount.target for mount in job_mounts)
+    return [str(mount.source) for mount in job_mounts]
 
 
 def test_the_spec_and_its_data_one_by_one(tmp_path: Path) -> None:
     """A spec in a home brought the whole home, keys included."""
-    path = written(tmp_path)
+    path = write_spec(tmp_path)
     (tmp_path / "id_rsa").write_text("secret")
-    assert mounted(path) == [str(path), str(tmp_path / "photos")]
+    assert list_sources(path) == [str(path), str(tmp_path / "photos")]
 
 
 def test_a_job_of_the_project_needs_nothing() -> None:
-    assert mounted(ROOT / "jobs" / "digits.yaml") == []
+    assert list_sources(ROOT / "jobs" / "digits.yaml") == []
 
 
 def test_a_model_folder_is_mounted(tmp_path: Path) -> None:
     (tmp_path / "encoder").mkdir()
     text = IMAGES + f"model: {{source: transformers, name: {tmp_path / 'encoder'}}}\n"
-    assert str(tmp_path / "encoder") in mounted(written(tmp_path, text))
+    assert str(tmp_path / "encoder") in list_sources(write_spec(tmp_path, text))
 
 
 def test_weights_of_timm_are_mounted(tmp_path: Path) -> None:
     (tmp_path / "a.safetensors").touch()
     text = IMAGES + "model: {source: timm, name: resnet18, weights: a.safetensors}\n"
-    assert str(tmp_path / "a.safetensors") in mounted(written(tmp_path, text))
+    assert str(tmp_path / "a.safetensors") in list_sources(write_spec(tmp_path, text))
 
 
 def test_a_snapshot_of_the_hub_comes_with_the_files_that_it_links_to(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_a_snapshot_of_the_hub_comes_with_the_files_that_it_links_to(tmp_path: P
     (hub / "blobs" / "x").touch()
     (hub / "snapshots" / "1" / "config.json").symlink_to("../../blobs/x")
     text = IMAGES + f"model: {{source: transformers, name: {hub / 'snapshots' / '1'}}}\n"
-    assert mounted(written(tmp_path, text)) == [str(tmp_path / "job.yaml"), str(hub), str(tmp_path / "photos")]
+    assert list_sources(write_spec(tmp_path, text)) == [str(tmp_path / "job.yaml"), str(hub), str(tmp_path / "photos")]
 
 
 def test_user_code_mounts_its_folder(tmp_path: Path) -> None:
@@ -72,17 +72,17 @@ def test_user_code_mounts_its_folder(tmp_path: Path) -> None:
         (tmp_path / "code" / name).write_text(own_job.DATA if name == "my_data.py" else own_job.MODEL)
     path = tmp_path / "job.yaml"
     path.write_text("name: a\ntask: custom\ndata: {file: code/my_data.py}\nmodel: {file: code/my_model.py}\n")
-    assert mounted(path) == [str(tmp_path / "code"), str(path)]
+    assert list_sources(path) == [str(tmp_path / "code"), str(path)]
 
 
 def test_a_manifest_of_images_brings_its_folder(tmp_path: Path) -> None:
     (tmp_path / "set").mkdir()
     (tmp_path / "set" / "list.csv").write_text("path,label\na.png,b\n")
-    path = written(tmp_path, "name: a\ntask: image-classification\ndata: {train: set/list.csv}\n")
-    assert mounted(path) == [str(path), str(tmp_path / "set")]
+    path = write_spec(tmp_path, "name: a\ntask: image-classification\ndata: {train: set/list.csv}\n")
+    assert list_sources(path) == [str(path), str(tmp_path / "set")]
 
 
-def refused(path: Path) -> str:
+def read_refusal(path: Path) -> str:
     with pytest.raises(SpecError) as caught:
         mounts.list_job_mounts(path, job_spec.load(path))
     assert len(str(caught.value).splitlines()) == 3
@@ -95,7 +95,7 @@ def _home(folder: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("named", "why"),
+    ("data_path", "reason"),
     [
         ("/", "it contains more than data"),
         ("/etc", "/etc belongs to the system"),
@@ -115,7 +115,9 @@ def _home(folder: Path) -> str:
         ("SOCKET", "it is neither a file nor a folder"),
     ],
 )
-def test_paths_that_are_never_mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str, why: str) -> None:
+def test_paths_that_are_never_mounted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data_path: str, reason: str
+) -> None:
     home = tmp_path / "homes" / "me"
     (tmp_path / "disk" / "me" / ".ssh").mkdir(parents=True)
     (tmp_path / "backup" / ".ssh").mkdir(parents=True)
@@ -123,10 +125,10 @@ def test_paths_that_are_never_mounted(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setenv("HOME", str(home))
     (tmp_path / "link").symlink_to(home)
     with socket.socket(socket.AF_UNIX) as listener:
-        here = Path.cwd()
+        working_folder = Path.cwd()
         os.chdir(tmp_path)  # the name of a socket is short
         listener.bind("sock")
-        os.chdir(here)
+        os.chdir(working_folder)
     for word, path in (
         ("HOME", home),
         ("LINK", tmp_path / "link"),
@@ -134,12 +136,14 @@ def test_paths_that_are_never_mounted(tmp_path: Path, monkeypatch: pytest.Monkey
         ("REAL", tmp_path / "disk" / "me"),
         ("COPY", tmp_path / "backup"),
     ):
-        named = named.replace(word, str(path))
-    told = refused(
-        written(tmp_path, f"name: a\ntask: image-classification\ndata:\n  train: photos\n  validation: {named}\n")
+        data_path = data_path.replace(word, str(path))
+    message = read_refusal(
+        write_spec(
+            tmp_path, f"name: a\ntask: image-classification\ndata:\n  train: photos\n  validation: {data_path}\n"
+        )
     )
-    assert f"{tmp_path}/job.yaml:5:3: data.validation: " in told
-    assert f"is not mounted: {why}" in told
+    assert f"{tmp_path}/job.yaml:5:3: data.validation: " in message
+    assert f"is not mounted: {reason}" in message
 
 
 HIDDEN = [
@@ -178,23 +182,23 @@ def test_the_downloads_of_a_home_are_mounted_without_their_token(
 @pytest.mark.parametrize("name", ["a\nb", "a\rb", "a\x1b[2Jb", "a\u2028b", "a\x85b"], ids=ascii)
 def test_a_control_character_in_a_path_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / name).mkdir()
-    path = written(tmp_path / name)
-    assert says(refused(path), "contains-control-character")
+    path = write_spec(tmp_path / name)
+    assert says(read_refusal(path), "contains-control-character")
     (tmp_path / "link").symlink_to(tmp_path / name / "photos")
-    assert says(refused(written(tmp_path, IMAGES.replace("photos", "link"))), "contains-control-character")
+    assert says(read_refusal(write_spec(tmp_path, IMAGES.replace("photos", "link"))), "contains-control-character")
 
 
 def test_code_beside_a_spec_in_a_home_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    told = refused(own_job.write(tmp_path))
-    assert says(told, "may-import-files-next", "model.file", "my_model.py")
-    assert says(told, "copy-job-needs-separate")
+    message = read_refusal(own_job.write(tmp_path))
+    assert says(message, "may-import-files-next", "model.file", "my_model.py")
+    assert says(message, "copy-job-needs-separate")
 
 
 def test_a_spec_in_a_home_alone_is_fine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    path = written(tmp_path)
-    assert mounted(path) == [str(path), str(tmp_path / "photos")]
+    path = write_spec(tmp_path)
+    assert list_sources(path) == [str(path), str(tmp_path / "photos")]
 
 
 @pytest.fixture
@@ -228,19 +232,19 @@ def test_a_link_that_leads_out_of_the_project(
 
 def test_a_link_inside_a_data_folder_is_not_followed(tmp_path: Path) -> None:
     """Nobody has named what it leads to; inside it would be a broken link."""
-    path = written(tmp_path)
+    path = write_spec(tmp_path)
     (tmp_path / "secret").mkdir()
     (tmp_path / "photos" / "cats").symlink_to(tmp_path / "secret")
-    told = refused(path)
-    assert says(told, "link-mounted-container", "data.train", f"{tmp_path}/photos/cats", f"{tmp_path}/secret")
+    message = read_refusal(path)
+    assert says(message, "link-mounted-container", "data.train", f"{tmp_path}/photos/cats", f"{tmp_path}/secret")
 
 
 def test_a_path_that_means_something_else_inside(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (project / "jobs" / "job.yaml").write_text(IMAGES)
     (project / "deep" / "photos").mkdir(parents=True)
     monkeypatch.chdir(project / "deep")
-    told = refused(Path("../jobs/job.yaml"))
-    assert says(told, "photos-relative-working-folder")
+    message = read_refusal(Path("../jobs/job.yaml"))
+    assert says(message, "photos-relative-working-folder")
 
 
 def test_a_user_without_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,15 +253,15 @@ def test_a_user_without_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.delenv("HOME")
     monkeypatch.setattr("pwd.getpwuid", unknown)
-    assert mounted(written(tmp_path))
+    assert list_sources(write_spec(tmp_path))
 
 
 def test_a_home_path_differs_inside_the_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "set").mkdir()
-    told = refused(written(tmp_path, IMAGES.replace("photos", "~/set")))
-    assert says(told, "set-relative-home-folder", "data.train")
-    assert f"do:       write {tmp_path}/set" in told
+    message = read_refusal(write_spec(tmp_path, IMAGES.replace("photos", "~/set")))
+    assert says(message, "set-relative-home-folder", "data.train")
+    assert f"do:       write {tmp_path}/set" in message
 
 
 def test_a_path_that_leads_out_of_the_project(project: Path, tmp_path: Path) -> None:
@@ -265,9 +269,9 @@ def test_a_path_that_leads_out_of_the_project(project: Path, tmp_path: Path) -> 
     (tmp_path / "far").mkdir()
     path = project / "jobs" / "job.yaml"
     path.write_text(IMAGES.replace("photos", "../../far"))
-    told = refused(Path("jobs/job.yaml"))
-    assert says(told, "leaves-project-follows-link", "data.train", "../../far")
-    assert f"do:       write {tmp_path}/far" in told
+    message = read_refusal(Path("jobs/job.yaml"))
+    assert says(message, "leaves-project-follows-link", "data.train", "../../far")
+    assert f"do:       write {tmp_path}/far" in message
     assert [mount.source for mount in mounts.list_job_mounts(path, job_spec.load(path), project)] == [tmp_path / "far"]
 
 
@@ -276,8 +280,8 @@ def test_a_relative_path_out_of_a_linked_folder(tmp_path: Path) -> None:
     for folder in ("here/far", "there/far", "there/jobs"):
         (tmp_path / folder).mkdir(parents=True)
     (tmp_path / "here" / "jobs").symlink_to(tmp_path / "there" / "jobs")
-    told = refused(written(tmp_path / "here" / "jobs", IMAGES.replace("photos", "../far")))
-    assert f"do:       write {tmp_path}/there/far" in told
+    message = read_refusal(write_spec(tmp_path / "here" / "jobs", IMAGES.replace("photos", "../far")))
+    assert f"do:       write {tmp_path}/there/far" in message
 
 
 def test_a_spec_that_is_a_link_into_the_project(project: Path, tmp_path: Path) -> None:
@@ -301,7 +305,7 @@ def test_compose_reads_what_it_is_given() -> None:
 
 def test_dollar_signs_are_escaped_for_compose(tmp_path: Path) -> None:
     (tmp_path / "a$HOME: b").mkdir()
-    path = written(tmp_path / "a$HOME: b")
+    path = write_spec(tmp_path / "a$HOME: b")
     request = container.LaunchRequest(path, ("name=b",))
     service = container._build_override(request, job_spec.load(path))["services"]["trainer"]
     assert service["command"][1] == str(path).replace("$", "$$")
@@ -334,7 +338,7 @@ def test_dollar_signs_are_escaped_for_compose(tmp_path: Path) -> None:
     ],
 )
 def test_a_network_is_granted_only_for_what_the_job_names(tmp_path: Path, text: str, expected: str) -> None:
-    job: Job = job_spec.load(written(tmp_path, IMAGES + text))
+    job: Job = job_spec.load(write_spec(tmp_path, IMAGES + text))
     assert network.decide(job) == (expected.startswith("network: on"), expected)
     assert network.decide(job, requested=True)[0]
 

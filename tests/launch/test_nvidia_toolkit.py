@@ -57,7 +57,7 @@ def test_the_container_toolkit(
 
 
 @pytest.mark.parametrize(
-    ("words", "given"),
+    ("message", "expected"),
     [
         (
             'Error response from daemon: could not select device driver "nvidia" with capabilities: [[gpu]]',
@@ -69,10 +69,10 @@ def test_the_container_toolkit(
         ),
     ],
 )
-def test_the_engines_messages_are_explained(words: str, given: str) -> None:
-    found = nvidia_toolkit.explain_refusal(words)
-    assert found is not None
-    assert found.given.startswith(given)
+def test_the_engines_messages_are_explained(message: str, expected: str) -> None:
+    explanation = nvidia_toolkit.explain_refusal(message)
+    assert explanation is not None
+    assert explanation.given.startswith(expected)
 
 
 def test_other_messages_are_left_to_the_engine() -> None:
@@ -84,8 +84,8 @@ def test_a_missing_toolkit_ends_the_launch_with_9(monkeypatch: pytest.MonkeyPatc
         def info(self) -> dict[str, Any]:
             return {**HOST, "Runtimes": {"runc": {}}}
 
-    here = detect.detect(tmp_path, tmp_path, environ={}, mask={0}, nvml=Nvml([RTX], "580.95.05"))
-    monkeypatch.setattr(container, "detect", lambda runs: here)
+    host = detect.detect(tmp_path, tmp_path, environ={}, mask={0}, nvml=Nvml([RTX], "580.95.05"))
+    monkeypatch.setattr(container, "detect", lambda runs: host)
     monkeypatch.setattr(docker_engine, "connect", Engine)
     monkeypatch.setattr(nvidia_toolkit.find, "__defaults__", (lambda name: None,))
     with pytest.raises(DrivetrainError, check=saying("nvidia-container-toolkit-missing")) as caught:

@@ -30,22 +30,24 @@ def test_the_name_of_a_folder_is_no_command(
     (folder / "data.npz").touch()
     monkeypatch.chdir(site.prepare(folder, SPEC if engine == "slurm" else SPEC_ANYWHERE))
     assert site.launch() == 2
-    told = capsys.readouterr().err
-    assert "the working folder: " in told
-    assert says(told, "contains-control-character")
+    stderr = capsys.readouterr().err
+    assert "the working folder: " in stderr
+    assert says(stderr, "contains-control-character")
     assert not list(folder.glob("tiny.*.*"))
     assert not (folder / f"tiny.{SUFFIXES[engine]}").exists()
 
 
-@pytest.mark.parametrize("words", [["--set", "data.train=/data/a\n b"], ["--output", "a\nb"]], ids=["set", "output"])
+@pytest.mark.parametrize(
+    "arguments", [["--set", "data.train=/data/a\n b"], ["--output", "a\nb"]], ids=["set", "output"]
+)
 def test_an_option_is_no_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
 ) -> None:
     site = ClusterSite("k8s", ENGINES["k8s"])
     monkeypatch.chdir(site.prepare(tmp_path, SPEC_ANYWHERE))
     assert site.launch() == 0
     (tmp_path / "tiny.k8s.yaml").unlink()
-    assert site.launch(*words) == 2
+    assert site.launch(*arguments) == 2
     assert says(capsys.readouterr().err, "contains-control-character")
     assert not list(tmp_path.glob("*.k8s.yaml"))
 

@@ -22,7 +22,7 @@ def origin(monkeypatch: pytest.MonkeyPatch, folder: Path, address: str | None) -
 
 
 @pytest.mark.parametrize(
-    ("address", "place"),
+    ("address", "registry"),
     [
         ("https://github.com/Someone/drivetrain.git", "ghcr.io/someone"),
         ("git@github.com:some-one/drivetrain.git", "ghcr.io/some-one"),
@@ -31,10 +31,10 @@ def origin(monkeypatch: pytest.MonkeyPatch, folder: Path, address: str | None) -
     ],
 )
 def test_the_registry_of_the_owner(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, address: str | None, place: str | None
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, address: str | None, registry: str | None
 ) -> None:
     origin(monkeypatch, tmp_path, address)
-    assert published_image.find_registry({}) == place
+    assert published_image.find_registry({}) == registry
 
 
 def test_the_owner_of_another_repository_publishes_no_image(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -48,29 +48,31 @@ def test_the_owner_of_another_repository_publishes_no_image(monkeypatch: pytest.
 
 def test_the_owner_of_a_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(published_image, "CHECKOUT", None)
-    told = {"Project-URL": ["Source, https://github.com/Someone/drivetrain"]}
+    fields = {"Project-URL": ["Source, https://github.com/Someone/drivetrain"]}
 
     class Metadata:
         def get_all(self, name: str) -> list[str] | None:
-            return told.get(name)
+            return fields.get(name)
 
     monkeypatch.setattr(importlib.metadata, "metadata", lambda name: Metadata())
     assert published_image.find_registry({}) == "ghcr.io/someone"
     assert published_image.published_tag("cpu") == VERSION
-    told.clear()
+    fields.clear()
     assert published_image.find_registry({}) is None
 
 
-@pytest.mark.parametrize(("given", "place"), [("none", None), ("", None), ("127.0.0.1:5000/x", "127.0.0.1:5000/x")])
-def test_the_variable_wins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given: str, place: str | None) -> None:
+@pytest.mark.parametrize(
+    ("setting", "registry"), [("none", None), ("", None), ("127.0.0.1:5000/x", "127.0.0.1:5000/x")]
+)
+def test_the_variable_wins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, setting: str, registry: str | None) -> None:
     origin(monkeypatch, tmp_path, "https://github.com/someone/drivetrain")
-    assert published_image.find_registry({published_image.REGISTRY: given}) == place
+    assert published_image.find_registry({published_image.REGISTRY: setting}) == registry
 
 
-@pytest.mark.parametrize("given", ["https://ghcr.io/someone", "ghcr.io/Someone", "ghcr.io/some one", "ghcr.io/x/"])
-def test_a_variable_that_names_no_registry(given: str) -> None:
-    with pytest.raises(SpecError, match=f"DRIVETRAIN_REGISTRY={given}: not the name of a registry"):
-        published_image.find_registry({published_image.REGISTRY: given})
+@pytest.mark.parametrize("setting", ["https://ghcr.io/someone", "ghcr.io/Someone", "ghcr.io/some one", "ghcr.io/x/"])
+def test_a_variable_that_names_no_registry(setting: str) -> None:
+    with pytest.raises(SpecError, match=f"DRIVETRAIN_REGISTRY={setting}: not the name of a registry"):
+        published_image.find_registry({published_image.REGISTRY: setting})
 
 
 def test_a_checkout_takes_only_its_own_code() -> None:

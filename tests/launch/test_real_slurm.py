@@ -38,8 +38,8 @@ EPOCHS = 100
 
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
-    with slurm_cluster.cluster(4, tmp_path_factory.mktemp("slurm")) as made:
-        yield made
+    with slurm_cluster.cluster(4, tmp_path_factory.mktemp("slurm")) as cluster:
+        yield cluster
 
 
 def small_job(folder: Path) -> Path:
@@ -59,10 +59,10 @@ def script(job: Path, nodes: int = 2, *options: str, **site: object) -> Path:
     """The batch script of a job in its folder, with more options and keys of the site."""
     section: dict[str, object] = {"shared": [str(job.parent), str(ROOT), sys.prefix], "grace": "20s", **site}
     (job.parent / "site.yaml").write_text(json.dumps({"slurm": section}))
-    words = [sys.executable, "-m", "drivetrain", "launch", "tiny.yaml", "--on", "slurm", "--nodes", str(nodes)]
-    words += ["--site", "site.yaml", *options]
+    arguments = [sys.executable, "-m", "drivetrain", "launch", "tiny.yaml", "--on", "slurm", "--nodes", str(nodes)]
+    arguments += ["--site", "site.yaml", *options]
     environ = {**os.environ, "PYTHONPATH": IMPORTS}
-    done = subprocess.run(words, cwd=job.parent, env=environ, capture_output=True, text=True, check=False)
+    done = subprocess.run(arguments, cwd=job.parent, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return job.parent / "tiny.sbatch"
 
@@ -87,21 +87,21 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two processes on one machine, without interruption."""
     home = tmp_path_factory.mktemp("reference")
     path = small_job(home)
-    words = [*command(path, "--set", "limits.processes=2", "--set", "limits.gpus=none")]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False)
+    arguments = [*command(path, "--set", "limits.processes=2", "--set", "limits.gpus=none")]
+    done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return home / "runs" / "tiny-001"
 
 
 def processes(machine: str, number: str) -> list[psutil.Process]:
     """What runs for a job on a machine, the daemons of Slurm left out."""
-    found = []
+    matching = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             environ = process.environ()
             if environ.get("SLURM_JOB_ID") == number and environ.get("SLURMD_NODENAME") == machine:
-                found.append(process)
-    return found
+                matching.append(process)
+    return matching
 
 
 def test_two_nodes_train_to_the_end(slurm: SlurmCluster, job: Path, reference: Path) -> None:
@@ -179,14 +179,14 @@ SLOW_LEADER = f'[ $SLURM_NODEID != 0 ] || export FAULT="last checkpoint:2:slow";
 def test_a_slow_save_of_the_leader_is_waited_for(slurm: SlurmCluster, job: Path, reference: Path) -> None:
     """Slurm ends all tasks as soon as one has ended with another code than 0; the leader's save takes 10 s."""
     job.write_text(job.read_text().replace("every: 3 steps", "every: 10m"))
-    given = {"command": ["bash", "-c", SLOW_LEADER, "drivetrain"], "srun": ["--kill-on-bad-exit=1"]}
-    number = slurm.submit(script(job, **given))
+    site_keys = {"command": ["bash", "-c", SLOW_LEADER, "drivetrain"], "srun": ["--kill-on-bad-exit=1"]}
+    number = slurm.submit(script(job, **site_keys))
     until(lambda: trains(job, 10), 300)
     slurm.run("scancel", "--signal=TERM", number)
     until(lambda: "queued again" in log(job, number), 120)
-    told = log(job, number)
-    assert "fault: slow" in told
-    assert "exit 75; queued again" in told, told
+    output = log(job, number)
+    assert "fault: slow" in output
+    assert "exit 75; queued again" in output, output
     last = rows(run_of(job))[-1]["step"]
     manifest = json.loads((run_of(job) / "checkpoints" / f"step-{last}" / "MANIFEST.json").read_text())
     assert manifest["files"]
@@ -204,8 +204,8 @@ CONTAINER = os.environ.get("DRIVETRAIN_ROOT_FOLDER", "")
 def test_each_node_trains_in_a_container(slurm: SlurmCluster, job: Path, reference: Path) -> None:
     """Of our image, with its Python and torch; Slurm's variables reach it, and the signal of a time limit."""
     binds = [word for folder in (job.parent, ROOT) for word in ("--bind", str(folder))]
-    words = ["ch-run", "--write-fake", *binds, f"--set-env=PYTHONPATH={IMPORTS}", CONTAINER, "--"]
-    number = slurm.submit(script(job, command=[*words, "python", "-m", "drivetrain"]))
+    container_command = ["ch-run", "--write-fake", *binds, f"--set-env=PYTHONPATH={IMPORTS}", CONTAINER, "--"]
+    number = slurm.submit(script(job, command=[*container_command, "python", "-m", "drivetrain"]))
     until(lambda: trains(job, 10), 300)
     slurm.run("scancel", "--signal=TERM", number)
     until(lambda: "exit 75; queued again" in log(job, number), 120)

@@ -35,23 +35,23 @@ def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def ran(monkeypatch: pytest.MonkeyPatch, no_torch: None) -> list[list[str]]:
+def commands(monkeypatch: pytest.MonkeyPatch, no_torch: None) -> list[list[str]]:
     """What would be run, with an engine of two CPUs that has the image."""
-    found: list[list[str]] = []
+    lines: list[list[str]] = []
 
     class Engine:
         def info(self) -> dict[str, int]:
             return {"NCPU": 2, "MemTotal": 8 << 30}
 
     def run(line: list[str], **others: Any) -> subprocess.CompletedProcess[str]:
-        found.append(line)
+        lines.append(line)
         return subprocess.CompletedProcess(line, 3)
 
     monkeypatch.setattr(docker_engine, "connect", Engine)
     monkeypatch.setattr(docker_engine, "provide_image", lambda client, word: None)
     monkeypatch.setattr(subprocess, "run", run)
     monkeypatch.chdir(HERE)
-    return found
+    return lines
 
 
 def after(line: list[str], option: str) -> list[str]:
@@ -85,15 +85,15 @@ def test_an_unfinished_setup_is_no_environment(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_predict_runs_in_the_image(
-    ran: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    commands: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its exit code is ours; the project is where it is, other paths that are named can be read, all else is closed."""
     monkeypatch.setattr(container_limits, "SECURE_UID", os.getuid())
-    words = ["predict", "runs/parts-001", str(tmp_path), "--output", "answers.csv"]
-    assert main.main(words) == 3
-    (line,) = ran
+    arguments = ["predict", "runs/parts-001", str(tmp_path), "--output", "answers.csv"]
+    assert main.main(arguments) == 3
+    (line,) = commands
     assert line[:3] == ["docker", "run", "--rm"]
-    assert line[-len(words) :] == words
+    assert line[-len(arguments) :] == arguments
     mounts = after(line, "--mount")
     assert mounts[:2] == [
         f"type=bind,source={HERE},target={HERE}",
@@ -115,10 +115,10 @@ def test_predict_runs_in_the_image(
     assert after(line, "--memory") == after(line, "--memory-swap") == ["4g"]
 
 
-def test_standard_input_reaches_the_container_if_it_is_asked_for(ran: list[list[str]]) -> None:
+def test_standard_input_reaches_the_container_if_it_is_asked_for(commands: list[list[str]]) -> None:
     main.main(["predict", "runs/parts-001", "-"])
     main.main(["predict", "runs/parts-001", "runs"])
-    assert ["--interactive" in line for line in ran] == [True, False]
+    assert ["--interactive" in line for line in commands] == [True, False]
 
 
 def test_head_has_seen_enough() -> None:
@@ -130,16 +130,16 @@ def test_head_has_seen_enough() -> None:
     os.close(writing)
 
 
-def test_a_job_brings_its_limits_and_its_folder(ran: list[list[str]], tmp_path: Path) -> None:
+def test_a_job_brings_its_limits_and_its_folder(commands: list[list[str]], tmp_path: Path) -> None:
     (tmp_path / "photos").mkdir()
     spec = tmp_path / "job.yaml"
     spec.write_text("name: a\ntask: image-classification\ndata: {train: photos}\nlimits: {cpus: 1, memory: 2g}\n")
     main.main(["find-lr", str(spec), "--set", "limits.shm=64m"])
-    (line,) = ran
+    (line,) = commands
     assert [after(line, key) for key in ("--cpus", "--memory", "--shm-size")] == [["1"], ["2g"], ["64m"]]
-    seen = [mount for mount in after(line, "--mount") if str(tmp_path) in mount]
+    job_mounts = [mount for mount in after(line, "--mount") if str(tmp_path) in mount]
     # Each by itself: what else lies beside the spec is nobody's business.
-    assert seen == [f"type=bind,source={path},target={path},readonly" for path in (spec, tmp_path / "photos")]
+    assert job_mounts == [f"type=bind,source={path},target={path},readonly" for path in (spec, tmp_path / "photos")]
     assert after(line, "--network") == ["none"]
 
 
@@ -149,7 +149,7 @@ def test_a_job_brings_its_limits_and_its_folder(ran: list[list[str]], tmp_path: 
     ids=["hub", "folder"],
 )
 def test_a_network_only_for_what_the_job_names(
-    ran: list[list[str]], tmp_path: Path, model: str, network: list[str]
+    commands: list[list[str]], tmp_path: Path, model: str, network: list[str]
 ) -> None:
     (tmp_path / "encoder").mkdir()
     (tmp_path / "texts.csv").write_text("text,label\na,b\n")
@@ -158,11 +158,11 @@ def test_a_network_only_for_what_the_job_names(
         f"name: a\ntask: text-classification\ndata: {{train: texts.csv, text: text, labels: label}}\nmodel: {model}\n"
     )
     main.main(["memory", str(spec)])
-    (line,) = ran
+    (line,) = commands
     assert after(line, "--network") == network
 
 
-def test_evaluate_mounts_the_data_that_the_run_was_trained_on(ran: list[list[str]], tmp_path: Path) -> None:
+def test_evaluate_mounts_the_data_that_the_run_was_trained_on(commands: list[list[str]], tmp_path: Path) -> None:
     """The command line names the run alone; the run's own spec names the data."""
     data, run = tmp_path / "photos", tmp_path / "parts-001"
     data.mkdir()
@@ -172,37 +172,37 @@ def test_evaluate_mounts_the_data_that_the_run_was_trained_on(ran: list[list[str
     main.main(["evaluate", str(run)])
     main.main(["evaluate", str(run), "--data", str(run)])
     main.main(["predict", str(run), str(run)])
-    assert [mounted in after(line, "--mount") for line in ran] == [True, False, False]
+    assert [mounted in after(line, "--mount") for line in commands] == [True, False, False]
 
 
-def test_a_manifest_of_images_brings_its_folder(ran: list[list[str]], tmp_path: Path) -> None:
+def test_a_manifest_of_images_brings_its_folder(commands: list[list[str]], tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "new").mkdir()
     (tmp_path / "new" / "list.csv").write_text("path\na.png\n")
     (tmp_path / "run" / "config.json").write_text('{"task": "image-classification"}')
     main.main(["predict", str(tmp_path / "run"), str(tmp_path / "new" / "list.csv")])
-    assert f"type=bind,source={tmp_path / 'new'},target={tmp_path / 'new'},readonly" in after(ran[0], "--mount")
+    assert f"type=bind,source={tmp_path / 'new'},target={tmp_path / 'new'},readonly" in after(commands[0], "--mount")
 
 
-def test_a_home_is_not_mounted_for_a_command(ran: list[list[str]], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_home_is_not_mounted_for_a_command(commands: list[list[str]], capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["predict", "runs", str(Path.home())]) == SpecError.exit_code
     assert says(capsys.readouterr().err, "is-not-mounted-it")
-    assert ran == []
+    assert commands == []
 
 
 def test_training_goes_to_the_image_too(
     no_torch: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """After `make train-cpu` alone `drivetrain train` said that torch is missing."""
-    asked: list[container.LaunchRequest] = []
-    monkeypatch.setattr(container, "launch", lambda request: asked.append(request) or 5)
+    requests: list[container.LaunchRequest] = []
+    monkeypatch.setattr(container, "launch", lambda request: requests.append(request) or 5)
     monkeypatch.chdir(HERE)
     assert main.main(["train", "jobs/digits.yaml", "--new", "--set", "train.epochs=1"]) == 5
-    assert asked == [container.LaunchRequest(Path("jobs/digits.yaml"), ("train.epochs=1",), "cpu", ("--new",))]
+    assert requests == [container.LaunchRequest(Path("jobs/digits.yaml"), ("train.epochs=1",), "cpu", ("--new",))]
     assert says(capsys.readouterr().out, "torch-installed-training-container")
     assert main.main(["train", "jobs/digits.yaml", "--runs", "elsewhere"]) == DeviceError.exit_code
     assert says(capsys.readouterr().err, "run-make-setup-install")
-    assert len(asked) == 1
+    assert len(requests) == 1
 
 
 @pytest.mark.parametrize(
@@ -222,35 +222,35 @@ def test_what_trains_several_times_goes_to_the_image_too(
     flags: tuple[str, ...],
 ) -> None:
     """`repeat` asked for torch, or for a command line of compose."""
-    asked: list[container.LaunchRequest] = []
-    monkeypatch.setattr(container, "launch", lambda request: asked.append(request) or 75)
+    requests: list[container.LaunchRequest] = []
+    monkeypatch.setattr(container, "launch", lambda request: requests.append(request) or 75)
     monkeypatch.chdir(HERE)
     assert main.main([*line.split(), "--set", "train.epochs=1"]) == 75
     command, job = line.split()[:2]
-    assert asked == [container.LaunchRequest(Path(job), ("train.epochs=1",), flags=flags, command=command)]
+    assert requests == [container.LaunchRequest(Path(job), ("train.epochs=1",), flags=flags, command=command)]
     assert main.main([*line.split(), "--runs", "elsewhere"]) == DeviceError.exit_code
     assert says(capsys.readouterr().err, "training-container-supports-runs")
 
 
 def test_outside_of_the_project(
-    ran: list[list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    commands: list[list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main.main(["report", "runs/parts-001"]) == DeviceError.exit_code
     assert f"cd {HERE}, or `make setup`" in capsys.readouterr().err
-    assert ran == []
+    assert commands == []
 
 
 def test_no_engine_either(monkeypatch: pytest.MonkeyPatch, no_torch: None, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(docker_engine, "connect", lambda: docker_engine.EngineMissing("none is running"))
     assert main.main(["compare", "runs/a-001", "runs/a-002"]) == DeviceError.exit_code
-    told = capsys.readouterr().err
-    assert says(told, "compare-needs-torch-installed")
-    assert "`make setup`, or `make engine`" in told
+    stderr = capsys.readouterr().err
+    assert says(stderr, "compare-needs-torch-installed")
+    assert "`make setup`, or `make engine`" in stderr
 
 
 def test_what_writes_files_of_the_user_runs_as_the_user_who_called_it(
-    ran: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    commands: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run_in_image, "find_spec", lambda name: None)
     monkeypatch.setattr(
@@ -258,51 +258,51 @@ def test_what_writes_files_of_the_user_runs_as_the_user_who_called_it(
     )
     main.main(["init", str(tmp_path), "--output", str(HERE / "photos.yaml")])
     main.main(["report", "runs/parts-001"])
-    users = [line[line.index("--user") + 1] for line in ran]
+    users = [line[line.index("--user") + 1] for line in commands]
     assert users == [f"{os.getuid()}:{os.getgid()}", "54321:54321"]
 
 
 def test_an_output_that_the_container_cannot_write(
-    ran: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    commands: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Root got exit 7 from inside, without a word about whose folder it was."""
     monkeypatch.setattr(
         container_limits, "owner", lambda project: {"DRIVETRAIN_UID": "54321", "DRIVETRAIN_GID": "54321"}
     )
-    words = ["predict", "runs", str(tmp_path), "--output"]
-    assert main.main([*words, str(tmp_path / "answers.csv")]) == StorageError.exit_code
-    told = capsys.readouterr().err
-    assert says(told, "belongs-uid-root-container", tmp_path, os.getuid(), 54321)
-    assert "--output runs/answers.csv" in told
-    assert ran == []
+    arguments = ["predict", "runs", str(tmp_path), "--output"]
+    assert main.main([*arguments, str(tmp_path / "answers.csv")]) == StorageError.exit_code
+    stderr = capsys.readouterr().err
+    assert says(stderr, "belongs-uid-root-container", tmp_path, os.getuid(), 54321)
+    assert "--output runs/answers.csv" in stderr
+    assert commands == []
     tmp_path.chmod(0o777)
-    assert main.main([*words, str(tmp_path / "answers.csv")]) == 3
+    assert main.main([*arguments, str(tmp_path / "answers.csv")]) == 3
 
 
 def test_an_output_outside_of_the_project_is_mounted_for_writing_unless_its_folder_holds_more(
-    ran: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    commands: list[list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It ended in a traceback: the container could not write there."""
     monkeypatch.setattr(container_limits, "SECURE_UID", os.getuid())
     (tmp_path / "new.csv").touch()
-    made = tmp_path / "out" / "answers.csv"
-    assert main.main(["predict", "runs", str(tmp_path / "new.csv"), "--output", str(made)]) == 3
-    mounts = after(ran.pop(), "--mount")
+    output = tmp_path / "out" / "answers.csv"
+    assert main.main(["predict", "runs", str(tmp_path / "new.csv"), "--output", str(output)]) == 3
+    mounts = after(commands.pop(), "--mount")
     assert f"type=bind,source={tmp_path},target={tmp_path}" in mounts
     assert f"type=bind,source={tmp_path}/new.csv,target={tmp_path}/new.csv,readonly" in mounts
-    assert main.main(["predict", "runs", str(tmp_path), "--output", str(made)]) == 3
-    assert [part for part in after(ran.pop(), "--mount") if str(tmp_path) in part] == [
+    assert main.main(["predict", "runs", str(tmp_path), "--output", str(output)]) == 3
+    assert [part for part in after(commands.pop(), "--mount") if str(tmp_path) in part] == [
         f"type=bind,source={tmp_path},target={tmp_path}"
     ]
     assert main.main(["predict", "runs", str(tmp_path), "--output", str(Path.home() / "a.csv")]) == SpecError.exit_code
     assert says(capsys.readouterr().err, "container-would-have-to-write-to", Path.home())
-    assert ran == []
+    assert commands == []
     # The container's own disk is read-only, and the message advised to free some space.
     assert main.main(["sample", "table", str(tmp_path / "data" / "new")]) == 3
-    assert f"type=bind,source={tmp_path},target={tmp_path}" in after(ran.pop(), "--mount")
+    assert f"type=bind,source={tmp_path},target={tmp_path}" in after(commands.pop(), "--mount")
     assert main.main(["sample", "table", str(Path.home() / "new")]) == SpecError.exit_code
     assert "\n  do:       runs/new, or name" in capsys.readouterr().err
-    assert ran == []
+    assert commands == []
 
 
 def test_a_path_is_one_cell_of_the_engines_row(tmp_path: Path) -> None:

@@ -24,90 +24,92 @@ HUB = "model: {source: transformers, name: some/net}\n"
 PROXY = {"https_proxy": "http://me:word@proxy:3128", "NO_PROXY": "localhost", "HTTP_PROXY": ""}
 
 
-def collected(text: str, online: bool, **environ: str) -> tuple[dict[str, bytes], list[str]]:
+def collect_secrets(text: str, online: bool, **environ: str) -> tuple[dict[str, bytes], list[str]]:
     return run_secrets.collect(job_spec.check(parse(IMAGES + text, "job.yaml")), online, {"HOME": "/nowhere"} | environ)
 
 
 def test_without_a_network_a_run_gets_what_its_job_names_and_no_more() -> None:
-    values, lines = collected("environment: [MY_KEY]\n" + HUB, False, MY_KEY="k", HF_TOKEN="t", PIP_CERT="/x", **PROXY)
+    values, lines = collect_secrets(
+        "environment: [MY_KEY]\n" + HUB, False, MY_KEY="k", HF_TOKEN="t", PIP_CERT="/x", **PROXY
+    )
     assert values == {"MY_KEY": b"k"}
     assert says_each(lines, [get_message("environment-my-key-handed")])
 
 
 def test_with_a_network_proxies_and_certificates_follow(tmp_path: Path) -> None:
     (tmp_path / "ca.pem").write_text("certificates")
-    given = {"HF_TOKEN": "t", "SSL_CERT_FILE": str(tmp_path / "ca.pem"), "OTHER": "x", **PROXY}
-    values, lines = collected("", True, **given)
+    variables = {"HF_TOKEN": "t", "SSL_CERT_FILE": str(tmp_path / "ca.pem"), "OTHER": "x", **PROXY}
+    values, lines = collect_secrets("", True, **variables)
     proxies = {"https_proxy": b"http://me:word@proxy:3128", "NO_PROXY": b"localhost"}
     assert values == proxies | {"ca": b"certificates"}, "no token for a job that is not from the hub"
     assert says_only(lines[1], "certificates-those-ssl-cert", f"{tmp_path}/ca.pem")
     assert "word" not in "".join(lines)
-    assert collected(HUB, True, **given, HF_ENDPOINT="https://mirror")[0] == values | {
+    assert collect_secrets(HUB, True, **variables, HF_ENDPOINT="https://mirror")[0] == values | {
         "HF_TOKEN": b"t",
         "HF_ENDPOINT": b"https://mirror",
     }
 
 
 def test_the_credentials_of_a_store_follow_for_a_job_that_is_copied_there() -> None:
-    given = {
+    variables = {
         "AWS_ACCESS_KEY_ID": "k",
         "AWS_SECRET_ACCESS_KEY": "hidden",
         "AWS_ENDPOINT_URL": "http://127.0.0.1:9000",
         "AWS_PROFILE": "mine",
         "GOOGLE_BEARER_TOKEN": "t",
     }
-    copied = "checkpoint: {copy_to: s3://bucket/runs}\n"
-    values, lines = collected(copied, True, **given)
-    assert values == {name: given[name].encode() for name in list(given)[:3]}
+    copying_spec = "checkpoint: {copy_to: s3://bucket/runs}\n"
+    values, lines = collect_secrets(copying_spec, True, **variables)
+    assert values == {name: variables[name].encode() for name in list(variables)[:3]}
     assert "hidden" not in "".join(lines)
     assert says_only(lines[-1], "aws-endpoint-url-names", "127.0.0.1")
-    assert collected("", True, **given)[0] == {}
-    assert collected(copied, False, **given)[0] == {}
+    assert collect_secrets("", True, **variables)[0] == {}
+    assert collect_secrets(copying_spec, False, **variables)[0] == {}
 
 
 @pytest.mark.parametrize("name", store_variables.FILES)
 def test_a_file_of_credentials_follows_and_its_variable_names_it(tmp_path: Path, name: str) -> None:
     scheme = next(scheme for scheme, prefix in store_variables.PREFIXES.items() if name.startswith(prefix))
     (tmp_path / "key.json").write_text("a-token\n")
-    copied = f"checkpoint: {{copy_to: {scheme}://bucket/runs}}\n"
-    found, lines = collected(copied, True, **{name: str(tmp_path / "key.json")})
-    assert found == {f"{name}.file": b"a-token\n"}
+    copying_spec = f"checkpoint: {{copy_to: {scheme}://bucket/runs}}\n"
+    values, lines = collect_secrets(copying_spec, True, **{name: str(tmp_path / "key.json")})
+    assert values == {f"{name}.file": b"a-token\n"}
     assert "a-token" not in "".join(lines)
     assert (says if name in store_variables.RENEWED else omits)(lines, "is-not-renewed-in-run")
-    assert collected(f"environment: [{name}]\n", False, **{name: str(tmp_path / "key.json")})[0] == found
+    assert collect_secrets(f"environment: [{name}]\n", False, **{name: str(tmp_path / "key.json")})[0] == values
     inside = tmp_path / "secrets"
     inside.mkdir()
-    (inside / f"{name}.file").write_bytes(found[f"{name}.file"])
+    (inside / f"{name}.file").write_bytes(values[f"{name}.file"])
     environ = {"DRIVETRAIN_IMAGE": "cpu"}
     secrets.load_secrets(environ, inside)
     assert environ[name] == str(inside / f"{name}.file")
     assert secrets.mask_secrets("401 for a-token", environ, inside) == "401 for ***"
     with pytest.raises(SpecError) as caught:
-        collected(copied, True, **{name: "/nowhere"})
+        collect_secrets(copying_spec, True, **{name: "/nowhere"})
     assert says_only(str(caught.value), "file-nowhere-read-file", name)
 
 
 def test_the_token_of_a_login_is_found(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("stored\n")
-    assert collected(HUB, True, HF_HOME=str(tmp_path))[0] == {"HF_TOKEN": b"stored"}
-    assert collected(HUB, True, HF_HOME=str(tmp_path), HF_TOKEN="given")[0] == {"HF_TOKEN": b"given"}
-    assert collected(HUB, True, HF_HOME=str(tmp_path / "none"))[0] == {}
+    assert collect_secrets(HUB, True, HF_HOME=str(tmp_path))[0] == {"HF_TOKEN": b"stored"}
+    assert collect_secrets(HUB, True, HF_HOME=str(tmp_path), HF_TOKEN="given")[0] == {"HF_TOKEN": b"given"}
+    assert collect_secrets(HUB, True, HF_HOME=str(tmp_path / "none"))[0] == {}
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:3128", "localhost:3128", "http://[::1]:1"])
 def test_a_proxy_of_this_host_is_out_of_reach(url: str) -> None:
-    assert says(collected("", True, HTTPS_PROXY=url)[1][-1], "container-container-itself")
-    assert "no_proxy names" not in "".join(collected("", True, no_proxy="localhost")[1])
+    assert says(collect_secrets("", True, HTTPS_PROXY=url)[1][-1], "container-container-itself")
+    assert "no_proxy names" not in "".join(collect_secrets("", True, no_proxy="localhost")[1])
 
 
 def test_certificates_that_cannot_be_read() -> None:
     with pytest.raises(SpecError, check=saying("pip-cert-none-read")):
-        collected("", True, PIP_CERT="/none")
+        collect_secrets("", True, PIP_CERT="/none")
 
 
 def test_a_missing_variable_is_refused_where_it_stands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(SpecError) as caught:
-        collected("environment: [MY_KEY, B]\n", False)
+        collect_secrets("environment: [MY_KEY, B]\n", False)
     assert says_only(str(caught.value), "environment-my-key-set", "job.yaml", 4, 1)
     monkeypatch.delenv("MY_KEY", raising=False)
     request = TrainRequest(ROOT / "jobs" / "digits.yaml", ("environment=[MY_KEY]",), tmp_path)
@@ -124,10 +126,10 @@ def test_files_are_private_and_gone_afterwards(tmp_path: Path) -> None:
         assert written.folder.parent == tmp_path
         assert stat.S_IMODE(written.folder.stat().st_mode) == 0o700
         for target, source in written.mounts().items():
-            found = Path(source).stat()
+            status = Path(source).stat()
             assert target == f"/run/secrets/{Path(source).name}"
-            assert stat.S_IMODE(found.st_mode) == 0o400
-            assert found.st_uid == (os.getuid() or 1000)
+            assert stat.S_IMODE(status.st_mode) == 0o400
+            assert status.st_uid == (os.getuid() or 1000)
         assert [path.name for path in tmp_path.iterdir()] == [written.folder.name], "what a killed starter left is gone"
     assert list(tmp_path.iterdir()) == []
     with run_secrets.write_for_block({}, {}, 1000, environ) as written:
@@ -152,7 +154,7 @@ def test_the_engine_sees_the_folder(tmp_path: Path, info: dict[str, str], memory
 
 def test_a_variable_cannot_take_the_place_of_the_certificates() -> None:
     with pytest.raises(SpecError, check=saying("environment-ca-container-file")):
-        collected("environment: [ca]\n", False, ca="value")
+        collect_secrets("environment: [ca]\n", False, ca="value")
 
 
 def test_a_value_that_the_image_sets_itself_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -161,8 +163,8 @@ def test_a_value_that_the_image_sets_itself_is_told(tmp_path: Path, capsys: pyte
     environ = {"DRIVETRAIN_IMAGE": "cpu", "HOME": "/tmp"}
     secrets.load_secrets(environ, tmp_path)
     assert environ == {"DRIVETRAIN_IMAGE": "cpu", "HOME": "/tmp", "KEY": "line\r\nline"}
-    told = capsys.readouterr().err
-    assert says_only(told, "environment-home-set-image")
+    stderr = capsys.readouterr().err
+    assert says_only(stderr, "environment-home-set-image")
 
 
 def test_an_image_takes_its_secrets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

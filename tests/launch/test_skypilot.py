@@ -46,10 +46,10 @@ def test_a_task_says_what_a_node_runs_and_what_brings_it_back(folder: Path, caps
     out = capsys.readouterr().out
     assert says(out, "submit-hf-token-set")
     assert says(out, "submit-sky-jobs-launch", folder, "/tiny.sky.yaml")
-    made = yaml.safe_load((folder / "tiny.sky.yaml").read_text())
-    assert (made["name"], made["num_nodes"], made["volumes"]) == ("tiny", 2, {"/data": "datasets"})
-    assert made["secrets"] == {"HF_TOKEN": None}
-    assert made["resources"] == {
+    task = yaml.safe_load((folder / "tiny.sky.yaml").read_text())
+    assert (task["name"], task["num_nodes"], task["volumes"]) == ("tiny", 2, {"/data": "datasets"})
+    assert task["secrets"] == {"HF_TOKEN": None}
+    assert task["resources"] == {
         "image_id": f"docker:{IMAGE}",
         "cpus": "2+",
         "memory": "4+",
@@ -57,9 +57,9 @@ def test_a_task_says_what_a_node_runs_and_what_brings_it_back(folder: Path, caps
         "use_spot": True,
         "job_recovery": {"max_restarts_on_errors": 0, "recover_on_exit_codes": [8, 75]},
     }
-    assert "setup" not in made
-    assert "  run: |" not in made["run"]
-    assert made["run"].splitlines()[-1] == (
+    assert "setup" not in task
+    assert "  run: |" not in task["run"]
+    assert task["run"].splitlines()[-1] == (
         "exec python -m drivetrain train /tmp/drivetrain-job/tiny.yaml --set limits.nodes=2 --set limits.gpus=all "
         "--runs /data/runs"
     )
@@ -76,7 +76,7 @@ def test_a_job_file_arrives_as_it_is(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "words", "expected"),
+    ("change", "arguments", "expected"),
     [
         ({"image": "ghcr.io/owner/cpu:1"}, GPUS, "skypilot.image: is 'ghcr.io/owner/cpu:1'\n  possible: an image by"),
         (
@@ -97,10 +97,10 @@ def test_a_job_file_arrives_as_it_is(folder: Path) -> None:
     ],
 )
 def test_a_wrong_site_is_refused(
-    folder: Path, capsys: pytest.CaptureFixture[str], change: dict[str, Any], words: tuple[str, ...], expected: str
+    folder: Path, capsys: pytest.CaptureFixture[str], change: dict[str, Any], arguments: tuple[str, ...], expected: str
 ) -> None:
     write(folder, **change)
-    assert launch(*words) == 2
+    assert launch(*arguments) == 2
     assert expected in capsys.readouterr().err
     assert not (folder / "tiny.sky.yaml").exists()
 
@@ -168,12 +168,12 @@ def test_the_nodes_train_with_what_skypilot_gives_them(job: Path, monkeypatch: p
                 for number, machine in enumerate(machines)
             ]
 
-        both, run = start(), home / "runs" / "tiny-001"
+        processes, run = start(), home / "runs" / "tiny-001"
         until(lambda: (run / "metrics.jsonl").exists() and len(rows(run)) > 10, 300)
-        both[1].send_signal(signal.SIGTERM)
-        assert [each.wait(120) for each in both] == [75, 75]
-        both = start()
-        assert [each.wait(300) for each in both] == [0, 0], (home / "node-0.log").read_text()
+        processes[1].send_signal(signal.SIGTERM)
+        assert [process.wait(120) for process in processes] == [75, 75]
+        processes = start()
+        assert [process.wait(300) for process in processes] == [0, 0], (home / "node-0.log").read_text()
     assert "(SKYPILOT_* variables)" in (home / "node-0.log").read_text()
     reference = ["--set", "limits.processes=2", "--set", "limits.gpus=none", "--runs", str(home / "reference")]
     assert train(job, *reference).returncode == 0

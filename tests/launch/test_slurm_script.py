@@ -84,7 +84,7 @@ def lines(path: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("attempts", "code", "started", "again"),
+    ("attempts", "code", "started", "requeued"),
     [
         (["0 0=0 1=0"], 0, 1, False),
         (["75 0=75 1=75"], 75, 1, True),
@@ -98,18 +98,18 @@ def lines(path: Path) -> list[str]:
         (["0 0=0 hang"], 0, 1, False),
     ],
 )
-def test_exit_codes_decide(tmp_path: Path, attempts: list[str], code: int, started: int, again: bool) -> None:
+def test_exit_codes_decide(tmp_path: Path, attempts: list[str], code: int, started: int, requeued: bool) -> None:
     done = subprocess.run(
         script(tmp_path, attempts), cwd=tmp_path, env=environ(tmp_path), capture_output=True, text=True, timeout=60
     )
     assert done.returncode == code, done.stdout + done.stderr
     assert len(lines(tmp_path / "srun.log")) == started
-    assert lines(tmp_path / "scontrol.log") == (["requeue 7"] if again else [])
+    assert lines(tmp_path / "scontrol.log") == (["requeue 7"] if requeued else [])
     assert not (tmp_path / "runs" / ".slurm-7").exists()
 
 
 @pytest.mark.parametrize(
-    ("attempts", "least", "code", "hosts", "again"),
+    ("attempts", "least", "code", "hosts", "requeued"),
     [
         (["8 0=8 hang", "0 0=0"], 1, 0, ["a1,a2", "a1"], False),
         (["8 0=8 hang", "75 0=75"], 1, 75, ["a1,a2", "a1"], True),
@@ -119,25 +119,25 @@ def test_exit_codes_decide(tmp_path: Path, attempts: list[str], code: int, start
     ],
 )
 def test_a_node_that_does_not_answer_is_left_out_if_the_job_allows_it(
-    tmp_path: Path, attempts: list[str], least: int, code: int, hosts: list[str], again: bool
+    tmp_path: Path, attempts: list[str], least: int, code: int, hosts: list[str], requeued: bool
 ) -> None:
-    words = script(tmp_path, attempts, least)
+    command = script(tmp_path, attempts, least)
     (tmp_path / "dead").write_text("a2")
     text = (tmp_path / "job.sbatch").read_text()
     (tmp_path / "job.sbatch").write_text(
         text.replace("silence=6 ", "silence=1000 ")
     )  # nobody waits for the node itself
-    done = subprocess.run(words, cwd=tmp_path, env=environ(tmp_path), capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=tmp_path, env=environ(tmp_path), capture_output=True, text=True, timeout=60)
     assert done.returncode == code, done.stdout + done.stderr
     started = [line.partition("--nodelist=")[2].split()[0] for line in lines(tmp_path / "srun.log")]
     assert started == hosts
     assert (says if hosts[1:] == ["a1"] else omits)(done.stdout, "training-goes-a1", 1, 2)
-    assert lines(tmp_path / "scontrol.log") == (["requeue 7"] if again else [])
+    assert lines(tmp_path / "scontrol.log") == (["requeue 7"] if requeued else [])
 
 
 def test_a_job_that_slurm_ends_is_not_queued_again(tmp_path: Path) -> None:
-    words = script(tmp_path, ["75 hang"])
-    running = subprocess.Popen(words, cwd=tmp_path, env=environ(tmp_path), stdout=subprocess.PIPE, text=True)
+    command = script(tmp_path, ["75 hang"])
+    running = subprocess.Popen(command, cwd=tmp_path, env=environ(tmp_path), stdout=subprocess.PIPE, text=True)
     (tmp_path / "runs").mkdir(exist_ok=True)
     end = time.monotonic() + 60
     while not (tmp_path / "srun.log").exists():
@@ -162,8 +162,10 @@ NODE = template.fill("slurm.sbatch", VALUES).partition("node='\n")[2].partition(
 
 @pytest.mark.parametrize(("program", "code"), [("exit 9", 9), ("kill -KILL $$", 137)])
 def test_a_node_leaves_its_exit_code(tmp_path: Path, program: str, code: int) -> None:
-    words = ["bash", "-c", NODE, str(tmp_path), "bash", "-c", program]
-    done = subprocess.run(words, env={**os.environ, "SLURM_NODEID": "1"}, timeout=60, check=False, capture_output=True)
+    command = ["bash", "-c", NODE, str(tmp_path), "bash", "-c", program]
+    done = subprocess.run(
+        command, env={**os.environ, "SLURM_NODEID": "1"}, timeout=60, check=False, capture_output=True
+    )
     assert done.returncode == code
     assert (tmp_path / "1").read_text() == f"{code}\n"
 
@@ -171,8 +173,8 @@ def test_a_node_leaves_its_exit_code(tmp_path: Path, program: str, code: int) ->
 def test_a_node_hands_the_signal_on_and_waits(tmp_path: Path) -> None:
     """Where Slurm signals the shell alone; a repeated signal changes nothing."""
     training = f"trap 'sleep 0.3; exit 75' TERM; touch {tmp_path}/ready; while :; do sleep 0.05; done"
-    words = ["bash", "-c", NODE, str(tmp_path), "bash", "-c", training]
-    running = subprocess.Popen(words, env={**os.environ, "SLURM_NODEID": "0"})
+    command = ["bash", "-c", NODE, str(tmp_path), "bash", "-c", training]
+    running = subprocess.Popen(command, env={**os.environ, "SLURM_NODEID": "0"})
     end = time.monotonic() + 60
     while not (tmp_path / "ready").exists():
         assert time.monotonic() < end
