@@ -178,10 +178,13 @@ def test_the_schemas_take_the_manifest_and_refuse_typing_errors(folder: Path) ->
     documents = list(objects(folder).values())
     assert verdicts(documents) == ["good"] * 4
     key_paths = [
-        (entry, path) for entry in documents for path in keys(entry) if path not in (("kind",), ("apiVersion",))
+        (document, path)
+        for document in documents
+        for path in keys(document)
+        if path not in (("kind",), ("apiVersion",))
     ]
     sampled = random.Random(0).sample(key_paths, 50)
-    answers = verdicts([misspell(*entry) for entry in sampled])
+    answers = verdicts([misspell(*sample) for sample in sampled])
     accepted = [path for (_, path), verdict in zip(sampled, answers, strict=True) if verdict == "good"]
     print(f"{len(sampled)} of {len(key_paths)} keys misspelt, {len(sampled) - len(accepted)} refused")
     assert accepted == []
@@ -219,9 +222,9 @@ def test_the_pods_train_with_what_kubernetes_gives_them(job: Path, monkeypatch: 
         pods, run = start(), home / "runs" / "tiny-001"
         until(lambda: (run / "metrics.jsonl").exists() and len(rows(run)) > 10, 300)
         pods[1].send_signal(signal.SIGTERM)
-        assert [entry.wait(120) for entry in pods] == [75, 75]
+        assert [process.wait(120) for process in pods] == [75, 75]
         pods = start()
-        assert [entry.wait(300) for entry in pods] == [0, 0], (home / "pod-0.log").read_text()
+        assert [process.wait(300) for process in pods] == [0, 0], (home / "pod-0.log").read_text()
     assert "(JOB_COMPLETION_INDEX of Kubernetes)" in (home / "pod-0.log").read_text()
     reference = ["--set", "limits.processes=2", "--set", "limits.gpus=none", "--runs", str(home / "reference")]
     assert train(job, *reference).returncode == 0

@@ -47,7 +47,7 @@ NETWORKS = {
 }
 
 
-def job(folder: Path, name: str, more: str = "") -> Job:
+def job(folder: Path, name: str, extra_keys: str = "") -> Job:
     model = NETWORKS[name][0]
     if not model.startswith("{name: small") and not model.startswith("{name: resnet"):
         reports.write(folder)
@@ -57,17 +57,19 @@ def job(folder: Path, name: str, more: str = "") -> Job:
         return reports.job(folder, model=model, data=", max_length: 40")
     images, labels = torch.randn(80, 3, 16, 16).add(1).numpy(), torch.arange(80).remainder(3).numpy()
     np.savez(folder / "a.npz", images=images, labels=labels)
-    (folder / "job.yaml").write_text(IMAGES.format(model=model) + more)
+    (folder / "job.yaml").write_text(IMAGES.format(model=model) + extra_keys)
     return job_spec.load(folder / "job.yaml")
 
 
-def made(folder: Path, asked: Job, on: bool, settings: dict[str, Value] | None = None) -> run.Run:
+def made(folder: Path, job_of_run: Job, on: bool, settings: dict[str, Value] | None = None) -> run.Run:
     """A run with everything off but, perhaps, the cache."""
-    here, data = tiny.machine(), load(asked)
-    network = build(asked, data)
-    plain = plan.resolve(asked, here, inspection.inspect_workload(data, network.module), plain=True)
+    machine, data = tiny.machine(), load(job_of_run)
+    network = build(job_of_run, data)
+    plain = plan.resolve(job_of_run, machine, inspection.inspect_workload(data, network.module), plain=True)
     values = (settings or {}) | {"feature_cache": on}
-    return run.assemble(asked, here, plain.with_values(values), folder, data, network, tiny.Quiet(), PhaseTimer())
+    return run.assemble(
+        job_of_run, machine, plain.with_values(values), folder, data, network, tiny.Quiet(), PhaseTimer()
+    )
 
 
 class Recorder(torch.optim.SGD):
@@ -77,10 +79,10 @@ class Recorder(torch.optim.SGD):
         self.seen = torch.cat([p.grad.flatten() for g in self.param_groups for p in g["params"] if p.grad is not None])
 
 
-def gradient(done: run.Run, epoch: int = 0) -> torch.Tensor:
-    done.train_mode()
-    recorder = Recorder([p for p in done.model.parameters() if p.requires_grad], lr=1.0)
-    done.step = replace(done.step, optimizer=recorder)
-    batch = next(iter(done.batches.epoch(epoch)))
-    done.step(done.mix(done.preprocess(batch, epoch)), done.step_seed())
+def gradient(trained_run: run.Run, epoch: int = 0) -> torch.Tensor:
+    trained_run.train_mode()
+    recorder = Recorder([p for p in trained_run.model.parameters() if p.requires_grad], lr=1.0)
+    trained_run.step = replace(trained_run.step, optimizer=recorder)
+    batch = next(iter(trained_run.batches.epoch(epoch)))
+    trained_run.step(trained_run.mix(trained_run.preprocess(batch, epoch)), trained_run.step_seed())
     return recorder.seen

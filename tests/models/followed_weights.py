@@ -30,16 +30,16 @@ def follow(folder: Path, case: Case, model: str = f"{{from: {FIRST}}}", *changes
 
 
 @torch.inference_mode()
-def outputs(job: Job, made: Model) -> dict[str, torch.Tensor]:
+def outputs(job: Job, model: Model) -> dict[str, torch.Tensor]:
     """The outputs of an untrained network on the validation data of its job."""
     dataset = load(job)
-    made.module.eval()
+    model.module.eval()
     parts: dict[str, list[torch.Tensor]] = {name: [] for name in dataset.heads}
     for batch in fetch_in_order(dataset.validation, 7):
-        found = made.module(*dataset.prepare(batch.inputs, batch.ids, None))
-        for name, kept in parts.items():
-            kept.append(found if isinstance(found, torch.Tensor) else found[name])
-    return {name: torch.cat(kept) for name, kept in parts.items()}
+        batch_outputs = model.module(*dataset.prepare(batch.inputs, batch.ids, None))
+        for name, head_outputs in parts.items():
+            head_outputs.append(batch_outputs if isinstance(batch_outputs, torch.Tensor) else batch_outputs[name])
+    return {name: torch.cat(head_outputs) for name, head_outputs in parts.items()}
 
 
 def relabelled(folder: Path) -> None:

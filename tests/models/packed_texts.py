@@ -20,9 +20,9 @@ RATES = ("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "atte
 def network(family: str = "bert", pooling: str = "mean", dropout: float = 0.0) -> text_encoder.TextNetwork:
     torch.manual_seed(0)
     config = {"model_type": family.split()[0], "vocab_size": 50, **FAMILIES[family], **dict.fromkeys(RATES, dropout)}
-    made = text_encoder.build(config=config, outputs={"one": 3, "two": 2}, pooling=pooling, dropout=dropout)
-    assert isinstance(made, text_encoder.TextNetwork)
-    return made.train()
+    text_network = text_encoder.build(config=config, outputs={"one": 3, "two": 2}, pooling=pooling, dropout=dropout)
+    assert isinstance(text_network, text_encoder.TextNetwork)
+    return text_network.train()
 
 
 def batch(lengths: list[int] = LENGTHS) -> tuple[Tensor, Tensor]:
@@ -31,13 +31,13 @@ def batch(lengths: list[int] = LENGTHS) -> tuple[Tensor, Tensor]:
     return torch.randint(5, 50, mask.shape) * mask, mask
 
 
-def learned(made: nn.Module, call: Any, given: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+def learned(network_module: nn.Module, call: Any, inputs: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """All outputs, and the gradient of a loss over them."""
-    made.zero_grad()
+    network_module.zero_grad()
     torch.manual_seed(2)
-    outputs = torch.cat(list(call(*given).values()), dim=1)
+    outputs = torch.cat(list(call(*inputs).values()), dim=1)
     outputs.float().square().sum().backward()
-    return outputs.detach(), torch.cat([p.grad.flatten() for p in made.parameters() if p.grad is not None])
+    return outputs.detach(), torch.cat([p.grad.flatten() for p in network_module.parameters() if p.grad is not None])
 
 
 def same(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor], off: float = 1e-5) -> None:

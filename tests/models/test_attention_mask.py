@@ -15,10 +15,10 @@ from tests.models.packed_texts import batch, network
 
 @pytest.mark.parametrize("family", text_encoder.ENCODERS_PASSING_MASKS)
 def test_outputs_are_those_of_a_mask_of_two_dimensions(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    made, given = network(family).eval(), batch()
-    ours = made(*given)
+    text_network, inputs = network(family).eval(), batch()
+    ours = text_network(*inputs)
     monkeypatch.setattr(text_encoder, "reduce_mask", lambda config, mask: mask)
-    for name, theirs in made(*given).items():
+    for name, theirs in text_network(*inputs).items():
         torch.testing.assert_close(ours[name], theirs)
 
 
@@ -26,12 +26,12 @@ def test_outputs_are_those_of_a_mask_of_two_dimensions(family: str, monkeypatch:
 @pytest.mark.parametrize("family", text_encoder.ENCODERS_PASSING_MASKS)
 def test_an_encoder_reads_no_mask_from_its_device(family: str, lengths: list[int]) -> None:
     """Tensors of this device have no numbers, so whoever reads one fails."""
-    made, (ids, mask) = network(family).to("meta"), batch(lengths)
-    there = mask.to("meta")
-    host_lengths.attach_lengths(there, host_lengths.count_tokens(mask))
-    assert made(ids.to("meta"), there)["one"].is_meta
-    config: Any = made.encoder.config
-    assert (text_encoder.reduce_mask(config, there) is None) == (text_encoder.reduce_mask(config, mask) is None)
+    text_network, (ids, mask) = network(family).to("meta"), batch(lengths)
+    meta_mask = mask.to("meta")
+    host_lengths.attach_lengths(meta_mask, host_lengths.count_tokens(mask))
+    assert text_network(ids.to("meta"), meta_mask)["one"].is_meta
+    config: Any = text_network.encoder.config
+    assert (text_encoder.reduce_mask(config, meta_mask) is None) == (text_encoder.reduce_mask(config, mask) is None)
     assert (text_encoder.reduce_mask(config, mask) is None) == (lengths == [7, 7])
 
 
@@ -46,6 +46,6 @@ def test_a_decoder_and_other_families_get_the_mask_of_two_dimensions(lengths: li
 
 def test_a_network_that_is_exported_holds_for_other_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.compiler.is_compiling", lambda: True)
-    found = text_encoder.reduce_mask(network().encoder.config, torch.ones(3, 5, dtype=torch.int64))
-    assert isinstance(found, Tensor)
-    assert found.shape == (3, 1, 1, 5)
+    reduced = text_encoder.reduce_mask(network().encoder.config, torch.ones(3, 5, dtype=torch.int64))
+    assert isinstance(reduced, Tensor)
+    assert reduced.shape == (3, 1, 1, 5)

@@ -70,10 +70,10 @@ def shared(net: Any, mean: Tensor) -> None:
     net.twin = net.kept = net.kept * 0.9 + mean * 0.1
 
 
-def step_of(net: nn.Module) -> Step:
+def make_step(net: nn.Module) -> Step:
     head = {"": Head("", classes=("a", "b"))}
-    goal = build_objective(None, head, {"": torch.zeros(1).long()}, "none")
-    return Step(net, torch.optim.SGD(net.parameters(), lr=0.1), goal, None, torch.device("cpu"), StepOptions(net))
+    objective = build_objective(None, head, {"": torch.zeros(1).long()}, "none")
+    return Step(net, torch.optim.SGD(net.parameters(), lr=0.1), objective, None, torch.device("cpu"), StepOptions(net))
 
 
 def batch(seed: int, value: float | None = None) -> Batch:
@@ -90,7 +90,7 @@ def buffers(net: nn.Module) -> dict[str, Tensor]:
 WAYS = [in_place, assigned, at_first, longer, resized, registered, shared]
 
 
-def started(way: Callable[[Any, Tensor], None]) -> Net:
+def start_network(way: Callable[[Any, Tensor], None]) -> Net:
     torch.manual_seed(0)
     net = Net(way, None if way is at_first else torch.zeros(4))
     if way is shared:
@@ -101,31 +101,31 @@ def started(way: Callable[[Any, Tensor], None]) -> Net:
 @pytest.mark.parametrize("good", [0, 1, 3])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_skipped_step_leaves_no_trace(way: Callable[[Any, Tensor], None], good: int) -> None:
-    net, twin = started(way), started(way)
-    step, other = step_of(net), step_of(twin)
+    net, other_net = start_network(way), start_network(way)
+    step, other_step = make_step(net), make_step(other_net)
     for number in range(good):
         assert step(batch(number), 0).finite
-        other(batch(number), 0)
+        other_step(batch(number), 0)
     before = buffers(net)
     assert not step(batch(9, float("nan")), 0).finite
     assert buffers(net).keys() == before.keys()
     assert all(torch.equal(value, before[name]) for name, value in buffers(net).items())
-    assert step(batch(10), 0).read() == other(batch(10), 0).read()
-    assert all(torch.equal(value, buffers(twin)[name]) for name, value in buffers(net).items())
+    assert step(batch(10), 0).read() == other_step(batch(10), 0).read()
+    assert all(torch.equal(value, buffers(other_net)[name]) for name, value in buffers(net).items())
 
 
 @pytest.mark.parametrize("error", [RuntimeError("CUDA out of memory"), KeyboardInterrupt()], ids=["memory", "ctrl-c"])
 @pytest.mark.parametrize("way", WAYS)
 def test_an_interrupted_step_leaves_no_trace(way: Callable[[Any, Tensor], None], error: BaseException) -> None:
     """Of a network in two halves the second one ends the step; in parts, when the first part has been through."""
-    net, twin = started(way), started(way)
-    step, other = step_of(net), step_of(twin)
+    net, other_net = start_network(way), start_network(way)
+    step, other_step = make_step(net), make_step(other_net)
     step = step.with_options(report_memory=lambda text: None)
     step.use_micro_batch(4)
-    other.use_micro_batch(4)
+    other_step.use_micro_batch(4)
     calls: list[int] = []
 
-    def fail(module: nn.Module, given: Any) -> None:
+    def fail(module: nn.Module, inputs: Any) -> None:
         calls.append(1)
         if len(calls) == 2:
             raise error
@@ -138,26 +138,26 @@ def test_an_interrupted_step_leaves_no_trace(way: Callable[[Any, Tensor], None],
         step(batch(0), 0)
     else:
         step(batch(0), 0)
-        other.use_micro_batch(2)
-    other(batch(0), 0)
-    assert buffers(net).keys() == buffers(twin).keys()
-    assert all(torch.equal(value, buffers(twin)[name]) for name, value in buffers(net).items())
+        other_step.use_micro_batch(2)
+    other_step(batch(0), 0)
+    assert buffers(net).keys() == buffers(other_net).keys()
+    assert all(torch.equal(value, buffers(other_net)[name]) for name, value in buffers(net).items())
 
 
 def test_the_same_tensors_come_back() -> None:
     """What else holds a buffer, a compiled kernel for example, goes on seeing it."""
-    net = started(assigned)
-    kept, made = net.kept, Buffers(net)
-    with made.keep_unchanged():
+    net = start_network(assigned)
+    first_buffer, tracked = net.kept, Buffers(net)
+    with tracked.keep_unchanged():
         net(batch(0).inputs[0])
-        assert net.kept is not kept
-    assert net.kept is kept
-    assert torch.equal(kept, torch.zeros(4))
+        assert net.kept is not first_buffer
+    assert net.kept is first_buffer
+    assert torch.equal(first_buffer, torch.zeros(4))
 
 
 def test_a_buffer_of_a_checkpoint_keeps_its_shape() -> None:
     net = Net(longer, torch.zeros(4), persistent=True)
-    step = step_of(net)
+    step = make_step(net)
     step(batch(0), 0)
     with pytest.raises(
         SpecError, match=r"the buffer kept of the network was of shape \(4,\) .* and is of shape \(8,\) now"
@@ -188,8 +188,8 @@ def load():
 def test_a_run_with_a_bad_sample_and_a_buffer_that_is_assigned(tmp_path: Path) -> None:
     """An evaluation changes nothing either: it runs in inference mode, whose tensors no training could go on with."""
     path = write(tmp_path, {"my_model.py": KEPT, "my_data.py": ONCE_NAN}, train="ema: 0.5")
-    made = trained(path)
-    events = (made / "events.jsonl").read_text()
+    run_folder = trained(path)
+    events = (run_folder / "events.jsonl").read_text()
     assert events.count("skipped: loss nan") == 2  # once in each epoch
     assert "back to" not in events
 
@@ -198,12 +198,12 @@ def test_a_buffer_whose_elements_share_memory() -> None:
     net = Net(expanded, torch.ones(1).expand(4), persistent=True)
     unshare(net)
     net.load_state_dict({name: value.clone() for name, value in net.state_dict().items()})
-    kept = Buffers(net)
+    tracked = Buffers(net)
     for _ in range(2):
-        kept.remember()
+        tracked.remember()
         before = net.kept.clone()
         net(torch.full((2, 4), 3.0))
-        kept.rewind()
+        tracked.rewind()
         assert torch.equal(net.kept, before)
         net(torch.full((2, 4), 3.0))
 
@@ -213,8 +213,8 @@ def test_a_user_network_with_a_buffer_whose_elements_share_memory(tmp_path: Path
     code = MODEL.replace("self.last =", f"{mask}\n        self.last =").replace(
         "from torch", "import torch\nfrom torch"
     )
-    made = trained(write(tmp_path, {"my_model.py": code}))
-    assert saved_model.load(made / "model").network.get_buffer("mask").tolist() == [1.0] * 4
+    run_folder = trained(write(tmp_path, {"my_model.py": code}))
+    assert saved_model.load(run_folder / "model").network.get_buffer("mask").tolist() == [1.0] * 4
 
 
 def test_each_copy_is_of_one_dtype(monkeypatch: pytest.MonkeyPatch) -> None:

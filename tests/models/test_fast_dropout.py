@@ -20,7 +20,7 @@ from tests.messages import get_message
 from tests.paths import MACHINES
 
 
-def drawn(rate: float, shape: tuple[int, ...], seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+def drop_ones(rate: float, shape: tuple[int, ...], seed: int = 0, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     torch.manual_seed(seed)
     result: torch.Tensor = DropoutFromBits(rate)(torch.ones(shape, dtype=dtype))
     return result
@@ -30,13 +30,13 @@ def drawn(rate: float, shape: tuple[int, ...], seed: int = 0, dtype: torch.dtype
 def test_rate_mean_and_neighbours_are_those_of_dropout(rate: float) -> None:
     """Within five standard errors; elements four apart share a 64-bit number, so lags 1 to 8 must show nothing."""
     count = 1 << 21
-    x = drawn(rate, (count,))
-    kept = (x != 0).double()
+    x = drop_ones(rate, (count,))
+    is_kept = (x != 0).double()
     error = (rate * (1 - rate) / count) ** 0.5
-    assert abs(float(kept.mean()) - (1 - rate)) < 5 * error + 1 / 65536
+    assert abs(float(is_kept.mean()) - (1 - rate)) < 5 * error + 1 / 65536
     assert float(x.max()) == pytest.approx(1 / (1 - rate), rel=1e-4)
     assert abs(float(x.double().mean()) - 1) < 5 * error / (1 - rate)
-    centred = kept - kept.mean()
+    centred = is_kept - is_kept.mean()
     for lag in range(1, 9):
         together = float((centred[lag:] * centred[:-lag]).mean() / centred.var())
         assert abs(together) < 5 / count**0.5, f"lag {lag}: {together}"
@@ -44,8 +44,8 @@ def test_rate_mean_and_neighbours_are_those_of_dropout(rate: float) -> None:
 
 def test_a_kept_unit_is_scaled_by_the_rounded_rate() -> None:
     """The rate is rounded to 1/65536, and the scale with it, so that the mean does not move."""
-    kept = round(0.9 * 65536)
-    assert float(drawn(0.1, (MIN_ELEMENTS,), dtype=torch.float64).max()) == 65536 / kept
+    kept_of_65536 = round(0.9 * 65536)
+    assert float(drop_ones(0.1, (MIN_ELEMENTS,), dtype=torch.float64).max()) == 65536 / kept_of_65536
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
@@ -62,7 +62,11 @@ def test_shape_type_and_gradient(shape: tuple[int, ...], dtype: torch.dtype) -> 
 
 
 def test_the_result_depends_on_the_seed_only() -> None:
-    one, same, other = drawn(0.5, (MIN_ELEMENTS,), 1), drawn(0.5, (MIN_ELEMENTS,), 1), drawn(0.5, (MIN_ELEMENTS,), 2)
+    one, same, other = (
+        drop_ones(0.5, (MIN_ELEMENTS,), 1),
+        drop_ones(0.5, (MIN_ELEMENTS,), 1),
+        drop_ones(0.5, (MIN_ELEMENTS,), 2),
+    )
     assert torch.equal(one, same)
     assert 0.45 < float((one == other).float().mean()) < 0.55
     torch.manual_seed(1)
@@ -94,9 +98,9 @@ def test_recomputed_blocks_use_the_same_dropout_masks() -> None:
 def test_small_and_compiled_calls_use_torchs_dropout(layer: nn.Dropout, x: torch.Tensor, training: bool) -> None:
     layer.train(training)
     torch.manual_seed(3)
-    found = layer(x.clone())
+    outputs = layer(x.clone())
     torch.manual_seed(3)
-    assert torch.equal(found, nn.functional.dropout(x, layer.p, training))
+    assert torch.equal(outputs, nn.functional.dropout(x, layer.p, training))
 
 
 @pytest.mark.parametrize(
@@ -115,25 +119,25 @@ def test_it_is_chosen_on_cpus_with_dropout(machine: str, facts: Workload | None,
 
 
 def test_layers_are_switched_in_place(tmp_path: Path) -> None:
-    made = tiny.assembled(tmp_path, tiny.job())
-    made = replace(made, model=nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5), nn.Dropout2d(0.5)))
-    assert packed_dropout.effective(made) is False
-    packed_dropout.apply(made, True)
-    assert [type(m) for m in made.model] == [nn.Linear, DropoutFromBits, nn.Dropout2d]  # type: ignore[attr-defined]
-    assert packed_dropout.effective(made) is True
+    training_run = tiny.assembled(tmp_path, tiny.job())
+    training_run = replace(training_run, model=nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5), nn.Dropout2d(0.5)))
+    assert packed_dropout.effective(training_run) is False
+    packed_dropout.apply(training_run, True)
+    assert [type(m) for m in training_run.model] == [nn.Linear, DropoutFromBits, nn.Dropout2d]  # type: ignore[attr-defined]
+    assert packed_dropout.effective(training_run) is True
     assert next(o for o in optimizations.every() if o.name == "packed_dropout").off is False
 
 
 def test_a_compiled_network_uses_torchs_dropout_masks() -> None:
-    asked = tiny.job(optimize="compile: true")
-    choice = packed_dropout.choose(asked, tiny.machine(), Workload(layers={"Dropout": 2}))
+    compiled_job = tiny.job(optimize="compile: true")
+    choice = packed_dropout.choose(compiled_job, tiny.machine(), Workload(layers={"Dropout": 2}))
     assert (choice.value, get_message("use-torch-own-dropout") in choice.reason) == (False, True)
 
 
 def test_tensor_subclasses_use_torchs_dropout() -> None:
     layer = DropoutFromBits(0.5)
-    found = torch.vmap(layer, randomness="different")(torch.ones(3, MIN_ELEMENTS))
-    assert 0.4 < float((found == 0).float().mean()) < 0.6
+    outputs = torch.vmap(layer, randomness="different")(torch.ones(3, MIN_ELEMENTS))
+    assert 0.4 < float((outputs == 0).float().mean()) < 0.6
     nested = torch.nested.nested_tensor([torch.ones(200, 100), torch.ones(300, 100)], layout=torch.jagged)
     assert layer(nested).is_nested
 

@@ -33,18 +33,18 @@ from tests.waiting import until
 @pytest.mark.parametrize("name", NETWORKS)
 def test_gradients_and_metrics_are_those_of_the_whole_network(tmp_path: Path, name: str) -> None:
     torch.manual_seed(0)
-    asked = job(tmp_path, name)
-    whole, cached = made(tmp_path, asked, False), made(tmp_path, asked, True)
+    frozen_job = job(tmp_path, name)
+    uncached, cached = made(tmp_path, frozen_job, False), made(tmp_path, frozen_job, True)
     assert feature_cache.effective(cached)
-    assert not feature_cache.effective(whole)
-    assert inspection.inspect_workload(whole.dataset, whole.model).prefix == NETWORKS[name][1]
-    before = {name: value.clone() for name, value in build(asked, load(asked)).module.state_dict().items()}
+    assert not feature_cache.effective(uncached)
+    assert inspection.inspect_workload(uncached.dataset, uncached.model).prefix == NETWORKS[name][1]
+    before = {name: value.clone() for name, value in build(frozen_job, load(frozen_job)).module.state_dict().items()}
     assert all(torch.equal(before[name], value) for name, value in cached.model.state_dict().items())
-    expected, found = gradient(whole), gradient(cached)
+    expected, cached_gradient = gradient(uncached), gradient(cached)
     assert expected.norm() > 1e-3
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
-    (want, _), (got, _) = evaluate(whole), evaluate(cached)
-    assert got == pytest.approx(want, rel=1e-4, abs=1e-5)
+    torch.testing.assert_close(cached_gradient, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
+    (uncached_metrics, _), (cached_metrics, _) = evaluate(uncached), evaluate(cached)
+    assert cached_metrics == pytest.approx(uncached_metrics, rel=1e-4, abs=1e-5)
 
 
 @pytest.mark.parametrize("name", ["encoder, one layer of two", "whole encoder", "resnet18"])
@@ -66,8 +66,8 @@ def test_it_takes_what_the_plan_says_and_is_computed_once(
     splits = [cached.dataset.train, cached.dataset.validation]
     assert all(isinstance(split, prefix.Activations) for split in splits)
     fresh = made(tmp_path, cached.job, False)
-    taken = sum(split.rows.flat.nbytes for split in splits)  # type: ignore[attr-defined]
-    assert taken == inspection.inspect_workload(fresh.dataset, fresh.model).prefix_bytes
+    cache_bytes = sum(split.rows.flat.nbytes for split in splits)  # type: ignore[attr-defined]
+    assert cache_bytes == inspection.inspect_workload(fresh.dataset, fresh.model).prefix_bytes
     assert f"feature_cache: {NETWORKS[name][1]} computed once for " in capsys.readouterr().out
 
 
@@ -77,13 +77,13 @@ def test_on_the_disk_and_again_the_bits_are_the_same(
 ) -> None:
     """A run that goes on computes them again, from the frozen weights of its checkpoint."""
     assert PROMISE.startswith("after a kill")
-    asked = job(tmp_path, name)
-    one = made(tmp_path, asked, True)
-    wanted = tiny.losses(one, 3)
+    frozen_job = job(tmp_path, name)
+    one = made(tmp_path, frozen_job, True)
+    expected = tiny.losses(one, 3)
     monkeypatch.setattr(feature_cache, "_place", lambda *_: "disk")
     before = set(tmp_path.iterdir())
-    two = made(tmp_path, asked, True)
-    assert tiny.losses(two, 3) == wanted
+    two = made(tmp_path, frozen_job, True)
+    assert tiny.losses(two, 3) == expected
     assert set(tmp_path.iterdir()) - before <= {tmp_path / "events.jsonl"}
     for mine, theirs in ((one.dataset.train, two.dataset.train), (one.dataset.validation, two.dataset.validation)):
         mine.gather(torch.arange(3).numpy())
@@ -95,17 +95,19 @@ def test_a_second_run_over_the_same_data_computes_nothing_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The tuner predicts the run with one of its own; what that has computed serves the run that follows."""
-    asked, here = job(tmp_path, "resnet18"), tiny.machine()
-    data = load(asked)
-    lost = []
+    frozen_job, machine = job(tmp_path, "resnet18"), tiny.machine()
+    data = load(frozen_job)
+    losses = []
     for format_ in (False, False, True):
-        network = build(asked, data)
-        plain = plan.resolve(asked, here, inspection.inspect_workload(data, network.module), plain=True)
+        network = build(frozen_job, data)
+        plain = plan.resolve(frozen_job, machine, inspection.inspect_workload(data, network.module), plain=True)
         values = {"feature_cache": True, "channels_last": format_}
-        one = run.assemble(asked, here, plain.with_values(values), tmp_path, data, network, tiny.Quiet(), PhaseTimer())
-        lost.append(tiny.losses(one, 3))
+        one = run.assemble(
+            frozen_job, machine, plain.with_values(values), tmp_path, data, network, tiny.Quiet(), PhaseTimer()
+        )
+        losses.append(tiny.losses(one, 3))
         assert len(data.cache) == 1
-    assert lost[0] == lost[1] == pytest.approx(lost[2], rel=1e-3)
+    assert losses[0] == losses[1] == pytest.approx(losses[2], rel=1e-3)
     assert capsys.readouterr().out.count("computed once for 60 samples") == 2
 
 
@@ -123,15 +125,15 @@ def test_features_have_no_dropout_whatever_mode_the_network_is_in(tmp_path: Path
 def test_a_group_that_is_too_large_is_halved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = feature_cache._compute
 
-    def small(*given: object) -> object:
-        if len(given[-2]) > 3:  # type: ignore[arg-type]
+    def small(*arguments: object) -> object:
+        if len(arguments[-2]) > 3:  # type: ignore[arg-type]
             raise RuntimeError("[enforce fail] not enough memory: you tried to allocate")
-        return real(*given)  # type: ignore[arg-type]
+        return real(*arguments)  # type: ignore[arg-type]
 
-    asked = job(tmp_path, "resnet18")
-    wanted = tiny.losses(made(tmp_path, asked, True), 2)
+    frozen_job = job(tmp_path, "resnet18")
+    expected = tiny.losses(made(tmp_path, frozen_job, True), 2)
     monkeypatch.setattr(feature_cache, "_compute", small)
-    assert tiny.losses(made(tmp_path, asked, True), 2) == pytest.approx(wanted, rel=1e-4)
+    assert tiny.losses(made(tmp_path, frozen_job, True), 2) == pytest.approx(expected, rel=1e-4)
 
 
 JOB = """
@@ -174,14 +176,14 @@ def test_chosen_by_itself_killed_and_resumed_the_bits_are_the_same(tmp_path: Pat
 
 @pytest.mark.parametrize("name", ["encoder, one layer of two", "resnet18"])
 def test_in_bf16_the_activations_are_near_those_in_fp32(tmp_path: Path, name: str) -> None:
-    asked = job(tmp_path, name)
-    exact, short = (made(tmp_path, asked, True, {"prefix_precision": value}) for value in ("fp32", "bf16"))
-    expected, found = gradient(exact), gradient(short)
-    kept = [one.dataset.train.rows.flat for one in (exact, short)]  # type: ignore[attr-defined]
+    frozen_job = job(tmp_path, name)
+    exact, short = (made(tmp_path, frozen_job, True, {"prefix_precision": value}) for value in ("fp32", "bf16"))
+    expected, bf16_gradient = gradient(exact), gradient(short)
+    activations = [one.dataset.train.rows.flat for one in (exact, short)]  # type: ignore[attr-defined]
     assert prefix_precision.effective(short) == "bf16"
-    off = float(np.linalg.norm(kept[1] - kept[0]) / np.linalg.norm(kept[0]))
-    assert 0 < off < 2e-2
-    torch.testing.assert_close(found, expected, rtol=0, atol=5e-2 * float(expected.abs().max()))
+    difference = float(np.linalg.norm(activations[1] - activations[0]) / np.linalg.norm(activations[0]))
+    assert 0 < difference < 2e-2
+    torch.testing.assert_close(bf16_gradient, expected, rtol=0, atol=5e-2 * float(expected.abs().max()))
 
 
 @pytest.mark.nightly
@@ -200,16 +202,16 @@ def test_a_run_that_resumes_without_room_for_them_says_so(tmp_path: Path) -> Non
     from drivetrain.system.files import write_json
     from drivetrain.tuning import assembly
 
-    asked = job(tmp_path, "resnet18")
-    network = build(asked, load(asked))
-    facts = inspection.inspect_workload(load(asked), network.module)
-    here = tiny.machine()
-    decided = plan.resolve(asked, here, facts).with_values({"feature_cache": True})
-    poor = replace(here, memory=replace(here.memory, available=1), storage=replace(here.storage, runs_free=1))
+    frozen_job = job(tmp_path, "resnet18")
+    network = build(frozen_job, load(frozen_job))
+    facts = inspection.inspect_workload(load(frozen_job), network.module)
+    machine = tiny.machine()
+    cached_plan = plan.resolve(frozen_job, machine, facts).with_values({"feature_cache": True})
+    poor = replace(machine, memory=replace(machine.memory, available=1), storage=replace(machine.storage, runs_free=1))
     write_json(tmp_path / "hardware.json", poor.to_json())
-    write_json(tmp_path / "plan.json", decided.to_json())
+    write_json(tmp_path / "plan.json", cached_plan.to_json())
     (tmp_path / "checkpoints" / "step-3").mkdir(parents=True)
-    resumed = assembly.assemble_run(tmp_path, asked, tiny.Quiet(), PhaseTimer())
+    resumed = assembly.assemble_run(tmp_path, frozen_job, tiny.Quiet(), PhaseTimer())
     assert not feature_cache.effective(resumed)
     events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     [text] = [row["text"] for row in events if row["kind"] == "resume" and "feature_cache" in row["text"]]
@@ -219,10 +221,10 @@ def test_a_run_that_resumes_without_room_for_them_says_so(tmp_path: Path) -> Non
 
 def test_memory_that_is_gone_between_the_plan_and_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run goes on with the whole network; it ended with an AssertionError."""
-    asked = job(tmp_path, "resnet18")
-    wanted = tiny.losses(made(tmp_path, asked, False), 2)
+    frozen_job = job(tmp_path, "resnet18")
+    expected = tiny.losses(made(tmp_path, frozen_job, False), 2)
     monkeypatch.setattr(feature_cache, "_place", lambda *_: None)
-    whole = made(tmp_path, asked, True)
-    assert not feature_cache.effective(whole)
-    assert tiny.losses(whole, 2) == wanted
+    uncached = made(tmp_path, frozen_job, True)
+    assert not feature_cache.effective(uncached)
+    assert tiny.losses(uncached, 2) == expected
     assert says((tmp_path / "events.jsonl").read_text(), "room-outputs-parts", 5, 10)

@@ -75,32 +75,34 @@ def test_frozen_convolutions_are_computed_apart(frozen: list[str], name: str | N
     if name == "2 of 2 convolutions":
         assert saving.share == pytest.approx(convolutions / (convolutions + 3 * (lstm + 2 * 10 * 4)))
     with torch.no_grad():
-        kept = split.prefix(windows)
-    found = []
-    for outputs in (split.rest(*kept), network(windows)):
+        prefix_outputs = split.prefix(windows)
+    outputs_and_gradients = []
+    for outputs in (split.rest(*prefix_outputs), network(windows)):
         assert isinstance(outputs, torch.Tensor)
         network.zero_grad()
         outputs.square().sum().backward()
-        found.append([outputs.detach(), *(p.grad.clone() for p in network.parameters() if p.grad is not None)])
-    for one, other in zip(*found, strict=True):
+        outputs_and_gradients.append(
+            [outputs.detach(), *(p.grad.clone() for p in network.parameters() if p.grad is not None)]
+        )
+    for one, other in zip(*outputs_and_gradients, strict=True):
         torch.testing.assert_close(one, other)
 
 
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_it_learns_an_order_and_nothing_from_shuffled_labels(tmp_path: Path, shuffled: bool) -> None:
     """Class 1 has its bump before its dip, class 0 after it; level and noise are the same."""
-    drawn = np.random.default_rng(0)
+    generator = np.random.default_rng(0)
     y = np.arange(240) % 2
-    x = drawn.normal(0, 0.3, (240, 16, 2))
+    x = generator.normal(0, 0.3, (240, 16, 2))
     x[np.arange(240), np.where(y, 3, 11), 0] += 3
     x[np.arange(240), np.where(y, 11, 3), 0] -= 3
     if shuffled:
-        y = drawn.permutation(y)
-    made = data.load(job(npz(tmp_path, x, y), validation=0.4))
+        y = generator.permutation(y)
+    dataset = data.load(job(npz(tmp_path, x, y), validation=0.4))
     torch.manual_seed(0)
     network = cnn_lstm.build(channels=2, outputs=2, cnn_channels=[8], kernel=3, lstm_hidden=8, dropout=0.0)
-    (inputs,) = made.train.gather(np.arange(len(made.train)))
-    trained(network, inputs, made.train.targets[""], 25)
-    (held,) = made.validation.gather(np.arange(len(made.validation)))
-    accuracy = float((network(held).argmax(1) == made.validation.targets[""]).float().mean())
+    (inputs,) = dataset.train.gather(np.arange(len(dataset.train)))
+    trained(network, inputs, dataset.train.targets[""], 25)
+    (validation_inputs,) = dataset.validation.gather(np.arange(len(dataset.validation)))
+    accuracy = float((network(validation_inputs).argmax(1) == dataset.validation.targets[""]).float().mean())
     assert 0.3 < accuracy < 0.7 if shuffled else accuracy > 0.95

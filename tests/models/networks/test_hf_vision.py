@@ -29,52 +29,56 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def backbone(made: run.Run) -> dict[str, torch.Tensor]:
-    return dict(made.model.backbone.state_dict())
+def backbone(training_run: run.Run) -> dict[str, torch.Tensor]:
+    return dict(training_run.model.backbone.state_dict())
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_families_begin_with_their_weights_and_train(folder: Path, family: str) -> None:
     with quiet_transformers() as transformers:
         before = transformers.AutoModel.from_pretrained(saved(folder, family)).state_dict()
-    made = tiny.plain(job(folder), folder)
-    own = {name: value.clone() for name, value in backbone(made).items()}
-    assert own.keys() <= before.keys()
-    assert all(torch.equal(own[name], before[name]) for name in own)
-    assert all(name.startswith("pooler.") for name in before.keys() - own.keys())
-    made.train_mode()
-    made.set_learning_rates()
-    for batch in made.batches.epoch(0):
-        made.step(made.preprocess(batch, 0), 0)
-    after = backbone(made)
-    still = {name for name in own if torch.equal(after[name], before[name]) and own[name].is_floating_point()}
-    assert still <= {"embeddings.mask_token"}
-    again = BUILDERS["vision"](**json.loads(json.dumps(made.network.arguments)))
-    again.load_state_dict(made.model.state_dict())
+    training_run = tiny.plain(job(folder), folder)
+    first_weights = {name: value.clone() for name, value in backbone(training_run).items()}
+    assert first_weights.keys() <= before.keys()
+    assert all(torch.equal(first_weights[name], before[name]) for name in first_weights)
+    assert all(name.startswith("pooler.") for name in before.keys() - first_weights.keys())
+    training_run.train_mode()
+    training_run.set_learning_rates()
+    for batch in training_run.batches.epoch(0):
+        training_run.step(training_run.preprocess(batch, 0), 0)
+    after = backbone(training_run)
+    unchanged = {
+        name
+        for name in first_weights
+        if torch.equal(after[name], before[name]) and first_weights[name].is_floating_point()
+    }
+    assert unchanged <= {"embeddings.mask_token"}
+    reloaded = BUILDERS["vision"](**json.loads(json.dumps(training_run.network.arguments)))
+    reloaded.load_state_dict(training_run.model.state_dict())
     pixels = torch.rand(3, 3, 32, 32)
-    assert torch.equal(again.eval()(pixels), made.model.eval()(pixels))
+    assert torch.equal(reloaded.eval()(pixels), training_run.model.eval()(pixels))
 
 
 def test_images_look_as_the_network_was_trained(folder: Path) -> None:
     saved(folder)
-    made = load(job(folder))
-    assert made.preprocessing["image_size"] == 32
-    assert made.preprocessing["mean"] == [0.5, 0.4, 0.3]
-    assert made.preprocessing["std"] == [0.2, 0.25, 0.3]
-    assert says_only(made.notes, "image-size-input-size", 32)
-    assert says(made.notes, "are-those-of-its", "preprocessor_config.json")
+    dataset = load(job(folder))
+    assert dataset.preprocessing["image_size"] == 32
+    assert dataset.preprocessing["mean"] == [0.5, 0.4, 0.3]
+    assert dataset.preprocessing["std"] == [0.2, 0.25, 0.3]
+    assert says_only(dataset.notes, "image-size-input-size", 32)
+    assert says(dataset.notes, "are-those-of-its", "preprocessor_config.json")
     (folder / "saved" / "preprocessor_config.json").unlink()
     assert says(load(job(folder)).notes, "for-lack-of", "preprocessor_config.json")
 
 
 def test_frozen_layers_stay(folder: Path) -> None:
     saved(folder)
-    asked = job(folder, "{source: transformers, name: saved, freeze: {embeddings: true, layers: 1}}")
-    made = tiny.plain(asked, folder)
-    still = {name for name, p in made.model.named_parameters() if not p.requires_grad}
-    assert {name.split(".")[1] for name in still} >= {"embeddings"}
-    assert any(".0." in name for name in still)
-    assert not any(".1." in name for name in still if "layer" in name)
+    frozen_job = job(folder, "{source: transformers, name: saved, freeze: {embeddings: true, layers: 1}}")
+    training_run = tiny.plain(frozen_job, folder)
+    frozen = {name for name, p in training_run.model.named_parameters() if not p.requires_grad}
+    assert {name.split(".")[1] for name in frozen} >= {"embeddings"}
+    assert any(".0." in name for name in frozen)
+    assert not any(".1." in name for name in frozen if "layer" in name)
 
 
 def test_the_model_folder_alone_is_enough(tmp_path: Path) -> None:
@@ -84,28 +88,28 @@ def test_the_model_folder_alone_is_enough(tmp_path: Path) -> None:
 
     spec_text = f"task: image-classification\ndata: {{train: train, validation: held}}\nmodel: {MODEL}\n"
     done = trained.trained(trained.Case(files, "", spec_text), tmp_path)
-    wanted = trained.seen(done)[""]
+    expected = trained.seen(done)[""]
     shutil.copytree(done.folder / "model", tmp_path / "elsewhere")
     shutil.rmtree(tmp_path / "saved")
-    found = saved_model.load(tmp_path / "elsewhere")
-    new = load_new.read([tmp_path / "held"], found.preprocessing, found.heads, labelled=True)
+    loaded = saved_model.load(tmp_path / "elsewhere")
+    new = load_new.read([tmp_path / "held"], loaded.preprocessing, loaded.heads, labelled=True)
     ids = torch.arange(len(new.split)).numpy()
     inputs = new.prepare(new.split.gather(ids), ids, None)
-    torch.testing.assert_close(found.network(*inputs), wanted, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(loaded.network(*inputs), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_the_pickle_twin_is_refused_and_converts(folder: Path) -> None:
-    here = saved(folder)
-    torch.save(safetensors.torch.load_file(here / "model.safetensors"), here / "pytorch_model.bin")
-    (here / "model.safetensors").unlink()
+    model_folder = saved(folder)
+    torch.save(safetensors.torch.load_file(model_folder / "model.safetensors"), model_folder / "pytorch_model.bin")
+    (model_folder / "model.safetensors").unlink()
     with pytest.raises(SpecError, check=saying("has-its-weights-only-as-pickle-2")):
         load(job(folder))
-    convert.convert(here / "pytorch_model.bin")
+    convert.convert(model_folder / "pytorch_model.bin")
     assert backbone(tiny.plain(job(folder), folder))
 
 
 @pytest.mark.parametrize(
-    ("family", "data", "words"),
+    ("family", "data", "parts"),
     [
         (
             "vit",
@@ -115,11 +119,11 @@ def test_the_pickle_twin_is_refused_and_converts(folder: Path) -> None:
         ("vit", ", channels: 1", ("data.channels: is 1, and", "takes 3", "write 3, or leave it out")),
     ],
 )
-def test_images_that_the_network_does_not_take(folder: Path, family: str, data: str, words: tuple[str, ...]) -> None:
+def test_images_that_the_network_does_not_take(folder: Path, family: str, data: str, parts: tuple[str, ...]) -> None:
     saved(folder, family)
     with pytest.raises(SpecError) as caught:
         tiny.plain(job(folder, data=data), folder)
-    for part in ("job.yaml:", *words):
+    for part in ("job.yaml:", *parts):
         assert part in str(caught.value)
 
 

@@ -47,11 +47,11 @@ def write(folder: Path, *, task: str = "tabular-classification", target: str = "
 
 def test_categories_are_columns_and_numbers_are_shares_of_bins() -> None:
     network = linear_table.build(numbers=2, categories=[3, 2], outputs=4, edges=[[-1.0, 0.0, 2.0], []])
-    seen: list[torch.Tensor] = []
-    network.classifier.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    classifier_inputs: list[torch.Tensor] = []
+    network.classifier.register_forward_pre_hook(lambda module, inputs: classifier_inputs.append(inputs[0]))
     numbers = torch.tensor([[-5.0, 7.0], [1.0, -3.0], [9.0, 0.0]])
     assert network(numbers, torch.tensor([[0, 1], [2, 0], [1, 1]], dtype=torch.int32)).shape == (3, 4)
-    assert seen[0].tolist() == [
+    assert classifier_inputs[0].tolist() == [
         [7, 0, 0, 1, 0, 0, 0, 1],
         [-3, 1, 0.5, 0, 0, 1, 1, 0],
         [0, 1, 1, 0, 1, 0, 0, 1],

@@ -35,30 +35,30 @@ def test_each_column_has_its_own_embeddings_and_unknown_is_zero() -> None:
     assert vectors.shape == (7, 2)
     assert vectors[[0, 3]].abs().sum() == 0
     assert (vectors[[1, 2, 4, 5, 6]] != 0).all()
-    seen: list[torch.Tensor] = []
-    network.layers[0].register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    layer_inputs: list[torch.Tensor] = []
+    network.layers[0].register_forward_pre_hook(lambda module, inputs: layer_inputs.append(inputs[0]))
     network(torch.tensor([[1, 2], [0, 0]], dtype=torch.int32))
-    torch.testing.assert_close(seen[0], torch.stack([torch.cat([vectors[1], vectors[5]]), torch.zeros(4)]))
+    torch.testing.assert_close(layer_inputs[0], torch.stack([torch.cat([vectors[1], vectors[5]]), torch.zeros(4)]))
 
 
 def test_vectors_and_their_gradient_are_those_of_torchs_embedding() -> None:
     torch.manual_seed(0)
-    places, goal = torch.randint(0, 9, (50, 4)), torch.randn(50, 4, 3)
+    places, output_weights = torch.randint(0, 9, (50, 4)), torch.randn(50, 4, 3)
     ours, theirs = mlp.EmbeddingTable(9, 3), torch.nn.Embedding(9, 3)
     theirs.load_state_dict(ours.state_dict())
     for module in (ours, theirs):
-        (module(places) * goal).sum().backward()
+        (module(places) * output_weights).sum().backward()
     assert torch.equal(ours(places), theirs(places))
     torch.testing.assert_close(ours.weight.grad, theirs.weight.grad)
 
 
 def test_the_unknown_category_stays_zero_in_training(tmp_path: Path) -> None:
-    made = data.load(job(stored(tmp_path, mixed())))
-    network = build.build(job(tmp_path / "a.parquet"), made).module
-    inputs = made.train.gather(np.arange(len(made.train)))
+    dataset = data.load(job(stored(tmp_path, mixed())))
+    network = build.build(job(tmp_path / "a.parquet"), dataset).module
+    inputs = dataset.train.gather(np.arange(len(dataset.train)))
     optimizer = torch.optim.AdamW(network.parameters(), lr=0.1, weight_decay=0.1)
     for _ in range(3):
-        torch.nn.functional.cross_entropy(network(*inputs), made.train.targets[""]).backward()
+        torch.nn.functional.cross_entropy(network(*inputs), dataset.train.targets[""]).backward()
         optimizer.step()
     assert network.embeddings.weight[network.offsets].abs().sum() == 0
 
@@ -121,9 +121,9 @@ def test_bins_learn_what_a_line_cannot() -> None:
 
 
 def test_embeddings_and_layers_can_be_frozen(tmp_path: Path) -> None:
-    asked = job(stored(tmp_path, mixed()))
-    network = build.build(asked, data.load(asked)).module
-    freeze(network, Freeze(embeddings=True, layers=1), asked)
+    table_job = job(stored(tmp_path, mixed()))
+    network = build.build(table_job, data.load(table_job)).module
+    freeze(network, Freeze(embeddings=True, layers=1), table_job)
     assert [n for n, p in network.named_parameters() if p.requires_grad] == [
         "layers.1.0.weight",
         "layers.1.0.bias",
@@ -149,11 +149,11 @@ def test_it_learns_an_interaction_and_nothing_from_shuffled_labels(tmp_path: Pat
     rows["code"] = rows["code"].astype(str)
     if shuffled:
         rows["y"] = np.random.default_rng(1).permutation(rows["y"])
-    made = data.load(job(stored(tmp_path, rows), features=["size", "colour"], validation=0.4))
+    dataset = data.load(job(stored(tmp_path, rows), features=["size", "colour"], validation=0.4))
     torch.manual_seed(0)
     network = mlp.build(numbers=2, categories=[5], outputs=2, hidden=[32], embedding=4, dropout=0.0)
-    inputs, held = (split.gather(np.arange(len(split))) for split in (made.train, made.validation))
-    trained(Columns(network), torch.cat(inputs, dim=1), made.train.targets[""], 60)
-    accuracy = float((network(*held).argmax(1) == made.validation.targets[""]).float().mean())
+    inputs, validation_inputs = (split.gather(np.arange(len(split))) for split in (dataset.train, dataset.validation))
+    trained(Columns(network), torch.cat(inputs, dim=1), dataset.train.targets[""], 60)
+    accuracy = float((network(*validation_inputs).argmax(1) == dataset.validation.targets[""]).float().mean())
     # One size in ten and one colour in eight are missing, and with them what decides.
     assert 0.35 < accuracy < 0.62 if shuffled else accuracy > 0.82

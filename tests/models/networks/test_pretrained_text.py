@@ -38,13 +38,13 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def assembled(folder: Path, model: str = MODEL, data: str = "") -> run.Run:
+def assemble_run(folder: Path, model: str = MODEL, data: str = "") -> run.Run:
     return tiny.plain(reports.job(folder, model=model, data=data), folder)
 
 
-def encoder(made: run.Run) -> dict[str, torch.Tensor]:
-    assert isinstance(made.model, TextNetwork)
-    return made.model.encoder.state_dict()
+def encoder(training_run: run.Run) -> dict[str, torch.Tensor]:
+    assert isinstance(training_run.model, TextNetwork)
+    return training_run.model.encoder.state_dict()
 
 
 def weights(path: Path) -> dict[str, torch.Tensor]:
@@ -56,24 +56,24 @@ def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 
 def test_a_pretrained_encoder_starts_with_its_weights(folder: Path) -> None:
-    assert same(encoder(assembled(folder)), weights(folder / "saved" / "model.safetensors"))
+    assert same(encoder(assemble_run(folder)), weights(folder / "saved" / "model.safetensors"))
 
 
 def test_it_trains_freezes_and_reloads(folder: Path) -> None:
-    made = assembled(folder, "{source: transformers, name: saved, freeze: {embeddings: true, layers: 1}}")
+    training_run = assemble_run(folder, "{source: transformers, name: saved, freeze: {embeddings: true, layers: 1}}")
     before = weights(folder / "saved" / "model.safetensors")
-    made.train_mode()
-    made.set_learning_rates()
-    for batch in made.batches.epoch(0):
-        made.step(made.preprocess(batch, 0), 0)
-    after = encoder(made)
-    still = {name for name in before if torch.equal(before[name], after[name])}
-    assert still == {name for name in before if name.startswith(("embeddings.", "encoder.layer.0."))}
-    again = BUILDERS["texts"](**json.loads(json.dumps(made.network.arguments)))
-    again.load_state_dict(made.model.state_dict())
-    inputs = made.dataset.validation.gather(np.arange(4))
-    for name, outputs in again.eval()(*inputs).items():
-        assert torch.equal(outputs, made.model.eval()(*inputs)[name])
+    training_run.train_mode()
+    training_run.set_learning_rates()
+    for batch in training_run.batches.epoch(0):
+        training_run.step(training_run.preprocess(batch, 0), 0)
+    after = encoder(training_run)
+    unchanged = {name for name in before if torch.equal(before[name], after[name])}
+    assert unchanged == {name for name in before if name.startswith(("embeddings.", "encoder.layer.0."))}
+    reloaded = BUILDERS["texts"](**json.loads(json.dumps(training_run.network.arguments)))
+    reloaded.load_state_dict(training_run.model.state_dict())
+    inputs = training_run.dataset.validation.gather(np.arange(4))
+    for name, outputs in reloaded.eval()(*inputs).items():
+        assert torch.equal(outputs, training_run.model.eval()(*inputs)[name])
 
 
 def test_the_model_folder_alone_is_enough(tmp_path: Path) -> None:
@@ -87,13 +87,13 @@ def test_the_model_folder_alone_is_enough(tmp_path: Path) -> None:
     spec = "task: text-classification\ndata: {train: train.csv, validation: held.csv, text: descripcion, "
     case = Case(files, ".csv", f"{spec}labels: {reports.LABELS}}}\nmodel: {MODEL}\n")
     done = trained(case, tmp_path)
-    wanted = seen(done)
+    validation_outputs = seen(done)
     shutil.copytree(done.folder / "model", tmp_path / "elsewhere")
     shutil.rmtree(tmp_path / "saved")
-    found = saved_model.load(tmp_path / "elsewhere")
-    new = text.read([tmp_path / "held.csv"], found.preprocessing, found.heads, labelled=True)
-    outputs = found.network.eval()(*new.split.gather(np.arange(40)))
-    for name, expected in wanted.items():
+    loaded = saved_model.load(tmp_path / "elsewhere")
+    new = text.read([tmp_path / "held.csv"], loaded.preprocessing, loaded.heads, labelled=True)
+    outputs = loaded.network.eval()(*new.split.gather(np.arange(40)))
+    for name, expected in validation_outputs.items():
         torch.testing.assert_close(outputs[name], expected, rtol=1e-5, atol=1e-6)
         assert torch.equal(new.split.targets[name], done.dataset.validation.targets[name])
 
@@ -113,18 +113,18 @@ def test_the_folder_says_how_a_vector_is_made(folder: Path, modes: list[str], po
     settings = {f"pooling_mode_{mode}": mode in modes for mode in ("cls_token", "mean_tokens", "max_tokens", *modes)}
     (folder / "saved" / "1_Pooling").mkdir()
     (folder / "saved" / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 8, **settings}))
-    made = assembled(folder)
-    assert isinstance(made.model, TextNetwork)
-    assert made.model.pooling == made.network.arguments["pooling"] == pooling
-    said = any("as its 1_Pooling/config.json says" in note for note in made.dataset.notes)
-    assert said == (len(modes) == 1 and modes != ["weightedmean_tokens"])
-    assert (omits if said else says)(made.dataset.notes, "names-way-possible")
-    explicit = assembled(folder, MODEL[:-1] + ", pooling: cls}")
+    training_run = assemble_run(folder)
+    assert isinstance(training_run.model, TextNetwork)
+    assert training_run.model.pooling == training_run.network.arguments["pooling"] == pooling
+    is_noted = any("as its 1_Pooling/config.json says" in note for note in training_run.dataset.notes)
+    assert is_noted == (len(modes) == 1 and modes != ["weightedmean_tokens"])
+    assert (omits if is_noted else says)(training_run.dataset.notes, "names-way-possible")
+    explicit = assemble_run(folder, MODEL[:-1] + ", pooling: cls}")
     assert explicit.network.arguments["pooling"] == "cls"
 
 
 def test_a_run_goes_on_with_the_pooling_that_it_began_with(folder: Path) -> None:
-    job = assembled(folder).job
+    job = assemble_run(folder).job
     began = load(job)
     (folder / "saved" / "1_Pooling").mkdir()
     (folder / "saved" / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
@@ -137,23 +137,23 @@ def test_a_run_goes_on_with_the_pooling_that_it_began_with(folder: Path) -> None
 def test_families(tmp_path: Path, family: str) -> None:
     reports.write(tmp_path)
     saved = reports.pretrained(tmp_path, family)
-    made = assembled(tmp_path)
-    assert same(encoder(made), weights(saved / "model.safetensors"))
-    assert says(made.dataset.notes, "encoder-text-represented-first", family, saved)
-    inputs = made.dataset.train.gather(np.arange(3))
-    assert made.model(*inputs)["causa"].shape == (3, 8)
+    training_run = assemble_run(tmp_path)
+    assert same(encoder(training_run), weights(saved / "model.safetensors"))
+    assert says(training_run.dataset.notes, "encoder-text-represented-first", family, saved)
+    inputs = training_run.dataset.train.gather(np.arange(3))
+    assert training_run.model(*inputs)["causa"].shape == (3, 8)
     longest = {"roberta": 62}.get(family, 64)
-    assert says(made.dataset.notes, "max-length-limit-network", longest)
+    assert says(training_run.dataset.notes, "max-length-limit-network", longest)
 
 
 def test_the_tokenizer_is_that_of_the_folder(folder: Path) -> None:
     import tokenizers
 
     inner = tokenizers.Tokenizer.from_file(str(folder / "saved" / "tokenizer.json"))
-    made = load(reports.job(folder, model=MODEL, data=", max_length: 64"))
+    dataset = load(reports.job(folder, model=MODEL, data=", max_length: 64"))
     inner.enable_truncation(64)
-    ids, mask = made.train.gather(np.array([3]))
-    title = made.train.title(3)
+    ids, mask = dataset.train.gather(np.array([3]))
+    title = dataset.train.title(3)
     row = int(title.split("row ")[1].split(":")[0])
     text = (folder / "reports.csv").read_text(encoding="utf-8").splitlines()[row]
     assert ids[0][mask[0] == 1].tolist()[1:6] == inner.encode(text.strip('"')).ids[1:6]
@@ -161,38 +161,38 @@ def test_the_tokenizer_is_that_of_the_folder(folder: Path) -> None:
 
 def test_a_vocabulary_of_an_older_form_gives_the_same_tokens(folder: Path) -> None:
     """BERT's vocab.txt, where tokenizer.json is not there."""
-    whole = load(reports.job(folder, model=MODEL)).train.gather(np.arange(8))
+    expected = load(reports.job(folder, model=MODEL)).train.gather(np.arange(8))
     tokens = json.loads((folder / "saved" / "tokenizer.json").read_text())["model"]["vocab"]
     (folder / "saved" / "tokenizer.json").unlink()
     (folder / "saved" / "vocab.txt").write_text("\n".join(sorted(tokens, key=tokens.__getitem__)) + "\n")
     (folder / "saved" / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "BertTokenizer", "do_lower_case": True, "strip_accents": False})
     )
-    assert torch.equal(load(reports.job(folder, model=MODEL)).train.gather(np.arange(8))[0], whole[0])
+    assert torch.equal(load(reports.job(folder, model=MODEL)).train.gather(np.arange(8))[0], expected[0])
 
 
-def pickled(folder: Path, name: str = "pytorch_model.bin") -> Path:
+def pickle_weights(folder: Path, name: str = "pytorch_model.bin") -> Path:
     """The pickle twin: the same weights, no safetensors."""
-    twin = shutil.copytree(folder / "saved", folder / "twin")
-    torch.save(safetensors.torch.load_file(twin / "model.safetensors"), twin / name)
-    (twin / "model.safetensors").unlink()
-    return twin
+    pickle_folder = shutil.copytree(folder / "saved", folder / "twin")
+    torch.save(safetensors.torch.load_file(pickle_folder / "model.safetensors"), pickle_folder / name)
+    (pickle_folder / "model.safetensors").unlink()
+    return pickle_folder
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "best_model.bin"])
 def test_the_pickle_twin_is_refused(folder: Path, name: str) -> None:
-    twin = pickled(folder, name)
+    pickle_folder = pickle_weights(folder, name)
     with pytest.raises(SpecError) as caught:
         load(reports.job(folder, model="{source: transformers, name: twin}"))
     message = str(caught.value)
-    assert says(message, "has-its-weights-only-as-pickle", "model.name", twin)
-    assert f"do:       run `drivetrain convert {twin / name}`" in message
+    assert says(message, "has-its-weights-only-as-pickle", "model.name", pickle_folder)
+    assert f"do:       run `drivetrain convert {pickle_folder / name}`" in message
 
 
 def test_the_pickle_twin_converts(folder: Path) -> None:
-    convert.convert(pickled(folder) / "pytorch_model.bin")
-    made = assembled(folder, "{source: transformers, name: twin}")
-    assert same(encoder(made), weights(folder / "saved" / "model.safetensors"))
+    convert.convert(pickle_weights(folder) / "pytorch_model.bin")
+    training_run = assemble_run(folder, "{source: transformers, name: twin}")
+    assert same(encoder(training_run), weights(folder / "saved" / "model.safetensors"))
 
 
 def remove(name: str) -> Callable[[Path], object]:
@@ -250,36 +250,36 @@ BAD: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
 
 @pytest.mark.parametrize("case", BAD)
 def test_bad_folders(folder: Path, case: str, capfd: pytest.CaptureFixture[str]) -> None:
-    spoil, words = BAD[case]
+    spoil, parts = BAD[case]
     spoil(folder / "saved")
     with pytest.raises(SpecError) as caught:
-        assembled(folder)
+        assemble_run(folder)
     message = str(caught.value)
-    for part in ("job.yaml:5:", "model.name: ", *words, "\n  possible: ", "\n  do:       "):
+    for part in ("job.yaml:5:", "model.name: ", *parts, "\n  possible: ", "\n  do:       "):
         assert part in message, message
     assert "Traceback" not in message
     assert not (folder / "saved" / "ran").exists()
     assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize(("family", "words"), [("t5", "does not accept texts of"), ("vit", "does not process text")])
-def test_networks_that_are_no_text_encoders(tmp_path: Path, family: str, words: str) -> None:
+@pytest.mark.parametrize(("family", "message"), [("t5", "does not accept texts of"), ("vit", "does not process text")])
+def test_networks_that_are_no_text_encoders(tmp_path: Path, family: str, message: str) -> None:
     reports.write(tmp_path)
     reports.pretrained(tmp_path, family)
-    with pytest.raises(SpecError, match=words):
-        assembled(tmp_path)
+    with pytest.raises(SpecError, match=message):
+        assemble_run(tmp_path)
 
 
 def test_more_tokens_than_the_network_sees(folder: Path) -> None:
     with pytest.raises(SpecError, match=r"data.max_length: is 65\n  possible: at most 64 tokens in this network"):
-        assembled(folder, data=", max_length: 65")
+        assemble_run(folder, data=", max_length: 65")
 
 
 def test_layers_that_are_shared_cannot_be_counted(tmp_path: Path) -> None:
     reports.write(tmp_path)
     reports.pretrained(tmp_path, "albert")
     with pytest.raises(SpecError, check=saying("this-network-has-no-layers")):
-        assembled(tmp_path, "{source: transformers, name: saved, freeze: {layers: 1}}")
+        assemble_run(tmp_path, "{source: transformers, name: saved, freeze: {layers: 1}}")
 
 
 @pytest.mark.parametrize("name", ["./modelos/beto", "/modelos/beto", "a/b/c"])
@@ -290,7 +290,7 @@ def test_a_missing_folder(tmp_path: Path, name: str) -> None:
 
 
 def test_a_pickle_file_as_the_networks_name(folder: Path) -> None:
-    pickled(folder, "best_model.bin")
+    pickle_weights(folder, "best_model.bin")
     with pytest.raises(SpecError, match=r"best_model.bin is a file(.|\n)*drivetrain convert"):
         load(reports.job(folder, model="{source: transformers, name: twin/best_model.bin}"))
 
@@ -314,7 +314,7 @@ def test_a_name_on_the_hub_without_network(folder: Path, monkeypatch: pytest.Mon
         with pytest.raises(SpecError) as caught:
             load(reports.job(folder, model="{source: transformers, name: bert-base-nowhere}"))
         port = silent.getsockname()[1]
-    why = "no answer within 0.2 s" if answers else "Connection refused"
+    cause = "no answer within 0.2 s" if answers else "Connection refused"
     assert says_only(
         str(caught.value),
         "bert-base-nowhere-local",
@@ -325,7 +325,7 @@ def test_a_name_on_the_hub_without_network(folder: Path, monkeypatch: pytest.Mon
         "model.name",
         "http://127.0.0.1",
         port,
-        why,
+        cause,
     )
 
 
@@ -335,5 +335,5 @@ def test_a_name_in_the_cache_needs_no_network(folder: Path, monkeypatch: pytest.
     (folder / "cache" / "models--casa--beto" / "refs").mkdir()
     (folder / "cache" / "models--casa--beto" / "refs" / "main").write_text("0123")
     hub(monkeypatch, folder, 9)
-    asked = reports.job(folder, model="{source: transformers, name: casa/beto}")
-    assert pretrained.find(asked, "casa/beto").folder == cached
+    hub_job = reports.job(folder, model="{source: transformers, name: casa/beto}")
+    assert pretrained.find(hub_job, "casa/beto").folder == cached

@@ -24,24 +24,24 @@ PLAIN = "{name: encoder, layers: 2, width: 16, heads: 2, vocabulary: 400, dropou
 HEADS = "{modo: 0.1, causa: {weight: 0.6, class_weights: balanced, label_smoothing: 0.1}, prioridad: 0.3}"
 
 
-def network(made: run.Run) -> TextNetwork:
-    assert isinstance(made.model, TextNetwork)
-    return made.model
+def network(training_run: run.Run) -> TextNetwork:
+    assert isinstance(training_run.model, TextNetwork)
+    return training_run.model
 
 
-def first(made: run.Run, size: int) -> Batch:
+def first_batch(training_run: run.Run, size: int) -> Batch:
     """The first samples of the training data."""
     ids = np.arange(size)
-    inputs = made.dataset.train.gather(ids)
-    return Batch(ids, inputs, {name: y[:size] for name, y in made.dataset.train.targets.items()})
+    inputs = training_run.dataset.train.gather(ids)
+    return Batch(ids, inputs, {name: y[:size] for name, y in training_run.dataset.train.targets.items()})
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
 def test_padding_changes_nothing(tmp_path: Path, pooling: str) -> None:
     reports.write(tmp_path)
-    made = tiny.plain(reports.job(tmp_path, model=f"{PLAIN[:-1]}, pooling: {pooling}}}"), tmp_path)
-    model = network(made).double().eval()
-    ids, mask = first(made, 6).inputs
+    training_run = tiny.plain(reports.job(tmp_path, model=f"{PLAIN[:-1]}, pooling: {pooling}}}"), tmp_path)
+    model = network(training_run).double().eval()
+    ids, mask = first_batch(training_run, 6).inputs
     together = model(ids, mask)
     assert set(together) == {"modo", "causa", "prioridad"}
     for row in range(6):
@@ -62,35 +62,37 @@ def test_the_mean_is_over_the_tokens_of_a_text(tmp_path: Path) -> None:
 
 def test_a_single_head_gives_a_tensor(tmp_path: Path) -> None:
     reports.write(tmp_path)
-    made = tiny.plain(reports.job(tmp_path, labels="modo"), tmp_path)
-    outputs = made.model(*first(made, 3).inputs)
+    training_run = tiny.plain(reports.job(tmp_path, labels="modo"), tmp_path)
+    outputs = training_run.model(*first_batch(training_run, 3).inputs)
     assert isinstance(outputs, torch.Tensor)
     assert outputs.shape == (3, 7)
 
 
 def test_each_head_has_its_own_weights_and_smoothing(tmp_path: Path) -> None:
     reports.write(tmp_path)
-    made = tiny.plain(reports.job(tmp_path, labels=HEADS, model=PLAIN), tmp_path)
-    batch = first(made, 20)
-    outputs = made.model(*batch.inputs)
-    found = made.step.objective(outputs, batch.targets, made.step.objective.denominators(batch.targets))
-    counts = made.dataset.train.targets["causa"].bincount(minlength=8)
-    weights = len(made.dataset.train) / (8 * counts)
+    training_run = tiny.plain(reports.job(tmp_path, labels=HEADS, model=PLAIN), tmp_path)
+    batch = first_batch(training_run, 20)
+    outputs = training_run.model(*batch.inputs)
+    loss = training_run.step.objective(outputs, batch.targets, training_run.step.objective.denominators(batch.targets))
+    counts = training_run.dataset.train.targets["causa"].bincount(minlength=8)
+    weights = len(training_run.dataset.train) / (8 * counts)
     causa = F.cross_entropy(outputs["causa"], batch.targets["causa"], weights, label_smoothing=0.1)
     expected = (
         0.1 * F.cross_entropy(outputs["modo"], batch.targets["modo"])
         + 0.6 * causa
         + 0.3 * F.cross_entropy(outputs["prioridad"], batch.targets["prioridad"])
     )
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(loss, expected)
 
 
-def gradient(made: run.Run, batch: Batch, micro_batch: int | None) -> torch.Tensor:
-    made.step.use_micro_batch(micro_batch)
-    made.step._accumulate_gradients(batch, made.step._start_denominators(batch), list_parts(len(batch), 0))
-    found = torch.cat([p.grad.flatten() for p in made.step.parameters if p.grad is not None])
-    made.model.zero_grad()
-    return found
+def gradient(training_run: run.Run, batch: Batch, micro_batch: int | None) -> torch.Tensor:
+    training_run.step.use_micro_batch(micro_batch)
+    training_run.step._accumulate_gradients(
+        batch, training_run.step._start_denominators(batch), list_parts(len(batch), 0)
+    )
+    flat_gradient = torch.cat([p.grad.flatten() for p in training_run.step.parameters if p.grad is not None])
+    training_run.model.zero_grad()
+    return flat_gradient
 
 
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])
@@ -100,35 +102,35 @@ def test_a_split_batch_has_the_gradient_of_the_whole(
 ) -> None:
     """Weighted heads, one with class weights; 13 samples split unevenly."""
     reports.write(tmp_path)
-    made = tiny.plain(reports.job(tmp_path, labels=HEADS, model=PLAIN), tmp_path)
-    made.model.to(dtype)
-    batch = first(made, size)
-    whole = gradient(made, batch, None)
+    training_run = tiny.plain(reports.job(tmp_path, labels=HEADS, model=PLAIN), tmp_path)
+    training_run.model.to(dtype)
+    batch = first_batch(training_run, size)
+    full_gradient = gradient(training_run, batch, None)
     for micro_batch in (1, 2, 4, 8):
-        part = gradient(made, batch, micro_batch)
-        assert float((part - whole).norm() / whole.norm()) <= limit, micro_batch
+        split_gradient = gradient(training_run, batch, micro_batch)
+        assert float((split_gradient - full_gradient).norm() / full_gradient.norm()) <= limit, micro_batch
 
 
 def test_first_weights_are_a_function_of_the_seed(tmp_path: Path) -> None:
     reports.write(tmp_path)
-    one, again, other = (
+    first_weights, same_seed, other_seed = (
         tiny.plain(reports.job(tmp_path, more=f", seed: {seed}"), tmp_path).model.state_dict() for seed in (0, 0, 1)
     )
-    assert all(torch.equal(one[name], again[name]) for name in one)
-    assert not torch.equal(one["heads.0.weight"], other["heads.0.weight"])
+    assert all(torch.equal(first_weights[name], same_seed[name]) for name in first_weights)
+    assert not torch.equal(first_weights["heads.0.weight"], other_seed["heads.0.weight"])
 
 
 def test_a_network_is_built_again_from_plain_data(tmp_path: Path) -> None:
     reports.write(tmp_path)
-    made = tiny.plain(reports.job(tmp_path), tmp_path)
-    again = BUILDERS[made.network.builder](**json.loads(json.dumps(made.network.arguments)))
-    again.load_state_dict(made.model.state_dict())
-    inputs = first(made, 4).inputs
-    for name, outputs in again.eval()(*inputs).items():
-        assert torch.equal(outputs, made.model.eval()(*inputs)[name])
+    training_run = tiny.plain(reports.job(tmp_path), tmp_path)
+    rebuilt = BUILDERS[training_run.network.builder](**json.loads(json.dumps(training_run.network.arguments)))
+    rebuilt.load_state_dict(training_run.model.state_dict())
+    inputs = first_batch(training_run, 4).inputs
+    for name, outputs in rebuilt.eval()(*inputs).items():
+        assert torch.equal(outputs, training_run.model.eval()(*inputs)[name])
 
 
-def freezing(folder: Path, freeze: str) -> run.Run:
+def assemble_frozen(folder: Path, freeze: str) -> run.Run:
     reports.write(folder)
     return tiny.plain(reports.job(folder, model=f"{reports.ENCODER[:-1]}, freeze: {freeze}}}"), folder)
 
@@ -143,22 +145,22 @@ def freezing(folder: Path, freeze: str) -> run.Run:
     ],
 )
 def test_frozen_parts_stay_as_they_are(tmp_path: Path, freeze: str, frozen: tuple[str, ...]) -> None:
-    made = freezing(tmp_path, freeze)
-    before = {name: p.clone() for name, p in made.model.named_parameters()}
-    made.train_mode()
-    made.set_learning_rates()
+    training_run = assemble_frozen(tmp_path, freeze)
+    before = {name: p.clone() for name, p in training_run.model.named_parameters()}
+    training_run.train_mode()
+    training_run.set_learning_rates()
     for seed in range(2):
-        made.step(first(made, 32), seed)
-    still = {name for name, p in made.model.named_parameters() if torch.equal(before[name], p)}
-    assert still == {name for name in before if any(part in name for part in frozen)}
+        training_run.step(first_batch(training_run, 32), seed)
+    unchanged = {name for name, p in training_run.model.named_parameters() if torch.equal(before[name], p)}
+    assert unchanged == {name for name in before if any(part in name for part in frozen)}
 
 
 def test_frozen_parts_run_in_evaluation_mode(tmp_path: Path) -> None:
     """No dropout in the embeddings and the first layer, which is where BERT has it; the second layer keeps it."""
-    made = freezing(tmp_path, "{embeddings: true, layers: 1}")
-    made.train_mode()
-    ids, _ = first(made, 4).inputs
-    model = network(made)
+    training_run = assemble_frozen(tmp_path, "{embeddings: true, layers: 1}")
+    training_run.train_mode()
+    ids, _ = first_batch(training_run, 4).inputs
+    model = network(training_run)
     encoder = model.encoder
     assert isinstance(encoder, Bert)
     outputs: list[list[torch.Tensor]] = []
@@ -176,22 +178,22 @@ def test_frozen_parts_run_in_evaluation_mode(tmp_path: Path) -> None:
 
 
 def test_frozen_parts_keep_dropout_if_asked(tmp_path: Path) -> None:
-    made = freezing(tmp_path, "{embeddings: true, layers: 2, train_mode: true}")
-    made.train_mode()
-    assert all(module.training for module in made.model.modules())
+    training_run = assemble_frozen(tmp_path, "{embeddings: true, layers: 2, train_mode: true}")
+    training_run.train_mode()
+    assert all(module.training for module in training_run.model.modules())
 
 
 @pytest.mark.parametrize(
-    ("freeze", "words"),
+    ("freeze", "parts"),
     [
         ("{layers: 3}", ("model.freeze.layers: is 3", "the network has 2 layers")),
         ("{names: ['encoder.layer.*']}", ("no layer matches", "encoder.encoder.layer.0")),
         ("{embeddings: true, layers: 2, names: ['heads.*']}", ("freezes every parameter",)),
     ],
 )
-def test_what_cannot_be_frozen(tmp_path: Path, freeze: str, words: tuple[str, ...]) -> None:
+def test_what_cannot_be_frozen(tmp_path: Path, freeze: str, parts: tuple[str, ...]) -> None:
     with pytest.raises(SpecError) as caught:
-        freezing(tmp_path, freeze)
-    for part in words:
+        assemble_frozen(tmp_path, freeze)
+    for part in parts:
         assert part in str(caught.value)
     assert dot_key(("model", "freeze")) in str(caught.value)

@@ -49,11 +49,11 @@ def folder(tmp_path: Path) -> Path:
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     """What timm leaves on the hub, in the folder `weights`."""
     torch.manual_seed(5)
-    made: dict[str, torch.Tensor] = timm_vision.load_timm().create_model("resnet10t").state_dict()
+    tensors: dict[str, torch.Tensor] = timm_vision.load_timm().create_model("resnet10t").state_dict()
     (folder / "weights").mkdir()
-    safetensors.torch.save_file(made, folder / "weights" / "model.safetensors")
+    safetensors.torch.save_file(tensors, folder / "weights" / "model.safetensors")
     (folder / "weights" / "config.json").write_text(json.dumps(CONFIG))
-    return made
+    return tensors
 
 
 @pytest.fixture
@@ -61,44 +61,46 @@ def hub(folder: Path, weights: object, monkeypatch: pytest.MonkeyPatch) -> Itera
     for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_HOME", str(folder / "home"))
-    with hub_server.serving(Hub(hub_server.files_of(folder / "weights"), "timm/resnet10t.c3_in1k")) as made:
+    with hub_server.serving(Hub(hub_server.files_of(folder / "weights"), "timm/resnet10t.c3_in1k")) as server:
         shutil.rmtree(folder / "weights")
-        monkeypatch.setenv("HF_ENDPOINT", made.endpoint)
-        yield made
+        monkeypatch.setenv("HF_ENDPOINT", server.endpoint)
+        yield server
 
 
 @pytest.mark.slow
 def test_a_network_trains_and_reloads(folder: Path) -> None:
     first = tiny.plain(job(folder, "{source: timm, name: resnet10t}", SMALL), folder)
     safetensors.torch.save_file(first.model.state_dict(), folder / "weights.safetensors")
-    made = tiny.plain(job(folder, "{source: timm, name: resnet10t, weights: weights.safetensors}", SMALL), folder)
-    assert torch.equal(made.model.state_dict()["conv1.0.weight"], first.model.state_dict()["conv1.0.weight"])
-    made.train_mode()
-    made.set_learning_rates()
-    for batch in made.batches.epoch(0):
-        made.step(made.preprocess(batch, 0), 0)
-    again = BUILDERS["timm"](**json.loads(json.dumps(made.network.arguments)))
-    again.load_state_dict(made.model.state_dict())
+    training_run = tiny.plain(
+        job(folder, "{source: timm, name: resnet10t, weights: weights.safetensors}", SMALL), folder
+    )
+    assert torch.equal(training_run.model.state_dict()["conv1.0.weight"], first.model.state_dict()["conv1.0.weight"])
+    training_run.train_mode()
+    training_run.set_learning_rates()
+    for batch in training_run.batches.epoch(0):
+        training_run.step(training_run.preprocess(batch, 0), 0)
+    reloaded = BUILDERS["timm"](**json.loads(json.dumps(training_run.network.arguments)))
+    reloaded.load_state_dict(training_run.model.state_dict())
     pixels = torch.rand(3, 3, 32, 32)
-    assert torch.equal(again.eval()(pixels), made.model.eval()(pixels))
+    assert torch.equal(reloaded.eval()(pixels), training_run.model.eval()(pixels))
     with pytest.raises(SpecError, check=saying("timm-network-resnet10x")):
         tiny.plain(job(folder, "{source: timm, name: resnet10x}"), folder)
 
 
 def test_a_network_starts_with_the_weights_of_the_hub(hub: Hub, weights: dict[str, torch.Tensor], folder: Path) -> None:
-    asked = job(folder, "{source: timm, name: resnet10t.c3_in1k, pretrained: true}", SMALL)
-    needs, why = network.decide(asked)
+    hub_job = job(folder, "{source: timm, name: resnet10t.c3_in1k, pretrained: true}", SMALL)
+    needs, cause = network.decide(hub_job)
     assert needs
-    assert says(why, "is-not-local-folder", "model.pretrained", "timm/resnet10t.c3_in1k")
-    made = tiny.plain(asked, folder)
-    own = made.model.state_dict()
+    assert says(cause, "is-not-local-folder", "model.pretrained", "timm/resnet10t.c3_in1k")
+    training_run = tiny.plain(hub_job, folder)
+    first_weights = training_run.model.state_dict()
     fresh = {"fc.bias", "fc.weight"}
-    assert all(torch.equal(own[name], weights[name]) for name in own.keys() - fresh)
-    assert made.network.notes == [
+    assert all(torch.equal(first_weights[name], weights[name]) for name in first_weights.keys() - fresh)
+    assert training_run.network.notes == [
         f"starts from timm/resnet10t.c3_in1k at {COMMIT[:12]}; initialized anew: fc.bias, fc.weight"
     ]
-    found = made.dataset.preprocessing
-    assert {key: found[key] for key in ("fit", "interpolation", "crop_share", "mean")} == {
+    preprocessing = training_run.dataset.preprocessing
+    assert {key: preprocessing[key] for key in ("fit", "interpolation", "crop_share", "mean")} == {
         "fit": "crop",
         "interpolation": "bicubic",
         "crop_share": 0.875,
@@ -113,7 +115,7 @@ def test_a_network_starts_with_the_weights_of_the_hub(hub: Hub, weights: dict[st
 
 
 @pytest.mark.parametrize(
-    ("model", "words"),
+    ("model", "parts"),
     [
         (
             "{name: resnet18d, pretrained: weights}",
@@ -130,22 +132,22 @@ def test_a_network_starts_with_the_weights_of_the_hub(hub: Hub, weights: dict[st
         ),
     ],
 )
-def test_what_cannot_be_started_from(folder: Path, weights: object, model: str, words: tuple[str, ...]) -> None:
+def test_what_cannot_be_started_from(folder: Path, weights: object, model: str, parts: tuple[str, ...]) -> None:
     with pytest.raises(SpecError) as caught:
         load(job(folder, model.replace("{", "{source: timm, "), SMALL))
-    for part in ("job.yaml:", *words):
+    for part in ("job.yaml:", *parts):
         assert part in str(caught.value)
 
 
 def test_weights_that_do_not_fit(folder: Path, weights: dict[str, torch.Tensor]) -> None:
     file = folder / "weights" / "model.safetensors"
     safetensors.torch.save_file(weights | {"conv1.0.weight": torch.ones(1)}, file)
-    asked = job(folder, "{source: timm, name: resnet10t, pretrained: weights}", SMALL)
+    timm_job = job(folder, "{source: timm, name: resnet10t, pretrained: weights}", SMALL)
     with pytest.raises(SpecError, match=r"model.pretrained: .*does not fit: 1 tensors .*: conv1.0.weight"):
-        tiny.plain(asked, folder)
+        tiny.plain(timm_job, folder)
     file.write_bytes(b"x")
     with pytest.raises(SpecError, match=r"model.pretrained: .*cannot be read(.|\n)*copy it again"):
-        tiny.plain(asked, folder)
+        tiny.plain(timm_job, folder)
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ IDS = torch.tensor([[2, 7, 9, 3, 0, 0], [2, 9, 7, 9, 7, 3]])
 MASK = (IDS > 0).long()
 
 
-def filled(outputs: dict[str, int]) -> WordBag:
+def make_bag(outputs: dict[str, int]) -> WordBag:
     bag = WordBag(10, outputs, 0.0)
     with torch.no_grad():
         for parameter in bag.parameters():
@@ -35,7 +35,7 @@ def filled(outputs: dict[str, int]) -> WordBag:
 
 
 def test_outputs_are_sums_over_tokens_and_pairs() -> None:
-    bag = filled({"": 3})
+    bag = make_bag({"": 3})
     rows = IDS[0, :4]
     pair_rows = (rows[:-1] * 1_000_003 + rows[1:] * 7_919) % PAIR_BUCKETS
     total = bag.words[0].weight[rows].sum(0) + bag.pairs[0].weight[pair_rows].sum(0)
@@ -43,25 +43,25 @@ def test_outputs_are_sums_over_tokens_and_pairs() -> None:
 
 
 def test_padding_changes_nothing_and_order_does() -> None:
-    bag = filled({"": 3})
+    bag = make_bag({"": 3})
     torch.testing.assert_close(bag(IDS[:1, :4], MASK[:1, :4]), bag(IDS, MASK)[:1])
     swapped = IDS[:1, [0, 2, 1, 3]]
     assert not torch.allclose(bag(swapped, MASK[:1, :4]), bag(IDS, MASK)[:1])
 
 
 def test_several_heads_and_a_fresh_network_that_knows_nothing() -> None:
-    outputs = filled({"kind": 2, "place": 4})(IDS, IDS, MASK)
+    outputs = make_bag({"kind": 2, "place": 4})(IDS, IDS, MASK)
     assert {name: tuple(values.shape) for name, values in outputs.items()} == {"kind": (2, 2), "place": (2, 4)}
     assert not build(vocabulary=10, outputs={"": 2}, dropout=0.1)(IDS, MASK).any()
 
 
-def written(folder: Path, labels: str = "label") -> Path:
-    words = [f"word{i}" for i in range(30)]
+def write_job(folder: Path, labels: str = "label") -> Path:
+    vocabulary = [f"word{i}" for i in range(30)]
     with (folder / "texts.csv").open("w", newline="") as file:
         rows = csv.writer(file)
         rows.writerow(["text", "label", "other"])
         for i in range(240):
-            body = [words[(i * 7 + j * 5) % 30] for j in range(3 + i % 9)]
+            body = [vocabulary[(i * 7 + j * 5) % 30] for j in range(3 + i % 9)]
             label = "late" if i % 2 else "early"
             rows.writerow([" ".join([*body, "not" if i % 2 else "very", "done"]), label, "ab"[i // 2 % 2]])
     (folder / "bag.yaml").write_text(TEXT.replace("LABELS", labels))
@@ -71,7 +71,7 @@ def written(folder: Path, labels: str = "label") -> Path:
 @pytest.mark.parametrize("labels", ["label", "[label, other]"])
 def test_it_learns_predicts_and_exports(tmp_path: Path, capsys: pytest.CaptureFixture[str], labels: str) -> None:
     runs = str(tmp_path / "runs")
-    assert main.main(["train", str(written(tmp_path, labels)), "--runs", runs]) == 0
+    assert main.main(["train", str(write_job(tmp_path, labels)), "--runs", runs]) == 0
     run = f"{runs}/bag-001"
     assert main.main(["evaluate", run, "--data", str(tmp_path / "texts.csv"), "--json"]) == 0
     out = capsys.readouterr().out
@@ -83,7 +83,7 @@ def test_it_learns_predicts_and_exports(tmp_path: Path, capsys: pytest.CaptureFi
 
 @pytest.mark.parametrize("key", ["layers: 2", "width: 64", "heads: 2", "pooling: cls"])
 def test_keys_of_the_encoder_are_refused(tmp_path: Path, key: str) -> None:
-    path = written(tmp_path)
+    path = write_job(tmp_path)
     path.write_text(path.read_text().replace("vocabulary: 200", key))
     with pytest.raises(SpecError) as error:
         load_job.load(path)
