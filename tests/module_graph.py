@@ -45,23 +45,23 @@ def modules() -> dict[str, Path]:
     return names
 
 
-def imported(tree: ast.AST, known: set[str]) -> Iterator[str]:
+def imported(tree: ast.AST, module_names: set[str]) -> Iterator[str]:
     """Project modules that a file imports anywhere: at module level, inside functions, and for types alone."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name in known)
+            yield from (alias.name for alias in node.names if alias.name in module_names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports name the whole path"
-            if node.module in known:
+            if node.module in module_names:
                 below = [f"{node.module}.{alias.name}" for alias in node.names]
-                yield from (name if name in known else str(node.module) for name in below)
+                yield from (name if name in module_names else str(node.module) for name in below)
 
 
 @functools.cache
 def graph() -> dict[str, set[str]]:
-    known = modules()
-    trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in known.items()}
-    return {name: set(imported(tree, set(known))) - {name} for name, tree in trees.items()}
+    module_paths = modules()
+    trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in module_paths.items()}
+    return {name: set(imported(tree, set(module_paths))) - {name} for name, tree in trees.items()}
 
 
 def package(module: str) -> str:

@@ -36,24 +36,24 @@ class Node:
     def lose(self, share: float) -> None:
         """Lose this share of what it sends and of what it is sent; many kernels lack tc's netem, which could, too."""
         for chain in ("INPUT", "OUTPUT"):
-            lost = ["-m", "statistic", "--mode", "random", "--probability", str(share), "-j", "DROP"]
-            command = ["ip", "netns", "exec", self.space, "iptables", "-A", chain, *lost]
+            drop_rule = ["-m", "statistic", "--mode", "random", "--probability", str(share), "-j", "DROP"]
+            command = ["ip", "netns", "exec", self.space, "iptables", "-A", chain, *drop_rule]
             subprocess.run(command, check=True, capture_output=True, text=True)
 
-    def command(self, words: Sequence[str]) -> list[str]:
+    def command(self, arguments: Sequence[str]) -> list[str]:
         """A command line that runs another one on this machine."""
-        inside = ["sh", "-c", f'hostname {self.name}; exec "$@"', "sh", *words]
+        inside = ["sh", "-c", f'hostname {self.name}; exec "$@"', "sh", *arguments]
         return ["ip", "netns", "exec", self.space, "unshare", "--uts", *inside]
 
     def start(
-        self, words: Sequence[str], log: Path, environ: Mapping[str, str] | None = None
+        self, arguments: Sequence[str], log: Path, variables: Mapping[str, str] | None = None
     ) -> subprocess.Popen[bytes]:
         """Start a command on this machine; it replaces this process's environment variables by those given."""
         with log.open("wb") as file:
             process = subprocess.Popen(
-                self.command(words),
+                self.command(arguments),
                 cwd=ROOT,
-                env={**os.environ, **(environ or {})},
+                env={**os.environ, **(variables or {})},
                 stdout=file,
                 stderr=subprocess.STDOUT,
             )

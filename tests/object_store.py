@@ -60,11 +60,13 @@ class FaultyStore:
 
 def program() -> str:
     """The program of the server; skips the test if there is none."""
-    here = Path(sys.executable).with_name("moto_server")
-    found = os.environ.get("DRIVETRAIN_MOTO") or (str(here) if here.exists() else shutil.which("moto_server"))
-    if not found:
+    installed_program = Path(sys.executable).with_name("moto_server")
+    server_program = os.environ.get("DRIVETRAIN_MOTO") or (
+        str(installed_program) if installed_program.exists() else shutil.which("moto_server")
+    )
+    if not server_program:
         pytest.skip("there is no moto_server: `make setup` installs it, or DRIVETRAIN_MOTO names one")
-    return found
+    return server_program
 
 
 def empty(server: str) -> None:
@@ -142,13 +144,15 @@ def before(server: str) -> Iterator[FaultyStore]:
             if fault and fault.kind == "lost":
                 self.close_connection = True
                 return
-            kept = {n: v for n, v in answer.getheaders() if n.lower() not in ("connection", "content-length", "server")}
+            headers = {
+                n: v for n, v in answer.getheaders() if n.lower() not in ("connection", "content-length", "server")
+            }
             length = answer.getheader("Content-Length") if self.command == "HEAD" else None
             link.close()
             if fault and fault.kind == "short":
                 content = content[: fault.at]
             cut = fault.at if fault and fault.kind == "cut" else None
-            self.reply(answer.status, content, kept, cut=cut, length=length)
+            self.reply(answer.status, content, headers, cut=cut, length=length)
 
         def reply(
             self,

@@ -43,8 +43,8 @@ checkpoint: {{every: 3 steps}}
 class Noted:
     """A step that notes its samples, and ends the process after one of them."""
 
-    def __init__(self, step: Step, made: run.Run, notes: Path, last: int) -> None:
-        self.step, self.made, self.notes, self.last = step, made, notes, last
+    def __init__(self, step: Step, training_run: run.Run, notes: Path, last: int) -> None:
+        self.step, self.made, self.notes, self.last = step, training_run, notes, last
 
     def compute_gradients(self, batch: Batch | None, parts: SeedOrParts) -> Tensor:
         assert batch is not None
@@ -71,19 +71,24 @@ def network() -> nn.Module:
 
 
 def main() -> None:
-    folder, last, more = Path(sys.argv[1]), int(sys.argv[2]), "".join(sys.argv[3:])
+    folder, last, train_keys = Path(sys.argv[1]), int(sys.argv[2]), "".join(sys.argv[3:])
     rank = os.environ.get("DRIVETRAIN_RANK", "0")
-    own = folder if rank == "0" else folder / "ranks" / rank
-    own.mkdir(parents=True, exist_ok=True)
-    job, machine = job_spec.check(parse(JOB.format(epochs=EPOCHS, batch=BATCH, more=more), "t.yaml")), tiny.machine()
+    rank_folder = folder if rank == "0" else folder / "ranks" / rank
+    rank_folder.mkdir(parents=True, exist_ok=True)
+    job, machine = (
+        job_spec.check(parse(JOB.format(epochs=EPOCHS, batch=BATCH, more=train_keys), "t.yaml")),
+        tiny.machine(),
+    )
     data, model = tiny.dataset(SAMPLES), network()
     data.train.inputs = data.train.inputs.double()  # type: ignore[attr-defined]
-    planned = plan.resolve(job, machine, inspection.inspect_workload(data, model), plain=True)
-    made = run.assemble(
-        job, machine, planned, own, data, Model(model, "none", {}, Freeze()), tiny.Quiet(), PhaseTimer()
+    plain_plan = plan.resolve(job, machine, inspection.inspect_workload(data, model), plain=True)
+    training_run = run.assemble(
+        job, machine, plain_plan, rank_folder, data, Model(model, "none", {}, Freeze()), tiny.Quiet(), PhaseTimer()
     )
-    made.step = Noted(made.step, made, own / f"trained-{os.environ['ATTEMPT']}.jsonl", last)  # type: ignore[assignment]
-    train.train(made)
+    training_run.step = Noted(  # type: ignore[assignment]
+        training_run.step, training_run, rank_folder / f"trained-{os.environ['ATTEMPT']}.jsonl", last
+    )
+    train.train(training_run)
 
 
 if __name__ == "__main__":

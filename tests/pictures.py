@@ -21,13 +21,13 @@ SIDE = 32
 
 
 def job(train: Path, *, seed: int = 0, **data: object) -> ImageJob:
-    given = {
+    spec = {
         "name": "t",
         "task": "image-classification",
         "data": {"train": str(train), "validation": 0.25, **data},
         "train": {"seed": seed},
     }
-    return ImageClassificationJob.model_validate(given)
+    return ImageClassificationJob.model_validate(spec)
 
 
 def npz(path: Path, images: Any, labels: Any, **more: Any) -> Path:
@@ -48,9 +48,9 @@ def folder(root: Path, **classes: int) -> Path:
     return root
 
 
-def message(wanted: ImageJob) -> str:
+def message(image_job: ImageJob) -> str:
     with pytest.raises(DataError) as error:
-        load(wanted)
+        load(image_job)
     assert error.value.exit_code == 3
     assert "  possible: " in str(error.value)
     assert "  do: " in str(error.value)

@@ -69,45 +69,45 @@ def convolutional(folder: Path, name: str) -> run.Run:
     """A run in float64 of 64 images in batches of 16; the name lists what is on: norm, channels_last, fused, divided,
     halves, sgd.
     """
-    on = name.split("+")
-    cut = ", parts: 4" if "parts" in on else ""
-    kind = "sgd" if "sgd" in on else "adamw"
+    options = name.split("+")
+    cut = ", parts: 4" if "parts" in options else ""
+    kind = "sgd" if "sgd" in options else "adamw"
     job = tiny.job(f"ema: 0.9, clip_norm: 1.0, optimizer: {{name: {kind}, lr: 0.03}}{cut}").model_copy(
         update={"name": name}
     )
-    data, here = tiny.dataset(), tiny.machine()
+    data, machine = tiny.dataset(), tiny.machine()
     data.train.inputs = data.train.inputs.double()  # type: ignore[attr-defined]
     torch.manual_seed(0)
-    network = Convolutions("norm" in on).double()
-    made = plan.resolve(job, here, inspection.inspect_workload(data, network), plain=True)
-    asked: dict[str, Value] = {
-        "channels_last": "channels_last" in on,
-        "fused_optimizer": "fused" in on,
-        "sharding": "divided" in on,
+    network = Convolutions("norm" in options).double()
+    plain_plan = plan.resolve(job, machine, inspection.inspect_workload(data, network), plain=True)
+    settings: dict[str, Value] = {
+        "channels_last": "channels_last" in options,
+        "fused_optimizer": "fused" in options,
+        "sharding": "divided" in options,
     }
-    if "unseeded" in on:
+    if "unseeded" in options:
         for parameter in network.parameters():
             parameter.data.add_(int(os.environ["DRIVETRAIN_RANK"]))
-    if "unlike" in on:
+    if "unlike" in options:
         data.train.targets[""].add_(int(os.environ["DRIVETRAIN_RANK"])).remainder_(3)
-    if "larger" in on and os.environ["DRIVETRAIN_RANK"] == "1":
+    if "larger" in options and os.environ["DRIVETRAIN_RANK"] == "1":
         network.head = nn.Linear(8, 4).double()
-    found = run.assemble(
+    training_run = run.assemble(
         job,
-        here,
-        made.with_values(asked),
+        machine,
+        plain_plan.with_values(settings),
         folder,
         data,
         Model(network, "none", {}, Freeze()),
         tiny.Quiet(),
         PhaseTimer(),
     )
-    assert found.is_divided == ("divided" in on)
-    if "halves" in on:
-        found.step.use_micro_batch(BATCH // 2)
-    if "threes" in on:
-        found.step.use_micro_batch(3)
-    return found
+    assert training_run.is_divided == ("divided" in options)
+    if "halves" in options:
+        training_run.step.use_micro_batch(BATCH // 2)
+    if "threes" in options:
+        training_run.step.use_micro_batch(3)
+    return training_run
 
 
 def doubled(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
@@ -126,48 +126,48 @@ def task(folder: Path, name: str) -> run.Run:
 
     In float64, since a network with BatchNorm over a few samples magnifies rounding; but not where another format is on.
     """
-    where, *on = name.split("+")
-    own = ["data.arguments.samples=96"] if where == "own" else ["model.dropout=0"]
+    job_name, *options = name.split("+")
+    overrides = ["data.arguments.samples=96"] if job_name == "own" else ["model.dropout=0"]
     job = job_spec.load(
-        ROOT / "jobs/own-model.yaml" if where == "own" else folder.parent / "data" / where / "job.yaml", own
+        ROOT / "jobs/own-model.yaml" if job_name == "own" else folder.parent / "data" / job_name / "job.yaml", overrides
     )
-    data, here = load(job), tiny.machine()
+    data, machine = load(job), tiny.machine()
     network = build(job, data)
-    made = plan.resolve(job, here, inspection.inspect_workload(data, network.module), plain=True)
+    plain_plan = plan.resolve(job, machine, inspection.inspect_workload(data, network.module), plain=True)
     if "precision" not in name:
         network.module.double().register_forward_pre_hook(doubled)
-    asked = dict(word.split("=") for word in on if "=" in word)
-    rows = [
-        replace(row, value={"true": True}.get(value := asked.get(row.name, ""), value) or row.value)
-        for row in made.decisions
+    settings = dict(word.split("=") for word in options if "=" in word)
+    decisions = [
+        replace(row, value={"true": True}.get(value := settings.get(row.name, ""), value) or row.value)
+        for row in plain_plan.decisions
     ]
-    found = run.assemble(
-        job, here, replace(made, decisions=tuple(rows)), folder, data, network, tiny.Quiet(), PhaseTimer()
+    training_run = run.assemble(
+        job, machine, replace(plain_plan, decisions=tuple(decisions)), folder, data, network, tiny.Quiet(), PhaseTimer()
     )
-    assert found.is_divided == ("sharding=true" in on)
-    if "halves" in on:
-        found.configure_step(splitter=halves)
-    return found
+    assert training_run.is_divided == ("sharding=true" in options)
+    if "halves" in options:
+        training_run.configure_step(splitter=halves)
+    return training_run
 
 
 KINDS: dict[str, Callable[[Path, str], run.Run]] = {"convolutional": convolutional, "task": task}
 
 
-def trained(folder: Path, case: str) -> Losses | str:
+def train_case(folder: Path, case: str) -> Losses | str:
     """Losses of a case, `kind/name`, by step, and at last the sum of all its weights; or why there are none."""
     kind, name = case.split("/")
     try:
-        made = KINDS[kind](folder, name)
+        training_run = KINDS[kind](folder, name)
     except DrivetrainError as error:
         return str(error)
-    losses = tiny.losses(made, STEPS)
-    return [*losses, sum(float(whole(p).double().sum()) for p in made.model.parameters())]
+    losses = tiny.losses(training_run, STEPS)
+    return [*losses, sum(float(gather_parameter(p).double().sum()) for p in training_run.model.parameters())]
 
 
-def whole(parameter: torch.Tensor) -> torch.Tensor:
+def gather_parameter(parameter: torch.Tensor) -> torch.Tensor:
     """All of a parameter, also if the processes share it."""
-    found: torch.Tensor = parameter.full_tensor() if is_sharded(parameter) else parameter  # type: ignore[attr-defined]
-    return found.detach()
+    full_tensor: torch.Tensor = parameter.full_tensor() if is_sharded(parameter) else parameter  # type: ignore[attr-defined]
+    return full_tensor.detach()
 
 
 def together(
@@ -180,8 +180,8 @@ def together(
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    found = {case: trained(folder, case) for case in sys.argv[2:]}
-    (folder / f"{os.environ['DRIVETRAIN_RANK']}.json").write_text(json.dumps(found))
+    outcomes = {case: train_case(folder, case) for case in sys.argv[2:]}
+    (folder / f"{os.environ['DRIVETRAIN_RANK']}.json").write_text(json.dumps(outcomes))
     join_ranks(torch.device("cpu")).leave()
     join_ranks(torch.device("cpu")).leave()
 

@@ -38,30 +38,32 @@ UNFREEZE = "unfreeze"
 """In place of keys for the data: the first layer is trained from the third epoch on."""
 
 
-def assembled(folder: Path, steps: int, data: str = "") -> run.Run:
+def assemble_run(folder: Path, steps: int, data: str = "") -> run.Run:
     """A small network without BatchNorm, in float64, on 62 samples: the last batch of an epoch is smaller."""
-    later = {"1.weight": 2, "1.bias": 2} if data == UNFREEZE else {}
-    data = "" if later else data
+    unfreezing_epochs = {"1.weight": 2, "1.bias": 2} if data == UNFREEZE else {}
+    data = "" if unfreezing_epochs else data
     job, machine = job_spec.check(parse(JOB.format(steps=steps, data=data), "t.yaml")), tiny.machine()
-    found = tiny.dataset(62)
-    found.train.inputs = found.train.inputs.double()  # type: ignore[attr-defined]
+    dataset = tiny.dataset(62)
+    dataset.train.inputs = dataset.train.inputs.double()  # type: ignore[attr-defined]
     torch.manual_seed(0)
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Tanh(), nn.Linear(16, 3)).double()
-    made = plan.resolve(job, machine, inspection.inspect_workload(found, network), plain=True)
-    model = Model(network, "none", {}, Freeze(names=("1",) if later else ()), unfreezing=Unfreezing(later))
-    return run.assemble(job, machine, made, folder, found, model, tiny.Quiet(), PhaseTimer())
+    plain_plan = plan.resolve(job, machine, inspection.inspect_workload(dataset, network), plain=True)
+    model = Model(
+        network, "none", {}, Freeze(names=("1",) if unfreezing_epochs else ()), unfreezing=Unfreezing(unfreezing_epochs)
+    )
+    return run.assemble(job, machine, plain_plan, folder, dataset, model, tiny.Quiet(), PhaseTimer())
 
 
 def main() -> None:
     folder, steps, data = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     rank = os.environ.get("DRIVETRAIN_RANK", "0")
-    own = folder if rank == "0" else folder / "ranks" / rank
-    own.mkdir(parents=True, exist_ok=True)
-    made = assembled(own, steps, data)
-    trained: list[list[int]] = []
-    made.step = Noted(made.step, trained)  # type: ignore[assignment]
-    train.train(made)
-    (own / "trained.json").write_text(json.dumps(trained))
+    rank_folder = folder if rank == "0" else folder / "ranks" / rank
+    rank_folder.mkdir(parents=True, exist_ok=True)
+    training_run = assemble_run(rank_folder, steps, data)
+    trained_ids: list[list[int]] = []
+    training_run.step = Noted(training_run.step, trained_ids)  # type: ignore[assignment]
+    train.train(training_run)
+    (rank_folder / "trained.json").write_text(json.dumps(trained_ids))
 
 
 class Noted:

@@ -28,93 +28,93 @@ TRAIN = "max_time: 1h"
 Hook = Callable[[Any], Any]
 
 
-def before(made: run.Run, step: int, action: Callable[[Any], Any], *, training: bool = True) -> None:
+def act_at_step(training_run: run.Run, step: int, action: Callable[[Any], Any], *, training: bool = True) -> None:
     """Do something once, in the forward pass of a step (1-based) or in the evaluation after it."""
-    left = [action]
+    pending = [action]
 
     def hook(module: torch.nn.Module, inputs: Any) -> None:
-        due = made.counters.step + training >= step
-        if left and due and module.training == training:
-            left.pop()(inputs)
+        due = training_run.counters.step + training >= step
+        if pending and due and module.training == training:
+            pending.pop()(inputs)
 
-    made.model.register_forward_pre_hook(hook)
+    training_run.model.register_forward_pre_hook(hook)
 
 
-def stop(made: run.Run) -> Hook:
+def stop(training_run: run.Run) -> Hook:
     """What a signal does."""
-    return lambda inputs: made.signals._handle(signal.SIGTERM, None)
+    return lambda inputs: training_run.signals._handle(signal.SIGTERM, None)
 
 
-def exhausted(*given: Any, **named: Any) -> None:
+def exhaust_memory(*arguments: Any, **options: Any) -> None:
     raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: tried 1 bytes")
 
 
-def late(made: run.Run) -> Hook:
+def delay_clock(training_run: run.Run) -> Hook:
     """An hour passes on this process's clock."""
 
     def pass_by(inputs: Any) -> None:
-        made.clock.started -= 3600
+        training_run.clock.started -= 3600
 
     return pass_by
 
 
-def large(made: run.Run) -> None:
+def limit_memory(training_run: run.Run) -> None:
     """Memory for no more than five samples at a time."""
 
     def hook(module: torch.nn.Module, inputs: Any) -> None:
         if module.training and len(inputs[0]) > 5:
-            exhausted()
+            exhaust_memory()
 
-    made.model.register_forward_pre_hook(hook)
+    training_run.model.register_forward_pre_hook(hook)
 
 
-def in_backward(made: run.Run) -> None:
+def exhaust_in_backward(training_run: run.Run) -> None:
     """Memory runs out in the backward pass of step 5, with gradients of the last layers already on their way."""
-    first, left = next(made.model.parameters()), [True]
+    parameter, armed = next(training_run.model.parameters()), [True]
 
     def fail(gradient: torch.Tensor) -> None:
-        if left and made.counters.step == 4:
-            left.clear()
-            exhausted()
+        if armed and training_run.counters.step == 4:
+            armed.clear()
+            exhaust_memory()
 
-    first.register_hook(fail)
+    parameter.register_hook(fail)
 
 
-def half_updated(made: run.Run) -> None:
+def half_update(training_run: run.Run) -> None:
     """Memory runs out in the update of step 5, with one weight already changed."""
-    plain, calls = made.optimizer.step, [0]
+    plain_step, calls = training_run.optimizer.step, [0]
 
-    def update(*given: Any, **named: Any) -> Any:
+    def update(*arguments: Any, **options: Any) -> Any:
         calls[0] += 1
         if calls[0] == 5:
-            next(made.model.parameters()).data.add_(1.0)
-            exhausted()
-        return plain(*given, **named)
+            next(training_run.model.parameters()).data.add_(1.0)
+            exhaust_memory()
+        return plain_step(*arguments, **options)
 
-    made.optimizer.step = update  # type: ignore[method-assign]
+    training_run.optimizer.step = update  # type: ignore[method-assign]
 
 
-def spoilt(made: run.Run) -> None:
+def spoil_buffer(training_run: run.Run) -> None:
     """A buffer is not finite any more after the update of step 5; the forward pass does not need it."""
-    plain, calls = made.optimizer.step, [0]
+    plain_step, calls = training_run.optimizer.step, [0]
 
-    def update(*given: Any, **named: Any) -> Any:
+    def update(*arguments: Any, **options: Any) -> Any:
         calls[0] += 1
-        done = plain(*given, **named)
+        outcome = plain_step(*arguments, **options)
         if calls[0] == 5:
-            next(b for name, b in made.model.named_buffers() if "running_mean" in name).fill_(float("nan"))
-        return done
+            next(b for name, b in training_run.model.named_buffers() if "running_mean" in name).fill_(float("nan"))
+        return outcome
 
-    made.optimizer.step = update  # type: ignore[method-assign]
+    training_run.optimizer.step = update  # type: ignore[method-assign]
 
 
-def misjudging(made: run.Run) -> None:
+def misjudge(training_run: run.Run) -> None:
     """An evaluation that gets worse and worse, in this process's eyes."""
-    plain, calls = MetricAccumulator.metrics, [0]
+    plain_metrics, calls = MetricAccumulator.metrics, [0]
 
-    def metrics(tally: Any, *given: Any) -> dict[str, float]:
+    def metrics(tally: Any, *arguments: Any) -> dict[str, float]:
         calls[0] += 1
-        return {name: calls[0] if name.endswith("loss") else -calls[0] for name in plain(tally, *given)}
+        return {name: calls[0] if name.endswith("loss") else -calls[0] for name in plain_metrics(tally, *arguments)}
 
     MetricAccumulator.metrics = metrics  # type: ignore[method-assign]
 
@@ -123,75 +123,78 @@ def nan(inputs: Any) -> None:
     inputs[0].fill_(float("nan"))
 
 
-def three_bad_steps(made: run.Run) -> None:
+def three_bad_steps(training_run: run.Run) -> None:
     """Samples of steps 5 to 7 that are not finite, in this process's shard."""
     for step in (5, 6, 7):
-        before(made, step, nan)
+        act_at_step(training_run, step, nan)
 
 
 STOPPING = "early_stopping: {metric: validation/loss, patience: 1}"
 FAULTS: dict[str, tuple[str, Callable[[run.Run], None]]] = {
-    "nothing": ("", lambda made: None),
-    "time": ("", lambda made: before(made, 5, late(made))),
-    "signal": ("", lambda made: before(made, 5, stop(made))),
-    "signal in the evaluation": ("", lambda made: before(made, 4, stop(made), training=False)),
-    "memory": ("", large),
-    "memory in the backward pass": ("", in_backward),
-    "half an update": ("", half_updated),
-    "buffer in a save": ("", spoilt),
-    "other metrics": (STOPPING, misjudging),
+    "nothing": ("", lambda training_run: None),
+    "time": ("", lambda training_run: act_at_step(training_run, 5, delay_clock(training_run))),
+    "signal": ("", lambda training_run: act_at_step(training_run, 5, stop(training_run))),
+    "signal in the evaluation": (
+        "",
+        lambda training_run: act_at_step(training_run, 4, stop(training_run), training=False),
+    ),
+    "memory": ("", limit_memory),
+    "memory in the backward pass": ("", exhaust_in_backward),
+    "half an update": ("", half_update),
+    "buffer in a save": ("", spoil_buffer),
+    "other metrics": (STOPPING, misjudge),
     "numbers": ("", three_bad_steps),
     "numbers, read late": ("", three_bad_steps),
-    "micro-batch of 4": ("", lambda made: made.step.use_micro_batch(4)),
+    "micro-batch of 4": ("", lambda training_run: training_run.step.use_micro_batch(4)),
 }
 """By name: more of the job's `train:`, and what is done to a process."""
 
 
-def ended(folder: Path, fault: str, who: str) -> dict[str, Any]:
+def run_fault(folder: Path, fault: str, who: str) -> dict[str, Any]:
     """How a run ended here, if this process is one of those that something happens to."""
     rank = int(os.environ["DRIVETRAIN_RANK"])
-    own = folder if rank == 0 else folder / "ranks" / str(rank)
-    own.mkdir(parents=True, exist_ok=True)
+    rank_folder = folder if rank == 0 else folder / "ranks" / str(rank)
+    rank_folder.mkdir(parents=True, exist_ok=True)
     if rank:
-        (own / "checkpoints").symlink_to(folder / "checkpoints")
-    more, spoil = FAULTS[fault.removesuffix(", divided")]
-    job = tiny.job(train=", ".join(filter(None, (TRAIN, more))))
+        (rank_folder / "checkpoints").symlink_to(folder / "checkpoints")
+    train_keys, spoil = FAULTS[fault.removesuffix(", divided")]
+    job = tiny.job(train=", ".join(filter(None, (TRAIN, train_keys))))
     every = "3 steps" if fault == "half an update" else "1 steps"
     job = job.model_copy(update={"checkpoint": job.checkpoint.model_copy(update={"every": every})})
     divides = fault.endswith("divided")
-    made = tiny.assembled(own, job, settings={"fused_optimizer": True, "sharding": divides})
-    assert made.is_divided == divides
+    training_run = tiny.assembled(rank_folder, job, settings={"fused_optimizer": True, "sharding": divides})
+    assert training_run.is_divided == divides
     # As on a GPU. The leader, which saves after each step, then reads a result earlier than the others.
-    made.step.state.prefers_device = fault.endswith("late")
+    training_run.step.state.prefers_device = fault.endswith("late")
     if str(rank) in who:
-        spoil(made)
+        spoil(training_run)
     metrics = MetricAccumulator.metrics
     try:
-        reason, code = train.train(made), 0
+        reason, code = train.train(training_run), 0
     except DrivetrainError as error:
         reason, code = str(error), error.exit_code
     finally:
         MetricAccumulator.metrics = metrics  # type: ignore[method-assign]
-    weights = sum(float(value.double().sum()) for value in get_local_state(made.model).values())
+    weights = sum(float(value.double().sum()) for value in get_local_state(training_run.model).values())
     return {
         "code": code,
         "reason": reason,
-        "step": made.counters.step,
-        "micro_batch": made.step.micro_batch,
+        "step": training_run.counters.step,
+        "micro_batch": training_run.step.micro_batch,
         "weights": weights,
-        "rollbacks": made.numerics.rollbacks,
-        "skip": sorted(map(list, made.numerics.skipped_batches)),
+        "rollbacks": training_run.numerics.rollbacks,
+        "skip": sorted(map(list, training_run.numerics.skipped_batches)),
     }
 
 
 def main() -> None:
     ranks.COLLECTIVE_TIMEOUT = timedelta(seconds=60)
     vars(gradient_exchange)["BUCKET_BYTES"] = 512  # several for the tiny network
-    folder, found = Path(sys.argv[1]), {}
+    folder, endings = Path(sys.argv[1]), {}
     for case in sys.argv[2:]:
         fault, _, who = case.partition("@")
-        found[case] = ended(folder / case, fault, who)
-        (folder / f"{os.environ['DRIVETRAIN_RANK']}.json").write_text(json.dumps(found))
+        endings[case] = run_fault(folder / case, fault, who)
+        (folder / f"{os.environ['DRIVETRAIN_RANK']}.json").write_text(json.dumps(endings))
 
 
 if __name__ == "__main__":

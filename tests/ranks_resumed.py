@@ -57,11 +57,11 @@ class DefaultBuckets(GradientExchange):
 def by_ddp(model: nn.Module) -> nn.Module:
     """The network with torch's own exchange, which sums as ours does."""
     with warnings.catch_warnings(action="ignore"):
-        made = nn.parallel.DistributedDataParallel(model, broadcast_buffers=False, bucket_cap_mb=KILOBYTES / 1024)
+        ddp_model = nn.parallel.DistributedDataParallel(model, broadcast_buffers=False, bucket_cap_mb=KILOBYTES / 1024)
 
     # Without annotations, which torch would compare as strings.
-    made.register_comm_hook(None, lambda state, bucket: _summed(bucket.buffer()))
-    return made
+    ddp_model.register_comm_hook(None, lambda state, bucket: _summed(bucket.buffer()))
+    return ddp_model
 
 
 def _summed(flat: Tensor) -> torch.futures.Future[Tensor]:
@@ -74,26 +74,29 @@ def main() -> None:
     vars(gradient_exchange)["BUCKET_BYTES"] = KILOBYTES * 1024
     folder, steps, kill, way = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     rank = os.environ["DRIVETRAIN_RANK"]
-    own = folder if rank == "0" else folder / "ranks" / rank
-    own.mkdir(parents=True, exist_ok=True)
+    rank_folder = folder if rank == "0" else folder / "ranks" / rank
+    rank_folder.mkdir(parents=True, exist_ok=True)
     job, machine, data = job_spec.check(parse(JOB.format(steps=steps), "t.yaml")), tiny.machine(), tiny.dataset()
     torch.manual_seed(0)
     layers = [part for _ in range(5) for part in (nn.Linear(64, 64), nn.Tanh())]
     network = nn.Sequential(nn.Flatten(), *layers, nn.Linear(64, 3))
-    made = plan.resolve(job, machine, inspection.inspect_workload(data, network), plain=True)
-    whole = run.assemble(
-        job, machine, made, own, data, Model(network, "none", {}, Freeze()), tiny.Quiet(), PhaseTimer()
+    plain_plan = plan.resolve(job, machine, inspection.inspect_workload(data, network), plain=True)
+    training_run = run.assemble(
+        job, machine, plain_plan, rank_folder, data, Model(network, "none", {}, Freeze()), tiny.Quiet(), PhaseTimer()
     )
     if way == "ddp":
-        whole.configure_step(forward=by_ddp(whole.model), exchange=DefaultBuckets(whole.ranks))
+        training_run.configure_step(forward=by_ddp(training_run.model), exchange=DefaultBuckets(training_run.ranks))
 
     def die(module: nn.Module, inputs: Any) -> None:
-        if kill and module.training and whole.counters.step + 1 == kill:
+        if kill and module.training and training_run.counters.step + 1 == kill:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    whole.model.register_forward_pre_hook(die)
-    train.train(whole)
-    np.save(folder / f"{rank}.npy", torch.cat([value.flatten() for value in whole.model.state_dict().values()]).numpy())
+    training_run.model.register_forward_pre_hook(die)
+    train.train(training_run)
+    np.save(
+        folder / f"{rank}.npy",
+        torch.cat([value.flatten() for value in training_run.model.state_dict().values()]).numpy(),
+    )
 
 
 if __name__ == "__main__":

@@ -28,14 +28,14 @@ def ended(command: Sequence[str], count: int, seconds: float = 300) -> tuple[lis
     """How each of so many processes ended, and what it printed."""
     with open_listener() as listener:
         meeting = f"127.0.0.1:{listener.getsockname()[1]}"
-        here = LocalProcesses(count, 0, count, 1, meeting, LOOPBACK, listener)
-        started = [
+        local_processes = LocalProcesses(count, 0, count, 1, meeting, LOOPBACK, listener)
+        processes = [
             subprocess.Popen(
                 command,
                 cwd=ROOT,
                 env={**os.environ, **ONE_THREAD, "DRIVETRAIN_RANK": "0", "DRIVETRAIN_RANKS": "1"}
-                | here.environment(rank),
-                pass_fds=here.open_files() if rank == 0 else (),
+                | local_processes.environment(rank),
+                pass_fds=local_processes.open_files() if rank == 0 else (),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
@@ -43,9 +43,9 @@ def ended(command: Sequence[str], count: int, seconds: float = 300) -> tuple[lis
             for rank in range(count)
         ]
     try:
-        said = [process.communicate(timeout=seconds)[0] for process in started]
+        outputs = [process.communicate(timeout=seconds)[0] for process in processes]
     finally:
-        for process in started:
+        for process in processes:
             process.kill()
             process.communicate()
-    return [process.returncode for process in started], said
+    return [process.returncode for process in processes], outputs

@@ -26,12 +26,12 @@ def rows(path: Path, items: Any) -> None:
 
 def metrics(steps: int = STEPS) -> list[dict[str, float]]:
     """Losses that fall with noise, a one-cycle rate, and an evaluation now and then."""
-    noise, found = random.Random(0), []
+    noise, metric_rows = random.Random(0), []
     for step in range(1, steps + 1):
         part = step / steps
         loss = 2.3 * math.exp(-6 * part) * noise.uniform(0.6, 1.5) + 0.004
         rate = 3e-3 * (part / 0.3 if part < 0.3 else 0.5 + 0.5 * math.cos(math.pi * (part - 0.3) / 0.7))
-        found.append(
+        metric_rows.append(
             {
                 "step": step,
                 "epoch": step * 12 // steps,
@@ -42,7 +42,7 @@ def metrics(steps: int = STEPS) -> list[dict[str, float]]:
         )
         if step % EVERY == 0:
             accuracy = 0.986 - 0.7 * math.exp(-9 * part)
-            found.append(
+            metric_rows.append(
                 {
                     "step": step,
                     "epoch": step * 12 // steps,
@@ -51,7 +51,7 @@ def metrics(steps: int = STEPS) -> list[dict[str, float]]:
                     "validation/f1": accuracy - 0.004,
                 }
             )
-    return found
+    return metric_rows
 
 
 def telemetry(seconds: int = 41) -> list[dict[str, float | None]]:
@@ -104,11 +104,13 @@ def result(classes: list[str]) -> dict[str, Any]:
 
 
 def seen(plan: plans.Plan) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    settings: dict[str, Any] = {
         d.name: {"asked": d.value, "seen": d.value, "same": True, "cause": None} for d in plan.decisions
     }
-    found["allocator"] |= {"asked": "tcmalloc", "seen": "malloc", "same": False, "cause": "LD_PRELOAD was removed"}
-    return found | {"libraries": {"torch": "2.13.0+cpu", "oneDNN": "3.11.2", "libiomp5": "openmp 20240515, 2 threads"}}
+    settings["allocator"] |= {"asked": "tcmalloc", "seen": "malloc", "same": False, "cause": "LD_PRELOAD was removed"}
+    return settings | {
+        "libraries": {"torch": "2.13.0+cpu", "oneDNN": "3.11.2", "libiomp5": "openmp 20240515, 2 threads"}
+    }
 
 
 def make(run: Path, machine: str = "codespace-2core-cgroup2", classes: list[str] | None = None) -> Path:
@@ -149,9 +151,11 @@ def change(path: Path, edit: Callable[[Any], object]) -> None:
 
 def running(folder: Path) -> Path:
     """A run of 540 steps in 12 epochs that is half done and still runs."""
-    made = make(folder)
-    change(made / "state.json", lambda s: s.update(status="running", exit_code=None, ended=None))
-    rows(made / "metrics.jsonl", [row for row in metrics() if row["step"] <= 270])
-    rows(made / "telemetry.jsonl", telemetry()[:21])
-    (made / "progress.json").write_text(json.dumps({"steps": 540, "steps_per_epoch": 45, "evaluation_steps": 4.0}))
-    return made
+    run_folder = make(folder)
+    change(run_folder / "state.json", lambda s: s.update(status="running", exit_code=None, ended=None))
+    rows(run_folder / "metrics.jsonl", [row for row in metrics() if row["step"] <= 270])
+    rows(run_folder / "telemetry.jsonl", telemetry()[:21])
+    (run_folder / "progress.json").write_text(
+        json.dumps({"steps": 540, "steps_per_epoch": 45, "evaluation_steps": 4.0})
+    )
+    return run_folder

@@ -42,9 +42,9 @@ def job(
     """A job spec in the folder; `data` and `more` are added to `data:` and `train:`."""
     path = folder / "job.yaml"
     path.write_text(TEXT.format(train=train, text=text, labels=labels, data=data, model=model, more=more))
-    asked = job_spec.load(path)
-    assert isinstance(asked, TextJob)
-    return asked
+    loaded_job = job_spec.load(path)
+    assert isinstance(loaded_job, TextJob)
+    return loaded_job
 
 
 def write(folder: Path, size: int = 120, seed: int = 0) -> Path:
@@ -88,13 +88,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
 def pretrained(folder: Path, family: str = "bert", name: str = "saved") -> Path:
     """A small pretrained encoder, as save_pretrained leaves it, with a tokenizer learned from generated reports."""
     saved = folder / name
-    words = tokenizer.learn(corpus.read(write(folder / "words"), "", ["descripcion"], {}, "", CsvFiles()).texts, 400)
+    learned_tokenizer = tokenizer.learn(
+        corpus.read(write(folder / "words"), "", ["descripcion"], {}, "", CsvFiles()).texts, 400
+    )
     with quiet_transformers() as transformers:
         torch.manual_seed(0)
-        sizes = FAMILIES[family] | ({} if family == "vit" else {"vocab_size": words.vocabulary_size})
+        sizes = FAMILIES[family] | ({} if family == "vit" else {"vocab_size": learned_tokenizer.vocabulary_size})
         config = transformers.AutoConfig.for_model(family, **sizes)
         transformers.AutoModel.from_config(config).save_pretrained(saved)
-    words.inner.save(str(saved / "tokenizer.json"))
+    learned_tokenizer.inner.save(str(saved / "tokenizer.json"))
     return saved
 
 

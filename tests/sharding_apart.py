@@ -16,17 +16,17 @@ def main() -> None:
     rank = os.environ["DRIVETRAIN_RANK"]
     folder = Path(sys.argv[1]) / rank
     folder.mkdir()
-    made = tiny.assembled(folder, tiny.job(), settings={"sharding": True})
+    run = tiny.assembled(folder, tiny.job(), settings={"sharding": True})
     if rank == "1":
-        plain = Path.is_dir
-        Path.is_dir = lambda path: ".tmp-" not in path.name and plain(path)  # type: ignore[method-assign, assignment]
+        plain_is_dir = Path.is_dir
+        Path.is_dir = lambda path: ".tmp-" not in path.name and plain_is_dir(path)  # type: ignore[method-assign, assignment]
     try:
-        SaverTogether(made).save_final()
+        SaverTogether(run).save_final()
     except StorageError as error:
         print(error)
-    made.ranks.barrier()
+    run.ranks.barrier()
     assert not list((Path(sys.argv[1]) / "0" / "checkpoints").glob(".*"))
-    made.ranks.leave()
+    run.ranks.leave()
 
 
 if __name__ == "__main__":

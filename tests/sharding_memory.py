@@ -22,18 +22,18 @@ def size(tensors: Iterable[Tensor]) -> int:
 def main() -> None:
     folder = Path(sys.argv[1]) / os.environ["DRIVETRAIN_RANK"]
     folder.mkdir()
-    asked = tiny.job("ema: 0.9")
-    made = tiny.assembled(folder, asked, settings={"sharding": True, "fused_optimizer": True})
-    tiny.losses(made, 2)
-    assert made.ema is not None
-    moments = [v for entry in made.optimizer.state.values() for name, v in entry.items() if name != "step"]
-    trained = dict(made.model.named_parameters())
-    whole = sum(p.numel() * p.element_size() for p in trained.values())
-    found = {"whole": whole, "parameters": size(trained.values()), "moments": size(moments)}
-    found["average"] = size(value for name, value in made.ema.average.items() if name in trained)
-    made.ranks.barrier()
-    made.ranks.leave()
-    print(json.dumps(found))
+    job = tiny.job("ema: 0.9")
+    run = tiny.assembled(folder, job, settings={"sharding": True, "fused_optimizer": True})
+    tiny.losses(run, 2)
+    assert run.ema is not None
+    moments = [v for entry in run.optimizer.state.values() for name, v in entry.items() if name != "step"]
+    parameters = dict(run.model.named_parameters())
+    parameter_bytes = sum(p.numel() * p.element_size() for p in parameters.values())
+    sizes = {"whole": parameter_bytes, "parameters": size(parameters.values()), "moments": size(moments)}
+    sizes["average"] = size(value for name, value in run.ema.average.items() if name in parameters)
+    run.ranks.barrier()
+    run.ranks.leave()
+    print(json.dumps(sizes))
 
 
 if __name__ == "__main__":

@@ -23,9 +23,9 @@ def main() -> int:
 
     divide = run.Run.divide
 
-    def short(made: run.Run) -> None:
-        divide(made)
-        made.model.register_forward_pre_hook(hook)
+    def short(training_run: run.Run) -> None:
+        divide(training_run)
+        training_run.model.register_forward_pre_hook(hook)
 
     def hook(module: torch.nn.Module, inputs: Any) -> None:
         if module.training and len(inputs[0]) > MOST and os.environ["DRIVETRAIN_RANK"] == "1":

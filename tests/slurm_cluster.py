@@ -52,7 +52,7 @@ class SlurmCluster:
     def __init__(self, machines: Sequence[nodes.Node], home: Path, patience: int) -> None:
         self.machines, self.home = machines, home
         self.environ = {"SLURM_CONF": str(home / "slurm.conf")}
-        lines = [f"NodeName={each.name} NodeAddr={each.address} CPUs=2 RealMemory=8192" for each in machines]
+        lines = [f"NodeName={machine.name} NodeAddr={machine.address} CPUs=2 RealMemory=8192" for machine in machines]
         (home / "slurm.conf").write_text(
             CONF.format(home=home, controller=machines[0].address, lines="\n".join(lines), patience=patience)
         )
@@ -101,8 +101,8 @@ class SlurmCluster:
 
     def job(self, number: str) -> dict[str, str]:
         """What Slurm knows about a job: JobState, Restarts, ExitCode and more."""
-        words = self.run("scontrol", "show", "job", "--oneliner", number).split()
-        return dict(word.split("=", 1) for word in words if "=" in word)
+        fields = self.run("scontrol", "show", "job", "--oneliner", number).split()
+        return dict(field.split("=", 1) for field in fields if "=" in field)
 
     def ended(self, number: str, seconds: float = 600) -> dict[str, str]:
         """Wait for the end of a job that is not queued again."""
@@ -120,10 +120,10 @@ def cluster(count: int, home: Path, patience: int = 300) -> Iterator[SlurmCluste
         patience: seconds after which Slurm gives up a node that does not answer.
     """
     with nodes.network(count, names="node{}") as machines:
-        made = SlurmCluster(machines, home, patience)
+        slurm = SlurmCluster(machines, home, patience)
         try:
-            made.start()
-            yield made
+            slurm.start()
+            yield slurm
         finally:
             _end(home)
 

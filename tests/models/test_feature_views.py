@@ -20,7 +20,7 @@ from tests.models.cached_features import gradient, job, made
 AUGMENTED = "image_size: 16, augment: {flip: true, crop_padding: 2, erasing: {}, views: 2}}"
 
 
-def augmented(folder: Path) -> Job:
+def make_augmented_job(folder: Path) -> Job:
     job(folder, "resnet18")
     file = folder / "job.yaml"
     file.write_text(file.read_text().replace("image_size: 16}", AUGMENTED).replace("epochs: 2", "epochs: 5"))
@@ -30,30 +30,33 @@ def augmented(folder: Path) -> Job:
 def test_views_are_those_of_the_augmented_images_and_come_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = augmented(tmp_path)
-    whole, cached = made(tmp_path, asked, False), made(tmp_path, asked, True)
-    facts = inspection.inspect_workload(whole.dataset, whole.model)
+    augmented_job = make_augmented_job(tmp_path)
+    uncached, cached = made(tmp_path, augmented_job, False), made(tmp_path, augmented_job, True)
+    facts = inspection.inspect_workload(uncached.dataset, uncached.model)
     assert facts.prefix_bytes == sum(
         rows.flat.nbytes for cached_rows in cached.dataset.cache.values() for rows in cached_rows
     )
-    assert "in 2 of 5 epochs" in feature_cache.choose(asked, tiny.machine(), replace(facts, prefix_work=1e9)).reason
+    assert (
+        "in 2 of 5 epochs"
+        in feature_cache.choose(augmented_job, tiny.machine(), replace(facts, prefix_work=1e9)).reason
+    )
     for epoch in range(4):
-        expected, found = gradient(whole, epoch), gradient(cached, epoch)
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
-    told = capsys.readouterr().out
-    assert [told.count(f", view {n} of 2, computed once for ") for n in (1, 2)] == [1, 1]
+        expected, cached_gradient = gradient(uncached, epoch), gradient(cached, epoch)
+        torch.testing.assert_close(cached_gradient, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
+    output = capsys.readouterr().out
+    assert [output.count(f", view {n} of 2, computed once for ") for n in (1, 2)] == [1, 1]
     ids = np.arange(8)
-    (raw,) = whole.dataset.train.gather(ids)
-    first, second, third = (whole.dataset.prepare((raw,), ids, epoch)[0] for epoch in range(3))
+    (raw,) = uncached.dataset.train.gather(ids)
+    first, second, third = (uncached.dataset.prepare((raw,), ids, epoch)[0] for epoch in range(3))
     assert torch.equal(first, third)
     assert not torch.equal(first, second)
-    (got, _), (want, _) = evaluate(cached), evaluate(whole)
-    assert got == pytest.approx(want, rel=1e-4, abs=1e-5)
+    (cached_metrics, _), (metrics, _) = evaluate(cached), evaluate(uncached)
+    assert cached_metrics == pytest.approx(metrics, rel=1e-4, abs=1e-5)
 
 
 def test_views_killed_and_resumed_give_the_same_bits(tmp_path: Path) -> None:
-    asked = augmented(tmp_path)
-    one, two = made(tmp_path, asked, True), made(tmp_path, asked, True)
+    augmented_job = make_augmented_job(tmp_path)
+    uninterrupted, resumed = made(tmp_path, augmented_job, True), made(tmp_path, augmented_job, True)
     for epoch in (0, 1, 2):
-        gradient(one, epoch)
-    assert torch.equal(gradient(one, 3), gradient(two, 3))
+        gradient(uninterrupted, epoch)
+    assert torch.equal(gradient(uninterrupted, 3), gradient(resumed, 3))

@@ -33,14 +33,14 @@ def first(
 def test_every_task_starts_with_the_outputs_of_the_earlier_run(
     first: tuple[Path, Case, dict[str, torch.Tensor]],
 ) -> None:
-    folder, case, before = first
+    folder, case, trained_outputs = first
     job = follow(folder, case)
-    made = build(job, load(job))
-    now = outputs(job, made)
-    assert now.keys() == before.keys()
-    for name, values in before.items():
-        torch.testing.assert_close(now[name], values, rtol=1e-5, atol=1e-6)
-    assert made.notes == [f"starts from {folder / FIRST / 'model'}, all {len(made.module.state_dict())} tensors"]
+    model = build(job, load(job))
+    initial_outputs = outputs(job, model)
+    assert initial_outputs.keys() == trained_outputs.keys()
+    for name, values in trained_outputs.items():
+        torch.testing.assert_close(initial_outputs[name], values, rtol=1e-5, atol=1e-6)
+    assert model.notes == [f"starts from {folder / FIRST / 'model'}, all {len(model.module.state_dict())} tensors"]
 
 
 def test_the_random_start_differs(first: tuple[Path, Case, dict[str, torch.Tensor]]) -> None:
@@ -59,15 +59,15 @@ def same(first: Model, second: Model) -> list[str]:
 def test_other_classes_get_a_new_classifier_even_of_the_same_shape(tmp_path: Path) -> None:
     case = CASES["image arrays"]
     trained(case, tmp_path)
-    unchanged = follow(tmp_path, case)
-    earlier = build(unchanged, load(unchanged))
+    unchanged_job = follow(tmp_path, case)
+    unchanged_model = build(unchanged_job, load(unchanged_job))
     relabelled(tmp_path)
     job = follow(tmp_path, case)
-    made = build(job, load(job))
-    lost = set(made.module.state_dict()) - set(same(made, earlier))
-    assert lost == {"classifier.weight", "classifier.bias"}
+    model = build(job, load(job))
+    new_tensors = set(model.module.state_dict()) - set(same(model, unchanged_model))
+    assert new_tensors == {"classifier.weight", "classifier.bias"}
     assert says_only(
-        made.notes[1],
+        model.notes[1],
         "initialized-anew-since-classes",
         tmp_path / FIRST / "model",
         "classifier.bias",
@@ -78,16 +78,16 @@ def test_other_classes_get_a_new_classifier_even_of_the_same_shape(tmp_path: Pat
 def test_only_the_head_with_other_classes_is_new(tmp_path: Path) -> None:
     case = CASES["texts"]
     trained(case, tmp_path)
-    unchanged = follow(tmp_path, case)
-    earlier = build(unchanged, load(unchanged))
+    unchanged_job = follow(tmp_path, case)
+    unchanged_model = build(unchanged_job, load(unchanged_job))
     for part in ("train", "held"):
         path = tmp_path / f"{part}.csv"
         path.write_text(path.read_text().replace(",x,", ",w,"))
     job = follow(tmp_path, case)
-    made = build(job, load(job))
-    lost = set(made.module.state_dict()) - set(same(made, earlier))
-    assert lost == {"heads.0.weight", "heads.0.bias"}
-    assert begins_with(made.notes[1], "initialized-anew-since-classes-differ", tmp_path / FIRST / "model")
+    model = build(job, load(job))
+    new_tensors = set(model.module.state_dict()) - set(same(model, unchanged_model))
+    assert new_tensors == {"heads.0.weight", "heads.0.bias"}
+    assert begins_with(model.notes[1], "initialized-anew-since-classes-differ", tmp_path / FIRST / "model")
 
 
 def test_other_values_are_scaled_as_in_the_earlier_run(tmp_path: Path) -> None:
@@ -118,9 +118,9 @@ def test_a_larger_image_keeps_the_stem(tmp_path: Path) -> None:
     config = json.loads((tmp_path / FIRST / "model" / "config.json").read_text())
     assert (config["arguments"]["stem"], config["arguments"]["image_size"]) == ("auto", 8)
     job = follow(tmp_path, case, f"{{from: {FIRST}}}", ("train.npz, ", "train.npz, image_size: 128, "))
-    made = build(job, load(job))
-    assert (made.arguments["stem"], made.arguments["image_size"]) == ("small", 128)
-    assert made.notes == [f"starts from {tmp_path / FIRST / 'model'}, all {len(made.module.state_dict())} tensors"]
+    model = build(job, load(job))
+    assert (model.arguments["stem"], model.arguments["image_size"]) == ("small", 128)
+    assert model.notes == [f"starts from {tmp_path / FIRST / 'model'}, all {len(model.module.state_dict())} tensors"]
 
 
 def test_a_folder_whose_stem_does_not_fit_its_size_is_refused(tmp_path: Path) -> None:
@@ -210,12 +210,12 @@ def test_a_file_of_weights(tmp_path: Path) -> None:
 def test_freezing_random_weights_is_told_and_freezing_trained_ones_is_not(tmp_path: Path) -> None:
     case = CASES["series"]
     trained(case, tmp_path)
-    random = follow(tmp_path, case, "{cnn_channels: [4], freeze: {names: [convolutions]}}")
-    assert "random weights" in build(random, load(random)).notes[0]
-    later = follow(tmp_path, case, f"{{from: {FIRST}, freeze: {{names: [convolutions]}}}}")
-    made = build(later, load(later))
-    assert len(made.notes) == 1
-    assert {name for name, p in made.module.named_parameters() if not p.requires_grad} == {
+    random_job = follow(tmp_path, case, "{cnn_channels: [4], freeze: {names: [convolutions]}}")
+    assert "random weights" in build(random_job, load(random_job)).notes[0]
+    later_job = follow(tmp_path, case, f"{{from: {FIRST}, freeze: {{names: [convolutions]}}}}")
+    model = build(later_job, load(later_job))
+    assert len(model.notes) == 1
+    assert {name for name, p in model.module.named_parameters() if not p.requires_grad} == {
         "convolutions.0.weight",
         "convolutions.0.bias",
     }
@@ -226,15 +226,15 @@ def test_a_resumed_run_notices_another_start(tmp_path: Path) -> None:
     case = CASES["series"]
     trained(case, tmp_path)
     job = follow(tmp_path, case)
-    home = tmp_path / "next"
-    home.mkdir()
-    run = plain(job, home)
+    run_folder = tmp_path / "next"
+    run_folder.mkdir()
+    run = plain(job, run_folder)
     recorded_inputs.record_inputs(run, print, resumes=False)
-    settled = recorded_inputs.read_records(home)
-    assert settled
-    again = recorded_inputs.load_unchanged(job, home, settled, SpecError)
-    assert again.heads == run.dataset.heads
+    records = recorded_inputs.read_records(run_folder)
+    assert records
+    reloaded_dataset = recorded_inputs.load_unchanged(job, run_folder, records, SpecError)
+    assert reloaded_dataset.heads == run.dataset.heads
     weights = tmp_path / FIRST / "model" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-4] + b"1234")
     with pytest.raises(SpecError, match=r"model\.safetensors .*model\.name"):
-        recorded_inputs.load_unchanged(job, home, settled, SpecError)
+        recorded_inputs.load_unchanged(job, run_folder, records, SpecError)

@@ -30,23 +30,24 @@ class Flattened(nn.Module):
         return result
 
 
-def viewed(x: Tensor) -> Tensor:
+def flatten_by_view(x: Tensor) -> Tensor:
     return x.view(x.size(0), -1)
 
 
 @pytest.mark.parametrize(
-    ("flatten", "says"), [(viewed, "view size is not compatible"), (lambda x: x.flatten(1), ""), (lambda x: 1 / 0, "")]
+    ("flatten", "says"),
+    [(flatten_by_view, "view size is not compatible"), (lambda x: x.flatten(1), ""), (lambda x: 1 / 0, "")],
 )
 def test_what_fails_in_one_layout_alone_is_found(flatten: Callable[[Tensor], Tensor], says: str) -> None:
     network = Flattened(flatten)
     before = {name: value.clone() for name, value in network.state_dict().items()}
     torch.manual_seed(1)
-    expected = torch.rand(1)
+    expected_draw = torch.rand(1)
     torch.manual_seed(1)
-    found = inspection.find_layout_obstacle(network, tiny.dataset())
-    assert says in found
-    assert bool(found) is bool(says)
-    assert torch.equal(torch.rand(1), expected)
+    obstacle = inspection.find_layout_obstacle(network, tiny.dataset())
+    assert says in obstacle
+    assert bool(obstacle) is bool(says)
+    assert torch.equal(torch.rand(1), expected_draw)
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
     assert all(p.grad is None and p.is_contiguous() for p in network.parameters())
 
@@ -77,14 +78,14 @@ def test_layers_that_are_not_the_users_are_not_tried(monkeypatch: pytest.MonkeyP
 
 
 def test_the_plan_takes_the_layout_that_works() -> None:
-    facts = inspection.inspect_workload(tiny.dataset(), Flattened(viewed))
-    chosen = next(d for d in plan.resolve(tiny.job(), tiny.machine(), facts).decisions if d.name == "channels_last")
-    assert chosen.value is False
-    assert says(chosen.reason, "fails-layout-usual-runtimeerror")
+    facts = inspection.inspect_workload(tiny.dataset(), Flattened(flatten_by_view))
+    decision = next(d for d in plan.resolve(tiny.job(), tiny.machine(), facts).decisions if d.name == "channels_last")
+    assert decision.value is False
+    assert says(decision.reason, "fails-layout-usual-runtimeerror")
     with pytest.raises(SpecError, match=r"optimize\.channels_last.*\n.*x\.flatten"):
         plan.resolve(tiny.job(optimize="channels_last: true"), tiny.machine(), facts)
-    works = inspection.inspect_workload(tiny.dataset(), Flattened(lambda x: x.flatten(1)))
-    assert plan.resolve(tiny.job(), tiny.machine(), works).value("channels_last") is True
+    any_layout_facts = inspection.inspect_workload(tiny.dataset(), Flattened(lambda x: x.flatten(1)))
+    assert plan.resolve(tiny.job(), tiny.machine(), any_layout_facts).value("channels_last") is True
 
 
 def test_narrow_strided_convolutions_are_tried_in_the_safe_way() -> None:
@@ -112,4 +113,4 @@ def test_narrow_strided_convolutions_are_tried_in_the_safe_way() -> None:
 @pytest.mark.parametrize("name", ["resnet18", "small-cnn"])
 def test_layers_of_this_package_are_not_those_of_a_user(name: str) -> None:
     assert not forward.has_own_layers(cnn.build(name, channels=1, classes=3, image_size=8))
-    assert forward.has_own_layers(Flattened(viewed))
+    assert forward.has_own_layers(Flattened(flatten_by_view))

@@ -21,48 +21,48 @@ GROUPS = "lr_groups: {'features.[0-6]': 0.05, features: 0.3}"
 @pytest.mark.parametrize("spec", KINDS)
 def test_every_layer_follows_the_schedule_at_its_factor(spec: str, tmp_path: Path) -> None:
     """Against an optimizer of torch with a group for each parameter, whose rate is set by hand."""
-    plain, ours = (tmp_path / name for name in ("plain", "ours"))
-    for folder in (plain, ours):
+    plain_folder, grouped_folder = (tmp_path / name for name in ("plain", "ours"))
+    for folder in (plain_folder, grouped_folder):
         folder.mkdir()
     job = tiny.job(f"optimizer: {spec}, clip_norm: null, {GROUPS}")
-    made = tiny.assembled(ours, job)
-    tiny.losses(made, 8)
+    run = tiny.assembled(grouped_folder, job)
+    tiny.losses(run, 8)
 
-    kind, settings = KINDS[spec]
-    theirs = tiny.assembled(plain, tiny.job(f"optimizer: {spec}, clip_norm: null"))
-    each = [
+    optimizer_class, settings = KINDS[spec]
+    plain_run = tiny.assembled(plain_folder, tiny.job(f"optimizer: {spec}, clip_norm: null"))
+    groups = [
         {"params": [p], "weight_decay": 1e-4 if p.ndim > 1 else 0.0, "factor": factor(name)}
-        for name, p in theirs.model.named_parameters()
+        for name, p in plain_run.model.named_parameters()
     ]
-    by_hand = kind(each, lr=0.01, **settings)
-    theirs.train_mode()
+    optimizer = optimizer_class(groups, lr=0.01, **settings)
+    plain_run.train_mode()
     for epoch in range(2):
-        for batch in theirs.batches.epoch(epoch):
-            for group in by_hand.param_groups:
-                group["lr"] = 0.01 * theirs.rates.schedule(theirs.counters.step) * group["factor"]
-            loss = torch.nn.functional.cross_entropy(theirs.model(*batch.inputs), batch.targets[""])
+        for batch in plain_run.batches.epoch(epoch):
+            for group in optimizer.param_groups:
+                group["lr"] = 0.01 * plain_run.rates.schedule(plain_run.counters.step) * group["factor"]
+            loss = torch.nn.functional.cross_entropy(plain_run.model(*batch.inputs), batch.targets[""])
             loss.backward()
-            by_hand.step()
-            by_hand.zero_grad()
-            theirs.counters.step += 1
-    for (name, one), other in zip(made.model.named_parameters(), theirs.model.parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6, msg=name)
+            optimizer.step()
+            optimizer.zero_grad()
+            plain_run.counters.step += 1
+    for (name, parameter), expected in zip(run.model.named_parameters(), plain_run.model.parameters(), strict=True):
+        torch.testing.assert_close(parameter, expected, rtol=1e-4, atol=1e-6, msg=name)
 
 
 def factor(name: str) -> float:
-    head, _, rest = name.partition(".")
-    return 1.0 if head != "features" else 0.05 if int(rest.partition(".")[0]) <= 6 else 0.3
+    head, _, layer = name.partition(".")
+    return 1.0 if head != "features" else 0.05 if int(layer.partition(".")[0]) <= 6 else 0.3
 
 
 def test_the_rates_are_logged_and_told(tmp_path: Path) -> None:
-    made = tiny.assembled(tmp_path, tiny.job(GROUPS))
-    fitted(made)
-    found = rows(tmp_path, "train/loss")
-    assert len(found) == 12
-    for row in found:
+    run = tiny.assembled(tmp_path, tiny.job(GROUPS))
+    fitted(run)
+    loss_rows = rows(tmp_path, "train/loss")
+    assert len(loss_rows) == 12
+    for row in loss_rows:
         assert row["features.[0-6]/lr"] == row["lr"] * 0.05
         assert row["features/lr"] == row["lr"] * 0.3
-    assert trained_layers.describe(made) == [
+    assert trained_layers.describe(run) == [
         "model: 4,663 of 4,663 parameters are trainable",
         "learning rates: features.[0-6]: 196 parameters at 5e-05 (0.05 x 0.001); "
         "features: 4,416 parameters at 0.0003 (0.3 x 0.001); all others: 51 parameters at 0.001",
@@ -72,15 +72,15 @@ def test_the_rates_are_logged_and_told(tmp_path: Path) -> None:
 
 def test_without_groups_nothing_changes(tmp_path: Path) -> None:
     """One factor for all gives the groups, and so the bits, of a job without."""
-    found = []
+    losses = []
     for number, train in enumerate(("", "lr_groups: {'*': 1.0}")):
         (tmp_path / str(number)).mkdir()
-        found.append(tiny.losses(tiny.assembled(tmp_path / str(number), tiny.job(train)), 8))
-    assert found[0] == found[1]
+        losses.append(tiny.losses(tiny.assembled(tmp_path / str(number), tiny.job(train)), 8))
+    assert losses[0] == losses[1]
 
 
 @pytest.mark.parametrize(
-    ("train", "model", "words"),
+    ("train", "model", "messages"),
     [
         (
             "lr_groups: {feature: 0.1}",
@@ -109,14 +109,14 @@ def test_without_groups_nothing_changes(tmp_path: Path) -> None:
         ("lr_groups: 0.1", "", ("train.lr_groups: is 0.1", "a mapping")),
     ],
 )
-def test_bad_groups(train: str, model: str, words: tuple[str, ...]) -> None:
+def test_bad_groups(train: str, model: str, messages: tuple[str, ...]) -> None:
     with pytest.raises(SpecError) as caught:
         tiny.build(tiny.job(train, model), tiny.dataset())
-    for word in words:
-        assert word in str(caught.value)
+    for message in messages:
+        assert message in str(caught.value)
 
 
 def test_a_layer_that_is_unfrozen_later_can_have_a_rate(tmp_path: Path) -> None:
     model = "freeze: {names: [features]}, unfreeze: [{epoch: 2, names: [features]}]"
-    made = tiny.assembled(tmp_path, tiny.job(GROUPS, model))
-    assert trained_layers.describe(made)[0] == "model: 51 of 4,663 parameters are trainable, 4,663 from epoch 2 on"
+    run = tiny.assembled(tmp_path, tiny.job(GROUPS, model))
+    assert trained_layers.describe(run)[0] == "model: 51 of 4,663 parameters are trainable, 4,663 from epoch 2 on"

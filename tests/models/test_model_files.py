@@ -86,7 +86,7 @@ def files(folder: Path) -> list[Path]:
     ]
 
 
-def stored(folder: Path, code: dict[str, str], arguments: str, **more: Any) -> torch.nn.Module:
+def store_network(folder: Path, code: dict[str, str], arguments: str, **settings: Any) -> torch.nn.Module:
     """Build the network of a job, and store it as a training does."""
     factory = "Net" if "class Net" in code["my_model.py"] else "build"
     path = own_job.write(
@@ -95,13 +95,13 @@ def stored(folder: Path, code: dict[str, str], arguments: str, **more: Any) -> t
     (folder / "run").mkdir()
     source = SpecSource(path)
     job: Any = source.copy_to(folder / "run", source.load()).load()
-    made = build(job, load(job))
-    assert made.code is not None
-    config = {"task": "custom", "builder": "own", "arguments": made.arguments, "heads": [], "preprocessing": {}}
-    weights = {"model": made.module.state_dict()}
-    config |= {"trained": {}, "code": made.code.digests()}
-    saved_model.commit(folder / "run" / "model", weights, config, made.code.sources)
-    return made.module
+    model = build(job, load(job))
+    assert model.code is not None
+    config = {"task": "custom", "builder": "own", "arguments": model.arguments, "heads": [], "preprocessing": {}}
+    weights = {"model": model.module.state_dict()}
+    config |= {"trained": {}, "code": model.code.digests()}
+    saved_model.commit(folder / "run" / "model", weights, config, model.code.sources)
+    return model.module
 
 
 @pytest.mark.parametrize("edit", ["edited", "removed"])
@@ -110,7 +110,7 @@ def test_a_file_that_is_changed_after_the_training_changes_nothing(
     name: str, edit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    network = stored(tmp_path, *CASES[name])
+    network = store_network(tmp_path, *CASES[name])
     x = -torch.ones(3, 4)
     expected = network(x)
     for path in files(tmp_path):
@@ -122,7 +122,7 @@ def test_a_file_that_is_changed_after_the_training_changes_nothing(
 
 @pytest.mark.parametrize("name", ["argument", "beside the code", "folder"])
 def test_a_stored_file_that_was_edited_is_refused(name: str, tmp_path: Path) -> None:
-    stored(tmp_path, *CASES[name])
+    store_network(tmp_path, *CASES[name])
     for path in files(tmp_path / "run" / "model" / "code"):
         path.write_text('{"slope": 7}')
     with pytest.raises(CheckpointError, match="has SHA-256"):
@@ -132,7 +132,7 @@ def test_a_stored_file_that_was_edited_is_refused(name: str, tmp_path: Path) -> 
 def test_a_file_by_a_path_of_the_working_folder_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     code = {"my_model.py": NET.format(parameters="x=0", read=OPEN.format("'cfg.json'"))}
-    stored(tmp_path, code, "{}")
+    store_network(tmp_path, code, "{}")
     saved_model.load(tmp_path / "run", consent=True)
     (tmp_path / "cfg.json").write_text('{"slope": 7}')
     with pytest.raises(CheckpointError, match=r"cfg\.json has SHA-256 .* trained with another one"):
@@ -145,7 +145,7 @@ def test_an_argument_outside_of_the_folder_is_stored_too(tmp_path: Path) -> None
     outside.write_text('{"slope": 5}')
     folder = tmp_path / "job"
     folder.mkdir()
-    network = stored(folder, CASES["argument"][0], f"{{config: {outside}}}")
+    network = store_network(folder, CASES["argument"][0], f"{{config: {outside}}}")
     outside.unlink()
     x = -torch.ones(3, 4)
     assert torch.equal(saved_model.load(folder / "run", consent=True).network(x), network(x))
@@ -155,14 +155,14 @@ def test_texts_and_large_files_stay_as_they_are(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("drivetrain.data.custom.code_files.MAX_COPY_BYTES", 10)
     (tmp_path / "large.bin").write_bytes(b"x" * 11)
     code = user_code.Code(tmp_path)
-    given = {"a": "large.bin", "b": ["resnet18", 3, ""], "c": "\0", "d": "x" * 5000, "e": "."}
-    assert code.with_copies(given) == given
+    arguments = {"a": "large.bin", "b": ["resnet18", 3, ""], "c": "\0", "d": "x" * 5000, "e": "."}
+    assert code.with_copies(arguments) == arguments
     assert code.sources == {}
 
 
 def test_a_retry_after_an_edit_reads_the_copy_of_an_argument(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    network = stored(tmp_path, *CASES["argument"])
+    network = store_network(tmp_path, *CASES["argument"])
     (tmp_path / "cfg.json").write_text('{"slope": 7}')
     user_code._opened_codes.clear()
     job: Any = SpecSource(tmp_path / "job.yaml", copy=tmp_path / "run" / "job").load()
@@ -175,7 +175,7 @@ def test_a_retry_after_an_edit_beside_the_code_is_refused(tmp_path: Path) -> Non
     code = user_code.Code(tmp_path, None, tmp_path / "copy")
     code.keep_opened([str(tmp_path / "cfg.json"), str(tmp_path / "absent")])
     (tmp_path / "cfg.json").write_text("2")
-    again = user_code.Code(tmp_path, None, tmp_path / "copy")
+    retried_code = user_code.Code(tmp_path, None, tmp_path / "copy")
     with pytest.raises(CheckpointError, check=saying("changed-since-run-started", "cfg.json")):
-        again.keep_opened([str(tmp_path / "cfg.json")])
+        retried_code.keep_opened([str(tmp_path / "cfg.json")])
     assert json.loads((tmp_path / "copy" / "cfg.json").read_text()) == 1

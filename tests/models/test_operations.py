@@ -63,7 +63,7 @@ def test_an_automatic_stem_is_noted_with_its_cost() -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "told"),
+    ("settings", "description"),
     [
         (
             {"image_size": 224},
@@ -73,9 +73,9 @@ def test_an_automatic_stem_is_noted_with_its_cost() -> None:
         ({"stem": "large"}, "resnet18 with the large stem, as set in the job, 888.3 MFLOP per training sample"),
     ],
 )
-def test_a_large_stem_or_one_that_was_asked_for(more: dict[str, Any], told: str) -> None:
-    assert operations.describe_flop(network("resnet18", **more)) == told
-    assert operations.count_stem_flop(network("resnet18", **more)) is None
+def test_a_large_stem_or_one_that_was_asked_for(settings: dict[str, Any], description: str) -> None:
+    assert operations.describe_flop(network("resnet18", **settings)) == description
+    assert operations.count_stem_flop(network("resnet18", **settings)) is None
 
 
 def test_other_networks() -> None:
@@ -87,7 +87,7 @@ def test_other_networks() -> None:
 
 def test_a_note_uses_no_random_numbers() -> None:
     """The weights, and all draws after them, are those of a run that was told nothing."""
-    made = network("resnet18", width=8)
+    resnet = network("resnet18", width=8)
     before = torch.random.get_rng_state()
-    operations.describe_flop(made)
+    operations.describe_flop(resnet)
     assert torch.equal(before, torch.random.get_rng_state())

@@ -18,17 +18,17 @@ from tests.trained import CASES, trained
 FROM = f"{{from: {FIRST}}}"
 
 
-def rewritten(path: Path, column: int, mark: str) -> None:
+def mark_cells(path: Path, column: int, mark: str) -> None:
     """Put a mark before all cells of a column."""
     header, *rows = path.read_text().splitlines()
     cells = [row.split(",") for row in rows]
-    made = [",".join([*row[:column], mark + row[column], *row[column + 1 :]]) for row in cells]
-    path.write_text("\n".join([header, *made]) + "\n")
+    marked_rows = [",".join([*row[:column], mark + row[column], *row[column + 1 :]]) for row in cells]
+    path.write_text("\n".join([header, *marked_rows]) + "\n")
 
 
 def test_a_number_that_is_now_text_is_not_filled_with_the_median(tmp_path: Path) -> None:
     trained(CASES["table"], tmp_path)
-    rewritten(tmp_path / "train.csv", 0, "x")
+    mark_cells(tmp_path / "train.csv", 0, "x")
     job = follow(tmp_path, CASES["table"], FROM, ("validation: held.csv", "validation: 0.2"))
     with pytest.raises(DataError, match=r"60 of 60 samples cannot be used\n.*age is `x20`, not a number"):
         load(job)
@@ -55,14 +55,14 @@ def test_bytes_and_shares_of_one_are_the_same_colors(tmp_path: Path) -> None:
     trained(case, tmp_path)
     colors = np.random.default_rng(0).integers(0, 256, (30, 16, 16, 3), np.uint8)
     colors[0, 0, 0], colors[0, 0, 1] = 0, 255
-    found = []
+    model_outputs = []
     for name, images in {"bytes": colors, "shares": (colors / 255).astype(np.float32)}.items():
         np.savez(tmp_path / f"{name}.npz", images=images, labels=np.arange(30) % 2)
-        place = f"train: {name}.npz, validation: {name}.npz"
-        job = follow(tmp_path, case, FROM, ("train: train, validation: held", place))
+        data_files = f"train: {name}.npz, validation: {name}.npz"
+        job = follow(tmp_path, case, FROM, ("train: train, validation: held", data_files))
         torch.manual_seed(0)
-        found.append(outputs(job, build(job, load(job)))[""])
-    torch.testing.assert_close(found[0], found[1], rtol=1e-4, atol=1e-5)
+        model_outputs.append(outputs(job, build(job, load(job)))[""])
+    torch.testing.assert_close(model_outputs[0], model_outputs[1], rtol=1e-4, atol=1e-5)
 
 
 def test_pixels_on_another_scale_are_refused(tmp_path: Path) -> None:
@@ -97,5 +97,5 @@ def test_freezing_a_new_classifier_is_told(tmp_path: Path, new: bool) -> None:
     if new:
         relabelled(tmp_path)
     job = follow(tmp_path, case, f"{{from: {FIRST}, freeze: {{names: ['classifier*']}}}}")
-    told = "model.freeze freezes classifier.weight, classifier.bias with new random weights, which never learn"
-    assert (told in build(job, load(job)).notes) == new
+    note = "model.freeze freezes classifier.weight, classifier.bias with new random weights, which never learn"
+    assert (note in build(job, load(job)).notes) == new

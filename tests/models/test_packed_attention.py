@@ -16,33 +16,33 @@ from tests.models.packed_texts import LENGTHS, batch, learned, network, same
 
 
 def test_a_host_program_gets_the_attention_of_its_encoder_back() -> None:
-    made, given = network(), batch()
-    before = made.encoder.config._attn_implementation
+    model, texts = network(), batch()
+    attention_name = model.encoder.config._attn_implementation
     with torch_settings.keep_switches():
-        learned(made, made.packed, given)
-        assert made.encoder.config._attn_implementation == packed_attention.ATTENTION_NAME != before
-    assert made.encoder.config._attn_implementation == before
+        learned(model, model.packed, texts)
+        assert model.encoder.config._attn_implementation == packed_attention.ATTENTION_NAME != attention_name
+    assert model.encoder.config._attn_implementation == attention_name
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
 @pytest.mark.parametrize("lengths", [LENGTHS, [5, 5], [9], [60] * 12])
 @pytest.mark.parametrize("family", packed_attention.PACKABLE_ENCODERS)
 def test_outputs_and_gradients_are_those_of_padded_texts(family: str, lengths: list[int], pooling: str) -> None:
-    made, given = network(family, pooling), batch(lengths)
-    padded = learned(made, made, given)
-    same(learned(made, made.packed, given), padded)
-    same(learned(made, made, given), padded)
+    model, texts = network(family, pooling), batch(lengths)
+    padded = learned(model, model, texts)
+    same(learned(model, model.packed, texts), padded)
+    same(learned(model, model, texts), padded)
 
 
 def test_frozen_lower_layers_do_not_matter() -> None:
-    made, given = network(), batch()
-    for part in (made.embeddings, made.layers[0]):
+    model, texts = network(), batch()
+    for part in (model.embeddings, model.layers[0]):
         part.requires_grad_(False)
-    division = made.split_at_frozen(*given)
+    division = model.split_at_frozen(*texts)
     assert division
-    entering = division.prefix(*given)
-    upper = division.rest.__self__  # type: ignore[attr-defined]
-    same(learned(made, lambda *_: upper.packed(*entering), given), learned(made, made, given))
+    upper_inputs = division.prefix(*texts)
+    upper_layers = division.rest.__self__  # type: ignore[attr-defined]
+    same(learned(model, lambda *_: upper_layers.packed(*upper_inputs), texts), learned(model, model, texts))
 
 
 @pytest.mark.parametrize("family", ["albert", "t5", "electra that widens"])
@@ -60,52 +60,54 @@ def test_an_encoder_that_computes_differently_is_detected(monkeypatch: pytest.Mo
 @pytest.mark.parametrize("family", ["bert", "roberta"])
 def test_a_decoder_is_detected(family: str) -> None:
     """Its tokens see only those before them, which the words of a trial must be able to show."""
-    made = network(family)
-    assert inspection.measure_token_bytes(made) > 0
-    made.encoder.config.is_decoder = True
-    assert inspection.measure_token_bytes(made) == 0
+    model = network(family)
+    assert inspection.measure_token_bytes(model) > 0
+    model.encoder.config.is_decoder = True
+    assert inspection.measure_token_bytes(model) == 0
 
 
 def test_a_text_without_tokens_does_not_matter() -> None:
-    made, given = network(pooling="cls"), batch([3, 2, 0])
-    outputs = made.packed(*given)
+    model, texts = network(pooling="cls"), batch([3, 2, 0])
+    outputs = model.packed(*texts)
     assert isinstance(outputs, dict)
-    for name, found in made.packed(*(x[:2] for x in given)).items():
-        torch.testing.assert_close(outputs[name][:2], found)
+    for name, expected in model.packed(*(x[:2] for x in texts)).items():
+        torch.testing.assert_close(outputs[name][:2], expected)
 
 
 def test_the_trial_leaves_nothing_behind() -> None:
-    made = network(dropout=0.5)
-    made.heads.eval()
+    model = network(dropout=0.5)
+    model.heads.eval()
     state = torch.get_rng_state()
-    inspection.measure_token_bytes(made)
+    inspection.measure_token_bytes(model)
     assert torch.equal(torch.get_rng_state(), state)
-    assert made.encoder.training
-    assert not made.heads.training
-    assert all(p.grad is None for p in made.parameters())
+    assert model.encoder.training
+    assert not model.heads.training
+    assert all(p.grad is None for p in model.parameters())
 
 
 def test_bytes_of_a_token() -> None:
     """Against what a long row keeps."""
-    made, kept = network(dropout=0.1), {}
+    model, saved_tensors = network(dropout=0.1), {}
 
     def keep(tensor: Tensor) -> Tensor:
-        kept[tensor.untyped_storage()._cdata] = tensor
+        saved_tensors[tensor.untyped_storage()._cdata] = tensor
         return tensor
 
-    own = {p.untyped_storage()._cdata for p in made.parameters()}
+    parameter_keys = {p.untyped_storage()._cdata for p in model.parameters()}
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        made.packed(*batch([32] * 64))
-    held = sum(x.untyped_storage().nbytes() for key, x in kept.items() if key not in own)
+        model.packed(*batch([32] * 64))
+    activation_bytes = sum(
+        x.untyped_storage().nbytes() for key, x in saved_tensors.items() if key not in parameter_keys
+    )
     # Attention keeps the square of each text beside, which is what the short texts of the trial have little of.
-    assert 0.4 < inspection.measure_token_bytes(made) / (held / 2048) < 1.1
+    assert 0.4 < inspection.measure_token_bytes(model) / (activation_bytes / 2048) < 1.1
 
 
 def test_a_row() -> None:
-    found = packed_attention.lay_out(batch([2, 4, 4])[1])
-    assert found.token_positions.tolist() == [4, 5, 6, 7, 8, 9, 10, 11, 0, 1]
-    assert found.size == 64
-    (group,) = found.groups
+    row = packed_attention.lay_out(batch([2, 4, 4])[1])
+    assert row.token_positions.tolist() == [4, 5, 6, 7, 8, 9, 10, 11, 0, 1]
+    assert row.size == 64
+    (group,) = row.groups
     assert (group.start, group.end, group.texts, group.longest) == (0, 10, 3, 4)
     assert group.token_positions.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
     assert group.real is not None
@@ -114,32 +116,32 @@ def test_a_row() -> None:
 
 
 def test_recomputed_layers_are_the_same() -> None:
-    given = batch()
-    plain, again = network(dropout=0.3), network(dropout=0.3)
-    recompute.recompute(again)
-    one, other = (learned(made, made.packed, given) for made in (plain, again))
-    assert torch.equal(one[0], other[0])
-    assert torch.equal(one[1], other[1])
+    texts = batch()
+    plain_model, recomputed_model = network(dropout=0.3), network(dropout=0.3)
+    recompute.recompute(recomputed_model)
+    stored_pass, recomputed_pass = (learned(model, model.packed, texts) for model in (plain_model, recomputed_model))
+    assert torch.equal(stored_pass[0], recomputed_pass[0])
+    assert torch.equal(stored_pass[1], recomputed_pass[1])
 
 
 def test_in_bf16() -> None:
-    made, given = network(dropout=0.0), batch()
+    model, texts = network(dropout=0.0), batch()
     with torch.autocast("cpu", torch.bfloat16):
-        ours, theirs = (learned(made, call, given) for call in (made.packed, made))
-    same(ours, theirs, 0.03)
+        packed, padded = (learned(model, call, texts) for call in (model.packed, model))
+    same(packed, padded, 0.03)
 
 
 @pytest.mark.parametrize("kind", [nn.Dropout, DropoutFromBits])
 @pytest.mark.parametrize("real", [None, [[True] * 5, [True, True, True, False, False]]])
 def test_dropout_of_attention_has_the_mean_of_none(kind: Any, real: list[list[bool]] | None) -> None:
     torch.manual_seed(0)
-    module, group = nn.Module(), torch.tensor(real)[:, None, None] if real else None
+    module, mask = nn.Module(), torch.tensor(real)[:, None, None] if real else None
     module.dropout = kind(0.25)
     query, key, value = (torch.randn(2, 200, 5, 8) for _ in range(3))
-    wanted = functional.scaled_dot_product_attention(query, key, value, group)
-    drawn = torch.stack(
-        [packed_attention._attend_with_dropout(module, query, key, value, group, 0.25, None) for _ in range(400)]
+    expected = functional.scaled_dot_product_attention(query, key, value, mask)
+    outputs = torch.stack(
+        [packed_attention._attend_with_dropout(module, query, key, value, mask, 0.25, None) for _ in range(400)]
     )
-    assert not torch.equal(drawn[0], drawn[1])
-    spread = drawn.std(dim=0) / 20
-    assert float(((drawn.mean(dim=0) - wanted) / spread.clamp(min=1e-6)).abs().mean()) < 1.0
+    assert not torch.equal(outputs[0], outputs[1])
+    spread = outputs.std(dim=0) / 20
+    assert float(((outputs.mean(dim=0) - expected) / spread.clamp(min=1e-6)).abs().mean()) < 1.0

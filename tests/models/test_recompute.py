@@ -40,11 +40,11 @@ class Living(TorchDispatchMode):
         self.known: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        made = func(*args, **(kwargs or {}))
-        for tensor in made if isinstance(made, tuple | list) else (made,):
+        outputs = func(*args, **(kwargs or {}))
+        for tensor in outputs if isinstance(outputs, tuple | list) else (outputs,):
             if isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata not in self.known:
                 self._count(tensor.untyped_storage())
-        return made
+        return outputs
 
     def _count(self, storage: Any) -> None:
         key, size = storage._cdata, storage.nbytes()
@@ -58,22 +58,22 @@ class Living(TorchDispatchMode):
         self.now -= size
 
 
-def passed(network: nn.Module, inputs: tuple[Tensor, ...], recompute: bool) -> dict[str, list[Tensor]]:
+def run_pass(network: nn.Module, inputs: tuple[Tensor, ...], recompute: bool) -> dict[str, list[Tensor]]:
     """One pass forward and back in a copy of the network, twice the same draws: what is left of it."""
-    made = copy.deepcopy(network).train()
+    copied_network = copy.deepcopy(network).train()
     if recompute:
-        blocks.recompute(made)
-        made = copy.deepcopy(made)
+        blocks.recompute(copied_network)
+        copied_network = copy.deepcopy(copied_network)
     torch.manual_seed(1)
     loss = torch.zeros(())
     for part in range(2):
-        share = made(*(x[2 * part : 2 * part + 2] for x in inputs)).logsumexp(dim=1).mean()
+        share = copied_network(*(x[2 * part : 2 * part + 2] for x in inputs)).logsumexp(dim=1).mean()
         share.backward()
         loss = loss + share.detach()
     return {
         "loss": [loss],
-        "gradient": [p.grad.clone() for p in made.parameters() if p.grad is not None],
-        "buffers": [b.clone() for b in made.buffers()],
+        "gradient": [p.grad.clone() for p in copied_network.parameters() if p.grad is not None],
+        "buffers": [b.clone() for b in copied_network.buffers()],
         "draws": [torch.random.get_rng_state()],
     }
 
@@ -81,7 +81,7 @@ def passed(network: nn.Module, inputs: tuple[Tensor, ...], recompute: bool) -> d
 @pytest.mark.parametrize("make", [encoder, resnet])
 def test_the_same_bits(make: Any) -> None:
     network, inputs = make()
-    plain, saving = (passed(network, inputs, recompute) for recompute in (False, True))
+    plain, saving = (run_pass(network, inputs, recompute) for recompute in (False, True))
     for name, values in plain.items():
         assert len(values) == len(saving[name])
         assert all(map(torch.equal, values, saving[name])), name
@@ -89,7 +89,7 @@ def test_the_same_bits(make: Any) -> None:
 
 def test_buffers_move_once() -> None:
     network, inputs = resnet()
-    plain, saving = (passed(network, inputs, recompute)["buffers"] for recompute in (False, True))
+    plain, saving = (run_pass(network, inputs, recompute)["buffers"] for recompute in (False, True))
     counts = [b for b in saving if b.dtype == torch.int64]
     assert counts
     assert all(int(count) == 2 for count in counts)
@@ -114,7 +114,7 @@ def test_the_second_pass_sees_the_buffers_of_the_first() -> None:
     network = nn.Sequential(*(Drifting() for _ in range(3)))
     assert len(blocks.find_repeated_blocks(network)) == 3
     x = torch.randn(4, 4)
-    plain, saving = (passed(network, (x,), recompute) for recompute in (False, True))
+    plain, saving = (run_pass(network, (x,), recompute) for recompute in (False, True))
     assert all(map(torch.equal, plain["gradient"], saving["gradient"]))
     assert all(map(torch.equal, plain["buffers"], saving["buffers"]))
 
@@ -142,12 +142,12 @@ def test_peak_memory_is_a_fifth_lower(make: Any) -> None:
     network, inputs = make()
     peaks = []
     for recompute in (False, True):
-        made = copy.deepcopy(network).train()
+        copied_network = copy.deepcopy(network).train()
         if recompute:
-            blocks.recompute(made)
-        made(*inputs).sum().backward()  # gradients are there, so that activations are all that comes and goes
+            blocks.recompute(copied_network)
+        copied_network(*inputs).sum().backward()  # gradients are there, so that activations are all that comes and goes
         with Living() as living:
-            made(*inputs).logsumexp(dim=1).mean().backward()
+            copied_network(*inputs).logsumexp(dim=1).mean().backward()
         peaks.append(living.peak)
     print(f"{make.__name__}: {peaks[0]:,} bytes of activations at the peak, {peaks[1]:,} recomputed")
     assert peaks[1] < 0.8 * peaks[0]
@@ -194,18 +194,18 @@ train: {epochs: 3, batch_size: 16, optimizer: {lr: 1e-3}}
 
 
 def test_a_run_trains_to_the_same_bits(tmp_path: Path) -> None:
-    found = []
+    outcomes = []
     for value in (False, True):
-        made = tiny.assembled(
+        run = tiny.assembled(
             tmp_path,
             job_spec.check(parse(RESNET, "tiny.yaml")),
             settings={"gradient_checkpointing": value, "micro_batch": 8},
         )
-        assert effective_settings.compare_with_plan(made)["gradient_checkpointing"]["seen"] is value
-        found.append((tiny.losses(made, 5), made.model.state_dict()))
-    (losses, weights), (others, twins) = found
-    assert losses == others
-    assert all(torch.equal(value, twins[name]) for name, value in weights.items())
+        assert effective_settings.compare_with_plan(run)["gradient_checkpointing"]["seen"] is value
+        outcomes.append((tiny.losses(run, 5), run.model.state_dict()))
+    (losses, weights), (recomputed_losses, recomputed_weights) = outcomes
+    assert losses == recomputed_losses
+    assert all(torch.equal(value, recomputed_weights[name]) for name, value in weights.items())
 
 
 def test_refused_without_blocks(tmp_path: Path) -> None:

@@ -43,15 +43,15 @@ def mixed() -> dict[str, Tensor]:
 
 def test_the_library_reads_what_was_written(tmp_path: Path) -> None:
     safetensors_file.write(tmp_path / "a.safetensors", mixed())
-    found = safetensors.torch.load_file(tmp_path / "a.safetensors")
-    assert found.keys() == mixed().keys()
+    tensors = safetensors.torch.load_file(tmp_path / "a.safetensors")
+    assert tensors.keys() == mixed().keys()
     for name, value in mixed().items():
-        assert (found[name].dtype, found[name].shape) == (value.dtype, value.shape), name
+        assert (tensors[name].dtype, tensors[name].shape) == (value.dtype, value.shape), name
         assert torch.equal(
-            found[name].view(torch.uint8) if value.ndim else found[name],
+            tensors[name].view(torch.uint8) if value.ndim else tensors[name],
             value.detach().contiguous().view(torch.uint8) if value.ndim else value,
         ), name
-    assert safetensors_file.read(tmp_path / "a.safetensors").keys() == found.keys()
+    assert safetensors_file.read(tmp_path / "a.safetensors").keys() == tensors.keys()
     assert stat.S_IMODE((tmp_path / "a.safetensors").stat().st_mode) == 0o666 & ~_umask()
 
 

@@ -109,19 +109,19 @@ def test_compiled_and_in_bf16() -> None:
 
 def test_as_before() -> None:
     network = nn.Sequential(nn.Conv2d(3, 4, 1, 2), nn.ConvTranspose2d(4, 3, 1, 2, output_padding=1))
-    known = [set(vars(module)) for module in network]
+    attributes_before = [set(vars(module)) for module in network]
     x = torch.randn(1, 3, 6, 6)
-    before = network(x)
+    expected = network(x)
     strided_convolution.rewrite(network)
     strided_convolution.rewrite(network)
     copied = copy.deepcopy(network)
     assert copied[1].forward.args[0] is copied[1]
     strided_convolution.restore_layers(network)
     assert strided_convolution.list_rewritten(network) == []
-    assert [set(vars(module)) for module in network] == known
+    assert [set(vars(module)) for module in network] == attributes_before
     assert network[0].stride == network[1].stride == (2, 2)
-    assert torch.equal(network(x), before)
-    assert torch.allclose(copied(x), before, atol=1e-6)
+    assert torch.equal(network(x), expected)
+    assert torch.allclose(copied(x), expected, atol=1e-6)
 
 
 JOB = """
@@ -140,10 +140,10 @@ def test_a_narrow_resnet_trains_and_notes_the_rewritten_convolutions(tmp_path: P
     images = np.random.default_rng(0).integers(0, 256, (48, 16, 16)).astype(np.uint8)
     np.savez(tmp_path / "images.npz", images=images, labels=labels)
     (tmp_path / "job.yaml").write_text(JOB)
-    words = ["drivetrain", "train", str(tmp_path / "job.yaml"), "--runs", str(tmp_path / "runs")]
-    done = heap.run(words, heap.environment("AVX2"))
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
-    assert says(done.stdout, "convolution-stride-over-every", "stages.1.0.shortcut.0", "stages.2.0.shortcut.0", 1)
+    command = ["drivetrain", "train", str(tmp_path / "job.yaml"), "--runs", str(tmp_path / "runs")]
+    process = heap.run(command, heap.environment("AVX2"))
+    assert process.returncode == 0, process.stdout[-2000:] + process.stderr[-2000:]
+    assert says(process.stdout, "convolution-stride-over-every", "stages.1.0.shortcut.0", "stages.2.0.shortcut.0", 1)
     events = (tmp_path / "runs" / "narrow-001" / "events.jsonl").read_text()
     assert "uxlfoundation/oneDNN#6035" in events
 

@@ -79,12 +79,12 @@ def with_lock() -> nn.Module:
     return network
 
 
-def refuse(given: str, possible: str, action: str) -> SpecError:
-    return SpecError(given, possible, action)
+def refuse(problem: str, possible: str, action: str) -> SpecError:
+    return SpecError(problem, possible, action)
 
 
 @pytest.mark.parametrize(
-    ("make", "given", "action"),
+    ("make", "problem", "action"),
     [
         (lambda: with_old_norm(nn.utils.weight_norm), "last.weight is kept by torch.nn.utils.weight_norm", "parametrizations.weight_norm"),
         (lambda: with_old_norm(nn.utils.spectral_norm), "last.weight is kept by torch.nn.utils.spectral_norm", "parametrizations.spectral_norm"),
@@ -96,10 +96,10 @@ def refuse(given: str, possible: str, action: str) -> SpecError:
         (with_lock, "cannot be copied: copy.deepcopy raised TypeError", ""),
     ],
 )  # fmt: skip
-def test_what_cannot_be_copied_or_stored_is_refused(make: Any, given: str, action: str) -> None:
+def test_what_cannot_be_copied_or_stored_is_refused(make: Any, problem: str, action: str) -> None:
     with pytest.raises(SpecError) as caught:
         dry_run.check_network(make(), tiny.dataset(), "the model", refuse)
-    assert given in caught.value.given
+    assert problem in caught.value.given
     assert action in caught.value.action
 
 

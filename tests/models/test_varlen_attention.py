@@ -31,19 +31,19 @@ class Reference:
         assert starts.dtype == torch.int32
         assert all(x.stride(-1) == 1 and x.shape[-1] % 8 == 0 for x in (query, key, value))
         self.calls.append((cuts, longest, dropout, tuple(query.shape)))
-        out = torch.full_like(query, torch.nan)  # as memory that no text has written
+        output = torch.full_like(query, torch.nan)  # as memory that no text has written
         for start, end in pairwise(cuts):
             text = (x[start:end].transpose(0, 1) for x in (query, key, value))
-            found = functional.scaled_dot_product_attention(*text, scale=scale, dropout_p=dropout)
-            out[start:end] = found.transpose(0, 1)
-        return out
+            attended = functional.scaled_dot_product_attention(*text, scale=scale, dropout_p=dropout)
+            output[start:end] = attended.transpose(0, 1)
+        return output
 
 
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Reference:
-    made = Reference()
-    monkeypatch.setattr(packed_attention, "find_kernel", lambda hidden, width: made)
-    return made
+    reference = Reference()
+    monkeypatch.setattr(packed_attention, "find_kernel", lambda hidden, width: reference)
+    return reference
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls"])
@@ -52,39 +52,39 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Reference:
 def test_outputs_and_gradients_are_those_of_padded_texts(
     kernel: Reference, family: str, lengths: list[int], pooling: str
 ) -> None:
-    made, given = network(family, pooling), batch(lengths)
-    same(learned(made, made.packed, given), learned(made, made, given))
+    model, texts = network(family, pooling), batch(lengths)
+    same(learned(model, model.packed, texts), learned(model, model, texts))
     assert len(kernel.calls) == 2  # one for each layer
 
 
 def test_one_call_a_layer_gets_every_text_and_the_filled_up_end(kernel: Reference) -> None:
-    made = network("distilbert", dropout=0.25)
-    learned(made, made.packed, batch([2, 0, 40, 4]))
-    made.eval()
-    learned(made, made.packed, batch([64]))
+    model = network("distilbert", dropout=0.25)
+    learned(model, model.packed, batch([2, 0, 40, 4]))
+    model.eval()
+    learned(model, model.packed, batch([64]))
     assert kernel.calls[::2] == [([0, 2, 42, 46, 64], 40, 0.25, (64, 2, 8)), ([0, 64], 64, 0.0, (64, 2, 8))]
 
 
 def test_narrow_heads_are_filled_up(kernel: Reference, monkeypatch: pytest.MonkeyPatch) -> None:
-    made, given = network(), batch()
-    padded = learned(made, made, given)
+    model, texts = network(), batch()
+    padded = learned(model, model, texts)
     monkeypatch.setattr(packed_attention, "WIDTH_MULTIPLE", 24)
-    same(learned(made, made.packed, given), padded)
+    same(learned(model, model.packed, texts), padded)
     assert {shape[2] for *_, shape in kernel.calls} == {24}
 
 
 def test_recomputed_layers_are_the_same(kernel: Reference) -> None:
-    plain, again, given = network(dropout=0.3), network(dropout=0.3), batch()
-    recompute.recompute(again)
-    one, other = (learned(made, made.packed, given) for made in (plain, again))
-    assert torch.equal(one[1], other[1])
+    plain_model, recomputed_model, texts = network(dropout=0.3), network(dropout=0.3), batch()
+    recompute.recompute(recomputed_model)
+    stored_pass, recomputed_pass = (learned(model, model.packed, texts) for model in (plain_model, recomputed_model))
+    assert torch.equal(stored_pass[1], recomputed_pass[1])
 
 
 def test_in_bf16(kernel: Reference) -> None:
-    made, given = network(), batch()
+    model, texts = network(), batch()
     with torch.autocast("cpu", BRAIN):
-        ours, theirs = (learned(made, call, given) for call in (made.packed, made))
-    same(ours, theirs, 0.03)
+        packed, padded = (learned(model, call, texts) for call in (model.packed, model))
+    same(packed, padded, 0.03)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_torch_accepts_the_calls_with_their_gradients(kind: Callable[..., Tensor
 
 def test_the_operators_take_what_older_versions_take() -> None:
     """The arguments by place have these names since torch 2.5, and the rest has defaults."""
-    for name, taken in (
+    for name, expected_names in (
         ("_flash_attention_forward", "query key value cum_seq_q cum_seq_k max_q max_k dropout_p is_causal"),
         (
             "_efficient_attention_forward",
@@ -153,5 +153,5 @@ def test_the_operators_take_what_older_versions_take() -> None:
         ),
     ):
         names = [argument.name for argument in getattr(torch.ops.aten, name).default._schema.arguments]
-        assert names[: len(taken.split())] == taken.split()
+        assert names[: len(expected_names.split())] == expected_names.split()
         assert "scale" in names

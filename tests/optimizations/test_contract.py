@@ -54,12 +54,12 @@ def test_every_choice_is_possible_on_every_machine(optimization: Optimization, p
         TypeAdapter(optimization.values).validate_python(choice.value, strict=True)
         assert optimization.refuse(job, machine, workload, choice.value) is None
         assert optimization.refuse(job, machine, workload, optimization.off) is None
-        wanted = optimization.candidates(job, machine, workload)
-        assert wanted
-        assert all(optimization.refuse(job, machine, workload, value) is None for value in wanted)
+        candidates = optimization.candidates(job, machine, workload)
+        assert candidates
+        assert all(optimization.refuse(job, machine, workload, value) is None for value in candidates)
 
 
-def wanted_here(optimization: Optimization) -> list[object]:
+def list_switchable_values(optimization: Optimization) -> list[object]:
     """Every value this machine can have, beside off; the process-wide thread count stays as it is."""
     job, machine = tiny.job(), tiny.machine()
     data = tiny.dataset()
@@ -70,24 +70,24 @@ def wanted_here(optimization: Optimization) -> list[object]:
 
 
 def test_on_trains_to_the_same_loss_within_its_effect(optimization: Optimization, tmp_path: Path) -> None:
-    values = wanted_here(optimization)
+    values = list_switchable_values(optimization)
     if not values:
         pytest.skip("nothing to switch on in this process, or on this machine")
     job = tiny.job(train="optimizer: {lr: 1e-3}")
-    plain = tiny.losses(tiny.assembled(tmp_path, job), 4)
+    plain_losses = tiny.losses(tiny.assembled(tmp_path, job), 4)
     for value in values:
-        made = tiny.assembled(tmp_path, job, settings={optimization.name: value})  # type: ignore[dict-item]
-        assert optimization.effective(made) == value
-        effect = optimization.effect(inspect_workload(made.dataset, made.model))
+        run = tiny.assembled(tmp_path, job, settings={optimization.name: value})  # type: ignore[dict-item]
+        assert optimization.effective(run) == value
+        effect = optimization.effect(inspect_workload(run.dataset, run.model))
         if effect is Effect.TRAINING:
             continue
         tolerance = TOLERANCE[effect]
-        assert tiny.losses(made, 4) == pytest.approx(plain, rel=tolerance, abs=tolerance), f"{value}"
+        assert tiny.losses(run, 4) == pytest.approx(plain_losses, rel=tolerance, abs=tolerance), f"{value}"
 
 
 def test_off_changes_nothing(optimization: Optimization, tmp_path: Path) -> None:
-    made = tiny.assembled(tmp_path, tiny.job(), settings={optimization.name: optimization.off})
-    weights = {name: value.clone() for name, value in made.model.state_dict().items()}
-    twin = tiny.assembled(tmp_path, tiny.job())
-    assert all(torch.equal(weights[name], value) for name, value in twin.model.state_dict().items())
-    assert tiny.losses(made, 3) == tiny.losses(twin, 3)
+    run = tiny.assembled(tmp_path, tiny.job(), settings={optimization.name: optimization.off})
+    weights = {name: value.clone() for name, value in run.model.state_dict().items()}
+    other_run = tiny.assembled(tmp_path, tiny.job())
+    assert all(torch.equal(weights[name], value) for name, value in other_run.model.state_dict().items())
+    assert tiny.losses(run, 3) == tiny.losses(other_run, 3)

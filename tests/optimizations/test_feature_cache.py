@@ -43,45 +43,47 @@ ENCODED = Workload(
     ],
 )
 def test_it_is_chosen_where_it_certainly_gains(model: str, facts: Workload | None, value: bool, reason: str) -> None:
-    here = tiny.machine()
-    here = replace(
-        here, memory=replace(here.memory, available=1 << 30), storage=replace(here.storage, runs_free=1 << 40)
+    machine = tiny.machine()
+    machine = replace(
+        machine, memory=replace(machine.memory, available=1 << 30), storage=replace(machine.storage, runs_free=1 << 40)
     )
-    choice = feature_cache.choose(tiny.job(model=model), here, facts)
+    choice = feature_cache.choose(tiny.job(model=model), machine, facts)
     assert choice.value is value
     assert reason in choice.reason
 
 
 def test_changing_inputs_and_one_epoch() -> None:
-    frozen = "freeze: {names: [features]}"
-    text = tiny.TEXT.format(epochs=3, train="", model=f", {frozen}").replace(
+    model = "freeze: {names: [features]}"
+    text = tiny.TEXT.format(epochs=3, train="", model=f", {model}").replace(
         "train: x}", "train: x, augment: {mixup: {}}}"
     )
-    asked = job_spec.check(tiny.parse(text, "tiny.yaml"))
-    assert says(str(feature_cache.refuse(asked, tiny.machine(), ENCODED, True)), "changes-inputs", "data.augment.mixup")
+    job = job_spec.check(tiny.parse(text, "tiny.yaml"))
+    assert says(str(feature_cache.refuse(job, tiny.machine(), ENCODED, True)), "changes-inputs", "data.augment.mixup")
     with pytest.raises(SpecError, check=saying("changes-inputs", "data.augment.mixup")):
         plan.resolve(
             job_spec.check(tiny.parse(text + "optimize: {feature_cache: true}\n", "tiny.yaml")), tiny.machine()
         )
-    once = tiny.job(train="steps: 3", model=frozen)
-    short = once.model_copy(update={"train": once.train.model_copy(update={"epochs": 1})})
-    assert says_only(feature_cache.choose(short, tiny.machine(), ENCODED).reason, "single-epoch-nothing-computed")
-    workers = tiny.job(model=frozen, optimize="loader_workers: 2")
-    assert says(str(feature_cache.refuse(workers, tiny.machine(), None, True)), "cached-features-need-none")
+    frozen_job = tiny.job(train="steps: 3", model=model)
+    single_epoch_job = frozen_job.model_copy(update={"train": frozen_job.train.model_copy(update={"epochs": 1})})
+    assert says_only(
+        feature_cache.choose(single_epoch_job, tiny.machine(), ENCODED).reason, "single-epoch-nothing-computed"
+    )
+    workers_job = tiny.job(model=model, optimize="loader_workers: 2")
+    assert says(str(feature_cache.refuse(workers_job, tiny.machine(), None, True)), "cached-features-need-none")
 
 
 @pytest.mark.parametrize(
-    ("augment", "told"),
+    ("augment", "refusal"),
     [
         ("flip: true", "data.augment.flip changes the inputs in every epoch; data.augment.views makes that repeat"),
         ("mixup: {}", "data.augment.mixup changes the inputs in every step"),
         ("flip: true, views: 2", "None"),
     ],
 )
-def test_what_changes_the_inputs(augment: str, told: str) -> None:
+def test_what_changes_the_inputs(augment: str, refusal: str) -> None:
     text = tiny.TEXT.format(epochs=3, train="", model=", freeze: {names: [features]}")
-    asked = job_spec.check(tiny.parse(text.replace("train: x}", f"train: x, augment: {{{augment}}}}}"), "tiny.yaml"))
-    assert str(feature_cache.refuse(asked, tiny.machine(), ENCODED, True)) == told
+    job = job_spec.check(tiny.parse(text.replace("train: x}", f"train: x, augment: {{{augment}}}}}"), "tiny.yaml"))
+    assert str(feature_cache.refuse(job, tiny.machine(), ENCODED, True)) == refusal
 
 
 def test_views_without_anything_random_are_refused() -> None:
@@ -110,8 +112,10 @@ def test_the_prefix_is_computed_in_bf16_where_units_for_it_are(
     machine: str, optimize: str, facts: Workload | None, value: str, reason: str
 ) -> None:
     flags = {"amx": ("avx512_bf16", "amx_bf16"), "avx512": ("avx512f", "avx512_bf16"), "avx2": ("avx2",)}[machine]
-    here = tiny.machine()
-    here = replace(here, cpu=replace(here.cpu, flags=flags), memory=replace(here.memory, available=1 << 30))
-    asked = tiny.job(model="freeze: {names: [features]}", optimize=optimize)
-    choice = prefix_precision.choose(asked, here, facts)
+    hardware = tiny.machine()
+    hardware = replace(
+        hardware, cpu=replace(hardware.cpu, flags=flags), memory=replace(hardware.memory, available=1 << 30)
+    )
+    job = tiny.job(model="freeze: {names: [features]}", optimize=optimize)
+    choice = prefix_precision.choose(job, hardware, facts)
     assert (choice.value, reason in choice.reason) == (value, True), choice

@@ -39,11 +39,11 @@ BERT = Workload(
 )
 
 
-def machine(name: str) -> Hardware:
+def read_machine(name: str) -> Hardware:
     return facts.read_hardware(MACHINES / f"{name}.json")
 
 
-def job(task: str = "image-classification", **parts: str) -> Job:
+def make_job(task: str = "image-classification", **parts: str) -> Job:
     data = "{train: x, text: a, labels: b}" if task.startswith("text") else "{train: x}"
     rows = "".join(f"{key}: {{{value}}}\n" for key, value in parts.items())
     return job_spec.check(parse(f"name: a\ntask: {task}\ndata: {data}\n{rows}", "job.yaml"))
@@ -125,13 +125,13 @@ TABLE: list[tuple[str, str, Workload | None, str, dict[str, str], Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "where", "workload", "task", "parts", "value", "reason"), TABLE)
+@pytest.mark.parametrize(("name", "machine", "workload", "task", "settings", "value", "reason"), TABLE)
 def test_decisions(
-    name: str, where: str, workload: Workload | None, task: str, parts: dict[str, str], value: Any, reason: str
+    name: str, machine: str, workload: Workload | None, task: str, settings: dict[str, str], value: Any, reason: str
 ) -> None:
-    asked = job(task or "image-classification", **parts)
-    made = plan.resolve(asked, machine(where), workload)
-    row = next(d for d in made.decisions if d.name == name)
+    job = make_job(task or "image-classification", **settings)
+    gpu_plan = plan.resolve(job, read_machine(machine), workload)
+    row = next(d for d in gpu_plan.decisions if d.name == name)
     assert (row.value, row.source) == (value, "choice")
     assert reason in row.reason
 
@@ -156,28 +156,28 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("where", "task", "asked", "expected"), REFUSED)
-def test_refusals(where: str, task: str, asked: str, expected: str) -> None:
+@pytest.mark.parametrize(("machine", "task", "optimize", "expected"), REFUSED)
+def test_refusals(machine: str, task: str, optimize: str, expected: str) -> None:
     with pytest.raises(SpecError) as caught:
-        plan.resolve(job(task or "image-classification", optimize=asked, **SAME), machine(where))
+        plan.resolve(make_job(task or "image-classification", optimize=optimize, **SAME), read_machine(machine))
     assert expected in str(caught.value)
 
 
 def test_whole_steps_are_tried_without_compile() -> None:
     from drivetrain.optimizations import step_graph
 
-    made = plan.resolve(job(optimize="step_graph: true, compile: false"), machine("t4"), CNN)
-    assert (made.value("compile"), made.value("step_graph")) == (False, True)
+    gpu_plan = plan.resolve(make_job(optimize="step_graph: true, compile: false"), read_machine("t4"), CNN)
+    assert (gpu_plan.value("compile"), gpu_plan.value("step_graph")) == (False, True)
     for workload in (CNN, LARGE):
-        assert step_graph.candidates(job(), machine("h200"), workload) == [False, True]
-    assert step_graph.candidates(job(), machine("gtx960"), CNN) == [False]
+        assert step_graph.candidates(make_job(), read_machine("h200"), workload) == [False, True]
+    assert step_graph.candidates(make_job(), read_machine("gtx960"), CNN) == [False]
 
 
 def test_a_step_with_dropout_between_lstm_layers_is_not_recorded() -> None:
     from drivetrain.optimizations import step_graph
 
     for layers, dropout, expected in ((2, 0.1, "reads its seed on the host"), (2, 0.0, None), (1, 0.1, None)):
-        asked = job_spec.check(
+        job = job_spec.check(
             parse(
                 "name: a\ntask: series-classification\n"
                 "data: {train: x.csv, features: [a], label: b, time: t, group: g, window: 64}\n"
@@ -185,51 +185,55 @@ def test_a_step_with_dropout_between_lstm_layers_is_not_recorded() -> None:
                 "job.yaml",
             )
         )
-        obstacle = step_graph.refuse(asked, machine("h200"), None, True)
+        obstacle = step_graph.refuse(job, read_machine("h200"), None, True)
         assert (expected or "") in (obstacle or "")
         assert (obstacle is None) is (expected is None)
 
 
 def test_the_allocator_is_set_before_the_trainer_starts() -> None:
-    here = machine("a100")
-    assert plan.resolve(job(), here).environment(here)["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
-    assert plan.resolve(job(), here, plain=True).environment(here) == gpu_selection.build_environment(here)
-    assert allocator_segments.environment(here, False) == {}
+    machine = read_machine("a100")
+    assert (
+        plan.resolve(make_job(), machine).environment(machine)["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
+    )
+    assert plan.resolve(make_job(), machine, plain=True).environment(machine) == gpu_selection.build_environment(
+        machine
+    )
+    assert allocator_segments.environment(machine, False) == {}
 
 
 def test_cuda_graphs_ask_for_compile_and_are_measured_for_small_networks() -> None:
     from drivetrain.optimizations import cuda_graphs
 
-    made = plan.resolve(job(optimize="cuda_graphs: true"), machine("t4"), CNN)
-    assert (made.value("compile"), made.value("cuda_graphs")) == (True, True)
-    assert cuda_graphs.candidates(job(), machine("h200"), CNN) == [False, True]
-    assert cuda_graphs.candidates(job(), machine("h200"), LARGE) == [False]
-    assert cuda_graphs.candidates(job(), machine("gtx960"), CNN) == [False]
+    gpu_plan = plan.resolve(make_job(optimize="cuda_graphs: true"), read_machine("t4"), CNN)
+    assert (gpu_plan.value("compile"), gpu_plan.value("cuda_graphs")) == (True, True)
+    assert cuda_graphs.candidates(make_job(), read_machine("h200"), CNN) == [False, True]
+    assert cuda_graphs.candidates(make_job(), read_machine("h200"), LARGE) == [False]
+    assert cuda_graphs.candidates(make_job(), read_machine("gtx960"), CNN) == [False]
 
 
 @pytest.mark.parametrize(
-    ("asked", "expected"), [(None, 8 << 30), (0.25, 2 << 30), ("6g", 6 << 30), ("1t", 8 << 30), (1, 8 << 30)]
+    ("limit", "expected"), [(None, 8 << 30), (0.25, 2 << 30), ("6g", 6 << 30), ("1t", 8 << 30), (1, 8 << 30)]
 )
-def test_the_memory_of_a_gpu_that_a_job_allows(asked: Any, expected: int) -> None:
-    gpu = machine("gtx1080").gpus[0]
-    assert gpu_selection.count_allowed_bytes(gpu, asked) == expected
-    assert gpu_selection.count_available_bytes(gpu, asked) == min(expected, gpu.free)
+def test_the_memory_of_a_gpu_that_a_job_allows(limit: Any, expected: int) -> None:
+    gpu = read_machine("gtx1080").gpus[0]
+    assert gpu_selection.count_allowed_bytes(gpu, limit) == expected
+    assert gpu_selection.count_available_bytes(gpu, limit) == min(expected, gpu.free)
 
 
 def test_a_dataset_that_may_draw_at_random_stays_on_the_host() -> None:
     text = "name: a\ntask: custom\ndata: {file: data.py}\nmodel: {file: net.py}\n"
-    asked = job_spec.check(parse(text, "job.yaml"))
-    assert gpu_resident_data.choose(asked, machine("h200"), CNN).value is True
-    choice = gpu_resident_data.choose(asked, machine("h200"), FILES)
+    job = job_spec.check(parse(text, "job.yaml"))
+    assert gpu_resident_data.choose(job, read_machine("h200"), CNN).value is True
+    choice = gpu_resident_data.choose(job, read_machine("h200"), FILES)
     assert says_each((choice.value, choice.reason), (False, get_message("your-dataset-may-return")))
 
 
-@pytest.mark.parametrize("asked", ["0", "1.5", "lots", "true", "6"])
-def test_a_wrong_share_of_memory(asked: str) -> None:
+@pytest.mark.parametrize("gpu_memory", ["0", "1.5", "lots", "true", "6"])
+def test_a_wrong_share_of_memory(gpu_memory: str) -> None:
     with pytest.raises(
         SpecError, match=r"(?s)limits\.gpu_memory.*a share above 0 and up to 1, or a size with its unit"
     ):
-        job(limits=f"gpu_memory: {asked}")
+        make_job(limits=f"gpu_memory: {gpu_memory}")
 
 
 @pytest.mark.parametrize(
@@ -240,26 +244,26 @@ def test_a_wrong_share_of_memory(asked: str) -> None:
     ],
 )
 def test_the_plan_says_what_a_share_of_memory_means(where: str, note: str) -> None:
-    assert note in plan.resolve(job(limits="gpu_memory: 0.5"), machine(where)).notes
+    assert note in plan.resolve(make_job(limits="gpu_memory: 0.5"), read_machine(where)).notes
 
 
 def test_the_allocator_gets_its_memory_fraction(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[tuple[float, torch.device]] = []
-    gtx1080 = machine("gtx1080")
+    fractions: list[tuple[float, torch.device]] = []
+    gtx1080 = read_machine("gtx1080")
     assert gtx1080.gpu is not None
     total = 8_000_000_000  # CUDA's, by which torch divides, is less than NVML's
-    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *given: told.append(given))
+    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda *arguments: fractions.append(arguments))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(total_memory=total))
     device = torch.device("cuda:0")
-    torch_setup.apply_settings(job(), gtx1080, device)
-    torch_setup.apply_settings(job(limits="gpu_memory: 2g"), gtx1080, device)
-    assert told == [((2 << 30) / total, device)]
+    torch_setup.apply_settings(make_job(), gtx1080, device)
+    torch_setup.apply_settings(make_job(limits="gpu_memory: 2g"), gtx1080, device)
+    assert fractions == [((2 << 30) / total, device)]
     # Under WSL2 the driver would spill into the host's memory instead of refusing.
     gpu = replace(gtx1080.gpu, memory=8 << 30, free=6 << 30)
-    torch_setup.apply_settings(job(), replace(gtx1080, gpus=(gpu,), wsl2=True), device)
+    torch_setup.apply_settings(make_job(), replace(gtx1080, gpus=(gpu,), wsl2=True), device)
     # Where others have left less than the reserve, nothing fits; torch refuses a negative share.
-    torch_setup.apply_settings(job(), replace(gtx1080, gpus=(replace(gpu, free=1 << 28),), wsl2=True), device)
-    assert told[1:] == [(((6 << 30) - (8 << 30) // 20) / total, device), (0.0, device)]
+    torch_setup.apply_settings(make_job(), replace(gtx1080, gpus=(replace(gpu, free=1 << 28),), wsl2=True), device)
+    assert fractions[1:] == [(((6 << 30) - (8 << 30) // 20) / total, device), (0.0, device)]
 
 
 @pytest.mark.parametrize(
@@ -280,9 +284,13 @@ def test_the_allocator_gets_its_memory_fraction(monkeypatch: pytest.MonkeyPatch)
 def test_segments_are_off_where_the_first_allocation_would_fail(
     changes: dict[str, str], wsl2: bool, reason: str | None
 ) -> None:
-    here = machine("rtx3060-driver580")
-    assert here.gpu is not None
-    choice = allocator_segments.choose(job(), replace(here, gpus=(replace(here.gpu, **changes),), wsl2=wsl2), CNN)  # type: ignore[arg-type]
+    machine = read_machine("rtx3060-driver580")
+    assert machine.gpu is not None
+    choice = allocator_segments.choose(
+        make_job(),
+        replace(machine, gpus=(replace(machine.gpu, **changes),), wsl2=wsl2),  # type: ignore[arg-type]
+        CNN,
+    )
     assert choice.value is (reason is None)
     assert (reason or "fragmentation") in choice.reason
 
@@ -303,14 +311,14 @@ def test_where_no_memory_can_be_pinned_ordinary_memory_is_used(monkeypatch: pyte
 
 
 def test_settings_of_the_process_are_those_of_the_plan(tmp_path: Path) -> None:
-    before = torch_settings.list_attention_kernels()
-    made = tiny.assembled(tmp_path, tiny.job(), settings={"attention": "math", "cudnn_benchmark": True})
+    kernels = torch_settings.list_attention_kernels()
+    run = tiny.assembled(tmp_path, tiny.job(), settings={"attention": "math", "cudnn_benchmark": True})
     assert torch_settings.list_attention_kernels() == (False, False, False)
-    assert (attention.effective(made), cudnn_benchmark.effective(made)) == ("math", True)
+    assert (attention.effective(run), cudnn_benchmark.effective(run)) == ("math", True)
     assert torch.backends.cudnn.benchmark_limit == cudnn_benchmark.TRIED_KERNELS
-    other = tiny.assembled(tmp_path, tiny.job())
-    assert (attention.effective(other), cudnn_benchmark.effective(other)) == ("auto", False)
-    assert torch_settings.list_attention_kernels() == before
+    default_run = tiny.assembled(tmp_path, tiny.job())
+    assert (attention.effective(default_run), cudnn_benchmark.effective(default_run)) == ("auto", False)
+    assert torch_settings.list_attention_kernels() == kernels
 
 
 def test_graphs_are_recorded_for_whole_batches_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,9 +46,9 @@ def job() -> Job:
 
 @pytest.mark.parametrize("stem", STEMS)
 def test_no_reason_names_x86(job: Job, stem: str) -> None:
-    made = plans.resolve(job, machine(stem))
-    assert [d.name for d in made.decisions if X86.search(d.reason)] == []
-    assert X86.search(" ".join(made.notes)) is None
+    arm_plan = plans.resolve(job, machine(stem))
+    assert [d.name for d in arm_plan.decisions if X86.search(d.reason)] == []
+    assert X86.search(" ".join(arm_plan.notes)) is None
 
 
 @pytest.mark.parametrize(

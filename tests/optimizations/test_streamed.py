@@ -52,7 +52,7 @@ def resident(job: Job) -> Job:
 
 
 @TASKS
-@pytest.mark.parametrize("optimization", ALL, ids=[each.name for each in ALL])
+@pytest.mark.parametrize("optimization", ALL, ids=[candidate.name for candidate in ALL])
 def test_chosen_as_for_data_in_memory_or_off_with_the_reason(
     tmp_path: Path, task: Callable[[Path], Job], optimization: Optimization
 ) -> None:
@@ -66,15 +66,15 @@ def test_chosen_as_for_data_in_memory_or_off_with_the_reason(
             assert choice.reason
             assert optimization.refuse(job, machine, workload, choice.value) is None
             if optimization.name not in NEEDS_ALL_SAMPLES:
-                other = optimization.choose(resident(job), machine, workload).value
+                resident_value = optimization.choose(resident(job), machine, workload).value
                 # What is on the GPU as a whole has nothing to load and to copy.
                 free = optimization.name in ("loader_workers", "pinned_transfer")
-                assert choice.value == other or free, (path.stem, workload is None)
+                assert choice.value == resident_value or free, (path.stem, workload is None)
                 continue
             assert choice.value == optimization.off
-            refused = optimization.refuse(job, machine, workload, True) or ""
+            refusal = optimization.refuse(job, machine, workload, True) or ""
             applies = optimization.refuse(resident(job), machine, workload, True) is None
-            assert "are streamed" in refused or not applies, (path.stem, refused)
+            assert "are streamed" in refusal or not applies, (path.stem, refusal)
 
 
 @TASKS
@@ -95,47 +95,49 @@ def test_the_plan_names_the_stream(tmp_path: Path, task: Callable[[Path], Job], 
     job = task(tmp_path)
     if name == "decode_cache" and task is texts:
         pytest.skip("texts are not decoded")
-    frozen = job.model.model_copy(update={"freeze": Freeze(layers=1)})
-    asked = job.model_copy(update={"model": frozen})
-    row = plan.resolve(asked, hardware.read_hardware(paths.MACHINES / "h100.json"), None).row(name)
+    frozen_model = job.model.model_copy(update={"freeze": Freeze(layers=1)})
+    frozen_job = job.model_copy(update={"model": frozen_model})
+    row = plan.resolve(frozen_job, hardware.read_hardware(paths.MACHINES / "h100.json"), None).row(name)
     assert row.value is False
     assert "are streamed" in row.reason, row.reason
 
 
-def assembled(folder: Path, job: Job, settings: dict[str, Value]) -> run.Run:
+def assemble_run(folder: Path, job: Job, settings: dict[str, Value]) -> run.Run:
     """A run with everything off but these values."""
-    here, data = tiny.machine(), load(job)
+    machine, data = tiny.machine(), load(job)
     network = build(job, data)
-    made = plan.resolve(job, here, inspect_workload(data, network.module), plain=True)
-    rows = [
-        plan.Decision(each.name, settings[each.name], "job", "for the test", each.effect)
-        if each.name in settings
-        else each
-        for each in made.decisions
+    plain_plan = plan.resolve(job, machine, inspect_workload(data, network.module), plain=True)
+    decisions = [
+        plan.Decision(decision.name, settings[decision.name], "job", "for the test", decision.effect)
+        if decision.name in settings
+        else decision
+        for decision in plain_plan.decisions
     ]
-    final = plan.Plan(tuple(rows), made.image, made.image_reason, made.profile)
-    return run.assemble(job, here, final, folder, data, network, tiny.Quiet(), PhaseTimer())
+    job_plan = plan.Plan(tuple(decisions), plain_plan.image, plain_plan.image_reason, plain_plan.profile)
+    return run.assemble(job, machine, job_plan, folder, data, network, tiny.Quiet(), PhaseTimer())
 
 
 @TASKS
 def test_what_is_on_trains_to_the_same_losses(tmp_path: Path, task: Callable[[Path], Job]) -> None:
-    job, here = task(tmp_path), tiny.machine()
+    job, machine = task(tmp_path), tiny.machine()
     data = load(job)
     facts = inspect_workload(data, build(job, data).module)
-    plain, tried = tiny.losses(assembled(tmp_path / "plain", job, {}), 4), []
+    plain_losses, tried_names = tiny.losses(assemble_run(tmp_path / "plain", job, {}), 4), []
     for optimization in ALL:
         if optimization.stage is Stage.PROCESS or optimization.name == "compile":  # of the process; takes minutes
             continue
         extra: list[Value] = {"loader_workers": [2], "micro_batch": [4]}.get(optimization.name, [])  # type: ignore[assignment]
-        for value in [*optimization.candidates(job, here, facts), *extra]:
-            if value == optimization.off or optimization.refuse(job, here, facts, value) is not None:
+        for value in [*optimization.candidates(job, machine, facts), *extra]:
+            if value == optimization.off or optimization.refuse(job, machine, facts, value) is not None:
                 continue
-            made = assembled(tmp_path / f"{optimization.name}-{value}", job, {optimization.name: value})
-            assert optimization.effective(made) == value
-            tried.append(optimization.name)
+            tried_run = assemble_run(tmp_path / f"{optimization.name}-{value}", job, {optimization.name: value})
+            assert optimization.effective(tried_run) == value
+            tried_names.append(optimization.name)
             effect = optimization.effect(facts)
             if effect is not Effect.TRAINING:
                 tolerance = TOLERANCE[effect]
-                assert tiny.losses(made, 4) == pytest.approx(plain, rel=tolerance, abs=tolerance), optimization.name
-    assert "loader_workers" in tried
-    assert ("unpadding" in tried) is (task is texts)
+                assert tiny.losses(tried_run, 4) == pytest.approx(plain_losses, rel=tolerance, abs=tolerance), (
+                    optimization.name
+                )
+    assert "loader_workers" in tried_names
+    assert ("unpadding" in tried_names) is (task is texts)

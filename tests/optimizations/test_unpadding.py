@@ -50,20 +50,20 @@ PACKABLE = replace(BERT, token_bytes=600_000, tokens=30.0, padding=0.7)
 )
 def test_length_buckets(lengths: list[int], most: int, tokens: int, expected: list[list[int]]) -> None:
     sizes = np.array(lengths)
-    found = length_buckets.pieces(sizes, most, tokens)
-    assert [part.tolist() for part in found] == expected
+    buckets = length_buckets.pieces(sizes, most, tokens)
+    assert [part.tolist() for part in buckets] == expected
     assert length_buckets.count_computed(sizes, most, tokens) == sum(
         len(rows) * max(lengths[r] for r in rows) for rows in expected
     )
 
 
-def gradient(done: run.Run, size: int = 24) -> tuple[StepResult, torch.Tensor]:
-    done.train_mode()
-    recorder = Recorder([p for p in done.model.parameters() if p.requires_grad], lr=1.0)
-    done.step = replace(done.step, optimizer=recorder)
+def gradient(trained_run: run.Run, size: int = 24) -> tuple[StepResult, torch.Tensor]:
+    trained_run.train_mode()
+    recorder = Recorder([p for p in trained_run.model.parameters() if p.requires_grad], lr=1.0)
+    trained_run.step = replace(trained_run.step, optimizer=recorder)
     ids = np.arange(size)
-    targets = {name: y[:size] for name, y in done.dataset.train.targets.items()}
-    outcome = done.step(Batch(ids, done.dataset.train.gather(ids), targets), seed=0)
+    targets = {name: y[:size] for name, y in trained_run.dataset.train.targets.items()}
+    outcome = trained_run.step(Batch(ids, trained_run.dataset.train.gather(ids), targets), seed=0)
     return outcome, recorder.seen
 
 
@@ -76,22 +76,24 @@ def test_loss_gradients_and_metrics_are_those_of_the_whole_batch(
     monkeypatch.setattr(unpadding, "MAX_ROW_TOKENS", 200)
     reports.write(tmp_path)
     labels = "{modo: 0.1, causa: {weight: 0.6, class_weights: balanced}, prioridad: 0.3}"
-    asked = reports.job(tmp_path, model=STILL + model, labels=labels)
-    whole = made(tmp_path, asked, False)
-    ours = made(tmp_path, asked, "freeze" in model, {"unpadding": tokens, "micro_batch": micro or "off"})
-    assert unpadding.effective(ours) == tokens
-    assert unpadding.effective(whole) == "off"
+    job = reports.job(tmp_path, model=STILL + model, labels=labels)
+    full_batch = made(tmp_path, job, False)
+    unpadded = made(tmp_path, job, "freeze" in model, {"unpadding": tokens, "micro_batch": micro or "off"})
+    assert unpadding.effective(unpadded) == tokens
+    assert unpadding.effective(full_batch) == "off"
     widths: list[tuple[int, int, int]] = []
-    forward = ours.step.options.forward
+    forward = unpadded.step.options.forward
 
-    def noted(*inputs: torch.Tensor) -> Any:
+    def record_widths(*inputs: torch.Tensor) -> Any:
         widths.append((*inputs[-1].shape, int(inputs[-1].sum())))
         return forward(*inputs)
 
-    ours.configure_step(forward=noted)
-    (want, wanted), (got, found) = gradient(whole), gradient(ours)
-    assert got.loss == pytest.approx(want.loss, rel=1e-5)
-    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5 * float(wanted.abs().max()))
+    unpadded.configure_step(forward=record_widths)
+    (full_outcome, full_gradient), (outcome, unpadded_gradient) = gradient(full_batch), gradient(unpadded)
+    assert outcome.loss == pytest.approx(full_outcome.loss, rel=1e-5)
+    torch.testing.assert_close(
+        unpadded_gradient, full_gradient, rtol=1e-4, atol=1e-5 * float(full_gradient.abs().max())
+    )
     assert sum(rows for rows, _, _ in widths) == 24
     assert all(rows <= (micro or 24) for rows, _, _ in widths)
     if tokens == "packed":
@@ -99,17 +101,17 @@ def test_loss_gradients_and_metrics_are_those_of_the_whole_batch(
         assert len(widths) > 1
     else:
         assert all(rows * width <= int(tokens) or rows == 1 for rows, width, _ in widths)
-    assert evaluate(ours)[0] == pytest.approx(evaluate(whole)[0], rel=1e-4, abs=1e-5)
+    assert evaluate(unpadded)[0] == pytest.approx(evaluate(full_batch)[0], rel=1e-4, abs=1e-5)
 
 
 @pytest.mark.parametrize("value", [128, "packed"])
 def test_vectors_of_a_frozen_encoder_are_trained_on_as_they_are(tmp_path: Path, value: int | str) -> None:
     """There is nothing left to cut or to pack, even where a stored plan says so."""
     reports.write(tmp_path)
-    asked = reports.job(tmp_path, model=f"{reports.ENCODER[:-1]}, freeze: {{names: [encoder]}}}}")
-    ours = made(tmp_path, asked, True, {"unpadding": value})
-    whole = made(tmp_path, asked, True)
-    assert tiny.losses(ours, 2) == pytest.approx(tiny.losses(whole, 2), rel=1e-5)
+    job = reports.job(tmp_path, model=f"{reports.ENCODER[:-1]}, freeze: {{names: [encoder]}}}}")
+    unpadded = made(tmp_path, job, True, {"unpadding": value})
+    full_batch = made(tmp_path, job, True)
+    assert tiny.losses(unpadded, 2) == pytest.approx(tiny.losses(full_batch, 2), rel=1e-5)
 
 
 def test_fewer_tokens_are_computed_and_each_real_one_once(tmp_path: Path) -> None:
@@ -127,11 +129,11 @@ def test_fewer_tokens_are_computed_and_each_real_one_once(tmp_path: Path) -> Non
 @pytest.mark.parametrize("value", [64, "packed"])
 def test_with_dropout_a_step_again_is_the_same_step(tmp_path: Path, value: int | str) -> None:
     reports.write(tmp_path)
-    asked = reports.job(tmp_path)
-    first, again, other = (made(tmp_path, asked, False, {"unpadding": value}) for _ in range(3))
-    assert tiny.losses(first, 4) == tiny.losses(again, 4)
+    job = reports.job(tmp_path)
+    first, repeated, other = (made(tmp_path, job, False, {"unpadding": value}) for _ in range(3))
+    assert tiny.losses(first, 4) == tiny.losses(repeated, 4)
     other.counters.step = 1
-    assert tiny.losses(other, 1) != tiny.losses(made(tmp_path, asked, False, {"unpadding": value}), 1)
+    assert tiny.losses(other, 1) != tiny.losses(made(tmp_path, job, False, {"unpadding": value}), 1)
 
 
 @pytest.mark.parametrize(
@@ -194,14 +196,14 @@ def test_it_is_chosen_for_texts(
 ) -> None:
     reports.write(tmp_path)
     model = reports.ENCODER[:-1] + (", freeze: {names: [encoder]}}" if task == "frozen" else "}")
-    asked = tiny.job() if task == "image" else reports.job(tmp_path, model=model)
+    job = tiny.job() if task == "image" else reports.job(tmp_path, model=model)
     if task == "compiled":
-        asked = asked.model_copy(update={"optimize": {"compile": True}})
+        job = job.model_copy(update={"optimize": {"compile": True}})
     if task in ("math", "flash"):
-        asked = asked.model_copy(update={"optimize": {"attention": task, "precision": "fp32"}})
+        job = job.model_copy(update={"optimize": {"attention": task, "precision": "fp32"}})
     name = "t4" if gpu else "vm-2core-cgroup1"
-    here = tiny.facts.read_hardware(MACHINES / f"{name}.json")
-    choice = unpadding.choose(asked, here, facts)
+    machine = tiny.facts.read_hardware(MACHINES / f"{name}.json")
+    choice = unpadding.choose(job, machine, facts)
     assert choice.value == value
     assert reason in choice.reason
 
@@ -226,15 +228,15 @@ def test_on_a_gpu_a_batch_is_cut_only_where_that_pays(name: str, texts: int, mos
 SAMPLE, SKEWED = "sample texts", "log-normal"
 
 
-def drawn(asked: Job, which: str) -> tuple[np.ndarray, Workload]:
+def draw_lengths(job: Job, which: str) -> tuple[np.ndarray, Workload]:
     """Lengths of training texts in random order, and what the plan knows of them and the network of the job."""
-    data = load(asked)
-    facts = inspection.inspect_workload(data, build(asked, data).module)
+    data = load(job)
+    facts = inspection.inspect_workload(data, build(job, data).module)
     if which == SAMPLE:
         return np.random.default_rng(0).permutation(data.train.lengths), facts  # type: ignore[attr-defined]
     normal = np.random.default_rng(0).normal(np.log(25), np.log(127 / 25) / 1.645, 1024)  # median 25, p95 127
     lengths = np.clip(np.exp(normal), 4, 512).astype(np.int64)
-    shares = max_length.padding(lengths, 512, asked.train.batch, 0)
+    shares = max_length.padding(lengths, 512, job.train.batch, 0)
     return lengths, replace(facts, tokens=float(lengths.mean()), padding=shares.longest)
 
 
@@ -257,17 +259,17 @@ def test_on_gpus_hardly_any_padding_is_computed_by_default(
     """Computed tokens over real ones, of the default encoder and of one like BERT-base, by plan and step as they are."""
     monkeypatch.setattr(inspection, "find_packing_obstacle", lambda network, dtype: "")
     reports.write(tmp_path, 1000)
-    asked = reports.job(tmp_path, model="{name: encoder}")
-    asked = asked.model_copy(update={"train": asked.train.model_copy(update={"batch_size": batch})})
-    lengths, small = drawn(asked, which)
+    job = reports.job(tmp_path, model="{name: encoder}")
+    job = job.model_copy(update={"train": job.train.model_copy(update={"batch_size": batch})})
+    lengths, small = draw_lengths(job, which)
     large = replace(
         small, parameters=110_000_000, trainable=110_000_000, token_bytes=600_000, blocks=12, token_work=6 * 85e6
     )
-    plain = made(tmp_path, asked, False)
+    plain = made(tmp_path, job, False)
     for machine in ("t4", "t4-driver580", "rtx3060-driver550", "rtx3060-driver580", "h100"):
         plain.hardware = tiny.facts.read_hardware(MACHINES / f"{machine}.json")
         for facts in (small, large):
-            value = plan.resolve(asked, plain.hardware, facts).value("unpadding")
+            value = plan.resolve(job, plain.hardware, facts).value("unpadding")
             ours = replace(plain)
             unpadding.apply(ours, value)
             groups = [lengths[start : start + batch] for start in range(0, len(lengths), batch)]
@@ -278,10 +280,10 @@ def test_on_gpus_hardly_any_padding_is_computed_by_default(
 
 
 def test_rows_on_a_gpu_are_as_long_as_memory_allows() -> None:
-    asked = tiny.job()
+    job = tiny.job()
     sizes = [
         unpadding.row_tokens(
-            asked, tiny.facts.read_hardware(MACHINES / f"{name}.json"), replace(PACKABLE, parameters=n, trainable=n)
+            job, tiny.facts.read_hardware(MACHINES / f"{name}.json"), replace(PACKABLE, parameters=n, trainable=n)
         )
         for name, n in (
             ("vm-2core-cgroup1", 110_000_000),
@@ -297,19 +299,19 @@ def test_rows_on_a_gpu_are_as_long_as_memory_allows() -> None:
 def test_a_gpu_without_the_kernels_cuts_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, obstacle: str
 ) -> None:
-    def kernel(*given: object) -> torch.Tensor:
+    def kernel(*inputs: object) -> torch.Tensor:
         raise RuntimeError(f"CUDA error: {obstacle}\nCompile with")
 
     monkeypatch.setattr(packed_attention, "find_kernel", lambda hidden, width: kernel if obstacle else None)
     reports.write(tmp_path)
-    ours = made(tmp_path, reports.job(tmp_path, model=STILL + "}"), False)
-    ours.hardware = tiny.facts.read_hardware(MACHINES / "t4.json")
+    unpadded = made(tmp_path, reports.job(tmp_path, model=STILL + "}"), False)
+    unpadded.hardware = tiny.facts.read_hardware(MACHINES / "t4.json")
     events: list[str] = []
-    monkeypatch.setattr(ours.events, "add", lambda kind, text: events.append(text))
-    unpadding.apply(ours, unpadding.PACKED)
-    assert unpadding.effective(ours) == (unpadding.GPU_TOKENS if obstacle else unpadding.PACKED)
-    told = ["batches are cut by length, not packed: CUDA error: no kernel image is available (cpu)"]
-    assert events == (told if obstacle else [])
+    monkeypatch.setattr(unpadded.events, "add", lambda kind, text: events.append(text))
+    unpadding.apply(unpadded, unpadding.PACKED)
+    assert unpadding.effective(unpadded) == (unpadding.GPU_TOKENS if obstacle else unpadding.PACKED)
+    messages = ["batches are cut by length, not packed: CUDA error: no kernel image is available (cpu)"]
+    assert events == (messages if obstacle else [])
 
 
 def test_the_step_on_a_gpu_cuts_by_what_a_pass_costs_there(tmp_path: Path) -> None:

@@ -30,24 +30,33 @@ class Trainers:
         self.begins = True
 
     def __call__(
-        self, request: Any, count: int, environment: Any, forward: Any, run: Any, words: Sequence[str] = (), **more: Any
+        self,
+        request: Any,
+        count: int,
+        environment: Any,
+        forward: Any,
+        run: Any,
+        arguments: Sequence[str] = (),
+        **options: Any,
     ) -> int:
-        given = plan.load(self.run / "plan.json")
-        self.plans.append(given)
-        self.words.append(list(words))
+        trained_plan = plan.load(self.run / "plan.json")
+        self.plans.append(trained_plan)
+        self.words.append(list(arguments))
         if len(self.plans) == 1 and self.begins:
             rows = [
                 replace(row, value=self.settled[row.name], source="measured") if row.name in self.settled else row
-                for row in given.decisions
+                for row in trained_plan.decisions
             ]
-            given = replace(given, decisions=tuple(rows), seen={"micro_batch": {"asked": "off", "seen": "off"}})
-            write_json(self.run / "plan.json", given.to_json())
+            trained_plan = replace(
+                trained_plan, decisions=tuple(rows), seen={"micro_batch": {"asked": "off", "seen": "off"}}
+            )
+            write_json(self.run / "plan.json", trained_plan.to_json())
         if self.begins:
             folder = self.run / "checkpoints" / "step-4"
             folder.mkdir(parents=True, exist_ok=True)
-            value = given.value("micro_batch")
-            left = self.smaller.get(len(self.plans), None if value == "off" else value)
-            write_json(folder / "state.json", {"micro_batch": left})
+            value = trained_plan.value("micro_batch")
+            micro_batch = self.smaller.get(len(self.plans), None if value == "off" else value)
+            write_json(folder / "state.json", {"micro_batch": micro_batch})
         code = self.ends[len(self.plans) - 1]
         self.kills += code == KILLED
         return code

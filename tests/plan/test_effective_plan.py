@@ -36,24 +36,28 @@ def handlers() -> Iterator[None]:
 def test_after_a_kill_for_memory_the_settled_plan_goes_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainers = Trainers(folder, KILLED, 0, micro_batch=8, precision="bf16", channels_last=True)
     assert attempted(trainers, monkeypatch) == 0
-    again = trainers.plans[1]
-    assert (again.value("micro_batch"), again.value("precision"), again.value("channels_last")) == (4, "bf16", True)
-    assert row(again, "precision").source == "measured"
-    assert row(again, "micro_batch").reason.endswith("with 8 at a time")
-    assert again.seen == {}
+    second_plan = trainers.plans[1]
+    assert (second_plan.value("micro_batch"), second_plan.value("precision"), second_plan.value("channels_last")) == (
+        4,
+        "bf16",
+        True,
+    )
+    assert row(second_plan, "precision").source == "measured"
+    assert row(second_plan, "micro_batch").reason.endswith("with 8 at a time")
+    assert second_plan.seen == {}
 
 
 def test_several_processes_halve_the_part_that_each_computes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(world, "count_trainers", lambda job, machine: 4)  # of 16 samples each computes 4
     trainers = Trainers(folder, KILLED, KILLED, 0)
     assert attempted(trainers, monkeypatch) == 0
-    assert [given.value("micro_batch") for given in trainers.plans] == ["off", 2, 1]
+    assert [attempt_plan.value("micro_batch") for attempt_plan in trainers.plans] == ["off", 2, 1]
 
 
 def test_a_second_oom_kill_halves_the_micro_batch_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainers = Trainers(folder, KILLED, KILLED, 0, micro_batch=8)
     assert attempted(trainers, monkeypatch) == 0
-    assert [given.value("micro_batch") for given in trainers.plans] == ["off", 4, 2]
+    assert [attempt_plan.value("micro_batch") for attempt_plan in trainers.plans] == ["off", 4, 2]
 
 
 def test_a_micro_batch_reduced_by_the_trainer_is_halved(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +74,7 @@ def test_a_trainer_that_is_killed_while_it_measures_is_tried_without(
     trainers.begins = False
     assert attempted(trainers, monkeypatch) == 0
     assert trainers.words == [[], ["--measured"], ["--measured"]]
-    assert [given.value("micro_batch") for given in trainers.plans] == ["off", "off", 8]
+    assert [attempt_plan.value("micro_batch") for attempt_plan in trainers.plans] == ["off", "off", 8]
 
 
 def test_nothing_is_tried_without_measuring_that_measures_nothing(
@@ -79,41 +83,45 @@ def test_nothing_is_tried_without_measuring_that_measures_nothing(
     trainers = Trainers(folder, KILLED, 0)
     trainers.begins = False
     assert attempted(trainers, monkeypatch, optimize="measure: off") == 0
-    assert [given.value("micro_batch") for given in trainers.plans] == ["off", 8]
+    assert [attempt_plan.value("micro_batch") for attempt_plan in trainers.plans] == ["off", 8]
 
 
 def test_a_new_process_for_the_final_plan_does_not_measure_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainers = Trainers(folder, Replanned.exit_code, KILLED, 0, micro_batch=8)
     assert attempted(trainers, monkeypatch) == 0
-    assert [given.value("micro_batch") for given in trainers.plans] == ["off", 8, 4]
+    assert [attempt_plan.value("micro_batch") for attempt_plan in trainers.plans] == ["off", 8, 4]
     assert trainers.words == [[], ["--measured"], ["--measured"]]
 
 
 def test_the_effective_plan_has_what_a_checkpoint_learned(folder: Path) -> None:
     write_json(folder / "plan.json", plan.resolve(tiny.job(), tiny.machine()).to_json())
-    for step, left in ((9, 8), (10, 2)):
+    for step, micro_batch in ((9, 8), (10, 2)):
         (folder / "checkpoints" / f"step-{step}").mkdir(parents=True)
-        write_json(folder / "checkpoints" / f"step-{step}" / "state.json", {"micro_batch": left})
-    known = row(effective_plan.load_plan(folder), "micro_batch")
-    assert (known.value, known.source) == (2, "memory")
-    assert says_only(known.reason, "memory-micro-batch-above", 2)
+        write_json(folder / "checkpoints" / f"step-{step}" / "state.json", {"micro_batch": micro_batch})
+    decision = row(effective_plan.load_plan(folder), "micro_batch")
+    assert (decision.value, decision.source) == (2, "memory")
+    assert says_only(decision.reason, "memory-micro-batch-above", 2)
     assert read_json(folder / "plan.json")["seen"] == {}
 
 
 def test_a_requested_micro_batch_that_memory_halved_is_not_reported_as_changed(tmp_path: Path) -> None:
-    job, machine, data, said = tiny.job(optimize="micro_batch: 16"), tiny.machine(), tiny.dataset(), list[str]()
-    smaller = plan.halve_micro_batch(plan.resolve(job, machine), 16, "killed")
-    assert smaller is not None
-    settled = final_plan.finalize(job, machine, smaller, inspect_workload(data, build(job, data).module), said.append)
-    assert settled.value("micro_batch") == 8
-    assert not [line for line in said if "micro_batch is" in line]
+    job, machine, data, messages = tiny.job(optimize="micro_batch: 16"), tiny.machine(), tiny.dataset(), list[str]()
+    halved_plan = plan.halve_micro_batch(plan.resolve(job, machine), 16, "killed")
+    assert halved_plan is not None
+    settled_plan = final_plan.finalize(
+        job, machine, halved_plan, inspect_workload(data, build(job, data).module), messages.append
+    )
+    assert settled_plan.value("micro_batch") == 8
+    assert not [line for line in messages if "micro_batch is" in line]
 
 
 def test_a_new_cap_on_the_instruction_set_is_reported_on_resume() -> None:
     machine, data = tiny.machine(), tiny.dataset()
-    free, held = (replace(machine, cpu=replace(machine.cpu, capped=cap)) for cap in (None, "ONEDNN_MAX_CPU_ISA=AVX2"))
-    before, now = (resume.collect_identity(each, data) for each in (free, held))
+    uncapped, capped = (
+        replace(machine, cpu=replace(machine.cpu, capped=cap)) for cap in (None, "ONEDNN_MAX_CPU_ISA=AVX2")
+    )
+    old_identity, new_identity = (resume.collect_identity(hardware, data) for hardware in (uncapped, capped))
     assert says_each(
-        [line.partition(":")[0] for line in resume.list_changes(before, now)],
+        [line.partition(":")[0] for line in resume.list_changes(old_identity, new_identity)],
         [get_message("cpu-kept-back-onednn", machine.cpu.model)],
     )

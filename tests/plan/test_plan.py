@@ -29,11 +29,11 @@ from tests.paths import MACHINES
 TEXT = "name: a\ntask: image-classification\ndata: {train: x}\n"
 
 
-def job(text: str = "") -> Job:
+def make_job(text: str = "") -> Job:
     return job_spec.check(parse(TEXT + text, "job.yaml"))
 
 
-def machine(name: str = "vm-2core-cgroup1") -> Hardware:
+def read_machine(name: str = "vm-2core-cgroup1") -> Hardware:
     return facts.read_hardware(MACHINES / f"{name}.json")
 
 
@@ -82,8 +82,8 @@ def test_every_recorded_machine_is_in_the_table() -> None:
 
 @pytest.mark.parametrize("name", TABLE)
 def test_image_and_precision(name: str) -> None:
-    made = plan.resolve(job(), machine(name))
-    assert (made.image, made.value("precision")) == TABLE[name]
+    job_plan = plan.resolve(make_job(), read_machine(name))
+    assert (job_plan.image, job_plan.value("precision")) == TABLE[name]
 
 
 @pytest.mark.parametrize(
@@ -91,25 +91,25 @@ def test_image_and_precision(name: str) -> None:
     [("rtx3060-driver580", True), ("rtx3060-wsl2", False), ("a40-vgpu", False), ("a100-mig", True)],
 )
 def test_where_the_allocator_has_expandable_segments(name: str, segments: bool) -> None:
-    assert plan.resolve(job(), machine(name)).value("allocator_segments") is segments
+    assert plan.resolve(make_job(), read_machine(name)).value("allocator_segments") is segments
 
 
 def test_plain_is_everything_off() -> None:
-    made = plan.resolve(job(), machine("h200"), plain=True)
+    plain_plan = plan.resolve(make_job(), read_machine("h200"), plain=True)
     from drivetrain import optimizations
 
-    assert made.values() == optimizations.off_values()
-    assert {d.source for d in made.decisions} == {"plain"}
+    assert plain_plan.values() == optimizations.off_values()
+    assert {d.source for d in plain_plan.decisions} == {"plain"}
     expected = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": "0"}
-    assert made.environment(machine("h200")) == expected
-    assert made.environment(machine()) == {}
+    assert plain_plan.environment(read_machine("h200")) == expected
+    assert plain_plan.environment(read_machine()) == {}
 
 
 def test_the_job_comes_first() -> None:
-    made = plan.resolve(job("optimize: {cpu_threads: 1, precision: bf16}"), machine())
-    rows = {d.name: d for d in made.decisions}
+    job_plan = plan.resolve(make_job("optimize: {cpu_threads: 1, precision: bf16}"), read_machine())
+    rows = {d.name: d for d in job_plan.decisions}
     assert (rows["cpu_threads"].value, rows["cpu_threads"].source) == (1, "job")
-    assert made.environment(machine())["OMP_NUM_THREADS"] == "1"
+    assert job_plan.environment(read_machine())["OMP_NUM_THREADS"] == "1"
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_the_job_comes_first() -> None:
 )
 def test_requested_but_impossible(name: str, optimize: str, reason: str) -> None:
     with pytest.raises(SpecError) as caught:
-        plan.resolve(job(f"optimize:\n  {optimize}\n"), machine(name))
+        plan.resolve(make_job(f"optimize:\n  {optimize}\n"), read_machine(name))
     text = str(caught.value)
     key = optimize.split(":")[0]
     assert text.startswith(f"job.yaml:5:3: optimize.{key}: is ")
@@ -137,81 +137,85 @@ def test_requested_but_impossible(name: str, optimize: str, reason: str) -> None
 
 def test_several_refusals_at_once() -> None:
     with pytest.raises(SpecError) as caught:
-        plan.resolve(job("optimize: {cpu_threads: 64, micro_batch: 99}"), machine())
+        plan.resolve(make_job("optimize: {cpu_threads: 64, micro_batch: 99}"), read_machine())
     assert len(caught.value.problems) == 2
 
 
-def limited(cpus: float, memory: int) -> Hardware:
-    here = machine()
-    cpu = replace(here.cpu, quota=cpus, budget=max(1, int(cpus)))
-    return replace(here, cpu=cpu, memory=replace(here.memory, limit=memory), place="docker")
+def limit_machine(cpus: float, memory: int) -> Hardware:
+    machine = read_machine()
+    cpu = replace(machine.cpu, quota=cpus, budget=max(1, int(cpus)))
+    return replace(machine, cpu=cpu, memory=replace(machine.memory, limit=memory), place="docker")
 
 
 @pytest.mark.parametrize(
-    ("limits", "here", "note"),
+    ("limits", "machine", "note"),
     [
-        ("cpus: 2", limited(1, 4 << 30), "limits.cpus: 2 requested, only 1 available"),
-        ("cpus: 1", limited(2, 4 << 30), "limits.cpus: 1 requested but not enforced; 2 CPUs are available"),
-        ("memory: 4g", limited(2, 2 << 30), "limits.memory: 4g requested, only 2.0 GiB available"),
-        ("memory: 1g", limited(2, 2 << 30), "limits.memory: 1g requested but not enforced; 2.0 GiB available"),
+        ("cpus: 2", limit_machine(1, 4 << 30), "limits.cpus: 2 requested, only 1 available"),
+        ("cpus: 1", limit_machine(2, 4 << 30), "limits.cpus: 1 requested but not enforced; 2 CPUs are available"),
+        ("memory: 4g", limit_machine(2, 2 << 30), "limits.memory: 4g requested, only 2.0 GiB available"),
+        ("memory: 1g", limit_machine(2, 2 << 30), "limits.memory: 1g requested but not enforced; 2.0 GiB available"),
     ],
 )
-def test_limits_that_differ_from_the_request(limits: str, here: Hardware, note: str) -> None:
-    made = plan.resolve(job(f"limits: {{{limits}}}"), here)
-    assert note in made.notes
+def test_limits_that_differ_from_the_request(limits: str, machine: Hardware, note: str) -> None:
+    job_plan = plan.resolve(make_job(f"limits: {{{limits}}}"), machine)
+    assert note in job_plan.notes
 
 
 def test_limits_as_requested_need_no_note() -> None:
-    assert plan.resolve(job("limits: {cpus: 2, memory: 4g}"), limited(2, 4 << 30)).notes == ()
+    assert plan.resolve(make_job("limits: {cpus: 2, memory: 4g}"), limit_machine(2, 4 << 30)).notes == ()
 
 
 def test_a_gpu_that_the_cpu_image_cannot_use() -> None:
-    trouble = replace(machine(), image="cpu", gpu_trouble="an NVIDIA device is on the bus, and no driver is mounted")
-    notes = plan.resolve(job(), trouble).notes
+    machine = replace(
+        read_machine(), image="cpu", gpu_trouble="an NVIDIA device is on the bus, and no driver is mounted"
+    )
+    notes = plan.resolve(make_job(), machine).notes
     assert says_each(notes, (get_message("gpu-nvidia-device-bus"),))
 
 
 @pytest.mark.parametrize(("quota", "threads"), [(None, 2), (2.0, 2), (1.9, 1), (1.0, 1), (0.5, 1)])
 def test_threads_follow_the_quota(quota: float | None, threads: int) -> None:
-    here = machine()
+    machine = read_machine()
     budget = 2 if quota is None else max(1, min(2, int(quota)))
-    made = plan.resolve(job(), replace(here, cpu=replace(here.cpu, quota=quota, budget=budget)))
-    assert made.value("cpu_threads") == threads
+    job_plan = plan.resolve(make_job(), replace(machine, cpu=replace(machine.cpu, quota=quota, budget=budget)))
+    assert job_plan.value("cpu_threads") == threads
 
 
 def test_threads_on_hyperthreads_of_one_core_are_provisional_where_they_can_be_measured() -> None:
-    here = machine("codespace-2core-cgroup2")
-    row = plan.resolve(job(), here).row("cpu_threads")
+    machine = read_machine("codespace-2core-cgroup2")
+    row = plan.resolve(make_job(), machine).row("cpu_threads")
     assert (row.value, row.provisional) == (1, True)
     assert row.reason.endswith("; long runs measure 2, too")
-    final = final_plan.refine(plan.resolve(job(), here), job(), here, Workload(layers={"Conv2d": 3})).row("cpu_threads")
-    assert (final.value, final.source, final.provisional) == (1, "choice", False)
-    for asked in ("optimize: {measure: off}", "optimize: {cpu_threads: 1}"):
-        assert not plan.resolve(job(asked), here).row("cpu_threads").provisional
-    assert not plan.resolve(job(), machine()).row("cpu_threads").provisional
+    final_row = final_plan.refine(
+        plan.resolve(make_job(), machine), make_job(), machine, Workload(layers={"Conv2d": 3})
+    ).row("cpu_threads")
+    assert (final_row.value, final_row.source, final_row.provisional) == (1, "choice", False)
+    for optimize in ("optimize: {measure: off}", "optimize: {cpu_threads: 1}"):
+        assert not plan.resolve(make_job(optimize), machine).row("cpu_threads").provisional
+    assert not plan.resolve(make_job(), read_machine()).row("cpu_threads").provisional
 
 
 def test_preloads_are_joined() -> None:
-    libraries = replace(machine().libraries, iomp5="/lib/libiomp5.so", tcmalloc="/lib/libtcmalloc.so")
-    here = replace(machine(), libraries=libraries)
-    environment = plan.resolve(job(), here).environment(here)
+    libraries = replace(read_machine().libraries, iomp5="/lib/libiomp5.so", tcmalloc="/lib/libtcmalloc.so")
+    machine = replace(read_machine(), libraries=libraries)
+    environment = plan.resolve(make_job(), machine).environment(machine)
     assert environment["LD_PRELOAD"] == "/lib/libtcmalloc.so:/lib/libiomp5.so"
     assert environment["KMP_BLOCKTIME"] == "1"
 
 
 def test_a_stored_plan_replays(tmp_path: Path) -> None:
-    asked = plan.resolve(job("optimize: {cpu_threads: 1, channels_last: false}"), machine())
+    stored_plan = plan.resolve(make_job("optimize: {cpu_threads: 1, channels_last: false}"), read_machine())
     path = tmp_path / "plan.json"
-    path.write_text(json.dumps(asked.to_json()))
-    again = plan.resolve(job(), machine(), replay=plan.load(path).values())
-    rows = {d.name: d for d in again.decisions}
+    path.write_text(json.dumps(stored_plan.to_json()))
+    replayed_plan = plan.resolve(make_job(), read_machine(), replay=plan.load(path).values())
+    rows = {d.name: d for d in replayed_plan.decisions}
     assert (rows["cpu_threads"].value, rows["cpu_threads"].source) == (1, "file")
-    assert {d.name: d.value for d in again.decisions} == {d.name: d.value for d in asked.decisions}
+    assert {d.name: d.value for d in replayed_plan.decisions} == {d.name: d.value for d in stored_plan.decisions}
 
 
 def test_a_stored_value_that_is_not_possible_here() -> None:
-    made = plan.resolve(job(), machine("t4"), replay={"precision": "bf16"})
-    row = next(d for d in made.decisions if d.name == "precision")
+    replayed_plan = plan.resolve(make_job(), read_machine("t4"), replay={"precision": "bf16"})
+    row = next(d for d in replayed_plan.decisions if d.name == "precision")
     assert row.value == "fp16"
     assert says(row.reason, "stored-value-bf16-possible", "7.5")
 
@@ -231,7 +235,7 @@ def test_a_file_that_is_no_plan(tmp_path: Path, content: str, expected: str) -> 
         plan.load(path)
 
 
-def capture(*parts: object) -> str:
+def capture_lines(*parts: object) -> str:
     """What is printed, on lines of 100 columns."""
     screen = Console(file=io.StringIO(), width=100)
     for part in parts:
@@ -239,90 +243,93 @@ def capture(*parts: object) -> str:
     return cast(io.StringIO, screen.file).getvalue()
 
 
-def shown(*parts: object) -> str:
+def capture_line(*parts: object) -> str:
     """What is printed, as one line without runs of spaces."""
-    return " ".join(capture(*parts).split())
+    return " ".join(capture_lines(*parts).split())
 
 
 def test_what_does_not_apply_is_one_line() -> None:
     """On a CPU nobody reads about GPUs, unless the job asked for it or the reader asks for all."""
-    wanted, here = job(), machine()
-    made = plan.resolve(wanted, here)
-    text, whole = shown(render(made, wanted, here)), shown(render(made, wanted, here, show_all=True))
+    job, machine = make_job(), read_machine()
+    job_plan = plan.resolve(job, machine)
+    text, full_text = (
+        capture_line(render(job_plan, job, machine)),
+        capture_line(render(job_plan, job, machine, show_all=True)),
+    )
     for name in ("cuda_graphs", "pinned_transfer", "attention", "feature_cache", "unpadding"):
         assert name not in text
-        assert name in whole
+        assert name in full_text
     assert says(text, "settings-apply-gpu-nothing", 12, 7, 2, 2, 1)
     assert "`drivetrain plan JOB --all` shows them" in text
-    assert "do not apply" not in whole
-    assert all(row.name in whole for row in made.decisions)
-    asked = job("optimize: {cuda_graphs: false}")
-    assert "cuda_graphs false job" in shown(render(plan.resolve(asked, here), asked, here))
-    assert "cuda_graphs" in shown(render(plan.resolve(wanted, machine("t4")), wanted, machine("t4")))
+    assert "do not apply" not in full_text
+    assert all(row.name in full_text for row in job_plan.decisions)
+    gpu_job = make_job("optimize: {cuda_graphs: false}")
+    assert "cuda_graphs false job" in capture_line(render(plan.resolve(gpu_job, machine), gpu_job, machine))
+    assert "cuda_graphs" in capture_line(render(plan.resolve(job, read_machine("t4")), job, read_machine("t4")))
 
 
 def test_a_plan_is_one_line_unless_details_are_asked_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted, here = job("optimize: {compile: false}"), machine()
-    resolved = plan.resolve(wanted, here)
-    applying = re.findall(r"^(\w+)  ", capture(render(resolved, wanted, here)), re.MULTILINE)
+    job, machine = make_job("optimize: {compile: false}"), read_machine()
+    job_plan = plan.resolve(job, machine)
+    names = re.findall(r"^(\w+)  ", capture_lines(render(job_plan, job, machine)), re.MULTILINE)
     for verbose, name in (("", "short"), ("1", "long")):
         monkeypatch.setenv("DRIVETRAIN_VERBOSE", verbose)
-        show_plan.show(resolved, wanted.model_copy(update={"name": name}), here, tmp_path / "plan.json", None)
+        show_plan.show(job_plan, job.model_copy(update={"name": name}), machine, tmp_path / "plan.json", None)
         text = capsys.readouterr().out
         assert ("cpu_threads" in text) == bool(verbose)
     monkeypatch.delenv("DRIVETRAIN_VERBOSE")
-    show_plan.show(resolved, wanted.model_copy(update={"name": "shortest"}), here, tmp_path / "plan.json", None)
+    show_plan.show(job_plan, job.model_copy(update={"name": "shortest"}), machine, tmp_path / "plan.json", None)
     text = capsys.readouterr().out
-    rows = len(applying) - 1  # without the head of the table
+    rows = len(names) - 1  # without the head of the table
     assert f"  settings {rows}: {rows - 1} choice, 1 job; -v lists them" in text
-    assert len(text.splitlines()) == 3 + len(resolved.notes)
+    assert len(text.splitlines()) == 3 + len(job_plan.notes)
 
 
 def test_a_plan_that_was_shown_is_not_shown_again() -> None:
-    wanted, here, file = job(), machine(), Path("runs/a-001/plan.json")
-    made = plan.resolve(wanted, here)
-    text = shown(render_changes(made, made, file, wanted, here))
+    job, machine, file = make_job(), read_machine(), Path("runs/a-001/plan.json")
+    job_plan = plan.resolve(job, machine)
+    text = capture_line(render_changes(job_plan, job_plan, file, job, machine))
     assert text.startswith("plan for a (image-classification): unchanged from runs/a-001/plan.json")
     assert "cpu_threads" not in text
-    other = plan.resolve(job("optimize: {cpu_threads: 1}"), here)
-    text = shown(render_changes(other, replace(made, notes=("old",)), file, wanted, here))
-    assert says(text, "of-settings-differ-from", 1, len(made.decisions), "runs/a-001/plan.json")
+    other_plan = plan.resolve(make_job("optimize: {cpu_threads: 1}"), machine)
+    text = capture_line(render_changes(other_plan, replace(job_plan, notes=("old",)), file, job, machine))
+    assert says(text, "of-settings-differ-from", 1, len(job_plan.decisions), "runs/a-001/plan.json")
     assert "cpu_threads 1 job" in text
     assert "denormals" not in text
 
 
 def test_a_resumed_run_keeps_its_reasons() -> None:
     """What is replayed stands in the plan with the source and reason of the first start."""
-    first = plan.resolve(job(), machine())
-    again = plan.resolve(job(), machine(), replay=first.values())
-    assert {row.source for row in again.decisions} == {"file"}
-    assert plan.keep_reasons(again, first).decisions == first.decisions
+    first_plan = plan.resolve(make_job(), read_machine())
+    replayed_plan = plan.resolve(make_job(), read_machine(), replay=first_plan.values())
+    assert {row.source for row in replayed_plan.decisions} == {"file"}
+    assert plan.keep_reasons(replayed_plan, first_plan).decisions == first_plan.decisions
 
 
 def test_a_plan_with_other_values_keeps_its_reasons() -> None:
-    made = plan.resolve(job("optimize: {precision: fp32}"), machine())
-    other = made.with_values({"cpu_threads": 1, "micro_batch": 4})
-    assert (other.value("cpu_threads"), other.value("micro_batch")) == (1, 4)
-    assert other.row("cpu_threads").reason == made.row("cpu_threads").reason
-    assert {name: value for name, value in made.values().items() if other.value(name) != value} == {
-        name: made.value(name) for name in ("cpu_threads", "micro_batch")
+    job_plan = plan.resolve(make_job("optimize: {precision: fp32}"), read_machine())
+    other_plan = job_plan.with_values({"cpu_threads": 1, "micro_batch": 4})
+    assert (other_plan.value("cpu_threads"), other_plan.value("micro_batch")) == (1, 4)
+    assert other_plan.row("cpu_threads").reason == job_plan.row("cpu_threads").reason
+    assert {name: value for name, value in job_plan.values().items() if other_plan.value(name) != value} == {
+        name: job_plan.value(name) for name in ("cpu_threads", "micro_batch")
     }
-    assert made.with_values({}) == made
+    assert job_plan.with_values({}) == job_plan
 
 
 def test_enabled_optimizations_in_the_order_of_application() -> None:
-    off = optimizations.off_values()
-    made = plan.resolve(job(), machine()).with_values(off | {"micro_batch": 4, "denormals": True})
-    assert [row.name for row in made.list_enabled()] == ["denormals", "micro_batch"]
-    assert made.only(["micro_batch"]).values() == off | {"micro_batch": 4}
-    assert made.only(()).list_enabled() == ()
+    off_values = optimizations.off_values()
+    job_plan = plan.resolve(make_job(), read_machine()).with_values(off_values | {"micro_batch": 4, "denormals": True})
+    assert [row.name for row in job_plan.list_enabled()] == ["denormals", "micro_batch"]
+    assert job_plan.only(["micro_batch"]).values() == off_values | {"micro_batch": 4}
+    assert job_plan.only(()).list_enabled() == ()
 
 
 def test_a_learned_decision_has_its_own_reason_and_no_evidence() -> None:
-    made = plan.resolve(job(), machine())
-    row = replace(made.row("micro_batch"), evidence="0.9x", provisional=True).learn(2, "memory", "it ran out")
+    job_plan = plan.resolve(make_job(), read_machine())
+    row = replace(job_plan.row("micro_batch"), evidence="0.9x", provisional=True).learn(2, "memory", "it ran out")
     assert (row.value, row.source, row.reason, row.evidence, row.provisional) == (
         2,
         "memory",
@@ -330,55 +337,55 @@ def test_a_learned_decision_has_its_own_reason_and_no_evidence() -> None:
         None,
         False,
     )
-    again = made.with_rows([row])
-    assert again.row("micro_batch") == row
-    assert [one for one in again.decisions if one != row] == [
-        one for one in made.decisions if one.name != "micro_batch"
+    learned_plan = job_plan.with_rows([row])
+    assert learned_plan.row("micro_batch") == row
+    assert [decision for decision in learned_plan.decisions if decision != row] == [
+        decision for decision in job_plan.decisions if decision.name != "micro_batch"
     ]
 
 
 def test_a_plan_is_refined_by_what_was_measured_and_by_what_is_known() -> None:
     """Open decisions take what was measured; requested values and those that a failure has taught stay."""
-    wanted, here = job("optimize: {cpu_threads: 1}"), machine()
-    stored = plan.resolve(wanted, here)
-    stored = stored.with_rows([stored.row("denormals").learn(False, "crash", "it died")])
-    found = {
+    job, machine = make_job("optimize: {cpu_threads: 1}"), read_machine()
+    stored_plan = plan.resolve(job, machine)
+    stored_plan = stored_plan.with_rows([stored_plan.row("denormals").learn(False, "crash", "it died")])
+    measurements = {
         "channels_last": Measurement(False, "0.9x", "2026-01-01"),
         "denormals": Measurement(True, "1.1x", "2026-01-01"),
     }
-    made = final_plan.refine(stored, wanted, here, Workload(layers={"Conv2d": 3}), found)
-    rows = {row.name: (row.value, row.source) for row in made.decisions}
+    refined_plan = final_plan.refine(stored_plan, job, machine, Workload(layers={"Conv2d": 3}), measurements)
+    rows = {row.name: (row.value, row.source) for row in refined_plan.decisions}
     assert rows["channels_last"] == (False, "measured")
     assert rows["cpu_threads"] == (1, "job")
     assert rows["denormals"] == (False, "crash")
-    assert not any(row.provisional for row in made.decisions)
+    assert not any(row.provisional for row in refined_plan.decisions)
 
 
 @pytest.mark.parametrize("width", [40, 80, 95])
 def test_a_narrow_terminal_breaks_reasons_between_words(width: int) -> None:
-    wanted, here = job(), machine()
-    made = plan.resolve(wanted, here)
+    job, machine = make_job(), read_machine()
+    job_plan = plan.resolve(job, machine)
     screen = Console(file=io.StringIO(), width=width)
-    screen.print(render(made, wanted, here))
+    screen.print(render(job_plan, job, machine))
     text = cast(io.StringIO, screen.file).getvalue()
     assert all(len(line) <= width for line in text.splitlines())
-    words = set(text.split())
-    for row in made.decisions:
-        if f"{row.name}:" in words:
-            assert {word for word in row.reason.split() if len(word) <= width - 4} <= words
+    printed_words = set(text.split())
+    for row in job_plan.decisions:
+        if f"{row.name}:" in printed_words:
+            assert {word for word in row.reason.split() if len(word) <= width - 4} <= printed_words
 
 
 def test_a_plan_of_another_run_that_the_same_command_has_shown_is_not_shown_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    wanted, here, file = job(), machine(), tmp_path / "plan.json"
-    made = plan.resolve(wanted, here)
-    file.write_text(json.dumps(made.to_json()))
-    one = wanted.model_copy(update={"name": "a-seed1"})
-    show_plan.show(made, one, here, tmp_path / "other.json", None, file)
+    job, machine, file = make_job(), read_machine(), tmp_path / "plan.json"
+    job_plan = plan.resolve(job, machine)
+    file.write_text(json.dumps(job_plan.to_json()))
+    first_job = job.model_copy(update={"name": "a-seed1"})
+    show_plan.show(job_plan, first_job, machine, tmp_path / "other.json", None, file)
     assert capsys.readouterr().out.startswith("plan for a-seed1 (image-classification): unchanged from ")
-    two = wanted.model_copy(update={"name": "a-seed2"})
-    show_plan.show(made, two, here, tmp_path / "other.json", None, tmp_path / "missing.json")
+    second_job = job.model_copy(update={"name": "a-seed2"})
+    show_plan.show(job_plan, second_job, machine, tmp_path / "other.json", None, tmp_path / "missing.json")
     assert "-v lists them" in capsys.readouterr().out
 
 

@@ -25,16 +25,16 @@ def fresh_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    with serving(Hub(dict(hub_network.FILES))) as made:
-        monkeypatch.setenv("HF_ENDPOINT", made.endpoint)
-        yield made
+    with serving(Hub(dict(hub_network.FILES))) as served_hub:
+        monkeypatch.setenv("HF_ENDPOINT", served_hub.endpoint)
+        yield served_hub
 
 
 @pytest.fixture
 def dataset_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    with serving(Hub(dict(hub_dataset.FILES), name=hub_dataset.NAME, kind="datasets")) as made:
-        monkeypatch.setenv("HF_ENDPOINT", made.endpoint)
-        yield made
+    with serving(Hub(dict(hub_dataset.FILES), name=hub_dataset.NAME, kind="datasets")) as served_hub:
+        monkeypatch.setenv("HF_ENDPOINT", served_hub.endpoint)
+        yield served_hub
 
 
 @pytest.fixture

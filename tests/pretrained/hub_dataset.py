@@ -50,17 +50,17 @@ dataset_info:
 
 def table(rows: int, start: int = 0, **features: object) -> bytes:
     """Rows of a text and a class number, as Parquet."""
-    made = pyarrow.table(
+    text_table = pyarrow.table(
         {
             "text": [f"{'malo' if i % 2 else 'bueno'} caso {i}" for i in range(start, start + rows)],
             "label": [i % 2 for i in range(start, start + rows)],
         }
     )
     if features:
-        made = made.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
-    out = io.BytesIO()
-    parquet.write_table(made, out)
-    return out.getvalue()
+        text_table = text_table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    buffer = io.BytesIO()
+    parquet.write_table(text_table, buffer)
+    return buffer.getvalue()
 
 
 FILES = {
@@ -74,20 +74,20 @@ FILES = {
 NEEDED = sorted(name for name in FILES if name.startswith(("data/", "README")))
 
 
-def spec(folder: Path, train: str = f"hf://datasets/{NAME}", more: str = "") -> Path:
+def spec(folder: Path, train: str = f"hf://datasets/{NAME}", settings: str = "") -> Path:
     path = folder / "job.yaml"
-    path.write_text(SPEC.format(train=train, more=more))
+    path.write_text(SPEC.format(train=train, more=settings))
     return path
 
 
-def found(folder: Path, train: str = f"hf://datasets/{NAME}", more: str = "") -> Job:
+def found(folder: Path, train: str = f"hf://datasets/{NAME}", settings: str = "") -> Job:
     """The job, with its data downloaded."""
-    return SpecSource(spec(folder, train, more)).load()
+    return SpecSource(spec(folder, train, settings)).load()
 
 
-def refused(folder: Path, train: str = f"hf://datasets/{NAME}", more: str = "") -> SpecError:
+def refused(folder: Path, train: str = f"hf://datasets/{NAME}", settings: str = "") -> SpecError:
     with pytest.raises(SpecError) as caught:
-        found(folder, train, more)
+        found(folder, train, settings)
     return caught.value
 
 

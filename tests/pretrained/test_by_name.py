@@ -33,13 +33,13 @@ OTHER = "89abcdef0123456789abcdef0123456789abcdef"
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """A hub with a small BERT, and reports in this folder."""
     reports.write(tmp_path)
-    with hub_server.serving(Hub(hub_server.files_of(reports.pretrained(tmp_path)))) as made:
-        monkeypatch.setenv("HF_ENDPOINT", made.endpoint)
+    with hub_server.serving(Hub(hub_server.files_of(reports.pretrained(tmp_path)))) as bert_hub:
+        monkeypatch.setenv("HF_ENDPOINT", bert_hub.endpoint)
         shutil.rmtree(tmp_path / "saved")
-        yield made
+        yield bert_hub
 
 
-def pickled(hub: Hub, folder: Path) -> dict[str, torch.Tensor]:
+def store_pickle(hub: Hub, folder: Path) -> dict[str, torch.Tensor]:
     """The hub has the weights only as a pickle."""
     weights = safetensors.torch.load(hub.files.pop("model.safetensors"))
     torch.save(weights, folder / "pytorch_model.bin")
@@ -48,34 +48,38 @@ def pickled(hub: Hub, folder: Path) -> dict[str, torch.Tensor]:
 
 
 def test_it_starts_with_the_weights_of_the_hub(hub: Hub, tmp_path: Path) -> None:
-    made = tiny.plain(reports.job(tmp_path, model=MODEL), tmp_path)
-    wanted = safetensors.torch.load(hub.files["model.safetensors"])
-    own = made.model.encoder.state_dict()
-    assert all(torch.equal(own[name], wanted[name]) for name in own)
-    assert any(note.startswith(f"encoder bert from {NAME} at {COMMIT[:12]}; ") for note in made.dataset.notes)
+    run = tiny.plain(reports.job(tmp_path, model=MODEL), tmp_path)
+    hub_weights = safetensors.torch.load(hub.files["model.safetensors"])
+    encoder_weights = run.model.encoder.state_dict()
+    assert all(torch.equal(encoder_weights[name], hub_weights[name]) for name in encoder_weights)
+    assert any(note.startswith(f"encoder bert from {NAME} at {COMMIT[:12]}; ") for note in run.dataset.notes)
     assert len(hub.paths("/revision/")) == 1, "asked once, although data and network both need it"
 
 
 def test_a_pickle_is_converted_by_itself(hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    wanted = pickled(hub, tmp_path)
-    found = pretrained.find(reports.job(tmp_path, model=MODEL), NAME)
-    told = capsys.readouterr().out
-    assert says(told, "hub-pickle-converting-isolated", NAME, "pytorch_model.bin")
-    assert sorted(path.name for path in found.folder.iterdir()) == [
+    pickled_weights = store_pickle(hub, tmp_path)
+    encoder = pretrained.find(reports.job(tmp_path, model=MODEL), NAME)
+    output = capsys.readouterr().out
+    assert says(output, "hub-pickle-converting-isolated", NAME, "pytorch_model.bin")
+    assert sorted(path.name for path in encoder.folder.iterdir()) == [
         "config.json",
         "model.safetensors",
         "tokenizer.json",
     ]
-    own = found.network().state_dict()
-    assert all(torch.equal(own[name], wanted[name]) for name in own if not name.startswith("pooler."))
+    encoder_weights = encoder.network().state_dict()
+    assert all(
+        torch.equal(encoder_weights[name], pickled_weights[name])
+        for name in encoder_weights
+        if not name.startswith("pooler.")
+    )
     assert not [path for path in (tmp_path / "home").rglob("*") if path.is_file() and path.read_bytes()[:2] == b"PK"]
     hub.asked.clear()
-    assert pretrained.find(reports.job(tmp_path, model=MODEL), NAME).folder == found.folder
+    assert pretrained.find(reports.job(tmp_path, model=MODEL), NAME).folder == encoder.folder
     assert hub.asked == []
 
 
 def test_a_pickle_that_is_no_checkpoint(hub: Hub, tmp_path: Path) -> None:
-    pickled(hub, tmp_path)
+    store_pickle(hub, tmp_path)
     hub.files["pytorch_model.bin"] = b"cos\nsystem\n(S'touch /tmp/never'\ntR."
     with pytest.raises(SpecError, match=r"has only a pickle, which cannot be converted: (.|\n)*use another network"):
         load(reports.job(tmp_path, model=MODEL))
@@ -109,13 +113,13 @@ def test_a_revision_of_a_folder(hub: Hub, tmp_path: Path) -> None:
         load(reports.job(tmp_path, model="{source: transformers, name: saved, revision: main}"))
 
 
-def command(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "drivetrain", *map(str, words)]
-    return subprocess.run(line, capture_output=True, text=True, check=False)
+def run_command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "drivetrain", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
-def trained(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    return command("train", folder / "job.yaml", "--runs", folder / "runs", *more)
+def run_training(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    return run_command("train", folder / "job.yaml", "--runs", folder / "runs", *options)
 
 
 @pytest.mark.slow
@@ -123,28 +127,28 @@ def test_a_run_keeps_its_commit_and_predicts_without_the_hub(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reports.job(tmp_path, model=MODEL)
-    assert trained(tmp_path, "--set", "train.max_time=0.01s").returncode == 75
+    assert run_training(tmp_path, "--set", "train.max_time=0.01s").returncode == 75
     run = tmp_path / "runs" / "reports-001"
     assert json.loads((run / "data.json").read_text())["pretrained_commit"] == COMMIT
     # Meanwhile main has moved, another program has fetched it, and the cache has lost the old commit.
     hub.revisions = {"main": OTHER, "old": COMMIT}
-    place = tmp_path / "home" / "hub" / "models--casa--beto"
-    (place / "refs" / "main").write_text(OTHER)
-    shutil.rmtree(place / "snapshots")
-    done = trained(tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert f"encoder bert from {NAME} at {COMMIT[:12]}" in done.stdout
+    cache_folder = tmp_path / "home" / "hub" / "models--casa--beto"
+    (cache_folder / "refs" / "main").write_text(OTHER)
+    shutil.rmtree(cache_folder / "snapshots")
+    process = run_training(tmp_path)
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert f"encoder bert from {NAME} at {COMMIT[:12]}" in process.stdout
 
     shutil.copytree(run / "model", tmp_path / "elsewhere")
     shutil.rmtree(tmp_path / "home")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    new = reports.table(tmp_path / "new.csv", [["motor no arranca", ""], ["freno ruidoso", ""]])
-    done = command("predict", tmp_path / "elsewhere", new, "--output", tmp_path / "out.csv")
-    assert done.returncode == 0, done.stderr
+    new_reports = reports.table(tmp_path / "new.csv", [["motor no arranca", ""], ["freno ruidoso", ""]])
+    process = run_command("predict", tmp_path / "elsewhere", new_reports, "--output", tmp_path / "out.csv")
+    assert process.returncode == 0, process.stderr
     assert len((tmp_path / "out.csv").read_text().splitlines()) == 3
     assert not (tmp_path / "home").exists()
-    stored = saved_model.load(tmp_path / "elsewhere").preprocessing["tokenizer"]["json"]
-    assert json.loads(stored)["model"] == json.loads(hub.files["tokenizer.json"])["model"]
+    stored_tokenizer = saved_model.load(tmp_path / "elsewhere").preprocessing["tokenizer"]["json"]
+    assert json.loads(stored_tokenizer)["model"] == json.loads(hub.files["tokenizer.json"])["model"]
 
 
 def test_fetch_fills_the_cache_for_a_machine_without_a_network(
@@ -152,10 +156,10 @@ def test_fetch_fills_the_cache_for_a_machine_without_a_network(
 ) -> None:
     reports.job(tmp_path, model=MODEL)
     assert main(["fetch", str(tmp_path / "job.yaml")]) == 0
-    first = capsys.readouterr().out.splitlines()
+    first_lines = capsys.readouterr().out.splitlines()
     size = sum(map(len, hub.files.values())) / 1e6
     assert says_each(
-        first,
+        first_lines,
         [
             f"hub: fetching {NAME} at {COMMIT[:12]} from {hub.endpoint}: 3 files, {size:,.1f} MB",
             get_message("fetched-files-mb-compared", NAME, 3, f"{size:,.1f}"),
@@ -166,9 +170,9 @@ def test_fetch_fills_the_cache_for_a_machine_without_a_network(
     )
     hub.asked.clear()
     assert main(["fetch", str(tmp_path / "job.yaml")]) == 0
-    again = capsys.readouterr().out.splitlines()
-    assert begins_with(again[0], "everything-files-mb-compared", NAME, 3, f"{size:,.1f}")
-    assert (again[1:], hub.asked) == (first[2:], [])
+    second_lines = capsys.readouterr().out.splitlines()
+    assert begins_with(second_lines[0], "everything-files-mb-compared", NAME, 3, f"{size:,.1f}")
+    assert (second_lines[1:], hub.asked) == (first_lines[2:], [])
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     assert load(reports.job(tmp_path, model=MODEL)).preprocessing["kind"] == "texts"
     reports.job(tmp_path)

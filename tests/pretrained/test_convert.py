@@ -26,18 +26,18 @@ def test_a_training_checkpoint(tmp_path: Path) -> None:
     """Wrapped twice, beside an optimizer, with a transposed and a tied weight."""
     tensors = OrderedDict({"module.model.a": A, "module.model.b": A.t(), "module.model.tied": A})
     torch.save({"epoch": 3, "state_dict": tensors, "optimizer": {"lr": 0.1}}, tmp_path / "best_model.bin")
-    done = convert.convert(tmp_path / "best_model.bin")
-    assert done.path == tmp_path / "model.safetensors"
-    found = safetensors.torch.load_file(done.path)
-    assert set(found) == {"a", "b", "tied"}
-    assert torch.equal(found["a"], A)
-    assert torch.equal(found["b"], A.t())
-    assert torch.equal(found["tied"], A)
-    assert done.left_out == ("epoch", "optimizer")
-    text = "\n".join(done.lines())
+    conversion = convert.convert(tmp_path / "best_model.bin")
+    assert conversion.path == tmp_path / "model.safetensors"
+    converted = safetensors.torch.load_file(conversion.path)
+    assert set(converted) == {"a", "b", "tied"}
+    assert torch.equal(converted["a"], A)
+    assert torch.equal(converted["b"], A.t())
+    assert torch.equal(converted["tied"], A)
+    assert conversion.left_out == ("epoch", "optimizer")
+    text = "\n".join(conversion.lines())
     assert "3 tensors" in text
     assert says(text, "skipped-part-network-epoch")
-    assert "network namespace" in done.shut_off
+    assert "network namespace" in conversion.shut_off
     assert sorted(path.name for path in tmp_path.iterdir()) == ["best_model.bin", "model.safetensors"]
 
 
@@ -55,12 +55,12 @@ def test_a_training_checkpoint(tmp_path: Path) -> None:
     ],
 )
 def test_names(data: dict[str, Any], names: set[str], left_out: list[str]) -> None:
-    found, left = unpickle_process.name_tensors(data)
-    assert (set(found), left) == (names, left_out)
+    renamed, skipped = unpickle_process.name_tensors(data)
+    assert (set(renamed), skipped) == (names, left_out)
 
 
 @pytest.mark.parametrize(
-    ("data", "words"),
+    ("data", "message"),
     [
         ({"a": A, "epoch": 3}, r"the file holds epoch \(int\) where tensors should be"),
         ({"a": [A, B]}, r"a \(list\)"),
@@ -69,8 +69,8 @@ def test_names(data: dict[str, Any], names: set[str], left_out: list[str]) -> No
         ({}, "the file holds nothing"),
     ],
 )
-def test_factories_that_return_no_network(data: Any, words: str) -> None:
-    with pytest.raises(DataError, match=words) as caught:
+def test_factories_that_return_no_network(data: Any, message: str) -> None:
+    with pytest.raises(DataError, match=message) as caught:
         unpickle_process.name_tensors(data)
     assert "torch.save(model.state_dict(), FILE)" in caught.value.action
 
@@ -157,10 +157,10 @@ def test_a_missing_file(tmp_path: Path) -> None:
         convert.convert(tmp_path / "model.bin")
 
 
-def apart(code: str) -> subprocess.CompletedProcess[str]:
+def run_apart(code: str) -> subprocess.CompletedProcess[str]:
     """Run a line in a process that has shut itself off."""
-    line = f"import os, socket, subprocess\nfrom drivetrain.pretrained import unpickle_process\n{code}"
-    return subprocess.run([sys.executable, "-c", line], cwd=ROOT, capture_output=True, text=True, check=False)
+    program = f"import os, socket, subprocess\nfrom drivetrain.pretrained import unpickle_process\n{code}"
+    return subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize(
@@ -176,23 +176,25 @@ def apart(code: str) -> subprocess.CompletedProcess[str]:
     ],
 )
 def test_the_reading_process_starts_nothing(code: str) -> None:
-    done = apart(f"unpickle_process._block_programs(); {code}")
-    assert done.returncode == 1
-    assert "PermissionError" in done.stderr
-    assert says(done.stderr, "is-not-allowed-here")
+    process = run_apart(f"unpickle_process._block_programs(); {code}")
+    assert process.returncode == 1
+    assert "PermissionError" in process.stderr
+    assert says(process.stderr, "is-not-allowed-here")
 
 
 def test_the_reading_process_has_no_network() -> None:
     """One interface, which is down, or no leave to open a socket; the words say which."""
-    done = apart("print(unpickle_process._block_network()); print(socket.if_nameindex())")
-    said, interfaces = done.stdout.splitlines()
-    if said.startswith("sockets blocked"):
-        assert "network namespace" in said
+    process = run_apart("print(unpickle_process._block_network()); print(socket.if_nameindex())")
+    status, interfaces = process.stdout.splitlines()
+    if status.startswith("sockets blocked"):
+        assert "network namespace" in status
     else:
-        assert says_only(said, "network-namespace-without-interfaces")
+        assert says_only(status, "network-namespace-without-interfaces")
         assert interfaces == "[(1, 'lo')]"
 
 
 def test_the_reading_process_is_limited() -> None:
-    done = apart("unpickle_process._set_limits(1000); bytearray(unpickle_process.SPARE_MEMORY_BYTES + (64 << 20))")
-    assert "MemoryError" in done.stderr
+    process = run_apart(
+        "unpickle_process._set_limits(1000); bytearray(unpickle_process.SPARE_MEMORY_BYTES + (64 << 20))"
+    )
+    assert "MemoryError" in process.stderr

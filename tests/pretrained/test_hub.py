@@ -27,24 +27,24 @@ from tests.pretrained.hub_network import FILES, NEEDED, OTHER, got, refused, roo
 
 
 def test_it_is_fetched_once_and_found_without_a_request(hub: Hub, lines: list[str], tmp_path: Path) -> None:
-    found = got(lines)
-    assert found.snapshot.folder == root(tmp_path) / "snapshots" / COMMIT
-    assert {path.name: path.read_bytes() for path in found.snapshot.folder.iterdir()} == {n: FILES[n] for n in NEEDED}
-    assert sorted(found.new) == NEEDED
+    fetched = got(lines)
+    assert fetched.snapshot.folder == root(tmp_path) / "snapshots" / COMMIT
+    assert {path.name: path.read_bytes() for path in fetched.snapshot.folder.iterdir()} == {n: FILES[n] for n in NEEDED}
+    assert sorted(fetched.new) == NEEDED
     assert lines == [f"hub: fetching casa/beto at {COMMIT[:12]} from {hub.endpoint}: 3 files, 1.0 MB"]
     assert not [path for path in hub.paths() if path.endswith((".py", ".h5", ".md"))], "neither code nor other weights"
     hub.asked.clear()
-    again = got(lines)
-    assert (again.snapshot, again.new, hub.asked, len(lines)) == (found.snapshot, (), [], 1)
+    cached = got(lines)
+    assert (cached.snapshot, cached.new, hub.asked, len(lines)) == (fetched.snapshot, (), [], 1)
 
 
 def test_other_libraries_find_it(hub: Hub, tmp_path: Path) -> None:
     huggingface_hub = pytest.importorskip("huggingface_hub")
-    found = got()
-    told = huggingface_hub.snapshot_download(
+    fetched = got()
+    library_folder = huggingface_hub.snapshot_download(
         NAME, cache_dir=tmp_path / "home" / "hub", local_files_only=True, allow_patterns=["*.json", "*.safetensors"]
     )
-    assert Path(told) == found.snapshot.folder
+    assert Path(library_folder) == fetched.snapshot.folder
     assert len(huggingface_hub.scan_cache_dir(tmp_path / "home" / "hub").repos) == 1
 
 
@@ -66,13 +66,13 @@ def test_an_update_asks_which_commit_it_is_now(
     got()
     hub.revisions["main"] = OTHER
     assert got().snapshot.commit == COMMIT
-    left = [root(tmp_path) / "blobs" / f"{name}.part" for name in ("old", "new")]
-    for part in left:
+    parts = [root(tmp_path) / "blobs" / f"{name}.part" for name in ("old", "new")]
+    for part in parts:
         part.write_bytes(b"x" * 300_000)
-    os.utime(left[0], (0, 0))
-    found = fetch(NAME, "main", lines.append, update=True)
-    assert (found.snapshot.commit, found.new) == (OTHER, ())
-    assert [part.exists() for part in left] == [False, True]
+    os.utime(parts[0], (0, 0))
+    update = fetch(NAME, "main", lines.append, update=True)
+    assert (update.snapshot.commit, update.new) == (OTHER, ())
+    assert [part.exists() for part in parts] == [False, True]
     assert says_only(lines, "hub-removed-mb-downloads", "0.3")
     assert got().snapshot.commit == OTHER
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -81,7 +81,7 @@ def test_an_update_asks_which_commit_it_is_now(
 
 
 @pytest.mark.parametrize(
-    ("status", "headers", "token", "given", "action"),
+    ("status", "headers", "token", "problem", "action"),
     [
         (
             404,
@@ -123,13 +123,19 @@ def test_an_update_asks_which_commit_it_is_now(
     ],
 )
 def test_refusals(
-    hub: Hub, monkeypatch: pytest.MonkeyPatch, status: int, headers: dict[str, str], token: str, given: str, action: str
+    hub: Hub,
+    monkeypatch: pytest.MonkeyPatch,
+    status: int,
+    headers: dict[str, str],
+    token: str,
+    problem: str,
+    action: str,
 ) -> None:
     if token:
         monkeypatch.setenv("HF_TOKEN", token)
     hub.faults = [Fault(status=status, headers=headers)]
     error = refused()
-    assert given in error.given
+    assert problem in error.given
     assert action in error.action
     assert error.possible
     assert token == "" or token not in f"{error.given} {error.action}"
@@ -185,8 +191,8 @@ def test_an_error_of_the_hub_stays(hub: Hub) -> None:
 def test_a_cut_file_is_resumed(hub: Hub, lines: list[str], tmp_path: Path) -> None:
     hub.faults = [Fault(path="safetensors", cut=300_000, times=2)]
     assert (got(lines).snapshot.folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
-    asked = [headers.get("Range") for path, headers in hub.asked if path.endswith("safetensors")]
-    assert asked == [None, "bytes=300000-", "bytes=600000-"]
+    byte_ranges = [headers.get("Range") for path, headers in hub.asked if path.endswith("safetensors")]
+    assert byte_ranges == [None, "bytes=300000-", "bytes=600000-"]
     assert begins_with(lines[1], "hub-cut-after-mb", "model.safetensors", "0.3", "1.0")
     assert unfinished(tmp_path) == []
 
@@ -204,11 +210,11 @@ def test_a_truncated_file_ends_and_the_next_call_resumes_it(hub: Hub, tmp_path: 
 
 
 def test_a_file_that_is_shorter_than_its_entry(hub: Hub) -> None:
-    whole = hub.files["model.safetensors"]
-    hub.files["model.safetensors"] = whole[:1000]
-    listed = HubFile("model.safetensors", len(whole), hashlib.sha256(whole).hexdigest())
+    content = hub.files["model.safetensors"]
+    hub.files["model.safetensors"] = content[:1000]
+    hub_file = HubFile("model.safetensors", len(content), hashlib.sha256(content).hexdigest())
     with pytest.raises(HubError, check=saying("ends-after-mb-hub", "0.0", "1.0", 416)):
-        direct(hub, listed)
+        download_directly(hub, hub_file)
 
 
 def test_a_server_that_ignores_ranges(hub: Hub, lines: list[str]) -> None:
@@ -229,11 +235,11 @@ def test_a_wrong_hash_is_fetched_again_and_then_refused(hub: Hub, lines: list[st
     assert not list(root(tmp_path).rglob("snapshots/*"))
 
 
-def direct(hub: Hub, listed: HubFile) -> None:
+def download_directly(hub: Hub, hub_file: HubFile) -> None:
     connection = hub_connection.connect(NAME, NETWORK, lambda line: None)
-    place = Path(os.environ["HF_HOME"])
-    place.mkdir(exist_ok=True)
-    hub_download.download(connection, COMMIT, listed, place / "x", hub_download.Progress())
+    cache_folder = Path(os.environ["HF_HOME"])
+    cache_folder.mkdir(exist_ok=True)
+    hub_download.download(connection, COMMIT, hub_file, cache_folder / "x", hub_download.Progress())
 
 
 def test_a_slow_link_is_told(hub: Hub, lines: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -290,16 +296,16 @@ def test_names_and_hashes_that_would_leave_the_cache(hub: Hub) -> None:
 
 
 @pytest.mark.parametrize(
-    ("files", "given"),
+    ("files", "problem"),
     [
         ({"model.safetensors": b"x"}, "has no config.json"),
         ({"config.json": b"{}", "tf_model.h5": b"x"}, "has no weights that can be used; it has tf_model.h5"),
         ({"config.json": b"{}"}, "has no weights that can be used; it has none"),
     ],
 )
-def test_what_is_no_network(hub: Hub, files: dict[str, bytes], given: str) -> None:
+def test_what_is_no_network(hub: Hub, files: dict[str, bytes], problem: str) -> None:
     hub.files = files
-    assert refused().given == given
+    assert refused().given == problem
     assert hub.paths("resolve") == []
 
 

@@ -24,72 +24,74 @@ from tests.messages import says, says_only
 from tests.pretrained.hub_network import FILES, NEEDED, got, refused, root, unfinished
 
 
-def cached(tmp_path: Path, files: dict[str, bytes]) -> Path:
+def fill_cache(tmp_path: Path, files: dict[str, bytes]) -> Path:
     """What another program has put into the cache."""
-    place = root(tmp_path)
+    cache_folder = root(tmp_path)
     for part in ("blobs", f"snapshots/{COMMIT}", "refs"):
-        (place / part).mkdir(parents=True)
-    (place / "refs" / "main").write_text(COMMIT)
+        (cache_folder / part).mkdir(parents=True)
+    (cache_folder / "refs" / "main").write_text(COMMIT)
     for name, content in files.items():
         digest = hashlib.sha256(content).hexdigest()
-        (place / "blobs" / digest).write_bytes(content)
-        (place / "snapshots" / COMMIT / name).symlink_to(Path("..", "..", "blobs", digest))
-    return place
+        (cache_folder / "blobs" / digest).write_bytes(content)
+        (cache_folder / "snapshots" / COMMIT / name).symlink_to(Path("..", "..", "blobs", digest))
+    return cache_folder
 
 
 def test_a_part_of_another_program_is_completed(hub: Hub, tmp_path: Path) -> None:
-    place = cached(tmp_path, {"config.json": FILES["config.json"], "notes": b"mine", "model.safetensors": b"damaged"})
-    found = got()
-    assert {path.name for path in found.snapshot.folder.iterdir()} == {*NEEDED, "notes"}
-    assert (found.snapshot.folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
-    assert sorted(path.name for path in (place / "snapshots").iterdir()) == [COMMIT]
+    cache_folder = fill_cache(
+        tmp_path, {"config.json": FILES["config.json"], "notes": b"mine", "model.safetensors": b"damaged"}
+    )
+    fetched = got()
+    assert {path.name for path in fetched.snapshot.folder.iterdir()} == {*NEEDED, "notes"}
+    assert (fetched.snapshot.folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
+    assert sorted(path.name for path in (cache_folder / "snapshots").iterdir()) == [COMMIT]
 
 
 def test_what_another_program_has_fetched_is_enough_offline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hub: Hub
 ) -> None:
-    place = cached(tmp_path, {name: FILES[name] for name in NEEDED})
+    cache_folder = fill_cache(tmp_path, {name: FILES[name] for name in NEEDED})
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert got().snapshot.commit == COMMIT
     monkeypatch.delenv("HF_HUB_OFFLINE")
     assert got().snapshot.commit == COMMIT
     assert hub.asked == [], "it was compared with its hashes, and that is on record"
-    shutil.rmtree(place / "drivetrain")
-    (place / "snapshots" / COMMIT / "model.safetensors").resolve().write_bytes(b"x")
+    shutil.rmtree(cache_folder / "drivetrain")
+    (cache_folder / "snapshots" / COMMIT / "model.safetensors").resolve().write_bytes(b"x")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert says(refused().given, "not-in-cache")
 
 
 def test_what_an_earlier_version_has_fetched_is_used_without_a_request(hub: Hub, tmp_path: Path) -> None:
     """It recorded no list of a network's files, and left converted weights in the folder of the commit."""
-    place = cached(tmp_path, {name: FILES[name] for name in NEEDED})
-    weights = place / "snapshots" / COMMIT / "model.safetensors"
+    cache_folder = fill_cache(tmp_path, {name: FILES[name] for name in NEEDED})
+    weights = cache_folder / "snapshots" / COMMIT / "model.safetensors"
     weights.unlink()
     weights.write_bytes(b"converted")
     files = {name: {"size": len(FILES[name]), "hash": "0" * 64} for name in NEEDED}
     files["model.safetensors"]["size"] = len(b"converted")
     record = {"name": NAME, "commit": COMMIT, "files": files, "converted": "pytorch_model.bin"}
-    (place / "drivetrain").mkdir()
-    (place / "drivetrain" / f"{COMMIT}.json").write_text(json.dumps(record))
+    (cache_folder / "drivetrain").mkdir()
+    (cache_folder / "drivetrain" / f"{COMMIT}.json").write_text(json.dumps(record))
     snapshot = got().snapshot
     assert sorted(file.name for file in snapshot.files) == NEEDED
     assert (snapshot.converted, hub.asked) == ("pytorch_model.bin", [])
 
 
 @pytest.mark.parametrize(
-    ("missing", "given"),
+    ("missing", "problem"),
     [
         ("model-00002-of-00002.safetensors", "lacks model-00002-of-00002.safetensors"),
         ("config.json", "has no config.json"),
     ],
 )
 def test_a_part_of_a_network_from_another_program(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str, given: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str, problem: str
 ) -> None:
     names = ("config.json", "model.safetensors.index.json", *(f"model-0000{i}-of-00002.safetensors" for i in (1, 2)))
-    cached(tmp_path, {name: name.encode() for name in names if name != missing})
+    fill_cache(tmp_path, {name: name.encode() for name in names if name != missing})
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert says(refused().given, "revision-main-incomplete-cache", given)
+    assert says(refused().given, "revision-main-incomplete-cache", problem)
 
 
 def test_a_damaged_file_of_ours_is_fetched_again(hub: Hub) -> None:
@@ -101,14 +103,14 @@ def test_a_damaged_file_of_ours_is_fetched_again(hub: Hub) -> None:
 
 def test_two_processes_fetch_it_once(hub: Hub) -> None:
     hub.faults = [Fault(path="safetensors", pause=0.02)]
-    told: list[str] = []
-    threads = [threading.Thread(target=fetch, args=(NAME, "main", told.append)) for _ in range(2)]
+    messages: list[str] = []
+    threads = [threading.Thread(target=fetch, args=(NAME, "main", messages.append)) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert len(hub.paths("safetensors")) == 1
-    assert says_only(told, "hub-another-process-fetching", "casa/beto")
+    assert says_only(messages, "hub-another-process-fetching", "casa/beto")
 
 
 def test_a_full_disk_and_a_cache_of_somebody_else(hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -133,26 +135,26 @@ def test_a_killed_download_is_resumed(hub: Hub, tmp_path: Path) -> None:
         time.sleep(0.01)
     process.kill()
     process.wait()
-    have = part.stat().st_size
-    assert 200_000 < have < len(FILES["model.safetensors"])
+    part_bytes = part.stat().st_size
+    assert 200_000 < part_bytes < len(FILES["model.safetensors"])
     assert not (root(tmp_path) / "snapshots").exists(), "nothing half-written has its name"
     hub.faults, hub.asked[:] = [], []
     assert got().new == ("model.safetensors",)
-    (asked,) = [headers["Range"] for path, headers in hub.asked if path.endswith("safetensors")]
-    assert asked == f"bytes={have}-"
+    (byte_range,) = [headers["Range"] for path, headers in hub.asked if path.endswith("safetensors")]
+    assert byte_range == f"bytes={part_bytes}-"
     assert unfinished(tmp_path) == []
 
 
 def test_what_a_killed_process_has_left(hub: Hub, tmp_path: Path) -> None:
-    left = root(tmp_path) / "snapshots" / f".{COMMIT}.99999999"
-    left.mkdir(parents=True)
-    (left / "config.json").write_text("half")
+    abandoned_folder = root(tmp_path) / "snapshots" / f".{COMMIT}.99999999"
+    abandoned_folder.mkdir(parents=True)
+    (abandoned_folder / "config.json").write_text("half")
     assert got().new
     assert [path.name for path in (root(tmp_path) / "snapshots").iterdir()] == [COMMIT]
 
 
 def test_a_complete_network_of_another_program_is_used_when_the_hub_refuses(hub: Hub, tmp_path: Path) -> None:
-    cached(tmp_path, {name: FILES[name] for name in NEEDED})
+    fill_cache(tmp_path, {name: FILES[name] for name in NEEDED})
     hub.faults = [Fault(status=401, headers={"X-Error-Code": "GatedRepo"})]
     assert got().snapshot.commit == COMMIT
     (root(tmp_path) / "snapshots" / COMMIT / "model.safetensors").unlink()
@@ -163,12 +165,12 @@ def test_a_complete_network_of_another_program_is_used_when_the_hub_refuses(hub:
 def test_a_file_system_without_links_and_locks(
     hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: list[str]
 ) -> None:
-    def fails(*words: object) -> None:
+    def fails(*arguments: object) -> None:
         raise OSError(errno.ENOTSUP, "not supported")
 
     monkeypatch.setattr(Path, "symlink_to", fails)
     monkeypatch.setattr(fcntl, "flock", fails)
-    found = got(lines)
-    assert (found.snapshot.folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
+    fetched = got(lines)
+    assert (fetched.snapshot.folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
     assert says_only(lines[0], "hub-locked-supported-fetch", root(tmp_path))
     assert not got(lines).new

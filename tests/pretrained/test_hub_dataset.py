@@ -33,20 +33,26 @@ def test_addresses() -> None:
     assert parse("hf://datasets/imdb") == HubAddress("imdb")
     assert parse("hf://datasets/a/b@refs/convert/parquet/c") == HubAddress("a/b", "refs/convert/parquet", "c")
     assert parse("hf://datasets/a/b@refs%2Fpr%2F1/c/d.csv") == HubAddress("a/b", "refs/pr/1", "c/d.csv")
-    assert [parse(str(each)) for each in (HubAddress("a/b", "refs/pr/1", "c"),)] == [
+    assert [parse(str(address)) for address in (HubAddress("a/b", "refs/pr/1", "c"),)] == [
         HubAddress("a/b", "refs/pr/1", "c")
     ]
-    for wrong in ("hf://a/b", "hf://datasets/", "hf://datasets/a/b/../c", "hf://datasets/a/b//c", "hf:datasets/a/b"):
-        assert parse(wrong) is None, wrong
+    for bad_address in (
+        "hf://a/b",
+        "hf://datasets/",
+        "hf://datasets/a/b/../c",
+        "hf://datasets/a/b//c",
+        "hf:datasets/a/b",
+    ):
+        assert parse(bad_address) is None, bad_address
 
 
 def test_the_splits_of_the_readme_fetched_once(hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     hub.page = 2
     job = found(tmp_path)
-    at = f"hf://datasets/{NAME}@{COMMIT}"
+    commit_address = f"hf://datasets/{NAME}@{COMMIT}"
     assert (job.data.train, job.data.test) == (
-        f"{at}/data/train-00000-of-00002.parquet",
-        f"{at}/data/test-00000-of-00001.parquet",
+        f"{commit_address}/data/train-00000-of-00002.parquet",
+        f"{commit_address}/data/test-00000-of-00001.parquet",
     )
     assert says_each(
         job.notes,
@@ -62,8 +68,8 @@ def test_the_splits_of_the_readme_fetched_once(hub: Hub, tmp_path: Path, capsys:
         ),
     )
     folder = root(tmp_path) / "snapshots" / COMMIT
-    there = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-    assert there == {name: FILES[name] for name in NEEDED}, "and nothing else"
+    contents = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert contents == {name: FILES[name] for name in NEEDED}, "and nothing else"
     assert f"hub: fetching {NAME} at {COMMIT[:12]} from {hub.endpoint}: 3 files" in capsys.readouterr().out
     dataset = load(job)
     assert dataset.heads[""].classes == ("neg", "pos"), "the names of the README"
@@ -76,14 +82,14 @@ def test_the_splits_of_the_readme_fetched_once(hub: Hub, tmp_path: Path, capsys:
 def test_other_libraries_find_it(hub: Hub, tmp_path: Path) -> None:
     huggingface_hub = pytest.importorskip("huggingface_hub")
     found(tmp_path)
-    place = huggingface_hub.hf_hub_download(
+    path = huggingface_hub.hf_hub_download(
         NAME,
         "data/test-00000-of-00001.parquet",
         repo_type="dataset",
         cache_dir=tmp_path / "home" / "hub",
         local_files_only=True,
     )
-    assert Path(place).read_bytes() == FILES["data/test-00000-of-00001.parquet"]
+    assert Path(path).read_bytes() == FILES["data/test-00000-of-00001.parquet"]
 
 
 def test_class_names_of_the_table_come_first(hub: Hub, tmp_path: Path) -> None:
@@ -158,9 +164,9 @@ def test_groups_and_a_validation_split_of_the_hub(hub: Hub, tmp_path: Path) -> N
         SpecSource(job).load()
     assert not hub.paths(".csv")
     job.write_text(text + ", validation: 0.5}\n")
-    made = SpecSource(job).load()
-    assert made.data.validation == 0.5
-    assert any(note.startswith("groups of who: ") for note in load(made).notes)
+    loaded_job = SpecSource(job).load()
+    assert loaded_job.data.validation == 0.5
+    assert any(note.startswith("groups of who: ") for note in load(loaded_job).notes)
 
 
 def test_several_configurations_are_listed(hub: Hub, tmp_path: Path) -> None:
@@ -177,7 +183,7 @@ def test_several_configurations_are_listed(hub: Hub, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("files", "given", "action"),
+    ("files", "problem", "action"),
     [
         ({"frases.py": b"print(1)", "raw/train.csv": b"a,b\n1,2\n"}, "is made by a script, frases.py, which is code that is not run",
          "@refs%2Fconvert%2Fparquet; or name a file: hf://datasets/casa/frases/raw/train.csv"),
@@ -188,10 +194,10 @@ def test_several_configurations_are_listed(hub: Hub, tmp_path: Path) -> None:
         ({"test.csv": b"a,b\n"}, "has the splits test, and none for training", "name a file"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_used(hub: Hub, tmp_path: Path, files: dict[str, bytes], given: str, action: str) -> None:
+def test_what_cannot_be_used(hub: Hub, tmp_path: Path, files: dict[str, bytes], problem: str, action: str) -> None:
     hub.files = files
     error = refused(tmp_path)
-    assert given in str(error)
+    assert problem in str(error)
     assert action in str(error)
     assert hub.paths("resolve") == [], "nothing is downloaded"
 
@@ -224,10 +230,10 @@ def test_fetch_and_update(
     hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert main(["fetch", str(spec(tmp_path))]) == 0
-    told = capsys.readouterr().out
-    assert f"{NAME}: fetched 4 files" in told
-    assert "  data/train-00001-of-00002.parquet" in told
-    assert f"commit {COMMIT}\nin {root(tmp_path)}/snapshots/{COMMIT}\n" in told
+    output = capsys.readouterr().out
+    assert f"{NAME}: fetched 4 files" in output
+    assert "  data/train-00001-of-00002.parquet" in output
+    assert f"commit {COMMIT}\nin {root(tmp_path)}/snapshots/{COMMIT}\n" in output
     hub.asked.clear()
     assert main(["fetch", str(spec(tmp_path))]) == 0
     assert f"{NAME}: everything is there, 4 files" in capsys.readouterr().out
@@ -239,8 +245,8 @@ def test_fetch_and_update(
     assert OTHER in found(tmp_path).data.train
 
 
-def trained(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    line = [
+def run_training(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [
         sys.executable,
         "-m",
         "drivetrain",
@@ -248,15 +254,15 @@ def trained(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
         str(folder / "job.yaml"),
         "--runs",
         str(folder / "runs"),
-        *more,
+        *options,
     ]
-    return subprocess.run(line, capture_output=True, text=True, check=False)
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.nightly
 def test_a_run_keeps_its_commit_when_the_branch_moves(hub: Hub, tmp_path: Path) -> None:
     spec(tmp_path)
-    first = trained(tmp_path, "--set", "train.max_time=0.01s")
+    first = run_training(tmp_path, "--set", "train.max_time=0.01s")
     assert first.returncode == 75, first.stdout + first.stderr
     run = tmp_path / "runs" / "frases-001"
     assert f"train: hf://datasets/{NAME}@{COMMIT}/data/train-00000-of-00002.parquet" in (run / "job.yaml").read_text()
@@ -266,7 +272,7 @@ def test_a_run_keeps_its_commit_when_the_branch_moves(hub: Hub, tmp_path: Path) 
     hub.files = {"train.csv": b"text,label\n" + b"".join(b"x %d,%d\n" % (i, i % 2) for i in range(30))}
     shutil.rmtree(root(tmp_path))
     assert main(["fetch", str(tmp_path / "job.yaml")]) == 0
-    done = trained(tmp_path)
+    done = run_training(tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert says(done.stdout, "continues-commit-began-hf", "data.train", NAME, COMMIT)
     assert f"@{OTHER}/train.csv" in str(found(tmp_path).data), "a new run begins with what the branch has now"

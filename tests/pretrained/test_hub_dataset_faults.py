@@ -29,7 +29,7 @@ def hub(dataset_hub: Hub) -> Hub:
 
 
 @pytest.mark.parametrize(
-    ("status", "headers", "given"),
+    ("status", "headers", "problem"),
     [
         (401, {"X-Error-Code": "RepoNotFound"}, "the hub has no dataset of this name that everybody sees (401)"),
         (404, {"X-Error-Code": "RepoNotFound"}, "the hub has no dataset of this name that everybody sees (404)"),
@@ -39,10 +39,10 @@ def hub(dataset_hub: Hub) -> Hub:
         (500, {}, "the hub answers 500, an error of its own"),
     ],
 )
-def test_refusals(hub: Hub, tmp_path: Path, status: int, headers: dict[str, str], given: str) -> None:
+def test_refusals(hub: Hub, tmp_path: Path, status: int, headers: dict[str, str], problem: str) -> None:
     hub.faults = [Fault(status=status, headers=headers)]
     error = str(refused(tmp_path))
-    assert f"{tmp_path}/job.yaml:4:8: data.train: hf://datasets/{NAME}: {given}" in error
+    assert f"{tmp_path}/job.yaml:4:8: data.train: hf://datasets/{NAME}: {problem}" in error
     assert "model" not in error
 
 
@@ -107,10 +107,10 @@ def test_a_part_of_a_known_list_is_never_the_whole(hub: Hub, tmp_path: Path, mon
     """What a process leaves that was killed while it gave the files their names."""
     found(tmp_path)
     (root(tmp_path) / "drivetrain" / f"{COMMIT}.json").unlink()
-    lost = "data/train-00001-of-00002.parquet"
-    (root(tmp_path) / "snapshots" / COMMIT / lost).unlink()
+    missing_file = "data/train-00001-of-00002.parquet"
+    (root(tmp_path) / "snapshots" / COMMIT / missing_file).unlink()
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert says(str(refused(tmp_path)), "incomplete-cache-lacks-hf", lost)
+    assert says(str(refused(tmp_path)), "incomplete-cache-lacks-hf", missing_file)
 
 
 def test_an_update_without_a_network_is_an_error(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

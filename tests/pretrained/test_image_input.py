@@ -38,15 +38,23 @@ def picture(width: int, height: int) -> Image.Image:
     return Image.fromarray((np.stack(channels, 2) * 255).astype(np.uint8))
 
 
-def ours(beside: dict[str, Any], path: Path) -> torch.Tensor:
-    found = image_input.read_processor(beside, 3, None)
-    assert found.size
-    assert found.mean
-    assert found.std
-    shape = Resize(found.fit or "crop", found.interpolation, found.crop_share)
-    pixels = torch.from_numpy(decode.pixels(str(path), found.size, 3, shape).copy())[None]
+def prepare_image(settings: dict[str, Any], path: Path) -> torch.Tensor:
+    processor = image_input.read_processor(settings, 3, None)
+    assert processor.size
+    assert processor.mean
+    assert processor.std
+    shape = Resize(processor.fit or "crop", processor.interpolation, processor.crop_share)
+    pixels = torch.from_numpy(decode.pixels(str(path), processor.size, 3, shape).copy())[None]
     preparer = ImagePreprocessing(
-        found.size, 3, (), 0, 255, found.mean, found.std, resize=shape, reverses_channels=found.reverses_channels
+        processor.size,
+        3,
+        (),
+        0,
+        255,
+        processor.mean,
+        processor.std,
+        resize=shape,
+        reverses_channels=processor.reverses_channels,
     )
     return preparer((pixels,), np.arange(1), None)[0][0]
 
@@ -98,17 +106,21 @@ def ours(beside: dict[str, Any], path: Path) -> torch.Tensor:
 def test_pixels_are_those_of_the_image_processor(
     tmp_path: Path, module: str, name: str, options: dict[str, Any]
 ) -> None:
-    home = importlib.import_module(f"transformers.models.{module}.image_processing_pil_{module}")
-    processor = getattr(home, name)(**options)
+    processors = importlib.import_module(f"transformers.models.{module}.image_processing_pil_{module}")
+    processor = getattr(processors, name)(**options)
     processor.save_pretrained(tmp_path)
-    beside = json.loads((tmp_path / "preprocessor_config.json").read_text())
+    settings = json.loads((tmp_path / "preprocessor_config.json").read_text())
     for size in SIZES:
         image = picture(*size)
         image.save(tmp_path / "x.png")
-        theirs = torch.as_tensor(np.ascontiguousarray(processor(image)["pixel_values"][0]))
-        mine = ours(beside, tmp_path / "x.png")
-        assert mine.shape == theirs.shape
-        assert (mine - theirs).abs().mean() < 0.05 * theirs.std(), (size, (mine - theirs).abs().mean(), theirs.std())
+        expected = torch.as_tensor(np.ascontiguousarray(processor(image)["pixel_values"][0]))
+        pixels = prepare_image(settings, tmp_path / "x.png")
+        assert pixels.shape == expected.shape
+        assert (pixels - expected).abs().mean() < 0.05 * expected.std(), (
+            size,
+            (pixels - expected).abs().mean(),
+            expected.std(),
+        )
 
 
 def test_without_a_description_nothing_is_assumed() -> None:
@@ -117,7 +129,7 @@ def test_without_a_description_nothing_is_assumed() -> None:
     assert image_input.read_processor({"size": {"height": 8, "width": 9}}, 3, None).size is None
 
 
-def described(folder: Path) -> None:
+def write_described_folder(folder: Path) -> None:
     """Class folders, and a network whose processor crops and resizes bicubically."""
     trained.image_folders(folder)
     path = vision.saved(folder) / "preprocessor_config.json"
@@ -131,24 +143,24 @@ def described(folder: Path) -> None:
 
 
 def test_the_job_may_ask_for_another_form(tmp_path: Path) -> None:
-    described(tmp_path)
-    made = load(vision.job(tmp_path))
+    write_described_folder(tmp_path)
+    dataset = load(vision.job(tmp_path))
     note = "centre square of 80.0% of the short side, bicubic with antialias"
-    assert says(made.notes, "resized-pretrained-network-expects", note)
+    assert says(dataset.notes, "resized-pretrained-network-expects", note)
     assert load(vision.job(tmp_path, data=", fit: pad")).preprocessing["fit"] == "pad"
 
 
 def test_predict_takes_all_of_it_from_the_model_folder(tmp_path: Path) -> None:
     spec = f"task: image-classification\ndata: {{train: train, validation: held}}\nmodel: {vision.MODEL}\n"
-    done = trained.trained(trained.Case(described, "", spec), tmp_path)
-    wanted = trained.seen(done)[""]
-    shutil.copytree(done.folder / "model", tmp_path / "elsewhere")
+    run = trained.trained(trained.Case(write_described_folder, "", spec), tmp_path)
+    expected = trained.seen(run)[""]
+    shutil.copytree(run.folder / "model", tmp_path / "elsewhere")
     shutil.rmtree(tmp_path / "saved")
-    found = saved_model.load(tmp_path / "elsewhere")
-    stored = {
-        key: found.preprocessing[key] for key in ("fit", "interpolation", "crop_share", "image_size", "mean", "std")
+    model = saved_model.load(tmp_path / "elsewhere")
+    form = {
+        key: model.preprocessing[key] for key in ("fit", "interpolation", "crop_share", "image_size", "mean", "std")
     }
-    assert stored == {
+    assert form == {
         "fit": "crop",
         "interpolation": "bicubic",
         "crop_share": 0.8,
@@ -156,14 +168,16 @@ def test_predict_takes_all_of_it_from_the_model_folder(tmp_path: Path) -> None:
         "mean": [0.5, 0.4, 0.3],
         "std": [0.2, 0.25, 0.3],
     }
-    ids = np.arange(len(wanted))
-    new = load_new.read([tmp_path / "held"], found.preprocessing, found.heads, labelled=True)
+    ids = np.arange(len(expected))
+    new_data = load_new.read([tmp_path / "held"], model.preprocessing, model.heads, labelled=True)
     torch.testing.assert_close(
-        found.network(*new.prepare(new.split.gather(ids), ids, None)), wanted, rtol=1e-5, atol=1e-6
+        model.network(*new_data.prepare(new_data.split.gather(ids), ids, None)), expected, rtol=1e-5, atol=1e-6
     )
     for key, other in (("interpolation", "bilinear"), ("crop_share", 1.0)):
-        changed = load_new.read([tmp_path / "held"], found.preprocessing | {key: other}, found.heads, labelled=True)
-        assert not torch.equal(changed.split.gather(ids)[0], new.split.gather(ids)[0]), key
+        changed_data = load_new.read(
+            [tmp_path / "held"], model.preprocessing | {key: other}, model.heads, labelled=True
+        )
+        assert not torch.equal(changed_data.split.gather(ids)[0], new_data.split.gather(ids)[0]), key
 
 
 PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
@@ -189,15 +203,15 @@ def test_a_file_that_says_less_than_its_class_does(tmp_path: Path, case: str) ->
     (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
     with quiet_transformers() as transformers:
         processor = transformers.AutoImageProcessor.from_pretrained(tmp_path, local_files_only=True)
-    beside = image_input._read_with_defaults(found_in(tmp_path, family))
-    assert not image_input.list_unknown_settings(beside, image_input.read_processor(beside, 3, None))
+    settings = image_input._read_with_defaults(found_in(tmp_path, family))
+    assert not image_input.list_unknown_settings(settings, image_input.read_processor(settings, 3, None))
     for size in SIZES:
         image = picture(*size)
         image.save(tmp_path / "x.png")
-        theirs = torch.as_tensor(np.ascontiguousarray(processor(image)["pixel_values"][0]))
-        mine = ours(beside, tmp_path / "x.png")
-        assert mine.shape == theirs.shape
-        assert (mine - theirs).abs().mean() < 0.05 * theirs.std(), size
+        expected = torch.as_tensor(np.ascontiguousarray(processor(image)["pixel_values"][0]))
+        pixels = prepare_image(settings, tmp_path / "x.png")
+        assert pixels.shape == expected.shape
+        assert (pixels - expected).abs().mean() < 0.05 * expected.std(), size
 
 
 def found_in(folder: Path, family: str) -> Pretrained:
@@ -208,9 +222,9 @@ def found_in(folder: Path, family: str) -> Pretrained:
 def test_a_folder_that_says_no_size_leaves_it_to_the_job(tmp_path: Path) -> None:
     (tmp_path / image_input.FILE).write_text(json.dumps({"image_mean": [0.5, 0.4, 0.3], "do_resize": True}))
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "vit"}))
-    beside = image_input._read_with_defaults(found_in(tmp_path, "vit"))
-    found = image_input.read_processor(beside, 3, None)
-    assert (found.size, found.fit, found.mean) == (None, None, (0.5, 0.4, 0.3))
+    settings = image_input._read_with_defaults(found_in(tmp_path, "vit"))
+    processor = image_input.read_processor(settings, 3, None)
+    assert (processor.size, processor.fit, processor.mean) == (None, None, (0.5, 0.4, 0.3))
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
@@ -235,13 +249,13 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_key_that_is_not_understood_is_refused(tmp_path: Path, case: str) -> None:
-    options, words = REFUSED[case]
+    options, message = REFUSED[case]
     trained.image_folders(tmp_path)
     path = vision.saved(tmp_path) / image_input.FILE
     path.write_text(json.dumps(json.loads(path.read_text()) | options))
     with pytest.raises(SpecError) as error:
         load(vision.job(tmp_path))
-    assert words in str(error.value)
+    assert message in str(error.value)
     assert "  possible: " in str(error.value)
 
 
@@ -256,7 +270,7 @@ def test_keys_without_effect_are_in_the_log(tmp_path: Path) -> None:
 def test_predict_reverses_the_channels_too(tmp_path: Path) -> None:
     """Blue, green, red is stored with the model."""
     values = {"image_size": 8, "channels": 3, "classes": ("a", "b"), "low": 0, "high": 255}
-    made = ImagePreprocessing(**values, mean=(0.0,) * 3, std=(1.0,) * 3, reverses_channels=True)  # type: ignore[arg-type]
+    preprocessing = ImagePreprocessing(**values, mean=(0.0,) * 3, std=(1.0,) * 3, reverses_channels=True)  # type: ignore[arg-type]
     raw = torch.randint(0, 256, (2, 3, 8, 8), dtype=torch.uint8)
-    for preparer in (made, from_preprocessing(json.loads(json.dumps(made.to_json())))):
+    for preparer in (preprocessing, from_preprocessing(json.loads(json.dumps(preprocessing.to_json())))):
         assert torch.equal(preparer((raw,), np.arange(2), None)[0], raw.flip(1).float() / 255)

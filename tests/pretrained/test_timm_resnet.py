@@ -54,45 +54,49 @@ SMALL = ", image_size: 32"
 MODEL = "{name: resnet18, pretrained: true}"
 
 
-def weights(name: str) -> dict[str, Tensor]:
+def make_weights(name: str) -> dict[str, Tensor]:
     """Random tensors with the names and shapes of timm."""
     generator = torch.Generator().manual_seed(0)
-    made = {}
+    tensors = {}
     for key, shape in SHAPES[name].items():
         if key.endswith("num_batches_tracked"):
-            made[key] = torch.tensor(7)
+            tensors[key] = torch.tensor(7)
         elif "running_var" in key or (len(shape) == 1 and key.endswith("weight")):
-            made[key] = torch.rand(shape, generator=generator) + 0.5
+            tensors[key] = torch.rand(shape, generator=generator) + 0.5
         else:
-            made[key] = torch.randn(shape, generator=generator) * (
+            tensors[key] = torch.randn(shape, generator=generator) * (
                 0.1 if len(shape) < 2 else (2 / np.prod(shape[1:])) ** 0.5
             )
-    return made
+    return tensors
 
 
-def norm(x: Tensor, known: dict[str, Tensor], name: str) -> Tensor:
-    values = [known[f"{name}.{part}"] for part in ("running_mean", "running_var", "weight", "bias")]
+def norm(x: Tensor, tensors: dict[str, Tensor], name: str) -> Tensor:
+    values = [tensors[f"{name}.{part}"] for part in ("running_mean", "running_var", "weight", "bias")]
     return functional.batch_norm(x, *values)  # type: ignore[arg-type]
 
 
-def features(x: Tensor, known: dict[str, Tensor]) -> Tensor:
+def compute_features(x: Tensor, tensors: dict[str, Tensor]) -> Tensor:
     """What a ResNet computes (He et al. 2016), layer by layer, by timm's names."""
-    x = functional.conv2d(x, known["conv1.weight"], stride=2, padding=3)
-    x = functional.max_pool2d(norm(x, known, "bn1").relu(), 3, 2, 1)
-    for name in sorted({key.rpartition(".conv")[0] for key in known if key.startswith("layer") and ".conv" in key}):
-        last = 3 if f"{name}.conv3.weight" in known else 2
+    x = functional.conv2d(x, tensors["conv1.weight"], stride=2, padding=3)
+    x = functional.max_pool2d(norm(x, tensors, "bn1").relu(), 3, 2, 1)
+    for name in sorted({key.rpartition(".conv")[0] for key in tensors if key.startswith("layer") and ".conv" in key}):
+        last = 3 if f"{name}.conv3.weight" in tensors else 2
         stride = 2 if name.endswith(".0") and not name.startswith("layer1") else 1
         y = x
         for number in range(1, last + 1):
-            kernel = known[f"{name}.conv{number}.weight"]
-            here = stride if number == last - 1 else 1
+            kernel = tensors[f"{name}.conv{number}.weight"]
+            kernel_stride = stride if number == last - 1 else 1
             y = norm(
-                functional.conv2d(y, kernel, stride=here, padding=kernel.shape[2] // 2), known, f"{name}.bn{number}"
+                functional.conv2d(y, kernel, stride=kernel_stride, padding=kernel.shape[2] // 2),
+                tensors,
+                f"{name}.bn{number}",
             )
             y = y.relu() if number < last else y
-        if f"{name}.downsample.0.weight" in known:
+        if f"{name}.downsample.0.weight" in tensors:
             x = norm(
-                functional.conv2d(x, known[f"{name}.downsample.0.weight"], stride=stride), known, f"{name}.downsample.1"
+                functional.conv2d(x, tensors[f"{name}.downsample.0.weight"], stride=stride),
+                tensors,
+                f"{name}.downsample.1",
             )
         x = (x + y).relu()
     return x.mean(dim=(2, 3))
@@ -100,21 +104,21 @@ def features(x: Tensor, known: dict[str, Tensor]) -> Tensor:
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_the_features_are_those_of_timm(name: str) -> None:
-    known = weights(name)
+    timm_tensors = make_weights(name)
     ours = cnn.build(name, channels=3, classes=5, image_size=224, stem="large").eval()
-    renamed = timm_resnet.rename_tensors(known)
-    own = ours.state_dict()
-    assert own.keys() - renamed.keys() == {"classifier.weight", "classifier.bias"}
-    assert len(renamed) == len(known) - 2, "all but their classifier"
-    ours.load_state_dict(own | renamed)
+    renamed = timm_resnet.rename_tensors(timm_tensors)
+    initial_state = ours.state_dict()
+    assert initial_state.keys() - renamed.keys() == {"classifier.weight", "classifier.bias"}
+    assert len(renamed) == len(timm_tensors) - 2, "all but their classifier"
+    ours.load_state_dict(initial_state | renamed)
     pixels = torch.randn(2, 3, 96, 96, generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
-        wanted = features(pixels, known)
-        torch.testing.assert_close(ours.stages(ours.stem(pixels)).mean(dim=(2, 3)), wanted, rtol=1e-5, atol=1e-5)
-    assert float(wanted.std()) > 0.01
+        expected = compute_features(pixels, timm_tensors)
+        torch.testing.assert_close(ours.stages(ours.stem(pixels)).mean(dim=(2, 3)), expected, rtol=1e-5, atol=1e-5)
+    assert float(expected.std()) > 0.01
 
 
-def job(folder: Path, model: str = MODEL, data: str = SMALL) -> Job:
+def make_job(folder: Path, model: str = MODEL, data: str = SMALL) -> Job:
     (folder / "job.yaml").write_text(
         f"name: t\ntask: image-classification\ndata: {{train: train, validation: held{data}}}\nmodel: {model}\n"
         "train: {epochs: 1, batch_size: 4}\n"
@@ -122,12 +126,12 @@ def job(folder: Path, model: str = MODEL, data: str = SMALL) -> Job:
     return job_spec.load(folder / "job.yaml", [])
 
 
-def saved(folder: Path, config: dict[str, Any] | None = None) -> Path:
-    place = folder / "weights"
-    place.mkdir()
-    safetensors.torch.save_file(weights("resnet18"), place / "model.safetensors")
-    (place / "config.json").write_text(json.dumps(CONFIG if config is None else config))
-    return place
+def save_weights(folder: Path, config: dict[str, Any] | None = None) -> Path:
+    weights_folder = folder / "weights"
+    weights_folder.mkdir()
+    safetensors.torch.save_file(make_weights("resnet18"), weights_folder / "model.safetensors")
+    (weights_folder / "config.json").write_text(json.dumps(CONFIG if config is None else config))
+    return weights_folder
 
 
 @pytest.fixture
@@ -138,61 +142,62 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    with hub_server.serving(Hub(hub_server.files_of(saved(folder)), "timm/resnet18.a1_in1k")) as made:
+    with hub_server.serving(Hub(hub_server.files_of(save_weights(folder)), "timm/resnet18.a1_in1k")) as resnet_hub:
         shutil.rmtree(folder / "weights")
-        monkeypatch.setenv("HF_ENDPOINT", made.endpoint)
-        yield made
+        monkeypatch.setenv("HF_ENDPOINT", resnet_hub.endpoint)
+        yield resnet_hub
 
 
 def test_a_resnet_starts_with_the_weights_of_the_hub(hub: Hub, folder: Path) -> None:
-    asked = job(folder)
+    job = make_job(folder)
     assert says_each(
-        network.decide(asked),
+        network.decide(job),
         (True, get_message("network-local-folder-looked", "model.pretrained", "timm/resnet18.a1_in1k")),
     )
-    made = tiny.plain(asked, folder)
-    renamed, own = timm_resnet.rename_tensors(weights("resnet18")), made.model.state_dict()
-    assert all(torch.equal(own[name], value) for name, value in renamed.items())
-    assert made.network.notes == [
+    run = tiny.plain(job, folder)
+    renamed, weights = timm_resnet.rename_tensors(make_weights("resnet18")), run.model.state_dict()
+    assert all(torch.equal(weights[name], value) for name, value in renamed.items())
+    assert run.network.notes == [
         f"starts from timm/resnet18.a1_in1k at {COMMIT[:12]}; initialized anew: classifier.bias, classifier.weight"
     ]
-    found = made.dataset.preprocessing
-    assert {key: found[key] for key in ("fit", "interpolation", "crop_share", "mean", "channels")} == {
+    preprocessing = run.dataset.preprocessing
+    assert {key: preprocessing[key] for key in ("fit", "interpolation", "crop_share", "mean", "channels")} == {
         "fit": "crop",
         "interpolation": "bicubic",
         "crop_share": 0.95,
         "mean": [0.485, 0.456, 0.406],
         "channels": 3,
     }
-    assert says(made.dataset.notes, "are-those-of-its", "config.json")
-    assert load(job(folder, data="")).preprocessing["image_size"] == 224
-    frozen = tiny.plain(job(folder, "{name: resnet18, pretrained: true, freeze: {names: ['stem*']}}"), folder)
-    assert not any("never learn" in note for note in frozen.network.notes)
+    assert says(run.dataset.notes, "are-those-of-its", "config.json")
+    assert load(make_job(folder, data="")).preprocessing["image_size"] == 224
+    frozen_run = tiny.plain(make_job(folder, "{name: resnet18, pretrained: true, freeze: {names: ['stem*']}}"), folder)
+    assert not any("never learn" in note for note in frozen_run.network.notes)
 
 
 def test_a_local_folder_and_its_model_folder_alone(tmp_path: Path) -> None:
     def files(folder: Path) -> None:
         trained.image_folders(folder)
-        saved(folder)
+        save_weights(folder)
 
     spec = (
         f"task: image-classification\ndata: {{train: train, validation: held{SMALL}}}\n"
         "model: {name: resnet18, pretrained: weights}\n"
     )
-    done = trained.trained(trained.Case(files, "", spec), tmp_path)
-    wanted = trained.seen(done)[""]
-    read = {
-        key: names
-        for key, _, names in recorded_inputs._list_files(recorded_inputs._find_paths(done.job), done.readable)
+    run = trained.trained(trained.Case(files, "", spec), tmp_path)
+    expected = trained.seen(run)[""]
+    input_files = {
+        key: names for key, _, names in recorded_inputs._list_files(recorded_inputs._find_paths(run.job), run.readable)
     }
-    assert read["model.pretrained"] == ["config.json", "model.safetensors"], "a resumed run notices other weights"
-    shutil.copytree(done.folder / "model", tmp_path / "elsewhere")
+    assert input_files["model.pretrained"] == ["config.json", "model.safetensors"], (
+        "a resumed run notices other weights"
+    )
+    shutil.copytree(run.folder / "model", tmp_path / "elsewhere")
     shutil.rmtree(tmp_path / "weights")
-    found = saved_model.load(tmp_path / "elsewhere")
-    new = load_new.read([tmp_path / "held"], found.preprocessing, found.heads, labelled=True)
-    ids = np.arange(len(wanted))
+    model = saved_model.load(tmp_path / "elsewhere")
+    new_data = load_new.read([tmp_path / "held"], model.preprocessing, model.heads, labelled=True)
+    ids = np.arange(len(expected))
     torch.testing.assert_close(
-        found.network(*new.prepare(new.split.gather(ids), ids, None)), wanted, rtol=1e-4, atol=1e-5
+        model.network(*new_data.prepare(new_data.split.gather(ids), ids, None)), expected, rtol=1e-4, atol=1e-5
     )
 
 
@@ -205,29 +210,29 @@ def test_several_labels_and_numbers(task: str, target: str, outputs: int, tmp_pa
 
     def files(folder: Path) -> None:
         trained.image_manifest(folder)
-        saved(folder)
+        save_weights(folder)
 
     data = f"task: image-{task}\ndata: {{train: train.csv, validation: held.csv, label_column: {target}{SMALL}}}\n"
-    done = trained.trained(
+    run = trained.trained(
         trained.Case(files, ".csv", f"{data}model: {{name: resnet18, pretrained: weights}}\n"), tmp_path
     )
-    wanted = trained.seen(done)[""]
-    assert wanted.shape == (9, outputs)
-    found = saved_model.load(done.folder / "model")
-    new = load_new.read([tmp_path / "held.csv"], found.preprocessing, found.heads, labelled=True)
+    expected = trained.seen(run)[""]
+    assert expected.shape == (9, outputs)
+    model = saved_model.load(run.folder / "model")
+    new_data = load_new.read([tmp_path / "held.csv"], model.preprocessing, model.heads, labelled=True)
     ids = np.arange(9)
-    given = new.prepare(new.split.gather(ids), ids, None)
-    torch.testing.assert_close(found.network(*given), wanted, rtol=1e-4, atol=1e-4)
+    inputs = new_data.prepare(new_data.split.gather(ids), ids, None)
+    torch.testing.assert_close(model.network(*inputs), expected, rtol=1e-4, atol=1e-4)
 
-    text = f"name: tuned\n{data}model: {{from: {done.folder / 'model'}}}\ntrain: {{epochs: 1, batch_size: 4}}\n"
+    text = f"name: tuned\n{data}model: {{from: {run.folder / 'model'}}}\ntrain: {{epochs: 1, batch_size: 4}}\n"
     (tmp_path / "tuned.yaml").write_text(text)
-    tuned = tiny.plain(job_spec.load(tmp_path / "tuned.yaml"), tmp_path)
-    own, before = tuned.model.state_dict(), found.network.state_dict()
-    assert all(torch.equal(own[name], before[name]) for name in own)
+    tuned_run = tiny.plain(job_spec.load(tmp_path / "tuned.yaml"), tmp_path)
+    tuned_weights, weights = tuned_run.model.state_dict(), model.network.state_dict()
+    assert all(torch.equal(tuned_weights[name], weights[name]) for name in tuned_weights)
 
 
 @pytest.mark.parametrize(
-    ("config", "data", "words"),
+    ("config", "data", "messages"),
     [
         (
             CONFIG | {"architecture": "resnet34"},
@@ -243,28 +248,28 @@ def test_several_labels_and_numbers(task: str, target: str, outputs: int, tmp_pa
         (CONFIG, f"{SMALL}, channels: 1", ("data.channels: is 1, and", "possible: 3", "write 3, or leave it out")),
     ],
 )
-def test_weights_that_do_not_fit(folder: Path, config: dict[str, Any], data: str, words: tuple[str, ...]) -> None:
-    saved(folder, config)
+def test_weights_that_do_not_fit(folder: Path, config: dict[str, Any], data: str, messages: tuple[str, ...]) -> None:
+    save_weights(folder, config)
     with pytest.raises(SpecError) as caught:
-        load(job(folder, "{name: resnet18, pretrained: weights}", data))
-    for part in ("job.yaml:", *words):
+        load(make_job(folder, "{name: resnet18, pretrained: weights}", data))
+    for part in ("job.yaml:", *messages):
         assert part in str(caught.value)
 
 
 def test_tensors_that_do_not_fit(folder: Path) -> None:
-    place, known = saved(folder), weights("resnet18")
-    del known["layer1.0.conv1.weight"]
-    safetensors.torch.save_file(known | {"layer1.5.bn1.bias": torch.ones(1)}, place / "model.safetensors")
+    weights_folder, tensors = save_weights(folder), make_weights("resnet18")
+    del tensors["layer1.0.conv1.weight"]
+    safetensors.torch.save_file(tensors | {"layer1.5.bn1.bias": torch.ones(1)}, weights_folder / "model.safetensors")
     with pytest.raises(
         SpecError,
         match=r"model.pretrained: .* does not fit: 2 tensors are missing, of another shape or too many: stages.0.0.main.0.weight, stages.0.5",
     ):
-        tiny.plain(job(folder, "{name: resnet18, pretrained: weights}"), folder)
-    (place / "model.safetensors").write_bytes(b"x")
+        tiny.plain(make_job(folder, "{name: resnet18, pretrained: weights}"), folder)
+    (weights_folder / "model.safetensors").write_bytes(b"x")
     with pytest.raises(SpecError, match=r"model.pretrained: .*cannot be read(.|\n)*copy it again"):
-        tiny.plain(job(folder, "{name: resnet18, pretrained: weights}"), folder)
+        tiny.plain(make_job(folder, "{name: resnet18, pretrained: weights}"), folder)
 
 
 def test_a_folder_that_is_nowhere(folder: Path) -> None:
     with pytest.raises(SpecError, match=r"job.yaml:4:\d+: model.pretrained: .*nowhere does not exist"):
-        load(job(folder, "{name: resnet18, pretrained: ./nowhere}"))
+        load(make_job(folder, "{name: resnet18, pretrained: ./nowhere}"))

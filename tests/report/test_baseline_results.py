@@ -50,7 +50,7 @@ def test_a_simple_model_of_few_samples_is_called_so() -> None:
 def test_lower_losses_and_errors_are_better() -> None:
     error = "validation/rmse"
     two = comparison(2.0, row(CONSTANT, 9.0, error), row(TREES, 3.0, error), metric=error)
-    assert [each.name for each in two.sort_rows()] == [TREES, CONSTANT]
+    assert [baseline.name for baseline in two.sort_rows()] == [TREES, CONSTANT]
     assert two.compute_lead() == 1.0
     assert two.compute_uncertainty() == pytest.approx(2 / (2 * 6000) ** 0.5)
     assert says(two.describe_verdict(), "network-is-better")
@@ -73,13 +73,13 @@ def test_a_network_that_learned_nothing_is_told_so() -> None:
 def test_a_constant_answer_alone_is_no_comparison() -> None:
     """The verdict changed with the time that the linear model took."""
     data = to_json([row(CONSTANT, 0.33)], samples=90, seconds=15)
-    hurried = compare_network(data, "validation/accuracy", {"validation/accuracy": 0.9})
-    assert hurried is not None
-    assert ends_with(hurried.describe_verdict(), "simple-model-fitted-time")
+    timed_out = compare_network(data, "validation/accuracy", {"validation/accuracy": 0.9})
+    assert timed_out is not None
+    assert ends_with(timed_out.describe_verdict(), "simple-model-fitted-time")
     data = to_json([row(CONSTANT, 0.33), Skipped(LINEAR, "own code")], samples=90, seconds=15)
-    known = compare_network(data, "validation/accuracy", {"validation/accuracy": 0.9})
-    assert known is not None
-    assert ends_with(known.describe_verdict(), "simple-model-fitted-own")
+    unsupported = compare_network(data, "validation/accuracy", {"validation/accuracy": 0.9})
+    assert unsupported is not None
+    assert ends_with(unsupported.describe_verdict(), "simple-model-fitted-own")
 
 
 def test_without_this_metric_there_is_no_verdict() -> None:
@@ -97,11 +97,11 @@ def test_what_is_written_is_read_and_the_last_of_a_name_counts() -> None:
     ]
     data = json.loads(json.dumps(to_json(outcomes, samples=12, seconds=15)))
     rows, skipped = from_json(data)
-    assert [each.metrics["validation/accuracy"] for each in rows] == [0.5, 0.7]
+    assert [baseline.metrics["validation/accuracy"] for baseline in rows] == [0.5, 0.7]
     assert skipped == (Skipped(TREES, "too long"),)
-    read = compare_network(data, "validation/accuracy", {"validation/accuracy": 0.8})
-    assert read is not None
-    assert read.samples == 12
+    network_comparison = compare_network(data, "validation/accuracy", {"validation/accuracy": 0.8})
+    assert network_comparison is not None
+    assert network_comparison.samples == 12
     assert compare_network({}, "validation/accuracy", {"validation/accuracy": 0.8}) is None
 
 

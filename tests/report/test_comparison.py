@@ -16,21 +16,23 @@ from tests.report_page import page_of
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def stored_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make(tmp_path_factory.mktemp("runs") / "digits-001").parent
 
 
 @pytest.fixture
-def runs(made: Path, tmp_path: Path) -> list[Path]:
+def runs(stored_runs: Path, tmp_path: Path) -> list[Path]:
     """Two runs: the second with another rate, one thread, a better result."""
     folder = tmp_path / "runs"
-    shutil.copytree(made, folder)
-    second = Path(shutil.copytree(folder / "digits-001", folder / "digits-002"))
-    spec = second / "job.yaml"
+    shutil.copytree(stored_runs, folder)
+    second_run = Path(shutil.copytree(folder / "digits-001", folder / "digits-002"))
+    spec = second_run / "job.yaml"
     spec.write_text(spec.read_text().replace("lr: 0.003", "lr: 0.01"))
-    change(second / "result.json", lambda r: r["best"].update(value=0.9917))
-    change(second / "plan.json", lambda p: [d.update(value=4) for d in p["decisions"] if d["name"] == "cpu_threads"])
-    return [folder / "digits-001", second]
+    change(second_run / "result.json", lambda r: r["best"].update(value=0.9917))
+    change(
+        second_run / "plan.json", lambda p: [d.update(value=4) for d in p["decisions"] if d["name"] == "cpu_threads"]
+    )
+    return [folder / "digits-001", second_run]
 
 
 def compare(runs: list[Path], *options: str) -> int:
@@ -73,9 +75,9 @@ def test_json_and_another_folder(runs: list[Path], tmp_path: Path, capsys: pytes
 def test_runs_of_the_same_name_are_told_apart(
     runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    twin = Path(shutil.copytree(runs[1], tmp_path / "other" / "digits-001"))
-    assert compare([runs[0], twin], "--output", str(tmp_path / "out"), "--json") == 0
-    assert set(json.loads(capsys.readouterr().out)["runs"]) == {str(runs[0]), str(twin)}
+    other_run = Path(shutil.copytree(runs[1], tmp_path / "other" / "digits-001"))
+    assert compare([runs[0], other_run], "--output", str(tmp_path / "out"), "--json") == 0
+    assert set(json.loads(capsys.readouterr().out)["runs"]) == {str(runs[0]), str(other_run)}
 
 
 def test_runs_with_different_best_metrics(runs: list[Path]) -> None:
@@ -94,10 +96,12 @@ def test_a_run_without_anything_but_its_log(runs: list[Path], capsys: pytest.Cap
     assert "train.optimizer.lr " in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("count", "told"), [(1, "1 run\n  possible: 2 to 8 runs"), (9, "9 runs\n  possible: 2 to 8")])
-def test_too_few_or_too_many(runs: list[Path], count: int, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("count", "message"), [(1, "1 run\n  possible: 2 to 8 runs"), (9, "9 runs\n  possible: 2 to 8")]
+)
+def test_too_few_or_too_many(runs: list[Path], count: int, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert compare([runs[0]] * count) == 2
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_no_run(runs: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -57,7 +57,7 @@ def crowded(busy: float, waited: float, stolen: float = 0.0, throttled: float = 
 
 
 @pytest.mark.parametrize(
-    ("readings", "told", "advised"),
+    ("readings", "message", "advised"),
     [
         (
             crowded(1.2, 0.6),
@@ -71,18 +71,18 @@ def crowded(busy: float, waited: float, stolen: float = 0.0, throttled: float = 
     ],
 )
 def test_a_report_shows_cpu_time_used_by_others(
-    tmp_path: Path, readings: list[dict[str, Any]], told: str, advised: bool
+    tmp_path: Path, readings: list[dict[str, Any]], message: str, advised: bool
 ) -> None:
     run = make(tmp_path / "digits-001")
     rows(run / "telemetry.jsonl", readings)
     write(run)
     text = (run / "report.md").read_text(encoding="utf-8").replace("\\", "")
-    told = told.replace("4.00 s", "4.0 s")
-    assert (told in text) if told else (get_message("used-cpu-for") not in text and "steal" not in text)
+    message = message.replace("4.00 s", "4.0 s")
+    assert (message in text) if message else (get_message("used-cpu-for") not in text and "steal" not in text)
     record = read(run)
-    found = [one for one in list_advice(record, summarize(record)) if "less busy" in one.change]
-    assert bool(found) == advised
-    assert ("Other processes" in text) == ("used the CPU" in told)
+    advice = [suggestion for suggestion in list_advice(record, summarize(record)) if "less busy" in suggestion.change]
+    assert bool(advice) == advised
+    assert ("Other processes" in text) == ("used the CPU" in message)
 
 
 @pytest.mark.parametrize(("waited", "threads", "advised"), [(1.4, 2, True), (0.6, 2, False), (1.4, 1, False)])
@@ -95,8 +95,10 @@ def test_one_thread_is_advised_where_threads_wait_for_each_other(
     next(row for row in plan["decisions"] if row["name"] == "cpu_threads")["value"] = threads
     (run / "plan.json").write_text(json.dumps(plan))
     record = read(run)
-    found = [one.line for one in list_advice(record, summarize(record)) if "one thread" in one.change]
-    assert found == ["optimize: {cpu_threads: 1}"] * advised
+    advice = [
+        suggestion.line for suggestion in list_advice(record, summarize(record)) if "one thread" in suggestion.change
+    ]
+    assert advice == ["optimize: {cpu_threads: 1}"] * advised
 
 
 def test_the_live_view_shows_it(tmp_path: Path) -> None:
@@ -106,8 +108,8 @@ def test_the_live_view_shows_it(tmp_path: Path) -> None:
         rows(run / "telemetry.jsonl", crowded(busy, waited))
         view = RunReader(run).read()
         Console(file=file, width=80, highlight=False).print(render(view, 80))
-        shown = file.getvalue()
+        output = file.getvalue()
         file.seek(0)
         file.truncate()
-        assert expected in shown
-        assert bool(expected) == ("others use" in shown)
+        assert expected in output
+        assert bool(expected) == ("others use" in output)

@@ -36,7 +36,7 @@ def text_of(run: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("file", "damage", "told"),
+    ("file", "damage", "message"),
     [
         ("job.yaml", None, "job.yaml: missing; the job file cannot be shown"),
         ("job.yaml", "name: [", "job.yaml: damaged: job.yaml:1:8"),
@@ -62,15 +62,15 @@ def text_of(run: Path) -> str:
         ("events.jsonl", "\udcff\udcfe", "events.jsonl: the last line (1) is incomplete"),
     ],
 )
-def test_damage_is_reported_and_survived(run: Path, file: str, damage: str | None, told: str) -> None:
+def test_damage_is_reported_and_survived(run: Path, file: str, damage: str | None, message: str) -> None:
     if damage is None:
         (run / file).unlink()
     else:
         (run / file).write_bytes(damage.encode("utf-8", "surrogateescape"))
     text = text_of(run)
-    assert told in text.replace("\\", "")
+    assert message in text.replace("\\", "")
     assert page_of(run).open == []
-    assert told in page_of(run).text
+    assert message in page_of(run).text
     assert [gap["file"] for gap in json.loads((run / "report.json").read_text(encoding="utf-8"))["gaps"]] == [file]
 
 
@@ -81,10 +81,10 @@ def test_events_are_optional(run: Path) -> None:
     assert "## Events" not in text
 
 
-@pytest.mark.parametrize("left", ["state.json", "job.yaml", "metrics.jsonl", "telemetry.jsonl", "plan.json"])
-def test_a_single_file_is_enough(run: Path, left: str) -> None:
+@pytest.mark.parametrize("file_name", ["state.json", "job.yaml", "metrics.jsonl", "telemetry.jsonl", "plan.json"])
+def test_a_single_file_is_enough(run: Path, file_name: str) -> None:
     for path in run.iterdir():
-        if path.name != left:
+        if path.name != file_name:
             path.unlink()
     assert says(text_of(run), "missing-damaged-files")
     assert page_of(run).open == []
@@ -104,14 +104,14 @@ def test_without_a_result_the_logs_tell(run: Path) -> None:
     (run / "result.json").unlink()
     change(run / "state.json", lambda s: s.update(status="failed", exit_code=137))
     text = text_of(run)
-    for words in (
+    for phrase in (
         "# digits-001: 98.6 %",
         "at step 540 of 540",
         "exit 137: ended by SIGKILL",
         "| time | 44.0 s |",
         "| peak memory | 486 MiB | of 4.0 GiB (11.9 %) |",
     ):
-        assert words in text
+        assert phrase in text
 
 
 def test_foreign_text_stays_text(tmp_path: Path) -> None:
@@ -132,9 +132,9 @@ def test_foreign_text_stays_text(tmp_path: Path) -> None:
     assert not [load for load in page.loads if "evil" in load and not load.startswith("#")]
     for name in ("#010102", "1.23456", "数字 $x^2$"):
         assert name in page.text
-    whole = (run / "report.md").read_text(encoding="utf-8")
-    text = re.sub(r"(?ms)^(`{3,})yaml\n.*?^\1$", "", whole)
-    assert len(text) < len(whole), "blocks in which nothing means anything"
+    markdown = (run / "report.md").read_text(encoding="utf-8")
+    text = re.sub(r"(?ms)^(`{3,})yaml\n.*?^\1$", "", markdown)
+    assert len(text) < len(markdown), "blocks in which nothing means anything"
     assert "<script" not in text
     assert not re.search(r"(?<!\\)[\[`]", text)
 

@@ -21,25 +21,25 @@ from drivetrain.tracking.live.sparkline import draw_bars
 
 
 def series(*ys: float) -> Series:
-    found = Series("y")
+    new_series = Series("y")
     for x, y in enumerate(ys):
-        found.add(x, y)
-    return found
+        new_series.add(x, y)
+    return new_series
 
 
 def test_resumed_steps_replace_those_of_the_first_attempt() -> None:
     rows = [{"step": s, "loss": float(s)} for s in (1, 2, 3, 4, 5)]
     rows[2]["score"], rows[4]["score"] = 0.5, 0.9
     rows += [{"step": 4, "loss": 40.0}, {"step": 5, "loss": 50.0}]
-    found = collect_series(rows, "step")
-    assert list(found["loss"].xs) == [1, 2, 3, 4, 5]
-    assert list(found["loss"].ys) == [1, 2, 3, 40, 50]
-    assert list(found["score"].xs) == [3]
+    series_by_name = collect_series(rows, "step")
+    assert list(series_by_name["loss"].xs) == [1, 2, 3, 4, 5]
+    assert list(series_by_name["loss"].ys) == [1, 2, 3, 40, 50]
+    assert list(series_by_name["score"].xs) == [3]
 
 
 def test_time_continues_after_a_resume() -> None:
-    found = collect_series([{"seconds": s, "rss": 1.0} for s in (1, 2, 3, 1, 2)], "seconds", continues=True)
-    assert list(found["rss"].xs) == [1, 2, 3, 4, 5]
+    series_by_name = collect_series([{"seconds": s, "rss": 1.0} for s in (1, 2, 3, 1, 2)], "seconds", continues=True)
+    assert list(series_by_name["rss"].xs) == [1, 2, 3, 4, 5]
 
 
 def test_rows_without_a_place_and_values_that_are_no_numbers_are_left_out() -> None:
@@ -48,9 +48,9 @@ def test_rows_without_a_place_and_values_that_are_no_numbers_are_left_out() -> N
         {"step": None, "loss": 1.0},
         {"step": 1, "loss": True, "name": "x", "lr": None, "big": 10**400},
     ]
-    found = collect_series(rows, "step")
-    assert list(found) == ["big"]
-    assert (len(found["big"]), found["big"].broken) == (0, 1)
+    series_by_name = collect_series(rows, "step")
+    assert list(series_by_name) == ["big"]
+    assert (len(series_by_name["big"]), series_by_name["big"].broken) == (0, 1)
 
 
 def test_a_counter_that_restarts() -> None:
@@ -94,13 +94,13 @@ def test_mapped_shows_the_shape_on_another_scale() -> None:
 
 
 def test_confusion_by_hand() -> None:
-    [found] = read_confusions({"": {"classes": ["a", "b", "c"], "matrix": [[8, 2, 0], [1, 9, 0], [0, 0, 0]]}})
-    assert (found.total, found.hits) == (20, 17)
-    assert found.list_mistakes() == [("a", "b", 2, 0.2), ("b", "a", 1, 0.1)]
-    name, samples, precision, recall, f1 = found.list_weakest()[0]
+    [confusion] = read_confusions({"": {"classes": ["a", "b", "c"], "matrix": [[8, 2, 0], [1, 9, 0], [0, 0, 0]]}})
+    assert (confusion.total, confusion.hits) == (20, 17)
+    assert confusion.list_mistakes() == [("a", "b", 2, 0.2), ("b", "a", 1, 0.1)]
+    name, samples, precision, recall, f1 = confusion.list_weakest()[0]
     assert (name, samples) == ("a", 10)
     assert (precision, recall, f1) == pytest.approx((8 / 9, 0.8, 16 / 19))
-    assert len(found.list_weakest()) == 2
+    assert len(confusion.list_weakest()) == 2
 
 
 @pytest.mark.parametrize(

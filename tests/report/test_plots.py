@@ -33,18 +33,18 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def series(*points: tuple[float, float]) -> Series:
-    made = Series("loss")
+    loss_series = Series("loss")
     for x, y in points:
-        made.add(x, y)
-    return made
+        loss_series.add(x, y)
+    return loss_series
 
 
-def drawn(text: str) -> ET.Element:
+def parse_plot(text: str) -> ET.Element:
     return ET.fromstring(text.replace("<svg ", '<svg xmlns="http://www.w3.org/2000/svg" ', 1))
 
 
 def labels(text: str) -> list[str]:
-    return [str(each.text) for each in drawn(text).iter(f"{SVG}text")]
+    return [str(element.text) for element in parse_plot(text).iter(f"{SVG}text")]
 
 
 def test_a_report_loads_no_large_library() -> None:
@@ -143,7 +143,7 @@ def test_titles_and_names_are_escaped() -> None:
     frame = Curves(evil, evil, (series((0, 1.0)),), (evil, 1.0), (("<b>", 0.0),))
     assert evil in labels(draw_curves(frame, "c"))
     plot = Scatter(evil, evil, (Dot(evil, 1.0, "k"),), (("k", Tone.PLAIN),))
-    assert drawn(draw_scatter(plot, "s")).get("aria-label") == evil
+    assert parse_plot(draw_scatter(plot, "s")).get("aria-label") == evil
 
 
 def test_counts_of_a_confusion_matrix_are_whole() -> None:
@@ -155,13 +155,15 @@ def test_counts_of_a_confusion_matrix_are_whole() -> None:
 
 def test_scatter_places_categories_side_by_side() -> None:
     dots = (Dot("adam", 0.9, "k"), Dot("sgd", 0.8, "k"), Dot("adam", 0.7, "k"))
-    circles = list(drawn(draw_scatter(Scatter("t", "optimizer", dots, (("k", Tone.PLAIN),)), "s")).iter(f"{SVG}circle"))
+    circles = list(
+        parse_plot(draw_scatter(Scatter("t", "optimizer", dots, (("k", Tone.PLAIN),)), "s")).iter(f"{SVG}circle")
+    )
     assert [circle.get("cx") for circle in circles] == ["135.00", "305.00", "135.00"]
 
 
 def test_the_best_so_far_is_a_staircase() -> None:
     plot = Scatter("t", "trial", (Dot(0, 1.0, "k"),), (("k", Tone.PLAIN),), ((0, 3.0), (1, 2.0)))
-    line = next(p for p in drawn(draw_scatter(plot, "s")).iter(f"{SVG}path") if "line-3" in p.get("style", ""))
+    line = next(p for p in parse_plot(draw_scatter(plot, "s")).iter(f"{SVG}path") if "line-3" in p.get("style", ""))
     corners = [part.split() for part in line.get("d", "")[1:].split("L")]
     assert corners[0][1] == corners[1][1]
     assert corners[1][0] == corners[2][0]
@@ -170,9 +172,9 @@ def test_the_best_so_far_is_a_staircase() -> None:
 def test_no_two_parts_of_a_bar_have_the_same_color() -> None:
     """The ninth part, the largest, had the color of the second."""
     sizes = [5.0, 4.0, 0.1, 3.0, 0.2, 2.0, 0.3, 1.0, 9.0, 0.4, 0.5]
-    shown = _render_bar(StackedBar("Time", tuple((f"p{i}", size, f"{size} s") for i, size in enumerate(sizes))))
-    shades = re.findall(r'<span class="key ([a-z0-9-]+)">', shown)
-    assert re.findall(r'<i class="([a-z0-9-]+)"', shown) == shades
-    colored = [shade for shade in shades if shade != "tone-quiet"]
-    assert len(set(colored)) == len(colored) == LINE_COLORS
+    bar = _render_bar(StackedBar("Time", tuple((f"p{i}", size, f"{size} s") for i, size in enumerate(sizes))))
+    shades = re.findall(r'<span class="key ([a-z0-9-]+)">', bar)
+    assert re.findall(r'<i class="([a-z0-9-]+)"', bar) == shades
+    line_shades = [shade for shade in shades if shade != "tone-quiet"]
+    assert len(set(line_shades)) == len(line_shades) == LINE_COLORS
     assert [sizes[i] for i, shade in enumerate(shades) if shade == "tone-quiet"] == [0.1, 0.2, 0.3]

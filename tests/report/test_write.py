@@ -43,8 +43,10 @@ def text_of(run: Path) -> str:
 
 
 def test_the_forecast_stands_beside_what_came(run: Path) -> None:
-    made = {"seconds": 36.0, "low": 30.0, "high": 50.0, "end": "2025-03-01T10:00:36+00:00", "steps": 24}
-    forecast = compare_forecast(made | {"peak_memory": 651_000_000}, {"seconds": 41.6, "peak_memory": 620_000_000})
+    prediction = {"seconds": 36.0, "low": 30.0, "high": 50.0, "end": "2025-03-01T10:00:36+00:00", "steps": 24}
+    forecast = compare_forecast(
+        prediction | {"peak_memory": 651_000_000}, {"seconds": 41.6, "peak_memory": 620_000_000}
+    )
     assert (forecast["error_percent"], forecast["peak_memory_error_percent"]) == (-13.5, 5.0)
     change(
         run / "result.json", lambda result: result.update(forecast=forecast | {"ended": "2025-03-01T10:00:42+00:00"})
@@ -65,7 +67,7 @@ def test_the_forecast_stands_beside_what_came(run: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
+    "phrase",
     [
         "98.6 %",
         "best validation/accuracy, at step 495 of 540, epoch 11 of 12",
@@ -97,9 +99,9 @@ def test_the_forecast_stands_beside_what_came(run: Path) -> None:
         "batch_size: 32",
     ],
 )
-def test_page_and_markdown_have_the_same_content(finished: Path, words: str) -> None:
-    assert words in re.sub(r"\s+", " ", page_of(finished).text)
-    assert words in (finished / "report.md").read_text(encoding="utf-8").replace("&lt;", "<")
+def test_page_and_markdown_have_the_same_content(finished: Path, phrase: str) -> None:
+    assert phrase in re.sub(r"\s+", " ", page_of(finished).text)
+    assert phrase in (finished / "report.md").read_text(encoding="utf-8").replace("&lt;", "<")
 
 
 def test_every_decision_has_its_reason(finished: Path) -> None:
@@ -116,8 +118,8 @@ def test_time_outside_of_all_phases_is_shown(finished: Path) -> None:
 
 def test_json(finished: Path) -> None:
     data = json.loads((finished / "report.json").read_text(encoding="utf-8"))
-    chosen = {"metric": "validation/accuracy", "value": 0.9861, "step": 495, "epoch": 11}
-    assert data["best"] == chosen | {"metrics": BEST_METRICS}
+    best = {"metric": "validation/accuracy", "value": 0.9861, "step": 495, "epoch": 11}
+    assert data["best"] == best | {"metrics": BEST_METRICS}
     assert (data["status"], data["exit_code"], data["exit_meaning"]) == ("done", 0, "done")
     assert data["differences"] == ["allocator"]
     assert data["curves"]["validation/accuracy"][-1][0] == STEPS
@@ -145,7 +147,7 @@ def test_same_files_same_bytes(run: Path, finished: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "code", "told"),
+    ("status", "code", "message"),
     [
         ("stopped", 75, "exit 75: stopped early by a signal or a time limit"),
         ("failed", 5, "exit 5: the budget for non-finite steps is spent"),
@@ -153,9 +155,9 @@ def test_same_files_same_bytes(run: Path, finished: Path) -> None:
         ("running", None, "still running, or killed before it could record its end"),
     ],
 )
-def test_endings(run: Path, status: str, code: int | None, told: str) -> None:
+def test_endings(run: Path, status: str, code: int | None, message: str) -> None:
     change(run / "state.json", lambda s: s.update(status=status, exit_code=code))
-    assert f"**{status}**: {told}" in text_of(run)
+    assert f"**{status}**: {message}" in text_of(run)
 
 
 def test_values_that_are_not_finite(run: Path) -> None:
@@ -175,13 +177,13 @@ def test_several_heads(run: Path) -> None:
     )
     change(run / "result.json", lambda r: r.update(confusion={head: confusion(["a", "b", "c"]) for head in heads}))
     text = text_of(run)
-    for words in ("| Macro F1: validation/mode |", "| Macro F1: validation/cause |", "## Confusion matrix of mode"):
-        assert words in text
+    for phrase in ("| Macro F1: validation/mode |", "| Macro F1: validation/cause |", "## Confusion matrix of mode"):
+        assert phrase in text
     assert len(page_of(run).ids) == len(set(page_of(run).ids))
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "told"),
+    ("arguments", "code", "message"),
     [
         (["nowhere"], 4, "nowhere: there is no such folder"),
         (["."], 4, ".: it contains no file of a run\n  possible: a run folder contains job.yaml"),
@@ -191,14 +193,14 @@ def test_several_heads(run: Path) -> None:
 def test_command_errors(
     arguments: list[str],
     code: int,
-    told: str,
+    message: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(arguments) == code
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
@@ -283,9 +285,9 @@ def test_a_run_that_continues_another_says_so_and_marks_where(tmp_path: Path) ->
 def test_from_which_bytes_a_run_was_made(run: Path) -> None:
     assert "Made from" not in text_of(run), "one that has not ended has no record of it"
     assert not (run / "model-card.md").exists()
-    made = {"commit": f"{'c' * 40}-changed", "later_commits": ["d" * 40], "image": {"name": "cpu", "id": "sha256:11"}}
+    origin = {"commit": f"{'c' * 40}-changed", "later_commits": ["d" * 40], "image": {"name": "cpu", "id": "sha256:11"}}
     digests = {"data": {"data.train": "d1"}, "code": {"net.py": "c1"}, "spec": "s1", "plan": "p1", "model": "m1"}
-    (run / "provenance.json").write_text(json.dumps(made | digests | {"torch": "2.13.0", "drivetrain": "0.1.0"}))
+    (run / "provenance.json").write_text(json.dumps(origin | digests | {"torch": "2.13.0", "drivetrain": "0.1.0"}))
     text = text_of(run)
     for row in (
         f"| commit of the job's folder | {'c' * 40}, with changes that are not committed |",

@@ -252,8 +252,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def proxy(server: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FaultyStore]:
     monkeypatch.setattr(remote_check, "PATIENCE", Patience(retries=0.2, silence=0.3, connect=0.5))
     monkeypatch.chdir(tmp_path)
-    with faulty_store(server) as found:
-        yield found
+    with faulty_store(server) as faulty_proxy:
+        yield faulty_proxy
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.what)
@@ -278,13 +278,13 @@ def test_it_is_told(
         f'name: t\ntask: image-classification\ndata: {data}\ncheckpoint: {{copy_to: "{row.copy_to}"}}\n'
     )
     code = main.main(["validate", "--remote", "job.yaml"])
-    told = capsys.readouterr().err
-    assert row.says in told
+    output = capsys.readouterr().err
+    assert row.says in output
     assert code == row.code
-    assert SECRET not in told
-    assert KEY not in told
-    assert "Traceback" not in told
-    first, second, third = told.splitlines()[:3]
+    assert SECRET not in output
+    assert KEY not in output
+    assert "Traceback" not in output
+    first, second, third = output.splitlines()[:3]
     assert re.match(r"job\.yaml:\d+:\d+: (data\.train|checkpoint\.copy_to): ", first), first
     assert second.startswith("  possible: ")
     assert third.startswith("  do:       ")

@@ -16,28 +16,28 @@ from drivetrain.supervisor.remote_copy.owner_file import LostOwnership, Owner, O
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
-    held: dict[str, tuple[int, bytes]] = {}
+    objects: dict[str, tuple[int, bytes]] = {}
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_PUT(self) -> None:
             content = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            generation = held.get(self.path, (0, b""))[0]
+            generation = objects.get(self.path, (0, b""))[0]
             if self.headers.get("x-goog-if-generation-match", str(generation)) != str(generation):
                 self.answer(412, generation, b"")
                 return
-            held[self.path] = generation + 1, content
+            objects[self.path] = generation + 1, content
             self.answer(200, generation + 1, b"")
 
         def do_GET(self) -> None:
-            generation, content = held.get(self.path, (0, b""))
+            generation, content = objects.get(self.path, (0, b""))
             self.answer(200 if generation else 404, generation, content)
 
         do_HEAD = do_GET
 
         def do_DELETE(self) -> None:
-            self.answer(204 if held.pop(self.path, None) else 404, 0, b"")
+            self.answer(204 if objects.pop(self.path, None) else 404, 0, b"")
 
         def answer(self, status: int, generation: int, content: bytes) -> None:
             self.send_response_only(status)

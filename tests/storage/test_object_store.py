@@ -26,8 +26,8 @@ SHORT = Patience(retries=1.5, silence=1.0, connect=1.0)
 
 @pytest.fixture
 def proxy(s3: str) -> Iterator[FaultyStore]:
-    with faulty_store(s3) as found:
-        yield found
+    with faulty_store(s3) as faulty_proxy:
+        yield faulty_proxy
 
 
 @pytest.fixture
@@ -39,13 +39,13 @@ def content(size: int) -> bytes:
     return random.Random(size).randbytes(size)
 
 
-def first(count: int, fault: Fault, method: str = "") -> Callable[[int, str, str], Fault | None]:
+def fail_first(count: int, fault: Fault, method: str = "") -> Callable[[int, str, str], Fault | None]:
     """The fault for the first so many requests of a method."""
-    left = [count]
+    remaining = [count]
 
-    def decide(number: int, seen: str, path: str) -> Fault | None:
-        if (not method or seen == method) and left[0] > 0:
-            left[0] -= 1
+    def decide(number: int, request_method: str, path: str) -> Fault | None:
+        if (not method or request_method == method) and remaining[0] > 0:
+            remaining[0] -= 1
             return fault
         return None
 
@@ -65,7 +65,7 @@ def test_written_read_listed_removed(store: ObjectStore, tmp_path: Path) -> None
         assert len(piece) <= 3 * object_store.PART_BYTES
         digest.update(piece)
     assert digest.digest() == hashlib.sha256((tmp_path / "long").read_bytes()).digest()
-    assert [(each.name, each.bytes) for each in store.objects("a")] == [
+    assert [(entry.name, entry.bytes) for entry in store.objects("a")] == [
         ("a/b/two", 2),
         ("a/long", 2 * object_store.PART_BYTES + 5),
         ("a/one", 1),
@@ -93,23 +93,23 @@ def test_written_only_if_nobody_else_has(store: ObjectStore) -> None:
 )
 def test_what_passes_is_tried_again(store: ObjectStore, proxy: FaultyStore, fault: Fault) -> None:
     store.put("x", b"1")
-    proxy.fault = first(2, fault)
+    proxy.fault = fail_first(2, fault)
     store.put("x", b"2")
-    proxy.fault = first(2, fault)
+    proxy.fault = fail_first(2, fault)
     assert store.get("x") == b"2"
-    proxy.fault = first(2, fault)
-    assert [each.name for each in store.objects()] == ["x"]
+    proxy.fault = fail_first(2, fault)
+    assert [entry.name for entry in store.objects()] == ["x"]
 
 
 @pytest.mark.parametrize("at", [0, 1, 100_000, 999_999])
 def test_an_answer_that_is_cut_is_taken_up_again(store: ObjectStore, proxy: FaultyStore, at: int) -> None:
     store.put("x", content(1_000_000))
-    proxy.fault = first(1, Fault("cut", at), "GET")
+    proxy.fault = fail_first(1, Fault("cut", at), "GET")
     assert store.get("x") == content(1_000_000)
-    proxy.fault = first(1, Fault("cut", at), "GET")
+    proxy.fault = fail_first(1, Fault("cut", at), "GET")
     assert b"".join(store.stream("x")) == content(1_000_000)
-    proxy.fault = first(1, Fault("cut", at), "GET")
-    assert [each.name for each in store.objects()] == ["x"]
+    proxy.fault = fail_first(1, Fault("cut", at), "GET")
+    assert [entry.name for entry in store.objects()] == ["x"]
 
 
 def test_a_long_upload_with_faults_in_between(store: ObjectStore, proxy: FaultyStore, tmp_path: Path) -> None:
@@ -124,14 +124,14 @@ def test_a_long_upload_with_faults_in_between(store: ObjectStore, proxy: FaultyS
 def test_it_gives_up_in_time(proxy: FaultyStore, fault: Fault) -> None:
     store = ObjectStore(parse("s3://bucket/x"), SHORT)
     proxy.fault = lambda number, method, path: fault
-    with pytest.raises(RemoteError, check=saying("store-does-not-answer")) as found:
+    with pytest.raises(RemoteError, check=saying("store-does-not-answer")) as caught:
         store.put("x", b"1")
-    assert found.value.passing
-    assert found.value.exit_code == 7
-    assert proxy.endpoint in found.value.action
+    assert caught.value.passing
+    assert caught.value.exit_code == 7
+    assert proxy.endpoint in caught.value.action
 
 
-def told(error: RemoteError) -> str:
+def format_error(error: RemoteError) -> str:
     """The message, which has three parts and no credential."""
     assert error.given
     assert error.possible
@@ -144,36 +144,36 @@ def told(error: RemoteError) -> str:
 def test_a_bucket_that_is_not_there(proxy: FaultyStore) -> None:
     store = ObjectStore(parse("s3://nowhere/runs"), SHORT)
     for task in (lambda: store.put("x", b"1"), lambda: store.get("x"), lambda: store.objects()):
-        with pytest.raises(RemoteError) as found:
+        with pytest.raises(RemoteError) as caught:
             task()
-        assert found.value.trouble is Trouble.NO_BUCKET
-        assert says(told(found.value), "there-is-no-bucket-nowhere")
-        assert proxy.endpoint in found.value.given
+        assert caught.value.trouble is Trouble.NO_BUCKET
+        assert says(format_error(caught.value), "there-is-no-bucket-nowhere")
+        assert proxy.endpoint in caught.value.given
 
 
 def test_an_object_that_is_not_there(store: ObjectStore) -> None:
-    with pytest.raises(RemoteError) as found:
+    with pytest.raises(RemoteError) as caught:
         store.get("no")
-    assert found.value.trouble is Trouble.MISSING
-    assert says(told(found.value), "is-not-there", f"{store.address}/no")
+    assert caught.value.trouble is Trouble.MISSING
+    assert says(format_error(caught.value), "is-not-there", f"{store.address}/no")
 
 
 def test_no_permission(store: ObjectStore, proxy: FaultyStore) -> None:
     proxy.fault = lambda number, method, path: Fault("denied")
     for task in (lambda: store.put("x", b"1"), lambda: store.get("x"), lambda: store.objects()):
-        with pytest.raises(RemoteError) as found:
+        with pytest.raises(RemoteError) as caught:
             task()
-        assert found.value.trouble is Trouble.DENIED
-        assert says(told(found.value), "store-refuses-accessdenied", 403)
-        assert "AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, AWS_SECRET_ACCESS_KEY" in found.value.action
+        assert caught.value.trouble is Trouble.DENIED
+        assert says(format_error(caught.value), "store-refuses-accessdenied", 403)
+        assert "AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, AWS_SECRET_ACCESS_KEY" in caught.value.action
 
 
 def test_half_of_the_credentials(proxy: FaultyStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-    with pytest.raises(RemoteError) as found:
+    with pytest.raises(RemoteError) as caught:
         ObjectStore(parse("s3://bucket/x"))
-    assert found.value.trouble is Trouble.NO_CREDENTIALS
-    assert "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY" in told(found.value)
+    assert caught.value.trouble is Trouble.NO_CREDENTIALS
+    assert "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY" in format_error(caught.value)
 
 
 def test_no_credentials_at_all(proxy: FaultyStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,19 +181,19 @@ def test_no_credentials_at_all(proxy: FaultyStore, monkeypatch: pytest.MonkeyPat
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:1")
-    with pytest.raises(RemoteError) as found:
+    with pytest.raises(RemoteError) as caught:
         ObjectStore(parse("s3://bucket/x"), SHORT).get("x")
-    assert found.value.trouble is Trouble.NO_CREDENTIALS
-    assert says(told(found.value), "no-credentials-were-found")
+    assert caught.value.trouble is Trouble.NO_CREDENTIALS
+    assert says(format_error(caught.value), "no-credentials-were-found")
 
 
 @pytest.mark.parametrize("endpoint", ["http://127.0.0.1:1", "http://no-such-host.invalid:9000"])
 def test_a_host_that_is_not_reached(proxy: FaultyStore, monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-    with pytest.raises(RemoteError) as found:
+    with pytest.raises(RemoteError) as caught:
         ObjectStore(parse("s3://bucket/x"), SHORT).get("x")
-    assert found.value.trouble is Trouble.AWAY
-    assert f"AWS_ENDPOINT_URL={endpoint}" in told(found.value)
+    assert caught.value.trouble is Trouble.AWAY
+    assert f"AWS_ENDPOINT_URL={endpoint}" in format_error(caught.value)
 
 
 def test_a_web_server_is_read(tmp_path: Path) -> None:
@@ -204,9 +204,9 @@ def test_a_web_server_is_read(tmp_path: Path) -> None:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         web = ObjectStore(parse(f"http://127.0.0.1:{server.server_port}"), SHORT)
         assert web.get("a b.txt") == b"123"
-        with pytest.raises(RemoteError) as found:
+        with pytest.raises(RemoteError) as caught:
             web.get("no")
-        assert found.value.trouble is Trouble.MISSING
+        assert caught.value.trouble is Trouble.MISSING
         server.shutdown()
 
 

@@ -24,14 +24,14 @@ GIB = 2**30
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """A run whose allocator is as asked, and whose limit fits: nothing to fix."""
-    made = make(tmp_path / "digits-001")
-    change(made / "result.json", lambda r: r.update(memory_limit=GIB, peak_memory=700 << 20))
-    change(made / "hardware.json", lambda h: h["cpu"].update(host=4))
-    rows(made / "telemetry.jsonl", [row | {"memory_limit": GIB} for row in telemetry()])
-    return made
+    run_folder = make(tmp_path / "digits-001")
+    change(run_folder / "result.json", lambda r: r.update(memory_limit=GIB, peak_memory=700 << 20))
+    change(run_folder / "hardware.json", lambda h: h["cpu"].update(host=4))
+    rows(run_folder / "telemetry.jsonl", [row | {"memory_limit": GIB} for row in telemetry()])
+    return run_folder
 
 
-def given(run: Path) -> list[Advice]:
+def list_run_advice(run: Path) -> list[Advice]:
     record = read(run)
     return list_advice(record, summarize(record))
 
@@ -55,7 +55,7 @@ def throttle(run: Path, part: float) -> None:
 
 
 def test_nothing_to_change(run: Path) -> None:
-    assert given(run) == []
+    assert list_run_advice(run) == []
     write(run)
     assert says((run / "report.md").read_text(encoding="utf-8"), "no-setting-was-found")
     assert json.loads((run / "report.json").read_text(encoding="utf-8"))["advice"] == []
@@ -63,14 +63,14 @@ def test_nothing_to_change(run: Path) -> None:
 
 def test_waiting_for_input(run: Path) -> None:
     phases(run, input=20.8, train=14.4)
-    (one,) = given(run)
+    (one,) = list_run_advice(run)
     assert one.line == "optimize: {loader_workers: 1}"
     assert (one.why, one.gain) == ("training waited 20.8 s for data", "up to 50 % less time")
 
 
 def test_loading_slower_than_computing_bounds_the_speed(run: Path) -> None:
     phases(run, input=31.2, train=4.0)
-    assert given(run)[0].gain == "up to 25 % less time"
+    assert list_run_advice(run)[0].gain == "up to 25 % less time"
 
 
 @pytest.mark.parametrize(
@@ -80,14 +80,14 @@ def test_loading_slower_than_computing_bounds_the_speed(run: Path) -> None:
 def test_waiting_for_input_with_other_plans(run: Path, name: str, value: Any, line: str) -> None:
     phases(run, input=20.8, train=14.4)
     decide(run, name, value)
-    assert [one.line for one in given(run)] == [line]
+    assert [one.line for one in list_run_advice(run)] == [line]
 
 
 @pytest.mark.parametrize(("threads", "line"), [(4, "optimize: {cpu_threads: 2}"), (2, "limits: {cpus: 3}")])
 def test_throttled_by_the_quota(run: Path, threads: int, line: str) -> None:
     throttle(run, 0.5)
     decide(run, "cpu_threads", threads)
-    one = given(run)[0]
+    one = list_run_advice(run)[0]
     assert one.line == line
     assert begins_with(one.why, "quota-cpus-throttled", 2, "20.0", "41.6")
     assert one.gain == "up to 48.1 % less time"
@@ -96,7 +96,7 @@ def test_throttled_by_the_quota(run: Path, threads: int, line: str) -> None:
 def test_memory_near_the_limit_comes_first(run: Path) -> None:
     phases(run, input=20.8, train=14.4)
     change(run / "result.json", lambda r: r.update(peak_memory=int(0.95 * GIB)))
-    first, second = given(run)
+    first, second = list_run_advice(run)
     assert says_each(
         (first.line, first.why), ("optimize: {micro_batch: 16}", get_message("mib-gib-memory-used", 973, "1.0", 95))
     )
@@ -105,14 +105,14 @@ def test_memory_near_the_limit_comes_first(run: Path) -> None:
 
 def test_memory_far_below_the_limit(run: Path) -> None:
     change(run / "result.json", lambda r: r.update(memory_limit=8 * GIB))
-    (one,) = given(run)
+    (one,) = list_run_advice(run)
     assert one.line == "limits: {memory: 1024m}"
     assert says_only(one.gain, "gib-more-for-other-containers", "7.0")
 
 
 def test_saving_too_often(run: Path) -> None:
     phases(run, checkpoint=10.4, train=24.8)
-    (one,) = given(run)
+    (one,) = list_run_advice(run)
     assert (one.line, one.gain) == ("checkpoint: {every: 15m}", "up to 25 % less time")
 
 
@@ -124,11 +124,11 @@ def test_padding(run: Path, source: str, lines: list[str]) -> None:
     """What the runtime left out by itself had a reason, and is not advised."""
     change(run / "result.json", lambda r: r.update(data=["any wording"], facts={"padding": PADDING}))
     decide(run, "unpadding", "off", source)
-    found = given(run)
-    assert [one.line for one in found] == lines
-    if found:
-        assert says_only(found[0].why, "of-batch-is-padding-it-would", 40, 4)
-        assert found[0].gain == "up to 31.7 % less time"  # 1 - 0.60 / 0.96 of 35.2 of 41.6 s
+    advice = list_run_advice(run)
+    assert [suggestion.line for suggestion in advice] == lines
+    if advice:
+        assert says_only(advice[0].why, "of-batch-is-padding-it-would", 40, 4)
+        assert advice[0].gain == "up to 31.7 % less time"  # 1 - 0.60 / 0.96 of 35.2 of 41.6 s
 
 
 def test_advice_reads_facts_and_never_text(run: Path) -> None:
@@ -136,29 +136,29 @@ def test_advice_reads_facts_and_never_text(run: Path) -> None:
     note = padding(np.array([5, 9, 40, 7] * 50), 64, 32, 0).note()
     change(run / "result.json", lambda r: r.update(data=[note]))
     decide(run, "unpadding", "off", "job")
-    assert given(run) == []
+    assert list_run_advice(run) == []
     for broken in (None, [], {"padding": None}, {"padding": {"longest": "40%", "parts": None}}):
         change(run / "result.json", lambda r, facts=broken: r.update(facts=facts))
-        assert given(run) == []
+        assert list_run_advice(run) == []
 
 
 def test_no_cache_is_advised_where_the_runtime_had_a_reason(run: Path) -> None:
     """Texts have no image cache: the line would be refused."""
     phases(run, input=20.8, train=14.4)
     decide(run, "decode_cache", False, "choice")
-    assert [one.line for one in given(run)] == ["optimize: {loader_workers: 1}"]
+    assert [one.line for one in list_run_advice(run)] == ["optimize: {loader_workers: 1}"]
 
 
 def test_no_cpu_is_advised_that_the_host_does_not_have(run: Path) -> None:
     phases(run, input=20.8, train=14.4)
     decide(run, "loader_workers", 1)
     change(run / "hardware.json", lambda h: h["cpu"].update(host=2))
-    assert given(run) == []
+    assert list_run_advice(run) == []
 
 
 def test_a_hot_gpu(run: Path) -> None:
     rows(run / "telemetry.jsonl", [row | {"memory_limit": GIB, "gpu_temperature": 84.0} for row in telemetry()])
-    (one,) = given(run)
+    (one,) = list_run_advice(run)
     assert says_only(one.why, "it-was-at-c-or-hotter", 80, 100, 84)
 
 
@@ -175,17 +175,17 @@ def test_an_idle_gpu(run: Path, train: float, source: str, line: str) -> None:
     rows(run / "telemetry.jsonl", [row | {"memory_limit": GIB, "gpu_percent": 60.0} for row in telemetry()])
     phases(run, train=train)
     decide(run, "compile", False, source)
-    found = {one.line: one for one in given(run)}
-    assert says_only(found[line].why, "gpu-idle-time", 40)
-    assert "up to up to" not in str(found)
-    assert len([one for one in found if "batch_size" in one or "measure" in one]) == 1
+    suggestions = {suggestion.line: suggestion for suggestion in list_run_advice(run)}
+    assert says_only(suggestions[line].why, "gpu-idle-time", 40)
+    assert "up to up to" not in str(suggestions)
+    assert len([suggestion for suggestion in suggestions if "batch_size" in suggestion or "measure" in suggestion]) == 1
 
 
 def test_a_setting_without_effect_is_reported_only_if_requested(run: Path) -> None:
-    assert given(run) == []  # the allocator was not as asked, but nobody but us had asked
+    assert list_run_advice(run) == []  # the allocator was not as asked, but nobody but us had asked
     spec = run / "job.yaml"
     spec.write_text(spec.read_text().replace("optimize: {}", "optimize: {allocator: tcmalloc}"))
-    (one,) = given(run)
+    (one,) = list_run_advice(run)
     assert says_each((one.line, one.why), ("optimize: {allocator: auto}", get_message("effect-ld-preload-removed")))
 
 
@@ -193,16 +193,18 @@ def test_at_most_three_the_most_helpful_first(run: Path) -> None:
     phases(run, input=10.4, checkpoint=5.2, train=10.0)
     throttle(run, 0.9)
     change(run / "result.json", lambda r: r.update(peak_memory=int(0.95 * GIB)))
-    found = given(run)
-    assert len(found) == MAX_SUGGESTIONS
-    assert [one.weight for one in found] == sorted((one.weight for one in found), reverse=True)
-    assert [one.line.split(":")[0] for one in found] == ["optimize", "limits", "optimize"]
+    advice = list_run_advice(run)
+    assert len(advice) == MAX_SUGGESTIONS
+    assert [suggestion.weight for suggestion in advice] == sorted(
+        (suggestion.weight for suggestion in advice), reverse=True
+    )
+    assert [suggestion.line.split(":")[0] for suggestion in advice] == ["optimize", "limits", "optimize"]
 
 
 def test_a_short_run_gives_no_advice(run: Path) -> None:
     phases(run, input=2.0, train=2.0)
     change(run / "result.json", lambda r: r.update(seconds=6.0))
-    assert given(run) == []
+    assert list_run_advice(run) == []
     write(run)
     assert "Recommendations" not in (run / "report.md").read_text(encoding="utf-8")
 
@@ -216,19 +218,21 @@ def test_the_advice_is_in_all_three_files(run: Path) -> None:
 
 def test_a_stem_that_multiplies_the_work(run: Path) -> None:
     """What a decision of ours costs is told with the line that changes it; what the job asked for is not."""
-    told = (
+    description = (
         "resnet18 with the small stem, as image_size 64 is at most 96, 13.33 GFLOP a sample in training; "
         "888.3 MFLOP with model: {name: resnet18, stem: large}, which learns otherwise"
     )
     stem = {"name": "resnet18", "small": 13_330_000_000, "large": 888_300_000}
-    change(run / "result.json", lambda r: r.update(model=told, data=["200 training images"], facts={"stem": stem}))
-    (found,) = (one for one in given(run) if "stem" in one.line)
-    assert found.line == "model: {name: resnet18, stem: large}"
-    assert says(found.why, "gflop-small-stem-mflop", "13.33", "888.3")
-    assert found.gain.startswith("up to 79 % less time")
+    change(
+        run / "result.json", lambda r: r.update(model=description, data=["200 training images"], facts={"stem": stem})
+    )
+    (stem_advice,) = (suggestion for suggestion in list_run_advice(run) if "stem" in suggestion.line)
+    assert stem_advice.line == "model: {name: resnet18, stem: large}"
+    assert says(stem_advice.why, "gflop-small-stem-mflop", "13.33", "888.3")
+    assert stem_advice.gain.startswith("up to 79 % less time")
     write(run)
     assert "888.3 MFLOP with model" in (run / "report.md").read_text(encoding="utf-8")
     change(run / "result.json", lambda r: r.update(model="another wording"))
-    assert [one for one in given(run) if "stem" in one.line] == [found]
-    change(run / "result.json", lambda r: r.update(model=told, facts={}))
-    assert not [one for one in given(run) if "stem" in one.line]
+    assert [suggestion for suggestion in list_run_advice(run) if "stem" in suggestion.line] == [stem_advice]
+    change(run / "result.json", lambda r: r.update(model=description, facts={}))
+    assert not [suggestion for suggestion in list_run_advice(run) if "stem" in suggestion.line]
