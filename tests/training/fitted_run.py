@@ -13,16 +13,16 @@ from drivetrain.training.saver import Saver
 from tests.training.hooked_run import Still
 
 
-def fitted(made: Run) -> str:
+def fitted(run: Run) -> str:
     """Train an assembled run; why it ended."""
-    made.metrics = MetricsLog(made.folder)
-    saver = Saver(made)
+    run.metrics = MetricsLog(run.folder)
+    saver = Saver(run)
     saver.save_final()
     try:
-        return loop.fit(made, saver, Still())  # type: ignore[arg-type]
+        return loop.fit(run, saver, Still())  # type: ignore[arg-type]
     finally:
         saver.wait()
-        made.metrics.close()
+        run.metrics.close()
 
 
 def rows(folder: Path, key: str) -> list[dict[str, Any]]:

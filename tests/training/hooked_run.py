@@ -18,22 +18,22 @@ from tests import tiny
 class Still:
     """Progress that shows nothing."""
 
-    def report_step(self, made: run.Run, step: int, loss: float) -> None: ...
+    def report_step(self, training_run: run.Run, step: int, loss: float) -> None: ...
 
-    def report_evaluation(self, made: run.Run, best: bool) -> None: ...
+    def report_evaluation(self, training_run: run.Run, best: bool) -> None: ...
 
 
 def fit(folder: Path, spoil: Callable[[run.Run], None], train: str = "", *, epochs: int = 3) -> tuple[run.Run, str]:
     """Train the tiny job after `spoil` has hooked something in."""
-    made = tiny.assembled(folder, tiny.job(train=train, epochs=epochs))
-    made.metrics = MetricsLog(folder)
-    saver = Saver(made)
+    training_run = tiny.assembled(folder, tiny.job(train=train, epochs=epochs))
+    training_run.metrics = MetricsLog(folder)
+    saver = Saver(training_run)
     saver.save_final()
-    spoil(made)
+    spoil(training_run)
     try:
-        return made, loop.fit(made, saver, Still())  # type: ignore[arg-type]
+        return training_run, loop.fit(training_run, saver, Still())  # type: ignore[arg-type]
     finally:
-        made.metrics.close()
+        training_run.metrics.close()
 
 
 def rows(folder: Path, name: str) -> list[dict[str, Any]]:
@@ -43,31 +43,31 @@ def rows(folder: Path, name: str) -> list[dict[str, Any]]:
 
 def at_steps(*steps: int, action: Callable[[run.Run], None]) -> Callable[[run.Run], None]:
     """Do something before the forward pass of these steps (1-based), once each."""
-    left = set(steps)
+    remaining_steps = set(steps)
 
-    def spoil(made: run.Run) -> None:
+    def spoil(training_run: run.Run) -> None:
         def hook(module: torch.nn.Module, inputs: Any) -> Any:
-            number = made.counters.step + 1
-            if module.training and number in left:
-                left.discard(number)
-                return action(made)
+            number = training_run.counters.step + 1
+            if module.training and number in remaining_steps:
+                remaining_steps.discard(number)
+                return action(training_run)
             return None
 
-        made.model.register_forward_pre_hook(hook)
+        training_run.model.register_forward_pre_hook(hook)
 
     return spoil
 
 
-def nan_input(made: run.Run) -> Any:
+def nan_input(training_run: run.Run) -> Any:
     return (torch.full((16, 1, 8, 8), float("nan")),)
 
 
-def nan_gradient(made: run.Run) -> None:
+def nan_gradient(training_run: run.Run) -> None:
     def spoil(gradient: torch.Tensor) -> torch.Tensor:
         handle.remove()
         return gradient * float("nan")
 
-    handle = next(made.model.parameters()).register_hook(spoil)
+    handle = next(training_run.model.parameters()).register_hook(spoil)
 
 
 BACK = "loss_spike: rollback, schedule: constant"
@@ -76,15 +76,15 @@ BACK = "loss_spike: rollback, schedule: constant"
 def outlier(*batches: tuple[int, int]) -> Callable[[run.Run], None]:
     """Samples far away from all others in these batches, every time that they come."""
 
-    def spoil(made: run.Run) -> None:
+    def spoil(training_run: run.Run) -> None:
         def hook(module: torch.nn.Module, inputs: Any) -> Any:
-            place = (made.counters.epoch, made.counters.batch)
-            return (-inputs[0] * 50,) if module.training and place in batches else None
+            position = (training_run.counters.epoch, training_run.counters.batch)
+            return (-inputs[0] * 50,) if module.training and position in batches else None
 
-        made.model.register_forward_pre_hook(hook)
-        for module in made.model.modules():  # without its statistics a batch is as large as it is
+        training_run.model.register_forward_pre_hook(hook)
+        for module in training_run.model.modules():  # without its statistics a batch is as large as it is
             if isinstance(module, torch.nn.BatchNorm2d):
-                made.kept_in_eval_mode.append(module)
+                training_run.kept_in_eval_mode.append(module)
 
     return spoil
 
@@ -92,14 +92,14 @@ def outlier(*batches: tuple[int, int]) -> Callable[[run.Run], None]:
 def exhausted(limit: int) -> Callable[[run.Run], None]:
     """An allocator that refuses more than `limit` samples at a time."""
 
-    def spoil(made: run.Run) -> None:
+    def spoil(training_run: run.Run) -> None:
         def hook(module: torch.nn.Module, inputs: Any) -> None:
             if module.training and len(inputs[0]) > limit:
                 raise RuntimeError(
                     "[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: tried 1 bytes"
                 )
 
-        made.model.register_forward_pre_hook(hook)
+        training_run.model.register_forward_pre_hook(hook)
 
     return spoil
 

@@ -35,52 +35,54 @@ def bits(value: Any) -> Any:
     return value.contiguous().view(-1).view(torch.uint8).tolist() if isinstance(value, torch.Tensor) else value
 
 
-def trained(made: Run, recorder: Any, spoil: int = -1, epochs: int = 3, steps: int = 0) -> dict[str, Any]:
+def trained(run: Run, recorder: Any, spoil: int = -1, epochs: int = 3, steps: int = 0) -> dict[str, Any]:
     """All that a few epochs leave, with the rates of recorded steps; nothing is recorded without a recorder.
 
     With `steps` it trains so many times on the first batch.
     """
-    told = list[str]()
-    captured = CapturedStep(recorder, made.average_weights, told.append)
+    messages = list[str]()
+    captured = CapturedStep(recorder, run.average_weights, messages.append)
     captured.failure = None if recorder else "as usual"
-    made.configure_step(captured=captured)
-    made.step.state.prefers_device = True
+    run.configure_step(captured=captured)
+    run.step.state.prefers_device = True
     numbers = []
     for epoch in range(epochs):
-        made.train_mode()
-        batches = made.batches.epoch(epoch)
+        run.train_mode()
+        batches = run.batches.epoch(epoch)
         for number, batch in enumerate([next(batches)] * steps if steps else batches):
             number = 0 if steps else number
-            made.step.state.batch_samples = made.batches.size(number)
-            ready = made.mix(made.preprocess(batch, epoch))
-            if made.counters.step == spoil:
-                ready = Batch(ready.ids, tuple(x * float("nan") for x in ready.inputs), ready.targets)
-            made.set_learning_rates()
-            before = getattr(recorder, "replays", 0)
-            result = made.step(ready, made.list_local_parts(made.batches.size(number)))
-            if getattr(recorder, "replays", 0) == before:  # a recorded step has averaged them itself
-                made.average_weights(result.device_finite)
+            run.step.state.batch_samples = run.batches.size(number)
+            prepared_batch = run.mix(run.preprocess(batch, epoch))
+            if run.counters.step == spoil:
+                prepared_batch = Batch(
+                    prepared_batch.ids, tuple(x * float("nan") for x in prepared_batch.inputs), prepared_batch.targets
+                )
+            run.set_learning_rates()
+            replays_before = getattr(recorder, "replays", 0)
+            result = run.step(prepared_batch, run.list_local_parts(run.batches.size(number)))
+            if getattr(recorder, "replays", 0) == replays_before:  # a recorded step has averaged them itself
+                run.average_weights(result.device_finite)
             numbers.append(result.read())
-            made.counters.step += 1
-    state = {name: value.clone() for name, value in made.model.state_dict().items()}
-    moments = [value for entry in made.optimizer.state.values() for value in entry.values()]
-    average = list(made.ema.average.values()) if made.ema else []
-    scaler = made.step.scaler
+            run.counters.step += 1
+    state = {name: value.clone() for name, value in run.model.state_dict().items()}
+    moments = [value for entry in run.optimizer.state.values() for value in entry.values()]
+    average = list(run.ema.average.values()) if run.ema else []
+    scaler = run.step.scaler
     return {
         "numbers": torch.tensor(numbers, dtype=torch.float64),
         **state,
         **{f"moment {n}": value for n, value in enumerate(moments)},
         **{f"average {n}": value for n, value in enumerate(average)},
         "scale": torch.tensor([scaler.scale, float(scaler.good_steps)]),
-        "told": told,
+        "told": messages,
     }
 
 
 def assembled(folder: Path, train: str, scaled: bool) -> Run:
     folder.mkdir()
     torch.manual_seed(0)
-    made = tiny.assembled(folder, tiny.job(train=train), settings={"fused_optimizer": True})
+    run = tiny.assembled(folder, tiny.job(train=train), settings={"fused_optimizer": True})
     if scaled:  # as fp16 is, in a format that a CPU computes
-        made.autocast_step(torch.float32, SCALING)
-        made.configure_step(dtype=None)
-    return made
+        run.autocast_step(torch.float32, SCALING)
+        run.configure_step(dtype=None)
+    return run

@@ -37,8 +37,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def ends(folder: Path) -> dict[str, Ends]:
     """How each case ended, in the leader and in the other process."""
-    found = ranks_cases.together(folder, CASES, 2, "ranks_faults")
-    return {case: [one[case] for one in found] for case in CASES}
+    process_results = ranks_cases.together(folder, CASES, 2, "ranks_faults")
+    return {case: [results[case] for results in process_results] for case in CASES}
 
 
 @pytest.mark.parametrize("case", STOPS)
@@ -48,8 +48,8 @@ def test_all_stop_at_one_step_and_the_leader_saves(ends: dict[str, Ends], folder
     assert (leader["code"], other["code"]) == (75, 75), (leader, other)
     assert (leader["step"], other["step"]) == (step, step)
     assert list_checkpoints(folder / case / "checkpoints")[-1].name == f"step-{step}"
-    what = "max_time of 1h has passed" if case.startswith("time") else "stopped by "
-    assert what in leader["reason"]
+    expected_reason = "max_time of 1h has passed" if case.startswith("time") else "stopped by "
+    assert expected_reason in leader["reason"]
     if case == "signal@1":
         assert says(leader["reason"], "stopped-signal-process-after", 2, 2, 4)
 
@@ -88,20 +88,20 @@ def test_memory_that_runs_out_while_gradients_are_sent_repeats_the_step_in_all(
 
 
 def test_all_skip_the_same_batches_whenever_they_read_a_result(ends: dict[str, Ends]) -> None:
-    now, late = (ends[case] for case in NUMBERS)
-    assert now[0] == now[1] == late[0] == late[1]
-    assert (now[0]["rollbacks"], now[0]["skip"]) == (1, [[1, 0], [1, 1], [1, 2]])
+    read_at_once, read_late = (ends[case] for case in NUMBERS)
+    assert read_at_once[0] == read_at_once[1] == read_late[0] == read_late[1]
+    assert (read_at_once[0]["rollbacks"], read_at_once[0]["skip"]) == (1, [[1, 0], [1, 1], [1, 2]])
 
 
 @pytest.mark.parametrize(
-    "words",
+    "message",
     [
         "NCCL error in: ProcessGroupNCCL.cpp:94, remote process exited",
         "[Rank 0] NCCL communicator was aborted on rank 0.",
     ],
 )
-def test_a_lost_process_is_reported_wherever_it_is_noticed(words: str) -> None:
-    found = torch_errors.translate_error(RuntimeError(words))
-    assert isinstance(found, PeerError)
-    assert found.exit_code == 8
+def test_a_lost_process_is_reported_wherever_it_is_noticed(message: str) -> None:
+    error = torch_errors.translate_error(RuntimeError(message))
+    assert isinstance(error, PeerError)
+    assert error.exit_code == 8
     assert isinstance(torch_errors.translate_error(RuntimeError("CUDA error: an illegal memory access")), DeviceError)

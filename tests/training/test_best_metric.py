@@ -86,23 +86,23 @@ def test_plateau_lowers_the_rate() -> None:
 
 def test_best_metric_state_is_restored() -> None:
     plateau = Plateau(name="plateau", patience=1, factor=0.5)
-    whole, first, second = (
+    uninterrupted, before_stop, restored = (
         BestMetric("validation/loss", EarlyStopping(metric="validation/loss", patience=9), plateau) for _ in range(3)
     )
-    rows = [1.0, 0.9, 0.9, 0.95, 0.9, 0.9]
-    for i, loss in enumerate(rows):
-        whole.update(metrics(loss), i, i)
-    for i, loss in enumerate(rows[:3]):
-        first.update(metrics(loss), i, i)
-    second.load(first.state())
-    for i, loss in enumerate(rows[3:], start=3):
-        second.update(metrics(loss), i, i)
-    assert second.state() == whole.state()
+    losses = [1.0, 0.9, 0.9, 0.95, 0.9, 0.9]
+    for i, loss in enumerate(losses):
+        uninterrupted.update(metrics(loss), i, i)
+    for i, loss in enumerate(losses[:3]):
+        before_stop.update(metrics(loss), i, i)
+    restored.load(before_stop.state())
+    for i, loss in enumerate(losses[3:], start=3):
+        restored.update(metrics(loss), i, i)
+    assert restored.state() == uninterrupted.state()
 
 
 def test_between_equal_values_the_line_says_that_the_loss_decided() -> None:
     """Two lines with the same accuracy said `best`, and nobody knew why the second did."""
-    told: list[str] = []
+    marks: list[str] = []
     run = SimpleNamespace(
         counters=SimpleNamespace(step=0, epoch=0, batch=0),
         time_target=None,
@@ -119,13 +119,13 @@ def test_between_equal_values_the_line_says_that_the_loss_decided() -> None:
         total_epochs=5,
         last_metrics={},
     )
-    progress = SimpleNamespace(report_evaluation=lambda run, best: told.append(best))
+    progress = SimpleNamespace(report_evaluation=lambda run, best: marks.append(best))
     saver = SimpleNamespace(save_best=lambda notes: None, is_due=lambda epoch_ended: False)
     records = SimpleNamespace(saver=saver, progress=progress)
     for accuracy, loss in ((0.5, 0.9), (0.8, 0.7), (0.8, 0.6), (0.8, 0.65), (0.9, 0.8)):
         run.last_metrics = {"validation/accuracy": accuracy, "validation/loss": loss}
         record_evaluation(run, records, {})  # type: ignore[arg-type]
-    assert says_each(told, ["best", "best", get_message("best-by-its-loss"), "", "best"])
+    assert says_each(marks, ["best", "best", get_message("best-by-its-loss"), "", "best"])
 
 
 REGRESSIONS: dict[str, tuple[type[Job], dict[str, object]]] = {
@@ -154,25 +154,29 @@ def test_the_unit_of_a_column_does_not_choose_the_best_epoch(kind: str) -> None:
     """The second epoch is far better for wear and hardly worse for the price, whose unit is larger."""
     job = regression(kind)
     head = Head("", columns=("wear", "price"), mean=(0.5, 20000.0), std=(0.25, 9000.0))
-    watch = BestMetric(choose_metric(job, with_head(head)), None, CONSTANT)
-    raw = []
+    best_metric = BestMetric(choose_metric(job, with_head(head)), None, CONSTANT)
+    raw_errors = []
     for step, errors in enumerate(((0.9, 1.0), (0.1, 1.02))):
         tally = build_scores(head)
         tally.update(torch.tensor([errors]) * torch.ones(8, 1), torch.zeros(8, 2))
-        found = {f"validation/{name}": value for name, value in tally.compute().items()} | {"validation/loss": 0.0}
-        assert set(found) == set(job.metrics())
-        raw.append(found["validation/rmse"])
-        assert watch.update(found, step, step)
-    assert raw[1] > raw[0]
-    assert watch.best.metric == job.best() == "validation/scaled_rmse"
+        epoch_metrics = {f"validation/{name}": value for name, value in tally.compute().items()} | {
+            "validation/loss": 0.0
+        }
+        assert set(epoch_metrics) == set(job.metrics())
+        raw_errors.append(epoch_metrics["validation/rmse"])
+        assert best_metric.update(epoch_metrics, step, step)
+    assert raw_errors[1] > raw_errors[0]
+    assert best_metric.best.metric == job.best() == "validation/scaled_rmse"
     assert all(lower_is_better(name) for name in job.metrics() if not name.endswith("r2"))
 
 
 def test_a_single_column_and_a_choice_of_the_user_stay() -> None:
-    one, two = (Head("", columns=columns) for columns in (("wear",), ("wear", "price")))
+    one_column, two_columns = (Head("", columns=columns) for columns in (("wear",), ("wear", "price")))
     job = regression("tables", target=["wear"])
-    assert choose_metric(job, with_head(one)) == job.best() == "validation/rmse"
+    assert choose_metric(job, with_head(one_column)) == job.best() == "validation/rmse"
     # Columns that only the data has, as in an .npz.
-    assert choose_metric(regression("images", label_column=["label"]), with_head(two)) == "validation/scaled_rmse"
-    own = regression("tables").model_copy(update={"checkpoint": Checkpoint(best="validation/price/rmse")})
-    assert choose_metric(own, with_head(two)) == "validation/price/rmse"
+    assert (
+        choose_metric(regression("images", label_column=["label"]), with_head(two_columns)) == "validation/scaled_rmse"
+    )
+    job_with_choice = regression("tables").model_copy(update={"checkpoint": Checkpoint(best="validation/price/rmse")})
+    assert choose_metric(job_with_choice, with_head(two_columns)) == "validation/price/rmse"

@@ -27,28 +27,28 @@ SPLIT = [kind for kind in LOSSES if kind not in REFUSED]
 Numbers = dict[str, list[float]]
 
 
-def plain(folder: Path, kind: str) -> Numbers:
+def train_by_hand(folder: Path, kind: str) -> Numbers:
     """What a loop by hand makes of the same batches."""
-    made = border_losses.assembled(folder, kind)
-    model, loss = made.model, LOSSES[kind]
-    optimizer = torch.optim.SGD(model.parameters(), lr=float(made.job.train.optimizer.lr))
-    (x, y), (others, labels) = (
+    run = border_losses.assembled(folder, kind)
+    model, loss = run.model, LOSSES[kind]
+    optimizer = torch.optim.SGD(model.parameters(), lr=float(run.job.train.optimizer.lr))
+    (x, y), (validation_inputs, validation_labels) = (
         (split.gather(torch.arange(len(split)).numpy())[0], split.targets[""])
-        for split in (made.dataset.train, made.dataset.validation)
+        for split in (run.dataset.train, run.dataset.validation)
     )
-    found: Numbers = {"train/loss": [], "validation/loss": []}
+    numbers: Numbers = {"train/loss": [], "validation/loss": []}
     for epoch in range(2):
-        for ids in map(torch.from_numpy, made.batches.order(epoch)):
+        for ids in map(torch.from_numpy, run.batches.order(epoch)):
             value = loss(model(x[ids]), y[ids]).mean()
             # A batch without anything that counts trains nothing.
             if not value.isnan():
                 optimizer.zero_grad()
                 value.backward()
                 optimizer.step()
-            found["train/loss"].append(float(value.detach().nan_to_num()))
+            numbers["train/loss"].append(float(value.detach().nan_to_num()))
         with torch.no_grad():
-            found["validation/loss"].append(float(loss(model(others), labels).mean()))
-    return found | {"weights": border_losses.weights(model)}
+            numbers["validation/loss"].append(float(loss(model(validation_inputs), validation_labels).mean()))
+    return numbers | {"weights": border_losses.weights(model)}
 
 
 @pytest.fixture(scope="module")
@@ -59,10 +59,10 @@ def by_two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return leader
 
 
-def same(found: dict[str, Any], expected: Numbers) -> None:
-    assert "refused" not in found, found
+def assert_same_numbers(actual: dict[str, Any], expected: Numbers) -> None:
+    assert "refused" not in actual, actual
     for key, values in expected.items():
-        one, two = torch.tensor(found[key], dtype=torch.float64), torch.tensor(values, dtype=torch.float64)
+        one, two = torch.tensor(actual[key], dtype=torch.float64), torch.tensor(values, dtype=torch.float64)
         assert len(one) == len(two)
         assert float((one - two).norm() / two.norm()) < 1e-5, key
 
@@ -70,26 +70,26 @@ def same(found: dict[str, Any], expected: Numbers) -> None:
 @pytest.mark.parametrize("size", ["", "/3"], ids=["whole", "micro"])
 @pytest.mark.parametrize("kind", SPLIT)
 def test_one_process_trains_as_a_loop_by_hand(kind: str, size: str, tmp_path: Path) -> None:
-    same(border_losses.trained(tmp_path / "run", kind + size), plain(tmp_path / "plain", kind))
+    assert_same_numbers(border_losses.trained(tmp_path / "run", kind + size), train_by_hand(tmp_path / "plain", kind))
 
 
 @pytest.mark.parametrize("size", ["", "/3"], ids=["whole", "micro"])
 @pytest.mark.parametrize("kind", SPLIT)
 def test_two_processes_train_as_a_loop_by_hand(kind: str, size: str, tmp_path: Path, by_two: dict[str, Any]) -> None:
-    same(by_two[kind + size], plain(tmp_path, kind))
+    assert_same_numbers(by_two[kind + size], train_by_hand(tmp_path, kind))
 
 
 @pytest.mark.parametrize("kind", REFUSED)
 def test_what_cannot_be_put_together_is_trained_whole_or_refused(
     kind: str, tmp_path: Path, by_two: dict[str, Any]
 ) -> None:
-    same(border_losses.trained(tmp_path / "run", kind), plain(tmp_path / "plain", kind))
+    assert_same_numbers(border_losses.trained(tmp_path / "run", kind), train_by_hand(tmp_path / "plain", kind))
     refused = [border_losses.trained(tmp_path / "micro", f"{kind}/3"), by_two[kind], by_two[f"{kind}/3"]]
     keys = ["optimize.micro_batch: is 3", "limits.processes: a batch has 2 parts", "optimize.micro_batch: is 3"]
-    for found, key in zip(refused, keys, strict=True):
-        assert key in found["refused"]
-        assert REFUSED[kind] in found["refused"]
-        assert "weight_of" in found["refused"]
+    for numbers, key in zip(refused, keys, strict=True):
+        assert key in numbers["refused"]
+        assert REFUSED[kind] in numbers["refused"]
+        assert "weight_of" in numbers["refused"]
 
 
 def model_loss(form: str, x: Tensor, y: Tensor, inner: nn.Module) -> Tensor:
@@ -129,10 +129,10 @@ def batches() -> list[tuple[Tensor, Tensor]]:
     ids=["mean", "sum", "counted", "unknown"],
 )
 def test_a_model_that_returns_its_loss_is_split_exactly_or_not(form: str, weight_of: Any, size: int | str) -> None:
-    model, hand = WithLoss(form).train(), WithLoss(form).train()
-    optimizers = [torch.optim.SGD(each.parameters(), lr=0.02) for each in (model, hand)]
-    asked: dict[str, Any] = {"cpu_threads": 1, "micro_batch": size}
-    with drivetrain.prepare(model, optimizers[0], weight_of=weight_of, optimize=asked, quiet=True) as step:
+    model, model_by_hand = WithLoss(form).train(), WithLoss(form).train()
+    optimizers = [torch.optim.SGD(network.parameters(), lr=0.02) for network in (model, model_by_hand)]
+    optimize: dict[str, Any] = {"cpu_threads": 1, "micro_batch": size}
+    with drivetrain.prepare(model, optimizers[0], weight_of=weight_of, optimize=optimize, quiet=True) as step:
         for x, y in batches():
             if form == "masked" and weight_of is None and size != "off":
                 with pytest.raises(
@@ -141,13 +141,13 @@ def test_a_model_that_returns_its_loss_is_split_exactly_or_not(form: str, weight
                     step({"x": x, "y": y})
                 assert model.inner.training
                 return
-            found = step({"x": x, "y": y})
-            loss = hand(x, y)["loss"]
+            step_loss = step({"x": x, "y": y})
+            loss = model_by_hand(x, y)["loss"]
             optimizers[1].zero_grad()
             loss.backward()
             optimizers[1].step()
-            assert found == pytest.approx(float(loss.detach()), rel=1e-5)
-    for one, two in zip(model.parameters(), hand.parameters(), strict=True):
+            assert step_loss == pytest.approx(float(loss.detach()), rel=1e-5)
+    for one, two in zip(model.parameters(), model_by_hand.parameters(), strict=True):
         torch.testing.assert_close(one, two, rtol=1e-5, atol=1e-6)
 
 
@@ -174,24 +174,26 @@ def test_labels_that_a_later_batch_may_leave_out_are_tried_with_the_first() -> N
 
 
 def test_memory_that_runs_out_with_a_loss_that_cannot_be_split_is_an_error(tmp_path: Path) -> None:
-    made = border_losses.assembled(tmp_path, "unknown")
-    made.step.model.register_forward_hook(lambda *given: (_ for _ in ()).throw(torch.OutOfMemoryError("out of memory")))
+    run = border_losses.assembled(tmp_path, "unknown")
+    run.step.model.register_forward_hook(
+        lambda *arguments: (_ for _ in ()).throw(torch.OutOfMemoryError("out of memory"))
+    )
     with pytest.raises(
         OutOfMemory, match=r"out of memory with 16 samples at once, and .*neither the mean nor the sum"
     ) as caught:
-        tiny.losses(made, 1)
+        tiny.losses(run, 1)
     assert "weight_of" in caught.value.action
 
 
 def test_nothing_offers_micro_batches_of_a_loss_that_cannot_be_split(tmp_path: Path) -> None:
-    made = border_losses.assembled(tmp_path, "unknown")
-    facts = inspection.inspect_workload(made.dataset, made.model)
-    assert micro_batch.candidates(made.job, made.hardware, facts) == ["off"]
-    assert says(micro_batch.choose(made.job, made.hardware, facts).reason, "neither-mean-nor-sum")
+    run = border_losses.assembled(tmp_path, "unknown")
+    facts = inspection.inspect_workload(run.dataset, run.model)
+    assert micro_batch.candidates(run.job, run.hardware, facts) == ["off"]
+    assert says(micro_batch.choose(run.job, run.hardware, facts).reason, "neither-mean-nor-sum")
     lines: list[str] = []
-    job = made.job.model_copy(update={"optimize": {"micro_batch": "auto"}})
+    job = run.job.model_copy(update={"optimize": {"micro_batch": "auto"}})
     search = MicroBatchSearch(
-        job, made.hardware, made.plan, made.dataset, made.network, facts, tmp_path, made.signals, lines.append
+        job, run.hardware, run.plan, run.dataset, run.network, facts, tmp_path, run.signals, lines.append
     )
     assert search.load_or_measure() == {}
     assert says(lines[0], "neither-mean-nor-sum")

@@ -58,15 +58,15 @@ def test_a_step_that_cannot_be_recorded_is_computed_as_usual(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("change", ["forget", "micro-batch", "fp32"])
 def test_recordings_are_forgotten_where_tensors_change(tmp_path: Path, change: str) -> None:
-    made = assembled(tmp_path / "run", "", False)
-    trained(made, Again(), epochs=2)
-    captured = made.step.options.captured
+    run = assembled(tmp_path / "run", "", False)
+    trained(run, Again(), epochs=2)
+    captured = run.step.options.captured
     assert captured is not None
     assert captured.recordings
     {
-        "forget": made.step.forget_last_step,
-        "micro-batch": lambda: made.step.use_micro_batch(4),
-        "fp32": made.step.fall_back_to_fp32,
+        "forget": run.step.forget_last_step,
+        "micro-batch": lambda: run.step.use_micro_batch(4),
+        "fp32": run.step.fall_back_to_fp32,
     }[change]()
     assert not captured.recordings
 
@@ -166,21 +166,21 @@ SAMPLES = {"patterns": ("images", 30), "reports": ("texts", 120), "series": ("se
 
 @pytest.mark.parametrize("name", examples.NAMES)
 def test_steps_of_the_example_jobs_are_replayed_with_the_same_bits(tmp_path: Path, name: str) -> None:
-    small = ["train.batch_size=8"] + (["data.arguments.samples=60"] if name == "own-model" else [])
+    overrides = ["train.batch_size=8"] + (["data.arguments.samples=60"] if name == "own-model" else [])
     if name in SAMPLES:
         kind, size = SAMPLES[name]
         sample_data.write(kind, tmp_path / "data", size, 0)
         file = {"reports": "reports.csv", "series": "train.csv", "table": "train.parquet"}.get(name, "")
-        small.append(f"data.train={tmp_path / 'data' / file}")
-    asked = job_spec.load(examples.FOLDER / f"{name}.yaml", small)
-    left = []
+        overrides.append(f"data.train={tmp_path / 'data' / file}")
+    job = job_spec.load(examples.FOLDER / f"{name}.yaml", overrides)
+    run_states = []
     for recorder in (None, Again()):
-        made = tiny.plain(asked, tmp_path)
-        for group in made.optimizer.param_groups:
+        run = tiny.plain(job, tmp_path)
+        for group in run.optimizer.param_groups:
             group["fused"], group["foreach"] = True, False
-        left.append(trained(made, recorder, epochs=1, steps=9))
+        run_states.append(trained(run, recorder, epochs=1, steps=9))
         assert recorder is None or recorder.replays >= 2
-    usual, replayed = left
+    usual, replayed = run_states
     assert replayed.keys() == usual.keys()
     assert [key for key, value in usual.items() if bits(replayed[key]) != bits(value)] == []
 
@@ -196,13 +196,13 @@ def test_a_compiled_step_is_recorded_and_replayed_with_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str
 ) -> None:
     compile_with(monkeypatch, backend)
-    left, device = [], Again()
+    run_states, device = [], Again()
     for name, recorder in (("usual", None), ("replayed", device)):
-        made = assembled(tmp_path / name, "ema: 0.5", False)
-        compile.apply(made, True)
-        left.append(trained(made, recorder, 7))
-        assert made.step.compiled
-    usual, replayed = left
+        run = assembled(tmp_path / name, "ema: 0.5", False)
+        compile.apply(run, True)
+        run_states.append(trained(run, recorder, 7))
+        assert run.step.compiled
+    usual, replayed = run_states
     assert device.replays >= 6
     assert [key for key, value in usual.items() if bits(replayed[key]) != bits(value)] == []
 
@@ -225,13 +225,13 @@ class Changing:
 def test_nothing_is_compiled_while_a_step_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU the compiler would fail there, and training go on without compiled kernels, too."""
     compile_with(monkeypatch, "eager")
-    made = assembled(tmp_path / "run", "", False)
-    compile.apply(made, True)
-    assert len(trained(made, Changing(made.model))["told"]) == 1
-    captured = made.step.options.captured
+    run = assembled(tmp_path / "run", "", False)
+    compile.apply(run, True)
+    assert len(trained(run, Changing(run.model))["told"]) == 1
+    captured = run.step.options.captured
     assert captured is not None
     assert "recompile" in captured.failure
-    assert (made.step.compiled, made.step.records) == (True, False)
+    assert (run.step.compiled, run.step.records) == (True, False)
 
 
 def test_kernels_are_not_recorded_within_a_recorded_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,8 +245,8 @@ def test_kernels_are_not_recorded_within_a_recorded_step(tmp_path: Path, monkeyp
         return call
 
     monkeypatch.setattr(torch, "compile", note_mode)
-    made = assembled(tmp_path / "run", "", False)
-    made.compile_step(graphs=True)
-    trained(made, Again())
+    run = assembled(tmp_path / "run", "", False)
+    run.compile_step(graphs=True)
+    trained(run, Again())
     assert set(modes) == {None}
-    assert (cuda_graphs.effective(made), step_graph.effective(made)) == (False, True)
+    assert (cuda_graphs.effective(run), step_graph.effective(run)) == (False, True)

@@ -84,59 +84,70 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> DeviceReads:
 def job(folder: Path, name: str) -> Job:
     """A small job with everything that works on the device: augmentation, mixing, clipping, dropout."""
     (task, data), model = NETWORKS[name]
-    drawn, labels = np.random.default_rng(0), np.arange(40) % 2
+    generator, labels = np.random.default_rng(0), np.arange(40) % 2
     if task == IMAGES[0]:
-        np.savez(folder / "a.npz", images=drawn.integers(0, 255, (40, 16, 16, 3), dtype=np.uint8), labels=labels)
+        np.savez(folder / "a.npz", images=generator.integers(0, 255, (40, 16, 16, 3), dtype=np.uint8), labels=labels)
     elif task == SERIES[0]:
-        np.savez(folder / "a.npz", x=drawn.normal(size=(40, 16, 6)).astype(np.float32), y=labels)
+        np.savez(folder / "a.npz", x=generator.normal(size=(40, 16, 6)).astype(np.float32), y=labels)
     else:
-        rows = [f"{a:.3f},{b:.3f},{'uvw'[n % 3]},k{n % 2}" for n, (a, b) in enumerate(drawn.normal(size=(40, 2)))]
+        rows = [f"{a:.3f},{b:.3f},{'uvw'[n % 3]},k{n % 2}" for n, (a, b) in enumerate(generator.normal(size=(40, 2)))]
         (folder / "a.csv").write_text("\n".join(["a,b,c,kind", *rows]) + "\n")
-    more = "{epochs: 2, batch_size: 8, loss: {name: cross-entropy, label_smoothing: 0.1}}"
-    (folder / "job.yaml").write_text(f"name: a\ntask: {task}\ndata: {data}\nmodel: {model}\ntrain: {more}\n")
+    train_section = "{epochs: 2, batch_size: 8, loss: {name: cross-entropy, label_smoothing: 0.1}}"
+    (folder / "job.yaml").write_text(f"name: a\ntask: {task}\ndata: {data}\nmodel: {model}\ntrain: {train_section}\n")
     return job_spec.load(folder / "job.yaml")
 
 
-def on_the_device(folder: Path, asked: Job, settings: dict[str, Value], monkeypatch: pytest.MonkeyPatch) -> run.Run:
+def assemble_on_device(
+    folder: Path, small_job: Job, settings: dict[str, Value], monkeypatch: pytest.MonkeyPatch
+) -> run.Run:
     """A run of these settings whose network is on the device, as after its first update."""
-    data = load(asked)
-    network = build(asked, data)
-    plain = plan.resolve(asked, tiny.machine(), inspection.inspect_workload(data, network.module), plain=True)
-    ours = run.assemble(
-        asked, tiny.machine(), plain.with_values(settings), folder, data, network, tiny.Quiet(), PhaseTimer()
+    dataset = load(small_job)
+    network = build(small_job, dataset)
+    plain_plan = plan.resolve(
+        small_job, tiny.machine(), inspection.inspect_workload(dataset, network.module), plain=True
     )
-    ours.device = DEVICE
-    ours.model.to(DEVICE)
-    optimizer = torch.optim.AdamW(ours.model.parameters(), fused=False)
+    device_run = run.assemble(
+        small_job,
+        tiny.machine(),
+        plain_plan.with_values(settings),
+        folder,
+        dataset,
+        network,
+        tiny.Quiet(),
+        PhaseTimer(),
+    )
+    device_run.device = DEVICE
+    device_run.model.to(DEVICE)
+    optimizer = torch.optim.AdamW(device_run.model.parameters(), fused=False)
     for group in optimizer.param_groups:
         group["fused"] = True
-    for parameter in ours.model.parameters():
+    for parameter in device_run.model.parameters():
         optimizer.state[parameter] = {"step": torch.zeros((), device=DEVICE)}
     # torch has no fused kernels for this device; they take a tensor that nobody reads.
     monkeypatch.setattr(optimizer, "step", lambda: None)
-    ours.optimizer = optimizer
-    ours.step = Step(ours.model, optimizer, ours.step.objective, 1.0, DEVICE, ours.step.options)
-    ours.step.state.prefers_device = True
-    ours.train_mode()
-    return ours
+    device_run.optimizer = optimizer
+    device_run.step = Step(device_run.model, optimizer, device_run.step.objective, 1.0, DEVICE, device_run.step.options)
+    device_run.step.state.prefers_device = True
+    device_run.train_mode()
+    return device_run
 
 
-def trained(ours: run.Run, reads: DeviceReads) -> list[Any]:
+def train_steps(device_run: run.Run, reads: DeviceReads) -> list[Any]:
     """The results of some steps, as the loop computes them."""
     results: list[Any] = []
     records: Any = SimpleNamespace(add=lambda result, rate: results.append(result))
-    for _, batch in zip(range(3), ours.batches.epoch(0), strict=False):
+    for _, batch in zip(range(3), device_run.batches.epoch(0), strict=False):
         with reads, NumbersSent(reads.waits):
-            assert loop.train_step(ours, records, batch) is results[-1]
-        assert ours.peers.problem is None
+            assert loop.train_step(device_run, records, batch) is results[-1]
+        assert device_run.peers.problem is None
     assert reads.results == len(results) == 3  # each is copied once, and that copy is queued, too
     return results
 
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_step_reads_nothing(name: str, tmp_path: Path, reads: DeviceReads, monkeypatch: pytest.MonkeyPatch) -> None:
-    ours = on_the_device(tmp_path, job(tmp_path, name), {}, monkeypatch)
-    trained(ours, reads)
+    device_run = assemble_on_device(tmp_path, job(tmp_path, name), {}, monkeypatch)
+    train_steps(device_run, reads)
     assert reads.waits == []
 
 
@@ -155,10 +166,10 @@ def test_a_step_of_texts_reads_nothing(
 ) -> None:
     """Padded, cut by length, packed for a kernel, and packed in groups."""
     reports.write(tmp_path)
-    asked = reports.job(tmp_path, model=reports.ENCODER[:-1] + model)
-    ours = on_the_device(tmp_path, asked, {"unpadding": value}, monkeypatch)
+    text_job = reports.job(tmp_path, model=reports.ENCODER[:-1] + model)
+    device_run = assemble_on_device(tmp_path, text_job, {"unpadding": value}, monkeypatch)
     monkeypatch.setattr(packed_attention, "find_kernel", lambda hidden, width: kernel)
-    trained(ours, reads)
+    train_steps(device_run, reads)
     assert reads.waits == []
 
 
@@ -166,9 +177,11 @@ def test_a_step_of_texts_reads_nothing(
 def test_a_step_of_a_pretrained_encoder_reads_nothing(
     family: str, tmp_path: Path, reads: DeviceReads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    saved = reports.pretrained(tmp_path, family)
-    asked = reports.job(tmp_path, train="words/reports.csv", model=f"{{source: transformers, name: {saved}}}")
-    trained(on_the_device(tmp_path, asked, {}, monkeypatch), reads)
+    encoder_folder = reports.pretrained(tmp_path, family)
+    text_job = reports.job(
+        tmp_path, train="words/reports.csv", model=f"{{source: transformers, name: {encoder_folder}}}"
+    )
+    train_steps(assemble_on_device(tmp_path, text_job, {}, monkeypatch), reads)
     assert reads.waits == []
 
 
@@ -198,10 +211,10 @@ READS: dict[str, Callable[[Tensor], object]] = {
 
 @pytest.mark.parametrize("name", READS)
 def test_every_path_that_waits_is_noticed(name: str, reads: DeviceReads) -> None:
-    there = torch.zeros(3, device=DEVICE)
+    device_tensor = torch.zeros(3, device=DEVICE)
     try:
         with reads, NumbersSent(reads.waits):
-            READS[name](there)
+            READS[name](device_tensor)
     except (RuntimeError, NotImplementedError, TypeError):
         return
     assert reads.waits

@@ -30,20 +30,20 @@ STEPS = 4
 """Of an epoch."""
 
 
-def asked(cache: bool = True, every: str = "1 steps") -> Job:
-    more = f"checkpoint: {{every: {every}, keep: 30}}\n"
+def make_job(cache: bool = True, every: str = "1 steps") -> Job:
+    checkpoint_section = f"checkpoint: {{every: {every}, keep: 30}}\n"
     optimize = f"feature_cache: {str(cache).lower()}, cpu_threads: 1"
-    return tiny.job(TRAIN, MODEL, optimize, epochs=5, more=more)
+    return tiny.job(TRAIN, MODEL, optimize, epochs=5, more=checkpoint_section)
 
 
-def assembled(folder: Path, job: Job) -> Run:
+def assemble_run(folder: Path, job: Job) -> Run:
     folder.mkdir(parents=True, exist_ok=True)
-    cache = job.optimize["feature_cache"]
-    return tiny.assembled(folder, job, settings={"feature_cache": cache})
+    feature_cache = job.optimize["feature_cache"]
+    return tiny.assembled(folder, job, settings={"feature_cache": feature_cache})
 
 
-def trained(folder: Path, job: Job) -> Run:
-    run = assembled(folder, job)
+def train_job(folder: Path, job: Job) -> Run:
+    run = assemble_run(folder, job)
     train.train(run)
     return run
 
@@ -52,15 +52,15 @@ def rows(folder: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / name).read_text().splitlines()]
 
 
-def told(folder: Path, kind: str) -> list[str]:
+def read_events(folder: Path, kind: str) -> list[str]:
     return [row["text"] for row in rows(folder, "events.jsonl") if row["kind"] == kind]
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def uninterrupted_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run with cached features that nothing interrupted."""
     folder = tmp_path_factory.mktemp("whole")
-    trained(folder, asked())
+    train_job(folder, make_job())
     return folder
 
 
@@ -70,44 +70,51 @@ def weights(folder: Path, step: int) -> dict[str, Tensor]:
     return safetensors_file.read(folder / "checkpoints" / f"step-{step}" / "model.safetensors")
 
 
-def test_cached_features_follow_what_is_frozen(whole: Path, tmp_path: Path) -> None:
+def test_cached_features_follow_what_is_frozen(uninterrupted_folder: Path, tmp_path: Path) -> None:
     """The cache shrinks and goes; a stale one would give other losses than the whole network."""
-    trained(tmp_path, asked(cache=False))
-    expected, found = ([row for row in rows(f) if "train/loss" in row] for f in (tmp_path, whole))
-    assert len(found) == 5 * STEPS
-    for one, other in zip(found, expected, strict=True):
-        assert one["train/loss"] == pytest.approx(other["train/loss"], rel=1e-4), one["step"]
-        assert one["grad_norm"] == pytest.approx(other["grad_norm"], rel=1e-3), one["step"]
-    assert [text.partition(" computed")[0] for text in told(whole, "feature_cache")] == (
+    train_job(tmp_path, make_job(cache=False))
+    uncached_rows, cached_rows = (
+        [row for row in rows(f) if "train/loss" in row] for f in (tmp_path, uninterrupted_folder)
+    )
+    assert len(cached_rows) == 5 * STEPS
+    for cached, uncached in zip(cached_rows, uncached_rows, strict=True):
+        assert cached["train/loss"] == pytest.approx(uncached["train/loss"], rel=1e-4), cached["step"]
+        assert cached["grad_norm"] == pytest.approx(uncached["grad_norm"], rel=1e-3), cached["step"]
+    assert [text.partition(" computed")[0] for text in read_events(uninterrupted_folder, "feature_cache")] == (
         ["22 of 22 layers"] * 2 + ["14 of 22 layers"] * 2
     )
-    first, second = told(whole, "unfreeze")
-    assert first.startswith("epoch 2: features.14, features.15, features.17, features.18 unfrozen, ")
-    assert first.endswith("; feature_cache: 14 of 22 layers")
-    assert ends_with(second, "parameters-feature-cache", "4,663", "4,663")
-    assert not told(tmp_path, "feature_cache")
+    first_event, second_event = read_events(uninterrupted_folder, "unfreeze")
+    assert first_event.startswith("epoch 2: features.14, features.15, features.17, features.18 unfrozen, ")
+    assert first_event.endswith("; feature_cache: 14 of 22 layers")
+    assert ends_with(second_event, "parameters-feature-cache", "4,663", "4,663")
+    assert not read_events(tmp_path, "feature_cache")
 
 
-def test_frozen_layers_stay_as_they_are_until_their_epoch(whole: Path) -> None:
+def test_frozen_layers_stay_as_they_are_until_their_epoch(uninterrupted_folder: Path) -> None:
     """Weights, and the running statistics of BatchNorm, which does not count batches while it is frozen."""
-    at = {epoch: weights(whole, max(1, epoch * STEPS)) for epoch in range(6)}
-    for name, value in at[0].items():
-        first = 0 if name.startswith("classifier") else 1 if name.split(".")[1] in ("14", "15", "17", "18") else 3
+    weights_at_epoch = {epoch: weights(uninterrupted_folder, max(1, epoch * STEPS)) for epoch in range(6)}
+    for name, value in weights_at_epoch[0].items():
+        last_frozen_epoch = (
+            0 if name.startswith("classifier") else 1 if name.split(".")[1] in ("14", "15", "17", "18") else 3
+        )
         for epoch in range(1, 6):
-            same = torch.equal(at[epoch][name], value)
-            assert same == (epoch <= first), (name, epoch)
+            same = torch.equal(weights_at_epoch[epoch][name], value)
+            assert same == (epoch <= last_frozen_epoch), (name, epoch)
 
 
 @pytest.mark.parametrize("step", [2, STEPS, STEPS + 1, 3 * STEPS, 3 * STEPS + 2])
-def test_resumed_before_at_and_after_an_unfreezing(whole: Path, tmp_path: Path, step: int) -> None:
+def test_resumed_before_at_and_after_an_unfreezing(uninterrupted_folder: Path, tmp_path: Path, step: int) -> None:
     """From this checkpoint a new process ends with the bits of the run that nothing interrupted."""
     (tmp_path / "checkpoints").mkdir()
-    kept = [f"step-{step}", *(f"best-{n}" for n in range(step + 1) if (whole / "checkpoints" / f"best-{n}").exists())]
-    for name in kept:
-        shutil.copytree(whole / "checkpoints" / name, tmp_path / "checkpoints" / name)
-    shutil.copy(whole / "metrics.jsonl", tmp_path)
-    trained(tmp_path, asked())
-    assert differences(tmp_path, whole) == []
+    checkpoint_names = [
+        f"step-{step}",
+        *(f"best-{n}" for n in range(step + 1) if (uninterrupted_folder / "checkpoints" / f"best-{n}").exists()),
+    ]
+    for name in checkpoint_names:
+        shutil.copytree(uninterrupted_folder / "checkpoints" / name, tmp_path / "checkpoints" / name)
+    shutil.copy(uninterrupted_folder / "metrics.jsonl", tmp_path)
+    train_job(tmp_path, make_job())
+    assert differences(tmp_path, uninterrupted_folder) == []
 
 
 def differences(one: Path, two: Path) -> list[str]:
@@ -118,7 +125,7 @@ def differences(one: Path, two: Path) -> list[str]:
     return [name for name in names if (one / name).read_bytes() != (two / name).read_bytes()]
 
 
-def test_a_rollback_freezes_again(whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rollback_freezes_again(uninterrupted_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Back from the second epoch into the first, with its frozen layers and its cache."""
     fails = [True]
 
@@ -128,9 +135,9 @@ def test_a_rollback_freezes_again(whole: Path, tmp_path: Path, monkeypatch: pyte
             raise HalfUpdated("for the test")
 
     monkeypatch.setattr(fault_points, "listener", fail)
-    trained(tmp_path, asked(every="3 steps"))
-    assert any("back to step-3" in text for text in told(tmp_path, "memory"))
-    assert differences(tmp_path, whole) == []
+    train_job(tmp_path, make_job(every="3 steps"))
+    assert any("back to step-3" in text for text in read_events(tmp_path, "memory"))
+    assert differences(tmp_path, uninterrupted_folder) == []
 
 
 def test_too_little_memory_for_the_unfrozen_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +151,7 @@ def test_too_little_memory_for_the_unfrozen_layers(tmp_path: Path, monkeypatch: 
         return outputs(self, inputs)
 
     monkeypatch.setattr(Step, "outputs", limited)
-    trained(tmp_path, asked())
+    train_job(tmp_path, make_job())
     [event] = [row for row in rows(tmp_path, "events.jsonl") if row["kind"] == "memory"]
     assert says_only(event["text"], "memory-micro-batch-continuing-same", 16, 8)
     assert event["step"] == STEPS
@@ -158,15 +165,15 @@ def test_memory_is_measured_with_all_that_is_trained(tmp_path: Path) -> None:
     from drivetrain.plan import plan
     from drivetrain.tuning.memory.micro_batch import MicroBatchSearch
 
-    job, here = asked(), tiny.machine()
-    data: Dataset = tiny.dataset()
-    network = build(job, data)
-    facts = inspection.inspect_workload(data, network.module, network.unfreezing)
+    job, machine = make_job(), tiny.machine()
+    dataset: Dataset = tiny.dataset()
+    network = build(job, dataset)
+    facts = inspection.inspect_workload(dataset, network.module, network.unfreezing)
     assert facts.trainable == facts.parameters
-    made = plan.resolve(job, here, facts)
-    search = MicroBatchSearch(job, here, made, data, network, facts, tmp_path, tiny.Quiet(), print).prepare_search(
-        False
-    )
+    job_plan = plan.resolve(job, machine, facts)
+    search = MicroBatchSearch(
+        job, machine, job_plan, dataset, network, facts, tmp_path, tiny.Quiet(), print
+    ).prepare_search(False)
     assert all(p.requires_grad for p in search.run.model.parameters())
     assert search.run.replaced is None
     assert search.weight_bytes == 4 * facts.parameters
@@ -174,7 +181,7 @@ def test_memory_is_measured_with_all_that_is_trained(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "words"),
+    ("model", "parts_of_error"),
     [
         ("unfreeze: [{epoch: 2, names: [features]}]", ("model.unfreeze[0].names[0]: 'features' is not frozen",)),
         (
@@ -194,11 +201,11 @@ def test_memory_is_measured_with_all_that_is_trained(tmp_path: Path) -> None:
         ("freeze: {names: [feature]}", ("model.freeze.names[0]: no layer matches", 'did you mean "features"?')),
     ],
 )
-def test_what_cannot_be_unfrozen(model: str, words: tuple[str, ...]) -> None:
+def test_what_cannot_be_unfrozen(model: str, parts_of_error: tuple[str, ...]) -> None:
     with pytest.raises(SpecError) as caught:
         tiny.build(tiny.job(model=model), tiny.dataset())
-    for word in words:
-        assert word in str(caught.value)
+    for part in parts_of_error:
+        assert part in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -210,8 +217,8 @@ def test_what_cannot_be_unfrozen(model: str, words: tuple[str, ...]) -> None:
     ],
 )
 def test_frozen_random_weights_are_told(unfreeze: str, note: str) -> None:
-    [found] = tiny.build(tiny.job(model="freeze: {names: [features]}" + unfreeze), tiny.dataset()).notes
-    assert begins_with(found, "freezes-layers-random-weights", "model.freeze", note)
+    [network_note] = tiny.build(tiny.job(model="freeze: {names: [features]}" + unfreeze), tiny.dataset()).notes
+    assert begins_with(network_note, "freezes-layers-random-weights", "model.freeze", note)
 
 
 def test_an_unfreezing_that_the_run_does_not_reach_is_told() -> None:

@@ -24,9 +24,9 @@ torch.set_num_threads(1)
 
 
 def parameter(gradient: float) -> torch.nn.Parameter:
-    made = torch.nn.Parameter(torch.ones(3))
-    made.grad = torch.full((3,), gradient)
-    return made
+    spoiled = torch.nn.Parameter(torch.ones(3))
+    spoiled.grad = torch.full((3,), gradient)
+    return spoiled
 
 
 @pytest.mark.parametrize(
@@ -83,47 +83,47 @@ def test_settings_must_fit_together() -> None:
         tiny.job(train="fp16: {initial_scale: 8.0, min_scale: 16.0}")
 
 
-def half(made: run.Run) -> None:
+def compute_in_fp16(training_run: run.Run) -> None:
     """Compute in fp16, as the plan would have it where the chip is good at it."""
-    made.autocast_step(torch.float16, made.job.train.fp16)
+    training_run.autocast_step(torch.float16, training_run.job.train.fp16)
 
 
 def test_training_in_fp16_follows_that_in_fp32(tmp_path: Path) -> None:
-    plain, short = (tiny.assembled(tmp_path, tiny.job(train="optimizer: {lr: 1e-3}")) for _ in range(2))
-    half(short)
-    expected, found = tiny.losses(plain, 8), tiny.losses(short, 8)
-    assert found != expected
-    assert found == pytest.approx(expected, rel=2e-2)
-    assert short.step.scaler.scale == 65536.0
+    fp32_run, fp16_run = (tiny.assembled(tmp_path, tiny.job(train="optimizer: {lr: 1e-3}")) for _ in range(2))
+    compute_in_fp16(fp16_run)
+    fp32_losses, fp16_losses = tiny.losses(fp32_run, 8), tiny.losses(fp16_run, 8)
+    assert fp16_losses != fp32_losses
+    assert fp16_losses == pytest.approx(fp32_losses, rel=2e-2)
+    assert fp16_run.step.scaler.scale == 65536.0
 
 
-def fit(folder: Path, train: str, bad: range) -> tuple[run.Run, str]:
+def fit(folder: Path, train: str, bad_steps: range) -> tuple[run.Run, str]:
     """The tiny job in fp16, whose inputs are not finite in the steps `bad` while it is in fp16."""
-    made = tiny.assembled(folder, tiny.job(train=train))
-    half(made)
+    training_run = tiny.assembled(folder, tiny.job(train=train))
+    compute_in_fp16(training_run)
 
     def hook(module: torch.nn.Module, inputs: Any) -> Any:
-        spoiled = module.training and made.counters.step + 1 in bad and made.step.scaler.active
-        return nan_input(made) if spoiled else None
+        spoiled = module.training and training_run.counters.step + 1 in bad_steps and training_run.step.scaler.active
+        return nan_input(training_run) if spoiled else None
 
-    made.model.register_forward_pre_hook(hook)
-    made.metrics = MetricsLog(folder)
-    saver = Saver(made)
+    training_run.model.register_forward_pre_hook(hook)
+    training_run.metrics = MetricsLog(folder)
+    saver = Saver(training_run)
     saver.save_final()
     try:
-        return made, loop.fit(made, saver, Still())  # type: ignore[arg-type]
+        return training_run, loop.fit(training_run, saver, Still())  # type: ignore[arg-type]
     finally:
-        made.metrics.close()
+        training_run.metrics.close()
 
 
 def test_a_few_skipped_steps_are_normal_and_the_scale_is_logged(tmp_path: Path) -> None:
-    made, reason = fit(tmp_path, "fp16: {growth_interval: 4}", range(3, 5))
+    training_run, reason = fit(tmp_path, "fp16: {growth_interval: 4}", range(3, 5))
     assert reason == "all 3 epochs trained"
     scales = [row["scale"] for row in rows(tmp_path, "metrics.jsonl") if "lr" in row]
     assert scales == [65536, 65536, 32768, 16384, 16384, 16384, 16384, 32768, 32768, 32768, 32768, 65536]
     saved = checkpoint.load(list_checkpoints(tmp_path / "checkpoints")[-1])
     assert saved.state["scaler"] == {"scale": 65536.0, "good": 0, "fallen": False}
-    assert made.numerics.rollbacks == 0
+    assert training_run.numerics.rollbacks == 0
 
 
 def test_a_scaler_collapse_ends_the_run_with_advice(tmp_path: Path) -> None:
@@ -135,9 +135,9 @@ def test_a_scaler_collapse_ends_the_run_with_advice(tmp_path: Path) -> None:
 
 @pytest.fixture
 def fallen(tmp_path: Path) -> run.Run:
-    made, reason = fit(tmp_path, "fp16: {min_scale: 4096.0, fallback: fp32}", range(3, 40))
+    training_run, reason = fit(tmp_path, "fp16: {min_scale: 4096.0, fallback: fp32}", range(3, 40))
     assert reason == "all 3 epochs trained"
-    return made
+    return training_run
 
 
 def test_after_a_scaler_collapse_training_continues_in_fp32_if_the_job_says_so(tmp_path: Path, fallen: run.Run) -> None:
@@ -155,16 +155,16 @@ def test_a_checkpoint_saved_after_a_fallback_resumes_in_fp32(tmp_path: Path, fal
     Saver(fallen).save_final()
     fallen.metrics.close()
     (tmp_path / "again").mkdir()
-    again = tiny.assembled(tmp_path / "again", fallen.job)
-    half(again)
-    run_state.restore(again, checkpoint.load(list_checkpoints(tmp_path / "checkpoints")[-1]))
-    assert (again.step.dtype, again.step.scaler.active, again.counters.step) == (None, False, 12)
+    resumed_run = tiny.assembled(tmp_path / "again", fallen.job)
+    compute_in_fp16(resumed_run)
+    run_state.restore(resumed_run, checkpoint.load(list_checkpoints(tmp_path / "checkpoints")[-1]))
+    assert (resumed_run.step.dtype, resumed_run.step.scaler.active, resumed_run.counters.step) == (None, False, 12)
 
 
 def test_a_run_resumed_without_fp16_after_a_crash_drops_the_scaler(tmp_path: Path) -> None:
-    made, _ = fit(tmp_path, "fp16: {growth_interval: 4}", range(0))
+    first_run, _ = fit(tmp_path, "fp16: {growth_interval: 4}", range(0))
     (tmp_path / "again").mkdir()
-    again = tiny.assembled(tmp_path / "again", made.job)
-    run_state.restore(again, checkpoint.load(list_checkpoints(tmp_path / "checkpoints")[-1]))
-    assert not again.step.scaler.active
-    assert run_state.collect_state(again)["scaler"] == {}
+    resumed_run = tiny.assembled(tmp_path / "again", first_run.job)
+    run_state.restore(resumed_run, checkpoint.load(list_checkpoints(tmp_path / "checkpoints")[-1]))
+    assert not resumed_run.step.scaler.active
+    assert run_state.collect_state(resumed_run)["scaler"] == {}

@@ -43,9 +43,9 @@ def test_classes_have_the_probabilities_of_logistic_regression(weights: Tensor |
         tol=1e-8,
         max_iter=5000,
     ).fit(standardize(training.features, training.features), training.targets.numpy())
-    wanted = reference.predict_proba(standardize(training.features, held_out.features))
+    expected = reference.predict_proba(standardize(training.features, held_out.features))
     outputs = held_out.features @ solved.weight.T + solved.bias
-    np.testing.assert_allclose(outputs.softmax(1).numpy(), wanted, atol=2e-3)
+    np.testing.assert_allclose(outputs.softmax(1).numpy(), expected, atol=2e-3)
 
 
 def test_numbers_are_those_of_ridge_regression() -> None:
@@ -61,9 +61,9 @@ def test_numbers_are_those_of_ridge_regression() -> None:
     reference = Ridge(alpha=solved.penalty, tol=1e-10).fit(
         standardize(training.features, training.features), training.targets.numpy()
     )
-    wanted = reference.predict(standardize(training.features, held_out.features))
+    expected = reference.predict(standardize(training.features, held_out.features))
     assert solved.bias is not None
-    np.testing.assert_allclose((held_out.features @ solved.weight.T + solved.bias).numpy(), wanted, atol=5e-2)
+    np.testing.assert_allclose((held_out.features @ solved.weight.T + solved.bias).numpy(), expected, atol=5e-2)
 
 
 def test_several_labels_are_solved_one_by_one() -> None:
@@ -78,9 +78,9 @@ def test_several_labels_are_solved_one_by_one() -> None:
         reference = LogisticRegression(C=1 / (2 * solved.penalty), tol=1e-8, max_iter=5000).fit(
             standardize(training.features, training.features), training.targets[:, label].numpy()
         )
-        wanted = reference.predict_proba(standardize(training.features, held_out.features))[:, 1]
+        expected = reference.predict_proba(standardize(training.features, held_out.features))[:, 1]
         outputs = (held_out.features @ solved.weight.T + solved.bias)[:, label]
-        np.testing.assert_allclose(outputs.sigmoid().numpy(), wanted, atol=2e-3)
+        np.testing.assert_allclose(outputs.sigmoid().numpy(), expected, atol=2e-3)
 
 
 def test_the_penalty_is_the_one_with_the_smallest_validation_loss() -> None:
@@ -104,11 +104,11 @@ def test_samples_without_a_label_count_nothing() -> None:
 
 def test_in_pieces_the_solution_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     training, held_out, loss = draw_samples(400), draw_samples(300, seed=1), HeadLoss(CROSS_ENTROPY, None)
-    whole = solve_head(training, held_out, loss, CLASSES)
+    in_one_piece = solve_head(training, held_out, loss, CLASSES)
     monkeypatch.setattr(head_solver, "CHUNK_VALUES", 12 * 70)
-    pieces = solve_head(training, held_out, loss, CLASSES)
-    assert pieces.penalty == whole.penalty
-    outputs = [held_out.features @ solved.weight.T + solved.bias for solved in (whole, pieces)]
+    in_pieces = solve_head(training, held_out, loss, CLASSES)
+    assert in_pieces.penalty == in_one_piece.penalty
+    outputs = [held_out.features @ solved.weight.T + solved.bias for solved in (in_one_piece, in_pieces)]
     torch.testing.assert_close(*(one.softmax(1) for one in outputs), atol=2e-3, rtol=0)
 
 

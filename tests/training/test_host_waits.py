@@ -70,10 +70,12 @@ def test_a_copy_that_synchronizes_is_detected(gpu: Watched) -> None:
 
 def test_a_batch_is_prepared_and_mixed_without_waiting(gpu: Watched) -> None:
     preparer = ImagePreprocessing(8, 3, ("a", "b"), 0, 255, (0.5,) * 3, (0.2,) * 3, Augment(EVERYTHING, 0, (0.5,) * 3))
-    here = batch().to(DEVICE)
-    (pixels,) = preparer(here.inputs, here.ids, 0)
+    device_batch = batch().to(DEVICE)
+    (pixels,) = preparer(device_batch.inputs, device_batch.ids, 0)
     for option in ({"mixup": Mixup()}, {"cutmix": Cutmix()}):
-        (mixed,), soft = mixup.mix_batch((pixels,), here.targets, tiny.dataset(classes=CLASSES).heads, 0, 0, **option)
+        (mixed,), soft = mixup.mix_batch(
+            (pixels,), device_batch.targets, tiny.dataset(classes=CLASSES).heads, 0, 0, **option
+        )
         assert (mixed.shape, soft[""].shape) == ((12, 3, 8, 8), (12, CLASSES))
     assert gpu.copies > 10
     assert gpu.waits == []
@@ -87,27 +89,27 @@ def test_steps_do_not_wait_for_the_gpu(
     gpu: Watched, monkeypatch: pytest.MonkeyPatch, kind: Any, loss: Spec, micro_batch: int | None, scaled: bool
 ) -> None:
     """A meta tensor has no numbers: a step that reads one of its results would fail."""
-    data, model = tiny.dataset(classes=CLASSES), network()
-    goal = losses.build_objective(loss, data.heads, data.train.targets, "balanced")
-    made = Step(model, kind(model.parameters(), lr=0.1), goal, 1.0, DEVICE, StepOptions(model))
+    dataset, model = tiny.dataset(classes=CLASSES), network()
+    objective = losses.build_objective(loss, dataset.heads, dataset.train.targets, "balanced")
+    step = Step(model, kind(model.parameters(), lr=0.1), objective, 1.0, DEVICE, StepOptions(model))
     updates: list[bool] = []
-    for group in made.optimizer.param_groups:
+    for group in step.optimizer.param_groups:
         group["fused"] = True
     for parameter in model.parameters():
-        made.optimizer.state[parameter] = {"step": torch.zeros((), device=DEVICE)}  # as after a first update
+        step.optimizer.state[parameter] = {"step": torch.zeros((), device=DEVICE)}  # as after a first update
     # torch has no fused kernels for this device; what they take is a tensor that nobody reads.
-    monkeypatch.setattr(made.optimizer, "step", lambda: updates.append(made.optimizer.found_inf.is_meta))  # type: ignore[attr-defined]
-    made.use_micro_batch(micro_batch)
-    made.state.prefers_device = True
+    monkeypatch.setattr(step.optimizer, "step", lambda: updates.append(step.optimizer.found_inf.is_meta))  # type: ignore[attr-defined]
+    step.use_micro_batch(micro_batch)
+    step.state.prefers_device = True
     if scaled:
-        made = made.with_options(scaler=Scaler(Fp16()))
+        step = step.with_options(scaler=Scaler(Fp16()))
     monkeypatch.setattr(ema, "_is_finite", torch.is_floating_point)  # read once, before the first step
     average = ema.Ema(model, 0.9)
-    here = batch().to(DEVICE)
-    ready = Batch(here.ids, (here.inputs[0].float(),), here.targets)
+    device_batch = batch().to(DEVICE)
+    prepared_batch = Batch(device_batch.ids, (device_batch.inputs[0].float(),), device_batch.targets)
     gpu.waits.clear()  # those of building the network
     for number in range(3):
-        average.update(model, made(ready, number).device_finite)
+        average.update(model, step(prepared_batch, number).device_finite)
     assert updates == [True] * 3
     # A step's result is copied to the host once, and that copy is queued, too.
     assert (gpu.waits, gpu.results) == ([], 3)
@@ -115,9 +117,9 @@ def test_steps_do_not_wait_for_the_gpu(
 
 def test_a_step_that_reads_its_result_fails_on_the_meta_device() -> None:
     """The test above can fail: without `on_device` the host looks at the result before the update."""
-    data, model = tiny.dataset(classes=CLASSES), network()
-    goal = losses.build_objective(CrossEntropy(name="cross-entropy"), data.heads, data.train.targets, "none")
-    made = Step(model, torch.optim.AdamW(model.parameters()), goal, None, DEVICE, StepOptions(model))
-    here = batch().to(DEVICE)
+    dataset, model = tiny.dataset(classes=CLASSES), network()
+    objective = losses.build_objective(CrossEntropy(name="cross-entropy"), dataset.heads, dataset.train.targets, "none")
+    step = Step(model, torch.optim.AdamW(model.parameters()), objective, None, DEVICE, StepOptions(model))
+    device_batch = batch().to(DEVICE)
     with pytest.raises(RuntimeError, match="meta tensor"):
-        made(Batch(here.ids, (here.inputs[0].float(),), here.targets), 0)
+        step(Batch(device_batch.ids, (device_batch.inputs[0].float(),), device_batch.targets), 0)

@@ -30,36 +30,36 @@ from tests import tiny
 from tests.training.hooked_run import BACK, Still, at_steps, nan_gradient, nan_input, outlier, rows, short_of_memory
 
 
-def nothing(made: run.Run) -> None:
+def spoil_nothing(training_run: run.Run) -> None:
     """No fault."""
 
 
-def at(*steps: int, action: Callable[[run.Run], object]) -> Callable[[run.Run], None]:
+def spoil_at(*steps: int, action: Callable[[run.Run], object]) -> Callable[[run.Run], None]:
     """`at_steps`, anew for each run."""
-    return lambda made: at_steps(*steps, action=action)(made)  # type: ignore[arg-type]
+    return lambda training_run: at_steps(*steps, action=action)(training_run)  # type: ignore[arg-type]
 
 
-def replaced_buffer(made: run.Run) -> None:
+def replace_buffer(training_run: run.Run) -> None:
     """A network that assigns a buffer in step 6: the device cannot restore that one by itself."""
 
     def hook(module: torch.nn.Module, inputs: Any, outputs: Any) -> None:
-        if made.counters.step == 5 and module.training:
+        if training_run.counters.step == 5 and module.training:
             module.running_mean = module.running_mean.clone()
 
-    next(m for m in made.model.modules() if isinstance(m, torch.nn.BatchNorm2d)).register_forward_hook(hook)
+    next(m for m in training_run.model.modules() if isinstance(m, torch.nn.BatchNorm2d)).register_forward_hook(hook)
 
 
-def memory_in_an_update(made: run.Run) -> None:
+def exhaust_memory_in_update(training_run: run.Run) -> None:
     """Memory that runs out in the middle of the fourth update: back to the checkpoint of step 0."""
-    plain, calls = made.optimizer.step, [0]
+    original_step, calls = training_run.optimizer.step, [0]
 
     def step() -> None:
         calls[0] += 1
         if calls[0] == 4:
             short_of_memory()
-        plain()
+        original_step()
 
-    made.optimizer.step = step  # type: ignore[method-assign, assignment]
+    training_run.optimizer.step = step  # type: ignore[method-assign, assignment]
 
 
 SCALING = Fp16(initial_scale=3.0e4, growth_interval=2, growth_factor=1.7, backoff_factor=0.3, max_scale=40000.0)
@@ -70,7 +70,7 @@ class Case:
     """A job and what happens to it."""
 
     train: str = ""
-    spoil: Callable[[run.Run], None] = nothing
+    spoil: Callable[[run.Run], None] = spoil_nothing
     epochs: int = 3
     scaling: Fp16 | None = None
     every: int = 0
@@ -79,87 +79,92 @@ class Case:
 
 CASES = {
     "plain": Case(),
-    "a bad input": Case(spoil=at(5, action=nan_input)),
-    "a bad gradient": Case("ema: 0.5", spoil=at(5, 7, action=nan_gradient)),
-    "three in a row": Case("ema: 0.9", spoil=at(5, 6, 7, action=nan_input), every=2),
-    "four in a row": Case(spoil=at(6, 7, 8, 9, action=nan_input), every=1),
-    "the last of an epoch": Case("ema: 0.5", spoil=at(4, 8, 12, action=nan_gradient)),
-    "the first of all": Case("ema: 0.5", spoil=at(1, 2, action=nan_input)),
-    "momentum": Case("optimizer: {name: sgd, lr: 0.1, momentum: 0.9}", spoil=at(1, 5, action=nan_input)),
-    "no momentum": Case("optimizer: {name: sgd, lr: 0.1, momentum: 0.0}", spoil=at(2, action=nan_input)),
+    "a bad input": Case(spoil=spoil_at(5, action=nan_input)),
+    "a bad gradient": Case("ema: 0.5", spoil=spoil_at(5, 7, action=nan_gradient)),
+    "three in a row": Case("ema: 0.9", spoil=spoil_at(5, 6, 7, action=nan_input), every=2),
+    "four in a row": Case(spoil=spoil_at(6, 7, 8, 9, action=nan_input), every=1),
+    "the last of an epoch": Case("ema: 0.5", spoil=spoil_at(4, 8, 12, action=nan_gradient)),
+    "the first of all": Case("ema: 0.5", spoil=spoil_at(1, 2, action=nan_input)),
+    "momentum": Case("optimizer: {name: sgd, lr: 0.1, momentum: 0.9}", spoil=spoil_at(1, 5, action=nan_input)),
+    "no momentum": Case("optimizer: {name: sgd, lr: 0.1, momentum: 0.0}", spoil=spoil_at(2, action=nan_input)),
     "a spike": Case(BACK, spoil=outlier((15, 2)), epochs=20),
-    "twice three in a row": Case(spoil=at(2, 3, 4, 9, 10, 11, action=nan_input)),
-    "scaled": Case("ema: 0.5", at(3, 4, 9, action=nan_gradient), scaling=SCALING, every=3),
+    "twice three in a row": Case(spoil=spoil_at(2, 3, 4, 9, 10, 11, action=nan_input)),
+    "scaled": Case("ema: 0.5", spoil_at(3, 4, 9, action=nan_gradient), scaling=SCALING, every=3),
     "scaled, then a step that the host decides": Case(
-        spoil=lambda made: (replaced_buffer(made), at(5, action=nan_gradient)(made))[1], scaling=SCALING
+        spoil=lambda training_run: (replace_buffer(training_run), spoil_at(5, action=nan_gradient)(training_run))[1],
+        scaling=SCALING,
     ),
-    "scaled, then short of memory": Case("ema: 0.5", memory_in_an_update, scaling=SCALING),
+    "scaled, then short of memory": Case("ema: 0.5", exhaust_memory_in_update, scaling=SCALING),
     "the scale collapses": Case(
-        spoil=at(3, 4, 5, action=nan_gradient), scaling=Fp16(initial_scale=4, min_scale=1.0, fallback="fp32")
+        spoil=spoil_at(3, 4, 5, action=nan_gradient), scaling=Fp16(initial_scale=4, min_scale=1.0, fallback="fp32")
     ),
 }
 
 
-def trained(folder: Path, case: Case, *, on_device: bool) -> dict[str, Any]:
+def train_case(folder: Path, case: Case, *, on_device: bool) -> dict[str, Any]:
     """All that a run leaves."""
     folder.mkdir()
     torch.manual_seed(0)
-    made = tiny.assembled(folder, tiny.job(train=case.train, epochs=case.epochs), settings={"fused_optimizer": True})
+    training_run = tiny.assembled(
+        folder, tiny.job(train=case.train, epochs=case.epochs), settings={"fused_optimizer": True}
+    )
     if case.scaling:
-        made.autocast_step(torch.float32, case.scaling)  # scaled as fp16 is, in a format that a CPU computes
-        made.numerics.fp16 = case.scaling
-        made.configure_step(dtype=None)
-    made.step.state.prefers_device = on_device
-    late: list[bool] = []
-    made.metrics, saver = MetricsLog(folder), Saver(made)
+        training_run.autocast_step(torch.float32, case.scaling)  # scaled as fp16 is, in a format that a CPU computes
+        training_run.numerics.fp16 = case.scaling
+        training_run.configure_step(dtype=None)
+    training_run.step.state.prefers_device = on_device
+    results_on_device: list[bool] = []
+    training_run.metrics, saver = MetricsLog(folder), Saver(training_run)
     if case.every:
         saver.kind, saver.interval = "steps", case.every
     saver.save_final()
-    case.spoil(made)
-    step = type(made.step)._update_weights
+    case.spoil(training_run)
+    update_weights = type(training_run.step)._update_weights
 
     def update(self: Any, loss: torch.Tensor) -> Any:
-        result = step(self, loss)
-        late.append(result.on_device)
+        result = update_weights(self, loss)
+        results_on_device.append(result.on_device)
         return result
 
-    object.__setattr__(made.step, "__class__", type("Watched", (type(made.step),), {"_update_weights": update}))
+    object.__setattr__(
+        training_run.step, "__class__", type("Watched", (type(training_run.step),), {"_update_weights": update})
+    )
     try:
-        ended = loop.fit(made, saver, Still())  # type: ignore[arg-type]
+        ending = loop.fit(training_run, saver, Still())  # type: ignore[arg-type]
         saver.save_final()
     except NumericsError as error:
-        ended = str(error)
+        ending = str(error)
     finally:
-        made.metrics.close()
+        training_run.metrics.close()
     # Before the first update there is no momentum that the device could leave alone.
-    assert any(late) == on_device
-    assert sum(late) >= len(late) * on_device * 0.6
-    left = {
-        "weights": {name: value.clone() for name, value in made.model.state_dict().items()},
-        "average": made.ema.average if made.ema else {},
+    assert any(results_on_device) == on_device
+    assert sum(results_on_device) >= len(results_on_device) * on_device * 0.6
+    final_state = {
+        "weights": {name: value.clone() for name, value in training_run.model.state_dict().items()},
+        "average": training_run.ema.average if training_run.ema else {},
     }
     # A run that numbers ended may have trained one step more, which nothing keeps.
-    return (left if "trained" in ended else {}) | {
-        "ended": ended,
+    return (final_state if "trained" in ending else {}) | {
+        "ended": ending,
         "metrics": rows(folder, "metrics.jsonl"),
         "events": rows(folder, "events.jsonl"),
-        "checkpoints": {path.name: saved(path) for path in list_checkpoints(folder / "checkpoints")},
+        "checkpoints": {path.name: read_checkpoint(path) for path in list_checkpoints(folder / "checkpoints")},
     }
 
 
-def saved(path: Path) -> dict[str, Any]:
+def read_checkpoint(path: Path) -> dict[str, Any]:
     loaded = checkpoint.load(path)
     state = {name: value for name, value in loaded.state.items() if name not in ("counters", "identity")}
     counters = {name: value for name, value in loaded.state["counters"].items() if name != "seconds"}
     return {"state": state, "counters": counters, "tensors": loaded.tensors}
 
 
-def plain(value: Any) -> Any:
+def to_bits(value: Any) -> Any:
     """A value in which tensors are equal if their bits are."""
     if isinstance(value, dict):
-        return {name: plain(part) for name, part in value.items() if name not in ("time", "seconds")}
+        return {name: to_bits(part) for name, part in value.items() if name not in ("time", "seconds")}
     if isinstance(value, list):
-        return [plain(part) for part in value]
+        return [to_bits(part) for part in value]
     if isinstance(value, torch.Tensor):
         return (str(value.dtype), value.detach().contiguous().view(-1).view(torch.uint8).tolist())
     return json.dumps(value)
@@ -167,48 +172,48 @@ def plain(value: Any) -> Any:
 
 @pytest.mark.parametrize("name", CASES)
 def test_nothing_else_changes(tmp_path: Path, name: str) -> None:
-    now = trained(tmp_path / "now", CASES[name], on_device=False)
-    late = trained(tmp_path / "late", CASES[name], on_device=True)
-    assert late["ended"] == now["ended"]
-    for part in now:
-        assert plain(late[part]) == plain(now[part]), part
+    read_at_once = train_case(tmp_path / "now", CASES[name], on_device=False)
+    read_late = train_case(tmp_path / "late", CASES[name], on_device=True)
+    assert read_late["ended"] == read_at_once["ended"]
+    for part in read_at_once:
+        assert to_bits(read_late[part]) == to_bits(read_at_once[part]), part
 
 
-@pytest.mark.parametrize("bad", [(), (6,), (4, 5, 6)], ids=["good", "bad", "three in a row"])
-def test_a_stop_records_the_last_step_first(tmp_path: Path, bad: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("bad_steps", [(), (6,), (4, 5, 6)], ids=["good", "bad", "three in a row"])
+def test_a_stop_records_the_last_step_first(tmp_path: Path, bad_steps: tuple[int, ...]) -> None:
     """What the last step found comes before the stop: after a rollback the run stops where it has gone back to."""
-    made = tiny.assembled(tmp_path, tiny.job(epochs=3), settings={"fused_optimizer": True})
-    made.step.state.prefers_device = True
-    made.metrics, saver = MetricsLog(tmp_path), Saver(made)
+    training_run = tiny.assembled(tmp_path, tiny.job(epochs=3), settings={"fused_optimizer": True})
+    training_run.step.state.prefers_device = True
+    training_run.metrics, saver = MetricsLog(tmp_path), Saver(training_run)
     saver.save_final()
-    at_steps(*bad, action=nan_input)(made)
+    at_steps(*bad_steps, action=nan_input)(training_run)
     # The signal comes with step 6 in the queue.
-    made.model.register_forward_pre_hook(
-        lambda *_: setattr(made.signals, "received", "SIGTERM") if made.counters.step == 5 else None
+    training_run.model.register_forward_pre_hook(
+        lambda *_: setattr(training_run.signals, "received", "SIGTERM") if training_run.counters.step == 5 else None
     )
     with pytest.raises((Interrupted, Stopped)):
-        loop.fit(made, saver, Still())  # type: ignore[arg-type]
-    made.metrics.close()
+        loop.fit(training_run, saver, Still())  # type: ignore[arg-type]
+    training_run.metrics.close()
     steps = [row["step"] for row in rows(tmp_path, "metrics.jsonl") if "lr" in row]
-    if len(bad) == 3:
-        assert (made.counters.step, steps) == (0, [])
-        assert made.numerics.skipped_batches == {(0, 3), (1, 0), (1, 1)}
+    if len(bad_steps) == 3:
+        assert (training_run.counters.step, steps) == (0, [])
+        assert training_run.numerics.skipped_batches == {(0, 3), (1, 0), (1, 1)}
     else:
-        assert (made.counters.step, steps) == (6, [1, 2, 3, 4, 5, 6])
+        assert (training_run.counters.step, steps) == (6, [1, 2, 3, 4, 5, 6])
 
 
 def test_a_signal_within_a_step_leaves_a_row_of_the_step_before_it(tmp_path: Path) -> None:
     """Whose result the device still had: a resumed run would never write that row."""
-    made = tiny.assembled(tmp_path, tiny.job(), settings={"fused_optimizer": True})
-    made.step.state.prefers_device = True
+    training_run = tiny.assembled(tmp_path, tiny.job(), settings={"fused_optimizer": True})
+    training_run.step.state.prefers_device = True
 
     def stop(module: torch.nn.Module, inputs: Any) -> None:
-        if made.counters.step == 6 and module.training:
-            made.signals._handle(signal.SIGTERM, None)
+        if training_run.counters.step == 6 and module.training:
+            training_run.signals._handle(signal.SIGTERM, None)
 
-    made.model.register_forward_pre_hook(stop)
+    training_run.model.register_forward_pre_hook(stop)
     with pytest.raises(Stopped, match="after step 6"):
-        train.train(made)
+        train.train(training_run)
     assert [row["step"] for row in rows(tmp_path, "metrics.jsonl") if "train/loss" in row] == [1, 2, 3, 4, 5, 6]
 
 
@@ -216,22 +221,22 @@ def test_the_gpu_has_further_steps_to_compute_while_the_host_waits_for_a_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A host that pauses, as for a checkpoint or other programs, then does not make it wait."""
-    made = tiny.assembled(tmp_path, tiny.job(epochs=2), settings={"fused_optimizer": True})
-    made.step.state.prefers_device = True
-    queued, read = list[StepResult](), list[int]()
-    build, look = build_result, StepResult.read
+    training_run = tiny.assembled(tmp_path, tiny.job(epochs=2), settings={"fused_optimizer": True})
+    training_run.step.state.prefers_device = True
+    queued_results, steps_queued_behind = list[StepResult](), list[int]()
+    original_build, original_read = build_result, StepResult.read
 
     def note_queued(*args: Any) -> StepResult:
-        queued.append(build(*args))
-        return queued[-1]
+        queued_results.append(original_build(*args))
+        return queued_results[-1]
 
     def note_read(self: StepResult) -> tuple[float, float]:
         if self._numbers is None:
-            read.append(len(queued) - 1 - queued.index(self))
-        return look(self)
+            steps_queued_behind.append(len(queued_results) - 1 - queued_results.index(self))
+        return original_read(self)
 
     monkeypatch.setattr(weight_update, "build_result", note_queued)
     monkeypatch.setattr(StepResult, "read", note_read)
-    train.train(made)
+    train.train(training_run)
     # The second epoch of four steps; it ends with all results, since its weights are evaluated.
-    assert (len(queued), read[4:]) == (8, [3, 2, 1, 0])
+    assert (len(queued_results), steps_queued_behind[4:]) == (8, [3, 2, 1, 0])

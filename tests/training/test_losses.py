@@ -17,11 +17,11 @@ from drivetrain.training import losses
 HEAD = Head("", classes=("a", "b", "c"))
 
 
-def whole(objective: losses.Objective, outputs: Tensor, targets: Tensor) -> Tensor:
+def compute_loss(objective: losses.Objective, outputs: Tensor, targets: Tensor) -> Tensor:
     return objective(outputs, {"": targets}, objective.denominators({"": targets}))
 
 
-def made(spec: losses.Spec, weights: Tensor | None = None, head: Head = HEAD) -> losses.Objective:
+def make_objective(spec: losses.Spec, weights: Tensor | None = None, head: Head = HEAD) -> losses.Objective:
     return losses.Objective({"": head}, {"": losses.HeadLoss(losses.build_terms(spec), weights)})
 
 
@@ -31,8 +31,10 @@ def test_cross_entropy_is_torchs(smoothing: float, weights: Tensor | None) -> No
     torch.manual_seed(0)
     outputs, targets = torch.randn(20, 3), torch.randint(0, 3, (20,))
     expected = F.cross_entropy(outputs, targets, weight=weights, label_smoothing=smoothing)
-    got = whole(made(CrossEntropy(name="cross-entropy", label_smoothing=smoothing), weights), outputs, targets)
-    torch.testing.assert_close(got, expected)
+    loss = compute_loss(
+        make_objective(CrossEntropy(name="cross-entropy", label_smoothing=smoothing), weights), outputs, targets
+    )
+    torch.testing.assert_close(loss, expected)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -43,11 +45,11 @@ def test_soft_targets_with_class_weights_are_torchs(smoothing: float) -> None:
     one, other = (F.one_hot(torch.randint(0, 3, (20,)), 3).float() for _ in range(2))
     targets = 0.7 * one + 0.3 * other
     expected = F.cross_entropy(outputs, targets, weight=weights, label_smoothing=smoothing, reduction="sum")
-    objective = made(CrossEntropy(name="cross-entropy", label_smoothing=smoothing), weights)
-    torch.testing.assert_close(whole(objective, outputs, targets), expected / (targets @ weights).sum())
+    objective = make_objective(CrossEntropy(name="cross-entropy", label_smoothing=smoothing), weights)
+    torch.testing.assert_close(compute_loss(objective, outputs, targets), expected / (targets @ weights).sum())
     # With whole classes it is the loss that torch has for their indices.
     indices = F.cross_entropy(outputs, one.argmax(1), weight=weights, label_smoothing=smoothing)
-    torch.testing.assert_close(whole(objective, outputs, one), indices)
+    torch.testing.assert_close(compute_loss(objective, outputs, one), indices)
 
 
 @pytest.mark.parametrize(
@@ -58,14 +60,18 @@ def test_focal_weighs_classes(targets: Tensor) -> None:
     outputs, weights = torch.randn(4, 3), torch.tensor([0.2, 1.0, 3.0])
     p, soft = outputs.softmax(dim=1), losses.to_probabilities(targets, 3, torch.float32)
     expected = (-weights * soft * (1 - p) ** 2 * p.log()).sum() / (soft @ weights).sum()
-    torch.testing.assert_close(whole(made(Focal(name="focal", gamma=2.0), weights), outputs, targets), expected)
+    torch.testing.assert_close(
+        compute_loss(make_objective(Focal(name="focal", gamma=2.0), weights), outputs, targets), expected
+    )
 
 
 def test_soft_targets() -> None:
     torch.manual_seed(0)
     outputs, targets = torch.randn(8, 3), torch.rand(8, 3).softmax(dim=1)
     expected = -(targets * outputs.log_softmax(dim=1)).sum(dim=1).mean()
-    torch.testing.assert_close(whole(made(CrossEntropy(name="cross-entropy")), outputs, targets), expected)
+    torch.testing.assert_close(
+        compute_loss(make_objective(CrossEntropy(name="cross-entropy")), outputs, targets), expected
+    )
 
 
 @pytest.mark.parametrize("gamma", [0.0, 0.5, 2.0])
@@ -74,14 +80,18 @@ def test_focal_by_its_formula(gamma: float) -> None:
     outputs, targets = torch.randn(30, 3), torch.randint(0, 3, (30,))
     p = outputs.softmax(dim=1)[torch.arange(30), targets]
     expected = (-((1 - p) ** gamma) * p.log()).mean()
-    torch.testing.assert_close(whole(made(Focal(name="focal", gamma=gamma)), outputs, targets), expected)
+    torch.testing.assert_close(
+        compute_loss(make_objective(Focal(name="focal", gamma=gamma)), outputs, targets), expected
+    )
 
 
 @pytest.mark.parametrize("gamma", [0.01, 0.5, 0.99, 1.0, 2.0])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_focal_has_a_gradient_where_a_sample_is_certain(gamma: float, smoothing: float) -> None:
     outputs = torch.tensor([[200.0, -200.0, 0.0], [-200.0, 200.0, 0.0], [0.1, 0.2, 0.3]], requires_grad=True)
-    loss = whole(made(Focal(name="focal", gamma=gamma, label_smoothing=smoothing)), outputs, torch.zeros(3).long())
+    loss = compute_loss(
+        make_objective(Focal(name="focal", gamma=gamma, label_smoothing=smoothing)), outputs, torch.zeros(3).long()
+    )
     (gradient,) = torch.autograd.grad(loss, outputs)
     assert loss.isfinite()
     assert gradient.isfinite().all()
@@ -95,7 +105,9 @@ def test_binary_focal_weights_class_one_with_alpha() -> None:
     p = outputs.softmax(dim=1)[torch.arange(30), targets]
     alpha = torch.where(targets == 1, 0.25, 0.75)
     expected = (-alpha * (1 - p) ** 2 * p.log()).mean()
-    torch.testing.assert_close(whole(made(Focal(name="focal", alpha=0.25), head=head), outputs, targets), expected)
+    torch.testing.assert_close(
+        compute_loss(make_objective(Focal(name="focal", alpha=0.25), head=head), outputs, targets), expected
+    )
 
 
 @pytest.mark.parametrize(
@@ -109,7 +121,7 @@ def test_binary_focal_weights_class_one_with_alpha() -> None:
 def test_other_losses_are_torchs(spec: losses.Spec, expected: object) -> None:
     torch.manual_seed(0)
     outputs, targets = torch.randn(12, 3), torch.rand(12, 3)
-    torch.testing.assert_close(whole(made(spec), outputs, targets), expected(outputs, targets))
+    torch.testing.assert_close(compute_loss(make_objective(spec), outputs, targets), expected(outputs, targets))
 
 
 @pytest.mark.parametrize("size", [1, 2, 4, 8, 5])
@@ -119,7 +131,7 @@ def test_micro_batches_add_up_to_the_batch(size: int, dtype: torch.dtype) -> Non
     torch.manual_seed(0)
     weight = torch.randn(4, 3, dtype=dtype, requires_grad=True)
     inputs, targets = torch.randn(13, 4, dtype=dtype), torch.randint(0, 3, (13,))
-    objective = made(CrossEntropy(name="cross-entropy", label_smoothing=0.1), torch.tensor([0.3, 1.0, 2.5]))
+    objective = make_objective(CrossEntropy(name="cross-entropy", label_smoothing=0.1), torch.tensor([0.3, 1.0, 2.5]))
     over = objective.denominators({"": targets})
     (full,) = torch.autograd.grad(objective(inputs @ weight, {"": targets}, over), weight)
     total = torch.zeros_like(full)
@@ -141,18 +153,18 @@ def test_weights_of_labels_are_torchs_pos_weight(smoothing: float) -> None:
     outputs, targets, weights = torch.randn(20, 3), torch.randint(0, 2, (20, 3)).float(), torch.tensor([5.0, 1.0, 0.5])
     head = Head("", classes=("a", "b", "c"), several=True)
     spec = BinaryCrossEntropy(name="bce", label_smoothing=smoothing)
-    goal = losses.build_objective(spec, {"": head}, {"": targets}, {"c": 0.5, "a": 5.0})
+    objective = losses.build_objective(spec, {"": head}, {"": targets}, {"c": 0.5, "a": 5.0})
     soft = targets * (1 - smoothing) + smoothing / 2
     expected = F.binary_cross_entropy_with_logits(outputs, soft, pos_weight=weights)
-    torch.testing.assert_close(whole(goal, outputs, targets), expected)
+    torch.testing.assert_close(compute_loss(objective, outputs, targets), expected)
 
 
 def test_named_weights_are_those_of_their_classes() -> None:
     torch.manual_seed(0)
     outputs, targets = torch.randn(20, 3), torch.randint(0, 3, (20,))
-    goal = losses.build_objective(None, {"": HEAD}, {"": targets}, {"c": 5.0})
+    objective = losses.build_objective(None, {"": HEAD}, {"": targets}, {"c": 5.0})
     expected = F.cross_entropy(outputs, targets, weight=torch.tensor([1.0, 1.0, 5.0]))
-    torch.testing.assert_close(whole(goal, outputs, targets), expected)
+    torch.testing.assert_close(compute_loss(objective, outputs, targets), expected)
 
 
 def test_balanced_labels() -> None:
@@ -182,14 +194,14 @@ def test_a_sample_without_a_label_counts_for_the_other_heads_alone(spec: losses.
     objective = losses.build_objective(spec, heads, targets, weighting)
     assert not objective.is_unweighted
     loss = objective(outputs, targets, objective.denominators(targets))
-    alone = []
+    head_losses = []
     for name, head in heads.items():
         rows = targets[name] != NO_LABEL
-        plain = {"": replace(head, name="", partial=False)}
-        some = losses.build_objective(spec, plain, {"": targets[name][rows]}, weighting)
-        goal = {"": targets[name][rows]}
-        alone.append(some(outputs[name][rows], goal, some.denominators(goal)))
-    torch.testing.assert_close(loss, sum(alone))
+        plain_heads = {"": replace(head, name="", partial=False)}
+        head_objective = losses.build_objective(spec, plain_heads, {"": targets[name][rows]}, weighting)
+        head_targets = {"": targets[name][rows]}
+        head_losses.append(head_objective(outputs[name][rows], head_targets, head_objective.denominators(head_targets)))
+    torch.testing.assert_close(loss, sum(head_losses))
     whole_gradient = torch.autograd.grad(loss, [*outputs.values()])
     assert (whole_gradient[0][::5] == 0).all()
     for size in (1, 3, 10):
@@ -203,10 +215,10 @@ def test_a_sample_without_a_label_counts_for_the_other_heads_alone(spec: losses.
             for i in parts
         ]
         torch.testing.assert_close(torch.stack(shares).sum(), loss)
-        for found, expected in zip(
+        for gradient, expected in zip(
             torch.autograd.grad(torch.stack(shares).sum(), [*outputs.values()]), whole_gradient, strict=True
         ):
-            torch.testing.assert_close(found, expected)
+            torch.testing.assert_close(gradient, expected)
 
 
 def test_a_head_without_any_label_in_a_batch_adds_nothing() -> None:

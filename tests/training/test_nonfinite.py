@@ -23,28 +23,32 @@ from tests.training.hooked_run import BACK, Still, at_steps, fit, nan_gradient, 
 
 @pytest.mark.parametrize("action", [nan_input, nan_gradient], ids=["input", "gradient"])
 def test_one_bad_step_is_skipped_and_seen(tmp_path: Path, action: Callable[[run.Run], None]) -> None:
-    before: dict[str, torch.Tensor] = {}
+    weights_before: dict[str, torch.Tensor] = {}
 
-    def spoil(made: run.Run) -> None:
+    def spoil(training_run: run.Run) -> None:
         at_steps(
-            5, action=lambda m: (before.update({k: v.clone() for k, v in m.model.state_dict().items()}), action(m))[1]
-        )(made)
-        step = made.step
+            5,
+            action=lambda m: (
+                weights_before.update({k: v.clone() for k, v in m.model.state_dict().items()}),
+                action(m),
+            )[1],
+        )(training_run)
+        step = training_run.step
 
-        def checked(loss: torch.Tensor, size: int) -> Any:
+        def check_update(loss: torch.Tensor, size: int) -> Any:
             outcome = step.update(loss, size)
             if not outcome.finite:
-                assert all(torch.equal(before[k], v) for k, v in made.model.state_dict().items())
+                assert all(torch.equal(weights_before[k], v) for k, v in training_run.model.state_dict().items())
             return outcome
 
-        checked.__dict__.update(step.__dict__)
-        object.__setattr__(made, "step", _Wrapped(step, checked))
+        check_update.__dict__.update(step.__dict__)
+        object.__setattr__(training_run, "step", _Wrapped(step, check_update))
 
     _, reason = fit(tmp_path, spoil)
     assert reason == "all 3 epochs trained"
-    bad = [row for row in rows(tmp_path, "metrics.jsonl") if row.get("skipped")]
-    assert [row["step"] for row in bad] == [5]
-    assert not torch.isfinite(torch.tensor([bad[0]["train/loss"], bad[0]["grad_norm"]])).all()
+    skipped_rows = [row for row in rows(tmp_path, "metrics.jsonl") if row.get("skipped")]
+    assert [row["step"] for row in skipped_rows] == [5]
+    assert not torch.isfinite(torch.tensor([skipped_rows[0]["train/loss"], skipped_rows[0]["grad_norm"]])).all()
     assert "step 5 skipped: loss" in rows(tmp_path, "events.jsonl")[0]["text"]
     assert_all_finite(tmp_path)
 
@@ -69,10 +73,10 @@ def assert_all_finite(folder: Path) -> None:
 
 
 def test_three_in_a_row_go_back_and_leave_the_batches_out(tmp_path: Path) -> None:
-    made, reason = fit(tmp_path, at_steps(5, 6, 7, action=nan_input))
+    training_run, reason = fit(tmp_path, at_steps(5, 6, 7, action=nan_input))
     assert reason == "all 3 epochs trained"
-    assert made.numerics.rollbacks == 1
-    assert made.numerics.skipped_batches == {(1, 0), (1, 1), (1, 2)}
+    assert training_run.numerics.rollbacks == 1
+    assert training_run.numerics.skipped_batches == {(1, 0), (1, 1), (1, 2)}
     (text,) = [row["text"] for row in rows(tmp_path, "events.jsonl") if "back to" in row["text"]]
     assert says(text, "steps-row-loss-gradient", 3)
     assert "back to step-0" in text
@@ -89,8 +93,8 @@ def test_the_second_time_is_the_end(tmp_path: Path) -> None:
 
 
 def test_a_buffer_that_is_not_finite_is_never_saved(tmp_path: Path) -> None:
-    def poison(made: run.Run) -> None:
-        next(b for n, b in made.model.named_buffers() if n.endswith("running_mean")).fill_(float("nan"))
+    def poison(training_run: run.Run) -> None:
+        next(b for n, b in training_run.model.named_buffers() if n.endswith("running_mean")).fill_(float("nan"))
 
     _, reason = fit(tmp_path, at_steps(6, action=poison))
     assert reason == "all 3 epochs trained"
@@ -106,21 +110,21 @@ def test_a_buffer_that_is_not_finite_is_never_saved(tmp_path: Path) -> None:
 def test_a_mask_of_minus_infinity_is_no_fault(tmp_path: Path) -> None:
     """Networks keep their attention masks in buffers; such a run ended with a traceback."""
 
-    def built(made: run.Run) -> None:
-        made.model.register_buffer("mask", torch.tensor([0.0, -float("inf")]))
+    def add_mask(training_run: run.Run) -> None:
+        training_run.model.register_buffer("mask", torch.tensor([0.0, -float("inf")]))
 
-    made = tiny.assembled(tmp_path, tiny.job())
-    built(made)
-    made.metrics, saver = MetricsLog(tmp_path), Saver(made)
+    training_run = tiny.assembled(tmp_path, tiny.job())
+    add_mask(training_run)
+    training_run.metrics, saver = MetricsLog(tmp_path), Saver(training_run)
     saver.save_final()
-    assert loop.fit(made, saver, Still()) == "all 3 epochs trained"  # type: ignore[arg-type]
-    made.metrics.close()
-    next(made.model.parameters()).data[0] = float("nan")
+    assert loop.fit(training_run, saver, Still()) == "all 3 epochs trained"  # type: ignore[arg-type]
+    training_run.metrics.close()
+    next(training_run.model.parameters()).data[0] = float("nan")
     with pytest.raises(NotFinite, match=r"features\.0\.weight$"):
         saver.check_finite()
 
 
-def good(numerics: NonfiniteGuard, loss: float) -> str | None:
+def accept(numerics: NonfiniteGuard, loss: float) -> str | None:
     return numerics.record_good(loss, (0, 7), lambda: torch.arange(2).numpy())
 
 
@@ -128,11 +132,11 @@ def test_spikes() -> None:
     warn, back, ignore = (NonfiniteGuard(kind) for kind in ("warn", "rollback", "ignore"))
     for numerics in (warn, back, ignore):
         for _ in range(50):
-            assert good(numerics, 1.0) is None
-    assert says_only(good(warn, 11.0), "loss-jumped-times-median", 11, 11, 50)
-    assert good(ignore, 11.0) is None
+            assert accept(numerics, 1.0) is None
+    assert says_only(accept(warn, 11.0), "loss-jumped-times-median", 11, 11, 50)
+    assert accept(ignore, 11.0) is None
     with pytest.raises(NotFinite, match=r"the loss jumped .* samples \[0, 1\]"):
-        good(back, 11.0)
+        accept(back, 11.0)
     back.roll_back(NotFinite("the loss jumped"))
     assert back.skipped_batches == {(0, 7)}
 
@@ -140,30 +144,30 @@ def test_spikes() -> None:
 def test_a_jump_of_small_losses_is_no_spike() -> None:
     numerics = NonfiniteGuard("warn")
     for loss in [2.0] * 50 + [0.01] * 60:
-        assert good(numerics, loss) is None
-    again = NonfiniteGuard("warn")
-    again.load(numerics.state())
-    for both in (numerics, again):
-        assert good(both, 0.9) is None
-        assert says_only(good(both, 1.1), "loss-jumped-times-median", "1.1", 110, 50)
+        assert accept(numerics, loss) is None
+    restored = NonfiniteGuard("warn")
+    restored.load(numerics.state())
+    for guard in (numerics, restored):
+        assert accept(guard, 0.9) is None
+        assert says_only(accept(guard, 1.1), "loss-jumped-times-median", "1.1", 110, 50)
 
 
 @pytest.mark.parametrize(("usual", "word"), [(0.0, "from a median of 0"), (-2.0, "from a median of -2")])
 def test_a_jump_from_a_non_positive_loss(usual: float, word: str) -> None:
     numerics = NonfiniteGuard("warn")
     for _ in range(50):
-        assert good(numerics, usual) is None
-    assert says_only(good(numerics, 30.0), "loss-jumped-last-steps", 30, word, 50)
+        assert accept(numerics, usual) is None
+    assert says_only(accept(numerics, 30.0), "loss-jumped-last-steps", 30, word, 50)
 
 
 def test_a_spike_rolls_back_and_skips_its_batch(tmp_path: Path) -> None:
-    made, reason = fit(tmp_path, outlier((15, 2)), BACK, epochs=20)
+    training_run, reason = fit(tmp_path, outlier((15, 2)), BACK, epochs=20)
     assert reason == "all 20 epochs trained"
-    assert (made.numerics.rollbacks, made.numerics.skipped_batches) == (1, {(15, 2)})
+    assert (training_run.numerics.rollbacks, training_run.numerics.skipped_batches) == (1, {(15, 2)})
     (text,) = [row["text"] for row in rows(tmp_path, "events.jsonl") if "back to" in row["text"]]
     assert says(text, "loss-jumped-to")
     assert text.endswith("; back to step-0, skipping batches: epoch 16 batch 3")
-    ids = made.batches.order(15, 2)[0].tolist()
+    ids = training_run.batches.order(15, 2)[0].tolist()
     assert f"samples {ids}; back" in text
     steps = [row["step"] for row in rows(tmp_path, "metrics.jsonl") if "lr" in row]
     assert steps == [step for step in range(1, 81) if step != 63]
@@ -173,30 +177,32 @@ def test_a_spike_is_detected_after_a_resume(tmp_path: Path) -> None:
     """The window is in the checkpoint: stopped just before the spike, the run ends with the bits of one in peace."""
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
-    peace, _ = fit(tmp_path / "a", outlier((15, 2)), BACK, epochs=20)
+    uninterrupted_run, _ = fit(tmp_path / "a", outlier((15, 2)), BACK, epochs=20)
 
-    def stop(made: run.Run) -> None:
-        outlier((15, 2))(made)
-        made.signals.check = lambda: _stop_at(made, 62)  # type: ignore[method-assign]
+    def stop(training_run: run.Run) -> None:
+        outlier((15, 2))(training_run)
+        training_run.signals.check = lambda: _stop_at(training_run, 62)  # type: ignore[method-assign]
 
     with pytest.raises(Stopped):
         fit(tmp_path / "b", stop, BACK, epochs=20)
-    made = tiny.assembled(tmp_path / "b", tiny.job(train=BACK, epochs=20))
-    outlier((15, 2))(made)
+    training_run = tiny.assembled(tmp_path / "b", tiny.job(train=BACK, epochs=20))
+    outlier((15, 2))(training_run)
     loaded, _ = checkpoint.load_latest(tmp_path / "b" / "checkpoints")
     assert loaded is not None
     assert loaded.path.name == "step-62"
-    run_state.restore(made, loaded)
-    made.metrics = MetricsLog(tmp_path / "b", after=62, epoch=15)
-    loop.fit(made, Saver(made), Still())  # type: ignore[arg-type]
-    made.metrics.close()
+    run_state.restore(training_run, loaded)
+    training_run.metrics = MetricsLog(tmp_path / "b", after=62, epoch=15)
+    loop.fit(training_run, Saver(training_run), Still())  # type: ignore[arg-type]
+    training_run.metrics.close()
     assert "back to step-62, skipping batches: epoch 16 batch 3" in rows(tmp_path / "b", "events.jsonl")[-1]["text"]
-    assert all(torch.equal(v, made.model.state_dict()[k]) for k, v in peace.model.state_dict().items())
+    assert all(
+        torch.equal(v, training_run.model.state_dict()[k]) for k, v in uninterrupted_run.model.state_dict().items()
+    )
 
 
-def _stop_at(made: run.Run, step: int) -> None:
-    if made.counters.step == step:
-        Saver(made).save_final()
+def _stop_at(training_run: run.Run, step: int) -> None:
+    if training_run.counters.step == step:
+        Saver(training_run).save_final()
         raise Stopped("a stop")
 
 
@@ -243,5 +249,5 @@ def test_all_tensors_are_looked_at_in_one_reading() -> None:
 
 def test_a_rollback_counts_no_second_twice(tmp_path: Path) -> None:
     """The seconds of a checkpoint are those of this attempt, whose clock goes on."""
-    made, _ = fit(tmp_path, at_steps(5, 6, 7, action=nan_input))
-    assert made.counters.seconds == 0
+    training_run, _ = fit(tmp_path, at_steps(5, 6, 7, action=nan_input))
+    assert training_run.counters.seconds == 0

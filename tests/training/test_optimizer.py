@@ -19,23 +19,25 @@ from tests.training.optimizer_kinds import KINDS
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("spec", KINDS)
 def test_same_bits_as_torch(spec: str, fused: bool) -> None:
-    asked = tiny.job(train=f"optimizer: {spec}").train.optimizer
+    optimizer_section = tiny.job(train=f"optimizer: {spec}").train.optimizer
     kind, settings = KINDS[spec]
-    ours, theirs = nn.Linear(5, 3), nn.Linear(5, 3)
-    theirs.load_state_dict(ours.state_dict())
-    made = optimizer.build(asked, ours)
-    like = kind(optimizer.group_parameters(theirs, asked.weight_decay), lr=0.01, **settings)
-    assert type(made).__name__ == kind.__name__
-    assert isinstance(made, kind)
-    for group in (*made.param_groups, *like.param_groups):
+    our_network, torch_network = nn.Linear(5, 3), nn.Linear(5, 3)
+    torch_network.load_state_dict(our_network.state_dict())
+    our_optimizer = optimizer.build(optimizer_section, our_network)
+    torch_optimizer = kind(
+        optimizer.group_parameters(torch_network, optimizer_section.weight_decay), lr=0.01, **settings
+    )
+    assert type(our_optimizer).__name__ == kind.__name__
+    assert isinstance(our_optimizer, kind)
+    for group in (*our_optimizer.param_groups, *torch_optimizer.param_groups):
         group["fused"] = fused
     for _ in range(5):
         inputs = torch.randn(7, 5)
-        for network, steps in ((ours, made), (theirs, like)):
+        for network, network_optimizer in ((our_network, our_optimizer), (torch_network, torch_optimizer)):
             network(inputs).square().sum().backward()
-            steps.step()
-            steps.zero_grad(set_to_none=True)
-    for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+            network_optimizer.step()
+            network_optimizer.zero_grad(set_to_none=True)
+    for one, other in zip(our_network.parameters(), torch_network.parameters(), strict=True):
         assert torch.equal(one, other)
         assert one.grad is None
 
@@ -55,19 +57,19 @@ def test_a_run_without_compilation_does_not_import_the_compiler(tmp_path: Path) 
 @pytest.mark.parametrize("dampening", [0.0, 0.3])
 def test_layers_whose_gradients_come_later_start_with_momentum_as_in_torch(dampening: float) -> None:
     """torch's fused kernel cannot: it failed in the step in which layers were no longer frozen."""
-    found = []
+    final_weights = []
     for fused in (False, True):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
         spec = Sgd(name="sgd", lr=0.1, momentum=0.9, nesterov=False, dampening=dampening, weight_decay=0.05)
-        made = optimizer.build(spec, model, {name: 1.0 for name, _ in model.named_parameters()})
-        for group in made.param_groups:
+        sgd = optimizer.build(spec, model, {name: 1.0 for name, _ in model.named_parameters()})
+        for group in sgd.param_groups:
             group["fused"], group["foreach"] = fused, False
         for step in range(5):
             model[0].requires_grad_(step >= 2)
             model(torch.randn(6, 3, generator=torch.manual_seed(step))).pow(2).sum().backward()
-            weight_update.create_missing_momentum(made)
-            made.step()
-            made.zero_grad()
-        found.append([p.detach() for p in model.parameters()])
-    torch.testing.assert_close(found[1], found[0])
+            weight_update.create_missing_momentum(sgd)
+            sgd.step()
+            sgd.zero_grad()
+        final_weights.append([p.detach() for p in model.parameters()])
+    torch.testing.assert_close(final_weights[1], final_weights[0])

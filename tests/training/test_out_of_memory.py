@@ -19,9 +19,9 @@ from tests.training.hooked_run import exhausted, fit, rows, short_of_memory
 def test_memory_that_runs_out_in_a_step(tmp_path: Path) -> None:
     """From the retry on, the same as naming that micro-batch: buffers and draws are rewound."""
     (tmp_path / "a").mkdir()
-    made, reason = fit(tmp_path / "a", exhausted(5))
+    training_run, reason = fit(tmp_path / "a", exhausted(5))
     assert reason == "all 3 epochs trained"
-    assert made.step.micro_batch == 4
+    assert training_run.step.micro_batch == 4
     texts = [row["text"] for row in rows(tmp_path / "a", "events.jsonl")]
     assert says_each(
         texts,
@@ -31,8 +31,10 @@ def test_memory_that_runs_out_in_a_step(tmp_path: Path) -> None:
         ],
     )
     (tmp_path / "b").mkdir()
-    named, _ = fit(tmp_path / "b", lambda made: made.step.use_micro_batch(4))
-    assert all(torch.equal(v, made.model.state_dict()[k]) for k, v in named.model.state_dict().items())
+    run_of_named_size, _ = fit(tmp_path / "b", lambda training_run: training_run.step.use_micro_batch(4))
+    assert all(
+        torch.equal(v, training_run.model.state_dict()[k]) for k, v in run_of_named_size.model.state_dict().items()
+    )
     state = checkpoint.load(list_checkpoints(tmp_path / "a" / "checkpoints")[-1]).state
     assert state["counters"]["step"] == 0  # only the trial save: nothing else was due
 
@@ -42,21 +44,21 @@ def test_memory_that_runs_out_in_the_middle_of_an_update(tmp_path: Path) -> None
     """Half of the weights may be new: back to the last checkpoint, and on from there as if with that micro-batch."""
     (tmp_path / "a").mkdir()
 
-    def spoil(made: run.Run) -> None:
-        plain, calls = made.optimizer.step, [0]
+    def spoil(training_run: run.Run) -> None:
+        original_step, calls = training_run.optimizer.step, [0]
 
-        def step(*given: Any, **named: Any) -> Any:
+        def step(*arguments: Any, **options: Any) -> Any:
             calls[0] += 1
             if calls[0] == 5:
-                next(made.model.parameters()).data.add_(1.0)
+                next(training_run.model.parameters()).data.add_(1.0)
                 short_of_memory()
-            return plain(*given, **named)
+            return original_step(*arguments, **options)
 
-        made.optimizer.step = step  # type: ignore[method-assign]
+        training_run.optimizer.step = step  # type: ignore[method-assign]
 
-    made, reason = fit(tmp_path / "a", spoil)
+    training_run, reason = fit(tmp_path / "a", spoil)
     assert reason == "all 3 epochs trained"
-    assert made.step.micro_batch == 8
+    assert training_run.step.micro_batch == 8
     texts = [row["text"] for row in rows(tmp_path / "a", "events.jsonl")]
     assert says_each(
         texts,
@@ -66,24 +68,26 @@ def test_memory_that_runs_out_in_the_middle_of_an_update(tmp_path: Path) -> None
         ],
     )
     (tmp_path / "b").mkdir()
-    named, _ = fit(tmp_path / "b", lambda made: made.step.use_micro_batch(8))
-    assert all(torch.equal(v, made.model.state_dict()[k]) for k, v in named.model.state_dict().items())
+    run_of_named_size, _ = fit(tmp_path / "b", lambda training_run: training_run.step.use_micro_batch(8))
+    assert all(
+        torch.equal(v, training_run.model.state_dict()[k]) for k, v in run_of_named_size.model.state_dict().items()
+    )
     assert rows(tmp_path / "a", "metrics.jsonl") == rows(tmp_path / "b", "metrics.jsonl")
 
 
 def test_memory_that_runs_out_in_the_evaluation(tmp_path: Path) -> None:
-    def spoil(made: run.Run) -> None:
+    def spoil(training_run: run.Run) -> None:
         def hook(module: torch.nn.Module, inputs: Any) -> None:
             if not module.training and len(inputs[0]) > 16:
                 short_of_memory()
 
-        made.model.register_forward_pre_hook(hook)
+        training_run.model.register_forward_pre_hook(hook)
 
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
-    made, reason = fit(tmp_path / "a", spoil)
+    training_run, reason = fit(tmp_path / "a", spoil)
     assert reason == "all 3 epochs trained"
-    assert made.step.micro_batch is None
+    assert training_run.step.micro_batch is None
     texts = [row["text"] for row in rows(tmp_path / "a", "events.jsonl")]
     assert says_each(
         texts[:2],
@@ -92,8 +96,8 @@ def test_memory_that_runs_out_in_the_evaluation(tmp_path: Path) -> None:
             get_message("memory-evaluation-batches-retrying", 32, 16),
         ],
     )
-    plain, _ = fit(tmp_path / "b", lambda made: None)
-    assert all(torch.equal(v, made.model.state_dict()[k]) for k, v in plain.model.state_dict().items())
+    plain_run, _ = fit(tmp_path / "b", lambda training_run: None)
+    assert all(torch.equal(v, training_run.model.state_dict()[k]) for k, v in plain_run.model.state_dict().items())
 
 
 def test_memory_that_is_short_for_one_sample(tmp_path: Path) -> None:
@@ -104,11 +108,11 @@ def test_memory_that_is_short_for_one_sample(tmp_path: Path) -> None:
 
 
 def test_other_errors_are_not_taken_for_memory(tmp_path: Path) -> None:
-    def spoil(made: run.Run) -> None:
+    def spoil(training_run: run.Run) -> None:
         def hook(module: torch.nn.Module, inputs: Any) -> None:
             raise RuntimeError("shapes do not fit")
 
-        made.model.register_forward_pre_hook(hook)
+        training_run.model.register_forward_pre_hook(hook)
 
     with pytest.raises(RuntimeError, match="shapes do not fit"):
         fit(tmp_path, spoil)

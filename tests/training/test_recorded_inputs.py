@@ -48,22 +48,22 @@ class Stopping(tiny.Quiet):
 
 def attempt(folder: Path, steps: int = 10**9) -> None:
     """Train the job of a folder in its run folder, from the last checkpoint to the end or to a step."""
-    job, home = job_spec.load(folder / "job.yaml"), folder / "run"
+    job, run_folder = job_spec.load(folder / "job.yaml"), folder / "run"
     signals = Stopping(steps)
-    made: Run = assembly.assemble_run(home, job, signals, PhaseTimer(), is_measured=True)
-    signals.run = made
-    train.train(made)
+    run: Run = assembly.assemble_run(run_folder, job, signals, PhaseTimer(), is_measured=True)
+    signals.run = run
+    train.train(run)
 
 
 @pytest.fixture(scope="module")
 def started(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """A stopped run of each job, with its files, and below `end` what it comes to if nothing is touched."""
     torch.set_num_threads(1)
-    made: dict[str, Path] = {}
+    folders: dict[str, Path] = {}
 
     def start(name: str) -> Path:
-        if name not in made:
-            folder = made[name] = tmp_path_factory.mktemp("case")
+        if name not in folders:
+            folder = folders[name] = tmp_path_factory.mktemp("case")
             (folder / "run").mkdir()
             JOBS[name].files(folder)
             write(folder, JOBS[name].text)
@@ -72,18 +72,20 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
             shutil.copytree(folder, folder / "end")
             write(folder / "end", JOBS[name].text)
             attempt(folder / "end")
-        return made[name]
+        return folders[name]
 
     return start
 
 
-def twin(folder: Path, name: str) -> Path:
+def copy_stopped_run(folder: Path, name: str) -> Path:
     """A copy of a stopped run with its files, in a folder beside its end."""
-    made = folder / name
+    copied_folder = folder / name
     shutil.copytree(
-        folder, made, ignore=lambda place, names: [n for n in names if place == str(folder) and n not in KEPT]
+        folder,
+        copied_folder,
+        ignore=lambda parent, names: [n for n in names if parent == str(folder) and n not in KEPT],
     )
-    return made
+    return copied_folder
 
 
 def write(folder: Path, text: str) -> None:
@@ -92,9 +94,9 @@ def write(folder: Path, text: str) -> None:
         f"name: t\n{text.replace('PLACE', str(folder))}"
         "train: {batch_size: 8, epochs: 3}\noptimize: {cpu_threads: 1}\n"
     )
-    job, here = job_spec.load(folder / "job.yaml"), tiny.machine()
-    write_json(folder / "run" / "hardware.json", here.to_json())
-    write_json(folder / "run" / "plan.json", plan.resolve(job, here, plain=True).to_json())
+    job, machine = job_spec.load(folder / "job.yaml"), tiny.machine()
+    write_json(folder / "run" / "hardware.json", machine.to_json())
+    write_json(folder / "run" / "plan.json", plan.resolve(job, machine, plain=True).to_json())
 
 
 def outcome(folder: Path) -> str:
@@ -112,14 +114,14 @@ def outcome(folder: Path) -> str:
 
 @pytest.mark.parametrize(("way", "job"), [(way, job) for way, how in WAYS.items() for job in how.jobs])
 def test_the_same_result_or_refused(started: Callable[[str], Path], way: str, job: str) -> None:
-    folder = twin(started(job), way)
+    folder = copy_stopped_run(started(job), way)
     write(folder, JOBS[job].text)
     WAYS[way].change(folder)
-    found = outcome(folder)
+    verdict = outcome(folder)
     if WAYS[way].named:
-        assert WAYS[way].named in found
+        assert WAYS[way].named in verdict
     else:
-        assert found == "the same"
+        assert verdict == "the same"
 
 
 FITTED = {
@@ -129,7 +131,7 @@ FITTED = {
     ),
     "texts": ("drivetrain.data.text.tokenizer.learn", None),
     "series": ("drivetrain.data.series.windows.fit_scale", lambda values: (windows.Scale((0.5, 0.5), (2.0, 2.0)), [])),
-    "table numbers": ("drivetrain.data.target_columns.build_head", lambda *given: None),
+    "table numbers": ("drivetrain.data.target_columns.build_head", lambda *arguments: None),
     "table": (
         "drivetrain.data.tables.features._fit_number",
         lambda name, values, bins: features.Number(name, 1.0, 9.0, 0.0, True),
@@ -142,7 +144,7 @@ FITTED = {
 def test_preprocessing_is_that_of_the_start(
     started: Callable[[str], Path], job: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = twin(started(job), "fitted")
+    folder = copy_stopped_run(started(job), "fitted")
     write(folder, JOBS[job].text)
     name, other = FITTED[job]
     monkeypatch.setattr(name, other)
@@ -152,7 +154,7 @@ def test_preprocessing_is_that_of_the_start(
 def test_a_run_of_an_older_version_resumes_and_is_recorded(
     started: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = twin(started("table"), "old")
+    folder = copy_stopped_run(started("table"), "old")
     write(folder, JOBS["table"].text)
     (folder / "run" / "data.json").unlink()
     (folder / "run" / "preprocessing.json").unlink()
@@ -168,12 +170,12 @@ def test_doubted_axes_that_an_older_version_stored_do_not_stop_a_run(tmp_path: P
     write(tmp_path, "task: series-classification\ndata: {train: a.npz, validation: 0.2}\n")
     with pytest.raises(Stopped):
         attempt(tmp_path, STOPPED_AFTER)
-    settled, data = tmp_path / "run" / "preprocessing.json", tmp_path / "run" / "data.json"
-    found = read_json(settled)
-    assert "axes" not in found["preprocessing"]
-    found["preprocessing"]["axes"] = "channels-time"
-    write_json(settled, found)
-    write_json(data, read_json(data) | {"preprocessing": hash_file(settled)})
+    preprocessing_file, data_file = tmp_path / "run" / "preprocessing.json", tmp_path / "run" / "data.json"
+    record = read_json(preprocessing_file)
+    assert "axes" not in record["preprocessing"]
+    record["preprocessing"]["axes"] = "channels-time"
+    write_json(preprocessing_file, record)
+    write_json(data_file, read_json(data_file) | {"preprocessing": hash_file(preprocessing_file)})
     attempt(tmp_path)
     assert (tmp_path / "run" / "model").exists()
 
@@ -186,9 +188,9 @@ def test_a_damaged_record_is_not_taken_for_that_of_an_older_version(
     head = {"name": "", "classes": ["a", "b"]}
     write_json(tmp_path / "data.json", {"files": {}, "arrays": {}})
     write_json(tmp_path / "preprocessing.json", {"heads": [head], "preprocessing": {}})
-    found = recorded_inputs.read_records(tmp_path)
-    assert found is not None
-    assert found.heads[""].classes == ("a", "b")
+    records = recorded_inputs.read_records(tmp_path)
+    assert records is not None
+    assert records.heads[""].classes == ("a", "b")
     if text is None:
         (tmp_path / name).unlink()
     else:
@@ -217,12 +219,12 @@ def test_a_record_that_holds_something_else_is_refused(tmp_path: Path, wrong: di
 
 
 def test_an_edit_of_the_preprocessing_is_refused(started: Callable[[str], Path]) -> None:
-    folder = twin(started("table"), "edited")
+    folder = copy_stopped_run(started("table"), "edited")
     write(folder, JOBS["table"].text)
-    settled = folder / "run" / "preprocessing.json"
-    found = read_json(settled)
-    found["preprocessing"]["numeric"][0]["mean"] = 1e3
-    write_json(settled, found)
+    preprocessing_file = folder / "run" / "preprocessing.json"
+    record = read_json(preprocessing_file)
+    record["preprocessing"]["numeric"][0]["mean"] = 1e3
+    write_json(preprocessing_file, record)
     assert says(outcome(folder), "missing-damaged-edited", "preprocessing.json")
 
 
@@ -264,18 +266,18 @@ def test_another_pretrained_network_under_the_same_name(tmp_path: Path) -> None:
 def test_an_evaluation_of_other_data_is_refused(
     started: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = twin(started("split table") / "end", "evaluated")
-    job = folder / "run" / "job.yaml"
-    shutil.copy(folder / "job.yaml", job)
+    folder = copy_stopped_run(started("split table") / "end", "evaluated")
+    job_file = folder / "run" / "job.yaml"
+    shutil.copy(folder / "job.yaml", job_file)
     write_json(folder / "run" / "state.json", {"status": "done", "source": str(folder / "job.yaml")})
     touched(folder)
     assert main.main(["evaluate", str(folder / "run")]) == 0
     # The same classes, categories and scales, and other rows in the validation part.
     edited("train.csv", shuffled)(folder)
     assert main.main(["evaluate", str(folder / "run")]) == 3
-    told = capsys.readouterr().err
-    assert says(told, "data-changed-since-training-2")
-    assert says(told, "has-other-content-2", "train.csv", "data.train")
+    errors = capsys.readouterr().err
+    assert says(errors, "data-changed-since-training-2")
+    assert says(errors, "has-other-content-2", "train.csv", "data.train")
 
 
 def test_arrays_of_a_program(tmp_path: Path) -> None:
@@ -287,12 +289,12 @@ def test_arrays_of_a_program(tmp_path: Path) -> None:
         x[7] += shift
 
         def loss(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-            asked.append(1)
-            if stop and len(asked) > 12:
+            loss_calls.append(1)
+            if stop and len(loss_calls) > 12:
                 os.kill(os.getpid(), signal.SIGINT)
             return torch.nn.functional.cross_entropy(outputs, targets)
 
-        asked: list[int] = []
+        loss_calls: list[int] = []
         return embedded.train(
             network,
             (x, y),

@@ -17,18 +17,18 @@ def test_events_of_step_and_loader_carry_the_restored_position(tmp_path: Path) -
     loaded, _ = checkpoint.load_latest(tmp_path / "checkpoints")
     assert loaded is not None
     (tmp_path / "again").mkdir()
-    made = tiny.assembled(tmp_path / "again", tiny.job(epochs=1))
-    run_state.restore(made, loaded)
-    made.step.options.report_memory("less memory")
-    made.step.options.report_compile("no compiler")
-    made.batches.report("no workers")
+    resumed_run = tiny.assembled(tmp_path / "again", tiny.job(epochs=1))
+    run_state.restore(resumed_run, loaded)
+    resumed_run.step.options.report_memory("less memory")
+    resumed_run.step.options.report_compile("no compiler")
+    resumed_run.batches.report("no workers")
     events = [json.loads(line) for line in (tmp_path / "again/events.jsonl").read_text().splitlines()]
     assert [(event["kind"], event["step"]) for event in events] == [("memory", 4), ("compile", 4), ("loader", 4)]
-    assert (made.counters.samples, made.earlier_samples) == (64, 64)
+    assert (resumed_run.counters.samples, resumed_run.earlier_samples) == (64, 64)
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "told"),
+    ("name", "value", "warning"),
     [
         ("ONEDNN_DEFAULT_FPMATH_MODE", "BF16", "lowers the precision below that of the plan"),
         ("NVIDIA_TF32_OVERRIDE", "0", "overrides the precision of the plan"),
@@ -38,33 +38,37 @@ def test_events_of_step_and_loader_carry_the_restored_position(tmp_path: Path) -
     ],
 )
 def test_variables_that_override_the_precision_are_events(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, told: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, warning: str
 ) -> None:
     monkeypatch.setenv(name, value)
     tiny.assembled(tmp_path, tiny.job(epochs=1))
     path = tmp_path / "events.jsonl"
     events = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    assert [event["text"] for event in events] == [f"{name}={value} {told}; unset it if you did not mean that"] * bool(
-        told
-    )
+    assert [event["text"] for event in events] == [
+        f"{name}={value} {warning}; unset it if you did not mean that"
+    ] * bool(warning)
 
 
 def test_a_checkpoint_fits_whether_the_length_of_the_run_has_changed_or_not(tmp_path: Path) -> None:
     """A run with `train.within` could neither be resumed nor rolled back once its length had changed."""
     (tmp_path / "first").mkdir()
-    first = tiny.assembled(tmp_path / "first", tiny.job(epochs=1))
-    first.counters.length_changes = [(2, 4)]
-    train.train(first)
+    first_run = tiny.assembled(tmp_path / "first", tiny.job(epochs=1))
+    first_run.counters.length_changes = [(2, 4)]
+    train.train(first_run)
     changed, _ = checkpoint.load_latest(tmp_path / "first/checkpoints")
     (tmp_path / "second").mkdir()
     train.train(tiny.assembled(tmp_path / "second", tiny.job(epochs=1)))
     unchanged, _ = checkpoint.load_latest(tmp_path / "second/checkpoints")
     assert changed is not None
     assert unchanged is not None
-    for before, loaded, after in (([], changed, [(2, 4)]), ([(3, 9)], unchanged, []), ([(3, 9)], changed, [(2, 4)])):
+    for changes_before, loaded, changes_after in (
+        ([], changed, [(2, 4)]),
+        ([(3, 9)], unchanged, []),
+        ([(3, 9)], changed, [(2, 4)]),
+    ):
         folder = tmp_path / f"again-{len(list(tmp_path.iterdir()))}"
         folder.mkdir()
-        made = tiny.assembled(folder, tiny.job(epochs=1))
-        made.counters.length_changes = before
-        run_state.restore(made, loaded)
-        assert made.counters.length_changes == after
+        restored_run = tiny.assembled(folder, tiny.job(epochs=1))
+        restored_run.counters.length_changes = changes_before
+        run_state.restore(restored_run, loaded)
+        assert restored_run.counters.length_changes == changes_after

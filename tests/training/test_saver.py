@@ -32,96 +32,96 @@ from tests.system_calls import needs_strace
 FULL = OSError(28, "No space left on device")
 
 
-def saver(folder: Path) -> saving.Saver:
-    made = tiny.assembled(folder, tiny.job())
-    made.metrics = MetricsLog(folder)
-    return saving.Saver(made)
+def make_saver(folder: Path) -> saving.Saver:
+    run = tiny.assembled(folder, tiny.job())
+    run.metrics = MetricsLog(folder)
+    return saving.Saver(run)
 
 
 def test_a_background_save_has_the_weights_of_its_step(tmp_path: Path) -> None:
-    kept = saver(tmp_path)
-    model = kept.run.model
-    first = {name: value.clone() for name, value in model.state_dict().items()}
-    kept.save_periodically()
-    assert kept.background_save is not None
+    saver = make_saver(tmp_path)
+    model = saver.run.model
+    weights_before = {name: value.clone() for name, value in model.state_dict().items()}
+    saver.save_periodically()
+    assert saver.background_save is not None
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(1)
-    kept.run.counters.step = 1
-    kept.save_final()
+    saver.run.counters.step = 1
+    saver.save_final()
     loaded = checkpoint.load(tmp_path / "checkpoints" / "step-0")
-    assert all(torch.equal(value, loaded.tensors["model"][name]) for name, value in first.items())
-    kept.run.metrics.close()
+    assert all(torch.equal(value, loaded.tensors["model"][name]) for name, value in weights_before.items())
+    saver.run.metrics.close()
 
 
 def test_without_memory_for_a_copy_it_saves_in_the_foreground(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = saver(tmp_path)
+    saver = make_saver(tmp_path)
     monkeypatch.setattr(saving, "COPY_FACTOR", 1e12)
-    kept.save_periodically()
-    assert kept.background_save is None
+    saver.save_periodically()
+    assert saver.background_save is None
     assert [p.name for p in list_checkpoints(tmp_path / "checkpoints")] == ["step-0"]
-    kept.run.metrics.close()
+    saver.run.metrics.close()
 
 
 def test_a_full_disk_is_an_event_and_saving_continues_with_free_space(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    kept = saver(tmp_path)
-    kept.kind = "epoch"
-    kept.save_final()
-    real, full = safetensors_file.write, [True]
+    saver = make_saver(tmp_path)
+    saver.kind = "epoch"
+    saver.save_final()
+    original_write, disk_full = safetensors_file.write, [True]
 
     def write(path: Path, tensors: safetensors_file.Tensors) -> None:
-        if full[0]:
+        if disk_full[0]:
             path.write_bytes(b"part")
             raise FULL
-        real(path, tensors)
+        original_write(path, tensors)
 
     monkeypatch.setattr(safetensors_file, "write", write)
-    kept.run.counters.step = 7
-    kept.run.best_metric.update({"validation/accuracy": 1.0}, 7, 0)
-    kept.save_best({"metrics": {}, "confusion": {}})
-    kept.save_periodically()
+    saver.run.counters.step = 7
+    saver.run.best_metric.update({"validation/accuracy": 1.0}, 7, 0)
+    saver.save_best({"metrics": {}, "confusion": {}})
+    saver.save_periodically()
     folder = tmp_path / "checkpoints"
     assert [p.name for p in folder.iterdir()] == ["step-0"]
     assert capsys.readouterr().out.count(get_message("checkpoint-saved-training-continues")) == 1
     with pytest.raises(StorageError, check=saying("space-left-device")):
-        kept.save_final()
-    full[0] = False
-    kept.save_periodically()
+        saver.save_final()
+    disk_full[0] = False
+    saver.save_periodically()
     assert sorted(p.name for p in folder.iterdir()) == ["best-7", "step-0", "step-7"]
     assert says(capsys.readouterr().out, "checkpoints-saved-again")
-    kept.run.metrics.close()
+    saver.run.metrics.close()
 
 
 def test_nothing_that_is_not_finite_is_written(tmp_path: Path) -> None:
-    kept = saver(tmp_path)
-    next(kept.run.model.parameters()).data[0] = float("inf")
+    saver = make_saver(tmp_path)
+    next(saver.run.model.parameters()).data[0] = float("inf")
     with pytest.raises(NotFinite, match="not finite: features"):
-        kept.save_final()
+        saver.save_final()
     assert not (tmp_path / "checkpoints").exists()
-    kept.run.metrics.close()
+    saver.run.metrics.close()
 
 
 def test_rows_wait_for_disk_space_and_are_never_truncated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = MetricsLog(tmp_path)
-    kept.write(1, 0, {"train/loss": 1.0})
-    kept.flush()
-    real = os.pwrite
+    metrics_log = MetricsLog(tmp_path)
+    metrics_log.write(1, 0, {"train/loss": 1.0})
+    metrics_log.flush()
+    original_pwrite = os.pwrite
 
     def full(handle: int, data: bytes, offset: int) -> int:
-        if offset > kept.size:
+        if offset > metrics_log.size:
             raise FULL
-        return real(handle, data[:5], offset)
+        return original_pwrite(handle, data[:5], offset)
 
     monkeypatch.setattr(os, "pwrite", full)
-    kept.write(2, 0, {"train/loss": 2.0})
-    kept.flush()
-    assert says_only(kept.problem, "space-left-device")
+    metrics_log.write(2, 0, {"train/loss": 2.0})
+    metrics_log.flush()
+    assert says_only(metrics_log.problem, "space-left-device")
     assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1, "epoch": 0, "train/loss": 1.0}\n'
-    monkeypatch.setattr(os, "pwrite", real)
-    kept.write(3, 0, {"train/loss": 3.0})
-    kept.close()
+    monkeypatch.setattr(os, "pwrite", original_pwrite)
+    metrics_log.write(3, 0, {"train/loss": 3.0})
+    metrics_log.close()
     assert [line[9] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == ["1", "2", "3"]
 
 
@@ -182,9 +182,9 @@ class Saves:
 
 @pytest.fixture(scope="module")
 def saves() -> Iterator[Saves]:
-    made = Saves()
-    with made.server:  # whose end closes both pipes; the server goes with its input
-        yield made
+    save_process = Saves()
+    with save_process.server:  # whose end closes both pipes; the server goes with its input
+        yield save_process
 
 
 @pytest.fixture(scope="module")
@@ -288,33 +288,40 @@ class _Disk:
             if self.left == 0:
                 raise Off
 
-        def synced(handle: int) -> None:
+        def note_sync(handle: int) -> None:
             spend()
             self.synced.add(os.fstat(handle).st_ino)
             if stat.S_ISDIR(os.fstat(handle).st_mode):
                 self.renamed.clear()
             fsync(handle)
 
-        def moved(plain: Callable[..., None], one: Path, two: Path) -> None:
+        def note_rename(rename_call: Callable[..., None], source: Path, target: Path) -> None:
             spend()
-            plain(one, two)
-            self.renamed.append((Path(one), Path(two)))
+            rename_call(source, target)
+            self.renamed.append((Path(source), Path(target)))
 
-        def absolute(names: tuple[Path, Path], folders: dict[str, int]) -> list[Path]:
+        def make_absolute(names: tuple[Path, Path], folders: dict[str, int]) -> list[Path]:
             """The paths of two names in open folders."""
             handles = (folders.get("src_dir_fd"), folders.get("dst_dir_fd"))
-            places = [Path() if each is None else Path(os.readlink(f"/proc/self/fd/{each}")) for each in handles]
-            return [place / name for place, name in zip(places, names, strict=True)]
+            folder_paths = [
+                Path() if folder_handle is None else Path(os.readlink(f"/proc/self/fd/{folder_handle}"))
+                for folder_handle in handles
+            ]
+            return [folder_path / name for folder_path, name in zip(folder_paths, names, strict=True)]
 
-        def removed(path: Path, **named: Any) -> None:
+        def note_removal(path: Path, **options: Any) -> None:
             if Path(path).exists() and self.left > 0:
                 spend()
-            rmtree(path, **named)
+            rmtree(path, **options)
 
-        patch.setattr(os, "fsync", synced)
-        patch.setattr(os, "rename", lambda one, two, **named: moved(rename, one, two))
-        patch.setattr(os, "replace", lambda one, two, **folders: moved(replace, *absolute((one, two), folders)))
-        patch.setattr(shutil, "rmtree", removed)
+        patch.setattr(os, "fsync", note_sync)
+        patch.setattr(os, "rename", lambda source, target, **named: note_rename(rename, source, target))
+        patch.setattr(
+            os,
+            "replace",
+            lambda source, target, **folders: note_rename(replace, *make_absolute((source, target), folders)),
+        )
+        patch.setattr(shutil, "rmtree", note_removal)
 
     def lose(self, folder: Path, renames_last: bool) -> None:
         for path in folder.rglob("*"):
@@ -326,37 +333,41 @@ class _Disk:
 
 
 def test_a_run_that_rolled_back_past_a_damaged_checkpoint_keeps_new_ones(tmp_path: Path) -> None:
-    made = tiny.assembled(tmp_path, tiny.job(more="checkpoint: {keep: 1}"))
-    made.metrics = MetricsLog(tmp_path)
-    kept = saving.Saver(made)
+    run = tiny.assembled(tmp_path, tiny.job(more="checkpoint: {keep: 1}"))
+    run.metrics = MetricsLog(tmp_path)
+    saver = saving.Saver(run)
     for step in (10, 40):
-        made.counters.step = step
-        kept.save_final()
+        run.counters.step = step
+        saver.save_final()
     (tmp_path / "checkpoints" / "step-40" / "model.safetensors").write_bytes(b"")
-    made.counters.step = 30
-    assert manifest.verify(kept.save_final()) is None
+    run.counters.step = 30
+    assert manifest.verify(saver.save_final()) is None
     assert [path.name for path in list_checkpoints(tmp_path / "checkpoints")] == ["step-30"]
-    made.metrics.close()
+    run.metrics.close()
 
 
-@pytest.mark.parametrize("lack", [1, 0], ids=["a byte short", "enough"])
+@pytest.mark.parametrize("missing_bytes", [1, 0], ids=["a byte short", "enough"])
 def test_a_disk_that_is_too_small_is_reported_at_the_start(
-    tmp_path: Path, lack: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, missing_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first checkpoint has no moments yet; what the third takes is what is counted."""
-    made = tiny.assembled(tmp_path, tiny.job(train="ema: 0.5", more="checkpoint: {keep: 2}"))
-    weights = 2 * sum(value.numel() * value.element_size() for value in made.model.state_dict().values())
-    trained = sum(p.numel() * p.element_size() for p in made.model.parameters())
-    need = 3 * (weights + 2 * trained) + 2 * weights
-    made.metrics = MetricsLog(tmp_path)
-    kept = saving.Saver(made)
-    kept.save_final()
-    there = sum(path.stat().st_size for path in (tmp_path / "checkpoints").rglob("*") if path.is_file())
+    run = tiny.assembled(tmp_path, tiny.job(train="ema: 0.5", more="checkpoint: {keep: 2}"))
+    weight_bytes = 2 * sum(value.numel() * value.element_size() for value in run.model.state_dict().values())
+    trainable_bytes = sum(p.numel() * p.element_size() for p in run.model.parameters())
+    needed_bytes = 3 * (weight_bytes + 2 * trainable_bytes) + 2 * weight_bytes
+    run.metrics = MetricsLog(tmp_path)
+    saver = saving.Saver(run)
+    saver.save_final()
+    used_bytes = sum(path.stat().st_size for path in (tmp_path / "checkpoints").rglob("*") if path.is_file())
     usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=need - there - lack))
-    kept.warn_if_disk_small()
-    made.metrics.close()
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda path: usage._replace(free=needed_bytes - used_bytes - missing_bytes)
+    )
+    saver.warn_if_disk_small()
+    run.metrics.close()
     events = tmp_path / "events.jsonl"
-    told = events.read_text() if events.exists() else ""
-    assert ("the run needs" in told and "3 checkpoints of" in told and "checkpoint.keep: 1" in told) == bool(lack)
-    assert bool(told) == bool(lack)
+    event_text = events.read_text() if events.exists() else ""
+    assert (
+        "the run needs" in event_text and "3 checkpoints of" in event_text and "checkpoint.keep: 1" in event_text
+    ) == bool(missing_bytes)
+    assert bool(event_text) == bool(missing_bytes)

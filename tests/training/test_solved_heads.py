@@ -26,8 +26,8 @@ STEPS = 4
 """Of an epoch."""
 
 
-def solving_job(train: str = "", model: str = BODY, *, epochs: int = 3, more: str = "") -> Job:
-    return tiny.job(train, model, "feature_cache: true, cpu_threads: 1", epochs=epochs, more=more)
+def solving_job(train: str = "", model: str = BODY, *, epochs: int = 3, checkpoint_section: str = "") -> Job:
+    return tiny.job(train, model, "feature_cache: true, cpu_threads: 1", epochs=epochs, more=checkpoint_section)
 
 
 def train_job(folder: Path, job: Job, *, cached: bool = True) -> Run:
@@ -106,14 +106,14 @@ def test_killed_and_resumed_the_bits_are_the_same(
 
 def test_a_run_that_began_with_steps_goes_on_with_them(tmp_path: Path) -> None:
     """Such as one of a version that could not solve heads."""
-    stepping = solving_job("solve_heads: false", more="checkpoint: {every: 1 steps, keep: 30}\n")
+    stepping = solving_job("solve_heads: false", checkpoint_section="checkpoint: {every: 1 steps, keep: 30}\n")
     train_job(tmp_path / "stepped", stepping)
     (tmp_path / "old/checkpoints").mkdir(parents=True)
     shutil.copytree(tmp_path / "stepped/checkpoints/step-6", tmp_path / "old/checkpoints/step-6")
     shutil.copytree(tmp_path / "stepped/checkpoints/best-4", tmp_path / "old/checkpoints/best-4")
     shutil.copy(tmp_path / "stepped/metrics.jsonl", tmp_path / "old")
     path = tmp_path / "old/checkpoints/step-6/state.json"
-    run = train_job(tmp_path / "old", solving_job(more="checkpoint: {every: 1 steps, keep: 30}\n"))
+    run = train_job(tmp_path / "old", solving_job(checkpoint_section="checkpoint: {every: 1 steps, keep: 30}\n"))
     assert path.exists()
     assert run.counters.step == 3 * STEPS
     assert not head_events(tmp_path / "old")

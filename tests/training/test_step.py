@@ -158,11 +158,11 @@ def gradient(name: str, dtype: torch.dtype, size: int, micro: int | None, soft: 
 def test_micro_batches_have_the_gradient_of_the_batch(
     name: str, dtype: torch.dtype, limit: float, size: int, soft: bool
 ) -> None:
-    whole = gradient(name, dtype, size, None, soft)
-    assert whole.norm() > 1e-3
+    batch_gradient = gradient(name, dtype, size, None, soft)
+    assert batch_gradient.norm() > 1e-3
     for micro in (1, 2, 4, 8):
-        parts = gradient(name, dtype, size, micro, soft)
-        assert float((parts - whole).norm() / whole.norm()) <= limit
+        parts_gradient = gradient(name, dtype, size, micro, soft)
+        assert float((parts_gradient - batch_gradient).norm() / batch_gradient.norm()) <= limit
 
 
 class Again(nn.Module):
@@ -182,41 +182,43 @@ def test_micro_batches_share_weights_cast_by_autocast(monkeypatch: pytest.Monkey
         NETWORKS, "again", (Again, lambda n: (_normal(n, 6),), {"": CLASSES}, CrossEntropy(name="cross-entropy"))
     )
     casts: list[int] = []
-    kept = int(torch_settings.casts_keep_gradients())
-    real = Step.cast
-    monkeypatch.setattr(Step, "cast", lambda self: casts.append(1) or real(self))
+    extra_casts = int(torch_settings.casts_keep_gradients())
+    original_cast = Step.cast
+    monkeypatch.setattr(Step, "cast", lambda self: casts.append(1) or original_cast(self))
     monkeypatch.setattr(StepOptions, "__init__", partialmethod(StepOptions.__init__, dtype=torch.bfloat16))
     shared = gradient("again", torch.float32, 16, 4, False)
-    entered = len(casts)
+    casts_when_shared = len(casts)
     monkeypatch.setattr(torch_settings, "casts_keep_gradients", lambda: False)
-    apart = gradient("again", torch.float32, 16, 4, False)
-    assert torch.equal(shared, apart)
+    unshared = gradient("again", torch.float32, 16, 4, False)
+    assert torch.equal(shared, unshared)
     assert (shared != 0).float().mean() > 0.5
-    assert entered == len(casts) - entered + kept, "one around all parts"
+    assert casts_when_shared == len(casts) - casts_when_shared + extra_casts, "one around all parts"
 
 
 def test_with_batchnorm_parts_are_another_training(tmp_path: Path) -> None:
     """Which is why the plan calls the split `training` there, and does it only when asked."""
-    made = [assembled(tmp_path, job(optimize=f"micro_batch: {n}"), plain=False) for n in (16, 4)]
-    seen = []
-    for one in made:
+    runs = [assembled(tmp_path, job(optimize=f"micro_batch: {n}"), plain=False) for n in (16, 4)]
+    gradients = []
+    for run in runs:
         ids = np.arange(16)
-        (inputs,) = one.dataset.train.gather(ids)
-        recorder = Recorder(one.model.parameters(), lr=1.0)
-        one.step = replace(one.step, optimizer=recorder)
-        one.step(Batch(ids, (inputs,), {"": one.dataset.train.targets[""][:16]}), seed=0)
-        seen.append(recorder.seen)
-    assert float((seen[0] - seen[1]).norm() / seen[0].norm()) > 1e-2
+        (inputs,) = run.dataset.train.gather(ids)
+        recorder = Recorder(run.model.parameters(), lr=1.0)
+        run.step = replace(run.step, optimizer=recorder)
+        run.step(Batch(ids, (inputs,), {"": run.dataset.train.targets[""][:16]}), seed=0)
+        gradients.append(recorder.seen)
+    assert float((gradients[0] - gradients[1]).norm() / gradients[0].norm()) > 1e-2
 
 
 @pytest.mark.parametrize(("name", "effect"), [("image folders", Effect.TRAINING), ("table numbers", Effect.ROUNDING)])
 def test_the_plan_shows_the_effect_of_a_split(name: str, effect: Effect, tmp_path: Path) -> None:
     CASES[name].files(tmp_path)
     (tmp_path / "job.yaml").write_text(f"name: t\n{CASES[name].text}optimize: {{micro_batch: 4}}\n")
-    asked = job_spec.load(tmp_path / "job.yaml")
-    data = load(asked)
-    made = plan.resolve(asked, machine(), inspection.inspect_workload(data, build(asked, data).module))
-    (row,) = [d for d in made.decisions if d.name == "micro_batch"]
+    job_with_split = job_spec.load(tmp_path / "job.yaml")
+    dataset = load(job_with_split)
+    job_plan = plan.resolve(
+        job_with_split, machine(), inspection.inspect_workload(dataset, build(job_with_split, dataset).module)
+    )
+    (row,) = [d for d in job_plan.decisions if d.name == "micro_batch"]
     assert (row.value, row.effect) == (4, effect)
 
 
@@ -247,17 +249,17 @@ def test_a_step_seeds_the_device_it_runs_on(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_nothing_pokes_a_step(tmp_path: Path) -> None:
     """Its options are fixed when a run is assembled; a step with others is another step, with the same state."""
-    made = assembled(tmp_path, job())
-    for holder, name in ((made.step, "device"), (made.step, "scaler"), (made.step.options, "forward")):
+    run = assembled(tmp_path, job())
+    for holder, name in ((run.step, "device"), (run.step, "scaler"), (run.step.options, "forward")):
         with pytest.raises(AttributeError):
             setattr(holder, name, None)
     with pytest.raises(TypeError, match="no_such_option"):
-        made.configure_step(no_such_option=1)
-    first = made.step
-    made.step.use_micro_batch(2)
-    made.configure_step(dtype=torch.bfloat16)
-    assert (first.dtype, made.step.dtype) == (None, torch.bfloat16)
-    assert (made.step.micro_batch, made.step.optimizer) == (2, first.optimizer)
+        run.configure_step(no_such_option=1)
+    first_step = run.step
+    run.step.use_micro_batch(2)
+    run.configure_step(dtype=torch.bfloat16)
+    assert (first_step.dtype, run.step.dtype) == (None, torch.bfloat16)
+    assert (run.step.micro_batch, run.step.optimizer) == (2, first_step.optimizer)
 
 
 class Unpooled(nn.Module):
@@ -273,32 +275,32 @@ class Unpooled(nn.Module):
         return self.last(nn.functional.max_unpool2d(small, where, 2).flatten(1))
 
 
-def unpooled(strict: bool, told: list[str]) -> Step:
+def build_unpooled_step(strict: bool, messages: list[str]) -> Step:
     torch.manual_seed(0)
     network = Unpooled()
-    goal = losses.build_objective(CrossEntropy(name="cross-entropy"), {"": CLASSES}, {"": torch.arange(3)}, "none")
-    options = StepOptions(forward=network, report_numbers=told.append)
-    step = Step(network, torch.optim.SGD(network.parameters(), 0.1), goal, None, torch.device("cpu"), options)
+    objective = losses.build_objective(CrossEntropy(name="cross-entropy"), {"": CLASSES}, {"": torch.arange(3)}, "none")
+    options = StepOptions(forward=network, report_numbers=messages.append)
+    step = Step(network, torch.optim.SGD(network.parameters(), 0.1), objective, None, torch.device("cpu"), options)
     step.state.deterministic_only = strict
     return step
 
 
 def test_an_operation_without_deterministic_kernel_is_named_once_and_training_continues() -> None:
     """With the same weights and statistics as if it had been allowed from the start."""
-    told, batch = list[str](), Batch(np.arange(6), (torch.randn(6, 1, 8, 8),), {"": torch.arange(6) % 3})
-    plain, strict = unpooled(False, told), unpooled(True, told)
+    messages, batch = list[str](), Batch(np.arange(6), (torch.randn(6, 1, 8, 8),), {"": torch.arange(6) % 3})
+    plain_step, strict_step = build_unpooled_step(False, messages), build_unpooled_step(True, messages)
     with torch_settings.use_default_switches():
         for seed in range(3):
-            assert plain(batch, seed).read() == strict(batch, seed).read()
+            assert plain_step(batch, seed).read() == strict_step(batch, seed).read()
         assert torch.get_deterministic_debug_mode() == 0
-    assert len(told) == 1
-    assert says(told[0], "max-unpooling2d-forward-deterministic")
-    for one, other in zip(plain.model.state_dict().values(), strict.model.state_dict().values(), strict=True):
+    assert len(messages) == 1
+    assert says(messages[0], "max-unpooling2d-forward-deterministic")
+    for one, other in zip(plain_step.model.state_dict().values(), strict_step.model.state_dict().values(), strict=True):
         assert torch.equal(one, other)
 
 
 def test_another_error_of_a_strict_step_is_raised() -> None:
-    step = unpooled(True, [])
+    step = build_unpooled_step(True, [])
     with pytest.raises(RuntimeError, match="running_mean should contain 2"):
         step(Batch(np.arange(6), (torch.randn(6, 2, 8, 8),), {"": torch.arange(6) % 3}), 0)
 
@@ -320,11 +322,11 @@ def test_a_network_that_uses_other_generators_draws_the_same_in_the_same_step(tm
     run = assembled(tmp_path, job())
     step, batch = run.step.with_options(forward=network), run.preprocess(next(iter(run.batches.epoch(0))), 0)
 
-    def computed(numbers: range) -> list[float]:
+    def compute_losses(numbers: range) -> list[float]:
         return [float(step.compute_gradients(batch, number)) for number in numbers]
 
-    losses_of = computed(range(4))
+    losses_of = compute_losses(range(4))
     np.random.seed(9)
     random.seed(9)
-    assert computed(range(2, 4)) == losses_of[2:]
+    assert compute_losses(range(2, 4)) == losses_of[2:]
     assert len(set(losses_of)) == 4

@@ -20,25 +20,25 @@ def test_without_changes_the_schedule_is_that_of_the_step() -> None:
 @pytest.mark.parametrize("seed", range(100))
 def test_the_schedule_rises_and_ends_with_the_run(seed: int) -> None:
     """Whatever the changes: from step to step it moves on, and never jumps."""
-    drawn = np.random.default_rng(seed)
+    generator = np.random.default_rng(seed)
     changes: list[tuple[int, int]] = []
-    at = 0
-    for _ in range(int(drawn.integers(0, 6))):
-        steps, left = int(drawn.integers(1, 300)), int(drawn.integers(1, 2000))
-        if changes and at + steps >= changes[-1][1]:
+    step_of_change = 0
+    for _ in range(int(generator.integers(0, 6))):
+        steps, steps_left = int(generator.integers(1, 300)), int(generator.integers(1, 2000))
+        if changes and step_of_change + steps >= changes[-1][1]:
             break
-        if not changes and at + steps >= TOTAL:
+        if not changes and step_of_change + steps >= TOTAL:
             break
-        at += steps
-        changes.append((at, at + left))
+        step_of_change += steps
+        changes.append((step_of_change, step_of_change + steps_left))
     end = changes[-1][1] if changes else TOTAL
     positions = [find_scheduled_step(step, TOTAL, changes) for step in range(end + 1)]
     assert positions[0] == 0
     assert positions[-1] == pytest.approx(TOTAL)
     assert all(later > earlier for earlier, later in itertools.pairwise(positions))
     for step, total in changes:
-        here = positions[step]
-        assert find_scheduled_step(step, TOTAL, [c for c in changes if c[0] < step]) == pytest.approx(here), total
+        position = positions[step]
+        assert find_scheduled_step(step, TOTAL, [c for c in changes if c[0] < step]) == pytest.approx(position), total
 
 
 def simulate(seconds_per_step: float, seconds: float, planned: int, per_epoch: int = 50) -> tuple[float, Counters]:

@@ -29,16 +29,16 @@ from tests.training.fitted_run import fitted, rows
 torch.set_num_threads(1)
 
 
-def asked(train: str = "", epochs: int = 2) -> Job:
+def make_job(train: str = "", epochs: int = 2) -> Job:
     """The tiny job, of which an epoch has four steps."""
-    made = tiny.job(train=train)
-    return made.model_copy(update={"train": made.train.model_copy(update={"epochs": epochs})})
+    job = tiny.job(train=train)
+    return job.model_copy(update={"train": job.train.model_copy(update={"epochs": epochs})})
 
 
-def mixing(train: str = "", **augment: Any) -> Job:
+def make_mixing_job(train: str = "", **augment: Any) -> Job:
     """The same with mixup or cutmix."""
-    made = asked(train)
-    return made.model_copy(update={"data": made.data.model_copy(update={"augment": ImageAugment(**augment)})})
+    job = make_job(train)
+    return job.model_copy(update={"data": job.data.model_copy(update={"augment": ImageAugment(**augment)})})
 
 
 def state(model: torch.nn.Module) -> dict[str, np.ndarray[Any, Any]]:
@@ -50,28 +50,28 @@ def state(model: torch.nn.Module) -> dict[str, np.ndarray[Any, Any]]:
 
 def test_ema_by_its_recurrence_in_float64(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights and running statistics are averaged after every step of a real training, counts are copied."""
-    made = tiny.assembled(tmp_path, asked("ema: 0.3, optimizer: {name: adamw, lr: 0.01}"))
-    expected, steps = state(made.model), 0
-    update = Ema.update
+    run = tiny.assembled(tmp_path, make_job("ema: 0.3, optimizer: {name: adamw, lr: 0.01}"))
+    expected, steps = state(run.model), 0
+    original_update = Ema.update
 
-    def spied(self: Ema, model: torch.nn.Module, finite: torch.Tensor) -> None:
+    def spy(self: Ema, model: torch.nn.Module, finite: torch.Tensor) -> None:
         nonlocal steps
         steps += 1
-        assert steps == made.counters.step + 1
+        assert steps == run.counters.step + 1
         decay = min(0.3, (1 + steps) / (10 + steps))
         for name, value in state(model).items():
             counts = name.endswith("num_batches_tracked")
             expected[name] = value if counts else decay * expected[name] + (1 - decay) * value
-        update(self, model, finite)
+        original_update(self, model, finite)
 
-    monkeypatch.setattr(Ema, "update", spied)
-    fitted(made)
+    monkeypatch.setattr(Ema, "update", spy)
+    fitted(run)
     assert steps == 8
-    assert made.ema
-    for name, found in made.ema.average.items():
-        np.testing.assert_allclose(found.double().numpy(), expected[name], rtol=1e-5, atol=1e-6)
-    raw = made.model.state_dict()
-    assert any(not torch.equal(raw[name], value) for name, value in made.ema.average.items())
+    assert run.ema
+    for name, average in run.ema.average.items():
+        np.testing.assert_allclose(average.double().numpy(), expected[name], rtol=1e-5, atol=1e-6)
+    raw_weights = run.model.state_dict()
+    assert any(not torch.equal(raw_weights[name], value) for name, value in run.ema.average.items())
 
 
 def test_ema_is_torchs_where_both_have_one_decay() -> None:
@@ -147,110 +147,110 @@ def test_the_average_of_an_infinite_buffer_is_that_buffer() -> None:
 def test_the_average_is_what_is_validated(tmp_path: Path) -> None:
     from drivetrain.training.evaluation.validation import evaluate
 
-    made = tiny.assembled(tmp_path, asked("ema: 0.9"))
-    tiny.losses(made, 8)
-    assert made.ema
-    made.ema.update(made.model, torch.tensor(True))
-    first, _ = evaluate(made)
+    run = tiny.assembled(tmp_path, make_job("ema: 0.9"))
+    tiny.losses(run, 8)
+    assert run.ema
+    run.ema.update(run.model, torch.tensor(True))
+    first_metrics, _ = evaluate(run)
     with torch.no_grad():  # other raw weights change nothing
-        for parameter in made.model.parameters():
+        for parameter in run.model.parameters():
             parameter.add_(torch.randn_like(parameter))
-    before = {name: value.clone() for name, value in made.model.state_dict().items()}
-    assert evaluate(made)[0] == first
-    assert all(torch.equal(before[name], value) for name, value in made.model.state_dict().items())
+    weights_before = {name: value.clone() for name, value in run.model.state_dict().items()}
+    assert evaluate(run)[0] == first_metrics
+    assert all(torch.equal(weights_before[name], value) for name, value in run.model.state_dict().items())
 
 
 # --------------------------------------------------------------------------------------------------------------- mixing
 
 
-def batches_of(made: Run, monkeypatch: pytest.MonkeyPatch) -> list[Batch]:
+def batches_of(run: Run, monkeypatch: pytest.MonkeyPatch) -> list[Batch]:
     """Every batch that reaches the step while the run is fitted."""
-    found: list[Batch] = []
-    gradients = type(made.step)._accumulate_gradients
+    batches: list[Batch] = []
+    original_accumulate = type(run.step)._accumulate_gradients
 
-    def spied(self: Any, batch: Batch, over: dict[str, Tensor], parts: Any) -> Tensor:
-        found.append(batch)
-        return gradients(self, batch, over, parts)
+    def spy(self: Any, batch: Batch, over: dict[str, Tensor], parts: Any) -> Tensor:
+        batches.append(batch)
+        return original_accumulate(self, batch, over, parts)
 
-    monkeypatch.setattr(type(made.step), "_accumulate_gradients", spied)
-    fitted(made)
-    return found
+    monkeypatch.setattr(type(run.step), "_accumulate_gradients", spy)
+    fitted(run)
+    return batches
 
 
 def test_the_loop_mixes_as_the_job_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Inputs and labels of every step are those of the formula, with share and partners drawn from (seed, step)."""
-    made = tiny.assembled(tmp_path, mixing("seed: 5", mixup=Mixup(alpha=0.4, probability=1.0)))
-    images, labels = made.dataset.train.inputs.double(), made.dataset.train.labels  # type: ignore[attr-defined]
-    seen = batches_of(made, monkeypatch)
-    assert len(seen) == 8
-    for step, batch in enumerate(seen):
-        drawn = stateless_random.make_generator(5, "mixup", step)
-        drawn.integers(1), drawn.random()
-        share, partner = drawn.beta(0.4, 0.4), drawn.permutation(16)
+    run = tiny.assembled(tmp_path, make_mixing_job("seed: 5", mixup=Mixup(alpha=0.4, probability=1.0)))
+    images, labels = run.dataset.train.inputs.double(), run.dataset.train.labels  # type: ignore[attr-defined]
+    batches = batches_of(run, monkeypatch)
+    assert len(batches) == 8
+    for step, batch in enumerate(batches):
+        generator = stateless_random.make_generator(5, "mixup", step)
+        generator.integers(1), generator.random()
+        share, partner = generator.beta(0.4, 0.4), generator.permutation(16)
         mine, theirs = batch.ids, batch.ids[partner]
         hot = torch.eye(3, dtype=torch.float64)[labels]
         blended = share * images[mine] + (1 - share) * images[theirs]
         torch.testing.assert_close(batch.inputs[0].double(), blended, rtol=1e-5, atol=1e-6)
         soft = share * hot[mine] + (1 - share) * hot[theirs]
         torch.testing.assert_close(batch.targets[""].double(), soft, rtol=1e-5, atol=1e-6)
-    assert not made.dataset.validation.targets[""].is_floating_point()
+    assert not run.dataset.validation.targets[""].is_floating_point()
 
 
 def test_the_mixed_loss_is_that_of_both_labels(tmp_path: Path) -> None:
     """Cross entropy of blended labels is the blend of two cross entropies, label smoothing included; in NumPy."""
     loss = "loss: {name: cross-entropy, label_smoothing: 0.2}"
-    made = tiny.assembled(tmp_path, mixing(loss, mixup=Mixup(alpha=1.0, probability=1.0)))
+    run = tiny.assembled(tmp_path, make_mixing_job(loss, mixup=Mixup(alpha=1.0, probability=1.0)))
     ids = np.arange(16)
-    split = made.dataset.train
-    ready = made.mix(Batch(ids, split.gather(ids), {"": split.targets[""][:16]}))
-    made.model.eval()
+    split = run.dataset.train
+    mixed_batch = run.mix(Batch(ids, split.gather(ids), {"": split.targets[""][:16]}))
+    run.model.eval()
     with torch.no_grad():
-        outputs = made.model(*ready.inputs)
+        outputs = run.model(*mixed_batch.inputs)
     scores = outputs.double().numpy()
     log_p = scores - np.log(np.exp(scores).sum(1, keepdims=True))
-    drawn = stateless_random.make_generator(0, "mixup", 0)
-    drawn.integers(1), drawn.random()
-    share, partner = drawn.beta(1.0, 1.0), drawn.permutation(16)
+    generator = stateless_random.make_generator(0, "mixup", 0)
+    generator.integers(1), generator.random()
+    share, partner = generator.beta(1.0, 1.0), generator.permutation(16)
     labels = split.targets[""][:16].numpy()
 
-    def smoothed(target: np.ndarray[Any, Any]) -> float:
+    def smoothed_loss(target: np.ndarray[Any, Any]) -> float:
         return float(np.mean(-0.8 * log_p[ids, target] - 0.2 * log_p.mean(axis=1)))
 
-    wanted = share * smoothed(labels) + (1 - share) * smoothed(labels[partner])
-    objective = made.step.objective
-    found = objective(outputs, ready.targets, objective.denominators(ready.targets))
-    assert float(found) == pytest.approx(wanted, rel=1e-5)
+    expected = share * smoothed_loss(labels) + (1 - share) * smoothed_loss(labels[partner])
+    objective = run.step.objective
+    mixed_loss = objective(outputs, mixed_batch.targets, objective.denominators(mixed_batch.targets))
+    assert float(mixed_loss) == pytest.approx(expected, rel=1e-5)
 
 
 def test_mixing_does_not_depend_on_the_micro_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Mixing comes before the split: all samples of a batch can be partners, whatever the parts."""
-    seen = []
+    mixed_inputs = []
     for micro in (16, 4):
-        made = tiny.assembled(tmp_path / str(micro), mixing(cutmix=Cutmix(alpha=1.0, probability=1.0)))
-        made.step.use_micro_batch(micro)
+        run = tiny.assembled(tmp_path / str(micro), make_mixing_job(cutmix=Cutmix(alpha=1.0, probability=1.0)))
+        run.step.use_micro_batch(micro)
         (tmp_path / str(micro)).mkdir()
-        seen.append([batch.inputs[0] for batch in batches_of(made, monkeypatch)])
+        mixed_inputs.append([batch.inputs[0] for batch in batches_of(run, monkeypatch)])
         monkeypatch.undo()
-    assert len(seen[0]) == 8
-    assert all(torch.equal(one, other) for one, other in zip(*seen, strict=True))
+    assert len(mixed_inputs[0]) == 8
+    assert all(torch.equal(one, other) for one, other in zip(*mixed_inputs, strict=True))
 
 
 def test_data_that_cannot_be_blended_is_unchanged(tmp_path: Path) -> None:
-    made = tiny.assembled(tmp_path, mixing(mixup=Mixup(alpha=1.0, probability=1.0)))
-    made.dataset.mixable = False
-    batch = next(iter(made.batches.epoch(0)))
-    assert made.mix(batch) is batch
+    run = tiny.assembled(tmp_path, make_mixing_job(mixup=Mixup(alpha=1.0, probability=1.0)))
+    run.dataset.mixable = False
+    batch = next(iter(run.batches.epoch(0)))
+    assert run.mix(batch) is batch
 
 
 # ------------------------------------------------------------------------------------------------------------ stopping
 
 
-def still(made: Run) -> Run:
+def make_still(run: Run) -> Run:
     """A run that learns nothing: not a bit of it moves, BatchNorm's statistics neither."""
-    for module in made.model.modules():
+    for module in run.model.modules():
         if isinstance(module, torch.nn.BatchNorm2d):
             module.momentum = 0.0
-    return made
+    return run
 
 
 NOTHING = "optimizer: {name: sgd, lr: 1.0e-30, momentum: 0.0, weight_decay: 0}"
@@ -258,69 +258,69 @@ NOTHING = "optimizer: {name: sgd, lr: 1.0e-30, momentum: 0.0, weight_decay: 0}"
 
 def test_early_stopping_after_its_patience(tmp_path: Path) -> None:
     train = f"{NOTHING}, early_stopping: {{metric: validation/loss, patience: 2}}"
-    made = still(tiny.assembled(tmp_path, asked(train, 9)))
-    assert begins_with(fitted(made), "improved-evaluations-best", "validation/loss", 2)
+    run = make_still(tiny.assembled(tmp_path, make_job(train, 9)))
+    assert begins_with(fitted(run), "improved-evaluations-best", "validation/loss", 2)
     assert len(rows(tmp_path, "validation/loss")) == 3
-    assert made.best_metric.best.epoch == 0
-    assert [path.name for path in made.checkpoints.glob("best-*")] == ["best-4"]
+    assert run.best_metric.best.epoch == 0
+    assert [path.name for path in run.checkpoints.glob("best-*")] == ["best-4"]
 
 
 def test_early_stopping_waits_for_what_still_improves(tmp_path: Path) -> None:
     train = "optimizer: {name: adamw, lr: 0.003}, early_stopping: {metric: validation/loss, patience: 1}"
-    assert fitted(tiny.assembled(tmp_path, asked(train))) == "all 2 epochs trained"
+    assert fitted(tiny.assembled(tmp_path, make_job(train))) == "all 2 epochs trained"
 
 
 def test_a_plateau_lowers_the_rate_after_its_patience(tmp_path: Path) -> None:
     train = f"{NOTHING}, schedule: {{name: plateau, patience: 1, factor: 0.5, metric: validation/loss}}"
-    fitted(still(tiny.assembled(tmp_path, asked(train, 6))))
+    fitted(make_still(tiny.assembled(tmp_path, make_job(train, 6))))
     by_epoch = {row["epoch"]: row["lr"] * 1e30 for row in rows(tmp_path, "lr")}
     # The first evaluation is the best; two more without improvement are one too many, and so on.
     assert list(by_epoch.values()) == pytest.approx([1, 1, 1, 0.5, 0.5, 0.25])
 
 
 def test_steps_end_the_run_whatever_the_epochs(tmp_path: Path) -> None:
-    made = tiny.assembled(tmp_path, asked("steps: 6"))
-    assert fitted(made) == "6 steps trained"
+    run = tiny.assembled(tmp_path, make_job("steps: 6"))
+    assert fitted(run) == "6 steps trained"
     assert [row["step"] for row in rows(tmp_path, "lr")] == [1, 2, 3, 4, 5, 6]
     assert [row["step"] for row in rows(tmp_path, "validation/loss")] == [4, 6]
-    assert made.total_steps == 6
+    assert run.total_steps == 6
 
 
 def test_steps_stretch_the_schedule_and_not_the_epochs(tmp_path: Path) -> None:
     """The rate has come down when the steps are done; more steps than the epochs have change nothing."""
-    fitted(tiny.assembled(tmp_path, asked("steps: 6")))
+    fitted(tiny.assembled(tmp_path, make_job("steps: 6")))
     rates = [row["lr"] for row in rows(tmp_path, "lr")]
     assert rates[-1] == pytest.approx(1e-3 * 1e-4)
     (tmp_path / "more").mkdir()
-    assert fitted(tiny.assembled(tmp_path / "more", asked("steps: 600"))) == "all 2 epochs trained"
+    assert fitted(tiny.assembled(tmp_path / "more", make_job("steps: 600"))) == "all 2 epochs trained"
 
 
 def test_max_time_that_ends_before_a_step_has_to_be_raised(tmp_path: Path) -> None:
-    made = tiny.assembled(tmp_path, asked("max_time: 1h"))
+    run = tiny.assembled(tmp_path, make_job("max_time: 1h"))
     stop = Stopped("max_time of 1h has passed")
-    assert says_only(train._save_after_stop(made, None, stop).action, "run-same-command-again-2")
-    made.clock.started -= 3600
-    assert train._save_after_stop(made, None, stop).action.startswith("raise train.max_time (it passed before")
-    made.counters = Counters(step=3, samples=48)
-    assert says_only(train._save_after_stop(made, Saver(made), stop).action, "run-same-command-again-resume")
-    made.earlier_samples = 48
-    assert train._save_after_stop(made, Saver(made), stop).action.startswith("raise train.max_time (it passed before")
+    assert says_only(train._save_after_stop(run, None, stop).action, "run-same-command-again-2")
+    run.clock.started -= 3600
+    assert train._save_after_stop(run, None, stop).action.startswith("raise train.max_time (it passed before")
+    run.counters = Counters(step=3, samples=48)
+    assert says_only(train._save_after_stop(run, Saver(run), stop).action, "run-same-command-again-resume")
+    run.earlier_samples = 48
+    assert train._save_after_stop(run, Saver(run), stop).action.startswith("raise train.max_time (it passed before")
 
 
 def test_max_time_stops_between_two_steps(tmp_path: Path) -> None:
-    made = tiny.assembled(tmp_path, asked("max_time: 1h"))
-    forward = made.step.options.forward
+    run = tiny.assembled(tmp_path, make_job("max_time: 1h"))
+    forward = run.step.options.forward
 
     def slow(*inputs: Tensor) -> Any:
-        if made.counters.step == 2:
-            made.clock.started -= 3601
+        if run.counters.step == 2:
+            run.clock.started -= 3601
         return forward(*inputs)
 
-    made.configure_step(forward=slow)
+    run.configure_step(forward=slow)
     with pytest.raises(Stopped) as stop:
-        fitted(made)
+        fitted(run)
     assert "max_time of 1h has passed" in str(stop.value)
-    assert made.counters.step == 3
+    assert run.counters.step == 3
     assert stop.value.exit_code == 75
 
 
@@ -334,22 +334,22 @@ def test_focal_loss_in_numpy(gamma: float, alpha: float | None, smoothing: float
     from drivetrain.training.losses import build_terms
 
     classes = 2 if alpha is not None else 4
-    drawn = np.random.default_rng(1)
-    outputs, hard = drawn.normal(size=(20, classes)) * 2, drawn.integers(0, classes, 20)
-    goal = drawn.dirichlet(np.ones(classes), 20) if soft else np.eye(classes)[hard]
-    smooth = goal * (1 - smoothing) + smoothing / classes
+    generator = np.random.default_rng(1)
+    outputs, hard = generator.normal(size=(20, classes)) * 2, generator.integers(0, classes, 20)
+    probabilities = generator.dirichlet(np.ones(classes), 20) if soft else np.eye(classes)[hard]
+    smooth = probabilities * (1 - smoothing) + smoothing / classes
     p = np.exp(outputs) / np.exp(outputs).sum(1, keepdims=True)
     weight = np.ones(classes) if alpha is None else np.array([1 - alpha, alpha])
-    wanted = (-weight * smooth * (1 - p) ** gamma * np.log(p)).sum(1)
+    expected = (-weight * smooth * (1 - p) ** gamma * np.log(p)).sum(1)
     spec = Focal(name="focal", gamma=gamma, alpha=alpha, label_smoothing=smoothing)
-    targets = torch.from_numpy(goal) if soft else torch.from_numpy(hard)
-    np.testing.assert_allclose(build_terms(spec)(torch.from_numpy(outputs), targets).numpy(), wanted, rtol=1e-10)
+    targets = torch.from_numpy(probabilities) if soft else torch.from_numpy(hard)
+    np.testing.assert_allclose(build_terms(spec)(torch.from_numpy(outputs), targets).numpy(), expected, rtol=1e-10)
 
 
 def test_metrics_that_are_watched_have_to_be_there(tmp_path: Path) -> None:
     """What the job names is what the evaluation gives, for every metric of the task."""
-    made = tiny.assembled(tmp_path, asked())
-    fitted(made)
-    values: Mapping[str, float] = made.last_metrics
+    run = tiny.assembled(tmp_path, make_job())
+    fitted(run)
+    values: Mapping[str, float] = run.last_metrics
     of_two_classes = {f"validation/{name}" for name in (*RANKING_METRICS, KAPPA)}
-    assert {name for name in made.job.metrics() if name.startswith("validation/")} - of_two_classes == set(values)
+    assert {name for name in run.job.metrics() if name.startswith("validation/")} - of_two_classes == set(values)

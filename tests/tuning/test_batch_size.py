@@ -38,42 +38,45 @@ optimize: {cpu_threads: 1, measure: off}
 """
 
 
-def written(folder: Path, optimizer: str = "adamw") -> Path:
+def write_job(folder: Path, optimizer: str = "adamw") -> Path:
     images = np.random.default_rng(0).integers(0, 255, (440, 8, 8)).astype(np.uint8)
     np.savez(folder / "images.npz", images=images, labels=np.arange(440) % 3)
     (folder / "tiny.yaml").write_text(TEXT.replace("OPTIMIZER", optimizer))
     return folder / "tiny.yaml"
 
 
-def run_drivetrain(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "drivetrain", *words]
-    runs = ("--runs", str(folder / "runs")) if words[0] == "train" else ()
+def run_drivetrain(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "drivetrain", *arguments]
+    runs = ("--runs", str(folder / "runs")) if arguments[0] == "train" else ()
     return subprocess.run([*command, *runs], cwd=ROOT, capture_output=True, text=True, check=False, timeout=240)
 
 
 def test_a_run_measures_the_batch_size_once_and_resumes_with_it(tmp_path: Path) -> None:
-    spec = str(written(tmp_path))
+    spec = str(write_job(tmp_path))
     stopped = run_drivetrain(tmp_path, "train", spec, "--set", "train.max_time=0.001s")
     assert stopped.returncode == 75, stopped.stdout + stopped.stderr
-    run = tmp_path / "runs" / "tiny-001"
-    found = json.loads((run / "batch_size.json").read_text())
-    assert found["batch_size"] in (8, 16)
-    assert set(found["samples_per_second"]) == {"8", "16"}
+    run_folder = tmp_path / "runs" / "tiny-001"
+    measurement = json.loads((run_folder / "batch_size.json").read_text())
+    assert measurement["batch_size"] in (8, 16)
+    assert set(measurement["samples_per_second"]) == {"8", "16"}
     assert "train.optimizer.lr stays 0.01" in stopped.stdout
     assert "the square-root rule" in stopped.stdout
     done = run_drivetrain(tmp_path, "train", spec)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "batch_size: measured" not in done.stdout
-    assert (run / "events.jsonl").read_text().count("train.optimizer.lr stays") == 1
-    assert json.loads((run / "state.json").read_text())["set"][-1] == f"train.batch_size={found['batch_size']}"
-    assert "batch_size: auto" in (run / "job.yaml").read_text()
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert max(row["step"] for row in rows) == {8: 90, 16: 46}[found["batch_size"]]
+    assert (run_folder / "events.jsonl").read_text().count("train.optimizer.lr stays") == 1
+    assert (
+        json.loads((run_folder / "state.json").read_text())["set"][-1]
+        == f"train.batch_size={measurement['batch_size']}"
+    )
+    assert "batch_size: auto" in (run_folder / "job.yaml").read_text()
+    rows = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
+    assert max(row["step"] for row in rows) == {8: 90, 16: 46}[measurement["batch_size"]]
 
 
 @pytest.mark.nightly
 def test_the_same_bits_as_naming_the_number(tmp_path: Path) -> None:
-    spec = str(written(tmp_path))
+    spec = str(write_job(tmp_path))
     assert run_drivetrain(tmp_path, "train", spec).returncode == 0
     one = tmp_path / "runs" / "tiny-001"
     number = json.loads((one / "batch_size.json").read_text())["batch_size"]
@@ -105,48 +108,54 @@ def test_the_measured_number_travels_as_a_value(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, sets: tuple[str, ...]
 ) -> None:
     """However auto was written: the trainer gets the number, the run folder records the same."""
-    given: list[SpecSource] = []
+    sources: list[SpecSource] = []
 
-    def measure(module: str, folder: Path, source: SpecSource, plan: object, machine: object, words: list[str]) -> int:
-        given.append(source)
-        write_json(Path(words[0]), {"batch_size": 64, "text": "64, the fastest"})
+    def measure(
+        module: str, folder: Path, source: SpecSource, plan: object, machine: object, arguments: list[str]
+    ) -> int:
+        sources.append(source)
+        write_json(Path(arguments[0]), {"batch_size": 64, "text": "64, the fastest"})
         return 0
 
-    def trainers(request: TrainRequest, *rest: object) -> int:
-        given.append(request.source())
+    def trainers(request: TrainRequest, *other_arguments: object) -> int:
+        sources.append(request.source())
         return 0
 
     monkeypatch.setattr(measuring_child, "measure", measure)
     monkeypatch.setattr(supervisor, "run_trainers", trainers)
-    path = written(tmp_path)
-    before = "{epochs: 2, batch_size: auto, optimizer: {name: adamw, lr: 0.01}}"
-    assert before in path.read_text()
+    path = write_job(tmp_path)
+    train_section = "{epochs: 2, batch_size: auto, optimizer: {name: adamw, lr: 0.01}}"
+    assert train_section in path.read_text()
     block = f"{{\n  epochs: 2,\n  optimizer: {{name: adamw, lr: 0.01}},\n  {text}\n}}"
-    path.write_text(path.read_text().replace(before, block))
+    path.write_text(path.read_text().replace(train_section, block))
     assert supervisor.train(TrainRequest(path, sets, tmp_path / "runs")) == 0
-    assert [dict(source.measured) for source in given] == [{"batch_size": batch_size.MIN_SIZE}, {"batch_size": 64}]
+    assert [dict(source.measured) for source in sources] == [{"batch_size": batch_size.MIN_SIZE}, {"batch_size": 64}]
     trainer = argparse.ArgumentParser()
     spec_source.add_options(trainer)
-    passed = SpecSource.from_arguments(trainer.parse_args([str(path), *given[1].options()]))
-    assert (passed.spec, tuple(passed.assignments), passed.measured) == (path, sets, {"batch_size": 64})
-    assert passed.load().train.batch_size == 64
-    run = tmp_path / "runs" / "tiny-001"
-    assert (run / "job.yaml").read_text() == spec_text(SpecSource(path, sets).load())
-    assert "batch_size: auto" in (run / "job.yaml").read_text()
-    assert json.loads((run / "state.json").read_text())["set"] == [*sets, "train.batch_size=64"]
+    parsed_source = SpecSource.from_arguments(trainer.parse_args([str(path), *sources[1].options()]))
+    assert (parsed_source.spec, tuple(parsed_source.assignments), parsed_source.measured) == (
+        path,
+        sets,
+        {"batch_size": 64},
+    )
+    assert parsed_source.load().train.batch_size == 64
+    run_folder = tmp_path / "runs" / "tiny-001"
+    assert (run_folder / "job.yaml").read_text() == spec_text(SpecSource(path, sets).load())
+    assert "batch_size: auto" in (run_folder / "job.yaml").read_text()
+    assert json.loads((run_folder / "state.json").read_text())["set"] == [*sets, "train.batch_size=64"]
 
 
 def test_problems_after_the_measurement_point_to_the_file(tmp_path: Path) -> None:
-    path = written(tmp_path)
+    path = write_job(tmp_path)
     with pytest.raises(SpecError, match=r"tiny\.yaml:6:20: train.batch_size: is 0"):
         SpecSource(path, measured={"batch_size": 0}).load()
 
 
-@pytest.mark.parametrize("words", [["find-lr"], ["memory"], ["bench"]])
-def test_other_commands_want_a_number(tmp_path: Path, words: list[str]) -> None:
-    done = run_drivetrain(tmp_path, *words, str(written(tmp_path)))
+@pytest.mark.parametrize("arguments", [["find-lr"], ["memory"], ["bench"]])
+def test_other_commands_want_a_number(tmp_path: Path, arguments: list[str]) -> None:
+    done = run_drivetrain(tmp_path, *arguments, str(write_job(tmp_path)))
     assert done.returncode == 2
-    assert says(done.stderr, "is-auto-which-cannot-measure", "train.batch_size", words[0])
+    assert says(done.stderr, "is-auto-which-cannot-measure", "train.batch_size", arguments[0])
 
 
 def test_from_python_it_must_be_a_number() -> None:
@@ -171,11 +180,11 @@ def test_the_smallest_size_near_the_fastest_is_chosen(speeds: dict[int, float], 
 
 
 @pytest.mark.parametrize(
-    ("speeds", "more"),
+    ("speeds", "continues"),
     [([100], True), ([100, 90], True), ([100, 90, 106], True), ([100, 101, 102], False), ([50, 100, 101, 103], False)],
 )
-def test_doubling_continues_while_it_is_faster(speeds: list[float], more: bool) -> None:
-    assert batch_size.still_gains({8 << i: speed for i, speed in enumerate(speeds)}) is more
+def test_doubling_continues_while_it_is_faster(speeds: list[float], continues: bool) -> None:
+    assert batch_size.still_gains({8 << i: speed for i, speed in enumerate(speeds)}) is continues
 
 
 @pytest.mark.parametrize(("name", "rule", "rate"), [("sgd", "linear", "0.004"), ("adamw", "square-root", "0.002")])

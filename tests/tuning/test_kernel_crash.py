@@ -62,45 +62,45 @@ ODD = "self.calls > 9 and not x.is_contiguous()"
 ALWAYS = "self.calls > 5"
 
 
-def trained(path: Path, condition: str, *words: str) -> subprocess.CompletedProcess[str]:
+def train_with_crash(path: Path, condition: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """A run of a network of one's own that dies in a step if the condition holds."""
     spec = write(path, {"my_data.py": DATA, "my_model.py": MODEL.replace("CONDITION", condition)})
-    command = [sys.executable, "-m", "drivetrain", "train", str(spec), "--runs", str(path / "runs"), *words]
+    command = [sys.executable, "-m", "drivetrain", "train", str(spec), "--runs", str(path / "runs"), *arguments]
     environment = {**os.environ, "PYTHONPATH": IMPORTS}
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=300)
 
 
 def test_after_a_kernel_crash_a_run_resumes_with_optimizations_off(tmp_path: Path) -> None:
-    done = trained(tmp_path, ODD)
+    done = train_with_crash(tmp_path, ODD)
     assert done.returncode == 0, done.stdout + done.stderr
-    told = next(line for line in done.stdout.splitlines() if line.startswith("crash: "))
-    assert begins_with(told, "crash-trainer-crashed-sigsegv", "my_model.py", 15)
-    assert "channels_last true" in told
-    assert "`--new --set optimize.channels_last=false`" in told
+    crash_line = next(line for line in done.stdout.splitlines() if line.startswith("crash: "))
+    assert begins_with(crash_line, "crash-trainer-crashed-sigsegv", "my_model.py", 15)
+    assert "channels_last true" in crash_line
+    assert "`--new --set optimize.channels_last=false`" in crash_line
     assert "resumed from step-6" in done.stdout
-    run = tmp_path / "runs" / "tiny-001"
-    rows = {row["name"]: row for row in json.loads((run / "plan.json").read_text())["decisions"]}
+    run_folder = tmp_path / "runs" / "tiny-001"
+    rows = {row["name"]: row for row in json.loads((run_folder / "plan.json").read_text())["decisions"]}
     assert (rows["channels_last"]["value"], rows["channels_last"]["source"]) == (False, "crash")
     assert rows["channels_last"]["reason"].endswith("with true")
     assert rows["cpu_threads"]["source"] == "job"
-    assert "crashed with SIGSEGV" in (run / "report.md").read_text()
-    assert "SIGSEGV" in (run / "events.jsonl").read_text()
+    assert "crashed with SIGSEGV" in (run_folder / "report.md").read_text()
+    assert "SIGSEGV" in (run_folder / "events.jsonl").read_text()
 
 
 def test_a_run_that_dies_with_everything_off_too_ends_with_9(tmp_path: Path) -> None:
-    done = trained(tmp_path, ALWAYS)
-    assert done.returncode == 9, done.stdout + done.stderr
-    assert done.stdout.count("crash: ") == 1
-    assert says(done.stderr, "trainer-crashed-sigsegv-inside", "my_model.py", 15)
+    first_attempt = train_with_crash(tmp_path, ALWAYS)
+    assert first_attempt.returncode == 9, first_attempt.stdout + first_attempt.stderr
+    assert first_attempt.stdout.count("crash: ") == 1
+    assert says(first_attempt.stderr, "trainer-crashed-sigsegv-inside", "my_model.py", 15)
     assert "my_model.py" in (tmp_path / "runs" / "tiny-001" / "crash.txt").read_text()
-    again = trained(tmp_path, ALWAYS)
-    assert again.returncode == 9
-    assert "crash: " not in again.stdout
+    second_attempt = train_with_crash(tmp_path, ALWAYS)
+    assert second_attempt.returncode == 9
+    assert "crash: " not in second_attempt.stdout
 
 
 @pytest.mark.nightly
 def test_a_run_of_several_processes(tmp_path: Path) -> None:
-    done = trained(tmp_path, ODD + " and os.environ['DRIVETRAIN_RANK'] == '1'", "--set", "limits.processes=2")
+    done = train_with_crash(tmp_path, ODD + " and os.environ['DRIVETRAIN_RANK'] == '1'", "--set", "limits.processes=2")
     assert done.returncode == 0, done.stdout + done.stderr
     assert says(done.stdout, "crash-trainer-crashed-sigsegv-inside", "my_model.py", 15)
 
@@ -109,9 +109,13 @@ def test_optimizations_that_are_retried_after_a_crash(folder: Path, monkeypatch:
     trainers = Trainers(folder, SEGFAULT, SEGFAULT, 0, micro_batch=8, precision="bf16", channels_last=True)
     assert attempted(trainers, monkeypatch) == 9
     assert len(trainers.plans) == 2
-    again = trainers.plans[1]
-    assert (again.value("micro_batch"), again.value("precision"), again.value("channels_last")) == (8, "fp32", False)
-    assert row(again, "precision").source == "crash"
+    second_plan = trainers.plans[1]
+    assert (second_plan.value("micro_batch"), second_plan.value("precision"), second_plan.value("channels_last")) == (
+        8,
+        "fp32",
+        False,
+    )
+    assert row(second_plan, "precision").source == "crash"
 
 
 def test_a_trainer_that_dies_while_it_measures_is_tried_without(
@@ -167,16 +171,18 @@ def test_the_end_of_several_processes(leader: str, follower: str, code: int) -> 
 
 
 def test_a_measuring_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    ends = [SEGFAULT, 0, SEGFAULT, SEGFAULT]
-    given: list[dict[str, str]] = []
+    exit_codes = [SEGFAULT, 0, SEGFAULT, SEGFAULT]
+    environments: list[dict[str, str]] = []
     monkeypatch.setattr(
-        child_process, "run_child", lambda command, environment, forward: given.append(environment) or ends.pop(0)
+        child_process,
+        "run_child",
+        lambda command, environment, forward: environments.append(environment) or exit_codes.pop(0),
     )
     job, machine = tiny.job(optimize="channels_last: true"), tiny.machine()
-    first = plan.resolve(job, machine)
+    first_plan = plan.resolve(job, machine)
     assert (
         measuring_child.measure(
-            "drivetrain.tuning.processes.memory_profile", tmp_path, SpecSource(Path("x.yaml")), first, machine
+            "drivetrain.tuning.processes.memory_profile", tmp_path, SpecSource(Path("x.yaml")), first_plan, machine
         )
         == 0
     )
@@ -184,7 +190,7 @@ def test_a_measuring_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     assert plan.load(tmp_path / "plan.json").value("channels_last") is False
     assert (
         measuring_child.measure(
-            "drivetrain.tuning.processes.memory_profile", tmp_path, SpecSource(Path("x.yaml")), first, machine
+            "drivetrain.tuning.processes.memory_profile", tmp_path, SpecSource(Path("x.yaml")), first_plan, machine
         )
         == 9
     )

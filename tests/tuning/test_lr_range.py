@@ -35,16 +35,16 @@ def falling(middle: float, noise: float = 0.02) -> np.ndarray[tuple[int], np.dty
 
 @pytest.mark.parametrize("middle", [1e-4, 3e-3, 5e-2])
 def test_the_suggestion_is_where_the_loss_falls_fastest(middle: float) -> None:
-    found = suggest_rate(RATES, falling(middle), 100)
-    assert found.suggested is not None
-    assert abs(np.log10(found.suggested / middle)) < 0.25
+    suggestion = suggest_rate(RATES, falling(middle), 100)
+    assert suggestion.suggested is not None
+    assert abs(np.log10(suggestion.suggested / middle)) < 0.25
 
 
 def test_a_later_divergence_does_not_shift_the_suggestion() -> None:
     losses = np.where(RATES < 1, falling(1e-3), 50.0 * RATES)
-    found = suggest_rate(RATES, losses, 100)
-    assert found.suggested is not None
-    assert abs(np.log10(found.suggested / 1e-3)) < 0.25
+    suggestion = suggest_rate(RATES, losses, 100)
+    assert suggestion.suggested is not None
+    assert abs(np.log10(suggestion.suggested / 1e-3)) < 0.25
 
 
 @pytest.mark.parametrize("kind", ["flat", "rising", "short"])
@@ -62,14 +62,14 @@ def test_the_smooth_curve_keeps_a_line_and_halves_noise() -> None:
 
 
 def test_the_sweep_tries_every_rate_and_learns_on_the_way(tmp_path: Path) -> None:
-    made = tiny.assembled(tmp_path, tiny.job(train="optimizer: {name: adamw, lr: 1.0}, schedule: cosine"))
-    rates, losses = measure_losses(made, 1e-6, 0.1, 60)
+    run = tiny.assembled(tmp_path, tiny.job(train="optimizer: {name: adamw, lr: 1.0}, schedule: cosine"))
+    rates, losses = measure_losses(run, 1e-6, 0.1, 60)
     np.testing.assert_allclose(rates, np.geomspace(1e-6, 0.1, 60)[: len(rates)])
     assert len(losses) == len(rates)
     assert losses[-10:].mean() < 0.6 * losses[:10].mean()
-    found = suggest_rate(rates, losses, 60)
-    assert found.suggested is not None
-    assert 1e-4 < found.suggested < 0.1
+    suggestion = suggest_rate(rates, losses, 60)
+    assert suggestion.suggested is not None
+    assert 1e-4 < suggestion.suggested < 0.1
     assert not list(tmp_path.iterdir())
 
 
@@ -84,17 +84,17 @@ def test_the_sweep_trains_parts_of_batches_as_training_does(tmp_path: Path) -> N
 
 
 def test_the_sweep_ends_when_the_loss_diverges(tmp_path: Path) -> None:
-    made = tiny.assembled(tmp_path, tiny.job(train="clip_norm: null, optimizer: {name: sgd, lr: 1.0}"))
-    rates, losses = measure_losses(made, 1e-3, 1e6, 80)
+    run = tiny.assembled(tmp_path, tiny.job(train="clip_norm: null, optimizer: {name: sgd, lr: 1.0}"))
+    rates, losses = measure_losses(run, 1e-3, 1e6, 80)
     assert 16 <= len(rates) < 80
     assert np.isfinite(losses).all()
     assert losses[-1] > losses[0]
 
 
 def test_numbers_from_the_first_rate_on_are_needed(tmp_path: Path) -> None:
-    made = tiny.assembled(tmp_path, tiny.job(train="clip_norm: null, optimizer: {name: sgd, lr: 1.0}"))
+    run = tiny.assembled(tmp_path, tiny.job(train="clip_norm: null, optimizer: {name: sgd, lr: 1.0}"))
     with pytest.raises(NumericsError, match=r"(?s)NaN or infinite from a learning rate of .* on.*--lowest 1e-9"):
-        measure_losses(made, 1e30, 1e38, 40)
+        measure_losses(run, 1e30, 1e38, 40)
 
 
 def test_the_command_writes_picture_and_numbers_and_no_run(tmp_path: Path) -> None:
@@ -145,8 +145,8 @@ def test_options_that_make_no_sense(options: list[str], expected: str, capsys: p
 
 
 def test_no_suggestion_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    made = tiny.assembled(tmp_path, tiny.job())
+    run = tiny.assembled(tmp_path, tiny.job())
     flat = 2 + 0.1 * np.random.default_rng(1).standard_normal(100)
-    lr_range.report(made, suggest_rate(RATES, flat, 100), tmp_path)
+    lr_range.report(run, suggest_rate(RATES, flat, 100), tmp_path)
     assert says(capsys.readouterr().out, "learning-rate-suggested-loss")
     assert json.loads((tmp_path / "find-lr.json").read_text())["suggested"] is None

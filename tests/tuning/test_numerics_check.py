@@ -34,15 +34,15 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tune, "MIN_FULL_SECONDS", 3.0)
 
 
-def measured(folder: Path, asked: Job, data: Dataset | None = None) -> tuple[dict[str, evidence.Measurement], str]:
+def measure_job(folder: Path, job: Job, dataset: Dataset | None = None) -> tuple[dict[str, evidence.Measurement], str]:
     """The verdicts, and all that was said."""
-    here, data, said = machine(folder), data or tiny.dataset(), list[str]()
-    network = build(asked, data)
-    facts = inspection.inspect_workload(data, network.module)
-    made = plan.resolve(asked, here, facts)
-    search = MicroBatchSearch(asked, here, made, data, network, facts, folder, tiny.Quiet(), said.append)
-    found = tune.load_or_measure(search)
-    return found, "\n".join(said)
+    hardware, dataset, messages = machine(folder), dataset or tiny.dataset(), list[str]()
+    network = build(job, dataset)
+    facts = inspection.inspect_workload(dataset, network.module)
+    job_plan = plan.resolve(job, hardware, facts)
+    search = MicroBatchSearch(job, hardware, job_plan, dataset, network, facts, folder, tiny.Quiet(), messages.append)
+    measurements = tune.load_or_measure(search)
+    return measurements, "\n".join(messages)
 
 
 def larger(scale: float) -> Dataset:
@@ -50,22 +50,22 @@ def larger(scale: float) -> Dataset:
     return replace(data, train=replace(data.train, inputs=data.train.inputs * scale))  # type: ignore[type-var]
 
 
-def known(folder: Path, *, other: bool = False, text: str = "1.5x, loss ok") -> evidence.Measurement:
+def store_evidence(folder: Path, *, other: bool = False, text: str = "1.5x, loss ok") -> evidence.Measurement:
     """Evidence of another day for the job and its data: of our own choice, or of the `other` value."""
-    asked, data = tiny.job(optimize=MEASURED), tiny.dataset()
-    usual = plan.resolve(asked, machine(folder), inspection.inspect_workload(data, build(asked, data).module)).value(
-        "channels_last"
-    )
-    row = evidence.Measurement(bool(usual) is not other, text, "2026-11-21")
-    speeds = tune.make_speed_key(asked, machine(folder), data, build(asked, data), False)
-    evidence.store(machine(folder), speeds, {"channels_last": row})
+    job, dataset = tiny.job(optimize=MEASURED), tiny.dataset()
+    chosen_value = plan.resolve(
+        job, machine(folder), inspection.inspect_workload(dataset, build(job, dataset).module)
+    ).value("channels_last")
+    row = evidence.Measurement(bool(chosen_value) is not other, text, "2026-11-21")
+    speed_key = tune.make_speed_key(job, machine(folder), dataset, build(job, dataset), False)
+    evidence.store(machine(folder), speed_key, {"channels_last": row})
     return row
 
 
 def test_the_same_job_is_neither_measured_nor_checked_again(tmp_path: Path) -> None:
-    asked, row = tiny.job(optimize=MEASURED), known(tmp_path)
-    assert ends_with(measured(tmp_path, asked)[1], "data-settings-loss-ok")
-    assert says_each(measured(tmp_path, asked), ({"channels_last": row}, get_message("tune-measured-before-reusing")))
+    job, row = tiny.job(optimize=MEASURED), store_evidence(tmp_path)
+    assert ends_with(measure_job(tmp_path, job)[1], "data-settings-loss-ok")
+    assert says_each(measure_job(tmp_path, job), ({"channels_last": row}, get_message("tune-measured-before-reusing")))
 
 
 @pytest.mark.parametrize(
@@ -84,12 +84,12 @@ def test_the_same_job_is_neither_measured_nor_checked_again(tmp_path: Path) -> N
 def test_other_settings_and_other_data_share_speeds_and_check_numbers(
     tmp_path: Path, other: tuple[Job, Dataset]
 ) -> None:
-    found = {"channels_last": known(tmp_path)}
-    measured(tmp_path, tiny.job(optimize=MEASURED))
-    again, said = measured(tmp_path, *other)
-    assert again == found
-    assert says_only(said, "tune-measured-before-data")
-    assert "reusing the results" in measured(tmp_path, *other)[1]
+    stored = {"channels_last": store_evidence(tmp_path)}
+    measure_job(tmp_path, tiny.job(optimize=MEASURED))
+    reused, messages = measure_job(tmp_path, *other)
+    assert reused == stored
+    assert says_only(messages, "tune-measured-before-data")
+    assert "reusing the results" in measure_job(tmp_path, *other)[1]
 
 
 @pytest.mark.parametrize(
@@ -103,95 +103,98 @@ def test_other_settings_and_other_data_share_speeds_and_check_numbers(
 def test_cached_evidence_is_rejected_if_its_numbers_are_wrong(
     tmp_path: Path, other: tuple[Job, Dataset], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    faster = known(tmp_path, other=True).value
-    wrong_where(monkeypatch, lambda tuner, made: made.value("channels_last") == faster)
+    faster_value = store_evidence(tmp_path, other=True).value
+    wrong_where(monkeypatch, lambda tuner, variant_plan: variant_plan.value("channels_last") == faster_value)
     monkeypatch.setattr(
-        variants, "turn_everything_off", lambda made, quiet: made.with_values({"channels_last": not faster})
+        variants,
+        "turn_everything_off",
+        lambda variant_plan, quiet: variant_plan.with_values({"channels_last": not faster_value}),
     )
-    found, said = measured(tmp_path, *other)
-    assert says(said, "measured-before-data-settings")
-    assert "channels_last" not in found or found["channels_last"].value is not faster
+    measurements, messages = measure_job(tmp_path, *other)
+    assert says(messages, "measured-before-data-settings")
+    assert "channels_last" not in measurements or measurements["channels_last"].value is not faster_value
 
 
 def test_a_veto_holds_only_for_the_settings_it_was_measured_with(tmp_path: Path) -> None:
-    known(tmp_path, text="false vetoed: loss 3 at step 1, 1 with everything off")
-    found, said = measured(tmp_path, tiny.job(optimize=MEASURED))
-    assert says(said, "rejected-value-channels-last")
-    assert not [row for row in found.values() if row.vetoed]
+    store_evidence(tmp_path, text="false vetoed: loss 3 at step 1, 1 with everything off")
+    measurements, messages = measure_job(tmp_path, tiny.job(optimize=MEASURED))
+    assert says(messages, "rejected-value-channels-last")
+    assert not [row for row in measurements.values() if row.vetoed]
 
 
-def contest(folder: Path, asked: Job, said: list[str]) -> TunerState:
+def contest(folder: Path, job: Job, messages: list[str]) -> TunerState:
     """A contest before anything is measured, its own choices vetted."""
-    here, data = machine(folder), tiny.dataset()
-    network = build(asked, data)
-    first = plan.resolve(asked, here, inspection.inspect_workload(data, network.module))
-    made = run.assemble(asked, here, first, folder, data, network, tiny.Quiet(), PhaseTimer())
-    tuner = tune.Tuner(made, data, network, said.append)
-    found = TunerState(first, tuner.build(first))
-    numerics_check.veto_wrong_defaults(tuner, found, math.inf)
-    return found
+    hardware, dataset = machine(folder), tiny.dataset()
+    network = build(job, dataset)
+    first_plan = plan.resolve(job, hardware, inspection.inspect_workload(dataset, network.module))
+    training_run = run.assemble(job, hardware, first_plan, folder, dataset, network, tiny.Quiet(), PhaseTimer())
+    tuner = tune.Tuner(training_run, dataset, network, messages.append)
+    state = TunerState(first_plan, tuner.build(first_plan))
+    numerics_check.veto_wrong_defaults(tuner, state, math.inf)
+    return state
 
 
 def test_defaults_are_vetoed_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A default that computes something else is taken back, and what goes on without it is measured as ever."""
-    wrong_where(monkeypatch, lambda tuner, made: made.value("fused_optimizer") is True)
-    said = list[str]()
-    found = contest(tmp_path, tiny.job(optimize=MEASURED), said)
-    assert found.plan.value("fused_optimizer") is found.incumbent.run.plan.value("fused_optimizer") is False
-    assert list(found.measurements) == ["fused_optimizer"]
-    assert found.measurements["fused_optimizer"].text.startswith("true vetoed: ")
-    assert not found.should_measure("fused_optimizer", True)
-    assert [line.partition(" vetoed: ")[0] for line in said] == ["tune: fused_optimizer true"]
+    wrong_where(monkeypatch, lambda tuner, variant_plan: variant_plan.value("fused_optimizer") is True)
+    messages = list[str]()
+    state = contest(tmp_path, tiny.job(optimize=MEASURED), messages)
+    assert state.plan.value("fused_optimizer") is state.incumbent.run.plan.value("fused_optimizer") is False
+    assert list(state.measurements) == ["fused_optimizer"]
+    assert state.measurements["fused_optimizer"].text.startswith("true vetoed: ")
+    assert not state.should_measure("fused_optimizer", True)
+    assert [line.partition(" vetoed: ")[0] for line in messages] == ["tune: fused_optimizer true"]
 
 
 def test_correct_numbers_are_accepted(tmp_path: Path) -> None:
-    said = list[str]()
-    assert contest(tmp_path, tiny.job(optimize=MEASURED), said).measurements == {}
-    assert said == []
+    messages = list[str]()
+    assert contest(tmp_path, tiny.job(optimize=MEASURED), messages).measurements == {}
+    assert messages == []
 
 
 def test_a_requested_value_with_wrong_numbers_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wrong_where(monkeypatch, lambda tuner, made: made.value("fused_optimizer") is True)
-    said = list[str]()
-    assert contest(tmp_path, tiny.job(optimize="compile: false, fused_optimizer: true"), said).measurements == {}
-    assert begins_with(said[0], "warning-settings-job-change")
+    wrong_where(monkeypatch, lambda tuner, variant_plan: variant_plan.value("fused_optimizer") is True)
+    messages = list[str]()
+    assert contest(tmp_path, tiny.job(optimize="compile: false, fused_optimizer: true"), messages).measurements == {}
+    assert begins_with(messages[0], "warning-settings-job-change")
 
 
 def test_defaults_are_checked_in_every_run_that_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     checked = list[TunerState]()
     monkeypatch.setattr(numerics_check, "veto_wrong_defaults", lambda tuner, contest, until: checked.append(contest))
-    measured(tmp_path, tiny.job(optimize=MEASURED))
+    measure_job(tmp_path, tiny.job(optimize=MEASURED))
     assert len(checked) == 1
 
 
 def test_a_high_initial_fp16_scale_is_no_veto(tmp_path: Path) -> None:
-    asked = tiny.job("fp16: {initial_scale: 1.0e+12, max_scale: 1.0e+12}")
-    made = tiny.assembled(tmp_path, asked, settings={"precision": "fp16"})
-    made.train_mode()
-    reference = tiny.assembled(tmp_path, asked)
-    reference.train_mode()
-    steps = [
-        variants.Variant(one, iter(list(one.batches.epoch(0)) * 2)).read_numbers(False) for one in (made, reference)
+    job = tiny.job("fp16: {initial_scale: 1.0e+12, max_scale: 1.0e+12}")
+    fp16_run = tiny.assembled(tmp_path, job, settings={"precision": "fp16"})
+    fp16_run.train_mode()
+    reference_run = tiny.assembled(tmp_path, job)
+    reference_run.train_mode()
+    step_numbers = [
+        variants.Variant(training_run, iter(list(training_run.batches.epoch(0)) * 2)).read_numbers(False)
+        for training_run in (fp16_run, reference_run)
     ]
-    assert variants.find_difference(steps[0], steps[1], variants.SHORT_FORMAT_TOLERANCE) is None
-    assert made.step.scaler.scale < 1e11
+    assert variants.find_difference(step_numbers[0], step_numbers[1], variants.SHORT_FORMAT_TOLERANCE) is None
+    assert fp16_run.step.scaler.scale < 1e11
 
 
 def test_values_that_change_the_training_stay_in_the_reference() -> None:
     """A job that asks for it gets it; else everything beside it would be vetoed."""
-    made = plan.resolve(tiny.job(optimize="micro_batch: 8"), tiny.machine())
-    rows = [replace(row, effect="training") if row.name == "micro_batch" else row for row in made.decisions]
-    assert variants.turn_everything_off(replace(made, decisions=tuple(rows)), True).value("micro_batch") == 8
-    assert variants.turn_everything_off(made, True).value("micro_batch") == "off"
+    split_plan = plan.resolve(tiny.job(optimize="micro_batch: 8"), tiny.machine())
+    rows = [replace(row, effect="training") if row.name == "micro_batch" else row for row in split_plan.decisions]
+    assert variants.turn_everything_off(replace(split_plan, decisions=tuple(rows)), True).value("micro_batch") == 8
+    assert variants.turn_everything_off(split_plan, True).value("micro_batch") == "off"
 
 
 def test_evidence_key_of_a_job(tmp_path: Path) -> None:
-    asked, data = tiny.job(), tiny.dataset()
-    network = build(asked, data)
-    first = tune.make_numbers_key("x", asked, data, network)
-    assert first == tune.make_numbers_key("x", asked, data, network)
-    assert first != tune.make_numbers_key("y", asked, data, network)
+    job, dataset = tiny.job(), tiny.dataset()
+    network = build(job, dataset)
+    numbers_key = tune.make_numbers_key("x", job, dataset, network)
+    assert numbers_key == tune.make_numbers_key("x", job, dataset, network)
+    assert numbers_key != tune.make_numbers_key("y", job, dataset, network)
     with torch.no_grad():
         next(network.module.parameters())[0] += 1
-    assert first != tune.make_numbers_key("x", asked, data, network)
-    assert tune.make_numbers_key("x", asked.model_copy(update={"task": "python"}), data, network) is None
+    assert numbers_key != tune.make_numbers_key("x", job, dataset, network)
+    assert tune.make_numbers_key("x", job.model_copy(update={"task": "python"}), dataset, network) is None

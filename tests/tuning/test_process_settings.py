@@ -35,47 +35,51 @@ from tests.paths import ROOT
 NUMBERS = [(1.0, 2.0), (0.9, 1.9), (0.8, 1.8), (0.7, 1.7)]
 
 
-def machine() -> Hardware:
-    here = tiny.machine()
-    cpu = replace(here.cpu, host=2, affinity=2, cores=2, budget=2, cpuset=None, quota=None)
-    return replace(here, cpu=cpu, libraries=Libraries(iomp5="/lib/libiomp5.so", tcmalloc="/lib/libtcmalloc.so"))
+def make_machine() -> Hardware:
+    tiny_machine = tiny.machine()
+    cpu = replace(tiny_machine.cpu, host=2, affinity=2, cores=2, budget=2, cpuset=None, quota=None)
+    return replace(tiny_machine, cpu=cpu, libraries=Libraries(iomp5="/lib/libiomp5.so", tcmalloc="/lib/libtcmalloc.so"))
 
 
 def test_promising_candidates_come_first_and_requested_values_are_not_measured() -> None:
-    here = machine()
-    found = process_settings.list_candidates(tiny.job(), here, plan.resolve(tiny.job(), here))
-    assert [(o.name, value) for o, value in found] == [
+    machine = make_machine()
+    candidates = process_settings.list_candidates(tiny.job(), machine, plan.resolve(tiny.job(), machine))
+    assert [(o.name, value) for o, value in candidates] == [
         ("cpu_threads", 1),
         ("allocator", "off"),
         ("openmp_runtime", "off"),
     ]
-    asked = tiny.job(optimize="cpu_threads: 2, allocator: off")
-    found = process_settings.list_candidates(asked, here, plan.resolve(asked, here))
-    assert [(o.name, value) for o, value in found] == [("openmp_runtime", "off")]
+    job_with_values = tiny.job(optimize="cpu_threads: 2, allocator: off")
+    candidates = process_settings.list_candidates(job_with_values, machine, plan.resolve(job_with_values, machine))
+    assert [(o.name, value) for o, value in candidates] == [("openmp_runtime", "off")]
 
 
-def hyperthreads(cores: int, budget: int) -> Hardware:
-    here = machine()
-    return replace(here, cpu=replace(here.cpu, host=budget, affinity=budget, cores=cores, budget=budget))
+def make_hyperthreads(cores: int, budget: int) -> Hardware:
+    machine = make_machine()
+    return replace(machine, cpu=replace(machine.cpu, host=budget, affinity=budget, cores=cores, budget=budget))
 
 
-@pytest.mark.parametrize(("cores", "budget", "measured"), [(1, 2, [2]), (2, 2, [1]), (4, 8, [8, 2]), (4, 4, [2])])
-def test_hyperthreads_are_measured_beside_their_cores(cores: int, budget: int, measured: list[int]) -> None:
-    here = hyperthreads(cores, budget)
-    made = plan.resolve(tiny.job(), here)
-    assert made.value("cpu_threads") == cores
-    found = process_settings.list_candidates(tiny.job(), here, made)
-    assert [value for o, value in found if o.name == "cpu_threads"] == measured
+@pytest.mark.parametrize(
+    ("cores", "budget", "measured_threads"), [(1, 2, [2]), (2, 2, [1]), (4, 8, [8, 2]), (4, 4, [2])]
+)
+def test_hyperthreads_are_measured_beside_their_cores(cores: int, budget: int, measured_threads: list[int]) -> None:
+    machine = make_hyperthreads(cores, budget)
+    machine_plan = plan.resolve(tiny.job(), machine)
+    assert machine_plan.value("cpu_threads") == cores
+    candidates = process_settings.list_candidates(tiny.job(), machine, machine_plan)
+    assert [value for o, value in candidates if o.name == "cpu_threads"] == measured_threads
 
 
 def test_two_hyperthreads_are_used_where_they_are_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    here = hyperthreads(1, 2)
+    machine = make_hyperthreads(1, 2)
     monkeypatch.setattr(process_settings, "VariantPool", Shop({"cpu_threads 2": 0.8}))
-    made = plan.resolve(tiny.job(), here)
-    rivals = process_settings.list_candidates(tiny.job(), here, made)
-    found = process_settings.measure(SpecSource(Path("tiny.yaml")), here, made, rivals, 3000.0, 60.0, print)
-    assert found["cpu_threads"].value == 2
-    assert plan.resolve(tiny.job(), here, measured=found).value("cpu_threads") == 2
+    machine_plan = plan.resolve(tiny.job(), machine)
+    candidates = process_settings.list_candidates(tiny.job(), machine, machine_plan)
+    measurements = process_settings.measure(
+        SpecSource(Path("tiny.yaml")), machine, machine_plan, candidates, 3000.0, 60.0, print
+    )
+    assert measurements["cpu_threads"].value == 2
+    assert plan.resolve(tiny.job(), machine, measured=measurements).value("cpu_threads") == 2
 
 
 @dataclass
@@ -103,26 +107,26 @@ class Shop:
     def __init__(self, table: dict[str, Any]) -> None:
         self.table, self.variants = table, list[Sided]()
 
-    def __call__(self, *given: object, **words: object) -> Shop:
+    def __call__(self, *arguments: object, **options: object) -> Shop:
         return self
 
     def __enter__(self) -> Shop:
         return self
 
-    def __exit__(self, *given: object) -> None:
+    def __exit__(self, *arguments: object) -> None:
         pass
 
-    def start(self, made: plan.Plan, timeout: float | None = None) -> Sided:
+    def start(self, variant_plan: plan.Plan, timeout: float | None = None) -> Sided:
         assert timeout is not None
         side = Sided(0.1)
-        for name, value in ((row.name, row.value) for row in made.decisions):
-            known = self.table.get(f"{name} {value}")
-            if isinstance(known, Exception):
-                raise known
-            if isinstance(known, list):
-                side.numbers = known
-            elif known:
-                side.seconds *= known
+        for name, value in ((row.name, row.value) for row in variant_plan.decisions):
+            effect = self.table.get(f"{name} {value}")
+            if isinstance(effect, Exception):
+                raise effect
+            if isinstance(effect, list):
+                side.numbers = effect
+            elif effect:
+                side.seconds *= effect
         self.variants.append(side)
         return side
 
@@ -141,37 +145,39 @@ class Shop:
 def test_children_of_known_speed(
     monkeypatch: pytest.MonkeyPatch, table: dict[str, Any], values: dict[str, object], text: str
 ) -> None:
-    here, shop, said = machine(), Shop(table), list[str]()
+    machine, shop, messages = make_machine(), Shop(table), list[str]()
     monkeypatch.setattr(process_settings, "VariantPool", shop)
-    made = plan.resolve(tiny.job(), here)
-    rivals = process_settings.list_candidates(tiny.job(), here, made)
-    found = process_settings.measure(SpecSource(Path("tiny.yaml")), here, made, rivals, 3000.0, 60.0, said.append)
-    before = {name: made.value(name) for name in found}
-    assert {name: row.value for name, row in found.items()} == before | values
-    assert found["cpu_threads"].text.startswith(text)
+    machine_plan = plan.resolve(tiny.job(), machine)
+    candidates = process_settings.list_candidates(tiny.job(), machine, machine_plan)
+    measurements = process_settings.measure(
+        SpecSource(Path("tiny.yaml")), machine, machine_plan, candidates, 3000.0, 60.0, messages.append
+    )
+    planned_values = {name: machine_plan.value(name) for name in measurements}
+    assert {name: row.value for name, row in measurements.items()} == planned_values | values
+    assert measurements["cpu_threads"].text.startswith(text)
     assert sum(not side.closed for side in shop.variants) == 1  # the workshop ends the last one
 
 
 def test_an_exact_setting_must_give_the_same_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    here = machine()
+    machine = make_machine()
     near = [(loss * (1 + 1e-5), norm) for loss, norm in NUMBERS]
     monkeypatch.setattr(process_settings, "VariantPool", Shop({"cpu_threads 1": near, "allocator off": near}))
-    made = plan.resolve(tiny.job(), here)
-    found = process_settings.measure(
+    machine_plan = plan.resolve(tiny.job(), machine)
+    measurements = process_settings.measure(
         SpecSource(Path("tiny.yaml")),
-        here,
-        made,
-        process_settings.list_candidates(tiny.job(), here, made),
+        machine,
+        machine_plan,
+        process_settings.list_candidates(tiny.job(), machine, machine_plan),
         3e3,
         60.0,
         lambda text: None,
     )
-    assert "loss ok" in found["cpu_threads"].text
-    assert "vetoed: " in found["allocator"].text
+    assert "loss ok" in measurements["cpu_threads"].text
+    assert "vetoed: " in measurements["allocator"].text
 
 
 @pytest.mark.parametrize(
-    ("seconds", "standing", "own", "expected"),
+    ("seconds", "standing", "own_bytes", "expected"),
     [
         (3.0, 1.0, 1, "not enough time"),
         (14.0, 1.0, 1, "not enough time"),
@@ -180,19 +186,19 @@ def test_an_exact_setting_must_give_the_same_numbers(monkeypatch: pytest.MonkeyP
     ],
 )
 def test_without_time_or_memory_no_child_is_started(
-    monkeypatch: pytest.MonkeyPatch, seconds: float, standing: float, own: int, expected: str
+    monkeypatch: pytest.MonkeyPatch, seconds: float, standing: float, own_bytes: int, expected: str
 ) -> None:
-    here, shop, said = machine(), Shop({}), list[str]()
+    machine, shop, messages = make_machine(), Shop({}), list[str]()
     monkeypatch.setattr(process_settings, "VariantPool", shop)
     process = psutil.Process()
-    memory = process.memory_info()._replace(rss=own)
+    memory = process.memory_info()._replace(rss=own_bytes)
     monkeypatch.setattr(psutil, "Process", lambda: type("P", (), {"memory_info": lambda self: memory})())
-    made = plan.resolve(tiny.job(), here)
-    rivals = process_settings.list_candidates(tiny.job(), here, made)
+    machine_plan = plan.resolve(tiny.job(), machine)
+    candidates = process_settings.list_candidates(tiny.job(), machine, machine_plan)
     assert not process_settings.measure(
-        SpecSource(Path("tiny.yaml")), here, made, rivals, 3e3, seconds, said.append, standing
+        SpecSource(Path("tiny.yaml")), machine, machine_plan, candidates, 3e3, seconds, messages.append, standing
     )
-    assert expected in said[0]
+    assert expected in messages[0]
     assert not shop.variants
 
 
@@ -218,7 +224,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def started(job: Path, *options: str) -> subprocess.Popen[str]:
+def start_training(job: Path, *options: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "drivetrain", "train", str(job), "--runs", str(job.parent / "runs"), *options]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
@@ -233,48 +239,55 @@ needs_two = pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one CPU
 
 @needs_two
 def test_measured_process_settings_are_used_by_a_new_process(job: Path) -> None:
-    asked, here = job_spec.load(job), detect(job.parent)
-    data = load(asked)
-    name = tuner.make_speed_key(asked, here, data, build(asked, data), True)
-    evidence.store(here, name, {"cpu_threads": evidence.Measurement(1, "1 1.25x [1.2-1.3], loss ok", "2026-11-21")})
-    output, _ = started(job, "-v").communicate(timeout=120)
+    loaded_job, machine = job_spec.load(job), detect(job.parent)
+    dataset = load(loaded_job)
+    speed_key = tuner.make_speed_key(loaded_job, machine, dataset, build(loaded_job, dataset), True)
+    evidence.store(
+        machine, speed_key, {"cpu_threads": evidence.Measurement(1, "1 1.25x [1.2-1.3], loss ok", "2026-11-21")}
+    )
+    output, _ = start_training(job, "-v").communicate(timeout=120)
     assert says(output, "tune-measured-before")
     assert "plan: cpu_threads changed from 2 to 1: measured on 2026-11-21" in output
-    found = rows(job, 1)
-    assert (found["cpu_threads"]["source"], found["cpu_threads"]["evidence"]) == (
+    decisions = rows(job, 1)
+    assert (decisions["cpu_threads"]["source"], decisions["cpu_threads"]["evidence"]) == (
         "measured",
         "1 1.25x [1.2-1.3], loss ok",
     )
-    assert found["seen"]["cpu_threads"] == {"asked": 1, "seen": 1, "same": True, "cause": None}
+    assert decisions["seen"]["cpu_threads"] == {"asked": 1, "seen": 1, "same": True, "cause": None}
     # Known by the spec, the next run starts right away as it should; no torch is needed to know.
-    evidence.store(here, evidence.make_early_key(here, asked), evidence.load(here, name))
-    assert plan.resolve(asked, here, measured=evidence.load_process_settings(here, asked)).value("cpu_threads") == 1
-    off = job_spec.load(job, ["optimize.measure=off"])
-    assert not evidence.load_process_settings(here, off)
+    evidence.store(machine, evidence.make_early_key(machine, loaded_job), evidence.load(machine, speed_key))
+    assert (
+        plan.resolve(loaded_job, machine, measured=evidence.load_process_settings(machine, loaded_job)).value(
+            "cpu_threads"
+        )
+        == 1
+    )
+    job_without_measuring = job_spec.load(job, ["optimize.measure=off"])
+    assert not evidence.load_process_settings(machine, job_without_measuring)
 
 
 def children(process: subprocess.Popen[str]) -> list[psutil.Process]:
-    found = psutil.Process(process.pid).children(recursive=True)
-    return [child for child in found if "drivetrain.tuning.processes.variant" in child.cmdline()]
+    processes = psutil.Process(process.pid).children(recursive=True)
+    return [child for child in processes if "drivetrain.tuning.processes.variant" in child.cmdline()]
 
 
 @needs_two
 def test_a_signal_ends_the_children_and_the_run_is_planned_anew(job: Path) -> None:
-    first = started(job, "--set", "optimize.measure=full")
-    end = time.monotonic() + 90
-    while not (found := children(first)) and first.poll() is None and time.monotonic() < end:
+    training = start_training(job, "--set", "optimize.measure=full")
+    deadline = time.monotonic() + 90
+    while not (measuring_processes := children(training)) and training.poll() is None and time.monotonic() < deadline:
         time.sleep(0.05)
-    first.send_signal(signal.SIGTERM)
-    output, _ = first.communicate(timeout=60)
-    assert first.returncode == 75, output
-    assert found
-    assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in found)
+    training.send_signal(signal.SIGTERM)
+    output, _ = training.communicate(timeout=60)
+    assert training.returncode == 75, output
+    assert measuring_processes
+    assert not any(child.is_running() and child.status() != psutil.STATUS_ZOMBIE for child in measuring_processes)
     assert not effective_plan.has_trained(job.parent / "runs" / "tiny-001")
 
 
 @needs_two
 @pytest.mark.nightly
 def test_threads_are_measured_in_children_and_the_run_continues(job: Path) -> None:
-    output, _ = started(job, "--set", "optimize.measure=full").communicate(timeout=300)
+    output, _ = start_training(job, "--set", "optimize.measure=full").communicate(timeout=300)
     assert "tune: cpu_threads 1 " in output
     assert "loss ok" in rows(job, 1)["cpu_threads"]["evidence"]

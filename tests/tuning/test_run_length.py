@@ -42,16 +42,16 @@ baselines: off
 TIMES = RunTimes(start=5.0, step=0.1, evaluation=1.0, steps_per_epoch=50, peak_bytes=2**20)
 
 
-def written(folder: Path) -> Path:
+def write_job(folder: Path) -> Path:
     images = np.random.default_rng(0).integers(0, 255, (440, 8, 8)).astype(np.uint8)
     np.savez(folder / "images.npz", images=images, labels=np.arange(440) % 3)
     (folder / "tiny.yaml").write_text(TEXT)
     return folder / "tiny.yaml"
 
 
-def run_drivetrain(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "drivetrain", *words]
-    runs = ("--runs", str(folder / "runs")) if words[0] == "train" else ()
+def run_drivetrain(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "drivetrain", *arguments]
+    runs = ("--runs", str(folder / "runs")) if arguments[0] == "train" else ()
     return subprocess.run([*command, *runs], cwd=ROOT, capture_output=True, text=True, check=False, timeout=240)
 
 
@@ -69,7 +69,7 @@ def test_the_steps_that_fit_end_in_time(seed: int) -> None:
 
 
 def test_the_length_follows_from_the_time_and_is_bounded(tmp_path: Path) -> None:
-    path = written(tmp_path)
+    path = write_job(tmp_path)
     lengths = {
         within: run_length.choose_length(load_job.load(path, [f"train.within={within}", "baselines=auto"]), TIMES, 2.0)
         for within in ("60s", "5m", "24h")
@@ -89,7 +89,7 @@ def test_the_length_follows_from_the_time_and_is_bounded(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("key", ["epochs", "steps"])
 def test_a_length_beside_the_time_is_refused(tmp_path: Path, key: str) -> None:
-    path, both = written(tmp_path), [f"train.{key}=7", "train.within=5m"]
+    path, both = write_job(tmp_path), [f"train.{key}=7", "train.within=5m"]
     (tmp_path / "both.yaml").write_text(TEXT.replace("{within: 90s", f"{{within: 90s, {key}: 7"))
     for spec, assignments in ((path, both), (path, both[::-1]), (tmp_path / "both.yaml", ["train.seed=1"])):
         with pytest.raises(SpecError) as error:
@@ -99,7 +99,7 @@ def test_a_length_beside_the_time_is_refused(tmp_path: Path, key: str) -> None:
 
 @pytest.mark.parametrize("key", ["epochs", "steps"])
 def test_the_length_of_the_command_line_takes_the_place_of_that_in_the_file(tmp_path: Path, key: str) -> None:
-    path = written(tmp_path)
+    path = write_job(tmp_path)
     job = load_job.load(path, [f"train.{key}=7"])
     assert (job.train.within, getattr(job.train, key)) == (None, 7)
     assert says(job.document.replaced, "set-takes-place-of", key, 7, "within", "'90s'")
@@ -114,7 +114,7 @@ def test_the_length_of_the_command_line_takes_the_place_of_that_in_the_file(tmp_
 
 def test_later_runs_get_the_length_that_the_first_one_has_had(tmp_path: Path) -> None:
     """A mean over seeds was one over runs of different lengths."""
-    job, run = load_job.load(written(tmp_path)), tmp_path / "run"
+    job, run = load_job.load(write_job(tmp_path)), tmp_path / "run"
     run.mkdir()
     assert run_length.pin_measured(job, [run]) == ()
     stored = {"epochs": 8, "steps": 400, "times": {"steps_per_epoch": 50}}
@@ -134,68 +134,70 @@ def test_the_library_refuses_it() -> None:
 
 
 def test_a_run_within_a_time_resumes_with_its_length_and_ends_its_schedule(tmp_path: Path) -> None:
-    spec = str(written(tmp_path))
+    spec = str(write_job(tmp_path))
     stopped = run_drivetrain(tmp_path, "train", spec, "--set", "train.max_time=0.001s")
     assert stopped.returncode == 75, stopped.stdout + stopped.stderr
-    run = tmp_path / "runs" / "tiny-001"
-    chosen = json.loads((run / "run_length.json").read_text())
-    assert chosen["steps"] <= chosen["epochs"] * chosen["times"]["steps_per_epoch"] <= 1200
+    run_folder = tmp_path / "runs" / "tiny-001"
+    length = json.loads((run_folder / "run_length.json").read_text())
+    assert length["steps"] <= length["epochs"] * length["times"]["steps_per_epoch"] <= 1200
     done = run_drivetrain(tmp_path, "train", spec)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "within: timing" not in done.stdout
-    assert json.loads((run / "run_length.json").read_text()) == chosen
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert json.loads((run_folder / "run_length.json").read_text()) == length
+    rows = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
     rates = [row["lr"] for row in rows if "lr" in row]
     # One-cycle ends at a ten-thousandth of its peak, at whatever step the run has ended.
     assert max(rates) == pytest.approx(0.01, rel=0.05)
     assert rates[-1] < 0.0005
-    forecast, result = chosen["forecast"], json.loads((run / "result.json").read_text())
-    compared = result["forecast"]
-    assert compared == forecast | {
+    forecast, result = length["forecast"], json.loads((run_folder / "result.json").read_text())
+    compared_forecast = result["forecast"]
+    assert compared_forecast == forecast | {
         "error_percent": pytest.approx(100 * (forecast["seconds"] / result["seconds"] - 1), abs=0.1),
         "peak_memory_error_percent": pytest.approx(
             100 * (forecast["peak_memory"] / result["peak_memory"] - 1), abs=0.1
         ),
-        "ended": compared["ended"],
+        "ended": compared_forecast["ended"],
     }
-    assert json.loads((run / "report.json").read_text())["forecast"] == compared
-    changes = [line for line in (run / "events.jsonl").read_text().splitlines() if "steps instead of" in line]
-    assert changes or rows[-1]["step"] == chosen["steps"]
+    assert json.loads((run_folder / "report.json").read_text())["forecast"] == compared_forecast
+    changes = [line for line in (run_folder / "events.jsonl").read_text().splitlines() if "steps instead of" in line]
+    assert changes or rows[-1]["step"] == length["steps"]
 
 
 def test_the_time_of_a_plan_is_told_and_nothing_is_written(tmp_path: Path) -> None:
-    spec = str(written(tmp_path))
-    before = sorted(tmp_path.rglob("*"))
+    spec = str(write_job(tmp_path))
+    files_before = sorted(tmp_path.rglob("*"))
     done = run_drivetrain(tmp_path, "plan", spec, "--time", "--set", "train.within=null", "--json")
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert (told["epochs"], told["steps_per_epoch"], told["total_steps"]) == (10, 12, 120)
-    assert told["seconds"] > 120 * told["step"] + 10 * told["evaluation"]
-    assert sorted(tmp_path.rglob("*")) == before
+    times = json.loads(done.stdout)
+    assert (times["epochs"], times["steps_per_epoch"], times["total_steps"]) == (10, 12, 120)
+    assert times["seconds"] > 120 * times["step"] + 10 * times["evaluation"]
+    assert sorted(tmp_path.rglob("*")) == files_before
     refused = run_drivetrain(tmp_path, "plan", spec, "--time", "--hardware", str(tmp_path / "other.json"))
     assert refused.returncode == 2
 
 
 def test_layers_may_be_unfrozen_in_any_epoch_before_the_length_is_known(tmp_path: Path) -> None:
     """The default of train.epochs, 10, is not the length of such a run."""
-    path = written(tmp_path)
-    late = 'model={name: small-cnn, width: 4, freeze: {body: true}, unfreeze: [{epoch: 12, names: ["*"]}]}'
-    assert load_job.load(path, [late]).train.within == "90s"
+    path = write_job(tmp_path)
+    unfrozen_late = 'model={name: small-cnn, width: 4, freeze: {body: true}, unfreeze: [{epoch: 12, names: ["*"]}]}'
+    assert load_job.load(path, [unfrozen_late]).train.within == "90s"
     with pytest.raises(SpecError, match="the run has 10 epochs"):
-        load_job.load(path, [late, "train.within=null"])
+        load_job.load(path, [unfrozen_late, "train.within=null"])
 
 
 def test_a_timed_run_has_one_network_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def count_networks(run: Run, start_seconds: float) -> RunTimes:
         gc.collect()
-        kept = [one for one in gc.get_objects() if type(one) is type(run.model) and id(one) not in earlier]
-        counts.append(len(kept))
+        networks = [
+            tracked for tracked in gc.get_objects() if type(tracked) is type(run.model) and id(tracked) not in earlier
+        ]
+        counts.append(len(networks))
         return TIMES
 
     counts: list[int] = []
     gc.collect()
-    earlier = {id(one) for one in gc.get_objects()}  # networks that other tests keep
-    job, machine = load_job.load(written(tmp_path), ["train.within=null", "train.epochs=1"]), tiny.machine()
+    earlier = {id(tracked) for tracked in gc.get_objects()}  # networks that other tests keep
+    job, machine = load_job.load(write_job(tmp_path), ["train.within=null", "train.epochs=1"]), tiny.machine()
     write_json(tmp_path / "hardware.json", machine.to_json())
     write_json(tmp_path / "plan.json", plan.resolve(job, machine, plain=True).to_json())
     monkeypatch.setattr(run_times, "time_run", count_networks)

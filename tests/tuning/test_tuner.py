@@ -55,8 +55,8 @@ def test_known_delays_despite_noise(seed: int, incumbent: float, challenger: flo
 
 
 def test_the_pairs_with_the_least_noise_count_whatever_their_ratio() -> None:
-    taken = [(1.0, 1.0), (1.5, 1.0), (1.0, 1.4), (1.01, 1.0), (1.0, 1.02), (1.6, 1.6), (1.2, 1.0), (1.0, 1.01)]
-    assert sorted(paired_timing.select_calmest(taken)) == sorted([1.0, 1.01, 1.0 / 1.02, 1.0 / 1.01])
+    pairs = [(1.0, 1.0), (1.5, 1.0), (1.0, 1.4), (1.01, 1.0), (1.0, 1.02), (1.6, 1.6), (1.2, 1.0), (1.0, 1.01)]
+    assert sorted(paired_timing.select_calmest(pairs)) == sorted([1.0, 1.01, 1.0 / 1.02, 1.0 / 1.01])
 
 
 def test_clear_verdicts_are_taken_early() -> None:
@@ -76,26 +76,26 @@ def test_clear_verdicts_are_taken_early() -> None:
     ],
 )
 def test_numbers_count_before_speed(numbers: list[tuple[float, float]], expected: str | None) -> None:
-    found = variants.find_difference(numbers, [(1.0, 2.0), (0.9, 1.9)], 1e-3)
-    assert found is None if expected is None else expected in (found or "")
+    difference = variants.find_difference(numbers, [(1.0, 2.0), (0.9, 1.9)], 1e-3)
+    assert difference is None if expected is None else expected in (difference or "")
 
 
-def measured(folder: Path, optimize: str, said: list[str], epochs: int = 3) -> dict[str, evidence.Measurement]:
-    here, data, asked = machine(folder), tiny.dataset(), tiny.job(optimize=optimize, epochs=epochs)
-    network = build(asked, data)
-    before = {name: value.clone() for name, value in network.module.state_dict().items()}
-    facts = inspection.inspect_workload(data, network.module)
-    made = plan.resolve(asked, here, facts)
-    search = MicroBatchSearch(asked, here, made, data, network, facts, folder, tiny.Quiet(), said.append)
-    found = tune.load_or_measure(search)
-    assert all(torch.equal(before[name], value) for name, value in network.module.state_dict().items())
-    return found
+def measure_job(folder: Path, optimize: str, messages: list[str], epochs: int = 3) -> dict[str, evidence.Measurement]:
+    hardware, dataset, job = machine(folder), tiny.dataset(), tiny.job(optimize=optimize, epochs=epochs)
+    network = build(job, dataset)
+    weights_before = {name: value.clone() for name, value in network.module.state_dict().items()}
+    facts = inspection.inspect_workload(dataset, network.module)
+    job_plan = plan.resolve(job, hardware, facts)
+    search = MicroBatchSearch(job, hardware, job_plan, dataset, network, facts, folder, tiny.Quiet(), messages.append)
+    measurements = tune.load_or_measure(search)
+    assert all(torch.equal(weights_before[name], value) for name, value in network.module.state_dict().items())
+    return measurements
 
 
 def test_short_runs_are_not_measured(tmp_path: Path) -> None:
-    said: list[str] = []
-    assert measured(tmp_path, "compile: false", said) == {}
-    assert "to measure optimizations" in said[-1]
+    messages: list[str] = []
+    assert measure_job(tmp_path, "compile: false", messages) == {}
+    assert "to measure optimizations" in messages[-1]
 
 
 @pytest.mark.parametrize(("shortest", "measures"), [(0.0, True), (1e9, False)])
@@ -111,102 +111,108 @@ def test_runs_of_a_minute_measure_what_takes_two_seconds(
     monkeypatch.setattr(step_graph, "candidates", lambda *_: [False, True])
     monkeypatch.setattr(run.Run, "record_step", lambda trial: recorded.append(trial))
     optimizations.every.cache_clear()
-    said: list[str] = []
-    results = measured(tmp_path, "compile: false, precision: fp32, fused_optimizer: true", said, epochs=200)
+    messages: list[str] = []
+    results = measure_job(tmp_path, "compile: false, precision: fp32, fused_optimizer: true", messages, epochs=200)
     assert ("step_graph" in results, bool(recorded)) == (measures, measures)
-    assert any("skipped" in line for line in said)
-    measured_names = {line.split()[1] for line in said} & {one.name for one in optimizations.every()}
+    assert any("skipped" in line for line in messages)
+    measured_names = {line.split()[1] for line in messages} & {one.name for one in optimizations.every()}
     optimizations.every.cache_clear()
     assert measured_names == ({"step_graph"} if measures else set())
 
 
 def test_off_measures_nothing(tmp_path: Path) -> None:
-    said: list[str] = []
-    assert measured(tmp_path, "measure: off", said) == {}
-    assert said == []
+    messages: list[str] = []
+    assert measure_job(tmp_path, "measure: off", messages) == {}
+    assert messages == []
 
 
 def test_measure_full_measures_and_caches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paired_timing, "BLOCK_SECONDS", 0.01)
-    said: list[str] = []
-    found = measured(tmp_path, "measure: full, compile: false, precision: fp32", said)
-    assert set(found) == {"channels_last"}
-    assert "x [" in found["channels_last"].text
-    assert found["channels_last"].text.endswith("loss ok")
-    said.clear()
-    assert measured(tmp_path, "measure: full, compile: false, precision: fp32", said) == found
-    assert says_each(said, [get_message("tune-measured-before-reusing-results", found["channels_last"].date)])
+    messages: list[str] = []
+    measurements = measure_job(tmp_path, "measure: full, compile: false, precision: fp32", messages)
+    assert set(measurements) == {"channels_last"}
+    assert "x [" in measurements["channels_last"].text
+    assert measurements["channels_last"].text.endswith("loss ok")
+    messages.clear()
+    assert measure_job(tmp_path, "measure: full, compile: false, precision: fp32", messages) == measurements
+    assert says_each(
+        messages, [get_message("tune-measured-before-reusing-results", measurements["channels_last"].date)]
+    )
 
 
 def test_wrong_numbers_are_vetoed_however_fast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paired_timing, "BLOCK_SECONDS", 0.01)
-    real = tune.Tuner.build
+    original_build = tune.Tuner.build
 
-    def wrong(self: tune.Tuner, made: plan.Plan) -> variants.Variant:
-        arm = real(self, made)
-        if made.value("channels_last") != self.run.plan.value("channels_last"):
+    def build_wrong(self: tune.Tuner, variant_plan: plan.Plan) -> variants.Variant:
+        arm = original_build(self, variant_plan)
+        if variant_plan.value("channels_last") != self.run.plan.value("channels_last"):
             step = arm.run.step
             arm.run.configure_step(forward=lambda *inputs: step.model(*inputs) * 1.01)
         return arm
 
-    monkeypatch.setattr(tune.Tuner, "build", wrong)
-    monkeypatch.setattr(variants, "turn_everything_off", lambda made, quiet: made.with_values({"channels_last": True}))
-    said: list[str] = []
-    found = measured(tmp_path, "measure: full, compile: false, precision: fp32", said)
-    assert "vetoed: " in found["channels_last"].text
-    assert found["channels_last"].value is True
+    monkeypatch.setattr(tune.Tuner, "build", build_wrong)
+    monkeypatch.setattr(
+        variants, "turn_everything_off", lambda variant_plan, quiet: variant_plan.with_values({"channels_last": True})
+    )
+    messages: list[str] = []
+    measurements = measure_job(tmp_path, "measure: full, compile: false, precision: fp32", messages)
+    assert "vetoed: " in measurements["channels_last"].text
+    assert measurements["channels_last"].value is True
 
 
 def test_a_compiled_variant_is_compared_with_torchs_dropout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A compiled network does not draw packed bits; with others its loss would be off, and every compile vetoed."""
-    seen: list[Any] = []
-    monkeypatch.setattr(tune.Tuner, "build", lambda self, made: seen.append(made) or _Silent())
-    here, data, asked = machine(tmp_path), tiny.dataset(), tiny.job()
-    network = build(asked, data)
-    first = plan.resolve(asked, here, inspection.inspect_workload(data, network.module))
-    first = first.with_values({"packed_dropout": True})
-    made = run.assemble(asked, here, first, tmp_path, data, network, tiny.Quiet(), PhaseTimer())
-    tuner = tune.Tuner(made, data, network, lambda line: None)
+    reference_plans: list[Any] = []
+    monkeypatch.setattr(
+        tune.Tuner, "build", lambda self, variant_plan: reference_plans.append(variant_plan) or _Silent()
+    )
+    hardware, dataset, job = machine(tmp_path), tiny.dataset(), tiny.job()
+    network = build(job, dataset)
+    first_plan = plan.resolve(job, hardware, inspection.inspect_workload(dataset, network.module))
+    first_plan = first_plan.with_values({"packed_dropout": True})
+    training_run = run.assemble(job, hardware, first_plan, tmp_path, dataset, network, tiny.Quiet(), PhaseTimer())
+    tuner = tune.Tuner(training_run, dataset, network, lambda line: None)
     for compiled in (False, True, True, False):
-        tuner.load_reference(False, first.with_values({"compile": compiled}))
-    assert [one.value("packed_dropout") for one in seen] == [True, False]
+        tuner.load_reference(False, first_plan.with_values({"compile": compiled}))
+    assert [reference_plan.value("packed_dropout") for reference_plan in reference_plans] == [True, False]
 
 
 def test_a_short_check_after_a_long_one_compares_the_first_steps(tmp_path: Path) -> None:
     """A stored result that no longer held left a reference of four steps, and the check of a short run ended with an error."""
-    here, data, asked = machine(tmp_path), tiny.dataset(), tiny.job()
-    network = build(asked, data)
-    first = plan.resolve(asked, here, inspection.inspect_workload(data, network.module))
-    made = run.assemble(asked, here, first, tmp_path, data, network, tiny.Quiet(), PhaseTimer())
-    tuner = tune.Tuner(made, data, network, lambda line: None)
-    four = tuner.load_reference(False, first)
+    hardware, dataset, job = machine(tmp_path), tiny.dataset(), tiny.job()
+    network = build(job, dataset)
+    first_plan = plan.resolve(job, hardware, inspection.inspect_workload(dataset, network.module))
+    training_run = run.assemble(job, hardware, first_plan, tmp_path, dataset, network, tiny.Quiet(), PhaseTimer())
+    tuner = tune.Tuner(training_run, dataset, network, lambda line: None)
+    four_steps = tuner.load_reference(False, first_plan)
     for steps in (2, 4, 6):
         tuner.compared_steps = steps
-        reference = tuner.load_reference(False, first)
+        reference = tuner.load_reference(False, first_plan)
         assert len(reference) == steps
-        assert reference[:4] == four[:steps]
-        assert numerics_check.find_reference_difference(tuner, first) is None
+        assert reference[:4] == four_steps[:steps]
+        assert numerics_check.find_reference_difference(tuner, first_plan) is None
 
 
 def test_replays_are_among_the_compared_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A recorded step with wrong numbers was not noticed: all that were compared had been computed as usual."""
     device = Again()
     monkeypatch.setattr(run, "CudaGraphs", lambda _: device)
-    here, data, asked = machine(tmp_path), tiny.dataset(), tiny.job()
-    network = build(asked, data)
-    usual = plan.resolve(asked, here, inspection.inspect_workload(data, network.module))
-    usual = usual.with_values({"fused_optimizer": True})
-    made = run.assemble(asked, here, usual, tmp_path, data, network, tiny.Quiet(), PhaseTimer())
-    tuner = tune.Tuner(made, data, network, lambda line: None)
-    recorded = usual.with_values({"step_graph": True})
+    hardware, dataset, job = machine(tmp_path), tiny.dataset(), tiny.job()
+    network = build(job, dataset)
+    usual_plan = plan.resolve(job, hardware, inspection.inspect_workload(dataset, network.module))
+    usual_plan = usual_plan.with_values({"fused_optimizer": True})
+    training_run = run.assemble(job, hardware, usual_plan, tmp_path, dataset, network, tiny.Quiet(), PhaseTimer())
+    tuner = tune.Tuner(training_run, dataset, network, lambda line: None)
+    recorded_plan = usual_plan.with_values({"step_graph": True})
     for steps in (2, 4):
         tuner.compared_steps, device.replays = steps, 0
-        variant = tuner.build(recorded)
+        variant = tuner.build(recorded_plan)
         variant.run.step.state.prefers_device = True
         numbers = variant.read_numbers(True)
         assert device.replays == steps - 1
-        assert len(tuner.load_reference(True, recorded)) == len(numbers)
-        assert len(tuner.load_reference(True, usual)) == steps
+        assert len(tuner.load_reference(True, recorded_plan)) == len(numbers)
+        assert len(tuner.load_reference(True, usual_plan)) == steps
         captured: Any = variant.run.step.options.captured
         assert not captured.recordings  # they have no dropout
 
@@ -216,14 +222,16 @@ def test_a_value_that_needs_another_is_measured_only_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: bool
 ) -> None:
     """CUDA graphs are a mode of compile; without it the same kernels were compared with themselves."""
-    monkeypatch.setattr(cuda_graphs, "candidates", lambda *given: [False, True])
+    monkeypatch.setattr(cuda_graphs, "candidates", lambda *arguments: [False, True])
     optimizations.every.cache_clear()
-    here, data, asked = machine(tmp_path), tiny.dataset(), tiny.job()
-    network = build(asked, data)
-    first = plan.resolve(asked, here, inspection.inspect_workload(data, network.module))
-    made = run.assemble(asked, here, first, tmp_path, data, network, tiny.Quiet(), PhaseTimer())
-    tuner = tune.Tuner(made, data, network, lambda line: None)
-    names = {one.name for one, _ in tuner._list_candidates(first.with_values({"compile": compiled}))}
+    hardware, dataset, job = machine(tmp_path), tiny.dataset(), tiny.job()
+    network = build(job, dataset)
+    first_plan = plan.resolve(job, hardware, inspection.inspect_workload(dataset, network.module))
+    training_run = run.assemble(job, hardware, first_plan, tmp_path, dataset, network, tiny.Quiet(), PhaseTimer())
+    tuner = tune.Tuner(training_run, dataset, network, lambda line: None)
+    names = {
+        optimization.name for optimization, _ in tuner._list_candidates(first_plan.with_values({"compile": compiled}))
+    }
     optimizations.every.cache_clear()
     assert ("cuda_graphs" in names) == compiled
 
@@ -233,20 +241,22 @@ def test_texts_in_parts_are_set_beside_packed_ones(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(paired_timing, "BLOCK_SECONDS", 0.01)
     monkeypatch.chdir(tmp_path)
     reports.write(tmp_path)
-    asked = reports.job(tmp_path, model=f"{reports.ENCODER[:-1]}, dropout: 0.3}}")
-    here, data = machine(tmp_path), load(asked)
-    network = build(asked, data)
-    first = plan.resolve(asked, here, inspection.inspect_workload(data, network.module))
-    assert first.value("unpadding") == "packed"
-    made = run.assemble(asked, here, first, tmp_path, data, network, tiny.Quiet(), PhaseTimer())
-    tuner = tune.Tuner(made, data, network, lambda line: None)
+    job = reports.job(tmp_path, model=f"{reports.ENCODER[:-1]}, dropout: 0.3}}")
+    hardware, dataset = machine(tmp_path), load(job)
+    network = build(job, dataset)
+    first_plan = plan.resolve(job, hardware, inspection.inspect_workload(dataset, network.module))
+    assert first_plan.value("unpadding") == "packed"
+    training_run = run.assemble(job, hardware, first_plan, tmp_path, dataset, network, tiny.Quiet(), PhaseTimer())
+    tuner = tune.Tuner(training_run, dataset, network, lambda line: None)
     for value in (512, "off"):
         row = next(o for o in optimizations.every() if o.name == "unpadding")
-        verdict = tuner._compare(row, tuner.build(first), first.with_values({"unpadding": value}), 0.01, 5.0)
+        verdict = tuner._compare(row, tuner.build(first_plan), first_plan.with_values({"unpadding": value}), 0.01, 5.0)
         assert "loss ok" in verdict.text
-    parts = first.with_values({"unpadding": 512})
+    plan_of_parts = first_plan.with_values({"unpadding": 512})
     row = next(o for o in optimizations.every() if o.name == "fused_optimizer")
-    verdict = tuner._compare(row, tuner.build(parts), parts.with_values({"fused_optimizer": False}), 0.01, 5.0)
+    verdict = tuner._compare(
+        row, tuner.build(plan_of_parts), plan_of_parts.with_values({"fused_optimizer": False}), 0.01, 5.0
+    )
     assert "loss ok" in verdict.text
 
 
@@ -318,10 +328,13 @@ class _Silent:
 
 
 def test_the_plan_takes_what_was_measured_after_the_job_and_before_our_choice() -> None:
-    here = tiny.machine()
-    seen = {"channels_last": evidence.Measurement(False, "false 1.21x [1.18-1.25], loss ok", "2026-11-21")}
-    rows = {d.name: d for d in plan.resolve(tiny.job(), here, measured=seen).decisions}
+    hardware = tiny.machine()
+    measurements = {"channels_last": evidence.Measurement(False, "false 1.21x [1.18-1.25], loss ok", "2026-11-21")}
+    rows = {d.name: d for d in plan.resolve(tiny.job(), hardware, measured=measurements).decisions}
     assert (rows["channels_last"].value, rows["channels_last"].source) == (False, "measured")
     assert rows["channels_last"].evidence == "false 1.21x [1.18-1.25], loss ok"
-    asked = {d.name: d for d in plan.resolve(tiny.job(optimize="channels_last: true"), here, measured=seen).decisions}
-    assert (asked["channels_last"].value, asked["channels_last"].source) == (True, "job")
+    rows_of_job = {
+        d.name: d
+        for d in plan.resolve(tiny.job(optimize="channels_last: true"), hardware, measured=measurements).decisions
+    }
+    assert (rows_of_job["channels_last"].value, rows_of_job["channels_last"].source) == (True, "job")

@@ -49,30 +49,32 @@ class Known:
         return GOOD
 
 
-def machine(flags: tuple[str, ...] = FLAGS) -> facts.Hardware:
-    here = tiny.machine()
-    return replace(here, cpu=replace(here.cpu, flags=flags), compiler=None)
+def make_machine(flags: tuple[str, ...] = FLAGS) -> facts.Hardware:
+    tiny_machine = tiny.machine()
+    return replace(tiny_machine, cpu=replace(tiny_machine.cpu, flags=flags), compiler=None)
 
 
-def tuner(folder: Path, made: facts.Hardware, cost: Cost, noise: Iterator[float], said: list[str]) -> tune.Tuner:
+def make_tuner(
+    folder: Path, machine: facts.Hardware, cost: Cost, noise: Iterator[float], messages: list[str]
+) -> tune.Tuner:
     """A tuner whose arms take a time by their plan."""
-    job, data = tiny.job(optimize=BIG), tiny.dataset()
-    network = build(job, data)
-    decided = plan.resolve(job, made, inspection.inspect_workload(data, network.module))
-    assembled = run.assemble(job, made, decided, folder, data, network, tiny.Quiet(), PhaseTimer())
+    job, dataset = tiny.job(optimize=BIG), tiny.dataset()
+    network = build(job, dataset)
+    job_plan = plan.resolve(job, machine, inspection.inspect_workload(dataset, network.module))
+    training_run = run.assemble(job, machine, job_plan, folder, dataset, network, tiny.Quiet(), PhaseTimer())
 
     class Tuned(tune.Tuner):
-        def build(self, under: plan.Plan) -> Any:
-            return Known(SimpleNamespace(plan=under), lambda: cost(under) * next(noise))
+        def build(self, variant_plan: plan.Plan) -> Any:
+            return Known(SimpleNamespace(plan=variant_plan), lambda: cost(variant_plan) * next(noise))
 
-        def batches(self, made: Any) -> Any:
+        def batches(self, variant_run: Any) -> Any:
             return iter(())
 
-    return Tuned(assembled, data, network, said.append)
+    return Tuned(training_run, dataset, network, messages.append)
 
 
-def taken(found: dict[str, Any]) -> dict[str, Value]:
-    return {name: row.value for name, row in found.items()}
+def list_values(measurements: dict[str, Any]) -> dict[str, Value]:
+    return {name: row.value for name, row in measurements.items()}
 
 
 def noisy(seed: int) -> Iterator[float]:
@@ -89,9 +91,9 @@ def calm() -> Iterator[float]:
 def table(**factors: float) -> Cost:
     """Seconds of a step: a tenth, times what each value of a plan makes of it (`precision_bf16=0.7`)."""
 
-    def cost(under: plan.Plan) -> float:
+    def cost(variant_plan: plan.Plan) -> float:
         seconds = 0.1
-        for row in under.decisions:
+        for row in variant_plan.decisions:
             seconds *= factors.get(f"{row.name}_{str(row.value).lower()}", 1.0)
         return seconds
 
@@ -109,22 +111,24 @@ def table(**factors: float) -> Cost:
 def test_known_delays_are_decided_correctly_despite_noise(
     tmp_path: Path, seed: int, factors: dict[str, float], expected: dict[str, Value]
 ) -> None:
-    found = tuner(tmp_path, machine(), table(**factors), noisy(seed), []).tune(1e9)
-    assert taken(found) == expected
+    measurements = make_tuner(tmp_path, make_machine(), table(**factors), noisy(seed), []).tune(1e9)
+    assert list_values(measurements) == expected
 
 
 def test_a_narrow_loser_is_measured_again_with_a_winner(tmp_path: Path) -> None:
     """bf16 pays in the plain layout only, and that layout only a little by itself."""
 
-    def cost(under: plan.Plan) -> float:
-        plain, short = under.value("channels_last") is False, under.value("precision") == "bf16"
-        return {(False, False): 0.1, (False, True): 0.11, (True, False): 0.095, (True, True): 0.05}[plain, short]
+    def cost(variant_plan: plan.Plan) -> float:
+        plain_layout, in_bf16 = variant_plan.value("channels_last") is False, variant_plan.value("precision") == "bf16"
+        return {(False, False): 0.1, (False, True): 0.11, (True, False): 0.095, (True, True): 0.05}[
+            plain_layout, in_bf16
+        ]
 
-    said: list[str] = []
-    found = tuner(tmp_path, machine(), cost, calm(), said).tune(1e9)
-    assert taken(found) == {"precision": "bf16", "channels_last": False}
-    assert says_only(found["precision"].text, "bf16-loss-ok-bf16", "0.91x", "0.91-0.91", "1.90x", "1.90-1.90")
-    assert [line.split(",")[0] for line in said[1:-1]] == [
+    messages: list[str] = []
+    measurements = make_tuner(tmp_path, make_machine(), cost, calm(), messages).tune(1e9)
+    assert list_values(measurements) == {"precision": "bf16", "channels_last": False}
+    assert says_only(measurements["precision"].text, "bf16-loss-ok-bf16", "0.91x", "0.91-0.91", "1.90x", "1.90-1.90")
+    assert [line.split(",")[0] for line in messages[1:-1]] == [
         "tune: precision bf16 0.91x [0.91-0.91]",
         "tune: channels_last false 1.05x [1.05-1.05]",
         "tune: precision bf16 1.90x [1.90-1.90]",
@@ -133,24 +137,24 @@ def test_a_narrow_loser_is_measured_again_with_a_winner(tmp_path: Path) -> None:
 
 
 def test_a_clearly_slower_value_is_not_measured_again(tmp_path: Path) -> None:
-    said: list[str] = []
-    tuner(tmp_path, machine(), table(precision_bf16=1.5, channels_last_false=0.8), calm(), said).tune(1e9)
-    assert sum("precision bf16" in line for line in said) == 1
+    messages: list[str] = []
+    make_tuner(tmp_path, make_machine(), table(precision_bf16=1.5, channels_last_false=0.8), calm(), messages).tune(1e9)
+    assert sum("precision bf16" in line for line in messages) == 1
 
 
 @pytest.mark.parametrize("flags", [("avx2", "fma"), ("avx2", "avx512f")])
 def test_a_capped_number_format_is_never_chosen(tmp_path: Path, flags: tuple[str, ...]) -> None:
-    said: list[str] = []
-    found = tuner(tmp_path, machine(flags), table(precision_bf16=0.1), calm(), said).tune(1e9)
-    assert "precision" not in found
-    assert not any("bf16" in line for line in said)
+    messages: list[str] = []
+    measurements = make_tuner(tmp_path, make_machine(flags), table(precision_bf16=0.1), calm(), messages).tune(1e9)
+    assert "precision" not in measurements
+    assert not any("bf16" in line for line in messages)
 
 
 def test_without_budget_nothing_is_measured_and_that_is_said(tmp_path: Path) -> None:
-    said: list[str] = []
-    assert not tuner(tmp_path, machine(), table(), calm(), said).tune(0.0)
-    assert says_only(said, "tune-precision-bf16-measured")
-    assert says_only(said, "tune-channels-last-false")
+    messages: list[str] = []
+    assert not make_tuner(tmp_path, make_machine(), table(), calm(), messages).tune(0.0)
+    assert says_only(messages, "tune-precision-bf16-measured")
+    assert says_only(messages, "tune-channels-last-false")
 
 
 def busy() -> None:
@@ -188,11 +192,11 @@ def test_known_delays_beside_a_process_that_computes_without_a_pause(slower: boo
     assert variants.judge(pair, 0.0, 3600.0).wins is not slower
 
 
-@pytest.mark.parametrize("slow", [1.0, 30.0])
+@pytest.mark.parametrize("slowdown", [1.0, 30.0])
 @pytest.mark.parametrize("seconds", [0.05, 0.6, 5.0])
 @pytest.mark.parametrize("steps", [120, 540, 900, 3000, 20_000])
 def test_measuring_stays_within_its_share_also_when_it_finds_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int, seconds: float, slow: float
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int, seconds: float, slowdown: float
 ) -> None:
     """Whatever a step takes, and however slow a candidate is: 2 % of the run, and one step that was on its way."""
     now = [0.0]
@@ -216,30 +220,30 @@ def test_measuring_stays_within_its_share_also_when_it_finds_nothing(
         def read_numbers(self, quiet: bool) -> Any:
             return variants.Variant.read_numbers(self, quiet)  # type: ignore[arg-type]
 
-    cost, said = table(precision_bf16=slow, channels_last_false=slow), list[str]()
-    made = tuner(tmp_path, machine(), cost, calm(), said)
-    made.run = SimpleNamespace(**vars(made.run) | {"total_steps": steps, "device": made.run.device})  # type: ignore[assignment]
+    cost, messages = table(precision_bf16=slowdown, channels_last_false=slowdown), list[str]()
+    tuner = make_tuner(tmp_path, make_machine(), cost, calm(), messages)
+    tuner.run = SimpleNamespace(**vars(tuner.run) | {"total_steps": steps, "device": tuner.run.device})  # type: ignore[assignment]
     scale = seconds / 0.1
 
-    def arm(under: plan.Plan) -> Any:
-        run_ = SimpleNamespace(plan=under, train_mode=lambda: None, model=SimpleNamespace(modules=list))
-        return Timed(run_, lambda: scale * cost(under), compared_steps=made.compared_steps)
+    def arm(variant_plan: plan.Plan) -> Any:
+        run_ = SimpleNamespace(plan=variant_plan, train_mode=lambda: None, model=SimpleNamespace(modules=list))
+        return Timed(run_, lambda: scale * cost(variant_plan), compared_steps=tuner.compared_steps)
 
-    monkeypatch.setattr(made, "build", arm)
-    found = made.tune(None)
-    worst = seconds * max(1.0, slow)
+    monkeypatch.setattr(tuner, "build", arm)
+    measurements = tuner.tune(None)
+    worst = seconds * max(1.0, slowdown)
     if steps * seconds < tuner_state.MIN_RUN_SECONDS or steps * tuner_state.MEASURING_SHARE < tuner_state.MIN_STEPS:
-        assert not found
-        assert "to measure optimizations" in said[0]
+        assert not measurements
+        assert "to measure optimizations" in messages[0]
         # Two steps of the defaults and two of fp32 are within the share of a run of 200 steps.
         if steps * tuner_state.MEASURING_SHARE < 2 * numerics_check.COMPARED_STEPS:
             assert now[0] <= seconds
-            assert len(said) == 1
+            assert len(messages) == 1
         else:
             assert now[0] <= tuner_state.MEASURING_SHARE * steps * seconds + worst + 1e-9
-            assert all("not compared" in line for line in said[1:])
+            assert all("not compared" in line for line in messages[1:])
     else:
         assert now[0] <= tuner_state.MEASURING_SHARE * steps * seconds + 2 * worst
-        assert said[-1].startswith(
+        assert messages[-1].startswith(
             f"tune: finished in {now[0]:.0f} s of {tuner_state.MEASURING_SHARE * steps * seconds:.0f} s; measured: "
         )

@@ -10,5 +10,5 @@ from tests import tiny
 
 
 def machine(folder: Path) -> Hardware:
-    here = tiny.machine()
-    return replace(here, storage=replace(here.storage, cache=str(folder / "cache")))
+    tiny_machine = tiny.machine()
+    return replace(tiny_machine, storage=replace(tiny_machine.storage, cache=str(folder / "cache")))

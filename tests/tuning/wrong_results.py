@@ -11,13 +11,13 @@ from drivetrain.tuning import variants
 
 def wrong_where(monkeypatch: pytest.MonkeyPatch, bad: object) -> None:
     """A network that computes something else in channels_last, or without it, for jobs or data that `bad` picks."""
-    real = tune.Tuner.build
+    original_build = tune.Tuner.build
 
-    def arm(self: tune.Tuner, made: plan.Plan) -> variants.Variant:
-        found = real(self, made)
-        if bad(self, made):
-            step = found.run.step
-            found.run.configure_step(forward=lambda *inputs: step.model(*inputs) * 1.01)
-        return found
+    def arm(self: tune.Tuner, variant_plan: plan.Plan) -> variants.Variant:
+        variant = original_build(self, variant_plan)
+        if bad(self, variant_plan):
+            step = variant.run.step
+            variant.run.configure_step(forward=lambda *inputs: step.model(*inputs) * 1.01)
+        return variant
 
     monkeypatch.setattr(tune.Tuner, "build", arm)

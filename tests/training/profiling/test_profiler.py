@@ -43,13 +43,15 @@ def test_the_trace_holds_the_steps_and_the_operators(traced: tuple[Path, Path]) 
     run = traced[0]
     events = json.loads(gzip.decompress((run / TRACE_FILE).read_bytes()))["traceEvents"]
     names = {event.get("name") for event in events}
-    kept = json.loads((run / OPERATORS_FILE).read_text())
-    assert kept["steps"] == PROFILED_STEPS
-    assert {row["name"] for row in kept["operators"]} <= names
-    times = [row["seconds"] for row in kept["operators"]]
+    operator_table = json.loads((run / OPERATORS_FILE).read_text())
+    assert operator_table["steps"] == PROFILED_STEPS
+    assert {row["name"] for row in operator_table["operators"]} <= names
+    times = [row["seconds"] for row in operator_table["operators"]]
     assert times == sorted(times, reverse=True)
-    assert any("convolution" in row["name"] for row in kept["operators"])
-    assert next(row for row in kept["operators"] if "convolution" in row["name"])["calls"] % PROFILED_STEPS == 0
+    assert any("convolution" in row["name"] for row in operator_table["operators"])
+    assert (
+        next(row for row in operator_table["operators"] if "convolution" in row["name"])["calls"] % PROFILED_STEPS == 0
+    )
 
 
 def test_the_report_shows_the_operators(traced: tuple[Path, Path]) -> None:
@@ -71,12 +73,12 @@ def test_a_library_is_named_by_its_operators(name: str, library: str) -> None:
 
 
 def test_an_unwritable_trace_does_not_end_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    made = tiny.assembled(tmp_path / "run", tiny.job())
+    run = tiny.assembled(tmp_path / "run", tiny.job())
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / TRACE_FILE).mkdir()
-    profiler = Profiler(made.folder, "cpu", made.total_steps, lambda text: made.events.add("trace", text))
+    profiler = Profiler(run.folder, "cpu", run.total_steps, lambda text: run.events.add("trace", text))
     profiler.warmup_steps = 1
     profiler.step()
-    tiny.losses(made, 1)
+    tiny.losses(run, 1)
     profiler.close()
     assert says(capsys.readouterr().out, "trace-is-incomplete")

@@ -33,7 +33,7 @@ from tests.supervisor.tiny_run import TEXT
 GAINS = {"cpu_threads": 2.0, "channels_last": 1.25, "fused_optimizer": 1.1}
 
 
-def planned(on: Sequence[str]) -> plan.Plan:
+def make_plan(on: Sequence[str]) -> plan.Plan:
     return plan.resolve(tiny.job(), tiny.machine()).only(on)
 
 
@@ -63,8 +63,8 @@ class Fake:
 def starter(open_: list[str], fails: str = "", hinder: float = 1.0) -> Callable[..., Fake]:
     """Arms that are as fast as what is on in their plan says; `hinder` slows all of them on together."""
 
-    def start(made: plan.Plan, assignments: Sequence[str] = ()) -> Fake:
-        on = [row.name for row in made.list_enabled()]
+    def start(variant_plan: plan.Plan, assignments: Sequence[str] = ()) -> Fake:
+        on = [row.name for row in variant_plan.list_enabled()]
         if fails in on:
             raise ChildEnded("no room")
         speed = np.prod([GAINS[name] for name in on]) / (hinder if len(on) == len(GAINS) else 1.0)
@@ -73,27 +73,27 @@ def starter(open_: list[str], fails: str = "", hinder: float = 1.0) -> Callable[
     return start
 
 
-def climbed(**options: object) -> tuple[Ablation, list[str]]:
+def measure_ladder(**options: object) -> tuple[Ablation, list[str]]:
     open_: list[str] = []
     start = starter(open_, **options)  # type: ignore[arg-type]
-    return measure_ablation(planned(list(GAINS)), start, 3, lambda text: None, ["train.batch_size=32"]), open_
+    return measure_ablation(make_plan(list(GAINS)), start, 3, lambda text: None, ["train.batch_size=32"]), open_
 
 
 def test_known_delays_give_known_ratios() -> None:
-    ladder, open_ = climbed()
-    found = {(r.kind, r.name): r.pair.median for r in ladder.steps if r.pair}
+    ladder, open_ = measure_ladder()
+    ratios = {(r.kind, r.name): r.pair.median for r in ladder.steps if r.pair}
     for name, gain in GAINS.items():
-        assert found["added", name] == pytest.approx(gain)
-        assert found["without", name] == pytest.approx(gain)
-    assert found["all", "all together"] == pytest.approx(2.75)
-    assert found["against", "train.batch_size=32"] == pytest.approx(2.0), "samples count, not steps"
+        assert ratios["added", name] == pytest.approx(gain)
+        assert ratios["without", name] == pytest.approx(gain)
+    assert ratios["all", "all together"] == pytest.approx(2.75)
+    assert ratios["against", "train.batch_size=32"] == pytest.approx(2.0), "samples count, not steps"
     assert [r.kind for r in ladder.steps] == ["plain", *["added"] * 3, "all", *["without"] * 3, "against"]
     assert ladder.steps[0].samples_per_second == pytest.approx(160)
     assert len(open_) == 1, "only the top arm is left for the workshop to end"
 
 
 def test_steps_that_explain_the_total_and_steps_that_do_not() -> None:
-    ladder, _ = climbed()
+    ladder, _ = measure_ladder()
     assert ladder.explains_total
     assert says_only(
         bench.explain_ratios(ladder),
@@ -105,12 +105,12 @@ def test_steps_that_explain_the_total_and_steps_that_do_not() -> None:
         "2.75x",
         "2.75-2.75",
     )
-    apart = Ablation(
+    unexplained = Ablation(
         tuple(replace(r, pair=PairedTiming((1.4, 1.4, 1.4))) if r.kind == "all" else r for r in ladder.steps)
     )
-    assert not apart.explains_total
+    assert not unexplained.explains_total
     expected = "the single speedups do not explain the total, so the optimizations influence each other: 2.00 x 1.25 x 1.10 = 2.75, measured 1.40x"
-    assert bench.explain_ratios(apart).startswith(expected)
+    assert bench.explain_ratios(unexplained).startswith(expected)
     noisy = Ablation(
         tuple(replace(r, pair=PairedTiming((1.0, 2.0, 3.0, 4.0, 1.5))) if r.kind == "all" else r for r in ladder.steps)
     )
@@ -119,7 +119,7 @@ def test_steps_that_explain_the_total_and_steps_that_do_not() -> None:
 
 
 def test_a_failed_ablation_step_is_a_row_and_the_rest_continues() -> None:
-    ladder, _ = climbed(fails="channels_last")
+    ladder, _ = measure_ladder(fails="channels_last")
     rows = {(r.kind, r.name): r for r in ladder.steps}
     assert rows["added", "channels_last"].note == "failed: no room"
     assert rows["added", "channels_last"].pair is None
@@ -131,7 +131,7 @@ def test_a_failed_ablation_step_is_a_row_and_the_rest_continues() -> None:
 
 
 def test_without_optimizations_there_is_nothing_to_explain() -> None:
-    ladder = measure_ablation(planned([]), starter([]), 3, lambda text: None)
+    ladder = measure_ablation(make_plan([]), starter([]), 3, lambda text: None)
     assert [r.kind for r in ladder.steps] == ["plain"]
     assert says_only(bench.explain_ratios(ladder), "optimizations-plan-nothing-compare")
 
@@ -156,7 +156,7 @@ def test_a_noisy_machine_is_reported() -> None:
 
 
 def test_the_table_has_every_step(capsys: pytest.CaptureFixture[str]) -> None:
-    ladder, _ = climbed(fails="channels_last")
+    ladder, _ = measure_ladder(fails="channels_last")
     open_console().print(bench.ablation_table(ladder))
     lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
     assert len(lines) == 1 + len(ladder.steps) + 1, "a head, and a note below the one that failed"
@@ -191,8 +191,8 @@ def test_numbers_are_formatted_for_readers(capsys: pytest.CaptureFixture[str]) -
     assert "first step" not in text
     assert "memory" not in text
     open_console().print(bench.ablation_table(Ablation((replace(rungs[1], first_seconds=7.4),))))
-    assert "first step" in (again := capsys.readouterr().out)
-    assert "+7 s" in again
+    assert "first step" in (second_output := capsys.readouterr().out)
+    assert "+7 s" in second_output
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.17, 30.0), (0.9, 1.1), (0.85, 1.6), (0.09, 55.0)])
@@ -206,18 +206,18 @@ def test_labels_of_ticks_do_not_touch(tmp_path: Path, low: float, high: float) -
     ]
     assert len(labels) > 1
     letter = 0.6 * 11.5
-    for (left, left_length), (right, right_length) in pairwise(labels):
-        assert right - left > letter * (left_length + right_length) / 2 + 3
+    for (left_x, left_length), (right_x, right_length) in pairwise(labels):
+        assert right_x - left_x > letter * (left_length + right_length) / 2 + 3
 
 
 def test_disabled_optimizations_are_named() -> None:
-    text = bench.describe_left_out(planned(["fused_optimizer"]))
+    text = bench.describe_left_out(make_plan(["fused_optimizer"]))
     assert "compile (false)" in text
     assert "fused_optimizer" not in text
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def bench_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A real ladder of two optimizations, each arm a process of its own, with a variant at the end."""
     folder = tmp_path_factory.mktemp("bench")
     labels = np.arange(160) % 3
@@ -255,8 +255,8 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 
 
 @pytest.mark.nightly
-def test_the_command_measures_a_real_job(measured: tuple[Path, str]) -> None:
-    folder, said = measured
+def test_the_command_measures_a_real_job(bench_run: tuple[Path, str]) -> None:
+    folder, output = bench_run
     data = json.loads((folder / "bench.json").read_text())
     rows = {(row["kind"], row["name"]): row for row in data["rungs"]}
     names = "cpu_threads", "packed_dropout", "fused_optimizer"
@@ -276,8 +276,8 @@ def test_the_command_measures_a_real_job(measured: tuple[Path, str]) -> None:
         assert row["kind"] == "plain" or row["pair"]["low"] <= row["pair"]["median"] <= row["pair"]["high"]
     assert ElementTree.parse(folder / "bench.svg").getroot().tag.endswith("svg")
     assert sorted(path.name for path in folder.iterdir()) == ["bench.json", "bench.svg"]
-    assert "\n- fused_optimizer  " in said
-    assert data["explanation"][:20] in said
+    assert "\n- fused_optimizer  " in output
+    assert data["explanation"][:20] in output
     assert "train.batch_size=8" in data["command"]
 
 
@@ -297,6 +297,6 @@ def test_options_that_make_no_sense(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("drivetrain.system.signals.install_handler", lambda handler: None)
-    words = [str(tmp_path) if word == "OUT" else word for word in options]
-    assert main.main(["bench", str(ROOT / "jobs" / "digits.yaml"), *words]) in (2, 3)
+    arguments = [str(tmp_path) if option == "OUT" else option for option in options]
+    assert main.main(["bench", str(ROOT / "jobs" / "digits.yaml"), *arguments]) in (2, 3)
     assert expected in capfd.readouterr().err

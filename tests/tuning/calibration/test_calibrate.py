@@ -36,34 +36,36 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hardware]:
 
 
 @pytest.fixture(scope="module")
-def two(machine: Hardware) -> list[subprocess.CompletedProcess[str]]:
+def two_runs(machine: Hardware) -> list[subprocess.CompletedProcess[str]]:
     """The command, twice at once on a machine that is not calibrated yet."""
     running = [subprocess.Popen(COMMAND, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     texts = [process.communicate(timeout=120) for process in running]
     return [subprocess.CompletedProcess([], p.returncode, *text) for p, text in zip(running, texts, strict=True)]
 
 
-def test_real_probes_end_within_their_time(two: list[subprocess.CompletedProcess[str]], machine: Hardware) -> None:
-    assert [(done.returncode, done.stderr) for done in two] == [(0, ""), (0, "")]
-    found = json.loads(two[0].stdout)
-    assert found["key"] == calibration_file.compute_key(machine)
-    assert found["probes"]
-    for probe in found["probes"]:
+def test_real_probes_end_within_their_time(two_runs: list[subprocess.CompletedProcess[str]], machine: Hardware) -> None:
+    assert [(run.returncode, run.stderr) for run in two_runs] == [(0, ""), (0, "")]
+    calibration = json.loads(two_runs[0].stdout)
+    assert calibration["key"] == calibration_file.compute_key(machine)
+    assert calibration["probes"]
+    for probe in calibration["probes"]:
         assert 0 < probe["low"] <= probe["ratio"] <= probe["high"]
-    told = {probe["work"] for probe in found["probes"]} | {line.split(" ")[0].strip(":") for line in found["missing"]}
-    assert {"linear", "convolution", "attention", "recurrent", "dropout"} <= told
+    works = {probe["work"] for probe in calibration["probes"]} | {
+        line.split(" ")[0].strip(":") for line in calibration["missing"]
+    }
+    assert {"linear", "convolution", "attention", "recurrent", "dropout"} <= works
 
 
-def test_of_two_at_once_one_measures_and_both_have_the_same(two: list[subprocess.CompletedProcess[str]]) -> None:
-    assert json.loads(two[0].stdout) == json.loads(two[1].stdout)
+def test_of_two_at_once_one_measures_and_both_have_the_same(two_runs: list[subprocess.CompletedProcess[str]]) -> None:
+    assert json.loads(two_runs[0].stdout) == json.loads(two_runs[1].stdout)
 
 
-def test_afterwards_nothing_is_measured(two: list[subprocess.CompletedProcess[str]], machine: Hardware) -> None:
-    said = list[str]()
-    before = calibration_file.find_path(machine).read_text()
-    made = calibrate.attach_or_measure(machine, "linear", said.append, said.append)
-    assert said == []
-    assert json.dumps(made.to_json()["calibration"]) == json.dumps(json.loads(before))
+def test_afterwards_nothing_is_measured(two_runs: list[subprocess.CompletedProcess[str]], machine: Hardware) -> None:
+    messages = list[str]()
+    stored_text = calibration_file.find_path(machine).read_text()
+    calibrated_machine = calibrate.attach_or_measure(machine, "linear", messages.append, messages.append)
+    assert messages == []
+    assert json.dumps(calibrated_machine.to_json()["calibration"]) == json.dumps(json.loads(stored_text))
 
 
 class Fake:
@@ -78,7 +80,7 @@ class Fake:
         program += f"pathlib.Path(sys.argv[1], 'calibration.json').write_text({text!r})\n" * writes
         program += f"sys.exit({code})"
 
-        def command(folder: Path, seconds: float, *words: str) -> list[str]:
+        def command(folder: Path, seconds: float, *arguments: str) -> list[str]:
             self.calls += 1
             return [sys.executable, "-c", program, str(folder)]
 
@@ -91,19 +93,19 @@ def fresh(machine: Hardware, tmp_path: Path) -> Hardware:
 
 
 def first_use(machine: Hardware) -> tuple[Hardware, list[str], list[str]]:
-    said, events = list[str](), list[str]()
-    return calibrate.attach_or_measure(machine, "linear", said.append, events.append), said, events
+    messages, events = list[str](), list[str]()
+    return calibrate.attach_or_measure(machine, "linear", messages.append, events.append), messages, events
 
 
 def test_the_first_use_says_what_it_does_and_keeps_it(fresh: Hardware, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = Fake(monkeypatch, fresh)
-    made, said, events = first_use(fresh)
-    assert made.calibration is not None
+    calibrated_machine, messages, events = first_use(fresh)
+    assert calibrated_machine.calibration is not None
     assert events == []
-    assert says_only(said[0], "calibrate-measuring-machine-once", 10)
+    assert says_only(messages[0], "calibrate-measuring-machine-once", 10)
     count = len(calibrated.probes(1.5))
-    assert said[1] == f"calibrate: {count} comparisons in 8 s; not measured: 1; `drivetrain calibrate` shows them"
-    assert first_use(fresh) == (made, [], [])
+    assert messages[1] == f"calibrate: {count} comparisons in 8 s; not measured: 1; `drivetrain calibrate` shows them"
+    assert first_use(fresh) == (calibrated_machine, [], [])
     assert fake.calls == 1
 
 
@@ -120,10 +122,10 @@ def test_a_damaged_file_is_an_event_and_is_replaced(fresh: Hardware, monkeypatch
     file = calibration_file.find_path(fresh)
     file.parent.mkdir(parents=True)
     file.write_text("{")
-    made, _, events = first_use(fresh)
-    assert made.calibration is not None
+    calibrated_machine, _, events = first_use(fresh)
+    assert calibrated_machine.calibration is not None
     assert events[0].startswith(f"the calibration {file} cannot be read: ")
-    assert calibration_file.read_calibration(fresh) == (made.calibration, None)
+    assert calibration_file.read_calibration(fresh) == (calibrated_machine.calibration, None)
 
 
 def test_a_folder_that_cannot_be_written_is_an_event(fresh: Hardware, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,50 +138,50 @@ def test_a_folder_that_cannot_be_written_is_an_event(fresh: Hardware, monkeypatc
 
 def test_a_read_only_cache_is_not_calibrated_by_itself(fresh: Hardware, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = Fake(monkeypatch, fresh)
-    locked = replace(fresh, storage=replace(fresh.storage, cache_writable=False))
-    made, said, events = first_use(locked)
-    assert (made.calibration, events, fake.calls) == (None, [], 0)
-    assert says_each(said, [get_message("calibrate-skipped-writable-every", fresh.storage.cache)])
+    read_only_machine = replace(fresh, storage=replace(fresh.storage, cache_writable=False))
+    calibrated_machine, messages, events = first_use(read_only_machine)
+    assert (calibrated_machine.calibration, events, fake.calls) == (None, [], 0)
+    assert says_each(messages, [get_message("calibrate-skipped-writable-every", fresh.storage.cache)])
 
 
 def test_a_process_that_dies_is_an_event(fresh: Hardware, monkeypatch: pytest.MonkeyPatch) -> None:
     Fake(monkeypatch, fresh, code=3, writes=False)
-    made, _, events = first_use(fresh)
-    assert made.calibration is None
+    calibrated_machine, _, events = first_use(fresh)
+    assert calibrated_machine.calibration is None
     assert says_each(events, [get_message("calibration-failed-process-ended", 3)])
 
 
 def test_what_a_process_found_before_it_died_counts(fresh: Hardware, monkeypatch: pytest.MonkeyPatch) -> None:
     Fake(monkeypatch, fresh, code=3)
-    made, _, events = first_use(fresh)
-    assert made.calibration is not None
+    calibrated_machine, _, events = first_use(fresh)
+    assert calibrated_machine.calibration is not None
     assert says_each(events, [get_message("calibration-incomplete-process-ended", 3)])
 
 
 def test_a_process_that_hangs_is_ended(fresh: Hardware, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        calibrate, "probe_command", lambda *given: [sys.executable, "-c", "import time; time.sleep(600)"]
+        calibrate, "probe_command", lambda *arguments: [sys.executable, "-c", "import time; time.sleep(600)"]
     )
-    found = calibrate.load_or_measure(fresh, limit=calibrate.TimeLimit(0.5, 1.0)).calibration
-    assert found is not None
-    assert found.probes == ()
-    assert says(found.missing[0], "comparison-ended-within", 1)
+    calibration = calibrate.load_or_measure(fresh, limit=calibrate.TimeLimit(0.5, 1.0)).calibration
+    assert calibration is not None
+    assert calibration.probes == ()
+    assert says(calibration.missing[0], "comparison-ended-within", 1)
     # Nobody knows why: the line blamed other processes for all of the CPU time.
-    assert "processes" not in calibrate.summarize(found)
-    made, said, events = first_use(fresh)
-    assert (said, events) == ([], [])
-    assert begins_with(calibration_file.describe_missing(made), "machine-too-busy-too")
+    assert "processes" not in calibrate.summarize(calibration)
+    calibrated_machine, messages, events = first_use(fresh)
+    assert (messages, events) == ([], [])
+    assert begins_with(calibration_file.describe_missing(calibrated_machine), "machine-too-busy-too")
 
 
 def test_a_quota_that_leaves_no_time_is_named(fresh: Hardware, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        calibrate, "probe_command", lambda *given: [sys.executable, "-c", "import time; time.sleep(600)"]
+        calibrate, "probe_command", lambda *arguments: [sys.executable, "-c", "import time; time.sleep(600)"]
     )
     seconds = iter((3.0, 3.5))
     monkeypatch.setattr(ProcessCgroup, "read_throttled_seconds", lambda group: next(seconds))
-    found = calibrate.load_or_measure(fresh, limit=calibrate.TimeLimit(0.5, 1.0)).calibration
-    assert found is not None
-    assert says(calibrate.summarize(found), "cpu-quota-used-time", 50)
+    calibration = calibrate.load_or_measure(fresh, limit=calibrate.TimeLimit(0.5, 1.0)).calibration
+    assert calibration is not None
+    assert says(calibrate.summarize(calibration), "cpu-quota-used-time", 50)
 
 
 def test_switched_off_nothing_happens(fresh: Hardware, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -190,7 +192,7 @@ def test_switched_off_nothing_happens(fresh: Hardware, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize(
-    ("waited", "throttled", "words"),
+    ("waited", "throttled", "expected_cause"),
     [
         (0.4, 0.0, "other processes took 40% of the CPU time"),
         (0.9, 0.02, "other processes took 88% of the CPU time"),
@@ -198,6 +200,8 @@ def test_switched_off_nothing_happens(fresh: Hardware, monkeypatch: pytest.Monke
         (0.87, 0.85, "the CPU quota was used up for 85% of the time"),
     ],
 )
-def test_a_quota_is_not_called_a_busy_machine(waited: float, throttled: float, words: str) -> None:
-    made = Calibration(key="k", date="2026-11-23", seconds=8.0, waited=waited, throttled=throttled, probes=())
-    assert calibrate.summarize(made) == f"0 comparisons in 8 s; {words}; `drivetrain calibrate` shows them"
+def test_a_quota_is_not_called_a_busy_machine(waited: float, throttled: float, expected_cause: str) -> None:
+    calibration = Calibration(key="k", date="2026-11-23", seconds=8.0, waited=waited, throttled=throttled, probes=())
+    assert (
+        calibrate.summarize(calibration) == f"0 comparisons in 8 s; {expected_cause}; `drivetrain calibrate` shows them"
+    )

@@ -21,30 +21,30 @@ class Work:
         return self.seconds * count
 
 
-def run(until: float = float("inf"), **seconds: float) -> tuple[dict[str, Work], Callable[[str, str], object]]:
+def time_works(until: float = float("inf"), **seconds: float) -> tuple[dict[str, Work], Callable[[str, str], object]]:
     works = {name: Work(length) for name, length in seconds.items()}
-    found = time_variants(works, until)
-    return works, found.ratio
+    timing = time_variants(works, until)
+    return works, timing.ratio
 
 
 def test_the_ratio_is_that_of_the_seconds() -> None:
-    _, ratio = run(a=0.01, b=0.005, c=0.02)
+    _, ratio = time_works(a=0.01, b=0.005, c=0.02)
     pairs = [("b", "a"), ("c", "a"), ("b", "c")]
     assert [ratio(*pair).ratio for pair in pairs] == pytest.approx([2.0, 0.5, 4.0])  # type: ignore[attr-defined]
 
 
 def test_a_hopeless_variant_is_timed_once() -> None:
-    works, ratio = run(a=0.01, b=1.0)
+    works, ratio = time_works(a=0.01, b=1.0)
     assert works["b"].calls == 2
     assert ratio("b", "a").ratio == pytest.approx(0.01)  # type: ignore[attr-defined]
 
 
 def test_after_the_deadline_only_the_fewest_rounds_are_made() -> None:
-    works, ratio = run(time.monotonic() - 1, a=0.01, b=0.005)
+    works, ratio = time_works(time.monotonic() - 1, a=0.01, b=0.005)
     assert works["a"].calls == 2 + MIN_ROUNDS
     assert ratio("b", "a").pairs == MIN_ROUNDS  # type: ignore[attr-defined]
-    assert run(a=0.01, b=0.005)[0]["a"].calls == 2 + ROUNDS
+    assert time_works(a=0.01, b=0.005)[0]["a"].calls == 2 + ROUNDS
 
 
 def test_what_was_not_timed_has_no_ratio() -> None:
-    assert run(a=0.01)[1]("b", "a") is None
+    assert time_works(a=0.01)[1]("b", "a") is None

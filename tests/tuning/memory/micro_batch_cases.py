@@ -25,12 +25,12 @@ def case(folder: Path, name: str, text: str) -> Job:
     return job_spec.check(parse(f"name: tiny\n{CASES[name].text}{text}", "tiny.yaml"))
 
 
-def settled(folder: Path, asked: Job, replay: Any = None) -> run.Run:
+def settled(folder: Path, job: Job, replay: Any = None) -> run.Run:
     """A run as the trainer assembles it, with the plan in its folder."""
     folder.mkdir(exist_ok=True)
-    here = tiny.machine()
-    here = replace(here, storage=replace(here.storage, cache=str(folder / "cache")))
-    write_json(folder / "hardware.json", here.to_json())
-    write_json(folder / "plan.json", plan.resolve(asked, here, replay=replay).to_json())
-    made: run.Run = assembly.assemble_run(folder, asked, tiny.Quiet(), PhaseTimer())
-    return made
+    machine = tiny.machine()
+    machine = replace(machine, storage=replace(machine.storage, cache=str(folder / "cache")))
+    write_json(folder / "hardware.json", machine.to_json())
+    write_json(folder / "plan.json", plan.resolve(job, machine, replay=replay).to_json())
+    training_run: run.Run = assembly.assemble_run(folder, job, tiny.Quiet(), PhaseTimer())
+    return training_run

@@ -32,7 +32,7 @@ RESNET50_AT_1024 = replace(RESNET50_AT_512, activations=4 * 448_904_960, recompu
 
 
 @pytest.mark.parametrize(
-    ("card", "facts", "optimizer", "value", "words"),
+    ("card", "facts", "optimizer", "value", "expected_reason"),
     [
         (
             "gpu-2gb",
@@ -63,16 +63,16 @@ RESNET50_AT_1024 = replace(RESNET50_AT_512, activations=4 * 448_904_960, recompu
     ],
 )
 def test_turned_on_where_one_sample_does_not_fit(
-    card: str, facts: Workload, optimizer: str, value: bool, words: str
+    card: str, facts: Workload, optimizer: str, value: bool, expected_reason: str
 ) -> None:
     machine, job = (
         hardware.read_hardware(MACHINES / f"{card}.json"),
         tiny.job(train=f"optimizer: {{name: {optimizer}, lr: 1e-3}}"),
     )
-    made = plan.resolve(job, machine, facts)
-    row = next(d for d in made.decisions if d.name == "gradient_checkpointing")
+    job_plan = plan.resolve(job, machine, facts)
+    row = next(d for d in job_plan.decisions if d.name == "gradient_checkpointing")
     assert (row.value, row.source) == (value, "choice")
-    assert words in row.reason
+    assert expected_reason in row.reason
 
 
 def test_counted_only_where_memory_is_short() -> None:
@@ -90,12 +90,12 @@ def test_counting_activations_changes_neither_network_nor_random_state() -> None
     data = tiny.dataset()
     network = cnn.build("resnet18", channels=1, classes=3, image_size=8, width=4, dropout=0.5)
     network.eval()
-    before = {name: value.clone() for name, value in network.state_dict().items()}
-    draws = torch.random.get_rng_state()
-    found = meter.count_activations(inspection.inspect_workload(data, network), network, data)
-    assert 0 < found.recomputed < found.activations
-    assert torch.equal(draws, torch.random.get_rng_state())
-    assert all(torch.equal(before[name], value) for name, value in network.state_dict().items())
+    weights_before = {name: value.clone() for name, value in network.state_dict().items()}
+    random_state = torch.random.get_rng_state()
+    counts = meter.count_activations(inspection.inspect_workload(data, network), network, data)
+    assert 0 < counts.recomputed < counts.activations
+    assert torch.equal(random_state, torch.random.get_rng_state())
+    assert all(torch.equal(weights_before[name], value) for name, value in network.state_dict().items())
     assert not network.training
     assert not network._forward_hooks
 
@@ -106,33 +106,33 @@ def test_texts_are_counted_at_their_longest(monkeypatch: pytest.MonkeyPatch) -> 
     class Texts(tiny.Arrays):
         lengths = (3, ENCODER["max_position_embeddings"], 5, 9)
 
-        def gather(self, chosen: object) -> tuple[torch.Tensor, ...]:
-            longest = max(self.lengths[int(i)] for i in chosen)  # type: ignore[attr-defined]
+        def gather(self, indices: object) -> tuple[torch.Tensor, ...]:
+            longest = max(self.lengths[int(i)] for i in indices)  # type: ignore[attr-defined]
             return ids[:2, :longest], mask[:2, :longest]
 
     data = Texts(ids, torch.zeros(4, dtype=torch.int64))
-    found = meter.count_activations(Workload(blocks=4), network, Dataset(data, data, {}, {}))
+    counts = meter.count_activations(Workload(blocks=4), network, Dataset(data, data, {}, {}))
     short = replace(data)  # a text of three tokens keeps less
     short.lengths = (3, 3, 3, 3)
-    less = meter.count_activations(Workload(blocks=4), network, Dataset(short, short, {}, {}))
-    assert found.activations > 10 * less.activations
-    assert found.recomputed < 0.5 * found.activations
+    short_counts = meter.count_activations(Workload(blocks=4), network, Dataset(short, short, {}, {}))
+    assert counts.activations > 10 * short_counts.activations
+    assert counts.recomputed < 0.5 * counts.activations
 
 
 def test_counted_activations_are_the_saved_ones() -> None:
     network, (x,) = resnet()
     data = tiny.Arrays(x, torch.zeros(4, dtype=torch.int64))
-    found = meter.count_activations(Workload(blocks=8), network, Dataset(data, data, {}, {}))
+    counts = meter.count_activations(Workload(blocks=8), network, Dataset(data, data, {}, {}))
     sizes: dict[int, tuple[int, torch.Tensor]] = {}
-    own = {t.untyped_storage().data_ptr() for t in (*network.parameters(), *network.buffers())}
+    weight_addresses = {t.untyped_storage().data_ptr() for t in (*network.parameters(), *network.buffers())}
 
-    def kept(tensor: torch.Tensor) -> torch.Tensor:
+    def note_size(tensor: torch.Tensor) -> torch.Tensor:
         sizes[tensor.untyped_storage().data_ptr()] = (tensor.untyped_storage().nbytes(), tensor)
         return tensor.detach()
 
-    with torch.autograd.graph.saved_tensors_hooks(kept, lambda tensor: tensor):
+    with torch.autograd.graph.saved_tensors_hooks(note_size, lambda tensor: tensor):
         network.train()(x[:2].clone())
-    assert found.activations == sum(size for key, (size, _) in sizes.items() if key not in own) // 2
+    assert counts.activations == sum(size for key, (size, _) in sizes.items() if key not in weight_addresses) // 2
 
 
 @pytest.mark.parametrize(("room", "value"), [(1 << 30, False), (1_000, True)])
@@ -142,8 +142,8 @@ def test_a_run_recomputes_by_itself_where_memory_is_short(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(gradient_checkpointing, "available_bytes", lambda job, machine: room)
     monkeypatch.setattr(gradient_checkpointing, "count_fixed_bytes", lambda job, facts: 0)
-    made = settled(
+    run = settled(
         tmp_path / "run", case(tmp_path, "image arrays", "train: {batch_size: 8}\noptimize: {measure: off}\n")
     )
-    assert made.plan.value("gradient_checkpointing") is value
-    assert recompute.is_recomputed(made.model) is value
+    assert run.plan.value("gradient_checkpointing") is value
+    assert recompute.is_recomputed(run.model) is value

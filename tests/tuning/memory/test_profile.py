@@ -59,8 +59,8 @@ def test_from_python(tmp_path: Path) -> None:
         labels=np.arange(60) % 3,
     )
     (tmp_path / "tiny.yaml").write_text(TEXT.replace("resnet18", "small-cnn"))
-    found = drivetrain.memory_for(tmp_path / "tiny.yaml", ["train.batch_size=4"], output=tmp_path / "found")
-    assert {row["micro_batch"] for row in found["rows"]} == {2, 4}
+    profile = drivetrain.memory_for(tmp_path / "tiny.yaml", ["train.batch_size=4"], output=tmp_path / "found")
+    assert {row["micro_batch"] for row in profile["rows"]} == {2, 4}
     with pytest.raises(DrivetrainError, match=r"train.batch: unknown key"):
         drivetrain.memory_for(tmp_path / "tiny.yaml", ["train.batch=4"], output=tmp_path / "found")
 
@@ -80,8 +80,10 @@ def test_from_python_in_a_folder_with_a_module_of_somebody_else(tmp_path: Path) 
     [(8, 50, [(16, 300), (32, 500), (50, 725)]), (8, 8, []), (8, 10, [(10, 300)]), (0, 64, [])],
 )
 def test_what_does_not_fit_is_listed_up_to_the_batch(largest: int, batch: int, expected: list[tuple[int, int]]) -> None:
-    found = SizeSearchResult(0, 250, False, [SizeTrial(8, None, 200, 1.0)], largest, held=100, next_peak=300)
-    assert [(row.micro_batch, row.predicted) for row in memory_profile._predict_larger_sizes(found, batch)] == expected
+    search_result = SizeSearchResult(0, 250, False, [SizeTrial(8, None, 200, 1.0)], largest, held=100, next_peak=300)
+    assert [
+        (row.micro_batch, row.predicted) for row in memory_profile._predict_larger_sizes(search_result, batch)
+    ] == expected
 
 
 def test_the_table_and_a_picture_without_anything_that_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

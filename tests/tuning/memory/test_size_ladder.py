@@ -9,32 +9,34 @@ import pytest
 from drivetrain.tuning.memory.size_ladder import SizeLadder
 
 
-def climb(ladder: SizeLadder, floor: int, each: int, batch: int = 0) -> list[int]:
+def climb(ladder: SizeLadder, floor: int, sample_bytes: int, batch: int = 0) -> list[int]:
     """The sizes that are tried where a step holds at least `floor`, else `batch` and so much for each sample."""
-    tried = []
+    tried_sizes = []
     while (size := ladder.choose_next()) is not None:
-        tried.append(size)
-        ladder.record(size, ladder.base + max(floor, batch + each * size))
-        assert len(tried) < 60
-    return tried
+        tried_sizes.append(size)
+        ladder.record(size, ladder.base + max(floor, batch + sample_bytes * size))
+        assert len(tried_sizes) < 60
+    return tried_sizes
 
 
 @pytest.mark.parametrize(
-    ("most", "floor", "each", "batch", "ceiling"),
+    ("most", "floor", "sample_bytes", "batch", "ceiling"),
     [
         *itertools.product((1, 7, 64, 300), (0, 5_000), (1, 37, 400), (0, 900), (10_000, 100_000)),
         (1000, 0, 10, 0, 10_000),
     ],
 )
-def test_never_above_the_ceiling_and_close_to_it(most: int, floor: int, each: int, batch: int, ceiling: int) -> None:
+def test_never_above_the_ceiling_and_close_to_it(
+    most: int, floor: int, sample_bytes: int, batch: int, ceiling: int
+) -> None:
     base = 3_000
     ladder = SizeLadder(most, base, base + ceiling)
-    tried = climb(ladder, floor, each, batch)
-    real = max(n for n in range(1, most + 1) if max(floor, batch + each * n) <= ceiling)
-    assert max(tried) == ladder.largest <= real
+    tried_sizes = climb(ladder, floor, sample_bytes, batch)
+    largest_that_fits = max(n for n in range(1, most + 1) if max(floor, batch + sample_bytes * n) <= ceiling)
+    assert max(tried_sizes) == ladder.largest <= largest_that_fits
     assert ladder.smallest_failed is None
-    assert real <= 1.2 * ladder.largest + 2
-    assert all(later <= 2 * earlier for earlier, later in itertools.pairwise(tried))
+    assert largest_that_fits <= 1.2 * ladder.largest + 2
+    assert all(later <= 2 * earlier for earlier, later in itertools.pairwise(tried_sizes))
 
 
 def test_one_sample_may_be_too_much() -> None:
