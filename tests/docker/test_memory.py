@@ -77,11 +77,11 @@ from pathlib import Path
 from drivetrain.supervisor import supervisor
 from drivetrain.supervisor.supervisor import TrainRequest
 
-def train(request, count, environment, forward, run, words=(), place=None):
+def train(request, count, environment, forward, run, arguments=(), placement=None):
     plan = json.loads((run.path / "plan.json").read_text())
-    whole = next(row["value"] for row in plan["decisions"] if row["name"] == "micro_batch") == "off"
-    taken = f"taken = b'x' * ({600 if whole else 6} << 20)"
-    return abs(subprocess.run([sys.executable, "-S", "-c", taken]).returncode) and 137
+    is_whole = next(row["value"] for row in plan["decisions"] if row["name"] == "micro_batch") == "off"
+    program = f"memory = b'x' * ({600 if is_whole else 6} << 20)"
+    return abs(subprocess.run([sys.executable, "-S", "-c", program]).returncode) and 137
 
 supervisor.run_trainers = train
 sets = ("train.epochs=1", "optimize.measure=off")

@@ -145,7 +145,7 @@ optimize: {{micro_batch: auto{optimize}}}
 def measure_sizes(
     job: Job, folder: Path, messages: list[str] | None = None, data: Any = None
 ) -> dict[str, evidence.Measurement]:
-    machine = tiny.machine()
+    machine, report = tiny.machine(), [].append if messages is None else messages.append
     machine = replace(machine, storage=replace(machine.storage, cache=str(folder / "cache")))
     data = data or tiny.dataset()
     network = build(job, data)
@@ -154,7 +154,7 @@ def measure_sizes(
     facts = inspection.inspect_workload(data, network.module)
     job_plan = plan.resolve(job, machine, facts)
     measurements = MicroBatchSearch(
-        job, machine, job_plan, data, network, facts, folder, tiny.Quiet(), (messages or []).append
+        job, machine, job_plan, data, network, facts, folder, tiny.Quiet(), report
     ).load_or_measure()
     assert all(torch.equal(weights_before[name], value) for name, value in network.module.state_dict().items())
     assert torch.equal(random_state, torch.random.get_rng_state())
@@ -200,8 +200,7 @@ def test_no_part_of_a_single_sample_for_batchnorm(tmp_path: Path, limit_memory: 
 
 def test_blocks_are_recomputed_where_not_even_the_smallest_part_fits(tmp_path: Path, limit_memory: Any) -> None:
     limit_memory(1)
-    messages: list[str] = []
-    measurements = measure_sizes(make_job("{name: resnet18, width: 2}"), tmp_path, messages)
+    measurements = measure_sizes(make_job("{name: resnet18, width: 2}"), tmp_path)
     assert (measurements["micro_batch"].value, measurements["gradient_checkpointing"].value) == (4, True)
     assert says(measurements["gradient_checkpointing"].text, "without-even-smallest-micro")
 
@@ -249,11 +248,10 @@ def test_nothing_fits_if_blocks_cannot_be_recomputed(
 
 def test_a_measured_micro_batch_is_reused_while_it_fits(tmp_path: Path, limit_memory: Any) -> None:
     limit_memory(21)
-    messages: list[str] = []
-    measured = measure_sizes(make_job(), tmp_path, messages := [""])
-    reused = measure_sizes(make_job(), tmp_path, messages := [""])
+    measured = measure_sizes(make_job(), tmp_path)
+    reused = measure_sizes(make_job(), tmp_path, messages := [])
     assert reused == measured
-    assert says_each(messages, ["", get_message("fit-measured-before-reusing", measured["micro_batch"].date)])
+    assert says_each(messages, [get_message("fit-measured-before-reusing", measured["micro_batch"].date)])
     limit_memory(9)
     assert measure_sizes(make_job(), tmp_path)["micro_batch"].value == 9
 
