@@ -64,13 +64,13 @@ def test_a_network_that_is_all_in_evaluation_mode_is_trained(
     assert int(model[0][1].num_batches_tracked) > 0
 
 
-@pytest.mark.parametrize(("more", "clips"), [({}, False), ({"clip_norm": 0.01}, True)])
+@pytest.mark.parametrize(("settings", "clips"), [({}, False), ({"clip_norm": 0.01}, True)])
 def test_gradients_of_an_optimizer_of_ones_own_are_clipped_on_request(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: dict[str, float], clips: bool
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], settings: dict[str, float], clips: bool
 ) -> None:
     ours, theirs = network(), network()
     optimizer = torch.optim.SGD(ours.parameters(), lr=0.5)
-    train(ours, tmp_path, optimizer=optimizer, epochs=1, batch_size=96, **more)
+    train(ours, tmp_path, optimizer=optimizer, epochs=1, batch_size=96, **settings)
     loop = torch.optim.SGD(theirs.parameters(), lr=0.5)
     x, y = samples()
     nn.functional.cross_entropy(theirs(x), y).backward()

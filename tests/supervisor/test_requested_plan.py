@@ -19,11 +19,11 @@ from tests.messages import says
 STOPPED = {"FAULT": "step:10:term"}
 
 
-def made(plain: bool = False) -> plan.Plan:
+def resolve_plan(plain: bool = False) -> plan.Plan:
     return plan.resolve(tiny.job(), tiny.machine(), plain=plain)
 
 
-PLAIN, CHOSEN = made(plain=True).values(), made().values()
+PLAIN, CHOSEN = resolve_plan(plain=True).values(), resolve_plan().values()
 OTHER = CHOSEN | {"precision": "bf16"}
 
 
@@ -50,7 +50,7 @@ def test_a_plain_run_resumes_plain(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "asked", "expected"),
+    ("state", "request", "expected"),
     [
         ({"plain": False, "plan": None}, PlanRequest(False, None), None),
         (
@@ -80,18 +80,20 @@ def test_a_plain_run_resumes_plain(tmp_path: Path) -> None:
         ({}, PlanRequest(True, None), "started without --plain and --plan; this command is with --plain"),
     ],
 )
-def test_plan_request_of_a_run(state: dict[str, Any], asked: PlanRequest, expected: str | None) -> None:
+def test_plan_request_of_a_run(state: dict[str, Any], request: PlanRequest, expected: str | None) -> None:
     if expected is None:
-        assert asked.resume(Path("x-001"), RunState(state), made()) == PlanRequest(False, state.get("plan", asked.plan))
+        assert request.resume(Path("x-001"), RunState(state), resolve_plan()) == PlanRequest(
+            False, state.get("plan", request.plan)
+        )
         return
     with pytest.raises(CheckpointError, match=expected):
-        asked.resume(Path("x-001"), RunState(state), made())
+        request.resume(Path("x-001"), RunState(state), resolve_plan())
 
 
 def test_a_plain_run_of_an_older_version_is_recognized_by_its_plan() -> None:
-    stored = made(plain=True)
+    stored = resolve_plan(plain=True)
     rows = [replace(row, source="memory") if row.name == "micro_batch" else row for row in stored.decisions]
-    for each in (stored, replace(stored, decisions=tuple(rows))):
-        assert PlanRequest(True, None).resume(Path("x-001"), RunState({}), each) == PlanRequest(True, None)
+    for stored_plan in (stored, replace(stored, decisions=tuple(rows))):
+        assert PlanRequest(True, None).resume(Path("x-001"), RunState({}), stored_plan) == PlanRequest(True, None)
         with pytest.raises(CheckpointError, match="started with --plain"):
-            PlanRequest(False, None).resume(Path("x-001"), RunState({}), each)
+            PlanRequest(False, None).resume(Path("x-001"), RunState({}), stored_plan)
