@@ -41,8 +41,8 @@ def list_modules(folder: Path, *arguments: str) -> list[set[str]]:
     for line in done.stderr.splitlines():
         if line.endswith("| imported package"):
             processes.append(set())
-        elif found := re.search(r"import time: +\d+ \| +\d+ \| +(\S+)", line):
-            processes[-1].add(found[1])
+        elif match := re.search(r"import time: +\d+ \| +\d+ \| +(\S+)", line):
+            processes[-1].add(match[1])
     return processes
 
 

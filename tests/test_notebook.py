@@ -22,8 +22,8 @@ KERNEL = "drivetrain-test"
 
 
 def cells() -> list[dict[str, Any]]:
-    made: list[dict[str, Any]] = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
-    return made
+    notebook_cells: list[dict[str, Any]] = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    return notebook_cells
 
 
 def test_it_has_no_output_and_valid_code() -> None:

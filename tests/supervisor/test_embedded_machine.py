@@ -70,7 +70,7 @@ def simulate_gpus(cards: Any, monkeypatch: pytest.MonkeyPatch, first: int = 0) -
     gpus = tuple(replace(gpu, uuid=f"GPU-{gpu.index}a") for gpu in cards)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=f"{first}a"))
-    monkeypatch.setattr(device_check, "check_build", lambda found: None)
+    monkeypatch.setattr(device_check, "check_build", lambda hardware: None)
     return with_gpus(*gpus)
 
 

@@ -26,11 +26,11 @@ def network() -> nn.Sequential:
     return nn.Sequential(nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU()), nn.Linear(16, 2))
 
 
-def train(model: nn.Module, folder: Path, **more: Any) -> Any:
+def train(model: nn.Module, folder: Path, **overrides: Any) -> Any:
     settings: dict[str, Any] = {"epochs": 2, "batch_size": 32, "new": True, "optimize": PLAIN, "schedule": "constant"}
-    if not isinstance(more.get("optimizer"), torch.optim.Optimizer):
+    if not isinstance(overrides.get("optimizer"), torch.optim.Optimizer):
         settings["optimizer"] = {"name": "sgd", "lr": 0.1}
-    return drivetrain.train(model, samples(), samples(), name="objects", runs=folder, **settings | more)
+    return drivetrain.train(model, samples(), samples(), name="objects", runs=folder, **settings | overrides)
 
 
 def test_frozen_layers_train_as_in_a_loop_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,10 +28,10 @@ def child() -> Iterator[tuple[int, int]]:
     thread = threading.Thread(target=lambda: started.append(subprocess.Popen([sys.executable, "-c", CODE], **pipes)))  # type: ignore[call-overload]
     thread.start()
     thread.join()
-    made = started[0]
-    assert made.stdout
-    yield made.pid, int(made.stdout.readline())
-    made.communicate()
+    process = started[0]
+    assert process.stdout
+    yield process.pid, int(process.stdout.readline())
+    process.communicate()
 
 
 @pytest.mark.parametrize("listed", [True, False])
@@ -42,8 +42,8 @@ def test_all_descendants_are_members(child: tuple[int, int], listed: bool, monke
 
 
 def test_their_memory_is_counted(child: tuple[int, int]) -> None:
-    own = psutil.Process().memory_info().rss
-    assert process_tree.sum_resident_bytes() > own + (40 << 20)
+    resident_bytes = psutil.Process().memory_info().rss
+    assert process_tree.sum_resident_bytes() > resident_bytes + (40 << 20)
 
 
 def test_ended_processes_do_not_count() -> None:

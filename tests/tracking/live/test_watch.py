@@ -59,9 +59,9 @@ def test_the_plan_in_the_live_view_is_what_differs_from_doing_nothing(run: Path)
     rows = [("precision", "fp32"), ("prefix_precision", "fp32"), ("cpu_threads", 2), ("channels_last", True)]
     decisions = [{"name": name, "value": value} for name, value in rows]
     change(run / "plan.json", lambda plan: plan.update(decisions=decisions))
-    shown = " ".join(RunReader(run).read().plan)
-    assert "fp32" not in shown
-    assert "channels_last" in shown
+    plan_text = " ".join(RunReader(run).read().plan)
+    assert "fp32" not in plan_text
+    assert "channels_last" in plan_text
 
 
 def test_watch_loads_no_torch(run: Path) -> None:
@@ -108,7 +108,7 @@ def on_a_terminal(run: Path, **environment: str) -> tuple[subprocess.Popen[bytes
     return started, ours
 
 
-def everything(ours: int, until: str = "") -> str:
+def read_terminal(ours: int, until: str = "") -> str:
     text = b""
     while not until or until not in text.decode(errors="replace"):
         try:
@@ -121,9 +121,9 @@ def everything(ours: int, until: str = "") -> str:
 
 def test_watch_on_a_terminal_ends_with_the_run(run: Path) -> None:
     started, ours = on_a_terminal(run)
-    text = everything(ours, until="of 4.0 GiB")
+    text = read_terminal(ours, until="of 4.0 GiB")
     change(run / "state.json", lambda s: s.update(status="done", exit_code=0))
-    text += everything(ours)
+    text += read_terminal(ours)
     assert started.wait(30) == 0
     assert "\x1b[J" in text
     assert "\x1b[?25l" not in text  # a cursor that is never hidden needs nobody to show it again
@@ -132,9 +132,9 @@ def test_watch_on_a_terminal_ends_with_the_run(run: Path) -> None:
 
 def test_ctrl_c_leaves_quietly_and_the_run_alone(run: Path) -> None:
     started, ours = on_a_terminal(run)
-    text = everything(ours, until="of 4.0 GiB")
+    text = read_terminal(ours, until="of 4.0 GiB")
     started.send_signal(signal.SIGINT)
-    text += everything(ours)
+    text += read_terminal(ours)
     assert started.wait(30) == 0
     assert "Traceback" not in text
     assert json.loads((run / "state.json").read_text())["status"] == "running"
@@ -143,7 +143,7 @@ def test_ctrl_c_leaves_quietly_and_the_run_alone(run: Path) -> None:
 def test_no_color_means_plain_lines_even_on_a_terminal(run: Path) -> None:
     change(run / "state.json", lambda s: s.update(status="done"))
     started, ours = on_a_terminal(run, NO_COLOR="1")
-    text = everything(ours)
+    text = read_terminal(ours)
     assert started.wait(30) == 0
     assert "\x1b" not in text
     assert "done at step 270" in text
