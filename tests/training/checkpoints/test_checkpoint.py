@@ -119,15 +119,17 @@ def test_optimizer_state_goes_by_name(kind: type[torch.optim.Optimizer]) -> None
     torch.manual_seed(0)
     model = torch.nn.Linear(3, 2)
     extra = {"momentum": 0.9} if kind is torch.optim.SGD else {}
-    first = kind(model.parameters(), lr=0.1, **extra)
-    step(model, first)
-    twin = torch.nn.Linear(3, 2)
-    twin.load_state_dict(model.state_dict())
-    second = kind(reversed(list(twin.parameters())), lr=0.1, **extra)
-    run_state.load_optimizer(twin, second, run_state.collect_optimizer_tensors(model, first))
-    step(model, first)
-    step(twin, second)
-    assert all(a.equal(b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+    first_optimizer = kind(model.parameters(), lr=0.1, **extra)
+    step(model, first_optimizer)
+    second_model = torch.nn.Linear(3, 2)
+    second_model.load_state_dict(model.state_dict())
+    second_optimizer = kind(reversed(list(second_model.parameters())), lr=0.1, **extra)
+    run_state.load_optimizer(
+        second_model, second_optimizer, run_state.collect_optimizer_tensors(model, first_optimizer)
+    )
+    step(model, first_optimizer)
+    step(second_model, second_optimizer)
+    assert all(a.equal(b) for a, b in zip(model.parameters(), second_model.parameters(), strict=True))
 
 
 def test_unknown_parameter_in_optimizer_state() -> None:
