@@ -96,20 +96,20 @@ def messages() -> str:
     texts = []
     for path in sorted((ROOT / "runtime" / "drivetrain").rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        documented = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        docstring_ids = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
         texts += [
             node.value
             for node in ast.walk(tree)
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documented
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstring_ids
         ]
     return "\n".join(texts)
 
 
 def test_messages_that_troubleshooting_quotes_exist() -> None:
-    quoted = re.findall(r'"([^"]+)"', (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8"))
-    said = messages()
-    assert quoted
-    assert [text for text in quoted if text not in said] == []
+    quotes = re.findall(r'"([^"]+)"', (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8"))
+    texts = messages()
+    assert quotes
+    assert [text for text in quotes if text not in texts] == []
 
 
 def test_the_plan_that_a_page_shows_is_the_one_that_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -95,8 +95,8 @@ def test_no_circles() -> None:
     ],
 )
 def test_an_upward_import_is_detected(module: str, line: str) -> None:
-    planted = set(imported(ast.parse(line), set(modules())))
-    assert len(upward({module: planted})) == 1
+    imports = set(imported(ast.parse(line), set(modules())))
+    assert len(upward({module: imports})) == 1
 
 
 def test_an_import_cycle_is_detected() -> None:
@@ -109,8 +109,8 @@ def test_an_import_cycle_is_detected() -> None:
 
 def test_test_files_are_tests() -> None:
     """What is called a test lies in tests/, so that no tool collects a program of ours."""
-    named = [path for name in ("*_test.py", "test_*.py") for path in ROOT.rglob(name)]
-    inside = [path.relative_to(ROOT).parts for path in named if not any(part.startswith(".") for part in path.parts)]
+    paths = [path for name in ("*_test.py", "test_*.py") for path in ROOT.rglob(name)]
+    inside = [path.relative_to(ROOT).parts for path in paths if not any(part.startswith(".") for part in path.parts)]
     assert {parts[0] for parts in inside} == {"tests"}
 
 

@@ -97,8 +97,8 @@ def test_stop_names_what_it_stops(tmp_path: Path) -> None:
 
 
 def test_every_target_of_the_help_is_one(checkout: Path) -> None:
-    listed = [line.split()[1] for line in make(checkout, "help").stdout.splitlines() if line.startswith("  make ")]
-    assert "golden" in listed
+    targets = [line.split()[1] for line in make(checkout, "help").stdout.splitlines() if line.startswith("  make ")]
+    assert "golden" in targets
     assert says(make(checkout, "-n", "digits").stderr, "is-not-make-target")
-    for target in listed:
+    for target in targets:
         assert omits(make(checkout, "-n", target).stderr, "is-not-make-target")

@@ -207,9 +207,9 @@ def test_an_engine_that_refuses_the_user_decides_nothing(tmp_path: Path) -> None
         env={**os.environ, "PATH": f"{docker.parent}:{os.environ['PATH']}"},
     )
     assert done.stderr == ""
-    written = (tmp_path / ".env").read_text()
-    assert "DRIVETRAIN_CPUS=0" not in written
-    assert "BASE_IMAGE" not in written
+    env_text = (tmp_path / ".env").read_text()
+    assert "DRIVETRAIN_CPUS=0" not in env_text
+    assert "BASE_IMAGE" not in env_text
 
 
 REFUSED = [("image", "cpu"), ("base-image",), ("containers", "logs"), ("containers", "stop"), ("containers", "prune")]

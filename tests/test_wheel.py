@@ -57,8 +57,8 @@ def test_the_compose_files_and_templates_travel(wheel: Path) -> None:
 def test_train_and_predict(full: Path, table: Path) -> None:
     """From data to predictions; a user's file named as a module of Python's changes nothing."""
     (table / "types.py").write_text("raise SystemExit('the wrong types')\n")
-    drafted = installed.call(full, "init", "visits.csv", folder=table)
-    assert drafted.returncode == 0, drafted.stderr
+    draft = installed.call(full, "init", "visits.csv", folder=table)
+    assert draft.returncode == 0, draft.stderr
     for command in (["validate"], ["plan"], ["train", "--set", "train.epochs=1", "--set", "optimize.measure=off"]):
         done = installed.call(full, command[0], "visits.yaml", *command[1:], folder=table)
         assert done.returncode == 0, done.stdout + done.stderr

@@ -40,9 +40,9 @@ def test_every_step_is_a_script_that_exists(path: Path) -> None:
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
 def test_actions_are_pinned_by_commit(path: Path) -> None:
-    used = [line.strip() for line in path.read_text().splitlines() if "uses:" in line]
-    assert used
-    for line in used:
+    uses = [line.strip() for line in path.read_text().splitlines() if "uses:" in line]
+    assert uses
+    for line in uses:
         assert re.fullmatch(r"(- )?uses: [\w.-]+/[\w.-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", line), line
 
 
@@ -90,15 +90,15 @@ def test_what_was_tested_is_what_is_signed(tmp_path: Path) -> None:
     name, (amd, arm, joined, other) = "r.example/a/drivetrain/cpu", (f"sha256:{letter * 64}" for letter in "1234")
     done, _ = run_release(tmp_path, "push", "cpu", "amd64", PUSHED=amd)
     assert done.stdout == f"cpu-amd64={amd}\n"
-    tested = {"DIGEST_AMD64": amd, "DIGEST_ARM64": arm, "JOINED": joined}
-    done, requests = run_release(tmp_path, "join", "cpu", **tested, INSIDE=f'"{amd}", "{arm}"')
+    digests = {"DIGEST_AMD64": amd, "DIGEST_ARM64": arm, "JOINED": joined}
+    done, requests = run_release(tmp_path, "join", "cpu", **digests, INSIDE=f'"{amd}", "{arm}"')
     assert done.stdout == f"name={name}\ndigest={joined}\n", done.stderr
     assert any(line.endswith(f" {name}@{amd} {name}@{arm}") for line in requests if " create " in line)
     for inside in (f'"{amd}", "{other}"', f'"{amd}", "{arm}", "{other}"', f'"{amd}"'):
-        done, _ = run_release(tmp_path, "join", "cpu", **tested, INSIDE=inside)
+        done, _ = run_release(tmp_path, "join", "cpu", **digests, INSIDE=inside)
         assert (done.returncode != 0, done.stdout) == (True, "")
         assert says(done.stderr, "images-those-tested")
-    done, requests = run_release(tmp_path, "sign", "cpu", **tested, DIGEST=joined)
+    done, requests = run_release(tmp_path, "sign", "cpu", **digests, DIGEST=joined)
     assert done.returncode == 0, done.stderr
     signed = [line.split()[-1] for line in requests if line.startswith("cosign")]
     assert signed == [f"{name}@{digest}" for digest in (joined, amd, arm)]
@@ -134,9 +134,9 @@ def test_the_changelog_has_the_version() -> None:
         return subprocess.run([ROOT / "scripts" / "release", "check", tag], capture_output=True, text=True, check=False)
 
     assert check(f"v{version}").stdout == f"release: {version}\n"
-    refused = check("v99.0.0")
-    assert refused.returncode == 2
-    assert refused.stderr.startswith("the tag is v99.0.0\n  possible: v")
+    refusal = check("v99.0.0")
+    assert refusal.returncode == 2
+    assert refusal.stderr.startswith("the tag is v99.0.0\n  possible: v")
 
 
 @pytest.mark.parametrize(

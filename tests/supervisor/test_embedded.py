@@ -82,8 +82,8 @@ def test_a_result_and_its_run_folder(tmp_path: Path) -> None:
     }
     assert result.model is model
     assert not model.training
-    stored = safetensors.torch.load_file(result.folder / "model" / "model.safetensors")
-    assert all(torch.equal(value, stored[name]) for name, value in model.state_dict().items())
+    stored_weights = safetensors.torch.load_file(result.folder / "model" / "model.safetensors")
+    assert all(torch.equal(value, stored_weights[name]) for name, value in model.state_dict().items())
     points, kinds = circle(40, seed=1).tensors
     accuracy = float((model(points).argmax(dim=1) == kinds).float().mean())
     assert (result.metric, result.best) == ("validation/accuracy", pytest.approx(accuracy))
@@ -280,9 +280,9 @@ def test_the_plan_is_printed_once(tmp_path: Path, capsys: pytest.CaptureFixture[
     train(tmp_path, name="notebook")
     assert "  settings " in capsys.readouterr().out
     train(tmp_path, name="notebook")
-    said = capsys.readouterr().out
-    assert "  settings " not in said
-    assert "plan for notebook (python): unchanged from" in said
+    output = capsys.readouterr().out
+    assert "  settings " not in output
+    assert "plan for notebook (python): unchanged from" in output
 
 
 @pytest.mark.parametrize("name", ["SIGUSR1", "SIGUSR2", "SIGXCPU", "SIGHUP"])
@@ -312,14 +312,14 @@ def test_signals_that_the_program_ignores_or_handles_are_its_own(tmp_path: Path)
 
 
 def test_a_lost_output_does_not_end_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    reading, writing = os.pipe()
-    os.close(reading)
-    closed = os.fdopen(writing, "w")
-    monkeypatch.setattr(sys, "stdout", closed)
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    lost_output = os.fdopen(write_end, "w")
+    monkeypatch.setattr(sys, "stdout", lost_output)
     assert train(tmp_path, epochs=1, on_epoch=lambda info: print(info.epoch, flush=True)).best is not None
-    assert sys.stdout is closed
-    with open(os.devnull, "w") as nowhere, closed:
-        os.dup2(nowhere.fileno(), closed.fileno())
+    assert sys.stdout is lost_output
+    with open(os.devnull, "w") as nowhere, lost_output:
+        os.dup2(nowhere.fileno(), lost_output.fileno())
 
 
 def test_a_loop_that_passes_over_failures_ends_with_a_stop(tmp_path: Path) -> None:
@@ -350,5 +350,5 @@ def test_arrays_that_run_backward(tmp_path: Path) -> None:
     """torch has no negative strides."""
     inputs, targets = (tensor.numpy() for tensor in circle(120).tensors)
     backward = train(tmp_path, data=(inputs[::-1], targets[::-1]), epochs=1)
-    copied = train(tmp_path, data=(inputs[::-1].copy(), targets[::-1].copy()), epochs=1, new=True)
-    assert same(backward, copied)
+    copied_result = train(tmp_path, data=(inputs[::-1].copy(), targets[::-1].copy()), epochs=1, new=True)
+    assert same(backward, copied_result)

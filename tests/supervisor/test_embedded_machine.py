@@ -54,8 +54,8 @@ def test_a_gpu_that_this_torch_cannot_use_is_refused(tmp_path: Path, monkeypatch
 def test_threads_are_shared_with_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cards = (card(0), card(1))
     assert len(host_process.select_gpu(simulate_gpus(cards, monkeypatch), _job()).gpus) == 1
-    said = read_refusal(tmp_path, limits={"processes": 2})
-    assert says(said, "call-python-process", "limits.processes", 2)
+    message = read_refusal(tmp_path, limits={"processes": 2})
+    assert says(message, "call-python-process", "limits.processes", 2)
     for gpus in ("all", [0, 1]):
         assert says(read_refusal(tmp_path, limits={"gpus": gpus}), "call-python-process", "limits.gpus", gpus)
 
@@ -100,10 +100,10 @@ def test_micro_batch_auto_is_searched(
 
 @pytest.mark.parametrize("wrap", [nn.DataParallel, lambda inner: nn.Sequential(nn.DataParallel(inner))])
 def test_a_data_parallel_network_is_refused(tmp_path: Path, wrap: Callable[[nn.Module], nn.Module]) -> None:
-    said = read_refusal(tmp_path, wrap(network()))
-    assert says(said, "model-is-dataparallel")
-    assert says(said, "possible-network-itself-process")
-    assert "do:       give model.module; " in said
+    message = read_refusal(tmp_path, wrap(network()))
+    assert says(message, "model-is-dataparallel")
+    assert says(message, "possible-network-itself-process")
+    assert "do:       give model.module; " in message
 
 
 @pytest.mark.parametrize(
@@ -120,9 +120,9 @@ def test_usual_shorthands_are_taken(
 ) -> None:
     lasting = {} if "num_epochs" in settings else {"epochs": 1}
     result = drivetrain.train(network(), circle(40), circle(20, seed=1), runs=tmp_path, **lasting, **settings)
-    written = yaml.safe_load((result.folder / "job.yaml").read_text())["train"]
-    assert {key: written["optimizer"][key] for key in optimizer} == optimizer
-    assert written["epochs"] == epochs
+    train_keys = yaml.safe_load((result.folder / "job.yaml").read_text())["train"]
+    assert {key: train_keys["optimizer"][key] for key in optimizer} == optimizer
+    assert train_keys["epochs"] == epochs
 
 
 @pytest.mark.parametrize(

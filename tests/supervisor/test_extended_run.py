@@ -73,14 +73,14 @@ def read_refusal(job: Path, capsys: pytest.CaptureFixture[str], *options: str, c
 def test_killed_in_the_middle_it_ends_with_the_bits_of_one_run(job: Path, tmp_path: Path) -> None:
     before = contents(first_run(job))
     options = ("--extend", str(first_run(job)), *set_options(LONG))
-    said = trained.finish(job, *options, expected=137, FAULT=f"batch:{3 * STEPS}:kill")
-    assert says(said, "result-run-epoch-under", 14)
-    assert says(said, "result-will-be-that-of-one")
+    output = trained.finish(job, *options, expected=137, FAULT=f"batch:{3 * STEPS}:kill")
+    assert says(output, "result-run-epoch-under", 14)
+    assert says(output, "result-will-be-that-of-one")
     assert trained.run(job).name == "small-002"
     assert trained.last(trained.run(job)).name == "step-70"
-    said = trained.finish(job, *options)
-    assert "resumed from step-70" in said
-    assert "extend:" not in said
+    output = trained.finish(job, *options)
+    assert "resumed from step-70" in output
+    assert "extend:" not in output
     once = trained.written(tmp_path / "once")
     trained.finish(once, *set_options(LONG))
     assert trained.differences(trained.run(job), trained.run(once)) == []
@@ -121,14 +121,14 @@ def test_a_schedule_with_an_end_starts_again_only_if_asked(
     assert says(text, "cycle-planned-length", "train.schedule")
     assert says(text, "restart-schedule-once-set", "train.schedule")
     if options == ["--restart-schedule"]:
-        said = trained.finish(job, "--extend", str(first_run(job)), *set_options("train.epochs=4"), *options)
-        assert says(said, "schedule-cycle-starts-again", 16, "train.optimizer.lr", "0.01")
+        output = trained.finish(job, "--extend", str(first_run(job)), *set_options("train.epochs=4"), *options)
+        assert says(output, "schedule-cycle-starts-again", 16, "train.optimizer.lr", "0.01")
         rates = [row["lr"] for row in trained.rows(trained.run(job)) if "lr" in row]
         assert rates[16:] == rates[:16]
     else:
         options = [*options, *set_options("train.schedule=constant", "train.epochs=3")]
-        said = trained.finish(job, "--extend", str(first_run(job)), *options)
-        assert says(said, "schedule-constant-starts-step", 16, "train.optimizer.lr", "0.002")
+        output = trained.finish(job, "--extend", str(first_run(job)), *options)
+        assert says(output, "schedule-constant-starts-step", 16, "train.optimizer.lr", "0.002")
         assert {row["lr"] for row in trained.rows(trained.run(job)) if row["step"] > 16 and "lr" in row} == {0.002}
 
 
@@ -190,9 +190,9 @@ def test_checkpoints_that_are_gone_damaged_or_without_an_optimizer(
 @pytest.mark.nightly
 def test_a_damaged_last_checkpoint_is_replaced_by_the_one_before(job: Path, tmp_path: Path) -> None:
     (first_run(job) / "checkpoints" / "step-48" / "model.safetensors").write_bytes(b"cut")
-    said = trained.finish(job, "--extend", str(first_run(job)), *set_options("train.epochs=8"))
-    assert says(said, "cannot-be-used-has-bytes", "step-48", "model.safetensors", 3)
-    assert "continuing from step-42" in said
+    output = trained.finish(job, "--extend", str(first_run(job)), *set_options("train.epochs=8"))
+    assert says(output, "cannot-be-used-has-bytes", "step-48", "model.safetensors", 3)
+    assert "continuing from step-42" in output
     once = trained.written(tmp_path / "once")
     trained.finish(once, *set_options("train.epochs=8"))
     assert trained.differences(trained.run(job), trained.run(once)) == []
@@ -201,9 +201,9 @@ def test_a_damaged_last_checkpoint_is_replaced_by_the_one_before(job: Path, tmp_
 def test_changed_data_is_refused_and_leaves_no_folder(job: Path) -> None:
     data = job.parent / "images.npz"
     data.write_bytes(data.read_bytes() + b"more")
-    said = trained.finish(job, "--extend", str(first_run(job)), *set_options(LONG), expected=4)
-    assert says(said, "continues-data-changed-since", "small-001")
-    assert says(said, "removed-since-nothing-trained")
+    output = trained.finish(job, "--extend", str(first_run(job)), *set_options(LONG), expected=4)
+    assert says(output, "continues-data-changed-since", "small-001")
+    assert says(output, "removed-since-nothing-trained")
     assert trained.run(job).name == "small-001"
 
 
@@ -215,9 +215,9 @@ def test_a_copy_that_is_removed_is_not_tracked_on(job: Path) -> None:
         # The server answers late, so the tracker is in the middle of a request when the copy is removed.
         server.fault = lambda number, path: time.sleep(1)
         text = f"track={{mlflow: '{server.address}'}}"
-        said = trained.finish(job, "--extend", str(first_run(job)), *set_options(LONG, text), expected=4)
-        assert says(said, "removed-since-nothing-trained")
-    assert "tracker:" not in said, "it has nothing to write about any more"
+        output = trained.finish(job, "--extend", str(first_run(job)), *set_options(LONG, text), expected=4)
+        assert says(output, "removed-since-nothing-trained")
+    assert "tracker:" not in output, "it has nothing to write about any more"
     assert [path.name for path in sorted((job.parent / "runs").iterdir()) if path.is_dir()] == ["small-001"]
 
 
@@ -271,19 +271,19 @@ def test_an_extension_is_extended_and_another_unfinished_run_is_named(
     state.write_text(json.dumps(json.loads(state.read_text()) | {"status": "stopped"}))
     text = read_refusal(job, capsys, *set_options("train.epochs=8"), code=4)
     assert says(text, "is-unfinished-and-continues", "small-003", "small-002")
-    damaged = runs / "small-003" / "extension.json"
-    damaged.write_text("{}")
+    damaged_file = runs / "small-003" / "extension.json"
+    damaged_file.write_text("{}")
     assert "extension.json is damaged" in read_refusal(job, capsys, *set_options("train.epochs=8"), code=4)
 
 
 @pytest.mark.nightly
 def test_more_epochs_of_a_finished_run_are_offered_and_a_new_run_starts(job: Path) -> None:
-    said = trained.finish(job, *set_options("train.epochs=7"))
+    output = trained.finish(job, *set_options("train.epochs=7"))
     line = (
         f"{first_run(job)} finished after 6 epochs; to continue it instead: drivetrain train {job} --set train.epochs=7"
     )
-    assert f"{line} --extend {first_run(job)}\n" in said
-    assert says(said, "to-continue-it-instead")
+    assert f"{line} --extend {first_run(job)}\n" in output
+    assert says(output, "to-continue-it-instead")
     assert trained.run(job).name == "small-002"
     assert not (trained.run(job) / "extension.json").exists()
     assert omits(trained.finish(job, *set_options("train.epochs=7")), "to-continue-it-instead")
@@ -293,13 +293,13 @@ def test_more_epochs_of_a_finished_run_are_offered_and_a_new_run_starts(job: Pat
 def test_the_best_weights_of_the_finished_run_stay_the_best(job: Path) -> None:
     """If no added epoch is better, the model of the extension is that of the finished run."""
     options = set_options("train.epochs=7", "train.optimizer.lr=1.0")
-    said = trained.finish(job, "--extend", str(first_run(job)), *options)
-    assert "train.optimizer.lr is 1.0, was 0.01" in said
-    assert omits(said, "result-will-be-that-of-one")
+    output = trained.finish(job, "--extend", str(first_run(job)), *options)
+    assert "train.optimizer.lr is 1.0, was 0.01" in output
+    assert omits(output, "result-will-be-that-of-one")
     folders = first_run(job), trained.run(job)
-    before, now = (trained.read(folder, "result.json") for folder in folders)
-    assert (before["steps"], now["steps"]) == (48, 56)
-    assert now["best"] == before["best"]
+    before, after = (trained.read(folder, "result.json") for folder in folders)
+    assert (before["steps"], after["steps"]) == (48, 56)
+    assert after["best"] == before["best"]
     one, two = (safetensors.torch.load_file(folder / "model" / "model.safetensors") for folder in folders)
     assert all(torch.equal(one[name], two[name]) for name in one.keys() | two.keys())
 

@@ -103,22 +103,22 @@ def test_all_forms_in_the_same_order_give_the_same_bits(tmp_path: Path) -> None:
 
 
 def test_a_loader_without_shuffle_and_an_iterable_keep_the_order(tmp_path: Path) -> None:
-    plain = train(tmp_path / "loader", DataLoader(TensorDataset(X, Y), batch_size=16))
+    loader_result = train(tmp_path / "loader", DataLoader(TensorDataset(X, Y), batch_size=16))
     validation = DataLoader(Held(), 40)
-    streamed = train(tmp_path / "stream", Sized(noise=0.0), validation, batch_size=16)
-    steps = train(tmp_path / "steps", DataLoader(Stream(noise=0.0), batch_size=15), epoch_steps=8)
-    assert same(plain, streamed)
-    assert steps.stopped == "all 2 epochs trained"
-    assert not same(plain, steps)
+    stream_result = train(tmp_path / "stream", Sized(noise=0.0), validation, batch_size=16)
+    steps_result = train(tmp_path / "steps", DataLoader(Stream(noise=0.0), batch_size=15), epoch_steps=8)
+    assert same(loader_result, stream_result)
+    assert steps_result.stopped == "all 2 epochs trained"
+    assert not same(loader_result, steps_result)
 
 
 def test_the_settings_of_a_loader_are_used_or_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     loader = DataLoader(Rows(), 50, shuffle=True, drop_last=True, num_workers=2, worker_init_fn=print)
     result = train(tmp_path, loader, DataLoader(Rows(), 7), epochs=1)
-    said = capsys.readouterr().out
-    assert says(said, "data-train-data-samples", 50)
-    assert says(said, "workers-optimize-worker-init", 2, "loader_workers")
-    assert says(said, "data-validation-data-every")
+    output = capsys.readouterr().out
+    assert says(output, "data-train-data-samples", 50)
+    assert says(output, "workers-optimize-worker-init", 2, "loader_workers")
+    assert says(output, "data-validation-data-every")
     assert (result.folder / "metrics.jsonl").read_text().count("train/loss") == 2
 
 

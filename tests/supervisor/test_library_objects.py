@@ -86,19 +86,19 @@ def test_rates_that_a_callback_sets_hold_unless_a_schedule_sets_them(
 ) -> None:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    used: list[float] = []
+    rates: list[float] = []
 
     def after(info: Any) -> None:
-        used.append(info.lr)
+        rates.append(info.lr)
         optimizer.param_groups[0]["lr"] = 0.1 * 0.5**info.step
 
     train(model, tmp_path, optimizer=optimizer, schedule=schedule, on_step=after)
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     if schedule == "cosine":
-        assert said.count(get_message("those-step-sets-lost")) == 1
+        assert output.count(get_message("those-step-sets-lost")) == 1
     else:
-        assert used == pytest.approx([0.1 * 0.5**step for step in range(6)])
-        assert "are lost" not in said
+        assert rates == pytest.approx([0.1 * 0.5**step for step in range(6)])
+        assert "are lost" not in output
 
 
 @pytest.mark.parametrize(

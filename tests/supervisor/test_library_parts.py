@@ -42,10 +42,10 @@ def test_an_optimizer_object_keeps_its_groups_and_its_function_gives_the_same(tm
     assert torch.equal(model[0].weight, before)
     assert {row["lr"] for row in rows(result)} == {0.0}
     assert [group["lr"] for group in optimizer.param_groups] == [0.0, 0.1]
-    stored = (result.folder / "job.yaml").read_text()
-    assert "function: SGD" in stored
-    assert "settings: momentum 0.5" in stored
-    assert "schedule:\n    name: constant" in stored
+    spec_text = (result.folder / "job.yaml").read_text()
+    assert "function: SGD" in spec_text
+    assert "settings: momentum 0.5" in spec_text
+    assert "schedule:\n    name: constant" in spec_text
 
     def make_optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         return torch.optim.SGD(
@@ -197,17 +197,17 @@ def test_callbacks_are_told_what_happened_and_can_end_the_training(tmp_path: Pat
 
 def test_an_error_in_a_callback_ends_the_run_with_a_checkpoint(tmp_path: Path) -> None:
     def on_step(info: drivetrain.TrainingInfo) -> None:
-        if info.step == 6 and not fixed:
+        if info.step == 6 and not is_fixed:
             raise KeyError("my table")
 
-    fixed = False
+    is_fixed = False
     with pytest.raises(UserCodeError) as raised:
         train(tmp_path / "a", on_step=on_step)
     text = str(raised.value)
     assert text.startswith("on_step raised KeyError: 'my table'\n    test_library_parts.py:")
     assert f"possible: saved as {tmp_path}/a/library-001/checkpoints/step-6" in text
     assert ends_with(text, "fix-these-lines-same")
-    fixed = True
+    is_fixed = True
     assert same(train(tmp_path / "a", on_step=on_step), train(tmp_path / "b"))
 
 
@@ -303,9 +303,9 @@ def test_a_finished_run_is_extended(tmp_path: Path) -> None:
 
 def test_gpus_monitor_and_the_words_of_a_result(tmp_path: Path) -> None:
     result = train(tmp_path, epochs=1, gpus="none", monitor={"every": "0.2s"})
-    stored = (result.folder / "job.yaml").read_text()
-    assert "gpus: none" in stored
-    assert "every: 0.2s" in stored
+    spec_text = (result.folder / "job.yaml").read_text()
+    assert "gpus: none" in spec_text
+    assert "every: 0.2s" in spec_text
     assert "Linear" not in repr(result)
     (result.folder / "report.html").write_text("<p>the report</p>")
     assert 'srcdoc="&lt;p&gt;the report' in result._repr_html_()

@@ -204,7 +204,7 @@ def test_memory_that_runs_out_halves_the_micro_batch_and_keeps_the_random_number
 
 
 def test_a_second_try_of_a_batch_draws_from_numpy_and_python_what_the_first_drew() -> None:
-    drawn: list[tuple[float, float]] = []
+    draws: list[tuple[float, float]] = []
 
     class Drawing(nn.Module):
         def __init__(self) -> None:
@@ -212,7 +212,7 @@ def test_a_second_try_of_a_batch_draws_from_numpy_and_python_what_the_first_drew
             self.inner = network()
 
         def forward(self, x: Tensor) -> Tensor:
-            drawn.append((float(np.random.rand()), random.random()))
+            draws.append((float(np.random.rand()), random.random()))
             if len(x) > 16:
                 raise torch.OutOfMemoryError("CUDA out of memory")
             outputs: Tensor = self.inner(x)
@@ -220,11 +220,11 @@ def test_a_second_try_of_a_batch_draws_from_numpy_and_python_what_the_first_drew
 
     model = Drawing().train()
     with drivetrain.prepare(model, optimizer(model), loss=cross_entropy, quiet=True) as step:
-        drawn.clear()
+        draws.clear()
         step(BATCHES[0])
-    assert len(drawn) == 3
-    assert drawn[1] == drawn[0]
-    assert drawn[2] != drawn[0]
+    assert len(draws) == 3
+    assert draws[1] == draws[0]
+    assert draws[2] != draws[0]
 
 
 def test_bf16_is_the_autocast_of_a_loop_by_hand(tmp_path: Path) -> None:

@@ -121,8 +121,10 @@ def test_a_measured_batch_size_holds_for_all_runs(tmp_path: Path, started_runs: 
     """Each run measured its own: 256, 256, 128 and 128 in one mean."""
     job = trained.written(tmp_path, batch_size="auto")
     assert start(job) == 0
-    stored = [parse((tmp_path / "runs" / name / "job.yaml").read_text(), "x").data["train"] for name in started_runs]
-    assert [train["batch_size"] for train in stored] == ["auto", 128, 128]
+    train_settings = [
+        parse((tmp_path / "runs" / name / "job.yaml").read_text(), "x").data["train"] for name in started_runs
+    ]
+    assert [train["batch_size"] for train in train_settings] == ["auto", 128, 128]
     assert start(job) == 0
     assert len(started_runs) == 3, "the same command finds them done"
 
@@ -162,8 +164,8 @@ def test_runs_of_another_number_format_do_not_count(
     path.write_text(json.dumps(values))
     assert start(job, "--seeds", "2") == 0
     assert started_runs[2:] == ["small-seed1-002"]
-    replayed = json.loads((tmp_path / "runs" / started_runs[-1] / "plan.json").read_text())["decisions"]
-    assert next(row["source"] for row in replayed if row["name"] == "precision") == "file", (
+    decisions = json.loads((tmp_path / "runs" / started_runs[-1] / "plan.json").read_text())["decisions"]
+    assert next(row["source"] for row in decisions if row["name"] == "precision") == "file", (
         "it has the plan of the first"
     )
     assert start(job, "--seeds", "2") == 0
@@ -202,9 +204,9 @@ def test_an_unfinished_run_of_another_spec_is_refused_or_left(tmp_path: Path, st
     first = tmp_path / "runs" / "small-seed0-001"
     (first / "state.json").write_text('{"status": "stopped"}')
     (first / "checkpoints").mkdir()
-    changed = ("--seeds", "2", "--set", "train.clip_norm=0.5")
-    assert start(job, *changed) == 4
-    assert start(job, *changed, "--new") == 0
+    options = ("--seeds", "2", "--set", "train.clip_norm=0.5")
+    assert start(job, *options) == 4
+    assert start(job, *options, "--new") == 0
     assert started_runs[2:] == ["small-seed0-002", "small-seed1-002"]
 
 

@@ -41,13 +41,14 @@ def test_the_same_bits_and_where_they_differ(finished: Path, capfd: pytest.Captu
     assert record["model"] == hash_file(run / "model" / "model.safetensors")
     assert list(record["data"]) == ["data.train"]
     # A run of a version that wrote no digests of batches.
-    written = (run / "metrics.jsonl").read_text()
+    metrics_text = (run / "metrics.jsonl").read_text()
     old = [
-        {name: value for name, value in json.loads(line).items() if name != "batch"} for line in written.splitlines()
+        {name: value for name, value in json.loads(line).items() if name != "batch"}
+        for line in metrics_text.splitlines()
     ]
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in old))
     assert reproduce._find_first_difference(run, copy) == ""
-    (run / "metrics.jsonl").write_text(written)
+    (run / "metrics.jsonl").write_text(metrics_text)
     # A run that was made with another seed, as its changed record says.
     text = (copy / "metrics.jsonl").read_text().splitlines(keepends=True)
     row = json.loads(text[4])

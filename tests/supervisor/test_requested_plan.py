@@ -32,9 +32,9 @@ def test_what_changes_the_plan_of_an_unfinished_run_is_refused(tmp_path: Path) -
     job = trained.written(tmp_path, epochs="4")
     trained.finish(job, expected=75, **STOPPED)
     before = trained.read(trained.run(job), "plan.json")["decisions"]
-    refused = trained.finish(job, "--plain", expected=4)
-    assert says(refused, "started-without-plain-plan", "small-001")
-    assert says(refused, "run-without-plain-plan")
+    output = trained.finish(job, "--plain", expected=4)
+    assert says(output, "started-without-plain-plan", "small-001")
+    assert says(output, "run-without-plain-plan")
     assert trained.read(trained.run(job), "plan.json")["decisions"] == before
     trained.finish(job, "--plan", str(trained.run(job) / "plan.json"))
     assert trained.read(trained.run(job), "state.json")["plan"] is None
@@ -91,9 +91,9 @@ def test_plan_request_of_a_run(state: dict[str, Any], request: PlanRequest, expe
 
 
 def test_a_plain_run_of_an_older_version_is_recognized_by_its_plan() -> None:
-    stored = resolve_plan(plain=True)
-    rows = [replace(row, source="memory") if row.name == "micro_batch" else row for row in stored.decisions]
-    for stored_plan in (stored, replace(stored, decisions=tuple(rows))):
+    plain_plan = resolve_plan(plain=True)
+    rows = [replace(row, source="memory") if row.name == "micro_batch" else row for row in plain_plan.decisions]
+    for stored_plan in (plain_plan, replace(plain_plan, decisions=tuple(rows))):
         assert PlanRequest(True, None).resume(Path("x-001"), RunState({}), stored_plan) == PlanRequest(True, None)
         with pytest.raises(CheckpointError, match="started with --plain"):
             PlanRequest(False, None).resume(Path("x-001"), RunState({}), stored_plan)

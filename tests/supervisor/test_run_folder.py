@@ -129,9 +129,9 @@ def test_a_run_that_fails_later_because_of_its_data_resumes(tmp_path: Path, name
 def test_a_run_of_an_earlier_version_resumes(tmp_path: Path, now: str, before: str) -> None:
     run = run_folder.open_run(tmp_path / "runs", job(tmp_path))
     (run.path / "checkpoints").mkdir()
-    stored = (run.path / "job.yaml").read_text()
-    assert stored.count(now) == 1
-    (run.path / "job.yaml").write_text(stored.replace(now, before))
+    stored_spec = (run.path / "job.yaml").read_text()
+    assert stored_spec.count(now) == 1
+    (run.path / "job.yaml").write_text(stored_spec.replace(now, before))
     end(run, "stopped")
     next_run = run_folder.open_run(tmp_path / "runs", job(tmp_path))
     os.close(next_run.lock)
@@ -142,19 +142,19 @@ def test_a_stored_spec_that_is_written_otherwise_is_the_same_spec(tmp_path: Path
     """Specs are compared as data: order, quotes and comments are no change, a value in another place is one."""
     run = run_folder.open_run(tmp_path / "runs", job(tmp_path))
     (run.path / "checkpoints").mkdir()
-    stored = run.path / "job.yaml"
-    data = yaml.safe_load(stored.read_text())
-    stored.write_text("# by another version\n" + json.dumps(dict(reversed(data.items()))))
+    stored_spec = run.path / "job.yaml"
+    data = yaml.safe_load(stored_spec.read_text())
+    stored_spec.write_text("# by another version\n" + json.dumps(dict(reversed(data.items()))))
     end(run, "stopped")
     next_run = run_folder.open_run(tmp_path / "runs", job(tmp_path))
     os.close(next_run.lock)
     assert (next_run.path, next_run.resumes) == (run.path, True)
     data["train"]["seed"] += 1
-    stored.write_text(json.dumps(data))
+    stored_spec.write_text(json.dumps(data))
     with pytest.raises(CheckpointError) as caught:
         run_folder.open_run(tmp_path / "runs", job(tmp_path))
-    changed = [line for line in str(caught.value).splitlines() if line.strip().startswith(("-  ", "+  "))]
-    assert [line.split(":")[0].strip() for line in changed] == ["-  seed", "+  seed"]
+    changed_lines = [line for line in str(caught.value).splitlines() if line.strip().startswith(("-  ", "+  "))]
+    assert [line.split(":")[0].strip() for line in changed_lines] == ["-  seed", "+  seed"]
 
 
 @pytest.mark.parametrize(

@@ -93,8 +93,8 @@ def run(job: Path, *options: str) -> int:
 def table(job: Path, number: int = 1) -> list[tuple[object, ...]]:
     """The trials in the journal of a sweep."""
     spec = load(job)
-    opened = study.Study(job.parent / "runs" / f"kinds-sweep-{number:03}", spec, METRIC)
-    return [(t.number, t.state.name, t.value, t.params, t.intermediate_values) for t in opened.trials()]
+    sweep_study = study.Study(job.parent / "runs" / f"kinds-sweep-{number:03}", spec, METRIC)
+    return [(t.number, t.state.name, t.value, t.params, t.intermediate_values) for t in sweep_study.trials()]
 
 
 def test_killed_anywhere_it_ends_with_the_same_trials(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,9 +43,9 @@ class Trainer:
         job = request.source().load()
         if code := self.behaviour(request):
             return code
-        opened = run_folder.open_run(request.runs, job, new=request.new)
-        os.close(opened.lock)
-        self.runs.append(opened.path.name)
+        new_run = run_folder.open_run(request.runs, job, new=request.new)
+        os.close(new_run.lock)
+        self.runs.append(new_run.path.name)
         epochs, size = job.train.epochs, job.train.batch_size
         assert isinstance(size, int)
         scores = {ACCURACY: 0.5 + epochs / 100 - size / 10_000 + job.train.seed / 1000}
@@ -63,7 +63,7 @@ class Trainer:
             "data.json": {"files": {}},
         }
         for name, content in files.items():
-            (opened.path / name).write_text(json.dumps(content))
+            (new_run.path / name).write_text(json.dumps(content))
         return 0
 
 

@@ -87,8 +87,8 @@ def test_commands_whose_output_is_lost(command: tuple[str, ...]) -> None:
         )
     assert done.returncode == StorageError.exit_code
     assert begins_with(done.stderr, "standard-output-written-space")
-    reading, writing = os.pipe()
-    os.close(reading)
-    with os.fdopen(writing, "wb") as pipe:
-        closed = subprocess.run(arguments, cwd=ROOT, stdout=pipe, stderr=subprocess.PIPE, text=True, check=False)
-    assert (closed.returncode, closed.stderr) == (0, "")
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    with os.fdopen(write_end, "wb") as pipe:
+        piped = subprocess.run(arguments, cwd=ROOT, stdout=pipe, stderr=subprocess.PIPE, text=True, check=False)
+    assert (piped.returncode, piped.stderr) == (0, "")

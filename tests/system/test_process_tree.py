@@ -47,10 +47,10 @@ def test_their_memory_is_counted(child: tuple[int, int]) -> None:
 
 
 def test_ended_processes_do_not_count() -> None:
-    ended = subprocess.Popen(["true"])
-    ended.wait()
-    assert process_tree._read_resident_bytes(ended.pid) == 0
-    assert list(process_tree._list_descendants(ended.pid)) == []
+    ended_process = subprocess.Popen(["true"])
+    ended_process.wait()
+    assert process_tree._read_resident_bytes(ended_process.pid) == 0
+    assert list(process_tree._list_descendants(ended_process.pid)) == []
 
 
 def test_a_cgroup_located_once_gives_the_same_values() -> None:
@@ -59,6 +59,6 @@ def test_a_cgroup_located_once_gives_the_same_values() -> None:
     from drivetrain.hardware import cgroup
 
     limits, group = cgroup.read_limits(Path("/")), ProcessCgroup()
-    limit, used = group.read_memory()
+    limit, used_bytes = group.read_memory()
     assert limit == limits.memory
-    assert (used is None) == (limits.used is None)
+    assert (used_bytes is None) == (limits.used is None)

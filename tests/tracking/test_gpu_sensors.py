@@ -198,6 +198,6 @@ def test_the_scale_of_fp16_is_a_curve_of_the_report() -> None:
     rows = [{"step": n, "train/loss": 1.0, "lr": 0.1, "scale": 2.0**n} for n in range(4)]
     section = curves_section(collect_series(rows, "step"))
     assert section is not None
-    folded = section.blocks[-1]
-    assert isinstance(folded, FoldedCurves)
-    assert folded.plots[-1].title == "fp16 loss scale"
+    last_block = section.blocks[-1]
+    assert isinstance(last_block, FoldedCurves)
+    assert last_block.plots[-1].title == "fp16 loss scale"

@@ -97,5 +97,5 @@ def test_every_number_is_there_once(tmp_path: Path, port: int) -> None:
         assert history(address, number, "strange") == {2000: ["nan"]} or history(address, number, "strange") == {
             2000: ["NaN"]
         }
-    stored = list((tmp_path / "files").rglob("job.yaml"))
-    assert [path.read_text() for path in stored] == [(run / "job.yaml").read_text()]
+    stored_specs = list((tmp_path / "files").rglob("job.yaml"))
+    assert [path.read_text() for path in stored_specs] == [(run / "job.yaml").read_text()]

@@ -56,7 +56,7 @@ def test_what_a_server_shows(server: MlflowDouble, tmp_path: Path) -> None:
 def test_every_number_is_there_once_whatever_request_fails(server: MlflowDouble, tmp_path: Path, kind: str) -> None:
     """Each request in turn is the one that fails, and its process ends; the next process goes on."""
     run = folder(tmp_path, server.address)
-    failed = []
+    failures = []
     for failing in range(1, 12):
         server.seen.clear()
         answer: Answer | str = (503, {}, b"busy") if kind == "503" else kind
@@ -64,10 +64,10 @@ def test_every_number_is_there_once_whatever_request_fails(server: MlflowDouble,
         try:
             copy(run, server.address, most=7)
         except TrackerError as error:
-            failed.append(error.passing)
+            failures.append(error.passing)
         grow(run, 20 * failing + 11, 20 * failing + 31)
-    assert len(failed) > 8
-    assert all(failed)
+    assert len(failures) > 8
+    assert all(failures)
     copy(run, server.address)
     assert len(server.runs) == 1
     assert server.rows() == expected(run)

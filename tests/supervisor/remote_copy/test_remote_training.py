@@ -29,8 +29,8 @@ def server() -> Iterator[str]:
 
 @pytest.fixture
 def proxy(server: str) -> Iterator[FaultyStore]:
-    with faulty_store(server) as found:
-        yield found
+    with faulty_store(server) as store:
+        yield store
 
 
 @pytest.fixture(scope="module")
@@ -150,26 +150,28 @@ def test_a_store_that_is_away_at_the_end_is_told_and_sent_later(proxy: FaultySto
 
 def test_of_two_trainers_the_one_that_resumes_from_the_store_goes_on(proxy: FaultyStore, tmp_path: Path) -> None:
     """The first one still trains: it sends nothing more, and ends with 11; started again, its disk does not take back."""
-    one, two = (trained.written(tmp_path / name, epochs="2000") for name in ("one", "two"))
+    first_job, second_job = (trained.written(tmp_path / name, epochs="2000") for name in ("one", "two"))
     endless = ("--set", "train.early_stopping=null")
-    first = trained.start(one, *endless, *copy_options("second"))
+    first_process = trained.start(first_job, *endless, *copy_options("second"))
     wait(lambda: bool(steps("second/small-001")))
-    second = trained.start(two, *endless, *copy_options("second"))
-    wait(lambda: "is written by another process now" in (one.parent / "job.log").read_text())
-    first.send_signal(signal.SIGTERM)
-    assert first.wait(PATIENT) == 11, (one.parent / "job.log").read_text()
-    reached = max(steps("second/small-001"))
-    wait(lambda: max(steps("second/small-001")) > reached)
-    message = trained.finish(one, *endless, *copy_options("second"), expected=11)
+    second_process = trained.start(second_job, *endless, *copy_options("second"))
+    wait(lambda: "is written by another process now" in (first_job.parent / "job.log").read_text())
+    first_process.send_signal(signal.SIGTERM)
+    assert first_process.wait(PATIENT) == 11, (first_job.parent / "job.log").read_text()
+    last_step = max(steps("second/small-001"))
+    wait(lambda: max(steps("second/small-001")) > last_step)
+    message = trained.finish(first_job, *endless, *copy_options("second"), expected=11)
     assert says(message, "taken-over-run-2")
-    second.send_signal(signal.SIGTERM)
-    assert second.wait(PATIENT) == 75, (two.parent / "job.log").read_text()
-    last = trained.last(trained.run(two))
+    second_process.send_signal(signal.SIGTERM)
+    assert second_process.wait(PATIENT) == 75, (second_job.parent / "job.log").read_text()
+    last = trained.last(trained.run(second_job))
     assert last.name in there(opened("second/small-001"))
-    first = trained.start(one, *endless, *copy_options("second"))  # the second one has ended, and given it back
+    first_process = trained.start(
+        first_job, *endless, *copy_options("second")
+    )  # the second one has ended, and given it back
     wait(lambda: max(steps("second/small-001")) > int(last.name.removeprefix("step-")))
-    first.send_signal(signal.SIGTERM)
-    assert first.wait(PATIENT) == 75, (one.parent / "job.log").read_text()
+    first_process.send_signal(signal.SIGTERM)
+    assert first_process.wait(PATIENT) == 75, (first_job.parent / "job.log").read_text()
 
 
 def test_another_run_of_the_same_name_is_refused(proxy: FaultyStore, tmp_path: Path) -> None:

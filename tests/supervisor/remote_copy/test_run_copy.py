@@ -46,9 +46,9 @@ def test_all_that_a_run_needs_is_there(proxy: FaultyStore, run: Path, tmp_path: 
         or "step-20" in lines[0]
     )
     for path in run.rglob("*"):
-        other = tmp_path / "elsewhere" / "parts-001" / path.relative_to(run)
+        copied_file = tmp_path / "elsewhere" / "parts-001" / path.relative_to(run)
         if path.is_file() and path.name not in (".lock", "log", "copy.json"):
-            assert other.read_bytes() == path.read_bytes()
+            assert copied_file.read_bytes() == path.read_bytes()
     assert not list(run.glob(".tmp*"))
     assert not list((tmp_path / "elsewhere").glob(".tmp*"))
 
@@ -209,10 +209,10 @@ def test_the_state_comes_last(proxy: FaultyStore, run: Path) -> None:
     checkpoint(run, "step-10")
     state(run, "done")
     copy_of("order", run, 2).send()
-    written = [os.path.basename(path) for method, path in proxy.seen if method == "PUT"]
-    assert written[-2:] == ["state.json", "owner.json"]
-    manifest = written.index("MANIFEST.json")
-    assert {"state.json", "model.safetensors", "optimizer.safetensors", "metrics.jsonl"} <= set(written[:manifest])
+    uploads = [os.path.basename(path) for method, path in proxy.seen if method == "PUT"]
+    assert uploads[-2:] == ["state.json", "owner.json"]
+    manifest = uploads.index("MANIFEST.json")
+    assert {"state.json", "model.safetensors", "optimizer.safetensors", "metrics.jsonl"} <= set(uploads[:manifest])
 
 
 def test_nothing_is_sent_twice(proxy: FaultyStore, run: Path) -> None:

@@ -22,11 +22,11 @@ def save(folder: Path, step: int, best: int | None = None) -> Path:
 
 
 def test_round_trip(tmp_path: Path) -> None:
-    loaded = checkpoint.load(save(tmp_path, 3))
-    assert loaded.tensors["model"]["weight"].equal(TENSORS["model"]["weight"])
-    assert loaded.tensors["model"]["count"].equal(torch.tensor(3))
-    assert loaded.state == {"watch": {"best": {"step": None, "best": None}}}
-    assert sorted(p.name for p in loaded.path.iterdir()) == ["MANIFEST.json", "model.safetensors", "state.json"]
+    content = checkpoint.load(save(tmp_path, 3))
+    assert content.tensors["model"]["weight"].equal(TENSORS["model"]["weight"])
+    assert content.tensors["model"]["count"].equal(torch.tensor(3))
+    assert content.state == {"watch": {"best": {"step": None, "best": None}}}
+    assert sorted(p.name for p in content.path.iterdir()) == ["MANIFEST.json", "model.safetensors", "state.json"]
 
 
 def test_tied_and_transposed_tensors(tmp_path: Path) -> None:
@@ -55,9 +55,9 @@ def test_tied_and_transposed_tensors(tmp_path: Path) -> None:
 def test_damage_is_named_and_the_older_one_is_used(tmp_path: Path, damage: object, expected: str) -> None:
     save(tmp_path, 1)
     damage(save(tmp_path, 2))
-    loaded, passed = checkpoint.load_latest(tmp_path)
-    assert loaded is not None
-    assert loaded.path.name == "step-1"
+    content, passed = checkpoint.load_latest(tmp_path)
+    assert content is not None
+    assert content.path.name == "step-1"
     assert len(passed) == 1
     assert "checkpoint step-2 is damaged" in passed[0]
     assert expected in passed[0]

@@ -77,8 +77,8 @@ def test_unreadable_best_checkpoint_falls_back(tmp_path: Path, damage: Callable[
         "epoch": 3,
         "metrics": 0,
     }
-    written = safetensors.torch.load_file(tmp_path / "model" / "model.safetensors")
-    assert all(written[name].equal(value) for name, value in training_run.model.state_dict().items())
+    final_weights = safetensors.torch.load_file(tmp_path / "model" / "model.safetensors")
+    assert all(final_weights[name].equal(value) for name, value in training_run.model.state_dict().items())
     assert saved_model.load(tmp_path).trained["step"] == 12
 
 

@@ -41,8 +41,8 @@ def test_they_are_written_once_and_every_checkpoint_has_all(tmp_path: Path) -> N
 def test_what_has_changed_is_written_anew(tmp_path: Path) -> None:
     first = save(tmp_path, 1)
     second = save(tmp_path, 2, frozen=("body.bias",))
-    changed = {**FROZEN, "body.bias": torch.zeros(2), "head.weight": torch.ones(3)}
-    third = checkpoint.save(tmp_path, "step-3", {"model": changed}, {}, tuple(FROZEN))
+    changed_weights = {**FROZEN, "body.bias": torch.zeros(2), "head.weight": torch.ones(3)}
+    third = checkpoint.save(tmp_path, "step-3", {"model": changed_weights}, {}, tuple(FROZEN))
     assert len({stat_frozen(path).st_ino for path in (first, second, third)}) == 3
     assert checkpoint.load(third).tensors["model"]["body.bias"].equal(torch.zeros(2))
 

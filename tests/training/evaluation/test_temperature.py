@@ -47,10 +47,10 @@ def test_the_true_temperature_is_found(true_temperature: float) -> None:
     assert choice.scaled_log_loss == pytest.approx(direct, abs=2e-3)
     assert choice.log_loss == pytest.approx(float(torch.nn.functional.cross_entropy(outputs, truth)), rel=1e-5)
     assert choice.scaled_log_loss <= choice.log_loss + 1e-6
-    calibrated = ClassScores(Head("", classes=("a", "b", "c"), temperature=choice.value))
-    calibrated.update(outputs, truth)
-    assert calibrated.compute()["ece"] < 0.03
-    assert calibrated.compute()["accuracy"] == scores.compute()["accuracy"]
+    calibrated_scores = ClassScores(Head("", classes=("a", "b", "c"), temperature=choice.value))
+    calibrated_scores.update(outputs, truth)
+    assert calibrated_scores.compute()["ece"] < 0.03
+    assert calibrated_scores.compute()["accuracy"] == scores.compute()["accuracy"]
 
 
 def test_few_samples_without_a_mistake_do_not_make_it_infinitely_sure() -> None:

@@ -101,11 +101,11 @@ def test_each_label_has_its_own() -> None:
     scores.update(rows[0], rows[1])
     choice = thresholds.choose_for_head({"": scores.to_json("f1")}, head, "validation/f1")
     assert choice[0] < 0.3
-    tuned = LabelScores(Head("", classes=("a", "b"), several=True, thresholds=choice))
-    tuned.update(rows[0], rows[1])
+    tuned_scores = LabelScores(Head("", classes=("a", "b"), several=True, thresholds=choice))
+    tuned_scores.update(rows[0], rows[1])
     shares = rows[0].double().sigmoid() > torch.tensor(choice, dtype=torch.float64)
-    assert tuned.compute()["f1"] == pytest.approx(sklearn.metrics.f1_score(rows[1], shares, average="macro"))
-    assert tuned.compute()["f1_at_half"] == scores.compute()["f1"] < tuned.compute()["f1"]
+    assert tuned_scores.compute()["f1"] == pytest.approx(sklearn.metrics.f1_score(rows[1], shares, average="macro"))
+    assert tuned_scores.compute()["f1_at_half"] == scores.compute()["f1"] < tuned_scores.compute()["f1"]
 
 
 def test_few_samples_or_one_class_have_none() -> None:
