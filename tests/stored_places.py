@@ -42,8 +42,8 @@ def a_store(s3: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     monkeypatch.setenv(stored_copy.VERSIONS, "{}")
     for name in ("PATIENCE", "HASTE"):
         monkeypatch.setattr(stored_copy, name, Patience(retries=1.5, silence=1.0, connect=1.0))
-    with faulty_store(s3) as found:
-        yield found
+    with faulty_store(s3) as store:
+        yield store
 
 
 def table(path: Path, seed: int = 0, rows: int = 80) -> Path:
@@ -63,17 +63,17 @@ def photos(folder: Path, count: int = 6) -> Path:
     return folder
 
 
-def put_folder(place: str, folder: Path) -> None:
-    store = opened(place)
+def put_folder(prefix: str, folder: Path) -> None:
+    store = opened(prefix)
     for path in sorted(folder.rglob("*")):
         if path.is_file():
             store.put(str(path.relative_to(folder)), path.read_bytes())
 
 
-def spec(folder: Path, text: str, train: str, more: str = "") -> Path:
+def spec(folder: Path, text: str, train: str, extra: str = "") -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "t.yaml"
-    path.write_text(text.format(train=train, more=more))
+    path.write_text(text.format(train=train, more=extra))
     return path
 
 
@@ -82,7 +82,10 @@ def content(job: Job) -> list[object]:
     data = load_data.load(job)
     load_data.add_test(job, data)
     return [
-        [[each.tolist() for each in split.gather(np.arange(len(split)))] for split in (data.train, data.validation)],
+        [
+            [tensor.tolist() for tensor in split.gather(np.arange(len(split)))]
+            for split in (data.train, data.validation)
+        ],
         {name: values.tolist() for name, values in data.train.targets.items()},
         data.heads,
         [data.test.split.gather(np.arange(len(data.test.split)))[0].tolist()] if data.test else [],

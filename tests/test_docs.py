@@ -42,7 +42,7 @@ def blocks(page: Path) -> list[str]:
 
 def commands() -> list[tuple[str, str]]:
     """(page, command) for everything that starts with `drivetrain` or `make`."""
-    found = []
+    typed_commands = []
     for page in PAGES:
         typed = [
             part.strip().removeprefix(".venv/bin/")
@@ -50,23 +50,23 @@ def commands() -> list[tuple[str, str]]:
             for part in re.split(r"&&| > |,(?= make)", line)
         ]
         typed += SPAN.findall(page.read_text())
-        found += [
+        typed_commands += [
             (page.name, line) for line in typed if line.startswith(("drivetrain ", "make ")) and "..." not in line
         ]
-    return sorted(set(found))
+    return sorted(set(typed_commands))
 
 
 @pytest.mark.parametrize(("page", "line"), commands())
 def test_a_documented_command_exists_with_its_options(page: str, line: str) -> None:
-    words = [word for word in shlex.split(line.replace("[", "").replace("]", "")) if not word.startswith("$")]
-    if words[0] == "make":
-        assert [word for word in words[1:] if "=" not in word and word not in TARGETS] == []
+    arguments = [word for word in shlex.split(line.replace("[", "").replace("]", "")) if not word.startswith("$")]
+    if arguments[0] == "make":
+        assert [word for word in arguments[1:] if "=" not in word and word not in TARGETS] == []
         return
-    if len(words) > 2 or words[1] in ("doctor", "schema", "facts"):
-        make_parser().parse_args([{"KIND": "images"}.get(word, word) for word in words[1:]])
+    if len(arguments) > 2 or arguments[1] in ("doctor", "schema", "facts"):
+        make_parser().parse_args([{"KIND": "images"}.get(word, word) for word in arguments[1:]])
     else:
         with pytest.raises(SystemExit) as caught:
-            make_parser().parse_args([words[1], "--help"])
+            make_parser().parse_args([arguments[1], "--help"])
         assert caught.value.code == 0
 
 
@@ -96,20 +96,20 @@ def messages() -> str:
     texts = []
     for path in sorted((ROOT / "runtime" / "drivetrain").rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        documented = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        docstring_ids = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
         texts += [
             node.value
             for node in ast.walk(tree)
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documented
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstring_ids
         ]
     return "\n".join(texts)
 
 
 def test_messages_that_troubleshooting_quotes_exist() -> None:
-    quoted = re.findall(r'"([^"]+)"', (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8"))
-    said = messages()
-    assert quoted
-    assert [text for text in quoted if text not in said] == []
+    quotes = re.findall(r'"([^"]+)"', (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8"))
+    texts = messages()
+    assert quotes
+    assert [text for text in quotes if text not in texts] == []
 
 
 def test_the_plan_that_a_page_shows_is_the_one_that_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,7 +122,7 @@ def test_the_plan_that_a_page_shows_is_the_one_that_is_printed(capsys: pytest.Ca
     assert golden.startswith(page.split("```\n")[1])
 
 
-def copied(folder: Path) -> None:
+def copy_project(folder: Path) -> None:
     """The project as a clone has it, without its tests."""
     names = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in filter(None, names.split("\0")):
@@ -133,10 +133,10 @@ def copied(folder: Path) -> None:
 
 def test_the_documented_optimization_is_valid(tmp_path: Path) -> None:
     """The file of docs/adding-an-optimization.md: a row of the plan, refused and applied as it says, with the same bits."""
-    copied(tmp_path)
+    copy_project(tmp_path)
     path = tmp_path / "runtime" / "drivetrain" / "optimizations" / "relu_inplace.py"
     shutil.copy(ROOT / "tests" / "docs" / "relu_inplace.py", path)
-    asked = [
+    command = [
         sys.executable,
         "-m",
         "drivetrain",
@@ -147,7 +147,7 @@ def test_the_documented_optimization_is_valid(tmp_path: Path) -> None:
         "optimize.relu_inplace=true",
     ]
     done = subprocess.run(
-        asked,
+        command,
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": f"{tmp_path}/runtime:{tmp_path}"},
         capture_output=True,
@@ -156,31 +156,31 @@ def test_the_documented_optimization_is_valid(tmp_path: Path) -> None:
     )
     rows = {row["name"]: row for row in json.loads(done.stdout)["decisions"]}
     assert (rows["relu_inplace"]["value"], rows["relu_inplace"]["source"]) == (True, "job")
-    found = importlib.util.spec_from_file_location("relu_inplace", path)
-    assert found
-    assert found.loader
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
-    plain, made = (tiny.assembled(tmp_path / name, tiny.job()) for name in ("plain", "made"))
-    for relu in module._all(made):
+    module_spec = importlib.util.spec_from_file_location("relu_inplace", path)
+    assert module_spec
+    assert module_spec.loader
+    module = importlib.util.module_from_spec(module_spec)
+    module_spec.loader.exec_module(module)
+    plain_run, optimized_run = (tiny.assembled(tmp_path / name, tiny.job()) for name in ("plain", "made"))
+    for relu in module._all(optimized_run):
         relu.inplace = False
-    assert module.effective(made) is False
-    module.apply(made, True)
-    assert module.effective(made) is True
-    assert tiny.losses(made, 4) == tiny.losses(plain, 4)
+    assert module.effective(optimized_run) is False
+    module.apply(optimized_run, True)
+    assert module.effective(optimized_run) is True
+    assert tiny.losses(optimized_run, 4) == tiny.losses(plain_run, 4)
 
 
 @pytest.mark.slow
 def test_from_nothing_to_a_prediction(tmp_path: Path) -> None:
     """The walk at the end of docs/your-data.md."""
-    copied(tmp_path)
+    copy_project(tmp_path)
     page = ROOT / "docs" / "your-data.md"
     walk = [line for line in blocks(page) if line.startswith("drivetrain ")]
     assert [line.split()[1] for line in walk] == ["sample", "train", "predict", "evaluate"]
     walk_text = page.read_text(encoding="utf-8").partition("## From nothing")[2]
-    made = re.search(r"`(make train-cpu [^`]*)`", walk_text)
-    assert made
-    assert made[1] == f"make train-cpu JOB={walk[1].split()[2]} ARGS='{walk[1].split(maxsplit=3)[3]}'"
+    make_command = re.search(r"`(make train-cpu [^`]*)`", walk_text)
+    assert make_command
+    assert make_command[1] == f"make train-cpu JOB={walk[1].split()[2]} ARGS='{walk[1].split(maxsplit=3)[3]}'"
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}/runtime:{tmp_path}", "COLUMNS": "200"}
     for line in walk:
         done = subprocess.run(

@@ -27,8 +27,8 @@ from tests.supervisor import circle_training
 PAGES = {path.name: path.read_text(encoding="utf-8") for path in sorted(DOCS.glob("*.md"))}
 FILES = {
     file: (page, text)
-    for page, whole in PAGES.items()
-    for _, file, text in re.findall(r"```(\w+) (\S+)\n(.*?)```", whole, re.DOTALL)
+    for page, page_text in PAGES.items()
+    for _, file, text in re.findall(r"```(\w+) (\S+)\n(.*?)```", page_text, re.DOTALL)
 }
 SPECS = {
     re.search(r"name: (\S+)", text)[1]: text
@@ -41,13 +41,13 @@ DRAWN = numpy.random.default_rng(0)
 
 def image_folders(folder: Path) -> None:
     """The first block of the page, with more images in the same folders."""
-    shown = re.findall(r"^(data/parts/.*)$", PAGES["your-data.md"], re.MULTILINE)
-    assert len(shown) == 2
+    example_paths = re.findall(r"^(data/parts/.*)$", PAGES["your-data.md"], re.MULTILINE)
+    assert len(example_paths) == 2
     for number in range(SAMPLES // 2):
-        for place in map(Path, shown):
-            made = folder / place.with_stem(f"{int(place.stem) + number:03}")
-            made.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(DRAWN.integers(0, 256, (40, 50, 3)).astype(numpy.uint8)).save(made)
+        for example_path in map(Path, example_paths):
+            image_path = folder / example_path.with_stem(f"{int(example_path.stem) + number:03}")
+            image_path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(DRAWN.integers(0, 256, (40, 50, 3)).astype(numpy.uint8)).save(image_path)
 
 
 def table(folder: Path, file: str) -> None:
@@ -63,12 +63,12 @@ def table(folder: Path, file: str) -> None:
 def _later(cell: str, number: int) -> str:
     if re.fullmatch(r"\d{4}-.*:\d\d", cell):
         return str(datetime.fromisoformat(cell) + timedelta(seconds=number))
-    if found := re.fullmatch(r"(parts/\w+/)(\d+)(\.\w+)", cell):
-        return f"{found[1]}{int(found[2]) + number:03}{found[3]}"
+    if match := re.fullmatch(r"(parts/\w+/)(\d+)(\.\w+)", cell):
+        return f"{match[1]}{int(match[2]) + number:03}{match[3]}"
     return f"{float(cell) + number % 7:g}" if re.fullmatch(r"\d+\.\d+", cell) else cell
 
 
-def written(folder: Path, file: str, **values: Any) -> None:
+def run_page_code(folder: Path, file: str, **values: Any) -> None:
     """What the lines of Python on the page write."""
     exec(FILES[file][1].replace(f'"{file}"', repr(str(folder / file))), {"numpy": numpy, **values})
     assert (folder / file).exists()
@@ -76,14 +76,14 @@ def written(folder: Path, file: str, **values: Any) -> None:
 
 def arrays(folder: Path, file: str) -> None:
     classes = numpy.arange(SAMPLES) % 2
-    given: Mapping[str, Mapping[str, Any]] = {
+    values: Mapping[str, Mapping[str, Any]] = {
         "data/parts.npz": {
             "images": DRAWN.random((SAMPLES, 20, 24, 3)),
             "labels": numpy.array(["good", "broken"])[classes],
         },
         "data/windows.npz": {"x": DRAWN.normal(size=(SAMPLES, 30, 3)), "y": classes},
     }
-    written(folder, file, **given[file])
+    run_page_code(folder, file, **values[file])
 
 
 def make(folder: Path, file: str) -> None:
@@ -165,9 +165,9 @@ def test_a_spec_trains_on_the_data_that_is_shown(
     text = re.sub(r"^model: (resnet18|\{source).*\n", "", text, flags=re.MULTILINE)
     (tmp_path / "job.yaml").write_text(text, encoding="utf-8")
     job = job_spec.load(tmp_path / "job.yaml", ["data.image_size=16"] if job_of_images(text) else [])
-    made = tiny.plain(job, tmp_path)
-    assert all(numpy.isfinite(tiny.losses(made, 1)))
-    assert len(made.dataset.train) > len(made.dataset.validation) > 0
+    plain_run = tiny.plain(job, tmp_path)
+    assert all(numpy.isfinite(tiny.losses(plain_run, 1)))
+    assert len(plain_run.dataset.train) > len(plain_run.dataset.validation) > 0
 
 
 def test_new_samples_of_an_own_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -175,7 +175,7 @@ def test_new_samples_of_an_own_task(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main.main(["train", str(path), "--runs", str(tmp_path / "runs"), "--set", "optimize.measure=off"]) == 0
     (run,) = (tmp_path / "runs").iterdir()
     inputs = DRAWN.normal(size=(12, 4)).astype(numpy.float32)
-    written(tmp_path, "new.npz", inputs=inputs, targets=(inputs.sum(1) > 0).astype(int))
+    run_page_code(tmp_path, "new.npz", inputs=inputs, targets=(inputs.sum(1) > 0).astype(int))
     for command in (
         ["predict", str(run), str(tmp_path / "new.npz")],
         ["evaluate", str(run), "--data", str(tmp_path / "new.npz")],

@@ -48,15 +48,15 @@ LIGHT = [
 
 def upward(edges: dict[str, set[str]]) -> list[str]:
     """Imports of what stands above, and of the files that nobody may import."""
-    found = []
+    violations = []
     for name, targets in edges.items():
         if package(name) in TOP:
             continue
         for target in targets:
             above = package(target) in TOP or ORDER.index(package(target)) > ORDER.index(package(name))
             if above or target.endswith(".__main__"):
-                found.append(f"{name} imports {target}")
-    return sorted(found)
+                violations.append(f"{name} imports {target}")
+    return sorted(violations)
 
 
 def test_every_package_has_its_place() -> None:
@@ -95,8 +95,8 @@ def test_no_circles() -> None:
     ],
 )
 def test_an_upward_import_is_detected(module: str, line: str) -> None:
-    planted = set(imported(ast.parse(line), set(modules())))
-    assert len(upward({module: planted})) == 1
+    imports = set(imported(ast.parse(line), set(modules())))
+    assert len(upward({module: imports})) == 1
 
 
 def test_an_import_cycle_is_detected() -> None:
@@ -109,12 +109,12 @@ def test_an_import_cycle_is_detected() -> None:
 
 def test_test_files_are_tests() -> None:
     """What is called a test lies in tests/, so that no tool collects a program of ours."""
-    named = [path for name in ("*_test.py", "test_*.py") for path in ROOT.rglob(name)]
-    inside = [path.relative_to(ROOT).parts for path in named if not any(part.startswith(".") for part in path.parts)]
+    paths = [path for name in ("*_test.py", "test_*.py") for path in ROOT.rglob(name)]
+    inside = [path.relative_to(ROOT).parts for path in paths if not any(part.startswith(".") for part in path.parts)]
     assert {parts[0] for parts in inside} == {"tests"}
 
 
-def heavy(names: list[str]) -> str:
+def find_heavy(names: list[str]) -> str:
     """The first of these modules that loads torch or NumPy, all imported by one new process."""
     code = (
         "import importlib, sys\n"
@@ -126,11 +126,14 @@ def heavy(names: list[str]) -> str:
 
 
 def test_light_modules_load_no_torch() -> None:
-    assert heavy(LIGHT) == ""
+    assert find_heavy(LIGHT) == ""
 
 
 def test_a_heavy_module_is_detected() -> None:
-    assert heavy(["drivetrain.errors", "drivetrain.training.run", "drivetrain.cli.main"]) == "drivetrain.training.run\n"
+    assert (
+        find_heavy(["drivetrain.errors", "drivetrain.training.run", "drivetrain.cli.main"])
+        == "drivetrain.training.run\n"
+    )
 
 
 def test_a_look_at_data_loads_no_torch() -> None:
@@ -144,7 +147,7 @@ def test_optimizations_load_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
-def forbidden(tree: ast.AST) -> Iterator[str]:
+def list_forbidden(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             names = [alias.name for alias in node.names] + [getattr(node, "module", None) or ""]
@@ -166,8 +169,8 @@ EXCEPTIONS = {"drivetrain.pretrained.unpickle_process": ["torch.load"]}
 @pytest.mark.parametrize("name", sorted(modules()))
 def test_no_way_to_run_what_a_file_says(name: str) -> None:
     """No pickle, eval, exec or shell anywhere in the package."""
-    found = list(forbidden(ast.parse(modules()[name].read_text(encoding="utf-8"))))
-    assert found == EXCEPTIONS.get(name, []), f"{name}: {found}"
+    violations = list(list_forbidden(ast.parse(modules()[name].read_text(encoding="utf-8"))))
+    assert violations == EXCEPTIONS.get(name, []), f"{name}: {violations}"
 
 
 def test_nothing_stands_below_the_start_of_a_program() -> None:

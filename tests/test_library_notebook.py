@@ -39,19 +39,19 @@ def test_every_form_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "jupyter"))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (IMPORTS, os.environ.get("PYTHONPATH")))))
     book = nbformat.read(NOTEBOOK, as_version=4)
-    place = {"metadata": {"path": str(work)}}
-    nbclient.NotebookClient(book, timeout=300, kernel_name=KERNEL, resources=place).execute()
-    said = [text(cell) for cell in book.cells if cell.cell_type == "code"]
-    assert "plan for arrays (python)" in said[1]
-    assert said[1].count("/20  loss ") < 10  # of 20 steps: lines by time, not by step
-    assert "<iframe srcdoc=" in said[1]
-    assert "validation" in said[1].split("<iframe srcdoc=")[1]
-    assert said[2] == "[0.0005, 0.005]"
-    assert "end: ended by on_epoch: one epoch is enough here" in said[3]
-    assert re.search(r"10 steps; \['validation/accuracy', .*'validation/inside', .*'validation/loss'", said[3])
-    assert said[4] == "all 2 epochs trained\n"
-    assert said[5] == "runs/dataset-002 all 3 epochs trained\n"
-    assert said[6].startswith("30 updates; ")
+    resources = {"metadata": {"path": str(work)}}
+    nbclient.NotebookClient(book, timeout=300, kernel_name=KERNEL, resources=resources).execute()
+    outputs = [text(cell) for cell in book.cells if cell.cell_type == "code"]
+    assert "plan for arrays (python)" in outputs[1]
+    assert outputs[1].count("/20  loss ") < 10  # of 20 steps: lines by time, not by step
+    assert "<iframe srcdoc=" in outputs[1]
+    assert "validation" in outputs[1].split("<iframe srcdoc=")[1]
+    assert outputs[2] == "[0.0005, 0.005]"
+    assert "end: ended by on_epoch: one epoch is enough here" in outputs[3]
+    assert re.search(r"10 steps; \['validation/accuracy', .*'validation/inside', .*'validation/loss'", outputs[3])
+    assert outputs[4] == "all 2 epochs trained\n"
+    assert outputs[5] == "runs/dataset-002 all 3 epochs trained\n"
+    assert outputs[6].startswith("30 updates; ")
 
 
 def text(cell: Any) -> str:

@@ -41,8 +41,8 @@ def list_modules(folder: Path, *arguments: str) -> list[set[str]]:
     for line in done.stderr.splitlines():
         if line.endswith("| imported package"):
             processes.append(set())
-        elif found := re.search(r"import time: +\d+ \| +\d+ \| +(\S+)", line):
-            processes[-1].add(found[1])
+        elif match := re.search(r"import time: +\d+ \| +\d+ \| +(\S+)", line):
+            processes[-1].add(match[1])
     return processes
 
 
@@ -93,9 +93,9 @@ def test_texts_with_our_encoder_load_no_transformers(tmp_path: Path) -> None:
         "name: texts\ntask: text-classification\ndata: {train: texts.csv, text: text, labels: {kind: 1.0}, "
         "validation: 0.25}\nmodel: {name: encoder, layers: 1, width: 16}\ntrain: {epochs: 1, batch_size: 16}\n"
     )
-    trained = list_modules(tmp_path, "train", "job.yaml")
-    assert any("drivetrain.models.networks.bert" in modules for modules in trained)
+    trainers = list_modules(tmp_path, "train", "job.yaml")
+    assert any("drivetrain.models.networks.bert" in modules for modules in trainers)
     run = str(tmp_path / "runs" / "texts-001")
-    used = [list_modules(tmp_path, "predict", run, "texts.csv"), list_modules(tmp_path, "evaluate", run)]
-    for modules in (*trained, *used[0], *used[1]):
+    predictors = [list_modules(tmp_path, "predict", run, "texts.csv"), list_modules(tmp_path, "evaluate", run)]
+    for modules in (*trainers, *predictors[0], *predictors[1]):
         assert within(modules, {"transformers", "torch._dynamo", "sympy", "torchvision"}) == set()

@@ -30,15 +30,15 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def make(checkout: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def make(checkout: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     # `make test` runs these tests: what it hands on would make this make a part of it, which prints more lines.
     handed_on = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "JOB", "ARGS")
     clean = {key: value for key, value in os.environ.items() if key not in handed_on}
-    return subprocess.run(["make", *words], cwd=checkout, env=clean, capture_output=True, text=True, check=False)
+    return subprocess.run(["make", *arguments], cwd=checkout, env=clean, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "message"),
     [
         (["jobs/mine.yaml"], "jobs/mine.yaml is not a make target"),
         (["jobs/absent.yaml"], "jobs/absent.yaml is not a make target"),
@@ -54,11 +54,11 @@ def make(checkout: Path, *words: str) -> subprocess.CompletedProcess[str]:
     ],
 )
 @pytest.mark.parametrize("target", ["train-cpu", "train-gpu"])
-def test_only_the_requested_job_is_trained(checkout: Path, target: str, words: list[str], said: str) -> None:
-    done = make(checkout, target, *words)
+def test_only_the_requested_job_is_trained(checkout: Path, target: str, arguments: list[str], message: str) -> None:
+    done = make(checkout, target, *arguments)
     assert done.returncode == 2
     assert "launch" not in done.stdout
-    assert said in done.stderr
+    assert message in done.stderr
     assert "possible: JOB=FILE and ARGS='OPTIONS'" in done.stderr
     assert "do:       make train-cpu JOB=" in done.stderr
 
@@ -97,8 +97,8 @@ def test_stop_names_what_it_stops(tmp_path: Path) -> None:
 
 
 def test_every_target_of_the_help_is_one(checkout: Path) -> None:
-    listed = [line.split()[1] for line in make(checkout, "help").stdout.splitlines() if line.startswith("  make ")]
-    assert "golden" in listed
+    targets = [line.split()[1] for line in make(checkout, "help").stdout.splitlines() if line.startswith("  make ")]
+    assert "golden" in targets
     assert says(make(checkout, "-n", "digits").stderr, "is-not-make-target")
-    for target in listed:
+    for target in targets:
         assert omits(make(checkout, "-n", target).stderr, "is-not-make-target")

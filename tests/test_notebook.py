@@ -22,8 +22,8 @@ KERNEL = "drivetrain-test"
 
 
 def cells() -> list[dict[str, Any]]:
-    made: list[dict[str, Any]] = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
-    return made
+    notebook_cells: list[dict[str, Any]] = json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]
+    return notebook_cells
 
 
 def test_it_has_no_output_and_valid_code() -> None:
@@ -97,18 +97,18 @@ def test_it_runs_from_the_top(host: Path, tmp_path: Path, one_cpu: None, monkeyp
     book = nbformat.read(NOTEBOOK, as_version=4)
     client = nbclient.NotebookClient(book, timeout=600, kernel_name=KERNEL, resources={"metadata": {"path": str(work)}})
     client.execute()
-    said = [text(cell) for cell in book.cells if cell.cell_type == "code"]
-    assert f"torch {torch_version()}" in said[1]
-    assert "plan for digits (image-classification)" in said[2]
-    assert "done: all 12 epochs trained" in said[3]
-    assert "\x1b" not in said[3].split("run runs/digits-001 starts")[1]  # lines: a notebook does not move the cursor
-    assert "<iframe srcdoc=" in said[4]
+    outputs = [text(cell) for cell in book.cells if cell.cell_type == "code"]
+    assert f"torch {torch_version()}" in outputs[1]
+    assert "plan for digits (image-classification)" in outputs[2]
+    assert "done: all 12 epochs trained" in outputs[3]
+    assert "\x1b" not in outputs[3].split("run runs/digits-001 starts")[1]  # lines: a notebook does not move the cursor
+    assert "<iframe srcdoc=" in outputs[4]
     assert len((work / "predictions.csv").read_text().splitlines()) == 1798
     assert (work / "runs" / "digits-001" / "model.onnx").is_file()
-    assert "photos.yaml" in said[7]
+    assert "photos.yaml" in outputs[7]
     assert (work / "runs" / "circle-001" / "report.html").is_file()
-    installed = next(host.glob("lib/python*/site-packages/drivetrain/__init__.py"))
-    assert installed.is_file()
+    package = next(host.glob("lib/python*/site-packages/drivetrain/__init__.py"))
+    assert package.is_file()
 
 
 def text(cell: Any) -> str:

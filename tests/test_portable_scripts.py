@@ -59,9 +59,12 @@ def code(path: Path) -> list[tuple[int, str]]:
     return [(n, re.sub(r"(^|\s)#\s.*", "", line)) for n, line in enumerate(text.splitlines(), 1)]
 
 
-def broken(lines: list[tuple[int, str]]) -> list[str]:
+def list_breaks(lines: list[tuple[int, str]]) -> list[str]:
     return [
-        f"{n}: {line.strip()} ({why})" for n, line in lines for what, why in BREAKS.items() if re.search(what, line)
+        f"{n}: {line.strip()} ({reason})"
+        for n, line in lines
+        for pattern, reason in BREAKS.items()
+        if re.search(pattern, line)
     ]
 
 
@@ -69,7 +72,9 @@ def broken(lines: list[tuple[int, str]]) -> list[str]:
 def test_nothing_that_macos_lacks(path: Path) -> None:
     # The two ways to a SHA-256 stand beside each other.
     assert (
-        broken([(n, line) for n, line in code(path) if "sum=(sha256sum)" not in line and "-v sha256sum" not in line])
+        list_breaks(
+            [(n, line) for n, line in code(path) if "sum=(sha256sum)" not in line and "-v sha256sum" not in line]
+        )
         == []
     )
 
@@ -93,7 +98,7 @@ def test_nothing_that_macos_lacks(path: Path) -> None:
     ],
 )
 def test_each_kind_is_found(line: str) -> None:
-    assert broken([(1, line)])
+    assert list_breaks([(1, line)])
 
 
 ENDS_EARLY = re.compile(r"(?<!\|)\|(?!\|)\s*(head\b|grep -\w*[qm]|awk [^|]*\bexit\b|sed [^|]*[;{ ]q\b)")

@@ -46,10 +46,10 @@ def index() -> Iterator[str]:
         server.shutdown()
 
 
-def closed() -> str:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{taken.getsockname()[1]}"
+def find_closed_address() -> str:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
 def setup(folder: Path, index: str, settings: str = "", versions: str = "2.13.0, 2.12.1+cpu") -> tuple[str, str]:
@@ -73,36 +73,36 @@ def setup(folder: Path, index: str, settings: str = "", versions: str = "2.13.0,
 
 
 def test_an_index_that_answers(tmp_path: Path, index: str) -> None:
-    told, line = setup(tmp_path, index)
+    output, line = setup(tmp_path, index)
     assert line.endswith(f"-r docker/requirements-cpu.txt --extra-index-url {index}")
-    assert "does not answer" not in told
+    assert "does not answer" not in output
 
 
 def test_an_index_that_does_not_answer_is_not_asked_again(tmp_path: Path) -> None:
     """pip warned for each package and found no torch, although its own index had one that trains on the CPU."""
-    silent = closed()
-    told, line = setup(tmp_path, silent)
+    silent = find_closed_address()
+    output, line = setup(tmp_path, silent)
     assert line.endswith("-r docker/requirements-ampere.txt")
     assert says_each(
-        [row for row in told.splitlines() if silent in row], [get_message("setup-cpu-build-torch", silent, 5)]
+        [row for row in output.splitlines() if silent in row], [get_message("setup-cpu-build-torch", silent, 5)]
     )
 
 
 def test_the_cpu_build_of_a_mirror_is_taken(tmp_path: Path) -> None:
     """A mirror can have the builds of PyTorch's own index, too; 5 GB of CUDA were installed instead."""
     (locked,) = re.findall(r"^torch==(\S+)", (ROOT / "docker" / "requirements-cpu.txt").read_text(), re.MULTILINE)
-    silent = closed()
-    told, line = setup(tmp_path, silent, versions=f"9.0, {locked}, 2.12.1")
+    silent = find_closed_address()
+    output, line = setup(tmp_path, silent, versions=f"9.0, {locked}, 2.12.1")
     assert line.endswith("-r docker/requirements-cpu.txt")
     assert says_each(
-        [row for row in told.splitlines() if silent in row], [get_message("setup-answer-cpu-build", silent)]
+        [row for row in output.splitlines() if silent in row], [get_message("setup-answer-cpu-build", silent)]
     )
 
 
 def test_local_wheels_are_taken_without_asking(tmp_path: Path) -> None:
-    told, line = setup(tmp_path, closed(), "global.find-links='/srv/wheels'")
+    output, line = setup(tmp_path, find_closed_address(), "global.find-links='/srv/wheels'")
     assert line.endswith("-r docker/requirements-cpu.txt")
-    assert "does not answer" not in told
+    assert "does not answer" not in output
 
 
 FAILING = """#!/bin/sh
@@ -207,16 +207,16 @@ def test_an_engine_that_refuses_the_user_decides_nothing(tmp_path: Path) -> None
         env={**os.environ, "PATH": f"{docker.parent}:{os.environ['PATH']}"},
     )
     assert done.stderr == ""
-    written = (tmp_path / ".env").read_text()
-    assert "DRIVETRAIN_CPUS=0" not in written
-    assert "BASE_IMAGE" not in written
+    env_text = (tmp_path / ".env").read_text()
+    assert "DRIVETRAIN_CPUS=0" not in env_text
+    assert "BASE_IMAGE" not in env_text
 
 
 REFUSED = [("image", "cpu"), ("base-image",), ("containers", "logs"), ("containers", "stop"), ("containers", "prune")]
 
 
 @pytest.mark.parametrize(
-    ("engine", "given", "action"),
+    ("engine", "problem", "action"),
     [
         (
             "Got permission denied while trying to connect to the Docker daemon socket at unix:///var/run/docker.sock",
@@ -228,7 +228,7 @@ REFUSED = [("image", "cpu"), ("base-image",), ("containers", "logs"), ("containe
 )
 @pytest.mark.parametrize("command", REFUSED, ids=" ".join)
 def test_an_engine_that_refuses_the_user_is_told_from_a_missing_one(
-    tmp_path: Path, command: tuple[str, ...], engine: str, given: str, action: str
+    tmp_path: Path, command: tuple[str, ...], engine: str, problem: str, action: str
 ) -> None:
     """Both read `make engine`, which installs a second engine beside the one that runs."""
     docker = tmp_path / "docker"
@@ -243,5 +243,5 @@ def test_an_engine_that_refuses_the_user_is_told_from_a_missing_one(
     )
     lines = done.stderr.splitlines()
     assert (done.returncode, done.stdout, len(lines)) == (9, "", 3)
-    assert lines[0].startswith(given)
+    assert lines[0].startswith(problem)
     assert lines[2].split(maxsplit=1) == ["do:", action]

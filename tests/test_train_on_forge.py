@@ -51,9 +51,13 @@ def train(folder: Path, code: int, gh: int = 0, **settings: str) -> subprocess.C
     (checkout / ".venv" / "host").touch()
     work.mkdir()
     (work / "parts.yaml").touch()
-    kept = {key: value for key, value in os.environ.items() if key not in ("MAKEFLAGS", "MAKELEVEL", "JOB", "ARGS")}
+    inherited = {
+        key: value for key, value in os.environ.items() if key not in ("MAKEFLAGS", "MAKELEVEL", "JOB", "ARGS")
+    }
     outputs = {name: str(folder / name) for name in ("GITHUB_OUTPUT", "GITHUB_STEP_SUMMARY")}
-    environment = kept | outputs | {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "JOB": "parts.yaml"} | settings
+    environment = (
+        inherited | outputs | {"PATH": f"{folder / 'bin'}:{os.environ['PATH']}", "JOB": "parts.yaml"} | settings
+    )
     return subprocess.run(
         [checkout / "scripts" / "train-on-forge"],
         cwd=work,

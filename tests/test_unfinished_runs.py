@@ -11,7 +11,7 @@ from tests.messages import says_only
 from tests.paths import ROOT
 
 
-def listed(folder: Path, **state: object) -> str:
+def list_unfinished(folder: Path, **state: object) -> str:
     """What is printed for one run."""
     (folder / "scripts").mkdir(exist_ok=True)
     shutil.copy(ROOT / "scripts" / "unfinished-runs", folder / "scripts")
@@ -23,17 +23,17 @@ def listed(folder: Path, **state: object) -> str:
 
 
 def test_the_command_that_resumes_a_run(tmp_path: Path) -> None:
-    told = listed(tmp_path, status="stopped", source="jobs/a.yaml", set=["train.epochs=3"])
-    assert says_only(told, "unfinished-stopped-resume-make", "runs/a-001", "jobs/a.yaml", "train.epochs", 3)
-    assert listed(tmp_path, status="done", source="jobs/a.yaml") == ""
+    line = list_unfinished(tmp_path, status="stopped", source="jobs/a.yaml", set=["train.epochs=3"])
+    assert says_only(line, "unfinished-stopped-resume-make", "runs/a-001", "jobs/a.yaml", "train.epochs", 3)
+    assert list_unfinished(tmp_path, status="done", source="jobs/a.yaml") == ""
 
 
 def test_a_run_from_elsewhere_brings_no_command(tmp_path: Path) -> None:
     """make runs what stands between $( and ), whatever the quotes of the shell."""
     (tmp_path / "Makefile").write_text("train-cpu:\n\t@printf '%s\\n' '$(JOB)' > told\n")
-    told = listed(tmp_path, status="stopped", source="$(shell touch mark)", set=[])
-    subprocess.run(["bash", "-c", told.partition("resume: ")[2]], cwd=tmp_path, check=True)
+    line = list_unfinished(tmp_path, status="stopped", source="$(shell touch mark)", set=[])
+    subprocess.run(["bash", "-c", line.partition("resume: ")[2]], cwd=tmp_path, check=True)
     assert (tmp_path / "told").read_text() == "$(shell touch mark)\n"
     assert not (tmp_path / "mark").exists()
-    told = listed(tmp_path, status="stopped\n\x1b[2J", source="a\nb", set=["c\x07"])
-    assert told.isprintable()
+    line = list_unfinished(tmp_path, status="stopped\n\x1b[2J", source="a\nb", set=["c\x07"])
+    assert line.isprintable()

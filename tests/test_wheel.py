@@ -57,15 +57,15 @@ def test_the_compose_files_and_templates_travel(wheel: Path) -> None:
 def test_train_and_predict(full: Path, table: Path) -> None:
     """From data to predictions; a user's file named as a module of Python's changes nothing."""
     (table / "types.py").write_text("raise SystemExit('the wrong types')\n")
-    drafted = installed.call(full, "init", "visits.csv", folder=table)
-    assert drafted.returncode == 0, drafted.stderr
-    for words in (["validate"], ["plan"], ["train", "--set", "train.epochs=1", "--set", "optimize.measure=off"]):
-        done = installed.call(full, words[0], "visits.yaml", *words[1:], folder=table)
+    draft = installed.call(full, "init", "visits.csv", folder=table)
+    assert draft.returncode == 0, draft.stderr
+    for command in (["validate"], ["plan"], ["train", "--set", "train.epochs=1", "--set", "optimize.measure=off"]):
+        done = installed.call(full, command[0], "visits.yaml", *command[1:], folder=table)
         assert done.returncode == 0, done.stdout + done.stderr
     assert (table / "runs" / "visits-001" / "report.html").is_file()
-    found = installed.call(full, "predict", "visits-001", "visits.csv", folder=table)
-    assert found.returncode == 0, found.stderr
-    assert len(found.stdout.splitlines()) == 61
+    prediction = installed.call(full, "predict", "visits-001", "visits.csv", folder=table)
+    assert prediction.returncode == 0, prediction.stderr
+    assert len(prediction.stdout.splitlines()) == 61
 
 
 def test_the_light_commands(light: Path, table: Path) -> None:

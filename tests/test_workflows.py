@@ -31,26 +31,26 @@ def test_every_step_is_a_script_that_exists(path: Path) -> None:
     for name, step in steps(path):
         if "run" not in step:
             continue
-        script, *words = step["run"].split()
+        script, *arguments = step["run"].split()
         assert (ROOT / script).stat().st_mode & 0o100, f"{name}: {script}"
         if script == "scripts/release":
-            assert re.search(rf"^    {words[0]}\)", RELEASE, re.MULTILINE), f"{name}: {words[0]}"
+            assert re.search(rf"^    {arguments[0]}\)", RELEASE, re.MULTILINE), f"{name}: {arguments[0]}"
         assert "${{" not in step["run"], f"{name}: an expression in a shell line is code of whoever names the branch"
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
 def test_actions_are_pinned_by_commit(path: Path) -> None:
-    used = [line.strip() for line in path.read_text().splitlines() if "uses:" in line]
-    assert used
-    for line in used:
+    uses = [line.strip() for line in path.read_text().splitlines() if "uses:" in line]
+    assert uses
+    for line in uses:
         assert re.fullmatch(r"(- )?uses: [\w.-]+/[\w.-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", line), line
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
 def test_jobs_may_only_read_unless_they_publish(path: Path) -> None:
-    whole = yaml.safe_load(path.read_text())
-    assert whole["permissions"] == {"contents": "read"}
-    writers = {name for name, job in whole["jobs"].items() if "write" in (job.get("permissions") or {}).values()}
+    workflow = yaml.safe_load(path.read_text())
+    assert workflow["permissions"] == {"contents": "read"}
+    writers = {name for name, job in workflow["jobs"].items() if "write" in (job.get("permissions") or {}).values()}
     assert writers == ({"image", "publish", "wheel"} if path.stem == "release" else set())
 
 
@@ -67,7 +67,7 @@ esac
 """
 
 
-def released(folder: Path, *words: str, **variables: str) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+def run_release(folder: Path, *arguments: str, **variables: str) -> tuple[subprocess.CompletedProcess[str], list[str]]:
     """A step of the release with doubles of docker and cosign, and what these were asked."""
     for name in ("docker", "cosign"):
         (folder / name).write_text(DOUBLE)
@@ -76,7 +76,7 @@ def released(folder: Path, *words: str, **variables: str) -> tuple[subprocess.Co
     log.write_text("")
     surroundings = {"PATH": f"{folder}:{os.environ['PATH']}", "LOG": str(log), "DRIVETRAIN_REGISTRY": "r.example/a"}
     done = subprocess.run(
-        [ROOT / "scripts" / "release", *words],
+        [ROOT / "scripts" / "release", *arguments],
         env=surroundings | variables,
         capture_output=True,
         text=True,
@@ -88,34 +88,34 @@ def released(folder: Path, *words: str, **variables: str) -> tuple[subprocess.Co
 def test_what_was_tested_is_what_is_signed(tmp_path: Path) -> None:
     """Tags were asked again in each step, and anybody who may push there can move them."""
     name, (amd, arm, joined, other) = "r.example/a/drivetrain/cpu", (f"sha256:{letter * 64}" for letter in "1234")
-    done, _ = released(tmp_path, "push", "cpu", "amd64", PUSHED=amd)
+    done, _ = run_release(tmp_path, "push", "cpu", "amd64", PUSHED=amd)
     assert done.stdout == f"cpu-amd64={amd}\n"
-    tested = {"DIGEST_AMD64": amd, "DIGEST_ARM64": arm, "JOINED": joined}
-    done, asked = released(tmp_path, "join", "cpu", **tested, INSIDE=f'"{amd}", "{arm}"')
+    digests = {"DIGEST_AMD64": amd, "DIGEST_ARM64": arm, "JOINED": joined}
+    done, requests = run_release(tmp_path, "join", "cpu", **digests, INSIDE=f'"{amd}", "{arm}"')
     assert done.stdout == f"name={name}\ndigest={joined}\n", done.stderr
-    assert any(line.endswith(f" {name}@{amd} {name}@{arm}") for line in asked if " create " in line)
+    assert any(line.endswith(f" {name}@{amd} {name}@{arm}") for line in requests if " create " in line)
     for inside in (f'"{amd}", "{other}"', f'"{amd}", "{arm}", "{other}"', f'"{amd}"'):
-        done, _ = released(tmp_path, "join", "cpu", **tested, INSIDE=inside)
+        done, _ = run_release(tmp_path, "join", "cpu", **digests, INSIDE=inside)
         assert (done.returncode != 0, done.stdout) == (True, "")
         assert says(done.stderr, "images-those-tested")
-    done, asked = released(tmp_path, "sign", "cpu", **tested, DIGEST=joined)
+    done, requests = run_release(tmp_path, "sign", "cpu", **digests, DIGEST=joined)
     assert done.returncode == 0, done.stderr
-    signed = [line.split()[-1] for line in asked if line.startswith("cosign")]
+    signed = [line.split()[-1] for line in requests if line.startswith("cosign")]
     assert signed == [f"{name}@{digest}" for digest in (joined, amd, arm)]
 
 
 @pytest.mark.parametrize("step", ["join", "sign"])
 def test_a_step_without_a_digest_is_refused(tmp_path: Path, step: str) -> None:
-    done, asked = released(tmp_path, step, "cpu", DIGEST=f"sha256:{'3' * 64}", DIGEST_AMD64="latest")
+    done, requests = run_release(tmp_path, step, "cpu", DIGEST=f"sha256:{'3' * 64}", DIGEST_AMD64="latest")
     assert done.returncode == 2
     assert begins_with(done.stderr, "digest-amd64-latest-possible")
-    assert not [line for line in asked if " create " in line or " attest " in line]
+    assert not [line for line in requests if " create " in line or " attest " in line]
 
 
 def test_the_workflow_hands_the_digests_on() -> None:
     jobs = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text())["jobs"]
-    built = [f"{each['word']}-{each['arch']}" for each in jobs["image"]["strategy"]["matrix"]["include"]]
-    assert jobs["image"]["outputs"] == {name: f"${{{{ steps.push.outputs.{name} }}}}" for name in built}
+    builds = [f"{image['word']}-{image['arch']}" for image in jobs["image"]["strategy"]["matrix"]["include"]]
+    assert jobs["image"]["outputs"] == {name: f"${{{{ steps.push.outputs.{name} }}}}" for name in builds}
 
 
 def test_the_changelog_has_the_version() -> None:
@@ -134,13 +134,13 @@ def test_the_changelog_has_the_version() -> None:
         return subprocess.run([ROOT / "scripts" / "release", "check", tag], capture_output=True, text=True, check=False)
 
     assert check(f"v{version}").stdout == f"release: {version}\n"
-    refused = check("v99.0.0")
-    assert refused.returncode == 2
-    assert refused.stderr.startswith("the tag is v99.0.0\n  possible: v")
+    refusal = check("v99.0.0")
+    assert refusal.returncode == 2
+    assert refusal.stderr.startswith("the tag is v99.0.0\n  possible: v")
 
 
 @pytest.mark.parametrize(
-    ("address", "shown"),
+    ("address", "expected"),
     [
         ("https://user:secret@github.com/Own/tool.git", "https://github.com/Own/tool"),
         ("git@github.com:Own/tool.git", "https://github.com/Own/tool"),
@@ -148,7 +148,7 @@ def test_the_changelog_has_the_version() -> None:
         ("/srv/tool.git", ""),
     ],
 )
-def test_the_source_of_an_image_holds_no_password(address: str, shown: str) -> None:
+def test_the_source_of_an_image_holds_no_password(address: str, expected: str) -> None:
     done = subprocess.run(
         [ROOT / "scripts" / "source"],
         env={"DRIVETRAIN_SOURCE": address, "PATH": "/usr/bin:/bin"},
@@ -156,7 +156,7 @@ def test_the_source_of_an_image_holds_no_password(address: str, shown: str) -> N
         text=True,
         check=True,
     )
-    assert done.stdout.strip() == shown
+    assert done.stdout.strip() == expected
 
 
 def test_every_command_that_verifies_names_the_release_workflow() -> None:

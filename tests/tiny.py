@@ -63,9 +63,9 @@ def dataset(samples: int = 64, classes: int = 3) -> Dataset:
     labels = np.arange(samples) % classes
     images = np.random.default_rng(0).normal(size=(samples, 1, 8, 8)).astype(np.float32) * 0.3
     images[np.arange(samples), 0, labels] += 1.0
-    made = Arrays(torch.from_numpy(images), torch.from_numpy(labels))
+    arrays = Arrays(torch.from_numpy(images), torch.from_numpy(labels))
     head = Head("", classes=tuple(f"class {i}" for i in range(classes)))
-    return Dataset(made, made, {"": head}, {"channels": 1, "image_size": 8})
+    return Dataset(arrays, arrays, {"": head}, {"channels": 1, "image_size": 8})
 
 
 class Quiet(Signals):
@@ -79,36 +79,40 @@ def machine() -> facts.Hardware:
     return detect(Path())
 
 
-def assembled(folder: Path, asked: Job, *, plain: bool = True, settings: dict[str, Value] | None = None) -> run.Run:
+def assembled(folder: Path, spec: Job, *, plain: bool = True, settings: dict[str, Value] | None = None) -> run.Run:
     """A run of the tiny job: everything off, or by plan, with some values set."""
-    here, data = machine(), dataset()
-    network: Model = build(asked, data)
+    hardware, data = machine(), dataset()
+    network: Model = build(spec, data)
     facts = inspection.inspect_workload(data, network.module)
-    made = plan.resolve(asked, here, facts, plain=plain)
+    base_plan = plan.resolve(spec, hardware, facts, plain=plain)
     rows = [
         plan.Decision(d.name, settings[d.name], "job", "for the test", d.effect) if d.name in (settings or {}) else d
-        for d in made.decisions
+        for d in base_plan.decisions
     ]
-    final = plan.Plan(tuple(rows), made.image, made.image_reason, made.profile)
-    return run.assemble(asked, here, final, folder, data, network, Quiet(), PhaseTimer())
+    final = plan.Plan(tuple(rows), base_plan.image, base_plan.image_reason, base_plan.profile)
+    return run.assemble(spec, hardware, final, folder, data, network, Quiet(), PhaseTimer())
 
 
-def plain(asked: Job, folder: Path) -> run.Run:
+def plain(spec: Job, folder: Path) -> run.Run:
     """A run of any job on its own data, with every optimization off."""
-    data = load(asked)
-    network, here = build(asked, data), machine()
-    made = plan.resolve(asked, here, inspection.inspect_workload(data, network.module), plain=True)
-    return run.assemble(asked, here, made, folder, data, network, Quiet(), PhaseTimer())
+    data = load(spec)
+    network, hardware = build(spec, data), machine()
+    plain_plan = plan.resolve(spec, hardware, inspection.inspect_workload(data, network.module), plain=True)
+    return run.assemble(spec, hardware, plain_plan, folder, data, network, Quiet(), PhaseTimer())
 
 
-def losses(made: run.Run, steps: int) -> list[float]:
+def losses(training_run: run.Run, steps: int) -> list[float]:
     """The losses of the first steps."""
-    made.train_mode()
-    found: list[float] = []
-    while len(found) < steps:
-        for number, batch in enumerate(made.batches.epoch(made.counters.epoch)):
-            made.set_learning_rates()
-            found.append(made.step(made.preprocess(batch, 0), made.list_local_parts(made.batches.size(number))).loss)
-            made.counters.step += 1
-        made.counters.epoch += 1
-    return found[:steps]
+    training_run.train_mode()
+    values: list[float] = []
+    while len(values) < steps:
+        for number, batch in enumerate(training_run.batches.epoch(training_run.counters.epoch)):
+            training_run.set_learning_rates()
+            values.append(
+                training_run.step(
+                    training_run.preprocess(batch, 0), training_run.list_local_parts(training_run.batches.size(number))
+                ).loss
+            )
+            training_run.counters.step += 1
+        training_run.counters.epoch += 1
+    return values[:steps]

@@ -43,7 +43,7 @@ def image_manifest(folder: Path) -> None:
         (folder / f"pictures-{part}").mkdir()
         for number in range(count):
             pixels = DRAWN.integers(0, 90, (16, 16))
-            tags = [name for place, name in enumerate(("crack", "dent", "rust")) if (number >> place) & 1]
+            tags = [name for bit, name in enumerate(("crack", "dent", "rust")) if (number >> bit) & 1]
             for name in tags:
                 pixels[:, {"crack": 2, "dent": 7, "rust": 12}[name]] += 150
             Image.fromarray(pixels.astype(np.uint8)).save(folder / f"pictures-{part}" / f"{number}.png")
@@ -62,12 +62,12 @@ def image_arrays(folder: Path) -> None:
 
 def texts(folder: Path) -> None:
     """Texts of very different lengths with commas and quotes, two labels."""
-    words = ["fuga", "motor", "ruido", "aceite", "bomba", "sensor", "falla", "eje"]
+    vocabulary = ["fuga", "motor", "ruido", "aceite", "bomba", "sensor", "falla", "eje"]
     for part, count in (("train", 40), ("held", 13)):
         lines = ["text,kind,urgent"]
         for number in range(count):
-            said = " ".join(words[int(i)] for i in DRAWN.integers(number % 2, 8 - number % 2, 1 + number % 17))
-            lines.append(f'"{said}, ""ayer"" ñandú",{"xyz"[number % 3]},{["no", "yes"][number % 2]}')
+            text = " ".join(vocabulary[int(i)] for i in DRAWN.integers(number % 2, 8 - number % 2, 1 + number % 17))
+            lines.append(f'"{text}, ""ayer"" ñandú",{"xyz"[number % 3]},{["no", "yes"][number % 2]}')
         (folder / f"{part}.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
@@ -225,6 +225,6 @@ def seen(done: run.Run) -> dict[str, torch.Tensor]:
         done.model.eval()
         for batch in fetch_in_order(done.dataset.validation, 7):
             outputs = done.step.outputs(done.preprocess(batch, None).inputs)
-            for name, kept in parts.items():
-                kept.append(outputs if isinstance(outputs, torch.Tensor) else outputs[name])
-    return {name: torch.cat(kept) for name, kept in parts.items()}
+            for name, head_outputs in parts.items():
+                head_outputs.append(outputs if isinstance(outputs, torch.Tensor) else outputs[name])
+    return {name: torch.cat(head_outputs) for name, head_outputs in parts.items()}

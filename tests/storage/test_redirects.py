@@ -26,11 +26,11 @@ def start() -> Iterator[Start]:
     servers = []
 
     def run(location: str) -> tuple[str, list[str]]:
-        asked: list[str] = []
+        requests: list[str] = []
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                asked.append(self.path)
+                requests.append(self.path)
                 moved = location and self.path != "/there"
                 self.send_response(302 if moved else 200)
                 if moved:
@@ -41,12 +41,12 @@ def start() -> Iterator[Start]:
 
             do_HEAD = do_GET
 
-            def log_message(self, *given: Any) -> None: ...
+            def log_message(self, *arguments: Any) -> None: ...
 
         server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         threading.Thread(target=server.serve_forever, daemon=True).start()
         servers.append(server)
-        return f"http://127.0.0.1:{server.server_port}", asked
+        return f"http://127.0.0.1:{server.server_port}", requests
 
     yield run
     for server in servers:
@@ -61,7 +61,7 @@ def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_redirect_to_a_service_of_this_machine_is_not_followed(start: Start) -> None:
-    inside, asked = start("")
+    inside, requests = start("")
     outside, _ = start(f"{inside}/credentials")
     with pytest.raises(RemoteError) as raised:
         ObjectStore(parse(outside)).get("data.csv")
@@ -74,7 +74,7 @@ def test_a_redirect_to_a_service_of_this_machine_is_not_followed(start: Start) -
         ],
     )
     assert raised.value.exit_code == 7
-    assert asked == []
+    assert requests == []
 
 
 @pytest.mark.parametrize("host", ["169.254.169.254", "2852039166", "[fd00:ec2::254]", "100.100.100.200"])

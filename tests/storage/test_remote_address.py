@@ -19,10 +19,10 @@ from drivetrain.storage.remote_address import BadAddress, is_remote, parse
     ],
 )
 def test_parts(text: str, host: str, path: str) -> None:
-    found = parse(text)
-    assert (found.host, found.path) == (host, path)
+    address = parse(text)
+    assert (address.host, address.path) == (host, path)
     assert is_remote(text)
-    assert parse(str(found)) == found
+    assert parse(str(address)) == address
 
 
 def test_below_and_above() -> None:
@@ -52,12 +52,12 @@ def test_below_and_above() -> None:
     ],
 )
 def test_refused(text: str, message: str) -> None:
-    with pytest.raises(BadAddress) as found:
+    with pytest.raises(BadAddress) as raised:
         parse(text)
-    assert message in found.value.given
-    assert found.value.possible
-    assert found.value.action
-    assert "hidden" not in str(found.value)
+    assert message in raised.value.given
+    assert raised.value.possible
+    assert raised.value.action
+    assert "hidden" not in str(raised.value)
 
 
 @pytest.mark.parametrize("text", ["data/x", "/data", "hf://datasets/a/b", "c:/x", "s3", "file:///x"])

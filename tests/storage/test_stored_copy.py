@@ -30,8 +30,8 @@ from tests.supervisor.remote_copy.fake_run import opened
 
 @pytest.fixture(autouse=True)
 def proxy(s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyStore]:
-    with a_store(s3, tmp_path, monkeypatch) as found:
-        yield found
+    with a_store(s3, tmp_path, monkeypatch) as store:
+        yield store
 
 
 def test_it_is_fetched_once_and_again_when_it_has_changed(
@@ -129,27 +129,27 @@ def test_what_a_job_reads_is_not_removed(tmp_path: Path, proxy: FaultyStore) -> 
     path = spec(tmp_path, TABLE, "s3://bucket/held/t.csv")
     code = "import sys; from drivetrain.job_spec.spec_source import SpecSource; from pathlib import Path; SpecSource(Path(sys.argv[1])).load()"
 
-    def other(hold: str = "") -> subprocess.Popen[str]:
+    def start_reader(hold: str = "") -> subprocess.Popen[str]:
         command = [sys.executable, "-c", f"{code}; print('READY', flush=True); {hold}", str(path)]
         return subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     opened("held").put("t.csv", first)
-    reader = other("input()")
+    reader = start_reader("input()")
     assert reader.stdout is not None
     while reader.stdout.readline() != "READY\n":
         assert reader.poll() is None
     opened("held").put("t.csv", second)
-    other().communicate()
-    copies = {each.read_bytes() for each in (tmp_path / "cache/fetched").rglob("t.csv")}
+    start_reader().communicate()
+    copies = {copy.read_bytes() for copy in (tmp_path / "cache/fetched").rglob("t.csv")}
     assert copies == {first, second}
     opened("held").put("t.csv", first)
     proxy.seen.clear()
-    other().communicate()
+    start_reader().communicate()
     assert not [name for method, name in proxy.seen if method == "GET" and name.endswith("t.csv")]
     reader.communicate("\n")
     opened("held").put("t.csv", second)
-    other().communicate()
-    assert [each.read_bytes() for each in (tmp_path / "cache/fetched").rglob("t.csv")] == [second]
+    start_reader().communicate()
+    assert [copy.read_bytes() for copy in (tmp_path / "cache/fetched").rglob("t.csv")] == [second]
 
 
 def test_a_stop_does_not_wait_for_a_large_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,22 +174,22 @@ def test_a_stop_does_not_wait_for_a_large_file(tmp_path: Path, monkeypatch: pyte
 
 def test_the_record_of_a_folder_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not once for each file: 20,000 took eleven minutes."""
-    place, part = tmp_path / "place", tmp_path / "place/v.part"
+    folder, part = tmp_path / "place", tmp_path / "place/v.part"
     part.mkdir(parents=True)
     (tmp_path / "place/old").mkdir()
     files = [StoredObject(f"photos/{number}.png", 1, "tag") for number in range(50)]
-    (place / "copy.json").write_text(
-        json.dumps({"version": "old", "name": "photos", "files": [asdict(each) for each in files]})
+    (folder / "copy.json").write_text(
+        json.dumps({"version": "old", "name": "photos", "files": [asdict(file) for file in files]})
     )
-    read, count = read_json, []
-    monkeypatch.setattr(stored_version, "read_json", lambda path: count.append(path) or read(path))
-    stored_version._take_over(files, place, part)
-    assert len(count) == 1
+    read, paths_read = read_json, []
+    monkeypatch.setattr(stored_version, "read_json", lambda path: paths_read.append(path) or read(path))
+    stored_version._take_over(files, folder, part)
+    assert len(paths_read) == 1
 
 
 def test_a_web_address_as_a_browser_gives_it(tmp_path: Path) -> None:
     (tmp_path / "a folder").mkdir()
-    here = table(tmp_path / "a folder/my file.csv")
+    file = table(tmp_path / "a folder/my file.csv")
     with web(tmp_path) as address:
         job = load(spec(tmp_path, TABLE, f"{address}/a%20folder/my%20file.csv"), locate=fetch)
-    assert content(job) == content(load(spec(tmp_path, TABLE, str(here))))
+    assert content(job) == content(load(spec(tmp_path, TABLE, str(file))))

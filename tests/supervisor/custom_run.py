@@ -15,12 +15,12 @@ from tests.tiny import Quiet, machine
 
 def trained(path: Path, *assignments: str) -> Path:
     """The folder of a run that was trained in this process."""
-    made: Job = job_spec.load(path, assignments)
-    place = run_folder.open_run(path.parent / "runs", made)
-    here = machine()
-    write_json(place.path / "hardware.json", here.to_json())
-    write_json(place.path / "plan.json", plan.resolve(made, here).to_json())
-    write_json(place.path / "state.json", {"status": "running", "source": str(path)})
-    assert trainer_process.train(place.path, made, Quiet(), SpecSource(path, assignments)) == 0
-    write_json(place.path / "state.json", {"status": "done", "source": str(path)})
-    return place.path
+    job: Job = job_spec.load(path, assignments)
+    run = run_folder.open_run(path.parent / "runs", job)
+    hardware = machine()
+    write_json(run.path / "hardware.json", hardware.to_json())
+    write_json(run.path / "plan.json", plan.resolve(job, hardware).to_json())
+    write_json(run.path / "state.json", {"status": "running", "source": str(path)})
+    assert trainer_process.train(run.path, job, Quiet(), SpecSource(path, assignments)) == 0
+    write_json(run.path / "state.json", {"status": "done", "source": str(path)})
+    return run.path

@@ -61,29 +61,29 @@ def test_the_code_is_stored_with_its_digests(run: Path) -> None:
 
 
 def test_the_model_predicts_what_validation_computed(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    made = saved_model.load(run)
-    told = capsys.readouterr().err
-    assert says(told, "running-model-own-code", "my_model.py", f"{run}/model/code")
-    assert says(told, "running-model-own-code-2")
+    model = saved_model.load(run)
+    output = capsys.readouterr().err
+    assert says(output, "running-model-own-code", "my_model.py", f"{run}/model/code")
+    assert says(output, "running-model-own-code-2")
     data = load(job_spec.load(run.parent.parent / "job.yaml"))
     ids = np.arange(len(data.validation))
     with torch.inference_mode():
-        guess = made.network(*data.prepare(data.validation.gather(ids), ids, None)).argmax(dim=1)
-    found = json.loads((run / "result.json").read_text())["best"]["metrics"]["validation/accuracy"]
-    assert float((guess == data.validation.targets[""]).float().mean()) == pytest.approx(found)
+        guess = model.network(*data.prepare(data.validation.gather(ids), ids, None)).argmax(dim=1)
+    accuracy = json.loads((run / "result.json").read_text())["best"]["metrics"]["validation/accuracy"]
+    assert float((guess == data.validation.targets[""]).float().mean()) == pytest.approx(accuracy)
 
 
 def test_new_samples_by_the_reader_in_the_model_folder(run: Path, tmp_path: Path) -> None:
-    made = saved_model.load(run)
+    model = saved_model.load(run)
     np.savetxt(tmp_path / "a.txt", np.arange(12.0).reshape(3, 4))
-    found = load_new.read([tmp_path / "a.txt"], made.preprocessing, made.heads, labelled=False)
-    assert found.split.gather(np.array([2]))[0].tolist() == [[8, 9, 10, 11]]
-    assert found.prepare(found.split.gather(np.arange(3)), np.arange(3), None)[0].dtype == torch.float32
+    new_data = load_new.read([tmp_path / "a.txt"], model.preprocessing, model.heads, labelled=False)
+    assert new_data.split.gather(np.array([2]))[0].tolist() == [[8, 9, 10, 11]]
+    assert new_data.prepare(new_data.split.gather(np.arange(3)), np.arange(3), None)[0].dtype == torch.float32
     with pytest.raises(DataError, check=saying("read-samples-targets", "my_data.py")):
-        load_new.read([tmp_path / "a.txt"], made.preprocessing, made.heads, labelled=True)
+        load_new.read([tmp_path / "a.txt"], model.preprocessing, model.heads, labelled=True)
     (tmp_path / "a.txt").write_text("one two\n")
     with pytest.raises(DataError, check=saying("read-raised-valueerror-could", "my_data.py")) as raised:
-        load_new.read([tmp_path / "a.txt"], made.preprocessing, made.heads, labelled=False)
+        load_new.read([tmp_path / "a.txt"], model.preprocessing, model.heads, labelled=False)
     assert says(str(raised.value), "in-read-return", "my_data.py", 12, "torch.from_numpy")
 
 
@@ -99,23 +99,23 @@ def test_a_file_of_the_readers_arguments_is_stored_with_the_model(
     }
     run = trained(write(tmp_path, files, data="reader: read, arguments: {scale: scale.txt}", train="steps: 2"))
     (tmp_path / "scale.txt").write_text("3")
-    made = saved_model.load(run)
-    found = load_new.read([tmp_path / "job.yaml"], made.preprocessing, made.heads, labelled=False)
-    assert found.split.gather(np.array([0]))[0].tolist() == [[2, 2, 2, 2]]
+    model = saved_model.load(run)
+    new_data = load_new.read([tmp_path / "job.yaml"], model.preprocessing, model.heads, labelled=False)
+    assert new_data.split.gather(np.array([0]))[0].tolist() == [[2, 2, 2, 2]]
 
 
 def test_new_targets_have_to_be_those_of_training(tmp_path: Path) -> None:
     run = trained(write(tmp_path, FILES, train="steps: 2"))
-    made = saved_model.load(run)
+    model = saved_model.load(run)
     np.savez(tmp_path / "new.npz", inputs=np.zeros((3, 4)), targets=np.array([0, 1, 2]))
     with pytest.raises(DataError, match="targets go from 0 to 2\n  possible: targets from 0 to 1, as in training"):
-        load_new.read([tmp_path / "new.npz"], made.preprocessing, made.heads, labelled=True)
+        load_new.read([tmp_path / "new.npz"], model.preprocessing, model.heads, labelled=True)
     np.savez(tmp_path / "new.npz", inputs=np.zeros((3, 4, 1)), targets=np.array([0, 1, 1]))
     with pytest.raises(DataError, match=r"inputs have the shapes \(4, 1\)\n  possible: as in training: \(4,\)"):
-        load_new.read([tmp_path / "new.npz"], made.preprocessing, made.heads, labelled=True)
+        load_new.read([tmp_path / "new.npz"], model.preprocessing, model.heads, labelled=True)
     np.savez(tmp_path / "new.npz", images=np.zeros((3, 4)))
     with pytest.raises(DataError, check=saying("inputs-targets-images")):
-        load_new.read([tmp_path / "new.npz"], made.preprocessing, made.heads, labelled=True)
+        load_new.read([tmp_path / "new.npz"], model.preprocessing, model.heads, labelled=True)
 
 
 def test_a_model_elsewhere_needs_consent_and_is_then_the_same(run: Path, tmp_path: Path) -> None:
@@ -141,10 +141,10 @@ def test_a_downloaded_run_folder_runs_no_code_without_consent(
     runs = ["--runs", str(tmp_path / "runs")]
     for command in (["evaluate"], ["predict", str(tmp_path / "a.npz")], ["export"], ["reproduce", *runs]):
         assert main.main([command[0], str(tmp_path / "x-001"), *command[1:]]) == CheckpointError.exit_code
-        told = capsys.readouterr().err
-        assert says(told, "contains-code-runs-model-used", "my_data.py")
-        assert "allow them with --run-code" in told
-        assert omits(told, "running-model-own-code-2")
+        output = capsys.readouterr().err
+        assert says(output, "contains-code-runs-model-used", "my_data.py")
+        assert "allow them with --run-code" in output
+        assert omits(output, "running-model-own-code-2")
     assert not (tmp_path / "runs").exists()
 
 
@@ -234,22 +234,22 @@ def test_consent_counts_only_in_a_folder_of_the_users_own(tmp_path: Path) -> Non
     assert not code_consent.has_consent(tmp_path / "config.json", environ)
     assert code_consent.record_training(tmp_path / "config.json", environ) is None
     assert code_consent.has_consent(tmp_path / "config.json", environ)
-    place = code_consent.find_records_folder(environ)
-    assert place is not None
-    assert place.stat().st_mode & 0o777 == 0o700
-    place.chmod(0o777)
+    records_folder = code_consent.find_records_folder(environ)
+    assert records_folder is not None
+    assert records_folder.stat().st_mode & 0o777 == 0o700
+    records_folder.chmod(0o777)
     assert not code_consent.has_consent(tmp_path / "config.json", environ)
     assert says_only(
-        code_consent.record_training(tmp_path / "config.json", environ), "is-writable-by-other-users", place
+        code_consent.record_training(tmp_path / "config.json", environ), "is-writable-by-other-users", records_folder
     )
     assert says_only(code_consent.record_training(tmp_path / "config.json", {}), "neither-xdg-state-home")
 
 
 @pytest.mark.parametrize("change", ["changed", "added", "bytecode"])
 def test_only_code_with_recorded_digests_is_run(change: str, run: Path, tmp_path: Path) -> None:
-    place = tmp_path / "x-001"
-    shutil.copytree(run, place)
-    code = place / "model" / "code"
+    copied_run = tmp_path / "x-001"
+    shutil.copytree(run, copied_run)
+    code = copied_run / "model" / "code"
     bomb = f"open({str(tmp_path / 'exploded')!r}, 'w')\n"
     if change == "changed":
         (code / "parts" / "layers.py").write_text(bomb + FILES["parts/layers.py"])
@@ -267,24 +267,24 @@ def test_only_code_with_recorded_digests_is_run(change: str, run: Path, tmp_path
         )
         (code / "my_model.py").write_text(good)
     if change == "bytecode":
-        saved_model.load(place)
+        saved_model.load(copied_run)
     else:
         with pytest.raises(CheckpointError, match=r"has SHA-256 .*, (expected|which is not recorded)"):
-            saved_model.load(place)
+            saved_model.load(copied_run)
     assert not (tmp_path / "exploded").exists()
 
 
 def test_code_outside_of_the_model_is_not_run(run: Path, tmp_path: Path) -> None:
-    place = tmp_path / "x-001"
-    shutil.copytree(run, place)
-    config = json.loads((place / "model" / "config.json").read_text())
+    copied_run = tmp_path / "x-001"
+    shutil.copytree(run, copied_run)
+    config = json.loads((copied_run / "model" / "config.json").read_text())
     (tmp_path / "evil.py").write_text(MODEL)
     config["arguments"]["file"] = "../../../evil.py"
-    (place / "model" / "config.json").write_text(json.dumps(config))
+    (copied_run / "model" / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match="allow them with --run-code"):
-        saved_model.load(place)
+        saved_model.load(copied_run)
     with pytest.raises(CheckpointError, match="is outside"):
-        saved_model.load(place, consent=True)
+        saved_model.load(copied_run, consent=True)
 
 
 def test_an_unfinished_run_keeps_its_code(run: Path, tmp_path: Path) -> None:
@@ -294,10 +294,10 @@ def test_an_unfinished_run_keeps_its_code(run: Path, tmp_path: Path) -> None:
     user_code.record_digests(tmp_path, code)
     user_code.record_digests(tmp_path, code)
     (tmp_path / "a.py").write_text("def f():\n    return 2\n")
-    again = user_code.Code(tmp_path)
-    assert again.call("a.py", "f", {}) == (2, {})
+    changed_code = user_code.Code(tmp_path)
+    assert changed_code.call("a.py", "f", {}) == (2, {})
     with pytest.raises(CheckpointError, check=saying("unfinished-started-different", "a.py")):
-        user_code.record_digests(tmp_path, again)
+        user_code.record_digests(tmp_path, changed_code)
 
 
 GRIDS = """
@@ -316,17 +316,17 @@ def loss():
 def test_targets_that_only_the_user_loss_interprets(tmp_path: Path) -> None:
     files = {"my_data.py": GRIDS, "my_loss.py": DISTANCE}
     run = trained(write(tmp_path, files, train="loss: {file: my_loss.py}", model="arguments: {outputs: 4}"))
-    found = json.loads((run / "result.json").read_text())
-    assert list(found["best"]["metrics"]) == ["validation/loss"]
-    assert found["confusion"] == {}
-    made = saved_model.load(run)
-    inputs = dummy_inputs.make_inputs(made.preprocessing, 3, seed=0)
+    result = json.loads((run / "result.json").read_text())
+    assert list(result["best"]["metrics"]) == ["validation/loss"]
+    assert result["confusion"] == {}
+    model = saved_model.load(run)
+    inputs = dummy_inputs.make_inputs(model.preprocessing, 3, seed=0)
     np.savez(tmp_path / "new.npz", inputs=inputs[0].numpy())
-    data = load_new.read([tmp_path / "new.npz"], made.preprocessing, made.heads, labelled=False)
-    batches = forward.compute_outputs(made.network, made.heads, data.split, data.prepare, torch.device("cpu"))
-    told = [answer[""]["prediction"] for _, answer in predictions.compute_answers(batches, made.heads, data.split)]
+    data = load_new.read([tmp_path / "new.npz"], model.preprocessing, model.heads, labelled=False)
+    batches = forward.compute_outputs(model.network, model.heads, data.split, data.prepare, torch.device("cpu"))
+    answers = [answer[""]["prediction"] for _, answer in predictions.compute_answers(batches, model.heads, data.split)]
     with torch.inference_mode():
-        np.testing.assert_allclose(told, made.network(inputs[0]).numpy(), rtol=1e-6)
+        np.testing.assert_allclose(answers, model.network(inputs[0]).numpy(), rtol=1e-6)
 
 
 LATE = """
@@ -363,11 +363,11 @@ def test_an_error_inside_torchs_layers_is_reported_too(tmp_path: Path) -> None:
 
 
 def test_an_error_of_the_user_loss_names_the_loss(tmp_path: Path) -> None:
-    late = LOSS.replace(
+    loss_code = LOSS.replace(
         "return functional.cross_entropy",
         "return late\n\ndef late(outputs, targets):\n    return functional.cross_entropy(outputs, targets[:16])",
     )
-    path = write(tmp_path, {"my_loss.py": late}, train="loss: {file: my_loss.py}, steps: 1")
+    path = write(tmp_path, {"my_loss.py": loss_code}, train="loss: {file: my_loss.py}, steps: 1")
     with pytest.raises(SpecError) as raised:
         trained(path, "train.batch_size=17")
     assert says(str(raised.value), "object-returned-loss-raised", "train.loss.file", "my_loss.py", 17)

@@ -40,14 +40,14 @@ torch.set_num_threads(1)
 
 def train(folder: Path, model: nn.Module | None = None, data: Any = None, **settings: Any) -> embedded.Result:
     """A training of a second or less."""
-    given: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "epochs": 3,
         "batch_size": 16,
         "optimizer": {"lr": 1e-2},
         "optimize": {"cpu_threads": 1, "measure": "off"},
     }
     return drivetrain.train(
-        model or network(), data or circle(120), circle(40, seed=1), runs=folder, **given | settings
+        model or network(), data or circle(120), circle(40, seed=1), runs=folder, **defaults | settings
     )
 
 
@@ -82,8 +82,8 @@ def test_a_result_and_its_run_folder(tmp_path: Path) -> None:
     }
     assert result.model is model
     assert not model.training
-    stored = safetensors.torch.load_file(result.folder / "model" / "model.safetensors")
-    assert all(torch.equal(value, stored[name]) for name, value in model.state_dict().items())
+    stored_weights = safetensors.torch.load_file(result.folder / "model" / "model.safetensors")
+    assert all(torch.equal(value, stored_weights[name]) for name, value in model.state_dict().items())
     points, kinds = circle(40, seed=1).tensors
     accuracy = float((model(points).argmax(dim=1) == kinds).float().mean())
     assert (result.metric, result.best) == ("validation/accuracy", pytest.approx(accuracy))
@@ -99,16 +99,16 @@ def test_a_result_and_its_run_folder(tmp_path: Path) -> None:
 def test_process_settings_that_need_a_restart_are_noted_in_the_plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = Libraries(iomp5="/lib/libiomp5.so", tcmalloc="/lib/libtcmalloc.so")
-    machine = replace(detect(tmp_path), libraries=found)
+    libraries = Libraries(iomp5="/lib/libiomp5.so", tcmalloc="/lib/libtcmalloc.so")
+    machine = replace(detect(tmp_path), libraries=libraries)
     monkeypatch.setattr(embedded_run, "detect", lambda runs: machine)
     result = train(tmp_path, epochs=1, optimize={"cpu_threads": 1, "allocator": "tcmalloc"})
     rows = {row.name: row for row in load(result.folder / "plan.json").decisions}
-    for name, wanted in (("openmp_runtime", "iomp5"), ("allocator", "tcmalloc")):
+    for name, library in (("openmp_runtime", "iomp5"), ("allocator", "tcmalloc")):
         assert (rows[name].value, rows[name].source, rows[name].effect) == ("off", "process", "exact")
-        assert says_only(rows[name].reason, "must-set-before-process", wanted)
-    seen = json.loads((result.folder / "plan.json").read_text())["seen"]
-    assert all(row["same"] for name, row in seen.items() if name != "libraries")
+        assert says_only(rows[name].reason, "must-set-before-process", library)
+    effective_rows = json.loads((result.folder / "plan.json").read_text())["seen"]
+    assert all(row["same"] for name, row in effective_rows.items() if name != "libraries")
 
 
 def test_the_process_is_left_as_it_was_found(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def squared(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def test_stopped_by_ctrl_c_and_resumed_to_the_same_weights(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"loss": squared, "names": ["a", "b"], "checkpoint": {"every": "2 steps"}}
-    whole = train(tmp_path / "whole", data=Points(), **settings)
+    uninterrupted = train(tmp_path / "whole", data=Points(), **settings)
     with pytest.raises(Stopped) as raised:
         train(tmp_path / "parts", data=Points(stop_at=200), **settings)
     assert raised.value.given.startswith("stopped by SIGINT (Ctrl-C) after step ")
@@ -144,9 +144,9 @@ def test_stopped_by_ctrl_c_and_resumed_to_the_same_weights(tmp_path: Path) -> No
     assert json.loads((folder / "state.json").read_text())["status"] == "stopped"
     resumed = train(tmp_path / "parts", network(seed=9), data=Points(), **settings)
     assert resumed.folder == folder
-    assert resumed.best == whole.best
-    one, two = whole.model.state_dict(), resumed.model.state_dict()
-    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert resumed.best == uninterrupted.best
+    expected_weights, resumed_weights = uninterrupted.model.state_dict(), resumed.model.state_dict()
+    assert all(torch.equal(expected_weights[name], resumed_weights[name]) for name in expected_weights)
 
 
 def test_an_unfinished_run_with_another_setting_is_refused(tmp_path: Path) -> None:
@@ -160,11 +160,11 @@ def test_an_unfinished_run_with_another_setting_is_refused(tmp_path: Path) -> No
 
 
 def test_training_in_a_thread_hears_no_signals_and_works(tmp_path: Path) -> None:
-    found: list[embedded.Result] = []
-    thread = threading.Thread(target=lambda: found.append(train(tmp_path, epochs=1)))
+    results: list[embedded.Result] = []
+    thread = threading.Thread(target=lambda: results.append(train(tmp_path, epochs=1)))
     thread.start()
     thread.join()
-    assert found[0].stopped == "1 epoch trained"
+    assert results[0].stopped == "1 epoch trained"
 
 
 def test_a_part_that_was_frozen_by_hand_does_not_move(tmp_path: Path) -> None:
@@ -280,9 +280,9 @@ def test_the_plan_is_printed_once(tmp_path: Path, capsys: pytest.CaptureFixture[
     train(tmp_path, name="notebook")
     assert "  settings " in capsys.readouterr().out
     train(tmp_path, name="notebook")
-    said = capsys.readouterr().out
-    assert "  settings " not in said
-    assert "plan for notebook (python): unchanged from" in said
+    output = capsys.readouterr().out
+    assert "  settings " not in output
+    assert "plan for notebook (python): unchanged from" in output
 
 
 @pytest.mark.parametrize("name", ["SIGUSR1", "SIGUSR2", "SIGXCPU", "SIGHUP"])
@@ -312,14 +312,14 @@ def test_signals_that_the_program_ignores_or_handles_are_its_own(tmp_path: Path)
 
 
 def test_a_lost_output_does_not_end_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    reading, writing = os.pipe()
-    os.close(reading)
-    closed = os.fdopen(writing, "w")
-    monkeypatch.setattr(sys, "stdout", closed)
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    lost_output = os.fdopen(write_end, "w")
+    monkeypatch.setattr(sys, "stdout", lost_output)
     assert train(tmp_path, epochs=1, on_epoch=lambda info: print(info.epoch, flush=True)).best is not None
-    assert sys.stdout is closed
-    with open(os.devnull, "w") as nowhere, closed:
-        os.dup2(nowhere.fileno(), closed.fileno())
+    assert sys.stdout is lost_output
+    with open(os.devnull, "w") as nowhere, lost_output:
+        os.dup2(nowhere.fileno(), lost_output.fileno())
 
 
 def test_a_loop_that_passes_over_failures_ends_with_a_stop(tmp_path: Path) -> None:
@@ -350,5 +350,5 @@ def test_arrays_that_run_backward(tmp_path: Path) -> None:
     """torch has no negative strides."""
     inputs, targets = (tensor.numpy() for tensor in circle(120).tensors)
     backward = train(tmp_path, data=(inputs[::-1], targets[::-1]), epochs=1)
-    copied = train(tmp_path, data=(inputs[::-1].copy(), targets[::-1].copy()), epochs=1, new=True)
-    assert same(backward, copied)
+    copied_result = train(tmp_path, data=(inputs[::-1].copy(), targets[::-1].copy()), epochs=1, new=True)
+    assert same(backward, copied_result)

@@ -29,16 +29,16 @@ from tests.paths import IMPORTS, ROOT
 from tests.supervisor.circle_training import circle, network
 
 
-def train(folder: Path, model: nn.Module | None = None, **more: Any) -> embedded.Result:
-    given: dict[str, Any] = {"epochs": 1, "batch_size": 20} | more
-    return drivetrain.train(model or network(), circle(40), circle(20, seed=1), runs=folder, **given)
+def train(folder: Path, model: nn.Module | None = None, **overrides: Any) -> embedded.Result:
+    settings: dict[str, Any] = {"epochs": 1, "batch_size": 20} | overrides
+    return drivetrain.train(model or network(), circle(40), circle(20, seed=1), runs=folder, **settings)
 
 
-def refused(folder: Path, model: nn.Module | None = None, **more: Any) -> str:
-    with pytest.raises(SpecError) as told:
-        train(folder, model, **more)
+def read_refusal(folder: Path, model: nn.Module | None = None, **overrides: Any) -> str:
+    with pytest.raises(SpecError) as raised:
+        train(folder, model, **overrides)
     assert not list(folder.glob("library-*"))
-    return str(told.value)
+    return str(raised.value)
 
 
 def test_a_gpu_that_this_torch_cannot_use_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,51 +46,51 @@ def test_a_gpu_that_this_torch_cannot_use_is_refused(tmp_path: Path, monkeypatch
     with pytest.raises(DeviceError, check=saying("has-no-code-for-any-gpu")):
         train(tmp_path)
     assert not list(tmp_path.glob("library-*"))
-    here = detect(tmp_path)
-    monkeypatch.setattr(embedded_run, "detect", lambda runs: replace(here, gpus=(card(0),), torch=CPU))
+    this_machine = detect(tmp_path)
+    monkeypatch.setattr(embedded_run, "detect", lambda runs: replace(this_machine, gpus=(card(0),), torch=CPU))
     assert train(tmp_path, limits={"gpus": "none"}).folder.name == "library-001"
 
 
 def test_threads_are_shared_with_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cards = (card(0), card(1))
-    assert len(host_process.select_gpu(_used(cards, monkeypatch), _job()).gpus) == 1
-    said = refused(tmp_path, limits={"processes": 2})
-    assert says(said, "call-python-process", "limits.processes", 2)
+    assert len(host_process.select_gpu(simulate_gpus(cards, monkeypatch), _job()).gpus) == 1
+    message = read_refusal(tmp_path, limits={"processes": 2})
+    assert says(message, "call-python-process", "limits.processes", 2)
     for gpus in ("all", [0, 1]):
-        assert says(refused(tmp_path, limits={"gpus": gpus}), "call-python-process", "limits.gpus", gpus)
+        assert says(read_refusal(tmp_path, limits={"gpus": gpus}), "call-python-process", "limits.gpus", gpus)
 
 
 def _job(gpus: str = "auto") -> Any:
-    asked = tiny.job()
-    return asked.model_copy(update={"limits": asked.limits.model_copy(update={"gpus": gpus})})
+    spec = tiny.job()
+    return spec.model_copy(update={"limits": spec.limits.model_copy(update={"gpus": gpus})})
 
 
-def _used(cards: Any, monkeypatch: pytest.MonkeyPatch, first: int = 0) -> Any:
+def simulate_gpus(cards: Any, monkeypatch: pytest.MonkeyPatch, first: int = 0) -> Any:
     """A machine with these GPUs, the first of which CUDA shows as `cuda:0` under its UUID."""
-    named = tuple(replace(each, uuid=f"GPU-{each.index}a") for each in cards)
+    gpus = tuple(replace(gpu, uuid=f"GPU-{gpu.index}a") for gpu in cards)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=f"{first}a"))
-    monkeypatch.setattr(device_check, "check_build", lambda found: None)
-    return with_gpus(*named)
+    monkeypatch.setattr(device_check, "check_build", lambda hardware: None)
+    return with_gpus(*gpus)
 
 
 @pytest.mark.parametrize("first", [0, 1])
 def test_the_gpu_is_the_one_that_cuda_shows_first(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    here = _used((card(0), card(1)), monkeypatch, first)
-    assert [gpu.index for gpu in host_process.select_gpu(here, _job()).gpus] == [first]
-    assert [gpu.index for gpu in host_process.select_gpu(here, _job([first])).gpus] == [first]  # type: ignore[arg-type]
+    this_machine = simulate_gpus((card(0), card(1)), monkeypatch, first)
+    assert [gpu.index for gpu in host_process.select_gpu(this_machine, _job()).gpus] == [first]
+    assert [gpu.index for gpu in host_process.select_gpu(this_machine, _job([first])).gpus] == [first]  # type: ignore[arg-type]
     with pytest.raises(DeviceError, match=rf"limits.gpus is \[{1 - first}\], but this process uses GPU {first} "):
-        host_process.select_gpu(here, _job([1 - first]))  # type: ignore[arg-type]
-    assert host_process.select_gpu(here, _job("none")).gpus == ()
+        host_process.select_gpu(this_machine, _job([1 - first]))  # type: ignore[arg-type]
+    assert host_process.select_gpu(this_machine, _job("none")).gpus == ()
 
 
 @pytest.mark.nightly
 def test_micro_batch_auto_is_searched(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = detect(tmp_path)
-    fresh = replace(here, storage=replace(here.storage, cache=str(tmp_path / "cache")))
-    monkeypatch.setattr(embedded_run, "detect", lambda runs: fresh)
+    this_machine = detect(tmp_path)
+    uncached_machine = replace(this_machine, storage=replace(this_machine.storage, cache=str(tmp_path / "cache")))
+    monkeypatch.setattr(embedded_run, "detect", lambda runs: uncached_machine)
     result = train(tmp_path, optimize={"micro_batch": "auto"})
     assert "fit: micro_batch " in capsys.readouterr().out
     row = next(row for row in load(result.folder / "plan.json").decisions if row.name == "micro_batch")
@@ -100,10 +100,10 @@ def test_micro_batch_auto_is_searched(
 
 @pytest.mark.parametrize("wrap", [nn.DataParallel, lambda inner: nn.Sequential(nn.DataParallel(inner))])
 def test_a_data_parallel_network_is_refused(tmp_path: Path, wrap: Callable[[nn.Module], nn.Module]) -> None:
-    said = refused(tmp_path, wrap(network()))
-    assert says(said, "model-is-dataparallel")
-    assert says(said, "possible-network-itself-process")
-    assert "do:       give model.module; " in said
+    message = read_refusal(tmp_path, wrap(network()))
+    assert says(message, "model-is-dataparallel")
+    assert says(message, "possible-network-itself-process")
+    assert "do:       give model.module; " in message
 
 
 @pytest.mark.parametrize(
@@ -120,9 +120,9 @@ def test_usual_shorthands_are_taken(
 ) -> None:
     lasting = {} if "num_epochs" in settings else {"epochs": 1}
     result = drivetrain.train(network(), circle(40), circle(20, seed=1), runs=tmp_path, **lasting, **settings)
-    written = yaml.safe_load((result.folder / "job.yaml").read_text())["train"]
-    assert {key: written["optimizer"][key] for key in optimizer} == optimizer
-    assert written["epochs"] == epochs
+    train_keys = yaml.safe_load((result.folder / "job.yaml").read_text())["train"]
+    assert {key: train_keys["optimizer"][key] for key in optimizer} == optimizer
+    assert train_keys["epochs"] == epochs
 
 
 @pytest.mark.parametrize(

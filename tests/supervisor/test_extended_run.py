@@ -50,52 +50,52 @@ def job(finished: Path, tmp_path: Path) -> Path:
     return tmp_path / "job" / finished.name
 
 
-def extended(job: Path, *options: str) -> list[str]:
-    return ["train", str(job), "--runs", str(job.parent / "runs"), "--extend", str(first(job)), *options]
+def extend_command(job: Path, *options: str) -> list[str]:
+    return ["train", str(job), "--runs", str(job.parent / "runs"), "--extend", str(first_run(job)), *options]
 
 
-def first(job: Path) -> Path:
+def first_run(job: Path) -> Path:
     return job.parent / "runs" / "small-001"
 
 
-def sets(*values: str) -> list[str]:
+def set_options(*values: str) -> list[str]:
     return [word for value in values for word in ("--set", value)]
 
 
-def refused(job: Path, capsys: pytest.CaptureFixture[str], *options: str, code: int) -> str:
+def read_refusal(job: Path, capsys: pytest.CaptureFixture[str], *options: str, code: int) -> str:
     """What an extension that is refused says; the finished run and its neighbours stay as they are."""
     before = contents(job.parent / "runs")
-    assert main.main(extended(job, *options)) == code
+    assert main.main(extend_command(job, *options)) == code
     assert contents(job.parent / "runs") == before
     return capsys.readouterr().err
 
 
 def test_killed_in_the_middle_it_ends_with_the_bits_of_one_run(job: Path, tmp_path: Path) -> None:
-    before = contents(first(job))
-    options = ("--extend", str(first(job)), *sets(LONG))
-    said = trained.finish(job, *options, expected=137, FAULT=f"batch:{3 * STEPS}:kill")
-    assert says(said, "result-run-epoch-under", 14)
-    assert says(said, "result-will-be-that-of-one")
+    before = contents(first_run(job))
+    options = ("--extend", str(first_run(job)), *set_options(LONG))
+    output = trained.finish(job, *options, expected=137, FAULT=f"batch:{3 * STEPS}:kill")
+    assert says(output, "result-run-epoch-under", 14)
+    assert says(output, "result-will-be-that-of-one")
     assert trained.run(job).name == "small-002"
     assert trained.last(trained.run(job)).name == "step-70"
-    said = trained.finish(job, *options)
-    assert "resumed from step-70" in said
-    assert "extend:" not in said
+    output = trained.finish(job, *options)
+    assert "resumed from step-70" in output
+    assert "extend:" not in output
     once = trained.written(tmp_path / "once")
-    trained.finish(once, *sets(LONG))
+    trained.finish(once, *set_options(LONG))
     assert trained.differences(trained.run(job), trained.run(once)) == []
-    assert contents(first(job)) == before
+    assert contents(first_run(job)) == before
     assert trained.read(trained.run(job), "extension.json")["run"] == "small-001"
 
 
 @pytest.mark.nightly
 def test_a_run_that_steps_ended_within_an_epoch_trains_its_rest(tmp_path: Path) -> None:
     job, once = trained.written(tmp_path / "job"), trained.written(tmp_path / "once")
-    trained.finish(job, *sets("train.steps=20"))
-    options = (*sets("train.steps=43"), "--extend", str(first(job)))
+    trained.finish(job, *set_options("train.steps=20"))
+    options = (*set_options("train.steps=43"), "--extend", str(first_run(job)))
     trained.finish(job, *options, expected=137, FAULT="batch:6:kill")
     trained.finish(job, *options)
-    trained.finish(once, *sets("train.steps=43"))
+    trained.finish(once, *set_options("train.steps=43"))
     one, two = trained.last(trained.run(job)), trained.last(trained.run(once))
     for name in ("model", "optimizer", "ema"):
         assert (one / f"{name}.safetensors").read_bytes() == (two / f"{name}.safetensors").read_bytes()
@@ -107,7 +107,7 @@ def test_a_run_that_steps_ended_within_an_epoch_trains_its_rest(tmp_path: Path) 
 
 @pytest.mark.parametrize(
     "options",
-    [["--restart-schedule"], pytest.param(sets("train.optimizer.lr=0.002"), marks=pytest.mark.nightly)],
+    [["--restart-schedule"], pytest.param(set_options("train.optimizer.lr=0.002"), marks=pytest.mark.nightly)],
     ids=" ".join,
 )
 def test_a_schedule_with_an_end_starts_again_only_if_asked(
@@ -117,91 +117,93 @@ def test_a_schedule_with_an_end_starts_again_only_if_asked(
     job = trained.written(tmp_path / "job", schedule="{name: one-cycle, warmup: 0.5}", epochs="2")
     job.write_text(job.read_text().replace(", patience: 1, factor: 0.5}", ""))
     trained.finish(job)
-    text = refused(job, capsys, *sets("train.epochs=4"), code=2)
+    text = read_refusal(job, capsys, *set_options("train.epochs=4"), code=2)
     assert says(text, "cycle-planned-length", "train.schedule")
     assert says(text, "restart-schedule-once-set", "train.schedule")
     if options == ["--restart-schedule"]:
-        said = trained.finish(job, "--extend", str(first(job)), *sets("train.epochs=4"), *options)
-        assert says(said, "schedule-cycle-starts-again", 16, "train.optimizer.lr", "0.01")
+        output = trained.finish(job, "--extend", str(first_run(job)), *set_options("train.epochs=4"), *options)
+        assert says(output, "schedule-cycle-starts-again", 16, "train.optimizer.lr", "0.01")
         rates = [row["lr"] for row in trained.rows(trained.run(job)) if "lr" in row]
         assert rates[16:] == rates[:16]
     else:
-        options = [*options, *sets("train.schedule=constant", "train.epochs=3")]
-        said = trained.finish(job, "--extend", str(first(job)), *options)
-        assert says(said, "schedule-constant-starts-step", 16, "train.optimizer.lr", "0.002")
+        options = [*options, *set_options("train.schedule=constant", "train.epochs=3")]
+        output = trained.finish(job, "--extend", str(first_run(job)), *options)
+        assert says(output, "schedule-constant-starts-step", 16, "train.optimizer.lr", "0.002")
         assert {row["lr"] for row in trained.rows(trained.run(job)) if row["step"] > 16 and "lr" in row} == {0.002}
 
 
 def test_what_cannot_be_extended(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = refused(job, capsys, *sets(SHORT), code=2)
+    text = read_refusal(job, capsys, *set_options(SHORT), code=2)
     assert "train.epochs: is 6, and" in text
     assert "has trained 6 epochs\n  possible: more than 6" in text
-    text = refused(job, capsys, *sets(LONG, "train.optimizer.weight_decay=0.1", "model.width=5"), code=4)
+    text = read_refusal(job, capsys, *set_options(LONG, "train.optimizer.weight_decay=0.1", "model.width=5"), code=4)
     assert says(text, "trained-another-job-file", "small-001")
     assert "-  width: 4" in text
     assert "+  width: 5" in text
     assert "+    weight_decay: 0.1" in text
-    text = refused(job, capsys, *sets("train.epochs=10", "train.within=10m"), code=2)
+    text = read_refusal(job, capsys, *set_options("train.epochs=10", "train.within=10m"), code=2)
     assert "train.within: is 10m, and" in text
     assert "such as --set train.within=null --set train.epochs=12" in text
-    text = refused(job, capsys, *sets(LONG, "train.early_stopping.patience=1"), code=2)
+    text = read_refusal(job, capsys, *set_options(LONG, "train.early_stopping.patience=1"), code=2)
     assert says(text, "is-and-has-not-improved-for", "train.early_stopping.patience", 1, "validation/accuracy")
     assert "--set train.early_stopping=null" in text
-    text = refused(job, capsys, *sets(LONG), "--plain", code=4)
+    text = read_refusal(job, capsys, *set_options(LONG), "--plain", code=4)
     assert says(text, "started-without-plain-plan", "small-001")
     # What the message advises must not meet the same refusal: --new with --extend does.
     assert "--new" not in text
-    assert says(text, "start-new-training-model", first(job))
-    state = first(job) / "state.json"
+    assert says(text, "start-new-training-model", first_run(job))
+    state = first_run(job) / "state.json"
     state.write_text(json.dumps(json.loads(state.read_text()) | {"status": "stopped"}))
-    text = refused(job, capsys, *sets(LONG), code=4)
+    text = read_refusal(job, capsys, *set_options(LONG), code=4)
     assert "small-001 is unfinished (status: stopped)" in text
     assert says(text, "same-command-without-extend", "train.epochs", 6)
-    (first(job) / "job.yaml").unlink()
-    assert "has no job.yaml" in refused(job, capsys, *sets(LONG), code=4)
+    (first_run(job) / "job.yaml").unlink()
+    assert "has no job.yaml" in read_refusal(job, capsys, *set_options(LONG), code=4)
 
 
 @pytest.mark.parametrize("content", [b"[" * 100_000, bytes(range(256))], ids=["nested too deeply", "no text"])
 def test_a_run_whose_job_is_no_yaml(job: Path, content: bytes, capsys: pytest.CaptureFixture[str]) -> None:
-    (first(job) / "job.yaml").write_bytes(content)
-    assert "job.yaml: damaged: " in refused(job, capsys, code=4)
+    (first_run(job) / "job.yaml").write_bytes(content)
+    assert "job.yaml: damaged: " in read_refusal(job, capsys, code=4)
 
 
 def test_checkpoints_that_are_gone_damaged_or_without_an_optimizer(
     job: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    newest, *older = sorted(first(job).glob("checkpoints/step-*"), key=lambda path: -int(path.name[5:]))
+    newest, *older = sorted(first_run(job).glob("checkpoints/step-*"), key=lambda path: -int(path.name[5:]))
     assert [path.name for path in (newest, *older)] == ["step-48", "step-42"]
     manifest = newest / "MANIFEST.json"
     files = json.loads(manifest.read_text())
     del files["files"]["optimizer.safetensors"]
     manifest.write_text(json.dumps(files))
     (older[0] / "model.safetensors").write_bytes(b"cut")
-    text = refused(job, capsys, *sets(LONG), code=4)
+    text = read_refusal(job, capsys, *set_options(LONG), code=4)
     assert says(text, "has-no-checkpoint-to-continue-from", "small-001")
     assert says(text, "used-weights-optimizer-state", "step-48")
     assert says(text, "cannot-be-used-has-bytes", "step-42", "model.safetensors", 3)
-    shutil.rmtree(first(job) / "checkpoints")
-    assert says(refused(job, capsys, *sets(LONG), code=4), "has-no-checkpoint-to-continue-from-2", "small-001")
+    shutil.rmtree(first_run(job) / "checkpoints")
+    assert says(
+        read_refusal(job, capsys, *set_options(LONG), code=4), "has-no-checkpoint-to-continue-from-2", "small-001"
+    )
 
 
 @pytest.mark.nightly
 def test_a_damaged_last_checkpoint_is_replaced_by_the_one_before(job: Path, tmp_path: Path) -> None:
-    (first(job) / "checkpoints" / "step-48" / "model.safetensors").write_bytes(b"cut")
-    said = trained.finish(job, "--extend", str(first(job)), *sets("train.epochs=8"))
-    assert says(said, "cannot-be-used-has-bytes", "step-48", "model.safetensors", 3)
-    assert "continuing from step-42" in said
+    (first_run(job) / "checkpoints" / "step-48" / "model.safetensors").write_bytes(b"cut")
+    output = trained.finish(job, "--extend", str(first_run(job)), *set_options("train.epochs=8"))
+    assert says(output, "cannot-be-used-has-bytes", "step-48", "model.safetensors", 3)
+    assert "continuing from step-42" in output
     once = trained.written(tmp_path / "once")
-    trained.finish(once, *sets("train.epochs=8"))
+    trained.finish(once, *set_options("train.epochs=8"))
     assert trained.differences(trained.run(job), trained.run(once)) == []
 
 
 def test_changed_data_is_refused_and_leaves_no_folder(job: Path) -> None:
     data = job.parent / "images.npz"
     data.write_bytes(data.read_bytes() + b"more")
-    said = trained.finish(job, "--extend", str(first(job)), *sets(LONG), expected=4)
-    assert says(said, "continues-data-changed-since", "small-001")
-    assert says(said, "removed-since-nothing-trained")
+    output = trained.finish(job, "--extend", str(first_run(job)), *set_options(LONG), expected=4)
+    assert says(output, "continues-data-changed-since", "small-001")
+    assert says(output, "removed-since-nothing-trained")
     assert trained.run(job).name == "small-001"
 
 
@@ -213,21 +215,21 @@ def test_a_copy_that_is_removed_is_not_tracked_on(job: Path) -> None:
         # The server answers late, so the tracker is in the middle of a request when the copy is removed.
         server.fault = lambda number, path: time.sleep(1)
         text = f"track={{mlflow: '{server.address}'}}"
-        said = trained.finish(job, "--extend", str(first(job)), *sets(LONG, text), expected=4)
-        assert says(said, "removed-since-nothing-trained")
-    assert "tracker:" not in said, "it has nothing to write about any more"
+        output = trained.finish(job, "--extend", str(first_run(job)), *set_options(LONG, text), expected=4)
+        assert says(output, "removed-since-nothing-trained")
+    assert "tracker:" not in output, "it has nothing to write about any more"
     assert [path.name for path in sorted((job.parent / "runs").iterdir()) if path.is_dir()] == ["small-001"]
 
 
 def test_a_copy_that_was_killed_is_made_again(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    beside = job.parent / "runs" / ".small.extension"
-    (beside / "checkpoints" / "step-999").mkdir(parents=True)
-    (beside / "metrics.jsonl").write_text("half")
+    unfinished_copy = job.parent / "runs" / ".small.extension"
+    (unfinished_copy / "checkpoints" / "step-999").mkdir(parents=True)
+    (unfinished_copy / "metrics.jsonl").write_text("half")
     monkeypatch.setattr(named_run, "RUNS", job.parent / "runs")
     assert [path.name for path in named_run.list_by_age()] == ["small-001"]
-    trained.finish(job, "--extend", str(first(job)), *sets("train.epochs=7"))
+    trained.finish(job, "--extend", str(first_run(job)), *set_options("train.epochs=7"))
     assert trained.run(job).name == "small-002"
-    assert not beside.exists()
+    assert not unfinished_copy.exists()
     assert not (trained.run(job) / "checkpoints" / "step-999").exists()
 
 
@@ -236,23 +238,23 @@ def test_a_full_disk_leaves_nothing(
 ) -> None:
     copy, calls = shutil.copyfile, []
 
-    def full(source: Path, to: Path) -> None:
+    def fill_disk(source: Path, to: Path) -> None:
         calls.append(to)
         if len(calls) == 12:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         copy(source, to)
 
-    monkeypatch.setattr(shutil, "copyfile", full)
-    text = refused(job, capsys, *sets(LONG), code=7)
+    monkeypatch.setattr(shutil, "copyfile", fill_disk)
+    text = read_refusal(job, capsys, *set_options(LONG), code=7)
     assert says(text, "space-left-device-2", "small-002")
     assert len(calls) == 12
     assert os.listdir(job.parent / "runs") == ["small-001"]
 
 
 def test_a_finished_run_that_is_read_only_is_extended(job: Path) -> None:
-    for path in (first(job), *first(job).rglob("*")):
+    for path in (first_run(job), *first_run(job).rglob("*")):
         path.chmod(0o555 if path.is_dir() else 0o444)
-    trained.finish(job, "--extend", str(first(job)), *sets("train.epochs=7"))
+    trained.finish(job, "--extend", str(first_run(job)), *set_options("train.epochs=7"))
     assert [path for path in trained.run(job).rglob("*") if not path.stat().st_mode & 0o200] == []
 
 
@@ -261,41 +263,43 @@ def test_an_extension_is_extended_and_another_unfinished_run_is_named(
     job: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs = job.parent / "runs"
-    trained.finish(job, "--extend", str(first(job)), *sets("train.epochs=7"), "--restart-schedule")
+    trained.finish(job, "--extend", str(first_run(job)), *set_options("train.epochs=7"), "--restart-schedule")
     assert extension.read(runs / "small-002") == extension.Extension("small-001", 48, 6, "restarts", 48)
-    trained.finish(job, "--extend", str(runs / "small-002"), *sets("train.epochs=8"))
+    trained.finish(job, "--extend", str(runs / "small-002"), *set_options("train.epochs=8"))
     assert extension.read(runs / "small-003") == extension.Extension("small-002", 56, 7, "continues", 48)
     state = runs / "small-003" / "state.json"
     state.write_text(json.dumps(json.loads(state.read_text()) | {"status": "stopped"}))
-    text = refused(job, capsys, *sets("train.epochs=8"), code=4)
+    text = read_refusal(job, capsys, *set_options("train.epochs=8"), code=4)
     assert says(text, "is-unfinished-and-continues", "small-003", "small-002")
-    damaged = runs / "small-003" / "extension.json"
-    damaged.write_text("{}")
-    assert "extension.json is damaged" in refused(job, capsys, *sets("train.epochs=8"), code=4)
+    damaged_file = runs / "small-003" / "extension.json"
+    damaged_file.write_text("{}")
+    assert "extension.json is damaged" in read_refusal(job, capsys, *set_options("train.epochs=8"), code=4)
 
 
 @pytest.mark.nightly
 def test_more_epochs_of_a_finished_run_are_offered_and_a_new_run_starts(job: Path) -> None:
-    said = trained.finish(job, *sets("train.epochs=7"))
-    line = f"{first(job)} finished after 6 epochs; to continue it instead: drivetrain train {job} --set train.epochs=7"
-    assert f"{line} --extend {first(job)}\n" in said
-    assert says(said, "to-continue-it-instead")
+    output = trained.finish(job, *set_options("train.epochs=7"))
+    line = (
+        f"{first_run(job)} finished after 6 epochs; to continue it instead: drivetrain train {job} --set train.epochs=7"
+    )
+    assert f"{line} --extend {first_run(job)}\n" in output
+    assert says(output, "to-continue-it-instead")
     assert trained.run(job).name == "small-002"
     assert not (trained.run(job) / "extension.json").exists()
-    assert omits(trained.finish(job, *sets("train.epochs=7")), "to-continue-it-instead")
-    assert omits(trained.finish(job, *sets("train.epochs=9", "train.seed=1")), "to-continue-it-instead")
+    assert omits(trained.finish(job, *set_options("train.epochs=7")), "to-continue-it-instead")
+    assert omits(trained.finish(job, *set_options("train.epochs=9", "train.seed=1")), "to-continue-it-instead")
 
 
 def test_the_best_weights_of_the_finished_run_stay_the_best(job: Path) -> None:
     """If no added epoch is better, the model of the extension is that of the finished run."""
-    options = sets("train.epochs=7", "train.optimizer.lr=1.0")
-    said = trained.finish(job, "--extend", str(first(job)), *options)
-    assert "train.optimizer.lr is 1.0, was 0.01" in said
-    assert omits(said, "result-will-be-that-of-one")
-    folders = first(job), trained.run(job)
-    before, now = (trained.read(folder, "result.json") for folder in folders)
-    assert (before["steps"], now["steps"]) == (48, 56)
-    assert now["best"] == before["best"]
+    options = set_options("train.epochs=7", "train.optimizer.lr=1.0")
+    output = trained.finish(job, "--extend", str(first_run(job)), *options)
+    assert "train.optimizer.lr is 1.0, was 0.01" in output
+    assert omits(output, "result-will-be-that-of-one")
+    folders = first_run(job), trained.run(job)
+    before, after = (trained.read(folder, "result.json") for folder in folders)
+    assert (before["steps"], after["steps"]) == (48, 56)
+    assert after["best"] == before["best"]
     one, two = (safetensors.torch.load_file(folder / "model" / "model.safetensors") for folder in folders)
     assert all(torch.equal(one[name], two[name]) for name in one.keys() | two.keys())
 

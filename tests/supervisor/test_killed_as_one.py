@@ -29,10 +29,12 @@ sys.exit(supervisor.train(TrainRequest(Path(sys.argv[1]), tuple(sys.argv[4:]), P
 
 
 @pytest.mark.parametrize(
-    ("group", "settings", "told"),
+    ("group", "settings", "is_reported"),
     [("1", [], True), ("0", [], False), ("1", ["optimize.micro_batch=auto"], False)],
 )
-def test_a_run_says_that_it_cannot_be_tried_again(tmp_path: Path, group: str, settings: list[str], told: bool) -> None:
+def test_a_run_says_that_it_cannot_be_tried_again(
+    tmp_path: Path, group: str, settings: list[str], is_reported: bool
+) -> None:
     done = subprocess.run(
         [sys.executable, "-c", TRAINER, str(ROOT / "jobs" / "digits.yaml"), str(tmp_path), group, *settings],
         capture_output=True,
@@ -43,5 +45,5 @@ def test_a_run_says_that_it_cannot_be_tried_again(tmp_path: Path, group: str, se
     assert done.returncode == 137, done.stderr
     events = tmp_path / "digits-001" / "events.jsonl"
     rows = [json.loads(line)["text"] for line in events.read_text().splitlines()] if events.exists() else []
-    assert any("memory.oom.group is set" in row for row in rows) is told
-    assert ("memory: memory.oom.group is set" in done.stdout) is told
+    assert any("memory.oom.group is set" in row for row in rows) is is_reported
+    assert ("memory: memory.oom.group is set" in done.stdout) is is_reported

@@ -79,11 +79,13 @@ class Restless(Evens):
         return iter(np.roll(np.arange(60), Restless.calls).tolist())
 
 
-def train(folder: Path, data: Any, held: Any = None, **settings: Any) -> embedded.Result:
-    given: dict[str, Any] = {"epochs": 2, "optimizer": {"lr": 1e-2}, "names": ["out", "in"]}
-    given["optimize"] = {"cpu_threads": 1, "measure": "off"}
+def train(folder: Path, data: Any, validation: Any = None, **settings: Any) -> embedded.Result:
+    defaults: dict[str, Any] = {"epochs": 2, "optimizer": {"lr": 1e-2}, "names": ["out", "in"]}
+    defaults["optimize"] = {"cpu_threads": 1, "measure": "off"}
     model = settings.pop("model", None) or network()
-    return drivetrain.train(model, data, circle(40, seed=1) if held is None else held, runs=folder, **given | settings)
+    return drivetrain.train(
+        model, data, circle(40, seed=1) if validation is None else validation, runs=folder, **defaults | settings
+    )
 
 
 def test_all_forms_in_the_same_order_give_the_same_bits(tmp_path: Path) -> None:
@@ -96,27 +98,27 @@ def test_all_forms_in_the_same_order_give_the_same_bits(tmp_path: Path) -> None:
         DataLoader(TensorDataset(X, Y), batch_size=16, shuffle=True),
         DataLoader(Rows(), batch_size=16, shuffle=True, collate_fn=padded, num_workers=2),
     ]
-    found = [train(tmp_path / str(i), form, batch_size=16) for i, form in enumerate(forms)]
-    assert all(same(found[0], other) for other in found[1:])
+    results = [train(tmp_path / str(i), form, batch_size=16) for i, form in enumerate(forms)]
+    assert all(same(results[0], other) for other in results[1:])
 
 
 def test_a_loader_without_shuffle_and_an_iterable_keep_the_order(tmp_path: Path) -> None:
-    plain = train(tmp_path / "loader", DataLoader(TensorDataset(X, Y), batch_size=16))
-    held = DataLoader(Held(), 40)
-    streamed = train(tmp_path / "stream", Sized(noise=0.0), held, batch_size=16)
-    steps = train(tmp_path / "steps", DataLoader(Stream(noise=0.0), batch_size=15), epoch_steps=8)
-    assert same(plain, streamed)
-    assert steps.stopped == "all 2 epochs trained"
-    assert not same(plain, steps)
+    loader_result = train(tmp_path / "loader", DataLoader(TensorDataset(X, Y), batch_size=16))
+    validation = DataLoader(Held(), 40)
+    stream_result = train(tmp_path / "stream", Sized(noise=0.0), validation, batch_size=16)
+    steps_result = train(tmp_path / "steps", DataLoader(Stream(noise=0.0), batch_size=15), epoch_steps=8)
+    assert same(loader_result, stream_result)
+    assert steps_result.stopped == "all 2 epochs trained"
+    assert not same(loader_result, steps_result)
 
 
 def test_the_settings_of_a_loader_are_used_or_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     loader = DataLoader(Rows(), 50, shuffle=True, drop_last=True, num_workers=2, worker_init_fn=print)
     result = train(tmp_path, loader, DataLoader(Rows(), 7), epochs=1)
-    said = capsys.readouterr().out
-    assert says(said, "data-train-data-samples", 50)
-    assert says(said, "workers-optimize-worker-init", 2, "loader_workers")
-    assert says(said, "data-validation-data-every")
+    output = capsys.readouterr().out
+    assert says(output, "data-train-data-samples", 50)
+    assert says(output, "workers-optimize-worker-init", 2, "loader_workers")
+    assert says(output, "data-validation-data-every")
     assert (result.folder / "metrics.jsonl").read_text().count("train/loss") == 2
 
 
@@ -133,12 +135,12 @@ SAMPLERS: dict[str, tuple[Any, int, str]] = {
 }
 
 
-@pytest.mark.parametrize(("sampler", "steps", "words"), SAMPLERS.values(), ids=SAMPLERS)
+@pytest.mark.parametrize(("sampler", "steps", "message"), SAMPLERS.values(), ids=SAMPLERS)
 def test_a_sampler_orders_the_epoch(
-    sampler: Any, steps: int, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    sampler: Any, steps: int, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result = train(tmp_path, DataLoader(Rows(), 10, sampler=sampler), epochs=1)
-    assert words in capsys.readouterr().out
+    assert message in capsys.readouterr().out
     assert (result.folder / "metrics.jsonl").read_text().count("train/loss") == steps
 
 
@@ -150,10 +152,10 @@ def test_stopped_in_an_epoch_and_resumed_to_the_same_weights(form: str, tmp_path
         return DataLoader(Points(stop_at), 16, sampler=Evens())
 
     settings = {"checkpoint": {"every": "2 steps"}} | ({"batch_size": 16} if form == "stream" else {})
-    whole = train(tmp_path / "whole", data(), **settings)
+    uninterrupted = train(tmp_path / "whole", data(), **settings)
     with pytest.raises(Stopped):
         train(tmp_path / "parts", data(70), **settings)
-    assert same(whole, train(tmp_path / "parts", data(), model=network(seed=9), **settings))
+    assert same(uninterrupted, train(tmp_path / "parts", data(), model=network(seed=9), **settings))
 
 
 KILLED = """
@@ -175,21 +177,21 @@ drivetrain.train(model, DataLoader(Rows(), 16, shuffle=True), circle(40, seed=1)
 
 
 def test_killed_with_a_loader_an_optimizer_and_a_scheduler_and_resumed(tmp_path: Path) -> None:
-    def again(folder: Path) -> embedded.Result:
+    def train_anew(folder: Path) -> embedded.Result:
         model = network()
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=17)
-        more = {"checkpoint": {"every": "3 steps"}, "schedule": schedule, "schedule_every": "step"}
+        options = {"checkpoint": {"every": "3 steps"}, "schedule": schedule, "schedule_every": "step"}
         loader = DataLoader(Rows(), 16, shuffle=True)
-        return train(folder, loader, model=model, optimizer=optimizer, **more)
+        return train(folder, loader, model=model, optimizer=optimizer, **options)
 
-    whole = again(tmp_path / "whole")
+    uninterrupted = train_anew(tmp_path / "whole")
     text = KILLED.format(root=str(ROOT), runs=str(tmp_path / "parts"))
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=False, cwd=tmp_path)
     assert done.returncode == -signal.SIGKILL, done.stderr
-    resumed = again(tmp_path / "parts")
+    resumed = train_anew(tmp_path / "parts")
     assert resumed.folder == tmp_path / "parts" / "library-001"
-    assert same(whole, resumed)
+    assert same(uninterrupted, resumed)
 
 
 class Broken(Rows):
@@ -197,24 +199,24 @@ class Broken(Rows):
         self.kind = kind
 
     def __getitem__(self, index: int) -> Any:
-        made: dict[str, Any] = {
+        samples: dict[str, Any] = {
             "dict": {"x": X[index], "y": Y[index]},
             "string": ("text", Y[index]),
             "shape": (X[index][: 1 + index % 2], Y[index]),
         }
-        return made[self.kind] if self.kind in made else (_ for _ in ()).throw(ValueError("a bad file"))
+        return samples[self.kind] if self.kind in samples else (_ for _ in ()).throw(ValueError("a bad file"))
 
 
-def generated() -> Iterator[tuple[Tensor, Tensor]]:
+def generate_sample() -> Iterator[tuple[Tensor, Tensor]]:
     yield X[0], Y[0]
 
 
-def wide(items: list[Any]) -> Any:
+def collate_wide(items: list[Any]) -> Any:
     return torch.zeros(3, 2), torch.zeros(3)
 
 
 WRONG: dict[str, tuple[Any, dict[str, Any], str]] = {
-    "a generator": (generated(), {}, "train_data: is a generator, which can be read only once\n  possible: "),
+    "a generator": (generate_sample(), {}, "train_data: is a generator, which can be read only once\n  possible: "),
     "dicts": (Broken("dict"), {}, "train_data: sample 0 is a dict of 2\n  possible: (inputs, target)"),
     "texts": (Broken("string"), {}, "train_data: an input of sample 0 is a str\n"),
     "shapes": (Broken("shape"), {}, "train_data: samples 0 and 1 differ in shape: (1,), () and (2,), ()"),
@@ -225,7 +227,11 @@ WRONG: dict[str, tuple[Any, dict[str, Any], str]] = {
     "no names": (Sized(), {"names": None}, "train_data: is an iterable, whose targets are not known before"),
     "two sizes": (DataLoader(Rows(), 8), {"batch_size": 9}, "batch_size: is 9, and that of the DataLoader is 8"),
     "batches": (DataLoader(Rows(), batch_size=None), {}, "train_data: is a DataLoader with a batch_sampler of its own"),
-    "rows": (DataLoader(Rows(), 8, collate_fn=wide), {}, "train_data: collate_fn makes tensors of 3 rows of 8 samples"),
+    "rows": (
+        DataLoader(Rows(), 8, collate_fn=collate_wide),
+        {},
+        "train_data: collate_fn makes tensors of 3 rows of 8 samples",
+    ),
     "no indices": (
         DataLoader(Rows(), 8, sampler=[500]),
         {},
@@ -242,9 +248,9 @@ WRONG: dict[str, tuple[Any, dict[str, Any], str]] = {
 
 @pytest.mark.parametrize(("data", "settings", "message"), WRONG.values(), ids=WRONG)
 def test_data_that_cannot_be_used(data: Any, settings: dict[str, Any], message: str, tmp_path: Path) -> None:
-    given = settings if isinstance(data, DataLoader) else {"batch_size": 10} | settings
+    arguments = settings if isinstance(data, DataLoader) else {"batch_size": 10} | settings
     with pytest.raises(DrivetrainError) as raised:
-        train(tmp_path, data, **given)
+        train(tmp_path, data, **arguments)
     assert isinstance(raised.value, DataError | SpecError)
     text = str(raised.value)
     assert message in text

@@ -26,11 +26,11 @@ def network() -> nn.Sequential:
     return nn.Sequential(nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU()), nn.Linear(16, 2))
 
 
-def train(model: nn.Module, folder: Path, **more: Any) -> Any:
+def train(model: nn.Module, folder: Path, **overrides: Any) -> Any:
     settings: dict[str, Any] = {"epochs": 2, "batch_size": 32, "new": True, "optimize": PLAIN, "schedule": "constant"}
-    if not isinstance(more.get("optimizer"), torch.optim.Optimizer):
+    if not isinstance(overrides.get("optimizer"), torch.optim.Optimizer):
         settings["optimizer"] = {"name": "sgd", "lr": 0.1}
-    return drivetrain.train(model, samples(), samples(), name="objects", runs=folder, **settings | more)
+    return drivetrain.train(model, samples(), samples(), name="objects", runs=folder, **settings | overrides)
 
 
 def test_frozen_layers_train_as_in_a_loop_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -64,13 +64,13 @@ def test_a_network_that_is_all_in_evaluation_mode_is_trained(
     assert int(model[0][1].num_batches_tracked) > 0
 
 
-@pytest.mark.parametrize(("more", "clips"), [({}, False), ({"clip_norm": 0.01}, True)])
+@pytest.mark.parametrize(("settings", "clips"), [({}, False), ({"clip_norm": 0.01}, True)])
 def test_gradients_of_an_optimizer_of_ones_own_are_clipped_on_request(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: dict[str, float], clips: bool
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], settings: dict[str, float], clips: bool
 ) -> None:
     ours, theirs = network(), network()
     optimizer = torch.optim.SGD(ours.parameters(), lr=0.5)
-    train(ours, tmp_path, optimizer=optimizer, epochs=1, batch_size=96, **more)
+    train(ours, tmp_path, optimizer=optimizer, epochs=1, batch_size=96, **settings)
     loop = torch.optim.SGD(theirs.parameters(), lr=0.5)
     x, y = samples()
     nn.functional.cross_entropy(theirs(x), y).backward()
@@ -86,19 +86,19 @@ def test_rates_that_a_callback_sets_hold_unless_a_schedule_sets_them(
 ) -> None:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    used: list[float] = []
+    rates: list[float] = []
 
     def after(info: Any) -> None:
-        used.append(info.lr)
+        rates.append(info.lr)
         optimizer.param_groups[0]["lr"] = 0.1 * 0.5**info.step
 
     train(model, tmp_path, optimizer=optimizer, schedule=schedule, on_step=after)
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     if schedule == "cosine":
-        assert said.count(get_message("those-step-sets-lost")) == 1
+        assert output.count(get_message("those-step-sets-lost")) == 1
     else:
-        assert used == pytest.approx([0.1 * 0.5**step for step in range(6)])
-        assert "are lost" not in said
+        assert rates == pytest.approx([0.1 * 0.5**step for step in range(6)])
+        assert "are lost" not in output
 
 
 @pytest.mark.parametrize(

@@ -22,9 +22,9 @@ torch.set_num_threads(1)
 
 
 def train(folder: Path, model: nn.Module | None = None, **settings: Any) -> embedded.Result:
-    given: dict[str, Any] = {"epochs": 2, "batch_size": 30, "optimize": {"cpu_threads": 1, "measure": "off"}}
+    defaults: dict[str, Any] = {"epochs": 2, "batch_size": 30, "optimize": {"cpu_threads": 1, "measure": "off"}}
     return drivetrain.train(
-        network() if model is None else model, circle(120), circle(40, seed=1), runs=folder, **given | settings
+        network() if model is None else model, circle(120), circle(40, seed=1), runs=folder, **defaults | settings
     )
 
 
@@ -42,17 +42,17 @@ def test_an_optimizer_object_keeps_its_groups_and_its_function_gives_the_same(tm
     assert torch.equal(model[0].weight, before)
     assert {row["lr"] for row in rows(result)} == {0.0}
     assert [group["lr"] for group in optimizer.param_groups] == [0.0, 0.1]
-    stored = (result.folder / "job.yaml").read_text()
-    assert "function: SGD" in stored
-    assert "settings: momentum 0.5" in stored
-    assert "schedule:\n    name: constant" in stored
+    spec_text = (result.folder / "job.yaml").read_text()
+    assert "function: SGD" in spec_text
+    assert "settings: momentum 0.5" in spec_text
+    assert "schedule:\n    name: constant" in spec_text
 
-    def made(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    def make_optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         return torch.optim.SGD(
             [{"params": parameters[:2], "lr": 0.0}, {"params": parameters[2:]}], lr=0.1, momentum=0.5
         )
 
-    assert same(result, train(tmp_path / "function", optimizer=made))
+    assert same(result, train(tmp_path / "function", optimizer=make_optimizer))
 
 
 def test_an_optimizer_of_torch_gives_the_bits_of_a_loop_by_hand(tmp_path: Path) -> None:
@@ -83,9 +83,9 @@ def test_an_optimizer_of_torch_gives_the_bits_of_a_loop_by_hand(tmp_path: Path) 
         optimize={"cpu_threads": 1, "measure": "off"},
     )
     other = torch.optim.AdamW(nets[1].parameters(), lr=1e-2)
-    seen = order[-120:]
+    epoch_order = order[-120:]
     for start in range(0, 120, 32):
-        ids = seen[start : start + 32]
+        ids = epoch_order[start : start + 32]
         other.zero_grad()
         nn.functional.cross_entropy(nets[1](x[ids]), y[ids]).backward()
         other.step()
@@ -94,7 +94,7 @@ def test_an_optimizer_of_torch_gives_the_bits_of_a_loop_by_hand(tmp_path: Path) 
 
 
 def test_a_scheduler_steps_when_it_is_told_to(tmp_path: Path) -> None:
-    def scheduled(every: str, epochs: int) -> list[float]:
+    def train_scheduled(every: str, epochs: int) -> list[float]:
         result = train(
             tmp_path / every,
             optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
@@ -104,8 +104,8 @@ def test_a_scheduler_steps_when_it_is_told_to(tmp_path: Path) -> None:
         )
         return [row["lr"] for row in rows(result)]
 
-    assert scheduled("epoch", 2) == [0.1] * 4 + [0.05] * 4
-    assert scheduled("step", 1) == [0.1, 0.05, 0.025, 0.0125]
+    assert train_scheduled("epoch", 2) == [0.1] * 4 + [0.05] * 4
+    assert train_scheduled("step", 1) == [0.1, 0.05, 0.025, 0.0125]
 
 
 class Counter:
@@ -133,8 +133,8 @@ class Counter:
 def test_metrics_are_logged_reset_and_can_select_the_best(tmp_path: Path) -> None:
     torchmetrics = pytest.importorskip("torchmetrics.classification")
     theirs, ours = torchmetrics.MulticlassAccuracy(2, average="micro"), Counter()
-    given = {"ones": ours, "theirs": theirs}
-    result = train(tmp_path, metrics=given, checkpoint={"best": "validation/theirs"}, epochs=3, optimizer={"lr": 0.1})
+    metrics = {"ones": ours, "theirs": theirs}
+    result = train(tmp_path, metrics=metrics, checkpoint={"best": "validation/theirs"}, epochs=3, optimizer={"lr": 0.1})
     assert result.metric == "validation/theirs"
     assert result.best == pytest.approx(result.metrics["validation/accuracy"])
     assert result.best is not None
@@ -197,17 +197,17 @@ def test_callbacks_are_told_what_happened_and_can_end_the_training(tmp_path: Pat
 
 def test_an_error_in_a_callback_ends_the_run_with_a_checkpoint(tmp_path: Path) -> None:
     def on_step(info: drivetrain.TrainingInfo) -> None:
-        if info.step == 6 and not fixed:
+        if info.step == 6 and not is_fixed:
             raise KeyError("my table")
 
-    fixed = False
+    is_fixed = False
     with pytest.raises(UserCodeError) as raised:
         train(tmp_path / "a", on_step=on_step)
     text = str(raised.value)
     assert text.startswith("on_step raised KeyError: 'my table'\n    test_library_parts.py:")
     assert f"possible: saved as {tmp_path}/a/library-001/checkpoints/step-6" in text
     assert ends_with(text, "fix-these-lines-same")
-    fixed = True
+    is_fixed = True
     assert same(train(tmp_path / "a", on_step=on_step), train(tmp_path / "b"))
 
 
@@ -286,16 +286,16 @@ def test_a_mistake_and_its_message(settings: dict[str, Any], message: str, tmp_p
 
 
 def test_a_finished_run_is_extended(tmp_path: Path) -> None:
-    def made(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    def make_optimizer(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
         return torch.optim.AdamW(parameters, lr=1e-2)
 
-    whole = train(tmp_path / "whole", optimizer=made, epochs=3)
-    first = train(tmp_path / "parts", optimizer=made, epochs=2)
-    more = train(tmp_path / "parts", optimizer=made, epochs=3, extend=first)
-    assert more.folder.name == "library-002"
-    assert same(whole, more)
+    uninterrupted = train(tmp_path / "whole", optimizer=make_optimizer, epochs=3)
+    first_result = train(tmp_path / "parts", optimizer=make_optimizer, epochs=2)
+    extended_result = train(tmp_path / "parts", optimizer=make_optimizer, epochs=3, extend=first_result)
+    assert extended_result.folder.name == "library-002"
+    assert same(uninterrupted, extended_result)
     with pytest.raises(SpecError, match=r"epochs: is 3, and .* has trained 3 epochs") as raised:
-        train(tmp_path / "parts", optimizer=made, epochs=3, extend=more.folder)
+        train(tmp_path / "parts", optimizer=make_optimizer, epochs=3, extend=extended_result.folder)
     assert "such as epochs=6" in str(raised.value)
     with pytest.raises(CheckpointError, check=saying("has-no-so-it-is-no", "job.yaml")):
         train(tmp_path / "parts", extend=tmp_path)
@@ -303,9 +303,9 @@ def test_a_finished_run_is_extended(tmp_path: Path) -> None:
 
 def test_gpus_monitor_and_the_words_of_a_result(tmp_path: Path) -> None:
     result = train(tmp_path, epochs=1, gpus="none", monitor={"every": "0.2s"})
-    stored = (result.folder / "job.yaml").read_text()
-    assert "gpus: none" in stored
-    assert "every: 0.2s" in stored
+    spec_text = (result.folder / "job.yaml").read_text()
+    assert "gpus: none" in spec_text
+    assert "every: 0.2s" in spec_text
     assert "Linear" not in repr(result)
     (result.folder / "report.html").write_text("<p>the report</p>")
     assert 'srcdoc="&lt;p&gt;the report' in result._repr_html_()

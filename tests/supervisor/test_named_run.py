@@ -25,8 +25,8 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_name_without_runs(runs: Path) -> None:
-    given = arguments.make_parser().parse_args(["report", "clip-001"])
-    assert given.run == Path("runs/clip-001")
+    options = arguments.make_parser().parse_args(["report", "clip-001"])
+    assert options.run == Path("runs/clip-001")
     assert arguments.make_parser().parse_args(["report", "runs/clip-001"]).run == Path("runs/clip-001")
     assert arguments.make_parser().parse_args(["compare", "clip-001", "other"]).runs == [
         Path("runs/clip-001"),
@@ -35,20 +35,20 @@ def test_a_name_without_runs(runs: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [["watch"], ["report"], ["evaluate"], ["predict", "x"], ["export"], ["compare", "runs/clip-001"]]
+    "command", [["watch"], ["report"], ["evaluate"], ["predict", "x"], ["export"], ["compare", "runs/clip-001"]]
 )
-def test_the_most_similar_name_is_suggested(runs: Path, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.main([words[0], "runs/clip-01", *words[1:]]) == CheckpointError.exit_code
+def test_the_most_similar_name_is_suggested(runs: Path, command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main([command[0], "runs/clip-01", *command[1:]]) == CheckpointError.exit_code
     assert says_only(
         capsys.readouterr().err, "folder-possible-runs-newest", "runs/clip-01", "clip-002", "clip-001", "parts-001"
     )
 
 
 def test_watch_without_a_run_is_the_newest(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Path] = []
-    monkeypatch.setattr(watching, "watch", lambda run: seen.append(run) or 0)
+    watched_runs: list[Path] = []
+    monkeypatch.setattr(watching, "watch", lambda run: watched_runs.append(run) or 0)
     assert main.main(["watch"]) == 0
-    assert seen == [Path("runs/clip-002")]
+    assert watched_runs == [Path("runs/clip-002")]
 
 
 def test_watch_finds_the_trials_of_a_sweep(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,12 +61,12 @@ def test_watch_finds_the_trials_of_a_sweep(runs: Path, monkeypatch: pytest.Monke
         (sweep / name).mkdir()
         (sweep / name / "job.yaml").touch()
         os.utime(sweep / name / "job.yaml", (2000 - age, 2000 - age))
-    seen: list[Path] = []
-    monkeypatch.setattr(watching, "watch", lambda run: seen.append(run) or 0)
-    for words in (["watch"], ["watch", "kinds-sweep-001"], ["watch", "runs/kinds-sweep-001/trial0-001"]):
-        assert main.main(words) == 0
+    watched_runs: list[Path] = []
+    monkeypatch.setattr(watching, "watch", lambda run: watched_runs.append(run) or 0)
+    for command in (["watch"], ["watch", "kinds-sweep-001"], ["watch", "runs/kinds-sweep-001/trial0-001"]):
+        assert main.main(command) == 0
     trials = [Path("runs/kinds-sweep-001", name) for name in ("trial1-001", "trial1-001", "trial0-001")]
-    assert seen == trials
+    assert watched_runs == trials
 
 
 def test_without_any_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -67,11 +67,11 @@ def job_of(source: SpecSource) -> tuple[float, object, float]:
     return job.train.optimizer.lr, network, float(terms.function(torch.ones(2, 1), torch.ones(2)))
 
 
-def child(words: Sequence[str]) -> SpecSource:
+def read_child_source(options: Sequence[str]) -> SpecSource:
     """The source that a child process gets by its options."""
     parser = argparse.ArgumentParser()
     spec_source.add_options(parser)
-    return SpecSource.from_arguments(parser.parse_known_args(words)[0])
+    return SpecSource.from_arguments(parser.parse_known_args(options)[0])
 
 
 AS_STARTED = (0.5, (4, 1), 2.0)
@@ -81,10 +81,15 @@ def test_every_attempt_trains_what_was_read_at_the_start(spec: Path, monkeypatch
     jobs = []
 
     def train(
-        request: TrainRequest, count: int, environment: object, forward: SignalForwarder, run: RunFolder, words: object
+        request: TrainRequest,
+        count: int,
+        environment: object,
+        forward: SignalForwarder,
+        run: RunFolder,
+        options: object,
     ) -> int:
         edit(spec) if not jobs else None
-        jobs.append(job_of(child(supervisor.trainer_command(request, run.path)[4:])))
+        jobs.append(job_of(read_child_source(supervisor.trainer_command(request, run.path)[4:])))
         return 10 if len(jobs) == 1 else 0
 
     monkeypatch.setattr(supervisor, "run_trainers", train)
@@ -99,7 +104,7 @@ def test_a_child_that_measures_gets_what_its_command_has_read(
     monkeypatch.chdir(tmp_path)
     source = MemoryRequest(spec, output=tmp_path / "out").load()[-1]
     edit(spec)
-    assert job_of(child([str(spec), *source.options()])) == AS_STARTED
+    assert job_of(read_child_source([str(spec), *source.options()])) == AS_STARTED
 
 
 def test_all_seeds_are_trained_from_one_copy(spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:

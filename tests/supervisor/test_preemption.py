@@ -60,10 +60,10 @@ class Provider:
 
 @pytest.fixture
 def provider() -> Iterator[Provider]:
-    made = Provider()
-    yield made
-    made.server.shutdown()
-    made.server.server_close()
+    fake_provider = Provider()
+    yield fake_provider
+    fake_provider.server.shutdown()
+    fake_provider.server.server_close()
 
 
 @pytest.mark.parametrize(
@@ -266,10 +266,10 @@ def test_an_address_problem_is_reported_once_and_the_notice_still_arrives(
             time.sleep(0.01)
         provider.answer = (200, "TRUE")
         time.sleep(60)
-    told = events(tmp_path)
-    assert len(told) == 2
-    assert "answers 500; retrying" in told[0]
-    assert says_only(told[1], "answers-machine-shut-down", provider.url, 200)
+    texts = events(tmp_path)
+    assert len(texts) == 2
+    assert "answers 500; retrying" in texts[0]
+    assert says_only(texts[1], "answers-machine-shut-down", provider.url, 200)
     # What the provider sends next is no second signal: it must not break into the save.
     os.kill(os.getpid(), signal.SIGTERM)
     assert signals.received == PREEMPTION_NOTICE

@@ -34,23 +34,27 @@ def optimizer(model: nn.Module) -> torch.optim.Optimizer:
 
 def by_hand(model: nn.Module, clip: float | None = None, accumulate: int = 1) -> nn.Module:
     """Plain PyTorch, with dropout from the global generator."""
-    made = optimizer(model.train())
+    torch_optimizer = optimizer(model.train())
     torch.manual_seed(7)
     for number, (x, y) in enumerate(BATCHES, 1):
         (cross_entropy(model(x), y) / accumulate).backward()
         if number % accumulate == 0:
             if clip:
                 nn.utils.clip_grad_norm_(model.parameters(), clip)
-            made.step()
-            made.zero_grad()
+            torch_optimizer.step()
+            torch_optimizer.zero_grad()
     return model
 
 
-def prepared(model: nn.Module, **settings: Any) -> tuple[nn.Module, list[float]]:
-    given: dict[str, Any] = {"loss": nn.CrossEntropyLoss(), "optimize": {"cpu_threads": 1}, "quiet": True} | settings
-    made = optimizer(model.train())
+def train_prepared(model: nn.Module, **settings: Any) -> tuple[nn.Module, list[float]]:
+    arguments: dict[str, Any] = {
+        "loss": nn.CrossEntropyLoss(),
+        "optimize": {"cpu_threads": 1},
+        "quiet": True,
+    } | settings
+    torch_optimizer = optimizer(model.train())
     torch.manual_seed(7)
-    with drivetrain.prepare(model, made, **given) as step:
+    with drivetrain.prepare(model, torch_optimizer, **arguments) as step:
         return model, [step(batch) for batch in BATCHES]
 
 
@@ -60,8 +64,8 @@ def same(one: nn.Module, two: nn.Module) -> bool:
 
 @pytest.mark.parametrize(("clip", "accumulate"), [(None, 1), (0.1, 1), (None, 3), (0.1, 2)])
 def test_the_bits_are_those_of_a_loop_by_hand(clip: float | None, accumulate: int) -> None:
-    found, losses = prepared(network(), clip_norm=clip, accumulate=accumulate)
-    assert same(found, by_hand(network(), clip, accumulate))
+    trained_model, losses = train_prepared(network(), clip_norm=clip, accumulate=accumulate)
+    assert same(trained_model, by_hand(network(), clip, accumulate))
     assert losses[0] == pytest.approx(float(cross_entropy(_first(network()), BATCHES[0][1])), rel=1e-6)
 
 
@@ -73,42 +77,42 @@ def _first(model: nn.Module) -> Tensor:
 
 def test_micro_batches_change_the_rounding_alone() -> None:
     def plain() -> nn.Module:
-        made = network()
-        return nn.Sequential(made[0], made[1], made[3])
+        layers = network()
+        return nn.Sequential(layers[0], layers[1], layers[3])
 
-    whole, losses = prepared(plain())
-    split, others = prepared(plain(), optimize={"cpu_threads": 1, "micro_batch": 12})
-    assert losses == pytest.approx(others, rel=1e-5)
-    for one, two in zip(whole.parameters(), split.parameters(), strict=True):
+    full_batch, losses = train_prepared(plain())
+    micro_batches, micro_batch_losses = train_prepared(plain(), optimize={"cpu_threads": 1, "micro_batch": 12})
+    assert losses == pytest.approx(micro_batch_losses, rel=1e-5)
+    for one, two in zip(full_batch.parameters(), micro_batches.parameters(), strict=True):
         torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-6)
 
 
 def test_it_gives_the_weights_of_train_for_the_same_batches(tmp_path: Path) -> None:
     def plain() -> nn.Module:
-        made = network()
-        return nn.Sequential(made[0], made[1], made[3])
+        layers = network()
+        return nn.Sequential(layers[0], layers[1], layers[3])
 
-    trained = plain()
+    model = plain()
     losses: list[float] = []
-    last: dict[str, Tensor] = {}
+    last_weights: dict[str, Tensor] = {}
     drivetrain.train(
-        trained,
+        model,
         DataLoader(TensorDataset(X, Y), 32),
         circle(40, seed=1),
         runs=tmp_path,
         epochs=2,
         loss=nn.CrossEntropyLoss(),
-        optimizer=optimizer(trained),
+        optimizer=optimizer(model),
         clip_norm=0.5,
         checkpoint={"best": "validation/loss"},
         optimize={"cpu_threads": 1, "measure": "off"},
         on_step=lambda info: losses.append(info.loss),
-        on_epoch=lambda info: last.update(copy.deepcopy(trained.state_dict())),
+        on_epoch=lambda info: last_weights.update(copy.deepcopy(model.state_dict())),
     )
-    found, others = prepared(plain(), clip_norm=0.5)
-    assert losses == pytest.approx(others, rel=1e-6)
-    for name, value in found.state_dict().items():
-        torch.testing.assert_close(value, last[name], rtol=1e-5, atol=1e-7)
+    prepared_model, prepared_losses = train_prepared(plain(), clip_norm=0.5)
+    assert losses == pytest.approx(prepared_losses, rel=1e-6)
+    for name, value in prepared_model.state_dict().items():
+        torch.testing.assert_close(value, last_weights[name], rtol=1e-5, atol=1e-7)
 
 
 class Own(nn.Module):
@@ -145,10 +149,10 @@ def test_a_loss_of_a_mapping() -> None:
 
     model = Named().train()
     torch.manual_seed(7)
-    made = optimizer(model)
+    torch_optimizer = optimizer(model)
     with drivetrain.prepare(
         model,
-        made,
+        torch_optimizer,
         loss=lambda outputs, batch: cross_entropy(outputs["logits"], batch["y"]),
         optimize={"cpu_threads": 1},
         quiet=True,
@@ -200,7 +204,7 @@ def test_memory_that_runs_out_halves_the_micro_batch_and_keeps_the_random_number
 
 
 def test_a_second_try_of_a_batch_draws_from_numpy_and_python_what_the_first_drew() -> None:
-    drawn: list[tuple[float, float]] = []
+    draws: list[tuple[float, float]] = []
 
     class Drawing(nn.Module):
         def __init__(self) -> None:
@@ -208,7 +212,7 @@ def test_a_second_try_of_a_batch_draws_from_numpy_and_python_what_the_first_drew
             self.inner = network()
 
         def forward(self, x: Tensor) -> Tensor:
-            drawn.append((float(np.random.rand()), random.random()))
+            draws.append((float(np.random.rand()), random.random()))
             if len(x) > 16:
                 raise torch.OutOfMemoryError("CUDA out of memory")
             outputs: Tensor = self.inner(x)
@@ -216,32 +220,32 @@ def test_a_second_try_of_a_batch_draws_from_numpy_and_python_what_the_first_drew
 
     model = Drawing().train()
     with drivetrain.prepare(model, optimizer(model), loss=cross_entropy, quiet=True) as step:
-        drawn.clear()
+        draws.clear()
         step(BATCHES[0])
-    assert len(drawn) == 3
-    assert drawn[1] == drawn[0]
-    assert drawn[2] != drawn[0]
+    assert len(draws) == 3
+    assert draws[1] == draws[0]
+    assert draws[2] != draws[0]
 
 
 def test_bf16_is_the_autocast_of_a_loop_by_hand(tmp_path: Path) -> None:
     if "bf16" not in precision.formats(detect.detect(tmp_path)):
         pytest.skip("this CPU has no bf16 instructions")
-    found, losses = prepared(network(), optimize={"cpu_threads": 1, "precision": "bf16"})
-    made = network().train()
-    updates = optimizer(made)
+    prepared_model, losses = train_prepared(network(), optimize={"cpu_threads": 1, "precision": "bf16"})
+    model = network().train()
+    torch_optimizer = optimizer(model)
     torch.manual_seed(7)
     for (x, y), loss in zip(BATCHES, losses, strict=True):
         with torch.autocast("cpu", torch.bfloat16):
-            outputs = made(x)
-        wanted = cross_entropy(outputs.float(), y)
-        assert loss == pytest.approx(float(wanted.detach()), rel=1e-4)
-        wanted.backward()
-        updates.step()
-        updates.zero_grad()
-    for one, two in zip(found.parameters(), made.parameters(), strict=True):
+            outputs = model(x)
+        expected_loss = cross_entropy(outputs.float(), y)
+        assert loss == pytest.approx(float(expected_loss.detach()), rel=1e-4)
+        expected_loss.backward()
+        torch_optimizer.step()
+        torch_optimizer.zero_grad()
+    for one, two in zip(prepared_model.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(one, two, rtol=1e-3, atol=1e-4)
-    assert {value.dtype for value in found.parameters()} == {torch.float32}
-    assert not same(found, by_hand(network())), "fp32 gives other weights"
+    assert {value.dtype for value in prepared_model.parameters()} == {torch.float32}
+    assert not same(prepared_model, by_hand(network())), "fp32 gives other weights"
 
 
 def test_plan_state_and_the_process_afterwards() -> None:
@@ -284,7 +288,7 @@ WRONG: dict[str, tuple[dict[str, Any], Any, type[Exception], str]] = {
 @pytest.mark.parametrize(("settings", "batch", "kind", "message"), WRONG.values(), ids=WRONG)
 def test_a_mistake_and_its_message(settings: dict[str, Any], batch: Any, kind: type[Exception], message: str) -> None:
     model = network() if not isinstance(batch, dict) else nn.Linear(2, 2)
-    given: dict[str, Any] = {"loss": cross_entropy, "quiet": True} | settings
-    with pytest.raises(kind) as raised, drivetrain.prepare(model, optimizer(model), **given) as step:
+    arguments: dict[str, Any] = {"loss": cross_entropy, "quiet": True} | settings
+    with pytest.raises(kind) as raised, drivetrain.prepare(model, optimizer(model), **arguments) as step:
         step(batch)
     assert message in str(raised.value)

@@ -53,30 +53,30 @@ def repeat(job: Path, *options: str, expected: int = 0, **environment: str) -> s
 
 
 @pytest.fixture
-def begun(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def started_runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Replaces the training, which then takes no time; lists the runs that it began."""
-    found: list[str] = []
+    names: list[str] = []
 
     def train(request: TrainRequest) -> int:
         job = request.source().load()
-        opened = run_folder.open_run(request.runs, job, new=request.new)
-        os.close(opened.lock)
-        place = opened.path
-        found.append(place.name)
-        (place / "metrics.jsonl").write_text(f'{{"step": 1, "epoch": 0, "{ACCURACY}": 0.5}}\n')
+        new_run = run_folder.open_run(request.runs, job, new=request.new)
+        os.close(new_run.lock)
+        folder = new_run.path
+        names.append(folder.name)
+        (folder / "metrics.jsonl").write_text(f'{{"step": 1, "epoch": 0, "{ACCURACY}": 0.5}}\n')
         scores = {ACCURACY: 0.5 + job.train.seed / 8, "validation/loss": None if job.train.seed == 2 else 1.0}
         best = {"metric": ACCURACY, "value": scores[ACCURACY], "step": 1, "epoch": 0, "metrics": scores}
-        (place / "result.json").write_text(json.dumps({"best": best}))
-        (place / "state.json").write_text('{"status": "done"}')
+        (folder / "result.json").write_text(json.dumps({"best": best}))
+        (folder / "state.json").write_text('{"status": "done"}')
         replay = plans.load(request.plan).values() if request.plan else None
         values = plans.resolve(job, tiny.machine(), plain=request.plain, replay=replay)
-        (place / "plan.json").write_text(json.dumps(values.to_json()))
+        (folder / "plan.json").write_text(json.dumps(values.to_json()))
         if request.source().load().train.batch_size == "auto":
-            (place / "batch_size.json").write_text(json.dumps({"batch_size": 64 * (1 + len(found))}))
+            (folder / "batch_size.json").write_text(json.dumps({"batch_size": 64 * (1 + len(names))}))
         return 0
 
     monkeypatch.setattr(supervisor, "train", train)
-    return found
+    return names
 
 
 def start(job: Path, *options: str) -> int:
@@ -86,58 +86,60 @@ def start(job: Path, *options: str) -> int:
 def test_real_runs_are_killed_resumed_and_reported(tmp_path: Path) -> None:
     job = trained.written(tmp_path, epochs="2")
     runs = tmp_path / "runs"
-    said = repeat(job, "--seeds", "2", expected=KILLED_EXIT_CODE, FAULT="batch:10:kill")
-    assert says(said, "seed-did-finish-runs", 0, 0, 2)
-    said = repeat(job, "--seeds", "2")
-    assert "run " + str(runs / "small-seed0-001") + " resumes" in said
-    assert "run " + str(runs / "small-seed1-001") + " starts" in said
-    second = "".join(said.split("seed 1:")[1].split())  # long paths are folded
+    output = repeat(job, "--seeds", "2", expected=KILLED_EXIT_CODE, FAULT="batch:10:kill")
+    assert says(output, "seed-did-finish-runs", 0, 0, 2)
+    output = repeat(job, "--seeds", "2")
+    assert "run " + str(runs / "small-seed0-001") + " resumes" in output
+    assert "run " + str(runs / "small-seed1-001") + " starts" in output
+    second = "".join(output.split("seed 1:")[1].split())  # long paths are folded
     assert re.search(r"planforsmall-seed1.*from\S*/small-seed0-001/plan.json", second)
     assert "openmp_runtime" not in second, "shown once"
     folders = [runs / f"small-seed{seed}-001" for seed in (0, 1)]
     values = [trained.read(folder, "result.json")["best"]["metrics"][ACCURACY] for folder in folders]
-    found = trained.read(runs / "repeat-small", "repeat.json")
-    assert found["metrics"][ACCURACY]["values"] == values
-    assert next(iter(found["metrics"])) == ACCURACY
+    summary = trained.read(runs / "repeat-small", "repeat.json")
+    assert summary["metrics"][ACCURACY]["values"] == values
+    assert next(iter(summary["metrics"])) == ACCURACY
     assert trained.rows(folders[0])[0] != trained.rows(folders[1])[0]
     assert "svg" in Page((runs / "repeat-small" / "repeat.html").read_text()).tags
 
 
-def test_seeds_are_added_and_another_job_begins_again(tmp_path: Path, begun: list[str]) -> None:
-    job, place = trained.written(tmp_path), tmp_path / "runs" / "repeat-small"
+def test_seeds_are_added_and_another_job_begins_again(tmp_path: Path, started_runs: list[str]) -> None:
+    job, folder = trained.written(tmp_path), tmp_path / "runs" / "repeat-small"
     assert start(job, "--seeds", "2") == 0
-    found = trained.read(place, "repeat.json")["metrics"][ACCURACY]
-    assert found["values"] == [0.5, 0.625]
-    assert found["mean"] == pytest.approx(statistics.fmean(found["values"]))
-    assert found["deviation"] == pytest.approx(0.125 / 2**0.5)
+    scores = trained.read(folder, "repeat.json")["metrics"][ACCURACY]
+    assert scores["values"] == [0.5, 0.625]
+    assert scores["mean"] == pytest.approx(statistics.fmean(scores["values"]))
+    assert scores["deviation"] == pytest.approx(0.125 / 2**0.5)
     assert start(job) == 0
-    assert begun == ["small-seed0-001", "small-seed1-001", "small-seed2-001"]
-    assert "| seed 2 | small-seed2-001 |" in (place / "repeat.md").read_text()
+    assert started_runs == ["small-seed0-001", "small-seed1-001", "small-seed2-001"]
+    assert "| seed 2 | small-seed2-001 |" in (folder / "repeat.md").read_text()
     assert start(job, "--seeds", "2", "--set", "train.optimizer.lr=0.02") == 0
-    assert begun[3:] == ["small-seed0-002", "small-seed1-002"]
+    assert started_runs[3:] == ["small-seed0-002", "small-seed1-002"]
 
 
-def test_a_measured_batch_size_holds_for_all_runs(tmp_path: Path, begun: list[str]) -> None:
+def test_a_measured_batch_size_holds_for_all_runs(tmp_path: Path, started_runs: list[str]) -> None:
     """Each run measured its own: 256, 256, 128 and 128 in one mean."""
     job = trained.written(tmp_path, batch_size="auto")
     assert start(job) == 0
-    stored = [parse((tmp_path / "runs" / name / "job.yaml").read_text(), "x").data["train"] for name in begun]
-    assert [train["batch_size"] for train in stored] == ["auto", 128, 128]
+    train_settings = [
+        parse((tmp_path / "runs" / name / "job.yaml").read_text(), "x").data["train"] for name in started_runs
+    ]
+    assert [train["batch_size"] for train in train_settings] == ["auto", 128, 128]
     assert start(job) == 0
-    assert len(begun) == 3, "the same command finds them done"
+    assert len(started_runs) == 3, "the same command finds them done"
 
 
 def test_runs_with_other_settings_do_not_count(
-    tmp_path: Path, begun: list[str], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, started_runs: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = trained.written(tmp_path)
     assert start(job, "--seeds", "2") == 0
     assert start(job, "--seeds", "2", "--plain") == 0
-    assert begun[2:] == ["small-seed0-002", "small-seed1-002"]
+    assert started_runs[2:] == ["small-seed0-002", "small-seed1-002"]
     assert says(capsys.readouterr().out, "done-trained-without-plain")
     (tmp_path / "runs" / "small-seed0-002" / "ranks" / "1").mkdir(parents=True)
     assert start(job, "--seeds", "2", "--plain") == 0
-    assert begun[4:] == ["small-seed0-003"]
+    assert started_runs[4:] == ["small-seed0-003"]
     assert says(capsys.readouterr().out, "done-trained-processes-now", 2, 1)
 
 
@@ -152,7 +154,7 @@ def test_a_host_with_several_gpus_trains_with_one_unless_asked(tmp_path: Path, m
 
 
 def test_runs_of_another_number_format_do_not_count(
-    tmp_path: Path, begun: list[str], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, started_runs: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = trained.written(tmp_path)
     assert start(job, "--seeds", "2") == 0
@@ -161,28 +163,28 @@ def test_runs_of_another_number_format_do_not_count(
     next(row for row in values["decisions"] if row["name"] == "precision")["value"] = "bf16"
     path.write_text(json.dumps(values))
     assert start(job, "--seeds", "2") == 0
-    assert begun[2:] == ["small-seed1-002"]
-    replayed = json.loads((tmp_path / "runs" / begun[-1] / "plan.json").read_text())["decisions"]
-    assert next(row["source"] for row in replayed if row["name"] == "precision") == "file", (
+    assert started_runs[2:] == ["small-seed1-002"]
+    decisions = json.loads((tmp_path / "runs" / started_runs[-1] / "plan.json").read_text())["decisions"]
+    assert next(row["source"] for row in decisions if row["name"] == "precision") == "file", (
         "it has the plan of the first"
     )
     assert start(job, "--seeds", "2") == 0
-    assert len(begun) == 3, "the next command does not train it again"
+    assert len(started_runs) == 3, "the next command does not train it again"
     assert says(capsys.readouterr().out, "trained-bf16-small-seed0")
 
 
 def test_a_metric_that_is_nan_in_one_run_is_named(
-    tmp_path: Path, begun: list[str], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, started_runs: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It was left out of the table without a word."""
     job = trained.written(tmp_path)
     assert start(job) == 0
     line = "validation/loss has no mean: seed 2 ended with NaN"
     assert f"warning: {line}" in capsys.readouterr().out
-    place = tmp_path / "runs" / "repeat-small"
-    found = trained.read(place, "repeat.json")
-    assert (list(found["metrics"]), found["left_out"]) == ([ACCURACY], [line])
-    assert line in Page((place / "repeat.html").read_text()).text
+    folder = tmp_path / "runs" / "repeat-small"
+    summary = trained.read(folder, "repeat.json")
+    assert (list(summary["metrics"]), summary["left_out"]) == ([ACCURACY], [line])
+    assert line in Page((folder / "repeat.html").read_text()).text
 
 
 def test_one_seed_is_no_repetition(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -196,16 +198,16 @@ def test_one_seed_is_no_repetition(tmp_path: Path, capsys: pytest.CaptureFixture
     assert not (tmp_path / "runs").exists()
 
 
-def test_an_unfinished_run_of_another_spec_is_refused_or_left(tmp_path: Path, begun: list[str]) -> None:
+def test_an_unfinished_run_of_another_spec_is_refused_or_left(tmp_path: Path, started_runs: list[str]) -> None:
     job = trained.written(tmp_path)
     assert start(job, "--seeds", "2") == 0
     first = tmp_path / "runs" / "small-seed0-001"
     (first / "state.json").write_text('{"status": "stopped"}')
     (first / "checkpoints").mkdir()
-    changed = ("--seeds", "2", "--set", "train.clip_norm=0.5")
-    assert start(job, *changed) == 4
-    assert start(job, *changed, "--new") == 0
-    assert begun[2:] == ["small-seed0-002", "small-seed1-002"]
+    options = ("--seeds", "2", "--set", "train.clip_norm=0.5")
+    assert start(job, *options) == 4
+    assert start(job, *options, "--new") == 0
+    assert started_runs[2:] == ["small-seed0-002", "small-seed1-002"]
 
 
 def test_every_sample_is_validated_once_in_cross_validation(tmp_path: Path) -> None:
@@ -213,11 +215,11 @@ def test_every_sample_is_validated_once_in_cross_validation(tmp_path: Path) -> N
     (tmp_path / "test.npz").write_bytes((tmp_path / "images.npz").read_bytes())
     printed = repeat(job, "--folds", "2", "--set", "data.test=test.npz")
     assert re.search(r"^labels: .* of 160 ", printed, re.MULTILINE), "each label is judged once"
-    found = trained.read(tmp_path / "runs" / "repeat-small", "repeat.json")
-    assert list(found["runs"]) == ["fold 1", "fold 2"]
+    summary = trained.read(tmp_path / "runs" / "repeat-small", "repeat.json")
+    assert list(summary["runs"]) == ["fold 1", "fold 2"]
     runs = [tmp_path / "runs" / f"small-fold{fold}of2-001" for fold in (1, 2)]
     tests = [trained.read(run, "result.json")["test"]["metrics"]["test/accuracy"] for run in runs]
-    assert found["metrics"]["test/accuracy"]["values"] == tests
+    assert summary["metrics"]["test/accuracy"]["values"] == tests
     confusions = [trained.read(run, "result.json")["confusion"][""]["matrix"] for run in runs]
     assert [sum(map(sum, confusion)) for confusion in confusions] == [80, 80]
     assert [sum(sum(confusion[label]) for confusion in confusions) for label in range(3)] == [54, 53, 53]
@@ -241,7 +243,7 @@ def test_folds_of_data_that_is_not_split_are_refused(tmp_path: Path, capsys: pyt
     assert says(text, "series-whose-last-part", "data.fold", "1/3", "data.train")
 
 
-def test_runs_of_other_data_are_not_averaged(tmp_path: Path, begun: list[str]) -> None:
+def test_runs_of_other_data_are_not_averaged(tmp_path: Path, started_runs: list[str]) -> None:
     """Finished runs were kept, and the new seed was trained on the changed file."""
     job = trained.written(tmp_path)
     assert start(job, "--seeds", "2") == 0
@@ -260,7 +262,7 @@ def test_runs_of_other_data_are_not_averaged(tmp_path: Path, begun: list[str]) -
     with pytest.raises(CheckpointError, match=r"seed0-001 and .*seed1-001 were trained with other data"):
         same_conditions.check({"seed 0": runs[0], "seed 1": runs[1]})
     assert start(job, "--seeds", "2") == 4  # the new run of seed 0 recorded nothing
-    assert begun[2:] == ["small-seed0-002"]
+    assert started_runs[2:] == ["small-seed0-002"]
 
 
 def test_changed_code_is_trained_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,27 +27,28 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return job
 
 
-def again(run: Path) -> int:
+def reproduce_run(run: Path) -> int:
     return main.main(["reproduce", str(run), "--runs", str(run.parent)])
 
 
 def test_the_same_bits_and_where_they_differ(finished: Path, capfd: pytest.CaptureFixture[str]) -> None:
     run = trained.run(finished)
-    assert again(run) == 0
+    assert reproduce_run(run) == 0
     copy = run.parent / "small-reproduced-001"
     assert says(capfd.readouterr().out, "weights-metrics-bit-bit", copy, run)
-    made, other = (json.loads((folder / "provenance.json").read_text()) for folder in (run, copy))
-    assert made | {"spec": ""} == other | {"spec": ""}
-    assert made["model"] == hash_file(run / "model" / "model.safetensors")
-    assert list(made["data"]) == ["data.train"]
+    record, copied_record = (json.loads((folder / "provenance.json").read_text()) for folder in (run, copy))
+    assert record | {"spec": ""} == copied_record | {"spec": ""}
+    assert record["model"] == hash_file(run / "model" / "model.safetensors")
+    assert list(record["data"]) == ["data.train"]
     # A run of a version that wrote no digests of batches.
-    written = (run / "metrics.jsonl").read_text()
+    metrics_text = (run / "metrics.jsonl").read_text()
     old = [
-        {name: value for name, value in json.loads(line).items() if name != "batch"} for line in written.splitlines()
+        {name: value for name, value in json.loads(line).items() if name != "batch"}
+        for line in metrics_text.splitlines()
     ]
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in old))
     assert reproduce._find_first_difference(run, copy) == ""
-    (run / "metrics.jsonl").write_text(written)
+    (run / "metrics.jsonl").write_text(metrics_text)
     # A run that was made with another seed, as its changed record says.
     text = (copy / "metrics.jsonl").read_text().splitlines(keepends=True)
     row = json.loads(text[4])
@@ -63,18 +64,18 @@ def test_what_cannot_be_made_again(finished: Path, capfd: pytest.CaptureFixture[
     run, images = trained.run(finished), finished.parent / "images.npz"
     before = images.read_bytes()
     images.write_bytes(before + b"more")
-    assert again(run) == 4
+    assert reproduce_run(run) == 4
     assert says(capfd.readouterr().err, "is-not-file-that-was-trained", images, run)
     images.write_bytes(before)
     state = run / "state.json"
     text = state.read_text()
     state.write_text(text.replace('"done"', '"stopped"'))
-    assert again(run) == 4
+    assert reproduce_run(run) == 4
     assert says(capfd.readouterr().err, "finished-run-status-stopped")
     state.write_text(text)
     extension = {"run": "small-000", "step": 8, "epoch": 1, "schedule": "continues", "origin": 0}
     (run / "extension.json").write_text(json.dumps(extension))
-    assert again(run) == 4
+    assert reproduce_run(run) == 4
     assert "drivetrain reproduce" in capfd.readouterr().err
     (run / "extension.json").unlink()
 
@@ -85,22 +86,22 @@ def test_what_is_no_longer_as_it_was_is_named(finished: Path) -> None:
     text = hardware.read_text()
     hardware.write_text(text.replace('"version": "', '"version": "1.').replace('"avx2",', ""))
     try:
-        found = list(reproduce._list_differences(run, run.parent))
+        differences = list(reproduce._list_differences(run, run.parent))
     finally:
         hardware.write_text(text)
-    assert found[0].startswith("torch was 1.")
-    assert len(found) == (2 if '"avx2",' in text else 1)
+    assert differences[0].startswith("torch was 1.")
+    assert len(differences) == (2 if '"avx2",' in text else 1)
 
 
-def repository(folder: Path) -> list[str]:
+def make_repository(folder: Path) -> list[str]:
     """A folder under git with a job; the beginning of a command of git in it."""
     git = ["git", "-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@example.com"]
     subprocess.run([*git, "init", "-q"], check=True)
-    committed(git, folder / "job.yaml", "name: a\n")
+    commit_file(git, folder / "job.yaml", "name: a\n")
     return git
 
 
-def committed(git: list[str], path: Path, text: str) -> None:
+def commit_file(git: list[str], path: Path, text: str) -> None:
     path.write_text(text)
     subprocess.run([*git, "add", str(path)], check=True)
     subprocess.run([*git, "commit", "-qm", "one"], check=True)
@@ -108,7 +109,7 @@ def committed(git: list[str], path: Path, text: str) -> None:
 
 def test_the_commit_of_a_folder(tmp_path: Path) -> None:
     assert provenance.read_commit(tmp_path) is None
-    repository(tmp_path)
+    make_repository(tmp_path)
     clean = provenance.read_commit(tmp_path)
     assert clean
     assert len(clean) == 40
@@ -117,7 +118,7 @@ def test_the_commit_of_a_folder(tmp_path: Path) -> None:
 
 
 def test_results_and_data_beside_a_job_do_not_make_its_commit_a_changed_one(tmp_path: Path) -> None:
-    repository(tmp_path)
+    make_repository(tmp_path)
     clean = provenance.read_commit(tmp_path, tmp_path / "runs")
     (tmp_path / "runs" / "a-001" / "model").mkdir(parents=True)
     (tmp_path / "runs" / "a-001" / "job.yaml").write_text("name: a\n")
@@ -129,14 +130,14 @@ def test_results_and_data_beside_a_job_do_not_make_its_commit_a_changed_one(tmp_
 
 
 def test_what_is_committed_while_a_run_trains_is_not_what_it_was_made_of(tmp_path: Path) -> None:
-    git = repository(tmp_path)
+    git = make_repository(tmp_path)
     (run := tmp_path / "runs" / "a-001").mkdir(parents=True)
     first = provenance.read_commit(tmp_path)
     attempt = RunLifecycle(RunFolder(run, resumes=False, lock=-1), str(tmp_path / "job.yaml"))
-    committed(git, tmp_path / "notes.md", "later")
+    commit_file(git, tmp_path / "notes.md", "later")
     attempt.end(7)
     second = RunLifecycle(RunFolder(run, resumes=True, lock=-1), str(tmp_path / "job.yaml"))
     second.end(0)
-    made = json.loads((run / "provenance.json").read_text())
-    assert made["commit"] == first
-    assert made["later_commits"] == [provenance.read_commit(tmp_path)] != [first]
+    record = json.loads((run / "provenance.json").read_text())
+    assert record["commit"] == first
+    assert record["later_commits"] == [provenance.read_commit(tmp_path)] != [first]

@@ -19,11 +19,11 @@ from tests.messages import says
 STOPPED = {"FAULT": "step:10:term"}
 
 
-def made(plain: bool = False) -> plan.Plan:
+def resolve_plan(plain: bool = False) -> plan.Plan:
     return plan.resolve(tiny.job(), tiny.machine(), plain=plain)
 
 
-PLAIN, CHOSEN = made(plain=True).values(), made().values()
+PLAIN, CHOSEN = resolve_plan(plain=True).values(), resolve_plan().values()
 OTHER = CHOSEN | {"precision": "bf16"}
 
 
@@ -32,9 +32,9 @@ def test_what_changes_the_plan_of_an_unfinished_run_is_refused(tmp_path: Path) -
     job = trained.written(tmp_path, epochs="4")
     trained.finish(job, expected=75, **STOPPED)
     before = trained.read(trained.run(job), "plan.json")["decisions"]
-    refused = trained.finish(job, "--plain", expected=4)
-    assert says(refused, "started-without-plain-plan", "small-001")
-    assert says(refused, "run-without-plain-plan")
+    output = trained.finish(job, "--plain", expected=4)
+    assert says(output, "started-without-plain-plan", "small-001")
+    assert says(output, "run-without-plain-plan")
     assert trained.read(trained.run(job), "plan.json")["decisions"] == before
     trained.finish(job, "--plan", str(trained.run(job) / "plan.json"))
     assert trained.read(trained.run(job), "state.json")["plan"] is None
@@ -50,7 +50,7 @@ def test_a_plain_run_resumes_plain(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "asked", "expected"),
+    ("state", "request", "expected"),
     [
         ({"plain": False, "plan": None}, PlanRequest(False, None), None),
         (
@@ -80,18 +80,20 @@ def test_a_plain_run_resumes_plain(tmp_path: Path) -> None:
         ({}, PlanRequest(True, None), "started without --plain and --plan; this command is with --plain"),
     ],
 )
-def test_plan_request_of_a_run(state: dict[str, Any], asked: PlanRequest, expected: str | None) -> None:
+def test_plan_request_of_a_run(state: dict[str, Any], request: PlanRequest, expected: str | None) -> None:
     if expected is None:
-        assert asked.resume(Path("x-001"), RunState(state), made()) == PlanRequest(False, state.get("plan", asked.plan))
+        assert request.resume(Path("x-001"), RunState(state), resolve_plan()) == PlanRequest(
+            False, state.get("plan", request.plan)
+        )
         return
     with pytest.raises(CheckpointError, match=expected):
-        asked.resume(Path("x-001"), RunState(state), made())
+        request.resume(Path("x-001"), RunState(state), resolve_plan())
 
 
 def test_a_plain_run_of_an_older_version_is_recognized_by_its_plan() -> None:
-    stored = made(plain=True)
-    rows = [replace(row, source="memory") if row.name == "micro_batch" else row for row in stored.decisions]
-    for each in (stored, replace(stored, decisions=tuple(rows))):
-        assert PlanRequest(True, None).resume(Path("x-001"), RunState({}), each) == PlanRequest(True, None)
+    plain_plan = resolve_plan(plain=True)
+    rows = [replace(row, source="memory") if row.name == "micro_batch" else row for row in plain_plan.decisions]
+    for stored_plan in (plain_plan, replace(plain_plan, decisions=tuple(rows))):
+        assert PlanRequest(True, None).resume(Path("x-001"), RunState({}), stored_plan) == PlanRequest(True, None)
         with pytest.raises(CheckpointError, match="started with --plain"):
-            PlanRequest(False, None).resume(Path("x-001"), RunState({}), each)
+            PlanRequest(False, None).resume(Path("x-001"), RunState({}), stored_plan)

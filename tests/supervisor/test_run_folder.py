@@ -86,11 +86,11 @@ def test_a_spec_may_be_fixed_before_the_first_checkpoint(tmp_path: Path) -> None
     (run.path / "ranks" / "1" / "log.txt").write_text("")
     (run.path / ".tmp-step-1").mkdir()
     end(run, "failed")
-    again = run_folder.open_run(tmp_path / "runs", job(tmp_path, "train.epochs=3"))
-    assert (again.path, again.resumes) == (run.path, False)
+    next_run = run_folder.open_run(tmp_path / "runs", job(tmp_path, "train.epochs=3"))
+    assert (next_run.path, next_run.resumes) == (run.path, False)
     assert sorted(path.name for path in run.path.iterdir()) == [".lock", "job.yaml"]
     assert "epochs: 3" in (run.path / "job.yaml").read_text()
-    os.close(again.lock)
+    os.close(next_run.lock)
 
 
 @pytest.mark.parametrize(("code", "resumes"), [(3, False), (2, False), (6, True), (9, True)])
@@ -102,11 +102,11 @@ def test_a_run_that_ended_before_its_first_step_because_of_its_data_is_replaced(
     (run.path / "plan.json").write_text("{}")
     (run.path / "state.json").write_text(json.dumps({"status": "failed", "exit_code": code, "attempts": 1}))
     os.close(run.lock)
-    again = run_folder.open_run(tmp_path / "runs", job(tmp_path))
-    assert (again.path, again.resumes) == (run.path, resumes)
-    assert (again.path / "plan.json").exists() == resumes
-    assert RunState.read(again.path).attempts == int(resumes)
-    os.close(again.lock)
+    next_run = run_folder.open_run(tmp_path / "runs", job(tmp_path))
+    assert (next_run.path, next_run.resumes) == (run.path, resumes)
+    assert (next_run.path / "plan.json").exists() == resumes
+    assert RunState.read(next_run.path).attempts == int(resumes)
+    os.close(next_run.lock)
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "checkpoints/step-1"])
@@ -116,9 +116,9 @@ def test_a_run_that_fails_later_because_of_its_data_resumes(tmp_path: Path, name
     (run.path / name).write_text("")
     (run.path / "state.json").write_text(json.dumps({"status": "failed", "exit_code": 3}))
     os.close(run.lock)
-    again = run_folder.open_run(tmp_path / "runs", job(tmp_path))
-    assert again.resumes
-    os.close(again.lock)
+    next_run = run_folder.open_run(tmp_path / "runs", job(tmp_path))
+    assert next_run.resumes
+    os.close(next_run.lock)
 
 
 @pytest.mark.parametrize(
@@ -129,32 +129,32 @@ def test_a_run_that_fails_later_because_of_its_data_resumes(tmp_path: Path, name
 def test_a_run_of_an_earlier_version_resumes(tmp_path: Path, now: str, before: str) -> None:
     run = run_folder.open_run(tmp_path / "runs", job(tmp_path))
     (run.path / "checkpoints").mkdir()
-    stored = (run.path / "job.yaml").read_text()
-    assert stored.count(now) == 1
-    (run.path / "job.yaml").write_text(stored.replace(now, before))
+    stored_spec = (run.path / "job.yaml").read_text()
+    assert stored_spec.count(now) == 1
+    (run.path / "job.yaml").write_text(stored_spec.replace(now, before))
     end(run, "stopped")
-    again = run_folder.open_run(tmp_path / "runs", job(tmp_path))
-    os.close(again.lock)
-    assert (again.path, again.resumes) == (run.path, True)
+    next_run = run_folder.open_run(tmp_path / "runs", job(tmp_path))
+    os.close(next_run.lock)
+    assert (next_run.path, next_run.resumes) == (run.path, True)
 
 
 def test_a_stored_spec_that_is_written_otherwise_is_the_same_spec(tmp_path: Path) -> None:
     """Specs are compared as data: order, quotes and comments are no change, a value in another place is one."""
     run = run_folder.open_run(tmp_path / "runs", job(tmp_path))
     (run.path / "checkpoints").mkdir()
-    stored = run.path / "job.yaml"
-    data = yaml.safe_load(stored.read_text())
-    stored.write_text("# by another version\n" + json.dumps(dict(reversed(data.items()))))
+    stored_spec = run.path / "job.yaml"
+    data = yaml.safe_load(stored_spec.read_text())
+    stored_spec.write_text("# by another version\n" + json.dumps(dict(reversed(data.items()))))
     end(run, "stopped")
-    again = run_folder.open_run(tmp_path / "runs", job(tmp_path))
-    os.close(again.lock)
-    assert (again.path, again.resumes) == (run.path, True)
+    next_run = run_folder.open_run(tmp_path / "runs", job(tmp_path))
+    os.close(next_run.lock)
+    assert (next_run.path, next_run.resumes) == (run.path, True)
     data["train"]["seed"] += 1
-    stored.write_text(json.dumps(data))
+    stored_spec.write_text(json.dumps(data))
     with pytest.raises(CheckpointError) as caught:
         run_folder.open_run(tmp_path / "runs", job(tmp_path))
-    changed = [line for line in str(caught.value).splitlines() if line.strip().startswith(("-  ", "+  "))]
-    assert [line.split(":")[0].strip() for line in changed] == ["-  seed", "+  seed"]
+    changed_lines = [line for line in str(caught.value).splitlines() if line.strip().startswith(("-  ", "+  "))]
+    assert [line.split(":")[0].strip() for line in changed_lines] == ["-  seed", "+  seed"]
 
 
 @pytest.mark.parametrize(
@@ -163,11 +163,11 @@ def test_a_stored_spec_that_is_written_otherwise_is_the_same_spec(tmp_path: Path
 def test_another_type_or_order_is_a_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: dict[str, object], now: dict[str, object]
 ) -> None:
-    asked = job(tmp_path)
+    changed_job = job(tmp_path)
     (tmp_path / "job.yaml").write_text("name: a")
     monkeypatch.setattr(spec_difference, "_fill_defaults", lambda text, job: {"data": {"arguments": before}})
-    monkeypatch.setattr(type(asked), "dump", lambda self: {"data": {"arguments": now}})
-    assert spec_difference.diff_stored_spec(tmp_path, asked)
+    monkeypatch.setattr(type(changed_job), "dump", lambda self: {"data": {"arguments": now}})
+    assert spec_difference.diff_stored_spec(tmp_path, changed_job)
 
 
 def test_files_of_the_user_stay(tmp_path: Path) -> None:
@@ -176,9 +176,9 @@ def test_files_of_the_user_stay(tmp_path: Path) -> None:
     (run.path / "code").mkdir()
     (run.path / "code" / "mine.py").write_text("x = 1")
     end(run, "failed")
-    again = run_folder.open_run(tmp_path / "runs", job(tmp_path, "train.epochs=3"))
-    os.close(again.lock)
-    assert again.path == run.path
+    next_run = run_folder.open_run(tmp_path / "runs", job(tmp_path, "train.epochs=3"))
+    os.close(next_run.lock)
+    assert next_run.path == run.path
     assert (run.path / "notes.txt").read_text() == "learning rate too high"
     assert (run.path / "code" / "mine.py").read_text() == "x = 1"
 
@@ -222,7 +222,7 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    "words",
+    "command",
     [
         ("train", "a.yaml", "--runs", "runs"),
         ("train", "a.yaml", "--runs", "runs", "--extend", "runs/a-001"),
@@ -236,7 +236,7 @@ def test_a_file_system_without_locks(tmp_path: Path, monkeypatch: pytest.MonkeyP
     ids="-".join,
 )
 def test_a_run_of_another_user(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: tuple[str, ...]
 ) -> None:
     """Its folder has mode 700, and root may look into every one."""
     monkeypatch.chdir(tmp_path)
@@ -244,18 +244,18 @@ def test_a_run_of_another_user(
     for folder in ("runs/a-001", "data"):
         (tmp_path / folder).mkdir(parents=True)
 
-    def closed(plain: Any) -> Any:
-        def guarded(path: Any, *given: Any, **named: Any) -> Any:
+    def deny_access(function: Any) -> Any:
+        def call_guarded(path: Any, *arguments: Any, **options: Any) -> Any:
             text = os.fspath(path) if isinstance(path, str | Path) else ""
-            if "a-001" in text and (plain is not os.stat or not text.endswith("a-001")):
+            if "a-001" in text and (function is not os.stat or not text.endswith("a-001")):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), text)
-            return plain(path, *given, **named)
+            return function(path, *arguments, **options)
 
-        return guarded
+        return call_guarded
 
     for name in ("stat", "listdir", "scandir", "open"):
-        monkeypatch.setattr(os, name, closed(getattr(os, name)))
-    assert main(words) == StorageError.exit_code
+        monkeypatch.setattr(os, name, deny_access(getattr(os, name)))
+    assert main(command) == StorageError.exit_code
     assert "Permission denied" in capsys.readouterr().err
 
 

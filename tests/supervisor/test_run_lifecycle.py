@@ -25,5 +25,5 @@ def test_a_report_that_takes_too_long_is_explained(tmp_path: Path, capsys: pytes
 
 def test_a_report_whose_process_fails_is_explained(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     lifecycle(tmp_path).report(begin=lambda: os._exit(9))
-    told = capfd.readouterr().out
-    assert says(told, "warning-report-written-process", 9)
+    output = capfd.readouterr().out
+    assert says(output, "warning-report-written-process", 9)

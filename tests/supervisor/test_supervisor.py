@@ -46,15 +46,15 @@ def test_a_run_folder_is_complete_and_the_next_run_is_numbered(job: Path) -> Non
     assert "cpu: 1 thread, fp32, oneDNN" in done.stdout
     assert "\x1b" not in done.stdout
     assert not done.stderr
-    seen = json.loads((run / "plan.json").read_text())["seen"]
-    assert all(row["same"] for name, row in seen.items() if name != "libraries")
+    effective_rows = json.loads((run / "plan.json").read_text())["seen"]
+    assert all(row["same"] for name, row in effective_rows.items() if name != "libraries")
     assert list((run / "tensorboard").glob("events.*"))
     phases = json.loads((run / "result.json").read_text())["phases"]
     assert {"import", "data", "model", "train", "evaluate"} < {name for name, seconds in phases.items() if seconds > 0}
     steps = [row["step"] for row in rows(run) if "lr" in row]
     assert steps == list(range(1, 33))  # 120 training samples in batches of 16, four epochs
-    again = train(job)
-    assert again.returncode == 0
+    second = train(job)
+    assert second.returncode == 0
     assert same(run, job.parent / "runs" / "tiny-002")
     assert rows(run) == rows(job.parent / "runs" / "tiny-002")
 
@@ -222,7 +222,7 @@ def test_a_batch_larger_than_the_data_is_told(job: Path) -> None:
 def test_without_asserts_and_docstrings_and_with_paths_that_begin_with_a_dash(job: Path) -> None:
     """`python -OO`, and `./-tiny.yaml`, which without its dot would be an option of the trainer."""
     job.rename(job.with_name("-tiny.yaml"))
-    words = [
+    arguments = [
         sys.executable,
         "-OO",
         "-m",
@@ -234,6 +234,6 @@ def test_without_asserts_and_docstrings_and_with_paths_that_begin_with_a_dash(jo
         "train.epochs=1",
     ]
     environment = {**os.environ, "PYTHONPATH": IMPORTS, "PYTHONOPTIMIZE": "2"}
-    done = subprocess.run(words, cwd=job.parent, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(arguments, cwd=job.parent, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert (job.parent / "-runs" / "tiny-001" / "report.html").exists()

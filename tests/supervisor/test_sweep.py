@@ -65,21 +65,21 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def trainer(break_after: Callable[[int, int], object] = lambda number, epoch: None) -> Callable[..., int]:
     """Writes the run folder of a trial: its loss is the lower the closer the rate is to 0.01."""
 
-    def train(command: list[str], environment: dict[str, str], forward: object, **more: object) -> int:
+    def train(command: list[str], environment: dict[str, str], forward: object, **options: object) -> int:
         sets = [word for before, word in pairwise(command) if before == "--set"]
-        made = load(Path(command[4]), sets)
-        folder = Path(command[command.index("--runs") + 1]) / f"{made.name}-001"
+        trial = load(Path(command[4]), sets)
+        folder = Path(command[command.index("--runs") + 1]) / f"{trial.name}-001"
         folder.mkdir(exist_ok=True)
-        (folder / "job.yaml").write_text(spec_text(made))
+        (folder / "job.yaml").write_text(spec_text(trial))
         rows = []
-        for epoch in range(made.train.epochs):
+        for epoch in range(trial.train.epochs):
             rows.append({"step": 1, "epoch": epoch, "lr": 1.0})
-            rows.append({"step": 1, "epoch": epoch, METRIC: abs(made.train.optimizer.lr - 0.01) / (epoch + 1)})
+            rows.append({"step": 1, "epoch": epoch, METRIC: abs(trial.train.optimizer.lr - 0.01) / (epoch + 1)})
             (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-            break_after(int(made.name.removeprefix("trial")), epoch)
+            break_after(int(trial.name.removeprefix("trial")), epoch)
         (folder / "result.json").write_text(json.dumps({"best": {"metrics": {METRIC: rows[-1][METRIC]}}}))
         (folder / "state.json").write_text('{"status": "done"}')
-        if made.train.batch_size == "auto":
+        if trial.train.batch_size == "auto":
             (folder / "batch_size.json").write_text('{"batch_size": 24}')
         return 0
 
@@ -93,37 +93,37 @@ def run(job: Path, *options: str) -> int:
 def table(job: Path, number: int = 1) -> list[tuple[object, ...]]:
     """The trials in the journal of a sweep."""
     spec = load(job)
-    opened = study.Study(job.parent / "runs" / f"kinds-sweep-{number:03}", spec, METRIC)
-    return [(t.number, t.state.name, t.value, t.params, t.intermediate_values) for t in opened.trials()]
+    sweep_study = study.Study(job.parent / "runs" / f"kinds-sweep-{number:03}", spec, METRIC)
+    return [(t.number, t.state.name, t.value, t.params, t.intermediate_values) for t in sweep_study.trials()]
 
 
 def test_killed_anywhere_it_ends_with_the_same_trials(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(job) == 0
-    whole = table(job)
-    assert [row[0] for row in whole] == list(range(6))
-    assert {row[1] for row in whole} == {"COMPLETE", "PRUNED"}
+    expected_table = table(job)
+    assert [row[0] for row in expected_table] == list(range(6))
+    assert {row[1] for row in expected_table} == {"COMPLETE", "PRUNED"}
     lines = len((job.parent / "runs" / "kinds-sweep-001" / "journal.jsonl").read_text().splitlines())
     append = JournalFileBackend.append_logs
     for at in range(3, lines, 6):
-        monkeypatch.setattr(JournalFileBackend, "append_logs", killed_at(at, before=at % 4 == 1))
+        monkeypatch.setattr(JournalFileBackend, "append_logs", kill_at(at, before=at % 4 == 1))
         with pytest.raises(Killed):
             run(job, "--new")
         monkeypatch.setattr(JournalFileBackend, "append_logs", append)
         assert run(job) == 0
         newest = max(path.name for path in (job.parent / "runs").iterdir())
-        assert table(job, int(newest[-3:])) == whole, f"killed at line {at}"
+        assert table(job, int(newest[-3:])) == expected_table, f"killed at line {at}"
 
 
-def killed_at(line: int, *, before: bool) -> Callable[[Any, list[dict[str, Any]]], None]:
+def kill_at(line: int, *, before: bool) -> Callable[[Any, list[dict[str, Any]]], None]:
     """Writes to the journal up to a line: the kill is just before or just after it is in the file."""
-    append, left = JournalFileBackend.append_logs, line
+    append, remaining = JournalFileBackend.append_logs, line
 
     def write(self: Any, logs: list[dict[str, Any]]) -> None:
-        nonlocal left
-        left -= 1
-        if left or not before:
+        nonlocal remaining
+        remaining -= 1
+        if remaining or not before:
             append(self, logs)
-        if left == 0:
+        if remaining == 0:
             raise Killed
 
     return write
@@ -131,7 +131,7 @@ def killed_at(line: int, *, before: bool) -> Callable[[Any, list[dict[str, Any]]
 
 def test_killed_in_a_training_or_half_way_through_a_line(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(job) == 0
-    whole = table(job)
+    expected_table = table(job)
     kills = {(1, 2), (3, 0), (5, 3)}
 
     def kill(number: int, epoch: int) -> None:
@@ -146,7 +146,7 @@ def test_killed_in_a_training_or_half_way_through_a_line(job: Path, monkeypatch:
         with (job.parent / "runs" / "kinds-sweep-002" / "journal.jsonl").open("a") as file:
             file.write('{"op_code":4,"worker')
     assert run(job) == 0
-    assert table(job, 2) == whole
+    assert table(job, 2) == expected_table
 
 
 def test_more_trials_go_on_and_another_job_does_not(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -164,7 +164,7 @@ def test_more_trials_go_on_and_another_job_does_not(job: Path, capsys: pytest.Ca
 def test_what_may_not_change_while_a_sweep_is_unfinished(
     job: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(child_process, "run_child", lambda *given, **more: KILLED_EXIT_CODE)
+    monkeypatch.setattr(child_process, "run_child", lambda *arguments, **options: KILLED_EXIT_CODE)
     assert run(job) == KILLED_EXIT_CODE
     assert says(capsys.readouterr().out, "trials-done-same-command", 0, 6)
     monkeypatch.setattr(child_process, "run_child", trainer())
@@ -172,10 +172,10 @@ def test_what_may_not_change_while_a_sweep_is_unfinished(
     assert says(capsys.readouterr().err, "started-without-plain")
     job.write_text(JOB.replace("high: 0.5", "high: 0.4"))
     assert run(job) == 4
-    told = capsys.readouterr().err
-    assert says(told, "unfinished-changed-since-started", "kinds-sweep-001")
-    assert "-      high: 0.5" in told
-    assert says(told, "begin-new-sweep-new")
+    output = capsys.readouterr().err
+    assert says(output, "unfinished-changed-since-started", "kinds-sweep-001")
+    assert "-      high: 0.5" in output
+    assert says(output, "begin-new-sweep-new")
     assert run(job, "--new") == 0
 
 
@@ -183,10 +183,10 @@ def test_changed_data_are_refused(
     job: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run(job, "--trials", "2") == 0
-    for place in (job.parent / "runs" / "kinds-sweep-001").glob("trial*"):
+    for trial_folder in (job.parent / "runs" / "kinds-sweep-001").glob("trial*"):
         row = {"data.train": {"folder": False, "rows": {"t.csv": "1 2 3 4 0000"}}}
-        (place / "data.json").write_text(json.dumps({"files": row}))
-    monkeypatch.setattr(child_process, "run_child", lambda *given, **more: KILLED_EXIT_CODE)
+        (trial_folder / "data.json").write_text(json.dumps({"files": row}))
+    monkeypatch.setattr(child_process, "run_child", lambda *arguments, **options: KILLED_EXIT_CODE)
     spec = job.parent / "runs" / "kinds-sweep-001" / "sweep.yaml"
     spec.write_text(spec.read_text().replace("trials: 2", "trials: 6"))
     assert run(job) == 4
@@ -227,22 +227,22 @@ def test_exit_codes(job: Path, capsys: pytest.CaptureFixture[str], monkeypatch: 
 def test_the_page_and_the_best_job(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(swept, "write", WRITE)
     assert run(job, "--set", "train.clip_norm=2") == 0
-    place = job.parent / "runs" / "kinds-sweep-001"
-    found = trained.read(place, "sweep.json")
-    done = [row for row in found["trials"] if row["state"] == "done"]
+    folder = job.parent / "runs" / "kinds-sweep-001"
+    summary = trained.read(folder, "sweep.json")
+    done = [row for row in summary["trials"] if row["state"] == "done"]
     best = min(done, key=lambda row: row["value"])
-    assert (found["best"], found["direction"]) == (best["number"], "minimize")
+    assert (summary["best"], summary["direction"]) == (best["number"], "minimize")
     assert [row["epochs"] for row in done] == [4] * len(done)
-    assert any(row["state"] == "ended early" and row["epochs"] < 4 for row in found["trials"])
-    assert "--set train.clip_norm=2" in found["command"]
-    made = load(found["file"])
-    assert (made.train.clip_norm, made.train.optimizer.lr) == (2, best["values"]["train.optimizer.lr"])
-    assert made.resolve(made.data.train).exists()
-    assert made.sweep is None
-    page = Page((place / "sweep.html").read_text())
+    assert any(row["state"] == "ended early" and row["epochs"] < 4 for row in summary["trials"])
+    assert "--set train.clip_norm=2" in summary["command"]
+    best_spec = load(summary["file"])
+    assert (best_spec.train.clip_norm, best_spec.train.optimizer.lr) == (2, best["values"]["train.optimizer.lr"])
+    assert best_spec.resolve(best_spec.data.train).exists()
+    assert best_spec.sweep is None
+    page = Page((folder / "sweep.html").read_text())
     assert page.text.count("validation/loss") > 4
     assert "trial 0" in page.text
-    assert not (place / "job.yaml").exists()  # it would be a run
+    assert not (folder / "job.yaml").exists()  # it would be a run
 
 
 def test_a_batch_size_that_the_first_trial_has_measured_holds_for_all(
@@ -255,15 +255,15 @@ def test_a_batch_size_that_the_first_trial_has_measured_holds_for_all(
         )
     )
     assert run(job) == 0
-    place = job.parent / "runs" / "kinds-sweep-001"
+    folder = job.parent / "runs" / "kinds-sweep-001"
     sizes = [
-        parse((place / f"trial{number}-001" / "job.yaml").read_text(), "x").data["train"]["batch_size"]
+        parse((folder / f"trial{number}-001" / "job.yaml").read_text(), "x").data["train"]["batch_size"]
         for number in range(6)
     ]
     assert sizes == ["auto", 24, 24, 24, 24, 24]
-    found = trained.read(place, "sweep.json")
-    assert load(found["file"]).train.batch_size == 24
-    assert "--set train.batch_size=24" in found["command"]
+    summary = trained.read(folder, "sweep.json")
+    assert load(summary["file"]).train.batch_size == 24
+    assert "--set train.batch_size=24" in summary["command"]
 
 
 def test_a_batch_size_is_that_of_the_first_trial_that_has_one(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,15 +276,15 @@ def test_a_batch_size_is_that_of_the_first_trial_that_has_one(job: Path, monkeyp
 
     train = trainer()
 
-    def without_first(command: list[str], *more: Any, **options: Any) -> int:
-        code = train(command, *more, **options)
+    def without_first(command: list[str], *arguments: Any, **options: Any) -> int:
+        code = train(command, *arguments, **options)
         (job.parent / "runs" / "kinds-sweep-001" / "trial0-001" / "batch_size.json").unlink(missing_ok=True)
         return code
 
     monkeypatch.setattr(child_process, "run_child", without_first)
     assert run(job) == 0
-    place = job.parent / "runs" / "kinds-sweep-001"
-    texts = [(place / f"trial{number}-001" / "job.yaml").read_text() for number in range(6)]
+    folder = job.parent / "runs" / "kinds-sweep-001"
+    texts = [(folder / f"trial{number}-001" / "job.yaml").read_text() for number in range(6)]
     assert [parse(text, "x").data["train"]["batch_size"] for text in texts] == ["auto", "auto", 24, 24, 24, 24]
 
 
@@ -307,9 +307,9 @@ def test_a_real_trial_is_ended_the_way_a_stop_is(
         study.Study, "note", lambda self, number, epoch, value: NOTE(self, number, epoch, value) or True
     )
     assert main.main(["sweep", str(job), "--runs", str(tmp_path / "runs")]) == 1
-    said = capfd.readouterr().out
-    assert says(said, "trial-ended-early-after", 0, 1)
-    assert says(said, "trial-done-failed-ended", 0, 1)
-    place = tmp_path / "runs" / "small-sweep-001" / "trial0-001"
-    assert trained.read(place, "state.json")["status"] == "stopped"
-    assert 8 <= int(trained.last(place).name.removeprefix("step-")) < 200
+    output = capfd.readouterr().out
+    assert says(output, "trial-ended-early-after", 0, 1)
+    assert says(output, "trial-done-failed-ended", 0, 1)
+    folder = tmp_path / "runs" / "small-sweep-001" / "trial0-001"
+    assert trained.read(folder, "state.json")["status"] == "stopped"
+    assert 8 <= int(trained.last(folder).name.removeprefix("step-")) < 200

@@ -43,9 +43,9 @@ class Trainer:
         job = request.source().load()
         if code := self.behaviour(request):
             return code
-        opened = run_folder.open_run(request.runs, job, new=request.new)
-        os.close(opened.lock)
-        self.runs.append(opened.path.name)
+        new_run = run_folder.open_run(request.runs, job, new=request.new)
+        os.close(new_run.lock)
+        self.runs.append(new_run.path.name)
         epochs, size = job.train.epochs, job.train.batch_size
         assert isinstance(size, int)
         scores = {ACCURACY: 0.5 + epochs / 100 - size / 10_000 + job.train.seed / 1000}
@@ -63,7 +63,7 @@ class Trainer:
             "data.json": {"files": {}},
         }
         for name, content in files.items():
-            (opened.path / name).write_text(json.dumps(content))
+            (new_run.path / name).write_text(json.dumps(content))
         return 0
 
 
@@ -204,8 +204,8 @@ def test_the_time_of_a_resumed_run_is_that_of_all_its_attempts(tmp_path: Path) -
 def test_half_the_epochs_is_always_a_shorter_training(share: float) -> None:
     """Of 4 epochs a quarter was 1, and half of them was the same training in half of the time."""
     for epochs in (2, 3, 4, 6, 30):
-        whole, half = (Measured(Variant("x"), count, epochs) for count in (epochs, epochs // 2))
-        assert half.count_epochs(share) < whole.count_epochs(share)
+        full_training, half_training = (Measured(Variant("x"), count, epochs) for count in (epochs, epochs // 2))
+        assert half_training.count_epochs(share) < full_training.count_epochs(share)
     assert Measured(Variant("x"), 8, 8, least_epochs=3).count_epochs(share) >= 3, "layers are trained from then on"
 
 

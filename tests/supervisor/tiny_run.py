@@ -65,6 +65,6 @@ def same(first: Path, second: Path) -> bool:
 def follower(supervisor: int) -> int:
     """The process that does not lead."""
     children = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
-    found = [int(pid) for pid in children if b"ranks/1" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    assert len(found) == 1
-    return found[0]
+    pids = [int(pid) for pid in children if b"ranks/1" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    assert len(pids) == 1
+    return pids[0]

@@ -78,14 +78,17 @@ def test_output_that_is_the_result_is_an_error() -> None:
 @pytest.mark.parametrize("command", [("facts",), ("completion", "bash"), ("schema",)], ids="-".join)
 def test_commands_whose_output_is_lost(command: tuple[str, ...]) -> None:
     """A full disk is an error; a reader that has ended, as `head` does, is none; nor is a lost stderr."""
-    words = [sys.executable, "-m", "drivetrain", *command]
-    with open("/dev/full", "wb") as full:
-        done = subprocess.run(words, cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-        assert subprocess.run(words, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=full, check=False).returncode == 0
+    arguments = [sys.executable, "-m", "drivetrain", *command]
+    with open("/dev/full", "wb") as full_disk:
+        done = subprocess.run(arguments, cwd=ROOT, stdout=full_disk, stderr=subprocess.PIPE, text=True, check=False)
+        assert (
+            subprocess.run(arguments, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=full_disk, check=False).returncode
+            == 0
+        )
     assert done.returncode == StorageError.exit_code
     assert begins_with(done.stderr, "standard-output-written-space")
-    reading, writing = os.pipe()
-    os.close(reading)
-    with os.fdopen(writing, "wb") as pipe:
-        closed = subprocess.run(words, cwd=ROOT, stdout=pipe, stderr=subprocess.PIPE, text=True, check=False)
-    assert (closed.returncode, closed.stderr) == (0, "")
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    with os.fdopen(write_end, "wb") as pipe:
+        piped = subprocess.run(arguments, cwd=ROOT, stdout=pipe, stderr=subprocess.PIPE, text=True, check=False)
+    assert (piped.returncode, piped.stderr) == (0, "")

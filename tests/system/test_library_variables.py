@@ -16,7 +16,7 @@ OURS = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 
 
 @pytest.mark.parametrize(
-    ("found", "expected"),
+    ("variables", "expected"),
     [
         ({}, OURS),
         (
@@ -40,8 +40,8 @@ OURS = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
         ),
     ],
 )
-def test_settings_of_the_allocator_are_joined(found: dict[str, str], expected: dict[str, str]) -> None:
-    assert library_variables.merge_variables(found, OURS) == expected
+def test_settings_of_the_allocator_are_joined(variables: dict[str, str], expected: dict[str, str]) -> None:
+    assert library_variables.merge_variables(variables, OURS) == expected
 
 
 def test_a_workspace_that_gives_the_same_bits_stays() -> None:
@@ -53,9 +53,9 @@ def test_a_workspace_that_gives_the_same_bits_stays() -> None:
 def test_a_child_process_inherits_the_users_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:64")
     monkeypatch.setenv("LD_PRELOAD", "theirs.so")
-    given = child_process.build_environment(OURS | {"LD_PRELOAD": "ours.so"})
-    assert given["PYTORCH_CUDA_ALLOC_CONF"] == "max_split_size_mb:64,expandable_segments:True"
-    assert given["LD_PRELOAD"] == "ours.so:theirs.so"
+    environment = child_process.build_environment(OURS | {"LD_PRELOAD": "ours.so"})
+    assert environment["PYTORCH_CUDA_ALLOC_CONF"] == "max_split_size_mb:64,expandable_segments:True"
+    assert environment["LD_PRELOAD"] == "ours.so:theirs.so"
 
 
 def test_settings_overridden_by_the_user_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:

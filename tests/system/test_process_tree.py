@@ -28,10 +28,10 @@ def child() -> Iterator[tuple[int, int]]:
     thread = threading.Thread(target=lambda: started.append(subprocess.Popen([sys.executable, "-c", CODE], **pipes)))  # type: ignore[call-overload]
     thread.start()
     thread.join()
-    made = started[0]
-    assert made.stdout
-    yield made.pid, int(made.stdout.readline())
-    made.communicate()
+    process = started[0]
+    assert process.stdout
+    yield process.pid, int(process.stdout.readline())
+    process.communicate()
 
 
 @pytest.mark.parametrize("listed", [True, False])
@@ -42,15 +42,15 @@ def test_all_descendants_are_members(child: tuple[int, int], listed: bool, monke
 
 
 def test_their_memory_is_counted(child: tuple[int, int]) -> None:
-    own = psutil.Process().memory_info().rss
-    assert process_tree.sum_resident_bytes() > own + (40 << 20)
+    resident_bytes = psutil.Process().memory_info().rss
+    assert process_tree.sum_resident_bytes() > resident_bytes + (40 << 20)
 
 
 def test_ended_processes_do_not_count() -> None:
-    ended = subprocess.Popen(["true"])
-    ended.wait()
-    assert process_tree._read_resident_bytes(ended.pid) == 0
-    assert list(process_tree._list_descendants(ended.pid)) == []
+    ended_process = subprocess.Popen(["true"])
+    ended_process.wait()
+    assert process_tree._read_resident_bytes(ended_process.pid) == 0
+    assert list(process_tree._list_descendants(ended_process.pid)) == []
 
 
 def test_a_cgroup_located_once_gives_the_same_values() -> None:
@@ -59,6 +59,6 @@ def test_a_cgroup_located_once_gives_the_same_values() -> None:
     from drivetrain.hardware import cgroup
 
     limits, group = cgroup.read_limits(Path("/")), ProcessCgroup()
-    limit, used = group.read_memory()
+    limit, used_bytes = group.read_memory()
     assert limit == limits.memory
-    assert (used is None) == (limits.used is None)
+    assert (used_bytes is None) == (limits.used is None)

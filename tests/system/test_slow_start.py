@@ -13,9 +13,9 @@ def test_only_what_takes_long_is_told(capsys: pytest.CaptureFixture[str]) -> Non
     """After `run starts` a busy machine was silent for a minute."""
     with report_if_slow("reading the data", seconds=0.05):
         end = time.monotonic() + 10
-        while not (told := capsys.readouterr().out) and time.monotonic() < end:
+        while not (output := capsys.readouterr().out) and time.monotonic() < end:
             time.sleep(0.01)
-    assert told == "reading the data ...\n"
+    assert output == "reading the data ...\n"
     with report_if_slow("importing torch", seconds=60):
         pass
     assert capsys.readouterr().out == ""

@@ -53,8 +53,8 @@ def spoil() -> None:
 def test_fp32_is_fp32_after_a_run_with_tf32(tmp_path: Path) -> None:
     precision.apply(GPU_RUN, "tf32")
     assert precision.effective(GPU_RUN) == "tf32"
-    made = tiny.assembled(tmp_path, tiny.job())
-    assert precision.effective(GPU_RUN) == precision.effective(made) == "fp32"
+    tiny_run = tiny.assembled(tmp_path, tiny.job())
+    assert precision.effective(GPU_RUN) == precision.effective(tiny_run) == "fp32"
     assert (torch.get_float32_matmul_precision(), cudnn.allow_tf32, cuda.matmul.allow_tf32) == ("highest", False, False)
 
 
@@ -74,9 +74,9 @@ def test_bf16_lets_every_fp32_kernel_use_tf32_and_older_switches_can_still_be_re
 
 
 def test_partial_tf32_is_detected(tmp_path: Path) -> None:
-    made = tiny.assembled(tmp_path, tiny.job())
+    tiny_run = tiny.assembled(tmp_path, tiny.job())
     cudnn.allow_tf32 = True  # a network's own code
-    assert effective_settings.compare_with_plan(made)["precision"] | {"cause": None} == {
+    assert effective_settings.compare_with_plan(tiny_run)["precision"] | {"cause": None} == {
         "asked": "fp32",
         "seen": "mixed",
         "same": False,
@@ -95,8 +95,8 @@ def test_every_switch_is_set_at_every_assembly(tmp_path: Path) -> None:
     tiny.assembled(tmp_path, tiny.job())
     first = torch_settings.read_switches()
     spoil()
-    changed = {name for name, value in torch_settings.read_switches().items() if value != first[name]}
-    assert len(changed) >= 12
+    changed_switches = {name for name, value in torch_settings.read_switches().items() if value != first[name]}
+    assert len(changed_switches) >= 12
     tiny.assembled(tmp_path, tiny.job())
     assert torch_settings.read_switches() == first
 
@@ -104,65 +104,67 @@ def test_every_switch_is_set_at_every_assembly(tmp_path: Path) -> None:
 def test_a_host_program_gets_its_torch_settings_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spoil()
     torch.set_default_dtype(torch.float64)
-    before, during = torch_settings.read_switches(), list[dict[str, object]]()
+    switches_before, switches_during = torch_settings.read_switches(), list[dict[str, object]]()
 
-    def watched(self: Step, *given: object) -> object:
-        during.append(torch_settings.read_switches())
-        return stepped(self, *given)  # type: ignore[arg-type]
+    def record_switches(self: Step, *arguments: object) -> object:
+        switches_during.append(torch_settings.read_switches())
+        return compute_gradients(self, *arguments)  # type: ignore[arg-type]
 
-    stepped = Step.compute_gradients
-    monkeypatch.setattr(Step, "compute_gradients", watched)
+    compute_gradients = Step.compute_gradients
+    monkeypatch.setattr(Step, "compute_gradients", record_switches)
     inputs, classes = np.random.default_rng(0).normal(size=(16, 4)).astype(np.float32), np.arange(16) % 2
     network = nn.Linear(4, 2, dtype=torch.float32)
     drivetrain.train(network, (inputs, classes), (inputs, classes), runs=tmp_path, epochs=1, batch_size=8)
-    assert torch_settings.read_switches() == before
-    assert during[0]["float32_matmul_precision"] == "highest"
-    assert during[0]["default_dtype"] is torch.float32
+    assert torch_settings.read_switches() == switches_before
+    assert switches_during[0]["float32_matmul_precision"] == "highest"
+    assert switches_during[0]["default_dtype"] is torch.float32
 
 
 @pytest.mark.skipif(not torch_settings.HAS_SETTER, reason="this torch has one switch for each")
 def test_a_host_program_gets_newer_torch_switches_back() -> None:
     cuda.matmul.fp32_precision = "tf32"  # its older switch now says otherwise, and torch refuses to read that
-    before = torch_settings.read_switches()
-    assert "float32_matmul_precision" not in before
+    switches_before = torch_settings.read_switches()
+    assert "float32_matmul_precision" not in switches_before
     with host_process.restore_state():
         torch_settings.reset_switches()
         assert torch_settings.read_tf32() is False
-    assert {name: value for name, value in torch_settings.read_switches().items() if name in before} == before
+    assert {
+        name: value for name, value in torch_settings.read_switches().items() if name in switches_before
+    } == switches_before
 
 
 def test_prediction_computes_in_fp32(tmp_path: Path) -> None:
     data = tiny.dataset()
     cudnn.allow_tf32 = True
-    found = list[bool | None]()
+    tf32_states = list[bool | None]()
 
     class Watching(nn.Module):
         def forward(self, images: torch.Tensor) -> torch.Tensor:
-            found.append(torch_settings.read_tf32())
+            tf32_states.append(torch_settings.read_tf32())
             return images.flatten(1)[:, :3]
 
     list(forward.compute_outputs(Watching(), data.heads, data.validation, data.prepare, torch.device("cpu")))
-    assert found == [False]
+    assert tf32_states == [False]
     assert cudnn.allow_tf32
 
 
 def test_what_torch_is_set_to_is_in_the_record(tmp_path: Path) -> None:
-    made = tiny.assembled(tmp_path, tiny.job())
-    effective_settings.record(made, lambda line: None)
-    written = json.loads((tmp_path / "plan.json").read_text())["seen"]["libraries"]["torch settings"]
-    assert {"float32_matmul_precision: highest", "cudnn allow_tf32: False"} <= set(written.split("; "))
+    tiny_run = tiny.assembled(tmp_path, tiny.job())
+    effective_settings.record(tiny_run, lambda line: None)
+    settings_text = json.loads((tmp_path / "plan.json").read_text())["seen"]["libraries"]["torch settings"]
+    assert {"float32_matmul_precision: highest", "cudnn allow_tf32: False"} <= set(settings_text.split("; "))
 
 
 def test_what_compiling_sets_is_taken_back() -> None:
     """In a process that is not ours the compiler keeps its own way of drawing and of choosing kernels."""
     from torch._inductor import config
 
-    before = config.fallback_random, config.deterministic
+    switches_before = config.fallback_random, config.deterministic
     eager = torch.are_deterministic_algorithms_enabled()
     with torch_settings.keep_switches():
         torch_settings.configure_compiler(torch.device("cpu"), deterministic=True)
         assert (config.fallback_random, config.deterministic) == (True, True)
         torch_settings.reset_switches()  # another run begins, as the tuner's do: what is compiled already stays as it is
         assert (config.fallback_random, config.deterministic) == (True, True)
-    assert (config.fallback_random, config.deterministic) == before
+    assert (config.fallback_random, config.deterministic) == switches_before
     assert torch.are_deterministic_algorithms_enabled() == eager

@@ -88,33 +88,33 @@ def test_sensor_values_of_a_gpu() -> None:
 
 
 def test_why_a_clock_is_held_back() -> None:
-    found = Sensors([gpu(0)], Watched([RTX], reasons=HOT)).read()
-    assert (found["gpu_throttled"], found["gpu_throttle_reasons"]) == (1, "power cap, heat (hardware)")
+    readings = Sensors([gpu(0)], Watched([RTX], reasons=HOT)).read()
+    assert (readings["gpu_throttled"], readings["gpu_throttle_reasons"]) == (1, "power cap, heat (hardware)")
 
 
 def test_several_gpus_are_numbered_in_the_order_of_the_run() -> None:
-    found = Sensors([gpu(2), gpu(0)], Watched([RTX, RTX, replace(RTX, memory=24 * GIB)])).read()
-    assert (found["gpu_memory_limit"], found["gpu1_memory_limit"]) == (24 * GIB, 12 * GIB)
+    readings = Sensors([gpu(2), gpu(0)], Watched([RTX, RTX, replace(RTX, memory=24 * GIB)])).read()
+    assert (readings["gpu_memory_limit"], readings["gpu1_memory_limit"]) == (24 * GIB, 12 * GIB)
 
 
 @pytest.mark.parametrize("deaf", [("power",), ("percent", "clock", "throttled"), ("temperature",)])
 def test_an_unsupported_sensor_is_left_out(deaf: tuple[str, ...]) -> None:
-    found = Sensors([gpu(0)], Watched([RTX], deaf=deaf)).read()
-    assert not {f"gpu_{name}" for name in deaf} & found.keys()
-    assert found["gpu_memory"] == GIB
+    readings = Sensors([gpu(0)], Watched([RTX], deaf=deaf)).read()
+    assert not {f"gpu_{name}" for name in deaf} & readings.keys()
+    assert readings["gpu_memory"] == GIB
 
 
 def test_a_mig_instance_is_monitored_itself() -> None:
     part = replace(gpu(0, A100.instances[1]), mig=True)
-    found = Sensors([part], Watched([A100])).read()
-    assert found["gpu_memory_limit"] == 5 * GIB
+    readings = Sensors([part], Watched([A100])).read()
+    assert readings["gpu_memory_limit"] == 5 * GIB
 
 
 def test_of_equal_mig_instances_the_one_of_the_run_is_monitored() -> None:
     neighbour, other = A100.instances[1], replace(A100.instances[1], uuid="MIG-2", memory=6 * GIB)
     part = replace(gpu(0, other), mig=True)
-    found = Sensors([part], Watched([replace(A100, instances=(neighbour, other))])).read()
-    assert found["gpu_memory_limit"] == 6 * GIB
+    readings = Sensors([part], Watched([replace(A100, instances=(neighbour, other))])).read()
+    assert readings["gpu_memory_limit"] == 6 * GIB
 
 
 def test_an_unresponsive_driver_does_not_end_the_run() -> None:
@@ -122,8 +122,8 @@ def test_an_unresponsive_driver_does_not_end_the_run() -> None:
     sensors = Sensors([gpu(0)], nvml)
     assert sensors.read() == {}
     sensors.close()
-    lost = Sensors([gpu(0)], Watched([replace(RTX, error=pynvml.NVML_ERROR_GPU_IS_LOST)]))
-    assert lost.read() == {}
+    lost_gpu = Sensors([gpu(0)], Watched([replace(RTX, error=pynvml.NVML_ERROR_GPU_IS_LOST)]))
+    assert lost_gpu.read() == {}
 
 
 def test_no_gpu_needs_no_library() -> None:
@@ -176,9 +176,9 @@ def test_the_report_shows_them() -> None:
             "GPU clock, MHz",
         ],
     )
-    words = [block.text for block in section.blocks if hasattr(block, "text")]
+    texts = [block.text for block in section.blocks if hasattr(block, "text")]
     assert says_each(
-        words,
+        texts,
         [
             get_message("gpu-busy-average-gib", 82, "3.0", 63, 150),
             get_message("gpu-clock-throttled-readings", 25, "telemetry.jsonl"),
@@ -198,6 +198,6 @@ def test_the_scale_of_fp16_is_a_curve_of_the_report() -> None:
     rows = [{"step": n, "train/loss": 1.0, "lr": 0.1, "scale": 2.0**n} for n in range(4)]
     section = curves_section(collect_series(rows, "step"))
     assert section is not None
-    folded = section.blocks[-1]
-    assert isinstance(folded, FoldedCurves)
-    assert folded.plots[-1].title == "fp16 loss scale"
+    last_block = section.blocks[-1]
+    assert isinstance(last_block, FoldedCurves)
+    assert last_block.plots[-1].title == "fp16 loss scale"

@@ -61,12 +61,12 @@ def server(home: Path, port: int) -> Iterator[None]:
 
 
 def history(address: str, run: str, name: str) -> dict[int, list[str]]:
-    where = f"{address}/api/2.0/mlflow/metrics/get-history?run_id={run}&metric_key={name}&max_results=20000"
-    with urllib.request.urlopen(where, timeout=60) as answer:
-        found: dict[int, list[str]] = {}
-        for each in json.loads(answer.read())["metrics"]:
-            found.setdefault(int(each["step"]), []).append(str(each["value"]))
-        return found
+    url = f"{address}/api/2.0/mlflow/metrics/get-history?run_id={run}&metric_key={name}&max_results=20000"
+    with urllib.request.urlopen(url, timeout=60) as answer:
+        values: dict[int, list[str]] = {}
+        for point in json.loads(answer.read())["metrics"]:
+            values.setdefault(int(point["step"]), []).append(str(point["value"]))
+        return values
 
 
 def test_every_number_is_there_once(tmp_path: Path, port: int) -> None:
@@ -92,10 +92,10 @@ def test_every_number_is_there_once(tmp_path: Path, port: int) -> None:
         (identity,) = run.glob("tracker/*/run.json")
         number = json.loads(identity.read_text())["run"]
         for name in ("train/loss", "lr"):
-            want = {step: values for (each, step), values in expected(run).items() if each == name}
-            assert history(address, number, name) == want
+            expected_values = {step: values for (metric, step), values in expected(run).items() if metric == name}
+            assert history(address, number, name) == expected_values
         assert history(address, number, "strange") == {2000: ["nan"]} or history(address, number, "strange") == {
             2000: ["NaN"]
         }
-    stored = list((tmp_path / "files").rglob("job.yaml"))
-    assert [path.read_text() for path in stored] == [(run / "job.yaml").read_text()]
+    stored_specs = list((tmp_path / "files").rglob("job.yaml"))
+    assert [path.read_text() for path in stored_specs] == [(run / "job.yaml").read_text()]

@@ -23,7 +23,7 @@ from tests.tracking.tracked_run import copy, expected, folder, grow
 
 
 @pytest.fixture
-def opened() -> Iterator[ExitStack]:
+def exit_stack() -> Iterator[ExitStack]:
     with ExitStack() as stack:
         yield stack
 
@@ -35,18 +35,18 @@ def test_what_a_server_shows(server: MlflowDouble, tmp_path: Path) -> None:
         json.dumps({"status": "done", "started": "2026-11-23T10:00:00+00:00", "ended": "2026-11-23T10:01:00+00:00"})
     )
     copy(run, server.address)
-    found = server.runs["run1"]
+    server_run = server.runs["run1"]
     assert server.experiments == {"small": "1"}
-    assert found["info"] | {"artifact_uri": ""} == {
+    assert server_run["info"] | {"artifact_uri": ""} == {
         "run_id": "run1",
         "artifact_uri": "",
         "run_name": "small-001",
         "status": "FINISHED",
         "end_time": 1795428060000,
     }
-    assert found["params"]["train.epochs"] == "2"
-    assert "limits.gpus" not in found["params"]
-    assert found["tags"]["plan.precision"] == "bf16 (measured: 1.4x)"
+    assert server_run["params"]["train.epochs"] == "2"
+    assert "limits.gpus" not in server_run["params"]
+    assert server_run["tags"]["plan.precision"] == "bf16 (measured: 1.4x)"
     assert server.files["report.html"] == b"the report"
     assert {"job.yaml", "plan.json"} < server.files.keys()
     assert server.rows() == expected(run)
@@ -56,7 +56,7 @@ def test_what_a_server_shows(server: MlflowDouble, tmp_path: Path) -> None:
 def test_every_number_is_there_once_whatever_request_fails(server: MlflowDouble, tmp_path: Path, kind: str) -> None:
     """Each request in turn is the one that fails, and its process ends; the next process goes on."""
     run = folder(tmp_path, server.address)
-    failed = []
+    failures = []
     for failing in range(1, 12):
         server.seen.clear()
         answer: Answer | str = (503, {}, b"busy") if kind == "503" else kind
@@ -64,10 +64,10 @@ def test_every_number_is_there_once_whatever_request_fails(server: MlflowDouble,
         try:
             copy(run, server.address, most=7)
         except TrackerError as error:
-            failed.append(error.passing)
+            failures.append(error.passing)
         grow(run, 20 * failing + 11, 20 * failing + 31)
-    assert len(failed) > 8
-    assert all(failed)
+    assert len(failures) > 8
+    assert all(failures)
     copy(run, server.address)
     assert len(server.runs) == 1
     assert server.rows() == expected(run)
@@ -77,9 +77,9 @@ def test_a_server_that_is_slow_gets_fewer_numbers_at_once(tmp_path: Path, monkey
     """Else the same 1,000 numbers would be sent for ever to a server that takes longer for them than we wait."""
 
     class Slow(MlflowDouble):
-        def runs_log_batch(self, given: dict[str, Any]) -> Answer:
-            time.sleep(0.002 * len(given.get("metrics", [])))
-            return super().runs_log_batch(given)
+        def runs_log_batch(self, request: dict[str, Any]) -> Answer:
+            time.sleep(0.002 * len(request.get("metrics", [])))
+            return super().runs_log_batch(request)
 
     monkeypatch.setattr(mlflow_server, "REQUEST_TIMEOUT", 1.0)
     with serving(Slow()) as slow:
@@ -93,8 +93,8 @@ def test_from_what_a_run_was_made(server: MlflowDouble, tmp_path: Path) -> None:
     (run / "model-card.md").write_text("the card")
     state = {"status": "done", "started": "2026-11-23T10:00:00+00:00", "commits": ["c0ffee-changed"]}
     (run / "state.json").write_text(json.dumps(state))
-    made = {"image": {"name": "cpu", "id": "sha256:1"}, "data": {"data.train": "d1"}, "spec": "s1", "model": "m1"}
-    (run / "provenance.json").write_text(json.dumps(made))
+    record = {"image": {"name": "cpu", "id": "sha256:1"}, "data": {"data.train": "d1"}, "spec": "s1", "model": "m1"}
+    (run / "provenance.json").write_text(json.dumps(record))
     copy(run, server.address)
     tags = server.runs["run1"]["tags"]
     assert {key: tags[key] for key in tags if key.startswith("made_from")} == {
@@ -108,41 +108,41 @@ def test_from_what_a_run_was_made(server: MlflowDouble, tmp_path: Path) -> None:
     assert {"provenance.json", "model-card.md"} < server.files.keys()
 
 
-def test_steps_that_are_trained_again(server: MlflowDouble, tmp_path: Path, opened: ExitStack) -> None:
+def test_steps_that_are_trained_again(server: MlflowDouble, tmp_path: Path, exit_stack: ExitStack) -> None:
     """A resume removes rows and writes them again: the same ones are not sent again, others are."""
     run = folder(tmp_path, server.address)
-    tracker = opened.enter_context(open_tracker(run, server.address))
+    tracker = exit_stack.enter_context(open_tracker(run, server.address))
     for first, shift in ((21, 0.0), (26, 0.5)):
         tracker.read()
         tracker.send()
-        kept = (run / "metrics.jsonl").read_text().splitlines(keepends=True)[: first - 1]
+        kept_lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)[: first - 1]
         beside_it = run / "other"
-        beside_it.write_text("".join(kept))
+        beside_it.write_text("".join(kept_lines))
         beside_it.replace(run / "metrics.jsonl")
         tracker.read()
         grow(run, first, 31, shift)
     tracker.read()
     tracker.send()
-    found = server.rows()
-    assert {key: values[-1:] for key, values in found.items()} == expected(run) | {
+    server_rows = server.rows()
+    assert {key: values[-1:] for key, values in server_rows.items()} == expected(run) | {
         ("train/loss", step): [str(max(1 / step, 1 / step + 0.5))] for step in range(26, 31)
     }
-    assert [len(found["train/loss", step]) for step in range(1, 31)] == [1] * 25 + [2] * 5
+    assert [len(server_rows["train/loss", step]) for step in range(1, 31)] == [1] * 25 + [2] * 5
 
 
 def test_steps_that_are_trained_again_while_the_server_is_away(
-    server: MlflowDouble, tmp_path: Path, opened: ExitStack
+    server: MlflowDouble, tmp_path: Path, exit_stack: ExitStack
 ) -> None:
     """Rows that waited and were removed are not sent, and those that stayed are sent once."""
     run = folder(tmp_path, server.address)
-    tracker = opened.enter_context(open_tracker(run, server.address))
+    tracker = exit_stack.enter_context(open_tracker(run, server.address))
     tracker.tracker.most = 7
     server.fault = lambda number, path: (503, {}, b"busy")
     tracker.read()
     with pytest.raises(TrackerError):
         tracker.send()
-    kept = (run / "metrics.jsonl").read_text().splitlines(keepends=True)[:20]
-    (run / "other").write_text("".join(kept))
+    kept_lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)[:20]
+    (run / "other").write_text("".join(kept_lines))
     (run / "other").replace(run / "metrics.jsonl")
     grow(run, 21, 31, 0.5)
     server.fault = lambda number, path: None
@@ -176,7 +176,7 @@ def test_a_journal_that_a_crash_cut_off(server: MlflowDouble, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("answer", "words"),
+    ("answer", "message"),
     [
         ((401, {}, b"no"), "answers 401: it wants a user or a token"),
         ((403, {}, b"no"), "MLFLOW_TRACKING_TOKEN, or MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"),
@@ -188,13 +188,13 @@ def test_a_journal_that_a_crash_cut_off(server: MlflowDouble, tmp_path: Path) ->
     ],
 )
 def test_what_a_server_refuses(
-    server: MlflowDouble, tmp_path: Path, capsys: pytest.CaptureFixture[str], answer: Answer, words: str
+    server: MlflowDouble, tmp_path: Path, capsys: pytest.CaptureFixture[str], answer: Answer, message: str
 ) -> None:
     run = folder(tmp_path, server.address)
     server.fault = lambda number, path: answer
     assert main.main(["track", str(run)]) == 7
     text = capsys.readouterr().err
-    assert words in text
+    assert message in text
     assert "  possible: " in text
 
 
@@ -260,12 +260,12 @@ def test_a_run_folder_with_values_of_another_kind(
     assert main.main(["track", str(run)]) == 0
 
 
-@pytest.mark.parametrize("known", ["[1]", '{"run": 3}', '{"run": "r"}', '{"key": ["a"]}'])
-def test_a_run_folder_that_knows_its_copy_wrongly(server: MlflowDouble, tmp_path: Path, known: str) -> None:
+@pytest.mark.parametrize("identity_text", ["[1]", '{"run": 3}', '{"run": "r"}', '{"key": ["a"]}'])
+def test_a_run_folder_that_knows_its_copy_wrongly(server: MlflowDouble, tmp_path: Path, identity_text: str) -> None:
     run = folder(tmp_path, server.address)
     assert main.main(["track", str(run)]) == 0
     (identity,) = run.glob("tracker/*/run.json")
-    identity.write_text(known)
+    identity.write_text(identity_text)
     assert main.main(["track", str(run)]) in (0, 7)
 
 
@@ -281,22 +281,22 @@ def test_a_run_that_another_folder_began_is_not_written(server: MlflowDouble, tm
     assert main.main(["track", str(theirs)]) == 7
     server.fault = lambda number, path: None
     (identity,) = {path.parent / "run.json" for path in theirs.glob("tracker/*/*")}
-    place = "mlflow-artifacts:/1/run1/artifacts"
-    identity.write_text(json.dumps({"key": key, "experiment": "1", "run": server.run(), "files": place}))
+    files_address = "mlflow-artifacts:/1/run1/artifacts"
+    identity.write_text(json.dumps({"key": key, "experiment": "1", "run": server.run(), "files": files_address}))
     assert main.main(["track", str(theirs)]) == 7
     assert (json.dumps(server.runs), dict(server.files)) == before
 
 
 def test_one_process_copies_a_run(
-    server: MlflowDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, opened: ExitStack
+    server: MlflowDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exit_stack: ExitStack
 ) -> None:
     """Two would make two runs on the server, and number their batches alike."""
     monkeypatch.setattr(sent_rows, "LOCK_SECONDS", 0.1)
     run = folder(tmp_path, server.address)
-    opened.enter_context(open_tracker(run, server.address))
+    exit_stack.enter_context(open_tracker(run, server.address))
     with pytest.raises(Busy, check=saying("another-process-copies-run")):
-        opened.enter_context(open_tracker(run, server.address))
-    opened.close()
+        exit_stack.enter_context(open_tracker(run, server.address))
+    exit_stack.close()
     copy(run, server.address)
 
 

@@ -29,9 +29,9 @@ from tests.supervisor.tiny_run import train
 
 
 def read(folder: Path) -> Any:
-    found = EventAccumulator(str(folder), size_guidance={"images": 0, "tensors": 0, "scalars": 0})
-    found.Reload()
-    return found
+    events = EventAccumulator(str(folder), size_guidance={"images": 0, "tensors": 0, "scalars": 0})
+    events.Reload()
+    return events
 
 
 def test_a_run_shows_numbers_plan_batch_and_confusion(job: Path) -> None:
@@ -56,30 +56,30 @@ def test_a_run_shows_numbers_plan_batch_and_confusion(job: Path) -> None:
 def test_a_run_that_cannot_begin_leaves_no_thread_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that draws while Python takes itself apart aborts the process: exit 134 instead of the error's own."""
 
-    def full(*given: object) -> None:
+    def fail_to_save(*arguments: object) -> None:
         raise StorageError("no space", "some", "make some")
 
     before = set(threading.enumerate())
-    made = tiny.assembled(tmp_path, tiny.job())
-    monkeypatch.setattr(checkpoint, "save", full)
+    tiny_run = tiny.assembled(tmp_path, tiny.job())
+    monkeypatch.setattr(checkpoint, "save", fail_to_save)
     with pytest.raises(StorageError):
-        train_run(made)
-    left = [thread.name for thread in threading.enumerate() if thread not in before]
-    assert [name for name in left if name in ("tensorboard", "monitor")] == []
+        train_run(tiny_run)
+    thread_names = [thread.name for thread in threading.enumerate() if thread not in before]
+    assert [name for name in thread_names if name in ("tensorboard", "monitor")] == []
 
 
 def test_the_hardware_is_shown_beside(tmp_path: Path) -> None:
-    made = tiny.assembled(tmp_path, tiny.job())
-    made.metrics = MetricsLog(tmp_path)
+    tiny_run = tiny.assembled(tmp_path, tiny.job())
+    tiny_run.metrics = MetricsLog(tmp_path)
     with Monitor(
         tmp_path,
         0.01,
-        progress=measure_since_last_call(made),
-        show=lambda values: made.metrics.board.put(0, values),
+        progress=measure_since_last_call(tiny_run),
+        show=lambda values: tiny_run.metrics.board.put(0, values),
     ) as monitor:
         while len(monitor.samples) < 7:
             time.sleep(0.01)
-    made.metrics.close()
+    tiny_run.metrics.close()
     board = read(tmp_path / "tensorboard")
     sizes = [event.value * 2**30 for event in board.Scalars("hardware/processes GiB")]
     assert sizes[:2] == pytest.approx([monitor.samples[0]["rss"], monitor.samples[5]["rss"]])
@@ -97,41 +97,41 @@ def test_a_resumed_run_hides_repeated_steps_in_tensorboard(tmp_path: Path) -> No
 
 def test_a_failing_tensorboard_writer_is_an_event(tmp_path: Path) -> None:
     (tmp_path / "tensorboard").write_text("a file where the folder should be")
-    said: list[str] = []
-    kept = MetricsLog(tmp_path, report=said.append)
-    kept.write(1, 0, {"train/loss": 1.0})
-    kept.board.thread.join(timeout=60)
-    kept.write(2, 0, {"train/loss": 0.5})
-    kept.close()
-    assert len(said) == 1
-    assert begins_with(said[0], "tensorboard-logging-stopped-training")
+    reports: list[str] = []
+    log = MetricsLog(tmp_path, report=reports.append)
+    log.write(1, 0, {"train/loss": 1.0})
+    log.board.thread.join(timeout=60)
+    log.write(2, 0, {"train/loss": 0.5})
+    log.close()
+    assert len(reports) == 1
+    assert begins_with(reports[0], "tensorboard-logging-stopped-training")
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 2
 
 
 def test_a_batch_that_cannot_be_shown_is_an_event(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    made = tiny.assembled(tmp_path, tiny.job())
-    made.metrics = MetricsLog(tmp_path)
+    tiny_run = tiny.assembled(tmp_path, tiny.job())
+    tiny_run.metrics = MetricsLog(tmp_path)
 
-    def broken(*given: object) -> None:
+    def fail_to_prepare(*arguments: object) -> None:
         raise ValueError("no such picture")
 
-    made.dataset.prepare = broken  # type: ignore[assignment]
-    tensorboard_overview.show_overview(made)
-    made.metrics.close()
+    tiny_run.dataset.prepare = fail_to_prepare  # type: ignore[assignment]
+    tensorboard_overview.show_overview(tiny_run)
+    tiny_run.metrics.close()
     assert says(capsys.readouterr().out, "first-batch-could-drawn")
     assert read(tmp_path / "tensorboard").Tags()["tensors"] == ["plan"]
 
 
 def test_showing_the_batch_changes_no_bit(tmp_path: Path) -> None:
-    found = []
-    for shown in (False, True):
-        made = tiny.assembled(tmp_path, tiny.job(train="ema: 0.9"))
-        if shown:
-            made.metrics = MetricsLog(tmp_path)
-            tensorboard_overview.show_overview(made)
-            made.metrics.close()
-        found.append(tiny.losses(made, 6))
-    assert found[0] == found[1]
+    loss_lists = []
+    for is_shown in (False, True):
+        tiny_run = tiny.assembled(tmp_path, tiny.job(train="ema: 0.9"))
+        if is_shown:
+            tiny_run.metrics = MetricsLog(tmp_path)
+            tensorboard_overview.show_overview(tiny_run)
+            tiny_run.metrics.close()
+        loss_lists.append(tiny.losses(tiny_run, 6))
+    assert loss_lists[0] == loss_lists[1]
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -139,19 +139,19 @@ def test_images_come_back_in_their_colours(channels: int) -> None:
     """Four flat images; scaled by mean and deviation, shown as they were."""
     values = torch.tensor([0.0, 0.25, 0.5, 1.0]).view(4, 1, 1, 1).expand(4, channels, 8, 8)
     mean, std = [0.5] * channels, [0.25] * channels
-    drawn = tensorboard_images.tile((values - 0.5) / 0.25, mean, std)
-    sheet = Image.open(io.BytesIO(drawn.png))
-    shown = [sheet.getpixel((number * 100 + 50, 50)) for number in range(4)]
-    assert shown == [(round(v), round(v), round(v)) for v in (0, 63, 127, 255)]
+    picture = tensorboard_images.tile((values - 0.5) / 0.25, mean, std)
+    sheet = Image.open(io.BytesIO(picture.png))
+    colours = [sheet.getpixel((number * 100 + 50, 50)) for number in range(4)]
+    assert colours == [(round(v), round(v), round(v)) for v in (0, 63, 127, 255)]
 
 
 @pytest.mark.parametrize("classes", [2, 100, pytest.param(1000, marks=pytest.mark.nightly)])
 def test_a_confusion_is_drawn_for_few_classes_and_many(classes: int) -> None:
     names = [f"a class with a long name {i}" for i in range(classes)]
     matrix = [[9 * (i == j) + (j == 0) for j in range(classes)] for i in range(classes)]
-    drawn = confusion_image.draw_matrix(names, matrix)
-    sheet = Image.open(io.BytesIO(drawn.png))
-    assert sheet.size == (drawn.width, drawn.height)
+    picture = confusion_image.draw_matrix(names, matrix)
+    sheet = Image.open(io.BytesIO(picture.png))
+    assert sheet.size == (picture.width, picture.height)
     assert max(sheet.size) < 2100
-    assert len(drawn.png) < 100_000
+    assert len(picture.png) < 100_000
     assert len(sheet.getcolors(1 << 20) or []) > 2

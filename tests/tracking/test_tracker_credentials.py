@@ -31,7 +31,7 @@ def test_the_token_is_sent_and_in_no_file(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"{server.address}/")
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "very-secret-token")
     assert main.main(["track", str(run)]) == 0
-    assert {given for _, given in server.seen} == {"Bearer very-secret-token"}
+    assert {authorization for _, authorization in server.seen} == {"Bearer very-secret-token"}
     monkeypatch.delenv("MLFLOW_TRACKING_TOKEN")
     monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "ann")
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "very-secret-password")
@@ -43,17 +43,21 @@ def test_the_token_is_sent_and_in_no_file(
 
 
 @pytest.mark.parametrize(
-    "own", ["", "http://127.0.0.1:9", "https://{}", "http://localhost:1/{}", "databricks", "http://["]
+    "user_address", ["", "http://127.0.0.1:9", "https://{}", "http://localhost:1/{}", "databricks", "http://["]
 )
 def test_a_server_that_only_the_job_names_gets_no_credentials(
-    server: MlflowDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], own: str
+    server: MlflowDouble,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    user_address: str,
 ) -> None:
     run = folder(tmp_path, server.address)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", own.format(server.address.rpartition("/")[2]))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", user_address.format(server.address.rpartition("/")[2]))
     monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "ann")
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "very-secret-password")
     assert main.main(["track", str(run)]) == 0
-    assert {given for _, given in server.seen} == {""}
+    assert {authorization for _, authorization in server.seen} == {""}
     text = capsys.readouterr().out
     assert says(text, "credentials-machine-sent-since")
     assert says(text, "your-server-export-mlflow", server.address)

@@ -51,7 +51,7 @@ def parquet(folder: Path) -> None:
     parquet.write_table(tables.read_csv(folder / "train.csv"), folder / "train.parquet")
 
 
-def own(folder: Path) -> None:
+def write_user_arrays(folder: Path) -> None:
     """An .npz that the user's own function reads."""
     x = np.random.default_rng(0).normal(size=(40, 4)).astype(np.float32)
     np.savez(folder / "train.npz", x=x, y=(x.sum(1) > 0).astype(np.int64))
@@ -75,7 +75,7 @@ JOBS = CASES | {
     "parquet": Case(parquet, ".parquet", TABLE.replace("train.csv", "train.parquet").replace("held.csv", "0.3")),
     "split table": Case(table, ".csv", TABLE.replace("held.csv", "0.3")),
     "own": Case(
-        own,
+        write_user_arrays,
         ".npz",
         "task: custom\ndata: {file: my_data.py, arguments: {path: PLACE/train.npz, plain: no file}}\n"
         "model: {file: my_model.py}\n",
@@ -127,12 +127,12 @@ def shuffled(text: str) -> str:
     return "".join([head, *reversed(rows)])
 
 
-def quoted(text: str) -> str:
+def quote_cells(text: str) -> str:
     rows = list(csv.reader(text.splitlines()))
     return "\n".join(",".join('"' + cell.replace('"', '""') + '"' for cell in row) for row in rows) + "\n"
 
 
-def rearranged(change: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]) -> Callable[[Path], object]:
+def change_arrays(change: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]) -> Callable[[Path], object]:
     """Write the arrays of train.npz anew."""
 
     def apply(folder: Path) -> None:
@@ -163,7 +163,7 @@ def pixels(folder: Path) -> None:
     assert (path.stat().st_size, path.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
 
 
-def swapped(folder: Path) -> None:
+def swap_names(folder: Path) -> None:
     """Two files change their names, and keep all else."""
     one, two = folder / "train" / "a" / "4.png", folder / "train" / "b" / "5.png"
     one.rename(folder / "kept")
@@ -176,7 +176,7 @@ def touched(folder: Path) -> None:
         os.utime(path, (1, 1))
 
 
-def anew(folder: Path) -> None:
+def write_again(folder: Path) -> None:
     """Every file is written again with the same bytes."""
     for path in folder.rglob("*.*"):
         if "run" not in path.parts and path.is_file():
@@ -185,13 +185,13 @@ def anew(folder: Path) -> None:
             path.write_bytes(content)
 
 
-def parquet_edited(folder: Path) -> None:
+def edit_parquet(folder: Path) -> None:
     from pyarrow import parquet
 
-    found = parquet.read_table(folder / "train.parquet")
-    kinds = ["p" if kind == "q" else kind for kind in found["kind"].to_pylist()]
-    index = found.column_names.index("kind")
-    parquet.write_table(found.set_column(index, "kind", [kinds]), folder / "train.parquet")
+    arrow_table = parquet.read_table(folder / "train.parquet")
+    kinds = ["p" if kind == "q" else kind for kind in arrow_table["kind"].to_pylist()]
+    index = arrow_table.column_names.index("kind")
+    parquet.write_table(arrow_table.set_column(index, "kind", [kinds]), folder / "train.parquet")
 
 
 CSV = ("texts", "one text head", "series", "table", "table labels", "table numbers", "split table")
@@ -205,7 +205,7 @@ FIRST = "train/a/0.jpg"
 WAYS = {
     "copied": Way(tuple(JOBS), lambda folder: None),
     "touched": Way(tuple(JOBS), touched),
-    "written again": Way(("texts", "image folders", "own"), anew),
+    "written again": Way(("texts", "image folders", "own"), write_again),
     "a cell": Way(
         ("table", "split table"), edited("train.csv", lambda text: text.replace(",Lima,", ",Quito,", 1)), "train.csv"
     ),
@@ -229,19 +229,19 @@ WAYS = {
     "a row less": Way(CSV, edited("train.csv", lambda text: "".join(text.splitlines(keepends=True)[:-1])), "train.csv"),
     "another order": Way((*CSV, "manifest"), edited("train.csv", shuffled), "train.csv"),
     "another order of lines": Way(("json lines",), edited("train.jsonl", shuffled), "train.jsonl"),
-    "a label in a parquet": Way(("parquet",), parquet_edited, "train.parquet"),
+    "a label in a parquet": Way(("parquet",), edit_parquet, "train.parquet"),
     "line ends": Way(CSV, edited("train.csv", lambda text: text.replace("\n", "\r\n")), "train.csv"),
     "a mark of the encoding": Way(("texts", "table"), edited("train.csv", lambda text: "\ufeff" + text), "train.csv"),
-    "quotes": Way(("table", "series"), edited("train.csv", quoted), "train.csv"),
+    "quotes": Way(("table", "series"), edited("train.csv", quote_cells), "train.csv"),
     "validation": Way(
         CSV[:-1], edited("held.csv", lambda text: "".join(text.splitlines(keepends=True)[:-1])), "held.csv"
     ),
     "no validation file": Way(("texts", "table"), lambda folder: (folder / "held.csv").unlink(), "held.csv"),
-    "a number of an array": Way(NPZ, rearranged(one_number), "train.npz"),
-    "arrays in another order": Way(NPZ, rearranged(lambda all: {k: v[::-1] for k, v in all.items()}), "train.npz"),
-    "shorter arrays": Way(NPZ, rearranged(lambda all: {k: v[:-1] for k, v in all.items()}), "train.npz"),
+    "a number of an array": Way(NPZ, change_arrays(one_number), "train.npz"),
+    "arrays in another order": Way(NPZ, change_arrays(lambda all: {k: v[::-1] for k, v in all.items()}), "train.npz"),
+    "shorter arrays": Way(NPZ, change_arrays(lambda all: {k: v[:-1] for k, v in all.items()}), "train.npz"),
     "other pixels": Way(FOLDERS, pixels, "train/a/4.png"),
-    "two images swapped": Way(FOLDERS, swapped, "train/a/4.png"),
+    "two images swapped": Way(FOLDERS, swap_names, "train/a/4.png"),
     "an image less": Way(FOLDERS, lambda folder: (folder / FIRST).unlink(), FIRST),
     "an image more": Way(
         FOLDERS[:1], lambda folder: shutil.copy(folder / FIRST, folder / "train/b/new.jpg"), "train/b/new.jpg"
@@ -256,11 +256,11 @@ WAYS = {
 
 def other_words(path: Path) -> None:
     """A tokenizer in which two words have changed their numbers."""
-    found = json.loads(path.read_text())
-    words = found["model"]["vocab"]
-    one, two = list(words)[60], list(words)[61]
-    words[one], words[two] = words[two], words[one]
-    path.write_text(json.dumps(found))
+    tokenizer = json.loads(path.read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    one, two = list(vocabulary)[60], list(vocabulary)[61]
+    vocabulary[one], vocabulary[two] = vocabulary[two], vocabulary[one]
+    path.write_text(json.dumps(tokenizer))
 
 
 def other_weights(path: Path) -> None:

@@ -14,8 +14,8 @@ from tests.supervisor.remote_copy.fake_run import a_run, faulty_store
 @pytest.fixture
 def proxy(s3: str) -> Iterator[FaultyStore]:
     """The proxy, with its variables in the environment."""
-    with faulty_store(s3) as found:
-        yield found
+    with faulty_store(s3) as store:
+        yield store
 
 
 @pytest.fixture

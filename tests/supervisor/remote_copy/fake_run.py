@@ -25,16 +25,16 @@ SHORT = Patience(retries=0.3, silence=1.0, connect=1.0)
 @contextmanager
 def faulty_store(server: str) -> Iterator[FaultyStore]:
     """The proxy, with its variables in the environment."""
-    with before(server) as found, pytest.MonkeyPatch.context() as patch:
+    with before(server) as store, pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith("AWS_")]:
             patch.delenv(name)
-        for name, value in found.variables().items():
+        for name, value in store.variables().items():
             patch.setenv(name, value)
-        yield found
+        yield store
 
 
-def opened(place: str, patience: Patience = SHORT) -> ObjectStore:
-    return ObjectStore(parse(f"s3://bucket/{place}"), patience)
+def opened(prefix: str, patience: Patience = SHORT) -> ObjectStore:
+    return ObjectStore(parse(f"s3://bucket/{prefix}"), patience)
 
 
 def a_run(folder: Path) -> Path:
@@ -56,27 +56,27 @@ def state(folder: Path, status: str) -> None:
 
 def checkpoint(run: Path, name: str, best: int | None = None, size: int = 2000) -> Path:
     """A checkpoint that matches its manifest."""
-    place = run / "checkpoints" / name
-    place.mkdir(parents=True)
+    folder = run / "checkpoints" / name
+    folder.mkdir(parents=True)
     watch = {"best": {"best": None if best is None else 0.5, "step": best or 0}}
-    (place / "state.json").write_text(json.dumps({"watch": watch, "name": name}))
-    (place / "model.safetensors").write_bytes(name.encode() * (size // len(name)))
-    (place / "optimizer.safetensors").write_bytes(name.encode() * 10)
-    files = {p.name: {"bytes": p.stat().st_size, "sha256": hash_file(p)} for p in sorted(place.iterdir())}
-    (place / MANIFEST).write_text(json.dumps({"format": 1, "files": files}))
-    return place
+    (folder / "state.json").write_text(json.dumps({"watch": watch, "name": name}))
+    (folder / "model.safetensors").write_bytes(name.encode() * (size // len(name)))
+    (folder / "optimizer.safetensors").write_bytes(name.encode() * 10)
+    files = {p.name: {"bytes": p.stat().st_size, "sha256": hash_file(p)} for p in sorted(folder.iterdir())}
+    (folder / MANIFEST).write_text(json.dumps({"format": 1, "files": files}))
+    return folder
 
 
-def owned(place: str, run: Path, writer: str = "") -> OwnerFile:
+def owned(prefix: str, run: Path, writer: str = "") -> OwnerFile:
     """The owner file of a copy, taken by a new start."""
-    file = OwnerFile(opened(place), writer or new_id())
+    file = OwnerFile(opened(prefix), writer or new_id())
     file.take(run)
     return file
 
 
-def copy_of(place: str, run: Path, keep: int = 2, writer: str = "") -> RunCopy:
+def copy_of(prefix: str, run: Path, keep: int = 2, writer: str = "") -> RunCopy:
     """A folder and its copy, owned by a new start."""
-    return RunCopy(owned(place, run, writer), run, keep)
+    return RunCopy(owned(prefix, run, writer), run, keep)
 
 
 def read_owner(store: ObjectStore) -> OwnerFile:
@@ -85,10 +85,10 @@ def read_owner(store: ObjectStore) -> OwnerFile:
     return file
 
 
-def fetched(place: str, folder: Path) -> list[str]:
+def fetched(prefix: str, folder: Path) -> list[str]:
     """The run, brought to another disk without becoming its owner; what was reported."""
     lines: list[str] = []
-    fetch_run(read_owner(opened(place)), folder, lines.append)
+    fetch_run(read_owner(opened(prefix)), folder, lines.append)
     return lines
 
 
@@ -97,6 +97,6 @@ def there(store: ObjectStore) -> list[str]:
     return sorted(read_owner(store).owner.checkpoints)
 
 
-def object_of(place: str, checkpoint: str, part: str) -> str:
+def object_of(prefix: str, checkpoint: str, part: str) -> str:
     """The name of a part of a checkpoint in the store."""
-    return f"checkpoints/{read_owner(opened(place)).owner.checkpoints[checkpoint].folder}/{part}"
+    return f"checkpoints/{read_owner(opened(prefix)).owner.checkpoints[checkpoint].folder}/{part}"

@@ -33,22 +33,22 @@ def test_only_what_has_changed_is_brought_again(proxy: FaultyStore, tmp_path: Pa
     checkpoint(run, "step-10")
     copy = copy_of("seen/parts-001", run, 2)
     copy.send()
-    here = named_run.fetch_local(named_run.parse("s3://bucket/seen/parts-001"))
-    assert here == disk_space.find_runs_folder() / "s3" / "bucket" / "seen" / "parts-001"
-    assert here.is_relative_to(tmp_path / "cache")
-    assert (here / "metrics.jsonl").read_text() == (run / "metrics.jsonl").read_text()
-    assert not (here / "checkpoints").exists(), "they are large, and no command that looks needs them"
+    cached_run = named_run.fetch_local(named_run.parse("s3://bucket/seen/parts-001"))
+    assert cached_run == disk_space.find_runs_folder() / "s3" / "bucket" / "seen" / "parts-001"
+    assert cached_run.is_relative_to(tmp_path / "cache")
+    assert (cached_run / "metrics.jsonl").read_text() == (run / "metrics.jsonl").read_text()
+    assert not (cached_run / "checkpoints").exists(), "they are large, and no command that looks needs them"
     (run / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n')
     state(run, "done")
     copy.send()
     opened("seen/parts-001").delete(["model/config.json"])
-    (here / "report.html").write_text("written here")
+    (cached_run / "report.html").write_text("written here")
     count = len(proxy.seen)
     update_cached_run(parse("s3://bucket/seen/parts-001"))
     assert [path.rpartition("/")[2] for _, path in proxy.seen[count:][1:]] == ["metrics.jsonl", "state.json"]
-    assert (here / "metrics.jsonl").read_text() == (run / "metrics.jsonl").read_text()
-    assert not (here / "model" / "config.json").exists()
-    assert (here / "report.html").exists()
+    assert (cached_run / "metrics.jsonl").read_text() == (run / "metrics.jsonl").read_text()
+    assert not (cached_run / "model" / "config.json").exists()
+    assert (cached_run / "report.html").exists()
 
 
 def test_report_and_watch_of_a_run_elsewhere(
@@ -57,9 +57,9 @@ def test_report_and_watch_of_a_run_elsewhere(
     run = report_folder.make(tmp_path / "elsewhere")
     copy_of("shown/parts-001", run, 2).send()
     assert main(["report", "s3://bucket/shown/parts-001"]) == 0
-    told = capsys.readouterr()
-    assert "downloaded to" in told.err
-    assert Path(told.out.split()[-1]).stat().st_size > 1000
+    output = capsys.readouterr()
+    assert "downloaded to" in output.err
+    assert Path(output.out.split()[-1]).stat().st_size > 1000
     assert main(["watch", "s3://bucket/shown/parts-001"]) == 0
     assert says(capsys.readouterr().out, "when-it-was-copied-last")
 
@@ -74,18 +74,18 @@ def test_report_and_watch_of_a_run_elsewhere(
     ],
 )
 def test_bad_addresses(proxy: FaultyStore, address: str, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message) as found:
+    with pytest.raises(error, match=message) as raised:
         named_run.fetch_local(named_run.parse(address))
-    assert "word@" not in str(found.value)
+    assert "word@" not in str(raised.value)
 
 
 def test_the_runs_of_a_folder_are_named(proxy: FaultyStore, tmp_path: Path) -> None:
     for name in ("parts-001", "parts-002"):
         copy_of(f"list/{name}", a_run(tmp_path / name), 2).send()
-    with pytest.raises(CheckpointError) as found:
+    with pytest.raises(CheckpointError) as raised:
         named_run.fetch_local(named_run.parse("s3://bucket/list"))
-    assert found.value.possible == "runs there: parts-001, parts-002"
-    assert found.value.action == "name one: s3://bucket/list/parts-002"
+    assert raised.value.possible == "runs there: parts-001, parts-002"
+    assert raised.value.action == "name one: s3://bucket/list/parts-002"
 
 
 def test_a_cache_that_cannot_be_written(proxy: FaultyStore, tmp_path: Path) -> None:

@@ -57,12 +57,12 @@ class Killing:
         return Fault("gone")
 
 
-def machine(folder: Path, place: str) -> RemoteRuns:
+def remote_runs(folder: Path, prefix: str) -> RemoteRuns:
     job = SimpleNamespace(name="parts", checkpoint=SimpleNamespace(keep=1))
-    return RemoteRuns(folder, cast(Any, job), parse(f"s3://bucket/{place}"))
+    return RemoteRuns(folder, cast(Any, job), parse(f"s3://bucket/{prefix}"))
 
 
-def trained_on(folder: Path, step: int, status: str) -> None:
+def write_training(folder: Path, step: int, status: str) -> None:
     """What a trainer would have written by then; the first steps are there already."""
     if not folder.exists():
         a_run(folder)
@@ -74,7 +74,7 @@ def trained_on(folder: Path, step: int, status: str) -> None:
     state(folder, status)
 
 
-def copied(runs: RemoteRuns, folder: Path) -> int:
+def copy_run(runs: RemoteRuns, folder: Path) -> int:
     """Copy a folder to the end of its run."""
     try:
         runs.start_copying(folder)
@@ -83,75 +83,81 @@ def copied(runs: RemoteRuns, folder: Path) -> int:
         runs.release()
 
 
-def killed(proxy: FaultyStore, home: Path, place: str, number: int, kind: str) -> Killing:
+def kill_copy(proxy: FaultyStore, home: Path, prefix: str, number: int, kind: str) -> Killing:
     """A machine whose copy is killed at its n-th request, after a first checkpoint is there whole."""
-    one = home / "one" / "parts-001"
-    trained_on(one, 10, "running")
-    assert copied(machine(one.parent, place), one) == 0
-    trained_on(one, 20, "done")
+    first_run = home / "one" / "parts-001"
+    write_training(first_run, 10, "running")
+    assert copy_run(remote_runs(first_run.parent, prefix), first_run) == 0
+    write_training(first_run, 20, "done")
     killing = Killing(proxy, number, kind)
     proxy.fault = killing
-    words = [sys.executable, "-m", "tests.supervisor.remote_copy.test_killed_copies", str(one), place]
-    with subprocess.Popen(words, cwd=ROOT) as process:
+    command = [sys.executable, "-m", "tests.supervisor.remote_copy.test_killed_copies", str(first_run), prefix]
+    with subprocess.Popen(command, cwd=ROOT) as process:
         killing.process = process
         assert process.wait(120) in (0, -signal.SIGKILL)
     proxy.fault = lambda *_: None
-    shutil.rmtree(one.parent)
+    shutil.rmtree(first_run.parent)
     return killing
 
 
-def resumes(proxy: FaultyStore, home: Path, place: str, where: str) -> None:
+def check_resumed(proxy: FaultyStore, home: Path, prefix: str, kill_point: str) -> None:
     """On an empty disk there is one checkpoint and its best one, both whole; the rest is sent from there."""
-    two = home / "two"
-    runs = machine(two, place)
+    second_disk = home / "two"
+    runs = remote_runs(second_disk, prefix)
     try:
         runs.fetch_unfinished()
     finally:
         runs.release()
-    folder = two / "parts-001"
+    folder = second_disk / "parts-001"
     finished = not folder.exists()  # a finished run is not brought back
     if finished:
-        assert b'"done"' in opened(f"{place}/parts-001").get("state.json"), where
+        assert b'"done"' in opened(f"{prefix}/parts-001").get("state.json"), kill_point
     else:
-        found = sorted(path.name for path in (folder / "checkpoints").iterdir())
-        assert found in (["best-10", "step-10"], ["best-20", "step-20"]), where
-        assert [verify(folder / "checkpoints" / name) for name in found] == [None, None], where
+        names = sorted(path.name for path in (folder / "checkpoints").iterdir())
+        assert names in (["best-10", "step-10"], ["best-20", "step-20"]), kill_point
+        assert [verify(folder / "checkpoints" / name) for name in names] == [None, None], kill_point
         rows = (folder / "metrics.jsonl").read_text()
-        assert '"step": 10' in rows, where
-        assert found[1] != "step-20" or '"step": 20' in rows, f"{where}: rows are there before the checkpoint"
-        trained_on(folder, 20, "done")
-        assert copied(machine(two, place), folder) == 0, where
-    assert there(opened(f"{place}/parts-001")) == ["best-20", "step-20"], where
-    left = [each.name for each in opened(f"{place}/parts-001").objects("checkpoints") if "-10/" in each.name]
-    assert left == [] or finished, where
+        assert '"step": 10' in rows, kill_point
+        assert names[1] != "step-20" or '"step": 20' in rows, f"{kill_point}: rows are there before the checkpoint"
+        write_training(folder, 20, "done")
+        assert copy_run(remote_runs(second_disk, prefix), folder) == 0, kill_point
+    assert there(opened(f"{prefix}/parts-001")) == ["best-20", "step-20"], kill_point
+    old_names = [
+        stored_object.name
+        for stored_object in opened(f"{prefix}/parts-001").objects("checkpoints")
+        if "-10/" in stored_object.name
+    ]
+    assert old_names == [] or finished, kill_point
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("kind", KINDS)
 def test_killed_at_every_request_of_the_copy(proxy: FaultyStore, tmp_path: Path, kind: str) -> None:
     """The whole enumeration, until a copy ends before its turn comes."""
-    seen = []
+    requests = []
     for number in itertools.count(1):
-        place = f"every-{kind}-{number}"
-        killing = killed(proxy, tmp_path / place, place, number, kind)
-        resumes(proxy, tmp_path / place, place, f"{kind} {number}: {killing.last}")
-        shutil.rmtree(tmp_path / place)
+        prefix = f"every-{kind}-{number}"
+        killing = kill_copy(proxy, tmp_path / prefix, prefix, number, kind)
+        check_resumed(proxy, tmp_path / prefix, prefix, f"{kind} {number}: {killing.last}")
+        shutil.rmtree(tmp_path / prefix)
         if not killing.last:
             break
-        seen.append(killing.last)
+        requests.append(killing.last)
         print(f"{kind} {number}: {killing.last}", flush=True)
-    assert len(seen) > 25
-    assert any("uploadId" in each and each.startswith("PUT") for each in seen), "parts of an upload are among them"
-    assert any("MANIFEST.json" in each and each.startswith("PUT") for each in seen)
+    assert len(requests) > 25
+    assert any("uploadId" in request and request.startswith("PUT") for request in requests), (
+        "parts of an upload are among them"
+    )
+    assert any("MANIFEST.json" in request and request.startswith("PUT") for request in requests)
 
 
 @pytest.mark.parametrize(("number", "kind"), [(9, "gone"), (17, "lost")])
 def test_killed_at_some_requests_of_the_copy(proxy: FaultyStore, tmp_path: Path, number: int, kind: str) -> None:
-    place = f"some-{kind}"
-    killing = killed(proxy, tmp_path, place, number, kind)
+    prefix = f"some-{kind}"
+    killing = kill_copy(proxy, tmp_path, prefix, number, kind)
     assert killing.last
-    resumes(proxy, tmp_path, place, killing.last)
+    check_resumed(proxy, tmp_path, prefix, killing.last)
 
 
 if __name__ == "__main__":
-    sys.exit(copied(machine(Path(sys.argv[1]).parent, sys.argv[2]), Path(sys.argv[1])))
+    sys.exit(copy_run(remote_runs(Path(sys.argv[1]).parent, sys.argv[2]), Path(sys.argv[1])))

@@ -32,17 +32,25 @@ from tests.supervisor.remote_copy.fake_run import (
 )
 
 
-def runs_at(folder: Path, place: str) -> RemoteRuns:
+def runs_at(folder: Path, prefix: str) -> RemoteRuns:
     job = SimpleNamespace(name="parts", checkpoint=SimpleNamespace(keep=2))
-    return RemoteRuns(folder, cast(Any, job), parse(f"s3://bucket/{place}"))
+    return RemoteRuns(folder, cast(Any, job), parse(f"s3://bucket/{prefix}"))
 
 
-def tags(place: str) -> list[tuple[str, str]]:
-    return [(each.name, each.tag) for each in opened(place).objects() if each.name != "owner.json"]
+def tags(prefix: str) -> list[tuple[str, str]]:
+    return [
+        (stored_object.name, stored_object.tag)
+        for stored_object in opened(prefix).objects()
+        if stored_object.name != "owner.json"
+    ]
 
 
 def changes(proxy: FaultyStore) -> list[tuple[str, str]]:
-    return [each for each in proxy.seen if each[0] != "GET" and each[0] != "HEAD" and "checkpoints" in each[1]]
+    return [
+        request
+        for request in proxy.seen
+        if request[0] != "GET" and request[0] != "HEAD" and "checkpoints" in request[1]
+    ]
 
 
 def test_a_resume_does_not_touch_the_checkpoint_it_came_from(proxy: FaultyStore, run: Path, tmp_path: Path) -> None:
@@ -60,12 +68,12 @@ def test_a_resume_does_not_touch_the_checkpoint_it_came_from(proxy: FaultyStore,
 
 @pytest.mark.parametrize("part", ["MANIFEST.json", "model.safetensors"])
 def test_a_copy_that_differs_is_sent_again(proxy: FaultyStore, run: Path, tmp_path: Path, part: str) -> None:
-    place = f"differs-{part[:5].lower()}"
+    prefix = f"differs-{part[:5].lower()}"
     checkpoint(run, "step-100")
-    copy_of(place, run, 1).send()
-    opened(place).put(object_of(place, "step-100", part), b"{}")
-    copy_of(place, run, 1).send()
-    fetched(place, tmp_path / "elsewhere")
+    copy_of(prefix, run, 1).send()
+    opened(prefix).put(object_of(prefix, "step-100", part), b"{}")
+    copy_of(prefix, run, 1).send()
+    fetched(prefix, tmp_path / "elsewhere")
     assert verify(tmp_path / "elsewhere" / "checkpoints" / "step-100") is None
 
 
@@ -103,28 +111,28 @@ def test_a_damaged_local_checkpoint_does_not_hide_the_good_one_in_the_store(prox
 def test_a_damaged_checkpoint_in_the_store_does_not_hide_the_good_one_here(
     proxy: FaultyStore, run: Path, damage: str
 ) -> None:
-    place = f"worse-{damage[:3]}"
-    copy = copy_of(f"{place}/parts-001", run, 2)
+    prefix = f"worse-{damage[:3]}"
+    copy = copy_of(f"{prefix}/parts-001", run, 2)
     for step in (100, 200):
         path = checkpoint(run, f"step-{step}", size=3000)
         copy.send()
-    large = object_of(f"{place}/parts-001", "step-200", "model.safetensors")
+    large = object_of(f"{prefix}/parts-001", "step-200", "model.safetensors")
     length = (path / "model.safetensors").stat().st_size
     match damage:
         case "other bytes":
-            opened(f"{place}/parts-001").put(large, b"x" * length)
+            opened(f"{prefix}/parts-001").put(large, b"x" * length)
         case "cut":
-            opened(f"{place}/parts-001").put(large, b"x")
+            opened(f"{prefix}/parts-001").put(large, b"x")
         case _:
-            opened(f"{place}/parts-001").put(object_of(f"{place}/parts-001", "step-200", "MANIFEST.json"), b"\xff{")
+            opened(f"{prefix}/parts-001").put(object_of(f"{prefix}/parts-001", "step-200", "MANIFEST.json"), b"\xff{")
     shutil.rmtree(path)
-    here = checkpoint(run, "step-150")
-    number = here.stat().st_ino
+    local_checkpoint = checkpoint(run, "step-150")
+    number = local_checkpoint.stat().st_ino
     proxy.seen.clear()
-    ours = runs_at(run.parent, place)
+    ours = runs_at(run.parent, prefix)
     ours.fetch_unfinished()
     ours.release()
-    assert here.stat().st_ino == number, "the folder is left as it is: step-100 of the store is older"
+    assert local_checkpoint.stat().st_ino == number, "the folder is left as it is: step-100 of the store is older"
     assert (any(large in path for _, path in proxy.seen)) == (damage == "other bytes"), "found before it is downloaded"
     texts = [json.loads(line)["text"] for line in (run / "events.jsonl").read_text().splitlines()]
     assert "checkpoint step-200 is damaged: " in texts[0]
@@ -158,12 +166,12 @@ def test_a_folder_that_goes_away_in_between_removes_nothing(
     before = tags("unmounted")
     look = is_gone
 
-    def gone(path: Path) -> bool:
+    def move_away(path: Path) -> bool:
         if run.is_dir():
             run.rename(run.with_name("away"))
         return look(path)
 
-    monkeypatch.setattr(run_copy, "is_gone", gone)
+    monkeypatch.setattr(run_copy, "is_gone", move_away)
     copy_of("unmounted", run, 1).send()
     assert not run.is_dir()
     assert tags("unmounted") == before

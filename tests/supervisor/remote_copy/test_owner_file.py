@@ -90,13 +90,13 @@ def test_one_of_two_starts_at_once_becomes_the_owner(proxy: FaultyStore, run: Pa
     copy_of("race", run).send()
     other = OwnerFile(opened("race"), "b")
 
-    def between(number: int, method: str, path: str) -> Fault | None:
+    def take_between(number: int, method: str, path: str) -> Fault | None:
         if method == "PUT":
             proxy.fault = lambda number, method, path: None
             other.take(tmp_path / "b" / "parts-001")
         return None
 
-    proxy.fault = between
+    proxy.fault = take_between
     with pytest.raises(Busy, match="in this moment"):
         owned("race", tmp_path / "c" / "parts-001", "c")
     other.check()
@@ -106,11 +106,11 @@ def test_one_of_two_starts_at_once_becomes_the_owner(proxy: FaultyStore, run: Pa
 def test_an_answer_that_is_lost_does_not_lose_the_copy(proxy: FaultyStore, run: Path, fault: str) -> None:
     counts = {"PUT": 0}
 
-    def once(number: int, method: str, path: str) -> Fault | None:
+    def fail_once(number: int, method: str, path: str) -> Fault | None:
         counts["PUT"] += method == "PUT"
         return Fault(fault) if method == "PUT" and counts["PUT"] == 1 else None
 
-    proxy.fault = once
+    proxy.fault = fail_once
     file = owned(f"answer-{fault[:4]}", run)
     counts["PUT"] = 0
     checkpoint(run, "step-10")
@@ -134,7 +134,7 @@ def test_a_publication_whose_answer_never_came_stays_ours(proxy: FaultyStore, ru
     proxy.fault = lambda number, method, path: None
     copy.send()
     assert there(opened("never")) == ["step-20"]
-    assert not [each.name for each in opened("never").objects() if "step-10/" in each.name]
+    assert not [stored_object.name for stored_object in opened("never").objects() if "step-10/" in stored_object.name]
 
 
 def test_a_store_that_is_away_does_not_lose_the_copy(proxy: FaultyStore, run: Path) -> None:
@@ -146,10 +146,10 @@ def test_a_store_that_is_away_does_not_lose_the_copy(proxy: FaultyStore, run: Pa
     file.check()
 
 
-def trained_elsewhere(place: str, folder: Path, step: int) -> RunCopy:
+def train_elsewhere(prefix: str, folder: Path, step: int) -> RunCopy:
     """Another machine resumes from the store, and trains on; its bytes are others."""
-    file = owned(place, folder)
-    fetched(place, folder)
+    file = owned(prefix, folder)
+    fetched(prefix, folder)
     step += 200 * (folder / "checkpoints" / f"step-{step}").exists()
     path = checkpoint(folder, f"step-{step}", size=9000)
     copy = RunCopy(file, folder, 2)
@@ -161,65 +161,71 @@ def trained_elsewhere(place: str, folder: Path, step: int) -> RunCopy:
 @pytest.mark.parametrize("request_number", range(1, 30))
 def test_of_two_writers_exactly_one_goes_on(proxy: FaultyStore, run: Path, tmp_path: Path, request_number: int) -> None:
     """The first one lives: another takes over at each of its requests in turn, and it learns so at its next publication."""
-    place, folder = f"two-{request_number}", tmp_path / "elsewhere" / "parts-001"
-    file = OwnerFile(opened(place, Patience(retries=20.0, silence=20.0, connect=2.0)), "a")
+    prefix, folder = f"two-{request_number}", tmp_path / "elsewhere" / "parts-001"
+    file = OwnerFile(opened(prefix, Patience(retries=20.0, silence=20.0, connect=2.0)), "a")
     file.take(run)
-    first = RunCopy(file, run, 2)
+    first_copy = RunCopy(file, run, 2)
     checkpoint(run, "step-100")
-    first.send()
+    first_copy.send()
     checkpoint(run, "step-200", size=5000)
     state(run, "done")
-    count, seconds = [0], list[RunCopy]()
+    count, second_copies = [0], list[RunCopy]()
 
     def take_over(number: int, method: str, path: str) -> Fault | None:
         count[0] += 1
         if count[0] == request_number:
             proxy.fault = lambda number, method, path: None
-            seconds.append(trained_elsewhere(place, folder, 200 if request_number % 2 else 300))
+            second_copies.append(train_elsewhere(prefix, folder, 200 if request_number % 2 else 300))
         return None
 
     proxy.fault = take_over
     try:
-        first.send()
+        first_copy.send()
         is_complete = True
     except LostOwnership:
         is_complete = False
     proxy.fault = lambda number, method, path: None
-    if not seconds:
+    if not second_copies:
         assert is_complete
         return
     with pytest.raises(LostOwnership):
-        first.owner_file.check()
-    second = seconds[0]
+        first_copy.owner_file.check()
+    second_copy = second_copies[0]
     state(folder, "running")
-    second.send()  # it is the owner, whatever a late request of the first one has done
-    owner = read_owner(opened(place)).owner
-    assert owner.writer == second.owner_file.writer
+    second_copy.send()  # it is the owner, whatever a late request of the first one has done
+    owner = read_owner(opened(prefix)).owner
+    assert owner.writer == second_copy.owner_file.writer
     assert owner.status == "running"
-    third = tmp_path / "third"
-    fetched(place, third)
+    third_folder = tmp_path / "third"
+    fetched(prefix, third_folder)
     names = sorted(path.name for path in (folder / "checkpoints").iterdir())
-    assert there(opened(place)) == names[-2:]
-    for path in (third / "checkpoints").iterdir():
+    assert there(opened(prefix)) == names[-2:]
+    for path in (third_folder / "checkpoints").iterdir():
         assert verify(path) is None
         assert (path / MANIFEST).read_bytes() == (folder / "checkpoints" / path.name / MANIFEST).read_bytes()
-    owned(place, tmp_path / "fourth")  # what the first one has left is removed by the next start
-    folders = {each.name.split("/")[1] for each in opened(place).objects("checkpoints")}
-    assert folders == {each.folder.split("/")[0] for each in owner.checkpoints.values()}
+    owned(prefix, tmp_path / "fourth")  # what the first one has left is removed by the next start
+    folders = {stored_object.name.split("/")[1] for stored_object in opened(prefix).objects("checkpoints")}
+    assert folders == {entry.folder.split("/")[0] for entry in owner.checkpoints.values()}
 
 
-def earlier_copy(place: str, run: Path) -> None:
+def earlier_copy(prefix: str, run: Path) -> None:
     """The copy of a run as earlier versions wrote it, with the lock of a process that has died."""
-    copy_of(place, run).send()
+    copy_of(prefix, run).send()
     for name in ("step-10", "best-10"):
         for part in (run / "checkpoints" / name).iterdir():
-            opened(place).put(f"checkpoints/{name}/{part.name}", part.read_bytes())
-    opened(place).delete([each.name for each in opened(place).objects("checkpoints") if each.name.count("/") > 2])
-    opened(place).delete(["owner.json"])
+            opened(prefix).put(f"checkpoints/{name}/{part.name}", part.read_bytes())
+    opened(prefix).delete(
+        [
+            stored_object.name
+            for stored_object in opened(prefix).objects("checkpoints")
+            if stored_object.name.count("/") > 2
+        ]
+    )
+    opened(prefix).delete(["owner.json"])
     lock = {"writer": "old", "host": "a-host", "process": 7, "beat": 12}
-    opened(place).put("writer.json", json.dumps(lock).encode())
-    record = {"run": "one", "address": f"s3://bucket/{place}", "writer": "old"}
-    opened(place).put("copy.json", json.dumps(record).encode())
+    opened(prefix).put("writer.json", json.dumps(lock).encode())
+    record = {"run": "one", "address": f"s3://bucket/{prefix}", "writer": "old"}
+    opened(prefix).put("copy.json", json.dumps(record).encode())
     (run / "copy.json").write_text(json.dumps(record))
 
 
@@ -227,39 +233,39 @@ def earlier_copy(place: str, run: Path) -> None:
 def test_a_copy_of_an_earlier_version_goes_on(
     proxy: FaultyStore, run: Path, tmp_path: Path, where: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    place = where.replace(" ", "-")
+    prefix = where.replace(" ", "-")
     checkpoint(run, "best-10")
     checkpoint(run, "step-10", best=10)
-    earlier_copy(place, run)
+    earlier_copy(prefix, run)
     folder = run if where == "same disk" else tmp_path / "elsewhere"
     if where == "another disk":
         shutil.copytree(run, folder)
         (folder / "copy.json").write_text(json.dumps({"run": "one", "address": "", "writer": "older"}))
         with pytest.raises(Busy, match="process 7 on a-host"):
-            owned(place, folder)
+            owned(prefix, folder)
         return
-    file = owned(place, folder)
+    file = owned(prefix, folder)
     assert (says if where == "empty disk" else omits)(capsys.readouterr().out, "written-process-host", 7)
-    assert opened(place).find("writer.json") is None
-    assert there(opened(place)) == ["best-10", "step-10"]
+    assert opened(prefix).find("writer.json") is None
+    assert there(opened(prefix)) == ["best-10", "step-10"]
     if where == "empty disk":
-        fetched(place, folder)
+        fetched(prefix, folder)
     assert verify(folder / "checkpoints" / "step-10") is None
     assert verify(folder / "checkpoints" / "best-10") is None
     checkpoint(folder, "step-20", best=10)
     RunCopy(file, folder, 1).send()
-    assert there(opened(place)) == ["best-10", "step-20"]
-    assert object_of(place, "best-10", MANIFEST) == f"checkpoints/best-10/{MANIFEST}"
+    assert there(opened(prefix)) == ["best-10", "step-20"]
+    assert object_of(prefix, "best-10", MANIFEST) == f"checkpoints/best-10/{MANIFEST}"
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff", b"[]", b'{"checkpoints": {"../step-1": {"folder": "../step-1"}}}'])
 def test_a_damaged_owner_file_is_reported(proxy: FaultyStore, run: Path, content: bytes) -> None:
-    place = f"damaged-file-{len(content)}"
+    prefix = f"damaged-file-{len(content)}"
     checkpoint(run, "step-10")
-    copy_of(place, run).send()
-    opened(place).put("owner.json", content)
+    copy_of(prefix, run).send()
+    opened(prefix).put("owner.json", content)
     with pytest.raises(CheckpointError, match=r"owner\.json is damaged"):
-        owned(place, run)
-    opened(place).delete(["owner.json"])
-    owned(place, run)
-    assert there(opened(place)) == ["step-10"]
+        owned(prefix, run)
+    opened(prefix).delete(["owner.json"])
+    owned(prefix, run)
+    assert there(opened(prefix)) == ["step-10"]

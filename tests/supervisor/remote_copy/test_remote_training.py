@@ -29,8 +29,8 @@ def server() -> Iterator[str]:
 
 @pytest.fixture
 def proxy(server: str) -> Iterator[FaultyStore]:
-    with faulty_store(server) as found:
-        yield found
+    with faulty_store(server) as store:
+        yield store
 
 
 @pytest.fixture(scope="module")
@@ -41,13 +41,13 @@ def peaceful(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return trained.run(job)
 
 
-def copied(place: str) -> tuple[str, str]:
-    return "--set", f"checkpoint.copy_to=s3://bucket/{place}"
+def copy_options(prefix: str) -> tuple[str, str]:
+    return "--set", f"checkpoint.copy_to=s3://bucket/{prefix}"
 
 
-def wait(what: Callable[[], bool]) -> None:
+def wait(condition: Callable[[], bool]) -> None:
     end = time.monotonic() + PATIENT
-    while not what():
+    while not condition():
         assert time.monotonic() < end
         time.sleep(0.2)
 
@@ -55,17 +55,17 @@ def wait(what: Callable[[], bool]) -> None:
 def kill_all(process: psutil.Popen) -> None:
     """As a machine that is lost: nothing of it goes on."""
     family = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
-    for each in family:
+    for member in family:
         with contextlib.suppress(psutil.NoSuchProcess):
-            each.suspend()
-    for each in family:
+            member.suspend()
+    for member in family:
         with contextlib.suppress(psutil.NoSuchProcess):
-            each.kill()
+            member.kill()
     process.wait()
 
 
-def steps(place: str) -> list[int]:
-    return [int(name.removeprefix("step-")) for name in there(opened(place)) if name.startswith("step-")]
+def steps(prefix: str) -> list[int]:
+    return [int(name.removeprefix("step-")) for name in there(opened(prefix)) if name.startswith("step-")]
 
 
 @pytest.mark.nightly  # the image test of a lost container runs with every change
@@ -73,47 +73,51 @@ def test_lost_with_its_disk_it_goes_on_elsewhere_with_the_same_bits(
     proxy: FaultyStore, peaceful: Path, tmp_path: Path
 ) -> None:
     """Killed on the first machine, stopped on the second, finished on the third; each begins with an empty disk."""
-    one, two, three = (trained.written(tmp_path / name) for name in ("one", "two", "three"))
-    process = trained.start(one, *copied("lost"))
+    first_job, second_job, third_job = (trained.written(tmp_path / name) for name in ("one", "two", "three"))
+    process = trained.start(first_job, *copy_options("lost"))
     wait(lambda: any(step > 14 for step in steps("lost/small-001")))
     kill_all(process)
-    shutil.rmtree(one.parent / "runs")
-    process = trained.start(two, *copied("lost"))
+    shutil.rmtree(first_job.parent / "runs")
+    process = trained.start(second_job, *copy_options("lost"))
     before = max(steps("lost/small-001"))
     wait(lambda: any(step > before for step in steps("lost/small-001")))
     process.send_signal(signal.SIGTERM)
-    log = two.parent / "job.log"
+    log = second_job.parent / "job.log"
     assert process.wait(PATIENT) == 75, log.read_text()
     assert says(log.read_text(), "was-written-by-process-2")
     assert says(log.read_text(), "start-resumes-owns-now")
-    last = trained.last(trained.run(two)).name
+    last = trained.last(trained.run(second_job)).name
     assert last in there(opened("lost/small-001")), "what was saved when it was stopped is there"
-    told = trained.finish(three, *copied("lost"))
-    assert f"{last}, " in told
-    assert "downloaded to" in told
-    assert trained.differences(peaceful, trained.run(three)) == []
+    output = trained.finish(third_job, *copy_options("lost"))
+    assert f"{last}, " in output
+    assert "downloaded to" in output
+    assert trained.differences(peaceful, trained.run(third_job)) == []
     state = opened("lost/small-001").get("state.json")
     assert b'"done"' in state
     assert (
         opened("lost/small-001").get("model/model.safetensors")
-        == (trained.run(three) / "model" / "model.safetensors").read_bytes()
+        == (trained.run(third_job) / "model" / "model.safetensors").read_bytes()
     )
     assert read_owner(opened("lost/small-001")).owner.writer == ""
-    for folder in (two.parent, three.parent):
+    for folder in (second_job.parent, third_job.parent):
         for path in folder.rglob("*"):
             content = path.read_bytes() if path.is_file() else b""
             assert SECRET.encode() not in content, path
             assert KEY.encode() not in content, path
-    assert [each for each in opened("lost").objects() if SECRET.encode() in opened("lost").get(each.name)] == []
+    assert [
+        stored_object
+        for stored_object in opened("lost").objects()
+        if SECRET.encode() in opened("lost").get(stored_object.name)
+    ] == []
     # The next one begins with the next number, though this disk has none.
-    four = trained.written(tmp_path / "four", epochs="1")
-    trained.finish(four, *copied("lost"))
-    assert trained.run(four).name == "small-002"
+    fourth_job = trained.written(tmp_path / "four", epochs="1")
+    trained.finish(fourth_job, *copy_options("lost"))
+    assert trained.run(fourth_job).name == "small-002"
 
 
 def test_a_store_that_is_away_for_a_while_costs_nothing(proxy: FaultyStore, peaceful: Path, tmp_path: Path) -> None:
     job = trained.written(tmp_path)
-    process = trained.start(job, *copied("while"))
+    process = trained.start(job, *copy_options("while"))
     wait(lambda: bool(steps("while/small-001")))
     proxy.away = True
     wait(lambda: "training goes on, and what is missing is sent later" in (tmp_path / "job.log").read_text())
@@ -127,7 +131,7 @@ def test_a_store_that_is_away_for_a_while_costs_nothing(proxy: FaultyStore, peac
 @pytest.mark.nightly
 def test_a_store_that_is_away_at_the_end_is_told_and_sent_later(proxy: FaultyStore, tmp_path: Path) -> None:
     job = trained.written(tmp_path)
-    process = trained.start(job, *copied("end"))
+    process = trained.start(job, *copy_options("end"))
     wait(lambda: bool(steps("end/small-001")))
     proxy.away = True
     process.send_signal(signal.SIGTERM)
@@ -136,45 +140,47 @@ def test_a_store_that_is_away_at_the_end_is_told_and_sent_later(proxy: FaultySto
     last = trained.last(trained.run(job)).name
     assert f"s3://bucket/end/small-001 lacks {last}, " in log
     assert says(log, "last-checkpoint-complete")
-    told = trained.finish(job, *copied("end"), expected=7)  # it is still away
-    assert says(told, "list-store-answer", "checkpoint.copy_to", "s3://bucket/end")
-    assert says(told, "set-null-trains-without", "checkpoint.copy_to")
+    output = trained.finish(job, *copy_options("end"), expected=7)  # it is still away
+    assert says(output, "list-store-answer", "checkpoint.copy_to", "s3://bucket/end")
+    assert says(output, "set-null-trains-without", "checkpoint.copy_to")
     proxy.away = False
-    trained.finish(job, *copied("end"))
+    trained.finish(job, *copy_options("end"))
     assert trained.last(trained.run(job)).name in there(opened("end/small-001"))
 
 
 def test_of_two_trainers_the_one_that_resumes_from_the_store_goes_on(proxy: FaultyStore, tmp_path: Path) -> None:
     """The first one still trains: it sends nothing more, and ends with 11; started again, its disk does not take back."""
-    one, two = (trained.written(tmp_path / name, epochs="2000") for name in ("one", "two"))
+    first_job, second_job = (trained.written(tmp_path / name, epochs="2000") for name in ("one", "two"))
     endless = ("--set", "train.early_stopping=null")
-    first = trained.start(one, *endless, *copied("second"))
+    first_process = trained.start(first_job, *endless, *copy_options("second"))
     wait(lambda: bool(steps("second/small-001")))
-    second = trained.start(two, *endless, *copied("second"))
-    wait(lambda: "is written by another process now" in (one.parent / "job.log").read_text())
-    first.send_signal(signal.SIGTERM)
-    assert first.wait(PATIENT) == 11, (one.parent / "job.log").read_text()
-    reached = max(steps("second/small-001"))
-    wait(lambda: max(steps("second/small-001")) > reached)
-    message = trained.finish(one, *endless, *copied("second"), expected=11)
+    second_process = trained.start(second_job, *endless, *copy_options("second"))
+    wait(lambda: "is written by another process now" in (first_job.parent / "job.log").read_text())
+    first_process.send_signal(signal.SIGTERM)
+    assert first_process.wait(PATIENT) == 11, (first_job.parent / "job.log").read_text()
+    last_step = max(steps("second/small-001"))
+    wait(lambda: max(steps("second/small-001")) > last_step)
+    message = trained.finish(first_job, *endless, *copy_options("second"), expected=11)
     assert says(message, "taken-over-run-2")
-    second.send_signal(signal.SIGTERM)
-    assert second.wait(PATIENT) == 75, (two.parent / "job.log").read_text()
-    last = trained.last(trained.run(two))
+    second_process.send_signal(signal.SIGTERM)
+    assert second_process.wait(PATIENT) == 75, (second_job.parent / "job.log").read_text()
+    last = trained.last(trained.run(second_job))
     assert last.name in there(opened("second/small-001"))
-    first = trained.start(one, *endless, *copied("second"))  # the second one has ended, and given it back
+    first_process = trained.start(
+        first_job, *endless, *copy_options("second")
+    )  # the second one has ended, and given it back
     wait(lambda: max(steps("second/small-001")) > int(last.name.removeprefix("step-")))
-    first.send_signal(signal.SIGTERM)
-    assert first.wait(PATIENT) == 75, (one.parent / "job.log").read_text()
+    first_process.send_signal(signal.SIGTERM)
+    assert first_process.wait(PATIENT) == 75, (first_job.parent / "job.log").read_text()
 
 
 def test_another_run_of_the_same_name_is_refused(proxy: FaultyStore, tmp_path: Path) -> None:
-    one, two = (trained.written(tmp_path / name, epochs="1") for name in ("one", "two"))
-    trained.finish(one, *copied("other"))
-    process = trained.start(two)
-    wait(lambda: bool(list(two.parent.glob("runs/small-001/checkpoints/step-*"))))
+    first_job, second_job = (trained.written(tmp_path / name, epochs="1") for name in ("one", "two"))
+    trained.finish(first_job, *copy_options("other"))
+    process = trained.start(second_job)
+    wait(lambda: bool(list(second_job.parent.glob("runs/small-001/checkpoints/step-*"))))
     os.killpg(process.pid, signal.SIGTERM)
     process.wait(PATIENT)
-    if trained.status(two) == "stopped":
-        told = trained.finish(two, *copied("other"), expected=4)
-        assert says(told, "different-runs-same-name")
+    if trained.status(second_job) == "stopped":
+        output = trained.finish(second_job, *copy_options("other"), expected=4)
+        assert says(output, "different-runs-same-name")

@@ -37,7 +37,7 @@ def test_all_that_a_run_needs_is_there(proxy: FaultyStore, run: Path, tmp_path: 
     copy = copy_of("all", run, 2)
     copy.send()
     assert copy.missing() == []
-    names = [each.name for each in opened("all").objects()]
+    names = [stored_object.name for stored_object in opened("all").objects()]
     assert object_of("all", "step-20", "MANIFEST.json") in names
     assert not [name for name in names if "ranks" in name or ".lock" in name or ".tmp" in name]
     lines = fetched("all", tmp_path / "elsewhere" / "parts-001")
@@ -46,9 +46,9 @@ def test_all_that_a_run_needs_is_there(proxy: FaultyStore, run: Path, tmp_path: 
         or "step-20" in lines[0]
     )
     for path in run.rglob("*"):
-        other = tmp_path / "elsewhere" / "parts-001" / path.relative_to(run)
+        copied_file = tmp_path / "elsewhere" / "parts-001" / path.relative_to(run)
         if path.is_file() and path.name not in (".lock", "log", "copy.json"):
-            assert other.read_bytes() == path.read_bytes()
+            assert copied_file.read_bytes() == path.read_bytes()
     assert not list(run.glob(".tmp*"))
     assert not list((tmp_path / "elsewhere").glob(".tmp*"))
 
@@ -61,9 +61,9 @@ def test_the_copy_is_pruned_like_the_folder(proxy: FaultyStore, run: Path) -> No
         checkpoint(run, f"step-{step}", best=step if step != 30 else 20)
         copy.send()
     assert there(opened("prune")) == ["best-20", "best-40", "step-30", "step-40"]
-    again = copy_of("prune", run, 1)
+    next_copy = copy_of("prune", run, 1)
     checkpoint(run, "step-50", best=40)
-    again.send()
+    next_copy.send()
     assert there(opened("prune")) == ["best-40", "step-50"]
 
 
@@ -91,18 +91,20 @@ def test_a_damaged_checkpoint_is_not_copied(proxy: FaultyStore, run: Path) -> No
 def test_killed_at_any_request_a_verified_checkpoint_loads(proxy: FaultyStore, tmp_path: Path, every: int) -> None:
     """The store stops to hear us at each request of the second copy in turn, before it and after it was carried out."""
     for number in itertools.count(1, every):
-        place = f"killed{every}-{number}"
-        folder = a_run(tmp_path / place / "parts-001")
-        copy = copy_of(place, folder, 1)
+        prefix = f"killed{every}-{number}"
+        folder = a_run(tmp_path / prefix / "parts-001")
+        copy = copy_of(prefix, folder, 1)
         checkpoint(folder, "best-10")
         checkpoint(folder, "step-10", best=10)
         copy.send()
         checkpoint(folder, "best-20")
         checkpoint(folder, "step-20", best=20)
         (folder / "metrics.jsonl").write_text('{"step": 1}\n{"step": 20}\n')
-        begun = len(proxy.seen)
+        first_request = len(proxy.seen)
 
-        def fault(count: int, method: str, path: str, begun: int = begun, last: int = begun + number) -> Fault | None:
+        def fault(
+            count: int, method: str, path: str, first_request: int = first_request, last: int = first_request + number
+        ) -> Fault | None:
             if count < last:
                 return None
             return Fault("lost" if last % 2 and count == last else "gone")
@@ -110,12 +112,12 @@ def test_killed_at_any_request_a_verified_checkpoint_loads(proxy: FaultyStore, t
         proxy.fault = fault
         try:
             copy.send()
-            whole = True
+            is_complete = True
         except RemoteError:
-            whole = False
+            is_complete = False
         proxy.fault = lambda count, method, path: None
-        elsewhere = tmp_path / "elsewhere" / place
-        fetched(place, elsewhere)
+        elsewhere = tmp_path / "elsewhere" / prefix
+        fetched(prefix, elsewhere)
         steps = sorted(path.name for path in (elsewhere / "checkpoints").glob("step-*"))
         assert steps in (["step-10"], ["step-20"])
         step = steps[0].removeprefix("step-")
@@ -123,9 +125,11 @@ def test_killed_at_any_request_a_verified_checkpoint_loads(proxy: FaultyStore, t
         if step == "20":
             assert '"step": 20' in (elsewhere / "metrics.jsonl").read_text(), "rows are there before the checkpoint"
         copy.send()  # what an upload after it makes of the rest
-        assert there(opened(place)) == ["best-20", "step-20"]
-        assert not [each for each in opened(place).objects("checkpoints") if "-10/" in each.name]
-        if whole:
+        assert there(opened(prefix)) == ["best-20", "step-20"]
+        assert not [
+            stored_object for stored_object in opened(prefix).objects("checkpoints") if "-10/" in stored_object.name
+        ]
+        if is_complete:
             assert number > 10
             return
 
@@ -134,23 +138,23 @@ def test_killed_at_any_request_a_verified_checkpoint_loads(proxy: FaultyStore, t
 def test_a_damaged_copy_is_told_and_the_one_before_is_used(
     proxy: FaultyStore, run: Path, tmp_path: Path, damage: str
 ) -> None:
-    place = f"bad-{damage}"
+    prefix = f"bad-{damage}"
     for step in (10, 20):
         checkpoint(run, f"step-{step}")
-        copy_of(place, run, 2).send()
-    store, name = opened(place), object_of(place, "step-20", "model.safetensors")
+        copy_of(prefix, run, 2).send()
+    store, name = opened(prefix), object_of(prefix, "step-20", "model.safetensors")
     content = store.get(name)
     if damage == "missing":
         store.delete([name])
     else:
         store.put(name, content[:-1] if damage == "cut" else b"X" + content[1:])
-    lines = fetched(place, tmp_path / "elsewhere")
-    assert f"s3://bucket/{place}: checkpoint step-20 is damaged: model.safetensors" in lines[0]
+    lines = fetched(prefix, tmp_path / "elsewhere")
+    assert f"s3://bucket/{prefix}: checkpoint step-20 is damaged: model.safetensors" in lines[0]
     assert "step-10" in lines[1]
     assert [path.name for path in (tmp_path / "elsewhere" / "checkpoints").iterdir()] == ["step-10"]
-    store.put(object_of(place, "step-10", "state.json"), b"{}")
+    store.put(object_of(prefix, "step-10", "state.json"), b"{}")
     with pytest.raises(CheckpointError, check=saying("all-checkpoints-are-damaged")):
-        fetched(place, tmp_path / "nothing")
+        fetched(prefix, tmp_path / "nothing")
     assert not (tmp_path / "nothing").exists()
 
 
@@ -171,15 +175,15 @@ def test_names_in_a_store_do_not_leave_the_folder(proxy: FaultyStore, run: Path,
     for name in ("a/.hidden", "back\\slash", "checkpoints/step-1/.x"):
         store.put(name, b"bad")
     fetched("names", tmp_path / "deep" / "here")
-    found = {str(path.relative_to(tmp_path / "deep" / "here")) for path in (tmp_path / "deep" / "here").rglob("*")}
-    assert found == {"copy.json", "job.yaml", "metrics.jsonl", "model", "model/config.json", "state.json"}
+    paths = {str(path.relative_to(tmp_path / "deep" / "here")) for path in (tmp_path / "deep" / "here").rglob("*")}
+    assert paths == {"copy.json", "job.yaml", "metrics.jsonl", "model", "model/config.json", "state.json"}
 
 
 def test_it_stops_before_it_writes_what_belongs_to_another(proxy: FaultyStore, run: Path) -> None:
     checkpoint(run, "step-10")
     copy = copy_of("lost", run)
     copy.send()
-    before = {each.name: each.tag for each in opened("lost").objects()}
+    before = {stored_object.name: stored_object.tag for stored_object in opened("lost").objects()}
     checkpoint(run, "step-20")
     state(run, "done")
 
@@ -187,17 +191,17 @@ def test_it_stops_before_it_writes_what_belongs_to_another(proxy: FaultyStore, r
     before["owner.json"] = opened("lost").head("owner.json").tag
     with pytest.raises(LostOwnership):
         copy.send()
-    assert {each.name: each.tag for each in opened("lost").objects()} == before
+    assert {stored_object.name: stored_object.tag for stored_object in opened("lost").objects()} == before
 
 
 def test_a_checkpoint_that_is_removed_meanwhile_is_copied_whole(proxy: FaultyStore, run: Path) -> None:
     path = checkpoint(run, "step-10")
 
-    def pruned() -> None:
+    def remove_while_copied() -> None:
         if list(run.glob(".tmp-copy-*")):
             shutil.rmtree(path, ignore_errors=True)
 
-    RunCopy(owned("meanwhile", run), run, 2, pruned).send()
+    RunCopy(owned("meanwhile", run), run, 2, remove_while_copied).send()
     assert there(opened("meanwhile")) == ["step-10"]
 
 
@@ -205,10 +209,10 @@ def test_the_state_comes_last(proxy: FaultyStore, run: Path) -> None:
     checkpoint(run, "step-10")
     state(run, "done")
     copy_of("order", run, 2).send()
-    written = [os.path.basename(path) for method, path in proxy.seen if method == "PUT"]
-    assert written[-2:] == ["state.json", "owner.json"]
-    manifest = written.index("MANIFEST.json")
-    assert {"state.json", "model.safetensors", "optimizer.safetensors", "metrics.jsonl"} <= set(written[:manifest])
+    uploads = [os.path.basename(path) for method, path in proxy.seen if method == "PUT"]
+    assert uploads[-2:] == ["state.json", "owner.json"]
+    manifest = uploads.index("MANIFEST.json")
+    assert {"state.json", "model.safetensors", "optimizer.safetensors", "metrics.jsonl"} <= set(uploads[:manifest])
 
 
 def test_nothing_is_sent_twice(proxy: FaultyStore, run: Path) -> None:

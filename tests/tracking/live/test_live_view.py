@@ -71,9 +71,9 @@ def test_only_what_is_new_is_read(run: Path) -> None:
 def test_a_rollback_rewrites_the_metrics(run: Path) -> None:
     follower = RunReader(run)
     follower.read()
-    beside = run / ".metrics"
-    rows(beside, [row for row in metrics() if row["step"] <= 90])
-    beside.replace(run / "metrics.jsonl")
+    new_metrics = run / ".metrics"
+    rows(new_metrics, [row for row in metrics() if row["step"] <= 90])
+    new_metrics.replace(run / "metrics.jsonl")
     view = follower.read()
     assert (view.step, view.epoch) == (90, 3)
 
@@ -96,12 +96,12 @@ def test_an_empty_log_and_an_invalid_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("width", [60, 72, 80, 100, 200])
 def test_the_picture_fits(run: Path, width: int) -> None:
-    shown = text_of(RunReader(run).read(), width).splitlines()
-    assert len(shown) <= 12
-    assert max(map(len, shown)) <= min(width, 100)
-    whole = "\n".join(shown)
-    for words in ("7 of 12", "step 270 of 540", "left", "loss", "accuracy", "samples/s", "of 2 busy", "of 4.0 GiB"):
-        assert words in whole, words
+    lines = text_of(RunReader(run).read(), width).splitlines()
+    assert len(lines) <= 12
+    assert max(map(len, lines)) <= min(width, 100)
+    picture_text = "\n".join(lines)
+    for phrase in ("7 of 12", "step 270 of 540", "left", "loss", "accuracy", "samples/s", "of 2 busy", "of 4.0 GiB"):
+        assert phrase in picture_text, phrase
 
 
 def test_the_picture_has_its_shapes_and_remarks(run: Path) -> None:
@@ -114,19 +114,19 @@ def test_the_picture_has_its_shapes_and_remarks(run: Path) -> None:
         "gpu_memory": 30 << 30,
         "gpu_memory_limit": 139 << 30,
     }
-    shown = text_of(view, 80)
-    assert re.search(r"loss +\S+ +█[▁-█]{10,}  from 3", shown)
-    for words in ("input wait 40%", "93% busy", "81 °C", "30.0 GiB of 139.0 GiB", "GPU memory", "epoch 7"):
-        assert words in shown, words
+    picture_text = text_of(view, 80)
+    assert re.search(r"loss +\S+ +█[▁-█]{10,}  from 3", picture_text)
+    for phrase in ("input wait 40%", "93% busy", "81 °C", "30.0 GiB of 139.0 GiB", "GPU memory", "epoch 7"):
+        assert phrase in picture_text, phrase
 
 
 @pytest.mark.parametrize(
-    ("status", "told"),
+    ("status", "phrase"),
     [("done", "100%"), ("failed", "50%"), ("stopped", "stopped 0:20"), ("running", "left")],
 )
-def test_how_a_run_ended_is_on_the_picture(run: Path, status: str, told: str) -> None:
+def test_how_a_run_ended_is_on_the_picture(run: Path, status: str, phrase: str) -> None:
     change(run / "state.json", lambda s: s.update(status=status))
-    assert told in text_of(RunReader(run).read(), 80)
+    assert phrase in text_of(RunReader(run).read(), 80)
 
 
 def test_a_run_that_has_just_begun(tmp_path: Path) -> None:
@@ -146,13 +146,13 @@ def test_every_head_has_its_name_and_score(run: Path, watched: str) -> None:
     for head, (accuracy, f1) in scores.items():
         row |= {f"validation/{head}/loss": 1.0, f"validation/{head}/accuracy": accuracy, f"validation/{head}/f1": f1}
     rows(run / "metrics.jsonl", [{"step": 45, "epoch": 0, "train/loss": 1.0}, row])
-    shown = text_of(RunReader(run).read(), 80)
+    picture_text = text_of(RunReader(run).read(), 80)
     kind = "f1" if watched.endswith("f1") else "accuracy"
     for head, values in scores.items():
         name = head if len(head) < 11 else "prioridad…"
-        assert re.search(rf"^{name} +{kind} {values[kind == 'f1']:.4f} ", shown, re.MULTILINE), shown
-    assert bool(re.search(r"^validation loss 0\.5000", shown, re.MULTILINE)) == (watched == "validation/loss")
-    assert max(map(len, shown.splitlines())) <= 80
+        assert re.search(rf"^{name} +{kind} {values[kind == 'f1']:.4f} ", picture_text, re.MULTILINE), picture_text
+    assert bool(re.search(r"^validation loss 0\.5000", picture_text, re.MULTILINE)) == (watched == "validation/loss")
+    assert max(map(len, picture_text.splitlines())) <= 80
 
 
 def test_one_plain_line(run: Path) -> None:
@@ -195,7 +195,7 @@ def test_a_curve_keeps_its_shape_and_its_size() -> None:
     assert (flat.draw(5), Sparkline().draw(5)) == ("▁", "")
 
 
-def painted(width: int = 80) -> tuple[Painter, io.StringIO, Console]:
+def make_painter(width: int = 80) -> tuple[Painter, io.StringIO, Console]:
     file = io.StringIO()
     console = Console(file=file, width=width, height=10, force_terminal=True, color_system=None, highlight=False)
     return Painter(console), file, console
@@ -206,7 +206,7 @@ def picture(*texts: str) -> Any:
 
 
 def test_pictures_replace_each_other_and_printed_text_stays_above() -> None:
-    painter, file, _ = painted()
+    painter, file, _ = make_painter()
     painter.start()
     try:
         painter.paint(picture("one", "two"))
@@ -220,7 +220,7 @@ def test_pictures_replace_each_other_and_printed_text_stays_above() -> None:
 
 
 def test_a_narrower_terminal_is_cleared_first() -> None:
-    painter, file, console = painted()
+    painter, file, console = make_painter()
     painter.paint(picture("one"))
     console.width = 40
     painter.paint(picture("two"))
@@ -230,13 +230,13 @@ def test_a_narrower_terminal_is_cleared_first() -> None:
 
 
 def test_a_picture_higher_than_the_terminal_is_cut() -> None:
-    painter, file, _ = painted()
+    painter, file, _ = make_painter()
     painter.paint(picture(*map(str, range(30))))
     assert file.getvalue().count("\n") == 9
 
 
 def fake(folder: Path, epoch: int = 0) -> Run:
-    made = SimpleNamespace(
+    fake_run = SimpleNamespace(
         folder=folder,
         counters=SimpleNamespace(epoch=epoch, seconds=100.0),
         clock=SimpleNamespace(seconds=5.0),
@@ -248,12 +248,12 @@ def fake(folder: Path, epoch: int = 0) -> Run:
         batches=SimpleNamespace(per_epoch=10, batch_size=32),
         best_metric=SimpleNamespace(best=SimpleNamespace(metric="validation/accuracy")),
     )
-    return cast(Run, made)
+    return cast(Run, fake_run)
 
 
-@pytest.mark.parametrize(("columns", "shown"), [(4, True), (5, False)])
+@pytest.mark.parametrize(("columns", "is_shown"), [(4, True), (5, False)])
 def test_many_columns_are_not_in_the_line_of_an_epoch(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], columns: int, shown: bool
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], columns: int, is_shown: bool
 ) -> None:
     progress, run = Progress(40, 0), fake(tmp_path)
     scores = {f"validation/c{n}/{metric}": 1.0 for n in range(columns) for metric in ("mae", "rmse", "r2")}
@@ -261,7 +261,7 @@ def test_many_columns_are_not_in_the_line_of_an_epoch(
     progress.report_evaluation(run, "")
     line = capsys.readouterr().out
     assert "validation/rmse 2.0000" in line
-    assert ("validation/c1/mae" in line) == shown
+    assert ("validation/c1/mae" in line) == is_shown
 
 
 def test_plain_lines_in_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
@@ -279,9 +279,9 @@ def test_plain_lines_in_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert lines[2] == "epoch 1/4  step 6/40  loss 0.1667  32 samples/s  0:38 left"  # 34 steps, 4 evaluations of 1 s
     assert lines[3] == "epoch 1/4  validation/loss 0.5000  best"
     ahead = json.loads((tmp_path / "progress.json").read_text())
-    rest = {"steps": 40, "steps_per_epoch": 10, "evaluation_steps": 1.0}
+    expected_fields = {"steps": 40, "steps_per_epoch": 10, "evaluation_steps": 1.0}
     forecast = ahead.pop("forecast")
-    assert ahead == rest | {"best": "validation/accuracy"}
+    assert ahead == expected_fields | {"best": "validation/accuracy"}
     assert {key: round(forecast[key]) for key in ("seconds", "low", "high", "steps")} == {
         "seconds": 145, "low": 141, "high": 149, "steps": 4
     }  # fmt: skip

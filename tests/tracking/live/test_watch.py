@@ -59,9 +59,9 @@ def test_the_plan_in_the_live_view_is_what_differs_from_doing_nothing(run: Path)
     rows = [("precision", "fp32"), ("prefix_precision", "fp32"), ("cpu_threads", 2), ("channels_last", True)]
     decisions = [{"name": name, "value": value} for name, value in rows]
     change(run / "plan.json", lambda plan: plan.update(decisions=decisions))
-    shown = " ".join(RunReader(run).read().plan)
-    assert "fp32" not in shown
-    assert "channels_last" in shown
+    plan_text = " ".join(RunReader(run).read().plan)
+    assert "fp32" not in plan_text
+    assert "channels_last" in plan_text
 
 
 def test_watch_loads_no_torch(run: Path) -> None:
@@ -99,20 +99,22 @@ def test_watch_of_nothing(tmp_path: Path) -> None:
 
 def on_a_terminal(run: Path, **environment: str) -> tuple[subprocess.Popen[bytes], int]:
     """`watch` on a pseudo terminal of 80 columns."""
-    ours, theirs = pty.openpty()
+    terminal, child_terminal = pty.openpty()
     variables = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "COLUMNS", "LINES")}
     variables |= {"TERM": "xterm-256color", **environment}
     command = [sys.executable, "-m", "drivetrain", "watch", str(run)]
-    started = subprocess.Popen(command, cwd=ROOT, stdin=theirs, stdout=theirs, stderr=theirs, env=variables)
-    os.close(theirs)
-    return started, ours
+    process = subprocess.Popen(
+        command, cwd=ROOT, stdin=child_terminal, stdout=child_terminal, stderr=child_terminal, env=variables
+    )
+    os.close(child_terminal)
+    return process, terminal
 
 
-def everything(ours: int, until: str = "") -> str:
+def read_terminal(terminal: int, until: str = "") -> str:
     text = b""
     while not until or until not in text.decode(errors="replace"):
         try:
-            part = os.read(ours, 65536)
+            part = os.read(terminal, 65536)
         except OSError:  # the other side is closed
             break
         text += part
@@ -120,31 +122,31 @@ def everything(ours: int, until: str = "") -> str:
 
 
 def test_watch_on_a_terminal_ends_with_the_run(run: Path) -> None:
-    started, ours = on_a_terminal(run)
-    text = everything(ours, until="of 4.0 GiB")
+    process, terminal = on_a_terminal(run)
+    text = read_terminal(terminal, until="of 4.0 GiB")
     change(run / "state.json", lambda s: s.update(status="done", exit_code=0))
-    text += everything(ours)
-    assert started.wait(30) == 0
+    text += read_terminal(terminal)
+    assert process.wait(30) == 0
     assert "\x1b[J" in text
     assert "\x1b[?25l" not in text  # a cursor that is never hidden needs nobody to show it again
     assert "done 0:20" in text.split("\x1b[J")[-1].replace("\x1b[0m", "").replace("\x1b[32m", "")
 
 
 def test_ctrl_c_leaves_quietly_and_the_run_alone(run: Path) -> None:
-    started, ours = on_a_terminal(run)
-    text = everything(ours, until="of 4.0 GiB")
-    started.send_signal(signal.SIGINT)
-    text += everything(ours)
-    assert started.wait(30) == 0
+    process, terminal = on_a_terminal(run)
+    text = read_terminal(terminal, until="of 4.0 GiB")
+    process.send_signal(signal.SIGINT)
+    text += read_terminal(terminal)
+    assert process.wait(30) == 0
     assert "Traceback" not in text
     assert json.loads((run / "state.json").read_text())["status"] == "running"
 
 
 def test_no_color_means_plain_lines_even_on_a_terminal(run: Path) -> None:
     change(run / "state.json", lambda s: s.update(status="done"))
-    started, ours = on_a_terminal(run, NO_COLOR="1")
-    text = everything(ours)
-    assert started.wait(30) == 0
+    process, terminal = on_a_terminal(run, NO_COLOR="1")
+    text = read_terminal(terminal)
+    assert process.wait(30) == 0
     assert "\x1b" not in text
     assert "done at step 270" in text
 

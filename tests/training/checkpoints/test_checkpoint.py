@@ -22,11 +22,11 @@ def save(folder: Path, step: int, best: int | None = None) -> Path:
 
 
 def test_round_trip(tmp_path: Path) -> None:
-    loaded = checkpoint.load(save(tmp_path, 3))
-    assert loaded.tensors["model"]["weight"].equal(TENSORS["model"]["weight"])
-    assert loaded.tensors["model"]["count"].equal(torch.tensor(3))
-    assert loaded.state == {"watch": {"best": {"step": None, "best": None}}}
-    assert sorted(p.name for p in loaded.path.iterdir()) == ["MANIFEST.json", "model.safetensors", "state.json"]
+    content = checkpoint.load(save(tmp_path, 3))
+    assert content.tensors["model"]["weight"].equal(TENSORS["model"]["weight"])
+    assert content.tensors["model"]["count"].equal(torch.tensor(3))
+    assert content.state == {"watch": {"best": {"step": None, "best": None}}}
+    assert sorted(p.name for p in content.path.iterdir()) == ["MANIFEST.json", "model.safetensors", "state.json"]
 
 
 def test_tied_and_transposed_tensors(tmp_path: Path) -> None:
@@ -55,9 +55,9 @@ def test_tied_and_transposed_tensors(tmp_path: Path) -> None:
 def test_damage_is_named_and_the_older_one_is_used(tmp_path: Path, damage: object, expected: str) -> None:
     save(tmp_path, 1)
     damage(save(tmp_path, 2))
-    loaded, passed = checkpoint.load_latest(tmp_path)
-    assert loaded is not None
-    assert loaded.path.name == "step-1"
+    content, passed = checkpoint.load_latest(tmp_path)
+    assert content is not None
+    assert content.path.name == "step-1"
     assert len(passed) == 1
     assert "checkpoint step-2 is damaged" in passed[0]
     assert expected in passed[0]
@@ -119,15 +119,17 @@ def test_optimizer_state_goes_by_name(kind: type[torch.optim.Optimizer]) -> None
     torch.manual_seed(0)
     model = torch.nn.Linear(3, 2)
     extra = {"momentum": 0.9} if kind is torch.optim.SGD else {}
-    first = kind(model.parameters(), lr=0.1, **extra)
-    step(model, first)
-    twin = torch.nn.Linear(3, 2)
-    twin.load_state_dict(model.state_dict())
-    second = kind(reversed(list(twin.parameters())), lr=0.1, **extra)
-    run_state.load_optimizer(twin, second, run_state.collect_optimizer_tensors(model, first))
-    step(model, first)
-    step(twin, second)
-    assert all(a.equal(b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+    first_optimizer = kind(model.parameters(), lr=0.1, **extra)
+    step(model, first_optimizer)
+    second_model = torch.nn.Linear(3, 2)
+    second_model.load_state_dict(model.state_dict())
+    second_optimizer = kind(reversed(list(second_model.parameters())), lr=0.1, **extra)
+    run_state.load_optimizer(
+        second_model, second_optimizer, run_state.collect_optimizer_tensors(model, first_optimizer)
+    )
+    step(model, first_optimizer)
+    step(second_model, second_optimizer)
+    assert all(a.equal(b) for a, b in zip(model.parameters(), second_model.parameters(), strict=True))
 
 
 def test_unknown_parameter_in_optimizer_state() -> None:

@@ -23,13 +23,13 @@ def save(folder: Path, step: int, kind: str = "step", frozen: object = tuple(FRO
     return checkpoint.save(folder, f"{kind}-{step}", {"model": model}, state, frozen)  # type: ignore[arg-type]
 
 
-def file(path: Path) -> os.stat_result:
+def stat_frozen(path: Path) -> os.stat_result:
     return (path / frozen_weights.FROZEN_FILE).stat()
 
 
 def test_they_are_written_once_and_every_checkpoint_has_all(tmp_path: Path) -> None:
     paths = [save(tmp_path, 1), save(tmp_path, 2, "best"), save(tmp_path, 3)]
-    assert len({file(path).st_ino for path in paths}) == 1
+    assert len({stat_frozen(path).st_ino for path in paths}) == 1
     for path, step in zip(paths, (1, 2, 3), strict=True):
         tensors = checkpoint.load(path).tensors
         assert set(tensors) == {"model"}
@@ -41,9 +41,9 @@ def test_they_are_written_once_and_every_checkpoint_has_all(tmp_path: Path) -> N
 def test_what_has_changed_is_written_anew(tmp_path: Path) -> None:
     first = save(tmp_path, 1)
     second = save(tmp_path, 2, frozen=("body.bias",))
-    changed = {**FROZEN, "body.bias": torch.zeros(2), "head.weight": torch.ones(3)}
-    third = checkpoint.save(tmp_path, "step-3", {"model": changed}, {}, tuple(FROZEN))
-    assert len({file(path).st_ino for path in (first, second, third)}) == 3
+    changed_weights = {**FROZEN, "body.bias": torch.zeros(2), "head.weight": torch.ones(3)}
+    third = checkpoint.save(tmp_path, "step-3", {"model": changed_weights}, {}, tuple(FROZEN))
+    assert len({stat_frozen(path).st_ino for path in (first, second, third)}) == 3
     assert checkpoint.load(third).tensors["model"]["body.bias"].equal(torch.zeros(2))
 
 
@@ -72,12 +72,12 @@ def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
 
 
 def test_without_hard_links_each_has_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*given: object) -> None:
+    def refuse_links(*arguments: object) -> None:
         raise PermissionError("no links")
 
-    monkeypatch.setattr(os, "link", refused)
+    monkeypatch.setattr(os, "link", refuse_links)
     paths = [save(tmp_path, 1), save(tmp_path, 2)]
-    assert len({file(path).st_ino for path in paths}) == 2
+    assert len({stat_frozen(path).st_ino for path in paths}) == 2
     assert checkpoint.load(paths[1]).tensors["model"]["body.weight"].equal(FROZEN["body.weight"])
 
 
@@ -89,16 +89,16 @@ def test_checkpoints_without_frozen_weights_are_as_before(tmp_path: Path) -> Non
 
 
 def test_a_run_with_a_frozen_network_writes_them_once(tmp_path: Path) -> None:
-    made = tiny.assembled(tmp_path, tiny.job())
-    names = [name for name, _ in made.model.named_parameters()]
-    for name, value in made.model.named_parameters():
+    tiny_run = tiny.assembled(tmp_path, tiny.job())
+    names = [name for name, _ in tiny_run.model.named_parameters()]
+    for name, value in tiny_run.model.named_parameters():
         value.requires_grad_(name == names[-1])
     from drivetrain.training.saver import Saver
 
-    saver = Saver(made)
+    saver = Saver(tiny_run)
     first = saver.save_final()
-    made.counters.step += 1
+    tiny_run.counters.step += 1
     second = saver.save_final()
     assert first != second
-    assert file(first).st_ino == file(second).st_ino
-    assert all(checkpoint.load(second).tensors["model"][n].equal(v) for n, v in made.model.state_dict().items())
+    assert stat_frozen(first).st_ino == stat_frozen(second).st_ino
+    assert all(checkpoint.load(second).tensors["model"][n].equal(v) for n, v in tiny_run.model.state_dict().items())

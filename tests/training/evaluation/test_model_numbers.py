@@ -35,10 +35,12 @@ def test_tiles_card_and_report_show_the_delivered_weights(tmp_path: Path) -> Non
     metrics, last = result["best"]["metrics"], result["last"]["validation/rmse"]
     assert last > metrics["validation/rmse"], "this test needs a last epoch that is not the best one"
 
-    held, output = str(tmp_path / "held.csv"), tmp_path / "evaluation"
-    assert main.main(["evaluate", str(run), "--data", held, "--output", str(output)]) == 0
-    evaluated = read_json(output / "metrics.json")["metrics"]
-    assert {f"validation/{name}": pytest.approx(value, rel=1e-5) for name, value in evaluated.items()} == metrics
+    held_out_file, output = str(tmp_path / "held.csv"), tmp_path / "evaluation"
+    assert main.main(["evaluate", str(run), "--data", held_out_file, "--output", str(output)]) == 0
+    evaluated_metrics = read_json(output / "metrics.json")["metrics"]
+    assert {
+        f"validation/{name}": pytest.approx(value, rel=1e-5) for name, value in evaluated_metrics.items()
+    } == metrics
     for page in ("report.md", "model-card.md", "report.html"):
         text = (run / page).read_text()
         assert f"{metrics['validation/rmse']:.4g}" in text, page

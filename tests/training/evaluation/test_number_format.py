@@ -83,9 +83,9 @@ def test_the_losses_of_both_formats_are_those_of_the_same_batches(tmp_path: Path
 
 def test_no_calibration_chooses_a_format_for_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(similar_work, "nearest", lambda *_: ("a probe",))
-    here = facts.read_hardware(MACHINES / "vm-2core-cgroup1.json")
-    assert precision.select_probes(tiny.job(), here, Workload(numeric=True)) == ()
-    assert precision.select_probes(tiny.job(), here, Workload()) == ("a probe",)
+    machine = facts.read_hardware(MACHINES / "vm-2core-cgroup1.json")
+    assert precision.select_probes(tiny.job(), machine, Workload(numeric=True)) == ()
+    assert precision.select_probes(tiny.job(), machine, Workload()) == ("a probe",)
     data = tiny.dataset()
     network = tiny.build(tiny.job(), data).module
     assert not inspection.inspect_workload(data, network).numeric

@@ -26,13 +26,13 @@ def collect(*parts: np.ndarray) -> NumberSamples:
 
 
 def test_the_rows_do_not_depend_on_batches_and_processes() -> None:
-    whole = collect(np.arange(COUNT)).to_json()
-    assert collect(*np.array_split(np.random.default_rng(0).permutation(COUNT), 7)).to_json() == whole
+    expected = collect(np.arange(COUNT)).to_json()
+    assert collect(*np.array_split(np.random.default_rng(0).permutation(COUNT), 7)).to_json() == expected
     ranks = [collect(np.arange(rank, COUNT, 3)) for rank in range(3)]
     table = torch.stack([samples.to_table(rank, 3) for rank, samples in enumerate(ranks)]).sum(0)
     for samples in ranks:
         samples.read_table(table)
-        assert samples.to_json() == whole
+        assert samples.to_json() == expected
 
 
 def test_the_largest_errors_and_a_spread_in_the_units_of_the_data() -> None:

@@ -25,18 +25,18 @@ def reference() -> object:
 def test_accuracy_and_macro_f1(reference: object, classes: int) -> None:
     torch.manual_seed(classes)
     outputs, targets = torch.randn(200, classes), torch.randint(0, classes, (200,))
-    kept = build_scores(Head("", classes=tuple("abcde"[:classes])))
+    scores = build_scores(Head("", classes=tuple("abcde"[:classes])))
     for part in range(0, 200, 64):
-        kept.update(outputs[part : part + 64], targets[part : part + 64])
+        scores.update(outputs[part : part + 64], targets[part : part + 64])
     f1 = reference.f1_score(outputs.argmax(1), targets, task="multiclass", num_classes=classes, average="macro")  # type: ignore[attr-defined]
-    assert kept.compute()["accuracy"] == pytest.approx(float((outputs.argmax(1) == targets).double().mean()))
-    assert kept.compute()["f1"] == pytest.approx(float(f1), abs=1e-6)
+    assert scores.compute()["accuracy"] == pytest.approx(float((outputs.argmax(1) == targets).double().mean()))
+    assert scores.compute()["f1"] == pytest.approx(float(f1), abs=1e-6)
 
 
 def test_classes_that_never_occur_do_not_count() -> None:
-    kept = build_scores(Head("", classes=("a", "b", "c")))
-    kept.update(torch.tensor([[2.0, 1, 0], [0, 1, 0]]), torch.tensor([0, 1]))
-    assert {name: kept.compute()[name] for name in ("accuracy", "f1", "balanced_accuracy")} == {
+    scores = build_scores(Head("", classes=("a", "b", "c")))
+    scores.update(torch.tensor([[2.0, 1, 0], [0, 1, 0]]), torch.tensor([0, 1]))
+    assert {name: scores.compute()[name] for name in ("accuracy", "f1", "balanced_accuracy")} == {
         "accuracy": 1.0,
         "f1": 1.0,
         "balanced_accuracy": 1.0,
@@ -65,8 +65,8 @@ def test_scores_of_probabilities_are_those_of_scikit_learn(classes: int, scale: 
     squares = ((probabilities - np.eye(classes)[truth]) ** 2).sum(1).mean()
     assert values["brier"] == pytest.approx(squares / 2 if classes == 2 else squares, rel=1e-4)
     confidence, right = probabilities.max(1), probabilities.argmax(1) == truth
-    places = np.minimum((confidence * 15).astype(int), 14)
-    gaps = [abs((confidence - right)[places == place].sum()) for place in range(15)]
+    bins = np.minimum((confidence * 15).astype(int), 14)
+    gaps = [abs((confidence - right)[bins == bin_number].sum()) for bin_number in range(15)]
     assert values["ece"] == pytest.approx(sum(gaps) / 300, abs=1e-5)
     if classes == 2:
         ranking = (outputs[:, 1] - outputs[:, 0]).numpy()
@@ -128,22 +128,24 @@ def test_one_class_alone_has_no_order_and_no_sample_no_scores() -> None:
 def test_several_labels(reference: object) -> None:
     torch.manual_seed(1)
     outputs, targets = torch.randn(100, 4), torch.randint(0, 2, (100, 4))
-    kept = build_scores(Head("", classes=tuple("abcd"), several=True))
-    kept.update(outputs, targets.float())
+    scores = build_scores(Head("", classes=tuple("abcd"), several=True))
+    scores.update(outputs, targets.float())
     f1 = reference.f1_score(outputs.sigmoid(), targets, task="multilabel", num_labels=4, average="macro")  # type: ignore[attr-defined]
-    assert kept.compute()["f1"] == pytest.approx(float(f1), abs=1e-6)
-    assert kept.compute()["accuracy"] == pytest.approx(float(((outputs > 0) == targets.bool()).all(1).double().mean()))
+    assert scores.compute()["f1"] == pytest.approx(float(f1), abs=1e-6)
+    assert scores.compute()["accuracy"] == pytest.approx(
+        float(((outputs > 0) == targets.bool()).all(1).double().mean())
+    )
     micro = reference.f1_score(outputs.sigmoid(), targets, task="multilabel", num_labels=4, average="micro")  # type: ignore[attr-defined]
-    assert kept.compute()["micro_f1"] == pytest.approx(float(micro), abs=1e-6)
+    assert scores.compute()["micro_f1"] == pytest.approx(float(micro), abs=1e-6)
 
 
 def precision_by_definition(outputs: torch.Tensor, truth: torch.Tensor) -> float:
     """Recall gained at each threshold, times the precision there."""
     area, before, truth = 0.0, 0.0, truth.double()
     for threshold in sorted(set(outputs.tolist()), reverse=True):
-        chosen = outputs >= threshold
-        recall = float(truth[chosen].sum() / truth.sum())
-        area += (recall - before) * float(truth[chosen].mean())
+        is_selected = outputs >= threshold
+        recall = float(truth[is_selected].sum() / truth.sum())
+        area += (recall - before) * float(truth[is_selected].mean())
         before = recall
     return area
 
@@ -170,8 +172,8 @@ def test_average_precision_over_processes_is_that_of_all_samples() -> None:
     torch.manual_seed(3)
     outputs, truth = torch.randn(50, 3), (torch.rand(50, 3) < 0.3).float()
     head = Head("", classes=tuple("abc"), several=True)
-    whole = build_scores(head)
-    whole.update(outputs, truth)
+    all_scores = build_scores(head)
+    all_scores.update(outputs, truth)
     parts = [build_scores(head) for _ in range(3)]
     for part, (start, end) in zip(parts, ((0, 20), (20, 20), (20, 50)), strict=True):
         part.update(outputs[start:end], truth[start:end])
@@ -185,8 +187,8 @@ def test_average_precision_over_processes_is_that_of_all_samples() -> None:
             return list(next(answers))
 
         part.gather(total, (number, 3))
-        part.counts()[0].copy_(whole.counts()[0])
-        assert part.compute()["map"] == whole.compute()["map"]
+        part.counts()[0].copy_(all_scores.counts()[0])
+        assert part.compute()["map"] == all_scores.compute()["map"]
     assert sum(sizes for sizes, _ in sent).tolist() == [20, 0, 30]
     assert torch.equal(sum(rows for _, rows in sent), torch.stack([outputs, truth]))  # type: ignore[arg-type]
 

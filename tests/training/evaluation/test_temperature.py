@@ -16,7 +16,7 @@ from drivetrain.training.evaluation.scores import ClassScores
 from tests.trained import CASES, seen, trained
 
 
-def drawn(true_temperature: float, count: int = 4_000, classes: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
+def draw_outputs(true_temperature: float, count: int = 4_000, classes: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
     """Outputs, and classes drawn from their probabilities at a temperature."""
     generator = torch.Generator().manual_seed(0)
     outputs = 2 * torch.randn(count, classes, generator=generator)
@@ -26,7 +26,7 @@ def drawn(true_temperature: float, count: int = 4_000, classes: int = 3) -> tupl
 @pytest.mark.parametrize("most_values", [1 << 22, 100])
 def test_losses_are_those_of_cross_entropy(monkeypatch: pytest.MonkeyPatch, most_values: int) -> None:
     monkeypatch.setattr(temperature, "MAX_VALUES_AT_ONCE", most_values)
-    outputs, truth = drawn(1.0, 50)
+    outputs, truth = draw_outputs(1.0, 50)
     expected = [
         float(torch.nn.functional.cross_entropy(outputs / value, truth, reduction="sum"))
         for value in temperature.TEMPERATURES
@@ -36,40 +36,40 @@ def test_losses_are_those_of_cross_entropy(monkeypatch: pytest.MonkeyPatch, most
 
 @pytest.mark.parametrize("true_temperature", [0.4, 0.9, 1.0, 2.2, 5.0])
 def test_the_true_temperature_is_found(true_temperature: float) -> None:
-    outputs, truth = drawn(true_temperature)
+    outputs, truth = draw_outputs(true_temperature)
     scores = ClassScores(Head("", classes=("a", "b", "c")))
     for part in range(0, len(outputs), 1_000):
         scores.update(outputs[part : part + 1_000], truth[part : part + 1_000])
-    chosen = temperature.choose_for_head({"": {"calibration": scores.calibration()}}, "")
-    assert chosen is not None
-    assert chosen.value == pytest.approx(true_temperature, rel=0.12)
-    direct = float(torch.nn.functional.cross_entropy(outputs / chosen.value, truth))
-    assert chosen.scaled_log_loss == pytest.approx(direct, abs=2e-3)
-    assert chosen.log_loss == pytest.approx(float(torch.nn.functional.cross_entropy(outputs, truth)), rel=1e-5)
-    assert chosen.scaled_log_loss <= chosen.log_loss + 1e-6
-    calibrated = ClassScores(Head("", classes=("a", "b", "c"), temperature=chosen.value))
-    calibrated.update(outputs, truth)
-    assert calibrated.compute()["ece"] < 0.03
-    assert calibrated.compute()["accuracy"] == scores.compute()["accuracy"]
+    choice = temperature.choose_for_head({"": {"calibration": scores.calibration()}}, "")
+    assert choice is not None
+    assert choice.value == pytest.approx(true_temperature, rel=0.12)
+    direct = float(torch.nn.functional.cross_entropy(outputs / choice.value, truth))
+    assert choice.scaled_log_loss == pytest.approx(direct, abs=2e-3)
+    assert choice.log_loss == pytest.approx(float(torch.nn.functional.cross_entropy(outputs, truth)), rel=1e-5)
+    assert choice.scaled_log_loss <= choice.log_loss + 1e-6
+    calibrated_scores = ClassScores(Head("", classes=("a", "b", "c"), temperature=choice.value))
+    calibrated_scores.update(outputs, truth)
+    assert calibrated_scores.compute()["ece"] < 0.03
+    assert calibrated_scores.compute()["accuracy"] == scores.compute()["accuracy"]
 
 
 def test_few_samples_without_a_mistake_do_not_make_it_infinitely_sure() -> None:
     scores = ClassScores(Head("", classes=("a", "b")))
     scores.update(torch.tensor([[1.0, 0.0]] * 5), torch.zeros(5, dtype=torch.int64))
-    chosen = temperature.choose_for_head({"": {"calibration": scores.calibration()}}, "")
-    assert chosen is not None
-    assert 0.4 < chosen.value < 1
+    choice = temperature.choose_for_head({"": {"calibration": scores.calibration()}}, "")
+    assert choice is not None
+    assert 0.4 < choice.value < 1
 
 
 @pytest.mark.parametrize(("factor", "value"), [(100.0, 8.0), (0.01, 0.25)])
 def test_the_end_of_the_range_is_known_as_such(factor: float, value: float) -> None:
-    outputs, truth = drawn(1.0)
+    outputs, truth = draw_outputs(1.0)
     scores = ClassScores(Head("", classes=("a", "b", "c")))
     scores.update(outputs * factor, truth)
-    chosen = temperature.choose_for_head({"": {"calibration": scores.calibration()}}, "")
-    assert chosen is not None
-    assert chosen.value == pytest.approx(value)
-    assert chosen.is_at_end
+    choice = temperature.choose_for_head({"": {"calibration": scores.calibration()}}, "")
+    assert choice is not None
+    assert choice.value == pytest.approx(value)
+    assert choice.is_at_end
     inside = temperature.Temperature(1.0, 0.5, 0.5)
     assert not inside.is_at_end
 

@@ -24,8 +24,8 @@ SPEC = "name: a\ntask: tabular-classification\ndata: {train: train.csv, target: 
 
 def run(job: Path, runs: Path) -> Path:
     """The folder of a finished run."""
-    words = [word for each in QUICK for word in ("--set", each)]
-    assert main.main(["train", str(job), "--runs", str(runs), *words]) == 0
+    options = [word for setting in QUICK for word in ("--set", setting)]
+    assert main.main(["train", str(job), "--runs", str(runs), *options]) == 0
     return max(runs.iterdir())
 
 
@@ -41,24 +41,24 @@ TEXTS = pytest.param("one text head", marks=pytest.mark.nightly)
 
 @pytest.mark.parametrize("case", ["image folders", TEXTS, "series", "series numbers", "table"])
 def test_the_result_is_that_of_an_evaluation(tmp_path: Path, case: str, capfd: pytest.CaptureFixture[str]) -> None:
-    found = trained.CASES[case]
-    found.files(tmp_path)
-    text = found.text.replace(f"validation: held{found.suffix}", f"validation: 0.3, test: held{found.suffix}")
+    example = trained.CASES[case]
+    example.files(tmp_path)
+    text = example.text.replace(f"validation: held{example.suffix}", f"validation: 0.3, test: held{example.suffix}")
     assert "test: held" in text
     (tmp_path / "job.yaml").write_text(f"name: a\n{text}")
     folder = run(tmp_path / "job.yaml", tmp_path / "runs")
     test = read_json(folder / "result.json")["test"]
-    assert test["data"] == f"held{found.suffix}"
-    told = capfd.readouterr().out
-    assert says(told, "samples-final-test", test["samples"])
-    assert f"final test on {test['samples']} samples of held{found.suffix}: test/" in told
+    assert test["data"] == f"held{example.suffix}"
+    printed = capfd.readouterr().out
+    assert says(printed, "samples-final-test", test["samples"])
+    assert f"final test on {test['samples']} samples of held{example.suffix}: test/" in printed
     assert "data.test" in json.dumps(read_json(folder / "data.json"))
-    held, output = str(tmp_path / f"held{found.suffix}"), tmp_path / "evaluation"
-    assert main.main(["evaluate", str(folder), "--data", held, "--output", str(output)]) == 0
+    test_file, output = str(tmp_path / f"held{example.suffix}"), tmp_path / "evaluation"
+    assert main.main(["evaluate", str(folder), "--data", test_file, "--output", str(output)]) == 0
     assert same(test["metrics"], read_json(output / "metrics.json")["metrics"])
     report = (folder / "report.md").read_text()
     assert "## Final test" in report
-    assert f"{test['samples']} samples of held{found.suffix}, evaluated once" in report
+    assert f"{test['samples']} samples of held{example.suffix}, evaluated once" in report
     assert read_json(folder / "report.json")["test"] == test["metrics"]
 
 
@@ -99,7 +99,7 @@ def test_data_of_ones_own_has_a_third_part(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         ("x,y\n1,c\n", 'classes that are not in the training data: "c"'),
         ("x,z\n1,a\n", 'test.csv has no column "y"'),
@@ -107,14 +107,14 @@ def test_data_of_ones_own_has_a_third_part(tmp_path: Path) -> None:
     ],
 )
 def test_a_mistake_in_it_is_found_before_the_training(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], content: str, told: str
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], content: str, message: str
 ) -> None:
     (tmp_path / "train.csv").write_text(rows(100))
     (tmp_path / "test.csv").write_text(content)
     (tmp_path / "job.yaml").write_text(SPEC % ", test: test.csv")
     assert main.main(["train", str(tmp_path / "job.yaml"), "--runs", str(tmp_path / "runs")]) == DataError.exit_code
     error = capfd.readouterr().err
-    assert told in error
+    assert message in error
     assert "data.t" in error
     assert not list(tmp_path.glob("runs/*/checkpoints/*"))
 
@@ -144,17 +144,17 @@ def test_nested_splits_are_recognized_and_told(tmp_path: Path, capfd: pytest.Cap
     folders(tmp_path / "data", train=40, val=12, test=10)
     job = images(tmp_path)
     assert (job.data.train, job.data.validation, job.data.test) == ("data/train", "data/val", "data/test")
-    told = "data has the splits of a data set: train for training, val for validation, test for the final test"
-    assert job.notes == (told,)
+    note = "data has the splits of a data set: train for training, val for validation, test for the final test"
+    assert job.notes == (note,)
     assert main.main(["validate", str(tmp_path / "job.yaml")]) == 0
-    assert told in capfd.readouterr().out
+    assert note in capfd.readouterr().out
     folder = run(tmp_path / "job.yaml", tmp_path / "runs")
     output = capfd.readouterr().out
-    assert f"data: {told}" in output
+    assert f"data: {note}" in output
     assert "40 training and 12 validation images, 2 classes" in output
     assert read_json(folder / "result.json")["test"]["samples"] == 10
     names = read_json(folder / "data.json")["files"]
-    assert {key: len(found["rows"]) for key, found in names.items()} == {
+    assert {key: len(record["rows"]) for key, record in names.items()} == {
         "data.train": 40,
         "data.validation": 12,
         "data.test": 10,
@@ -176,15 +176,15 @@ def test_a_fold_replaces_the_validation_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("counts", "told"),
+    ("counts", "message"),
     [
         ({"train": 4, "val": 4, "extra": 4}, "look like the splits of a data set, and there is extra beside them"),
         ({"train": 4, "val": 4, "dev": 4}, "there is dev and val for one split"),
     ],
 )
-def test_splits_that_are_not_clear(tmp_path: Path, counts: dict[str, int], told: str) -> None:
+def test_splits_that_are_not_clear(tmp_path: Path, counts: dict[str, int], message: str) -> None:
     folders(tmp_path / "data", **counts)
-    with pytest.raises(DataError, match=told) as caught:
+    with pytest.raises(DataError, match=message) as caught:
         images(tmp_path)
     assert "job.yaml:3:8: data.train" in str(caught.value)
 
@@ -192,8 +192,8 @@ def test_splits_that_are_not_clear(tmp_path: Path, counts: dict[str, int], told:
 def test_classes_that_are_called_like_a_split(tmp_path: Path) -> None:
     for names, expected in ((("train", "car"), None), (("test", "best"), None), (("train",), "train")):
         root = folders(tmp_path / names[-1], **dict.fromkeys(names, 4))
-        found = split_folders.find(root, "k")
-        assert (found.train if found else None) == expected
+        splits = split_folders.find(root, "k")
+        assert (splits.train if splits else None) == expected
 
 
 def test_new_images_in_splits_are_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -25,7 +25,7 @@ START = 0.497
 """Nearly untrained networks are not sure of anything."""
 
 
-def drawn(shift: float, count: int = 2_000, labels: int = 1) -> torch.Tensor:
+def draw_rows(shift: float, count: int = 2_000, labels: int = 1) -> torch.Tensor:
     """Outputs and truth (2, N, labels): a rare label whose outputs are too low by `shift`."""
     generator = torch.Generator().manual_seed(0)
     margins = 1.5 * torch.randn(count, labels, generator=generator) - 2
@@ -41,7 +41,7 @@ def as_classes(rows: torch.Tensor, head: Head) -> ClassScores:
 
 @pytest.mark.parametrize("metric", ["f1", "balanced_accuracy"])
 def test_no_other_threshold_is_better(metric: str) -> None:
-    rows = drawn(0.0, 300)
+    rows = draw_rows(0.0, 300)
     head = Head("", classes=("no", "yes"))
     gains = as_classes(rows, head).measure_gains(metric)[metric]
     outputs, truth = rows[0, :, 0].numpy(), rows[1, :, 0].numpy()
@@ -58,12 +58,12 @@ def test_no_other_threshold_is_better(metric: str) -> None:
 @pytest.mark.parametrize(("shift", "is_chosen"), [(2.0, True), (-0.4, False)])
 def test_they_are_chosen_only_where_they_gain_more_than_chance(shift: float, is_chosen: bool) -> None:
     head = Head("", classes=("no", "yes"), temperature=2.0)
-    record = {"": {"thresholds": as_classes(drawn(shift), head).measure_gains("f1")}}
-    chosen = thresholds.choose_for_head(record, head, "validation/f1")
-    assert bool(chosen) is is_chosen
-    if chosen:
-        assert torch.tensor(chosen[0]).logit() * 2 == pytest.approx(record[""]["thresholds"]["f1"][0][0], rel=1e-4)
-        assert chosen[0] < 0.5
+    record = {"": {"thresholds": as_classes(draw_rows(shift), head).measure_gains("f1")}}
+    choice = thresholds.choose_for_head(record, head, "validation/f1")
+    assert bool(choice) is is_chosen
+    if choice:
+        assert torch.tensor(choice[0]).logit() * 2 == pytest.approx(record[""]["thresholds"]["f1"][0][0], rel=1e-4)
+        assert choice[0] < 0.5
     assert thresholds.choose_for_head(record, head, "validation/accuracy") == ()
     assert thresholds.choose_for_head({"": {"matrix": []}}, head, "validation/f1") == (), "a run from before"
 
@@ -71,13 +71,13 @@ def test_they_are_chosen_only_where_they_gain_more_than_chance(shift: float, is_
 @pytest.mark.parametrize("shift", [800.0, -800.0])
 def test_outputs_that_no_probability_tells_apart_keep_one_half(shift: float) -> None:
     head = Head("", classes=("no", "yes"))
-    record = {"": {"thresholds": as_classes(drawn(shift), head).measure_gains("f1")}}
+    record = {"": {"thresholds": as_classes(draw_rows(shift), head).measure_gains("f1")}}
     assert thresholds.choose_for_head(record, head, "validation/f1") == ()
 
 
 @pytest.mark.parametrize("label", [0.0, 1.0])
 def test_samples_of_one_class_have_none(label: float) -> None:
-    rows = drawn(0.0)
+    rows = draw_rows(0.0)
     rows[1] = label
     head = Head("", classes=("no", "yes"))
     record = {"": {"thresholds": as_classes(rows, head).measure_gains("f1")}}
@@ -86,7 +86,7 @@ def test_samples_of_one_class_have_none(label: float) -> None:
 
 def test_scores_are_those_of_scikit_learn_and_those_at_half_stay_visible() -> None:
     head = Head("", classes=("no", "yes"), temperature=2.0, thresholds=(0.3,))
-    rows = drawn(1.0)
+    rows = draw_rows(1.0)
     values = as_classes(rows, head).compute()
     truth, shares = rows[1, :, 0].numpy(), (rows[0, :, 0] / 2).sigmoid().numpy()
     assert values["f1"] == pytest.approx(sklearn.metrics.f1_score(truth, shares > 0.3, average="macro"))
@@ -95,21 +95,25 @@ def test_scores_are_those_of_scikit_learn_and_those_at_half_stay_visible() -> No
 
 def test_each_label_has_its_own() -> None:
     head = Head("", classes=("a", "b"), several=True)
-    rows = drawn(0.0, labels=2)
+    rows = draw_rows(0.0, labels=2)
     rows[0, :, 0] -= 2
     scores = LabelScores(head)
     scores.update(rows[0], rows[1])
-    chosen = thresholds.choose_for_head({"": scores.to_json("f1")}, head, "validation/f1")
-    assert chosen[0] < 0.3
-    tuned = LabelScores(Head("", classes=("a", "b"), several=True, thresholds=chosen))
-    tuned.update(rows[0], rows[1])
-    shares = rows[0].double().sigmoid() > torch.tensor(chosen, dtype=torch.float64)
-    assert tuned.compute()["f1"] == pytest.approx(sklearn.metrics.f1_score(rows[1], shares, average="macro"))
-    assert tuned.compute()["f1_at_half"] == scores.compute()["f1"] < tuned.compute()["f1"]
+    choice = thresholds.choose_for_head({"": scores.to_json("f1")}, head, "validation/f1")
+    assert choice[0] < 0.3
+    tuned_scores = LabelScores(Head("", classes=("a", "b"), several=True, thresholds=choice))
+    tuned_scores.update(rows[0], rows[1])
+    shares = rows[0].double().sigmoid() > torch.tensor(choice, dtype=torch.float64)
+    assert tuned_scores.compute()["f1"] == pytest.approx(sklearn.metrics.f1_score(rows[1], shares, average="macro"))
+    assert tuned_scores.compute()["f1_at_half"] == scores.compute()["f1"] < tuned_scores.compute()["f1"]
 
 
 def test_few_samples_or_one_class_have_none() -> None:
-    for rows in (torch.zeros(2, 0, 1), torch.zeros(2, 1, 1), drawn(0.0, 50) * torch.tensor([1.0, 0.0]).view(2, 1, 1)):
+    for rows in (
+        torch.zeros(2, 0, 1),
+        torch.zeros(2, 1, 1),
+        draw_rows(0.0, 50) * torch.tensor([1.0, 0.0]).view(2, 1, 1),
+    ):
         gains = {"": {"thresholds": thresholds.measure_gains(rows, thresholds.CLASS_METRICS, "f1")}}
         assert thresholds.choose_for_head(gains, Head("", classes=("no", "yes")), "validation/f1") == ()
 
@@ -139,4 +143,4 @@ def test_a_run_stores_them_and_all_commands_use_them(
 
 def test_nothing_is_measured_for_a_metric_that_thresholds_do_not_change() -> None:
     """200 labels of 20,000 samples took more than a second in every evaluation."""
-    assert thresholds.measure_gains(drawn(0.0, 50), thresholds.CLASS_METRICS, "accuracy") == {}
+    assert thresholds.measure_gains(draw_rows(0.0, 50), thresholds.CLASS_METRICS, "accuracy") == {}

@@ -44,14 +44,14 @@ def test_the_most_confident_mistakes_do_not_depend_on_the_batch(size: int) -> No
 def test_mistakes_of_several_processes_are_all_there() -> None:
     outputs = torch.randn(60, 4, generator=torch.Generator().manual_seed(1)) * 3
     truth, ids = torch.arange(60) % 4, np.arange(60)
-    parts, whole = [WorstMistakes() for _ in range(3)], WorstMistakes()
-    whole.update(ids, outputs, truth)
+    parts, all_mistakes = [WorstMistakes() for _ in range(3)], WorstMistakes()
+    all_mistakes.update(ids, outputs, truth)
     for number, worst in enumerate(parts):
         part = slice(number * 20, number * 20 + 20)
         worst.update(ids[part], outputs[part], truth[part])
     table = torch.stack([worst.to_table(number, 3) for number, worst in enumerate(parts)]).sum(0)
     parts[0].read_table(table)
-    assert parts[0].to_json() == whole.to_json()
+    assert parts[0].to_json() == all_mistakes.to_json()
 
 
 def test_a_network_without_mistakes_and_one_without_numbers() -> None:
@@ -81,17 +81,17 @@ def test_a_run_ends_with_its_mistakes_in_the_report(job: Path) -> None:
     (rows,) = json.loads((run / MISTAKES_FILE).read_text()).values()
     assert 0 < len(rows) <= MAX_MISTAKES
     for row in rows:
-        place = int(row["title"].rsplit("[", 1)[1].rstrip("]"))
-        assert row["truth"] == str(labels[place]) != row["answer"]
-        kept = Image.open(io.BytesIO(base64.b64decode(row["picture"]))).convert("L")
-        np.testing.assert_array_equal(np.asarray(kept), images[place])
+        sample_number = int(row["title"].rsplit("[", 1)[1].rstrip("]"))
+        assert row["truth"] == str(labels[sample_number]) != row["answer"]
+        picture = Image.open(io.BytesIO(base64.b64decode(row["picture"]))).convert("L")
+        np.testing.assert_array_equal(np.asarray(picture), images[sample_number])
     page = (run / "report.html").read_text()
     assert page.count('<img src="data:image/png;base64,') == len(rows)
     assert "Most confident mistakes" in (run / "report.md").read_text()
     assert page_of(run).open == []  # what follows the pictures is not in italics
 
 
-def shown(mistakes: dict[str, Any]) -> str:
+def render_sections(mistakes: dict[str, Any]) -> str:
     return "\n".join(str(section) for section in worst_sections(mistakes))
 
 
