@@ -17,13 +17,13 @@ from tests.messages import says
 pytestmark = pytest.mark.usefixtures("here")
 
 
-@pytest.mark.parametrize("held", ["val", "validation", "valid"])
-def test_a_data_set_in_parts(held: str) -> None:
+@pytest.mark.parametrize("validation_folder", ["val", "validation", "valid"])
+def test_a_data_set_in_parts(validation_folder: str) -> None:
     counts = {"good": 4, "bad": 3}
-    for part in ("train", held, "test"):
+    for part in ("train", validation_folder, "test"):
         images(f"photos/{part}", counts)
     data = beginning(made("photos"))
-    assert (data["train"], data["validation"]) == ("photos/train", f"photos/{held}")
+    assert (data["train"], data["validation"]) == ("photos/train", f"photos/{validation_folder}")
     assert "photos/test" in Path("photos.yaml").read_text()
 
 

@@ -28,18 +28,18 @@ def test_a_spanish_table(capsys: pytest.CaptureFixture[str]) -> None:
     ]
     table("averías de año.csv", ["descripción", "carga", "clase"], rows, encoding="latin-1", delimiter=";")
     job = made("averías de año.csv")
-    told = "averías de año.csv: semicolons, decimal commas, windows-1252"
-    assert told in capsys.readouterr().out
-    assert f"# Found: {told}" in Path("averias-de-ano.yaml").read_text()
+    note = "averías de año.csv: semicolons, decimal commas, windows-1252"
+    assert note in capsys.readouterr().out
+    assert f"# Found: {note}" in Path("averias-de-ano.yaml").read_text()
     assert (job.name, job.task) == ("averias-de-ano", "text-classification")
     assert (beginning(job)["text"], list(beginning(job)["labels"])) == (("descripción",), ["clase"])
 
 
 def test_numbers_that_can_be_read_in_two_ways_are_declared(capsys: pytest.CaptureFixture[str]) -> None:
     path = table("rows.csv", ["load", "kind"], [[f"{1 + i % 9},{100 + i}", "ab"[i % 2]] for i in range(40)])
-    told = refused(capsys, path)
-    assert 'column "load" row 1 (line 2): `1,100` can be 1.100 or 1100' in told
-    assert says(told, "csv-decimal-comma-point", "1.100", 1100)
+    message = refused(capsys, path)
+    assert 'column "load" row 1 (line 2): `1,100` can be 1.100 or 1100' in message
+    assert says(message, "csv-decimal-comma-point", "1.100", 1100)
     assert says(refused(capsys, path, "--csv", "decimals=comma", code=2), "csv-decimals-comma-names")
     assert 'did you mean "comma"?' in refused(capsys, path, "--csv", "decimal=coma", code=2)
     job = made(path, "--csv", "decimal=comma")

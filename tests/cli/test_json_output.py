@@ -30,13 +30,13 @@ def test_validate_lists_each_file_with_its_problems(
     assert bad["error"]["action"] == bad["problems"][0]["action"]
 
 
-@pytest.mark.parametrize("words", [["evaluate", "no-such-run"], ["train", "no-such.yaml"], ["doctor", "--nothing"]])
-def test_an_error_has_its_parts_and_its_exit_code(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    code = main.main([*words, "--json"])
-    shown = capsys.readouterr()
-    value = json.loads(shown.out)
-    assert value["exit_code"] == code != 0
-    assert shown.err.startswith(value["error"]["given"])
+@pytest.mark.parametrize("arguments", [["evaluate", "no-such-run"], ["train", "no-such.yaml"], ["doctor", "--nothing"]])
+def test_an_error_has_its_parts_and_its_exit_code(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    code = main.main([*arguments, "--json"])
+    output = capsys.readouterr()
+    answer = json.loads(output.out)
+    assert answer["exit_code"] == code != 0
+    assert output.err.startswith(answer["error"]["given"])
 
 
 def test_a_training_ends_with_its_result(job: Path) -> None:
