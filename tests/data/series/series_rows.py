@@ -19,15 +19,15 @@ Rows = dict[str, Any]
 
 def job(train: Path, task: str = "series-classification", *, seed: int = 0, **data: object) -> SeriesJob:
     long = {} if train.suffix == ".npz" else {"time": "t", "label": "y", "window": 8, "stride": 3}
-    given = {
+    spec = {
         "name": "t",
         "task": task,
         "data": {"train": str(train), "validation": 0.25, **long, **data},
         "train": {"seed": seed},
     }
-    made = JOBS[task].model_validate(given)
-    assert isinstance(made, SeriesJob)
-    return made
+    series_job = JOBS[task].model_validate(spec)
+    assert isinstance(series_job, SeriesJob)
+    return series_job
 
 
 def stored(folder: Path, rows: Rows, name: str = "a.csv") -> Path:
