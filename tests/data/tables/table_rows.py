@@ -16,15 +16,15 @@ Rows = dict[str, Any]
 
 
 def job(train: Path, task: str = "tabular-classification", *, seed: int = 0, **data: object) -> TableJob:
-    given = {
+    spec = {
         "name": "t",
         "task": task,
         "data": {"train": str(train), "target": "y", "validation": 0.25, **data},
         "train": {"seed": seed},
     }
-    made = JOBS[task].model_validate(given)
-    assert isinstance(made, TableJob)
-    return made
+    table_job = JOBS[task].model_validate(spec)
+    assert isinstance(table_job, TableJob)
+    return table_job
 
 
 def stored(folder: Path, rows: Rows, name: str = "a.parquet") -> Path:
