@@ -46,8 +46,8 @@ def make_recorder(kind: str, calls: Calls) -> Callable[..., Any]:
     plain = getattr(torch.distributed, kind)
 
     def collective(first: Any, *arguments: Any, async_op: bool = False, **options: Any) -> Any:
-        sent: Tensor = arguments[0] if isinstance(first, list) else first
-        size = sent.numel() * sent.element_size()
+        tensor: Tensor = arguments[0] if isinstance(first, list) else first
+        size = tensor.numel() * tensor.element_size()
         calls.append([kind, size, "begun"])
         pending = Work(plain(first, *arguments, async_op=True, **options), kind, size, calls)
         return pending if async_op else pending.wait()

@@ -275,11 +275,11 @@ def _any_file(generator: random.Random, number: int) -> Path:
 @pytest.mark.parametrize("seed", range(4))
 def test_whatever_is_given_nothing_invalid_is_written(seed: int, capsys: pytest.CaptureFixture[str]) -> None:
     """A hundred small files: each ends in a valid spec, or in an error of three parts and no file."""
-    drawn = random.Random(seed)
+    generator = random.Random(seed)
     for number in range(25):
-        path, output = _any_file(drawn, number), Path(f"{number}.yaml")
-        options = ["--task", drawn.choice(list(TASKS))] if drawn.random() < 0.3 else []
-        options += ["--target", drawn.choice(["label", "y", "n"])] if drawn.random() < 0.2 else []
+        path, output = _any_file(generator, number), Path(f"{number}.yaml")
+        options = ["--task", generator.choice(list(TASKS))] if generator.random() < 0.3 else []
+        options += ["--target", generator.choice(["label", "y", "n"])] if generator.random() < 0.2 else []
         code = main.main(["init", str(path), "--output", str(output), *options])
         error = capsys.readouterr().err
         assert (code == 0) == output.exists(), (path, error)

@@ -52,15 +52,15 @@ def test_a_spreadsheet_is_refused_with_the_command_that_converts_it(capsys: pyte
 
 
 def test_an_id_and_a_date_are_ignored() -> None:
-    drawn = random.Random(0)
+    generator = random.Random(0)
     rows = [
         [
             f"K-{i:04}",
-            f"2026-{drawn.randint(1, 12):02}-{drawn.randint(1, 28):02}",
+            f"2026-{generator.randint(1, 12):02}-{generator.randint(1, 28):02}",
             i * 7919 % 10007,
-            drawn.random(),
-            drawn.choice(["Acme", "Bolt"]),
-            drawn.choice(["yes", "no"]),
+            generator.random(),
+            generator.choice(["Acme", "Bolt"]),
+            generator.choice(["yes", "no"]),
         ]
         for i in range(300)
     ]
@@ -114,16 +114,22 @@ def test_json_lines_of_texts() -> None:
 
 def test_a_name_is_no_text_to_learn_from() -> None:
     header = ["PassengerId", "Survived", "Pclass", "Name", "Sex", "Age", "SibSp", "Ticket", "Fare", "Embarked"]
-    drawn = random.Random(0)
+    generator = random.Random(0)
     rows = [
         [
-            *(i + 1, drawn.randint(0, 1), drawn.randint(1, 3), f"Person, Mr. Nr {i} of Many", drawn.choice("mf")),
             *(
-                drawn.choice(["", drawn.randint(1, 80)]),
-                drawn.randint(0, 5),
+                i + 1,
+                generator.randint(0, 1),
+                generator.randint(1, 3),
+                f"Person, Mr. Nr {i} of Many",
+                generator.choice("mf"),
+            ),
+            *(
+                generator.choice(["", generator.randint(1, 80)]),
+                generator.randint(0, 5),
                 f"A{i * 7}",
-                drawn.random(),
-                drawn.choice("SC"),
+                generator.random(),
+                generator.choice("SC"),
             ),
         ]
         for i in range(300)

@@ -48,8 +48,8 @@ def labels(count: int = COUNT) -> list[str]:
 
 
 def sentences(count: int = COUNT) -> list[str]:
-    drawn = np.random.default_rng(0).integers(0, 500, (count, 12))
-    return [" ".join(f"word{number}" for number in row) for row in drawn.tolist()]
+    word_numbers = np.random.default_rng(0).integers(0, 500, (count, 12))
+    return [" ".join(f"word{number}" for number in row) for row in word_numbers.tolist()]
 
 
 def write_rows(path: Path, header: list[str], rows: list[list[Any]]) -> None:
@@ -257,8 +257,8 @@ def test_texts_with_two_labels_are_listed(tmp_path: Path) -> None:
 
 def test_rows_of_few_kinds_are_no_copies(tmp_path: Path) -> None:
     """Rows of a table of two categories repeat by chance: whole kinds of them would be missing in training."""
-    drawn = np.random.default_rng(0).integers(0, 2, (200, 3))
-    rows = [["yn"[p], "yn"[q], "ab"[p ^ (r > 1)]] for p, q, r in drawn.tolist()]
+    draws = np.random.default_rng(0).integers(0, 2, (200, 3))
+    rows = [["yn"[p], "yn"[q], "ab"[p ^ (r > 1)]] for p, q, r in draws.tolist()]
     write_rows(tmp_path / "t.csv", ["p", "q", "y"], rows)
     data = load(job(tmp_path, "tabular-classification", {"train": "t.csv", "target": "y"}))
     assert copies.COPIES_KEY not in data.preprocessing

@@ -150,10 +150,10 @@ def test_a_validation_split_of_the_folder(tmp_path: Path) -> None:
     text = TABLE.replace("a.csv", "parts")
     with pytest.raises(SpecError) as caught:
         read(tmp_path, text, "classification", "kind", "groups: who")
-    said = str(caught.value)
-    assert "job.yaml:3:" in said
-    assert says(said, "parts-split-validation", "data.groups", "who")
-    assert "`fold: 1/5` or `validation: 0.2`" in said
+    message = str(caught.value)
+    assert "job.yaml:3:" in message
+    assert says(message, "parts-split-validation", "data.groups", "who")
+    assert "`fold: 1/5` or `validation: 0.2`" in message
     for data_keys in ("validation: 0.2", "fold: 1/4"):
         data = read(tmp_path, text, "classification", "kind", f"groups: who, {data_keys}")
         assert len(data.train) + len(data.validation) == 30

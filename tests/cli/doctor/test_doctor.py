@@ -373,7 +373,7 @@ def test_the_table_shows_every_line_with_its_command(tmp_path: Path, capsys: pyt
 def test_the_command_on_this_machine(tmp_path: Path) -> None:
     """Real, with a fault that costs nothing to plant."""
     environment = os.environ | {"TORCH_CPU_BACKEND": "onednn", "PYTHONPATH": IMPORTS}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "drivetrain", "doctor", "--json"],
         cwd=tmp_path,
         env=environment,
@@ -381,8 +381,8 @@ def test_the_command_on_this_machine(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    data = json.loads(done.stdout)
-    assert done.returncode == EXIT[Level(data["worst"])]
+    data = json.loads(process.stdout)
+    assert process.returncode == EXIT[Level(data["worst"])]
     lines = {finding["name"]: finding for finding in data["findings"]}
     assert lines["TORCH_CPU_BACKEND"].keys() == {"name", "level", "text", "mend"}
     assert lines["TORCH_CPU_BACKEND"]["level"] == "warn"

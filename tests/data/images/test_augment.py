@@ -171,8 +171,8 @@ def test_resized_crop_against_a_sampling_by_hand() -> None:
 
 def test_the_whole_image_as_a_crop_is_the_image() -> None:
     images = pictures()
-    drawn = np.random.default_rng(0).random((16, 4))
-    assert torch.allclose(warp.crop(images, drawn, (1.0, 1.0), (1.0, 1.0)), images, atol=1e-5)
+    draws = np.random.default_rng(0).random((16, 4))
+    assert torch.allclose(warp.crop(images, draws, (1.0, 1.0), (1.0, 1.0)), images, atol=1e-5)
 
 
 def test_erasing_paints_one_rectangle_of_the_right_size() -> None:

@@ -223,10 +223,10 @@ def test_from_the_second_epoch_on_no_image_file_is_opened(tmp_path: Path) -> Non
     line = ["strace", "-f", "-s", "300", "-e", "trace=openat,write", "-o", str(trace), *tiny_run.command(path)]
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "home")}
     environment.pop("TORCHINDUCTOR_CACHE_DIR", None)
-    done = subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    if "PTRACE" in done.stderr or "ptrace" in done.stderr:
-        pytest.skip(f"strace may not trace here: {done.stderr[:200]}")
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    if "PTRACE" in process.stderr or "ptrace" in process.stderr:
+        pytest.skip(f"strace may not trace here: {process.stderr[:200]}")
+    assert process.returncode == 0, process.stderr
     rows = json.loads((tmp_path / "runs/pictures-001/plan.json").read_text())["decisions"]
     assert next(row["value"] for row in rows if row["name"] == "decode_cache") is True
     lines = trace.read_text(errors="replace").splitlines()

@@ -21,10 +21,10 @@ train: {epochs: 1}
 """
 
 
-def write(root: Path, files: str, cells: str, *more: str) -> Path:
+def write(root: Path, files: str, cells: str, *other_files: str) -> Path:
     """Eight images, a manifest with a cell for each, and a job; `files` and `cells` have a place for the number."""
     for number in range(8):
-        for form in (files, *more):
+        for form in (files, *other_files):
             path = root / form.format(number)
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.new("L", (16, 16), 9 * number).save(path)

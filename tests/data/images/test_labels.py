@@ -42,10 +42,10 @@ def sets() -> list[list[str]]:
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Images, and their labels in every form."""
     folder = tmp_path_factory.mktemp("labels")
-    drawn, stack = np.random.default_rng(0), []
+    generator, stack = np.random.default_rng(0), []
     (folder / "p").mkdir()
     for number, names in enumerate(sets()):
-        pixels = drawn.integers(0, 120, (16, 16)).astype(np.uint8)
+        pixels = generator.integers(0, 120, (16, 16)).astype(np.uint8)
         for name in names:
             pixels[:, 5 * NAMES.index(name)] = 255
         Image.fromarray(pixels).save(folder / "p" / f"{number:02}.png")

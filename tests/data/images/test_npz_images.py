@@ -92,8 +92,8 @@ def test_labels_of_arrays(tmp_path: Path, labels: Any, classes: str) -> None:
     for split in (data.train, data.validation):
         for i in range(len(split)):
             row = int(split.title(i).split("[")[1][:-1])
-            written = labels.reshape(-1)[row]
-            name = written.decode() if isinstance(written, bytes) else str(written)
+            label = labels.reshape(-1)[row]
+            name = label.decode() if isinstance(label, bytes) else str(label)
             assert data.heads[""].classes[int(split.targets[""][i])] == name
 
 

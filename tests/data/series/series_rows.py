@@ -37,11 +37,11 @@ def stored(folder: Path, rows: Rows, name: str = "a.csv") -> Path:
 
 def one(count: int = 100) -> Rows:
     """One series of two channels; the class changes every 10 rows."""
-    drawn = np.random.default_rng(0)
+    generator = np.random.default_rng(0)
     return {
         "t": np.arange(count),
-        "a": drawn.normal(5, 2, count),
-        "b": drawn.normal(-1, 0.1, count),
+        "a": generator.normal(5, 2, count),
+        "b": generator.normal(-1, 0.1, count),
         "y": np.where(np.arange(count) // 10 % 2, "on", "off"),
     }
 

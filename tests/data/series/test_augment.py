@@ -70,8 +70,8 @@ def test_warped_time_runs_forward_between_the_same_ends(spec: dict[str, object])
 
 
 def test_a_smooth_warp_has_the_speed_that_is_asked_for() -> None:
-    drawn = np.random.default_rng(0).random((4000, 5))
-    steps = np.diff(augment.draw_time_warp(drawn, 41, TimeWarp(std=0.1, knots=2)), axis=1)
+    draws = np.random.default_rng(0).random((4000, 5))
+    steps = np.diff(augment.draw_time_warp(draws, 41, TimeWarp(std=0.1, knots=2)), axis=1)
     # Half a step after the first knot; all speeds are divided by their mean, which varies a little.
     assert steps[:, 0].std() == pytest.approx(0.1, rel=0.15)
     assert steps.mean() == pytest.approx(1.0)
@@ -80,8 +80,8 @@ def test_a_smooth_warp_has_the_speed_that_is_asked_for() -> None:
 
 
 def test_a_window_warp_plays_a_part_at_one_of_two_speeds() -> None:
-    drawn = np.array([[0.0, 0.5, 0.9], [0.0, 0.5, 0.1]])
-    fast, slow = augment.draw_window_warp(drawn, 101, WindowWarp(share=0.2, speeds=(0.5, 2.0)))
+    draws = np.array([[0.0, 0.5, 0.9], [0.0, 0.5, 0.1]])
+    fast, slow = augment.draw_window_warp(draws, 101, WindowWarp(share=0.2, speeds=(0.5, 2.0)))
     # Twenty rows from row 40 become ten; what is left is stretched to the same length.
     stretched = 90 / 100
     assert np.diff(fast)[[10, 50, 90]] == pytest.approx([stretched, 2 * stretched, stretched])
@@ -114,8 +114,8 @@ def test_a_mask_hides_up_to_a_share_of_the_rows() -> None:
 
 
 def series(folder: Path, augmented: str, task: str = "classification", train: str = "") -> Path:
-    drawn = np.random.default_rng(0)
-    x = drawn.normal(size=(48, 24, 3)).astype(np.float32) * (3, 1, 0) + 7
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(48, 24, 3)).astype(np.float32) * (3, 1, 0) + 7
     y = np.arange(48) % 3 if task == "classification" else x[:, -1, 0]
     np.savez(folder / "x.npz", x=x, y=y)
     path = folder / "job.yaml"

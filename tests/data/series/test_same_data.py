@@ -166,8 +166,8 @@ def test_the_order_of_rows_and_columns_changes_nothing(tmp_path: Path, form: str
 
 def arrays() -> Rows:
     """Windows of small whole numbers, which every type can hold."""
-    drawn = np.random.default_rng(0)
-    return {"x": drawn.integers(0, 100, (40, 12, 3)).astype(np.float64), "y": np.arange(40) % 2}
+    generator = np.random.default_rng(0)
+    return {"x": generator.integers(0, 100, (40, 12, 3)).astype(np.float64), "y": np.arange(40) % 2}
 
 
 ARRAYS: dict[str, Callable[[Rows], Rows]] = {

@@ -16,8 +16,8 @@ from tests.messages import begins_with, says
 
 def recordings(count: int = 12, rows: int = 40, length: int = 16, stride: int = 4) -> Rows:
     """Overlapping windows of several recordings, whose class says nothing about their values."""
-    drawn = np.random.default_rng(0)
-    walks = drawn.normal(size=(count, rows, 3)).cumsum(axis=1).astype(np.float32)
+    generator = np.random.default_rng(0)
+    walks = generator.normal(size=(count, rows, 3)).cumsum(axis=1).astype(np.float32)
     starts = range(0, rows - length + 1, stride)
     windows = [walk[start : start + length] for walk in walks for start in starts]
     subject = np.repeat(np.arange(count), len(starts))

@@ -91,8 +91,8 @@ def test_a_copy_that_a_power_loss_has_damaged_is_made_again(
     reader: ShardReader = data.train.images.reader  # type: ignore[attr-defined]
     for shard in reader.cached():
         path = reader.cache.path(reader.name(shard))
-        cut = content == b"cut" and path.exists()
-        path.write_bytes(path.read_bytes()[:-5] if cut else content)
+        is_cut = content == b"cut" and path.exists()
+        path.write_bytes(path.read_bytes()[:-5] if is_cut else content)
     for one, other in zip(right, batches(data, workers), strict=True):
         assert torch.equal(one, other)
 

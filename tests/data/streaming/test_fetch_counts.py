@@ -100,14 +100,14 @@ def test_the_report_adds_up_all_starts(refetches: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("waited", "received", "unpacked", "said"),
+    ("waited", "received", "unpacked", "expected_text"),
     [
         (0.1, 9.0, 1.0, "was not the limit"),
         (5.0, 9.0, 1.0, "the link, or the store"),
         (5.0, 1.0, 9.0, "more CPUs would help"),
     ],
 )
-def test_the_report_says_what_held_them_up(waited: float, received: float, unpacked: float, said: str) -> None:
+def test_the_report_says_what_held_them_up(waited: float, received: float, unpacked: float, expected_text: str) -> None:
     row = {"bytes": 1 << 30, "fetches": 4, "again": 0, "waited": waited, "busy": 10.0, "received": received}
     row["unpacked"] = unpacked
     telemetry = {}
@@ -117,7 +117,7 @@ def test_the_report_says_what_held_them_up(waited: float, received: float, unpac
         telemetry[f"shard_{key}"].ys.append(value)
     (line,) = _describe_shards(telemetry)
     assert "They came at 102 MiB/s." in line
-    assert said in line
+    assert expected_text in line
 
 
 def test_real_shards_are_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -151,7 +151,7 @@ def test_a_hub_that_recovers(hub: Hub, tmp_path: Path, fault: Fault) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "expected_text"),
     [
         (Fault(status=404), "train-0000"),
         (Fault(status=401), "HF_TOKEN"),
@@ -160,13 +160,13 @@ def test_a_hub_that_recovers(hub: Hub, tmp_path: Path, fault: Fault) -> None:
     ],
     ids=str,
 )
-def test_a_hub_that_does_not(hub: Hub, tmp_path: Path, fault: Fault, said: str) -> None:
+def test_a_hub_that_does_not(hub: Hub, tmp_path: Path, fault: Fault, expected_text: str) -> None:
     fault.path = ".parquet"
     hub.faults.append(fault)
     with pytest.raises(DrivetrainError) as error:
         load(make_job(tmp_path))
     text = str(error.value)
-    assert said in text
+    assert expected_text in text
     assert f"shard hf://datasets/{NAME}@{COMMIT}/data/" in text
     assert "  possible: " in text
     assert "  do: " in text

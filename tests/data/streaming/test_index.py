@@ -120,13 +120,15 @@ def test_a_shard_that_changes_while_it_is_read(tmp_path: Path, local: Path, prox
         read_index(tmp_path, address)
 
 
-@pytest.mark.parametrize(("fault", "said"), [("denied", "403 AccessDenied"), ("slow down", "503 SlowDown")])
-def test_a_store_that_fails_is_named(tmp_path: Path, local: Path, proxy: FaultyStore, fault: str, said: str) -> None:
+@pytest.mark.parametrize(("fault", "expected_text"), [("denied", "403 AccessDenied"), ("slow down", "503 SlowDown")])
+def test_a_store_that_fails_is_named(
+    tmp_path: Path, local: Path, proxy: FaultyStore, fault: str, expected_text: str
+) -> None:
     address = upload(local, fault.replace(" ", ""))
     proxy.fault = lambda number, method, path: Fault(fault) if "0003.parquet" in path and method == "GET" else None
     with pytest.raises(StorageError) as error:
         read_index(tmp_path, address)
-    assert said in str(error.value)
+    assert expected_text in str(error.value)
     assert "0003.parquet" in str(error.value)
 
 

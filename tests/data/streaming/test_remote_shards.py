@@ -138,8 +138,8 @@ def test_a_cache_of_a_tenth_of_the_data(
     with watch_sizes(tmp_path / "cache/shards") as sizes:
         assert [digest(batch) for epoch in range(2) for batch in batches.epoch(epoch)] == local
     assert limit / 2 < max(sizes) <= limit
-    used = len({data.train.title(n).partition(" ")[0] for n in range(len(data.train))})
-    assert sum(count_fetches(proxy).values()) <= 1.1 * 2 * used
+    shard_count = len({data.train.title(n).partition(" ")[0] for n in range(len(data.train))})
+    assert sum(count_fetches(proxy).values()) <= 1.1 * 2 * shard_count
 
 
 def run(path: Path, *numbers: object, **variables: str) -> subprocess.Popen[str]:
@@ -249,7 +249,7 @@ def test_a_store_that_recovers(
 
 
 @pytest.mark.parametrize(
-    ("fault", "kind", "said"),
+    ("fault", "kind", "expected_text"),
     [
         (Fault("slow down"), StorageError, "the store does not answer (503 SlowDown)"),
         (Fault("denied"), StorageError, "the store refuses it (403 AccessDenied)"),
@@ -266,7 +266,7 @@ def test_a_store_that_does_not_recover(
     proxy: FaultyStore,
     fault: Fault,
     kind: type[DrivetrainError],
-    said: str,
+    expected_text: str,
     workers: int,
 ) -> None:
     address = upload_copy(server, f"n{fault.kind.replace(' ', '')}{workers}", folders[".parquet"])
@@ -281,7 +281,7 @@ def test_a_store_that_does_not_recover(
         list(batches.epoch(0))
     assert error.value.exit_code == 7
     assert f"{address}/0003.parquet" in str(error.value)
-    assert said in str(error.value)
+    assert expected_text in str(error.value)
     assert SECRET not in str(error.value)
 
 
@@ -332,17 +332,17 @@ def test_what_is_fetched_is_counted(tmp_path: Path, folders: dict[str, Path], pr
 
 
 @pytest.mark.parametrize(
-    ("train", "said"),
+    ("train", "expected_text"),
     [
         ("s3://no bucket/x", "names no"),
         ("s3://user:word@bucket/x", "written with a user or password"),
         ("https://host/x", "cannot be listed"),
     ],
 )
-def test_addresses_that_cannot_be(tmp_path: Path, train: str, said: str) -> None:
+def test_addresses_that_cannot_be(tmp_path: Path, train: str, expected_text: str) -> None:
     with pytest.raises(SpecError) as error:
         shards.job(tmp_path, f"'{train}'")
-    assert said in str(error.value) or get_message("is-no-name-of-bucket") in str(error.value)
+    assert expected_text in str(error.value) or get_message("is-no-name-of-bucket") in str(error.value)
     assert "word" not in str(error.value).partition("user or password")[0]
 
 

@@ -143,7 +143,7 @@ def test_the_plan_says_what_does_not_apply(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "expected_text"),
     [
         ({"text": "txt"}, 'has no column "txt"'),
         ({"labels": "lable"}, 'has no column "lable"'),
@@ -153,9 +153,9 @@ def test_the_plan_says_what_does_not_apply(tmp_path: Path) -> None:
         ({"data": "fold: 1/5"}, "fold"),
     ],
 )
-def test_what_cannot_be_streamed(tmp_path: Path, change: dict[str, str], said: str) -> None:
+def test_what_cannot_be_streamed(tmp_path: Path, change: dict[str, str], expected_text: str) -> None:
     text_shards.folder(tmp_path / "s")
-    assert said in read_error(tmp_path, "s", **change)
+    assert expected_text in read_error(tmp_path, "s", **change)
 
 
 def test_numbers_are_no_text(tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ def test_numbers_are_the_same_labels_in_every_kind(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "expected_text"),
     [
         pytest.param("1.jsonl", b'{"text": "a", "label": "b"}\n{"text": "a", "label', "line 2, column", id="cut off"),
         pytest.param("1.jsonl", b'["a", "b"]\n', "line 1 is no object", id="array"),
@@ -166,17 +166,17 @@ def test_numbers_are_the_same_labels_in_every_kind(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_bad_lines_name_the_shard(tmp_path: Path, name: str, content: bytes, said: str) -> None:
+def test_bad_lines_name_the_shard(tmp_path: Path, name: str, content: bytes, expected_text: str) -> None:
     (tmp_path / "s").mkdir()
     text_shards.write(tmp_path / "s" / name.replace("1", "0", 1), text_shards.table(range(10)))
     (tmp_path / "s" / name).write_bytes(content)
     message = read_error(tmp_path)
-    assert said in message
+    assert expected_text in message
     assert name in message
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "expected_text"),
     [
         ({"a.txt": b"\xff", "a.cls": "x"}, "a.txt is not UTF-8"),
         ({"a.json": "[1]"}, "a.json is no mapping"),
@@ -187,15 +187,15 @@ def test_bad_lines_name_the_shard(tmp_path: Path, name: str, content: bytes, sai
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
-def test_bad_members_name_the_shard(tmp_path: Path, wrong: Mapping[str, str | bytes], said: str) -> None:
+def test_bad_members_name_the_shard(tmp_path: Path, wrong: Mapping[str, str | bytes], expected_text: str) -> None:
     tar(tmp_path / "s/0.tar", members(make_samples()))
     tar(tmp_path / "s/1.tar", wrong)
-    if said == "has no column":
+    if expected_text == "has no column":
         # Two samples, since names differ; neither is whole.
         wrong = {name: text for name, text in wrong.items() if name != "A.cls"}
         tar(tmp_path / "s/1.tar", wrong)
     message = read_error(tmp_path)
-    assert said in message
+    assert expected_text in message
     assert "1.tar" in message
 
 
@@ -250,13 +250,13 @@ def test_texts_that_are_in_both_parts_are_told_as_in_memory(tmp_path: Path, endi
         text_shards.write(tmp_path / f"s/{number}{ending}", train.slice(20 * number, 20))
     (tmp_path / "v").mkdir()
     # In a tar, the name of a sample is its id, which must not be there twice.
-    numbered = validation_texts.set_column(0, "id", pyarrow.array(range(5)))
-    text_shards.write(tmp_path / f"v/0{ending}", numbered)
+    numbered_texts = validation_texts.set_column(0, "id", pyarrow.array(range(5)))
+    text_shards.write(tmp_path / f"v/0{ending}", numbered_texts)
     text_shards.write(tmp_path / "all.parquet", train), text_shards.write(tmp_path / "held.parquet", validation_texts)
-    said = "3 of 5 validation texts are identical to training texts"
+    note_text = "3 of 5 validation texts are identical to training texts"
     streamed = load(text_shards.job(tmp_path, "s", text=text, data="validation: v"))
     resident = load(text_shards.job(tmp_path, "all.parquet", text=text, stream="", data="validation: held.parquet"))
-    assert said in resident.notes
-    assert said in streamed.notes
+    assert note_text in resident.notes
+    assert note_text in streamed.notes
     other = load(text_shards.job(tmp_path, "s", text=text))
     assert not any("identical" in note for note in other.notes)

@@ -109,15 +109,15 @@ def test_other_data_does_not_mix(tmp_path: Path) -> None:
         write(source, tmp_path / "foreign")
 
 
-@pytest.mark.parametrize(("spoil", "said"), [("missing", "is missing"), ("cut", "has 600 bytes")])
-def test_a_listed_shard_that_is_not_there(tmp_path: Path, spoil: str, said: str) -> None:
+@pytest.mark.parametrize(("spoil", "expected_text"), [("missing", "is missing"), ("cut", "has 600 bytes")])
+def test_a_listed_shard_that_is_not_there(tmp_path: Path, spoil: str, expected_text: str) -> None:
     write(images(tmp_path / "i"), tmp_path / "s")
     file = tmp_path / "s/000001.tar"
     if spoil == "missing":
         file.unlink()
     else:
         file.write_bytes(file.read_bytes()[:600])
-    with pytest.raises(DataError, match=f"shard 000001.tar of .* {said}"):
+    with pytest.raises(DataError, match=f"shard 000001.tar of .* {expected_text}"):
         load(shards.job(tmp_path, "s"))
 
 

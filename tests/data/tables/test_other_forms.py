@@ -33,11 +33,11 @@ class Fixed(nn.Module):
 
     def __init__(self, data: Dataset) -> None:
         super().__init__()
-        drawn = torch.Generator().manual_seed(0)
+        generator = torch.Generator().manual_seed(0)
         width = sum(1 + number["missing"] for number in data.preprocessing["numeric"])
         outputs = data.heads[""].outputs
-        self.weights = torch.randn(width, outputs, generator=drawn)
-        self.tables = [torch.randn(99, outputs, generator=drawn) for _ in data.preprocessing["categorical"]]
+        self.weights = torch.randn(width, outputs, generator=generator)
+        self.tables = [torch.randn(99, outputs, generator=generator) for _ in data.preprocessing["categorical"]]
 
     def forward(self, numbers: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
         embedded = [table[places[:, i].long()] for i, table in enumerate(self.tables)]
@@ -130,9 +130,9 @@ def test_another_form_of_the_same_rows_is_the_same_model(folder: Path, tmp_path:
     assert by_column(other, other_rows.split) == by_column(one, expected.split)
     assert targets(other_rows) == targets(expected)
     if not form.options:  # which belong to the model
-        crossed = read(one, path, labelled=True)
-        assert by_column(one, crossed.split) == by_column(one, expected.split)
-        assert targets(crossed) == targets(expected)
+        crossed_rows = read(one, path, labelled=True)
+        assert by_column(one, crossed_rows.split) == by_column(one, expected.split)
+        assert targets(crossed_rows) == targets(expected)
         check_scores(one, path)
     if not name.startswith(("unit", "dates with", "years of")):
         back = read(other, first, labelled=True)
@@ -148,8 +148,8 @@ def test_training_on_another_form_gives_the_same_weights(tmp_path: Path, name: s
         run_folder.mkdir()
         data = f"{{train: train{end}, target: y, validation: 0.2, categorical: code, ignore: size, dates: {{when: [year, month, weekday, hour]}}}}"
         spec = f"task: tabular-classification\ndata: {data}\nmodel: {{hidden: [8]}}\n"
-        done = trained.trained(trained.Case(partial(write_into, write, f"train{end}"), end, spec), run_folder)
-        weights.append({key: value.clone() for key, value in done.model.state_dict().items()})
+        training = trained.trained(trained.Case(partial(write_into, write, f"train{end}"), end, spec), run_folder)
+        weights.append({key: value.clone() for key, value in training.model.state_dict().items()})
     assert weights[0].keys() == weights[1].keys()
     assert all(torch.equal(value, weights[1][key]) for key, value in weights[0].items())
 

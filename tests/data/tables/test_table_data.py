@@ -79,8 +79,8 @@ def test_statistics_are_those_of_the_training_rows(tmp_path: Path) -> None:
     shares = np.histogram(scaled.astype(np.float32), edges.astype(np.float32))[0] / len(scaled)
     assert shares.max() < 3 / 32  # bins hold equally many training rows, as far as whole rows allow
     numbers = everything(data.train)[0].numpy()
-    filled = np.where(np.isnan(size), np.median(known_sizes), size)
-    np.testing.assert_allclose(numbers[:, 0], (filled - known_sizes.mean()) / known_sizes.std(), atol=1e-5)
+    filled_sizes = np.where(np.isnan(size), np.median(known_sizes), size)
+    np.testing.assert_allclose(numbers[:, 0], (filled_sizes - known_sizes.mean()) / known_sizes.std(), atol=1e-5)
     np.testing.assert_array_equal(numbers[:, 1], np.isnan(size))
 
 
@@ -215,12 +215,12 @@ def test_numbers_far_from_those_of_the_training_are_noted(tmp_path: Path) -> Non
     rows = mixed()
     data = tables.load(job(stored(tmp_path, rows)))
     sizes = np.array(rows["size"], dtype=float)
-    for factor, said in ((1.0, False), (1e6, True)):
+    for factor, is_noted in ((1.0, False), (1e6, True)):
         rows["size"] = [*(sizes[:79]), np.nanmax(sizes) * factor]
         new = tables.read([stored(tmp_path, rows, "new.parquet")], data.preprocessing, data.heads, labelled=False)
         notes = [note for note in new.notes if "is a guess" in note]
-        assert len(notes) == said
-        assert not said or (
+        assert len(notes) == is_noted
+        assert not is_noted or (
             get_message("size-is-far-from", "new.parquet") in notes[0] and "in 1 rows, such as" in notes[0]
         )
 
@@ -229,16 +229,16 @@ def test_huge_numbers_leave_the_others_apart(tmp_path: Path) -> None:
     """Beside -999999999 all other numbers of the column were the same for the network."""
     rows = mixed()
     sizes = np.random.default_rng(0).normal(size=80)
-    for sentinel, said in ((-3.0, False), (-999999999.0, True), (1e30, True)):
+    for sentinel, is_noted in ((-3.0, False), (-999999999.0, True), (1e30, True)):
         rows["size"] = np.where(np.arange(80) % 10 == 0, sentinel, sizes)
         data = tables.load(job(stored(tmp_path, rows)))
         notes = [note for note in data.notes if "scaled by its quartiles" in note]
-        assert len(notes) == said
-        assert not said or f"up to {sentinel:g}," in notes[0]
+        assert len(notes) == is_noted
+        assert not is_noted or f"up to {sentinel:g}," in notes[0]
         scaled = everything(data.train)[0][:, [n["name"] for n in data.preprocessing["numeric"]].index("size")]
         assert len(scaled.unique()) > 0.8 * len(scaled)
         assert scaled.abs().max() <= 10
-        assert any("limit" in n for n in data.preprocessing["numeric"]) == said
+        assert any("limit" in n for n in data.preprocessing["numeric"]) == is_noted
         new_data = tables.read([stored(tmp_path, rows)], data.preprocessing, data.heads, labelled=True)
         assert not [note for note in new_data.notes if "is a guess" in note]
 
