@@ -91,8 +91,8 @@ def assembled(folder: Path, case: str) -> run.Run:
     data, machine = load(job), tiny.machine()
     network = build(job, data)
     facts = inspection.inspect_workload(data, network.module)
-    made = plan.resolve(job, machine, facts).only(["micro_batch"])
-    return run.assemble(job, machine, made, folder, data, network, tiny.Quiet(), PhaseTimer())
+    run_plan = plan.resolve(job, machine, facts).only(["micro_batch"])
+    return run.assemble(job, machine, run_plan, folder, data, network, tiny.Quiet(), PhaseTimer())
 
 
 def weights(model: nn.Module) -> list[float]:
@@ -103,25 +103,25 @@ def weights(model: nn.Module) -> list[float]:
 def trained(folder: Path, case: str) -> dict[str, Any]:
     """What the runtime makes of a case."""
     try:
-        made = assembled(folder, case)
+        training_run = assembled(folder, case)
     except DrivetrainError as error:
         return {"refused": str(error)}
-    assert (made.step.micro_batch or 0) == int(case.partition("/")[2] or 0)
-    train.train(made)
+    assert (training_run.step.micro_batch or 0) == int(case.partition("/")[2] or 0)
+    train.train(training_run)
     rows = (
         [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-        if made.ranks.is_rank0
+        if training_run.ranks.is_rank0
         else []
     )
     return {key: [row[key] for row in rows if key in row] for key in ("train/loss", "validation/loss")} | {
-        "weights": weights(made.model)
+        "weights": weights(training_run.model)
     }
 
 
 def main() -> None:
     folder, rank = Path(sys.argv[1]), os.environ["DRIVETRAIN_RANK"]
-    found = {case: trained(folder / rank / case.replace("/", "-"), case) for case in sys.argv[2:]}
-    (folder / f"{rank}.json").write_text(json.dumps(found))
+    outcomes = {case: trained(folder / rank / case.replace("/", "-"), case) for case in sys.argv[2:]}
+    (folder / f"{rank}.json").write_text(json.dumps(outcomes))
     join_ranks(torch.device("cpu")).leave()
 
 

@@ -47,8 +47,8 @@ def probes(ratio: float, spread: float = 0.02) -> tuple[Probe, ...]:
 
 def machine(hardware: Hardware, rows: tuple[Probe, ...], waited: float = 0.0) -> Hardware:
     """The hardware with a calibration of these probes."""
-    found = Calibration(
+    calibration = Calibration(
         key=calibration_file.compute_key(hardware), date="2026-11-23", seconds=8.0, waited=waited, probes=rows,
         missing=("threads: the machine was busy",),
     )  # fmt: skip
-    return replace(hardware, calibration=found)
+    return replace(hardware, calibration=calibration)

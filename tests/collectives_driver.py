@@ -41,16 +41,16 @@ class Work:
         return self.work.wait()
 
 
-def noting(kind: str, calls: Calls) -> Callable[..., Any]:
+def make_recorder(kind: str, calls: Calls) -> Callable[..., Any]:
     """A collective of torch that notes its calls."""
     plain = getattr(torch.distributed, kind)
 
-    def collective(first: Any, *given: Any, async_op: bool = False, **named: Any) -> Any:
-        sent: Tensor = given[0] if isinstance(first, list) else first
-        size = sent.numel() * sent.element_size()
+    def collective(first: Any, *arguments: Any, async_op: bool = False, **options: Any) -> Any:
+        tensor: Tensor = arguments[0] if isinstance(first, list) else first
+        size = tensor.numel() * tensor.element_size()
         calls.append([kind, size, "begun"])
-        done = Work(plain(first, *given, async_op=True, **named), kind, size, calls)
-        return done if async_op else done.wait()
+        pending = Work(plain(first, *arguments, async_op=True, **options), kind, size, calls)
+        return pending if async_op else pending.wait()
 
     return collective
 
@@ -64,30 +64,30 @@ def network(norm: bool) -> nn.Module:
 def steps_of(folder: Path, case: str) -> list[Calls]:
     """The collectives of each step of a run, from one update to the next."""
     rank = int(os.environ["DRIVETRAIN_RANK"])
-    own = folder if rank == 0 else folder / "ranks" / str(rank)
-    own.mkdir(parents=True, exist_ok=True)
+    rank_folder = folder if rank == 0 else folder / "ranks" / str(rank)
+    rank_folder.mkdir(parents=True, exist_ok=True)
     name, keys = case.split("|")
     job, machine, data = tiny.job(keys, epochs=2), tiny.machine(), tiny.dataset()
     model = network(name == "norm")
-    planned = plan.resolve(job, machine, inspection.inspect_workload(data, model), plain=True)
-    made = run.assemble(
-        job, machine, planned, own, data, Model(model, "none", {}, Freeze()), tiny.Quiet(), PhaseTimer()
+    run_plan = plan.resolve(job, machine, inspection.inspect_workload(data, model), plain=True)
+    training_run = run.assemble(
+        job, machine, run_plan, rank_folder, data, Model(model, "none", {}, Freeze()), tiny.Quiet(), PhaseTimer()
     )
     calls: Calls = []
     steps: list[Calls] = []
-    update = made.optimizer.step
+    update = training_run.optimizer.step
 
-    def noted(*given: Any, **named: Any) -> Any:
+    def record_step(*arguments: Any, **options: Any) -> Any:
         steps.append(list(calls))
         calls.clear()
-        return update(*given, **named)
+        return update(*arguments, **options)
 
-    made.optimizer.step = noted  # type: ignore[method-assign]
+    training_run.optimizer.step = record_step  # type: ignore[method-assign]
     plain = {kind: getattr(torch.distributed, kind) for kind in KINDS}
     for kind in KINDS:
-        setattr(torch.distributed, kind, noting(kind, calls))
+        setattr(torch.distributed, kind, make_recorder(kind, calls))
     try:
-        train.train(made)
+        train.train(training_run)
     finally:
         for kind, function in plain.items():
             setattr(torch.distributed, kind, function)
@@ -96,8 +96,8 @@ def steps_of(folder: Path, case: str) -> list[Calls]:
 
 def main() -> None:
     folder = Path(sys.argv[1])
-    found = {case: steps_of(folder / str(place), case) for place, case in enumerate(sys.argv[2:])}
-    (folder / f"{os.environ['DRIVETRAIN_RANK']}.json").write_text(json.dumps(found))
+    steps_by_case = {case: steps_of(folder / str(index), case) for index, case in enumerate(sys.argv[2:])}
+    (folder / f"{os.environ['DRIVETRAIN_RANK']}.json").write_text(json.dumps(steps_by_case))
     join_ranks(torch.device("cpu")).leave()
 
 

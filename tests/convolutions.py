@@ -57,41 +57,41 @@ def layer(case: Case) -> nn.Module:
     return getattr(nn, case["kind"])(*shape, dilation=case["dilation"], groups=case["groups"])
 
 
-def tried(case: Case, threads: int, rewrite: bool) -> str:
+def check_case(case: Case, threads: int, rewrite: bool) -> str:
     """What becomes of a case in this process."""
     torch.set_num_threads(threads)
     torch.manual_seed(0)
     try:
         module = layer(case)
         x = torch.randn(case["batch"], case["inputs"], *[case["size"]] * (1 if case["kind"] == "Conv1d" else 2))
-        exact, precise = copy.deepcopy(module).double(), x.double().requires_grad_()
-        wanted = exact(precise)
+        exact_module, exact_inputs = copy.deepcopy(module).double(), x.double().requires_grad_()
+        expected = exact_module(exact_inputs)
     except (RuntimeError, ValueError):
         return "ok"  # no such convolution
-    ahead = torch.randn(wanted.shape)
-    wanted.backward(ahead.double())
+    output_gradient = torch.randn(expected.shape)
+    expected.backward(output_gradient.double())
     if rewrite:
         strided_convolution.rewrite(module)
     dtype = getattr(torch, case["dtype"])
     module, x = module.to(dtype), x.to(dtype)
     if case["channels_last"] and x.ndim == 4:
         module, x = module.to(memory_format=torch.channels_last), x.contiguous(memory_format=torch.channels_last)
-    called = torch.compile(module) if case["compile"] else module
+    layer_call = torch.compile(module) if case["compile"] else module
     for _ in range(STEPS):
         module.zero_grad()
-        given = x.clone().requires_grad_()
-        found = called(given)
-        found.backward(ahead.to(dtype))
-        pairs = [(found, wanted), (given.grad, precise.grad)]
-        pairs += [(p.grad, q.grad) for p, q in zip(module.parameters(), exact.parameters(), strict=True)]
+        inputs = x.clone().requires_grad_()
+        outputs = layer_call(inputs)
+        outputs.backward(output_gradient.to(dtype))
+        pairs = [(outputs, expected), (inputs.grad, exact_inputs.grad)]
+        pairs += [(p.grad, q.grad) for p, q in zip(module.parameters(), exact_module.parameters(), strict=True)]
         for name, (one, other) in zip(("output", "input", "weight", "bias"), pairs, strict=True):
-            off = ((one.double() - other).abs().max() / other.abs().max().clamp(min=1e-9)).item()
-            if not off < (1e-4 if dtype == torch.float32 else 5e-2):
-                return f"wrong {name} by {off:.2g}"
+            relative_error = ((one.double() - other).abs().max() / other.abs().max().clamp(min=1e-9)).item()
+            if not relative_error < (1e-4 if dtype == torch.float32 else 5e-2):
+                return f"wrong {name} by {relative_error:.2g}"
     return "ok"
 
 
-def apart(case: Case, threads: int, rewrite: bool) -> str:
+def check_in_child(case: Case, threads: int, rewrite: bool) -> str:
     """The same in a process of its own, which may die of it."""
     reader, writer = os.pipe()
     child = os.fork()
@@ -99,7 +99,7 @@ def apart(case: Case, threads: int, rewrite: bool) -> str:
         with contextlib.suppress(BaseException):
             signal.alarm(SECONDS * (4 if case["compile"] else 1))
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-            os.write(writer, tried(case, threads, rewrite).encode())
+            os.write(writer, check_case(case, threads, rewrite).encode())
         os._exit(0)
     os.close(writer)
     with os.fdopen(reader) as answer:
@@ -108,15 +108,15 @@ def apart(case: Case, threads: int, rewrite: bool) -> str:
     return f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else text or "no answer"
 
 
-def answers(given: list[Case], cap: str, threads: int, *words: str) -> dict[str, str]:
+def answers(tested_cases: list[Case], cap: str, threads: int, *options: str) -> dict[str, str]:
     """What becomes of the cases, where it is not well."""
-    text = "".join(f"{json.dumps(case)}\n" for case in given)
-    done = heap.run(["tests.convolutions", str(threads), *words], heap.environment(cap, threads), text, 3600)
-    found = done.stdout.splitlines()
-    assert len(found) == len(given), done.stderr[-2000:]
-    return {json.dumps(case): answer for case, answer in zip(given, found, strict=True) if answer != "ok"}
+    text = "".join(f"{json.dumps(case)}\n" for case in tested_cases)
+    process = heap.run(["tests.convolutions", str(threads), *options], heap.environment(cap, threads), text, 3600)
+    answer_lines = process.stdout.splitlines()
+    assert len(answer_lines) == len(tested_cases), process.stderr[-2000:]
+    return {json.dumps(case): answer for case, answer in zip(tested_cases, answer_lines, strict=True) if answer != "ok"}
 
 
 if __name__ == "__main__":
     for line in sys.stdin:
-        print(apart(json.loads(line), int(sys.argv[1]), "--as-is" not in sys.argv), flush=True)
+        print(check_in_child(json.loads(line), int(sys.argv[1]), "--as-is" not in sys.argv), flush=True)

@@ -35,14 +35,14 @@ def read_case(name: str, folder: Path) -> tuple[Job, Dataset]:
     return job, load(job)
 
 
-def fitted(job: Job, data: Dataset, seconds: float = math.inf) -> dict[str, Baseline]:
+def fit_baselines(job: Job, data: Dataset, seconds: float = math.inf) -> dict[str, Baseline]:
     return {row.name: row for row in measure.measure(job, data, seconds) if isinstance(row, Baseline)}
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_kind_of_data_has_baselines_with_the_metrics_of_its_network(name: str, tmp_path: Path) -> None:
     job, data = read_case(name, tmp_path)
-    rows = fitted(job, data)
+    rows = fit_baselines(job, data)
     kind = data.preprocessing["kind"]
     assert set(rows) == {CONSTANT, LINEAR} | ({TREES} if kind in ("table", "series") else set())
     for row in rows.values():
@@ -65,19 +65,19 @@ def test_trees_are_those_of_scikit_learn_on_the_same_rows(name: str, tmp_path: P
     )
     order = np.random.default_rng(job.train.seed).permutation(len(data.train))
     model.fit(columns[order], data.train.targets[""].numpy()[order])
-    held, _ = features.read_trees(data.validation, np.arange(len(data.validation)))
+    validation_columns, _ = features.read_trees(data.validation, np.arange(len(data.validation)))
     truth = data.validation.targets[""].numpy()
-    row = fitted(job, data)[TREES]
+    row = fit_baselines(job, data)[TREES]
     assert row.metrics["validation/accuracy"] == pytest.approx(
-        sklearn.metrics.accuracy_score(truth, model.predict(held))
+        sklearn.metrics.accuracy_score(truth, model.predict(validation_columns))
     )
-    loss = sklearn.metrics.log_loss(truth, model.predict_proba(held), labels=model.classes_)
+    loss = sklearn.metrics.log_loss(truth, model.predict_proba(validation_columns), labels=model.classes_)
     assert row.metrics["validation/loss"] == pytest.approx(loss, rel=1e-4)
 
 
 def test_numbers_are_in_the_units_of_the_data(tmp_path: Path) -> None:
     job, data = read_case("table numbers", tmp_path)
-    rows = fitted(job, data)
+    rows = fit_baselines(job, data)
     price = data.validation.targets[""][:, 0].numpy() * data.heads[""].std[0]
     # The targets are centred on the mean of training, which is what the constant answers.
     assert rows[CONSTANT].metrics["validation/price/mae"] == pytest.approx(np.abs(price).mean(), rel=1e-3)
@@ -86,7 +86,7 @@ def test_numbers_are_in_the_units_of_the_data(tmp_path: Path) -> None:
 
 def test_the_constant_answer_is_the_most_frequent_class_of_training(tmp_path: Path) -> None:
     job, data = read_case("image folders", tmp_path)
-    row = fitted(job, data)[CONSTANT]
+    row = fit_baselines(job, data)[CONSTANT]
     counts = np.bincount(data.train.targets[""].numpy())
     answer = int(counts.argmax())
     assert row.answers == {"": data.heads[""].classes[answer]}
@@ -103,11 +103,13 @@ def test_texts_are_weighted_as_by_scikit_learn(tmp_path: Path) -> None:
     features.fit(data.train, ids)
     ours = features.read_linear(data.train, ids)
     tokens, *_, mask = data.train.gather(ids)
-    words = [
+    token_texts = [
         " ".join(str(int(t)) for t, m in zip(row, real, strict=True) if m)
         for row, real in zip(tokens, mask, strict=True)
     ]
-    theirs = TfidfVectorizer(token_pattern=r"\S+", ngram_range=(1, 2), sublinear_tf=True, min_df=2).fit_transform(words)
+    theirs = TfidfVectorizer(token_pattern=r"\S+", ngram_range=(1, 2), sublinear_tf=True, min_df=2).fit_transform(
+        token_texts
+    )
     # Which column a token or pair has differs; the products of texts do not.
     assert ours.shape == theirs.shape
     np.testing.assert_allclose((ours @ ours.T).toarray(), (theirs @ theirs.T).toarray(), atol=1e-5)
@@ -121,7 +123,7 @@ def test_more_samples_are_taken_as_long_as_there_is_time(tmp_path: Path, monkeyp
     assert sizes == [5, 15, 45, 60]
     hurried = [row.rows for row in measure.measure(job, data, 0.0) if row.name == LINEAR and isinstance(row, Baseline)]
     assert hurried == [5]
-    assert fitted(job, data)[LINEAR].rows == 60
+    assert fit_baselines(job, data)[LINEAR].rows == 60
 
 
 def test_a_fit_that_would_end_too_late_is_not_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,11 +154,11 @@ def test_texts_are_solved_in_a_few_passes(tmp_path: Path) -> None:
         loss="log_loss", alpha=strength, max_iter=5, tol=None, random_state=job.train.seed
     )
     model.fit(features.read_linear(data.train, ids), data.train.targets[""].numpy()[ids])
-    held = features.read_linear(data.validation, np.arange(len(data.validation)))
+    validation_features = features.read_linear(data.validation, np.arange(len(data.validation)))
     loss = sklearn.metrics.log_loss(
-        data.validation.targets[""].numpy(), model.predict_proba(held), labels=model.classes_
+        data.validation.targets[""].numpy(), model.predict_proba(validation_features), labels=model.classes_
     )
-    assert fitted(job, data)[LINEAR].metrics["validation/log_loss"] == pytest.approx(loss, rel=1e-3)
+    assert fit_baselines(job, data)[LINEAR].metrics["validation/log_loss"] == pytest.approx(loss, rel=1e-3)
 
 
 def test_each_picture_is_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +175,7 @@ def test_each_picture_is_decoded_once(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_class_that_the_first_samples_lack_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job, data = read_case("table", tmp_path)
     monkeypatch.setattr(measure, "FIRST_ROWS", 2)
-    rows = fitted(job, data, 0.0)
+    rows = fit_baselines(job, data, 0.0)
     assert {row.rows for row in rows.values()} == {2, 60}
     assert all(math.isfinite(value) for row in rows.values() for value in row.metrics.values())
 
@@ -203,7 +205,7 @@ def test_the_final_test_is_evaluated_too(tmp_path: Path) -> None:
     job = load_job.load(tmp_path / "job.yaml")
     data = load(job)
     add_test(job, data)
-    for row in fitted(job, data).values():
+    for row in fit_baselines(job, data).values():
         assert {name.partition("/")[0] for name in row.metrics} == {"validation", "test"}
 
 
@@ -239,11 +241,11 @@ def test_few_samples_are_fitted_by_one_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int | None
 ) -> None:
     """Boosted trees of 960 rows took 52 s on two busy CPUs, in which two threads waited for each other."""
-    asked: list[int | None] = []
+    thread_limits: list[int | None] = []
 
     @contextlib.contextmanager
     def record(limits: int | None) -> Iterator[None]:
-        asked.append(limits)
+        thread_limits.append(limits)
         yield
 
     monkeypatch.setattr(measure, "threadpool_limits", record)
@@ -253,4 +255,4 @@ def test_few_samples_are_fitted_by_one_thread(
     (tmp_path / "job.yaml").write_text("name: a\ntask: tabular-classification\ndata: {train: a.csv, target: y}\n")
     job = load_job.load(tmp_path / "job.yaml")
     assert list(measure.measure(job, load(job), 60))
-    assert set(asked) == {threads}
+    assert set(thread_limits) == {threads}

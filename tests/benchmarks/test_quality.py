@@ -24,8 +24,8 @@ def test_there_are_twelve_of_four_kinds() -> None:
 def test_a_trial_measures_every_row_once(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quality, "fetch_packages", lambda folder: None)
     monkeypatch.delenv("DRIVETRAIN_BASELINES", raising=False)
-    words = [str(tmp_path), "--only", name, "--budgets", "1m", "--seeds", "0", "--smoke"]
-    assert quality.main(words) == 0
+    arguments = [str(tmp_path), "--only", name, "--budgets", "1m", "--seeds", "0", "--smoke"]
+    assert quality.main(arguments) == 0
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
     contenders = ["simple", "default", "linear"] if name == "cancer" else ["simple", "default"]
     assert [row["contender"] for row in rows] == contenders
@@ -35,16 +35,16 @@ def test_a_trial_measures_every_row_once(name: str, tmp_path: Path, monkeypatch:
     page = (tmp_path / "page.md").read_text()
     assert f"| {name} |" in page
     assert " of 1**" in page
-    assert quality.main(words) == 0
+    assert quality.main(arguments) == 0
     assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == len(rows)
 
 
 def test_a_contender_that_fails_is_a_row_and_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quality, "fetch_packages", lambda folder: None)
-    words = [str(tmp_path), "--only", "cancer", "--budgets", "1s", "--seeds", "0", "--contenders", "default"]
-    assert quality.main(words) == 1
+    arguments = [str(tmp_path), "--only", "cancer", "--budgets", "1s", "--seeds", "0", "--contenders", "default"]
+    assert quality.main(arguments) == 1
     assert "within" in json.loads((tmp_path / "rows.jsonl").read_text())["failed"]
-    assert quality.main(words) == 1
+    assert quality.main(arguments) == 1
     assert len((tmp_path / "rows.jsonl").read_text().splitlines()) == 2
 
 

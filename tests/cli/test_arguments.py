@@ -16,12 +16,12 @@ def test_an_abbreviation_is_no_consent() -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [["train", "job.yaml", "--pl"], ["launch", "job.yaml", "--net"], ["evaluate", "--run", "runs/a-001"]],
 )
-def test_no_option_is_completed(words: list[str]) -> None:
+def test_no_option_is_completed(arguments: list[str]) -> None:
     with pytest.raises(SpecError):
-        make_parser().parse_args(words)
+        make_parser().parse_args(arguments)
 
 
 REFUSED = [
@@ -70,21 +70,21 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("line", "given", "action"), REFUSED)
+@pytest.mark.parametrize(("line", "first_line", "action"), REFUSED)
 def test_what_is_mistyped_is_refused_with_the_nearest(
-    line: str, given: str, action: str, capsys: pytest.CaptureFixture[str]
+    line: str, first_line: str, action: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main.main(line.split()) == 2
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == given
+    assert lines[0] == first_line
     assert lines[1].startswith("  possible: ")
     assert lines[2] == f"  do:       {action}"
 
 
 def test_without_a_command_the_first_steps_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit) as exit_info:
         main.main([])
-    told = capsys.readouterr()
-    assert (ended.value.code, told.out, told.err) == (2, "", command_line.FIRST_STEPS)
+    output = capsys.readouterr()
+    assert (exit_info.value.code, output.out, output.err) == (2, "", command_line.FIRST_STEPS)
     for step in ("drivetrain train jobs/digits.yaml", "drivetrain init DATA", "drivetrain --help"):
-        assert step in told.err
+        assert step in output.err

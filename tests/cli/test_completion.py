@@ -32,20 +32,20 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     return tmp_path
 
 
-def offered(folder: Path, *words: str) -> list[str]:
-    done = subprocess.run(
-        ["bash", "--norc", "-c", ASK, "bash", "drivetrain", *words],
+def list_completions(folder: Path, *arguments: str) -> list[str]:
+    process = subprocess.run(
+        ["bash", "--norc", "-c", ASK, "bash", "drivetrain", *arguments],
         cwd=folder,
         capture_output=True,
         text=True,
         check=True,
     )
-    assert done.stderr == "complete -o filenames -F _drivetrain drivetrain\n"
-    return sorted(done.stdout.splitlines())
+    assert process.stderr == "complete -o filenames -F _drivetrain drivetrain\n"
+    return sorted(process.stdout.splitlines())
 
 
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("arguments", "expected"),
     [
         (["val"], ["validate"]),
         (["p"], ["plan", "predict"]),
@@ -65,14 +65,14 @@ def offered(folder: Path, *words: str) -> list[str]:
     ],
     ids=" ".join,
 )
-def test_what_is_offered(folder: Path, words: list[str], expected: list[str]) -> None:
-    assert offered(folder, *words) == expected
+def test_what_is_offered(folder: Path, arguments: list[str], expected: list[str]) -> None:
+    assert list_completions(folder, *arguments) == expected
 
 
 def test_every_command_is_offered(folder: Path) -> None:
     from drivetrain.cli.commands import COMMANDS
 
-    assert set(offered(folder, "")) == {*COMMANDS, "--help", "--version"}
+    assert set(list_completions(folder, "")) == {*COMMANDS, "--help", "--version"}
 
 
 def test_zsh_reads_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

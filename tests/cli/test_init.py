@@ -40,20 +40,20 @@ def test_sample_images(capsys: pytest.CaptureFixture[str]) -> None:
     job = made("data/patterns")
     assert (job.name, job.task) == ("patterns", "image-classification")
     assert beginning(job)["train"] == "data/patterns"
-    text, shown = Path("patterns.yaml").read_text(), capsys.readouterr().out
+    text, output = Path("patterns.yaml").read_text(), capsys.readouterr().out
     assert says(text, "images-classes-checks-dots", 30, 6, 5)
-    assert shown.startswith("patterns.yaml: image-classification")
+    assert output.startswith("patterns.yaml: image-classification")
     where = f"written to {Path.cwd() / 'patterns.yaml'}; relative paths in it start from that folder\n"
-    assert ends_with(shown, "next-drivetrain-launch", where, "patterns.yaml")
+    assert ends_with(output, "next-drivetrain-launch", where, "patterns.yaml")
     assert "# Train it: drivetrain launch patterns.yaml\n" in text, "what `next:` says"
     # The reason stands beside every value that was looked up.
     assert all("#" in line for line in text.splitlines() if line.startswith("  image_size"))
 
 
-@pytest.mark.parametrize(("words", "is_linear"), [(6, False), (12, True)])
-def test_longer_texts_get_the_linear_model(words: int, is_linear: bool) -> None:
+@pytest.mark.parametrize(("word_count", "is_linear"), [(6, False), (12, True)])
+def test_longer_texts_get_the_linear_model(word_count: int, is_linear: bool) -> None:
     draws = random.Random(0)
-    rows = [f'"{" ".join(draws.choices("abcdefgh", k=words - 1))} {n}",{"xyz"[n % 3]}' for n in range(300)]
+    rows = [f'"{" ".join(draws.choices("abcdefgh", k=word_count - 1))} {n}",{"xyz"[n % 3]}' for n in range(300)]
     Path("notes.csv").write_text("\n".join(["note,kind", *rows]) + "\n")
     made("notes.csv", "--task", "text-classification")
     (model,) = (line for line in Path("notes.yaml").read_text().splitlines() if line.startswith("model:"))
@@ -186,8 +186,8 @@ def test_without_torch(here: Path) -> None:
         "import sys; sys.modules['torch'] = None\nfrom drivetrain.cli import main\n"
         "sys.exit(max(main.main(['init', name]) for name in ('photos', 'rows.csv', 'arrays.npz')))"
     )
-    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": IMPORTS}, check=False)
-    assert done.returncode == 0
+    process = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": IMPORTS}, check=False)
+    assert process.returncode == 0
     assert len(list(here.glob("*.yaml"))) == 3
 
 
@@ -225,57 +225,61 @@ def test_names_and_texts_in_yaml() -> None:
     ]
 
 
-def _cell(drawn: random.Random) -> object:
+def _cell(generator: random.Random) -> object:
     kinds = [
-        lambda: drawn.randint(-5, 5),
-        lambda: round(drawn.gauss(0, 1e3), 3),
-        lambda: drawn.choice(["", "NaN", "null", "-", "yes", "no", "true", "1e400", "inf", "007"]),
-        lambda: drawn.choice(["a", "b", "Ä", "x y z w v", "a.png", "2026-01-01", "2026-01-01 10:00:00", "12:30"]),
-        lambda: "".join(chr(drawn.choice([*range(32, 127), 0xE9, 0x2028, 0x1F600, 9, 10])) for _ in range(12)),
+        lambda: generator.randint(-5, 5),
+        lambda: round(generator.gauss(0, 1e3), 3),
+        lambda: generator.choice(["", "NaN", "null", "-", "yes", "no", "true", "1e400", "inf", "007"]),
+        lambda: generator.choice(["a", "b", "Ä", "x y z w v", "a.png", "2026-01-01", "2026-01-01 10:00:00", "12:30"]),
+        lambda: "".join(chr(generator.choice([*range(32, 127), 0xE9, 0x2028, 0x1F600, 9, 10])) for _ in range(12)),
     ]
-    return drawn.choice(kinds)()
+    return generator.choice(kinds)()
 
 
-def _any_file(drawn: random.Random, number: int) -> Path:
+def _any_file(generator: random.Random, number: int) -> Path:
     """A small file that may or may not be data."""
-    header = drawn.sample(
-        ["id", "time", "date", "label", "text", "y", "a: b", "no", "größe", "x", "path", "t", "n"], drawn.randint(1, 6)
+    header = generator.sample(
+        ["id", "time", "date", "label", "text", "y", "a: b", "no", "größe", "x", "path", "t", "n"],
+        generator.randint(1, 6),
     )
-    columns = [drawn.choice([None, [_cell(drawn) for _ in range(drawn.randint(1, 3))]]) for _ in header]
-    rows = [[_cell(drawn) if c is None else drawn.choice(c) for c in columns] for _ in range(drawn.randint(0, 80))]
-    if "time" in header and drawn.random() < 0.7:
+    columns = [generator.choice([None, [_cell(generator) for _ in range(generator.randint(1, 3))]]) for _ in header]
+    rows = [
+        [_cell(generator) if c is None else generator.choice(c) for c in columns]
+        for _ in range(generator.randint(0, 80))
+    ]
+    if "time" in header and generator.random() < 0.7:
         for index, row in enumerate(rows):
             row[header.index("time")] = index
-    kind = drawn.choice(["csv", "csv", "csv", "tsv", "jsonl", "parquet", "npz", "bytes"])
+    kind = generator.choice(["csv", "csv", "csv", "tsv", "jsonl", "parquet", "npz", "bytes"])
     path = Path(f"file-{number}.{kind}")
     if kind in ("csv", "tsv"):
-        table(str(path), header, rows, delimiter="\t" if kind == "tsv" else drawn.choice(",,,,;"))
+        table(str(path), header, rows, delimiter="\t" if kind == "tsv" else generator.choice(",,,,;"))
     elif kind == "jsonl":
         path.write_text("\n".join(json.dumps(dict(zip(header, row, strict=True))) for row in rows), "utf-8")
     elif kind == "parquet":
         cells = {name: [str(row[i]) for row in rows] for i, name in enumerate(header)}
         parquet.write_table(pyarrow.table(cells), path)
     elif kind == "npz":
-        shape = [drawn.randint(0, 12) for _ in range(drawn.randint(0, 4))]
-        names = drawn.choice([("images", "labels"), ("x", "y"), ("a",)])
-        first = np.zeros(shape, drawn.choice(["u1", "f4", "i8", "?", "U3", "c8"]))
-        rest = {name: np.arange(drawn.randint(0, 12)) % drawn.randint(1, 4) for name in names[1:]}
-        np.savez(path, **{names[0]: first}, **rest)
-    if kind == "bytes" or drawn.random() < 0.15:
-        path = path.with_suffix(drawn.choice([".csv", ".jsonl", ".parquet", ".npz"]))
-        given = path.read_bytes() if path.exists() else drawn.randbytes(200)
-        path.write_bytes(given[: drawn.randint(0, len(given))] + drawn.randbytes(drawn.randint(0, 5)))
+        shape = [generator.randint(0, 12) for _ in range(generator.randint(0, 4))]
+        names = generator.choice([("images", "labels"), ("x", "y"), ("a",)])
+        first = np.zeros(shape, generator.choice(["u1", "f4", "i8", "?", "U3", "c8"]))
+        label_arrays = {name: np.arange(generator.randint(0, 12)) % generator.randint(1, 4) for name in names[1:]}
+        np.savez(path, **{names[0]: first}, **label_arrays)
+    if kind == "bytes" or generator.random() < 0.15:
+        path = path.with_suffix(generator.choice([".csv", ".jsonl", ".parquet", ".npz"]))
+        content = path.read_bytes() if path.exists() else generator.randbytes(200)
+        path.write_bytes(content[: generator.randint(0, len(content))] + generator.randbytes(generator.randint(0, 5)))
     return path
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_whatever_is_given_nothing_invalid_is_written(seed: int, capsys: pytest.CaptureFixture[str]) -> None:
     """A hundred small files: each ends in a valid spec, or in an error of three parts and no file."""
-    drawn = random.Random(seed)
+    generator = random.Random(seed)
     for number in range(25):
-        path, output = _any_file(drawn, number), Path(f"{number}.yaml")
-        options = ["--task", drawn.choice(list(TASKS))] if drawn.random() < 0.3 else []
-        options += ["--target", drawn.choice(["label", "y", "n"])] if drawn.random() < 0.2 else []
+        path, output = _any_file(generator, number), Path(f"{number}.yaml")
+        options = ["--task", generator.choice(list(TASKS))] if generator.random() < 0.3 else []
+        options += ["--target", generator.choice(["label", "y", "n"])] if generator.random() < 0.2 else []
         code = main.main(["init", str(path), "--output", str(output), *options])
         error = capsys.readouterr().err
         assert (code == 0) == output.exists(), (path, error)

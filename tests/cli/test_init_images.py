@@ -17,13 +17,13 @@ from tests.messages import says
 pytestmark = pytest.mark.usefixtures("here")
 
 
-@pytest.mark.parametrize("held", ["val", "validation", "valid"])
-def test_a_data_set_in_parts(held: str) -> None:
+@pytest.mark.parametrize("validation_folder", ["val", "validation", "valid"])
+def test_a_data_set_in_parts(validation_folder: str) -> None:
     counts = {"good": 4, "bad": 3}
-    for part in ("train", held, "test"):
+    for part in ("train", validation_folder, "test"):
         images(f"photos/{part}", counts)
     data = beginning(made("photos"))
-    assert (data["train"], data["validation"]) == ("photos/train", f"photos/{held}")
+    assert (data["train"], data["validation"]) == ("photos/train", f"photos/{validation_folder}")
     assert "photos/test" in Path("photos.yaml").read_text()
 
 
@@ -51,15 +51,15 @@ def test_grey_uneven_and_single_images() -> None:
 
 
 @pytest.mark.parametrize(
-    ("counts", "said"),
+    ("counts", "message"),
     [
         ({"good": 4}, "4 images of one class: good"),
         ({"a": 1, "b": 1}, "one image of each of 2 classes"),
         ({"a": 0, "b": 0}, "has no images in class folders"),
     ],
 )
-def test_folders_that_are_no_classes(counts: dict[str, int], said: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert said in refused(capsys, images("photos", counts))
+def test_folders_that_are_no_classes(counts: dict[str, int], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert message in refused(capsys, images("photos", counts))
 
 
 def test_a_manifest_of_images() -> None:
@@ -99,9 +99,9 @@ def test_a_manifest_of_labels_or_numbers(name: str) -> None:
 
 @pytest.mark.parametrize("shape", [(24, 3), (24,), (24, 2)])
 def test_arrays_of_labels_or_numbers(shape: tuple[int, ...]) -> None:
-    drawn = np.random.default_rng(0)
-    labels = drawn.integers(0, 2, shape) if shape == (24, 3) else drawn.normal(size=shape)
-    np.savez("stack.npz", images=drawn.random((24, 16, 16)), labels=labels)
+    generator = np.random.default_rng(0)
+    labels = generator.integers(0, 2, shape) if shape == (24, 3) else generator.normal(size=shape)
+    np.savez("stack.npz", images=generator.random((24, 16, 16)), labels=labels)
     job = made("stack.npz")
     assert job.task == ("image-classification" if shape == (24, 3) else "image-regression")
     assert beginning(job).get("multi_label") == (True if shape == (24, 3) else None)
@@ -110,13 +110,13 @@ def test_arrays_of_labels_or_numbers(shape: tuple[int, ...]) -> None:
 def test_many_images_are_not_all_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     from drivetrain.data.images import decode
 
-    opened: list[str] = []
+    opened_paths: list[str] = []
     look: Callable[[str], Any] = decode.look
-    monkeypatch.setattr(decode, "look", lambda path: opened.append(path) or look(path))
+    monkeypatch.setattr(decode, "look", lambda path: opened_paths.append(path) or look(path))
     images("photos", {"a": 2, "b": 2})
     for name in "ab":
         for number in range(2, 1000):
             os.link(f"photos/{name}/0.png", f"photos/{name}/{number}.png")
     assert main.main(["init", "photos"]) == 0
-    assert len(opened) == 64
+    assert len(opened_paths) == 64
     assert "2,000 images, 2 classes of 1,000 each" in Path("photos.yaml").read_text()

@@ -28,18 +28,18 @@ def test_a_spanish_table(capsys: pytest.CaptureFixture[str]) -> None:
     ]
     table("averías de año.csv", ["descripción", "carga", "clase"], rows, encoding="latin-1", delimiter=";")
     job = made("averías de año.csv")
-    told = "averías de año.csv: semicolons, decimal commas, windows-1252"
-    assert told in capsys.readouterr().out
-    assert f"# Found: {told}" in Path("averias-de-ano.yaml").read_text()
+    note = "averías de año.csv: semicolons, decimal commas, windows-1252"
+    assert note in capsys.readouterr().out
+    assert f"# Found: {note}" in Path("averias-de-ano.yaml").read_text()
     assert (job.name, job.task) == ("averias-de-ano", "text-classification")
     assert (beginning(job)["text"], list(beginning(job)["labels"])) == (("descripción",), ["clase"])
 
 
 def test_numbers_that_can_be_read_in_two_ways_are_declared(capsys: pytest.CaptureFixture[str]) -> None:
     path = table("rows.csv", ["load", "kind"], [[f"{1 + i % 9},{100 + i}", "ab"[i % 2]] for i in range(40)])
-    told = refused(capsys, path)
-    assert 'column "load" row 1 (line 2): `1,100` can be 1.100 or 1100' in told
-    assert says(told, "csv-decimal-comma-point", "1.100", 1100)
+    message = refused(capsys, path)
+    assert 'column "load" row 1 (line 2): `1,100` can be 1.100 or 1100' in message
+    assert says(message, "csv-decimal-comma-point", "1.100", 1100)
     assert says(refused(capsys, path, "--csv", "decimals=comma", code=2), "csv-decimals-comma-names")
     assert 'did you mean "comma"?' in refused(capsys, path, "--csv", "decimal=coma", code=2)
     job = made(path, "--csv", "decimal=comma")
@@ -52,15 +52,15 @@ def test_a_spreadsheet_is_refused_with_the_command_that_converts_it(capsys: pyte
 
 
 def test_an_id_and_a_date_are_ignored() -> None:
-    drawn = random.Random(0)
+    generator = random.Random(0)
     rows = [
         [
             f"K-{i:04}",
-            f"2026-{drawn.randint(1, 12):02}-{drawn.randint(1, 28):02}",
+            f"2026-{generator.randint(1, 12):02}-{generator.randint(1, 28):02}",
             i * 7919 % 10007,
-            drawn.random(),
-            drawn.choice(["Acme", "Bolt"]),
-            drawn.choice(["yes", "no"]),
+            generator.random(),
+            generator.choice(["Acme", "Bolt"]),
+            generator.choice(["yes", "no"]),
         ]
         for i in range(300)
     ]
@@ -114,16 +114,22 @@ def test_json_lines_of_texts() -> None:
 
 def test_a_name_is_no_text_to_learn_from() -> None:
     header = ["PassengerId", "Survived", "Pclass", "Name", "Sex", "Age", "SibSp", "Ticket", "Fare", "Embarked"]
-    drawn = random.Random(0)
+    generator = random.Random(0)
     rows = [
         [
-            *(i + 1, drawn.randint(0, 1), drawn.randint(1, 3), f"Person, Mr. Nr {i} of Many", drawn.choice("mf")),
             *(
-                drawn.choice(["", drawn.randint(1, 80)]),
-                drawn.randint(0, 5),
+                i + 1,
+                generator.randint(0, 1),
+                generator.randint(1, 3),
+                f"Person, Mr. Nr {i} of Many",
+                generator.choice("mf"),
+            ),
+            *(
+                generator.choice(["", generator.randint(1, 80)]),
+                generator.randint(0, 5),
                 f"A{i * 7}",
-                drawn.random(),
-                drawn.choice("SC"),
+                generator.random(),
+                generator.choice("SC"),
             ),
         ]
         for i in range(300)

@@ -30,31 +30,31 @@ def test_validate_lists_each_file_with_its_problems(
     assert bad["error"]["action"] == bad["problems"][0]["action"]
 
 
-@pytest.mark.parametrize("words", [["evaluate", "no-such-run"], ["train", "no-such.yaml"], ["doctor", "--nothing"]])
-def test_an_error_has_its_parts_and_its_exit_code(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    code = main.main([*words, "--json"])
-    shown = capsys.readouterr()
-    value = json.loads(shown.out)
-    assert value["exit_code"] == code != 0
-    assert shown.err.startswith(value["error"]["given"])
+@pytest.mark.parametrize("arguments", [["evaluate", "no-such-run"], ["train", "no-such.yaml"], ["doctor", "--nothing"]])
+def test_an_error_has_its_parts_and_its_exit_code(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    code = main.main([*arguments, "--json"])
+    output = capsys.readouterr()
+    answer = json.loads(output.out)
+    assert answer["exit_code"] == code != 0
+    assert output.err.startswith(answer["error"]["given"])
 
 
 def test_a_training_ends_with_its_result(job: Path) -> None:
-    done = train(job, "--json")
-    value = json.loads(done.stdout)
-    assert (done.returncode, value["exit_code"], value["status"]) == (0, 0, "done")
+    process = train(job, "--json")
+    answer = json.loads(process.stdout)
+    assert (process.returncode, answer["exit_code"], answer["status"]) == (0, 0, "done")
     run = job.parent / "runs" / "tiny-001"
-    assert (value["run"], value["report"]) == (str(run), str(run / "report.html"))
-    assert value["best"] == json.loads((run / "result.json").read_text())["best"]
-    assert "epoch 1/4" in done.stderr
+    assert (answer["run"], answer["report"]) == (str(run), str(run / "report.html"))
+    assert answer["best"] == json.loads((run / "result.json").read_text())["best"]
+    assert "epoch 1/4" in process.stderr
 
 
 def test_an_error_of_the_trainer_is_in_the_result(job: Path) -> None:
     data = dict(np.load(job.parent / "images.npz"))
     data["labels"] = data["labels"][:-1]
     np.savez(job.parent / "images.npz", **data)
-    done = train(job, "--json")
-    value = json.loads(done.stdout)
-    assert value["exit_code"] == done.returncode == 3
-    assert value["error"]["given"] in done.stderr
-    assert Path(value["run"]).name == "tiny-001"
+    process = train(job, "--json")
+    answer = json.loads(process.stdout)
+    assert answer["exit_code"] == process.returncode == 3
+    assert answer["error"]["given"] in process.stderr
+    assert Path(answer["run"]).name == "tiny-001"

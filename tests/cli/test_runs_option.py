@@ -13,17 +13,17 @@ from tests.messages import saying
 
 
 def test_an_address_means_a_copy() -> None:
-    given = parse(["train", "job.yaml", "--runs", "s3://bucket/runs/", "--set", "train.epochs=1"])
-    runs_option.apply(given)
-    assert given.runs == Path("runs")
-    assert given.set == ["train.epochs=1", "checkpoint.copy_to=s3://bucket/runs"]
+    arguments = parse(["train", "job.yaml", "--runs", "s3://bucket/runs/", "--set", "train.epochs=1"])
+    runs_option.apply(arguments)
+    assert arguments.runs == Path("runs")
+    assert arguments.set == ["train.epochs=1", "checkpoint.copy_to=s3://bucket/runs"]
 
 
 def test_a_folder_stays_one() -> None:
-    given = parse(["train", "job.yaml", "--runs", "there"])
-    runs_option.apply(given)
-    assert given.runs == Path("there")
-    assert given.set == []
+    arguments = parse(["train", "job.yaml", "--runs", "there"])
+    runs_option.apply(arguments)
+    assert arguments.runs == Path("there")
+    assert arguments.set == []
 
 
 def test_a_run_in_a_store_is_not_extended() -> None:
@@ -32,7 +32,7 @@ def test_a_run_in_a_store_is_not_extended() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "message"),
+    ("arguments", "message"),
     [
         (["train", "job.yaml", "--runs", "https://host/x"], "cannot be written"),
         (["train", "job.yaml", "--runs", "s3://a:hidden@b/x"], "--runs: s3://b/x is written with a user or password"),
@@ -40,8 +40,8 @@ def test_a_run_in_a_store_is_not_extended() -> None:
         (["train", "job.yaml", "--runs", "s3://b/x", "--set", "checkpoint.copy_to=s3://c"], "one of them"),
     ],
 )
-def test_refused(words: list[str], message: str) -> None:
-    with pytest.raises(SpecError) as found:
-        runs_option.apply(parse(words))
-    assert message in str(found.value)
-    assert "hidden" not in str(found.value)
+def test_refused(arguments: list[str], message: str) -> None:
+    with pytest.raises(SpecError) as error:
+        runs_option.apply(parse(arguments))
+    assert message in str(error.value)
+    assert "hidden" not in str(error.value)

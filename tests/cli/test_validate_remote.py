@@ -38,64 +38,64 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def proxy(server: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FaultyStore]:
     monkeypatch.setattr(remote_check, "PATIENCE", Patience(retries=0.3, silence=1.0, connect=1.0))
     monkeypatch.chdir(tmp_path)
-    with faulty_store(server) as found:
-        yield found
+    with faulty_store(server) as store:
+        yield store
 
 
-def validated(capsys: pytest.CaptureFixture[str], text: str, *more: str) -> tuple[int, list[str], str]:
+def run_validate(capsys: pytest.CaptureFixture[str], text: str, *options: str) -> tuple[int, list[str], str]:
     """Exit code, lines and errors."""
     Path("job.yaml").write_text(text)
-    code = main.main(["validate", "job.yaml", *more])
-    told = capsys.readouterr()
-    assert SECRET not in told.out + told.err
-    return code, told.out.splitlines(), told.err
+    code = main.main(["validate", "job.yaml", *options])
+    output = capsys.readouterr()
+    assert SECRET not in output.out + output.err
+    return code, output.out.splitlines(), output.err
 
 
 def test_stores_that_can_be_used(proxy: FaultyStore, capsys: pytest.CaptureFixture[str]) -> None:
-    before = [each.name for each in opened("").objects()]
-    code, lines, _ = validated(capsys, SPEC, "--remote")
+    before = [entry.name for entry in opened("").objects()]
+    code, lines, _ = run_validate(capsys, SPEC, "--remote")
     assert code == 0
     assert lines[0] == "job.yaml: valid (t, image-classification)"
     assert lines[-2].startswith("  data.train: s3://bucket/shards: 2 shards, ")
     assert lines[-2].endswith(f", listed and read ({SET})")
     assert says_only(lines[-1], "listed-written-read-removed", "checkpoint.copy_to", "s3://bucket/runs", SET)
-    assert [each.name for each in opened("").objects()] == before, "the probe is gone"
+    assert [entry.name for entry in opened("").objects()] == before, "the probe is gone"
 
 
 def test_without_the_option_nothing_is_asked(proxy: FaultyStore, capsys: pytest.CaptureFixture[str]) -> None:
-    assert validated(capsys, SPEC)[0] == 0
+    assert run_validate(capsys, SPEC)[0] == 0
     assert proxy.seen == []
 
 
 def test_an_address_of_the_command_line(proxy: FaultyStore, capsys: pytest.CaptureFixture[str]) -> None:
     Path("x").mkdir()
     local = SPEC.replace('"s3://bucket/shards", stream: true', "x").partition("checkpoint")[0]
-    code, lines, errors = validated(capsys, local, "--remote", "--runs", "s3://bucket/mine")
+    code, lines, errors = run_validate(capsys, local, "--remote", "--runs", "s3://bucket/mine")
     assert code == 0, errors
     assert says(lines[-1], "listed-written-read-removed-2", "checkpoint.copy_to", "s3://bucket/mine")
-    assert says_only(validated(capsys, local, "--remote")[1][-1], "remote-job-names-object")
+    assert says_only(run_validate(capsys, local, "--remote")[1][-1], "remote-job-names-object")
 
 
 def test_all_that_is_wrong_is_told(proxy: FaultyStore, capsys: pytest.CaptureFixture[str]) -> None:
-    code, lines, errors = validated(capsys, SPEC.replace("shards", "none").replace("runs", "r"), "--remote")
+    code, lines, errors = run_validate(capsys, SPEC.replace("shards", "none").replace("runs", "r"), "--remote")
     assert code == 3, "that of the first"
     assert lines[-1].startswith("  checkpoint.copy_to")
     assert begins_with(errors, "no-shards-in-possible", "job.yaml", 4, 8, "data.train", "s3://bucket/none")
     proxy.fault = lambda number, method, path: Fault("denied") if method == "PUT" else None
-    code, lines, errors = validated(capsys, SPEC, "--remote")
+    code, lines, errors = run_validate(capsys, SPEC, "--remote")
     assert code == 7
     assert lines[-1].startswith("  data.train")
     assert errors.startswith("job.yaml:5:14: checkpoint.copy_to: s3://bucket/runs/.drivetrain-probe-")
     assert says(errors, "write-store-refuses-accessdenied", 403)
     proxy.away = True
-    assert validated(capsys, SPEC, "--remote")[2].count(get_message("store-does-not-answer")) == 2
+    assert run_validate(capsys, SPEC, "--remote")[2].count(get_message("store-does-not-answer")) == 2
 
 
 @pytest.mark.parametrize("kind", ["careless", "501"])
 def test_a_store_without_conditional_writes(proxy: FaultyStore, capsys: pytest.CaptureFixture[str], kind: str) -> None:
     fault = Fault("careless") if kind == "careless" else Fault("answer", 501, "NotImplemented")
     proxy.fault = lambda number, method, path: fault if method == "PUT" else None
-    code, _, errors = validated(capsys, SPEC, "--remote")
+    code, _, errors = run_validate(capsys, SPEC, "--remote")
     assert code == 7
     assert says(errors, "store-conditional-writes", "checkpoint.copy_to", "s3://bucket/runs")
     proxy.fault = lambda number, method, path: None

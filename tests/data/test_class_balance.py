@@ -27,9 +27,9 @@ def job(folder: Path, large: int, small: int, **checkpoint: str) -> ImageClassif
 
 @pytest.mark.parametrize(("large", "small", "metric"), [(196, 4, "f1"), (80, 20, "f1"), (72, 24, "accuracy")])
 def test_accuracy_does_not_choose_among_uneven_classes(tmp_path: Path, large: int, small: int, metric: str) -> None:
-    wanted = job(tmp_path, large, small)
-    data = load(wanted)
-    assert class_balance.choose_best_metric(wanted, data) == f"validation/{metric}"
+    table_job = job(tmp_path, large, small)
+    data = load(table_job)
+    assert class_balance.choose_best_metric(table_job, data) == f"validation/{metric}"
     assert (says if metric == "f1" else omits)(data.notes, "best-checkpoint-chosen")
     assert (says if metric == "f1" else omits)(data.notes, "chosen-by-not-by", "validation/f1", "validation/accuracy")
     assert begins_with(data.notes, "classes-training-ok-broken", large * 3 // 4, small * 3 // 4)
@@ -48,26 +48,26 @@ def test_the_loss_chooses_among_uneven_classes_of_tables(tmp_path: Path, large: 
 
 
 def test_a_metric_of_the_job_stays(tmp_path: Path) -> None:
-    wanted = job(tmp_path, 196, 4, best="validation/accuracy")
-    data = load(wanted)
-    assert class_balance.choose_best_metric(wanted, data) == "validation/accuracy"
+    table_job = job(tmp_path, 196, 4, best="validation/accuracy")
+    data = load(table_job)
+    assert class_balance.choose_best_metric(table_job, data) == "validation/accuracy"
     assert omits(data.notes, "best-checkpoint-chosen")
 
 
 def test_a_resumed_run_goes_on_with_its_metric(tmp_path: Path) -> None:
-    wanted = job(tmp_path, 196, 4)
-    data = load(wanted)
+    table_job = job(tmp_path, 196, 4)
+    data = load(table_job)
     before = BestMetric("validation/accuracy", None, None)
-    watch = BestMetric(class_balance.choose_best_metric(wanted, data), None, None)
+    watch = BestMetric(class_balance.choose_best_metric(table_job, data), None, None)
     watch.load(before.state())
     assert watch.best.metric == "validation/accuracy"
-    resumed = load(wanted, InputRecord(data.preprocessing, data.heads))
+    resumed = load(table_job, InputRecord(data.preprocessing, data.heads))
     assert omits(resumed.notes, "best-checkpoint-chosen")
 
 
 def test_the_model_that_always_says_ok_is_not_the_best(tmp_path: Path) -> None:
-    wanted = job(tmp_path, 196, 4)
-    watch = BestMetric(class_balance.choose_best_metric(wanted, load(wanted)), None, None)
+    table_job = job(tmp_path, 196, 4)
+    watch = BestMetric(class_balance.choose_best_metric(table_job, load(table_job)), None, None)
     assert watch.update({"validation/accuracy": 0.98, "validation/f1": 0.495, "validation/loss": 0.1}, 1, 0)
     assert watch.update({"validation/accuracy": 0.94, "validation/f1": 0.71, "validation/loss": 0.2}, 2, 1)
 

@@ -29,25 +29,28 @@ def job(folder: Path, text: str) -> Job:
     return job_spec.load(folder / "job.yaml")
 
 
-def weights(made: Job) -> dict[str, list[float] | None]:
+def weights(weighted_job: Job) -> dict[str, list[float] | None]:
     """The weights of each head's loss."""
-    data = load(made)
-    goal = losses.build_objective(made.train.loss, data.heads, data.train.targets, made.train.class_weights)
+    data = load(weighted_job)
+    objective = losses.build_objective(
+        weighted_job.train.loss, data.heads, data.train.targets, weighted_job.train.class_weights
+    )
     return {
-        name: None if loss.class_weights is None else loss.class_weights.tolist() for name, loss in goal.losses.items()
+        name: None if loss.class_weights is None else loss.class_weights.tolist()
+        for name, loss in objective.losses.items()
     }
 
 
 def test_a_class_without_a_weight_has_one_and_it_is_said(tmp_path: Path) -> None:
-    made = job(tmp_path, f"{TABLE}train: {{class_weights: {{malignant: 5}}}}\n")
-    assert weights(made) == {"": [1.0, 5.0, 1.0]}
-    assert says_only(load(made).notes, "class-weights-malignant-benign", 5, 1)
+    weighted_job = job(tmp_path, f"{TABLE}train: {{class_weights: {{malignant: 5}}}}\n")
+    assert weights(weighted_job) == {"": [1.0, 5.0, 1.0]}
+    assert says_only(load(weighted_job).notes, "class-weights-malignant-benign", 5, 1)
 
 
 def test_an_unknown_class_is_refused_at_its_place(tmp_path: Path) -> None:
-    made = job(tmp_path, f"{TABLE}train:\n  class_weights:\n    odd: 2\n    malignnt: 5\n")
+    weighted_job = job(tmp_path, f"{TABLE}train:\n  class_weights:\n    odd: 2\n    malignnt: 5\n")
     with pytest.raises(SpecError) as refused:
-        load(made)
+        load(weighted_job)
     (problem,) = refused.value.problems
     assert problem.place.endswith("job.yaml:7:5")
     assert problem.key == "train.class_weights.malignnt"
@@ -56,11 +59,11 @@ def test_an_unknown_class_is_refused_at_its_place(tmp_path: Path) -> None:
 
 def test_each_label_column_has_its_own(tmp_path: Path) -> None:
     text = f"{TEXTS}    kind: {{class_weights: {{odd: 3}}}}\n    red: {{class_weights: none}}\n    rare: {{}}\n"
-    made = job(tmp_path, f"{text}train: {{class_weights: balanced}}\n")
-    found = weights(made)
-    assert (found["kind"], found["red"]) == ([1.0, 1.0, 3.0], None)
-    assert found["rare"] is not None
-    assert found["rare"][1] > 3
+    weighted_job = job(tmp_path, f"{text}train: {{class_weights: balanced}}\n")
+    weights_by_head = weights(weighted_job)
+    assert (weights_by_head["kind"], weights_by_head["red"]) == ([1.0, 1.0, 3.0], None)
+    assert weights_by_head["rare"] is not None
+    assert weights_by_head["rare"][1] > 3
     with pytest.raises(SpecError, match=r"job\.yaml:7:28: data\.labels\.kind\.class_weights\.od: \"od\" is no class"):
         load(job(tmp_path, text.replace("odd", "od")))
     with pytest.raises(SpecError, match=r"move it: data\.labels\.kind\.class_weights"):
@@ -74,17 +77,17 @@ def test_labels_of_a_table_have_positive_weights(tmp_path: Path) -> None:
     """They were refused."""
     several = TABLE.replace("target: kind", "target: [red, rare], ignore: [kind, said]")
     assert weights(job(tmp_path, f"{several}train: {{class_weights: {{rare: 6}}}}\n")) == {"": [1.0, 6.0]}
-    data = load(made := job(tmp_path, f"{several}train: {{class_weights: balanced}}\n"))
+    data = load(weighted_job := job(tmp_path, f"{several}train: {{class_weights: balanced}}\n"))
     true = data.train.targets[""].sum(0)
-    assert weights(made)[""] == pytest.approx(((len(data.train) - true) / true).tolist())
+    assert weights(weighted_job)[""] == pytest.approx(((len(data.train) - true) / true).tolist())
 
 
 def test_named_weights_hold_for_new_data(tmp_path: Path) -> None:
     """They are known without the training data, unlike balanced ones."""
-    made = job(tmp_path, f"{TABLE}train: {{class_weights: {{odd: 4}}}}\n")
+    weighted_job = job(tmp_path, f"{TABLE}train: {{class_weights: {{odd: 4}}}}\n")
     targets, outputs = torch.tensor([0, 2, 2, 1]), torch.randn(4, 3)
-    goal, note = new_data_loss.build_objective([tmp_path], load(made).heads, {"": targets})
-    assert goal is not None
+    objective, note = new_data_loss.build_objective([tmp_path], load(weighted_job).heads, {"": targets})
+    assert objective is not None
     assert note == ""
-    found = goal(outputs, {"": targets}, goal.denominators({"": targets}))
-    torch.testing.assert_close(found, functional.cross_entropy(outputs, targets, torch.tensor([1.0, 1.0, 4.0])))
+    loss = objective(outputs, {"": targets}, objective.denominators({"": targets}))
+    torch.testing.assert_close(loss, functional.cross_entropy(outputs, targets, torch.tensor([1.0, 1.0, 4.0])))

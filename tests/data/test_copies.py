@@ -48,8 +48,8 @@ def labels(count: int = COUNT) -> list[str]:
 
 
 def sentences(count: int = COUNT) -> list[str]:
-    drawn = np.random.default_rng(0).integers(0, 500, (count, 12))
-    return [" ".join(f"word{number}" for number in row) for row in drawn.tolist()]
+    word_numbers = np.random.default_rng(0).integers(0, 500, (count, 12))
+    return [" ".join(f"word{number}" for number in row) for row in word_numbers.tolist()]
 
 
 def write_rows(path: Path, header: list[str], rows: list[list[Any]]) -> None:
@@ -146,8 +146,8 @@ def on_both_sides(data: Dataset) -> int:
 
 @pytest.mark.parametrize(("task", "write"), FORMS, ids=[write.__name__ for _, write in FORMS])
 def test_copies_are_on_one_side(tmp_path: Path, task: str, write: Write) -> None:
-    wanted = job(tmp_path, task, write(tmp_path))
-    data = load(wanted)
+    training_job = job(tmp_path, task, write(tmp_path))
+    data = load(training_job)
     assert on_both_sides(data) == 0
     assert len(data.train) + len(data.validation) == COUNT * TIMES
     assert 0.15 < len(data.validation) / (COUNT * TIMES) < 0.35
@@ -155,17 +155,17 @@ def test_copies_are_on_one_side(tmp_path: Path, task: str, write: Write) -> None
     assert f"{COUNT * (TIMES - 1)} of {COUNT * TIMES} " in note
     # A resumed run has the same split, and one that was recorded before copies were looked for keeps the one it had.
     record = InputRecord(data.preprocessing, data.heads)
-    assert torch.equal(load(wanted, record).train.targets[""], data.train.targets[""])
+    assert torch.equal(load(training_job, record).train.targets[""], data.train.targets[""])
     before = {name: value for name, value in data.preprocessing.items() if name not in (copies.COPIES_KEY, OVERLAPPING)}
-    assert on_both_sides(load(wanted, replace(record, preprocessing=before))) > 0
+    assert on_both_sides(load(training_job, replace(record, preprocessing=before))) > 0
 
 
 @pytest.mark.parametrize(("task", "write"), FORMS, ids=[write.__name__ for _, write in FORMS])
 def test_what_is_in_training_and_in_a_file_of_its_own_is_said(tmp_path: Path, task: str, write: Write) -> None:
     data = write(tmp_path)
-    wanted = job(tmp_path, task, data | {"validation": data["train"], "test": data["train"]})
-    dataset = load(wanted)
-    add_test(wanted, dataset)
+    training_job = job(tmp_path, task, data | {"validation": data["train"], "test": data["train"]})
+    dataset = load(training_job)
+    add_test(training_job, dataset)
     lines = "\n".join(dataset.notes)
     assert f"{COUNT * TIMES} " in lines
     assert get_message("also-training-data") in lines or "identical to training" in lines
@@ -257,8 +257,8 @@ def test_texts_with_two_labels_are_listed(tmp_path: Path) -> None:
 
 def test_rows_of_few_kinds_are_no_copies(tmp_path: Path) -> None:
     """Rows of a table of two categories repeat by chance: whole kinds of them would be missing in training."""
-    drawn = np.random.default_rng(0).integers(0, 2, (200, 3))
-    rows = [["yn"[p], "yn"[q], "ab"[p ^ (r > 1)]] for p, q, r in drawn.tolist()]
+    draws = np.random.default_rng(0).integers(0, 2, (200, 3))
+    rows = [["yn"[p], "yn"[q], "ab"[p ^ (r > 1)]] for p, q, r in draws.tolist()]
     write_rows(tmp_path / "t.csv", ["p", "q", "y"], rows)
     data = load(job(tmp_path, "tabular-classification", {"train": "t.csv", "target": "y"}))
     assert copies.COPIES_KEY not in data.preprocessing

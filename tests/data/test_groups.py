@@ -61,40 +61,40 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("text", "kind", "target", "more"), CASES)
-def test_a_group_is_on_one_side(home: Path, text: str, kind: str, target: str, more: str) -> None:
-    data = read(home, text, kind, target, f"{more}groups: who, validation: 0.3")
-    train, held = rows(data)
-    assert (train | held, train & held) == (set(range(COUNT)), set())
-    assert not {patient(n) for n in train} & {patient(n) for n in held}
-    assert 0.2 < len(held) / COUNT < 0.4
+@pytest.mark.parametrize(("text", "kind", "target", "data_keys"), CASES)
+def test_a_group_is_on_one_side(home: Path, text: str, kind: str, target: str, data_keys: str) -> None:
+    data = read(home, text, kind, target, f"{data_keys}groups: who, validation: 0.3")
+    train, validation = rows(data)
+    assert (train | validation, train & validation) == (set(range(COUNT)), set())
+    assert not {patient(n) for n in train} & {patient(n) for n in validation}
+    assert 0.2 < len(validation) / COUNT < 0.4
     assert ends_with([note for note in data.notes if note.startswith("groups of who: ")], "none-both-sides")
     assert "who" not in str(data.preprocessing)
     # Without the key, groups are torn apart.
-    train, held = rows(read(home, text, kind, target, f"{more}validation: 0.3"))
-    assert {patient(n) for n in train} & {patient(n) for n in held}
+    train, validation = rows(read(home, text, kind, target, f"{data_keys}validation: 0.3"))
+    assert {patient(n) for n in train} & {patient(n) for n in validation}
 
 
-@pytest.mark.parametrize(("text", "kind", "target", "more"), CASES[::2])
-def test_every_fold_has_whole_groups(home: Path, text: str, kind: str, target: str, more: str) -> None:
+@pytest.mark.parametrize(("text", "kind", "target", "data_keys"), CASES[::2])
+def test_every_fold_has_whole_groups(home: Path, text: str, kind: str, target: str, data_keys: str) -> None:
     every: list[set[int]] = []
     for number in range(1, 5):
-        train, held = rows(read(home, text, kind, target, f"{more}groups: who, fold: {number}/4"))
-        assert not {patient(n) for n in train} & {patient(n) for n in held}
-        assert 10 <= len(held) <= 20
-        every.append(held)
+        train, validation = rows(read(home, text, kind, target, f"{data_keys}groups: who, fold: {number}/4"))
+        assert not {patient(n) for n in train} & {patient(n) for n in validation}
+        assert 10 <= len(validation) <= 20
+        every.append(validation)
     assert set.union(*every) == set(range(COUNT))
     assert sum(map(len, every)) == COUNT
 
 
 def test_shares_of_classes_and_of_parts() -> None:
-    drawn = np.random.default_rng(0)
-    belongs, labels = drawn.integers(0, 200, 3000), drawn.integers(0, 3, 3000)
-    found = groups.assign_parts(labels, belongs, [0.2] * 5, 0)
-    counts = np.array([np.bincount(labels[found == part], minlength=3) for part in range(5)])
+    generator = np.random.default_rng(0)
+    group_of_sample, labels = generator.integers(0, 200, 3000), generator.integers(0, 3, 3000)
+    part_of_sample = groups.assign_parts(labels, group_of_sample, [0.2] * 5, 0)
+    counts = np.array([np.bincount(labels[part_of_sample == part], minlength=3) for part in range(5)])
     assert np.abs(counts / np.bincount(labels) - 0.2).max() < 0.02
-    assert all(len(set(found[belongs == group])) == 1 for group in range(200))
-    assert not np.array_equal(found, groups.assign_parts(labels, belongs, [0.2] * 5, 1))
+    assert all(len(set(part_of_sample[group_of_sample == group])) == 1 for group in range(200))
+    assert not np.array_equal(part_of_sample, groups.assign_parts(labels, group_of_sample, [0.2] * 5, 1))
     # Each part has a group, however small its share.
     assert set(groups.assign_parts(np.zeros(2, np.int64), np.array([0, 1]), [0.95, 0.05], 0)) == {0, 1}
 
@@ -150,11 +150,11 @@ def test_a_validation_split_of_the_folder(tmp_path: Path) -> None:
     text = TABLE.replace("a.csv", "parts")
     with pytest.raises(SpecError) as caught:
         read(tmp_path, text, "classification", "kind", "groups: who")
-    said = str(caught.value)
-    assert "job.yaml:3:" in said
-    assert says(said, "parts-split-validation", "data.groups", "who")
-    assert "`fold: 1/5` or `validation: 0.2`" in said
-    for more in ("validation: 0.2", "fold: 1/4"):
-        data = read(tmp_path, text, "classification", "kind", f"groups: who, {more}")
+    message = str(caught.value)
+    assert "job.yaml:3:" in message
+    assert says(message, "parts-split-validation", "data.groups", "who")
+    assert "`fold: 1/5` or `validation: 0.2`" in message
+    for data_keys in ("validation: 0.2", "fold: 1/4"):
+        data = read(tmp_path, text, "classification", "kind", f"groups: who, {data_keys}")
         assert len(data.train) + len(data.validation) == 30
         assert any(note.startswith("groups of who: ") for note in data.notes)

@@ -26,32 +26,32 @@ def batch() -> Batch:
 
 
 def test_they_go_with_the_batch_to_a_device_that_nobody_reads() -> None:
-    sent = pickle.loads(pickle.dumps(batch()))
-    there = sent.to(torch.device("meta"))
-    assert host_lengths.read_lengths(there.inputs[-1]).tolist() == LENGTHS
-    assert host_lengths.find_known_lengths(there.inputs[0]) is None
+    pickled_batch = pickle.loads(pickle.dumps(batch()))
+    device_batch = pickled_batch.to(torch.device("meta"))
+    assert host_lengths.read_lengths(device_batch.inputs[-1]).tolist() == LENGTHS
+    assert host_lengths.find_known_lengths(device_batch.inputs[0]) is None
     for part, lengths in (
-        (there.between(1, 3), [9, 4]),
-        (there.take_rows(np.array([3, 0])), [4, 3]),
-        (next(there.split(2)), [3, 9]),
-        (replace(there, ids=there.ids + 1), LENGTHS),
+        (device_batch.between(1, 3), [9, 4]),
+        (device_batch.take_rows(np.array([3, 0])), [4, 3]),
+        (next(device_batch.split(2)), [3, 9]),
+        (replace(device_batch, ids=device_batch.ids + 1), LENGTHS),
     ):
         assert host_lengths.read_lengths(part.inputs[-1]).tolist() == lengths
 
 
 def test_a_batch_is_cut_by_them() -> None:
-    there = batch().to(torch.device("meta"))
-    buckets = [host_lengths.read_lengths(part.inputs[-1]).tolist() for part in length_buckets.cut(there, 4, 9)]
-    rows = [host_lengths.read_lengths(part.inputs[-1]).tolist() for part in length_buckets.rows(there, 4, 12)]
+    device_batch = batch().to(torch.device("meta"))
+    buckets = [host_lengths.read_lengths(part.inputs[-1]).tolist() for part in length_buckets.cut(device_batch, 4, 9)]
+    rows = [host_lengths.read_lengths(part.inputs[-1]).tolist() for part in length_buckets.rows(device_batch, 4, 12)]
     assert (buckets, rows) == ([[9], [4, 4], [3]], [[3, 9], [4, 4]])
 
 
 def test_the_loader_counts_them(tmp_path: Path) -> None:
     reports.write(tmp_path)
     split = load(reports.job(tmp_path)).train
-    given = next(batches.fetch_in_order(split, 5))
-    assert given.lengths is not None
-    assert given.lengths.tolist() == split.lengths[:5].tolist() == given.inputs[-1].sum(dim=1).tolist()  # type: ignore[attr-defined]
+    first_batch = next(batches.fetch_in_order(split, 5))
+    assert first_batch.lengths is not None
+    assert first_batch.lengths.tolist() == split.lengths[:5].tolist() == first_batch.inputs[-1].sum(dim=1).tolist()  # type: ignore[attr-defined]
 
 
 def test_what_nobody_noted_is_counted_on_the_device() -> None:

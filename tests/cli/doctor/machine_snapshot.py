@@ -33,15 +33,17 @@ def image(created: str = "2030-03-01T10:00:00.123456789Z", contents: str = "unkn
 
 def snapshot(tmp_path: Path, machine: str, changes: dict[str, Any], **others: Any) -> Snapshot:
     """A healthy machine with some facts (`part.name`), some answers and some of the rest changed."""
-    made = hardware.read_hardware(ROOT / f"tests/machines/{machine}.json")
-    torch = hardware.Torch(version="2.13.0", cuda="13.0" if made.gpus else None)
-    made = replace(made, torch=torch, compiler="/usr/bin/g++", place=others.pop("place", "host"))
+    machine_hardware = hardware.read_hardware(ROOT / f"tests/machines/{machine}.json")
+    torch = hardware.Torch(version="2.13.0", cuda="13.0" if machine_hardware.gpus else None)
+    machine_hardware = replace(
+        machine_hardware, torch=torch, compiler="/usr/bin/g++", place=others.pop("place", "host")
+    )
     for key, value in changes.items():
         part, _, name = key.partition(".")
         if name:
-            inner = getattr(made, part)
+            inner = getattr(machine_hardware, part)
             value = (replace(inner[0], **{name: value}),) if part == "gpus" else replace(inner, **{name: value})
-        made = replace(made, **{part: value})
+        machine_hardware = replace(machine_hardware, **{part: value})
     answers = {**ANSWERS, "docker image": image(), **others.pop("answers", {})}
 
     def answer(command: Sequence[str]) -> str | None:
@@ -61,4 +63,4 @@ def snapshot(tmp_path: Path, machine: str, changes: dict[str, Any], **others: An
         "port_taken": lambda port: False,
         "loaded": LOADED,
     }
-    return Snapshot(hardware=made, **(facts | others))
+    return Snapshot(hardware=machine_hardware, **(facts | others))

@@ -24,25 +24,25 @@ from tests.messages import get_message, omits, says
 from tests.paths import IMPORTS
 
 
-def bad(made: Snapshot) -> list[Finding]:
-    return [finding for finding in list_findings(made) if finding.level is not Level.OK]
+def list_faults(machine_snapshot: Snapshot) -> list[Finding]:
+    return [finding for finding in list_findings(machine_snapshot) if finding.level is not Level.OK]
 
 
 @pytest.mark.parametrize("machine", ["laptop", "h200", "codespace-2core-cgroup2", "macbook-m2", "graviton3"])
 def test_no_findings_on_a_healthy_machine(tmp_path: Path, machine: str) -> None:
     healthy = snapshot(tmp_path, machine, {})
-    assert bad(healthy) == []
+    assert list_faults(healthy) == []
     assert EXIT[find_worst_level(list_findings(healthy))] == 0
 
 
 def test_a_machine_that_trains_in_containers_alone_is_healthy(tmp_path: Path) -> None:
-    assert bad(snapshot(tmp_path, "laptop", {"torch": None}, loaded={})) == []
+    assert list_faults(snapshot(tmp_path, "laptop", {"torch": None}, loaded={})) == []
 
 
 def test_images_that_no_job_here_uses_may_be_old(tmp_path: Path) -> None:
     old = {"answers": {"docker image": image("2029-06-01T10:00:00Z")}}
-    assert [finding.name for finding in bad(snapshot(tmp_path, "laptop", {}, **old))] == ["image cpu"]
-    assert {finding.name for finding in bad(snapshot(tmp_path, "h200", {}, **old))} == {
+    assert [finding.name for finding in list_faults(snapshot(tmp_path, "laptop", {}, **old))] == ["image cpu"]
+    assert {finding.name for finding in list_faults(snapshot(tmp_path, "h200", {}, **old))} == {
         "image cpu",
         "image ampere",
         "image legacy",
@@ -52,21 +52,21 @@ def test_images_that_no_job_here_uses_may_be_old(tmp_path: Path) -> None:
 @pytest.mark.parametrize("contents", ["unknown", image_contents.combine_hashes(image_contents.hash_files("cpu"))])
 def test_an_image_of_other_code_than_the_checkout(tmp_path: Path, contents: str) -> None:
     """No fault: the next start updates it."""
-    given = {"answers": {"docker image": image(contents=contents)}}
-    (found,) = (
-        finding for finding in list_findings(snapshot(tmp_path, "laptop", {}, **given)) if finding.name == "image cpu"
+    facts = {"answers": {"docker image": image(contents=contents)}}
+    (image_finding,) = (
+        finding for finding in list_findings(snapshot(tmp_path, "laptop", {}, **facts)) if finding.name == "image cpu"
     )
-    assert found.level is Level.OK
-    assert (says if contents == "unknown" else omits)(found.text, "code-checkout-next-start")
+    assert image_finding.level is Level.OK
+    assert (says if contents == "unknown" else omits)(image_finding.text, "code-checkout-next-start")
 
 
 def test_containers_that_ended_are_counted(tmp_path: Path) -> None:
     """They stay, and nothing mentioned the command that removes them."""
-    given = {"answers": {"docker ps": "0a1b2c\n3d4e5f\n"}}
-    found = [
-        finding for finding in list_findings(snapshot(tmp_path, "laptop", {}, **given)) if finding.name == "containers"
+    facts = {"answers": {"docker ps": "0a1b2c\n3d4e5f\n"}}
+    container_findings = [
+        finding for finding in list_findings(snapshot(tmp_path, "laptop", {}, **facts)) if finding.name == "containers"
     ]
-    assert [(finding.level, finding.text) for finding in found] == [
+    assert [(finding.level, finding.text) for finding in container_findings] == [
         (
             Level.OK,
             get_message("checkout-ended-kept-make", 2),
@@ -288,7 +288,7 @@ FAULTS: list[tuple[str, str, dict[str, Any], dict[str, Any], str, str, str]] = [
 
 
 @pytest.mark.parametrize(
-    ("machine", "line", "facts", "parts", "level", "told", "fix"),
+    ("machine", "line", "facts", "parts", "level", "message", "fix"),
     FAULTS,
     ids=[f"{row[1]}: {row[5]}"[:60] for row in FAULTS],
 )
@@ -299,36 +299,36 @@ def test_each_fault_is_found(
     facts: dict[str, Any],
     parts: dict[str, Any],
     level: str,
-    told: str,
+    message: str,
     fix: str,
 ) -> None:
-    found = [finding for finding in bad(snapshot(tmp_path, machine, facts, **parts)) if finding.name == line]
-    assert len(found) == 1, found
-    assert found[0].level == level
-    assert told in found[0].text
-    assert fix in found[0].fix
-    assert EXIT[find_worst_level(found)] == {"warn": 1, "fail": 9}[level]
+    faults = [finding for finding in list_faults(snapshot(tmp_path, machine, facts, **parts)) if finding.name == line]
+    assert len(faults) == 1, faults
+    assert faults[0].level == level
+    assert message in faults[0].text
+    assert fix in faults[0].fix
+    assert EXIT[find_worst_level(faults)] == {"warn": 1, "fail": 9}[level]
 
 
 def test_harmless_settings_are_left_alone(tmp_path: Path) -> None:
     """Binding inside a cpuset of one's own, GPU settings on a GPU, threads within the budget."""
-    own = environ(OMP_PROC_BIND="true", KMP_AFFINITY="granularity=fine", OMP_NUM_THREADS="2", OMP_WAIT_POLICY="PASSIVE")
-    assert bad(snapshot(tmp_path, "laptop", {"cpu.quota": 2.0, "cpu.budget": 2, "cpu.cpuset": 2}, **own)) == []
+    cpu = environ(OMP_PROC_BIND="true", KMP_AFFINITY="granularity=fine", OMP_NUM_THREADS="2", OMP_WAIT_POLICY="PASSIVE")
+    assert list_faults(snapshot(tmp_path, "laptop", {"cpu.quota": 2.0, "cpu.budget": 2, "cpu.cpuset": 2}, **cpu)) == []
     gpu = environ(PYTORCH_CUDA_ALLOC_CONF="expandable_segments:True", CUDA_VISIBLE_DEVICES="0")
-    assert bad(snapshot(tmp_path, "h200", {}, **gpu)) == []
+    assert list_faults(snapshot(tmp_path, "h200", {}, **gpu)) == []
 
 
 def test_our_own_tensorboard_may_hold_the_port(tmp_path: Path) -> None:
-    made = snapshot(tmp_path, "laptop", {}, port_taken=lambda port: True, answers={"docker ps": "5f2a"})
-    assert bad(made) == []
+    machine_snapshot = snapshot(tmp_path, "laptop", {}, port_taken=lambda port: True, answers={"docker ps": "5f2a"})
+    assert list_faults(machine_snapshot) == []
 
 
 def test_a_run_that_belongs_to_another(tmp_path: Path) -> None:
     """Real folders: runs/ is open to all, one run in it is not."""
-    made = snapshot(tmp_path, "laptop", {}, uid=4321)
-    made.runs.chmod(0o1777)
-    (line,) = bad(made)
-    assert line.text.startswith(f"{made.runs / 'digits-001'} belongs to uid {os.getuid()}")
+    machine_snapshot = snapshot(tmp_path, "laptop", {}, uid=4321)
+    machine_snapshot.runs.chmod(0o1777)
+    (line,) = list_faults(machine_snapshot)
+    assert line.text.startswith(f"{machine_snapshot.runs / 'digits-001'} belongs to uid {os.getuid()}")
 
 
 def test_a_port_that_is_really_taken() -> None:
@@ -344,8 +344,8 @@ def test_real_commands_and_disks(tmp_path: Path) -> None:
     assert run(["no-such-command-here"]) is None
     assert run([sys.executable, "-c", "raise SystemExit(3)"]) is None
     assert run([sys.executable, "-c", "print(7)"]) == "7"
-    total, left = read_disk_space(tmp_path / "not" / "there" / "yet")
-    assert total >= left > 0
+    total, free = read_disk_space(tmp_path / "not" / "there" / "yet")
+    assert total >= free > 0
 
 
 @pytest.mark.parametrize(
@@ -363,17 +363,17 @@ def test_version_numbers(text: str, numbers: tuple[int, ...]) -> None:
 
 def test_the_table_shows_every_line_with_its_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     open_console().print(render(list_findings(snapshot(tmp_path, "laptop", {"compiler": None}))))
-    shown = capsys.readouterr().out
-    assert "warn  compiler" in shown
-    assert "-> sudo apt-get install g++ python3-dev" in shown
-    assert "1 warning, 0 failures" in shown
-    assert "\x1b" not in shown
+    output = capsys.readouterr().out
+    assert "warn  compiler" in output
+    assert "-> sudo apt-get install g++ python3-dev" in output
+    assert "1 warning, 0 failures" in output
+    assert "\x1b" not in output
 
 
 def test_the_command_on_this_machine(tmp_path: Path) -> None:
     """Real, with a fault that costs nothing to plant."""
     environment = os.environ | {"TORCH_CPU_BACKEND": "onednn", "PYTHONPATH": IMPORTS}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "drivetrain", "doctor", "--json"],
         cwd=tmp_path,
         env=environment,
@@ -381,8 +381,8 @@ def test_the_command_on_this_machine(tmp_path: Path) -> None:
         text=True,
         check=False,
     )
-    data = json.loads(done.stdout)
-    assert done.returncode == EXIT[Level(data["worst"])]
+    data = json.loads(process.stdout)
+    assert process.returncode == EXIT[Level(data["worst"])]
     lines = {finding["name"]: finding for finding in data["findings"]}
     assert lines["TORCH_CPU_BACKEND"].keys() == {"name", "level", "text", "mend"}
     assert lines["TORCH_CPU_BACKEND"]["level"] == "warn"
@@ -391,5 +391,7 @@ def test_the_command_on_this_machine(tmp_path: Path) -> None:
 
 
 def test_a_mac_is_told_that_its_gpu_is_not_used(tmp_path: Path) -> None:
-    told = [finding.text for finding in list_findings(snapshot(tmp_path, "macbook-m2", {})) if finding.name == "gpu"]
-    assert told == [hardware.NO_MPS]
+    gpu_texts = [
+        finding.text for finding in list_findings(snapshot(tmp_path, "macbook-m2", {})) if finding.name == "gpu"
+    ]
+    assert gpu_texts == [hardware.NO_MPS]

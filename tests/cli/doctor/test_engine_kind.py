@@ -34,11 +34,11 @@ def test_an_unusual_engine(
     tmp_path: Path, info: dict[str, Any], version: dict[str, Any], home: Path, level: str, text: str, fix: str
 ) -> None:
     answers = {"docker info": json.dumps(info)}
-    made = snapshot(tmp_path, "laptop", {}, answers=answers, environ={"HOME": str(home)})
-    (found,) = docker_engine.check_kind(made, json.dumps(version))
-    assert found.level is Level(level)
-    assert text in found.text
-    assert fix in found.fix
+    machine_snapshot = snapshot(tmp_path, "laptop", {}, answers=answers, environ={"HOME": str(home)})
+    (finding,) = docker_engine.check_kind(machine_snapshot, json.dumps(version))
+    assert finding.level is Level(level)
+    assert text in finding.text
+    assert fix in finding.fix
 
 
 def test_an_ordinary_engine_needs_no_word(tmp_path: Path) -> None:
@@ -51,7 +51,9 @@ def test_an_ordinary_engine_needs_no_word(tmp_path: Path) -> None:
 def test_podman_counts_its_versions_in_another_way(tmp_path: Path) -> None:
     version = json.dumps({"Server": {"Version": "4.3.1", **PODMAN["Server"]}})
     answers = {"docker version": version, "docker info": json.dumps(ROOTFUL)}
-    found = [
-        one for one in docker_engine.check(snapshot(tmp_path, "laptop", {}, answers=answers)) if one.name == "engine"
+    findings = [
+        finding
+        for finding in docker_engine.check(snapshot(tmp_path, "laptop", {}, answers=answers))
+        if finding.name == "engine"
     ]
-    assert [(one.level, one.text) for one in found] == [(Level.OK, "Podman 4.3.1")]
+    assert [(finding.level, finding.text) for finding in findings] == [(Level.OK, "Podman 4.3.1")]

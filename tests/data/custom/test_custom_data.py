@@ -43,13 +43,13 @@ class Points(TorchDataset[Any]):
         return (self.x[index], float(index)), self.y[index]
 
 
-def drawn(samples: int = 37, seed: int = 0) -> tuple[Tensor, Tensor]:
+def draw_samples(samples: int = 37, seed: int = 0) -> tuple[Tensor, Tensor]:
     x = torch.randn(samples, 4, generator=torch.Generator().manual_seed(seed))
     return x, (x.sum(dim=1) > 0).long()
 
 
 def test_items_and_arrays_are_the_same_batches() -> None:
-    x, y = drawn()
+    x, y = draw_samples()
     one = open_split(Points(x, y), "a", 0)
     two = open_split((x, torch.arange(37.0), y), "b", 0)
     assert isinstance(one, ItemSplit)
@@ -61,7 +61,7 @@ def test_items_and_arrays_are_the_same_batches() -> None:
 
 
 def test_a_random_split_of_arrays_is_gathered_by_index() -> None:
-    x, y = drawn()
+    x, y = draw_samples()
     part, _ = random_split(TensorDataset(x, y), [30, 7], torch.Generator().manual_seed(1))
     inner, _ = random_split(part, [20, 10], torch.Generator().manual_seed(2))
     split = open_split(inner, "a", 0)
@@ -81,7 +81,7 @@ def test_a_memory_map_stays_on_disk(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("listed", [True, False])
 def test_targets_are_taken_from_the_dataset_if_it_lists_them(listed: bool) -> None:
-    x, y = drawn()
+    x, y = draw_samples()
     points = Points(x, y, **({"targets": y.tolist()} if listed else {}))
     split = open_split(points, "a", 0)
     assert isinstance(split, ItemSplit)
@@ -91,7 +91,7 @@ def test_targets_are_taken_from_the_dataset_if_it_lists_them(listed: bool) -> No
 
 
 def test_a_targets_attribute_that_contradicts_the_items_is_ignored() -> None:
-    x, y = drawn()
+    x, y = draw_samples()
     split = open_split(Points(x, y, targets=(1 - y).tolist()), "a", 0)
     assert isinstance(split, ItemSplit)
     assert torch.equal(split.all_targets(), y)
@@ -109,7 +109,7 @@ class Drawing(TorchDataset[Any]):
         return torch.tensor([torch.rand(()).item(), float(np.random.rand()), random.random()]), index % 2
 
 
-def drawn_in(epoch: int, size: int = 4, *, shuffled: bool = True, workers: int = 0, ranks: int = 1) -> torch.Tensor:
+def draw_epoch(epoch: int, size: int = 4, *, shuffled: bool = True, workers: int = 0, ranks: int = 1) -> torch.Tensor:
     """What each sample of an epoch draws, (samples, 3), in the order of the samples."""
     order = None if shuffled else SequentialOrder(12)
     rows = torch.empty(12, 3)
@@ -129,18 +129,18 @@ def drawn_in(epoch: int, size: int = 4, *, shuffled: bool = True, workers: int =
 )
 def test_what_a_sample_draws_depends_on_seed_epoch_and_sample_alone(how: dict[str, Any]) -> None:
     """With a batch size of 1 or without shuffling each epoch had the same augmentation; two processes had another."""
-    epochs = [drawn_in(epoch, **how) for epoch in range(3)]
+    epochs = [draw_epoch(epoch, **how) for epoch in range(3)]
     for epoch, rows in enumerate(epochs):
-        assert torch.equal(rows, drawn_in(epoch))
-    whole = torch.cat(epochs).flatten()
-    assert len(whole.unique()) == len(whole)
+        assert torch.equal(rows, draw_epoch(epoch))
+    all_draws = torch.cat(epochs).flatten()
+    assert len(all_draws.unique()) == len(all_draws)
 
 
 def test_validation_draws_the_same_each_time() -> None:
-    first, again = (
+    by_threes, by_fives = (
         torch.cat([batch.inputs[0] for batch in fetch_in_order(open_split(Drawing(), "a", 5), n)]) for n in (3, 5)
     )
-    assert torch.equal(first, again)
+    assert torch.equal(by_threes, by_fives)
 
 
 @pytest.mark.parametrize(("size", "ranks"), [(8, 1), (4, 1), (1, 1), (8, 2)])
@@ -151,24 +151,26 @@ def test_a_sample_that_a_sampler_repeats_draws_anew_each_time(size: int, ranks: 
         def __call__(self, epoch: int) -> Any:
             return np.array([3, 0, 3, 7, 3, 1, 2, 3])
 
-    found: dict[int, list[float]] = {}
+    draws_by_sample: dict[int, list[float]] = {}
     for rank in range(ranks):
         batches = Batches(open_split(Drawing(), "a", 5), size, 0, Repeated(8))
         batches.select_local = lambda ids, rank=rank: ids[rank * len(ids) // ranks : (rank + 1) * len(ids) // ranks]  # type: ignore[misc]
         for batch in batches.epoch(0):
             for index, row in zip(batch.ids.tolist(), batch.inputs[0], strict=True):
-                found.setdefault(index, []).extend(row.tolist())
-    assert {index: len(rows) // 3 for index, rows in found.items()} == {3: 4, 0: 1, 7: 1, 1: 1, 2: 1}
-    assert len(set(found[3])) == 12
+                draws_by_sample.setdefault(index, []).extend(row.tolist())
+    assert {index: len(rows) // 3 for index, rows in draws_by_sample.items()} == {3: 4, 0: 1, 7: 1, 1: 1, 2: 1}
+    assert len(set(draws_by_sample[3])) == 12
     expected = torch.cat([b.inputs[0] for b in Batches(open_split(Drawing(), "a", 5), 8, 0, Repeated(8)).epoch(0)])
-    assert sorted(found[3]) == sorted(expected[[0, 2, 4, 7]].flatten().tolist())
+    assert sorted(draws_by_sample[3]) == sorted(expected[[0, 2, 4, 7]].flatten().tolist())
 
 
 def test_evaluate_draws_what_validation_drew() -> None:
     """It opens the data under another name and seed."""
-    here, there = open_split(Drawing(), "validation data", 5), open_split(Drawing(), "read()", 0)
-    assert torch.equal(here.gather(np.arange(12))[0], there.gather(np.arange(12))[0])
-    assert not torch.equal(here.gather(np.arange(12))[0], here.at_epoch(0).gather(np.arange(12))[0])
+    validation_split, evaluation_split = open_split(Drawing(), "validation data", 5), open_split(Drawing(), "read()", 0)
+    assert torch.equal(validation_split.gather(np.arange(12))[0], evaluation_split.gather(np.arange(12))[0])
+    assert not torch.equal(
+        validation_split.gather(np.arange(12))[0], validation_split.at_epoch(0).gather(np.arange(12))[0]
+    )
 
 
 def test_an_iterable_draws_for_each_position() -> None:
@@ -189,14 +191,14 @@ def test_random_numbers_of_a_dataset_depend_on_seed_and_batch() -> None:
     batches = Batches(split, 4, seed=0)
     first = [batch.inputs[0] for batch in batches.epoch(0)]
     torch.rand(7)
-    again = [batch.inputs[0] for batch in batches.epoch(0)]
+    second_pass = [batch.inputs[0] for batch in batches.epoch(0)]
     resumed = [batch.inputs[0] for batch in batches.epoch(0, start=2)]
     later = [batch.inputs[0] for batch in batches.epoch(1)]
-    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(first, second_pass, strict=True))
     assert torch.equal(first[2], resumed[0])
-    seen = torch.cat(first).flatten()
-    assert len(seen.unique()) == len(seen)
-    assert not torch.isin(seen, torch.cat(later)).any()
+    all_draws = torch.cat(first).flatten()
+    assert len(all_draws.unique()) == len(all_draws)
+    assert not torch.isin(all_draws, torch.cat(later)).any()
 
 
 class Failing(Drawing):
@@ -208,14 +210,16 @@ class Failing(Drawing):
 
 def test_a_worker_gives_the_same_batches_and_the_same_message() -> None:
     groups = [np.arange(4), np.arange(4, 8)]
-    here, there = (list(fetch(open_split(Drawing(), "a", 0), groups, workers=workers)) for workers in (0, 1))
-    assert all(torch.equal(a.inputs[0], b.inputs[0]) for a, b in zip(here, there, strict=True))
-    with pytest.raises(DataError) as raised:
+    local_batches, worker_batches = (
+        list(fetch(open_split(Drawing(), "a", 0), groups, workers=workers)) for workers in (0, 1)
+    )
+    assert all(torch.equal(a.inputs[0], b.inputs[0]) for a, b in zip(local_batches, worker_batches, strict=True))
+    with pytest.raises(DataError) as worker_error:
         list(fetch(open_split(Failing(), "a", 0), [*groups, np.arange(8, 12)], workers=1))
-    with pytest.raises(DataError) as inside:
+    with pytest.raises(DataError) as local_error:
         list(fetch(open_split(Failing(), "a", 0), [*groups, np.arange(8, 12)], workers=0))
-    assert str(raised.value) == str(inside.value)
-    assert begins_with(str(raised.value), "sample-raised-valueerror-broken", 9, "test_custom_data.py")
+    assert str(worker_error.value) == str(local_error.value)
+    assert begins_with(str(worker_error.value), "sample-raised-valueerror-broken", 9, "test_custom_data.py")
 
 
 @pytest.mark.parametrize(

@@ -19,13 +19,13 @@ WEIGHTS = torch.tensor([0.5, 1.0, 7.0])
 CLASSES = torch.arange(3)
 
 
-def divided(loss: Any, outputs: Tensor, targets: Tensor, weight_of: Any = None) -> Division:
+def divide_loss(loss: Any, outputs: Tensor, targets: Tensor, weight_of: Any = None) -> Division:
     terms = CustomTerms(loss, "loss", SpecError, weight_of)
     terms.divide(outputs, targets)
     return terms.division
 
 
-def weighted(outputs: Tensor, targets: Tensor) -> Tensor:
+def weighted_loss(outputs: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(outputs, targets, WEIGHTS)
 
 
@@ -54,14 +54,14 @@ def weighted(outputs: Tensor, targets: Tensor) -> Tensor:
 def test_the_kind_of_a_loss_of_numbers_is_found(loss: Any, kind: str) -> None:
     outputs = torch.rand(2, 3, generator=torch.Generator().manual_seed(1)) * 0.9 + 0.05
     targets = torch.rand(9, 3, generator=torch.Generator().manual_seed(2))
-    found = divided(loss, outputs, targets)
-    assert ("unknown" if found.obstacle else "sum" if found.summed else "mean") == kind
-    assert found.count is None
+    division = divide_loss(loss, outputs, targets)
+    assert ("unknown" if division.obstacle else "sum" if division.summed else "mean") == kind
+    assert division.count is None
 
 
 @pytest.mark.parametrize("outputs", [torch.zeros(2, 3), torch.randn(2, 3)], ids=["zeros", "random"])
 def test_class_weights_in_a_function_are_noticed(outputs: Tensor) -> None:
-    assert says(divided(weighted, outputs, CLASSES).obstacle, "neither-mean-nor-sum")
+    assert says(divide_loss(weighted_loss, outputs, CLASSES).obstacle, "neither-mean-nor-sum")
 
 
 @pytest.mark.parametrize(
@@ -70,17 +70,17 @@ def test_class_weights_in_a_function_are_noticed(outputs: Tensor) -> None:
     ids=["each", "number"],
 )
 def test_weight_of_is_tried(weight_of: Any) -> None:
-    assert divided(weighted, torch.zeros(2, 3), CLASSES, weight_of).count is weight_of
+    assert divide_loss(weighted_loss, torch.zeros(2, 3), CLASSES, weight_of).count is weight_of
 
 
 @pytest.mark.parametrize(
-    ("weight_of", "words"),
+    ("weight_of", "message"),
     [(len, "not the mean over its parts weighted by weight_of"), (lambda targets: targets["y"], "weight_of raised")],
     ids=["wrong", "raises"],
 )
-def test_a_weight_of_that_does_not_fit_is_an_error(weight_of: Any, words: str) -> None:
-    with pytest.raises(SpecError, match=words) as caught:
-        divided(weighted, torch.zeros(2, 3), CLASSES, weight_of)
+def test_a_weight_of_that_does_not_fit_is_an_error(weight_of: Any, message: str) -> None:
+    with pytest.raises(SpecError, match=message) as caught:
+        divide_loss(weighted_loss, torch.zeros(2, 3), CLASSES, weight_of)
     assert caught.value.action
 
 
@@ -123,7 +123,7 @@ class Stateful(nn.Module):
 def test_a_trial_leaves_the_loss_its_arguments_and_the_generator_alone() -> None:
     loss, outputs, targets, state = Stateful(), torch.ones(2, 3), torch.rand(9, 3), torch.get_rng_state()
     before = targets.clone()
-    assert divided(loss, outputs, targets) == Division()
+    assert divide_loss(loss, outputs, targets) == Division()
     assert loss.calls == 0
     assert torch.equal(targets, before)
     assert torch.equal(outputs, torch.ones(2, 3))
@@ -137,5 +137,5 @@ def test_targets_of_a_trial_are_bounded_by_the_outputs() -> None:
         sizes.append(len(targets))
         return outputs.mean()
 
-    divided(loss, torch.zeros(1, 2**19), torch.zeros(100))
+    divide_loss(loss, torch.zeros(1, 2**19), torch.zeros(100))
     assert max(sizes) == 8

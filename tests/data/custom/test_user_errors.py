@@ -319,11 +319,11 @@ BAD: dict[str, tuple[dict[str, str], dict[str, str], str]] = {
 
 @pytest.mark.parametrize(("files", "parts", "expected"), BAD.values(), ids=BAD)
 def test_bad_code_and_its_message(files: dict[str, str], parts: dict[str, str], expected: str, tmp_path: Path) -> None:
-    made = job(tmp_path, files, **parts)
-    with pytest.raises((SpecError, DataError)) as raised:
-        build(made, next_epoch(load(made)))
-    message = str(raised.value)
-    assert raised.value.exit_code == (3 if expected.startswith("data.file") else 2)
+    user_job = job(tmp_path, files, **parts)
+    with pytest.raises((SpecError, DataError)) as error:
+        build(user_job, next_epoch(load(user_job)))
+    message = str(error.value)
+    assert error.value.exit_code == (3 if expected.startswith("data.file") else 2)
     assert expected in message
     assert (message if message.startswith("data.file") else message.split(": ", 1)[1]).startswith(expected), message
 

@@ -46,7 +46,7 @@ def shards(folder: Path, split: str, count: int, ending: str) -> None:
             stream.write_table(table)
 
 
-def saved(folder: Path) -> Path:
+def save_dataset(folder: Path) -> Path:
     """The files of `DatasetDict(train=..., test=...).save_to_disk(folder, num_shards={"train": 2, "test": 1})`."""
     for split, count in (("train", 2), ("test", 1)):
         shards(folder / split, "data", count, "arrow")
@@ -56,17 +56,17 @@ def saved(folder: Path) -> Path:
     return folder
 
 
-def job(folder: Path, train: str, more: str = "") -> Job:
-    (folder / "job.yaml").write_text(SPEC % (train, more))
+def job(folder: Path, train: str, data_options: str = "") -> Job:
+    (folder / "job.yaml").write_text(SPEC % (train, data_options))
     return job_spec.load(folder / "job.yaml")
 
 
 def test_a_saved_dataset_is_read_with_its_splits_and_class_names(tmp_path: Path) -> None:
-    saved(tmp_path / "disk")
-    asked: Any = job(tmp_path, "disk")
-    assert says(asked.notes[0], "disk-splits-data-set")
-    assert asked.data.test == "disk/test/data-00000-of-00001.arrow"
-    data = load(asked)
+    save_dataset(tmp_path / "disk")
+    spec: Any = job(tmp_path, "disk")
+    assert says(spec.notes[0], "disk-splits-data-set")
+    assert spec.data.test == "disk/test/data-00000-of-00001.arrow"
+    data = load(spec)
     assert data.heads[""].classes == ("neg", "pos")
     assert len(data.train) + len(data.validation) == 40
     new = texts.read(
@@ -81,9 +81,9 @@ def test_a_folder_of_parquet_files(tmp_path: Path, inside: str) -> None:
     """As `to_parquet` and `push_to_hub` name them; the first file stands for all."""
     for split, count in (("train", 3), ("validation", 1)):
         shards(tmp_path / "hub" / inside, split, count, "parquet")
-    asked: Any = job(tmp_path, "hub")
-    assert asked.data.validation == str(Path("hub", inside, "validation-00000-of-00001.parquet"))
-    assert len(load(asked).train) == 60
+    spec: Any = job(tmp_path, "hub")
+    assert spec.data.validation == str(Path("hub", inside, "validation-00000-of-00001.parquet"))
+    assert len(load(spec).train) == 60
     first = tmp_path / "hub" / inside / "train-00000-of-00003.parquet"
     assert table_file.read(first, "k")["label"].to_pylist() == ["neg", "pos"] * 30
     assert table_file.head(first, "k", 5)[1] == 60
@@ -107,21 +107,21 @@ def test_a_folder_with_train_and_val(tmp_path: Path) -> None:
     (tmp_path / "csv").mkdir()
     for name in ("train", "val", "test"):
         (tmp_path / "csv" / f"{name}.csv").write_text("text,label\n" + "a b,x\nc d,y\n" * 10)
-    asked: Any = job(tmp_path, "csv")
-    assert (asked.data.train, asked.data.validation, asked.data.test) == (
+    spec: Any = job(tmp_path, "csv")
+    assert (spec.data.train, spec.data.validation, spec.data.test) == (
         "csv/train.csv",
         "csv/val.csv",
         "csv/test.csv",
     )
-    kept: Any = job(tmp_path, "csv", ", validation: 0.25")
-    assert kept.data.validation == 0.25
-    assert says(kept.notes[0], "is-not-used-since-is", "val.csv", "data.validation", "0.25")
+    spec_with_share: Any = job(tmp_path, "csv", ", validation: 0.25")
+    assert spec_with_share.data.validation == 0.25
+    assert says(spec_with_share.notes[0], "is-not-used-since-is", "val.csv", "data.validation", "0.25")
 
 
 def test_folders_that_are_not_clear(tmp_path: Path) -> None:
     folder = tmp_path / "x"
     folder.mkdir()
-    for name, told in (
+    for name, message in (
         ("loader.py", "is a folder without a table; its loader.py is code, which is not run"),
         ("a.csv", ""),
         ("b.csv", "is a folder with 2 tables, and none is called train: a, b"),
@@ -129,22 +129,22 @@ def test_folders_that_are_not_clear(tmp_path: Path) -> None:
         ("train.parquet", "for one split"),
     ):
         (folder / name).write_text("text,label\na,b\n")
-        if not told:
+        if not message:
             assert table_paths.find_splits(folder, "k")
             continue
-        with pytest.raises(DataError, match=told):
+        with pytest.raises(DataError, match=message):
             job(tmp_path, "x")
 
 
 def test_init_drafts_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    saved(Path("disk"))
+    save_dataset(Path("disk"))
     for split in ("train", "validation"):
         shards(Path("hub", "data"), split, 2, "parquet")
     for name, test in (("disk", "disk/test/data-00000-of-00001.arrow"), ("hub", None)):
         assert main.main(["init", name, "--text", "text", "--target", "label"]) == 0
-        asked: Any = job_spec.load(Path(f"{name}.yaml"))
+        draft: Any = job_spec.load(Path(f"{name}.yaml"))
         assert f"train: {name} " in Path(f"{name}.yaml").read_text()
-        assert asked.data.test == test
-        assert isinstance(asked.data.validation, str) == (name == "hub")
-        assert load(asked).heads[""].classes == ("neg", "pos")
+        assert draft.data.test == test
+        assert isinstance(draft.data.validation, str) == (name == "hub")
+        assert load(draft).heads[""].classes == ("neg", "pos")

@@ -16,7 +16,7 @@ from drivetrain.errors import DataError
 from tests.messages import saying
 
 
-def written(folder: Path, name: str, content: str | bytes) -> Path:
+def write_file(folder: Path, name: str, content: str | bytes) -> Path:
     path = folder / name
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     return path
@@ -41,7 +41,7 @@ def written(folder: Path, name: str, content: str | bytes) -> Path:
     ],
 )
 def test_read(tmp_path: Path, name: str, content: str | bytes, text: tuple[str, ...], expected: dict[str, Any]) -> None:
-    assert table_file.read(written(tmp_path, name, content), "data.train", text=text).to_pydict() == expected
+    assert table_file.read(write_file(tmp_path, name, content), "data.train", text=text).to_pydict() == expected
 
 
 def test_parquet_with_categories_and_codes(tmp_path: Path) -> None:
@@ -110,9 +110,9 @@ def test_shards_of_a_table_may_lack_the_values_of_a_column(tmp_path: Path) -> No
 def test_a_cell_of_five_megabytes(tmp_path: Path, suffix: str) -> None:
     cells = ["short", "long, " * 900_000, "short"]
     if suffix == "csv":
-        path = written(tmp_path, "a.csv", "a,b\n" + "".join(f'"{cell}",{i}\n' for i, cell in enumerate(cells)))
+        path = write_file(tmp_path, "a.csv", "a,b\n" + "".join(f'"{cell}",{i}\n' for i, cell in enumerate(cells)))
     else:
-        path = written(
+        path = write_file(
             tmp_path, "a.jsonl", "".join(json.dumps({"a": cell, "b": i}) + "\n" for i, cell in enumerate(cells))
         )
     assert table_file.read(path, "k")["a"].to_pylist() == cells
@@ -123,7 +123,7 @@ def test_a_cell_of_five_megabytes(tmp_path: Path, suffix: str) -> None:
 def test_a_header_that_is_longer_than_the_sample(tmp_path: Path, sign: str) -> None:
     names = [f"column number {i} of very many" for i in range(20_000)]
     rows = [sign.join(names), *(sign.join(str(i + row) for i in range(20_000)) for row in range(3))]
-    path = written(tmp_path, "a.csv", "\n".join(rows) + "\n")
+    path = write_file(tmp_path, "a.csv", "\n".join(rows) + "\n")
     layout = csv_layout.find(path, "k", CsvFiles())
     assert list(layout.names) == names
     assert layout.rows == 3
@@ -144,7 +144,7 @@ NO_HEADER = {
 
 @pytest.mark.parametrize("case", NO_HEADER)
 def test_a_file_without_a_header_is_refused(tmp_path: Path, case: str) -> None:
-    path = written(tmp_path, "a.csv", "\n".join(NO_HEADER[case]) + "\n")
+    path = write_file(tmp_path, "a.csv", "\n".join(NO_HEADER[case]) + "\n")
     with pytest.raises(
         DataError, match=r"seems to have no header(.|\n)*write a line with the names above it, such as c1,c2"
     ):
@@ -155,20 +155,20 @@ def test_a_file_without_a_header_is_refused(tmp_path: Path, case: str) -> None:
 def test_names_that_look_like_values_are_names(tmp_path: Path, header: str) -> None:
     numbers = header in ("0,1,2", "2019,2020,2021")
     rows = [f"{i / 2},{i},{i % 2 if numbers else ['sí', 'no'][i % 2]}" for i in range(8)]
-    path = written(tmp_path, "a.csv", "\n".join([header, *rows]) + "\n")
+    path = write_file(tmp_path, "a.csv", "\n".join([header, *rows]) + "\n")
     assert table_file.read(path, "data.train").column_names == header.split(",")
 
 
 def test_only_required_columns_are_read(tmp_path: Path) -> None:
-    path = written(tmp_path, "a.csv", "a,b,c\n1,2,3\n")
+    path = write_file(tmp_path, "a.csv", "a,b,c\n1,2,3\n")
     assert table_file.read(path, "k", required={"c": "data.target"}, only=True).column_names == ["c"]
     assert table_file.read(path, "k", leave=("b",)).column_names == ["a", "c"]
 
 
 def test_a_line_break_in_a_column_before_the_last_is_no_open_quote(tmp_path: Path) -> None:
-    path = written(tmp_path, "a.csv", 'a,b\n"two\nlines",2\n')
+    path = write_file(tmp_path, "a.csv", 'a,b\n"two\nlines",2\n')
     assert table_file.read(path, "k", required={"a": "data.text"}, only=True).to_pydict() == {"a": ["two\nlines"]}
-    path = written(tmp_path, "b.csv", 'a,b\n1,2\n3,"never closed\n4,5\n')
+    path = write_file(tmp_path, "b.csv", 'a,b\n1,2\n3,"never closed\n4,5\n')
     with pytest.raises(DataError, check=saying("row-line-quote-closed", 2, 3)):
         table_file.read(path, "k", required={"a": "data.text"}, only=True)
 
@@ -218,10 +218,10 @@ def test_a_line_break_in_a_column_before_the_last_is_no_open_quote(tmp_path: Pat
     ],
 )
 def test_bad_files(tmp_path: Path, name: str, content: str | bytes, parts: list[str]) -> None:
-    path = written(tmp_path, name, content)
-    wanted = {"etiquetas": "data.target"} if name == "lacks.csv" else {}
+    path = write_file(tmp_path, name, content)
+    required = {"etiquetas": "data.target"} if name == "lacks.csv" else {}
     with pytest.raises(DataError) as error:
-        table_file.read(path, "data.train", required=wanted)
+        table_file.read(path, "data.train", required=required)
     message = str(error.value)
     assert not [part for part in parts if part not in message], message
     assert "possible: " in message
@@ -247,11 +247,13 @@ ABOVE = {
 def test_lines_above_the_header_are_skipped_if_their_number_is_declared(tmp_path: Path, case: str, sign: str) -> None:
     above, count = ABOVE[case]
     rows = "".join(f"{i / 2}{sign}text {i}{sign}{'ab'[i % 2]}\n" for i in range(9))
-    path = written(tmp_path, "a.csv", above + sign.join(("z", "w", "y")) + "\n" + rows)
+    path = write_file(tmp_path, "a.csv", above + sign.join(("z", "w", "y")) + "\n" + rows)
     with pytest.raises(DataError, match=rf"has lines above its header(.|\n)*set data.csv: .skip: {count}."):
         table_file.read(path, "data.train")
     table = table_file.read(path, "data.train", csv=CsvFiles({"skip": str(count)}))
-    assert table.to_pydict() == table_file.read(written(tmp_path, "b.csv", f"z{sign}w{sign}y\n{rows}"), "k").to_pydict()
+    assert (
+        table.to_pydict() == table_file.read(write_file(tmp_path, "b.csv", f"z{sign}w{sign}y\n{rows}"), "k").to_pydict()
+    )
     assert row_lines.place(path, 1) == f"row 1 (line {count + 2})"
 
 
@@ -264,4 +266,4 @@ def test_lines_above_the_header_are_skipped_if_their_number_is_declared(tmp_path
     ids=["a sign in each text", "a separator at the end"],
 )
 def test_a_header_of_another_form_is_no_title(tmp_path: Path, content: str) -> None:
-    assert table_file.read(written(tmp_path, "a.csv", content), "k").column_names == ["text", "label"]
+    assert table_file.read(write_file(tmp_path, "a.csv", content), "k").column_names == ["text", "label"]

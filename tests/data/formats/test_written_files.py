@@ -23,19 +23,19 @@ TABLES: dict[str, dict[str, list[Any]]] = json.loads((FOLDER / "tables.json").re
 TEXTS = ("code", "name", "kind")
 
 
-def expected(known: dict[str, Any], column: str) -> list[Any]:
-    cells = TABLES[known["table"]][column]
-    if column == "share" and known.get("percent"):
+def expect_cells(entry: dict[str, Any], column: str) -> list[Any]:
+    cells = TABLES[entry["table"]][column]
+    if column == "share" and entry.get("percent"):
         return [cell * 100 for cell in cells]
     # A spreadsheet that writes its cells as shown rounds them.
     return (
-        [None if cell is None else round(cell, known.get("digits", 12)) for cell in cells]
+        [None if cell is None else round(cell, entry.get("digits", 12)) for cell in cells]
         if column == "amount"
         else cells
     )
 
 
-def same(one: Any, other: Any) -> bool:
+def are_same(one: Any, other: Any) -> bool:
     if one is None:
         return other is None or (isinstance(other, float) and math.isnan(other))
     if isinstance(one, str):
@@ -45,19 +45,21 @@ def same(one: Any, other: Any) -> bool:
 
 @pytest.mark.parametrize("name", MANIFEST)
 def test_a_file_is_read_right_or_refused(name: str) -> None:
-    known = MANIFEST[name]
-    if "refused" in known:
+    entry = MANIFEST[name]
+    if "refused" in entry:
         with pytest.raises(DataError) as error:
             table_file.read(FOLDER / name, "data.train", text=TEXTS)
-        assert known["refused"] in str(error.value)
+        assert entry["refused"] in str(error.value)
         return
     table = table_file.read(FOLDER / name, "data.train", text=TEXTS, csv=CsvFiles()).to_pydict()
-    assert list(table) == list(TABLES[known["table"]])
+    assert list(table) == list(TABLES[entry["table"]])
     for column, cells in table.items():
-        wanted = expected(known, column)
-        assert len(cells) == len(wanted)
+        expected_cells = expect_cells(entry, column)
+        assert len(cells) == len(expected_cells)
         wrong = [
-            (row, one, two) for row, (one, two) in enumerate(zip(wanted, cells, strict=True)) if not same(one, two)
+            (row, one, two)
+            for row, (one, two) in enumerate(zip(expected_cells, cells, strict=True))
+            if not are_same(one, two)
         ]
         assert not wrong, column
 
@@ -116,8 +118,8 @@ def test_the_percent_form_of_a_column_is_that_of_training(tmp_path: Path) -> Non
     assert model["csv"]["percent"] == ["a"]
     with pytest.raises(DataError, match=r'column "a" is in percent in the training data, and row 2 .* has `0.97`'):
         table_file.read(share, "data", csv=csv_dialect.of_model(model, {}))
-    again = table_file.read(percent, "data", csv=csv_dialect.of_model(model, {}))
-    assert again["a"].to_pylist() == [12.5, 97.0]
+    percent_table = table_file.read(percent, "data", csv=csv_dialect.of_model(model, {}))
+    assert percent_table["a"].to_pylist() == [12.5, 97.0]
     first = CsvFiles()
     table_file.read(share, "data.train", csv=first)
     with pytest.raises(DataError, match=r'column "a" is not in percent in the training data, and row 1 .* has `12.5%`'):

@@ -14,12 +14,12 @@ COUNT = 24
 
 
 def pictures(folder: Path) -> Path:
-    drawn = np.random.default_rng(0)
+    generator = np.random.default_rng(0)
     for number in range(COUNT):
-        place = folder / "pictures" / "abc"[number % 3]
-        place.mkdir(parents=True, exist_ok=True)
-        pixels = drawn.integers(0, 90, (30 + number, 41, 3)) + 80 * (number % 3)
-        Image.fromarray(pixels.astype(np.uint8)).save(place / f"{number:02}.{'jpg' if number % 2 else 'png'}")
+        class_folder = folder / "pictures" / "abc"[number % 3]
+        class_folder.mkdir(parents=True, exist_ok=True)
+        pixels = generator.integers(0, 90, (30 + number, 41, 3)) + 80 * (number % 3)
+        Image.fromarray(pixels.astype(np.uint8)).save(class_folder / f"{number:02}.{'jpg' if number % 2 else 'png'}")
     return folder / "pictures"
 
 
@@ -28,5 +28,5 @@ def listed(folder: Path, size: int = 12) -> image_files.Files:
     return image_files.check_images(str(folder), names)[0].fit_to(size, 3)
 
 
-def kept(found: image_files.Files, folder: Path, room: int = 1 << 30) -> Decoded:
-    return decoded_cache.keep(found, folder / "cache", room)
+def kept(images: image_files.Files, folder: Path, room: int = 1 << 30) -> Decoded:
+    return decoded_cache.keep(images, folder / "cache", room)

@@ -41,12 +41,12 @@ def pictures(count: int = 16, channels: int = 3, side: int = 16) -> torch.Tensor
     return (smooth * 255).round() / 255
 
 
-def opened(image: torch.Tensor) -> Image.Image:
+def to_pillow(image: torch.Tensor) -> Image.Image:
     levels = (image * 255).round().byte().permute(1, 2, 0).numpy()
     return Image.fromarray(levels.squeeze())
 
 
-def closed(image: Image.Image) -> torch.Tensor:
+def to_tensor(image: Image.Image) -> torch.Tensor:
     levels = np.asarray(image)
     return torch.from_numpy(levels.reshape(*levels.shape[:2], -1).copy()).permute(2, 0, 1) / 255
 
@@ -137,10 +137,10 @@ def test_padded_crop_shows_every_place_and_fills_with_the_mean() -> None:
     result = crop_padded(image.expand(25, -1, -1, -1), (places + 0.5) / 5, 2, fill)
     padded = fill.expand(3, 12, 12).clone()
     padded[:, 2:10, 2:10] = image[0]
-    for found, (y, x) in zip(result, places, strict=True):
-        assert torch.equal(found, padded[:, y : y + 8, x : x + 8])
-    seen = augment({"crop_padding": 2})(image.expand(600, -1, -1, -1), np.arange(600), 0)
-    assert len({tuple(found.flatten().tolist()) for found in seen}) == 25
+    for crop, (y, x) in zip(result, places, strict=True):
+        assert torch.equal(crop, padded[:, y : y + 8, x : x + 8])
+    crops = augment({"crop_padding": 2})(image.expand(600, -1, -1, -1), np.arange(600), 0)
+    assert len({tuple(crop.flatten().tolist()) for crop in crops}) == 25
 
 
 def test_the_mean_is_nothing_after_normalisation() -> None:
@@ -153,26 +153,26 @@ def test_the_mean_is_nothing_after_normalisation() -> None:
 
 def test_resized_crop_against_a_sampling_by_hand() -> None:
     images = pictures(6, side=12).double()
-    drawn = np.random.default_rng(0).random((6, 4))
-    result = warp.crop(images, drawn, (0.3, 0.8), (0.5, 2.0))
-    for image, found, (a, b, c, d) in zip(images, result, drawn, strict=True):
+    draws = np.random.default_rng(0).random((6, 4))
+    result = warp.crop(images, draws, (0.3, 0.8), (0.5, 2.0))
+    for image, crop, (a, b, c, d) in zip(images, result, draws, strict=True):
         area, ratio = 0.3 + 0.5 * a, math.exp(math.log(0.5) + math.log(4) * b)
         width, height = min(1.0, math.sqrt(area * ratio)) * 12, min(1.0, math.sqrt(area / ratio)) * 12
-        left, top = (12 - width) * c, (12 - height) * d
+        left_edge, top_edge = (12 - width) * c, (12 - height) * d
         for y, x in ((0, 0), (3, 7), (11, 11), (5, 0)):
-            at_y, at_x = top + (y + 0.5) * height / 12 - 0.5, left + (x + 0.5) * width / 12 - 0.5
+            at_y, at_x = top_edge + (y + 0.5) * height / 12 - 0.5, left_edge + (x + 0.5) * width / 12 - 0.5
             at_y, at_x = min(max(at_y, 0), 11), min(max(at_x, 0), 11)
             low_y, low_x = min(int(at_y), 10), min(int(at_x), 10)
             dy, dx = at_y - low_y, at_x - low_x
             (tl, tr), (bl, br) = image[:, low_y : low_y + 2, low_x : low_x + 2].permute(1, 2, 0)
-            wanted = (1 - dy) * ((1 - dx) * tl + dx * tr) + dy * ((1 - dx) * bl + dx * br)
-            assert torch.allclose(found[:, y, x], wanted, atol=1e-9)
+            expected = (1 - dy) * ((1 - dx) * tl + dx * tr) + dy * ((1 - dx) * bl + dx * br)
+            assert torch.allclose(crop[:, y, x], expected, atol=1e-9)
 
 
 def test_the_whole_image_as_a_crop_is_the_image() -> None:
     images = pictures()
-    drawn = np.random.default_rng(0).random((16, 4))
-    assert torch.allclose(warp.crop(images, drawn, (1.0, 1.0), (1.0, 1.0)), images, atol=1e-5)
+    draws = np.random.default_rng(0).random((16, 4))
+    assert torch.allclose(warp.crop(images, draws, (1.0, 1.0), (1.0, 1.0)), images, atol=1e-5)
 
 
 def test_erasing_paints_one_rectangle_of_the_right_size() -> None:
@@ -215,9 +215,9 @@ def test_enhancing_is_what_pillow_does(name: str, channels: int) -> None:
     change, enhancer = ENHANCERS[name]
     images = pictures(5, channels)
     result = change(images, torch.tensor(FACTORS).view(-1, 1, 1, 1))
-    for image, factor, found in zip(images, FACTORS, result, strict=True):
-        wanted = closed(enhancer(opened(image)).enhance(factor))
-        assert float((found - wanted).abs().max()) <= 2.5 / 255
+    for image, factor, output in zip(images, FACTORS, result, strict=True):
+        expected = to_tensor(enhancer(to_pillow(image)).enhance(factor))
+        assert float((output - expected).abs().max()) <= 2.5 / 255
 
 
 def test_contrast_turns_around_the_mean() -> None:
@@ -231,16 +231,16 @@ def test_contrast_turns_around_the_mean() -> None:
 @pytest.mark.parametrize("bits", [4, 5, 7, 8])
 def test_posterize_is_what_pillow_does(bits: int, channels: int) -> None:
     images = pictures(4, channels)
-    for image, found in zip(images, color_ops.posterize(images, bits), strict=True):
-        assert torch.equal(found, closed(ImageOps.posterize(opened(image), bits)))
+    for image, output in zip(images, color_ops.posterize(images, bits), strict=True):
+        assert torch.equal(output, to_tensor(ImageOps.posterize(to_pillow(image), bits)))
 
 
 @pytest.mark.parametrize("threshold", [0, 100, 255])
 def test_solarize_is_what_pillow_does(threshold: int) -> None:
     images = pictures(4)
-    for image, found in zip(images, color_ops.solarize(images, threshold / 255), strict=True):
-        wanted = closed(ImageOps.solarize(opened(image), threshold))
-        assert torch.allclose(found, wanted, atol=1e-6)
+    for image, output in zip(images, color_ops.solarize(images, threshold / 255), strict=True):
+        expected = to_tensor(ImageOps.solarize(to_pillow(image), threshold))
+        assert torch.allclose(output, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -251,8 +251,8 @@ def test_equalize_is_what_pillow_does(channels: int) -> None:
     images[3] = 0.7
     images[4] = (images[4] > 0.5).float()
     images = (images * 255).round() / 255
-    for image, found in zip(images, color_ops.equalize(images), strict=True):
-        assert torch.allclose(found, closed(ImageOps.equalize(opened(image))), atol=1e-6)
+    for image, output in zip(images, color_ops.equalize(images), strict=True):
+        assert torch.allclose(output, to_tensor(ImageOps.equalize(to_pillow(image))), atol=1e-6)
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -261,8 +261,8 @@ def test_autocontrast_is_what_pillow_does(channels: int) -> None:
     images[1] = images[1] * 0.3 + 0.2
     images[2] = 0.25
     images = (images * 255).round() / 255
-    for image, found in zip(images, color_ops.autocontrast(images), strict=True):
-        assert float((found - closed(ImageOps.autocontrast(opened(image)))).abs().max()) <= 1.01 / 255
+    for image, output in zip(images, color_ops.autocontrast(images), strict=True):
+        assert float((output - to_tensor(ImageOps.autocontrast(to_pillow(image)))).abs().max()) <= 1.01 / 255
 
 
 WARPS: dict[str, Callable[[float, float], tuple[float, ...]]] = {
@@ -279,18 +279,20 @@ WARPS: dict[str, Callable[[float, float], tuple[float, ...]]] = {
 def test_moves_are_what_pillow_does(name: str, sign: float) -> None:
     (image,) = pictures(1, side=32)
     fill = torch.tensor([0.4, 0.5, 0.6]).view(3, 1, 1)
-    found = randaugment.apply(image[None], np.array([name]), np.array([sign]), 0.5, fill)[0]
+    output = randaugment.apply(image[None], np.array([name]), np.array([sign]), 0.5, fill)[0]
     if name == "rotate":
-        wanted = closed(opened(image).rotate(15 * sign, Image.Resampling.BILINEAR))
+        expected = to_tensor(to_pillow(image).rotate(15 * sign, Image.Resampling.BILINEAR))
     else:
         data = WARPS[name](0.5 * sign, 16.0)
-        wanted = closed(opened(image).transform((32, 32), Image.Transform.AFFINE, data, Image.Resampling.BILINEAR))
+        expected = to_tensor(
+            to_pillow(image).transform((32, 32), Image.Transform.AFFINE, data, Image.Resampling.BILINEAR)
+        )
     # Pillow treats the last pixel before the edge otherwise, so the middle is compared, where both show the image.
     inside = (slice(None), slice(9, 23), slice(9, 23))
-    assert float((found[inside] - wanted[inside]).abs().max()) <= 1.5 / 255
-    assert float((image[inside] - wanted[inside]).abs().max()) > 0.05
+    assert float((output[inside] - expected[inside]).abs().max()) <= 1.5 / 255
+    assert float((image[inside] - expected[inside]).abs().max()) > 0.05
     if name == "translate_x":
-        edge = found[:, :, 0] if sign < 0 else found[:, :, -1]
+        edge = output[:, :, 0] if sign < 0 else output[:, :, -1]
         assert torch.allclose(edge, fill[:, :, 0].expand(3, 32), atol=1e-6)
 
 
@@ -301,20 +303,20 @@ def test_moves_are_what_pillow_does(name: str, sign: float) -> None:
 def test_operations_and_directions_are_equally_likely(
     channels: int, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[tuple[str, float]] = []
+    operations: list[tuple[str, float]] = []
 
     def spy(pixels: torch.Tensor, names: Any, signs: Any, share: float, fill: torch.Tensor) -> torch.Tensor:
-        seen.extend(zip(names.tolist(), signs.tolist(), strict=True))
+        operations.extend(zip(names.tolist(), signs.tolist(), strict=True))
         return pixels
 
     monkeypatch.setattr(randaugment, "apply", spy)
     augment({"randaugment": {"num_ops": 2}}, channels)(torch.zeros(7000, channels, 4, 4), np.arange(7000), 0)
-    assert len(seen) == 14000
-    names = [name for name, _ in seen]
+    assert len(operations) == 14000
+    names = [name for name, _ in operations]
     assert len(set(names)) == count
     for name in set(names):
         assert abs(names.count(name) - 14000 / count) < 5 * math.sqrt(14000 / count)
-    assert abs(sum(sign for _, sign in seen)) < 5 * math.sqrt(14000)
+    assert abs(sum(sign for _, sign in operations)) < 5 * math.sqrt(14000)
     first, second = names[:7000], names[7000:]
     assert abs(sum(a == b for a, b in zip(first, second, strict=True)) - 7000 / count) < 5 * math.sqrt(7000 / count)
 

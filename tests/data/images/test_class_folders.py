@@ -96,9 +96,9 @@ def test_bad_folders(tmp_path: Path, case: str) -> None:
         text = "has no images in class folders (1 images are outside of class folders)"
     else:
         write(tmp_path / "x")
-    found = message(job(tmp_path / "x"))
-    assert found.startswith("data.train: ")
-    assert text in found
+    error_text = message(job(tmp_path / "x"))
+    assert error_text.startswith("data.train: ")
+    assert text in error_text
 
 
 def test_parts_are_named_in_the_advice(tmp_path: Path) -> None:
@@ -121,8 +121,8 @@ LEFTOVERS = (
 @pytest.mark.parametrize("name", LEFTOVERS)
 def test_what_systems_leave_is_no_class(tmp_path: Path, name: str) -> None:
     folder(tmp_path, a=4, b=4)
-    for place in (tmp_path, tmp_path / "a"):
-        folder(place / name, a=2, thumb=2)
+    for parent in (tmp_path, tmp_path / "a"):
+        folder(parent / name, a=2, thumb=2)
     data = load(job(tmp_path))
     assert data.heads[""].classes == ("a", "b")
     assert len(data.train) + len(data.validation) == 8
@@ -156,8 +156,8 @@ def test_splits_under_other_names(tmp_path: Path, case: str) -> None:
     names, expected = SPLITS[case]
     for name in names:
         folder(tmp_path / name, a=4, b=4)
-    found = split_folders.find(tmp_path, "k")
-    assert (found and (found.train, found.validation, found.test)) == expected
+    splits = split_folders.find(tmp_path, "k")
+    assert (splits and (splits.train, splits.validation, splits.test)) == expected
     if expected:
         assert says(message(job(tmp_path)), "splits-data-set")
 
@@ -166,10 +166,10 @@ def test_splits_in_folders_of_their_own_and_images_without_classes(tmp_path: Pat
     for name in ("seg_train/seg_train", "seg_test/seg_test"):
         folder(tmp_path / name, a=4, b=4)
     folder(tmp_path / "seg_pred", seg_pred=4)
-    found = split_folders.find(tmp_path, "k")
-    assert found
-    assert found.names == ["seg_train/seg_train", "seg_test/seg_test"]
-    assert found.unused == ("seg_pred",)
+    splits = split_folders.find(tmp_path, "k")
+    assert splits
+    assert splits.names == ["seg_train/seg_train", "seg_test/seg_test"]
+    assert splits.unused == ("seg_pred",)
 
 
 @pytest.mark.parametrize("inside", ["", "test", "unknown"], ids=["flat", "twice", "unknown"])
@@ -177,9 +177,9 @@ def test_a_test_folder_without_classes_is_not_used(tmp_path: Path, inside: str) 
     folder(tmp_path / "train", a=4, b=4)
     (tmp_path / "test" / inside).mkdir(parents=True)
     Image.new("L", (16, 16)).save(tmp_path / "test" / inside / "1.png")
-    found = split_folders.find(tmp_path, "k")
-    assert found
-    assert (found.names, found.unused) == (["train"], ("test",))
+    splits = split_folders.find(tmp_path, "k")
+    assert splits
+    assert (splits.names, splits.unused) == (["train"], ("test",))
 
 
 def test_the_log_names_the_classes_and_their_counts(tmp_path: Path) -> None:

@@ -39,51 +39,53 @@ ALL = np.arange(COUNT, dtype=np.int64)
 
 
 @pytest.fixture
-def found(tmp_path: Path) -> image_files.Files:
+def files(tmp_path: Path) -> image_files.Files:
     return listed(pictures(tmp_path))
 
 
-def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    seen: list[str] = []
+def record_decoding(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    decoded_paths: list[str] = []
     real = decode.pixels
-    monkeypatch.setattr(decode, "pixels", lambda path, *more: [seen.append(path), real(path, *more)][1])
-    return seen
+    monkeypatch.setattr(
+        decode, "pixels", lambda path, *arguments: [decoded_paths.append(path), real(path, *arguments)][1]
+    )
+    return decoded_paths
 
 
 def test_the_same_pixels_and_each_file_once(
-    found: image_files.Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    files: image_files.Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted, seen = found.gather(ALL), opened(monkeypatch)
-    one = kept(found, tmp_path)
+    expected, decoded_paths = files.gather(ALL), record_decoding(monkeypatch)
+    cache = kept(files, tmp_path)
     for ids in (ALL[5:9], ALL[::-1].copy(), np.array([3, 3, 7]), ALL):
-        assert torch.equal(one.gather(ids), wanted[torch.from_numpy(ids)])
-    assert sorted(seen) == sorted(found.title(row) for row in range(COUNT))
-    seen.clear()
-    assert torch.equal(kept(found, tmp_path).gather(ALL), wanted)
-    assert seen == []
+        assert torch.equal(cache.gather(ids), expected[torch.from_numpy(ids)])
+    assert sorted(decoded_paths) == sorted(files.title(row) for row in range(COUNT))
+    decoded_paths.clear()
+    assert torch.equal(kept(files, tmp_path).gather(ALL), expected)
+    assert decoded_paths == []
 
 
 @pytest.mark.parametrize("harm", ["half a row", "a mark before its row", "an empty mark"])
 def test_an_incomplete_cache_row_is_decoded_again(
-    found: image_files.Files, tmp_path: Path, harm: str, monkeypatch: pytest.MonkeyPatch
+    files: image_files.Files, tmp_path: Path, harm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wanted, first = found.gather(ALL), kept(found, tmp_path)
-    first.gather(ALL)
-    pixels, marks = first._parts()
+    expected, cache = files.gather(ALL), kept(files, tmp_path)
+    cache.gather(ALL)
+    pixels, marks = cache._parts()
     if harm == "half a row":
         pixels[4, pixels.shape[1] // 2 :] = 0
     elif harm == "a mark before its row":
         pixels[4] = 0
     else:
         marks[4] = 0
-    seen = opened(monkeypatch)
-    assert torch.equal(kept(found, tmp_path).gather(ALL), wanted)
-    assert seen == [found.title(4)]
+    decoded_paths = record_decoding(monkeypatch)
+    assert torch.equal(kept(files, tmp_path).gather(ALL), expected)
+    assert decoded_paths == [files.title(4)]
 
 
 @pytest.mark.parametrize("change", ["pixels", "pixels alone", "time", "size", "another file"])
-def test_augmented_images_differ(found: image_files.Files, tmp_path: Path, change: str) -> None:
-    one, path = kept(found, tmp_path), Path(found.title(0))
+def test_augmented_images_differ(files: image_files.Files, tmp_path: Path, change: str) -> None:
+    first_cache, path = kept(files, tmp_path), Path(files.title(0))
     if change == "pixels":
         Image.new("RGB", (50, 50), "red").save(path)
     elif change == "pixels alone":
@@ -97,14 +99,14 @@ def test_augmented_images_differ(found: image_files.Files, tmp_path: Path, chang
     elif change == "time":
         os.utime(path, (1, 1))
     elif change == "size":
-        found = found.fit_to(16, 3)
+        files = files.fit_to(16, 3)
     else:
         shutil.copy(path, path.with_name("copy.png"))
-        found = listed(tmp_path / "pictures")
-    two = kept(found, tmp_path)
-    assert one.path != two.path
-    rows = np.arange(len(found), dtype=np.int64)
-    assert torch.equal(two.gather(rows), found.gather(rows))
+        files = listed(tmp_path / "pictures")
+    second_cache = kept(files, tmp_path)
+    assert first_cache.path != second_cache.path
+    rows = np.arange(len(files), dtype=np.int64)
+    assert torch.equal(second_cache.gather(rows), files.gather(rows))
 
 
 FILL = """
@@ -122,40 +124,40 @@ print(hashlib.sha256(one.gather(np.arange(24)).numpy().tobytes()).hexdigest())
 """
 
 
-def filling(folder: Path, pause: float) -> subprocess.Popen[str]:
+def start_filling(folder: Path, pause: float) -> subprocess.Popen[str]:
     line = [sys.executable, "-c", FILL, str(folder), str(pause)]
     return subprocess.Popen(line, cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
 
 def test_killed_while_it_is_filled_and_two_at_once(
-    found: image_files.Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    files: image_files.Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    killed = filling(tmp_path, 0.2)
-    assert killed.stdout is not None
-    assert [killed.stdout.readline() for _ in range(4)][-1] == "6\n"
-    killed.kill()
-    killed.communicate()
-    pair = [filling(tmp_path, 0.01) for _ in range(2)]
-    ends = [one.communicate()[0].splitlines()[-1] for one in pair]
-    wanted = found.gather(ALL)
-    digest = hashlib.sha256(wanted.numpy().tobytes()).hexdigest()
+    killed_process = start_filling(tmp_path, 0.2)
+    assert killed_process.stdout is not None
+    assert [killed_process.stdout.readline() for _ in range(4)][-1] == "6\n"
+    killed_process.kill()
+    killed_process.communicate()
+    pair = [start_filling(tmp_path, 0.01) for _ in range(2)]
+    ends = [process.communicate()[0].splitlines()[-1] for process in pair]
+    expected = files.gather(ALL)
+    digest = hashlib.sha256(expected.numpy().tobytes()).hexdigest()
     assert ends == [digest, digest]
-    seen = opened(monkeypatch)
-    assert torch.equal(kept(found, tmp_path).gather(ALL), wanted)
-    assert seen == []
+    decoded_paths = record_decoding(monkeypatch)
+    assert torch.equal(kept(files, tmp_path).gather(ALL), expected)
+    assert decoded_paths == []
 
 
-def test_least_recently_used_files_are_removed_and_used_ones_stay(found: image_files.Files, tmp_path: Path) -> None:
-    old = [kept(found.fit_to(size, 3), tmp_path) for size in (8, 9, 10)]
-    for age, one in enumerate(old):
-        os.utime(one.path, (age, age))
-    for one in (old[0], old[2]):
-        one.mapped = None
+def test_least_recently_used_files_are_removed_and_used_ones_stay(files: image_files.Files, tmp_path: Path) -> None:
+    old = [kept(files.fit_to(size, 3), tmp_path) for size in (8, 9, 10)]
+    for age, cache in enumerate(old):
+        os.utime(cache.path, (age, age))
+    for cache in (old[0], old[2]):
+        cache.mapped = None
     size = old[2].path.stat().st_size
-    new = kept(found.fit_to(11, 3), tmp_path, room=old[1].path.stat().st_size + size + COUNT * (11 * 11 * 3 + 8))
-    left = {path.name for path in (tmp_path / "cache").iterdir()}
-    assert left == {one.path.name for one in (old[1], old[2], new)}
-    kept(found.fit_to(12, 3), tmp_path, room=0)
+    new = kept(files.fit_to(11, 3), tmp_path, room=old[1].path.stat().st_size + size + COUNT * (11 * 11 * 3 + 8))
+    remaining = {path.name for path in (tmp_path / "cache").iterdir()}
+    assert remaining == {cache.path.name for cache in (old[1], old[2], new)}
+    kept(files.fit_to(12, 3), tmp_path, room=0)
     assert old[1].path.exists()
     assert not old[2].path.exists()
 
@@ -170,40 +172,46 @@ optimize: {cpu_threads: 1, measure: off}
 """
 
 
-def assembled(folder: Path, on: bool, cache: Path) -> run.Run:
+def assemble_run(folder: Path, on: bool, cache: Path) -> run.Run:
     (folder / "job.yaml").write_text(JOB)
-    asked, here = job_spec.load(folder / "job.yaml"), tiny.machine()
-    here = replace(here, storage=replace(here.storage, cache=str(cache), cache_writable=True, cache_room=1 << 30))
-    data = load(asked)
-    network = build(asked, data)
+    job, machine = job_spec.load(folder / "job.yaml"), tiny.machine()
+    machine = replace(
+        machine, storage=replace(machine.storage, cache=str(cache), cache_writable=True, cache_room=1 << 30)
+    )
+    data = load(job)
+    network = build(job, data)
     facts = inspection.inspect_workload(data, network.module)
-    others_off = {each.name: each.off for each in optimizations.every() if each.name != "decode_cache"}
-    made = plan.resolve(asked, here, facts, plain=not on, replay=others_off if on else {})
-    return run.assemble(asked, here, made, folder, data, network, tiny.Quiet(), PhaseTimer())
+    others_off = {
+        optimization.name: optimization.off
+        for optimization in optimizations.every()
+        if optimization.name != "decode_cache"
+    }
+    run_plan = plan.resolve(job, machine, facts, plain=not on, replay=others_off if on else {})
+    return run.assemble(job, machine, run_plan, folder, data, network, tiny.Quiet(), PhaseTimer())
 
 
 def test_losses_and_metrics_are_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pictures(tmp_path)
-    plain, ours = assembled(tmp_path, False, tmp_path / "c"), assembled(tmp_path, True, tmp_path / "c")
+    plain, ours = assemble_run(tmp_path, False, tmp_path / "c"), assemble_run(tmp_path, True, tmp_path / "c")
     assert not decode_cache.effective(plain)
     assert decode_cache.effective(ours)
     layouts = [run.step.lay_out(next(run.batches.epoch(0)).inputs)[0].stride() for run in (plain, ours)]
     assert layouts[0] == layouts[1]
     assert tiny.losses(ours, 6) == tiny.losses(plain, 6)
     assert evaluate(ours) == evaluate(plain)
-    seen = opened(monkeypatch)
+    decoded_paths = record_decoding(monkeypatch)
     tiny.losses(ours, 6)
     evaluate(ours)
-    assert seen == []
+    assert decoded_paths == []
 
 
 def test_without_a_cache_the_run_goes_on_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pictures(tmp_path)
     (tmp_path / "file").write_text("")
-    made = assembled(tmp_path, True, tmp_path / "file")
-    assert not decode_cache.effective(made)
+    training_run = assemble_run(tmp_path, True, tmp_path / "file")
+    assert not decode_cache.effective(training_run)
     assert says(capsys.readouterr().out, "decode-cache-cache-used")
-    assert tiny.losses(made, 2) == tiny.losses(assembled(tmp_path, False, tmp_path / "c"), 2)
+    assert tiny.losses(training_run, 2) == tiny.losses(assemble_run(tmp_path, False, tmp_path / "c"), 2)
 
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
@@ -215,10 +223,10 @@ def test_from_the_second_epoch_on_no_image_file_is_opened(tmp_path: Path) -> Non
     line = ["strace", "-f", "-s", "300", "-e", "trace=openat,write", "-o", str(trace), *tiny_run.command(path)]
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "home")}
     environment.pop("TORCHINDUCTOR_CACHE_DIR", None)
-    done = subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    if "PTRACE" in done.stderr or "ptrace" in done.stderr:
-        pytest.skip(f"strace may not trace here: {done.stderr[:200]}")
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    if "PTRACE" in process.stderr or "ptrace" in process.stderr:
+        pytest.skip(f"strace may not trace here: {process.stderr[:200]}")
+    assert process.returncode == 0, process.stderr
     rows = json.loads((tmp_path / "runs/pictures-001/plan.json").read_text())["decisions"]
     assert next(row["value"] for row in rows if row["name"] == "decode_cache") is True
     lines = trace.read_text(errors="replace").splitlines()
@@ -246,14 +254,14 @@ PICTURES = Workload(samples=1000, sample_bytes=12288, decoded=False)
 def test_it_is_chosen_where_disk_and_memory_have_room(
     facts: Workload | None, epochs: int, room: int | None, value: bool, reason: str
 ) -> None:
-    here = tiny.machine()
-    here = replace(
-        here,
-        memory=replace(here.memory, available=1 << 30),
-        storage=replace(here.storage, cache_writable=True, cache_room=room),
+    machine = tiny.machine()
+    machine = replace(
+        machine,
+        memory=replace(machine.memory, available=1 << 30),
+        storage=replace(machine.storage, cache_writable=True, cache_room=room),
     )
-    asked = tiny.job()
-    asked = asked.model_copy(update={"train": asked.train.model_copy(update={"epochs": epochs})})
-    choice = decode_cache.choose(asked, here, facts)
+    job = tiny.job()
+    job = job.model_copy(update={"train": job.train.model_copy(update={"epochs": epochs})})
+    choice = decode_cache.choose(job, machine, facts)
     assert choice.value is value
     assert reason in choice.reason

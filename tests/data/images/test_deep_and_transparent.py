@@ -37,13 +37,13 @@ def stripes(number: int, low: int, high: int) -> npt.NDArray[np.uint16]:
 
 def deep(folder: Path, low: int, high: int, *, change: Callable[[Any], Any] = lambda x: x, kind: str = "tif") -> Path:
     for number in range(2 * PER_CLASS):
-        place = folder / "ab"[number % 2]
-        place.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(change(stripes(number, low, high))).save(place / f"{number:02}.{kind}")
+        class_folder = folder / "ab"[number % 2]
+        class_folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(change(stripes(number, low, high))).save(class_folder / f"{number:02}.{kind}")
     return folder
 
 
-def seen(data: Dataset) -> torch.Tensor:
+def prepare_images(data: Dataset) -> torch.Tensor:
     ids = np.arange(len(data.train))
     return data.prepare(data.train.gather(ids), ids, None)[0]
 
@@ -71,7 +71,7 @@ def test_the_range_is_measured_and_stored(
     by_hand = deep(
         tmp_path / "y", low, high, change=lambda x: np.rint((x - low) / (high - low) * 255).astype(np.uint8), kind="png"
     )
-    assert torch.allclose(seen(data), seen(load(job(by_hand, image_size=SIDE))), atol=0.05)
+    assert torch.allclose(prepare_images(data), prepare_images(load(job(by_hand, image_size=SIDE))), atol=0.05)
     new = load_new.read([tmp_path / "x"], json.loads(json.dumps(data.preprocessing)), data.heads, labelled=True)
     (pixels,) = new.split.gather(np.arange(4))
     assert len(pixels.unique()) > min(90, high - low) / 2
@@ -148,8 +148,8 @@ def test_a_model_without_a_stored_scale_sees_what_it_saw(tmp_path: Path) -> None
     deep(tmp_path / "x", 0, 4095)
     heads = load(job(tmp_path / "x", image_size=SIDE)).heads
     new = load_new.read([tmp_path / "x"], old, heads, labelled=False)
-    wanted = np.rint(stripes(0, 0, 4095) / 257)
-    assert np.array_equal(new.split.gather(np.arange(1))[0][0, 0].numpy(), wanted)
+    expected = np.rint(stripes(0, 0, 4095) / 257)
+    assert np.array_equal(new.split.gather(np.arange(1))[0][0, 0].numpy(), expected)
     images = noise(24, SIDE, SIDE)
     labels = np.arange(24) % 2
     stretched = old | {"low": 10.0, "high": 60.0}
@@ -169,18 +169,18 @@ def test_a_run_of_an_older_version_is_read_as_it_was(tmp_path: Path) -> None:
     added = ("rules", "takes_bytes", "range_16_bit", "ground")
     before = {key: value for key, value in fresh.preprocessing.items() if key not in added}
     before |= {"low": 10.0, "high": 59.0}
-    again = load(job(path), InputRecord(before, fresh.heads))
-    assert again.preprocessing == before
-    (pixels,) = again.train.gather(np.arange(3))
+    resumed_data = load(job(path), InputRecord(before, fresh.heads))
+    assert resumed_data.preprocessing == before
+    (pixels,) = resumed_data.train.gather(np.arange(3))
     assert pixels.dtype == torch.float32
 
 
 def test_color_files_of_which_only_the_lower_bits_are_used(tmp_path: Path) -> None:
     """Pillow keeps the upper 8 bits of a color file; 12 bits would be nearly black."""
     for number in range(8):
-        place = tmp_path / "x" / "ab"[number % 2]
-        place.mkdir(parents=True, exist_ok=True)
-        (place / f"{number}.tif").write_bytes(planar_tiff(compression=1, planes=1, high=4095))
+        class_folder = tmp_path / "x" / "ab"[number % 2]
+        class_folder.mkdir(parents=True, exist_ok=True)
+        (class_folder / f"{number}.tif").write_bytes(planar_tiff(compression=1, planes=1, high=4095))
     assert says(message(job(tmp_path / "x")), "color-files-bits-channel", 6, 16, 14)
 
 
@@ -229,13 +229,13 @@ def test_16_bits_of_which_0_is_white(tmp_path: Path) -> None:
 def glyphs(folder: Path, colors: tuple[int, ...], *, kind: str = "RGBA") -> Path:
     """Stripes of a color on a transparent ground, horizontal in class a."""
     for number in range(2 * PER_CLASS):
-        place = folder / "ab"[number % 2]
-        place.mkdir(parents=True, exist_ok=True)
+        class_folder = folder / "ab"[number % 2]
+        class_folder.mkdir(parents=True, exist_ok=True)
         image = np.zeros((SIDE, SIDE, 4), np.uint8)
         image[..., :3] = colors[number // 2 % len(colors)]
-        shown = np.arange(SIDE) // (2 + number % 3) % 2 == 0
-        image[shown if number % 2 else slice(None), slice(None) if number % 2 else shown, 3] = 255
-        Image.fromarray(image).convert(kind).save(place / f"{number:02}.png")
+        is_stripe = np.arange(SIDE) // (2 + number % 3) % 2 == 0
+        image[is_stripe if number % 2 else slice(None), slice(None) if number % 2 else is_stripe, 3] = 255
+        Image.fromarray(image).convert(kind).save(class_folder / f"{number:02}.png")
     return folder
 
 
@@ -260,11 +260,11 @@ def test_the_ground_is_one_on_which_glyphs_can_be_seen(
 def test_a_fourth_byte_that_is_no_transparency(tmp_path: Path) -> None:
     """A BMP of 32 bits whose fourth byte is 0 everywhere."""
     for number in range(8):
-        place = tmp_path / "ab"[number % 2]
-        place.mkdir(exist_ok=True)
+        class_folder = tmp_path / "ab"[number % 2]
+        class_folder.mkdir(exist_ok=True)
         image = np.zeros((SIDE, SIDE, 4), np.uint8)
         image[..., :3] = stripes(number, 0, 255)[..., None]
-        Image.fromarray(image).save(place / f"{number}.png")
+        Image.fromarray(image).save(class_folder / f"{number}.png")
     data = load(job(tmp_path, image_size=SIDE))
     assert says_only(data.notes, "training-images-visible-pixel", 6)
     pixels = decode.pixels(str(tmp_path / "a" / "0.png"), SIDE, 1)[0]

@@ -28,12 +28,12 @@ def bands(wide: bool) -> np.ndarray:
     return np.ascontiguousarray(picture)
 
 
-def wanted(fit: str, wide: bool) -> list[int]:
+def expect_values(fit: str, wide: bool) -> list[int]:
     """Grey values along the middle of the long side, and across it at both ends, of the square of 20 pixels."""
     return {"crop": [100, 150, 150, 150], "pad": [50, 200, 0, 0], "squash": [50, 200, 150, 150]}[fit]
 
 
-def seen(square: np.ndarray, wide: bool) -> list[int]:
+def read_values(square: np.ndarray, wide: bool) -> list[int]:
     square = square if wide else square.T
     return [int(square[10, 2]), int(square[10, 17]), int(square[1, 12]), int(square[18, 12])]
 
@@ -43,20 +43,20 @@ def seen(square: np.ndarray, wide: bool) -> list[int]:
 def test_fit_of_a_long_image(tmp_path: Path, fit: str, wide: bool) -> None:
     Image.fromarray(bands(wide)).save(tmp_path / "x.png")
     from_file = decode.pixels(str(tmp_path / "x.png"), 20, 1, Resize(fit))[0]
-    assert seen(from_file, wide) == wanted(fit, wide)
+    assert read_values(from_file, wide) == expect_values(fit, wide)
     from_array = crop.square(torch.from_numpy(bands(wide))[None, None], 20, 1, Resize(fit))[0, 0]
-    assert seen(from_array.numpy(), wide) == wanted(fit, wide)
+    assert read_values(from_array.numpy(), wide) == expect_values(fit, wide)
     assert np.abs(from_file.astype(int) - from_array.numpy()).max() <= 2
 
 
 def folders(folder: Path) -> None:
-    drawn = np.random.default_rng(0)
+    generator = np.random.default_rng(0)
     for number in range(24):
-        place = folder / ("held" if number % 3 == 0 else "train") / "ab"[number % 2]
-        place.mkdir(parents=True, exist_ok=True)
+        class_folder = folder / ("held" if number % 3 == 0 else "train") / "ab"[number % 2]
+        class_folder.mkdir(parents=True, exist_ok=True)
         shape = (24, 24, 3) if number < 6 else (20, 44, 3)
-        Image.fromarray(drawn.integers(0, 120, shape).astype(np.uint8) + 100 * (number % 2)).save(
-            place / f"{number}.png"
+        Image.fromarray(generator.integers(0, 120, shape).astype(np.uint8) + 100 * (number % 2)).save(
+            class_folder / f"{number}.png"
         )
 
 
@@ -65,27 +65,27 @@ CASE = "task: image-classification\ndata: {{train: train, validation: held, imag
 
 @pytest.mark.parametrize("fit", FITS)
 def test_it_is_noted_and_a_prediction_does_the_same(tmp_path: Path, fit: str) -> None:
-    done = trained(Case(folders, "", CASE.format(fit=fit)), tmp_path)
-    (note,) = [note for note in done.dataset.notes if "not square" in note]
+    training = trained(Case(folders, "", CASE.format(fit=fit)), tmp_path)
+    (note,) = [note for note in training.dataset.notes if "not square" in note]
     assert begins_with(note, "of-images-are-not-square", 12, 16)
     assert f"data.fit: {fit}" in note
     model = saved_model.load(tmp_path / "run")
     assert model.preprocessing["fit"] == fit
-    again = load_new.read([tmp_path / "held"], model.preprocessing, model.heads, labelled=True)
+    new_data = load_new.read([tmp_path / "held"], model.preprocessing, model.heads, labelled=True)
     ids = np.arange(8)
-    assert torch.equal(again.split.gather(ids)[0], done.dataset.validation.gather(ids)[0])
+    assert torch.equal(new_data.split.gather(ids)[0], training.dataset.validation.gather(ids)[0])
 
 
 def test_the_cache_of_decoded_images_tells_them_apart(tmp_path: Path) -> None:
     folders(tmp_path)
-    kept = []
+    caches = []
     for fit in FITS:
         (tmp_path / "job.yaml").write_text(f"name: t\n{CASE.format(fit=fit)}")
         images = load(job_spec.load(tmp_path / "job.yaml")).train.images  # type: ignore[attr-defined]
-        kept.append(decoded_cache.keep(images, tmp_path / "cache", 1 << 30))
+        caches.append(decoded_cache.keep(images, tmp_path / "cache", 1 << 30))
     rows = np.arange(16)
-    assert len({each.path for each in kept}) == 3
-    assert all(torch.equal(each.gather(rows), each.files.gather(rows)) for each in kept)
+    assert len({cache.path for cache in caches}) == 3
+    assert all(torch.equal(cache.gather(rows), cache.files.gather(rows)) for cache in caches)
 
 
 def test_a_model_from_before_data_fit_crops() -> None:

@@ -42,16 +42,16 @@ def cells(count: int) -> list[dict[str, Any] | None]:
 
 
 def table(images: list[Any], kind: Any = IMAGE, name: str = "image", **columns: Any) -> pyarrow.Table:
-    made = pyarrow.table({name: pyarrow.array(images, kind), **columns})
-    return made.replace_schema_metadata(META)
+    arrow_table = pyarrow.table({name: pyarrow.array(images, kind), **columns})
+    return arrow_table.replace_schema_metadata(META)
 
 
-def write(path: Path, made: pyarrow.Table) -> Path:
+def write(path: Path, arrow_table: pyarrow.Table) -> Path:
     if path.suffix == ".parquet":
-        parquet.write_table(made, path, row_group_size=7)
+        parquet.write_table(arrow_table, path, row_group_size=7)
     else:
-        with ipc.new_stream(str(path), made.schema) as stream:
-            stream.write_table(made, 7)
+        with ipc.new_stream(str(path), arrow_table.schema) as stream:
+            stream.write_table(arrow_table, 7)
     return path
 
 
@@ -69,17 +69,17 @@ def as_files(folder: Path, images: list[Any], labels: list[str]) -> Path:
 def test_the_same_pixels_and_classes_as_files(tmp_path: Path, suffix: str) -> None:
     images = cells(20)
     path = write(tmp_path / f"train{suffix}", table(images, label=[n % 2 for n in range(20)]))
-    found = load(job(path))
-    same = load(job(as_files(tmp_path / "files", images, [("day", "night")[n % 2] for n in range(20)])))
-    assert found.heads[""].classes == ("day", "night")
-    for one, other in ((found.train, same.train), (found.validation, same.validation)):
+    from_table = load(job(path))
+    from_files = load(job(as_files(tmp_path / "files", images, [("day", "night")[n % 2] for n in range(20)])))
+    assert from_table.heads[""].classes == ("day", "night")
+    for one, other in ((from_table.train, from_files.train), (from_table.validation, from_files.validation)):
         ids = np.arange(len(one))
         assert torch.equal(one.gather(ids)[0], other.gather(ids)[0])
         assert torch.equal(one.targets[""], other.targets[""])
-    assert says_only(found.notes, "images-those-column", "data.train", "image")
-    assert found.preprocessing["mean"] == same.preprocessing["mean"]
-    assert found.train.title(0).startswith(f"{tmp_path}/train{suffix} row ")
-    assert found.files == {}, "the table itself is compared when the run is resumed"
+    assert says_only(from_table.notes, "images-those-column", "data.train", "image")
+    assert from_table.preprocessing["mean"] == from_files.preprocessing["mean"]
+    assert from_table.train.title(0).startswith(f"{tmp_path}/train{suffix} row ")
+    assert from_table.files == {}, "the table itself is compared when the run is resumed"
 
 
 def test_damaged_images_are_left_out_like_files(tmp_path: Path) -> None:
@@ -88,12 +88,12 @@ def test_damaged_images_are_left_out_like_files(tmp_path: Path) -> None:
     images[4] = {"bytes": b"", "path": None}
     images[5] = None
     path = write(tmp_path / "train.parquet", table(images, label=[n % 2 for n in range(40)]))
-    found = load(job(path, bad_samples=0.1))
-    told = "\n".join(found.notes)
-    assert len(found.train) + len(found.validation) == 37
-    assert "row 4 (cut.png)" in told
-    assert "row 5: empty file" in told
-    assert "image is empty" in told
+    dataset = load(job(path, bad_samples=0.1))
+    notes = "\n".join(dataset.notes)
+    assert len(dataset.train) + len(dataset.validation) == 37
+    assert "row 4 (cut.png)" in notes
+    assert "row 5: empty file" in notes
+    assert "image is empty" in notes
     assert "40" in pictures.message(job(path, bad_samples=0.01))
 
 
@@ -116,55 +116,55 @@ def test_bytes_alone_and_paths_alone(tmp_path: Path) -> None:
     images = cells(12)
     plain = write(
         tmp_path / "b.parquet",
-        table([each["bytes"] for each in images if each], pyarrow.binary(), "photo", label=["a", "b"] * 6),
+        table([cell["bytes"] for cell in images if cell], pyarrow.binary(), "photo", label=["a", "b"] * 6),
     )
     assert len(load(job(plain, path_column="photo")).train) == 8
     (tmp_path / "x").mkdir()
-    for number, each in enumerate(images):
-        (tmp_path / "x" / f"{number}.png").write_bytes(each["bytes"] if each else b"")
+    for number, cell in enumerate(images):
+        (tmp_path / "x" / f"{number}.png").write_bytes(cell["bytes"] if cell else b"")
     paths = [{"bytes": None, "path": f"x/{n}.png"} for n in range(12)]
     assert len(load(job(write(tmp_path / "p.parquet", table(paths, label=["a", "b"] * 6)))).train) == 8
 
 
 def test_two_columns_of_images_are_asked_for(tmp_path: Path) -> None:
-    made = table(cells(8), label=["a", "b"] * 4).append_column("mask", pyarrow.array(cells(8), IMAGE))
-    path = write(tmp_path / "two.parquet", made)
+    arrow_table = table(cells(8), label=["a", "b"] * 4).append_column("mask", pyarrow.array(cells(8), IMAGE))
+    path = write(tmp_path / "two.parquet", arrow_table)
     assert 'has no column "path"' in pictures.message(job(path))
     assert len(load(job(path, path_column="mask")).train) == 6
 
 
 def test_more_images_than_memory_in_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made = table(cells(20), label=[n % 2 for n in range(20)])
+    arrow_table = table(cells(20), label=[n % 2 for n in range(20)])
     monkeypatch.setattr(image_column, "read_memory_limit", lambda: 10_000)
-    told = pictures.message(job(write(tmp_path / "t.parquet", made)))
-    assert says(told, "images-in-column-of", "image")
-    assert says(told, "and-memory-limit-is")
-    assert "save_to_disk" in told
-    assert len(load(job(write(tmp_path / "t.arrow", made))).train) == 16, "an Arrow file is mapped"
+    message = pictures.message(job(write(tmp_path / "t.parquet", arrow_table)))
+    assert says(message, "images-in-column-of", "image")
+    assert says(message, "and-memory-limit-is")
+    assert "save_to_disk" in message
+    assert len(load(job(write(tmp_path / "t.arrow", arrow_table))).train) == 16, "an Arrow file is mapped"
 
 
 def test_decoded_images_are_cached_and_follow_the_table(tmp_path: Path) -> None:
     path = write(tmp_path / "t.parquet", table(cells(12), label=["a", "b"] * 6))
     images = load(job(path)).train.images  # type: ignore[attr-defined]
     assert isinstance(images, Files)
-    kept = decoded_cache.keep(images, tmp_path / "cache", 1 << 30)
+    cache = decoded_cache.keep(images, tmp_path / "cache", 1 << 30)
     rows = np.array([3, 1])
-    assert torch.equal(kept.gather(rows), images.gather(rows))
-    assert decoded_cache.keep(images, tmp_path / "cache", 1 << 30).path == kept.path
+    assert torch.equal(cache.gather(rows), images.gather(rows))
+    assert decoded_cache.keep(images, tmp_path / "cache", 1 << 30).path == cache.path
     write(path, table(list(reversed(cells(12))), label=["a", "b"] * 6))
-    again = load(job(path)).train.images  # type: ignore[attr-defined]
-    assert decoded_cache.keep(again, tmp_path / "cache", 1 << 30).path != kept.path
+    changed_images = load(job(path)).train.images  # type: ignore[attr-defined]
+    assert decoded_cache.keep(changed_images, tmp_path / "cache", 1 << 30).path != cache.path
 
 
 def test_decoded_images_of_two_columns_are_not_confused(tmp_path: Path) -> None:
     other = [{"bytes": encoded(n + 50), "path": f"{n}.png"} for n in range(12)]
-    made = table(cells(12), label=["a", "b"] * 6).append_column("mask", pyarrow.array(other, IMAGE))
-    path = write(tmp_path / "t.parquet", made)
+    arrow_table = table(cells(12), label=["a", "b"] * 6).append_column("mask", pyarrow.array(other, IMAGE))
+    path = write(tmp_path / "t.parquet", arrow_table)
     rows = np.arange(4)
     for name in ("image", "mask"):
         images = load(job(path, path_column=name)).train.images  # type: ignore[attr-defined]
-        kept = decoded_cache.keep(images, tmp_path / "cache", 1 << 30)
-        assert torch.equal(kept.gather(rows), images.gather(rows)), name
+        cache = decoded_cache.keep(images, tmp_path / "cache", 1 << 30)
+        assert torch.equal(cache.gather(rows), images.gather(rows)), name
 
 
 def test_decoded_images_follow_the_files_that_cells_name(tmp_path: Path) -> None:
@@ -177,20 +177,20 @@ def test_decoded_images_follow_the_files_that_cells_name(tmp_path: Path) -> None
         for number in range(12):
             (tmp_path / f"{number}.png").write_bytes(encoded(number + shift))
         images = load(job(path)).train.images  # type: ignore[attr-defined]
-        kept = decoded_cache.keep(images, tmp_path / "cache", 1 << 30)
-        assert torch.equal(kept.gather(rows), images.gather(rows)), shift
+        cache = decoded_cache.keep(images, tmp_path / "cache", 1 << 30)
+        assert torch.equal(cache.gather(rows), images.gather(rows)), shift
 
 
 def test_new_images_of_a_table(tmp_path: Path) -> None:
-    found = load(job(write(tmp_path / "t.parquet", table(cells(12), label=[0, 1] * 6))))
+    dataset = load(job(write(tmp_path / "t.parquet", table(cells(12), label=[0, 1] * 6))))
     new = write(tmp_path / "new.parquet", table(cells(5)))
-    given = load_new.read([new], found.preprocessing, found.heads, labelled=False)
-    assert given.split.title(0) == "new.parquet row 1 (0.png)"
-    assert len(given.split) == 5
-    labelled = load_new.read([tmp_path / "t.parquet"], found.preprocessing, found.heads, labelled=True)
+    new_data = load_new.read([new], dataset.preprocessing, dataset.heads, labelled=False)
+    assert new_data.split.title(0) == "new.parquet row 1 (0.png)"
+    assert len(new_data.split) == 5
+    labelled = load_new.read([tmp_path / "t.parquet"], dataset.preprocessing, dataset.heads, labelled=True)
     assert labelled.split.targets[""].tolist() == [0, 1] * 6
     with pytest.raises(DataError, check=saying("table-with-images-in-it")):
-        load_new.read([new, new], found.preprocessing, found.heads, labelled=False)
+        load_new.read([new, new], dataset.preprocessing, dataset.heads, labelled=False)
 
 
 @pytest.mark.parametrize(
@@ -214,11 +214,11 @@ def test_a_folder_that_the_datasets_library_wrote(tmp_path: Path, train: str, te
         (folder / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
     path = tmp_path / "job.yaml"
     path.write_text("name: t\ntask: image-classification\ndata: {train: set, image_size: 16}\n")
-    asked: Any = job_spec.load(path)
-    assert (asked.data.train, asked.data.test) == (f"set/{train}", f"set/{test}")
-    assert load(asked).heads[""].classes == ("day", "night")
+    spec: Any = job_spec.load(path)
+    assert (spec.data.train, spec.data.test) == (f"set/{train}", f"set/{test}")
+    assert load(spec).heads[""].classes == ("day", "night")
     # Class folders stay what they are, whatever table lies beside them.
     (folder / "cat").mkdir()
     if train == "train.parquet":
-        kept: Any = job_spec.load(path)
-        assert kept.data.train == "set"
+        spec_with_class_folder: Any = job_spec.load(path)
+        assert spec_with_class_folder.data.train == "set"

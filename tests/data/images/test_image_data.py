@@ -49,44 +49,44 @@ def test_one_image_in_colour_makes_three_channels(tmp_path: Path) -> None:
 def test_validation_is_taken_from_every_class(fraction: float) -> None:
     sizes = {0: 1, 1: 2, 2: 3, 3: 10, 4: 1000}
     labels = np.random.default_rng(0).permutation(np.repeat(list(sizes), list(sizes.values())))
-    kept, held = stratify.hold_out(labels, fraction, seed=3)
-    assert np.array_equal(np.sort(np.concatenate([kept, held])), np.arange(len(labels)))
-    counts = Counter(labels[held].tolist())
+    train_rows, validation_rows = stratify.hold_out(labels, fraction, seed=3)
+    assert np.array_equal(np.sort(np.concatenate([train_rows, validation_rows])), np.arange(len(labels)))
+    counts = Counter(labels[validation_rows].tolist())
     for label, size in sizes.items():
-        wanted = 0 if size == 1 else min(max(1, round(size * fraction)), size - 1)
-        assert counts[label] == wanted
+        expected = 0 if size == 1 else min(max(1, round(size * fraction)), size - 1)
+        assert counts[label] == expected
 
 
 def test_validation_depends_on_the_seed_alone(tmp_path: Path) -> None:
     path = npz(tmp_path / "x.npz", noise(100, 8, 8), np.arange(100) % 4)
 
-    def held(seed: int) -> list[str]:
+    def list_validation_titles(seed: int) -> list[str]:
         data = load(job(path, seed=seed))
         return [data.validation.title(i) for i in range(len(data.validation))]
 
-    assert held(1) == held(1)
-    assert held(1) != held(2)
-    assert len(set(held(1)) & set(held(2))) < 15
+    assert list_validation_titles(1) == list_validation_titles(1)
+    assert list_validation_titles(1) != list_validation_titles(2)
+    assert len(set(list_validation_titles(1)) & set(list_validation_titles(2))) < 15
 
 
 def test_validation_is_not_the_first_of_each_class() -> None:
     labels = np.repeat([0, 1], 500)
-    held = stratify.hold_out(labels, 0.2, seed=0)[1]
-    assert 200 < held[labels[held] == 0].mean() < 300
-    assert not np.array_equal(held[:100], held[100:] - 500)
+    validation_rows = stratify.hold_out(labels, 0.2, seed=0)[1]
+    assert 200 < validation_rows[labels[validation_rows] == 0].mean() < 300
+    assert not np.array_equal(validation_rows[:100], validation_rows[100:] - 500)
 
 
 @pytest.mark.parametrize("count", [2, 3, 7])
 def test_folds_are_a_partition_that_spreads_every_class(count: int) -> None:
     labels = np.repeat(np.arange(5), [50, 7, 2, 1, 23])
     parts = [stratify.split_fold(labels, number, count, seed=3) for number in range(1, count + 1)]
-    held = np.concatenate([part[1] for part in parts])
-    assert sorted(held.tolist()) == [i for i in range(len(labels)) if labels[i] != 3]
-    for kept, one in parts:
-        assert sorted([*kept.tolist(), *one.tolist()]) == list(range(len(labels)))
-        sizes = np.bincount(labels[one], minlength=5)
+    all_validation_rows = np.concatenate([part[1] for part in parts])
+    assert sorted(all_validation_rows.tolist()) == [i for i in range(len(labels)) if labels[i] != 3]
+    for train_rows, validation_rows in parts:
+        assert sorted([*train_rows.tolist(), *validation_rows.tolist()]) == list(range(len(labels)))
+        sizes = np.bincount(labels[validation_rows], minlength=5)
         assert (abs(sizes - np.array([50, 7, 2, 0, 23]) / count) < 1).all()
-        assert set(labels[kept]) == set(range(5))
+        assert set(labels[train_rows]) == set(range(5))
     assert not np.array_equal(parts[0][1], stratify.split_fold(labels, 1, count, seed=4)[1])
 
 
@@ -139,7 +139,7 @@ def test_validation_of_another_size_and_kind(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "ordered"),
+    ("names", "ordered"),
     [
         ("b a", "a b"),
         ("10 9", "9 10"),
@@ -150,8 +150,8 @@ def test_validation_of_another_size_and_kind(tmp_path: Path) -> None:
         ("- 1", "- 1"),
     ],
 )
-def test_order_of_classes(given: str, ordered: str) -> None:
-    assert sort_class_names(given.split()) == tuple(ordered.split())
+def test_order_of_classes(names: str, ordered: str) -> None:
+    assert sort_class_names(names.split()) == tuple(ordered.split())
 
 
 def test_normalisation_is_of_the_training_images_alone(tmp_path: Path) -> None:
@@ -159,14 +159,14 @@ def test_normalisation_is_of_the_training_images_alone(tmp_path: Path) -> None:
     images[..., 1] //= 4
     data = load(job(npz(tmp_path / "x.npz", images, np.arange(200) % 2)))
     rows = [int(data.train.title(i).split("[")[1][:-1]) for i in range(len(data.train))]
-    seen = images[rows].astype(np.float64) / 255
-    assert np.allclose(data.preprocessing["mean"], seen.mean(axis=(0, 1, 2)), atol=1e-12)
-    assert np.allclose(data.preprocessing["std"], seen.std(axis=(0, 1, 2)), atol=1e-12)
+    train_pixels = images[rows].astype(np.float64) / 255
+    assert np.allclose(data.preprocessing["mean"], train_pixels.mean(axis=(0, 1, 2)), atol=1e-12)
+    assert np.allclose(data.preprocessing["std"], train_pixels.std(axis=(0, 1, 2)), atol=1e-12)
     ids = np.array([3, 1])
     (ready,) = data.prepare(data.validation.gather(ids), ids, None)
     rows = [int(data.validation.title(i).split("[")[1][:-1]) for i in ids]
-    wanted = (images[rows] / 255 - seen.mean(axis=(0, 1, 2))) / seen.std(axis=(0, 1, 2))
-    assert np.allclose(ready.permute(0, 2, 3, 1), wanted, atol=1e-5)
+    expected = (images[rows] / 255 - train_pixels.mean(axis=(0, 1, 2))) / train_pixels.std(axis=(0, 1, 2))
+    assert np.allclose(ready.permute(0, 2, 3, 1), expected, atol=1e-5)
 
 
 def test_a_constant_channel_is_noted_and_stays_finite(tmp_path: Path) -> None:

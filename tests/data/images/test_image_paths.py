@@ -21,10 +21,10 @@ train: {epochs: 1}
 """
 
 
-def write(root: Path, files: str, cells: str, *more: str) -> Path:
+def write(root: Path, files: str, cells: str, *other_files: str) -> Path:
     """Eight images, a manifest with a cell for each, and a job; `files` and `cells` have a place for the number."""
     for number in range(8):
-        for form in (files, *more):
+        for form in (files, *other_files):
             path = root / form.format(number)
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.new("L", (16, 16), 9 * number).save(path)
@@ -66,9 +66,9 @@ def test_paths_that_are_right_stay(tmp_path: Path) -> None:
 
 def test_two_folders_are_asked_about(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path, "one/{}.png", "{}.png", "two/{}.png")
-    told = message(job(path, path_column="id", label_column="y"))
-    assert says(told, "column-png-files", "id", 0)
-    assert says(told, "write-folder-column", "one/0.png")
+    error_text = message(job(path, path_column="id", label_column="y"))
+    assert says(error_text, "column-png-files", "id", 0)
+    assert says(error_text, "write-folder-column", "one/0.png")
     assert main.main(["validate", str(tmp_path / "job.yaml")]) == 3
     assert says(capsys.readouterr().err, "there-are-such-files-in-one")
 
@@ -76,6 +76,6 @@ def test_two_folders_are_asked_about(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_validate_looks_for_the_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(tmp_path, "pics/{}.png", "lost/image{}.gif")
     assert main.main(["validate", str(tmp_path / "job.yaml")]) == 3
-    told = capsys.readouterr().err
-    assert says(told, "of-samples-cannot-be-used-2", 8, 8)
-    assert says(told, "row-line-is-not-there", "m.csv", 1, 2, "lost/image0.gif")
+    error_text = capsys.readouterr().err
+    assert says(error_text, "of-samples-cannot-be-used-2", 8, 8)
+    assert says(error_text, "row-line-is-not-there", "m.csv", 1, 2, "lost/image0.gif")

@@ -33,17 +33,19 @@ torch.set_num_threads(1)
 
 def sets() -> list[list[str]]:
     """Labels of each image; some have none."""
-    return [[name for place, name in enumerate(NAMES) if (number * 5 % 8 >> place) & 1] for number in range(COUNT)]
+    return [
+        [name for position, name in enumerate(NAMES) if (number * 5 % 8 >> position) & 1] for number in range(COUNT)
+    ]
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Images, and their labels in every form."""
     folder = tmp_path_factory.mktemp("labels")
-    drawn, stack = np.random.default_rng(0), []
+    generator, stack = np.random.default_rng(0), []
     (folder / "p").mkdir()
     for number, names in enumerate(sets()):
-        pixels = drawn.integers(0, 120, (16, 16)).astype(np.uint8)
+        pixels = generator.integers(0, 120, (16, 16)).astype(np.uint8)
         for name in names:
             pixels[:, 5 * NAMES.index(name)] = 255
         Image.fromarray(pixels).save(folder / "p" / f"{number:02}.png")
@@ -72,9 +74,9 @@ def table(path: Path, header: str, cells: Sequence[str], quote: str = '"') -> No
     path.write_text("\n".join([f"path,{header}", *rows]) + "\n")
 
 
-def job(home: Path, train: str, more: str, *, task: str = "image-classification", train_more: str = "") -> Job:
+def job(home: Path, train: str, data_keys: str, *, task: str = "image-classification", train_more: str = "") -> Job:
     spec = home / f"job-{Path(train).stem}.yaml"
-    spec.write_text(SPEC.format(task=task, train=train, more=f", {more}", train_more=train_more))
+    spec.write_text(SPEC.format(task=task, train=train, more=f", {data_keys}", train_more=train_more))
     return job_spec.load(spec)
 
 
@@ -90,16 +92,16 @@ FORMS = {
 
 def test_every_form_trains_to_the_same_bits(home: Path, tmp_path: Path) -> None:
     """The same images with the same labels: split, targets and losses."""
-    found = {}
-    for train, more in FORMS.items():
-        run = plain(job(home, train, more), tmp_path)
+    results_by_form = {}
+    for train, data_keys in FORMS.items():
+        run = plain(job(home, train, data_keys), tmp_path)
         head = run.dataset.heads[""]
         assert (head.classes, head.several) == (("0", "1", "2") if train == "hot.npz" else NAMES, True)
         targets = [split.targets[""].tolist() for split in (run.dataset.train, run.dataset.validation)]
         titles = [int(re.findall(r"\d+", run.dataset.train.title(n))[-1]) for n in range(len(run.dataset.train))]
         assert targets[0] == [[float(name in sets()[n]) for name in NAMES] for n in titles]
-        found[train] = targets, titles, tiny.losses(run, 4)
-    assert all(one == found["bars.csv"] for one in found.values())
+        results_by_form[train] = targets, titles, tiny.losses(run, 4)
+    assert all(one == results_by_form["bars.csv"] for one in results_by_form.values())
     assert [] in sets()
 
 
@@ -116,16 +118,16 @@ def test_the_loss_is_torchs(home: Path, tmp_path: Path, weights: str) -> None:
 
 def test_mixup_and_label_smoothing_of_labels(home: Path, tmp_path: Path) -> None:
     """Both inputs and labels are blended with the same share; smoothing moves them towards one half."""
-    more = f"{FORMS['bars.csv']}, augment: {{mixup: {{alpha: 1.0}}}}"
-    run = plain(job(home, "bars.csv", more, train_more=", loss: {name: bce, label_smoothing: 0.1}"), tmp_path)
+    data_keys = f"{FORMS['bars.csv']}, augment: {{mixup: {{alpha: 1.0}}}}"
+    run = plain(job(home, "bars.csv", data_keys, train_more=", loss: {name: bce, label_smoothing: 0.1}"), tmp_path)
     batch = run.preprocess(next(iter(run.batches.epoch(0))), 0)
     mixed = run.mix(batch)
     assert not torch.equal(mixed.targets[""], batch.targets[""])
-    moved = mixed.inputs[0] - batch.inputs[0]
-    assert torch.allclose(moved.mean(dim=(1, 2, 3)).sum(), torch.tensor(0.0), atol=1e-4)
-    goal = mixed.targets[""] * 0.9 + 0.05
+    input_change = mixed.inputs[0] - batch.inputs[0]
+    assert torch.allclose(input_change.mean(dim=(1, 2, 3)).sum(), torch.tensor(0.0), atol=1e-4)
+    smoothed_targets = mixed.targets[""] * 0.9 + 0.05
     run.train_mode()
-    expected = functional.binary_cross_entropy_with_logits(run.model(*mixed.inputs), goal)
+    expected = functional.binary_cross_entropy_with_logits(run.model(*mixed.inputs), smoothed_targets)
     assert run.step(mixed, 0).loss == pytest.approx(expected.item(), rel=1e-5)
 
 
@@ -138,10 +140,10 @@ def test_the_split_keeps_rare_labels_on_both_sides(home: Path) -> None:
         assert any("labels: a 22, b 4, rare 2; 2 images have none" in note for note in data.notes)
 
 
-def refused(home: Path, cells: Sequence[str], more: str = "", **options: Any) -> str:
+def read_error(home: Path, cells: Sequence[str], data_keys: str = "", **options: Any) -> str:
     table(home / "odd.csv", "label", (list(cells) * COUNT)[:COUNT])
     with pytest.raises((DataError, SpecError)) as error:
-        load(job(home, "odd.csv", more or "bad_samples: 0.05", **options))
+        load(job(home, "odd.csv", data_keys or "bad_samples: 0.05", **options))
     return str(error.value)
 
 
@@ -170,9 +172,9 @@ AMBIGUOUS = {
 
 @pytest.mark.parametrize("name", AMBIGUOUS)
 def test_what_can_be_read_in_two_ways_is_asked(home: Path, name: str) -> None:
-    cells, more, *parts = AMBIGUOUS[name]
-    told = refused(home, cells, more)
-    assert not [part for part in parts if part not in told], told
+    cells, data_keys, *parts = AMBIGUOUS[name]
+    error_text = read_error(home, cells, data_keys)
+    assert not [part for part in parts if part not in error_text], error_text
 
 
 def test_the_answer_is_taken(home: Path) -> None:
@@ -185,9 +187,9 @@ def test_the_answer_is_taken(home: Path) -> None:
 
 def test_a_new_label_and_folders_are_refused(home: Path) -> None:
     table(home / "held.csv", "tags", ["cat|doge", "dog"])
-    told = FORMS["bars.csv"]
+    data_keys = FORMS["bars.csv"]
     (home / "job.yaml").write_text(
-        SPEC.format(task="image-classification", train="bars.csv", more=f", {told}", train_more="").replace(
+        SPEC.format(task="image-classification", train="bars.csv", more=f", {data_keys}", train_more="").replace(
             "validation: 0.25", "validation: held.csv"
         )
     )
@@ -199,7 +201,7 @@ def test_a_new_label_and_folders_are_refused(home: Path) -> None:
         load(job(home, "hot.npz", "bad_samples: 0.05"))
 
 
-def same(data: Dataset, other: Dataset) -> None:
+def assert_same_targets(data: Dataset, other: Dataset) -> None:
     assert data.heads[""].mean == pytest.approx(other.heads[""].mean)
     assert data.heads[""].std == pytest.approx(other.heads[""].std)
     for one, two in ((data.train, other.train), (data.validation, other.validation)):
@@ -208,8 +210,8 @@ def same(data: Dataset, other: Dataset) -> None:
 
 def test_numbers_are_those_of_a_table_task(home: Path, tmp_path: Path) -> None:
     """Split, scale and scaled targets of the same columns; in an .npz too, and the loss is torch's."""
-    wanted = "label_column: [age, size]"
-    run = plain(job(home, "numbers.csv", wanted, task="image-regression"), tmp_path)
+    data_keys = "label_column: [age, size]"
+    run = plain(job(home, "numbers.csv", data_keys, task="image-regression"), tmp_path)
     (home / "table.csv").write_text(
         "".join(
             f"{line},{number % 5}\n" if number else f"{line},x\n"
@@ -220,8 +222,8 @@ def test_numbers_are_those_of_a_table_task(home: Path, tmp_path: Path) -> None:
         "name: t\ntask: tabular-regression\ndata: {train: table.csv, validation: 0.25, "
         "target: [age, size], features: [x]}\n"
     )
-    same(run.dataset, load(job_spec.load(home / "table.yaml")))
-    same(run.dataset, load(job(home, "numbers.npz", "channels: 1", task="image-regression")))
+    assert_same_targets(run.dataset, load(job_spec.load(home / "table.yaml")))
+    assert_same_targets(run.dataset, load(job(home, "numbers.npz", "channels: 1", task="image-regression")))
     batch = run.preprocess(next(iter(run.batches.epoch(0))), 0)
     run.train_mode()
     expected = functional.mse_loss(run.model(*batch.inputs), batch.targets[""])
@@ -257,9 +259,9 @@ WRONG = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_settings_that_do_not_fit_are_refused(home: Path, name: str) -> None:
-    task, more, train_more, part = WRONG[name]
+    task, data_keys, train_more, part = WRONG[name]
     with pytest.raises(SpecError) as error:
-        job(home, "numbers.csv", more, task=task, train_more=train_more)
+        job(home, "numbers.csv", data_keys, task=task, train_more=train_more)
     assert part in str(error.value)
 
 
@@ -269,5 +271,5 @@ def test_labels_that_are_uncertain_or_not_mentioned_are_explained(tmp_path: Path
     (tmp_path / "m.csv").write_text("\n".join(["path,p,q", *rows]) + "\n")
     for number in range(16):
         Image.new("L", (16, 16), number).save(tmp_path / f"{number}.png")
-    told = pictures.message(pictures.job(tmp_path / "m.csv", label_column=["p", "q"]))
-    assert says(told, "rows-nothing-label-uncertain", 12, 0, 1)
+    error_text = pictures.message(pictures.job(tmp_path / "m.csv", label_column=["p", "q"]))
+    assert says(error_text, "rows-nothing-label-uncertain", 12, 0, 1)

@@ -21,8 +21,8 @@ QUOTED = '"a, b"'
 
 
 def job(train: Path, **data: object) -> ImageJob:
-    given = {"name": "t", "task": "image-classification", "data": {"train": str(train), "validation": 0.25, **data}}
-    return ImageClassificationJob.model_validate(given)
+    spec = {"name": "t", "task": "image-classification", "data": {"train": str(train), "validation": 0.25, **data}}
+    return ImageClassificationJob.model_validate(spec)
 
 
 def images(folder: Path, count: int = 8) -> list[str]:
@@ -37,14 +37,14 @@ def rows(folder: Path, labels: str = "yes no", header: str = "path,label") -> st
     return "\n".join([header, *(f"{path},{names[i % len(names)]}" for i, path in enumerate(images(folder)))]) + "\n"
 
 
-def classes(wanted: ImageJob) -> dict[str, str]:
+def classes(image_job: ImageJob) -> dict[str, str]:
     """Label by file name, as the data set has it."""
-    data = load(wanted)
-    found = {}
+    data = load(image_job)
+    label_by_name = {}
     for split in (data.train, data.validation):
         for i in range(len(split)):
-            found[Path(split.title(i)).name] = data.heads[""].classes[int(split.targets[""][i])]
-    return found
+            label_by_name[Path(split.title(i)).name] = data.heads[""].classes[int(split.targets[""][i])]
+    return label_by_name
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".parquet", ".CSV"])
@@ -64,8 +64,8 @@ def test_other_columns_order_quotes_spaces_and_a_mark_at_the_start(tmp_path: Pat
     paths[0] = str(tmp_path / paths[0])
     lines = ["\ufeffkind,n,file", *(f"{' x ' if i % 2 else QUOTED},1,{path}" for i, path in enumerate(paths))]
     (tmp_path / "list.csv").write_text("\n".join(lines), encoding="utf-8")
-    wanted = {f"{i}.png": "x" if i % 2 else "a, b" for i in range(8)}
-    assert classes(job(tmp_path / "list.csv", path_column="file", label_column="kind")) == wanted
+    expected = {f"{i}.png": "x" if i % 2 else "a, b" for i in range(8)}
+    assert classes(job(tmp_path / "list.csv", path_column="file", label_column="kind")) == expected
 
 
 @pytest.mark.parametrize("labels", ["007 7", "NA null", "1e3 1000", "true false", "ñandú ¿qué?"])

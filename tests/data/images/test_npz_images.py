@@ -19,7 +19,7 @@ torch.set_num_threads(1)
 
 
 @pytest.mark.parametrize(
-    ("shape", "seen"),
+    ("shape", "expected_shape"),
     [
         ((20, 8, 8), (1, 8, 8)),
         ((20, 8, 8, 1), (1, 8, 8)),
@@ -30,12 +30,12 @@ torch.set_num_threads(1)
         ((20, 3, 3, 3), None),
     ],
 )
-def test_forms_of_arrays(tmp_path: Path, shape: tuple[int, ...], seen: tuple[int, ...] | None) -> None:
+def test_forms_of_arrays(tmp_path: Path, shape: tuple[int, ...], expected_shape: tuple[int, ...] | None) -> None:
     images = noise(*shape)
     path = npz(tmp_path / "x.npz", images, np.arange(20) % 2)
-    data = load(job(path, **({"image_size": 4} if seen is None else {})))
+    data = load(job(path, **({"image_size": 4} if expected_shape is None else {})))
     (pixels,) = data.train.gather(np.arange(3))
-    assert pixels.shape[1:] == (seen or (3, 4, 4))
+    assert pixels.shape[1:] == (expected_shape or (3, 4, 4))
     assert pixels.dtype == torch.uint8
     if shape == (20, 8, 8, 3):
         row = int(data.train.title(0).split("[")[1][:-1])
@@ -92,8 +92,8 @@ def test_labels_of_arrays(tmp_path: Path, labels: Any, classes: str) -> None:
     for split in (data.train, data.validation):
         for i in range(len(split)):
             row = int(split.title(i).split("[")[1][:-1])
-            written = labels.reshape(-1)[row]
-            name = written.decode() if isinstance(written, bytes) else str(written)
+            label = labels.reshape(-1)[row]
+            name = label.decode() if isinstance(label, bytes) else str(label)
             assert data.heads[""].classes[int(split.targets[""][i])] == name
 
 
@@ -134,9 +134,9 @@ ARRAYS: dict[str, tuple[Any, str]] = {
 def test_bad_arrays(tmp_path: Path, case: str) -> None:
     write, text = ARRAYS[case]
     write(tmp_path / "x.npz")
-    found = message(job(tmp_path / "x.npz"))
-    assert found.startswith("data.train: ")
-    assert text in found
+    error_text = message(job(tmp_path / "x.npz"))
+    assert error_text.startswith("data.train: ")
+    assert text in error_text
 
 
 def test_images_with_nan_are_left_out(tmp_path: Path) -> None:
@@ -154,19 +154,19 @@ def test_arrays_are_resized_on_request(tmp_path: Path, size: int) -> None:
     data = load(job(npz(tmp_path / "x.npz", ramp, np.arange(20) % 2), image_size=size))
     (pixels,) = data.train.gather(np.arange(2))
     assert pixels.shape == (2, 1, size, size)
-    wanted = np.asarray(Image.fromarray(ramp[0]).resize((size, size), Image.Resampling.BILINEAR)).astype(int)
-    assert np.abs(pixels[0, 0].numpy() - wanted).max() <= 1
+    expected = np.asarray(Image.fromarray(ramp[0]).resize((size, size), Image.Resampling.BILINEAR)).astype(int)
+    assert np.abs(pixels[0, 0].numpy() - expected).max() <= 1
 
 
-@pytest.mark.parametrize(("channels", "wanted"), [(1, [76, 150, 29]), (3, [255, 0, 0])])
-def test_channels_of_arrays_on_request(tmp_path: Path, channels: int, wanted: list[int]) -> None:
+@pytest.mark.parametrize(("channels", "expected_pixel"), [(1, [76, 150, 29]), (3, [255, 0, 0])])
+def test_channels_of_arrays_on_request(tmp_path: Path, channels: int, expected_pixel: list[int]) -> None:
     images = np.zeros((30, 8, 8, 3), np.uint8)
     images[np.arange(30), :, :, np.arange(30) % 3] = 255
     data = load(job(npz(tmp_path / "x.npz", images, np.arange(30) % 3), channels=channels))
     ids = np.arange(len(data.train))
     first = data.train.gather(ids)[0][:, :, 4, 4]
     for pixel, target in zip(first.tolist(), data.train.targets[""].tolist(), strict=True):
-        assert pixel == ([wanted[target]] if channels == 1 else np.roll(wanted, target).tolist())
+        assert pixel == ([expected_pixel[target]] if channels == 1 else np.roll(expected_pixel, target).tolist())
 
 
 def test_grey_arrays_as_colour(tmp_path: Path) -> None:

@@ -42,8 +42,8 @@ def corners(path: Path, channels: int = 3, size: int = SIDE) -> list[list[int]]:
 def test_every_format(tmp_path: Path, suffix: str) -> None:
     path = tmp_path / f"x.{suffix}"
     quarters().save(path)
-    wanted = [[255, 0, 0], [0, 255, 0], [0, 0, 255], [255, 255, 255]]
-    assert np.abs(np.array(corners(path)) - wanted).max() <= 4
+    expected = [[255, 0, 0], [0, 255, 0], [0, 0, 255], [255, 255, 255]]
+    assert np.abs(np.array(corners(path)) - expected).max() <= 4
 
 
 def test_valid_image_with_a_wrong_extension(tmp_path: Path) -> None:
@@ -139,9 +139,9 @@ TRANSPARENT: dict[str, tuple[Callable[[Path], None], list[list[int]]]] = {
 
 @pytest.mark.parametrize("case", TRANSPARENT)
 def test_transparency_lies_over_white(tmp_path: Path, case: str) -> None:
-    write, wanted = TRANSPARENT[case]
+    write, expected = TRANSPARENT[case]
     write(tmp_path / "x.png")
-    assert corners(tmp_path / "x.png") == wanted
+    assert corners(tmp_path / "x.png") == expected
 
 
 def test_animation_gives_its_first_frame(tmp_path: Path) -> None:
@@ -236,8 +236,8 @@ def test_threads_do_not_change_the_order(tmp_path: Path, monkeypatch: pytest.Mon
     rows = np.setdiff1d(np.arange(41), list(bad))
     one = alone.fit_to(8, 3).gather(rows)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    several, again = image_files.check_images(str(tmp_path), names)
-    assert again == bad
+    several, bad_by_threads = image_files.check_images(str(tmp_path), names)
+    assert bad_by_threads == bad
     assert np.array_equal(several.short_sides, alone.short_sides)
     assert torch.equal(several.fit_to(8, 3).gather(rows), one)
 
@@ -259,11 +259,11 @@ def test_new_files_are_prepared_as_validation_was(tmp_path: Path) -> None:
     data = load(job(tmp_path, augment={"flip": True}))
     ids = np.arange(len(data.validation))
     paths = [data.validation.title(i) for i in ids]
-    (seen,) = data.prepare(data.validation.gather(ids), ids, None)
+    (validation_pixels,) = data.prepare(data.validation.gather(ids), ids, None)
     bad = tmp_path / "bad.jpg"
     bad.touch()
     new = load_new.read([bad, *map(Path, paths)], data.preprocessing, data.heads, labelled=False)
-    assert torch.equal(new.prepare(new.split.gather(ids), ids, None)[0], seen)
+    assert torch.equal(new.prepare(new.split.gather(ids), ids, None)[0], validation_pixels)
     assert [new.split.title(i) for i in ids] == paths
     assert f"left out: {bad}: empty file" in new.notes
     assert from_preprocessing(data.preprocessing) == from_preprocessing(json.loads(json.dumps(data.preprocessing)))
@@ -297,9 +297,9 @@ def test_a_jpeg_without_its_last_bytes(tmp_path: Path, missing: int, progressive
     (tmp_path / "x.jpg").write_bytes(content[:-missing])
     assert np.array_equal(decode.pixels(str(tmp_path / "x.jpg"), 64, 3), expected)
     assert decode.look(content[:-missing]) == decode.look(content)
-    for lost in (8, 40, 2000):
+    for cut_bytes in (8, 40, 2000):
         with pytest.raises(decode.UnreadableImage, match="truncated"):
-            decode.look(content[:-lost])
+            decode.look(content[:-cut_bytes])
 
 
 @pytest.mark.parametrize("ending", ["png", "jpg"])

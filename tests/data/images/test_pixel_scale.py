@@ -32,9 +32,9 @@ Pixels = npt.NDArray[Any]
 def pixels(channels: int = 1, seed: int = 0, low: int = 10, high: int = 60) -> Pixels:
     """Images (COUNT, SIDE, SIDE) or (..., channels) uint8 with values from `low` to `high`."""
     shape = (COUNT, SIDE, SIDE) if channels == 1 else (COUNT, SIDE, SIDE, channels)
-    made = np.random.default_rng(seed).integers(low, high, shape, endpoint=True).astype(np.uint8)
-    made[:, 0, 0], made[:, 0, 1] = low, high
-    return made
+    images = np.random.default_rng(seed).integers(low, high, shape, endpoint=True).astype(np.uint8)
+    images[:, 0, 0], images[:, 0, 1] = low, high
+    return images
 
 
 def arrays(change: Callable[[Pixels], Pixels]) -> Callable[[Path, Pixels], Path]:
@@ -91,9 +91,9 @@ def full(image: Pixels) -> Image.Image:
 
 
 def palette(image: Pixels) -> Image.Image:
-    made = Image.fromarray(image)
-    made.putpalette([level for level in range(256) for _ in range(3)])
-    return made
+    picture = Image.fromarray(image)
+    picture.putpalette([level for level in range(256) for _ in range(3)])
+    return picture
 
 
 GRAY: dict[str, Any] = {
@@ -129,13 +129,13 @@ OTHERS: dict[str, Any] = {
 """Forms on other scales: the same inputs, or refused."""
 
 
-def seen_in(data: Dataset) -> torch.Tensor:
+def prepare_all(data: Dataset) -> torch.Tensor:
     """All images of a data set as the network gets them, training first."""
     parts = [(split, np.arange(len(split))) for split in (data.train, data.validation)]
     return torch.cat([data.prepare(split.gather(ids), ids, None)[0] for split, ids in parts])
 
 
-def seen_new(path: Path, data: Dataset, *, labelled: bool) -> torch.Tensor:
+def prepare_new(path: Path, data: Dataset, *, labelled: bool) -> torch.Tensor:
     """New images as the network gets them, with the preprocessing as a model stores it."""
     stored = json.loads(json.dumps(data.preprocessing))
     new = load_new.read([path], stored, data.heads, labelled=labelled)
@@ -152,25 +152,25 @@ class Trained:
     new: torch.Tensor
 
 
-def written(folder: Path, form: Any, name: str, images: Pixels) -> Trained:
+def write_and_load(folder: Path, form: Any, name: str, images: Pixels) -> Trained:
     path = form(folder / name, images)
     data = load(job(path, image_size=SIDE))
-    return Trained(data, path, seen_new(path, data, labelled=True))
+    return Trained(data, path, prepare_new(path, data, labelled=True))
 
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    return written(tmp_path_factory.mktemp("base"), GRAY["uint8"], "x", pixels())
+    return write_and_load(tmp_path_factory.mktemp("base"), GRAY["uint8"], "x", pixels())
 
 
 @pytest.mark.parametrize("name", GRAY)
 def test_the_same_bytes_in_another_form_give_the_same_model(tmp_path: Path, name: str, base: Trained) -> None:
     """Trained on this form and asked for bytes, and the other way round; predict sees what evaluate sees."""
-    other = written(tmp_path, GRAY[name], "y", pixels())
-    assert torch.allclose(seen_in(other.data), seen_in(base.data), atol=1e-5)
+    other = write_and_load(tmp_path, GRAY[name], "y", pixels())
+    assert torch.allclose(prepare_all(other.data), prepare_all(base.data), atol=1e-5)
     for path, data in ((other.path, base.data), (base.path, other.data), (other.path, other.data)):
-        evaluated = seen_new(path, data, labelled=True)
-        assert torch.equal(evaluated, seen_new(path, data, labelled=False))
+        evaluated = prepare_new(path, data, labelled=True)
+        assert torch.equal(evaluated, prepare_new(path, data, labelled=False))
         assert torch.allclose(evaluated, base.new, atol=1e-5)
 
 
@@ -178,15 +178,15 @@ def test_the_same_bytes_in_another_form_give_the_same_model(tmp_path: Path, name
 @pytest.mark.parametrize("form", ["uint8", "int64", "png", "16-bit tiff"])
 def test_another_scale_is_refused_or_right(tmp_path: Path, name: str, form: str) -> None:
     """A model of one scale and images of another, both ways, as new images, as validation data and as a test."""
-    one = written(tmp_path, GRAY[form], "x", pixels())
-    other = written(tmp_path, OTHERS[name], "y", pixels())
+    one = write_and_load(tmp_path, GRAY[form], "x", pixels())
+    other = write_and_load(tmp_path, OTHERS[name], "y", pixels())
     # Their own statistics make them the same, whatever the scale is, up to the rounding of 8 bits.
-    assert torch.allclose(seen_in(other.data), seen_in(one.data), atol=0.05)
+    assert torch.allclose(prepare_all(other.data), prepare_all(one.data), atol=0.05)
     for trained, new in ((one, other), (other, one)):
         results: list[torch.Tensor | str] = []
         for labelled in (True, False):
             try:
-                results.append(seen_new(new.path, trained.data, labelled=labelled))
+                results.append(prepare_new(new.path, trained.data, labelled=labelled))
             except DataError as error:
                 results.append(error.given)
         if isinstance(results[0], str):
@@ -218,12 +218,12 @@ COLOR: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", COLOR)
 def test_the_same_colors_in_another_form_give_the_same_model(tmp_path: Path, name: str) -> None:
-    one = written(tmp_path, arrays(lambda x: x), "x", pixels(3))
-    other = written(tmp_path, COLOR[name], "y", pixels(3))
-    assert torch.allclose(seen_in(other.data), seen_in(one.data), atol=1e-5)
+    one = write_and_load(tmp_path, arrays(lambda x: x), "x", pixels(3))
+    other = write_and_load(tmp_path, COLOR[name], "y", pixels(3))
+    assert torch.allclose(prepare_all(other.data), prepare_all(one.data), atol=1e-5)
     for path, data in ((other.path, one.data), (one.path, other.data)):
-        evaluated = seen_new(path, data, labelled=True)
-        assert torch.equal(evaluated, seen_new(path, data, labelled=False))
+        evaluated = prepare_new(path, data, labelled=True)
+        assert torch.equal(evaluated, prepare_new(path, data, labelled=False))
         assert torch.allclose(evaluated, one.new, atol=1e-5)
 
 
@@ -242,12 +242,12 @@ BILEVEL: dict[str, Any] = {
 def test_black_and_white(tmp_path: Path, name: str) -> None:
     """Booleans, 0 and 1, and 0 and 255 give the same model; 0 and 1 are refused by a model of bytes, not seen as black."""
     images = np.where(pixels() > 35, 255, 0).astype(np.uint8)
-    one = written(tmp_path, arrays(lambda x: x > 0), "x", images)
-    other = written(tmp_path, BILEVEL[name], "y", images)
-    assert torch.allclose(seen_in(other.data), seen_in(one.data), atol=1e-5)
+    one = write_and_load(tmp_path, arrays(lambda x: x > 0), "x", images)
+    other = write_and_load(tmp_path, BILEVEL[name], "y", images)
+    assert torch.allclose(prepare_all(other.data), prepare_all(one.data), atol=1e-5)
     for path, data in ((other.path, one.data), (one.path, other.data)):
         try:
-            assert torch.allclose(seen_new(path, data, labelled=True), one.new, atol=1e-5)
+            assert torch.allclose(prepare_new(path, data, labelled=True), one.new, atol=1e-5)
         except DataError as error:
             assert says(str(error), "training-images-between")  # noqa: PT017
 
@@ -256,8 +256,8 @@ def test_order_of_rows_and_files(tmp_path: Path, base: Trained) -> None:
     """The statistics of a model do not depend on the order; each image is seen as before."""
     order = np.random.default_rng(3).permutation(COUNT)
     path = npz(tmp_path / "y.npz", pixels()[order], LABELS[order])
-    assert torch.equal(seen_new(path, base.data, labelled=True), base.new[order])
-    assert torch.equal(seen_new(path, base.data, labelled=False), base.new[order])
+    assert torch.equal(prepare_new(path, base.data, labelled=True), base.new[order])
+    assert torch.equal(prepare_new(path, base.data, labelled=False), base.new[order])
 
 
 def test_tar_shards_see_what_files_see(tmp_path: Path) -> None:
@@ -275,9 +275,9 @@ def test_tar_shards_see_what_files_see(tmp_path: Path) -> None:
                     tar.addfile(entry, io.BytesIO(raw))
     streamed = load(job(tmp_path / "shards", image_size=SIDE, label_column="cls", stream={}))
     assert streamed.preprocessing["range_16_bit"] == [0, 255]
-    other = written(tmp_path, GRAY["png"], "y", images)
-    found = seen_new(other.path, streamed, labelled=False)
+    other = write_and_load(tmp_path, GRAY["png"], "y", images)
+    file_images = prepare_new(other.path, streamed, labelled=False)
     ids = np.arange(len(streamed.train))
-    (trained,) = streamed.prepare(streamed.train.gather(ids), ids, None)
-    rows = [[float((image - row).abs().max()) for row in found] for image in trained]
+    (train_images,) = streamed.prepare(streamed.train.gather(ids), ids, None)
+    rows = [[float((image - row).abs().max()) for row in file_images] for image in train_images]
     assert np.min(rows, axis=1).max() < 1e-5

@@ -28,8 +28,8 @@ def data(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Job,
     """Each task on raw files."""
     CASES[name].files(folder)
     monkeypatch.chdir(folder)
-    asked = job_spec.check(parse(f"name: tiny\n{CASES[name].text}train: {{batch_size: 16}}\n", "tiny.yaml"))
-    return asked, load(asked)
+    job = job_spec.check(parse(f"name: tiny\n{CASES[name].text}train: {{batch_size: 16}}\n", "tiny.yaml"))
+    return job, load(job)
 
 
 FIXED = [name for name in CASES if "text" not in name]
@@ -42,36 +42,36 @@ def test_resident_samples_are_the_samples(
 ) -> None:
     if workers and name != FIXED[0]:
         pytest.skip("one kind is enough")
-    _, given = data(tmp_path, name, monkeypatch)
-    there = move_to_device(replace(given, decoded=False), torch.device("cpu"), 4096, workers)
-    assert isinstance(there.train, GpuResidentSplit)
-    assert move_to_device(there, torch.device("cpu"), 4096).train is there.train
-    for split, kept in ((given.train, there.train), (given.validation, there.validation)):
+    _, dataset = data(tmp_path, name, monkeypatch)
+    resident_data = move_to_device(replace(dataset, decoded=False), torch.device("cpu"), 4096, workers)
+    assert isinstance(resident_data.train, GpuResidentSplit)
+    assert move_to_device(resident_data, torch.device("cpu"), 4096).train is resident_data.train
+    for split, resident_split in ((dataset.train, resident_data.train), (dataset.validation, resident_data.validation)):
         ids = np.arange(len(split))[::-1].copy()
-        (one,), (two,) = fetch(split, [ids]), fetch(kept, [ids])
+        (one,), (two,) = fetch(split, [ids]), fetch(resident_split, [ids])
         same(one, two)
-        assert kept.title(0) == split.title(0)
+        assert resident_split.title(0) == split.title(0)
 
 
 def test_images_stay_as_they_are_stored_and_losses_too(tmp_path: Path) -> None:
     """`apply` as the trainer calls it, with the CPU for a GPU: the same batches, augmentation and losses."""
-    plain, kept = (tiny.assembled(tmp_path, tiny.job()) for _ in range(2))
-    gpu_resident_data.apply(kept, True)
-    assert gpu_resident_data.effective(kept)
+    plain, resident_run = (tiny.assembled(tmp_path, tiny.job()) for _ in range(2))
+    gpu_resident_data.apply(resident_run, True)
+    assert gpu_resident_data.effective(resident_run)
     assert not gpu_resident_data.effective(plain)
-    assert tiny.losses(kept, 8) == tiny.losses(plain, 8)
+    assert tiny.losses(resident_run, 8) == tiny.losses(plain, 8)
 
 
 def test_samples_that_do_not_fit_after_all_stay_on_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made, plain = (tiny.assembled(tmp_path, tiny.job()) for _ in range(2))
+    training_run, plain = (tiny.assembled(tmp_path, tiny.job()) for _ in range(2))
 
-    def full(*given: Any, **named: Any) -> Any:
+    def full(*arguments: Any, **options: Any) -> Any:
         raise RuntimeError("CUDA out of memory. Tried to allocate 20.00 MiB.")
 
     with monkeypatch.context() as patch:
         patch.setattr(torch, "empty", full)
-        gpu_resident_data.apply(made, True)
-    assert not gpu_resident_data.effective(made)
-    assert made.dataset.cache == {}
+        gpu_resident_data.apply(training_run, True)
+    assert not gpu_resident_data.effective(training_run)
+    assert training_run.dataset.cache == {}
     assert says((tmp_path / "events.jsonl").read_text(), "samples-stay-host-memory")
-    assert tiny.losses(made, 4) == tiny.losses(plain, 4)
+    assert tiny.losses(training_run, 4) == tiny.losses(plain, 4)

@@ -18,15 +18,15 @@ from tests.data.loader.batch_pairs import same
 
 
 def test_batches_ahead_are_the_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    pinned: list[threading.Thread] = []
-    monkeypatch.setattr(Batch, "pin_memory", lambda self: (pinned.append(threading.current_thread()), self)[1])
-    given = Batches(tiny.dataset().train, 10, 0)
-    plain = list(given.epoch(1, 2))
-    given.pin = True
-    for one, two in zip(plain, given.epoch(1, 2), strict=True):
+    pinning_threads: list[threading.Thread] = []
+    monkeypatch.setattr(Batch, "pin_memory", lambda self: (pinning_threads.append(threading.current_thread()), self)[1])
+    batches = Batches(tiny.dataset().train, 10, 0)
+    plain = list(batches.epoch(1, 2))
+    batches.pin = True
+    for one, two in zip(plain, batches.epoch(1, 2), strict=True):
         same(one, two)
-    assert len(pinned) == len(plain) == 5
-    assert threading.main_thread() not in pinned
+    assert len(pinning_threads) == len(plain) == 5
+    assert threading.main_thread() not in pinning_threads
 
 
 def test_a_dataset_with_random_numbers_is_not_read_during_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -43,10 +43,10 @@ def test_a_dataset_with_random_numbers_is_not_read_during_a_step(monkeypatch: py
     monkeypatch.setattr(Batch, "pin_memory", lambda self: self)
     split = open_split(Noise(), "noise", 0)
     split.set_target_form(lambda targets: targets, None)
-    given = Batches(split, 5, 0)
-    plain = list(given.epoch(0))
-    given.pin = True
-    for one, two in zip(plain, given.epoch(0), strict=True):
+    batches = Batches(split, 5, 0)
+    plain = list(batches.epoch(0))
+    batches.pin = True
+    for one, two in zip(plain, batches.epoch(0), strict=True):
         for _ in range(20):  # a step
             torch.default_generator.manual_seed(1)
             torch.rand(2)
@@ -70,17 +70,17 @@ def test_an_error_in_prefetching_is_raised_when_its_batch_is_due() -> None:
             raise ValueError("damaged")
         return ids
 
-    found: list[int] = []
+    first_items: list[int] = []
     items = prefetch(make, [np.array([n]) for n in range(9)])
     with pytest.raises(ValueError, match="damaged"):
-        found.extend(int(item[0]) for item in items)
-    assert found == [0, 1]
+        first_items.extend(int(item[0]) for item in items)
+    assert first_items == [0, 1]
 
 
 def test_no_thread_is_left_of_an_epoch_that_was_broken_off() -> None:
-    made: list[int] = []
-    items = prefetch(lambda ids: made.append(int(ids[0])) or ids, [np.array([n]) for n in range(100)])  # type: ignore[arg-type, return-value]
+    batch_ids: list[int] = []
+    items = prefetch(lambda ids: batch_ids.append(int(ids[0])) or ids, [np.array([n]) for n in range(100)])  # type: ignore[arg-type, return-value]
     next(items)
     items.close()  # type: ignore[attr-defined]
-    assert len(made) <= 4
+    assert len(batch_ids) <= 4
     assert not [thread for thread in threading.enumerate() if "batches ahead" in thread.name]

@@ -41,11 +41,11 @@ def test_workers_by_the_size_of_a_batch(room: SimpleNamespace, count: int, expec
 
 
 def test_it_is_reported_once_for_each_size(room: SimpleNamespace) -> None:
-    made, told = Batches(split(), 32, 0), []
-    made.workers, made.report = 4, told.append
-    assert [made.workers_for(made.split, 128) for _ in range(3)] == [1, 1, 1]
-    assert made.workers_for(made.split, 32) == 4
-    assert says_each(told, [get_message("mib-free-batches-samples", "/dev/shm", 64, 128, 18, 1, 4)])
+    loader_batches, messages = Batches(split(), 32, 0), []
+    loader_batches.workers, loader_batches.report = 4, messages.append
+    assert [loader_batches.workers_for(loader_batches.split, 128) for _ in range(3)] == [1, 1, 1]
+    assert loader_batches.workers_for(loader_batches.split, 32) == 4
+    assert says_each(messages, [get_message("mib-free-batches-samples", "/dev/shm", 64, 128, 18, 1, 4)])
 
 
 def test_processes_share_shared_memory(room: SimpleNamespace) -> None:
@@ -64,31 +64,31 @@ def test_without_workers_or_shared_memory_nothing_is_asked(monkeypatch: pytest.M
 def test_the_longest_sample_counts(room: SimpleNamespace) -> None:
     data = split()
     data.lengths = [1] * 511 + [9]  # type: ignore[attr-defined]
-    seen: list[int] = []
+    gathered_ids: list[int] = []
     plain = data.gather
-    data.gather = lambda ids: (seen.extend(ids.tolist()), plain(ids))[1]  # type: ignore[method-assign]
+    data.gather = lambda ids: (gathered_ids.extend(ids.tolist()), plain(ids))[1]  # type: ignore[method-assign]
     SharedMemory().workers(data, 8, 4)
-    assert seen == [511]
+    assert gathered_ids == [511]
 
 
 def test_evaluation_and_size_search_respect_shared_memory(
     tmp_path: Path, room: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a training whose own batches fit: evaluations make batches up to four times as large, searches any size."""
-    made = tiny.assembled(tmp_path, tiny.job())
+    training_run = tiny.assembled(tmp_path, tiny.job())
     bytes_of_one = 8 * 8 * 4 + 8
     room.f_bavail, room.f_frsize = 3 * 16 * bytes_of_one * 2, 1
-    made.batches.workers = 2
-    used: list[int] = []
+    training_run.batches.workers = 2
+    worker_counts: list[int] = []
     plain = batches.fetch
 
-    def fetch(*given: object, workers: int = 0, **named: object) -> object:
-        used.append(workers)
-        return plain(*given, workers=0, **named)
+    def fetch(*arguments: object, workers: int = 0, **options: object) -> object:
+        worker_counts.append(workers)
+        return plain(*arguments, workers=0, **options)
 
     monkeypatch.setattr("drivetrain.data.loader.batches.fetch", fetch)
-    list(made.batches.epoch(0))
-    validation.evaluate(made)
-    assert used == [2, 0]
-    SizeSearch(made).use_size(32)
-    assert used[2:] == [2, 0, 1, 0]
+    list(training_run.batches.epoch(0))
+    validation.evaluate(training_run)
+    assert worker_counts == [2, 0]
+    SizeSearch(training_run).use_size(32)
+    assert worker_counts[2:] == [2, 0, 1, 0]

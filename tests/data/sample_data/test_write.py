@@ -26,12 +26,12 @@ def digests(paths: list[Path]) -> list[str]:
 
 @pytest.mark.parametrize("kind", sample_data.KINDS)
 def test_the_seed_decides_every_byte(kind: str, tmp_path: Path) -> None:
-    first, again, other = (
+    first, same_seed, other_seed = (
         sample_data.write(kind, tmp_path / name, 60, seed) for name, seed in (("a", 3), ("b", 3), ("c", 4))
     )
-    assert digests(first) == digests(again)
-    assert [p.relative_to(tmp_path / "a") for p in first] == [p.relative_to(tmp_path / "b") for p in again]
-    assert not set(digests(first)) & set(digests(other))
+    assert digests(first) == digests(same_seed)
+    assert [p.relative_to(tmp_path / "a") for p in first] == [p.relative_to(tmp_path / "b") for p in same_seed]
+    assert not set(digests(first)) & set(digests(other_seed))
     assert sorted(first) == sorted(p for p in (tmp_path / "a").rglob("*") if p.is_file())
 
 
@@ -84,13 +84,13 @@ def test_the_data_of_every_example_job_can_be_made(job: str, tmp_path: Path, mon
     text = (ROOT / "jobs" / f"{job}.yaml").read_text(encoding="utf-8")
     recipe = next(filter(None, map(sample_data.command, re.findall(r"(?:train|tables?|text): (data/\S+)", text))), None)
     if recipe:
-        words = recipe.split()
-        assert words[:2] == ["drivetrain", "sample"]
-        size = words.index("--size") + 1
-        words[size] = str(min(int(words[size]), {"series": 3000, "images": 60}.get(words[2], 300)))
-        assert main.main(words[1:]) == 0
-    found = load(job_spec.load(ROOT / "jobs" / f"{job}.yaml"))
-    assert len(found.train) > len(found.validation) > 0
+        arguments = recipe.split()
+        assert arguments[:2] == ["drivetrain", "sample"]
+        size = arguments.index("--size") + 1
+        arguments[size] = str(min(int(arguments[size]), {"series": 3000, "images": 60}.get(arguments[2], 300)))
+        assert main.main(arguments[1:]) == 0
+    dataset = load(job_spec.load(ROOT / "jobs" / f"{job}.yaml"))
+    assert len(dataset.train) > len(dataset.validation) > 0
 
 
 def test_no_torch_is_needed() -> None:

@@ -19,15 +19,15 @@ Rows = dict[str, Any]
 
 def job(train: Path, task: str = "series-classification", *, seed: int = 0, **data: object) -> SeriesJob:
     long = {} if train.suffix == ".npz" else {"time": "t", "label": "y", "window": 8, "stride": 3}
-    given = {
+    spec = {
         "name": "t",
         "task": task,
         "data": {"train": str(train), "validation": 0.25, **long, **data},
         "train": {"seed": seed},
     }
-    made = JOBS[task].model_validate(given)
-    assert isinstance(made, SeriesJob)
-    return made
+    series_job = JOBS[task].model_validate(spec)
+    assert isinstance(series_job, SeriesJob)
+    return series_job
 
 
 def stored(folder: Path, rows: Rows, name: str = "a.csv") -> Path:
@@ -37,11 +37,11 @@ def stored(folder: Path, rows: Rows, name: str = "a.csv") -> Path:
 
 def one(count: int = 100) -> Rows:
     """One series of two channels; the class changes every 10 rows."""
-    drawn = np.random.default_rng(0)
+    generator = np.random.default_rng(0)
     return {
         "t": np.arange(count),
-        "a": drawn.normal(5, 2, count),
-        "b": drawn.normal(-1, 0.1, count),
+        "a": generator.normal(5, 2, count),
+        "b": generator.normal(-1, 0.1, count),
         "y": np.where(np.arange(count) // 10 % 2, "on", "off"),
     }
 

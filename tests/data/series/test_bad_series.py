@@ -174,18 +174,18 @@ def test_arrays_of_python_objects_and_invalid_files(tmp_path: Path) -> None:
 
 
 def test_arrays_of_another_shape(tmp_path: Path) -> None:
-    train, own = npz(tmp_path, X, Y), npz(tmp_path, X[:, :3], Y, "own.npz")
+    train, validation_path = npz(tmp_path, X, Y), npz(tmp_path, X[:, :3], Y, "own.npz")
     with pytest.raises(DataError, match=r"own.npz are 3 rows of 2 channels\n  possible: as in training: 6 rows of 2"):
-        series.load(job(train, validation=str(own)))
+        series.load(job(train, validation=str(validation_path)))
 
 
 def test_a_separate_validation_series_needs_the_same_columns(tmp_path: Path) -> None:
     rows = several()
     train = stored(tmp_path, rows)
     del rows["b"]
-    own = stored(tmp_path, rows, "own.csv")
+    validation_path = stored(tmp_path, rows, "own.csv")
     with pytest.raises(DataError, match=r'data\.validation: .*own\.csv has no column "b"'):
-        series.load(job(train, group="machine", validation=str(own)))
+        series.load(job(train, group="machine", validation=str(validation_path)))
 
 
 @pytest.mark.parametrize(

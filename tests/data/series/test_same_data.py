@@ -71,13 +71,13 @@ def table(
             for name, cells in rows.items()
             if name != "t"
         }
-        made = pyarrow.table({"t": pyarrow.array(times, pyarrow.timestamp(unit, zone)), **columns})
+        arrow_table = pyarrow.table({"t": pyarrow.array(times, pyarrow.timestamp(unit, zone)), **columns})
         path = folder / f"a.{suffix}"
         if suffix == "parquet":
-            parquet.write_table(made, path)
+            parquet.write_table(arrow_table, path)
         else:
-            with ipc.new_file(path, made.schema) as file:
-                file.write_table(made)
+            with ipc.new_file(path, arrow_table.schema) as file:
+                file.write_table(arrow_table)
         return path
 
     return write
@@ -122,15 +122,15 @@ def base_of(folder: Path) -> Dataset:
 
 def check_same(base: Dataset, path: Path, **data: Any) -> None:
     """The model and all windows are the same; new windows of the file are, with labels and without."""
-    made = series.load(job(path, **{**ROLES, **data}))
-    given = ("csv", "date_format", "axes")
-    one, two = ({k: v for k, v in each.preprocessing.items() if k not in given} for each in (base, made))
+    other = series.load(job(path, **{**ROLES, **data}))
+    form_keys = ("csv", "date_format", "axes")
+    one, two = ({k: v for k, v in dataset.preprocessing.items() if k not in form_keys} for dataset in (base, other))
     assert one == two
-    assert base.heads == made.heads
-    for first, second in ((base.train, made.train), (base.validation, made.validation)):
+    assert base.heads == other.heads
+    for first, second in ((base.train, other.train), (base.validation, other.validation)):
         np.testing.assert_array_equal(everything(first), everything(second))
         assert torch.equal(first.targets[""], second.targets[""])
-    stored = base.preprocessing | {key: made.preprocessing[key] for key in given if key in made.preprocessing}
+    stored = base.preprocessing | {key: other.preprocessing[key] for key in form_keys if key in other.preprocessing}
     labelled, plain = (series.read([path], stored, base.heads, labelled=flag).split for flag in (True, False))
     np.testing.assert_array_equal(everything(labelled), everything(plain))
     assert len(labelled) >= len(base.train) + len(base.validation)
@@ -146,13 +146,13 @@ def test_the_form_of_times_changes_nothing(tmp_path: Path, clock: str) -> None:
     check_same(base_of(tmp_path), delimited(",", clock=clock)(tmp_path, content()), date_format=clock)
 
 
-def shuffled(rows: Rows) -> Rows:
+def shuffle_rows(rows: Rows) -> Rows:
     order = np.random.default_rng(1).permutation(COUNT).tolist()
     return {name: [cells[i] for i in order] for name, cells in rows.items()}
 
 
 CHANGES: dict[str, Callable[[Rows], Rows]] = {
-    "rows": shuffled,
+    "rows": shuffle_rows,
     "columns": lambda rows: dict(reversed(rows.items())),
     "index": lambda rows: {"__index_level_0__": list(range(COUNT)), **rows},
 }
@@ -166,8 +166,8 @@ def test_the_order_of_rows_and_columns_changes_nothing(tmp_path: Path, form: str
 
 def arrays() -> Rows:
     """Windows of small whole numbers, which every type can hold."""
-    drawn = np.random.default_rng(0)
-    return {"x": drawn.integers(0, 100, (40, 12, 3)).astype(np.float64), "y": np.arange(40) % 2}
+    generator = np.random.default_rng(0)
+    return {"x": generator.integers(0, 100, (40, 12, 3)).astype(np.float64), "y": np.arange(40) % 2}
 
 
 ARRAYS: dict[str, Callable[[Rows], Rows]] = {
@@ -192,11 +192,11 @@ def test_the_form_of_arrays_changes_nothing(tmp_path: Path, form: str, save: Any
     np.savez(tmp_path / "base.npz", **arrays())
     save(tmp_path / "a.npz", **ARRAYS[form](arrays()))
     base, axes = series.load(job(tmp_path / "base.npz")), "channels-time" if form == "channels first" else "auto"
-    made = series.load(job(tmp_path / "a.npz", axes=axes))
-    assert {key: value for key, value in made.preprocessing.items() if key != "axes"} == base.preprocessing
-    assert made.heads == base.heads
-    np.testing.assert_array_equal(everything(base.train), everything(made.train))
-    assert torch.equal(base.train.targets[""], made.train.targets[""])
+    other = series.load(job(tmp_path / "a.npz", axes=axes))
+    assert {key: value for key, value in other.preprocessing.items() if key != "axes"} == base.preprocessing
+    assert other.heads == base.heads
+    np.testing.assert_array_equal(everything(base.train), everything(other.train))
+    assert torch.equal(base.train.targets[""], other.train.targets[""])
     for flag in (True, False):
-        new = series.read([tmp_path / "a.npz"], made.preprocessing, base.heads, labelled=flag).split
+        new = series.read([tmp_path / "a.npz"], other.preprocessing, base.heads, labelled=flag).split
         np.testing.assert_array_equal(everything(new)[np.asarray(base.train.numbers)], everything(base.train))  # type: ignore

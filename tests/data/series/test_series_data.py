@@ -83,13 +83,13 @@ def test_a_gap_ends_a_contiguous_stretch(tmp_path: Path, dates: bool) -> None:
 
 def test_bad_cells_take_the_value_before(tmp_path: Path) -> None:
     rows = one()
-    kept = rows["a"].copy()
+    filled_values = rows["a"].copy()
     cells: list[float | None] = rows["a"].tolist()
     cells[20], cells[21], cells[40] = None, float("inf"), float("nan")
     rows["a"] = pyarrow.array(cells)
     data = series.load(job(stored(tmp_path, rows)))
-    kept[20:22], kept[40] = kept[19], kept[39]
-    expected = np.stack([kept[end - 7 : end + 1] for end in ends(data.train)])
+    filled_values[20:22], filled_values[40] = filled_values[19], filled_values[39]
+    expected = np.stack([filled_values[end - 7 : end + 1] for end in ends(data.train)])
     np.testing.assert_allclose(unscaled(data, data.train)[:, :, 0], expected, atol=1e-5)
     assert says_only(data.notes, "rows-empty-cells-filled", "data.train", 3, 100)
     assert "filled: a.csv row 21 (line 22): a is empty" in data.notes
@@ -155,8 +155,8 @@ def test_arrays(tmp_path: Path) -> None:
     assert data.train.targets[""].tolist() == y[places].tolist()
     assert data.preprocessing["mean"] == pytest.approx(x[places].mean(axis=(0, 1)).tolist(), rel=1e-4)
     assert sorted(data.validation.targets[""].tolist()) == [0] * 2 + [1] * 2 + [2] * 2 + [3] * 2
-    again = series.load(job(tmp_path / "a.npz"))
-    np.testing.assert_array_equal(again.train.starts, data.train.starts)
+    reloaded_data = series.load(job(tmp_path / "a.npz"))
+    np.testing.assert_array_equal(reloaded_data.train.starts, data.train.starts)
 
 
 def test_arrays_of_numbers(tmp_path: Path) -> None:
@@ -171,14 +171,14 @@ def test_arrays_of_numbers(tmp_path: Path) -> None:
 def test_new_windows_are_prepared_as_validation_was(tmp_path: Path, form: str) -> None:
     if form == "long":
         data = series.load(job(stored(tmp_path, one())))
-        own = stored(tmp_path, {name: cells[75:] for name, cells in one().items()}, "new.csv")
+        new_path = stored(tmp_path, {name: cells[75:] for name, cells in one().items()}, "new.csv")
     else:
         x, y = stack()
         data = series.load(job(npz(tmp_path, x, y)))
         places = [int(data.validation.title(i)[6:-1]) for i in range(len(data.validation))]
-        own = npz(tmp_path, x[places], y[places], "new.npz")
-    kept = json.loads(json.dumps(data.preprocessing))
-    new = series.read([own, own], kept, data.heads, labelled=True)
+        new_path = npz(tmp_path, x[places], y[places], "new.npz")
+    preprocessing = json.loads(json.dumps(data.preprocessing))
+    new = series.read([new_path, new_path], preprocessing, data.heads, labelled=True)
     count = len(data.validation)
     assert len(new.split) == 2 * count
     for half in (range(count), range(count, 2 * count)):
@@ -198,11 +198,11 @@ def test_new_windows_need_no_label(tmp_path: Path) -> None:
 
 
 def test_mixup_blends_whole_windows(tmp_path: Path) -> None:
-    asked = job(stored(tmp_path, one()), augment={"mixup": {"alpha": 1.0}})
-    data = series.load(asked)
+    mixup_job = job(stored(tmp_path, one()), augment={"mixup": {"alpha": 1.0}})
+    data = series.load(mixup_job)
     ids = np.arange(12)
     batch = Batch(ids, data.train.gather(ids), {"": data.train.targets[""][:12]})
-    mixed = mixup.mix(batch, data.heads, asked, step=1)
+    mixed = mixup.mix(batch, data.heads, mixup_job, step=1)
     share = mixed.targets[""].max(dim=1).values.min()
     assert 0.5 <= share < 1
     assert mixed.inputs[0].shape == (12, 8, 2)
@@ -225,8 +225,8 @@ def test_values_are_not_filled_forward_over_a_gap(tmp_path: Path) -> None:
     rows["t"] = np.concatenate([np.arange(50), 1000 + np.arange(50)])
     rows["a"] = np.where(np.isin(np.arange(100), [20, 50, 51, 52]), np.nan, np.repeat([20.0, 80.0], 50))
     data = series.load(job(stored(tmp_path, rows), max_gap=5, stride=8))
-    seen = np.concatenate([unscaled(data, part)[:, :, 0].ravel() for part in (data.train, data.validation)])
-    assert set(seen.round(3)) == {20.0, 80.0}
+    values = np.concatenate([unscaled(data, part)[:, :, 0].ravel() for part in (data.train, data.validation)])
+    assert set(values.round(3)) == {20.0, 80.0}
     first = unscaled(data, data.train)[ends(data.train).index(60)]
     assert (first[:, 0].round(3) == 80).all(), "the rows behind the gap without a value are skipped"
     assert says(data.notes, "rows-before-first-value-series", 3)

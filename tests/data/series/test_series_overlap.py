@@ -16,8 +16,8 @@ from tests.messages import begins_with, says
 
 def recordings(count: int = 12, rows: int = 40, length: int = 16, stride: int = 4) -> Rows:
     """Overlapping windows of several recordings, whose class says nothing about their values."""
-    drawn = np.random.default_rng(0)
-    walks = drawn.normal(size=(count, rows, 3)).cumsum(axis=1).astype(np.float32)
+    generator = np.random.default_rng(0)
+    walks = generator.normal(size=(count, rows, 3)).cumsum(axis=1).astype(np.float32)
     starts = range(0, rows - length + 1, stride)
     windows = [walk[start : start + length] for walk in walks for start in starts]
     subject = np.repeat(np.arange(count), len(starts))
@@ -30,12 +30,12 @@ def test_overlapping_windows_are_on_one_side(tmp_path: Path, data: dict[str, Any
     rows = recordings()
     order = np.random.default_rng(1).permutation(len(rows["y"])) if shuffled else np.arange(len(rows["y"]))
     np.savez(tmp_path / "a.npz", **{name: values[order] for name, values in rows.items()})
-    made = series.load(job(tmp_path / "a.npz", **data))
-    sides = [set(rows["subject"][order][np.asarray(part.numbers)]) for part in (made.train, made.validation)]
+    dataset = series.load(job(tmp_path / "a.npz", **data))
+    sides = [set(rows["subject"][order][np.asarray(part.numbers)]) for part in (dataset.train, dataset.validation)]
     assert not sides[0] & sides[1]
     assert len(sides[0] | sides[1]) == 12
     column = data.get("groups", "overlapping windows")
-    assert says([note for note in made.notes if f"groups of {column}: " in note], "none-both-sides")
+    assert says([note for note in dataset.notes if f"groups of {column}: " in note], "none-both-sides")
 
 
 def test_windows_that_do_not_overlap_are_split_at_random(tmp_path: Path) -> None:

@@ -25,10 +25,10 @@ from drivetrain.job_spec import load_job as job_spec
 
 def digest(batch: Batch) -> str:
     """Ids, pixels or tokens, and targets."""
-    found = hashlib.sha256(batch.ids.tobytes())
-    for each in (*batch.inputs, *batch.targets.values()):
-        found.update(each.numpy().tobytes())
-    return found.hexdigest()[:16]
+    hasher = hashlib.sha256(batch.ids.tobytes())
+    for tensor in (*batch.inputs, *batch.targets.values()):
+        hasher.update(tensor.numpy().tobytes())
+    return hasher.hexdigest()[:16]
 
 
 class Together:

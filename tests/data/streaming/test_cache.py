@@ -16,7 +16,7 @@ from drivetrain.errors import StorageError
 from drivetrain.system import disk_cache
 
 
-def forked() -> int:
+def fork_process() -> int:
     """A process that has all open files of this one, as a loader worker has."""
     child = os.fork()
     if not child:
@@ -30,14 +30,14 @@ def test_a_lock_ends_although_a_worker_was_forked_under_it(tmp_path: Path, hold:
     cache.make("a", 10, lambda path: path.write_bytes(bytes(10)) and None)
     if hold == "locked":
         with cache.locked():
-            child = forked()
+            child = fork_process()
     elif hold == "reading":
         with cache.reading("a"):
-            child = forked()
+            child = fork_process()
     else:
         lease = Lease(tmp_path)
         lease.write(["a"])
-        child = forked()
+        child = fork_process()
         assert read_needed(tmp_path) == {"a": 0}
         lease.end()
     try:
@@ -54,14 +54,14 @@ def test_a_lock_ends_although_a_worker_was_forked_under_it(tmp_path: Path, hold:
 def test_what_a_killed_fetch_leaves_is_removed(tmp_path: Path) -> None:
     cache = ShardCache(tmp_path, 1000)
 
-    def killed(path: Path) -> None:
+    def write_and_die(path: Path) -> None:
         path.write_bytes(bytes(10))
         path.with_suffix(".whole").write_bytes(bytes(600))
         os.kill(os.getpid(), signal.SIGKILL)
 
     child = os.fork()
     if not child:
-        cache.make("a", 900, killed)
+        cache.make("a", 900, write_and_die)
     os.waitpid(child, 0)
     assert (tmp_path / "a.whole").exists()
     assert cache.make("b", 900, lambda path: path.write_bytes(bytes(900)) and None)
@@ -71,7 +71,7 @@ def test_what_a_killed_fetch_leaves_is_removed(tmp_path: Path) -> None:
 def test_a_shard_that_is_finished_while_sizes_are_added_up_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cache, write, looked = ShardCache(tmp_path, 100), threading.Event(), disk_cache._remove_abandoned
+    cache, write, remove_abandoned = ShardCache(tmp_path, 100), threading.Event(), disk_cache._remove_abandoned
 
     def slow(path: Path) -> None:
         assert write.wait(10)
@@ -82,7 +82,7 @@ def test_a_shard_that_is_finished_while_sizes_are_added_up_counts(
     def finished_meanwhile(claim: Path) -> bool:
         write.set()
         maker.join(0.5)  # without the lock of the cache its claim is gone now
-        return looked(claim)
+        return remove_abandoned(claim)
 
     maker.start()
     while not (tmp_path / "a.part").exists() or (tmp_path / "a.part").stat().st_size != 80:

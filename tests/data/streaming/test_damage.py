@@ -33,7 +33,7 @@ def batches(data: object, workers: int = 0) -> list[torch.Tensor]:
     return [batch.inputs[0] for batch in fetch(split, np.array_split(np.arange(len(split)), 4), workers=workers)]
 
 
-def cleared(cache: Path) -> None:
+def remove_row_files(cache: Path) -> None:
     for file in cache.glob("*.rows"):
         file.unlink()
 
@@ -52,12 +52,12 @@ def test_a_damaged_page_names_the_shard(tmp_path: Path, cache: Path, workers: in
     file = tmp_path / "s/0005.parquet"
     group = parquet.read_metadata(file).row_group(0)
     columns = [group.column(number) for number in range(group.num_columns)]
-    start = next(each.data_page_offset for each in columns if each.path_in_schema == "image.bytes")
+    start = next(column.data_page_offset for column in columns if column.path_in_schema == "image.bytes")
     data = load(shards.job(tmp_path, "s", streams=2, window=1))
     content = bytearray(file.read_bytes())
-    content[start : start + 200] = bytes(each ^ 0x55 for each in content[start : start + 200])
+    content[start : start + 200] = bytes(byte ^ 0x55 for byte in content[start : start + 200])
     same_time(file, lambda: file.write_bytes(content))
-    cleared(cache)
+    remove_row_files(cache)
     with pytest.raises(DrivetrainError) as error:
         batches(data, workers)
     assert says(str(error.value), "parquet-cannot-be-read", "0005")
@@ -69,12 +69,12 @@ def test_a_damaged_page_names_the_shard(tmp_path: Path, cache: Path, workers: in
 def test_any_failure_of_a_fetch_reaches_the_workers(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def failing(*given: object) -> None:
+    def failing(*arguments: object) -> None:
         raise RuntimeError("out of order")
 
     shards.folder(tmp_path / "s", ".parquet", shards=6)
     data = load(shards.job(tmp_path, "s", streams=2, window=1))
-    cleared(cache)
+    remove_row_files(cache)
     monkeypatch.setattr(parquet_index.ImageRows, "write", failing)
     with pytest.raises(StorageError, check=saying("parquet-read-cache-runtimeerror")):
         batches(data, 2)
@@ -91,8 +91,8 @@ def test_a_copy_that_a_power_loss_has_damaged_is_made_again(
     reader: ShardReader = data.train.images.reader  # type: ignore[attr-defined]
     for shard in reader.cached():
         path = reader.cache.path(reader.name(shard))
-        cut = content == b"cut" and path.exists()
-        path.write_bytes(path.read_bytes()[:-5] if cut else content)
+        is_cut = content == b"cut" and path.exists()
+        path.write_bytes(path.read_bytes()[:-5] if is_cut else content)
     for one, other in zip(right, batches(data, workers), strict=True):
         assert torch.equal(one, other)
 
@@ -100,7 +100,7 @@ def test_a_copy_that_a_power_loss_has_damaged_is_made_again(
 @pytest.mark.parametrize("suffix", [".tar", ".parquet"])
 def test_a_shard_with_the_size_and_time_of_another(tmp_path: Path, suffix: str) -> None:
     shards.folder(tmp_path / "s", suffix)
-    names = sorted(each.name for each in (tmp_path / "s").iterdir())
+    names = sorted(shard_file.name for shard_file in (tmp_path / "s").iterdir())
     file, make = tmp_path / "s" / names[3], shards.tar if suffix == ".tar" else shards.table
     plain = {} if suffix == ".tar" else {"compression": "none", "use_dictionary": False}
     make(file, range(30, 40), **plain)

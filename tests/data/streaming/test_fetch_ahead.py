@@ -39,22 +39,26 @@ def reader_of(data: object) -> ShardReader:
 
 def test_a_rollback_ends_what_was_fetched_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shards.folder(tmp_path / "s", ".parquet")
-    made = tiny.plain(shards.job(tmp_path, "s", epochs=1), tmp_path / "run")
+    training_run = tiny.plain(shards.job(tmp_path, "s", epochs=1), tmp_path / "run")
     (tmp_path / "run").mkdir()
-    made.metrics, saver, seen = MetricsLog(tmp_path / "run"), Saver(made), list[bool]()
+    training_run.metrics, saver, lease_ended = MetricsLog(tmp_path / "run"), Saver(training_run), list[bool]()
     saver.save_final()
 
     def spoil(moment: str, *subjects: object) -> None:
-        if moment == "step" and (made.counters.epoch, made.counters.batch) == (0, 3) and not seen:
-            assert reader_of(made.dataset).lease is not None
+        if (
+            moment == "step"
+            and (training_run.counters.epoch, training_run.counters.batch) == (0, 3)
+            and not lease_ended
+        ):
+            assert reader_of(training_run.dataset).lease is not None
             raise NotFinite("a number is not finite")
         if moment == "roll back":
-            seen.append(reader_of(made.dataset).lease is None)
+            lease_ended.append(reader_of(training_run.dataset).lease is None)
 
     monkeypatch.setattr(fault_points, "listener", spoil)
-    assert loop.fit(made, saver, Still()) == "1 epoch trained"  # type: ignore[arg-type]
-    assert seen == [True]
-    made.metrics.close()
+    assert loop.fit(training_run, saver, Still()) == "1 epoch trained"  # type: ignore[arg-type]
+    assert lease_ended == [True]
+    training_run.metrics.close()
 
 
 def test_new_batches_end_what_is_fetched_for_old_ones(tmp_path: Path) -> None:
@@ -62,12 +66,12 @@ def test_new_batches_end_what_is_fetched_for_old_ones(tmp_path: Path) -> None:
     data = load(shards.job(tmp_path, "s"))
     reader, groups = reader_of(data), np.array_split(np.arange(100), 8)
     with fetch_groups_ahead(reader, groups) as old:
-        left = reader.lease
+        first_lease = reader.lease
         with fetch_groups_ahead(reader, groups):
             assert reader.lease is not None
-            assert reader.lease is not left
-            assert left is not None
-            assert not left.path.exists()
+            assert reader.lease is not first_lease
+            assert first_lease is not None
+            assert not first_lease.path.exists()
             old(1)
     assert reader.lease is None
 
@@ -84,10 +88,10 @@ def test_processes_look_ahead_into_their_share_of_the_cache(
     groups = np.array_split(np.arange(int(reader.index.starts[-1])), 24)
     with fetch_groups_ahead(reader, groups) as advance:
         alone = len(reader.ranks)
-        others = [Lease(cache) for _ in range(2)]
+        other_leases = [Lease(cache) for _ in range(2)]
         advance(1)
         assert 1 < len(reader.ranks) <= alone // 3 + 1
-        for each in others:
-            each.end()
+        for lease in other_leases:
+            lease.end()
         advance(2)
         assert len(reader.ranks) == alone

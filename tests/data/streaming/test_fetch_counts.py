@@ -71,9 +71,9 @@ def test_a_sample_has_what_came_since_the_last(run: Any) -> None:
     assert not any(key.startswith("shard_") for key in measure_since_last_call(cast(Any, run))())
 
 
-@pytest.mark.parametrize("again", [0, 3])
-def test_the_report_adds_up_all_starts(again: int) -> None:
-    row = {"shard_bytes": 1 << 30, "shard_fetches": 4, "shard_again": again, "shard_waited": 1.5}
+@pytest.mark.parametrize("refetches", [0, 3])
+def test_the_report_adds_up_all_starts(refetches: int) -> None:
+    row = {"shard_bytes": 1 << 30, "shard_fetches": 4, "shard_again": refetches, "shard_waited": 1.5}
     rows = [{"seconds": seconds} | row for seconds in (1.0, 2.0, 1.0)]
     section = time_section(
         collect_series(rows, "seconds", continues=True),
@@ -94,20 +94,20 @@ def test_the_report_adds_up_all_starts(again: int) -> None:
     )
     assert section is not None
     (line,) = [block.text for block in section.blocks if isinstance(block, Text) and block.text.startswith("Shards")]
-    how = "9 of them again, for which the cache had no space" if again else "each once"
+    how = "9 of them again, for which the cache had no space" if refetches else "each once"
     assert begins_with(line, "shards-gib-fetched-store", "3.0", 12, how)
     assert ends_with(line, "stood-still-shards", "4.5")
 
 
 @pytest.mark.parametrize(
-    ("waited", "received", "unpacked", "said"),
+    ("waited", "received", "unpacked", "expected_text"),
     [
         (0.1, 9.0, 1.0, "was not the limit"),
         (5.0, 9.0, 1.0, "the link, or the store"),
         (5.0, 1.0, 9.0, "more CPUs would help"),
     ],
 )
-def test_the_report_says_what_held_them_up(waited: float, received: float, unpacked: float, said: str) -> None:
+def test_the_report_says_what_held_them_up(waited: float, received: float, unpacked: float, expected_text: str) -> None:
     row = {"bytes": 1 << 30, "fetches": 4, "again": 0, "waited": waited, "busy": 10.0, "received": received}
     row["unpacked"] = unpacked
     telemetry = {}
@@ -117,7 +117,7 @@ def test_the_report_says_what_held_them_up(waited: float, received: float, unpac
         telemetry[f"shard_{key}"].ys.append(value)
     (line,) = _describe_shards(telemetry)
     assert "They came at 102 MiB/s." in line
-    assert said in line
+    assert expected_text in line
 
 
 def test_real_shards_are_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

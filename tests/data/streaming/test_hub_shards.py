@@ -72,12 +72,12 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    with serving(Hub(dict(FILES), name=NAME, kind="datasets")) as made:
-        monkeypatch.setenv("HF_ENDPOINT", made.endpoint)
-        yield made
+    with serving(Hub(dict(FILES), name=NAME, kind="datasets")) as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.endpoint)
+        yield server
 
 
-def found(folder: Path, train: str = f"hf://datasets/{NAME}", cache: str = "") -> Job:
+def make_job(folder: Path, train: str = f"hf://datasets/{NAME}", cache: str = "") -> Job:
     path = folder / "t.yaml"
     path.write_text(JOB.format(train=train, cache=cache and f", cache: {cache}"))
     return SpecSource(path).load()
@@ -89,7 +89,7 @@ def test_the_split_for_the_final_test_is_read_whole(hub: Hub, tmp_path: Path) ->
         test: content(900),
         "README.md": README.replace("]\n", ", {split: test, path: data/test-*}]\n", 1).encode(),
     }
-    job = found(tmp_path)
+    job = make_job(tmp_path)
     assert job.data.test == f"hf://datasets/{NAME}@{COMMIT}/{test}"
     assert set(hub.paths(".parquet")) == {f"/datasets/{NAME}/resolve/{COMMIT}/{test}"}
     data = load(job)
@@ -99,7 +99,7 @@ def test_the_split_for_the_final_test_is_read_whole(hub: Hub, tmp_path: Path) ->
 
 
 def test_nothing_is_downloaded_before_it_is_needed(hub: Hub, tmp_path: Path) -> None:
-    job = found(tmp_path)
+    job = make_job(tmp_path)
     assert hub.paths(".parquet") == []
     assert job.data.train == f"hf://datasets/{NAME}@{COMMIT}/data/train-00000-of-{COUNT:05}.parquet"
     assert job.data.validation == f"hf://datasets/{NAME}@{COMMIT}/data/validation-00000-of-00002.parquet"
@@ -123,17 +123,19 @@ def test_the_same_batches_as_from_this_machine(hub: Hub, tmp_path: Path) -> None
     local = load(
         text_shards.job(tmp_path / "local", tmp_path / "s", stream=stream, data=f"validation: {tmp_path / 'v'}")
     )
-    remote = load(found(tmp_path, cache="64k"))
+    remote = load(make_job(tmp_path, cache="64k"))
     for epoch in range(2):
-        here, there = (Batches(data.train, 12, 0, data.order).epoch(epoch) for data in (local, remote))
-        assert [digest(batch) for batch in here] == [digest(batch) for batch in there]
+        local_batches, remote_batches = (
+            Batches(data.train, 12, 0, data.order).epoch(epoch) for data in (local, remote)
+        )
+        assert [digest(batch) for batch in local_batches] == [digest(batch) for batch in remote_batches]
 
 
 def test_a_resumed_run_asks_for_no_list_and_keeps_its_commit(hub: Hub, tmp_path: Path) -> None:
-    load(found(tmp_path))
+    load(make_job(tmp_path))
     hub.revisions["main"] = "89abcdef0123456789abcdef0123456789abcdef"
     hub.asked.clear()
-    data = load(found(tmp_path))
+    data = load(make_job(tmp_path))
     assert hub.paths("/api/") == []
     assert COMMIT in data.train.reader.index.shards[0].address  # type: ignore[attr-defined]
 
@@ -144,12 +146,12 @@ def test_a_resumed_run_asks_for_no_list_and_keeps_its_commit(hub: Hub, tmp_path:
 def test_a_hub_that_recovers(hub: Hub, tmp_path: Path, fault: Fault) -> None:
     fault.path = ".parquet"
     hub.faults.append(fault)
-    data = load(found(tmp_path))
+    data = load(make_job(tmp_path))
     assert len(data.train) == COUNT * ROWS
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "expected_text"),
     [
         (Fault(status=404), "train-0000"),
         (Fault(status=401), "HF_TOKEN"),
@@ -158,13 +160,13 @@ def test_a_hub_that_recovers(hub: Hub, tmp_path: Path, fault: Fault) -> None:
     ],
     ids=str,
 )
-def test_a_hub_that_does_not(hub: Hub, tmp_path: Path, fault: Fault, said: str) -> None:
+def test_a_hub_that_does_not(hub: Hub, tmp_path: Path, fault: Fault, expected_text: str) -> None:
     fault.path = ".parquet"
     hub.faults.append(fault)
     with pytest.raises(DrivetrainError) as error:
-        load(found(tmp_path))
+        load(make_job(tmp_path))
     text = str(error.value)
-    assert said in text
+    assert expected_text in text
     assert f"shard hf://datasets/{NAME}@{COMMIT}/data/" in text
     assert "  possible: " in text
     assert "  do: " in text
@@ -177,7 +179,7 @@ def test_a_folder_of_tar_shards(hub: Hub, tmp_path: Path) -> None:
     train = f"hf://datasets/{NAME}/tars"
     data = load(
         SpecSource(
-            _written(
+            _write_spec(
                 tmp_path,
                 shards.JOB.format(train=f"'{train}'", streams=2, window=1, stream="", data="", epochs=1, train_keys=""),
             )
@@ -188,7 +190,7 @@ def test_a_folder_of_tar_shards(hub: Hub, tmp_path: Path) -> None:
     assert torch.equal(data.train.gather(ids)[0], local.train.gather(ids)[0])
 
 
-def _written(folder: Path, text: str) -> Path:
+def _write_spec(folder: Path, text: str) -> Path:
     path = folder / "tar.yaml"
     path.write_text(text)
     return path
@@ -212,7 +214,7 @@ train: {{epochs: 2, batch_size: 12}}
 
 
 @pytest.mark.parametrize(
-    ("whole", "faults", "glanced"),
+    ("sends_whole_files", "faults", "glanced"),
     [
         (False, [], 12),
         (False, [Fault(cut=100, times=2, path=".parquet"), Fault(status=503, times=1, path=".parquet")], 12),
@@ -221,13 +223,13 @@ train: {{epochs: 2, batch_size: 12}}
     ids=["ranges", "cut", "no ranges"],
 )
 def test_the_labels_of_images_come_without_the_images(
-    hub: Hub, tmp_path: Path, whole: bool, faults: list[Fault], glanced: int
+    hub: Hub, tmp_path: Path, sends_whole_files: bool, faults: list[Fault], glanced: int
 ) -> None:
     """A mirror that sends whole files for parts of them is no error."""
     for file in shards.folder(tmp_path / "s", ".parquet", COUNT, 60, side=64).iterdir():
         number = int(file.stem)
         hub.files[f"pictures/train-{number:05}-of-{COUNT:05}.parquet"] = file.read_bytes()
-    hub.whole = whole
+    hub.whole = sends_whole_files
     hub.faults.extend(faults)
     (tmp_path / "t.yaml").write_text(IMAGES.format(name=f"{NAME}/pictures"))
     job = SpecSource(tmp_path / "t.yaml").load()
@@ -243,5 +245,5 @@ def test_the_labels_of_images_come_without_the_images(
     ).index
     assert (index.indexed_shards, index.ranged_shards) == (12, glanced)
     size = sum(shard.size for shard in store.shards())
-    assert (hub.sent < size / 5) is not whole
+    assert (hub.sent < size / 5) is not sends_whole_files
     assert index.rows["label"].to_pylist() == [("dark", "bright")[n % 2] for n in range(12 * 60 - 3)]

@@ -35,10 +35,10 @@ def server() -> Iterator[str]:
 def proxy(server: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FaultyStore]:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(remote_store, "PATIENCE", Patience(retries=2.0, silence=1.0, connect=1.0))
-    with before(server) as found:
-        for name, value in found.variables().items():
+    with before(server) as store:
+        for name, value in store.variables().items():
             monkeypatch.setenv(name, value)
-        yield found
+        yield store
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def upload(folder: Path, name: str) -> str:
     return f"s3://bucket/{name}"
 
 
-def indexed(path: Path, train: object) -> Index:
+def read_index(path: Path, train: object) -> Index:
     job = shards.job(path, train)
     assert job.data.stream
     store = open_stream.open_store(job, str(train), "data.train")
@@ -66,16 +66,16 @@ def indexed(path: Path, train: object) -> Index:
 def test_labels_without_the_images(tmp_path: Path, local: Path, proxy: FaultyStore) -> None:
     address, size = upload(local, "labels"), sum(file.stat().st_size for file in local.iterdir())
     before = proxy.sent
-    found = indexed(tmp_path / "a", address)
+    index = read_index(tmp_path / "a", address)
     fetched = proxy.sent - before
     assert fetched < size / 10
-    assert (found.indexed_shards, found.ranged_shards) == (SHARDS, SHARDS)
-    assert 0 < found.ranged_bytes <= fetched
+    assert (index.indexed_shards, index.ranged_shards) == (SHARDS, SHARDS)
+    assert 0 < index.ranged_bytes <= fetched
     # What is known is not read again, and is what a pass over the files gives.
-    again, before = indexed(tmp_path / "a", address), proxy.sent
-    assert (again.indexed_shards, again.ranged_shards, again.ranged_bytes) == (0, 0, 0)
-    assert found.digest() == again.digest() == indexed(tmp_path / "b", local).digest()
-    assert found.bytes.tolist() == indexed(tmp_path / "b", local).bytes.tolist()
+    reread_index, before = read_index(tmp_path / "a", address), proxy.sent
+    assert (reread_index.indexed_shards, reread_index.ranged_shards, reread_index.ranged_bytes) == (0, 0, 0)
+    assert index.digest() == reread_index.digest() == read_index(tmp_path / "b", local).digest()
+    assert index.bytes.tolist() == read_index(tmp_path / "b", local).bytes.tolist()
 
 
 def test_the_log_says_so(tmp_path: Path, local: Path) -> None:
@@ -88,9 +88,9 @@ def test_images_without_statistics_are_looked_at(tmp_path: Path, local: Path, pr
     for file in local.iterdir():
         (tmp_path / "s").mkdir(exist_ok=True)
         parquet.write_table(parquet.read_table(file), tmp_path / "s" / file.name, write_statistics=False)
-    found = indexed(tmp_path / "a", upload(tmp_path / "s", "plain"))
-    assert (found.indexed_shards, found.ranged_shards) == (SHARDS, 0)
-    assert found.digest() == indexed(tmp_path / "b", tmp_path / "s").digest()
+    index = read_index(tmp_path / "a", upload(tmp_path / "s", "plain"))
+    assert (index.indexed_shards, index.ranged_shards) == (SHARDS, 0)
+    assert index.digest() == read_index(tmp_path / "b", tmp_path / "s").digest()
 
 
 def test_many_small_row_groups_do_not_pay(tmp_path: Path, local: Path, proxy: FaultyStore) -> None:
@@ -99,8 +99,8 @@ def test_many_small_row_groups_do_not_pay(tmp_path: Path, local: Path, proxy: Fa
         (tmp_path / "s").mkdir(exist_ok=True)
         parquet.write_table(parquet.read_table(file), tmp_path / "s" / file.name, row_group_size=4)
     before = len(proxy.seen)
-    found = indexed(tmp_path / "a", upload(tmp_path / "s", "small"))
-    assert (found.indexed_shards, found.ranged_shards) == (SHARDS, 0)
+    index = read_index(tmp_path / "a", upload(tmp_path / "s", "small"))
+    assert (index.indexed_shards, index.ranged_shards) == (SHARDS, 0)
     assert sum(method == "GET" for method, _ in proxy.seen[before:]) < 20
 
 
@@ -117,16 +117,18 @@ def test_a_shard_that_changes_while_it_is_read(tmp_path: Path, local: Path, prox
 
     proxy.fault = change
     with pytest.raises(DataError, check=saying("changed-since-indexed", "changes/0002.parquet")):
-        indexed(tmp_path, address)
+        read_index(tmp_path, address)
 
 
-@pytest.mark.parametrize(("fault", "said"), [("denied", "403 AccessDenied"), ("slow down", "503 SlowDown")])
-def test_a_store_that_fails_is_named(tmp_path: Path, local: Path, proxy: FaultyStore, fault: str, said: str) -> None:
+@pytest.mark.parametrize(("fault", "expected_text"), [("denied", "403 AccessDenied"), ("slow down", "503 SlowDown")])
+def test_a_store_that_fails_is_named(
+    tmp_path: Path, local: Path, proxy: FaultyStore, fault: str, expected_text: str
+) -> None:
     address = upload(local, fault.replace(" ", ""))
     proxy.fault = lambda number, method, path: Fault(fault) if "0003.parquet" in path and method == "GET" else None
     with pytest.raises(StorageError) as error:
-        indexed(tmp_path, address)
-    assert said in str(error.value)
+        read_index(tmp_path, address)
+    assert expected_text in str(error.value)
     assert "0003.parquet" in str(error.value)
 
 
@@ -135,26 +137,26 @@ def test_a_damaged_shard_is_named(tmp_path: Path, local: Path) -> None:
     content = (local / "0001.parquet").read_bytes()
     ObjectStore(parse(address)).put("0001.parquet", content[:-50] + bytes(50))
     with pytest.raises(DataError, check=saying("parquet-cannot-be-read", "0001")):
-        indexed(tmp_path, address)
+        read_index(tmp_path, address)
 
 
 @pytest.mark.parametrize("size", [1, TAIL_BYTES - 1, TAIL_BYTES, TAIL_BYTES + 1, 3 * TAIL_BYTES])
 def test_reads_like_a_file(size: int) -> None:
     content = bytes(n * 7 % 251 for n in range(size))
-    asked: list[tuple[int, int]] = []
+    requests: list[tuple[int, int]] = []
 
     def get(start: int, count: int) -> bytes:
-        asked.append((start, count))
+        requests.append((start, count))
         assert 0 <= start < start + count <= size
         return content[start : start + count]
 
     real, file = io.BytesIO(content), RangedFile(size, get)
-    for place, count in ((0, 10), (size - 8, 8), (size - 1, 9), (size // 2, size), (0, size), (size, 4), (3, 0)):
-        for each in (real, file):
-            each.seek(max(0, place))
+    for position, count in ((0, 10), (size - 8, 8), (size - 1, 9), (size // 2, size), (0, size), (size, 4), (3, 0)):
+        for reader in (real, file):
+            reader.seek(max(0, position))
         assert file.read(count) == real.read(count)
         assert file.tell() == real.tell()
-    before = len(asked)
+    before = len(requests)
     file.seek(-8, io.SEEK_END)
     assert file.read() == content[-8:]
-    assert len(asked) == before, "the end is kept"
+    assert len(requests) == before, "the end is kept"

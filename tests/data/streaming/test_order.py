@@ -75,9 +75,9 @@ def test_processes_get_the_same_batches_and_read_different_spans(count: int) -> 
         shares = [BatchParts(Ranks(number, count), count, 32).select_own_samples(batch) for number in range(count)]
         assert np.array_equal(np.concatenate(shares), batch)
         for number, share in enumerate(shares):
-            read[number] |= {place for place, span in enumerate(spans) for id_ in share.tolist() if id_ in span}
+            read[number] |= {position for position, span in enumerate(spans) for id_ in share.tolist() if id_ in span}
     if 8 % count == 0:
-        assert [len(each) for each in read] == [8 // count] * count
+        assert [len(span_numbers) for span_numbers in read] == [8 // count] * count
 
 
 def test_the_samples_of_a_batch_are_from_one_window_of_each_span() -> None:
@@ -87,8 +87,12 @@ def test_the_samples_of_a_batch_are_from_one_window_of_each_span() -> None:
     shard = np.repeat(np.arange(48), 20)
     ids = order(0)
     for start in range(0, len(ids), 16):
-        taken = set(shard[ids[start : start + 16]].tolist())
-        held = [{int(each) for each in shard[part]} for span in order.windows(0) for part in span]
-        touched = [part for part in held if part & taken]
+        batch_shards = set(shard[ids[start : start + 16]].tolist())
+        window_shards = [
+            {int(shard_number) for shard_number in shard[part]} for span in order.windows(0) for part in span
+        ]
+        touched = [part for part in window_shards if part & batch_shards]
         assert len(touched) <= 2 * 4
-    assert all(len({int(each) for each in shard[part]}) <= window for span in order.windows(0) for part in span)
+    assert all(
+        len({int(shard_number) for shard_number in shard[part]}) <= window for span in order.windows(0) for part in span
+    )

@@ -43,32 +43,34 @@ def server() -> Iterator[str]:
 def proxy(server: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FaultyStore]:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(remote_store, "PATIENCE", SHORT)
-    with before(server) as found:
-        for name, value in found.variables().items():
+    with before(server) as store:
+        for name, value in store.variables().items():
             monkeypatch.setenv(name, value)
-        yield found
+        yield store
 
 
 @pytest.fixture(scope="module")
 def folders(server: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The same images as tar and as Parquet, here and in the store."""
-    made = {}
+    folder_by_suffix = {}
     for suffix in (".tar", ".parquet"):
-        made[suffix] = shards.folder(tmp_path_factory.mktemp("s") / suffix[1:], suffix, SHARDS, ROWS, side=22)
-        for file in made[suffix].iterdir():
+        folder_by_suffix[suffix] = shards.folder(
+            tmp_path_factory.mktemp("s") / suffix[1:], suffix, SHARDS, ROWS, side=22
+        )
+        for file in folder_by_suffix[suffix].iterdir():
             put(server, f"{suffix[1:]}/{file.name}", file.read_bytes())
-    return made
+    return folder_by_suffix
 
 
 @pytest.fixture(scope="module")
 def texts(server: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The same texts here and in the store, by the ending of their shards."""
-    made = {}
+    folder_by_ending = {}
     for ending in (".parquet", ".jsonl.gz", ".tar"):
-        made[ending] = text_shards.folder(tmp_path_factory.mktemp("t"), 24, 60, ending)
-        for file in made[ending].iterdir():
+        folder_by_ending[ending] = text_shards.folder(tmp_path_factory.mktemp("t"), 24, 60, ending)
+        for file in folder_by_ending[ending].iterdir():
             put(server, f"texts-{ending.split('.')[1]}/{file.name}", file.read_bytes())
-    return made
+    return folder_by_ending
 
 
 def put(server: str, name: str, content: bytes) -> None:
@@ -77,14 +79,14 @@ def put(server: str, name: str, content: bytes) -> None:
     urllib.request.urlopen(request, timeout=10).close()
 
 
-def own(server: str, name: str, source: Path, count: int = 8) -> str:
+def upload_copy(server: str, name: str, source: Path, count: int = 8) -> str:
     """A few of the shards at an address of their own, to spoil."""
     for file in sorted(source.iterdir())[:count]:
         put(server, f"{name}/{file.name}", file.read_bytes())
     return f"s3://bucket/{name}"
 
 
-def fetched(proxy: FaultyStore) -> Counter[str]:
+def count_fetches(proxy: FaultyStore) -> Counter[str]:
     """How often each shard was downloaded, or a part of it."""
     return Counter(path for method, path in proxy.seen if method == "GET" and "." in path.rpartition("/")[2])
 
@@ -97,7 +99,7 @@ def epochs(job: object, count: int = 2, workers: int = 0) -> list[str]:
 
 
 @contextmanager
-def watched(folder: Path) -> Iterator[list[int]]:
+def watch_sizes(folder: Path) -> Iterator[list[int]]:
     """The bytes in the cache, looked at all the time."""
     sizes, over = [0], threading.Event()
 
@@ -133,11 +135,11 @@ def test_a_cache_of_a_tenth_of_the_data(
     data = load(job)
     proxy.seen.clear()
     batches = Batches(data.train, 12, 0, data.order)
-    with watched(tmp_path / "cache/shards") as sizes:
+    with watch_sizes(tmp_path / "cache/shards") as sizes:
         assert [digest(batch) for epoch in range(2) for batch in batches.epoch(epoch)] == local
     assert limit / 2 < max(sizes) <= limit
-    used = len({data.train.title(n).partition(" ")[0] for n in range(len(data.train))})
-    assert sum(fetched(proxy).values()) <= 1.1 * 2 * used
+    shard_count = len({data.train.title(n).partition(" ")[0] for n in range(len(data.train))})
+    assert sum(count_fetches(proxy).values()) <= 1.1 * 2 * shard_count
 
 
 def run(path: Path, *numbers: object, **variables: str) -> subprocess.Popen[str]:
@@ -148,7 +150,7 @@ def run(path: Path, *numbers: object, **variables: str) -> subprocess.Popen[str]
     )
 
 
-def finished(process: subprocess.Popen[str]) -> list[list[str]]:
+def read_output(process: subprocess.Popen[str]) -> list[list[str]]:
     out, error = process.communicate(timeout=120)
     assert process.returncode == 0, error
     return [line.split() for line in out.splitlines()]
@@ -159,24 +161,24 @@ def test_workers_processes_and_kills_give_the_same_batches(
     tmp_path: Path, folders: dict[str, Path], proxy: FaultyStore, count: int
 ) -> None:
     job = shards.job(tmp_path, "s3://bucket/tar", streams=3, window=1, stream="cache: 1m")
-    whole = finished(run(tmp_path / "t.yaml", 0, 1, 0, 1, 0))
-    assert len(whole) == len(Batches(load(job).train, 12, 0, load(job).order).order(1))
-    assert finished(run(tmp_path / "t.yaml", 0, 1, 2, 1, 0)) == whole
+    uninterrupted = read_output(run(tmp_path / "t.yaml", 0, 1, 0, 1, 0))
+    assert len(uninterrupted) == len(Batches(load(job).train, 12, 0, load(job).order).order(1))
+    assert read_output(run(tmp_path / "t.yaml", 0, 1, 2, 1, 0)) == uninterrupted
     proxy.seen.clear()
-    place = tmp_path / f"together-{count}"
-    place.mkdir()
-    started = [run(tmp_path / "t.yaml", n, count, 0, 1, 0, TOGETHER=str(place)) for n in range(count)]
-    parts = [finished(each) for each in started]
-    for lines in zip(whole, *parts, strict=True):
+    meeting_folder = tmp_path / f"together-{count}"
+    meeting_folder.mkdir()
+    processes = [run(tmp_path / "t.yaml", n, count, 0, 1, 0, TOGETHER=str(meeting_folder)) for n in range(count)]
+    parts = [read_output(process) for process in processes]
+    for lines in zip(uninterrupted, *parts, strict=True):
         assert lines[0][2] == ",".join(line[2] for line in lines[1:])
     # Together they have fetched each shard about once, besides the sample for mean and deviation.
-    assert sum(fetched(proxy).values()) <= 1.1 * SHARDS + shard_parts.MAX_SAMPLED_SHARDS
-    killed = run(tmp_path / "t.yaml", 0, 1, 2, 1, 0, 0.05)
-    assert killed.stdout is not None
-    seen = [killed.stdout.readline().split() for _ in range(5)]
-    killed.kill()
-    killed.communicate()
-    assert seen + finished(run(tmp_path / "t.yaml", 0, 1, 1, 1, 5)) == whole
+    assert sum(count_fetches(proxy).values()) <= 1.1 * SHARDS + shard_parts.MAX_SAMPLED_SHARDS
+    killed_process = run(tmp_path / "t.yaml", 0, 1, 2, 1, 0, 0.05)
+    assert killed_process.stdout is not None
+    first_lines = [killed_process.stdout.readline().split() for _ in range(5)]
+    killed_process.kill()
+    killed_process.communicate()
+    assert first_lines + read_output(run(tmp_path / "t.yaml", 0, 1, 1, 1, 5)) == uninterrupted
 
 
 @pytest.mark.parametrize(
@@ -197,14 +199,14 @@ def test_texts_through_a_cache_of_a_part(
     local = epochs(text_shards.job(tmp_path / "a", texts[ending], stream=stream % "10m"))
     job = text_shards.job(tmp_path / "b", f"s3://bucket/texts-{ending.split('.')[1]}", stream=stream % f"{kilobytes}k")
     limit = kilobytes * 1024
-    with watched(tmp_path / "cache/shards") as sizes:
+    with watch_sizes(tmp_path / "cache/shards") as sizes:
         sizes.clear()
         assert epochs(job, workers=workers) == local
     assert limit / 2 < max(sizes)
     # Those of the local job are in the same folder, and make room first.
     assert sizes[-1] <= limit
-    shown = [path for path in fetched(proxy) if "/texts-" in path]
-    assert len(shown) == 24
+    text_requests = [path for path in count_fetches(proxy) if "/texts-" in path]
+    assert len(text_requests) == 24
 
 
 def test_a_cache_too_small_for_the_shards_of_a_batch_is_an_error(
@@ -219,12 +221,12 @@ def test_a_cache_too_small_for_the_shards_of_a_batch_is_an_error(
     assert "or set optimize.loader_workers: 0" in refused.value.action
 
 
-def first(count: int, fault: Fault, part: str = ".tar") -> Callable[[int, str, str], Fault | None]:
-    left = [count]
+def fail_first(count: int, fault: Fault, part: str = ".tar") -> Callable[[int, str, str], Fault | None]:
+    remaining = [count]
 
     def decide(number: int, method: str, path: str) -> Fault | None:
-        if method == "GET" and part in path and left[0] > 0:
-            left[0] -= 1
+        if method == "GET" and part in path and remaining[0] > 0:
+            remaining[0] -= 1
             return fault
         return None
 
@@ -237,17 +239,17 @@ def first(count: int, fault: Fault, part: str = ".tar") -> Callable[[int, str, s
 def test_a_store_that_recovers(
     tmp_path: Path, server: str, folders: dict[str, Path], proxy: FaultyStore, fault: Fault
 ) -> None:
-    address = own(server, f"r{abs(hash(str(fault)))}", folders[".tar"])
+    address = upload_copy(server, f"r{abs(hash(str(fault)))}", folders[".tar"])
     local = shards.job(tmp_path / "a", folders[".tar"])
-    proxy.fault = first(2, fault)
+    proxy.fault = fail_first(2, fault)
     job = shards.job(tmp_path / "b", address)
-    found = epochs(job, 1)
-    assert len(set(found)) == len(found) > 3
+    batch_digests = epochs(job, 1)
+    assert len(set(batch_digests)) == len(batch_digests) > 3
     assert load(local).heads == load(job).heads
 
 
 @pytest.mark.parametrize(
-    ("fault", "kind", "said"),
+    ("fault", "kind", "expected_text"),
     [
         (Fault("slow down"), StorageError, "the store does not answer (503 SlowDown)"),
         (Fault("denied"), StorageError, "the store refuses it (403 AccessDenied)"),
@@ -264,33 +266,33 @@ def test_a_store_that_does_not_recover(
     proxy: FaultyStore,
     fault: Fault,
     kind: type[DrivetrainError],
-    said: str,
+    expected_text: str,
     workers: int,
 ) -> None:
-    address = own(server, f"n{fault.kind.replace(' ', '')}{workers}", folders[".parquet"])
+    address = upload_copy(server, f"n{fault.kind.replace(' ', '')}{workers}", folders[".parquet"])
     job = shards.job(tmp_path, address, stream="cache: 400k")
     data = load(job)
     for file in (tmp_path / "cache/shards").glob("*.rows"):
         file.unlink()
-    proxy.fault = first(10**6, fault, "0003.parquet")
+    proxy.fault = fail_first(10**6, fault, "0003.parquet")
     batches = Batches(data.train, 12, 0, data.order)
     batches.workers = workers
     with pytest.raises(kind) as error:
         list(batches.epoch(0))
     assert error.value.exit_code == 7
     assert f"{address}/0003.parquet" in str(error.value)
-    assert said in str(error.value)
+    assert expected_text in str(error.value)
     assert SECRET not in str(error.value)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_changed_shard_is_named(tmp_path: Path, server: str, folders: dict[str, Path], workers: int) -> None:
-    address = own(server, f"changed{workers}", folders[".tar"])
+    address = upload_copy(server, f"changed{workers}", folders[".tar"])
     data = load(shards.job(tmp_path, address))
     for file in (tmp_path / "cache/shards").glob("*.rows"):
         file.unlink()
-    whole = (folders[".tar"] / "0003.tar").read_bytes()
-    ObjectStore(parse(address)).put("0003.tar", whole[:-1] + b"\x01")
+    content = (folders[".tar"] / "0003.tar").read_bytes()
+    ObjectStore(parse(address)).put("0003.tar", content[:-1] + b"\x01")
     batches = Batches(data.train, 12, 0, data.order)
     batches.workers = workers
     with pytest.raises(DataError, match=rf"shard {address}/0003\.tar has changed since it was indexed") as error:
@@ -301,7 +303,7 @@ def test_a_changed_shard_is_named(tmp_path: Path, server: str, folders: dict[str
 def test_training_goes_on_while_the_cache_lasts(
     tmp_path: Path, server: str, folders: dict[str, Path], proxy: FaultyStore
 ) -> None:
-    address = own(server, "lasts", folders[".tar"])
+    address = upload_copy(server, "lasts", folders[".tar"])
     data = load(shards.job(tmp_path, address, stream="cache: 10m"))
     batches = Batches(data.train, 12, 0, data.order)
     first_epoch = [digest(batch) for batch in batches.epoch(0)]
@@ -317,10 +319,10 @@ def test_what_is_fetched_is_counted(tmp_path: Path, folders: dict[str, Path], pr
     assert data.fetched is not None
     batches = Batches(data.train, 12, 0, data.order)
     batches.workers = workers
-    seen, before = len(proxy.seen), data.fetched.to_json()
+    request_count, before = len(proxy.seen), data.fetched.to_json()
     for epoch in range(2):
         assert sum(map(len, batches.epoch(epoch)))
-    names = Counter(path.rpartition("/")[2] for method, path in proxy.seen[seen:] if method == "GET")
+    names = Counter(path.rpartition("/")[2] for method, path in proxy.seen[request_count:] if method == "GET")
     sizes = {file.name: file.stat().st_size for file in folders[".tar"].iterdir()}
     now = data.fetched.to_json()
     assert now["fetches"] - before["fetches"] == sum(names.values())
@@ -330,17 +332,17 @@ def test_what_is_fetched_is_counted(tmp_path: Path, folders: dict[str, Path], pr
 
 
 @pytest.mark.parametrize(
-    ("train", "said"),
+    ("train", "expected_text"),
     [
         ("s3://no bucket/x", "names no"),
         ("s3://user:word@bucket/x", "written with a user or password"),
         ("https://host/x", "cannot be listed"),
     ],
 )
-def test_addresses_that_cannot_be(tmp_path: Path, train: str, said: str) -> None:
+def test_addresses_that_cannot_be(tmp_path: Path, train: str, expected_text: str) -> None:
     with pytest.raises(SpecError) as error:
         shards.job(tmp_path, f"'{train}'")
-    assert said in str(error.value) or get_message("is-no-name-of-bucket") in str(error.value)
+    assert expected_text in str(error.value) or get_message("is-no-name-of-bucket") in str(error.value)
     assert "word" not in str(error.value).partition("user or password")[0]
 
 

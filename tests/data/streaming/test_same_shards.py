@@ -18,7 +18,7 @@ from tests.data.streaming import shards
 from tests.messages import saying
 
 
-def recorded(folder: Path, job: Job) -> Path:
+def record_run(folder: Path, job: Job) -> Path:
     """A run folder with what a run records of its data."""
     data = load(job)
     folder.mkdir(parents=True)
@@ -29,25 +29,25 @@ def recorded(folder: Path, job: Job) -> Path:
 @pytest.mark.parametrize("suffix", [".tar", ".parquet"])
 def test_other_shards_are_noticed_by_the_runs_that_they_would_spoil(tmp_path: Path, suffix: str) -> None:
     """`repeat`, `sweep` and `reproduce` saw no files at all."""
-    place = shards.folder(tmp_path / "p", suffix)
-    job = shards.job(tmp_path / "a", place)
-    one = recorded(tmp_path / "one", job)
+    shard_folder = shards.folder(tmp_path / "p", suffix)
+    job = shards.job(tmp_path / "a", shard_folder)
+    one = record_run(tmp_path / "one", job)
     assert same_conditions.find_changed_file(one, job) == ""
     before = same_conditions.read_data_digests(one)
     assert list(before) == ["data.train"]
     shards.folder(tmp_path / "other", suffix, shards=1, rows=12)
-    shutil.copyfile(tmp_path / f"other/0000{suffix}", place / f"0000{suffix}")
-    assert same_conditions.find_changed_file(one, job) == f"{place}/0000{suffix}"
-    two = recorded(tmp_path / "two", job)
+    shutil.copyfile(tmp_path / f"other/0000{suffix}", shard_folder / f"0000{suffix}")
+    assert same_conditions.find_changed_file(one, job) == f"{shard_folder}/0000{suffix}"
+    two = record_run(tmp_path / "two", job)
     assert same_conditions.read_data_digests(two) != before
     with pytest.raises(CheckpointError, check=saying("trained-with-other-data")):
         same_conditions.check({"one": one, "two": two})
 
 
 def test_a_copy_on_another_machine_is_the_same_data(tmp_path: Path) -> None:
-    place = shards.folder(tmp_path / "p")
-    one = load(shards.job(tmp_path / "a", place)).content()
-    shutil.copytree(place, tmp_path / "q")
+    shard_folder = shards.folder(tmp_path / "p")
+    one = load(shards.job(tmp_path / "a", shard_folder)).content()
+    shutil.copytree(shard_folder, tmp_path / "q")
     for file in (tmp_path / "q").iterdir():
         os.utime(file, (1e9, 1e9))
     assert load(shards.job(tmp_path / "b", tmp_path / "q")).content() == one
@@ -55,8 +55,8 @@ def test_a_copy_on_another_machine_is_the_same_data(tmp_path: Path) -> None:
 
 def test_the_cache_may_be_another_one_when_a_run_resumes(tmp_path: Path) -> None:
     """It changes no bit, and the advice to raise it was refused."""
-    place = shards.folder(tmp_path / "p")
+    shard_folder = shards.folder(tmp_path / "p")
     (tmp_path / "r").mkdir()
-    (tmp_path / "r/job.yaml").write_text(spec_text(shards.job(tmp_path / "a", place)))
-    assert diff_stored_spec(tmp_path / "r", shards.job(tmp_path / "a", place, stream="cache: 40g")) == []
-    assert diff_stored_spec(tmp_path / "r", shards.job(tmp_path / "a", place, window=3)) != []
+    (tmp_path / "r/job.yaml").write_text(spec_text(shards.job(tmp_path / "a", shard_folder)))
+    assert diff_stored_spec(tmp_path / "r", shards.job(tmp_path / "a", shard_folder, stream="cache: 40g")) == []
+    assert diff_stored_spec(tmp_path / "r", shards.job(tmp_path / "a", shard_folder, window=3)) != []

@@ -24,7 +24,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache/shards"
 
 
-def refused(path: Path, train: object, **keys: str) -> str:
+def read_error(path: Path, train: object, **keys: str) -> str:
     with pytest.raises(DrivetrainError) as error:
         load(shards.job(path, train, **keys))  # type: ignore[arg-type]
     assert "  possible: " in str(error.value)
@@ -35,29 +35,31 @@ def refused(path: Path, train: object, **keys: str) -> str:
 @pytest.mark.parametrize("suffix", [".tar", ".parquet"])
 def test_the_same_samples_as_in_memory(tmp_path: Path, suffix: str) -> None:
     shards.folder(tmp_path / "s", suffix)
-    found = load(shards.job(tmp_path, "s"))
-    assert found.heads[""].classes == ("bright", "dark")
-    assert len(found.train) + len(found.validation) == 117
-    assert found.preprocessing["channels"] == 3
-    for split in (found.train, found.validation):
+    dataset = load(shards.job(tmp_path, "s"))
+    assert dataset.heads[""].classes == ("bright", "dark")
+    assert len(dataset.train) + len(dataset.validation) == 117
+    assert dataset.preprocessing["channels"] == 3
+    for split in (dataset.train, dataset.validation):
         ids = np.arange(len(split), dtype=np.int64)
         pixels = split.gather(ids)[0]
         assert pixels.shape == (len(ids), 3, 8, 8)
         bright = pixels.float().mean((1, 2, 3)) > 127
         assert torch.equal(bright, split.targets[""] == 0)
-    assert found.train.title(0).endswith(f"{suffix} sample 1")
-    assert found.shards["data.train"].keys() == {f"{n:04}{suffix}" for n in range(12)}
+    assert dataset.train.title(0).endswith(f"{suffix} sample 1")
+    assert dataset.shards["data.train"].keys() == {f"{n:04}{suffix}" for n in range(12)}
 
 
 def test_tar_and_parquet_give_the_same_batches(tmp_path: Path) -> None:
-    made = []
+    batch_lists = []
     for suffix in (".tar", ".parquet"):
         shards.folder(tmp_path / suffix[1:], suffix)
         data = load(shards.job(tmp_path / "j", tmp_path / suffix[1:]))
         batches = Batches(data.train, 12, 0, data.order)
-        made.append([(batch.ids.tolist(), batch.inputs[0]) for epoch in range(2) for batch in batches.epoch(epoch)])
-    assert len(made[0]) == len(made[1]) > 0
-    for one, other in zip(*made, strict=True):
+        batch_lists.append(
+            [(batch.ids.tolist(), batch.inputs[0]) for epoch in range(2) for batch in batches.epoch(epoch)]
+        )
+    assert len(batch_lists[0]) == len(batch_lists[1]) > 0
+    for one, other in zip(*batch_lists, strict=True):
         assert one[0] == other[0]
         assert torch.equal(one[1], other[1])
 
@@ -73,14 +75,16 @@ def test_workers_give_the_same_batches(tmp_path: Path, suffix: str, workers: int
         assert one.ids.tolist() == other.ids.tolist()
         assert torch.equal(one.inputs[0], other.inputs[0])
     # From the middle of an epoch, as after a kill.
-    rest = [batch.ids.tolist() for batch in alone.epoch(1)][3:]
-    assert [batch.ids.tolist() for batch in several.epoch(1, 3)] == rest
+    remaining_ids = [batch.ids.tolist() for batch in alone.epoch(1)][3:]
+    assert [batch.ids.tolist() for batch in several.epoch(1, 3)] == remaining_ids
 
 
 def test_whole_shards_are_held_out(tmp_path: Path) -> None:
     shards.folder(tmp_path / "s")
-    found = load(shards.job(tmp_path, "s", data="validation: 0.2"))
-    names = [{split.title(n).partition(" ")[0] for n in range(len(split))} for split in (found.train, found.validation)]
+    dataset = load(shards.job(tmp_path, "s", data="validation: 0.2"))
+    names = [
+        {split.title(n).partition(" ")[0] for n in range(len(split))} for split in (dataset.train, dataset.validation)
+    ]
     assert not names[0] & names[1]
     assert len(names[1]) == 3  # 20% of 117 samples are more than two shards of ten
 
@@ -88,9 +92,9 @@ def test_whole_shards_are_held_out(tmp_path: Path) -> None:
 def test_own_shards_for_validation(tmp_path: Path) -> None:
     shards.folder(tmp_path / "s")
     shards.tar(tmp_path / "held.tar", range(500, 506))
-    found = load(shards.job(tmp_path, "s", data="validation: held.tar"))
-    assert (len(found.train), len(found.validation)) == (117, 6)
-    assert found.shards.keys() == {"data.train", "data.validation"}
+    dataset = load(shards.job(tmp_path, "s", data="validation: held.tar"))
+    assert (len(dataset.train), len(dataset.validation)) == (117, 6)
+    assert dataset.shards.keys() == {"data.train", "data.validation"}
 
 
 def test_labels_in_json_and_numbers(tmp_path: Path) -> None:
@@ -102,8 +106,8 @@ def test_labels_in_json_and_numbers(tmp_path: Path) -> None:
     (tmp_path / "t.yaml").write_text(text.replace("image_size: 8", "image_size: 8, label_column: n"))
     from drivetrain.job_spec import load_job as job_spec
 
-    found = load(job_spec.load(tmp_path / "t.yaml"))
-    assert found.heads[""].columns == ("n",)
+    dataset = load(job_spec.load(tmp_path / "t.yaml"))
+    assert dataset.heads[""].columns == ("n",)
 
 
 def test_it_trains(tmp_path: Path) -> None:
@@ -118,19 +122,19 @@ def test_a_bad_row_is_left_out(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "s/0003.tar", "a") as file:
         shards.add(file, "a/lonely.png", shards.encoded(1))
         shards.add(file, "a/empty.cls", b"dark")
-    found = load(shards.job(tmp_path, "s"))
-    assert len(found.train) + len(found.validation) == 117
-    assert says(found.notes, "samples-used-skipped-3", 2, 119)
-    assert "left out: 0003.tar sample 11: label is empty" in found.notes
+    dataset = load(shards.job(tmp_path, "s"))
+    assert len(dataset.train) + len(dataset.validation) == 117
+    assert says(dataset.notes, "samples-used-skipped-3", 2, 119)
+    assert "left out: 0003.tar sample 11: label is empty" in dataset.notes
 
 
 def test_the_plan_says_what_does_not_apply(tmp_path: Path) -> None:
     from drivetrain.plan import plan
 
     shards.folder(tmp_path / "s")
-    made = plan.resolve(shards.job(tmp_path, "s"), tiny.machine(), None)
-    assert made.row("decode_cache").value is False
-    assert "streamed" in made.row("decode_cache").reason
+    run_plan = plan.resolve(shards.job(tmp_path, "s"), tiny.machine(), None)
+    assert run_plan.row("decode_cache").value is False
+    assert "streamed" in run_plan.row("decode_cache").reason
 
 
 def test_notes_on_the_order(tmp_path: Path) -> None:
@@ -147,24 +151,24 @@ def test_notes_on_the_order(tmp_path: Path) -> None:
 
 def test_what_cannot_be_streamed(tmp_path: Path) -> None:
     shards.folder(tmp_path / "one", shards=1)
-    assert "whole shards" in refused(tmp_path, "one")
+    assert "whole shards" in read_error(tmp_path, "one")
     (tmp_path / "none").mkdir()
-    assert "no shards in" in refused(tmp_path, "none")
+    assert "no shards in" in read_error(tmp_path, "none")
     shards.folder(tmp_path / "both")
     shards.table(tmp_path / "both/x.parquet", range(10))
-    assert ".parquet and .tar files" in refused(tmp_path, "both")
+    assert ".parquet and .tar files" in read_error(tmp_path, "both")
     shards.folder(tmp_path / "cut")
-    whole = (tmp_path / "cut/0002.tar").read_bytes()
+    content = (tmp_path / "cut/0002.tar").read_bytes()
     for end in (100, 512, 600, 5120, 9216):  # inside and between headers, members and samples
-        (tmp_path / "cut/0002.tar").write_bytes(whole[:end])
-        assert says(refused(tmp_path, "cut"), "tar-cannot-be-read", "0002")
+        (tmp_path / "cut/0002.tar").write_bytes(content[:end])
+        assert says(read_error(tmp_path, "cut"), "tar-cannot-be-read", "0002")
     shards.folder(tmp_path / "p", ".parquet")
     (tmp_path / "p/0002.parquet").write_bytes(b"PAR1 no")
-    assert says(refused(tmp_path, "p"), "parquet-cannot-be-read", "0002")
+    assert says(read_error(tmp_path, "p"), "parquet-cannot-be-read", "0002")
     shards.folder(tmp_path / "q", ".parquet")
-    assert 'no column "kind"' in refused(tmp_path, "q", data="label_column: kind")
+    assert 'no column "kind"' in read_error(tmp_path, "q", data="label_column: kind")
     (tmp_path / "q/0003.parquet").write_bytes(b"")
-    assert "0003.parquet of" in refused(tmp_path, "q")
+    assert "0003.parquet of" in read_error(tmp_path, "q")
 
 
 def test_an_image_that_cannot_be_decoded_names_its_shard(tmp_path: Path) -> None:
@@ -172,7 +176,7 @@ def test_an_image_that_cannot_be_decoded_names_its_shard(tmp_path: Path) -> None
     with tarfile.open(tmp_path / "s/0003.tar", "a") as file:
         shards.add(file, "a/x.png", b"no image")
         shards.add(file, "a/x.cls", b"dark")
-    assert "0003.tar sample 11: " in refused(tmp_path, "s")
+    assert "0003.tar sample 11: " in read_error(tmp_path, "s")
 
 
 @pytest.mark.parametrize("suffix", [".tar", ".parquet"])

@@ -26,7 +26,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "cache/shards"
 
 
-def refused(path: Path, train: object, **keys: str) -> str:
+def read_error(path: Path, train: object, **keys: str) -> str:
     with pytest.raises(DrivetrainError) as error:
         load(text_shards.job(path, train, **keys))  # type: ignore[arg-type]
     assert "  possible: " in str(error.value)
@@ -42,20 +42,20 @@ def test_the_same_tokens_and_classes_as_in_memory(tmp_path: Path, keys: dict[str
     streamed = load(text_shards.job(tmp_path, "s", **keys))  # type: ignore[arg-type]
     assert (len(streamed.train), len(streamed.validation)) == (97, 20)
     parquet.write_table(text_shards.table(range(117)), tmp_path / "all.parquet")
-    known = InputRecord(json.loads(json.dumps(streamed.preprocessing)), streamed.heads)
-    resident = load(text_shards.job(tmp_path, "all.parquet", stream="", **keys), known)  # type: ignore[arg-type]
+    record = InputRecord(json.loads(json.dumps(streamed.preprocessing)), streamed.heads)
+    resident = load(text_shards.job(tmp_path, "all.parquet", stream="", **keys), record)  # type: ignore[arg-type]
     assert streamed.preprocessing == resident.preprocessing
     # Where the rows of the resident parts stand in the file.
-    there = {
+    positions = {
         int(row): (part, i) for part in (resident.train, resident.validation) for i, row in enumerate(part.part.rows)
     }
     for split in (streamed.train, streamed.validation):
         for index in range(len(split)):
-            part, place = there[int(split.rows[index])]  # type: ignore[attr-defined]
-            for one, other in zip(split.gather(np.array([index])), part.gather(np.array([place])), strict=True):
+            part, position = positions[int(split.rows[index])]  # type: ignore[attr-defined]
+            for one, other in zip(split.gather(np.array([index])), part.gather(np.array([position])), strict=True):
                 assert torch.equal(one, other)
             for name in ("label", "stars"):
-                assert split.targets[name][index] == part.targets[name][place]
+                assert split.targets[name][index] == part.targets[name][position]
     ids = np.arange(7, dtype=np.int64)
     assert streamed.train.gather(ids)[0].shape[1] == max(int(x.sum()) for x in streamed.train.gather(ids)[-1])
 
@@ -81,8 +81,8 @@ def test_workers_give_the_same_batches(tmp_path: Path, workers: int) -> None:
         assert one.ids.tolist() == other.ids.tolist()
         assert all(torch.equal(a, b) for a, b in zip(one.inputs, other.inputs, strict=True))
     # From the middle of an epoch, as after a kill.
-    rest = [batch.ids.tolist() for batch in alone.epoch(1)][3:]
-    assert [batch.ids.tolist() for batch in several.epoch(1, 3)] == rest
+    remaining_ids = [batch.ids.tolist() for batch in alone.epoch(1)][3:]
+    assert [batch.ids.tolist() for batch in several.epoch(1, 3)] == remaining_ids
 
 
 def test_own_shards_for_validation(tmp_path: Path) -> None:
@@ -137,13 +137,13 @@ def test_the_plan_says_what_does_not_apply(tmp_path: Path) -> None:
     from drivetrain.plan import plan
 
     text_shards.folder(tmp_path / "s")
-    made = plan.resolve(text_shards.job(tmp_path, "s"), tiny.machine(), None)
+    run_plan = plan.resolve(text_shards.job(tmp_path, "s"), tiny.machine(), None)
     for name in ("feature_cache", "gpu_resident_data"):
-        assert made.row(name).value is False, made.row(name)
+        assert run_plan.row(name).value is False, run_plan.row(name)
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "expected_text"),
     [
         ({"text": "txt"}, 'has no column "txt"'),
         ({"labels": "lable"}, 'has no column "lable"'),
@@ -153,22 +153,22 @@ def test_the_plan_says_what_does_not_apply(tmp_path: Path) -> None:
         ({"data": "fold: 1/5"}, "fold"),
     ],
 )
-def test_what_cannot_be_streamed(tmp_path: Path, change: dict[str, str], said: str) -> None:
+def test_what_cannot_be_streamed(tmp_path: Path, change: dict[str, str], expected_text: str) -> None:
     text_shards.folder(tmp_path / "s")
-    assert said in refused(tmp_path, "s", **change)
+    assert expected_text in read_error(tmp_path, "s", **change)
 
 
 def test_numbers_are_no_text(tmp_path: Path) -> None:
     (tmp_path / "s").mkdir()
     for number in range(2):
-        made = pyarrow.table({"text": [1.5, 2.5], "label": ["a", "b"]})
-        parquet.write_table(made, tmp_path / "s" / f"{number}.parquet")
-    assert 'column "text" of shard' in refused(tmp_path, "s", labels="label")
+        table = pyarrow.table({"text": [1.5, 2.5], "label": ["a", "b"]})
+        parquet.write_table(table, tmp_path / "s" / f"{number}.parquet")
+    assert 'column "text" of shard' in read_error(tmp_path, "s", labels="label")
 
 
 def test_a_csv_is_no_shard(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("text,label\nfine,good\n")
-    assert "no shards in" in refused(tmp_path, "a.csv", labels="label")
+    assert "no shards in" in read_error(tmp_path, "a.csv", labels="label")
 
 
 def test_text_that_is_not_utf_8_names_the_shard(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_text_that_is_not_utf_8_names_the_shard(tmp_path: Path) -> None:
     parquet.write_table(text_shards.table(range(30, 40)), path, compression="none", use_dictionary=False)
     assert b"note 31" in path.read_bytes()
     path.write_bytes(path.read_bytes().replace(b"note 31", b"note \xff1"))
-    assert "0003.parquet" in refused(tmp_path, "s", text="[title, text]")
+    assert "0003.parquet" in read_error(tmp_path, "s", text="[title, text]")
 
 
 def test_a_shard_that_changes_in_the_run(tmp_path: Path) -> None:

@@ -33,14 +33,14 @@ def tar(path: Path, members: Mapping[str, str | bytes]) -> Path:
     return path
 
 
-def refused(path: Path, train: object = "s", labels: str = "label") -> str:
+def read_error(path: Path, train: object = "s", labels: str = "label") -> str:
     with pytest.raises(DataError) as error:
         load(text_shards.job(path, train, labels=labels))
     assert all((error.value.given, error.value.possible, error.value.action))
     return str(error.value)
 
 
-def labelled(path: Path, **keys: str) -> list[tuple[str, str]]:
+def read_labelled_texts(path: Path, **keys: str) -> list[tuple[str, str]]:
     """Every text with its label, as the network gets it."""
     data = load(text_shards.job(path, "s", **keys))  # type: ignore[arg-type]
     name, head = next(iter(data.heads.items()))
@@ -51,25 +51,28 @@ def labelled(path: Path, **keys: str) -> list[tuple[str, str]]:
     )
 
 
-def spoken(count: int = 8) -> dict[str, dict[str, str]]:
+def make_samples(count: int = 8) -> dict[str, dict[str, str]]:
     """Samples by name: their members."""
     return {f"{n:03}": {"txt": f"text number {n % 4}", "cls": ("no\n", " yes")[n % 2]} for n in range(count)}
 
 
 def members(samples: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
-    return {f"{name}.{ending}": text for name, each in samples.items() for ending, text in each.items()}
+    return {f"{name}.{ending}": text for name, sample in samples.items() for ending, text in sample.items()}
 
 
 def test_the_members_of_a_sample_may_stand_anywhere(tmp_path: Path) -> None:
     """`tar --sort=name` and `find | tar` put them in other orders; other members are not read."""
-    one = members(spoken())
-    other = dict(sorted(one.items(), key=lambda each: each[0].rpartition(".")[2])) | {"000.jpg": b"x", "readme": "hi"}
+    one = members(make_samples())
+    other = dict(sorted(one.items(), key=lambda member: member[0].rpartition(".")[2])) | {
+        "000.jpg": b"x",
+        "readme": "hi",
+    }
     tar(tmp_path / "one/s/0.tar", one), tar(tmp_path / "one/s/1.tar", one)
     tar(tmp_path / "other/s/0.tar", other), tar(tmp_path / "other/s/1.tar", other)
-    found = labelled(tmp_path / "one", labels="label")
-    assert len(found) == 16
-    assert {label for _, label in found} == {"no", "yes"}
-    assert labelled(tmp_path / "other", labels="label") == found
+    texts = read_labelled_texts(tmp_path / "one", labels="label")
+    assert len(texts) == 16
+    assert {label for _, label in texts} == {"no", "yes"}
+    assert read_labelled_texts(tmp_path / "other", labels="label") == texts
 
 
 def test_columns_of_a_tar_by_their_names(tmp_path: Path) -> None:
@@ -84,10 +87,10 @@ def test_columns_of_a_tar_by_their_names(tmp_path: Path) -> None:
                 "b.txt": "is not read, since the .json has it",
             },
         )
-    found = labelled(tmp_path, text="[text, title]", labels="label")
-    assert [label for _, label in found] == ["good", "good", "bad", "bad"] or len(found) == 4
-    assert {(text.split()[0], label) for text, label in found} == {("first", "good"), ("second", "bad")}
-    assert all(text.count("title") == 1 for text, _ in found)
+    texts = read_labelled_texts(tmp_path, text="[text, title]", labels="label")
+    assert [label for _, label in texts] == ["good", "good", "bad", "bad"] or len(texts) == 4
+    assert {(text.split()[0], label) for text, label in texts} == {("first", "good"), ("second", "bad")}
+    assert all(text.count("title") == 1 for text, _ in texts)
 
 
 def test_lines_that_lack_a_key_or_a_text_are_left_out(tmp_path: Path) -> None:
@@ -108,7 +111,7 @@ def test_keys_in_another_form_of_unicode_are_the_same_columns(tmp_path: Path) ->
         rows = [{unicodedata.normalize(form, "línea"): f"word {n % 5}", "label": "ab"[n % 2]} for n in range(10)]
         text = "\n".join(json.dumps(row, ensure_ascii=False) for row in rows)
         (tmp_path / f"s/{number}.jsonl").write_text(text, encoding="utf-8")
-    assert len(labelled(tmp_path, text="línea", labels="label")) == 20
+    assert len(read_labelled_texts(tmp_path, text="línea", labels="label")) == 20
     (tmp_path / "s/1.jsonl").write_text('{"l\u00ednea": "a", "li\\u0301nea": "b", "label": "a"}\n', encoding="utf-8")
     with pytest.raises(DataError, check=saying("key-in-two-spellings")):
         load(text_shards.job(tmp_path, "s", text="línea", labels="label"))
@@ -116,22 +119,22 @@ def test_keys_in_another_form_of_unicode_are_the_same_columns(tmp_path: Path) ->
 
 def test_numbers_are_the_same_labels_in_every_kind(tmp_path: Path) -> None:
     """Whole numbers and booleans of JSON are text, as those of a table are."""
-    found = []
+    texts_by_ending = []
     for ending in (".parquet", ".jsonl", ".tar"):
-        place = tmp_path / ending[1:] / "s"
-        place.mkdir(parents=True)
+        folder = tmp_path / ending[1:] / "s"
+        folder.mkdir(parents=True)
         for number in range(2):
             rows = [
                 {"id": n, "text": f"word {n % 5}", "label": n % 2 == 0} for n in range(number * 10, number * 10 + 10)
             ]
-            text_shards.write(place / f"{number}{ending}", pyarrow.Table.from_pylist(rows))
-        found.append(labelled(place.parent, labels="label"))
-    assert found[0] == found[1] == found[2]
-    assert {label for _, label in found[0]} == {"false", "true"}
+            text_shards.write(folder / f"{number}{ending}", pyarrow.Table.from_pylist(rows))
+        texts_by_ending.append(read_labelled_texts(folder.parent, labels="label"))
+    assert texts_by_ending[0] == texts_by_ending[1] == texts_by_ending[2]
+    assert {label for _, label in texts_by_ending[0]} == {"false", "true"}
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "expected_text"),
     [
         pytest.param("1.jsonl", b'{"text": "a", "label": "b"}\n{"text": "a", "label', "line 2, column", id="cut off"),
         pytest.param("1.jsonl", b'["a", "b"]\n', "line 1 is no object", id="array"),
@@ -163,17 +166,17 @@ def test_numbers_are_the_same_labels_in_every_kind(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_bad_lines_name_the_shard(tmp_path: Path, name: str, content: bytes, said: str) -> None:
+def test_bad_lines_name_the_shard(tmp_path: Path, name: str, content: bytes, expected_text: str) -> None:
     (tmp_path / "s").mkdir()
     text_shards.write(tmp_path / "s" / name.replace("1", "0", 1), text_shards.table(range(10)))
     (tmp_path / "s" / name).write_bytes(content)
-    message = refused(tmp_path)
-    assert said in message
+    message = read_error(tmp_path)
+    assert expected_text in message
     assert name in message
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "expected_text"),
     [
         ({"a.txt": b"\xff", "a.cls": "x"}, "a.txt is not UTF-8"),
         ({"a.json": "[1]"}, "a.json is no mapping"),
@@ -184,23 +187,23 @@ def test_bad_lines_name_the_shard(tmp_path: Path, name: str, content: bytes, sai
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
-def test_bad_members_name_the_shard(tmp_path: Path, wrong: Mapping[str, str | bytes], said: str) -> None:
-    tar(tmp_path / "s/0.tar", members(spoken()))
+def test_bad_members_name_the_shard(tmp_path: Path, wrong: Mapping[str, str | bytes], expected_text: str) -> None:
+    tar(tmp_path / "s/0.tar", members(make_samples()))
     tar(tmp_path / "s/1.tar", wrong)
-    if said == "has no column":
+    if expected_text == "has no column":
         # Two samples, since names differ; neither is whole.
         wrong = {name: text for name, text in wrong.items() if name != "A.cls"}
         tar(tmp_path / "s/1.tar", wrong)
-    message = refused(tmp_path)
-    assert said in message
+    message = read_error(tmp_path)
+    assert expected_text in message
     assert "1.tar" in message
 
 
 def test_a_tar_that_is_cut_off(tmp_path: Path) -> None:
-    path = tar(tmp_path / "s/0.tar", members(spoken()))
-    tar(tmp_path / "s/1.tar", members(spoken()))
+    path = tar(tmp_path / "s/0.tar", members(make_samples()))
+    tar(tmp_path / "s/1.tar", members(make_samples()))
     path.write_bytes(path.read_bytes()[:2048])
-    assert says(refused(tmp_path), "tar-read-cut", 0)
+    assert says(read_error(tmp_path), "tar-read-cut", 0)
 
 
 def test_shards_of_several_splits_are_not_trained_on_together(tmp_path: Path) -> None:
@@ -208,7 +211,7 @@ def test_shards_of_several_splits_are_not_trained_on_together(tmp_path: Path) ->
     for number in range(2):
         (tmp_path / f"s/000{number}.jsonl.gz").rename(tmp_path / f"s/{('train', 'test')[number]}-00.jsonl.gz")
     assert says(
-        refused(tmp_path).replace("test-00.jsonl.gz, train-00.jsonl.gz", "train-00.jsonl.gz, test-00.jsonl.gz"),
+        read_error(tmp_path).replace("test-00.jsonl.gz, train-00.jsonl.gz", "train-00.jsonl.gz, test-00.jsonl.gz"),
         "several-splits-jsonl-gz",
         "train-00",
         "test-00",
@@ -241,19 +244,19 @@ def test_kinds_by_names() -> None:
 @pytest.mark.parametrize("ending", [".parquet", ".jsonl", ".tar"])
 def test_texts_that_are_in_both_parts_are_told_as_in_memory(tmp_path: Path, ending: str, text: str) -> None:
     """Validation scores would be too good, and nothing said so for streamed texts."""
-    train, held = text_shards.table(range(40)), text_shards.table([3, 100, 7, 101, 7])
+    train, validation_texts = text_shards.table(range(40)), text_shards.table([3, 100, 7, 101, 7])
     for number in range(2):
         (tmp_path / "s").mkdir(exist_ok=True)
         text_shards.write(tmp_path / f"s/{number}{ending}", train.slice(20 * number, 20))
     (tmp_path / "v").mkdir()
     # In a tar, the name of a sample is its id, which must not be there twice.
-    numbered = held.set_column(0, "id", pyarrow.array(range(5)))
-    text_shards.write(tmp_path / f"v/0{ending}", numbered)
-    text_shards.write(tmp_path / "all.parquet", train), text_shards.write(tmp_path / "held.parquet", held)
-    said = "3 of 5 validation texts are identical to training texts"
+    numbered_texts = validation_texts.set_column(0, "id", pyarrow.array(range(5)))
+    text_shards.write(tmp_path / f"v/0{ending}", numbered_texts)
+    text_shards.write(tmp_path / "all.parquet", train), text_shards.write(tmp_path / "held.parquet", validation_texts)
+    note_text = "3 of 5 validation texts are identical to training texts"
     streamed = load(text_shards.job(tmp_path, "s", text=text, data="validation: v"))
     resident = load(text_shards.job(tmp_path, "all.parquet", text=text, stream="", data="validation: held.parquet"))
-    assert said in resident.notes
-    assert said in streamed.notes
+    assert note_text in resident.notes
+    assert note_text in streamed.notes
     other = load(text_shards.job(tmp_path, "s", text=text))
     assert not any("identical" in note for note in other.notes)

@@ -34,27 +34,27 @@ def digests(folder: Path) -> dict[str, str]:
 @pytest.mark.parametrize("form", FORMS)
 def test_all_images_in_random_order_listed_with_hashes(tmp_path: Path, form: str) -> None:
     write(images(tmp_path / "i"), tmp_path / "s", form=form)
-    assert {each.suffix for each in (tmp_path / "s").iterdir()} == {f".{form}", ".json"}
+    assert {path.suffix for path in (tmp_path / "s").iterdir()} == {f".{form}", ".json"}
     listing = json.loads((tmp_path / "s/index.json").read_text())
     assert listing["complete"] is True
     assert listing["samples"] == 150
-    assert {each["name"]: each["sha256"] for each in listing["shards"]}.items() <= digests(tmp_path / "s").items()
+    assert {shard["name"]: shard["sha256"] for shard in listing["shards"]}.items() <= digests(tmp_path / "s").items()
     assert len(listing["shards"]) > 4
-    assert all(each["bytes"] < SIZE + 20_000 for each in listing["shards"])
-    found = load(shards.job(tmp_path, "s"))
-    assert len(found.train) + len(found.validation) == 150
-    assert found.heads[""].classes == ("bright", "dark")
-    assert Counter(found.train.targets[""].tolist())[0] > 40
-    assert not any("single class" in note for note in found.notes)
+    assert all(shard["bytes"] < SIZE + 20_000 for shard in listing["shards"])
+    dataset = load(shards.job(tmp_path, "s"))
+    assert len(dataset.train) + len(dataset.validation) == 150
+    assert dataset.heads[""].classes == ("bright", "dark")
+    assert Counter(dataset.train.targets[""].tolist())[0] > 40
+    assert not any("single class" in note for note in dataset.notes)
 
 
 def test_both_formats_hold_the_same_samples(tmp_path: Path) -> None:
-    source, found = images(tmp_path / "i"), []
+    source, samples = images(tmp_path / "i"), []
     for form in FORMS:
         write(source, tmp_path / form, form=form)
         split = load(shards.job(tmp_path, form)).train
-        found.append((split.targets[""], split.gather(np.arange(len(split)))))
-    torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
+        samples.append((split.targets[""], split.gather(np.arange(len(split)))))
+    torch.testing.assert_close(samples[0], samples[1], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -62,11 +62,11 @@ def test_resumed_after_any_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     source = images(tmp_path / "i")
     write(source, tmp_path / "whole", form=form)
     for after in range(4):
-        put, left = destination.LocalFolder.put, [2 * after + 2]
+        put, puts_left = destination.LocalFolder.put, [2 * after + 2]
 
-        def stop(self: destination.LocalFolder, name: str, file: Path, put=put, left=left) -> None:  # type: ignore[no-untyped-def]
-            left[0] -= 1
-            if left[0] < 0:
+        def stop(self: destination.LocalFolder, name: str, file: Path, put=put, puts_left=puts_left) -> None:  # type: ignore[no-untyped-def]
+            puts_left[0] -= 1
+            if puts_left[0] < 0:
                 raise KeyboardInterrupt
             put(self, name, file)
 
@@ -109,15 +109,15 @@ def test_other_data_does_not_mix(tmp_path: Path) -> None:
         write(source, tmp_path / "foreign")
 
 
-@pytest.mark.parametrize(("spoil", "said"), [("missing", "is missing"), ("cut", "has 600 bytes")])
-def test_a_listed_shard_that_is_not_there(tmp_path: Path, spoil: str, said: str) -> None:
+@pytest.mark.parametrize(("spoil", "expected_text"), [("missing", "is missing"), ("cut", "has 600 bytes")])
+def test_a_listed_shard_that_is_not_there(tmp_path: Path, spoil: str, expected_text: str) -> None:
     write(images(tmp_path / "i"), tmp_path / "s")
     file = tmp_path / "s/000001.tar"
     if spoil == "missing":
         file.unlink()
     else:
         file.write_bytes(file.read_bytes()[:600])
-    with pytest.raises(DataError, match=f"shard 000001.tar of .* {said}"):
+    with pytest.raises(DataError, match=f"shard 000001.tar of .* {expected_text}"):
         load(shards.job(tmp_path, "s"))
 
 

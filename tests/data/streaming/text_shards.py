@@ -30,8 +30,8 @@ STREAM = ", stream: {streams: 4, window: 2}"
 def text(number: int) -> str:
     """A text whose words tell its label, of 3 to 40 words."""
     random = np.random.default_rng(number)
-    words = random.choice(WORDS[label(number)], random.integers(3, 40))
-    return f"{number} " + " ".join(words)
+    chosen_words = random.choice(WORDS[label(number)], random.integers(3, 40))
+    return f"{number} " + " ".join(chosen_words)
 
 
 def label(number: int) -> str:
@@ -90,7 +90,7 @@ def job(
 ) -> Job:
     """A job in a file, read as the command line does."""
     path.mkdir(parents=True, exist_ok=True)
-    more = data and f", {data}"
-    filled = JOB.format(train=train, text=text, labels=labels, stream=stream, data=more, epochs=epochs)
-    (path / "t.yaml").write_text(filled)
+    extra_data_keys = data and f", {data}"
+    spec = JOB.format(train=train, text=text, labels=labels, stream=stream, data=extra_data_keys, epochs=epochs)
+    (path / "t.yaml").write_text(spec)
     return job_spec.load(path / "t.yaml")

@@ -12,9 +12,9 @@ SIZE = 60_000
 
 def images(root: Path, count: int = 150) -> Path:
     for number in range(count):
-        place = root / ("dark", "bright")[number % 2]
-        place.mkdir(parents=True, exist_ok=True)
-        (place / f"x.{number:03}.png").write_bytes(shards.encoded(number, 20))
+        class_folder = root / ("dark", "bright")[number % 2]
+        class_folder.mkdir(parents=True, exist_ok=True)
+        (class_folder / f"x.{number:03}.png").write_bytes(shards.encoded(number, 20))
     return root
 
 

@@ -16,15 +16,15 @@ Rows = dict[str, Any]
 
 
 def job(train: Path, task: str = "tabular-classification", *, seed: int = 0, **data: object) -> TableJob:
-    given = {
+    spec = {
         "name": "t",
         "task": task,
         "data": {"train": str(train), "target": "y", "validation": 0.25, **data},
         "train": {"seed": seed},
     }
-    made = JOBS[task].model_validate(given)
-    assert isinstance(made, TableJob)
-    return made
+    table_job = JOBS[task].model_validate(spec)
+    assert isinstance(table_job, TableJob)
+    return table_job
 
 
 def stored(folder: Path, rows: Rows, name: str = "a.parquet") -> Path:
@@ -34,13 +34,13 @@ def stored(folder: Path, rows: Rows, name: str = "a.parquet") -> Path:
 
 def mixed(count: int = 80) -> Rows:
     """Numbers with gaps, text with gaps, truth values, a code, and a class that depends on two of them."""
-    drawn = np.random.default_rng(0)
-    size, colour = drawn.normal(50, 10, count), drawn.choice(["red", "green", "blue"], count)
+    generator = np.random.default_rng(0)
+    size, colour = generator.normal(50, 10, count), generator.choice(["red", "green", "blue"], count)
     return {
         "size": pyarrow.array(size, mask=np.arange(count) % 10 == 3),
-        "count": drawn.integers(0, 100, count),
+        "count": generator.integers(0, 100, count),
         "colour": pyarrow.array(colour, mask=np.arange(count) % 8 == 5),
-        "code": drawn.integers(1, 4, count),
-        "new": drawn.random(count) < 0.5,
+        "code": generator.integers(1, 4, count),
+        "new": generator.random(count) < 0.5,
         "y": np.where((size > 50) ^ (colour == "red"), "big", "small"),
     }

@@ -146,8 +146,8 @@ def test_bad_tables(tmp_path: Path, task: str, change: dict[str, Any], data: dic
     ],
 )
 def test_bad_validation_files(tmp_path: Path, change: dict[str, Any], parts: list[str]) -> None:
-    own = {name: cells for name, cells in (GOOD | change).items() if cells is not None}
-    parquet.write_table(pyarrow.table(own), tmp_path / "own.parquet")
+    validation_columns = {name: cells for name, cells in (GOOD | change).items() if cells is not None}
+    parquet.write_table(pyarrow.table(validation_columns), tmp_path / "own.parquet")
     with pytest.raises(DataError) as error:
         tables.load(job(stored(tmp_path, GOOD), validation=str(tmp_path / "own.parquet")))
     assert not [part for part in parts if part not in str(error.value)], str(error.value)

@@ -25,7 +25,7 @@ def rows(form: str, count: int = 60) -> str:
     return "\n".join(["since,x,y", *lines]) + "\n"
 
 
-def made(folder: Path, text: str, options: str) -> Dataset:
+def load_rows(folder: Path, text: str, options: str) -> Dataset:
     (folder / "rows.csv").write_text(text)
     (folder / "job.yaml").write_text(SPEC % ("rows.csv", options))
     return load(job_spec.load(folder / "job.yaml"))
@@ -38,9 +38,9 @@ def names(data: Dataset) -> list[str]:
 def values(data: Dataset, new: Path) -> list[float]:
     """The numbers of the first new row, as they are before scaling."""
     read = load_new.read([new], data.preprocessing, data.heads, labelled=False)
-    (found,) = read.split.gather(np.array([0]))
+    (numbers,) = read.split.gather(np.array([0]))
     scales = data.preprocessing["numeric"]
-    return [round(float(v) * s["std"] + s["mean"], 3) for v, s in zip(found[0], scales, strict=True)]
+    return [round(float(v) * s["std"] + s["mean"], 3) for v, s in zip(numbers[0], scales, strict=True)]
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def values(data: Dataset, new: Path) -> list[float]:
 )
 def test_the_numbers_of_a_date(tmp_path: Path, form: str, options: str, new: str) -> None:
     parts = "[year, month, day, weekday, days]"
-    data = made(tmp_path, rows(form), f"dates: {{since: {parts}}}{options}")
+    data = load_rows(tmp_path, rows(form), f"dates: {{since: {parts}}}{options}")
     assert names(data) == ["x", "since.year", "since.month", "since.day", "since.weekday", "since.days"]
     (tmp_path / "new.csv").write_text(f"x,since\n3,{new}\n")
     days = 19782 + (0.271 if ":" in new else 0)
@@ -64,7 +64,7 @@ def test_the_numbers_of_a_date(tmp_path: Path, form: str, options: str, new: str
 
 def test_empty_cells_and_parquet_and_the_time_of_day(tmp_path: Path) -> None:
     text = rows("{y}-{m:02}-{d:02} {m:02}:15:00") + ",1,a\n,2,b\n,3,a\n"
-    data = made(tmp_path, text, "dates: {since: [hour, minute, month]}")
+    data = load_rows(tmp_path, text, "dates: {since: [hour, minute, month]}")
     assert names(data) == ["x", "since.hour", "since.minute", "since.month"]
     assert [number["missing"] for number in data.preprocessing["numeric"]] == [False, True, True, True]
     parquet.write_table(csv.read_csv(tmp_path / "rows.csv"), tmp_path / "rows.parquet")
@@ -74,12 +74,12 @@ def test_empty_cells_and_parquet_and_the_time_of_day(tmp_path: Path) -> None:
 
 
 def test_a_named_feature(tmp_path: Path) -> None:
-    data = made(tmp_path, rows("{y}-{m:02}-{d:02}"), "features: [since], dates: {since: [month]}")
+    data = load_rows(tmp_path, rows("{y}-{m:02}-{d:02}"), "features: [since], dates: {since: [month]}")
     assert names(data) == ["since.month"]
 
 
 @pytest.mark.parametrize(
-    ("text", "options", "told"),
+    ("text", "options", "message"),
     [
         (rows("{y}-{m:02}-{d:02}"), "bad_samples: 0", r"data.dates: \{since: \[year, month, weekday\]\}"),
         (
@@ -105,9 +105,9 @@ def test_a_named_feature(tmp_path: Path) -> None:
         (rows("{d}"), "dates: {since: [month]}", 'column "since" of .* is int64: row 1 .line 2. has `1`'),
     ],
 )
-def test_what_is_no_date(tmp_path: Path, text: str, options: str, told: str) -> None:
-    with pytest.raises(DataError, match=told):
-        made(tmp_path, text, options)
+def test_what_is_no_date(tmp_path: Path, text: str, options: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        load_rows(tmp_path, text, options)
 
 
 @pytest.mark.parametrize("clock", ["", " 08:30:00", "T08:30:00Z"])
@@ -115,18 +115,18 @@ def test_what_is_no_date(tmp_path: Path, text: str, options: str, told: str) -> 
 def test_one_cell_that_is_no_date_loses_its_row_alone(tmp_path: Path, clock: str, odd: str) -> None:
     """The other rows are those of a file in which the cell is empty, and the row is named."""
     good = rows("{y}-{m:02}-{d:02}" + clock)
-    data = made(tmp_path, good + f"{odd},1,a\n", "dates: {since: [month, days]}")
+    data = load_rows(tmp_path, good + f"{odd},1,a\n", "dates: {since: [month, days]}")
     assert [note for note in data.notes if "row 61 (line 62): since is `" + odd + "`, no date" in note]
-    assert data.preprocessing == made(tmp_path, good, "dates: {since: [month, days]}").preprocessing
+    assert data.preprocessing == load_rows(tmp_path, good, "dates: {since: [month, days]}").preprocessing
     (tmp_path / "new.csv").write_text(f"x,since\n3,2024-02-29{clock}\n4,{odd}\n")
     read = load_new.read([tmp_path / "new.csv"], data.preprocessing, data.heads, labelled=False)
     assert (len(read.split), read.split.title(0)) == (1, "new.csv row 1")
     with pytest.raises(DataError, match="row 61 .line 62.: since is `" + odd):
-        made(tmp_path, good + f"{odd},1,a\n", "bad_samples: 0, dates: {since: [month]}")
+        load_rows(tmp_path, good + f"{odd},1,a\n", "bad_samples: 0, dates: {since: [month]}")
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ("dates: {since: [moon]}", "data.dates.since"),
         ("dates: {since: []}", "data.dates.since"),
@@ -135,18 +135,18 @@ def test_one_cell_that_is_no_date_loses_its_row_alone(tmp_path: Path, clock: str
         ('date_format: "%d"', "data.date_format: is given without data.dates"),
     ],
 )
-def test_wrong_specs(tmp_path: Path, options: str, told: str) -> None:
+def test_wrong_specs(tmp_path: Path, options: str, message: str) -> None:
     with pytest.raises(SpecError) as caught:
-        made(tmp_path, rows("{y}-{m:02}-{d:02}"), options)
-    assert told in str(caught.value)
+        load_rows(tmp_path, rows("{y}-{m:02}-{d:02}"), options)
+    assert message in str(caught.value)
 
 
 def test_a_column_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r'data.dates: .*rows.csv has no column "until"'):
-        made(tmp_path, rows("{y}-{m:02}-{d:02}"), "dates: {until: [month]}, ignore: since")
+        load_rows(tmp_path, rows("{y}-{m:02}-{d:02}"), "dates: {until: [month]}, ignore: since")
 
 
 def test_the_columns_of_a_file() -> None:
     rule = DateFeatures({"since": ["month", "day"]})
-    told: dict[str, Any] = {"a": ["a"], "b": ["since.month"]}
-    assert [rule.list_source_columns(found) for found in told.values()] == [["a"], ["since"]]
+    feature_columns: dict[str, Any] = {"a": ["a"], "b": ["since.month"]}
+    assert [rule.list_source_columns(columns) for columns in feature_columns.values()] == [["a"], ["since"]]

@@ -40,7 +40,7 @@ def thousands(value: object) -> object:
     return f"{value:,.2f}".translate({44: ".", 46: ","}) if isinstance(value, float) else value
 
 
-def written(change: Callable[[object], object] = lambda value: value, **options: Any) -> str:
+def write_csv(change: Callable[[object], object] = lambda value: value, **options: Any) -> str:
     """The table in the way of Python's writer."""
     text = io.StringIO()
     csv.writer(text, **options).writerows([HEADER, *[[change(cell) for cell in row] for row in ROWS]])
@@ -49,7 +49,7 @@ def written(change: Callable[[object], object] = lambda value: value, **options:
 
 def excel(change: Callable[[object], object] = comma, sign: str = ";") -> str:
     """The table in the way of Excel: CRLF, quotes only where needed."""
-    return written(change, delimiter=sign, lineterminator="\r\n")
+    return write_csv(change, delimiter=sign, lineterminator="\r\n")
 
 
 def write_csv2() -> str:
@@ -86,7 +86,7 @@ def numpy_text(delimiter: str, fmt: str) -> bytes:
 
 
 READ: dict[str, tuple[str | bytes, Mapping[str, Any], str]] = {
-    "excel in english": (written(), TABLE, ""),
+    "excel in english": (write_csv(), TABLE, ""),
     "excel utf-8 with mark": ("\ufeff" + excel(), TABLE, "semicolons, decimal commas"),
     "excel in german": (excel().encode("cp1252"), TABLE, "semicolons, decimal commas, windows-1252"),
     "excel in spanish with euros": (
@@ -120,9 +120,9 @@ READ: dict[str, tuple[str | bytes, Mapping[str, Any], str]] = {
         TABLE,
         "semicolons, windows-1252",
     ),
-    "excel in english with thousands": (written(lambda v: f"{v:,.2f}" if isinstance(v, float) else v), TABLE, ""),
+    "excel in english with thousands": (write_csv(lambda v: f"{v:,.2f}" if isinstance(v, float) else v), TABLE, ""),
     "excel in english with dollars": (
-        written(lambda v: f"{'-' * (v < 0)}${abs(v):,.2f}" if isinstance(v, float) else v),
+        write_csv(lambda v: f"{'-' * (v < 0)}${abs(v):,.2f}" if isinstance(v, float) else v),
         TABLE,
         "",
     ),
@@ -133,11 +133,15 @@ READ: dict[str, tuple[str | bytes, Mapping[str, Any], str]] = {
         "semicolons, decimal commas",
     ),
     "excel with cleared rows at the end": (excel() + ";;;\r\n;;;\r\n", TABLE, "semicolons, decimal commas"),
-    "empty lines": ("\n\n" + written(lineterminator="\n").replace("\n", "\n\n"), TABLE, ""),
-    "quotes everywhere": (written(comma, delimiter=";", quoting=csv.QUOTE_ALL), TABLE, "semicolons, decimal commas"),
-    "decimal commas in quotes": (written(comma), TABLE, "decimal commas"),
-    "libreoffice in english": (written(lineterminator="\n"), TABLE, ""),
-    "libreoffice in german": (written(comma, delimiter=";", lineterminator="\n"), TABLE, "semicolons, decimal commas"),
+    "empty lines": ("\n\n" + write_csv(lineterminator="\n").replace("\n", "\n\n"), TABLE, ""),
+    "quotes everywhere": (write_csv(comma, delimiter=";", quoting=csv.QUOTE_ALL), TABLE, "semicolons, decimal commas"),
+    "decimal commas in quotes": (write_csv(comma), TABLE, "decimal commas"),
+    "libreoffice in english": (write_csv(lineterminator="\n"), TABLE, ""),
+    "libreoffice in german": (
+        write_csv(comma, delimiter=";", lineterminator="\n"),
+        TABLE,
+        "semicolons, decimal commas",
+    ),
     "R write.csv2": (write_csv2(), TABLE, "semicolons, decimal commas"),
     "R write.csv2 in latin-1": (write_csv2().encode("latin-1"), TABLE, "semicolons, decimal commas, windows-1252"),
     "R write.table with sep and dec": (write_csv2().replace(";", "\t"), TABLE, "tabs, decimal commas"),
@@ -148,8 +152,8 @@ READ: dict[str, tuple[str | bytes, Mapping[str, Any], str]] = {
     "numpy in columns of exponents": (numpy_text(";", "%.18e"), {"a": [1.5, 2.25], "b": [3.0, 4.0]}, "semicolons"),
     "sqlite": (sqlite(","), TABLE, ""),
     "sqlite with pipes": (sqlite("|"), TABLE, "pipes"),
-    "mysql outfile": (written(delimiter="\t", lineterminator="\n"), TABLE, "tabs"),
-    "old mac line ends": (written(lineterminator="\r"), TABLE, ""),
+    "mysql outfile": (write_csv(delimiter="\t", lineterminator="\n"), TABLE, "tabs"),
+    "old mac line ends": (write_csv(lineterminator="\r"), TABLE, ""),
     "percent signs": ("a;b\n1,5 %;3\n2,25 %;4\n", NUMBERS, "semicolons, decimal commas"),
     "cells that are not there": (
         "a;b\n1,5;3\nNA;\n2,25;4\n",
@@ -176,14 +180,14 @@ READ: dict[str, tuple[str | bytes, Mapping[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize(("content", "expected", "told"), READ.values(), ids=READ.keys())
-def test_a_file_that_is_read(tmp_path: Path, content: str | bytes, expected: Mapping[str, Any], told: str) -> None:
+@pytest.mark.parametrize(("content", "expected", "dialect"), READ.values(), ids=READ.keys())
+def test_a_file_that_is_read(tmp_path: Path, content: str | bytes, expected: Mapping[str, Any], dialect: str) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     files = CsvFiles()
     assert table_file.read(path, "data.train", csv=files).to_pydict() == expected
     assert files.usual
-    note = f"a.csv: {told}" if told else ""
+    note = f"a.csv: {dialect}" if dialect else ""
     assert files.usual.note(path) == note
     assert note in ("", *files.notes)
     assert csv_layout.read_names(path, "data.train", CsvFiles()) == list(expected)
@@ -291,12 +295,12 @@ def test_the_file_of_training_decides_what_a_file_does_not_tell(
 
 def test_a_declared_encoding_that_is_not_that_of_the_file(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
-    for content, told in (
+    for content, message in (
         ("a\nñandú\n".encode(), "reads `Ã±andÃº`"),
         ("\ufeffa\n1\n".encode(), "byte order mark of UTF-8"),
     ):
         path.write_bytes(content)
-        with pytest.raises(DataError, match=told):
+        with pytest.raises(DataError, match=message):
             table_file.read(path, "data.train", csv=CsvFiles({"encoding": "windows-1252"}))
 
 

@@ -82,10 +82,12 @@ def test_forms_of_numbers_give_the_same_model(tmp_path: Path, form: str) -> None
         assert one.preprocessing[key] == two.preprocessing[key]
     rows = np.arange(len(one.train))
     assert [part.tolist() for part in one.train.gather(rows)] == [part.tolist() for part in two.train.gather(rows)]
-    new = load_new.read([other], one.preprocessing, one.heads, labelled=True)
-    again = load_new.read([plain], two.preprocessing, two.heads, labelled=True)
+    other_data = load_new.read([other], one.preprocessing, one.heads, labelled=True)
+    plain_data = load_new.read([plain], two.preprocessing, two.heads, labelled=True)
     every = np.arange(len(NUMBERS))
-    assert [part.tolist() for part in new.split.gather(every)] == [part.tolist() for part in again.split.gather(every)]
+    assert [part.tolist() for part in other_data.split.gather(every)] == [
+        part.tolist() for part in plain_data.split.gather(every)
+    ]
 
 
 MARKS = ["?", "#N/D", "-", "--", ".", "n.d.", "s/d", "#DIV/0!", "#¡VALOR!", "<NA>", "\\N", "#NV", "NaT", "—"]
@@ -226,8 +228,8 @@ def test_validate_knows_the_cells_that_are_missing(tmp_path: Path) -> None:
     path = store(tmp_path / "b.csv", {"x": [1, 2, 3, 4] * 5, "y": ["a", "b", "a", "gone"] * 5})
     spec = "name: t\ntask: tabular-classification\ndata: {train: b.csv, target: y, missing: gone, bad_samples: 0.5}\n"
     (tmp_path / "job.yaml").write_text(spec)
-    told = data_cells.check(job_spec.load(tmp_path / "job.yaml"))
-    assert any("5 of 20" in line for line in told), (path, told)
+    problems = data_cells.check(job_spec.load(tmp_path / "job.yaml"))
+    assert any("5 of 20" in line for line in problems), (path, problems)
 
 
 @pytest.mark.parametrize("form", FORMS)

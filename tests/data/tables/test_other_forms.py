@@ -33,11 +33,11 @@ class Fixed(nn.Module):
 
     def __init__(self, data: Dataset) -> None:
         super().__init__()
-        drawn = torch.Generator().manual_seed(0)
+        generator = torch.Generator().manual_seed(0)
         width = sum(1 + number["missing"] for number in data.preprocessing["numeric"])
         outputs = data.heads[""].outputs
-        self.weights = torch.randn(width, outputs, generator=drawn)
-        self.tables = [torch.randn(99, outputs, generator=drawn) for _ in data.preprocessing["categorical"]]
+        self.weights = torch.randn(width, outputs, generator=generator)
+        self.tables = [torch.randn(99, outputs, generator=generator) for _ in data.preprocessing["categorical"]]
 
     def forward(self, numbers: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
         embedded = [table[places[:, i].long()] for i, table in enumerate(self.tables)]
@@ -45,10 +45,10 @@ class Fixed(nn.Module):
 
 
 def dataset(path: Path, task: str, options: Mapping[str, Any]) -> Dataset:
-    target, others = TASKS[task]
-    ignore = [*others, *options.get("ignore", ())]
-    held = path.parent / "held.csv"
-    csv()(held)
+    target, other_targets = TASKS[task]
+    ignore = [*other_targets, *options.get("ignore", ())]
+    validation_path = path.parent / "held.csv"
+    csv()(validation_path)
     data = {"train": str(path), "target": target, "validation": 0.2, **OPTIONS, **options, "ignore": ignore}
     return load(JOBS[f"tabular-{task}"].model_validate({"name": "t", "task": f"tabular-{task}", "data": data}))
 
@@ -63,14 +63,14 @@ def reference(folder: Path, task: str) -> tuple[Dataset, Path]:
 def by_column(data: Dataset, split: Any) -> dict[str, Any]:
     """What the network gets of all rows, by the column that it is made of."""
     numbers, places = split.gather(np.arange(len(split)))
-    found, start = {}, 0
+    values_by_column, start = {}, 0
     for column in data.preprocessing["numeric"]:
         end = start + 1 + column["missing"]
-        found[column["name"]] = numbers[:, start:end].tolist()
+        values_by_column[column["name"]] = numbers[:, start:end].tolist()
         start = end
     for index, column in enumerate(data.preprocessing["categorical"]):
-        found[column["name"]] = places[:, index].tolist()
-    return found
+        values_by_column[column["name"]] = places[:, index].tolist()
+    return values_by_column
 
 
 def columns_of(data: Dataset) -> dict[str, Any]:
@@ -93,14 +93,14 @@ def check_scores(data: Dataset, path: Path) -> None:
     outputs = list(forward.compute_outputs(network, [""], new.split, new.prepare, device))
     answers = [answer[""]["prediction"] for _, answer in predictions.compute_answers(outputs, data.heads, new.split)]
     tally = MetricAccumulator(data.heads, None)
-    for ids, found in forward.compute_outputs(network, [""], labelled.split, labelled.prepare, device):
-        tally.add(found, {"": labelled.split.targets[""][torch.from_numpy(ids)]})
+    for ids, batch_outputs in forward.compute_outputs(network, [""], labelled.split, labelled.prepare, device):
+        tally.add(batch_outputs, {"": labelled.split.targets[""][torch.from_numpy(ids)]})
     truth = targets(labelled)
-    score = scored(head, json.loads(json.dumps(answers)), truth)
+    score = compute_score(head, json.loads(json.dumps(answers)), truth)
     assert score == pytest.approx(tally.metrics("")["accuracy" if head.classes else "mae"], rel=1e-6)
 
 
-def scored(head: Head, answers: list[Any], truth: list[Any]) -> float:
+def compute_score(head: Head, answers: list[Any], truth: list[Any]) -> float:
     if head.classes:
         return float(np.mean([head.classes[index] == answer for index, answer in zip(truth, answers, strict=True)]))
     values = np.array(truth, np.float64)[:, 0] * head.std[0] + head.mean[0]
@@ -126,13 +126,13 @@ def test_another_form_of_the_same_rows_is_the_same_model(folder: Path, tmp_path:
     assert by_column(other, other.validation) == by_column(one, one.validation)
     assert other.train.targets[""].tolist() == one.train.targets[""].tolist()
     expected = read(one, first, labelled=True)
-    again = read(other, path, labelled=True)
-    assert by_column(other, again.split) == by_column(one, expected.split)
-    assert targets(again) == targets(expected)
+    other_rows = read(other, path, labelled=True)
+    assert by_column(other, other_rows.split) == by_column(one, expected.split)
+    assert targets(other_rows) == targets(expected)
     if not form.options:  # which belong to the model
-        crossed = read(one, path, labelled=True)
-        assert by_column(one, crossed.split) == by_column(one, expected.split)
-        assert targets(crossed) == targets(expected)
+        crossed_rows = read(one, path, labelled=True)
+        assert by_column(one, crossed_rows.split) == by_column(one, expected.split)
+        assert targets(crossed_rows) == targets(expected)
         check_scores(one, path)
     if not name.startswith(("unit", "dates with", "years of")):
         back = read(other, first, labelled=True)
@@ -144,12 +144,12 @@ def test_another_form_of_the_same_rows_is_the_same_model(folder: Path, tmp_path:
 def test_training_on_another_form_gives_the_same_weights(tmp_path: Path, name: str) -> None:
     form, suffix = FORMS[name]
     weights = []
-    for place, end, write in ((tmp_path / "one", ".csv", csv()), (tmp_path / "other", suffix, form.write)):
-        place.mkdir()
+    for run_folder, end, write in ((tmp_path / "one", ".csv", csv()), (tmp_path / "other", suffix, form.write)):
+        run_folder.mkdir()
         data = f"{{train: train{end}, target: y, validation: 0.2, categorical: code, ignore: size, dates: {{when: [year, month, weekday, hour]}}}}"
         spec = f"task: tabular-classification\ndata: {data}\nmodel: {{hidden: [8]}}\n"
-        done = trained.trained(trained.Case(partial(write_into, write, f"train{end}"), end, spec), place)
-        weights.append({key: value.clone() for key, value in done.model.state_dict().items()})
+        training = trained.trained(trained.Case(partial(write_into, write, f"train{end}"), end, spec), run_folder)
+        weights.append({key: value.clone() for key, value in training.model.state_dict().items()})
     assert weights[0].keys() == weights[1].keys()
     assert all(torch.equal(value, weights[1][key]) for key, value in weights[0].items())
 

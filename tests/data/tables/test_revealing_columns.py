@@ -41,11 +41,11 @@ def names(data: Dataset) -> list[str]:
     return [column["name"] for kind in ("numeric", "categorical") for column in data.preprocessing[kind]]
 
 
-def revealing(data: Dataset) -> list[str]:
+def list_leak_notes(data: Dataset) -> list[str]:
     return [note for note in data.notes if "number of the row" in note or "by itself" in note]
 
 
-def shuffled(**columns: Any) -> dict[str, Any]:
+def shuffle_columns(**columns: Any) -> dict[str, Any]:
     return {name: np.asarray(values)[ORDER] for name, values in columns.items()}
 
 
@@ -56,7 +56,7 @@ def test_the_index_of_pandas_is_no_feature(tmp_path: Path, suffix: str, name: st
     data = dataset(tmp_path, {name: index, "x": NOISE, "y": CLASSES[ORDER]}, name=f"a{suffix}")
     assert names(data) == ["x"]
     assert says_only(data.notes, "index-pandas-data-frame-feature", name, "data.numeric", "data.categorical")
-    assert not revealing(data)
+    assert not list_leak_notes(data)
 
 
 def test_an_index_with_a_name_is_known_by_the_metadata_of_pandas(tmp_path: Path) -> None:
@@ -68,9 +68,9 @@ def test_an_index_with_a_name_is_known_by_the_metadata_of_pandas(tmp_path: Path)
         {"pandas": json.dumps(about)}
     )
     assert names(dataset(tmp_path, table)) == ["x"]
-    wanted = dataset(tmp_path, table, numeric=["sample"])
-    assert names(wanted) == ["x", "sample"]
-    assert len(revealing(wanted)) == 1
+    with_sample = dataset(tmp_path, table, numeric=["sample"])
+    assert names(with_sample) == ["x", "sample"]
+    assert len(list_leak_notes(with_sample)) == 1
 
 
 @pytest.mark.parametrize(
@@ -91,14 +91,14 @@ def test_an_index_that_the_job_names_is_a_feature(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["int64", "float64", "uint16"])
 @pytest.mark.parametrize("start", [0, 1, 1000])
 def test_numbers_of_rows_are_named_with_what_they_explain(tmp_path: Path, kind: str, start: int) -> None:
-    columns = shuffled(id=(np.arange(N) + start).astype(kind), x=NOISE, y=CLASSES)
-    (note,) = revealing(dataset(tmp_path, columns))
+    columns = shuffle_columns(id=(np.arange(N) + start).astype(kind), x=NOISE, y=CLASSES)
+    (note,) = list_leak_notes(dataset(tmp_path, columns))
     assert begins_with(note, "number-row-alone-gives", "id", start, start + N - 1)
     assert ends_with(note, "rows-most-frequent-class", 33, "data.ignore")
 
 
 def test_numbers_of_rows_that_explain_nothing_are_named_too(tmp_path: Path) -> None:
-    (note,) = revealing(dataset(tmp_path, {"id": ORDER, "x": NOISE, "y": CLASSES}))
+    (note,) = list_leak_notes(dataset(tmp_path, {"id": ORDER, "x": NOISE, "y": CLASSES}))
     share = int(note.split("alone it gives ")[1].split("%")[0])
     assert share < 50
 
@@ -106,7 +106,7 @@ def test_numbers_of_rows_that_explain_nothing_are_named_too(tmp_path: Path) -> N
 def test_numbers_of_some_rows(tmp_path: Path) -> None:
     """Those that are left of a table after others were filtered away."""
     left_over = np.sort(DRAWN.choice(int(1.7 * N), N, replace=False))
-    (note,) = revealing(dataset(tmp_path, shuffled(id=left_over, x=NOISE, y=CLASSES)))
+    (note,) = list_leak_notes(dataset(tmp_path, shuffle_columns(id=left_over, x=NOISE, y=CLASSES)))
     assert begins_with(note, "is-number-of-row", "id")
 
 
@@ -127,7 +127,7 @@ TELLING = {
 @pytest.mark.parametrize("case", TELLING)
 def test_a_column_that_tells_the_target_is_named(tmp_path: Path, case: str) -> None:
     task, leak, y = TELLING[case]
-    (note,) = revealing(dataset(tmp_path, shuffled(x=NOISE, leak=leak, y=y), task))
+    (note,) = list_leak_notes(dataset(tmp_path, shuffle_columns(x=NOISE, leak=leak, y=y), task))
     assert begins_with(note, "tells-itself-alone", "leak")
     assert ends_with(note, "known-leak-leaves", "data.ignore")
 
@@ -146,24 +146,24 @@ HONEST = {
 @pytest.mark.parametrize("case", HONEST)
 def test_columns_that_tell_only_a_part_are_not(tmp_path: Path, case: str) -> None:
     task, column, y = HONEST[case]
-    assert not revealing(dataset(tmp_path, shuffled(x=NOISE, other=column, y=y), task))
+    assert not list_leak_notes(dataset(tmp_path, shuffle_columns(x=NOISE, other=column, y=y), task))
 
 
 def test_gaps_and_labels(tmp_path: Path) -> None:
     leak = pyarrow.array(np.arange(N) % 2, mask=np.arange(N) % 10 == 3)
     columns = {"leak": leak, "x": NOISE, "a": np.arange(N) % 2, "b": (NOISE > 0).astype(int)}
-    assert not revealing(dataset(tmp_path, columns, target=["a", "b"]))
+    assert not list_leak_notes(dataset(tmp_path, columns, target=["a", "b"]))
     both = np.arange(N) % 4
-    (note,) = revealing(dataset(tmp_path, columns | {"leak": both, "b": both // 2 ^ both % 2}, target=["a", "b"]))
+    (note,) = list_leak_notes(dataset(tmp_path, columns | {"leak": both, "b": both // 2 ^ both % 2}, target=["a", "b"]))
     assert begins_with(note, "tells-itself-alone-explains", "leak", "100.0")
 
 
 def test_few_rows_prove_nothing(tmp_path: Path) -> None:
-    assert not revealing(dataset(tmp_path, {"x": [3, 1, 2, 0, 4, 5], "z": [2.0, 1.5] * 3, "y": ["a", "b"] * 3}))
+    assert not list_leak_notes(dataset(tmp_path, {"x": [3, 1, 2, 0, 4, 5], "z": [2.0, 1.5] * 3, "y": ["a", "b"] * 3}))
 
 
 def test_many_telling_columns_are_counted(tmp_path: Path) -> None:
     columns = {f"c{i}": CLASSES.view(np.uint32) * (i + 1) for i in range(12)}
-    notes = dataset(tmp_path, shuffled(**columns, y=CLASSES)).notes
+    notes = dataset(tmp_path, shuffle_columns(**columns, y=CLASSES)).notes
     assert len([note for note in notes if "by itself" in note]) == 5
     assert says_only(notes, "columns-tell-themselves", 7)

@@ -92,8 +92,8 @@ def test_spellings_of_a_column_are_one_column(tmp_path: Path, case: str, suffix:
     )
     assert data.preprocessing["categorical"][0]["name"] == "avería"
     values, _ = new_rows(data, tmp_path / "n.csv", {"avería": [3], "z": [1.5]})
-    again, _ = new_rows(data, tmp_path / "m.csv", {"z": [1.5], SAME[case]: [3]})
-    assert values == again
+    respelled_values, _ = new_rows(data, tmp_path / "m.csv", {"z": [1.5], SAME[case]: [3]})
+    assert values == respelled_values
 
 
 def test_two_spellings_of_a_column_in_one_file_are_refused(tmp_path: Path) -> None:
@@ -139,10 +139,10 @@ def test_codes_in_a_column_with_a_gap_and_in_floats(tmp_path: Path) -> None:
     data = dataset(
         tmp_path, {"code": [1, 2, 10, 3] * 10, "x": [0.5, 1.5] * 20, "y": ["a", "b"] * 20}, categorical=["code"]
     )
-    whole, _ = new_rows(data, tmp_path / "one.csv", {"code": ["1", "2", "10"], "x": [1] * 3})
+    plain_values, _ = new_rows(data, tmp_path / "one.csv", {"code": ["1", "2", "10"], "x": [1] * 3})
     gap, notes = new_rows(data, tmp_path / "gap.csv", {"code": ["1.0", "2.0", "10.0", ""], "x": [1] * 4})
     floats, _ = new_rows(data, tmp_path / "f.parquet", {"code": [1.0, 2.0, 10.0, None], "x": [1] * 4})
-    assert gap[1][:3] == whole[1]
+    assert gap[1][:3] == plain_values[1]
     assert gap == floats
     assert says_each(notes, [get_message("code-empty-rows-never", "gap.csv", 1)])
 

@@ -32,27 +32,27 @@ def european(folder: Path, name: str, content: Callable[[int], list[object]] | N
 
 
 def table_job(train: Path, **data: Any) -> Any:
-    given = {"name": "a", "task": "tabular-classification", "data": {"train": str(train), "target": "falla", **data}}
-    return JOBS["tabular-classification"].model_validate(given)
+    spec = {"name": "a", "task": "tabular-classification", "data": {"train": str(train), "target": "falla", **data}}
+    return JOBS["tabular-classification"].model_validate(spec)
 
 
 def test_the_dialect_is_stored_with_the_model_and_decides_for_new_files(tmp_path: Path) -> None:
-    made = load(
+    dataset = load(
         table_job(european(tmp_path, "train.csv"), validation=str(european(tmp_path, "held.csv", encoding="utf-8")))
     )
-    assert made.preprocessing["csv"] == {"delimiter": "semicolon", "encoding": "windows-1252", "decimal": "comma"}
-    assert says_only(made.notes, "semicolons-decimal-commas", "train.csv", "windows-1252")
-    assert says_only(made.notes, "semicolons-decimal-commas-2", "held.csv")
-    assert [number["name"] for number in made.preprocessing["numeric"]] == ["carga", "año"]
+    assert dataset.preprocessing["csv"] == {"delimiter": "semicolon", "encoding": "windows-1252", "decimal": "comma"}
+    assert says_only(dataset.notes, "semicolons-decimal-commas", "train.csv", "windows-1252")
+    assert says_only(dataset.notes, "semicolons-decimal-commas-2", "held.csv")
+    assert [number["name"] for number in dataset.preprocessing["numeric"]] == ["carga", "año"]
     new = tmp_path / "new.csv"
     new.write_text("carga;año;máquina\n1.234;2001;horno\n")
-    read = load_new.read([new], made.preprocessing, made.heads, labelled=False)
-    other = load_new.read([new], made.preprocessing, made.heads, labelled=False, csv={"decimal": "point"})
-    mean, std = (made.preprocessing["numeric"][0][key] for key in ("mean", "std"))
+    read = load_new.read([new], dataset.preprocessing, dataset.heads, labelled=False)
+    other = load_new.read([new], dataset.preprocessing, dataset.heads, labelled=False, csv={"decimal": "point"})
+    mean, std = (dataset.preprocessing["numeric"][0][key] for key in ("mean", "std"))
     for samples, value in ((read, 1234), (other, 1.234)):
         assert samples.split.gather(np.array([0]))[0][0, 0].item() == pytest.approx((value - mean) / std, rel=1e-5)
     new.write_text("carga,año,máquina\n1.5,2001,horno\n")
-    english = load_new.read([new], made.preprocessing, made.heads, labelled=False)
+    english = load_new.read([new], dataset.preprocessing, dataset.heads, labelled=False)
     assert english.split.gather(np.array([0]))[0][0, 0].item() == pytest.approx((1.5 - mean) / std, rel=1e-5)
 
 
@@ -60,16 +60,16 @@ def test_the_usual_form_is_not_stored(tmp_path: Path) -> None:
     """A model of an older version has no such key, and is compared with the data read again."""
     path = tmp_path / "a.csv"
     path.write_text("x,falla\n" + "1.5,a\n2.5,b\n" * 20)
-    made = load(table_job(path))
-    assert "csv" not in made.preprocessing
-    assert not [note for note in made.notes if note.startswith("a.csv")]
+    dataset = load(table_job(path))
+    assert "csv" not in dataset.preprocessing
+    assert not [note for note in dataset.notes if note.startswith("a.csv")]
 
 
 def test_a_resumed_run_reads_the_same_dialect(tmp_path: Path) -> None:
     job = table_job(european(tmp_path, "train.csv"), csv={"decimal": "comma"})
     first = load(job)
-    again = load(job, InputRecord(first.preprocessing, first.heads))
-    assert again.preprocessing == first.preprocessing
+    resumed_data = load(job, InputRecord(first.preprocessing, first.heads))
+    assert resumed_data.preprocessing == first.preprocessing
 
 
 def test_series_and_texts_in_another_dialect(tmp_path: Path) -> None:
@@ -77,24 +77,29 @@ def test_series_and_texts_in_another_dialect(tmp_path: Path) -> None:
     (tmp_path / "s.csv").write_bytes("\r\n".join(["tiempo;presión;estado", *rows]).encode("cp1252"))
     data = {"train": str(tmp_path / "s.csv"), "time": "tiempo", "label": "estado", "window": 10, "validation": 0.3}
     job = {"name": "a", "task": "series-classification", "data": data}
-    made = load(JOBS["series-classification"].model_validate(job))
-    assert (made.preprocessing["features"], made.preprocessing["csv"]["decimal"]) == (["presión"], "comma")
+    series_data = load(JOBS["series-classification"].model_validate(job))
+    assert (series_data.preprocessing["features"], series_data.preprocessing["csv"]["decimal"]) == (
+        ["presión"],
+        "comma",
+    )
     texts = [f"La válvula {i} está rota\t{'sí' if i % 2 else 'no'}" for i in range(60)]
     (tmp_path / "t.csv").write_bytes("\r\n".join(["descripción\turgente", *texts]).encode("utf-16"))
     data = {"train": str(tmp_path / "t.csv"), "text": "descripción", "labels": "urgente"}
-    made = load(JOBS["text-classification"].model_validate({"name": "a", "task": "text-classification", "data": data}))
-    assert made.heads[""].classes == ("no", "sí")
-    assert made.train.title(0).startswith("t.csv row ")
-    assert "válvula" in made.train.title(0)
+    text_data = load(
+        JOBS["text-classification"].model_validate({"name": "a", "task": "text-classification", "data": data})
+    )
+    assert text_data.heads[""].classes == ("no", "sí")
+    assert text_data.train.title(0).startswith("t.csv row ")
+    assert "válvula" in text_data.train.title(0)
 
 
 def test_a_category_with_decimal_commas_is_the_same_one_in_new_files(tmp_path: Path) -> None:
     """Its texts were stored with decimal points, and all of them counted as unknown in an evaluation."""
     train = tmp_path / "train.csv"
     train.write_text("x;size;falla\n" + "96,5;1,5;sí\n89,25;2,5;no\n25,75;large;sí\n" * 20)
-    made = load(table_job(train))
-    assert made.preprocessing["categorical"][0]["values"] == ["1,5", "2,5", "large"]
-    new = load_new.read([train], made.preprocessing, made.heads, labelled=True)
+    dataset = load(table_job(train))
+    assert dataset.preprocessing["categorical"][0]["values"] == ["1,5", "2,5", "large"]
+    new = load_new.read([train], dataset.preprocessing, dataset.heads, labelled=True)
     assert not [note for note in new.notes if "unknown" in note]
 
 

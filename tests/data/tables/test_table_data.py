@@ -42,9 +42,9 @@ def rows_of(split: Split) -> Ids:
 
 
 def column(data: Any, name: str) -> dict[str, Any]:
-    found = [c for c in (*data.preprocessing["numeric"], *data.preprocessing["categorical"]) if c["name"] == name]
-    assert len(found) == 1
-    return dict(found[0])
+    columns = [c for c in (*data.preprocessing["numeric"], *data.preprocessing["categorical"]) if c["name"] == name]
+    assert len(columns) == 1
+    return dict(columns[0])
 
 
 def test_types_and_shapes(tmp_path: Path) -> None:
@@ -63,24 +63,24 @@ def test_statistics_are_those_of_the_training_rows(tmp_path: Path) -> None:
     rows = mixed()
     data = tables.load(job(stored(tmp_path, rows)))
     size = np.array(rows["size"].to_pylist(), dtype=float)[rows_of(data.train)]
-    known = size[~np.isnan(size)]
+    known_sizes = size[~np.isnan(size)]
     assert column(data, "size") == {
         "name": "size",
-        "mean": pytest.approx(known.mean()),
-        "std": pytest.approx(known.std()),
-        "median": pytest.approx(np.median(known)),
+        "mean": pytest.approx(known_sizes.mean()),
+        "std": pytest.approx(known_sizes.std()),
+        "median": pytest.approx(np.median(known_sizes)),
         "missing": True,
         "edges": ANY,
     }
-    scaled = (known - known.mean()) / known.std()
+    scaled = (known_sizes - known_sizes.mean()) / known_sizes.std()
     edges = np.array(column(data, "size")["edges"])
     assert len(edges) <= 33
     np.testing.assert_allclose(edges[[0, -1]], [scaled.min(), scaled.max()], rtol=1e-5)
     shares = np.histogram(scaled.astype(np.float32), edges.astype(np.float32))[0] / len(scaled)
     assert shares.max() < 3 / 32  # bins hold equally many training rows, as far as whole rows allow
     numbers = everything(data.train)[0].numpy()
-    filled = np.where(np.isnan(size), np.median(known), size)
-    np.testing.assert_allclose(numbers[:, 0], (filled - known.mean()) / known.std(), atol=1e-5)
+    filled_sizes = np.where(np.isnan(size), np.median(known_sizes), size)
+    np.testing.assert_allclose(numbers[:, 0], (filled_sizes - known_sizes.mean()) / known_sizes.std(), atol=1e-5)
     np.testing.assert_array_equal(numbers[:, 1], np.isnan(size))
 
 
@@ -108,9 +108,9 @@ def test_a_run_from_before_bins_keeps_its_network(tmp_path: Path) -> None:
 def test_validation_rows_do_not_change_the_preprocessing(tmp_path: Path) -> None:
     rows = mixed()
     first = tables.load(job(stored(tmp_path, rows)))
-    held = np.isin(np.arange(80), rows_of(first.validation))
-    rows["count"] = np.where(held, 10_000, rows["count"])
-    rows["colour"] = pyarrow.array(np.where(held, "violet", rows["colour"].to_pylist()).tolist())
+    is_validation = np.isin(np.arange(80), rows_of(first.validation))
+    rows["count"] = np.where(is_validation, 10_000, rows["count"])
+    rows["colour"] = pyarrow.array(np.where(is_validation, "violet", rows["colour"].to_pylist()).tolist())
     second = tables.load(job(stored(tmp_path, rows)))
     assert second.preprocessing == first.preprocessing
     assert (everything(second.validation)[1][:, 0] == 0).all()
@@ -131,11 +131,11 @@ def test_the_split_is_stratified_and_a_function_of_the_seed(tmp_path: Path) -> N
     rows = mixed()
     rows["y"] = np.where(np.arange(80) < 8, "rare", "usual")
     path = stored(tmp_path, rows)
-    data, again, other = (tables.load(job(path, seed=seed)) for seed in (1, 1, 2))
+    data, same_seed, other_seed = (tables.load(job(path, seed=seed)) for seed in (1, 1, 2))
     assert Counter(data.validation.targets[""].tolist()) == {0: 2, 1: 18}
     assert sorted([*rows_of(data.train), *rows_of(data.validation)]) == list(range(80))
-    np.testing.assert_array_equal(rows_of(data.train), rows_of(again.train))
-    assert rows_of(data.train).tolist() != rows_of(other.train).tolist()
+    np.testing.assert_array_equal(rows_of(data.train), rows_of(same_seed.train))
+    assert rows_of(data.train).tolist() != rows_of(other_seed.train).tolist()
 
 
 def test_columns_with_one_value_are_left_out(tmp_path: Path) -> None:
@@ -169,8 +169,8 @@ def test_a_csv_reads_like_a_parquet(tmp_path: Path) -> None:
 
 
 def test_a_separate_validation_file(tmp_path: Path) -> None:
-    train, own = stored(tmp_path, mixed()), stored(tmp_path, mixed(30), "own.parquet")
-    data = tables.load(job(train, validation=str(own)))
+    train, validation_path = stored(tmp_path, mixed()), stored(tmp_path, mixed(30), "own.parquet")
+    data = tables.load(job(train, validation=str(validation_path)))
     assert (len(data.train), len(data.validation)) == (80, 30)
     assert data.validation.title(4) == "own.parquet row 5"
 
@@ -178,10 +178,10 @@ def test_a_separate_validation_file(tmp_path: Path) -> None:
 def test_new_rows_are_prepared_as_validation_was(tmp_path: Path) -> None:
     path = stored(tmp_path, mixed())
     data = tables.load(job(path))
-    kept = json.loads(json.dumps(data.preprocessing))
-    new = tables.read([path], kept, data.heads, labelled=True)
-    for whole, part in zip(everything(new.split), everything(data.validation), strict=True):
-        assert torch.equal(whole[torch.from_numpy(rows_of(data.validation))], part)
+    preprocessing = json.loads(json.dumps(data.preprocessing))
+    new = tables.read([path], preprocessing, data.heads, labelled=True)
+    for new_rows, validation_rows in zip(everything(new.split), everything(data.validation), strict=True):
+        assert torch.equal(new_rows[torch.from_numpy(rows_of(data.validation))], validation_rows)
     assert torch.equal(new.split.targets[""][rows_of(data.validation)], data.validation.targets[""])
 
 
@@ -215,12 +215,12 @@ def test_numbers_far_from_those_of_the_training_are_noted(tmp_path: Path) -> Non
     rows = mixed()
     data = tables.load(job(stored(tmp_path, rows)))
     sizes = np.array(rows["size"], dtype=float)
-    for factor, said in ((1.0, False), (1e6, True)):
+    for factor, is_noted in ((1.0, False), (1e6, True)):
         rows["size"] = [*(sizes[:79]), np.nanmax(sizes) * factor]
         new = tables.read([stored(tmp_path, rows, "new.parquet")], data.preprocessing, data.heads, labelled=False)
         notes = [note for note in new.notes if "is a guess" in note]
-        assert len(notes) == said
-        assert not said or (
+        assert len(notes) == is_noted
+        assert not is_noted or (
             get_message("size-is-far-from", "new.parquet") in notes[0] and "in 1 rows, such as" in notes[0]
         )
 
@@ -229,18 +229,18 @@ def test_huge_numbers_leave_the_others_apart(tmp_path: Path) -> None:
     """Beside -999999999 all other numbers of the column were the same for the network."""
     rows = mixed()
     sizes = np.random.default_rng(0).normal(size=80)
-    for sentinel, said in ((-3.0, False), (-999999999.0, True), (1e30, True)):
+    for sentinel, is_noted in ((-3.0, False), (-999999999.0, True), (1e30, True)):
         rows["size"] = np.where(np.arange(80) % 10 == 0, sentinel, sizes)
         data = tables.load(job(stored(tmp_path, rows)))
         notes = [note for note in data.notes if "scaled by its quartiles" in note]
-        assert len(notes) == said
-        assert not said or f"up to {sentinel:g}," in notes[0]
+        assert len(notes) == is_noted
+        assert not is_noted or f"up to {sentinel:g}," in notes[0]
         scaled = everything(data.train)[0][:, [n["name"] for n in data.preprocessing["numeric"]].index("size")]
         assert len(scaled.unique()) > 0.8 * len(scaled)
         assert scaled.abs().max() <= 10
-        assert any("limit" in n for n in data.preprocessing["numeric"]) == said
-        again = tables.read([stored(tmp_path, rows)], data.preprocessing, data.heads, labelled=True)
-        assert not [note for note in again.notes if "is a guess" in note]
+        assert any("limit" in n for n in data.preprocessing["numeric"]) == is_noted
+        new_data = tables.read([stored(tmp_path, rows)], data.preprocessing, data.heads, labelled=True)
+        assert not [note for note in new_data.notes if "is a guess" in note]
 
 
 def test_a_column_of_many_magnitudes_is_not_clipped(tmp_path: Path) -> None:
@@ -312,22 +312,22 @@ def test_numbers_to_predict_are_scaled_by_the_training_rows(tmp_path: Path) -> N
 
 def test_a_table_without_categories_and_one_without_numbers(tmp_path: Path) -> None:
     rows = mixed()
-    numbers = tables.load(job(stored(tmp_path, rows), features=["size", "count"]))
-    assert [x.shape[1] for x in everything(numbers.train)] == [3]
-    assert numbers.mixable
-    words = tables.load(job(stored(tmp_path, rows), features=["colour"]))
-    assert [x.dtype for x in everything(words.train)] == [torch.int32]
-    assert not words.mixable
+    number_data = tables.load(job(stored(tmp_path, rows), features=["size", "count"]))
+    assert [x.shape[1] for x in everything(number_data.train)] == [3]
+    assert number_data.mixable
+    category_data = tables.load(job(stored(tmp_path, rows), features=["colour"]))
+    assert [x.dtype for x in everything(category_data.train)] == [torch.int32]
+    assert not category_data.mixable
 
 
 def test_memory_of_parsing_is_released(tmp_path: Path) -> None:
     """Arrow's allocator would keep several times the data for a next file that does not come."""
-    held = Path("/proc/self/statm")
+    memory_file = Path("/proc/self/statm")
     data = load(job(stored(tmp_path, mixed(400_000))))
-    before = int(held.read_text().split()[1])
+    resident_pages = int(memory_file.read_text().split()[1])
     pyarrow.default_memory_pool().release_unused()
-    kept = (before - int(held.read_text().split()[1])) * os.sysconf("SC_PAGE_SIZE")
-    assert kept < 8 << 20
+    unreleased_bytes = (resident_pages - int(memory_file.read_text().split()[1])) * os.sysconf("SC_PAGE_SIZE")
+    assert unreleased_bytes < 8 << 20
     assert len(data.train) > 100_000
 
 
@@ -367,5 +367,5 @@ def test_other_types_of_text_give_the_same_table(tmp_path: Path, kind: Any) -> N
     parquet.write_table(other, tmp_path / "b.parquet")
     one, two = (tables.load(job(tmp_path / name)) for name in ("a.parquet", "b.parquet"))
     assert one.preprocessing == two.preprocessing
-    for left, right in zip(everything(one.train), everything(two.train), strict=True):
-        assert torch.equal(left, right)
+    for plain_part, other_part in zip(everything(one.train), everything(two.train), strict=True):
+        assert torch.equal(plain_part, other_part)
