@@ -30,9 +30,9 @@ from tests.paths import ROOT
 def columns() -> tuple[Any, ...]:
     """One array of each kind, above and below the limit, and one twice."""
     pixels = torch.arange(3 << 19, dtype=torch.int32).reshape(3, -1)
-    words = pyarrow.chunked_array([[f"text {i}" for i in range(n)] + [None] for n in (70_000, 50_000)])
+    texts = pyarrow.chunked_array([[f"text {i}" for i in range(n)] + [None] for n in (70_000, 50_000)])
     small, half = torch.arange(9), torch.ones(1 << 20, dtype=torch.bfloat16)
-    return pixels, np.arange(1 << 18, dtype=np.float64), words, pixels, small, half, np.arange(1 << 18) > 7
+    return pixels, np.arange(1 << 18, dtype=np.float64), texts, pixels, small, half, np.arange(1 << 18) > 7
 
 
 def same(one: Any, two: Any) -> bool:
@@ -54,10 +54,10 @@ def test_arrays_of_all_kinds_are_shared() -> None:
     one, two = Held(*columns()), Held(*columns())
     small = two.arrays[4]
     assert shared([one], [two]) > 11 << 20
-    for held in (one, two):
-        assert one_copy._list_arrays([held]) == []  # they lie in a file now
-        assert all(map(same, held.arrays, columns()))
-        assert held.arrays[0] is held.arrays[3]
+    for holder in (one, two):
+        assert one_copy._list_arrays([holder]) == []  # they lie in a file now
+        assert all(map(same, holder.arrays, columns()))
+        assert holder.arrays[0] is holder.arrays[3]
     assert two.arrays[4] is small
     two.arrays[0][0, 0] = 9  # a write stays in its process
     assert int(one.arrays[0][0, 0]) == 0
@@ -66,10 +66,10 @@ def test_arrays_of_all_kinds_are_shared() -> None:
 def test_who_has_other_bytes_keeps_them() -> None:
     one, two = Held(*columns()), Held(*columns())
     two.arrays[0][2, 7] += 1
-    own = two.arrays[0]
+    changed_array = two.arrays[0]
     shared([one], [two])
-    assert two.arrays[0] is own
-    assert one_copy._list_arrays([two]) == [own]
+    assert two.arrays[0] is changed_array
+    assert one_copy._list_arrays([two]) == [changed_array]
     assert all(map(same, two.arrays[1:3], columns()[1:3]))
 
 
@@ -121,10 +121,10 @@ def test_arrays_of_the_user_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_process_shares_nothing() -> None:
-    held: Any = Held(*columns())
-    before = held.arrays
-    assert one_copy.share(Dataset(held, held, {}, {}, mixable=False, notes=[]), ALONE) == ""
-    assert held.arrays is before or all(a is b for a, b in zip(held.arrays, before, strict=True))
+    holder: Any = Held(*columns())
+    arrays_before = holder.arrays
+    assert one_copy.share(Dataset(holder, holder, {}, {}, mixable=False, notes=[]), ALONE) == ""
+    assert holder.arrays is arrays_before or all(a is b for a, b in zip(holder.arrays, arrays_before, strict=True))
 
 
 @pytest.mark.parametrize("preload", ["", "libtcmalloc_minimal.so.4"])
@@ -146,9 +146,11 @@ between = own()
 one_copy._map_from_file([follow], 2, handle)
 print(before - between, between - own())
 """
-    given = {**os.environ, "LD_PRELOAD": str(library) if preload else ""}
-    said = subprocess.run([sys.executable, "-c", code], env=given, cwd=ROOT, capture_output=True, text=True, check=True)
-    freed = [int(word) for word in said.stdout.split()]
+    environment = {**os.environ, "LD_PRELOAD": str(library) if preload else ""}
+    process = subprocess.run(
+        [sys.executable, "-c", code], env=environment, cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    freed = [int(word) for word in process.stdout.split()]
     assert all(76 <= mebibytes <= 84 for mebibytes in freed), freed
 
 

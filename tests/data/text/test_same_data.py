@@ -62,12 +62,12 @@ def table(kind: Any, *, dictionary: bool = False, suffix: str = "parquet") -> Wr
         for name, cells in zip(header, zip(*rows, strict=True), strict=True):
             column = pyarrow.array([cell or None for cell in cells], pyarrow.string()).cast(kind)
             columns[name] = column.dictionary_encode() if dictionary else column
-        made, path = pyarrow.table(columns), folder / f"a.{suffix}"
+        arrow_table, path = pyarrow.table(columns), folder / f"a.{suffix}"
         if suffix == "parquet":
-            parquet.write_table(made, path)
+            parquet.write_table(arrow_table, path)
         else:
-            with ipc.new_stream(path, made.schema) as file:
-                file.write_table(made)
+            with ipc.new_stream(path, arrow_table.schema) as file:
+                file.write_table(arrow_table)
         return path
 
     return write
@@ -112,15 +112,15 @@ def same_model(one: Dataset, two: Dataset) -> None:
 
 def check_read(path: Path, base: Dataset, order: list[int]) -> None:
     """New data gives the tokens and labels of the base, with labels and without."""
-    whole = np.arange(len(order))
-    known = [int(row) for row in base.train.part.rows]  # type: ignore[attr-defined]
-    assert known == list(range(len(order)))
+    positions = np.arange(len(order))
+    train_rows = [int(row) for row in base.train.part.rows]  # type: ignore[attr-defined]
+    assert train_rows == list(range(len(order)))
     labelled, plain = (text.read([path], base.preprocessing, base.heads, labelled=flag) for flag in (True, False))
     rows = np.array(order)
     for part in (labelled, plain):
         assert len(part.split) == len(order)
-        for found, expected in zip(part.split.gather(whole), base.train.gather(rows), strict=True):
-            assert torch.equal(found, expected)
+        for tensor, expected in zip(part.split.gather(positions), base.train.gather(rows), strict=True):
+            assert torch.equal(tensor, expected)
     for name in base.heads:
         assert torch.equal(labelled.split.targets[name], base.train.targets[name][torch.from_numpy(rows)])
 
