@@ -55,9 +55,9 @@ def _in_cache(image: str, *words: str) -> str:
 def _gateway() -> str:
     """The address of this host as containers see it."""
     line = ["docker", "network", "inspect", "bridge", "--format", "{{json (index .IPAM.Config 0)}}"]
-    found = json.loads(subprocess.run(line, capture_output=True, text=True, check=True).stdout)
+    subnet = json.loads(subprocess.run(line, capture_output=True, text=True, check=True).stdout)
     # Some engines list the gateway only after a restart; it is the first address.
-    return str(found.get("Gateway") or next(ipaddress.ip_network(found["Subnet"]).hosts()))
+    return str(subnet.get("Gateway") or next(ipaddress.ip_network(subnet["Subnet"]).hosts()))
 
 
 def _written(container: str) -> bytes:
@@ -66,7 +66,7 @@ def _written(container: str) -> bytes:
         ["docker", "diff", container], capture_output=True, text=True, check=True
     ).stdout.splitlines()
     # Where something is mounted, an empty file or folder is made; `init: true` mounts the last one.
-    mounts = {*(each["Destination"] for each in inspect(container)["Mounts"]), "/usr/sbin/docker-init"}
+    mounts = {*(mount["Destination"] for mount in inspect(container)["Mounts"]), "/usr/sbin/docker-init"}
     paths = [line[3:] for line in lines if line[0] in "AC" and line[2:] not in mounts]
     inside = [*paths, *(path.lstrip("/") for path in mounts)]
     deepest = [path for path in paths if not any(other.startswith(f"{path}/") for other in inside)]
