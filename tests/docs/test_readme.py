@@ -37,8 +37,8 @@ def rows(page: Path) -> list[list[str]]:
 
 def links(page: Path) -> list[str]:
     """Where its links and pictures lead, in order; each page links to the other one."""
-    found = re.findall(r"\]\(([^)]+)\)|(?:src|srcset)=\"([^\"]+)\"", text(page))
-    return sorted(one or other for one, other in found if not (one or other).startswith("README"))
+    matches = re.findall(r"\]\(([^)]+)\)|(?:src|srcset)=\"([^\"]+)\"", text(page))
+    return sorted(one or other for one, other in matches if not (one or other).startswith("README"))
 
 
 def code(page: Path) -> list[str]:
@@ -80,8 +80,8 @@ def test_every_command_of_the_program_is_in_the_table() -> None:
 
 def test_the_badges_are_true() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    told = {"python": project["requires-python"].removeprefix(">=") + "+", "license": project["license"]}
-    for name, value in told.items():
+    badges = {"python": project["requires-python"].removeprefix(">=") + "+", "license": project["license"]}
+    for name, value in badges.items():
         picture = text(ROOT / "docs" / "images" / f"badge-{name}.svg")
         assert re.findall(r"<text[^>]*>([^<]+)<", picture) == [name, value]
         assert all(f"docs/images/badge-{name}.svg" in text(page) for page in PAGES)

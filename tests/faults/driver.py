@@ -70,8 +70,8 @@ def trainer(arguments: list[str]) -> int:
 class Last(types.ModuleType):
     """Goes when the interpreter takes itself apart, where Python no longer handles signals."""
 
-    def __del__(self, kill: Any = os.kill, own: int = os.getpid()) -> None:
-        kill(own, 15)
+    def __del__(self, kill: Any = os.kill, pid: int = os.getpid()) -> None:
+        kill(pid, 15)
 
 
 class Faults:

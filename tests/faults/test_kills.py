@@ -31,9 +31,9 @@ TWO_THREADS = {"cpu_threads": "2"}
 @pytest.fixture(scope="module")
 def peaceful(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, float]]:
     """Runs that nobody killed, by settings, with the seconds that each took; made when they are asked for."""
-    made: dict[str, tuple[Path, float]] = {}
-    made["folder"] = tmp_path_factory.mktemp("peaceful"), 0.0
-    return made
+    runs: dict[str, tuple[Path, float]] = {}
+    runs["folder"] = tmp_path_factory.mktemp("peaceful"), 0.0
+    return runs
 
 
 def reference(peaceful: dict[str, tuple[Path, float]], settings: dict[str, str]) -> tuple[Path, float]:
@@ -74,13 +74,13 @@ def where(job: Path) -> str:
 
 def strike(process: subprocess.Popen[str], whom: str) -> None:
     """SIGKILL the supervisor, the trainer, or all of them, and wait until the supervisor is gone."""
-    below = psutil.Process(process.pid).children(recursive=True)
-    chosen = {
-        "all": [process.pid, *(p.pid for p in below)],
+    children = psutil.Process(process.pid).children(recursive=True)
+    pids = {
+        "all": [process.pid, *(p.pid for p in children)],
         "supervisor": [process.pid],
-        "trainer": [p.pid for p in below][:1],
+        "trainer": [p.pid for p in children][:1],
     }[whom]
-    for pid in chosen:
+    for pid in pids:
         try:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:

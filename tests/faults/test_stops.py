@@ -47,9 +47,9 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def seconds(text: str) -> float:
     """From the signal to now."""
-    found = re.search(r"fault: \w+ at ([\d.]+)", text)
-    assert found, text
-    return time.time() - float(found[1])
+    match = re.search(r"fault: \w+ at ([\d.]+)", text)
+    assert match, text
+    return time.time() - float(match[1])
 
 
 def stopped(job: Path, phase: str) -> float:

@@ -121,19 +121,19 @@ def test_repeated_hangs_end_the_run(tmp_path: Path) -> None:
 def test_a_killed_worker_does_not_raise_inside_the_trainer(tmp_path: Path) -> None:
     """Torch raises from a signal handler; in the middle of an update that would leave half of it done."""
     data = tiny.dataset()
-    made = Batches(data.train, 4, 0)
-    made.workers, made.report = 1, lambda text: None
-    plain = [batch.ids.tolist() for batch in Batches(data.train, 4, 0).epoch(0)]
-    source = made.epoch(0)
-    seen = [next(source).ids.tolist()]
+    batches = Batches(data.train, 4, 0)
+    batches.workers, batches.report = 1, lambda text: None
+    expected = [batch.ids.tolist() for batch in Batches(data.train, 4, 0).epoch(0)]
+    source = batches.epoch(0)
+    batch_ids = [next(source).ids.tolist()]
     for process in multiprocessing.active_children():
         process.kill()
         process.join()
     end = time.monotonic() + 0.2
     while time.monotonic() < end:
         sum(range(1000))
-    seen += [batch.ids.tolist() for batch in source]
-    assert seen == plain
+    batch_ids += [batch.ids.tolist() for batch in source]
+    assert batch_ids == expected
 
 
 def test_workers_die_with_the_trainer(tmp_path: Path) -> None:
@@ -186,8 +186,8 @@ def test_a_worker_that_stops_while_it_sends_a_batch(tmp_path: Path) -> None:
 class Undeliverable:
     """An item that a worker cannot hand over: torch's words where shared memory is full, or another mistake."""
 
-    def __init__(self, words: str) -> None:
-        self.words = words
+    def __init__(self, message: str) -> None:
+        self.words = message
 
     def __reduce__(self) -> str:
         raise RuntimeError(self.words)
@@ -196,8 +196,8 @@ class Undeliverable:
 class Bulky(torch.utils.data.Dataset[Any]):
     """Samples of which number 5 cannot be handed over by a worker."""
 
-    def __init__(self, words: str) -> None:
-        self.words = words
+    def __init__(self, message: str) -> None:
+        self.words = message
 
     def __getitem__(self, ids: Ids) -> Any:
         bad = 5 in ids and multiprocessing.parent_process() is not None
@@ -242,11 +242,11 @@ def test_a_shared_memory_of_32_mib(tmp_path: Path) -> None:
     line = f"{mount} && exec {sys.executable} -c '{SMALL}' {tmp_path}"
     done = subprocess.run(["unshare", "-m", "sh", "-c", line], capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
-    told = [
+    messages = [
         re.sub(r"batch \d+", "batch N", line) for line in done.stdout.splitlines() if line.startswith(("told", "work"))
     ]
     assert says_each(
-        told,
+        messages,
         [
             get_message("told-mib-free-batches", "/dev/shm", 32, 16, 24),
             "workers 0 samples 64",
