@@ -80,9 +80,9 @@ def test_other_numbers_of_processes_train_the_same(
 def test_more_processes_than_parts_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATTEMPT", "0")
     command = [sys.executable, "-m", "tests.parts_driver", str(tmp_path), "-1", ", parts: 2"]
-    codes, said = ranks_start.ended(command, 3)
+    codes, outputs = ranks_start.ended(command, 3)
     assert 0 not in codes
-    assert "train.parts: is 2, and 3 processes train together" in said[0]
+    assert "train.parts: is 2, and 3 processes train together" in outputs[0]
 
 
 def test_digest_is_that_of_the_samples_however_they_are_shared() -> None:

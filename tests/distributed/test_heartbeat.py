@@ -18,7 +18,7 @@ rank = int(os.environ["DRIVETRAIN_RANK"])
 """
 
 
-def ended(code: str, count: int) -> list[str]:
+def run_processes(code: str, count: int) -> list[str]:
     return ranks_start.finished([sys.executable, "-c", START + code], count, seconds=120)
 
 
@@ -31,7 +31,7 @@ time.sleep(4.0 * rank)
 ranks.leave()
 print("left", rank)
 """
-    assert ended(program, 2) == ["left 0\n", "left 1\n"]
+    assert run_processes(program, 2) == ["left 0\n", "left 1\n"]
 
 
 def test_a_process_may_leave_long_before_rank_0() -> None:
@@ -42,7 +42,7 @@ time.sleep(4.0 * (rank == 0))
 ranks.leave()
 print("left", rank)
 """
-    assert ended(early, 2) == ["left 0\n", "left 1\n"]
+    assert run_processes(early, 2) == ["left 0\n", "left 1\n"]
 
 
 def test_groups_of_the_same_processes_do_not_meet_each_others_addresses() -> None:
@@ -52,7 +52,7 @@ for number in range(5):
     assert float(ranks.all_reduce_sum([torch.tensor(float(number))])[0]) == number * ranks.count
     ranks.leave()
 """
-    assert ended(program, 3) == ["", "", ""]
+    assert run_processes(program, 3) == ["", "", ""]
 
 
 def test_who_gives_up_tells_the_others_why() -> None:
@@ -65,10 +65,10 @@ if rank == 1:
     os._exit(12)
 ranks.barrier()
 """
-    codes, said = ranks_start.ended([sys.executable, "-c", START + code], 3, seconds=120)
+    codes, outputs = ranks_start.ended([sys.executable, "-c", START + code], 3, seconds=120)
     assert codes == [8, 12, 8]
-    assert says(said[0], "no-memory-in-process", 2)
-    assert says(said[2], "no-memory-in-process", 2)
+    assert says(outputs[0], "no-memory-in-process", 2)
+    assert says(outputs[2], "no-memory-in-process", 2)
 
 
 def test_rank_0_ends_in_order_after_it_has_told_who_is_lost() -> None:
@@ -82,10 +82,10 @@ if rank == 0:
     os._exit(8)
 time.sleep(60)
 """
-    codes, said = ranks_start.ended([sys.executable, "-c", START + code], 2, seconds=120)
+    codes, outputs = ranks_start.ended([sys.executable, "-c", START + code], 2, seconds=120)
     assert codes == [8, 8]
-    assert said[0] == "written\n"
-    assert "rank 1 is lost" in said[1]
+    assert outputs[0] == "written\n"
+    assert "rank 1 is lost" in outputs[1]
 
 
 @pytest.mark.parametrize(

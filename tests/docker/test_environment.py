@@ -60,7 +60,7 @@ def _gateway() -> str:
     return str(subnet.get("Gateway") or next(ipaddress.ip_network(subnet["Subnet"]).hosts()))
 
 
-def _written(container: str) -> bytes:
+def _read_written_files(container: str) -> bytes:
     """What a container wrote outside of its mounts: all files of the engine's difference to the image."""
     lines = subprocess.run(
         ["docker", "diff", container], capture_output=True, text=True, check=True
@@ -112,7 +112,7 @@ def test_a_private_model_behind_a_proxy_with_its_own_certificates(
         "output": (done.stdout + done.stderr).encode(),
         "log": log.stdout + log.stderr,
         "settings": json.dumps(settings).encode(),
-        "container": _written(settings["Id"]),
+        "container": _read_written_files(settings["Id"]),
         "image": subprocess.run(["docker", "inspect", cpu_image], capture_output=True, check=True).stdout,
         **{str(path): path.read_bytes() for path in files},
     }.items():
@@ -132,7 +132,7 @@ def test_the_search_would_find_it(cpu_image: str) -> None:
     container = subprocess.run(line, capture_output=True, text=True, check=True).stdout.strip()
     try:
         subprocess.run(["docker", "wait", container], capture_output=True, check=True)
-        assert _leaks(_written(container)) == [TOKEN]
+        assert _leaks(_read_written_files(container)) == [TOKEN]
     finally:
         subprocess.run(["docker", "rm", "-f", container], capture_output=True, check=True)
     assert _in_cache(cpu_image, "echo", TOKEN).strip() == TOKEN

@@ -22,7 +22,7 @@ def text(page: Path) -> str:
     return page.read_text(encoding="utf-8")
 
 
-def typed(page: Path) -> list[str]:
+def list_typed_lines(page: Path) -> list[str]:
     """Lines to be typed, without their comments."""
     lines = re.sub(r"```.*?```", "", text(page), flags=re.DOTALL).splitlines()
     return [re.sub(r"\s+#.*", "", line.strip()) for line in lines if line.startswith("    ")]
@@ -52,8 +52,8 @@ def test_it_is_short(page: Path) -> None:
 
 
 def test_both_say_the_same_commands_tables_and_links() -> None:
-    assert typed(SPANISH) == typed(ENGLISH)
-    assert len(typed(ENGLISH)) > 8
+    assert list_typed_lines(SPANISH) == list_typed_lines(ENGLISH)
+    assert len(list_typed_lines(ENGLISH)) > 8
     assert [len(row) for row in rows(SPANISH)] == [len(row) for row in rows(ENGLISH)]
     commands = [row[0] for row in rows(ENGLISH) if row[0].startswith("`")]
     assert [row[0] for row in rows(SPANISH) if row[0].startswith("`")] == commands

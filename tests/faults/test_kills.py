@@ -47,7 +47,7 @@ def reference(peaceful: dict[str, tuple[Path, float]], settings: dict[str, str])
     return peaceful[name]
 
 
-def killed(job: Path, draw: random.Random, kills: int, length: float) -> list[str]:
+def kill_until_done(job: Path, draw: random.Random, kills: int, length: float) -> list[str]:
     """Start, kill and start again until the run is done; what was killed when."""
     history: list[str] = []
     while trained.status(job) != "done":
@@ -111,7 +111,7 @@ def test_ten_kills(
 ) -> None:
     calm, length = reference(peaceful, settings)
     job = trained.written(tmp_path, **settings)
-    killed(job, random.Random(seed), kills, length)
+    kill_until_done(job, random.Random(seed), kills, length)
     check(job, calm)
 
 
@@ -126,7 +126,7 @@ def test_many_kills(tmp_path: Path, peaceful: dict[str, tuple[Path, float]]) -> 
         settings = draw.choice([STEPS, STEPS, SECONDS, {**STEPS, **TWO_THREADS}])
         calm, length = reference(peaceful, settings)
         job = trained.written(tmp_path / str(number), **settings)
-        now = killed(job, draw, min(draw.randint(1, 5), NIGHTLY - done), length)
+        now = kill_until_done(job, draw, min(draw.randint(1, 5), NIGHTLY - done), length)
         check(job, calm)
         done += len(now)
         history += now

@@ -70,10 +70,10 @@ def test_a_closed_pipe(job: Path) -> None:
     process.stdout.readline()
     process.stdout.close()
     with process.stderr as stream:
-        said = stream.read().decode()
+        output = stream.read().decode()
     check(job, process)
-    assert says(said, "output-stdout-written-broken")
-    assert "Traceback" not in said
+    assert says(output, "output-stdout-written-broken")
+    assert "Traceback" not in output
     assert says_only(events(job), "stdout-written-broken-pipe")
 
 

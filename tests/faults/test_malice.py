@@ -105,7 +105,7 @@ def one(**changes: Any) -> dict[str, Any]:
     return {"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]} | changes}
 
 
-def pickled(canary: Path) -> bytes:
+def pickle_call(canary: Path) -> bytes:
     return pickle.dumps(Calls(os.system, f"touch {canary}"))
 
 
@@ -116,7 +116,7 @@ def zip_weights(canary: Path) -> bytes:
 
 
 WEIGHTS: dict[str, Callable[[Path], bytes]] = {
-    "a pickle": pickled,
+    "a pickle": pickle_call,
     "a checkpoint of torch": zip_weights,
     "a header as long as memory": lambda canary: tensors(b"{}", length=2**63 - 1),
     "a header longer than the file": lambda canary: tensors(one(), b"\0" * 8, length=10**6),
@@ -391,7 +391,7 @@ def test_archives_of_arrays(tmp_path: Path, watched: Watcher, case: str) -> None
 def test_the_malice_watcher_detects(tmp_path: Path, watched: Watcher) -> None:
     """Without this the tests above would prove nothing."""
     for act in (
-        lambda: pickle.loads(pickled(tmp_path / "canary")),
+        lambda: pickle.loads(pickle_call(tmp_path / "canary")),
         lambda: (tmp_path.parent / "outside").write_text(""),
     ):
         with pytest.raises(AssertionError), watched(tmp_path):

@@ -61,7 +61,7 @@ def nan_inputs(tiny_run: run.Run) -> None:
     tiny_run.model.register_forward_pre_hook(hook)
 
 
-def scaled(tiny_run: run.Run) -> None:
+def use_scaler(tiny_run: run.Run) -> None:
     """The scaler of fp16, for which steps that are not finite are ordinary."""
     tiny_run.configure_step(scaler=Scaler(Fp16(growth_interval=3)))
     nan_inputs(tiny_run)
@@ -74,8 +74,8 @@ SCENARIOS = {
     "stalled": Scenario(f"{CALM}, optimizer: {{name: sgd, lr: 1e-12}}", nothing, 6),
     "at the end": Scenario(CALM, nothing, 12),
     "bad numbers": Scenario("ema: 0.5", nan_inputs, 6),
-    "scaler": Scenario("optimizer: {name: sgd, lr: 0.01}", scaled, 6),
-    "scaler that grows": Scenario("optimizer: {name: sgd, lr: 0.01}", scaled, 9),
+    "scaler": Scenario("optimizer: {name: sgd, lr: 0.01}", use_scaler, 6),
+    "scaler that grows": Scenario("optimizer: {name: sgd, lr: 0.01}", use_scaler, 9),
 }
 
 

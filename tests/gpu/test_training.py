@@ -114,12 +114,12 @@ def test_a_killed_run_goes_on_with_the_same_bits(name: str, samples: Path, tmp_p
     job, settings = jobs(samples)[name]
     settings = (SAME, OFTEN, "monitor.every=0.2s", *settings)
     train(job, tmp_path / "whole", *settings)
-    killed(job, tmp_path / "cut", settings)
+    kill_after_checkpoint(job, tmp_path / "cut", settings)
     assert "resumed from step-" in train(job, tmp_path / "cut", *settings)
     assert digest(tmp_path / "whole") == digest(tmp_path / "cut")
 
 
-def killed(job: Path, runs: Path, settings: tuple[str, ...]) -> None:
+def kill_after_checkpoint(job: Path, runs: Path, settings: tuple[str, ...]) -> None:
     """Start a training, and kill it with all its processes after a checkpoint past the first step."""
     sets = [word for setting in settings for word in ("--set", setting)]
     process = subprocess.Popen(
@@ -183,15 +183,15 @@ class CountedGraphs(CudaGraphs):
         return counted
 
 
-def trained_in(
+def train_in_folder(
     folder: Path, options: str, scaling: Fp16 | None, recorder: Any, *, compiled: bool = False
 ) -> dict[str, Any]:
-    ours = replayed.assembled(folder, f"{options}, deterministic: true", False)
+    training_run = replayed.assembled(folder, f"{options}, deterministic: true", False)
     if compiled:
-        compile.apply(ours, True)
+        compile.apply(training_run, True)
     if scaling:
-        ours.autocast_step(torch.float16, scaling)
-    return replayed.trained(ours, recorder)
+        training_run.autocast_step(torch.float16, scaling)
+    return replayed.trained(training_run, recorder)
 
 
 @pytest.mark.parametrize("compiled", ["false", "true"])
@@ -213,7 +213,7 @@ def test_recorded_steps_have_the_bits_of_usual_ones(
 ) -> None:
     recorders: tuple[Any, ...] = (None, CountedGraphs(torch.device("cuda:0")))
     usual, recorded = (
-        trained_in(tmp_path / name, options, scaling, recorder, compiled=compiled)
+        train_in_folder(tmp_path / name, options, scaling, recorder, compiled=compiled)
         for name, recorder in zip(("usual", "recorded"), recorders, strict=True)
     )
     assert recorders[1].replays >= 6

@@ -31,14 +31,14 @@ def splits(job: TextJob) -> tuple[TextSplit, TextSplit]:
     return dataset.train, dataset.validation
 
 
-def written(path: Path) -> dict[int, list[str]]:
+def read_rows(path: Path) -> dict[int, list[str]]:
     """The rows of a CSV by number, the first below the header is 1."""
     with path.open(encoding="utf-8") as file:
         return dict(enumerate(list(csv.reader(file))[1:], start=1))
 
 
 def test_every_text_keeps_its_labels(tmp_path: Path) -> None:
-    rows = written(reports.write(tmp_path))
+    rows = read_rows(reports.write(tmp_path))
     dataset = load(reports.job(tmp_path))
     row_numbers = []
     for part in (dataset.train, dataset.validation):
@@ -195,14 +195,16 @@ def test_new_texts_are_prepared_as_in_training(tmp_path: Path, suffix: str) -> N
     else:
         parquet.write_table(rows, new)
     preprocessing = json.loads(json.dumps(dataset.preprocessing))
-    read = text.read([new], preprocessing, dataset.heads, labelled=True)
+    new_data = text.read([new], preprocessing, dataset.heads, labelled=True)
     for part in (dataset.train, dataset.validation):
         assert isinstance(part, TextSplit)
         number = part.part.source.rows[part.part.rows] - 1
-        for mine, theirs in zip(part.gather(np.arange(len(part))), read.split.gather(number), strict=True):
-            assert torch.equal(mine, theirs)
+        for old_tensor, new_tensor in zip(
+            part.gather(np.arange(len(part))), new_data.split.gather(number), strict=True
+        ):
+            assert torch.equal(old_tensor, new_tensor)
         for name in dataset.heads:
-            assert torch.equal(part.targets[name], read.split.targets[name][torch.from_numpy(number)])
+            assert torch.equal(part.targets[name], new_data.split.targets[name][torch.from_numpy(number)])
 
 
 def test_several_new_files_keep_their_titles(tmp_path: Path) -> None:
@@ -210,15 +212,15 @@ def test_several_new_files_keep_their_titles(tmp_path: Path) -> None:
     dataset = load(reports.job(tmp_path))
     first = reports.table(tmp_path / "uno.csv", [["la bomba gotea"], ["el motor vibra"]], "descripcion")
     second = reports.table(tmp_path / "dos.csv", [[""], ["se oye un chirrido"]], "descripcion")
-    read = text.read([first, second], dataset.preprocessing, dataset.heads, labelled=False)
-    titles = [read.split.title(i) for i in range(len(read.split))]
+    new_data = text.read([first, second], dataset.preprocessing, dataset.heads, labelled=False)
+    titles = [new_data.split.title(i) for i in range(len(new_data.split))]
     assert titles == [
         "uno.csv row 1: la bomba gotea",
         "uno.csv row 2: el motor vibra",
         "dos.csv row 2: se oye un chirrido",
     ]
-    assert read.split.targets == {}
-    assert any("row 1 (line 2): descripcion is empty" in note for note in read.notes)
+    assert new_data.split.targets == {}
+    assert any("row 1 (line 2): descripcion is empty" in note for note in new_data.notes)
 
 
 def test_new_files_without_texts_are_refused(tmp_path: Path) -> None:
@@ -251,7 +253,7 @@ HEADER = "descripcion,modo,causa,prioridad"
 
 def gaps(folder: Path, every: int = 7) -> list[list[str]]:
     """Rows of the generated reports, some without a label for one of the columns, as reports.csv."""
-    rows = list(written(reports.write(folder)).values())
+    rows = list(read_rows(reports.write(folder)).values())
     for i, row in enumerate(rows):
         if i % every == 0:
             row[1 + i // every % 3] = ""
@@ -317,7 +319,7 @@ def test_training_with_gaps_in_any_cut(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fold_option", ["", ", fold: 2/3"], ids=["fraction", "fold"])
 def test_groups_are_on_one_side(tmp_path: Path, fold_option: str) -> None:
-    rows = list(written(reports.write(tmp_path)).values())
+    rows = list(read_rows(reports.write(tmp_path)).values())
     users = [f"u{i % 10}" for i in range(len(rows))]
     reports.table(
         tmp_path / "reports.csv", [[*row, user] for row, user in zip(rows, users, strict=True)], f"{HEADER},user"
