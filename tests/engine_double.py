@@ -58,13 +58,13 @@ class Nodes:
         """Start the command on one node."""
         home, count = self.homes[number], str(len(self.homes))
         command = [sys.executable, "-m", "tests.faults.driver", "train", str(home / self.job), *self.options]
-        place = {"RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
-        given = {**place, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self.port), **environ}
+        ranks = {"RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": count, "LOCAL_WORLD_SIZE": count}
+        variables = {**ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self.port), **environ}
         with (home / "log").open("ab") as log:
             return subprocess.Popen(
                 [*command, "--runs", str(home / "runs")],
                 cwd=ROOT,
-                env={**os.environ, "LEDGER": str(home / "ledger.jsonl"), **given},
+                env={**os.environ, "LEDGER": str(home / "ledger.jsonl"), **variables},
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )

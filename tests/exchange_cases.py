@@ -38,15 +38,15 @@ class Network(nn.Module):
         self.unused = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Tensor) -> Tensor:
-        for place, layer in enumerate(self.layers):
+        for index, layer in enumerate(self.layers):
             if self.kind == "twice":
                 x = checkpoint(layer, checkpoint(layer, x.requires_grad_(), use_reentrant=True), use_reentrant=True)
-            elif not self._left_out(place):
+            elif not self._left_out(index):
                 x = layer(x).tanh()
         return x
 
-    def _left_out(self, place: int) -> bool:
-        first, middle = place == 0, place == 2
+    def _left_out(self, index: int) -> bool:
+        first, middle = index == 0, index == 2
         return (self.kind == "one" and first and self.rank == 1) or (self.kind == "later" and middle and self.step == 0)
 
 
@@ -75,7 +75,7 @@ class Counting(GradientExchange):
         return super().finish(loss, notes)
 
 
-def found(kind: str, ranks: Ranks) -> list[dict[str, Any]]:
+def train_steps(kind: str, ranks: Ranks) -> list[dict[str, Any]]:
     """By step: the gradients, the loss, buckets sent early and tries."""
     torch.manual_seed(0)
     network, exchange = Network(kind, ranks.number), Counting(ranks)
@@ -117,11 +117,11 @@ KINDS = ("plain", "after", "parts", "one", "later", "twice", "bf16")
 def main() -> None:
     vars(gradient_exchange)["BUCKET_BYTES"] = 2 * WIDTH * WIDTH * 4
     ranks = join_ranks(torch.device("cpu"))
-    rows = {kind: found(kind, ranks) for kind in KINDS}
+    rows = {kind: train_steps(kind, ranks) for kind in KINDS}
     # The same without others: what the sums must be.
     alone = replace(ranks, count=1)
-    own = {kind: found(kind, alone) if kind not in ("after", "parts") else None for kind in KINDS}
-    Path(f"{sys.argv[1]}.{os.environ['DRIVETRAIN_RANK']}").write_text(json.dumps({"together": rows, "own": own}))
+    own_rows = {kind: train_steps(kind, alone) if kind not in ("after", "parts") else None for kind in KINDS}
+    Path(f"{sys.argv[1]}.{os.environ['DRIVETRAIN_RANK']}").write_text(json.dumps({"together": rows, "own": own_rows}))
     ranks.leave()
 
 

@@ -29,29 +29,29 @@ def labels() -> torch.Tensor:
 
 def partner_of(values: torch.Tensor, original: torch.Tensor, share: float) -> list[int]:
     """Which other row each row was blended with, found by trying all."""
-    found = []
+    partners = []
     for i, row in enumerate(values.double()):
         errors = [(row - (share * original[i] + (1 - share) * other)).abs().max() for other in original.double()]
-        found.append(int(torch.stack(errors).argmin()))
+        partners.append(int(torch.stack(errors).argmin()))
         assert min(errors) < 1e-6
-    return found
+    return partners
 
 
 @pytest.mark.parametrize("step", range(5))
 @pytest.mark.parametrize("shape", [(COUNT, 2, 12, 10), (COUNT, 20, 3), (COUNT, 4)], ids=["images", "windows", "rows"])
 def test_mixup_is_its_formula(step: int, shape: tuple[int, ...]) -> None:
-    x = torch.rand(shape, generator=torch.Generator().manual_seed(1))
-    (inputs,), targets = mix_batch((x,), {"": labels()}, HEADS, 7, step, Mixup(alpha=0.4, probability=1.0))
-    y = targets[""]
-    assert y.shape == (COUNT, 3)
-    assert torch.allclose(y.sum(dim=1), torch.ones(COUNT))
+    samples = torch.rand(shape, generator=torch.Generator().manual_seed(1))
+    (inputs,), targets = mix_batch((samples,), {"": labels()}, HEADS, 7, step, Mixup(alpha=0.4, probability=1.0))
+    soft_labels = targets[""]
+    assert soft_labels.shape == (COUNT, 3)
+    assert torch.allclose(soft_labels.sum(dim=1), torch.ones(COUNT))
     # The share is read from a row whose partner has another label; then both formulas must hold with one pairing.
-    hard = torch.nn.functional.one_hot(labels(), 3).double()
-    own = y[torch.arange(COUNT), labels()]
-    share = float(own[own < 0.999999].max()) if (own < 0.999999).any() else 1.0
-    partner = partner_of(inputs.flatten(1), x.flatten(1).double(), share)
+    hard_labels = torch.nn.functional.one_hot(labels(), 3).double()
+    own_shares = soft_labels[torch.arange(COUNT), labels()]
+    share = float(own_shares[own_shares < 0.999999].max()) if (own_shares < 0.999999).any() else 1.0
+    partner = partner_of(inputs.flatten(1), samples.flatten(1).double(), share)
     assert sorted(partner) == list(range(COUNT))
-    assert torch.allclose(y.double(), share * hard + (1 - share) * hard[partner], atol=1e-6)
+    assert torch.allclose(soft_labels.double(), share * hard_labels + (1 - share) * hard_labels[partner], atol=1e-6)
 
 
 def test_shares_follow_the_beta_distribution() -> None:
@@ -113,9 +113,9 @@ def test_random_numbers_depend_on_seed_and_step_only() -> None:
 @pytest.mark.parametrize("kind", [Mixup, Cutmix])
 def test_share_of_steps_that_are_mixed(kind: Any, probability: float) -> None:
     spec = kind(probability=probability)
-    given = {"mixup": spec} if kind is Mixup else {"cutmix": spec}
+    options = {"mixup": spec} if kind is Mixup else {"cutmix": spec}
     changed = [
-        mix_batch((images(),), {"": labels()}, HEADS, 0, step, **given)[1][""].is_floating_point()
+        mix_batch((images(),), {"": labels()}, HEADS, 0, step, **options)[1][""].is_floating_point()
         for step in range(1000)
     ]
     assert abs(np.mean(changed) - probability) < 0.06
@@ -142,22 +142,22 @@ def test_targets_of_every_kind() -> None:
         "size": Head("size", columns=("w",)),
     }
     tags, size = torch.rand(COUNT, 2).round(), torch.randn(COUNT, 1)
-    given = {"cause": labels(), "tags": tags, "size": size}
-    _, targets = mix_batch((images(),), given, heads, 0, 4, Mixup(alpha=1.0))
+    targets_by_head = {"cause": labels(), "tags": tags, "size": size}
+    _, targets = mix_batch((images(),), targets_by_head, heads, 0, 4, Mixup(alpha=1.0))
     assert targets["cause"].shape == (COUNT, 3)
     hard = torch.nn.functional.one_hot(labels(), 3).float()
-    everything = torch.cat([hard, tags, size], dim=1)
-    found = torch.cat([targets["cause"], targets["tags"], targets["size"]], dim=1)
-    changed = (found - everything).abs().sum(dim=1)
+    plain_targets = torch.cat([hard, tags, size], dim=1)
+    mixed_targets = torch.cat([targets["cause"], targets["tags"], targets["size"]], dim=1)
+    changed = (mixed_targets - plain_targets).abs().sum(dim=1)
     assert (changed > 0).any()
     # One share and one pairing for all heads: some row of one pair solves for the share, which then fits all rows.
     ratios = []
     for i in range(COUNT):
         for j in range(COUNT):
-            span = everything[j] - everything[i]
+            span = plain_targets[j] - plain_targets[i]
             if span.abs().sum() > 0 and changed[i] > 0:
-                share = float(((found[i] - everything[i]) @ span) / (span @ span))
-                if torch.allclose(everything[i] + share * span, found[i], atol=1e-5):
+                share = float(((mixed_targets[i] - plain_targets[i]) @ span) / (span @ span))
+                if torch.allclose(plain_targets[i] + share * span, mixed_targets[i], atol=1e-5):
                     ratios.append(share)
     assert len(ratios) >= int((changed > 0).sum())
     assert max(ratios) - min(ratios) < 1e-4
@@ -184,14 +184,14 @@ def job(**augment: Any) -> ImageJob:
 
 def test_a_job_says_what_is_mixed() -> None:
     batch = Batch(np.arange(COUNT), (images(),), {"": labels()})
-    same = mix(batch, HEADS, job(), 0)
-    assert same.inputs[0] is batch.inputs[0]
-    assert torch.equal(same.targets[""], labels())
-    found = mix(batch, HEADS, job(mixup={"alpha": 0.4}), 3)
+    plain_batch = mix(batch, HEADS, job(), 0)
+    assert plain_batch.inputs[0] is batch.inputs[0]
+    assert torch.equal(plain_batch.targets[""], labels())
+    mixed_batch = mix(batch, HEADS, job(mixup={"alpha": 0.4}), 3)
     (inputs,), targets = mix_batch(batch.inputs, batch.targets, HEADS, 7, 3, Mixup(alpha=0.4))
-    assert torch.equal(found.inputs[0], inputs)
-    assert torch.equal(found.targets[""], targets[""])
-    assert np.array_equal(found.ids, batch.ids)
+    assert torch.equal(mixed_batch.inputs[0], inputs)
+    assert torch.equal(mixed_batch.targets[""], targets[""])
+    assert np.array_equal(mixed_batch.ids, batch.ids)
 
 
 def test_a_single_sample_has_no_partner() -> None:

@@ -30,9 +30,9 @@ from tests.paths import ROOT
 def columns() -> tuple[Any, ...]:
     """One array of each kind, above and below the limit, and one twice."""
     pixels = torch.arange(3 << 19, dtype=torch.int32).reshape(3, -1)
-    words = pyarrow.chunked_array([[f"text {i}" for i in range(n)] + [None] for n in (70_000, 50_000)])
+    texts = pyarrow.chunked_array([[f"text {i}" for i in range(n)] + [None] for n in (70_000, 50_000)])
     small, half = torch.arange(9), torch.ones(1 << 20, dtype=torch.bfloat16)
-    return pixels, np.arange(1 << 18, dtype=np.float64), words, pixels, small, half, np.arange(1 << 18) > 7
+    return pixels, np.arange(1 << 18, dtype=np.float64), texts, pixels, small, half, np.arange(1 << 18) > 7
 
 
 def same(one: Any, two: Any) -> bool:
@@ -41,7 +41,7 @@ def same(one: Any, two: Any) -> bool:
     return np.array_equal(*(x.view(torch.int16).numpy() if isinstance(x, torch.Tensor) else x for x in (one, two)))
 
 
-def shared(first: list[Any], second: list[Any]) -> int:
+def share_between(first: list[Any], second: list[Any]) -> int:
     """What two processes do, in one: returns the bytes that the second one maps."""
     handle = one_copy._move_to_file(first, len(one_copy._list_arrays(first)))
     try:
@@ -53,11 +53,11 @@ def shared(first: list[Any], second: list[Any]) -> int:
 def test_arrays_of_all_kinds_are_shared() -> None:
     one, two = Held(*columns()), Held(*columns())
     small = two.arrays[4]
-    assert shared([one], [two]) > 11 << 20
-    for held in (one, two):
-        assert one_copy._list_arrays([held]) == []  # they lie in a file now
-        assert all(map(same, held.arrays, columns()))
-        assert held.arrays[0] is held.arrays[3]
+    assert share_between([one], [two]) > 11 << 20
+    for holder in (one, two):
+        assert one_copy._list_arrays([holder]) == []  # they lie in a file now
+        assert all(map(same, holder.arrays, columns()))
+        assert holder.arrays[0] is holder.arrays[3]
     assert two.arrays[4] is small
     two.arrays[0][0, 0] = 9  # a write stays in its process
     assert int(one.arrays[0][0, 0]) == 0
@@ -66,10 +66,10 @@ def test_arrays_of_all_kinds_are_shared() -> None:
 def test_who_has_other_bytes_keeps_them() -> None:
     one, two = Held(*columns()), Held(*columns())
     two.arrays[0][2, 7] += 1
-    own = two.arrays[0]
-    shared([one], [two])
-    assert two.arrays[0] is own
-    assert one_copy._list_arrays([two]) == [own]
+    changed_array = two.arrays[0]
+    share_between([one], [two])
+    assert two.arrays[0] is changed_array
+    assert one_copy._list_arrays([two]) == [changed_array]
     assert all(map(same, two.arrays[1:3], columns()[1:3]))
 
 
@@ -80,7 +80,7 @@ def test_what_is_mapped_already_is_left_alone(tmp_path: Path) -> None:
     assert one_copy._list_arrays([Held(mapped, torch.from_numpy(mapped), strided)]) == []
 
 
-def gathered(split: Split) -> list[torch.Tensor]:
+def gather_all(split: Split) -> list[torch.Tensor]:
     return [*split.gather(np.arange(len(split))), *split.targets.values()]
 
 
@@ -103,10 +103,10 @@ def test_the_samples_of_each_task_stay_the_same(name: str, tmp_path: Path, monke
     holders = [cast(list[Any], [data.train, data.validation]) for data in both]
     assert all(isinstance(split, ArrayHolder) for split in holders[0])
     inputs = sum(x.nbytes for x in plain.train.gather(np.arange(len(plain.train))))
-    assert shared(*holders) > inputs // 16  # windows overlap, and tokens are padded when they are gathered
+    assert share_between(*holders) > inputs // 16  # windows overlap, and tokens are padded when they are gathered
     for data in both:
         for one, two in ((plain.train, data.train), (plain.validation, data.validation)):
-            assert all(torch.equal(a, b) for a, b in zip(gathered(one), gathered(two), strict=True))
+            assert all(torch.equal(a, b) for a, b in zip(gather_all(one), gather_all(two), strict=True))
             assert one.title(0) == two.title(0)
 
 
@@ -116,15 +116,15 @@ def test_arrays_of_the_user_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
         arrays.build_array_split((np.arange(12.0).reshape(6, 2), np.arange(6)), "train", None, torch.tensor([4, 1]))
         for _ in range(2)
     )
-    assert shared([one], [two]) == 96 + 48
+    assert share_between([one], [two]) == 96 + 48
     assert two.gather(np.array([0, 1]))[0].tolist() == [[8.0, 9.0], [2.0, 3.0]]
 
 
 def test_one_process_shares_nothing() -> None:
-    held: Any = Held(*columns())
-    before = held.arrays
-    assert one_copy.share(Dataset(held, held, {}, {}, mixable=False, notes=[]), ALONE) == ""
-    assert held.arrays is before or all(a is b for a, b in zip(held.arrays, before, strict=True))
+    holder: Any = Held(*columns())
+    arrays_before = holder.arrays
+    assert one_copy.share(Dataset(holder, holder, {}, {}, mixable=False, notes=[]), ALONE) == ""
+    assert holder.arrays is arrays_before or all(a is b for a, b in zip(holder.arrays, arrays_before, strict=True))
 
 
 @pytest.mark.parametrize("preload", ["", "libtcmalloc_minimal.so.4"])
@@ -146,9 +146,11 @@ between = own()
 one_copy._map_from_file([follow], 2, handle)
 print(before - between, between - own())
 """
-    given = {**os.environ, "LD_PRELOAD": str(library) if preload else ""}
-    said = subprocess.run([sys.executable, "-c", code], env=given, cwd=ROOT, capture_output=True, text=True, check=True)
-    freed = [int(word) for word in said.stdout.split()]
+    environment = {**os.environ, "LD_PRELOAD": str(library) if preload else ""}
+    process = subprocess.run(
+        [sys.executable, "-c", code], env=environment, cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    freed = [int(word) for word in process.stdout.split()]
     assert all(76 <= mebibytes <= 84 for mebibytes in freed), freed
 
 
@@ -172,6 +174,6 @@ assert ranks.number == 2 or torch.equal(held.array, torch.arange(1 << 18))
 ranks.leave()
 print(words, mapped)
 """
-    said = ranks_start.finished([sys.executable, "-c", code], 3, seconds=120)
-    assert said[0] == said[1] == get_message("memory-mib-data-once", 2, 2, 1)
-    assert said[2] == " 0\n"
+    outputs = ranks_start.finished([sys.executable, "-c", code], 3, seconds=120)
+    assert outputs[0] == outputs[1] == get_message("memory-mib-data-once", 2, 2, 1)
+    assert outputs[2] == " 0\n"

@@ -21,54 +21,57 @@ SIZES = ((2, 5), (1, 10), (3, 16), (2, -1))
 """Processes of each attempt, and the step before which all of them are killed: three times in the first epoch."""
 
 
-def trained(
-    folder: Path, sizes: Sequence[tuple[int, int]], more: str, monkeypatch: pytest.MonkeyPatch
+def train_in_attempts(
+    folder: Path, sizes: Sequence[tuple[int, int]], data_options: str, monkeypatch: pytest.MonkeyPatch
 ) -> dict[int, list[int]]:
     """What was trained in each step in the last attempt that reached it."""
-    found: dict[int, list[int]] = {}
+    ids_by_step: dict[int, list[int]] = {}
     for attempt, (count, last) in enumerate(sizes):
         monkeypatch.setenv("ATTEMPT", str(attempt))
-        command = [sys.executable, "-m", "tests.parts_driver", str(folder), str(last), more]
-        codes, said = ranks_start.ended(command, count)
-        assert codes == [0 if last < 0 else KILLED] * count, "\n".join(said)
+        command = [sys.executable, "-m", "tests.parts_driver", str(folder), str(last), data_options]
+        codes, outputs = ranks_start.ended(command, count)
+        assert codes == [0 if last < 0 else KILLED] * count, "\n".join(outputs)
         homes = [folder, *(folder / "ranks" / str(rank) for rank in range(1, count))]
         notes = [
-            [json.loads(line) for line in (h / f"trained-{attempt}.jsonl").read_text().splitlines()] for h in homes
+            [json.loads(line) for line in (home / f"trained-{attempt}.jsonl").read_text().splitlines()]
+            for home in homes
         ]
-        for each in zip(*notes, strict=True):
-            assert len({note["step"] for note in each}) == 1
-            whole = [i for note in each for i in note["ids"]]
+        for step_notes in zip(*notes, strict=True):
+            assert len({note["step"] for note in step_notes}) == 1
+            batch_ids = [i for note in step_notes for i in note["ids"]]
             # Of a batch with fewer samples than parts each process computes all.
-            found[each[0]["step"]] = whole if len(each[0]["ids"]) != SAMPLES % BATCH else each[0]["ids"]
-    return found
+            ids_by_step[step_notes[0]["step"]] = (
+                batch_ids if len(step_notes[0]["ids"]) != SAMPLES % BATCH else step_notes[0]["ids"]
+            )
+    return ids_by_step
 
 
 @pytest.mark.parametrize(
-    ("more", "sizes"),
+    ("data_options", "sizes"),
     [
         pytest.param(", parts: 3", SIZES, id="parts of the job"),
         pytest.param("", ((2, 5), (1, 10), (2, -1)), id="parts of the first attempt", marks=pytest.mark.nightly),
     ],
 )
 def test_other_numbers_of_processes_train_the_same(
-    tmp_path: Path, more: str, sizes: tuple[tuple[int, int], ...], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, data_options: str, sizes: tuple[tuple[int, int], ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alone = trained(tmp_path / "alone", [(1, -1)], more or ", parts: 2", monkeypatch)
-    changed = trained(tmp_path / "changed", sizes, more, monkeypatch)
+    alone = train_in_attempts(tmp_path / "alone", [(1, -1)], data_options or ", parts: 2", monkeypatch)
+    changed = train_in_attempts(tmp_path / "changed", sizes, data_options, monkeypatch)
     assert changed == alone
     per_epoch = STEPS // EPOCHS
     for epoch in range(EPOCHS):
-        seen = [i for step in range(epoch * per_epoch, (epoch + 1) * per_epoch) for i in changed[step]]
-        assert sorted(seen) == list(range(SAMPLES))
+        epoch_ids = [i for step in range(epoch * per_epoch, (epoch + 1) * per_epoch) for i in changed[step]]
+        assert sorted(epoch_ids) == list(range(SAMPLES))
     one, two = rows(tmp_path / "alone"), rows(tmp_path / "changed")
     assert [(row["step"], row["epoch"], sorted(row)) for row in one] == [
         (row["step"], row["epoch"], sorted(row)) for row in two
     ]
-    digests = [[row["batch"] for row in each if "train/loss" in row] for each in (one, two)]
+    digests = [[row["batch"] for row in metric_rows if "train/loss" in row] for metric_rows in (one, two)]
     assert digests[0] == digests[1] == [digest_batch([hash_samples(np.array(changed[step]))]) for step in range(STEPS)]
     # The network is in float64, what is counted in an evaluation in float32.
     for name, rounding in (("train/loss", 1e-9), ("validation/loss", 1e-6)):
-        first, second = ([row[name] for row in each if name in row] for each in (one, two))
+        first, second = ([row[name] for row in metric_rows if name in row] for metric_rows in (one, two))
         assert len(first) == (STEPS if name == "train/loss" else EPOCHS)
         np.testing.assert_allclose(second, first, rtol=rounding)
         assert first[-1] < first[0], "it learns"
@@ -77,26 +80,26 @@ def test_other_numbers_of_processes_train_the_same(
 def test_more_processes_than_parts_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATTEMPT", "0")
     command = [sys.executable, "-m", "tests.parts_driver", str(tmp_path), "-1", ", parts: 2"]
-    codes, said = ranks_start.ended(command, 3)
+    codes, outputs = ranks_start.ended(command, 3)
     assert 0 not in codes
-    assert "train.parts: is 2, and 3 processes train together" in said[0]
+    assert "train.parts: is 2, and 3 processes train together" in outputs[0]
 
 
 def test_digest_is_that_of_the_samples_however_they_are_shared() -> None:
     ids = np.random.default_rng(0).permutation(50_000)[:256].astype(np.int64)
-    whole = digest_batch([hash_samples(ids)])
-    assert len(whole) == 12
+    full_digest = digest_batch([hash_samples(ids)])
+    assert len(full_digest) == 12
     for cuts in ([], [1], [100, 200], list(range(1, 256))):
         parts = np.split(ids, cuts)
-        assert digest_batch([hash_samples(part) for part in parts]) == whole
-    assert digest_batch([hash_samples(ids)] * 3, shared=False) == whole
-    assert digest_batch([hash_samples(ids[::-1])]) == whole
+        assert digest_batch([hash_samples(part) for part in parts]) == full_digest
+    assert digest_batch([hash_samples(ids)] * 3, shared=False) == full_digest
+    assert digest_batch([hash_samples(ids[::-1])]) == full_digest
     changed, twice = ids.copy(), ids.copy()
     changed[7], twice[7] = 50_000, ids[8]
-    others = [
+    other_digests = [
         digest_batch([hash_samples(other)]) for other in (changed, twice, ids[1:], np.append(ids, ids[:1]), ids[:0])
     ]
-    assert len({whole, *others}) == 6
+    assert len({full_digest, *other_digests}) == 6
 
 
 @pytest.mark.parametrize("batch", [5, 13])
@@ -109,25 +112,25 @@ def test_parts_are_the_same_for_any_number_of_processes(samples: int, count: int
     expected = count == 1 or samples >= count * (2 if batch >= 2 * count else 1)
     assert cut == expected, "BatchNorm fails on a single sample"
     for ranks in range(1, count + 1):
-        each = [BatchParts(Ranks(rank, ranks), count, batch) for rank in range(ranks)]
-        shared = [part for one in each for part in one.list_own_parts(samples)]
+        parts_by_rank = [BatchParts(Ranks(rank, ranks), count, batch) for rank in range(ranks)]
+        shared = [part for one in parts_by_rank for part in one.list_own_parts(samples)]
         assert shared == (alone if cut else alone * ranks)
-        ids = np.concatenate([one.select_own_samples(np.arange(samples)) for one in each])
+        ids = np.concatenate([one.select_own_samples(np.arange(samples)) for one in parts_by_rank])
         assert ids.tolist() == list(range(samples)) * (1 if cut else ranks)
 
 
 def test_buffers_stay_those_of_the_first_part(tmp_path: Path) -> None:
-    whole = tiny.assembled(tmp_path / "1", tiny.job("parts: 2"))
-    batch = next(iter(whole.batches.epoch(0)))
-    whole.train_mode()
-    whole.step(whole.preprocess(batch, 0), whole.list_local_parts(len(batch)))
-    half = tiny.assembled(tmp_path / "2", tiny.job())
-    half.train_mode()
-    half.step(half.preprocess(batch.between(0, 8), 0), half.step_seed())
-    one, two = dict(whole.model.named_buffers()), dict(half.model.named_buffers())
+    full_run = tiny.assembled(tmp_path / "1", tiny.job("parts: 2"))
+    batch = next(iter(full_run.batches.epoch(0)))
+    full_run.train_mode()
+    full_run.step(full_run.preprocess(batch, 0), full_run.list_local_parts(len(batch)))
+    half_run = tiny.assembled(tmp_path / "2", tiny.job())
+    half_run.train_mode()
+    half_run.step(half_run.preprocess(batch.between(0, 8), 0), half_run.step_seed())
+    one, two = dict(full_run.model.named_buffers()), dict(half_run.model.named_buffers())
     assert len(one) > 2
-    for name, value in one.items():
-        np.testing.assert_array_equal(value.numpy(), two[name].numpy(), err_msg=name)
+    for name, buffer in one.items():
+        np.testing.assert_array_equal(buffer.numpy(), two[name].numpy(), err_msg=name)
 
 
 def test_driver_network_depends_on_how_a_batch_is_cut() -> None:

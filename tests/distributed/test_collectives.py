@@ -17,7 +17,7 @@ Calls = list[list[Any]]
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[Calls]]]:
+def records(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[Calls]]]:
     """By process and case: the collectives of each step."""
     folder = tmp_path_factory.mktemp("collectives")
     return ranks_cases.together(folder, [PLAIN, WEIGHTED, NORM], 2, "collectives_driver")
@@ -30,31 +30,31 @@ def ordinary(steps: list[Calls]) -> list[Calls]:
 
 
 def small(calls: Calls) -> list[str]:
-    return [kind for kind, size, what in calls if what == "begun" and size < LARGE]
+    return [kind for kind, size, phase in calls if phase == "begun" and size < LARGE]
 
 
 def at_once(calls: Calls) -> list[str]:
     """The small ones that are waited for as soon as they are begun."""
     pairs = itertools.pairwise(calls)
-    return [kind for (kind, size, what), after in pairs if what == "begun" and size < LARGE and after[2] == "waited"]
+    return [kind for (kind, size, phase), after in pairs if phase == "begun" and size < LARGE and after[2] == "waited"]
 
 
-def test_one_small_collective_a_step(found: list[dict[str, list[Calls]]]) -> None:
-    for one in found:
-        for calls in ordinary(one[PLAIN]):
+def test_one_small_collective_a_step(records: list[dict[str, list[Calls]]]) -> None:
+    for record in records:
+        for calls in ordinary(record[PLAIN]):
             assert small(calls) == at_once(calls) == ["all_gather"]
-            assert sum(size >= LARGE and what == "begun" for _, size, what in calls) == 1, "the gradients"
+            assert sum(size >= LARGE and phase == "begun" for _, size, phase in calls) == 1, "the gradients"
 
 
-def test_class_weights_are_summed_while_the_forward_pass_computes(found: list[dict[str, list[Calls]]]) -> None:
-    for calls in ordinary(found[0][WEIGHTED]):
+def test_class_weights_are_summed_while_the_forward_pass_computes(records: list[dict[str, list[Calls]]]) -> None:
+    for calls in ordinary(records[0][WEIGHTED]):
         assert small(calls) == ["all_reduce", "all_gather"]
         # Without a gradient of this step before it, the first wait comes when the forward pass is done.
         assert calls[0] == ["all_reduce", 8, "begun"]
 
 
-def test_buffers_travel_beside_the_last_gradients(found: list[dict[str, list[Calls]]]) -> None:
-    for calls in ordinary(found[0][NORM]):
+def test_buffers_travel_beside_the_last_gradients(records: list[dict[str, list[Calls]]]) -> None:
+    for calls in ordinary(records[0][NORM]):
         assert small(calls) == ["all_gather", "broadcast"]
-        kinds = [(kind, what) for kind, size, what in calls]
+        kinds = [(kind, phase) for kind, size, phase in calls]
         assert kinds.index(("broadcast", "begun")) < kinds.index(("all_reduce", "waited"))

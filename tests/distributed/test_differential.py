@@ -13,7 +13,7 @@ import pytest
 from drivetrain.optimizations import precision
 from tests import ranks_cases, tiny, trained
 
-LAYOUTS = ["+".join(filter(None, words)) for words in product(("plain", "norm"), ("", "channels_last"), ("", "fused"))]
+LAYOUTS = ["+".join(filter(None, parts)) for parts in product(("plain", "norm"), ("", "channels_last"), ("", "fused"))]
 
 OWN = ["plain+unseeded", "norm+unseeded", "plain+unlike", "plain+larger"]
 """What code of the user's own may do in each process: other first weights, other targets, another network."""
@@ -23,15 +23,18 @@ OWN = ["plain+unseeded", "norm+unseeded", "plain+unlike", "plain+larger"]
 def convolutional(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, list[float]]]:
     """Losses of all layouts by the number of processes; alone, BatchNorm sees halves as each of two would."""
     cases = [f"convolutional/{name}" for name in (*LAYOUTS, *OWN)]
-    found = {}
+    losses_by_count = {}
     for count in (1, 2):
-        words = ["", "+halves"][count == 1]
-        each = ranks_cases.together(tmp_path_factory.mktemp(str(count)), [case + words for case in cases], count)
-        assert all(one == each[0] for one in each)
-        found[count] = {
-            case.removeprefix("convolutional/").removesuffix(words): values for case, values in each[0].items()
+        suffix = ["", "+halves"][count == 1]
+        losses_by_rank = ranks_cases.together(
+            tmp_path_factory.mktemp(str(count)), [case + suffix for case in cases], count
+        )
+        assert all(one == losses_by_rank[0] for one in losses_by_rank)
+        losses_by_count[count] = {
+            case.removeprefix("convolutional/").removesuffix(suffix): values
+            for case, values in losses_by_rank[0].items()
         }
-    return found
+    return losses_by_count
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -50,16 +53,16 @@ def test_initial_weights_are_those_of_rank_0(convolutional: dict[int, dict[str, 
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "message"),
     [
         ("plain+unlike", "process 2 of 2 has other samples than process 1"),
         ("plain+larger", "process 2 of 2 has other weights or buffers than"),
     ],
 )
 def test_processes_that_read_or_build_something_else_are_refused(
-    convolutional: dict[int, dict[str, Any]], name: str, words: str
+    convolutional: dict[int, dict[str, Any]], name: str, message: str
 ) -> None:
-    assert words in convolutional[2][name]
+    assert message in convolutional[2][name]
 
 
 TASKS = [*(name.replace(" ", "-") for name in trained.CASES), "own"]
@@ -75,14 +78,14 @@ def losses_of_tasks(folder: Path, ways: Sequence[str], seconds: float = 300) -> 
         case.files(home)
         (home / "job.yaml").write_text(f"name: t\n{case.text}{trained.COMMON}")
 
-    def of(count: int, ways: Sequence[str]) -> dict[str, list[float]]:
+    def run_ways(count: int, ways: Sequence[str]) -> dict[str, list[float]]:
         cases = [f"task/{name}+{way}" for name in TASKS for way in ways]
         cases = [case + "+channels_last=true" * ("image" in case and "fused" in case) for case in cases]
         (folder / str(count)).mkdir()
-        found = ranks_cases.together(folder / str(count), cases, count, seconds=seconds)[0]
-        return dict(zip(product(TASKS, ways), found.values(), strict=True))
+        losses = ranks_cases.together(folder / str(count), cases, count, seconds=seconds)[0]
+        return dict(zip(product(TASKS, ways), losses.values(), strict=True))
 
-    alone, together = of(1, ["halves", *(f"{way}+halves" for way in ways)]), of(2, ["", *ways])
+    alone, together = run_ways(1, ["halves", *(f"{way}+halves" for way in ways)]), run_ways(2, ["", *ways])
     return {
         task: {"alone": alone[task, "halves"]}
         | {f"1 {way}": alone[task, f"{way}+halves"] for way in ways}
@@ -109,7 +112,7 @@ def test_every_task_is_the_same_for_one_process_and_for_two(tasks: dict[str, Any
 
 @pytest.mark.nightly
 def test_every_task_is_the_same_compiled(tmp_path: Path) -> None:
-    for task, found in losses_of_tasks(tmp_path, ["compile=true+fused_optimizer=true"], 3600).items():
-        plain = found.pop("alone")
-        for way, losses in found.items():
+    for task, losses_by_way in losses_of_tasks(tmp_path, ["compile=true+fused_optimizer=true"], 3600).items():
+        plain = losses_by_way.pop("alone")
+        for way, losses in losses_by_way.items():
             np.testing.assert_allclose(losses, plain, rtol=1e-6, err_msg=f"{task} {way}")

@@ -25,7 +25,7 @@ Rows = list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, Rows]]]:
+def records(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, Rows]]]:
     """By process: what it had after the exchange, and what it computes alone; by kind of network and step."""
     file = tmp_path_factory.mktemp("exchange") / "found"
     ranks_start.finished([sys.executable, "-m", "tests.exchange_cases", str(file)], COUNT)
@@ -33,90 +33,92 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, 
 
 
 @pytest.mark.parametrize("kind", ["plain", "one", "later", "twice", "bf16"])
-def test_each_process_has_the_sum_and_what_none_has_stays_none(found: list[dict[str, Any]], kind: str) -> None:
+def test_each_process_has_the_sum_and_what_none_has_stays_none(records: list[dict[str, Any]], kind: str) -> None:
     for step in range(STEPS):
-        own = [one["own"][kind][step] for one in found]
-        for one in found:
-            row = one["together"][kind][step]
-            assert row["loss"] == pytest.approx(sum(each["loss"] for each in own))
+        own_rows = [record["own"][kind][step] for record in records]
+        for record in records:
+            row = record["together"][kind][step]
+            assert row["loss"] == pytest.approx(sum(own_row["loss"] for own_row in own_rows))
             for name, gradient in row["grads"].items():
-                given = [each["grads"][name] for each in own if each["grads"][name] is not None]
-                assert (gradient is None) == (not given), name
-                if given:
+                gradients = [own_row["grads"][name] for own_row in own_rows if own_row["grads"][name] is not None]
+                assert (gradient is None) == (not gradients), name
+                if gradients:
                     # bf16 has eight bits.
                     within = {"rtol": 3e-2, "atol": 3e-2} if kind == "bf16" else {"rtol": 1e-5, "atol": 1e-6}
-                    np.testing.assert_allclose(gradient, np.sum(given, axis=0), **within, err_msg=name)
-            assert row == found[0]["together"][kind][step] | {"early": row["early"]}
-    assert all(row["grads"]["unused.weight"] is None for row in found[0]["together"][kind])
+                    np.testing.assert_allclose(gradient, np.sum(gradients, axis=0), **within, err_msg=name)
+            assert row == records[0]["together"][kind][step] | {"early": row["early"]}
+    assert all(row["grads"]["unused.weight"] is None for row in records[0]["together"][kind])
 
 
-def test_buckets_are_sent_before_the_backward_pass_ends(found: list[dict[str, Any]]) -> None:
-    early = [row["early"] for row in found[0]["together"]["plain"]]
+def test_buckets_are_sent_before_the_backward_pass_ends(records: list[dict[str, Any]]) -> None:
+    early = [row["early"] for row in records[0]["together"]["plain"]]
     # A layer that is never used holds its bucket back in the first pass only, in which nobody knows.
     assert early[0] == 0
     assert early[1] == early[2] > 2
-    assert [row["early"] for row in found[0]["together"]["after"]] == [0, 0, 0]
+    assert [row["early"] for row in records[0]["together"]["after"]] == [0, 0, 0]
 
 
 @pytest.mark.parametrize("kind", ["after", "parts"])
-def test_overlap_and_micro_batches_change_nothing(found: list[dict[str, Any]], kind: str) -> None:
-    for one, plain in zip(found[0]["together"][kind], found[0]["together"]["plain"], strict=True):
-        for name, gradient in plain["grads"].items():
+def test_overlap_and_micro_batches_change_nothing(records: list[dict[str, Any]], kind: str) -> None:
+    for row, plain_row in zip(records[0]["together"][kind], records[0]["together"]["plain"], strict=True):
+        for name, gradient in plain_row["grads"].items():
             if kind == "after":
-                assert one["grads"][name] == gradient
+                assert row["grads"][name] == gradient
             elif gradient is not None:
-                np.testing.assert_allclose(one["grads"][name], gradient, rtol=1e-5, atol=1e-6)
+                np.testing.assert_allclose(row["grads"][name], gradient, rtol=1e-5, atol=1e-6)
 
 
-def test_the_first_step_has_the_bits_of_the_others(found: list[dict[str, Any]]) -> None:
-    first, *others = ((row["loss"], row["grads"]) for row in found[0]["together"]["plain"])
-    assert all(other == first for other in others)
+def test_the_first_step_has_the_bits_of_the_others(records: list[dict[str, Any]]) -> None:
+    first, *later_steps = ((row["loss"], row["grads"]) for row in records[0]["together"]["plain"])
+    assert all(other == first for other in later_steps)
 
 
-def test_a_gradient_that_comes_late_repeats_the_step_once(found: list[dict[str, Any]]) -> None:
+def test_a_gradient_that_comes_late_repeats_the_step_once(records: list[dict[str, Any]]) -> None:
     """A layer is used from the second step on, when its bucket does not wait for it any more."""
-    assert [[row["tries"] for row in one["together"]["later"]] for one in found] == [[1, 2, 1]] * COUNT
+    assert [[row["tries"] for row in record["together"]["later"]] for record in records] == [[1, 2, 1]] * COUNT
 
 
 def test_exchange_precision_is_in_force_only_among_several(tmp_path: Path) -> None:
-    made = tiny.assembled(tmp_path, tiny.job(), settings={"exchange_precision": "bf16"})
-    assert exchange_precision.effective(made) == "fp32"
-    made.configure_step(exchange=GradientExchange(Ranks(0, 2)))
-    exchange_precision.apply(made, "bf16")
-    assert exchange_precision.effective(made) == "bf16"
+    run = tiny.assembled(tmp_path, tiny.job(), settings={"exchange_precision": "bf16"})
+    assert exchange_precision.effective(run) == "fp32"
+    run.configure_step(exchange=GradientExchange(Ranks(0, 2)))
+    exchange_precision.apply(run, "bf16")
+    assert exchange_precision.effective(run) == "bf16"
     alone, unknown = tiny.job(more="limits: {nodes: 1}"), tiny.job()
     assert says(exchange_precision.refuse(alone, tiny.machine(), None, "bf16") or "", "there-is-only-one-process")
     assert exchange_precision.refuse(unknown, tiny.machine(), None, "bf16") is None, "--nodes may come with the command"
 
 
-def differing(folder: Path, count: int, way: str = "buckets") -> int:
+def count_differing_weights(folder: Path, count: int, way: str = "buckets") -> int:
     """How many weights of a whole run differ in a run that is killed and resumed."""
     program = [sys.executable, "-m", "tests.ranks_resumed"]
     calm, broken = folder / "calm", folder / "broken"
     ranks_start.finished([*program, str(calm), "14", "0", way], count)
-    codes, said = ranks_start.ended([*program, str(broken), "14", "11", way], count)
-    assert codes == [-9] * count, "\n".join(said)
-    said = ranks_start.finished([*program, str(broken), "14", "0", way], count)
-    assert "resumed from step-8" in said[0]
+    codes, outputs = ranks_start.ended([*program, str(broken), "14", "11", way], count)
+    assert codes == [-9] * count, "\n".join(outputs)
+    outputs = ranks_start.finished([*program, str(broken), "14", "0", way], count)
+    assert "resumed from step-8" in outputs[0]
     weights = [[np.load(home / f"{rank}.npy") for rank in range(count)] for home in (calm, broken)]
-    assert all(np.array_equal(each[0], one) for each in weights for one in each), "all processes have the same"
-    found = int((weights[0][0] != weights[1][0]).sum())
-    print(f"{way}, {count} processes: {found} of {len(weights[0][0])} weights differ")
-    return found
+    assert all(np.array_equal(run_weights[0], one) for run_weights in weights for one in run_weights), (
+        "all processes have the same"
+    )
+    different = int((weights[0][0] != weights[1][0]).sum())
+    print(f"{way}, {count} processes: {different} of {len(weights[0][0])} weights differ")
+    return different
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("count", [3, 4])
 def test_killed_and_resumed_gives_the_same_bits(tmp_path: Path, count: int) -> None:
     """Two processes would not show it: a + b is b + a."""
-    assert differing(tmp_path, count) == 0
+    assert count_differing_weights(tmp_path, count) == 0
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("count", [3, 4])
 def test_buckets_that_torch_lays_out_again_after_the_first_step_give_others(tmp_path: Path, count: int) -> None:
     """Why DistributedDataParallel is not used as it comes."""
-    assert differing(tmp_path, count, "ddp") > 0
+    assert count_differing_weights(tmp_path, count, "ddp") > 0
 
 
 def test_gradients_on_gpus_travel_in_larger_buckets() -> None:

@@ -18,20 +18,20 @@ rank = int(os.environ["DRIVETRAIN_RANK"])
 """
 
 
-def ended(code: str, count: int) -> list[str]:
+def run_processes(code: str, count: int) -> list[str]:
     return ranks_start.finished([sys.executable, "-c", START + code], count, seconds=120)
 
 
 def test_rank_0_may_leave_long_before_the_others() -> None:
     """The store ends with rank 0; the others have nothing more to ask."""
-    late = """
+    program = """
 ranks = join_ranks(torch.device("cpu"))
 ranks.barrier()
 time.sleep(4.0 * rank)
 ranks.leave()
 print("left", rank)
 """
-    assert ended(late, 2) == ["left 0\n", "left 1\n"]
+    assert run_processes(program, 2) == ["left 0\n", "left 1\n"]
 
 
 def test_a_process_may_leave_long_before_rank_0() -> None:
@@ -42,17 +42,17 @@ time.sleep(4.0 * (rank == 0))
 ranks.leave()
 print("left", rank)
 """
-    assert ended(early, 2) == ["left 0\n", "left 1\n"]
+    assert run_processes(early, 2) == ["left 0\n", "left 1\n"]
 
 
 def test_groups_of_the_same_processes_do_not_meet_each_others_addresses() -> None:
-    again = """
+    program = """
 for number in range(5):
     ranks = join_ranks(torch.device("cpu"))
     assert float(ranks.all_reduce_sum([torch.tensor(float(number))])[0]) == number * ranks.count
     ranks.leave()
 """
-    assert ended(again, 3) == ["", "", ""]
+    assert run_processes(program, 3) == ["", "", ""]
 
 
 def test_who_gives_up_tells_the_others_why() -> None:
@@ -65,10 +65,10 @@ if rank == 1:
     os._exit(12)
 ranks.barrier()
 """
-    codes, said = ranks_start.ended([sys.executable, "-c", START + code], 3, seconds=120)
+    codes, outputs = ranks_start.ended([sys.executable, "-c", START + code], 3, seconds=120)
     assert codes == [8, 12, 8]
-    assert says(said[0], "no-memory-in-process", 2)
-    assert says(said[2], "no-memory-in-process", 2)
+    assert says(outputs[0], "no-memory-in-process", 2)
+    assert says(outputs[2], "no-memory-in-process", 2)
 
 
 def test_rank_0_ends_in_order_after_it_has_told_who_is_lost() -> None:
@@ -82,14 +82,14 @@ if rank == 0:
     os._exit(8)
 time.sleep(60)
 """
-    codes, said = ranks_start.ended([sys.executable, "-c", START + code], 2, seconds=120)
+    codes, outputs = ranks_start.ended([sys.executable, "-c", START + code], 2, seconds=120)
     assert codes == [8, 8]
-    assert said[0] == "written\n"
-    assert "rank 1 is lost" in said[1]
+    assert outputs[0] == "written\n"
+    assert "rank 1 is lost" in outputs[1]
 
 
 @pytest.mark.parametrize(
-    ("waited", "travelling", "other", "heard", "stands"),
+    ("waited_seconds", "unfinished_bytes", "other_state", "silent_seconds", "stalled"),
     [
         (50.0, 0, "waits", 1.0, True),
         (50.0, 0, "waits", 20.0, True),
@@ -102,16 +102,18 @@ time.sleep(60)
         (30.0, 0, "waits", 20.0, False),
     ],
 )
-def test_an_exchange_that_stands_still(waited: float, travelling: int, other: str, heard: float, stands: bool) -> None:
+def test_an_exchange_that_stands_still(
+    waited_seconds: float, unfinished_bytes: int, other_state: str, silent_seconds: float, stalled: bool
+) -> None:
     now = time.monotonic()
-    found = object.__new__(Heartbeat)
-    found.rank, found._waiting_since, found._unfinished_bytes = 0, now - waited, travelling
-    found._signs = {
+    heartbeat = object.__new__(Heartbeat)
+    heartbeat.rank, heartbeat._waiting_since, heartbeat._unfinished_bytes = 0, now - waited_seconds, unfinished_bytes
+    heartbeat._signs = {
         1: ("7 node1 waits step 5, exchange", now - 0.5),
-        2: (f"9 node2 {other} step 5, exchange", now - heard),
+        2: (f"9 node2 {other_state} step 5, exchange", now - silent_seconds),
     }
-    said = found._describe_stalled_exchange()
-    assert bool(said) == stands
-    if stands:
-        assert says(said, "rank-node-node-heard", 2 if heard > 0.5 else 1)
-        assert says(said, "last-seen-step-exchange", 5)
+    description = heartbeat._describe_stalled_exchange()
+    assert bool(description) == stalled
+    if stalled:
+        assert says(description, "rank-node-node-heard", 2 if silent_seconds > 0.5 else 1)
+        assert says(description, "last-seen-step-exchange", 5)

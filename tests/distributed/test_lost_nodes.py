@@ -23,9 +23,9 @@ KILL_WAIT = 5.0
 
 @pytest.fixture
 def nodes(job: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Nodes]:
-    made = Nodes(job, tmp_path / "nodes", 2, request.param)
-    yield made
-    made.end()
+    cluster = Nodes(job, tmp_path / "nodes", 2, request.param)
+    yield cluster
+    cluster.end()
 
 
 @pytest.mark.parametrize("nodes", [["--set", "train.epochs=4000", "--set", "checkpoint.every=10m"]], indirect=True)
@@ -61,21 +61,21 @@ LONG = ["--set", "checkpoint.every=50 steps", "--set"]
 )
 def test_a_killed_node_costs_no_bit(nodes: Nodes, job: Path, kills: int, spread: float) -> None:
     """A node is killed at random moments, also while it starts or saves; each that ends is started again, as a pod is."""
-    chance, resumed = random.Random(kills), list[float]()
+    generator, recoveries = random.Random(kills), list[float]()
     nodes.start()
-    lost, seen, done, due = 0.0, 0, 0, time.monotonic() + chance.uniform(0, spread)
+    killed_at, rows_before, kill_count, next_kill_at = 0.0, 0, 0, time.monotonic() + generator.uniform(0, spread)
     while nodes.running[0].poll() != 0:
         nodes.restart()
-        if lost and len(list(nodes.ledger())) > seen + 2:
-            resumed.append(time.monotonic() - lost)
-            lost = 0.0
-        if done < kills and time.monotonic() > due:
-            nodes.kill(chance.randrange(2))
-            lost, seen, done = time.monotonic(), len(list(nodes.ledger())), done + 1
-            due = lost + chance.uniform(0, spread)
+        if killed_at and len(list(nodes.ledger())) > rows_before + 2:
+            recoveries.append(time.monotonic() - killed_at)
+            killed_at = 0.0
+        if kill_count < kills and time.monotonic() > next_kill_at:
+            nodes.kill(generator.randrange(2))
+            killed_at, rows_before, kill_count = time.monotonic(), len(list(nodes.ledger())), kill_count + 1
+            next_kill_at = killed_at + generator.uniform(0, spread)
         time.sleep(0.05)
-    assert done == kills, "the run ended before"
-    print(f"{kills} kills; of {len(resumed)}, training went on after {', '.join(f'{s:.0f}' for s in resumed)} s")
+    assert kill_count == kills, "the run ended before"
+    print(f"{kills} kills; of {len(recoveries)}, training went on after {', '.join(f'{s:.0f}' for s in recoveries)} s")
     reference = job.parent / "reference"
     options = [*nodes.options, "--set", "limits.processes=2", "--runs", str(reference)]
     subprocess.run(command(job, *options), cwd=ROOT, capture_output=True, check=True, timeout=1200)
@@ -89,10 +89,10 @@ def _check_ledger(nodes: Nodes) -> None:
     parts: dict[tuple[int, int], list[list[int] | None]] = {}
     for number in range(2):
         for row in nodes.ledger(number):
-            known = parts.setdefault((row["epoch"], row["batch"]), [None, None])
-            assert known[number] in (None, row["ids"])
-            known[number] = row["ids"]
+            ids_by_node = parts.setdefault((row["epoch"], row["batch"]), [None, None])
+            assert ids_by_node[number] in (None, row["ids"])
+            ids_by_node[number] = row["ids"]
     epochs: dict[int, list[int]] = {}
-    for (epoch, _), both in parts.items():
-        epochs.setdefault(epoch, []).extend(i for ids in both for i in ids or ())
+    for (epoch, _), halves in parts.items():
+        epochs.setdefault(epoch, []).extend(i for ids in halves for i in ids or ())
     assert all(sorted(ids) == list(range(120)) for ids in epochs.values())

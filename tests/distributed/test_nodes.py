@@ -36,12 +36,12 @@ class Cluster:
     def start(self, *options: str, last: Sequence[str] = ()) -> list[subprocess.Popen[bytes]]:
         """Train on all of them; the last machine gets more options."""
         meet = f"{self.machines[0].address}:{PORT}"
-        started = []
+        processes = []
         for number, (machine, home) in enumerate(zip(self.machines, self.homes, strict=True)):
-            words = [*options, *(last if number == len(self.homes) - 1 else ())]
-            words += ["--nodes", str(len(self.homes)), "--node", str(number), "--meet", meet]
-            started.append(machine.start(command(home / self.spec, *words), home / "log"))
-        return started
+            arguments = [*options, *(last if number == len(self.homes) - 1 else ())]
+            arguments += ["--nodes", str(len(self.homes)), "--node", str(number), "--meet", meet]
+            processes.append(machine.start(command(home / self.spec, *arguments), home / "log"))
+        return processes
 
     def codes(self, *options: str, last: Sequence[str] = ()) -> list[int]:
         """The exit codes of all machines."""
@@ -54,11 +54,11 @@ class Cluster:
 
 def listeners(process: int) -> set[str]:
     """The addresses on which anything listens in the network of a process, as the kernel writes them: in hex."""
-    found = set()
+    addresses = set()
     for name in ("tcp", "tcp6"):
         lines = Path(f"/proc/{process}/net/{name}").read_text().splitlines()[1:]
-        found |= {row[1].split(":")[0] for row in map(str.split, lines) if row[3] == "0A"}
-    return found
+        addresses |= {row[1].split(":")[0] for row in map(str.split, lines) if row[3] == "0A"}
+    return addresses
 
 
 def test_two_machines_give_the_bits_of_two_processes_and_others_are_refused(

@@ -27,18 +27,20 @@ INDEXED = {"JOB_COMPLETION_INDEX": "1"}
 
 
 def job(nodes: int | NodeRange | None = None, processes: int | None = None) -> Job:
-    made = tiny.job()
-    return made.model_copy(update={"limits": made.limits.model_copy(update={"nodes": nodes, "processes": processes})})
+    base_job = tiny.job()
+    return base_job.model_copy(
+        update={"limits": base_job.limits.model_copy(update={"nodes": nodes, "processes": processes})}
+    )
 
 
-def found(
+def find_position(
     environ: dict[str, str], options: Options = NO_OPTIONS, nodes: int | NodeRange | None = None
 ) -> Placement | None:
     return placement.find_placement(options, environ, job(nodes), "t-1.service.default.svc.cluster.local")
 
 
 @pytest.mark.parametrize(
-    ("environ", "nodes", "place"),
+    ("environ", "nodes", "expected"),
     [
         (TORCHRUN, None, (4, 3, ("10.0.0.5", 29511), 1, 2, False)),
         (TORCHRUN | {"TORCHELASTIC_USE_AGENT_STORE": "True"}, 2, (4, 3, ("10.0.0.5", 29511), 1, 2, True)),
@@ -49,19 +51,21 @@ def found(
         (TORCHRUN | SLURM | KUBEFLOW, None, (4, 3, ("10.0.0.5", 29511), 1, 2, False)),
     ],
 )
-def test_each_engine_says_where_this_is(environ: dict[str, str], nodes: int | None, place: tuple[object, ...]) -> None:
-    here = found(environ, nodes=nodes)
-    assert here is not None
+def test_each_engine_says_where_this_is(
+    environ: dict[str, str], nodes: int | None, expected: tuple[object, ...]
+) -> None:
+    position = find_position(environ, nodes=nodes)
+    assert position is not None
     assert (
-        here.supervisors,
-        here.index,
-        here.meet,
-        here.local_index,
-        here.local_supervisors,
-        here.starter_keeps_store,
-    ) == place
-    assert f"{here.index} of {here.supervisors}" in here.describe()
-    assert here.source in here.describe()
+        position.supervisors,
+        position.index,
+        position.meet,
+        position.local_index,
+        position.local_supervisors,
+        position.starter_keeps_store,
+    ) == expected
+    assert f"{position.index} of {position.supervisors}" in position.describe()
+    assert position.source in position.describe()
 
 
 @pytest.mark.parametrize(
@@ -77,22 +81,22 @@ def test_each_engine_says_where_this_is(environ: dict[str, str], nodes: int | No
     ],
 )
 def test_one_machine_trains_alone(environ: dict[str, str]) -> None:
-    assert found(environ) is None
-    assert found(environ, Options(1)) is None
+    assert find_position(environ) is None
+    assert find_position(environ, Options(1)) is None
 
 
 def test_slurm_jobs_have_ports_of_their_own() -> None:
     ports = []
     for number in range(20):
-        here = found(SLURM | {"SLURM_JOB_ID": str(number)})
-        assert here is not None
-        ports.append(here.meet[1])
+        position = find_position(SLURM | {"SLURM_JOB_ID": str(number)})
+        assert position is not None
+        ports.append(position.meet[1])
     assert len(set(ports)) == 20
     assert all(placement.DERIVED_PORTS[0] <= port < placement.DERIVED_PORTS[1] for port in ports)
 
 
 @pytest.mark.parametrize(
-    ("environ", "options", "nodes", "words"),
+    ("environ", "options", "nodes", "message"),
     [
         ({}, Options(2), None, "only --nodes given"),
         ({}, Options(node=1), None, "only --node given"),
@@ -120,11 +124,11 @@ def test_slurm_jobs_have_ports_of_their_own() -> None:
     ],
 )
 def test_contradictions_are_refused(
-    environ: dict[str, str], options: Options, nodes: int | NodeRange | None, words: str
+    environ: dict[str, str], options: Options, nodes: int | NodeRange | None, message: str
 ) -> None:
     with pytest.raises(SpecError) as error:
-        found(environ, options, nodes)
-    assert words in str(error.value)
+        find_position(environ, options, nodes)
+    assert message in str(error.value)
     assert "possible:" in str(error.value)
     assert "do:" in str(error.value)
 
@@ -132,11 +136,11 @@ def test_contradictions_are_refused(
 @pytest.mark.parametrize("bounds", [NodeRange(least=1), NodeRange(least=2), NodeRange(least=1, most=2)])
 def test_a_job_may_leave_the_number_of_machines_open(bounds: NodeRange) -> None:
     for environ, options in ((SLURM, NO_OPTIONS), (KUBEFLOW, NO_OPTIONS), ({}, Options(2, 1, "10.0.0.5:1"))):
-        here = found(environ, options, bounds)
-        assert here is not None
-        assert here.supervisors == 2
+        position = find_position(environ, options, bounds)
+        assert position is not None
+        assert position.supervisors == 2
     if bounds.least == 1:
-        assert found({}, nodes=bounds) is None
+        assert find_position({}, nodes=bounds) is None
 
 
 @pytest.mark.parametrize(("environ", "processes"), [(TORCHRUN, 4), (KUBEFLOW | {"PET_NPROC_PER_NODE": "4"}, 2)])
@@ -184,16 +188,16 @@ def test_a_name_that_means_this_machine_only_is_resolved_by_the_leader_and_refus
 
 
 def test_supervisors_of_one_machine_share_it_and_take_one_gpu_each() -> None:
-    place = found(TORCHRUN)
-    assert place is not None
+    position = find_position(TORCHRUN)
+    assert position is not None
     machine = read_hardware(ROOT / "tests" / "machines" / "a100.json")
-    two = world.share_hardware(machine.__class__(**{**machine.__dict__, "gpus": machine.gpus[:1] * 2}), place)
-    assert two.shared_by == 2
-    assert world.choose_gpus([4, 5], two, place) == [5]
-    assert world.choose_gpus("none", two, place) == "none"
-    one = machine.__class__(**{**two.__dict__, "gpus": machine.gpus[:1]})
-    assert world.choose_gpus("auto", one, place) == "auto", "the starter shows each process its own"
+    two_gpus = world.share_hardware(machine.__class__(**{**machine.__dict__, "gpus": machine.gpus[:1] * 2}), position)
+    assert two_gpus.shared_by == 2
+    assert world.choose_gpus([4, 5], two_gpus, position) == [5]
+    assert world.choose_gpus("none", two_gpus, position) == "none"
+    one_gpu = machine.__class__(**{**two_gpus.__dict__, "gpus": machine.gpus[:1]})
+    assert world.choose_gpus("auto", one_gpu, position) == "auto", "the starter shows each process its own"
     with pytest.raises(DeviceError, check=saying("processes-started-machine-gpus", 2, 1)):
-        world.choose_gpus([0], two, place)
-    assert world.count_trainers(job(), one) == 1
-    assert world.count_local_ranks(job(), one) == 2
+        world.choose_gpus([0], two_gpus, position)
+    assert world.count_trainers(job(), one_gpu) == 1
+    assert world.count_local_ranks(job(), one_gpu) == 2

@@ -29,48 +29,52 @@ from tests.waiting import until
 STEPS, SAMPLES, BATCH = 50, 62, 12
 
 
-def trained(folder: Path, count: int, data: str = "") -> tuple[list[float], list[list[list[int]]]]:
+def train_in_processes(folder: Path, count: int, data: str = "") -> tuple[list[float], list[list[list[int]]]]:
     """Losses by step, and what each process trained on."""
     folder.mkdir()
     ranks_start.finished([sys.executable, "-m", "tests.ranks_driver", str(folder), str(STEPS), data], count)
     folders = [folder, *(folder / "ranks" / str(rank) for rank in range(1, count))]
-    losses = [[row["train/loss"] for row in rows(one) if "train/loss" in row] for one in folders]
-    assert all(one == losses[0] for one in losses)
-    return losses[0], [json.loads((one / "trained.json").read_text()) for one in folders]
+    losses = [[row["train/loss"] for row in rows(folder_of_rank) if "train/loss" in row] for folder_of_rank in folders]
+    assert all(rank_losses == losses[0] for rank_losses in losses)
+    return losses[0], [json.loads((folder_of_rank / "trained.json").read_text()) for folder_of_rank in folders]
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("data", ["", ", augment: {mixup: {alpha: 0.4}}"], ids=["plain", "mixup"])
 def test_any_number_of_processes_gives_the_same_losses(tmp_path: Path, data: str) -> None:
-    alone, order = trained(tmp_path / "1", 1, data)
+    alone, order = train_in_processes(tmp_path / "1", 1, data)
     assert len(alone) == STEPS
     for count in (2, 4):
-        losses, parts = trained(tmp_path / str(count), count, data)
+        losses, parts = train_in_processes(tmp_path / str(count), count, data)
         np.testing.assert_allclose(losses, alone, rtol=1e-9)
-        for step, whole in enumerate(order[0]):
-            mine = [part[step] for part in parts]
-            assert mine == [whole] * count if len(whole) < 2 * count else [i for one in mine for i in one] == whole
+        for step, batch_ids in enumerate(order[0]):
+            ids_by_process = [part[step] for part in parts]
+            assert (
+                ids_by_process == [batch_ids] * count
+                if len(batch_ids) < 2 * count
+                else [i for one in ids_by_process for i in one] == batch_ids
+            )
 
 
 @pytest.mark.nightly
 def test_processes_unfreeze_together(tmp_path: Path) -> None:
-    alone, _ = trained(tmp_path / "1", 1, UNFREEZE)
-    together, _ = trained(tmp_path / "2", 2, UNFREEZE)
+    alone, _ = train_in_processes(tmp_path / "1", 1, UNFREEZE)
+    together, _ = train_in_processes(tmp_path / "2", 2, UNFREEZE)
     np.testing.assert_allclose(together, alone, rtol=1e-9)
     assert "epoch 3: 1 unfrozen, 1,091 of 1,091 parameters" in (tmp_path / "2" / "events.jsonl").read_text()
 
 
 @pytest.mark.nightly
 def test_every_sample_once_an_epoch(tmp_path: Path) -> None:
-    _, parts = trained(tmp_path / "4", 4)
+    _, parts = train_in_processes(tmp_path / "4", 4)
     steps = -(-SAMPLES // BATCH)
     for epoch in range(STEPS // steps):
-        seen = [i for part in parts for ids in part[epoch * steps : (epoch + 1) * steps] for i in ids]
+        epoch_ids = [i for part in parts for ids in part[epoch * steps : (epoch + 1) * steps] for i in ids]
         if SAMPLES % BATCH >= 8:
-            assert sorted(seen) == list(range(SAMPLES))
+            assert sorted(epoch_ids) == list(range(SAMPLES))
         else:  # fewer than two samples for each process: each takes all of them, and they count once together
-            assert sorted(set(seen)) == list(range(SAMPLES))
-            assert len(seen) == SAMPLES + 3 * (SAMPLES % BATCH)
+            assert sorted(set(epoch_ids)) == list(range(SAMPLES))
+            assert len(epoch_ids) == SAMPLES + 3 * (SAMPLES % BATCH)
 
 
 @pytest.mark.parametrize("size", [1, 3, 4, 7, 8, 12])
@@ -97,9 +101,9 @@ def test_a_lost_process_ends_the_run_and_a_resume_gives_the_same_bits(job: Path)
     _, error = running.communicate(timeout=120)
     assert running.returncode == 8
     assert says(error, "another-process-run-died")
-    again = train(job, *TOGETHER, *broken)
-    assert again.returncode == 0, again.stderr
-    assert "resumed from step-" in again.stdout
+    resumption = train(job, *TOGETHER, *broken)
+    assert resumption.returncode == 0, resumption.stderr
+    assert "resumed from step-" in resumption.stdout
     calm = train(job, *TOGETHER, "--set", "train.epochs=20", "--set", "name=calm")
     assert calm.returncode == 0, calm.stderr
     assert says(calm.stdout, "processes-trains-share-every", 2)
@@ -143,12 +147,14 @@ def test_processes_share_cpus_and_memory_and_a_program_trains_alone() -> None:
     assert feature_cache._place(together, four, room) != "memory"
 
 
-@pytest.mark.parametrize(("gpus", "asked", "count"), [(0, None, 1), (0, 3, 3), (2, None, 2), (2, 2, 2), (2, 3, None)])
-def test_how_many_processes(gpus: int, asked: int | None, count: int | None) -> None:
+@pytest.mark.parametrize(
+    ("gpus", "processes", "count"), [(0, None, 1), (0, 3, 3), (2, None, 2), (2, 2, 2), (2, 3, None)]
+)
+def test_how_many_processes(gpus: int, processes: int | None, count: int | None) -> None:
     machine = read_hardware(ROOT / "tests" / "machines" / "a100.json")
     machine = replace(machine, gpus=machine.gpus[:1] * gpus)
     job = tiny.job()
-    job = job.model_copy(update={"limits": job.limits.model_copy(update={"processes": asked})})
+    job = job.model_copy(update={"limits": job.limits.model_copy(update={"processes": processes})})
     assert count is None or world.count_trainers(job, machine) == count
     if count is None:
         with pytest.raises(SpecError, match=r"limits.processes: is 3, and 2 GPUs are used"):

@@ -34,9 +34,9 @@ TASKS = [*(name.replace(" ", "-") for name in trained.CASES), "own"]
 def losses(folder: Path, count: int, cases: list[str]) -> dict[str, Any]:
     """Losses and the sum of all weights of each case in so many processes, which all must have."""
     (folder / str(count)).mkdir()
-    found = ranks_cases.together(folder / str(count), cases, count)
-    assert all(one == found[0] for one in found)
-    return found[0]
+    results_by_rank = ranks_cases.together(folder / str(count), cases, count)
+    assert all(one == results_by_rank[0] for one in results_by_rank)
+    return results_by_rank[0]
 
 
 @pytest.mark.nightly
@@ -48,8 +48,8 @@ def test_every_task_learns_what_it_learns_with_whole_weights(tmp_path: Path) -> 
         (home / "job.yaml").write_text(f"name: t\n{case.text}{trained.COMMON}")
     alone = losses(tmp_path, 1, [f"task/{task}+halves" for task in TASKS])
     together = losses(tmp_path, 2, [f"task/{task}+sharding=true" for task in TASKS])
-    for (one, expected), found in zip(alone.items(), together.values(), strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-6, err_msg=one)
+    for (task_name, expected), sharded_losses in zip(alone.items(), together.values(), strict=True):
+        np.testing.assert_allclose(sharded_losses, expected, rtol=1e-6, err_msg=task_name)
 
 
 @pytest.mark.nightly
@@ -66,17 +66,17 @@ def test_divided_weights_learn_what_whole_ones_learn(tmp_path: Path) -> None:
         "convolutional/plain+sgd+parts+divided",
     ]
     together = losses(tmp_path, 3, ways)
-    for (one, expected), found in zip(alone.items(), together.values(), strict=True):
+    for (case, expected), sharded_losses in zip(alone.items(), together.values(), strict=True):
         assert len(set(expected)) == len(expected), "weights change in every step"
-        np.testing.assert_allclose(found, expected, rtol=1e-6, err_msg=one)
+        np.testing.assert_allclose(sharded_losses, expected, rtol=1e-6, err_msg=case)
 
 
 TOGETHER = ("limits.processes=2", "optimize.sharding=true")
 FIXED = ("optimize.channels_last=false", "checkpoint.every=8 steps", "train.parts=3")
 
 
-def options(name: str, *more: str) -> list[str]:
-    return [word for each in (f"name={name}", *FIXED, *more) for word in ("--set", each)]
+def options(name: str, *settings: str) -> list[str]:
+    return [word for setting in (f"name={name}", *FIXED, *settings) for word in ("--set", setting)]
 
 
 @pytest.fixture(scope="module")
@@ -92,10 +92,10 @@ def run(job: Path, name: str) -> Path:
     return job.parent / "runs" / f"{name}-001"
 
 
-def finished(job: Path, name: str, *more: str) -> str:
+def run_to_end(job: Path, name: str, *settings: str) -> str:
     """What a command that ends well prints."""
-    words = command(job, *options(name, *more))
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=400)
+    arguments = command(job, *options(name, *settings))
+    done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, check=False, timeout=400)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -103,24 +103,24 @@ def finished(job: Path, name: str, *more: str) -> str:
 @pytest.fixture(scope="module")
 def calm(job: Path) -> Path:
     """A run that nothing happened to."""
-    finished(job, "calm", *TOGETHER)
+    run_to_end(job, "calm", *TOGETHER)
     return run(job, "calm")
 
 
-def begun(job: Path, name: str, *more: str) -> subprocess.Popen[str]:
+def begin_run(job: Path, name: str, *settings: str) -> subprocess.Popen[str]:
     """A run that has saved more than the weights of its start."""
-    started = subprocess.Popen(command(job, *options(name, *more)), cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command(job, *options(name, *settings)), cwd=ROOT, stderr=subprocess.PIPE, text=True)
     until(lambda: list_checkpoints(run(job, name) / "checkpoints")[1:])
-    return started
+    return process
 
 
 @pytest.mark.nightly
 def test_killed_and_resumed_with_the_same_bits(job: Path, calm: Path) -> None:
-    running = begun(job, "killed", *TOGETHER)
+    running = begin_run(job, "killed", *TOGETHER)
     os.kill(follower(running.pid), signal.SIGKILL)
     _, error = running.communicate(timeout=200)
     assert running.returncode == 8, error
-    assert "resumed from step-" in finished(job, "killed", *TOGETHER)
+    assert "resumed from step-" in run_to_end(job, "killed", *TOGETHER)
     assert same(calm, run(job, "killed"))
     assert rows(calm) == rows(run(job, "killed"))
 
@@ -129,13 +129,15 @@ def test_killed_and_resumed_with_the_same_bits(job: Path, calm: Path) -> None:
 @pytest.mark.parametrize("moment", ["commit checkpoint", "tensors written"])
 def test_killed_inside_a_save_it_resumes_from_the_one_before(job: Path, calm: Path, moment: str) -> None:
     name = moment.split()[0]
-    words = [sys.executable, "-m", "tests.faults.driver", *command(job, *options(name, *TOGETHER))[3:]]
-    fault = os.environ | {"FAULT": f"{moment}:4:kill"}
-    died = subprocess.run(words, cwd=ROOT, env=fault, capture_output=True, text=True, timeout=400, check=False)
-    assert died.returncode in (8, 137), died.stderr
+    arguments = [sys.executable, "-m", "tests.faults.driver", *command(job, *options(name, *TOGETHER))[3:]]
+    environment = os.environ | {"FAULT": f"{moment}:4:kill"}
+    process = subprocess.run(
+        arguments, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=400, check=False
+    )
+    assert process.returncode in (8, 137), process.stderr
     folder = run(job, name) / "checkpoints"
-    before = [parse_suffix(path) for path in list_checkpoints(folder)]
-    assert f"resumed from step-{before[-1]}" in finished(job, name, *TOGETHER)
+    steps_before = [parse_suffix(path) for path in list_checkpoints(folder)]
+    assert f"resumed from step-{steps_before[-1]}" in run_to_end(job, name, *TOGETHER)
     assert same(calm, run(job, name))
     assert rows(calm) == rows(run(job, name))
     assert {path.suffix for path in folder.rglob("*") if path.is_file()} == {".safetensors", ".json"}, "no code"
@@ -159,23 +161,23 @@ def test_other_numbers_of_processes_resume(
     job: Path, calm: Path, first: tuple[str, ...], second: tuple[str, ...], request: pytest.FixtureRequest
 ) -> None:
     name = request.node.callspec.id.replace(" ", "-")
-    running = begun(job, name, *first)
+    running = begin_run(job, name, *first)
     running.send_signal(signal.SIGTERM)
     _, error = running.communicate(timeout=200)
     assert running.returncode == 75, error
-    assert "resumed from step-" in finished(job, name, *second)
+    assert "resumed from step-" in run_to_end(job, name, *second)
     one, two = rows(calm), rows(run(job, name))
     assert [row["step"] for row in one] == [row["step"] for row in two]
-    found = [[row["train/loss"] for row in each if "train/loss" in row] for each in (one, two)]
-    np.testing.assert_allclose(found[0], found[1], rtol=1e-4)
+    run_losses = [[row["train/loss"] for row in run_rows if "train/loss" in row] for run_rows in (one, two)]
+    np.testing.assert_allclose(run_losses[0], run_losses[1], rtol=1e-4)
     for key, value in weights(run(job, name)).items():
         np.testing.assert_allclose(value, weights(calm)[key], rtol=1e-2, atol=1e-4)
 
 
 def test_each_process_holds_its_part_alone(tmp_path: Path) -> None:
-    found = ranks_start.finished([sys.executable, "-m", "tests.sharding_memory", str(tmp_path)], 2)
-    for said in found:
-        sizes = json.loads(said.splitlines()[-1])
+    outputs = ranks_start.finished([sys.executable, "-m", "tests.sharding_memory", str(tmp_path)], 2)
+    for output in outputs:
+        sizes = json.loads(output.splitlines()[-1])
         assert sizes["parameters"] < 0.55 * sizes["whole"]
         assert sizes["moments"] < 2 * 0.55 * sizes["whole"]
         assert sizes["average"] < 0.55 * sizes["whole"]
@@ -195,27 +197,27 @@ def faults(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 @pytest.mark.nightly
 @pytest.mark.parametrize("fault", WHO)
 def test_faults_end_as_with_whole_weights(faults: list[dict[str, Any]], fault: str) -> None:
-    for found in faults:
-        whole, divided = (found[f"{fault}{kind}@{WHO[fault]}"] for kind in ("", ", divided"))
+    for endings in faults:
+        undivided, divided = (endings[f"{fault}{kind}@{WHO[fault]}"] for kind in ("", ", divided"))
         for key in ("code", "rollbacks", "skip"):
-            assert divided[key] == whole[key], f"{key}: {divided['reason']}"
+            assert divided[key] == undivided[key], f"{key}: {divided['reason']}"
         # The others need this process's part of the weights, so a signal waits for the end of a step.
-        assert divided["step"] == whole["step"] + (fault == "signal"), divided["reason"]
+        assert divided["step"] == undivided["step"] + (fault == "signal"), divided["reason"]
 
 
 @pytest.mark.nightly
 def test_memory_that_runs_out_ends_the_process_and_the_others_learn_why(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "tests.ranks_faults", str(tmp_path), "memory, divided@1"]
-    ranks_start.ended(words, 2)
-    found = json.loads((tmp_path / "1.json").read_text())["memory, divided@1"]
-    assert found["code"] == RestartSmaller.exit_code
-    assert "optimize.micro_batch: 4" in found["reason"]
+    arguments = [sys.executable, "-m", "tests.ranks_faults", str(tmp_path), "memory, divided@1"]
+    ranks_start.ended(arguments, 2)
+    ending = json.loads((tmp_path / "1.json").read_text())["memory, divided@1"]
+    assert ending["code"] == RestartSmaller.exit_code
+    assert "optimize.micro_batch: 4" in ending["reason"]
 
 
 @pytest.mark.nightly
 def test_memory_that_runs_out_starts_all_again_with_smaller_micro_batches(job: Path) -> None:
-    words = [sys.executable, "-m", "tests.sharding_short", *command(job, *options("short", *TOGETHER))[3:]]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=400, check=False)
+    arguments = [sys.executable, "-m", "tests.sharding_short", *command(job, *options("short", *TOGETHER))[3:]]
+    done = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stderr
     events = (run(job, "short") / "events.jsonl").read_text()
     assert says(events, "restarting-last-checkpoint", "optimize.micro_batch", 4)
@@ -223,60 +225,62 @@ def test_memory_that_runs_out_starts_all_again_with_smaller_micro_batches(job: P
 
 @pytest.mark.nightly
 def test_a_folder_that_others_do_not_see_is_refused(tmp_path: Path) -> None:
-    words = [sys.executable, "-m", "tests.sharding_apart", str(tmp_path)]
-    for said in ranks_start.finished(words, 2):
-        assert "does not see" in said
-        assert says(said, "run-folder-free-space")
+    arguments = [sys.executable, "-m", "tests.sharding_apart", str(tmp_path)]
+    for output in ranks_start.finished(arguments, 2):
+        assert "does not see" in output
+        assert says(output, "run-folder-free-space")
 
 
 LARGE = Workload(parameters=7_000_000_000, trainable=7_000_000_000)
 
 
 def test_it_is_chosen_where_the_network_does_not_fit_each_process() -> None:
-    here = load_facts(paths.MACHINES / "h100.json")
-    two = replace(here, gpus=(here.gpus[0], replace(here.gpus[0], index=1)))
-    asked = tiny.job()
-    found = sharding.choose(asked, two, LARGE)
-    assert found.value is True
-    assert says(found.reason, "all-processes-share-them")
+    one_gpu = load_facts(paths.MACHINES / "h100.json")
+    two_gpus = replace(one_gpu, gpus=(one_gpu.gpus[0], replace(one_gpu.gpus[0], index=1)))
+    tiny_job = tiny.job()
+    choice = sharding.choose(tiny_job, two_gpus, LARGE)
+    assert choice.value is True
+    assert says(choice.reason, "all-processes-share-them")
     small = replace(LARGE, parameters=11_000_000, trainable=11_000_000)
-    assert sharding.choose(asked, two, small).value is False
-    assert sharding.lacks(asked, here) == "one process here"
-    assert sharding.choose(asked, here, LARGE).value is False
-    for other in (channels_last, compile, feature_cache):
-        why = other.refuse(asked, two, LARGE, True)
-        assert why
-    assert says(str(compile.refuse(asked, two, LARGE, True)), "divides-weights", "optimize.sharding")
+    assert sharding.choose(tiny_job, two_gpus, small).value is False
+    assert sharding.lacks(tiny_job, one_gpu) == "one process here"
+    assert sharding.choose(tiny_job, one_gpu, LARGE).value is False
+    for optimization in (channels_last, compile, feature_cache):
+        refusal = optimization.refuse(tiny_job, two_gpus, LARGE, True)
+        assert refusal
+    assert says(str(compile.refuse(tiny_job, two_gpus, LARGE, True)), "divides-weights", "optimize.sharding")
 
 
 @pytest.mark.parametrize(
-    ("keys", "why"),
+    ("keys", "refusal"),
     [
         ("compile: true", "optimize.compile compiles whole weights"),
         ("channels_last: true", "optimize.channels_last lays weights out in an order that cannot be divided"),
     ],
 )
-def test_what_needs_whole_weights_is_refused_beside_it(keys: str, why: str) -> None:
-    two = replace(tiny.machine(), shared_by=1)
-    asked = tiny.job(optimize=keys, more="limits: {processes: 2}")
-    assert why in str(sharding.refuse(asked, two, None, True))
+def test_what_needs_whole_weights_is_refused_beside_it(keys: str, refusal: str) -> None:
+    machine = replace(tiny.machine(), shared_by=1)
+    tiny_job = tiny.job(optimize=keys, more="limits: {processes: 2}")
+    assert refusal in str(sharding.refuse(tiny_job, machine, None, True))
 
 
 def test_sgd_updates_divided_weights_without_its_fused_kernel() -> None:
     """The first step ended in a traceback: the kernel has no form for parts of tensors."""
-    two = replace(tiny.machine(), shared_by=1)
+    machine = replace(tiny.machine(), shared_by=1)
     processes = "limits: {processes: 2}"
     sgd, adam = (
         tiny.job(f"optimizer: {{name: {name}}}", optimize="sharding: true", more=processes) for name in ("sgd", "adam")
     )
-    off = fused_optimizer.choose(sgd, two, None)
-    assert off.value is False
-    assert says(off.reason, "fused-sgd-kernel-needs", "optimize.sharding")
-    assert fused_optimizer.choose(adam, two, None).value is True
-    assert fused_optimizer.choose(tiny.job("optimizer: {name: sgd}", more=processes), two, None).value is True
-    asked = tiny.job("optimizer: {name: sgd}", optimize="fused_optimizer: true", more=processes)
-    assert fused_optimizer.refuse(asked, two, None, True) is None
-    assert says(str(sharding.refuse(asked, two, None, True)), "updates-whole-weights", "optimize.fused_optimizer")
+    choice = fused_optimizer.choose(sgd, machine, None)
+    assert choice.value is False
+    assert says(choice.reason, "fused-sgd-kernel-needs", "optimize.sharding")
+    assert fused_optimizer.choose(adam, machine, None).value is True
+    assert fused_optimizer.choose(tiny.job("optimizer: {name: sgd}", more=processes), machine, None).value is True
+    fused_sgd = tiny.job("optimizer: {name: sgd}", optimize="fused_optimizer: true", more=processes)
+    assert fused_optimizer.refuse(fused_sgd, machine, None, True) is None
+    assert says(
+        str(sharding.refuse(fused_sgd, machine, None, True)), "updates-whole-weights", "optimize.fused_optimizer"
+    )
 
 
 def test_divided_weights_of_another_network_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,12 +44,14 @@ def status(run: Path) -> str:
     return str(json.loads((run / "state.json").read_text())["status"])
 
 
-def torchrun(machines: Sequence[nodes.Node], words: Sequence[str], folder: Path) -> list[subprocess.Popen[bytes]]:
+def torchrun(machines: Sequence[nodes.Node], arguments: Sequence[str], folder: Path) -> list[subprocess.Popen[bytes]]:
     """The agents of torchrun, one on each machine, each with one process."""
-    place = ["--nnodes", str(len(machines)), "--nproc-per-node", "1", "--master-port", str(PORT)]
-    place += ["--master-addr", machines[0].address]
+    agent_options = ["--nnodes", str(len(machines)), "--nproc-per-node", "1", "--master-port", str(PORT)]
+    agent_options += ["--master-addr", machines[0].address]
     return [
-        machine.start([*TORCHRUN, *place, "--node-rank", str(number), *words], folder / f"{machine.name}.log")
+        machine.start(
+            [*TORCHRUN, *agent_options, "--node-rank", str(number), *arguments], folder / f"{machine.name}.log"
+        )
         for number, machine in enumerate(machines)
     ]
 
@@ -58,9 +60,9 @@ def torchrun(machines: Sequence[nodes.Node], words: Sequence[str], folder: Path)
 def test_torchrun_on_two_nodes_gives_the_bits_of_two_processes(job: Path, reference: Path) -> None:
     with nodes.network(2) as machines:
         agents = torchrun(machines, module(job), job.parent)
-        told = [agent.wait(180) for agent in agents], (job.parent / "node0.log").read_text()
-    assert told[0] == [0, 0], told[1]
-    assert says(told[1], "rank-world-size-torchrun")
+        codes_and_log = [agent.wait(180) for agent in agents], (job.parent / "node0.log").read_text()
+    assert codes_and_log[0] == [0, 0], codes_and_log[1]
+    assert says(codes_and_log[1], "rank-world-size-torchrun")
     run = job.parent / "runs" / "tiny-001"
     assert status(run) == "done"
     assert same(reference, run)
@@ -92,12 +94,12 @@ def test_a_stop_under_torchrun_is_in_our_record(job: Path) -> None:
 @pytest.mark.skipif(not ACCELERATE, reason="DRIVETRAIN_ACCELERATE names no folder with accelerate")
 def test_accelerate_gives_the_bits_of_two_processes(job: Path, reference: Path) -> None:
     # With --cpu it starts one process, or mpirun; with --multi_gpu it starts torchrun, on a machine without GPUs, too.
-    words = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
-    words += ["--num_machines", "1"]
-    words += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", str(PORT)]
+    arguments = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2"]
+    arguments += ["--num_machines", "1"]
+    arguments += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", str(PORT)]
     environ = os.environ | {"PYTHONPATH": f"{IMPORTS}:{ACCELERATE}", "HF_HOME": str(job.parent / "hub")}
     done = subprocess.run(
-        [sys.executable, *words, *module(job)], cwd=ROOT, env=environ, capture_output=True, text=True, check=False
+        [sys.executable, *arguments, *module(job)], cwd=ROOT, env=environ, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert says(done.stdout, "rank-world-size-torchrun")

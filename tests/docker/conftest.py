@@ -51,11 +51,11 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def cpu_image() -> str:
-    why = missing("cpu") if has_client() else "no docker client is installed: `make engine`"
-    if why and REQUIRED:
-        pytest.fail(f"image tests are required: {why}")
-    if why:
-        pytest.skip(why)
+    reason = missing("cpu") if has_client() else "no docker client is installed: `make engine`"
+    if reason and REQUIRED:
+        pytest.fail(f"image tests are required: {reason}")
+    if reason:
+        pytest.skip(reason)
     return project.image_name("cpu")
 
 

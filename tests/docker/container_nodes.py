@@ -42,8 +42,8 @@ def prepared(folder: Path, epochs: int = 4, data: str = "images.npz") -> Path:
 
 def reference(image: str, folder: Path, job: str) -> Path:
     """The run of two processes in one container; the folder is /data there."""
-    words = ["--set", "limits.processes=2", "--set", "limits.gpus=none", "--runs", "/data/reference"]
-    docker("run", "--rm", "--network=none", *HARDENED, f"--volume={folder}:/data", image, "train", job, *words)
+    options = ["--set", "limits.processes=2", "--set", "limits.gpus=none", "--runs", "/data/reference"]
+    docker("run", "--rm", "--network=none", *HARDENED, f"--volume={folder}:/data", image, "train", job, *options)
     return folder / "reference" / "tiny-001"
 
 
@@ -54,12 +54,12 @@ class ContainerNodes:
         self.image, self.tag = image, tag
         self.started: list[str] = []
 
-    def start(self, number: int, words: Sequence[str], options: Sequence[str] = (), *, hostname: str = "") -> str:
+    def start(self, number: int, command: Sequence[str], options: Sequence[str] = (), *, hostname: str = "") -> str:
         """Start a container; returns its name."""
         name = f"{self.tag}-{number}-{len(self.started)}"
         self.started.append(name)
-        known = [f"--hostname={hostname.partition('.')[0]}", f"--network-alias={hostname}"] if hostname else []
-        docker("run", "--detach", f"--name={name}", f"--network={self.tag}", *known, *options, self.image, *words)
+        names = [f"--hostname={hostname.partition('.')[0]}", f"--network-alias={hostname}"] if hostname else []
+        docker("run", "--detach", f"--name={name}", f"--network={self.tag}", *names, *options, self.image, *command)
         return name
 
     def codes(self, names: Sequence[str]) -> list[int]:
@@ -70,10 +70,10 @@ class ContainerNodes:
 @contextlib.contextmanager
 def container_nodes(image: str) -> Iterator[ContainerNodes]:
     """A network for containers; it and they are gone after the block."""
-    made = ContainerNodes(image, f"dt{secrets.token_hex(3)}")
-    docker("network", "create", made.tag)
+    nodes = ContainerNodes(image, f"dt{secrets.token_hex(3)}")
+    docker("network", "create", nodes.tag)
     try:
-        yield made
+        yield nodes
     finally:
-        docker("rm", "--force", *made.started, check=False)
-        docker("network", "rm", made.tag, check=False)
+        docker("rm", "--force", *nodes.started, check=False)
+        docker("network", "rm", nodes.tag, check=False)

@@ -40,8 +40,8 @@ def facts(container: Run, *options: str) -> dict[str, Any]:
 def test_container_hardening(container: Run) -> None:
     for uid in ("1000:1000", "4321:4321"):
         done = container("-c", STATUS, options=("--user", uid), entrypoint="python")
-        seen = json.loads(done.stdout)
-        assert seen == {
+        status = json.loads(done.stdout)
+        assert status == {
             "uid": int(uid.split(":")[0]),
             "caps": "0000000000000000",
             "nnp": "1",
@@ -67,21 +67,21 @@ def test_cpu_limits_are_facts(
 
 @pytest.mark.cgroup
 def test_memory_and_shm_limits_are_facts(container: Run) -> None:
-    seen = facts(container, "--memory=512m", "--memory-swap=512m", "--shm-size=32m")
-    assert seen["memory"]["limit"] == 512 << 20
-    assert seen["memory"]["swap"] is False
-    assert seen["storage"]["shm"] == 32 << 20
-    assert (seen["place"], seen["image"]) == ("docker", "cpu")
+    container_facts = facts(container, "--memory=512m", "--memory-swap=512m", "--shm-size=32m")
+    assert container_facts["memory"]["limit"] == 512 << 20
+    assert container_facts["memory"]["swap"] is False
+    assert container_facts["storage"]["shm"] == 32 << 20
+    assert (container_facts["place"], container_facts["image"]) == ("docker", "cpu")
 
 
 def test_the_image_has_what_the_plan_needs(container: Run) -> None:
-    seen = facts(container)
-    assert seen["libraries"]["iomp5"]
-    assert seen["libraries"]["tcmalloc"]
-    assert seen["compiler"]
-    assert seen["torch"]["cuda"] is None
-    assert seen["storage"]["cache_writable"]
-    assert seen["storage"]["cache_exec"]
+    container_facts = facts(container)
+    assert container_facts["libraries"]["iomp5"]
+    assert container_facts["libraries"]["tcmalloc"]
+    assert container_facts["compiler"]
+    assert container_facts["torch"]["cuda"] is None
+    assert container_facts["storage"]["cache_writable"]
+    assert container_facts["storage"]["cache_exec"]
 
 
 def test_a_noexec_cache_gives_the_reason(container: Run) -> None:
@@ -121,9 +121,9 @@ def up(project: Path, **environment: str) -> tuple[dict[str, Any], str]:
 @pytest.mark.cgroup
 def test_compose_up_trains_under_the_limits_twice_in_a_row(project: Path) -> None:
     for number in ("001", "002"):
-        seen, log = up(project, JOB="jobs/digits.yaml")
-        assert seen["State"]["ExitCode"] == 0, log
-        host = seen["HostConfig"]
+        inspection, log = up(project, JOB="jobs/digits.yaml")
+        assert inspection["State"]["ExitCode"] == 0, log
+        host = inspection["HostConfig"]
         assert (host["NanoCpus"], host["Memory"], host["MemorySwap"]) == (cpus() * 1_000_000_000, 4 << 30, 4 << 30)
         assert host["ReadonlyRootfs"]
         assert host["CapDrop"] == ["ALL"]
@@ -157,8 +157,8 @@ def test_compose_up_trains_under_the_limits_twice_in_a_row(project: Path) -> Non
 
 def test_compose_up_with_a_bad_spec(project: Path) -> None:
     (project / "jobs" / "bad.yaml").write_text("name: bad\ntask: image-classification\ndata: {trian: digits.npz}\n")
-    seen, log = up(project, JOB="jobs/bad.yaml")
-    assert seen["State"]["ExitCode"] == 2
+    inspection, log = up(project, JOB="jobs/bad.yaml")
+    assert inspection["State"]["ExitCode"] == 2
     assert "jobs/bad.yaml:3:8: data.trian: unknown key" in log
     assert 'did you mean "train"?' in log
     assert "Traceback" not in log
@@ -179,9 +179,9 @@ def test_a_quota_gives_one_thread_and_is_recorded(container: Run, tmp_path: Path
         r"calibrate: \d+ comparisons? in .* s; the CPU quota was used up for \d+% of the time", done.stdout
     )
     rows = [json.loads(line) for line in (tmp_path / "quota-001" / "telemetry.jsonl").read_text().splitlines()]
-    held = [row["throttled_seconds"] for row in rows]
-    assert held == sorted(held)
-    assert held[-1] > 0
+    throttled_seconds = [row["throttled_seconds"] for row in rows]
+    assert throttled_seconds == sorted(throttled_seconds)
+    assert throttled_seconds[-1] > 0
 
 
 @pytest.mark.cgroup
@@ -206,17 +206,17 @@ def test_docker_stop_saves(cpu_image: str, tmp_path: Path) -> None:
         "--set",
         "optimize.measure=off",
     ]
-    running = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    assert running.stdout is not None
+    process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    assert process.stdout is not None
     try:
-        next(text for text in running.stdout if "validation/accuracy" in text)
+        next(text for text in process.stdout if "validation/accuracy" in text)
         subprocess.run(["docker", "stop", "--time", str(10 * SLOWER), name], capture_output=True, check=True)
-        rest = running.stdout.read()
-        running.wait(timeout=30 * SLOWER)
-        assert inspect(name)["State"]["ExitCode"] == 75, rest
-        assert says(rest, "stopped-sigterm-make-stop")
+        output = process.stdout.read()
+        process.wait(timeout=30 * SLOWER)
+        assert inspect(name)["State"]["ExitCode"] == 75, output
+        assert says(output, "stopped-sigterm-make-stop")
     finally:
-        running.stdout.close()
+        process.stdout.close()
         subprocess.run(["docker", "rm", "-f", name], capture_output=True, check=False)
 
 
@@ -227,9 +227,9 @@ def test_tensorboard_beside_the_trainer(project: Path) -> None:
     environment = {**os.environ, "COMPOSE_PROFILES": "", "DRIVETRAIN_TENSORBOARD_PORT": str(free_port())}
     address = f"http://127.0.0.1:{environment['DRIVETRAIN_TENSORBOARD_PORT']}"
 
-    def compose(*words: str) -> str:
+    def compose(*arguments: str) -> str:
         done = subprocess.run(
-            ["docker", "compose", *words],
+            ["docker", "compose", *arguments],
             cwd=project,
             env=environment,
             capture_output=True,
@@ -245,13 +245,13 @@ def test_tensorboard_beside_the_trainer(project: Path) -> None:
     try:
         tags = answer(f"{address}/data/plugin/scalars/tags")
         assert {"train/loss", "lr", "grad_norm"} <= set(tags["digits-001/tensorboard"])
-        seen = inspect(compose("--profile", "tensorboard", "ps", "-q", "tensorboard"))
-        host = seen["HostConfig"]
+        inspection = inspect(compose("--profile", "tensorboard", "ps", "-q", "tensorboard"))
+        host = inspection["HostConfig"]
         assert host["ReadonlyRootfs"]
         assert host["CapDrop"] == ["ALL"]
         assert "no-new-privileges:true" in host["SecurityOpt"]
-        assert seen["Config"]["User"] not in ("", "0", "0:0", "root")
-        assert [mount["RW"] for mount in seen["Mounts"] if mount["Destination"] == "/workspace/runs"] == [False]
+        assert inspection["Config"]["User"] not in ("", "0", "0:0", "root")
+        assert [mount["RW"] for mount in inspection["Mounts"] if mount["Destination"] == "/workspace/runs"] == [False]
         assert {row["HostIp"] for rows in host["PortBindings"].values() for row in rows} == {"127.0.0.1"}
     finally:
         compose("--profile", "tensorboard", "rm", "--stop", "--force", "tensorboard")

@@ -32,8 +32,8 @@ def inside(cpu_image: str) -> Iterator[list[str]]:
         if "operation not permitted" in done.stderr:
             pytest.skip("this engine may not start a privileged container")
         assert done.returncode == 0, done.stderr
-        there = ["docker", "exec", name, "sh", "-c", " && ".join(f"command -v {program}" for program in PROGRAMS)]
-        if subprocess.run(there, capture_output=True, check=False, timeout=60).returncode:
+        lookup = ["docker", "exec", name, "sh", "-c", " && ".join(f"command -v {program}" for program in PROGRAMS)]
+        if subprocess.run(lookup, capture_output=True, check=False, timeout=60).returncode:
             pytest.skip(f"the engine's host has not all of {', '.join(PROGRAMS)}")
         yield ["docker", "exec", name]
     finally:
@@ -48,9 +48,9 @@ def shell(inside: list[str], text: str) -> str:
 
 def test_the_engine_of_a_codespace_enforces_limits(inside: list[str]) -> None:
     version = shell(inside, "[ -f /sys/fs/cgroup/cgroup.controllers ] && echo 2 || echo 1").strip()
-    said = shell(inside, "/scripts/start-engine")
-    moved = "moved the processes of this container into the control group init, " if version == "2" else ""
-    assert said == f"{moved}started dockerd\n"
+    output = shell(inside, "/scripts/start-engine")
+    note = "moved the processes of this container into the control group init, " if version == "2" else ""
+    assert output == f"{note}started dockerd\n"
     assert shell(inside, "/scripts/start-engine") == "nothing to do\n"
     if version == "2":
         count, controllers = shell(inside, ROOT_GROUP).splitlines()
@@ -58,8 +58,8 @@ def test_the_engine_of_a_codespace_enforces_limits(inside: list[str]) -> None:
         assert {"cpu", "memory", "pids"} <= set(controllers.split())
     shell(inside, PROBE)
     limits = "--memory 64m --memory-swap 64m --cpus 0.5 --pids-limit 32"
-    seen = shell(inside, f"docker run --rm --network none {limits} probe /bin/sh -c '{LOOK}'").split()
-    assert seen == ["67108864", "50000", *(["100000"] if version == "2" else []), "32"]
+    limits_inside = shell(inside, f"docker run --rm --network none {limits} probe /bin/sh -c '{LOOK}'").split()
+    assert limits_inside == ["67108864", "50000", *(["100000"] if version == "2" else []), "32"]
 
 
 def test_an_engine_that_was_killed_starts_again(inside: list[str]) -> None:

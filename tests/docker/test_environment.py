@@ -55,18 +55,18 @@ def _in_cache(image: str, *words: str) -> str:
 def _gateway() -> str:
     """The address of this host as containers see it."""
     line = ["docker", "network", "inspect", "bridge", "--format", "{{json (index .IPAM.Config 0)}}"]
-    found = json.loads(subprocess.run(line, capture_output=True, text=True, check=True).stdout)
+    subnet = json.loads(subprocess.run(line, capture_output=True, text=True, check=True).stdout)
     # Some engines list the gateway only after a restart; it is the first address.
-    return str(found.get("Gateway") or next(ipaddress.ip_network(found["Subnet"]).hosts()))
+    return str(subnet.get("Gateway") or next(ipaddress.ip_network(subnet["Subnet"]).hosts()))
 
 
-def _written(container: str) -> bytes:
+def _read_written_files(container: str) -> bytes:
     """What a container wrote outside of its mounts: all files of the engine's difference to the image."""
     lines = subprocess.run(
         ["docker", "diff", container], capture_output=True, text=True, check=True
     ).stdout.splitlines()
     # Where something is mounted, an empty file or folder is made; `init: true` mounts the last one.
-    mounts = {*(each["Destination"] for each in inspect(container)["Mounts"]), "/usr/sbin/docker-init"}
+    mounts = {*(mount["Destination"] for mount in inspect(container)["Mounts"]), "/usr/sbin/docker-init"}
     paths = [line[3:] for line in lines if line[0] in "AC" and line[2:] not in mounts]
     inside = [*paths, *(path.lstrip("/") for path in mounts)]
     deepest = [path for path in paths if not any(other.startswith(f"{path}/") for other in inside)]
@@ -112,7 +112,7 @@ def test_a_private_model_behind_a_proxy_with_its_own_certificates(
         "output": (done.stdout + done.stderr).encode(),
         "log": log.stdout + log.stderr,
         "settings": json.dumps(settings).encode(),
-        "container": _written(settings["Id"]),
+        "container": _read_written_files(settings["Id"]),
         "image": subprocess.run(["docker", "inspect", cpu_image], capture_output=True, check=True).stdout,
         **{str(path): path.read_bytes() for path in files},
     }.items():
@@ -132,7 +132,7 @@ def test_the_search_would_find_it(cpu_image: str) -> None:
     container = subprocess.run(line, capture_output=True, text=True, check=True).stdout.strip()
     try:
         subprocess.run(["docker", "wait", container], capture_output=True, check=True)
-        assert _leaks(_written(container)) == [TOKEN]
+        assert _leaks(_read_written_files(container)) == [TOKEN]
     finally:
         subprocess.run(["docker", "rm", "-f", container], capture_output=True, check=True)
     assert _in_cache(cpu_image, "echo", TOKEN).strip() == TOKEN

@@ -27,15 +27,15 @@ TORCH = (
 
 
 @pytest.fixture(params=sorted(BUILDS))
-def word(request: pytest.FixtureRequest) -> str:
+def image(request: pytest.FixtureRequest) -> str:
     """Each GPU image that is built here; they are gigabytes, so only a change of theirs builds them in CI."""
-    why = missing(request.param) if has_client() else "no docker client is installed: `make engine`"
-    if why:
-        pytest.skip(why)
+    reason = missing(request.param) if has_client() else "no docker client is installed: `make engine`"
+    if reason:
+        pytest.skip(reason)
     return str(request.param)
 
 
-def inside(word: str, *command: str, entrypoint: str | None = None, options: tuple[str, ...] = ()) -> Any:
+def inside(image: str, *command: str, entrypoint: str | None = None, options: tuple[str, ...] = ()) -> Any:
     """`docker run` of the image as compose hardens it, with today's code of the project."""
     hardened = [
         "--read-only",
@@ -51,58 +51,60 @@ def inside(word: str, *command: str, entrypoint: str | None = None, options: tup
         f"{ROOT}/jobs:/workspace/jobs:ro",
     ]
     entry = ["--entrypoint", entrypoint] if entrypoint else []
-    line = ["docker", "run", "--rm", *hardened, *options, *entry, project.image_name(word), *command]
+    line = ["docker", "run", "--rm", *hardened, *options, *entry, project.image_name(image), *command]
     return subprocess.run(line, capture_output=True, text=True, check=False, timeout=600)
 
 
-def test_torch_and_its_chips(word: str) -> None:
-    done = inside(word, "-c", TORCH, entrypoint="python")
+def test_torch_and_its_chips(image: str) -> None:
+    done = inside(image, "-c", TORCH, entrypoint="python")
     assert done.returncode == 0, done.stderr
-    seen = json.loads(done.stdout)
-    assert (seen["torch"], seen["cuda"]) == (BUILDS[word].torch, BUILDS[word].cuda)
-    if word == "legacy":
-        assert seen["cudnn"] < 91100, "cuDNN 9.11 dropped all chips below 7.5"
-    ours, other = CHIPS[word]
-    assert [chip for chip in ours if not has_code_for(chip, seen["codes"])] == []
-    assert not has_code_for(other, seen["codes"])
-    facts = json.loads(inside(word, "facts", "--json").stdout)
-    assert facts["torch"]["architectures"] == seen["codes"]
+    torch_facts = json.loads(done.stdout)
+    assert (torch_facts["torch"], torch_facts["cuda"]) == (BUILDS[image].torch, BUILDS[image].cuda)
+    if image == "legacy":
+        assert torch_facts["cudnn"] < 91100, "cuDNN 9.11 dropped all chips below 7.5"
+    own_chips, other_chip = CHIPS[image]
+    assert [chip for chip in own_chips if not has_code_for(chip, torch_facts["codes"])] == []
+    assert not has_code_for(other_chip, torch_facts["codes"])
+    facts = json.loads(inside(image, "facts", "--json").stdout)
+    assert facts["torch"]["architectures"] == torch_facts["codes"]
 
 
-def test_facts_and_the_variables_of_the_toolkit(word: str) -> None:
-    facts = json.loads(inside(word, "facts", "--json").stdout)
-    assert (facts["image"], facts["gpus"]) == (word, [])
+def test_facts_and_the_variables_of_the_toolkit(image: str) -> None:
+    facts = json.loads(inside(image, "facts", "--json").stdout)
+    assert (facts["image"], facts["gpus"]) == (image, [])
     assert facts["compiler"] == "/usr/bin/g++"
-    shown = subprocess.run(["docker", "image", "inspect", project.image_name(word)], capture_output=True, check=True)
-    config = json.loads(shown.stdout)[0]["Config"]
+    inspection = subprocess.run(
+        ["docker", "image", "inspect", project.image_name(image)], capture_output=True, check=True
+    )
+    config = json.loads(inspection.stdout)[0]["Config"]
     assert {"NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=compute,utility"} <= set(config["Env"])
     assert config["User"] == "1000:1000"
     assert config["Entrypoint"] == ["python", "-m", "drivetrain"]
 
 
-def test_c_code_with_pythons_headers_can_be_compiled(word: str) -> None:
+def test_c_code_with_pythons_headers_can_be_compiled(image: str) -> None:
     """What Triton does at its first kernel."""
     code = (
         "import pathlib, subprocess, sysconfig; pathlib.Path('/tmp/a.c').write_text('#include <Python.h>\\n'); "
         "subprocess.run(['gcc', '-shared', '-fPIC', '-I' + sysconfig.get_path('include'), '/tmp/a.c', '-o', '/tmp/a.so'], check=True)"
     )
-    done = inside(word, "-c", code, entrypoint="python")
+    done = inside(image, "-c", code, entrypoint="python")
     assert done.returncode == 0, done.stderr
 
 
-def test_the_plan_warns_and_training_refuses(word: str) -> None:
-    plan = inside(word, "plan", "jobs/digits.yaml")
+def test_the_plan_warns_and_training_refuses(image: str) -> None:
+    plan = inside(image, "plan", "jobs/digits.yaml")
     assert plan.returncode == 0, plan.stderr
-    assert says(" ".join(plan.stdout.split()), "needs-gpu-sees-none", word)
-    done = inside(word, "train", "jobs/digits.yaml")
+    assert says(" ".join(plan.stdout.split()), "needs-gpu-sees-none", image)
+    done = inside(image, "train", "jobs/digits.yaml")
     assert done.returncode == 9
-    assert says(done.stderr, "image-needs-gpu-sees", word)
+    assert says(done.stderr, "image-needs-gpu-sees", image)
     assert says(done.stderr, "possible-container-started-gpus")
-    assert f"compose/{word}.yaml" in done.stderr
+    assert f"compose/{image}.yaml" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_it_trains_on_the_cpu_if_the_job_says_so(word: str) -> None:
-    done = inside(word, "train", "jobs/digits.yaml", "--set", "limits.gpus=none", "--set", "train.epochs=1")
+def test_it_trains_on_the_cpu_if_the_job_says_so(image: str) -> None:
+    done = inside(image, "train", "jobs/digits.yaml", "--set", "limits.gpus=none", "--set", "train.epochs=1")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "done: " in done.stdout

@@ -67,11 +67,11 @@ def plant_repository_after_commit(work: Path, outside: Outside) -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [["report"], ["watch"], ["compare"], ["evaluate"], ["predict"], ["export"], ["reproduce"]],
     ids=lambda w: w[0],
 )
-def test_a_run_folder_full_of_links_in_the_image(container: Run, tmp_path: Path, words: list[str]) -> None:
+def test_a_run_folder_full_of_links_in_the_image(container: Run, tmp_path: Path, arguments: list[str]) -> None:
     outside = Outside(tmp_path / "outside")
     run = tmp_path / "runs" / "hostile-001"
     (run / "model").mkdir(parents=True)
@@ -79,10 +79,10 @@ def test_a_run_folder_full_of_links_in_the_image(container: Run, tmp_path: Path,
     for link in ("state.json", "report.html", "events.jsonl", ".lock", "model/config.json"):
         plant_link(run, link, outside)
     shutil.copytree(run, run.with_name("other-001"), symlinks=True)
-    more = {"compare": ["runs/other-001"], "predict": ["runs"]}.get(words[0], [])
+    inputs = {"compare": ["runs/other-001"], "predict": ["runs"]}.get(arguments[0], [])
     owner = f"--user={os.getuid()}:{os.getgid()}"
     options = (f"--volume={tmp_path}:/work", "--workdir=/work", owner)
-    done = container(*words, "runs/hostile-001", *more, options=options)
+    done = container(*arguments, "runs/hostile-001", *inputs, options=options)
     assert done.returncode == CheckpointError.exit_code, done.stdout + done.stderr
     assert says(done.stderr, "symbolic-link-could-lead")
     assert SECRET not in done.stdout + done.stderr

@@ -42,20 +42,22 @@ def test_the_plan_of_a_host_without_torch_is_that_of_its_container(
     monkeypatch.setattr(run_in_image, "find_spec", lambda name: None)
     monkeypatch.delenv("DRIVETRAIN_IMAGE", raising=False)
     monkeypatch.chdir(PROJECT)
-    words = ["plan", "jobs/digits.yaml", "--set", "limits.gpus=none", "--json"]
-    assert main.main(words) == 0
-    limits = compose_project.compose_flags(container_limits.variables(docker_engine.connect().info(), load(words[1])))
+    arguments = ["plan", "jobs/digits.yaml", "--set", "limits.gpus=none", "--json"]
+    assert main.main(arguments) == 0
+    limits = compose_project.compose_flags(
+        container_limits.variables(docker_engine.connect().info(), load(arguments[1]))
+    )
     # A new volume is writable, as that of a run is; what earlier runs measured is in another one.
     folder = ["--volume", f"{PROJECT}:/workspace:ro,z", "--volume", "/cache/compile"]
-    inside = subprocess.run(
-        ["docker", "run", "--rm", *limits, "--network", "none", *folder, cpu_image, *words],
+    container = subprocess.run(
+        ["docker", "run", "--rm", *limits, "--network", "none", *folder, cpu_image, *arguments],
         capture_output=True,
         text=True,
         check=True,
     )
-    assert decisions(capsys.readouterr().out) == decisions(inside.stdout)
+    assert decisions(capsys.readouterr().out) == decisions(container.stdout)
 
 
 def decisions(plan: str) -> list[Any]:
-    found: list[Any] = json.loads(plan)["decisions"]
-    return found
+    rows: list[Any] = json.loads(plan)["decisions"]
+    return rows

@@ -65,7 +65,7 @@ spec:
 
 def test_two_containers_of_kubeflow_give_the_bits_of_two_processes(cpu_image: str, tmp_path: Path) -> None:
     image, name = "localhost/drivetrain-test/kubeflow", f"dt{secrets.token_hex(3)}"
-    home, kept = tmp_path / "home", tmp_path / "kept"
+    home, kept_folder = tmp_path / "home", tmp_path / "kept"
     folder = home / ".kubeflow" / "trainer" / "containers" / name  # mounted as /workspace, and removed with the job
     prepared(folder)
     # It starts a shell, and our image starts drivetrain.
@@ -74,16 +74,16 @@ def test_two_containers_of_kubeflow_give_the_bits_of_two_processes(cpu_image: st
     (tmp_path / "submit.py").write_text(SUBMIT)
     docker("build", "-q", "-t", image, str(tmp_path))
     try:
-        words = [PYTHON, "submit.py", name, str(tmp_path / "runtime.yaml"), str(folder), str(kept)]
+        arguments = [PYTHON, "submit.py", name, str(tmp_path / "runtime.yaml"), str(folder), str(kept_folder)]
         environ = os.environ | {"HOME": str(home)}
         done = subprocess.run(
-            words, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=600, check=False
+            arguments, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=600, check=False
         )
     finally:
         docker("image", "rm", image, check=False)
     assert "ended: Complete" in done.stdout, done.stdout + done.stderr
     assert says(done.stdout, "rank-world-size-torchrun")
-    run = kept / "runs" / "tiny-001"
+    run = kept_folder / "runs" / "tiny-001"
     assert '"done"' in (run / "state.json").read_text()
     alone_folder = tmp_path / "alone"
     prepared(alone_folder)

@@ -49,10 +49,10 @@ def test_what_a_spec_outside_of_the_project_brings(
     assert done.returncode == 0, done.stdout + done.stderr
     assert says(done.stdout, "torch-installed-training-container")
     assert says(done.stdout, "network-job-needs-download")
-    seen = trainer(project, "tiny")
-    outside = {mount["Source"]: mount["RW"] for mount in seen["Mounts"] if str(home) in mount["Source"]}
+    inspection = trainer(project, "tiny")
+    outside = {mount["Source"]: mount["RW"] for mount in inspection["Mounts"] if str(home) in mount["Source"]}
     assert outside == {str(home / "job.yaml"): False, str(home / "data.csv"): False}
-    assert seen["HostConfig"]["NetworkMode"] == "none"
+    assert inspection["HostConfig"]["NetworkMode"] == "none"
     # The command line names the run alone; its spec names the data.
     done = command(project, "evaluate", "runs/tiny-001")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -100,7 +100,7 @@ def start(folder: Path) -> str:
         up, cwd=folder, env={**environment, "JOB": "jobs/long.yaml"}, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    found = subprocess.run(
+    listing = subprocess.run(
         ["docker", "compose", "ps", "-aq", "trainer"],
         cwd=folder,
         env=environment,
@@ -108,7 +108,7 @@ def start(folder: Path) -> str:
         text=True,
         check=True,
     )
-    return found.stdout.strip()
+    return listing.stdout.strip()
 
 
 def running(container: str) -> bool:
@@ -130,11 +130,11 @@ def test_folders_of_the_same_name_keep_separate_containers(project: Path, tmp_pa
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
 def test_users_of_one_checkout_have_separate_names() -> None:
-    with tempfile.TemporaryDirectory() as place:  # that of a test is closed to others
-        Path(place).chmod(0o755)
-        (Path(place) / "scripts").mkdir()
-        shutil.copy2(ROOT / "scripts" / "project-name", Path(place) / "scripts")
-        assert name(Path(place)) != name(Path(place), user=4321, group=4321)
+    with tempfile.TemporaryDirectory() as folder:  # that of a test is closed to others
+        Path(folder).chmod(0o755)
+        (Path(folder) / "scripts").mkdir()
+        shutil.copy2(ROOT / "scripts" / "project-name", Path(folder) / "scripts")
+        assert name(Path(folder)) != name(Path(folder), user=4321, group=4321)
 
 
 def test_a_missing_image_is_not_pulled(project: Path) -> None:
@@ -150,7 +150,7 @@ def test_a_missing_image_is_not_pulled(project: Path) -> None:
         timeout=120,
     )
     assert done.returncode != 0
-    told = (done.stdout + done.stderr).lower()
-    assert "no such image" in told
-    assert "pulling" not in told
-    assert "registry" not in told
+    output = (done.stdout + done.stderr).lower()
+    assert "no such image" in output
+    assert "pulling" not in output
+    assert "registry" not in output

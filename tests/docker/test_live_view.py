@@ -23,28 +23,28 @@ LAUNCH = "{python} -m drivetrain launch jobs/digits.yaml --set train.epochs=2000
 EXPECTED = ("epoch ", "loss ", "accuracy ", "speed ", "CPU ", "memory ")
 
 
-def tmux(*words: str) -> str:
-    return subprocess.run(["tmux", "-L", SOCKET, *words], capture_output=True, text=True, check=True).stdout
+def tmux(*arguments: str) -> str:
+    return subprocess.run(["tmux", "-L", SOCKET, *arguments], capture_output=True, text=True, check=True).stdout
 
 
 def screen() -> list[str]:
     return tmux("capture-pane", "-p").rstrip().splitlines()
 
 
-def until(wanted: Callable[[list[str]], bool]) -> list[str]:
+def until(condition: Callable[[list[str]], bool]) -> list[str]:
     """The screen as soon as it shows what is wanted."""
     end = time.monotonic() + 200 * SLOWER
     while time.monotonic() < end:
-        if wanted(seen := screen()):
-            return seen
+        if condition(lines := screen()):
+            return lines
         time.sleep(0.5)
     raise AssertionError("\n".join(screen()))
 
 
-def dashboard(seen: list[str]) -> list[str]:
+def dashboard(lines: list[str]) -> list[str]:
     """The picture at the bottom, complete; else empty."""
-    starts = [number for number, line in enumerate(seen) if line.startswith("digits  image-classification")]
-    picture = seen[starts[-1] :] if starts else []
+    starts = [number for number, line in enumerate(lines) if line.startswith("digits  image-classification")]
+    picture = lines[starts[-1] :] if starts else []
     return picture if all(any(line.startswith(word) for line in picture) for word in EXPECTED) else []
 
 

@@ -35,7 +35,7 @@ def store() -> Iterator[str]:
     line = ["docker", "network", "inspect", "bridge", "--format", "{{json .IPAM.Config}}"]
     settings = json.loads(subprocess.run(line, capture_output=True, text=True, check=False).stdout or "[]")
     # An engine names only a gateway that was chosen; by itself it takes the first address.
-    gateway = next((each.get("Gateway") or str(ipaddress.ip_network(each["Subnet"])[1]) for each in settings), "")
+    gateway = next((subnet.get("Gateway") or str(ipaddress.ip_network(subnet["Subnet"])[1]) for subnet in settings), "")
     with socket.socket() as probe:
         try:
             probe.bind((gateway or "none", 0))
@@ -56,10 +56,10 @@ def variables(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def start(folder: Path, job: Path, *options: str) -> subprocess.Popen[bytes]:
     """The command of a user whose host has no torch; what it prints is added to job.log of its checkout."""
-    words = ["train", str(job), "--set", "optimize.measure=off", *options]
+    arguments = ["train", str(job), "--set", "optimize.measure=off", *options]
     with (folder.parent / "job.log").open("a") as log:
         return subprocess.Popen(
-            [sys.executable, "-c", NO_TORCH, *words],
+            [sys.executable, "-c", NO_TORCH, *arguments],
             cwd=folder,
             env={**os.environ, "PYTHONPATH": f"{folder}/runtime:{folder}"},
             stdout=log,
@@ -67,19 +67,19 @@ def start(folder: Path, job: Path, *options: str) -> subprocess.Popen[bytes]:
         )
 
 
-def wait(what: Callable[[], object], process: subprocess.Popen[bytes], log: Path) -> None:
+def wait(condition: Callable[[], object], process: subprocess.Popen[bytes], log: Path) -> None:
     end = time.monotonic() + PATIENT
-    while not what():
+    while not condition():
         assert process.poll() is None, log.read_text()
         assert time.monotonic() < end, log.read_text()
         time.sleep(0.1)
 
 
-def told_by_engine(container: str) -> str:
+def describe_container(container: str) -> str:
     """Settings, log and processes of a container, and the history of its image."""
     image = docker("inspect", "--format", "{{.Image}}", container).strip()
-    words = (["inspect", container], ["logs", container], ["top", container, "-eo", "pid,args"])
-    return "".join(docker(*each) for each in (*words, ["history", "--no-trunc", image]))
+    commands = (["inspect", container], ["logs", container], ["top", container, "-eo", "pid,args"])
+    return "".join(docker(*command) for command in (*commands, ["history", "--no-trunc", image]))
 
 
 def docker(*words: str) -> str:
@@ -88,80 +88,91 @@ def docker(*words: str) -> str:
 
 
 def command_lines() -> str:
-    found = []
+    lines = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
-            found.append(path.read_bytes().decode(errors="replace"))
-    return "\n".join(found)
+            lines.append(path.read_bytes().decode(errors="replace"))
+    return "\n".join(lines)
 
 
-def holding_files(*folders: Path) -> list[Path]:
+def find_credential_files(*folders: Path) -> list[Path]:
     """Files with a credential in them."""
-    found = (path for folder in folders for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
-    return [path for path in found if any(word.encode() in path.read_bytes() for word in (KEY, SECRET))]
+    files = (path for folder in folders for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    return [path for path in files if any(word.encode() in path.read_bytes() for word in (KEY, SECRET))]
 
 
 def test_lost_with_its_volumes_it_goes_on_elsewhere(cpu_image: str, tmp_path: Path, variables: None) -> None:
-    place = "lost"
-    store = ObjectStore(parse(f"s3://bucket/{place}/small-001"))
+    prefix = "lost"
+    store = ObjectStore(parse(f"s3://bucket/{prefix}/small-001"))
     # Batches of two samples: the run lasts until it is looked at, on a fast machine too.
     job = trained.written(tmp_path / "job", epochs="60", batch_size="2")
-    here, there = (checkout(tmp_path / each / "drivetrain") for each in ("one", "two"))
-    log = here.parent / "job.log"
+    first_checkout, second_checkout = (
+        checkout(tmp_path / folder_name / "drivetrain") for folder_name in ("one", "two")
+    )
+    log = first_checkout.parent / "job.log"
     try:
-        assert start(there, job).wait(PATIENT) == 0, (there.parent / "job.log").read_text()
-        peaceful = Path(shutil.move(there / "runs" / "small-001", tmp_path / "peaceful"))
-        copied = ("--set", f"checkpoint.copy_to=s3://bucket/{place}")
-        process = start(here, job, *copied)
-        wait(lambda: len(saved(store)) > 1, process, log)
-        trainer = f"{name(here)}-small-trainer-1"
-        seen = told_by_engine(trainer) + command_lines()
+        assert start(second_checkout, job).wait(PATIENT) == 0, (second_checkout.parent / "job.log").read_text()
+        uninterrupted = Path(shutil.move(second_checkout / "runs" / "small-001", tmp_path / "peaceful"))
+        copy_options = ("--set", f"checkpoint.copy_to=s3://bucket/{prefix}")
+        process = start(first_checkout, job, *copy_options)
+        wait(lambda: len(list_manifests(store)) > 1, process, log)
+        trainer = f"{name(first_checkout)}-small-trainer-1"
+        engine_text = describe_container(trainer) + command_lines()
         assert json.loads(docker("inspect", trainer))[0]["State"]["Running"]
         docker("rm", "-f", "-v", trainer)
         process.wait(PATIENT)
-        left = holding_files(here / "runs", job.parent, Path.home() / ".cache" / "drivetrain")
-        shutil.rmtree(here / "runs")
+        credential_files = find_credential_files(
+            first_checkout / "runs", job.parent, Path.home() / ".cache" / "drivetrain"
+        )
+        shutil.rmtree(first_checkout / "runs")
         assert b'"running"' in store.get("state.json"), "it was in the middle"
-        assert start(there, job, *copied).wait(PATIENT) == 0, (there.parent / "job.log").read_text()
+        assert start(second_checkout, job, *copy_options).wait(PATIENT) == 0, (
+            second_checkout.parent / "job.log"
+        ).read_text()
     finally:
-        for folder in (here, there):
+        for folder in (first_checkout, second_checkout):
             remove(folder)
-    assert containers(here) == []
-    run = there / "runs" / "small-001"
-    told = (there.parent / "job.log").read_text()
-    assert says(told, "s3-bucket-unfinished-downloading", f"{place}/small-001")
-    assert trained.differences(peaceful, run) == []
-    assert left + holding_files(there / "runs") == []
-    objects = {each.name: store.get(each.name) for each in store.objects()}
+    assert containers(first_checkout) == []
+    run = second_checkout / "runs" / "small-001"
+    second_log = (second_checkout.parent / "job.log").read_text()
+    assert says(second_log, "s3-bucket-unfinished-downloading", f"{prefix}/small-001")
+    assert trained.differences(uninterrupted, run) == []
+    assert credential_files + find_credential_files(second_checkout / "runs") == []
+    objects = {stored_object.name: store.get(stored_object.name) for stored_object in store.objects()}
     assert b'"done"' in objects["state.json"]
-    for text in (seen, log.read_text(), told, *(content.decode(errors="replace") for content in objects.values())):
+    for text in (
+        engine_text,
+        log.read_text(),
+        second_log,
+        *(content.decode(errors="replace") for content in objects.values()),
+    ):
         assert SECRET not in text
         assert KEY not in text
 
 
 def test_data_that_is_in_the_store(cpu_image: str, tmp_path: Path, variables: None) -> None:
     """Fetched in the container, which has the network and the credentials because the job names the address."""
-    here = checkout(tmp_path / "drivetrain")
-    log = here.parent / "job.log"
+    folder = checkout(tmp_path / "drivetrain")
+    log = folder.parent / "job.log"
     rows = "".join(f"{number % 7},{number % 5},{'yes' if number % 2 else 'no'}\n" for number in range(60))
     ObjectStore(parse("s3://bucket/tables")).put("t.csv", f"a,b,y\n{rows}".encode())
     job = tmp_path / "t.yaml"
     data = 'data: {train: "s3://bucket/tables/t.csv", target: y, validation: 0.2}'
     job.write_text(f"name: t\ntask: tabular-classification\n{data}\ntrain: {{epochs: 2}}\n")
     try:
-        assert start(here, job).wait(PATIENT) == 0, log.read_text()
-        run = here / "runs/t-001"
-        words = [sys.executable, "-c", NO_TORCH, "evaluate", str(run)]
-        environment = {**os.environ, "PYTHONPATH": f"{here}/runtime:{here}"}
-        done = subprocess.run(words, cwd=here, env=environment, capture_output=True, text=True, check=False)
+        assert start(folder, job).wait(PATIENT) == 0, log.read_text()
+        run = folder / "runs/t-001"
+        arguments = [sys.executable, "-c", NO_TORCH, "evaluate", str(run)]
+        environment = {**os.environ, "PYTHONPATH": f"{folder}/runtime:{folder}"}
+        done = subprocess.run(arguments, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     finally:
-        remove(here)
+        remove(folder)
     assert done.returncode == 0, done.stderr
     assert says(log.read_text(), "network-store-web", "data.train", "s3://bucket/tables/t.csv")
     assert json.loads((run / "state.json").read_text())["status"] == "done"
-    assert holding_files(here / "runs") == []
+    assert find_credential_files(folder / "runs") == []
 
 
-def saved(store: ObjectStore) -> list[str]:
+def list_manifests(store: ObjectStore) -> list[str]:
     """The manifests of checkpoints there, oldest first; those of best ones are not among them."""
-    return [each.name for each in store.objects("checkpoints") if "/step-" in each.name and "MANIFEST" in each.name]
+    return [entry.name for entry in store.objects("checkpoints") if "/step-" in entry.name and "MANIFEST" in entry.name]

@@ -35,21 +35,21 @@ def test_four_fifths_of_the_need(container: Run, job: Path) -> None:
     code, log = train(container, job, int(need * 0.8))
     assert code == 0, log
     run = job / "runs" / "large-002"
-    found = value(run, "micro_batch")
-    print(f"peak {need >> 20} MiB; with {int(need * 0.8) >> 20} MiB it went on with micro-batch {found}")
-    assert found in (32, 16, 8)
+    micro_batch = value(run, "micro_batch")
+    print(f"peak {need >> 20} MiB; with {int(need * 0.8) >> 20} MiB it went on with micro-batch {micro_batch}")
+    assert micro_batch in (32, 16, 8)
     assert says(log, "killed-memory-limit")
     assert says(log, "as-it-is", "train.batch_size")
     assert (result(run)["steps"], result(run)["epochs"]) == (2, 1)
     assert "batch_size: 64" in (run / "job.yaml").read_text()
-    same_as_naming_it(container, job, run, found)
+    same_as_naming_it(container, job, run, micro_batch)
 
 
-def same_as_naming_it(container: Run, job: Path, run: Path, found: int) -> None:
+def same_as_naming_it(container: Run, job: Path, run: Path, micro_batch: int) -> None:
     """The kill came in the first step, so the retry is a run from the first checkpoint with that micro-batch."""
     events = [json.loads(line)["text"] for line in (run / "events.jsonl").read_text().splitlines()]
     assert sum(get_message("killed-memory-limit-2") in text for text in events) == len(events)
-    (job / "large.yaml").write_text(TEXT.replace("measure: off", f"measure: off, micro_batch: {found}"))
+    (job / "large.yaml").write_text(TEXT.replace("measure: off", f"measure: off, micro_batch: {micro_batch}"))
     code, log = train(container, job, None)
     assert code == 0, log
     one, two = weights(run), weights(job / "runs" / "large-003")

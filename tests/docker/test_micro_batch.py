@@ -29,27 +29,27 @@ def test_auto_trains_within_the_limit(container: Run, job: Path) -> None:
     assert code == 0, log
     assert omits(log, "killed-memory-limit-2")
     run = job / "runs" / "large-001"
-    found = value(run, "micro_batch")
+    micro_batch = value(run, "micro_batch")
     print(next(line for line in log.splitlines() if line.startswith("fit: ")))
-    assert 16 < found < 120
+    assert 16 < micro_batch < 120
     rows = json.loads((run / "plan.json").read_text())["decisions"]
     row = next(row for row in rows if row["name"] == "micro_batch")
     assert (row["source"], row["effect"]) == ("measured", "training")
     assert says(row["evidence"], "whole-batch-fit-batchnorm")
-    too_much_is_killed(container, job, found)
-    same_as_naming_it(container, job, run, found)
+    too_much_is_killed(container, job, micro_batch)
+    same_as_naming_it(container, job, run, micro_batch)
 
 
-def too_much_is_killed(container: Run, job: Path, found: int) -> None:
+def too_much_is_killed(container: Run, job: Path, micro_batch: int) -> None:
     """Half as much again does not fit, so what was found is within 1.5x of the largest that does."""
-    (job / "large.yaml").write_text(LARGE.replace("measure: off", f"measure: off, micro_batch: {found * 3 // 2}"))
+    (job / "large.yaml").write_text(LARGE.replace("measure: off", f"measure: off, micro_batch: {micro_batch * 3 // 2}"))
     code, log = train(container, job, LIMIT)
     assert code == 0, log
     assert says(log, "killed-memory-limit-mib", 900)
 
 
-def same_as_naming_it(container: Run, job: Path, run: Path, found: int) -> None:
-    (job / "large.yaml").write_text(LARGE.replace("measure: off", f"measure: off, micro_batch: {found}"))
+def same_as_naming_it(container: Run, job: Path, run: Path, micro_batch: int) -> None:
+    (job / "large.yaml").write_text(LARGE.replace("measure: off", f"measure: off, micro_batch: {micro_batch}"))
     code, log = train(container, job, None)
     assert code == 0, log
     one, two = weights(run), weights(job / "runs" / "large-003")

@@ -71,7 +71,7 @@ def test_every_service_is_looked_at(project: Path) -> None:
 def test_container_hardening_inside(project: Path, service: str) -> None:
     (project / "runs").chmod(0o777)
     clean = {name: "" for name in os.environ if name.startswith("DRIVETRAIN_") and name != "DRIVETRAIN_TAG"}
-    out = compose(
+    output = compose(
         project,
         "run",
         "--rm",
@@ -85,11 +85,11 @@ def test_container_hardening_inside(project: Path, service: str) -> None:
         COMPOSE_PROJECT_NAME=f"drivetrain-posture-{os.getpid()}",
         **clean,
     )
-    seen = json.loads(out.strip().splitlines()[-1])
-    wanted = COMMON | SERVICES[service]
-    assert {name: seen[name] for name in wanted} == wanted
-    assert seen["parent"] in ("docker-init", "tini")
-    assert 0 not in seen["groups"] or service == "prepare"
+    status = json.loads(output.strip().splitlines()[-1])
+    expected = COMMON | SERVICES[service]
+    assert {name: status[name] for name in expected} == expected
+    assert status["parent"] in ("docker-init", "tini")
+    assert 0 not in status["groups"] or service == "prepare"
 
 
 @pytest.mark.parametrize("word", ["cpu", "ampere", "legacy"])

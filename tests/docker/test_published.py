@@ -64,9 +64,9 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def built(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The images that were built, which takes too long for a test."""
-    words: list[str] = []
-    monkeypatch.setattr(docker_engine, "_build_image", lambda word, missing: words.append(word))
-    return words
+    images: list[str] = []
+    monkeypatch.setattr(docker_engine, "_build_image", lambda word, missing: images.append(word))
+    return images
 
 
 def docker(*words: str, text: str | None = None) -> str:
@@ -87,7 +87,7 @@ def small(name: str, **labels: str) -> None:
     docker("image", "rm", name)
 
 
-def here() -> dict[str, Any]:
+def read_labels() -> dict[str, Any]:
     return docker_engine.connect().images.get(project.image_name("cpu")).labels
 
 
@@ -105,7 +105,7 @@ def test_a_published_image_of_this_code_is_pulled(
     line = capfd.readouterr().out.splitlines()[0]
     assert line.startswith(f"image {name} (sha256:")
     assert ends_with(line, "published-pulling-drivetrain-registry")
-    assert (here()[image_contents.LABEL], built) == (contents, [])
+    assert (read_labels()[image_contents.LABEL], built) == (contents, [])
     docker_engine.provide_image(docker_engine.connect(), "cpu")
     assert capfd.readouterr().out == ""
 
@@ -157,18 +157,18 @@ def test_the_wheel_trains_in_an_image_given_by_name(cpu_image: str, command: Pat
         "train: {epochs: 1}\noptimize: {measure: off}\n"
     )
     (folder / ".env").write_text("A='not for compose\n")
-    done = installed.call(command, "launch", "job.yaml", "--image", cpu_image, folder=folder)
+    launch = installed.call(command, "launch", "job.yaml", "--image", cpu_image, folder=folder)
     try:
-        assert done.returncode == 0, done.stdout + done.stderr
+        assert launch.returncode == 0, launch.stdout + launch.stderr
         assert (folder / "runs" / "visits-001" / "report.html").is_file()
         # Prediction needs torch, and so the image too.
-        found = installed.call(
+        prediction = installed.call(
             command, "predict", "visits-001", "visits.csv", folder=folder, DRIVETRAIN_TAG=cpu_image.rpartition(":")[2]
         )
-        assert len(found.stdout.splitlines()) == 61, found.stderr
+        assert len(prediction.stdout.splitlines()) == 61, prediction.stderr
     finally:
-        ours = docker("ps", "-aq", "--filter", f"name=^{project.container_prefix(folder)}-")
-        for container in ours.split():
+        container_ids = docker("ps", "-aq", "--filter", f"name=^{project.container_prefix(folder)}-")
+        for container in container_ids.split():
             docker("rm", "-f", container)
 
 
@@ -177,16 +177,16 @@ def test_the_wheel_names_what_it_would_pull(cpu_image: str, command: Path, tmp_p
     (tmp_path / "job.yaml").write_text(
         "name: visits\ntask: tabular-classification\ndata: {train: visits.csv, target: label}\n"
     )
-    place = f"127.0.0.1:{free_port()}/test"
-    done = installed.call(command, "launch", "job.yaml", folder=tmp_path, DRIVETRAIN_REGISTRY=place)
-    local, wanted = f"localhost/drivetrain/cpu:{VERSION}", f"{place}/drivetrain/cpu:{VERSION}"
+    registry_address = f"127.0.0.1:{free_port()}/test"
+    done = installed.call(command, "launch", "job.yaml", folder=tmp_path, DRIVETRAIN_REGISTRY=registry_address)
+    local, remote = f"localhost/drivetrain/cpu:{VERSION}", f"{registry_address}/drivetrain/cpu:{VERSION}"
     assert done.returncode == 9
     assert says_each(
         done.stderr.splitlines(),
         [
-            get_message("there-is-no-image-here-and", local, wanted),
+            get_message("there-is-no-image-here-and", local, remote),
             get_message("possible-image-published-loaded"),
-            f"  do:       docker pull {wanted}, then docker tag {wanted} {local}; or `drivetrain launch JOB --image NAME`",
+            f"  do:       docker pull {remote}, then docker tag {remote} {local}; or `drivetrain launch JOB --image NAME`",
         ],
     )
 
@@ -195,7 +195,11 @@ def test_the_labels_say_what_an_image_is(cpu_image: str) -> None:
     """The predefined annotation keys of the OCI image specification that a build can know."""
     labels = docker_engine.connect().images.get(cpu_image).labels
     keys = ("title", "description", "licenses", "version", "revision", "created", "source", "base.name", "base.digest")
-    told = {key: labels[f"org.opencontainers.image.{key}"] for key in keys}
-    assert (told["title"], told["licenses"], told["version"]) == ("drivetrain-cpu", "MIT", VERSION)
-    assert told["created"].endswith("Z")
-    assert told["base.name"] != "unknown"
+    label_values = {key: labels[f"org.opencontainers.image.{key}"] for key in keys}
+    assert (label_values["title"], label_values["licenses"], label_values["version"]) == (
+        "drivetrain-cpu",
+        "MIT",
+        VERSION,
+    )
+    assert label_values["created"].endswith("Z")
+    assert label_values["base.name"] != "unknown"

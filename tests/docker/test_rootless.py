@@ -101,8 +101,8 @@ def test_the_engine_is_that_of_the_docker_context(
 ) -> None:
     """As the setup tool of a rootless engine leaves it: no variable, a context."""
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
-    for words in (["create", "other", "--docker", f"host=unix://{socket}"], ["use", "other"]):
-        subprocess.run(["docker", "context", *words], capture_output=True, check=True)
+    for arguments in (["create", "other", "--docker", f"host=unix://{socket}"], ["use", "other"]):
+        subprocess.run(["docker", "context", *arguments], capture_output=True, check=True)
     client = docker_engine.connect()
     line = ["docker", "info", "--format", "{{.ID}}"]
     by_command = subprocess.run(line, capture_output=True, text=True, check=True).stdout.strip()

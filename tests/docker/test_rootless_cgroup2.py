@@ -33,8 +33,8 @@ def guest(line: str, *, user: str = "root", stdin: int | None = None) -> str:
     if user != "root":
         home = f"export XDG_RUNTIME_DIR=/run/user/$(id -u {user}) PATH=/usr/share/docker.io/contrib:$PATH:/usr/sbin"
         line = f"{home}; export DOCKER_HOST=unix://$XDG_RUNTIME_DIR/docker.sock; cd /; exec setpriv --reuid {user} --regid {user} --init-groups env HOME=/home/{user} sh -c {shlex.quote(line)}"
-    words = [*shlex.split(os.environ["CGROUP2_SHELL"]), line]
-    done = subprocess.run(words, stdin=stdin, capture_output=True, text=True, check=False, timeout=120 * SLOWER)
+    command = [*shlex.split(os.environ["CGROUP2_SHELL"]), line]
+    done = subprocess.run(command, stdin=stdin, capture_output=True, text=True, check=False, timeout=120 * SLOWER)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -66,10 +66,10 @@ def engine(delegated: str) -> Callable[[str], str]:
 # In this order: a controller that a slice has once given to its children stays with them.
 @pytest.fixture(scope="module", params=["memory pids", "cpu cpuset io memory pids"], ids=["no cpu", "all"])
 def ask(request: pytest.FixtureRequest, base: str) -> Iterator[Callable[[str], str]]:
-    asked = engine(request.param)
+    run_line = engine(request.param)
     with subprocess.Popen(["docker", "-H", LOCAL, "save", base], stdout=subprocess.PIPE) as saved:
         guest("docker load", user="someone", stdin=saved.stdout.fileno() if saved.stdout else None)
-    yield asked
+    yield run_line
     guest("systemctl stop user@$(id -u someone)")
 
 
@@ -77,22 +77,24 @@ def test_what_is_delegated_is_enforced_and_the_rest_is_named(
     ask: Callable[[str], str], base: str, request: pytest.FixtureRequest
 ) -> None:
     service = "/sys/fs/cgroup/user.slice/user-$(id -u).slice/user@$(id -u).service/cgroup.controllers"
-    found = engine_traits.find(json.loads(ask("docker info --format '{{json .}}'")), ask(f"cat {service}").split())
-    assert found.rootless
-    assert found.cgroup == "2"
+    traits = engine_traits.find(json.loads(ask("docker info --format '{{json .}}'")), ask(f"cat {service}").split())
+    assert traits.rootless
+    assert traits.cgroup == "2"
     limits = ["--memory", "64m", "--pids-limit", "32"]
-    if "cpus" not in found.unenforced:
+    if "cpus" not in traits.unenforced:
         limits += ["--cpus", "0.5"]
-    told = ask(shlex.join(["docker", "run", "--rm", "--network", "none", *limits, base, "sh", "-c", SHOW])).split("\n")
-    assert told[:2] == ["67108864", "32"]
+    limit_lines = ask(
+        shlex.join(["docker", "run", "--rm", "--network", "none", *limits, base, "sh", "-c", SHOW])
+    ).split("\n")
+    assert limit_lines[:2] == ["67108864", "32"]
     if request.node.callspec.params["ask"] == "memory pids":
-        assert found.unenforced == ("cpus",)
-        assert says(found.note(), "rootless-systemd-delegated-controllers")
+        assert traits.unenforced == ("cpus",)
+        assert says(traits.note(), "rootless-systemd-delegated-controllers")
     else:
-        assert found.unenforced == ()
-        assert told[2] == "50000 100000"
+        assert traits.unenforced == ()
+        assert limit_lines[2] == "50000 100000"
     # The same by make and by compose, which read .env.
     copied = f"rm -rf /tmp/copy; mkdir /tmp/copy; cp -r {ROOT}/scripts {ROOT}/docker/Dockerfile /tmp/copy; cd /tmp/copy"
-    written = ask(f"{copied}; mkdir docker; mv Dockerfile docker; BASE_IMAGE={base} scripts/env >/dev/null; cat .env")
-    assert ("DRIVETRAIN_CPUS=0" in written.split()) == ("cpus" in found.unenforced), written
-    assert "DRIVETRAIN_UID=0" in written.split()
+    env_file = ask(f"{copied}; mkdir docker; mv Dockerfile docker; BASE_IMAGE={base} scripts/env >/dev/null; cat .env")
+    assert ("DRIVETRAIN_CPUS=0" in env_file.split()) == ("cpus" in traits.unenforced), env_file
+    assert "DRIVETRAIN_UID=0" in env_file.split()

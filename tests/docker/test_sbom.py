@@ -22,9 +22,9 @@ print(json.dumps([debian.stdout.split("\\n")[:-1], python]))
 
 @pytest.fixture(params=["cpu", "ampere", "legacy"])
 def image(request: pytest.FixtureRequest) -> str:
-    why = missing(request.param) if has_client() else "no docker client is installed: `make engine`"
-    if why:
-        pytest.skip(why)
+    reason = missing(request.param) if has_client() else "no docker client is installed: `make engine`"
+    if reason:
+        pytest.skip(reason)
     return project.image_name(request.param)
 
 

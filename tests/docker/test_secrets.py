@@ -20,7 +20,7 @@ CHUNK = 1 << 22
 
 def holds(image: str) -> list[str]:
     """Where the canary is: in history, settings, or files of layers."""
-    found = [
+    places = [
         word
         for word, line in (
             ("history", ["docker", "history", "--no-trunc", image]),
@@ -28,31 +28,31 @@ def holds(image: str) -> list[str]:
         )
         if CANARY in subprocess.run(line, capture_output=True, check=True).stdout
     ]
-    saved = subprocess.Popen(["docker", "save", image], stdout=subprocess.PIPE)
-    assert saved.stdout is not None
+    export = subprocess.Popen(["docker", "save", image], stdout=subprocess.PIPE)
+    assert export.stdout is not None
     layers = 0
-    with tarfile.open(fileobj=saved.stdout, mode="r|") as outer:
+    with tarfile.open(fileobj=export.stdout, mode="r|") as outer:
         for layer in outer:
             stream = outer.extractfile(layer)
             if stream is None:
                 continue
             layers += layer.name.endswith("layer.tar") or "blobs/" in layer.name
-            rest = b""
+            tail = b""
             while chunk := stream.read(CHUNK):  # layers are tars that are not compressed
-                found += [layer.name] * (CANARY in rest + chunk)
-                rest = chunk[-len(CANARY) :]
-    assert saved.wait() == 0
+                places += [layer.name] * (CANARY in tail + chunk)
+                tail = chunk[-len(CANARY) :]
+    assert export.wait() == 0
     assert layers > 3
-    return sorted(set(found))
+    return sorted(set(places))
 
 
 @pytest.mark.nightly
 def test_no_layer_holds_the_secret_of_a_build(cpu_image: str, tmp_path: Path) -> None:
     """Every step is done anew, with the canary behind the certificates that it is given."""
-    given = os.environ.get("PIP_CERT") or os.environ.get("SSL_CERT_FILE")
+    certificates = os.environ.get("PIP_CERT") or os.environ.get("SSL_CERT_FILE")
     authority = tmp_path / "ca.pem"
     authority.write_bytes(
-        (Path(given).read_bytes() if given else Path("/etc/ssl/certs/ca-certificates.crt").read_bytes())
+        (Path(certificates).read_bytes() if certificates else Path("/etc/ssl/certs/ca-certificates.crt").read_bytes())
         + b"\n# "
         + CANARY
         + b"\n"
@@ -106,7 +106,7 @@ def test_compose_hands_no_variable_over_that_it_does_not_name(project: Path) -> 
     environment = {**os.environ, "HF_TOKEN": CANARY.decode(), "AWS_SECRET_ACCESS_KEY": CANARY.decode()}
     with (project / ".env").open("a") as file:
         file.write(f"DATABASE_PASSWORD={CANARY.decode()}\n")
-    told = subprocess.run(
+    compose_config = subprocess.run(
         ["docker", "compose", "config", "--format", "json"],
         cwd=project,
         env=environment,
@@ -114,7 +114,7 @@ def test_compose_hands_no_variable_over_that_it_does_not_name(project: Path) -> 
         capture_output=True,
         check=True,
     ).stdout
-    for name, service in json.loads(told)["services"].items():
+    for name, service in json.loads(compose_config)["services"].items():
         assert CANARY.decode() not in json.dumps(service.get("environment", {})), name
     look = ["docker", "compose", "run", "--rm", "-T", "--no-deps", "--entrypoint", "env", "trainer"]
     done = subprocess.run(

@@ -28,9 +28,9 @@ def job(tmp_path: Path) -> Path:
 
 
 def train(container: Run, job: Path, *options: str, settings: tuple[str, ...] = ()) -> tuple[int, str]:
-    words = [word for text in settings for word in ("--set", text)]
+    flags = [word for text in settings for word in ("--set", text)]
     done = container(
-        "train", "/job/small.yaml", "--runs", "/job/runs", *words, options=(*CODE, "-v", f"{job.parent}:/job", *options)
+        "train", "/job/small.yaml", "--runs", "/job/runs", *flags, options=(*CODE, "-v", f"{job.parent}:/job", *options)
     )
     assert "Traceback" not in done.stderr, done.stderr
     assert done.returncode not in (-7, 135, 139)

@@ -36,23 +36,23 @@ def options(pod: dict[str, Any], folder: Path, number: int) -> list[str]:
     assert (user["runAsNonRoot"], inside["readOnlyRootFilesystem"]) == (True, True)
     assert not inside["allowPrivilegeEscalation"]
     assert inside["capabilities"] == {"drop": ["ALL"]}
-    made = ["--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges:true"]
-    made += [f"--user={user['runAsUser']}:{user['runAsGroup']}", f"--env=JOB_COMPLETION_INDEX={number}"]
-    made += [f"--env={each['name']}={each['value']}" for each in container["env"]]
+    arguments = ["--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges:true"]
+    arguments += [f"--user={user['runAsUser']}:{user['runAsGroup']}", f"--env=JOB_COMPLETION_INDEX={number}"]
+    arguments += [f"--env={variable['name']}={variable['value']}" for variable in container["env"]]
     limits = container["resources"]["limits"]
-    made += [f"--cpus={limits['cpu']}", f"--memory={limits['memory'].removesuffix('i').lower()}"]
-    volumes = {each["name"]: each for each in pod["volumes"]}
+    arguments += [f"--cpus={limits['cpu']}", f"--memory={limits['memory'].removesuffix('i').lower()}"]
+    volumes = {volume_spec["name"]: volume_spec for volume_spec in pod["volumes"]}
     for mount in container["volumeMounts"]:
         volume, at = volumes[mount["name"]], mount["mountPath"]
         if "configMap" in volume:
-            made.append(f"--volume={folder}/job:{at}:ro")
+            arguments.append(f"--volume={folder}/job:{at}:ro")
         elif "persistentVolumeClaim" in volume:
-            made.append(f"--volume={folder}:{at}")
+            arguments.append(f"--volume={folder}:{at}")
         elif mount["name"] == "shm":
-            made.append(f"--shm-size={volume['emptyDir']['sizeLimit'].removesuffix('i').lower()}")
+            arguments.append(f"--shm-size={volume['emptyDir']['sizeLimit'].removesuffix('i').lower()}")
         else:
-            made.append(f"--tmpfs={at}:exec,mode=1777")
-    return made
+            arguments.append(f"--tmpfs={at}:exec,mode=1777")
+    return arguments
 
 
 def test_the_pod_template_trains_in_two_containers(
@@ -65,18 +65,20 @@ def test_the_pod_template_trains_in_two_containers(
     site = ClusterSite("k8s", SECTION, ("--nodes", "2", "--output", "out.yaml"))
     site.prepare(tmp_path, job.read_text())
     assert site.launch() == 0
-    made = {each["kind"]: each for each in yaml.safe_load_all((tmp_path / "out.yaml").read_text())}
+    documents = {document["kind"]: document for document in yaml.safe_load_all((tmp_path / "out.yaml").read_text())}
     (folder / "job").mkdir()
-    for name, text in made["ConfigMap"]["data"].items():
+    for name, text in documents["ConfigMap"]["data"].items():
         (folder / "job" / name).write_text(text)
-    pod = made["Job"]["spec"]["template"]["spec"]
-    words: Sequence[str] = pod["containers"][0]["args"]
+    pod = documents["Job"]["spec"]["template"]["spec"]
+    arguments: Sequence[str] = pod["containers"][0]["args"]
     run = folder / "runs" / "tiny-001"
     with container_nodes(cpu_image) as network:
 
         def start() -> list[str]:
             return [
-                network.start(number, words, options(pod, folder, number), hostname=f"tiny-{number}.{pod['subdomain']}")
+                network.start(
+                    number, arguments, options(pod, folder, number), hostname=f"tiny-{number}.{pod['subdomain']}"
+                )
                 for number in range(2)
             ]
 
@@ -88,9 +90,9 @@ def test_the_pod_template_trains_in_two_containers(
         print(f"SIGTERM to pod 1: both ended after {time.monotonic() - begin:.0f} s")
         pods = start()
         assert network.codes(pods) == [0, 0], docker("logs", pods[0])
-        told = docker("logs", pods[0])
-    assert "(JOB_COMPLETION_INDEX of Kubernetes)" in told
-    assert "resumes" in told
+        log = docker("logs", pods[0])
+    assert "(JOB_COMPLETION_INDEX of Kubernetes)" in log
+    assert "resumes" in log
     alone = reference(cpu_image, folder, "/data/tiny.yaml")
     assert same(alone, run)
     assert rows(alone) == rows(run)

@@ -26,10 +26,10 @@ def exists(path: str) -> bool:
 
 def code() -> set[str]:
     """Every word of the package and its modules."""
-    words: set[str] = set()
+    identifiers: set[str] = set()
     for path in (ROOT / "runtime" / "drivetrain").rglob("*.py"):
-        words |= {path.stem, path.parent.name} | set(re.findall(r"\w+", path.read_text(encoding="utf-8")))
-    return words
+        identifiers |= {path.stem, path.parent.name} | set(re.findall(r"\w+", path.read_text(encoding="utf-8")))
+    return identifiers
 
 
 def packages() -> set[str]:
@@ -44,8 +44,8 @@ def test_every_path_exists(page: str, path: str) -> None:
 
 def test_every_name_exists() -> None:
     """A module, function or class was renamed: correct the page."""
-    words = code()
-    assert [(page, name) for page, name in NAMES if name.rstrip("*") not in words | ELSEWHERE] == []
+    identifiers = code()
+    assert [(page, name) for page, name in NAMES if name.rstrip("*") not in identifiers | ELSEWHERE] == []
 
 
 def test_the_table_has_the_packages_in_their_order() -> None:

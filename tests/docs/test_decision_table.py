@@ -23,17 +23,17 @@ WANTED = {
 
 def test_the_file_is_what_its_command_prints() -> None:
     command = [sys.executable, "-m", "docs.generate.decision_table", "jobs/digits.yaml", "tests/machines"]
-    made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert made == PAGE.read_text(encoding="utf-8"), "run `make golden`"
+    output = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert output == PAGE.read_text(encoding="utf-8"), "run `make golden`"
 
 
 def test_every_machine_has_its_row_and_its_reasons() -> None:
     text = PAGE.read_text(encoding="utf-8")
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
-    head, found = rows[0], {row[0]: dict(zip(rows[0], row, strict=True)) for row in rows[2:]}
-    assert {"image", "precision", "compile", "channels last", "workers", "threads"} <= set(head)
-    assert set(found) == {path.stem for path in (ROOT / "tests/machines").glob("*.json")}
-    assert all(f"**{name}**" in text for name in found)
+    header, row_by_machine = rows[0], {row[0]: dict(zip(rows[0], row, strict=True)) for row in rows[2:]}
+    assert {"image", "precision", "compile", "channels last", "workers", "threads"} <= set(header)
+    assert set(row_by_machine) == {path.stem for path in (ROOT / "tests/machines").glob("*.json")}
+    assert all(f"**{name}**" in text for name in row_by_machine)
     for name, expected in WANTED.items():
-        row = found[name]
+        row = row_by_machine[name]
         assert (row["image"], row["precision"], row["compile"]) == expected, name

@@ -17,8 +17,8 @@ PAGE = GOLDEN / "defaults.md"
 
 def test_the_file_is_what_its_command_prints() -> None:
     command = [sys.executable, "-m", "docs.generate.defaults_page", "tests/machines"]
-    made = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert made == PAGE.read_text(encoding="utf-8"), "run `make golden`"
+    output = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert output == PAGE.read_text(encoding="utf-8"), "run `make golden`"
 
 
 def test_every_setting_has_every_recorded_class_once_or_more() -> None:

@@ -22,7 +22,7 @@ def text(page: Path) -> str:
     return page.read_text(encoding="utf-8")
 
 
-def typed(page: Path) -> list[str]:
+def list_typed_lines(page: Path) -> list[str]:
     """Lines to be typed, without their comments."""
     lines = re.sub(r"```.*?```", "", text(page), flags=re.DOTALL).splitlines()
     return [re.sub(r"\s+#.*", "", line.strip()) for line in lines if line.startswith("    ")]
@@ -37,8 +37,8 @@ def rows(page: Path) -> list[list[str]]:
 
 def links(page: Path) -> list[str]:
     """Where its links and pictures lead, in order; each page links to the other one."""
-    found = re.findall(r"\]\(([^)]+)\)|(?:src|srcset)=\"([^\"]+)\"", text(page))
-    return sorted(one or other for one, other in found if not (one or other).startswith("README"))
+    matches = re.findall(r"\]\(([^)]+)\)|(?:src|srcset)=\"([^\"]+)\"", text(page))
+    return sorted(one or other for one, other in matches if not (one or other).startswith("README"))
 
 
 def code(page: Path) -> list[str]:
@@ -52,8 +52,8 @@ def test_it_is_short(page: Path) -> None:
 
 
 def test_both_say_the_same_commands_tables_and_links() -> None:
-    assert typed(SPANISH) == typed(ENGLISH)
-    assert len(typed(ENGLISH)) > 8
+    assert list_typed_lines(SPANISH) == list_typed_lines(ENGLISH)
+    assert len(list_typed_lines(ENGLISH)) > 8
     assert [len(row) for row in rows(SPANISH)] == [len(row) for row in rows(ENGLISH)]
     commands = [row[0] for row in rows(ENGLISH) if row[0].startswith("`")]
     assert [row[0] for row in rows(SPANISH) if row[0].startswith("`")] == commands
@@ -80,8 +80,8 @@ def test_every_command_of_the_program_is_in_the_table() -> None:
 
 def test_the_badges_are_true() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    told = {"python": project["requires-python"].removeprefix(">=") + "+", "license": project["license"]}
-    for name, value in told.items():
+    badges = {"python": project["requires-python"].removeprefix(">=") + "+", "license": project["license"]}
+    for name, value in badges.items():
         picture = text(ROOT / "docs" / "images" / f"badge-{name}.svg")
         assert re.findall(r"<text[^>]*>([^<]+)<", picture) == [name, value]
         assert all(f"docs/images/badge-{name}.svg" in text(page) for page in PAGES)

@@ -23,16 +23,16 @@ from tests.paths import ROOT
 @pytest.fixture
 def receiver() -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """An address and what it was sent; its first answers are failures, the third after it has taken what was sent."""
-    seen: list[dict[str, Any]] = []
-    number = [0]
+    bodies: list[dict[str, Any]] = []
+    count = [0]
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            number[0] += 1
-            if number[0] > 2:
-                seen.append(body)
-            self.send_response(503 if number[0] < 4 else 200)
+            count[0] += 1
+            if count[0] > 2:
+                bodies.append(body)
+            self.send_response(503 if count[0] < 4 else 200)
             self.end_headers()
 
         def log_message(self, *_: object) -> None:
@@ -40,13 +40,13 @@ def receiver() -> Iterator[tuple[str, list[dict[str, Any]]]]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/training", seen
+    yield f"http://127.0.0.1:{server.server_port}/training", bodies
     server.shutdown()
     server.server_close()
 
 
 def test_the_documented_tracker_is_one_file(tmp_path: Path, receiver: tuple[str, list[dict[str, Any]]]) -> None:
-    address, seen = receiver
+    address, bodies = receiver
     shutil.copytree(
         ROOT / "runtime" / "drivetrain",
         tmp_path / "runtime" / "drivetrain",
@@ -68,29 +68,29 @@ def test_the_documented_tracker_is_one_file(tmp_path: Path, receiver: tuple[str,
     run = trained.run(job)
     assert "answers 503; training goes on" in done.stdout
     assert says(done.stdout, "files-webhook-takes-none")
-    assert {each["run"] for each in seen} == {json.loads(next(run.glob("tracker/*/run.json")).read_text())["id"]}
-    begun = [each for each in seen if each["kind"] == "begin"]
-    assert begun[-1]["experiment"] == "mine"
-    assert begun[-1]["parameters"]["train.epochs"] == "2"
-    assert [each["status"] for each in seen if each["kind"] == "end"] == ["done"]
-    got = {
+    assert {body["run"] for body in bodies} == {json.loads(next(run.glob("tracker/*/run.json")).read_text())["id"]}
+    beginnings = [body for body in bodies if body["kind"] == "begin"]
+    assert beginnings[-1]["experiment"] == "mine"
+    assert beginnings[-1]["parameters"]["train.epochs"] == "2"
+    assert [body["status"] for body in bodies if body["kind"] == "end"] == ["done"]
+    sent_values = {
         (step, name): value
-        for each in seen
-        if each["kind"] == "rows"
-        for step, _, row in each["rows"]
+        for body in bodies
+        if body["kind"] == "rows"
+        for step, _, row in body["rows"]
         for name, value in row.items()
     }
-    want = {
+    run_values = {
         (row["step"], name): value
         for row in trained.rows(run)
         for name, value in row.items()
         if name not in ("step", "epoch", "batch")
     }
-    assert got == want
+    assert sent_values == run_values
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("{server: webhook, address: 'http://127.0.0.1:1'}", "track.server: is 'webhook'\n  possible: mlflow"),
         ("{server: mlflow}", "track.address: is missing"),
@@ -99,7 +99,7 @@ def test_the_documented_tracker_is_one_file(tmp_path: Path, receiver: tuple[str,
         ("{server: mlflow, address: 'http://me:word@127.0.0.1:1'}", "track.address"),
     ],
 )
-def test_keys_that_name_no_server_or_two(tmp_path: Path, text: str, told: str) -> None:
+def test_keys_that_name_no_server_or_two(tmp_path: Path, text: str, message: str) -> None:
     job = trained.written(tmp_path)
     job.write_text(job.read_text() + f"track: {text}\n")
     done = subprocess.run(
@@ -110,5 +110,5 @@ def test_keys_that_name_no_server_or_two(tmp_path: Path, text: str, told: str) -
         check=False,
     )
     assert done.returncode == 2
-    assert told in done.stderr
+    assert message in done.stderr
     assert "word@" not in done.stderr

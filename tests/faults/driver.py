@@ -61,7 +61,7 @@ def trainer(arguments: list[str]) -> int:
     if fault.startswith(COMPILING):
         from torch._inductor.graph import GraphLowering
 
-        GraphLowering.codegen = announced(GraphLowering.codegen)  # type: ignore[method-assign]
+        GraphLowering.codegen = announce_calls(GraphLowering.codegen)  # type: ignore[method-assign]
     ledger = os.environ.get("LEDGER")
     fault_points.listener = Faults(fault, TRAINED, Ledger(Path(ledger)) if ledger else None)
     return trainer_process.main()
@@ -70,8 +70,8 @@ def trainer(arguments: list[str]) -> int:
 class Last(types.ModuleType):
     """Goes when the interpreter takes itself apart, where Python no longer handles signals."""
 
-    def __del__(self, kill: Any = os.kill, own: int = os.getpid()) -> None:
-        kill(own, 15)
+    def __del__(self, kill: Any = os.kill, pid: int = os.getpid()) -> None:
+        kill(pid, 15)
 
 
 class Faults:
@@ -95,13 +95,13 @@ class Faults:
                 act(self.action)
 
 
-def announced(plain: Callable[..., Any]) -> Callable[..., Any]:
+def announce_calls(plain: Callable[..., Any]) -> Callable[..., Any]:
     """A function of torch's that announces its calls as moments."""
 
-    def call(*arguments: Any, **named: Any) -> Any:
+    def call(*arguments: Any, **keywords: Any) -> Any:
         assert fault_points.listener is not None
         fault_points.listener(COMPILING)
-        return plain(*arguments, **named)
+        return plain(*arguments, **keywords)
 
     return call
 

@@ -31,40 +31,40 @@ WRITES = os.O_WRONLY | os.O_RDWR
 @contextlib.contextmanager
 def failing(number: int, error: int) -> Iterator[list[str]]:
     """The n-th call of the main thread that writes below a run folder fails; yields the names of all such calls."""
-    seen: list[str] = []
+    call_names: list[str] = []
     main = threading.current_thread()
 
     def shim(plain: Any, name: str) -> Any:
-        def call(*given: Any, **named: Any) -> Any:
-            how = given[1] if name == "open" and len(given) > 1 else None
-            reads = name == "open" and (how in (None, "r", "rb") or (isinstance(how, int) and not how & WRITES))
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            mode = arguments[1] if name == "open" and len(arguments) > 1 else None
+            reads = name == "open" and (mode in (None, "r", "rb") or (isinstance(mode, int) and not mode & WRITES))
             if threading.current_thread() is not main or reads:
-                return plain(*given, **named)
-            seen.append(name)
-            if len(seen) == number:
+                return plain(*arguments, **keywords)
+            call_names.append(name)
+            if len(call_names) == number:
                 raise OSError(error, os.strerror(error))
-            return plain(*given, **named)
+            return plain(*arguments, **keywords)
 
         return call
 
     with pytest.MonkeyPatch.context() as patch:
         for module, name in CALLS:
             patch.setattr(module, name, shim(getattr(module, name), name))
-        yield seen
+        yield call_names
 
 
 def conduct(folder: Path) -> None:
     """One attempt at the tiny job, from whatever checkpoint is there to result.json."""
     job = tiny.job(train="ema: 0.5")
     often = job.checkpoint.model_copy(update={"every": "3 steps"})
-    made = tiny.assembled(folder, job.model_copy(update={"checkpoint": often}))
-    train.train(made)
+    tiny_run = tiny.assembled(folder, job.model_copy(update={"checkpoint": often}))
+    train.train(tiny_run)
 
 
 def end(folder: Path) -> dict[str, bytes]:
-    found = {p.name: p.read_bytes() for p in trained.last(folder).glob("*.safetensors")}
-    found |= {f"model/{p.name}": p.read_bytes() for p in (folder / "model").glob("*.safetensors")}
-    return found | {"metrics": (folder / "metrics.jsonl").read_bytes()}
+    files = {p.name: p.read_bytes() for p in trained.last(folder).glob("*.safetensors")}
+    files |= {f"model/{p.name}": p.read_bytes() for p in (folder / "model").glob("*.safetensors")}
+    return files | {"metrics": (folder / "metrics.jsonl").read_bytes()}
 
 
 @pytest.fixture(autouse=True)
@@ -80,9 +80,9 @@ def test_an_error_at_each_write_of_a_whole_run(tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_an_error_at_every_write_of_a_whole_run(tmp_path: Path) -> None:
-    found = outcomes(tmp_path, 1)
+    counts = outcomes(tmp_path, 1)
     print(
-        f"an error at each of {sum(found.values())} writes: {found['done']} runs went on, {found['ended']} ended with 7 and went on later"
+        f"an error at each of {sum(counts.values())} writes: {counts['done']} runs went on, {counts['ended']} ended with 7 and went on later"
     )
 
 
@@ -91,30 +91,30 @@ def outcomes(tmp_path: Path, stride: int) -> dict[str, int]:
     (tmp_path / "calm").mkdir()
     with failing(0, 0) as calls:
         conduct(tmp_path / "calm")
-    calm = end(tmp_path / "calm")
+    calm_files = end(tmp_path / "calm")
     assert set(calls) == {name for _, name in CALLS}
-    found = {"done": 0, "ended": 0}
+    counts = {"done": 0, "ended": 0}
     for number in range(1, len(calls) + 1, stride):
         folder = tmp_path / str(number)
         folder.mkdir()
         error = ERRORS[number // stride % len(ERRORS)]
-        ended = None
+        storage_error = None
         try:
             with failing(number, error):
                 conduct(folder)
-            found["done"] += 1
+            counts["done"] += 1
         except StorageError as caught:
-            ended = caught
-        if ended:
-            found["ended"] += 1
-            assert os.strerror(error) in str(ended)
+            storage_error = caught
+        if storage_error:
+            counts["ended"] += 1
+            assert os.strerror(error) in str(storage_error)
             if list_checkpoints(folder / "checkpoints"):
                 assert checkpoint.load_latest(folder / "checkpoints")[0] is not None
             conduct(folder)
-        assert end(folder) == calm, f"call {number}, {calls[number - 1]}, {os.strerror(error)}"
+        assert end(folder) == calm_files, f"call {number}, {calls[number - 1]}, {os.strerror(error)}"
         assert trained.leftovers(folder) == []
         shutil.rmtree(folder)
-    return found
+    return counts
 
 
 @pytest.fixture

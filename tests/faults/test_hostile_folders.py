@@ -69,9 +69,9 @@ RUN_COMMANDS = {
 
 @pytest.fixture
 def outside(tmp_path: Path) -> Iterator[Outside]:
-    place = Outside(tmp_path / "outside")
-    yield place
-    place.check()
+    outside_folder = Outside(tmp_path / "outside")
+    yield outside_folder
+    outside_folder.check()
 
 
 @pytest.fixture
@@ -84,12 +84,12 @@ def server() -> Iterator[MlflowDouble]:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the hostile job, and its run."""
     folder = tmp_path_factory.mktemp("trained")
-    beside = Outside(folder / "outside")
+    outside_folder = Outside(folder / "outside")
     (folder / "work").mkdir()
-    write_job(folder / "work", beside)
+    write_job(folder / "work", outside_folder)
     done = watch_command(["train", "job.yaml"], folder / "work", folder)
     assert done.code == 0, done.output
-    beside.check()
+    outside_folder.check()
     return folder / "work"
 
 
@@ -107,7 +107,7 @@ def check_actions(done: Done, outside: Outside, *addresses: str) -> None:
 
 
 def test_every_command_meets_a_hostile_folder() -> None:
-    commands = {words[0] for words in (*JOB_COMMANDS.values(), *RUN_COMMANDS.values())}
+    commands = {arguments[0] for arguments in (*JOB_COMMANDS.values(), *RUN_COMMANDS.values())}
     assert commands | set(NEVER) == set(COMMANDS)
 
 
@@ -136,8 +136,8 @@ def test_a_run_folder_full_of_links(
         plant_link(run, link, outside)
     if name in ("train", "repeat"):  # the unfinished run that the next command of this name would continue
         (run / "state.json").write_text('{"status": "stopped", "exit_code": 75}')
-    words = [word.replace("ADDRESS", server.address) for word in RUN_COMMANDS[name]]
-    done = watch_command(words, tmp_path / "work", tmp_path)
+    arguments = [word.replace("ADDRESS", server.address) for word in RUN_COMMANDS[name]]
+    done = watch_command(arguments, tmp_path / "work", tmp_path)
     assert done.code == (2 if name == "from" else CheckpointError.exit_code), done.output
     assert says(done.output, "is-symbolic-link")
     check_actions(done, outside)
@@ -157,8 +157,8 @@ def test_each_link_is_refused(trained: Path, tmp_path: Path, outside: Outside, l
 def test_a_run_folder_that_is_a_link(trained: Path, tmp_path: Path, outside: Outside) -> None:
     shutil.copytree(trained, tmp_path / "work")
     (tmp_path / "work" / "runs" / "hostile-002").symlink_to(outside.path)
-    for words in (["watch", "runs/hostile-002"], ["train", "job.yaml"]):
-        done = watch_command(words, tmp_path / "work", tmp_path)
+    for arguments in (["watch", "runs/hostile-002"], ["train", "job.yaml"]):
+        done = watch_command(arguments, tmp_path / "work", tmp_path)
         assert done.code in (0, CheckpointError.exit_code), done.output
         check_actions(done, outside)
 
@@ -175,7 +175,7 @@ def trained_code(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "words",
+    "arguments",
     [
         ["evaluate", "runs/tiny-001"],
         ["predict", "runs/tiny-001", "rows.npz"],
@@ -186,10 +186,10 @@ def trained_code(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ["compare", "runs/tiny-001", "runs/tiny-001"],
         ["track", "runs/tiny-001", "--mlflow", "ADDRESS"],
     ],
-    ids=lambda words: words[0],
+    ids=lambda arguments: arguments[0],
 )
 def test_code_of_a_foreign_run_does_not_run(
-    trained_code: Path, tmp_path: Path, outside: Outside, server: MlflowDouble, words: list[str]
+    trained_code: Path, tmp_path: Path, outside: Outside, server: MlflowDouble, arguments: list[str]
 ) -> None:
     """The same folder elsewhere, for a user who has agreed to nothing; its state names a folder with other code."""
     shutil.copytree(trained_code, tmp_path / "work")
@@ -198,10 +198,10 @@ def test_code_of_a_foreign_run_does_not_run(
     (tmp_path / "theirs").mkdir()
     source = write_code_job(tmp_path / "theirs")
     (run / "state.json").write_text(json.dumps(state | {"source": str(source)}))
-    named = [word.replace("ADDRESS", server.address) for word in words]
-    stranger = {"XDG_STATE_HOME": str(tmp_path / "state"), "HOSTILE_CANARY": str(outside.canary)}
-    done = watch_command(named, tmp_path / "work", tmp_path, **stranger)
-    reads_only = words[0] in ("report", "watch", "compare", "track")
+    command_line = [word.replace("ADDRESS", server.address) for word in arguments]
+    environment = {"XDG_STATE_HOME": str(tmp_path / "state"), "HOSTILE_CANARY": str(outside.canary)}
+    done = watch_command(command_line, tmp_path / "work", tmp_path, **environment)
+    reads_only = arguments[0] in ("report", "watch", "compare", "track")
     assert done.code == (0 if reads_only else CheckpointError.exit_code), done.output
     assert [path for path, authorization in server.seen if authorization] == []
-    check_actions(done, outside, *([server.address] if words[0] == "track" else []))
+    check_actions(done, outside, *([server.address] if arguments[0] == "track" else []))

@@ -31,9 +31,9 @@ TWO_THREADS = {"cpu_threads": "2"}
 @pytest.fixture(scope="module")
 def peaceful(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, float]]:
     """Runs that nobody killed, by settings, with the seconds that each took; made when they are asked for."""
-    made: dict[str, tuple[Path, float]] = {}
-    made["folder"] = tmp_path_factory.mktemp("peaceful"), 0.0
-    return made
+    runs: dict[str, tuple[Path, float]] = {}
+    runs["folder"] = tmp_path_factory.mktemp("peaceful"), 0.0
+    return runs
 
 
 def reference(peaceful: dict[str, tuple[Path, float]], settings: dict[str, str]) -> tuple[Path, float]:
@@ -47,7 +47,7 @@ def reference(peaceful: dict[str, tuple[Path, float]], settings: dict[str, str])
     return peaceful[name]
 
 
-def killed(job: Path, draw: random.Random, kills: int, length: float) -> list[str]:
+def kill_until_done(job: Path, draw: random.Random, kills: int, length: float) -> list[str]:
     """Start, kill and start again until the run is done; what was killed when."""
     history: list[str] = []
     while trained.status(job) != "done":
@@ -74,13 +74,13 @@ def where(job: Path) -> str:
 
 def strike(process: subprocess.Popen[str], whom: str) -> None:
     """SIGKILL the supervisor, the trainer, or all of them, and wait until the supervisor is gone."""
-    below = psutil.Process(process.pid).children(recursive=True)
-    chosen = {
-        "all": [process.pid, *(p.pid for p in below)],
+    children = psutil.Process(process.pid).children(recursive=True)
+    pids = {
+        "all": [process.pid, *(p.pid for p in children)],
         "supervisor": [process.pid],
-        "trainer": [p.pid for p in below][:1],
+        "trainer": [p.pid for p in children][:1],
     }[whom]
-    for pid in chosen:
+    for pid in pids:
         try:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
@@ -111,7 +111,7 @@ def test_ten_kills(
 ) -> None:
     calm, length = reference(peaceful, settings)
     job = trained.written(tmp_path, **settings)
-    killed(job, random.Random(seed), kills, length)
+    kill_until_done(job, random.Random(seed), kills, length)
     check(job, calm)
 
 
@@ -126,7 +126,7 @@ def test_many_kills(tmp_path: Path, peaceful: dict[str, tuple[Path, float]]) -> 
         settings = draw.choice([STEPS, STEPS, SECONDS, {**STEPS, **TWO_THREADS}])
         calm, length = reference(peaceful, settings)
         job = trained.written(tmp_path / str(number), **settings)
-        now = killed(job, draw, min(draw.randint(1, 5), NIGHTLY - done), length)
+        now = kill_until_done(job, draw, min(draw.randint(1, 5), NIGHTLY - done), length)
         check(job, calm)
         done += len(now)
         history += now

@@ -70,10 +70,10 @@ def test_a_closed_pipe(job: Path) -> None:
     process.stdout.readline()
     process.stdout.close()
     with process.stderr as stream:
-        said = stream.read().decode()
+        output = stream.read().decode()
     check(job, process)
-    assert says(said, "output-stdout-written-broken")
-    assert "Traceback" not in said
+    assert says(output, "output-stdout-written-broken")
+    assert "Traceback" not in output
     assert says_only(events(job), "stdout-written-broken-pipe")
 
 
@@ -97,18 +97,18 @@ def test_closed_streams(job: Path) -> None:
 
 def test_a_lost_terminal(job: Path) -> None:
     """Under `nohup`, with the live view on it."""
-    ours, theirs = pty.openpty()
+    controller, terminal = pty.openpty()
 
     def attach() -> None:
-        fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
+        fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
         ignore()
 
-    process = start(job, prepare=attach, stdin=theirs, stdout=theirs, stderr=theirs)
-    os.close(theirs)
-    seen = b""
-    while b"epoch" not in seen:
-        seen += os.read(ours, 1 << 16)
-    os.close(ours)
+    process = start(job, prepare=attach, stdin=terminal, stdout=terminal, stderr=terminal)
+    os.close(terminal)
+    output = b""
+    while b"epoch" not in output:
+        output += os.read(controller, 1 << 16)
+    os.close(controller)
     check(job, process)
 
 

@@ -62,13 +62,13 @@ class Watcher:
         self.seen: list[str] = []
         sys.addaudithook(self._hear)
 
-    def _hear(self, event: str, given: tuple[Any, ...]) -> None:
+    def _hear(self, event: str, args: tuple[Any, ...]) -> None:
         if self.allowed is None:
             return
         if event in RUNS:
-            self.seen.append(f"{event} {given}"[:200])
-        if event == "open" and given[2] & WRITES and not str(given[0]).startswith((str(self.allowed), "/dev/null")):
-            self.seen.append(f"writes {given[0]}")
+            self.seen.append(f"{event} {args}"[:200])
+        if event == "open" and args[2] & WRITES and not str(args[0]).startswith((str(self.allowed), "/dev/null")):
+            self.seen.append(f"writes {args[0]}")
 
     @contextlib.contextmanager
     def __call__(self, folder: Path) -> Iterator[None]:
@@ -105,19 +105,19 @@ def one(**changes: Any) -> dict[str, Any]:
     return {"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]} | changes}
 
 
-def pickled(canary: Path) -> bytes:
+def pickle_call(canary: Path) -> bytes:
     return pickle.dumps(Calls(os.system, f"touch {canary}"))
 
 
-def zipped(canary: Path) -> bytes:
-    kept = io.BytesIO()
-    torch.save({"w": Calls(os.system, f"touch {canary}")}, kept)
-    return kept.getvalue()
+def zip_weights(canary: Path) -> bytes:
+    buffer = io.BytesIO()
+    torch.save({"w": Calls(os.system, f"touch {canary}")}, buffer)
+    return buffer.getvalue()
 
 
 WEIGHTS: dict[str, Callable[[Path], bytes]] = {
-    "a pickle": pickled,
-    "a checkpoint of torch": zipped,
+    "a pickle": pickle_call,
+    "a checkpoint of torch": zip_weights,
     "a header as long as memory": lambda canary: tensors(b"{}", length=2**63 - 1),
     "a header longer than the file": lambda canary: tensors(one(), b"\0" * 8, length=10**6),
     "a header of 90 MB": lambda canary: tensors(b'{"__metadata__":{"a":"' + b"x" * (90 << 20) + b'"}}'),
@@ -162,17 +162,17 @@ MANIFESTS: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def good_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A good checkpoint of the tiny job."""
     folder = tmp_path_factory.mktemp("whole")
-    made = tiny.assembled(folder, tiny.job())
-    groups = {"model": made.model.state_dict(), "optimizer": {}}
-    return checkpoint.save(folder / "checkpoints", "step-0", groups, run_state.collect_state(made))
+    tiny_run = tiny.assembled(folder, tiny.job())
+    groups = {"model": tiny_run.model.state_dict(), "optimizer": {}}
+    return checkpoint.save(folder / "checkpoints", "step-0", groups, run_state.collect_state(tiny_run))
 
 
-def damaged(whole: Path, folder: Path, name: str, content: bytes) -> Path:
+def damage_file(good_checkpoint: Path, folder: Path, name: str, content: bytes) -> Path:
     """The checkpoint with one file replaced, and a manifest that says so."""
-    path = shutil.copytree(whole, folder / "checkpoints" / "step-0")
+    path = shutil.copytree(good_checkpoint, folder / "checkpoints" / "step-0")
     (path / name).write_bytes(content)
     manifest = read_json(path / MANIFEST)
     manifest["files"][name] = {"bytes": len(content), "sha256": hash_file(path / name)}
@@ -180,15 +180,15 @@ def damaged(whole: Path, folder: Path, name: str, content: bytes) -> Path:
     return path
 
 
-def refused(folder: Path, watched: Watcher) -> None:
+def check_refusal(folder: Path, watched: Watcher) -> None:
     """Going on from the folder's checkpoint is refused, as a trainer would go on."""
     before = peak()
-    made = tiny.assembled(folder, tiny.job())
+    tiny_run = tiny.assembled(folder, tiny.job())
 
     def go_on() -> None:
         loaded, _ = checkpoint.load_latest(folder / "checkpoints")
         assert loaded is not None
-        run_state.restore(made, loaded)
+        run_state.restore(tiny_run, loaded)
 
     with watched(folder), pytest.raises(CheckpointError) as caught:
         go_on()
@@ -203,29 +203,29 @@ def peak() -> int:
 
 
 @pytest.mark.parametrize("case", WEIGHTS)
-def test_weights_of_a_checkpoint(whole: Path, tmp_path: Path, watched: Watcher, case: str) -> None:
-    damaged(whole, tmp_path, "model.safetensors", WEIGHTS[case](tmp_path / "canary"))
-    refused(tmp_path, watched)
+def test_weights_of_a_checkpoint(good_checkpoint: Path, tmp_path: Path, watched: Watcher, case: str) -> None:
+    damage_file(good_checkpoint, tmp_path, "model.safetensors", WEIGHTS[case](tmp_path / "canary"))
+    check_refusal(tmp_path, watched)
 
 
 @pytest.mark.parametrize("case", STATES)
-def test_the_state_of_a_checkpoint(whole: Path, tmp_path: Path, watched: Watcher, case: str) -> None:
-    damaged(whole, tmp_path, "state.json", STATES[case])
-    refused(tmp_path, watched)
+def test_the_state_of_a_checkpoint(good_checkpoint: Path, tmp_path: Path, watched: Watcher, case: str) -> None:
+    damage_file(good_checkpoint, tmp_path, "state.json", STATES[case])
+    check_refusal(tmp_path, watched)
 
 
 @pytest.mark.parametrize("case", MANIFESTS)
-def test_the_manifest_of_a_checkpoint(whole: Path, tmp_path: Path, watched: Watcher, case: str) -> None:
-    path = shutil.copytree(whole, tmp_path / "checkpoints" / "step-0")
+def test_the_manifest_of_a_checkpoint(good_checkpoint: Path, tmp_path: Path, watched: Watcher, case: str) -> None:
+    path = shutil.copytree(good_checkpoint, tmp_path / "checkpoints" / "step-0")
     manifest = read_json(path / MANIFEST)
     (path / MANIFEST).write_text(json.dumps(MANIFESTS[case](manifest)))
-    refused(tmp_path, watched)
+    check_refusal(tmp_path, watched)
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe", "folder", "device"])
-def test_an_invalid_file(whole: Path, tmp_path: Path, watched: Watcher, kind: str) -> None:
+def test_an_invalid_file(good_checkpoint: Path, tmp_path: Path, watched: Watcher, kind: str) -> None:
     """A link to a secret with the right hash, a pipe that nobody writes to, a device without end."""
-    path = shutil.copytree(whole, tmp_path / "checkpoints" / "step-0")
+    path = shutil.copytree(good_checkpoint, tmp_path / "checkpoints" / "step-0")
     weights, elsewhere = path / "model.safetensors", tmp_path / "elsewhere"
     weights.rename(elsewhere)
     {
@@ -234,7 +234,7 @@ def test_an_invalid_file(whole: Path, tmp_path: Path, watched: Watcher, kind: st
         "folder": weights.mkdir,
         "device": lambda: weights.symlink_to("/dev/zero"),
     }[kind]()
-    refused(tmp_path, watched)
+    check_refusal(tmp_path, watched)
 
 
 @pytest.mark.parametrize("case", WEIGHTS)
@@ -249,17 +249,17 @@ def test_weights_of_a_model_folder(tmp_path: Path, watched: Watcher, case: str) 
 
 
 def model_folder(folder: Path) -> Path:
-    made = tiny.assembled(folder, tiny.job())
+    tiny_run = tiny.assembled(folder, tiny.job())
     path = folder / "model"
     path.mkdir()
-    safetensors.torch.save_file(dict(made.model.state_dict()), path / "model.safetensors")
+    safetensors.torch.save_file(dict(tiny_run.model.state_dict()), path / "model.safetensors")
     config = {
         "format": saved_model.FORMAT,
         "task": "image-classification",
-        "builder": made.network.builder,
-        "arguments": made.network.arguments,
+        "builder": tiny_run.network.builder,
+        "arguments": tiny_run.network.arguments,
         "heads": [{"name": "", "classes": ["a", "b", "c"]}],
-        "preprocessing": made.dataset.preprocessing,
+        "preprocessing": tiny_run.dataset.preprocessing,
         "trained": {},
     }
     write_json(path / "config.json", config)
@@ -346,16 +346,16 @@ def test_a_network_of_timm_that_is_an_address(tmp_path: Path, watched: Watcher, 
 
 def array(shape: tuple[int, ...], kind: str = "|u1", data: bytes = b"") -> bytes:
     """An .npy whose header says what its data need not hold."""
-    kept = io.BytesIO()
+    buffer = io.BytesIO()
     header = {"descr": kind, "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(kept, header)
-    return kept.getvalue() + data
+    np.lib.format.write_array_header_1_0(buffer, header)
+    return buffer.getvalue() + data
 
 
 def objects(canary: Path) -> bytes:
-    kept = io.BytesIO()
-    np.save(kept, np.array([Calls(os.system, f"touch {canary}")], dtype=object), allow_pickle=True)
-    return kept.getvalue()
+    buffer = io.BytesIO()
+    np.save(buffer, np.array([Calls(os.system, f"touch {canary}")], dtype=object), allow_pickle=True)
+    return buffer.getvalue()
 
 
 ARCHIVES: dict[str, Callable[[Path], dict[str, bytes]]] = {
@@ -391,7 +391,7 @@ def test_archives_of_arrays(tmp_path: Path, watched: Watcher, case: str) -> None
 def test_the_malice_watcher_detects(tmp_path: Path, watched: Watcher) -> None:
     """Without this the tests above would prove nothing."""
     for act in (
-        lambda: pickle.loads(pickled(tmp_path / "canary")),
+        lambda: pickle.loads(pickle_call(tmp_path / "canary")),
         lambda: (tmp_path.parent / "outside").write_text(""),
     ):
         with pytest.raises(AssertionError), watched(tmp_path):

@@ -31,19 +31,19 @@ STEPS = 12
 BAD = (float("nan"), float("inf"), -float("inf"))
 
 
-def loss(made: run.Run) -> None:
+def loss(tiny_run: run.Run) -> None:
     """The network's outputs, and with them the loss."""
-    handle = made.model.register_forward_hook(
+    handle = tiny_run.model.register_forward_hook(
         lambda module, given, outputs: (handle.remove(), outputs * float("nan"))[1]
     )
 
 
-def buffer(made: run.Run) -> None:
-    next(b for n, b in made.model.named_buffers() if n.endswith("running_var")).fill_(float("inf"))
+def buffer(tiny_run: run.Run) -> None:
+    next(b for n, b in tiny_run.model.named_buffers() if n.endswith("running_var")).fill_(float("inf"))
 
 
-def weight(made: run.Run) -> None:
-    next(made.model.parameters()).data.view(-1)[3] = float("nan")
+def weight(tiny_run: run.Run) -> None:
+    next(tiny_run.model.parameters()).data.view(-1)[3] = float("nan")
 
 
 KINDS: dict[str, Callable[[run.Run], Any]] = {
@@ -55,82 +55,83 @@ KINDS: dict[str, Callable[[run.Run], Any]] = {
 }
 
 
-def spoilt(made: run.Run, faults: dict[int, str]) -> None:
+def spoil_steps(tiny_run: run.Run, faults: dict[int, str]) -> None:
     """Something bad before the forward pass of each of these steps, once; weights must stay over a skipped step."""
-    left = dict(faults)
-    before: list[dict[str, torch.Tensor]] = []
+    faults_ahead = dict(faults)
+    weights_before: list[dict[str, torch.Tensor]] = []
 
     def hook(module: torch.nn.Module, inputs: Any) -> Any:
-        number = made.counters.step + 1
-        if module.training and number in left:
-            return KINDS[left.pop(number)](made)
+        number = tiny_run.counters.step + 1
+        if module.training and number in faults_ahead:
+            return KINDS[faults_ahead.pop(number)](tiny_run)
         return None
 
-    made.model.register_forward_pre_hook(hook)
-    step, skipped = made.step.__class__.compute_gradients, made.numerics.record_skipped
+    tiny_run.model.register_forward_pre_hook(hook)
+    step, skipped = tiny_run.step.__class__.compute_gradients, tiny_run.numerics.record_skipped
 
     def compute_gradients(self: Any, batch: Any, seed: int) -> Any:
-        before[:] = [{name: value.clone() for name, value in made.model.named_parameters()}]
+        weights_before[:] = [{name: value.clone() for name, value in tiny_run.model.named_parameters()}]
         return step(self, batch, seed)
 
-    def unmoved(*given: Any) -> None:
-        now = dict(made.model.named_parameters())
+    def unmoved(*arguments: Any) -> None:
+        weights_now = dict(tiny_run.model.named_parameters())
         assert all(
-            torch.equal(value, now[name]) or not torch.isfinite(now[name]).all() for name, value in before[0].items()
+            torch.equal(value, weights_now[name]) or not torch.isfinite(weights_now[name]).all()
+            for name, value in weights_before[0].items()
         )
-        skipped(*given)
+        skipped(*arguments)
 
-    watched = type("Watched", (made.step.__class__,), {"compute_gradients": compute_gradients})
-    object.__setattr__(made.step, "__class__", watched)
-    made.numerics.record_skipped = unmoved  # type: ignore[method-assign]
+    watched = type("Watched", (tiny_run.step.__class__,), {"compute_gradients": compute_gradients})
+    object.__setattr__(tiny_run.step, "__class__", watched)
+    tiny_run.numerics.record_skipped = unmoved  # type: ignore[method-assign]
 
 
-def shot(folder: Path, draw: random.Random, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[int, str], str]:
+def train_with_faults(folder: Path, draw: random.Random, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[int, str], str]:
     """One run with faults at random steps; what they were, and how it ended."""
-    made = tiny.assembled(folder, tiny.job(train="ema: 0.5"))
-    made.metrics = MetricsLog(folder)
-    saver = Saver(made)
+    tiny_run = tiny.assembled(folder, tiny.job(train="ema: 0.5"))
+    tiny_run.metrics = MetricsLog(folder)
+    saver = Saver(tiny_run)
     saver.kind, saver.interval = "steps", draw.choice((1, 2, 5))
     first = draw.randint(1, STEPS - 1)
     in_a_row = range(first, min(STEPS, first + draw.choice((1, 1, 2, 3, 4))) + 1)
     faults = {number: draw.choice(tuple(KINDS)) for number in in_a_row}
     faults |= {draw.randint(1, STEPS): draw.choice(tuple(KINDS)) for _ in range(draw.randint(0, 2))}
     saver.save_final()
-    spoilt(made, faults)
+    spoil_steps(tiny_run, faults)
     try:
-        ended = loop.fit(made, saver, Still())  # type: ignore[arg-type]
+        ending = loop.fit(tiny_run, saver, Still())  # type: ignore[arg-type]
         saver.save_final()
     except NumericsError as error:
-        ended = f"exit {error.exit_code}"
+        ending = f"exit {error.exit_code}"
     finally:
-        made.metrics.close()
-    return faults, ended
+        tiny_run.metrics.close()
+    return faults, ending
 
 
 def check(numbers: range, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     """Runs by number; how many ended how. Every file of weights is looked at when it is written, and once more at the end."""
     monkeypatch.setattr(os, "fsync", lambda handle: None)
-    plain, written = safetensors_file.write, [0]
+    plain, file_count = safetensors_file.write, [0]
 
     def write(path: Path, tensors: safetensors_file.Tensors) -> None:
         assert all(torch.isfinite(value.float()).all() for value in tensors.values()), path
-        written[0] += 1
+        file_count[0] += 1
         plain(path, tensors)
 
     monkeypatch.setattr(safetensors_file, "write", write)
     endings: dict[str, int] = {}
     for number in numbers:
-        place = folder / str(number)
-        place.mkdir()
-        faults, ended = shot(place, random.Random(number), monkeypatch)
-        endings[ended] = endings.get(ended, 0) + 1
-        for path in (place / "checkpoints").glob("*/*.safetensors"):
+        run_folder = folder / str(number)
+        run_folder.mkdir()
+        faults, ending = train_with_faults(run_folder, random.Random(number), monkeypatch)
+        endings[ending] = endings.get(ending, 0) + 1
+        for path in (run_folder / "checkpoints").glob("*/*.safetensors"):
             values = safetensors.torch.load_file(path).values()
             assert all(torch.isfinite(value.float()).all() for value in values), (number, path, faults)
-        assert checkpoint.load_latest(place / "checkpoints")[0] is not None
-        assert rows(place, "events.jsonl"), (number, faults)
+        assert checkpoint.load_latest(run_folder / "checkpoints")[0] is not None
+        assert rows(run_folder, "events.jsonl"), (number, faults)
     assert set(endings) <= {"all 3 epochs trained", "exit 5"}, endings
-    return endings | {"files of weights": written[0]}
+    return endings | {"files of weights": file_count[0]}
 
 
 def test_ten_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

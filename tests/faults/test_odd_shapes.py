@@ -41,8 +41,8 @@ def write(folder: Path) -> None:
     draw, labels = np.random.default_rng(0), np.arange(44) % 3
     np.savez(folder / "images.npz", images=draw.integers(0, 256, (44, 3, 9, 9)).astype(np.uint8), labels=labels)
     np.savez(folder / "series.npz", x=draw.normal(size=(44, 13, 3)).astype(np.float32), y=labels)
-    words = ["".join(draw.choice(list("abcde"), 3)) for _ in range(40)]
-    texts = [" ".join(draw.choice(words, draw.integers(1, 23))) for _ in labels]
+    vocabulary = ["".join(draw.choice(list("abcde"), 3)) for _ in range(40)]
+    texts = [" ".join(draw.choice(vocabulary, draw.integers(1, 23))) for _ in labels]
     (folder / "texts.csv").write_text(
         "text,label\n" + "".join(f"{t},l{k}\n" for t, k in zip(texts, labels, strict=True))
     )

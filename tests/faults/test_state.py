@@ -43,28 +43,28 @@ class Scenario:
     step: int
 
 
-def nothing(made: run.Run) -> None:
+def nothing(tiny_run: run.Run) -> None:
     """Nothing goes wrong."""
 
 
-def nan_inputs(made: run.Run) -> None:
+def nan_inputs(tiny_run: run.Run) -> None:
     """Steps 5 to 7 get inputs that are not finite: two before the checkpoint, one after it."""
-    left = {5, 6, 7}
+    bad_steps = {5, 6, 7}
 
     def hook(module: torch.nn.Module, inputs: Any) -> Any:
-        number = made.counters.step + 1
-        if module.training and number in left:
-            left.discard(number)
+        number = tiny_run.counters.step + 1
+        if module.training and number in bad_steps:
+            bad_steps.discard(number)
             return (inputs[0] * float("nan"),)
         return None
 
-    made.model.register_forward_pre_hook(hook)
+    tiny_run.model.register_forward_pre_hook(hook)
 
 
-def scaled(made: run.Run) -> None:
+def use_scaler(tiny_run: run.Run) -> None:
     """The scaler of fp16, for which steps that are not finite are ordinary."""
-    made.configure_step(scaler=Scaler(Fp16(growth_interval=3)))
-    nan_inputs(made)
+    tiny_run.configure_step(scaler=Scaler(Fp16(growth_interval=3)))
+    nan_inputs(tiny_run)
 
 
 CALM = "ema: 0.5, schedule: {name: plateau, patience: 0}, early_stopping: {metric: validation/accuracy, patience: 3}"
@@ -74,8 +74,8 @@ SCENARIOS = {
     "stalled": Scenario(f"{CALM}, optimizer: {{name: sgd, lr: 1e-12}}", nothing, 6),
     "at the end": Scenario(CALM, nothing, 12),
     "bad numbers": Scenario("ema: 0.5", nan_inputs, 6),
-    "scaler": Scenario("optimizer: {name: sgd, lr: 0.01}", scaled, 6),
-    "scaler that grows": Scenario("optimizer: {name: sgd, lr: 0.01}", scaled, 9),
+    "scaler": Scenario("optimizer: {name: sgd, lr: 0.01}", use_scaler, 6),
+    "scaler that grows": Scenario("optimizer: {name: sgd, lr: 0.01}", use_scaler, 9),
 }
 
 
@@ -97,48 +97,48 @@ class End:
 def train(folder: Path, scenario: Scenario, *, keep: bool = False) -> End:
     """Train from the folder's last checkpoint, or from the start with a checkpoint after every step."""
     folder.mkdir(exist_ok=True)
-    made = tiny.assembled(folder, tiny.job(train=scenario.train, model="dropout: 0.2"))
-    loaded, _ = checkpoint.load_latest(made.checkpoints)
-    scenario.spoil(made)
+    tiny_run = tiny.assembled(folder, tiny.job(train=scenario.train, model="dropout: 0.2"))
+    loaded, _ = checkpoint.load_latest(tiny_run.checkpoints)
+    scenario.spoil(tiny_run)
     if loaded:
-        run_state.restore(made, loaded)
-    made.metrics = MetricsLog(folder, after=made.counters.step, epoch=made.counters.epoch)
-    saver = Saver(made)
+        run_state.restore(tiny_run, loaded)
+    tiny_run.metrics = MetricsLog(folder, after=tiny_run.counters.step, epoch=tiny_run.counters.epoch)
+    saver = Saver(tiny_run)
     saver.kind, saver.interval = "steps", 1 if keep else 10**9
     if keep:
         saver._write_and_prune = lambda snapshot: checkpoint.save(  # type: ignore[method-assign]
-            made.checkpoints, snapshot.name, snapshot.tensors, snapshot.state
+            tiny_run.checkpoints, snapshot.name, snapshot.tensors, snapshot.state
         )
     if not loaded:
         saver.save_final()
     try:
-        reason = loop.fit(made, saver, Still())  # type: ignore[arg-type]
+        reason = loop.fit(tiny_run, saver, Still())  # type: ignore[arg-type]
         if keep:
             saver.save_final()
     except NumericsError as error:
         reason = str(error)
     finally:
-        made.metrics.close()
-    return End(_tensors(made), _plain(made, reason))
+        tiny_run.metrics.close()
+    return End(_tensors(tiny_run), _plain(tiny_run, reason))
 
 
-def _tensors(made: run.Run) -> dict[str, dict[str, torch.Tensor]]:
-    found = {
-        "model": dict(made.model.state_dict()),
-        "optimizer": run_state.collect_optimizer_tensors(made.model, made.optimizer),
+def _tensors(tiny_run: run.Run) -> dict[str, dict[str, torch.Tensor]]:
+    tensors = {
+        "model": dict(tiny_run.model.state_dict()),
+        "optimizer": run_state.collect_optimizer_tensors(tiny_run.model, tiny_run.optimizer),
     }
-    return found | ({"ema": dict(made.ema.average)} if made.ema else {})
+    return tensors | ({"ema": dict(tiny_run.ema.average)} if tiny_run.ema else {})
 
 
-def _plain(made: run.Run, reason: str) -> dict[str, Any]:
-    state = json.loads(json.dumps(run_state.collect_state(made)))
+def _plain(tiny_run: run.Run, reason: str) -> dict[str, Any]:
+    state = json.loads(json.dumps(run_state.collect_state(tiny_run)))
     del state["counters"]["seconds"]
-    events = made.folder / "events.jsonl"
+    events = tiny_run.folder / "events.jsonl"
     texts = [json.loads(line)["text"] for line in events.read_text().splitlines()] if events.exists() else []
     return {
         "state": state,
         "reason": reason,
-        "metrics": made.folder.joinpath("metrics.jsonl").read_text(),
+        "metrics": tiny_run.folder.joinpath("metrics.jsonl").read_text(),
         "events": texts,
     }
 
@@ -161,7 +161,7 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return folders
 
 
-def resumed(
+def resume_changed(
     calm: Path, folder: Path, scenario: Scenario, mutate: Callable[[dict[str, Any], dict[str, Any]], None]
 ) -> End:
     """Go on from the scenario's checkpoint after `mutate(state, tensors)` has changed it."""
@@ -175,34 +175,34 @@ def resumed(
     return train(folder, scenario)
 
 
-def leaves(tree: dict[str, Any], place: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+def leaves(tree: dict[str, Any], parents: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     """Where every value of a tree of plain data is."""
     for key, value in tree.items():
         if isinstance(value, dict) and value and key != "last":  # the last evaluation is one thing
-            yield from leaves(value, (*place, key))
+            yield from leaves(value, (*parents, key))
         else:
-            yield (*place, key)
+            yield (*parents, key)
 
 
 def items(path: Path) -> list[tuple[str, ...]]:
     """Every item of a checkpoint: `state` and a place, or a group and a tensor's name."""
     loaded = checkpoint.load(path)
-    found = [("state", *place) for place in leaves(loaded.state)]
-    return found + [(stem, name) for stem, group in loaded.tensors.items() for name in group]
+    entries = [("state", *keys) for keys in leaves(loaded.state)]
+    return entries + [(stem, name) for stem, group in loaded.tensors.items() for name in group]
 
 
 def at(state: dict[str, Any], tensors: dict[str, Any], item: tuple[str, ...]) -> tuple[dict[str, Any], str]:
     """The dictionary that holds an item, and its key there."""
-    place: dict[str, Any] = {"state": state, **tensors}
+    holder: dict[str, Any] = {"state": state, **tensors}
     for key in item[:-1]:
-        place = place[key]
-    return place, item[-1]
+        holder = holder[key]
+    return holder, item[-1]
 
 
-def removed(item: tuple[str, ...]) -> Callable[[dict[str, Any], dict[str, Any]], None]:
+def remove_item(item: tuple[str, ...]) -> Callable[[dict[str, Any], dict[str, Any]], None]:
     def mutate(state: dict[str, Any], tensors: dict[str, Any]) -> None:
-        place, key = at(state, tensors, item)
-        del place[key]
+        holder, key = at(state, tensors, item)
+        del holder[key]
 
     return mutate
 
@@ -224,10 +224,10 @@ CHANGED: dict[tuple[str, ...], Any] = {
 """What an item is changed to where one more would be no other value, or no possible one."""
 
 
-def changed(item: tuple[str, ...]) -> Callable[[dict[str, Any], dict[str, Any]], None]:
+def change_item(item: tuple[str, ...]) -> Callable[[dict[str, Any], dict[str, Any]], None]:
     def mutate(state: dict[str, Any], tensors: dict[str, Any]) -> None:
-        place, key = at(state, tensors, item)
-        place[key] = CHANGED[item] if item in CHANGED else place[key] + ("x" if isinstance(place[key], str) else 1)
+        holder, key = at(state, tensors, item)
+        holder[key] = CHANGED[item] if item in CHANGED else holder[key] + ("x" if isinstance(holder[key], str) else 1)
 
     return mutate
 
@@ -235,12 +235,12 @@ def changed(item: tuple[str, ...]) -> Callable[[dict[str, Any], dict[str, Any]],
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_without_faults_it_ends_the_same(tmp_path: Path, calm: dict[str, Path], name: str) -> None:
     """Without this the two tests below would prove nothing."""
-    whole = train(tmp_path / "whole", SCENARIOS[name])
-    again = resumed(calm[name], tmp_path / "again", SCENARIOS[name], lambda state, tensors: None)
+    uninterrupted = train(tmp_path / "whole", SCENARIOS[name])
+    resumed_end = resume_changed(calm[name], tmp_path / "again", SCENARIOS[name], lambda state, tensors: None)
     if name == "bad numbers":  # an uninterrupted run without saves goes back to its start, a resumed one to step 6
-        whole = resumed(calm[name], tmp_path / "once more", SCENARIOS[name], lambda state, tensors: None)
-    again.plain.pop("events"), whole.plain.pop("events")
-    assert again == whole
+        uninterrupted = resume_changed(calm[name], tmp_path / "once more", SCENARIOS[name], lambda state, tensors: None)
+    resumed_end.plain.pop("events"), uninterrupted.plain.pop("events")
+    assert resumed_end == uninterrupted
 
 
 LONG = ("bad numbers", "at the end")
@@ -252,42 +252,42 @@ LONG = ("bad numbers", "at the end")
 def test_without_any_one_item_it_refuses(tmp_path: Path, calm: dict[str, Path], name: str) -> None:
     scenario = SCENARIOS[name]
     accepted = []
-    found = items(calm[name] / "checkpoints" / f"step-{scenario.step}")
-    for item in found:
+    entries = items(calm[name] / "checkpoints" / f"step-{scenario.step}")
+    for item in entries:
         try:
-            resumed(calm[name], tmp_path / "x", scenario, removed(item))
+            resume_changed(calm[name], tmp_path / "x", scenario, remove_item(item))
             accepted.append(item)
         except CheckpointError:
             continue
-    assert len(found) > 50
+    assert len(entries) > 50
     assert accepted == [LATER]
 
 
 def test_a_checkpoint_of_an_earlier_version_ends_the_same(tmp_path: Path, calm: dict[str, Path]) -> None:
     """It has no item for solved heads, and was refused as if somebody had damaged it."""
     name = next(iter(SCENARIOS))
-    whole = resumed(calm[name], tmp_path / "whole", SCENARIOS[name], lambda state, tensors: None)
-    assert resumed(calm[name], tmp_path / "earlier", SCENARIOS[name], removed(LATER)) == whole
+    expected = resume_changed(calm[name], tmp_path / "whole", SCENARIOS[name], lambda state, tensors: None)
+    assert resume_changed(calm[name], tmp_path / "earlier", SCENARIOS[name], remove_item(LATER)) == expected
 
 
 @pytest.mark.nightly
 def test_every_item_matters(tmp_path: Path, calm: dict[str, Path]) -> None:
     """An item that could hold anything without being noticed need not be saved."""
-    everything: set[tuple[str, ...]] = set()
-    seen: set[tuple[str, ...]] = set()
+    tried: set[tuple[str, ...]] = set()
+    noticed: set[tuple[str, ...]] = set()
     for name, scenario in SCENARIOS.items():
-        usual = resumed(calm[name], tmp_path / "usual", scenario, lambda state, tensors: None)
+        usual = resume_changed(calm[name], tmp_path / "usual", scenario, lambda state, tensors: None)
         loaded = checkpoint.load(calm[name] / "checkpoints" / f"step-{scenario.step}")
         for item in items(loaded.path):
-            place, key = at(loaded.state, loaded.tensors, item)
-            empty = item not in CHANGED and isinstance(place[key], dict | None)
-            if item in seen or empty or ".".join(item[1:]) in TIMES:
+            holder, key = at(loaded.state, loaded.tensors, item)
+            empty = item not in CHANGED and isinstance(holder[key], dict | None)
+            if item in noticed or empty or ".".join(item[1:]) in TIMES:
                 continue
-            everything.add(item)
+            tried.add(item)
             try:
-                if resumed(calm[name], tmp_path / "x", scenario, changed(item)) != usual:
-                    seen.add(item)
+                if resume_changed(calm[name], tmp_path / "x", scenario, change_item(item)) != usual:
+                    noticed.add(item)
             except CheckpointError:
-                seen.add(item)
-    assert len(everything) > 100
-    assert sorted(everything - seen) == []
+                noticed.add(item)
+    assert len(tried) > 100
+    assert sorted(tried - noticed) == []

@@ -47,12 +47,12 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def seconds(text: str) -> float:
     """From the signal to now."""
-    found = re.search(r"fault: \w+ at ([\d.]+)", text)
-    assert found, text
-    return time.time() - float(found[1])
+    match = re.search(r"fault: \w+ at ([\d.]+)", text)
+    assert match, text
+    return time.time() - float(match[1])
 
 
-def stopped(job: Path, phase: str) -> float:
+def stop_in_phase(job: Path, phase: str) -> float:
     """Train until the signal in this phase ends it; seconds from the signal to the end."""
     finished = phase == "report"
     text = trained.finish(job, expected=0 if finished else 75, FAULT=f"{PHASES[phase]}:term")
@@ -81,14 +81,14 @@ NIGHTLY = [
 @pytest.mark.parametrize("phase", ["report", *NIGHTLY])
 def test_a_signal_in_a_phase(tmp_path: Path, calm: Path, phase: str) -> None:
     job = trained.written(tmp_path, **SHORT)
-    stopped(job, phase)
+    stop_in_phase(job, phase)
     go_on(job, calm)
 
 
 def test_a_second_signal_leaves_at_once_without_damage(tmp_path: Path, calm: Path) -> None:
     job = trained.written(tmp_path, **SHORT)
-    said = trained.finish(job, expected=143, FAULT=f"{PHASES['middle of a save']}:twice")
-    assert re.search(r"ended at once by another SIGTERM.*: (saved up to step \d+, where|nothing was saved yet)", said)
+    output = trained.finish(job, expected=143, FAULT=f"{PHASES['middle of a save']}:twice")
+    assert re.search(r"ended at once by another SIGTERM.*: (saved up to step \d+, where|nothing was saved yet)", output)
     go_on(job, calm)
 
 
@@ -209,7 +209,7 @@ def test_a_hundred_signals(tmp_path: Path, calm: Path) -> None:
         if phase in MEASURING:
             took = while_measured(job, phase)
         else:
-            took = any_moment(job, random.Random(number)) if phase == "any moment" else stopped(job, phase)
+            took = any_moment(job, random.Random(number)) if phase == "any moment" else stop_in_phase(job, phase)
             go_on(job, calm)
         slowest[phase] = max(took, slowest.get(phase, 0.0))
     for phase, took in slowest.items():

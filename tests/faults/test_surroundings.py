@@ -102,16 +102,16 @@ def test_another_number_of_workers_after_a_stop(tmp_path: Path, calm: Path) -> N
 
 def test_a_failing_compiler_falls_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Said once, and from there on the same bits as without it."""
-    plain = tiny.losses(tiny.assembled(tmp_path, tiny.job()), 3)
+    plain_losses = tiny.losses(tiny.assembled(tmp_path, tiny.job()), 3)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
     torch._dynamo.reset()
     # Not by monkeypatch: what it takes back in this configuration is gone afterwards.
     with torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",)}):
-        made = tiny.assembled(tmp_path, tiny.job(), settings={"compile": True})
-        assert tiny.losses(made, 3) == plain
+        compiled_run = tiny.assembled(tmp_path, tiny.job(), settings={"compile": True})
+        assert tiny.losses(compiled_run, 3) == plain_losses
     events = (tmp_path / "events.jsonl").read_text()
     assert events.count(get_message("compile-failed-training-continues")) == 1
-    assert made.step.compile_error
+    assert compiled_run.step.compile_error
 
 
 @pytest.mark.nightly

@@ -70,10 +70,10 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "POLL_SECONDS", 1)
 
 
-def prepared(folder: Path, fault: Callable[[], None], times: int, said: list[str]) -> list[torch.Tensor]:
-    crew = WorkerSettings(2, report=said.append, hang_seconds=2.0)
+def prepare_items(folder: Path, fault: Callable[[], None], times: int, notes: list[str]) -> list[torch.Tensor]:
+    settings = WorkerSettings(2, report=notes.append, hang_seconds=2.0)
     try:
-        return list(crew.prepare(Slow(folder, fault, times), GROUPS))
+        return list(settings.prepare(Slow(folder, fault, times), GROUPS))
     finally:
         assert multiprocessing.active_children() == []
 
@@ -88,52 +88,52 @@ def prepared(folder: Path, fault: Callable[[], None], times: int, said: list[str
     ids=["killed", "bus error", "stopped"],
 )
 def test_new_workers_continue_from_the_batch_that_is_due(tmp_path: Path, fault: Callable[[], None], word: str) -> None:
-    said: list[str] = []
-    items = prepared(tmp_path, fault, 1, said)
+    notes: list[str] = []
+    items = prepare_items(tmp_path, fault, 1, notes)
     assert [item.tolist() for item in items] == [[2 * i, 2 * i + 2] for i in range(0, 20, 2)]
-    assert len(said) == 1
-    assert word in said[0]
-    assert says(said[0], "new-workers-continue")
+    assert len(notes) == 1
+    assert word in notes[0]
+    assert says(notes[0], "new-workers-continue")
 
 
 def test_signals_of_a_run_do_not_end_its_workers(tmp_path: Path) -> None:
     """A scheduler sends its notice to every process, and the trainer saves."""
-    said: list[str] = []
-    assert len(prepared(tmp_path, notices, 10**6, said)) == len(GROUPS)
-    assert said == []
+    notes: list[str] = []
+    assert len(prepare_items(tmp_path, notices, 10**6, notes)) == len(GROUPS)
+    assert notes == []
 
 
 def test_after_repeated_worker_deaths_the_trainer_prepares_batches_itself(tmp_path: Path) -> None:
-    said: list[str] = []
-    items = prepared(tmp_path, kill, 10**6, said)
+    notes: list[str] = []
+    items = prepare_items(tmp_path, kill, 10**6, notes)
     assert [item.tolist() for item in items] == [[2 * i, 2 * i + 2] for i in range(0, 20, 2)]
-    assert len(said) == workers.MAX_STARTS
-    assert says(said[-1], "now-main-process-prepares")
+    assert len(notes) == workers.MAX_STARTS
+    assert says(notes[-1], "now-main-process-prepares")
 
 
 def test_repeated_hangs_end_the_run(tmp_path: Path) -> None:
-    said: list[str] = []
+    notes: list[str] = []
     with pytest.raises(PeerError, match="loader workers hung 3 times"):
-        prepared(tmp_path, stop, 10**6, said)
-    assert len(said) == workers.MAX_STARTS
+        prepare_items(tmp_path, stop, 10**6, notes)
+    assert len(notes) == workers.MAX_STARTS
 
 
 def test_a_killed_worker_does_not_raise_inside_the_trainer(tmp_path: Path) -> None:
     """Torch raises from a signal handler; in the middle of an update that would leave half of it done."""
     data = tiny.dataset()
-    made = Batches(data.train, 4, 0)
-    made.workers, made.report = 1, lambda text: None
-    plain = [batch.ids.tolist() for batch in Batches(data.train, 4, 0).epoch(0)]
-    source = made.epoch(0)
-    seen = [next(source).ids.tolist()]
+    batches = Batches(data.train, 4, 0)
+    batches.workers, batches.report = 1, lambda text: None
+    expected = [batch.ids.tolist() for batch in Batches(data.train, 4, 0).epoch(0)]
+    source = batches.epoch(0)
+    batch_ids = [next(source).ids.tolist()]
     for process in multiprocessing.active_children():
         process.kill()
         process.join()
     end = time.monotonic() + 0.2
     while time.monotonic() < end:
         sum(range(1000))
-    seen += [batch.ids.tolist() for batch in source]
-    assert seen == plain
+    batch_ids += [batch.ids.tolist() for batch in source]
+    assert batch_ids == expected
 
 
 def test_workers_die_with_the_trainer(tmp_path: Path) -> None:
@@ -173,21 +173,21 @@ class Ahead(torch.utils.data.Dataset[torch.Tensor]):
 
 
 def test_a_worker_that_stops_while_it_sends_a_batch(tmp_path: Path) -> None:
-    said: list[str] = []
-    source = WorkerSettings(1, report=said.append, hang_seconds=2.0).prepare(Ahead(tmp_path), GROUPS)
+    notes: list[str] = []
+    source = WorkerSettings(1, report=notes.append, hang_seconds=2.0).prepare(Ahead(tmp_path), GROUPS)
     first = next(source)
     time.sleep(0.5)
     items = [first, *source]
     assert [item.tolist() for item in items] == [[2 * i, 2 * i + 2] for i in range(0, 20, 2)]
-    assert len(said) == 1
-    assert "hung for" in said[0]
+    assert len(notes) == 1
+    assert "hung for" in notes[0]
 
 
 class Undeliverable:
     """An item that a worker cannot hand over: torch's words where shared memory is full, or another mistake."""
 
-    def __init__(self, words: str) -> None:
-        self.words = words
+    def __init__(self, message: str) -> None:
+        self.words = message
 
     def __reduce__(self) -> str:
         raise RuntimeError(self.words)
@@ -196,8 +196,8 @@ class Undeliverable:
 class Bulky(torch.utils.data.Dataset[Any]):
     """Samples of which number 5 cannot be handed over by a worker."""
 
-    def __init__(self, words: str) -> None:
-        self.words = words
+    def __init__(self, message: str) -> None:
+        self.words = message
 
     def __getitem__(self, ids: Ids) -> Any:
         bad = 5 in ids and multiprocessing.parent_process() is not None
@@ -213,17 +213,17 @@ FULL = "unable to allocate shared memory(shm) for file </torch_1_2_3>: No space 
 
 def test_shared_memory_that_is_full_is_found_out_at_once() -> None:
     """Python prints the error of the thread that hands over and drops the batch: it was waited for until it was hung."""
-    said: list[str] = []
-    items = list(WorkerSettings(2, report=said.append, hang_seconds=100.0).prepare(Bulky(FULL), GROUPS))
+    notes: list[str] = []
+    items = list(WorkerSettings(2, report=notes.append, hang_seconds=100.0).prepare(Bulky(FULL), GROUPS))
     assert [item.tolist() for item in items] == [[2 * i, 2 * i + 2] for i in range(0, 20, 2)]
-    assert [re.sub(r"batch \d+", "batch N", text) for text in said] == [NO_ROOM]
+    assert [re.sub(r"batch \d+", "batch N", text) for text in notes] == [NO_ROOM]
 
 
 def test_an_item_that_cannot_be_sent_is_no_hang(capfd: pytest.CaptureFixture[str]) -> None:
-    said: list[str] = []
-    items = list(WorkerSettings(1, report=said.append, hang_seconds=100.0).prepare(Bulky("cannot be pickled"), GROUPS))
+    notes: list[str] = []
+    items = list(WorkerSettings(1, report=notes.append, hang_seconds=100.0).prepare(Bulky("cannot be pickled"), GROUPS))
     assert len(items) == len(GROUPS)
-    assert [text.split(" before ")[0] for text in said] == ["a loader worker died (exit 1)"] * workers.MAX_STARTS
+    assert [text.split(" before ")[0] for text in notes] == ["a loader worker died (exit 1)"] * workers.MAX_STARTS
     assert says(capfd.readouterr().err, "runtimeerror-cannot-be-pickled")
 
 
@@ -242,11 +242,11 @@ def test_a_shared_memory_of_32_mib(tmp_path: Path) -> None:
     line = f"{mount} && exec {sys.executable} -c '{SMALL}' {tmp_path}"
     done = subprocess.run(["unshare", "-m", "sh", "-c", line], capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
-    told = [
+    messages = [
         re.sub(r"batch \d+", "batch N", line) for line in done.stdout.splitlines() if line.startswith(("told", "work"))
     ]
     assert says_each(
-        told,
+        messages,
         [
             get_message("told-mib-free-batches", "/dev/shm", 32, 16, 24),
             "workers 0 samples 64",

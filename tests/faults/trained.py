@@ -73,12 +73,12 @@ def surroundings(job: Path) -> dict[str, str]:
 
 def start(job: Path, *options: str, **environment: str) -> subprocess.Popen[str]:
     """Start a training in a session of its own; its output goes to job.log."""
-    given = {**surroundings(job), **environment}
+    variables = {**surroundings(job), **environment}
     with (job.parent / "job.log").open("a") as log:
         return subprocess.Popen(
             command(job, *options),
             cwd=ROOT,
-            env=given,
+            env=variables,
             stdout=log,
             stderr=subprocess.STDOUT,
             text=True,
@@ -125,25 +125,27 @@ def last(folder: Path) -> Path:
 
 def state(checkpoint: Path) -> dict[str, Any]:
     """The state of a checkpoint, without the one thing that is a time."""
-    found: dict[str, Any] = json.loads((checkpoint / "state.json").read_text())
-    del found["counters"]["seconds"]
-    return found
+    content: dict[str, Any] = json.loads((checkpoint / "state.json").read_text())
+    del content["counters"]["seconds"]
+    return content
 
 
 def differences(one: Path, two: Path) -> list[str]:
     """What is not the same at the end of two runs: weights, optimizer, average, state, model, metrics by step."""
     first, second = last(one), last(two)
-    found = [f"{first.name} and {second.name}"] if first.name != second.name else []
+    unequal = [f"{first.name} and {second.name}"] if first.name != second.name else []
     pairs = [(first, second), (one / "model", two / "model")]
-    for left, right in pairs:
-        names = {path.name for folder in (left, right) for path in folder.glob("*.safetensors")}
+    for one_folder, two_folder in pairs:
+        names = {path.name for folder in (one_folder, two_folder) for path in folder.glob("*.safetensors")}
         assert names
-        found += [f"{left.name}/{name}" for name in sorted(names) if not _same(left / name, right / name)]
+        unequal += [
+            f"{one_folder.name}/{name}" for name in sorted(names) if not _same(one_folder / name, two_folder / name)
+        ]
     if state(first) != state(second):
-        found.append("state.json")
+        unequal.append("state.json")
     if (one / "metrics.jsonl").read_bytes() != (two / "metrics.jsonl").read_bytes():
-        found.append("metrics.jsonl")
-    return found
+        unequal.append("metrics.jsonl")
+    return unequal
 
 
 def _same(one: Path, two: Path) -> bool:
@@ -152,15 +154,15 @@ def _same(one: Path, two: Path) -> bool:
 
 def ledger_faults(job: Path) -> list[str]:
     """What is wrong with the samples that the run was made of: later attempts replace the steps they did again."""
-    kept: dict[tuple[int, int], list[int]] = {}
+    ids_by_batch: dict[tuple[int, int], list[int]] = {}
     for row in rows(job.parent, "ledger.jsonl"):
-        kept[row["epoch"], row["batch"]] = row["ids"]
-    found = []
-    for epoch in range(1 + max(epoch for epoch, _ in kept)):
-        ids = sorted(i for (e, _), group in kept.items() if e == epoch for i in group)
+        ids_by_batch[row["epoch"], row["batch"]] = row["ids"]
+    problems = []
+    for epoch in range(1 + max(epoch for epoch, _ in ids_by_batch)):
+        ids = sorted(i for (e, _), group in ids_by_batch.items() if e == epoch for i in group)
         if ids != list(range(SAMPLES)):
-            found.append(f"epoch {epoch + 1}: {len(ids)} samples, {len(set(ids))} different")
-    return found
+            problems.append(f"epoch {epoch + 1}: {len(ids)} samples, {len(set(ids))} different")
+    return problems
 
 
 def leftovers(folder: Path) -> list[str]:
@@ -170,12 +172,12 @@ def leftovers(folder: Path) -> list[str]:
 
 def processes(folder: Path) -> list[int]:
     """Processes that name the folder in their command line."""
-    found = []
+    pids = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            words = path.read_bytes()
+            command_line = path.read_bytes()
         except OSError:
             continue
-        if str(folder).encode() in words and int(path.parent.name) != os.getpid():
-            found.append(int(path.parent.name))
-    return found
+        if str(folder).encode() in command_line and int(path.parent.name) != os.getpid():
+            pids.append(int(path.parent.name))
+    return pids

@@ -62,9 +62,9 @@ def train(job: Path, runs: Path, *settings: str, code: int = 0) -> str:
 
 
 def result(runs: Path) -> dict[str, object]:
-    (found,) = runs.glob("*/result.json")
-    read: dict[str, object] = json.loads(found.read_text())
-    return read
+    (path,) = runs.glob("*/result.json")
+    content: dict[str, object] = json.loads(path.read_text())
+    return content
 
 
 def digest(runs: Path) -> str:
@@ -91,10 +91,10 @@ NAMES = ("digits", "own-model", "patterns", "reports", "series", "table")
 @pytest.mark.parametrize("name", NAMES)
 def test_an_example_trains_on_the_gpu(name: str, samples: Path, tmp_path: Path) -> None:
     job, settings = jobs(samples)[name]
-    told = train(job, tmp_path, *settings)
-    assert says(told, "results-bit-identical")
-    assert "UserWarning" not in told
-    assert re.search(r"^NVIDIA .*: \d+ threads, (bf16|fp16|fp32), cuDNN", told, re.MULTILINE), "the GPU computes"
+    output = train(job, tmp_path, *settings)
+    assert says(output, "results-bit-identical")
+    assert "UserWarning" not in output
+    assert re.search(r"^NVIDIA .*: \d+ threads, (bf16|fp16|fp32), cuDNN", output, re.MULTILINE), "the GPU computes"
     assert result(tmp_path)["steps"]
     telemetry = [json.loads(line) for line in next(tmp_path.glob("*/telemetry.jsonl")).read_text().splitlines()]
     assert any(row.get("gpu_percent") is not None for row in telemetry), "the GPU is monitored"
@@ -104,8 +104,8 @@ def test_an_example_trains_on_the_gpu(name: str, samples: Path, tmp_path: Path) 
 def test_the_same_bits_twice(name: str, samples: Path, tmp_path: Path) -> None:
     job, settings = jobs(samples)[name]
     for part in ("one", "two"):
-        told = train(job, tmp_path / part, SAME, *settings)
-    assert says(told, "bit-identical-same-image")
+        output = train(job, tmp_path / part, SAME, *settings)
+    assert says(output, "bit-identical-same-image")
     assert digest(tmp_path / "one") == digest(tmp_path / "two")
 
 
@@ -114,12 +114,12 @@ def test_a_killed_run_goes_on_with_the_same_bits(name: str, samples: Path, tmp_p
     job, settings = jobs(samples)[name]
     settings = (SAME, OFTEN, "monitor.every=0.2s", *settings)
     train(job, tmp_path / "whole", *settings)
-    killed(job, tmp_path / "cut", settings)
+    kill_after_checkpoint(job, tmp_path / "cut", settings)
     assert "resumed from step-" in train(job, tmp_path / "cut", *settings)
     assert digest(tmp_path / "whole") == digest(tmp_path / "cut")
 
 
-def killed(job: Path, runs: Path, settings: tuple[str, ...]) -> None:
+def kill_after_checkpoint(job: Path, runs: Path, settings: tuple[str, ...]) -> None:
     """Start a training, and kill it with all its processes after a checkpoint past the first step."""
     sets = [word for setting in settings for word in ("--set", setting)]
     process = subprocess.Popen(
@@ -151,20 +151,20 @@ PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 
 
 def test_all_precisions_learn_the_same(tmp_path: Path) -> None:
-    found = {}
+    accuracies = {}
     for precision in PRECISIONS:
-        told = train(DIGITS, tmp_path / precision, "train.epochs=4", f"optimize.precision={precision}")
-        assert "UserWarning" not in told
-        found[precision] = float(re.findall(r"best validation/accuracy (\S+)", told)[-1])
-    assert min(found.values()) > 0.95, found
+        output = train(DIGITS, tmp_path / precision, "train.epochs=4", f"optimize.precision={precision}")
+        assert "UserWarning" not in output
+        accuracies[precision] = float(re.findall(r"best validation/accuracy (\S+)", output)[-1])
+    assert min(accuracies.values()) > 0.95, accuracies
 
 
 def test_compiled_and_recorded_steps_learn_too(tmp_path: Path) -> None:
-    told = train(DIGITS, tmp_path, "train.epochs=3", "optimize.compile=true", "optimize.cuda_graphs=true")
-    assert "failed" not in told
-    assert "UserWarning" not in told
-    (state,) = tmp_path.glob("*/plan.json")
-    rows = {row["name"]: row["value"] for row in json.loads(state.read_text())["decisions"]}
+    output = train(DIGITS, tmp_path, "train.epochs=3", "optimize.compile=true", "optimize.cuda_graphs=true")
+    assert "failed" not in output
+    assert "UserWarning" not in output
+    (plan_path,) = tmp_path.glob("*/plan.json")
+    rows = {row["name"]: row["value"] for row in json.loads(plan_path.read_text())["decisions"]}
     assert (rows["compile"], rows["cuda_graphs"]) == (True, True)
 
 
@@ -183,23 +183,23 @@ class CountedGraphs(CudaGraphs):
         return counted
 
 
-def trained_in(
+def train_in_folder(
     folder: Path, options: str, scaling: Fp16 | None, recorder: Any, *, compiled: bool = False
 ) -> dict[str, Any]:
-    ours = replayed.assembled(folder, f"{options}, deterministic: true", False)
+    training_run = replayed.assembled(folder, f"{options}, deterministic: true", False)
     if compiled:
-        compile.apply(ours, True)
+        compile.apply(training_run, True)
     if scaling:
-        ours.autocast_step(torch.float16, scaling)
-    return replayed.trained(ours, recorder)
+        training_run.autocast_step(torch.float16, scaling)
+    return replayed.trained(training_run, recorder)
 
 
 @pytest.mark.parametrize("compiled", ["false", "true"])
 def test_whole_steps_are_recorded(tmp_path: Path, compiled: str) -> None:
-    told = train(DIGITS, tmp_path, "train.epochs=3", "optimize.step_graph=true", f"optimize.compile={compiled}")
-    assert "could not be recorded" not in told
-    assert "compile failed" not in told
-    assert "UserWarning" not in told
+    output = train(DIGITS, tmp_path, "train.epochs=3", "optimize.step_graph=true", f"optimize.compile={compiled}")
+    assert "could not be recorded" not in output
+    assert "compile failed" not in output
+    assert "UserWarning" not in output
 
 
 @pytest.mark.parametrize("scaling", [None, replayed.SCALING], ids=["fp32", "fp16"])
@@ -213,7 +213,7 @@ def test_recorded_steps_have_the_bits_of_usual_ones(
 ) -> None:
     recorders: tuple[Any, ...] = (None, CountedGraphs(torch.device("cuda:0")))
     usual, recorded = (
-        trained_in(tmp_path / name, options, scaling, recorder, compiled=compiled)
+        train_in_folder(tmp_path / name, options, scaling, recorder, compiled=compiled)
         for name, recorder in zip(("usual", "recorded"), recorders, strict=True)
     )
     assert recorders[1].replays >= 6
@@ -230,13 +230,13 @@ limits: {{gpu_memory: {memory}}}
 
 
 def test_memory_that_runs_out_halves_the_batch(tmp_path: Path) -> None:
-    drawn = np.random.default_rng(0)
-    pixels = drawn.integers(0, 255, (160, 128, 128, 3), dtype=np.uint8)
+    generator = np.random.default_rng(0)
+    pixels = generator.integers(0, 255, (160, 128, 128, 3), dtype=np.uint8)
     np.savez(tmp_path / "images.npz", images=pixels, labels=np.arange(160) % 4)
     job = tmp_path / "large.yaml"
     job.write_text(JOB.format(data=tmp_path / "images.npz", memory="1g"))
-    told = train(job, tmp_path / "runs")
-    assert says(told, "memory-micro-batch-continuing", 64, 32)
+    output = train(job, tmp_path / "runs")
+    assert says(output, "memory-micro-batch-continuing", 64, 32)
 
 
 def test_an_operation_without_deterministic_kernel_is_named(tmp_path: Path) -> None:
@@ -245,17 +245,19 @@ def test_an_operation_without_deterministic_kernel_is_named(tmp_path: Path) -> N
         "def build():\n"
         "    return nn.Sequential(nn.Conv2d(1, 8, 3), nn.AdaptiveAvgPool2d((2, 3)), nn.Flatten(), nn.Linear(48, 2))\n"
     )
-    drawn = np.random.default_rng(0)
+    generator = np.random.default_rng(0)
     np.savez(
-        tmp_path / "images.npz", images=drawn.integers(0, 255, (200, 8, 8), dtype=np.uint8), labels=np.arange(200) % 2
+        tmp_path / "images.npz",
+        images=generator.integers(0, 255, (200, 8, 8), dtype=np.uint8),
+        labels=np.arange(200) % 2,
     )
     job = tmp_path / "own.yaml"
     job.write_text(
         f"name: own\ntask: image-classification\ndata: {{train: {tmp_path}/images.npz, validation: 0.2}}\n"
         "model: {file: network.py}\ntrain: {epochs: 1, deterministic: true}\n"
     )
-    told = train(job, tmp_path / "runs")
-    assert says(told, "adaptive-avg-pool2d-backward")
+    output = train(job, tmp_path / "runs")
+    assert says(output, "adaptive-avg-pool2d-backward")
 
 
 def test_a_model_trained_on_the_gpu_is_used_on_the_cpu(tmp_path: Path) -> None:

@@ -20,12 +20,12 @@ def machine(name: str, torch: Torch | None = None, word: str | None = None) -> H
 
 
 def card(
-    index: int, name: str = "RTX 3060", capability: tuple[int, int] = (8, 6), memory: int = 12, **rest: object
+    index: int, name: str = "RTX 3060", capability: tuple[int, int] = (8, 6), memory: int = 12, **more_fields: object
 ) -> Gpu:
-    given = {"free": memory * GIB, "driver": "580.95.05"} | rest
-    return Gpu(index=index, name=name, capability=capability, memory=memory * GIB, **given)  # type: ignore[arg-type]
+    fields = {"free": memory * GIB, "driver": "580.95.05"} | more_fields
+    return Gpu(index=index, name=name, capability=capability, memory=memory * GIB, **fields)  # type: ignore[arg-type]
 
 
 def with_gpus(*cards: Gpu, trouble: str | None = None, word: str | None = None) -> Hardware:
-    here = machine("vm-2core-cgroup1", AMPERE, word)
-    return replace(here, gpus=cards, gpu_trouble=trouble)
+    base = machine("vm-2core-cgroup1", AMPERE, word)
+    return replace(base, gpus=cards, gpu_trouble=trouble)

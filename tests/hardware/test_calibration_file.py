@@ -17,30 +17,30 @@ from tests.messages import get_message, says_each
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Hardware:
-    found = facts.read_hardware(paths.MACHINES / "vm-2core-cgroup1.json")
-    return replace(found, storage=replace(found.storage, cache=str(tmp_path / "cache")))
+    base = facts.read_hardware(paths.MACHINES / "vm-2core-cgroup1.json")
+    return replace(base, storage=replace(base.storage, cache=str(tmp_path / "cache")))
 
 
-def stored(machine: Hardware) -> Path:
-    made = calibrated.machine(machine, calibrated.probes(1.5)).calibration
-    assert made is not None
-    calibration_file.write_calibration(machine, made)
+def store_calibration(machine: Hardware) -> Path:
+    calibration = calibrated.machine(machine, calibrated.probes(1.5)).calibration
+    assert calibration is not None
+    calibration_file.write_calibration(machine, calibration)
     return calibration_file.find_path(machine)
 
 
 def test_it_comes_back_as_it_was(machine: Hardware, monkeypatch: pytest.MonkeyPatch) -> None:
-    stored(machine)
-    known = calibrated.machine(machine, calibrated.probes(1.5))
-    assert calibration_file.read_calibration(machine) == (known.calibration, None)
+    store_calibration(machine)
+    calibrated_machine = calibrated.machine(machine, calibrated.probes(1.5))
+    assert calibration_file.read_calibration(machine) == (calibrated_machine.calibration, None)
     monkeypatch.setenv(calibration_file.SWITCH_VARIABLE, "on")
-    assert calibration_file.add_calibration(machine) == known
+    assert calibration_file.add_calibration(machine) == calibrated_machine
     monkeypatch.setenv(calibration_file.SWITCH_VARIABLE, "off")
     assert calibration_file.add_calibration(machine) == machine
 
 
 def test_facts_carry_it_to_another_machine(machine: Hardware) -> None:
-    known = calibrated.machine(machine, calibrated.probes(1.5))
-    assert facts.from_json(json.loads(json.dumps(known.to_json()))) == known
+    calibrated_machine = calibrated.machine(machine, calibrated.probes(1.5))
+    assert facts.from_json(json.loads(json.dumps(calibrated_machine.to_json()))) == calibrated_machine
 
 
 def test_without_a_file_there_is_none_and_nothing_is_wrong(machine: Hardware) -> None:
@@ -78,17 +78,17 @@ def folder(file: Path) -> None:
 
 @pytest.mark.parametrize("damage", [truncated, binary, listed, newer, not_a_number, folder])
 def test_a_damaged_file_says_so(machine: Hardware, damage: object) -> None:
-    file = stored(machine)
+    file = store_calibration(machine)
     damage(file)
-    found, wrong = calibration_file.read_calibration(machine)
-    assert found is None
-    assert wrong is not None
-    assert str(file) in wrong
-    assert "cannot be read" in wrong
+    calibration, problem = calibration_file.read_calibration(machine)
+    assert calibration is None
+    assert problem is not None
+    assert str(file) in problem
+    assert "cannot be read" in problem
 
 
 def test_a_file_of_another_machine_is_not_used(machine: Hardware) -> None:
-    file = stored(machine)
+    file = store_calibration(machine)
     data = json.loads(file.read_text())
     data["key"] = "0" * 32
     file.write_text(json.dumps(data))
@@ -119,12 +119,12 @@ def test_the_nearest_probe_is_of_the_same_work_and_of_similar_size(machine: Hard
     narrow = calibrated.probe("precision", "bf16", "fp32", "linear", 0.8, calibrated.NARROW)
     wide = calibrated.probe("precision", "bf16", "fp32", "linear", 1.7, calibrated.WIDE)
     other = calibrated.probe("precision", "bf16", "fp32", "recurrent", 3.0, 200_000)
-    found = calibrated.machine(machine, (narrow, wide, other)).calibration
-    assert found is not None
+    calibration = calibrated.machine(machine, (narrow, wide, other)).calibration
+    assert calibration is not None
 
     def nearest(size: int) -> tuple[Probe, ...]:
-        return found.find_nearest("precision", "linear", size)
+        return calibration.find_nearest("precision", "linear", size)
 
     assert nearest(1) == nearest(50_000) == (narrow,)
     assert nearest(200_000) == nearest(10_000_000) == (wide,)
-    assert found.find_nearest("precision", "attention", 1) == ()
+    assert calibration.find_nearest("precision", "attention", 1) == ()

@@ -80,8 +80,8 @@ def test_throttling_is_that_of_the_level_with_the_lowest_quota(tmp_path: Path) -
 
 def test_without_a_quota_the_counter_is_our_own(tmp_path: Path) -> None:
     root = plant(tmp_path, "v2-unlimited")
-    own = max(root.rglob("memory.max"), key=lambda path: len(path.parts))
-    own.with_name("cpu.stat").write_text("throttled_usec 1000\n")
+    limit_file = max(root.rglob("memory.max"), key=lambda path: len(path.parts))
+    limit_file.with_name("cpu.stat").write_text("throttled_usec 1000\n")
     assert ProcessCgroup(root).read_throttled_seconds() == 0.001
 
 
@@ -93,8 +93,8 @@ def test_memory_high_is_a_limit_too(tmp_path: Path, high: str, memory: int) -> N
 @pytest.mark.parametrize("tree", ["v2-leaf", "v2-private", "v2-container", "v2-docker"])
 def test_kills_for_memory_in_version_2(tmp_path: Path, tree: str) -> None:
     """The line of memory.events that counts is that of kills: a group can reach its limit and go on."""
-    own = max(plant(tmp_path, tree).rglob("memory.max"), key=lambda path: len(path.parts))
-    events, highest = own.with_name("memory.events"), own.with_name("memory.peak")
+    limit_file = max(plant(tmp_path, tree).rglob("memory.max"), key=lambda path: len(path.parts))
+    events, highest = limit_file.with_name("memory.events"), limit_file.with_name("memory.peak")
     for kills in (0, 3):
         events.write_text(f"low 0\nhigh 0\nmax 97\noom 4\noom_kill {kills}\noom_group_kill 0\n")
         assert read_oom_kills(tmp_path) == kills
@@ -112,9 +112,9 @@ def test_a_group_that_is_killed_as_one(tmp_path: Path, folder: str, text: str, t
 
 
 def test_kills_for_memory_in_version_1(tmp_path: Path) -> None:
-    own = next(name for name in plant(tmp_path, "v1-private").rglob("memory.limit_in_bytes"))
-    own.with_name("memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 2\n")
-    own.with_name("memory.max_usage_in_bytes").write_text(f"{300 * MIB}\n")
+    limit_file = next(name for name in plant(tmp_path, "v1-private").rglob("memory.limit_in_bytes"))
+    limit_file.with_name("memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 2\n")
+    limit_file.with_name("memory.max_usage_in_bytes").write_text(f"{300 * MIB}\n")
     assert (read_oom_kills(tmp_path), read_peak_memory(tmp_path)) == (2, 300 * MIB)
 
 
@@ -166,9 +166,9 @@ def test_limit_in_bytes_without_sense_is_no_limit(tmp_path: Path, text: str | No
     assert (limits.memory, limits.room) == (None, None)
 
 
-@pytest.mark.parametrize("lost", ["memory.stat", "memory.current", "cpuset.cpus.effective", "cpuset.cpus"])
-def test_a_missing_file_is_survived(tmp_path: Path, lost: str) -> None:
-    limits = read_limits(plant(tmp_path, "v2-leaf", {f"{LEAF}/{lost}": None}))
+@pytest.mark.parametrize("missing_file", ["memory.stat", "memory.current", "cpuset.cpus.effective", "cpuset.cpus"])
+def test_a_missing_file_is_survived(tmp_path: Path, missing_file: str) -> None:
+    limits = read_limits(plant(tmp_path, "v2-leaf", {f"{LEAF}/{missing_file}": None}))
     assert (limits.quota, limits.memory, limits.cpuset) == (1.5, 512 * MIB, 4)
 
 

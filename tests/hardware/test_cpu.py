@@ -60,14 +60,14 @@ def test_budget(affinity: int, cpuset: int | None, quota: float | None, expected
 def test_recorded_processor(
     tmp_path: Path, tree: str, mask: tuple[int, ...], host: int, cores: int, allowed: int
 ) -> None:
-    found = cpu(plant(tmp_path, tree), *mask)
-    assert (found.host, found.affinity, found.cores, found.budget) == (host, len(mask), cores, allowed)
+    processor = cpu(plant(tmp_path, tree), *mask)
+    assert (processor.host, processor.affinity, processor.cores, processor.budget) == (host, len(mask), cores, allowed)
 
 
 def test_model_vendor_and_the_flags_that_matter(tmp_path: Path) -> None:
-    found = cpu(plant(tmp_path, "v2-container"), 0, 1)
-    assert (found.model, found.vendor) == ("AMD EPYC-Milan Processor", "AuthenticAMD")
-    assert found.flags == ("avx", "avx2", "fma", "f16c")
+    processor = cpu(plant(tmp_path, "v2-container"), 0, 1)
+    assert (processor.model, processor.vendor) == ("AMD EPYC-Milan Processor", "AuthenticAMD")
+    assert processor.flags == ("avx", "avx2", "fma", "f16c")
 
 
 def test_hyperthreads_by_the_old_name_and_by_cpuinfo(tmp_path: Path) -> None:
@@ -78,10 +78,10 @@ def test_hyperthreads_by_the_old_name_and_by_cpuinfo(tmp_path: Path) -> None:
 
 
 def test_an_arm_processor(tmp_path: Path) -> None:
-    found = cpu(write(tmp_path, {"proc/cpuinfo": ARM}), 0, 1, machine="aarch64")
-    assert (found.model, found.vendor, found.emulated) == ("Neoverse-V1", "ARM", False)
-    assert found.flags == ("asimd", "asimdhp", "asimddp", "sve", "bf16", "i8mm")
-    assert (found.host, found.cores, found.budget, found.fast_cores) == (2, 2, 2, None)
+    processor = cpu(write(tmp_path, {"proc/cpuinfo": ARM}), 0, 1, machine="aarch64")
+    assert (processor.model, processor.vendor, processor.emulated) == ("Neoverse-V1", "ARM", False)
+    assert processor.flags == ("asimd", "asimdhp", "asimddp", "sve", "bf16", "i8mm")
+    assert (processor.host, processor.cores, processor.budget, processor.fast_cores) == (2, 2, 2, None)
 
 
 @pytest.mark.parametrize(
@@ -94,8 +94,8 @@ def test_an_arm_processor(tmp_path: Path) -> None:
 )
 def test_names_of_arm_processors(tmp_path: Path, maker: str, part: str, model: str, vendor: str) -> None:
     text = ARM.replace("0x41", maker).replace("0xd40", part)
-    found = cpu(write(tmp_path, {"proc/cpuinfo": text}), 0, machine="aarch64")
-    assert (found.model, found.vendor) == (model, vendor)
+    processor = cpu(write(tmp_path, {"proc/cpuinfo": text}), 0, machine="aarch64")
+    assert (processor.model, processor.vendor) == (model, vendor)
 
 
 @pytest.mark.parametrize(
@@ -111,8 +111,8 @@ def test_big_and_little_cores(
     tmp_path: Path, capacities: tuple[int, ...], mask: tuple[int, ...], fast: int | None
 ) -> None:
     files = {f"sys/devices/system/cpu/cpu{n}/cpu_capacity": f"{size}\n" for n, size in enumerate(capacities)}
-    found = cpu(write(tmp_path, {"proc/cpuinfo": ARM} | files), *mask, machine="aarch64")
-    assert (found.cores, found.fast_cores) == (len(mask), fast)
+    processor = cpu(write(tmp_path, {"proc/cpuinfo": ARM} | files), *mask, machine="aarch64")
+    assert (processor.cores, processor.fast_cores) == (len(mask), fast)
 
 
 def test_an_emulated_processor_has_none_of_the_flags_below_it(tmp_path: Path) -> None:
@@ -127,9 +127,9 @@ def test_an_emulated_processor_has_none_of_the_flags_below_it(tmp_path: Path) ->
 
 
 def test_nothing_to_read_leaves_the_mask(tmp_path: Path) -> None:
-    found = cpu(tmp_path, 0, 5, 6)
-    assert (found.model, found.vendor, found.flags) == ("unknown", "unknown", ())
-    assert (found.host, found.cores, found.budget) == (3, 3, 3)
+    processor = cpu(tmp_path, 0, 5, 6)
+    assert (processor.model, processor.vendor, processor.flags) == ("unknown", "unknown", ())
+    assert (processor.host, processor.cores, processor.budget) == (3, 3, 3)
 
 
 FLAGS = "avx avx2 fma f16c avx_vnni avx512f avx512bw avx512_vnni avx512_bf16 amx_tile amx_bf16"
@@ -153,8 +153,8 @@ def test_a_cap_on_the_instruction_set_is_respected(
     tmp_path: Path, environ: dict[str, str], capped: str | None, without: set[str]
 ) -> None:
     write(tmp_path, {"proc/cpuinfo": f"processor\t: 0\nflags\t\t: {FLAGS}\n"})
-    found = read_cpu(tmp_path, (0,), read_limits(tmp_path), environ)
-    assert found.capped == capped
-    assert not without & set(found.flags)
-    assert ("amx_bf16" in found.flags) == ("amx_bf16" not in without)
-    assert "avx2" in found.flags
+    processor = read_cpu(tmp_path, (0,), read_limits(tmp_path), environ)
+    assert processor.capped == capped
+    assert not without & set(processor.flags)
+    assert ("amx_bf16" in processor.flags) == ("amx_bf16" not in without)
+    assert "avx2" in processor.flags

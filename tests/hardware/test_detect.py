@@ -20,20 +20,20 @@ GIB = 2**30
 
 def test_a_container_under_version_2(tmp_path: Path) -> None:
     root = plant(tmp_path, "v2-container")
-    found = detect(tmp_path, root, environ={"HOME": "/root", "DRIVETRAIN_IMAGE": "cpu"}, mask={0, 1})
-    assert (found.name, found.place, found.cgroup, found.image) == ("2-CPU container", "docker", 2, "cpu")
-    assert (found.cpu.quota, found.cpu.budget) == (2.0, 2)
-    memory = found.memory
+    machine = detect(tmp_path, root, environ={"HOME": "/root", "DRIVETRAIN_IMAGE": "cpu"}, mask={0, 1})
+    assert (machine.name, machine.place, machine.cgroup, machine.image) == ("2-CPU container", "docker", 2, "cpu")
+    assert (machine.cpu.quota, machine.cpu.budget) == (2.0, 2)
+    memory = machine.memory
     assert (memory.host, memory.limit, memory.used) == (8144660 * 1024, 4 * GIB, 708608)
     assert (memory.available, memory.swap) == (4 * GIB - 708608, False)
-    assert (found.gpus, found.gpu_trouble, found.assumed) == ((), None, ())
+    assert (machine.gpus, machine.gpu_trouble, machine.assumed) == ((), None, ())
 
 
 def test_a_machine_without_limits(tmp_path: Path) -> None:
     root = plant(tmp_path, "none")
-    found = detect(tmp_path, root, environ={}, mask={0, 1, 2, 3})
-    assert (found.name, found.place, found.cgroup, found.image) == ("4-CPU host", "host", 0, None)
-    memory, total, free = found.memory, 995892 * 1024, int(_meminfo(root)["MemAvailable"]) * 1024
+    machine = detect(tmp_path, root, environ={}, mask={0, 1, 2, 3})
+    assert (machine.name, machine.place, machine.cgroup, machine.image) == ("4-CPU host", "host", 0, None)
+    memory, total, free = machine.memory, 995892 * 1024, int(_meminfo(root)["MemAvailable"]) * 1024
     assert (memory.host, memory.limit, memory.used, memory.available) == (total, None, total - free, free)
 
 
@@ -64,7 +64,7 @@ def test_meminfo_of_old_kernels_and_garbage(tmp_path: Path, text: str, host: int
 
 
 @pytest.mark.parametrize(
-    ("files", "environ", "place"),
+    ("files", "environ", "expected"),
     [
         ({}, {}, "host"),
         ({".dockerenv": "", "proc/self/mountinfo": HOSTS}, {}, "docker"),
@@ -79,8 +79,8 @@ def test_meminfo_of_old_kernels_and_garbage(tmp_path: Path, text: str, host: int
         ({".dockerenv": ""}, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, "kubernetes"),
     ],
 )
-def test_place(tmp_path: Path, files: dict[str, str], environ: dict[str, str], place: str) -> None:
-    assert detect(tmp_path, write(tmp_path, files), environ=environ, mask={0}).place == place
+def test_place(tmp_path: Path, files: dict[str, str], environ: dict[str, str], expected: str) -> None:
+    assert detect(tmp_path, write(tmp_path, files), environ=environ, mask={0}).place == expected
 
 
 @pytest.mark.parametrize(
@@ -96,18 +96,18 @@ def test_wsl2_is_known_by_its_kernel(tmp_path: Path, release: str | None, wsl2: 
 
 
 def test_an_empty_machine_raises_nothing(tmp_path: Path) -> None:
-    found = detect(tmp_path / "runs", tmp_path / "nowhere", environ={}, mask={0})
-    assert (found.cpu.budget, found.memory.limit, found.storage.shm) == (1, None, None)
+    machine = detect(tmp_path / "runs", tmp_path / "nowhere", environ={}, mask={0})
+    assert (machine.cpu.budget, machine.memory.limit, machine.storage.shm) == (1, None, None)
 
 
 def test_this_machine_as_the_json_file_gives_it_back(tmp_path: Path) -> None:
-    found = detect(tmp_path)
-    assert found.cpu.affinity == len(os.sched_getaffinity(0))
-    assert 1 <= found.cpu.budget <= found.cpu.affinity <= found.cpu.host
-    assert 0 < found.memory.available <= found.memory.host
+    machine = detect(tmp_path)
+    assert machine.cpu.affinity == len(os.sched_getaffinity(0))
+    assert 1 <= machine.cpu.budget <= machine.cpu.affinity <= machine.cpu.host
+    assert 0 < machine.memory.available <= machine.memory.host
     file = tmp_path / "machine.json"
-    file.write_text(json.dumps(found.to_json()))
-    assert facts.read_hardware(file) == found
+    file.write_text(json.dumps(machine.to_json()))
+    assert facts.read_hardware(file) == machine
 
 
 def test_detect_loads_no_torch_and_no_nvml_without_a_driver(tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ def lines(text: str, encoding: str = "utf-8") -> Callable[[Path], object]:
     return lambda folder: (folder / "reports.csv").write_bytes(text.encode(encoding)) and None
 
 
-def rows(found: list[list[str]], header: str = "descripcion,modo") -> Callable[[Path], object]:
-    return lambda folder: reports.table(folder / "reports.csv", found, header) and None
+def rows(table_rows: list[list[str]], header: str = "descripcion,modo") -> Callable[[Path], object]:
+    return lambda folder: reports.table(folder / "reports.csv", table_rows, header) and None
 
 
 def parquet(**columns: Any) -> Callable[[Path], object]:
@@ -34,10 +34,10 @@ def parquet(**columns: Any) -> Callable[[Path], object]:
     return write
 
 
-def both(held: list[list[str]], header: str = "descripcion,modo") -> Callable[[Path], object]:
+def both(held_rows: list[list[str]], header: str = "descripcion,modo") -> Callable[[Path], object]:
     def write(folder: Path) -> None:
         rows(GOOD)(folder)
-        reports.table(folder / "held.csv", held, header)
+        reports.table(folder / "held.csv", held_rows, header)
 
     return write
 
@@ -171,16 +171,16 @@ CASES: dict[str, tuple[Callable[[Path], object], dict[str, str], tuple[str, ...]
 
 @pytest.mark.parametrize("case", CASES)
 def test_bad_texts(tmp_path: Path, case: str) -> None:
-    write, options, words = CASES[case]
+    write, options, message_parts = CASES[case]
     write(tmp_path)
     with pytest.raises(DataError) as caught:
         load(reports.job(tmp_path, **{"labels": "modo", **options}))
-    _check(caught.value, words)
+    _check(caught.value, message_parts)
 
 
-def _check(error: DrivetrainError, words: tuple[str, ...]) -> None:
+def _check(error: DrivetrainError, message_parts: tuple[str, ...]) -> None:
     message = str(error)
-    for part in words:
+    for part in message_parts:
         assert part in message, message
     assert "\n  possible: " in message
     assert "\n  do:       " in message
@@ -213,7 +213,7 @@ SPECS: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {
 
 @pytest.mark.parametrize("case", SPECS)
 def test_bad_specs(tmp_path: Path, case: str) -> None:
-    options, words = SPECS[case]
+    options, message_parts = SPECS[case]
     with pytest.raises(SpecError) as caught:
         reports.job(tmp_path, **options)
-    _check(caught.value, words)
+    _check(caught.value, message_parts)

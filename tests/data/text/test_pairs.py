@@ -46,38 +46,40 @@ def test_a_pair_gives_the_outputs_that_transformers_computes(tmp_path: Path, fam
         weights["embeddings.token_type_embeddings.weight"] = torch.randn(2, 16, generator=torch.manual_seed(1))
         safetensors.torch.save_file(weights, saved / "model.safetensors", {"format": "pt"})
     data = f", max_length: 16, truncation: {side}"
-    asked = job(tmp_path, data=data, model="{source: transformers, name: saved}")
-    made = tiny.plain(asked, tmp_path)
-    network, split = made.model.eval(), made.dataset.validation
+    pair_job = job(tmp_path, data=data, model="{source: transformers, name: saved}")
+    plain_run = tiny.plain(pair_job, tmp_path)
+    network, split = plain_run.model.eval(), plain_run.dataset.validation
     assert isinstance(network, TextNetwork)
     assert isinstance(split, TextSplit)
     ids = np.arange(len(split))
     with quiet_transformers() as transformers, torch.no_grad():
-        words = transformers.AutoTokenizer.from_pretrained(saved, truncation_side=side)
-        theirs = transformers.AutoModel.from_pretrained(saved).eval()
+        hub_tokenizer = transformers.AutoTokenizer.from_pretrained(saved, truncation_side=side)
+        hub_network = transformers.AutoModel.from_pretrained(saved).eval()
         pairs = [column.to_pylist() for column in split.part.texts]
-        given = words(*pairs, truncation="longest_first", max_length=16, padding=True, return_tensors="pt")
-        expected = network.outputs(theirs(**given).last_hidden_state[:, 0])
+        hub_inputs = hub_tokenizer(*pairs, truncation="longest_first", max_length=16, padding=True, return_tensors="pt")
+        expected = network.outputs(hub_network(**hub_inputs).last_hidden_state[:, 0])
         inputs = split.gather(ids)
-        ours = network(*inputs)
-    assert len(inputs) == len(given) == (3 if family == "bert" else 2)
+        outputs = network(*inputs)
+    assert len(inputs) == len(hub_inputs) == (3 if family == "bert" else 2)
     assert int(split.lengths.max()) == 16
-    torch.testing.assert_close(ours, expected)
+    torch.testing.assert_close(outputs, expected)
     torch.testing.assert_close(network.packed(*inputs), expected, rtol=1e-4, atol=1e-5)
 
 
-def both(side: Literal["right", "left", "middle"], room: int) -> list[tuple[list[int], list[int]]]:
+def truncate_pairs(side: Literal["right", "left", "middle"], room: int) -> list[tuple[list[int], list[int]]]:
     """All pairs of 0 to 9 tokens with a separator, truncated; as the two columns."""
     first = [row for row in rows(10, 100) for _ in range(10)]
     second = rows(10, 200) * 10
     special = SpecialTokens((1,), (0,))
-    made = Encoded(tuple(Ragged.from_chunks([column]) for column in (first, second)), Template((special,) * 3, (0, 1)))
-    found = made.sequences(room + 3, side)
-    samples = [found.flat[a:b].tolist() for a, b in zip(found.offsets, found.offsets[1:], strict=False)]
-    types = made.types(room + 3, side)
+    encoded_pairs = Encoded(
+        tuple(Ragged.from_chunks([column]) for column in (first, second)), Template((special,) * 3, (0, 1))
+    )
+    sequences = encoded_pairs.sequences(room + 3, side)
+    samples = [sequences.flat[a:b].tolist() for a, b in zip(sequences.offsets, sequences.offsets[1:], strict=False)]
+    types = encoded_pairs.types(room + 3, side)
     assert all(sample[0] == sample[-1] == 1 and sample.count(1) == 3 for sample in samples)
-    assert types.flat[found.flat >= 200].all()
-    assert not types.flat[found.flat < 200].any()
+    assert types.flat[sequences.flat >= 200].all()
+    assert not types.flat[sequences.flat < 200].any()
     return [([x for x in s if 100 <= x < 200], [x for x in s if x >= 200]) for s in samples]
 
 
@@ -85,24 +87,24 @@ def both(side: Literal["right", "left", "middle"], room: int) -> list[tuple[list
 def test_the_longer_text_is_truncated_first(side: Literal["right", "left"]) -> None:
     """As the library truncates pairs, for all lengths."""
     vocabulary = {f"t{number}": number for number in range(300)} | {"[UNK]": 300}
-    inner = Tokenizer(tokenizer.load_library().models.WordLevel(vocabulary, "[UNK]"))
-    inner.pre_tokenizer = tokenizer.load_library().pre_tokenizers.WhitespaceSplit()
-    inner.enable_truncation(7, direction=side)
+    library_tokenizer = Tokenizer(tokenizer.load_library().models.WordLevel(vocabulary, "[UNK]"))
+    library_tokenizer.pre_tokenizer = tokenizer.load_library().pre_tokenizers.WhitespaceSplit()
+    library_tokenizer.enable_truncation(7, direction=side)
     texts = [[" ".join(f"t{x}" for x in row) for row in rows(10, offset)] for offset in (100, 200)]
-    for place, (first, second) in enumerate(both(side, 7)):
-        found = inner.encode(texts[0][place // 10], texts[1][place % 10]).ids
-        assert [x for x in found if x < 200] == first
-        assert [x for x in found if x >= 200] == second
+    for pair_index, (first, second) in enumerate(truncate_pairs(side, 7)):
+        token_ids = library_tokenizer.encode(texts[0][pair_index // 10], texts[1][pair_index % 10]).ids
+        assert [x for x in token_ids if x < 200] == first
+        assert [x for x in token_ids if x >= 200] == second
 
 
 def test_the_middle_is_left_out() -> None:
     """A quarter of the kept tokens is from the start: 128 of 510, as Sun et al. keep."""
     column = Ragged.from_chunks([[list(range(1000)), list(range(300)), []]])
     special = SpecialTokens((5000,), (0,))
-    made = Encoded((column,), Template((special, special), (0,))).sequences(512, "middle")
-    first = made.flat[:512].tolist()
+    sequences = Encoded((column,), Template((special, special), (0,))).sequences(512, "middle")
+    first = sequences.flat[:512].tolist()
     assert first == [5000, *range(128), *range(1000 - 382, 1000), 5000]
-    assert made.lengths.tolist() == [512, 302, 2]
+    assert sequences.lengths.tolist() == [512, 302, 2]
 
 
 def columns(*texts: list[str]) -> list[Any]:
@@ -110,21 +112,21 @@ def columns(*texts: list[str]) -> list[Any]:
 
 
 def test_columns_are_separated() -> None:
-    words = tokenizer.learn(columns(["la bomba", "el motor"] * 5, ["fuga", "eje"] * 5, ["x", "y"] * 5), 200)
-    three = words.encode(columns(["la bomba"], ["motor"], ["fuga"])).sequences().flat.tolist()
-    names = [words.inner.id_to_token(number) for number in three]
-    assert names == ["[CLS]", "la", "bomba", "[SEP]", "motor", "[SEP]", "fuga", "[SEP]"]
-    alone = tokenizer.Tokenizer(tokenizer.load_library().Tokenizer(words.inner.model), 0)
+    word_tokenizer = tokenizer.learn(columns(["la bomba", "el motor"] * 5, ["fuga", "eje"] * 5, ["x", "y"] * 5), 200)
+    token_ids = word_tokenizer.encode(columns(["la bomba"], ["motor"], ["fuga"])).sequences().flat.tolist()
+    tokens = [word_tokenizer.inner.id_to_token(number) for number in token_ids]
+    assert tokens == ["[CLS]", "la", "bomba", "[SEP]", "motor", "[SEP]", "fuga", "[SEP]"]
+    plain_tokenizer = tokenizer.Tokenizer(tokenizer.load_library().Tokenizer(word_tokenizer.inner.model), 0)
     with pytest.raises(DataError, check=saying("columns-tokenizer-special-token", 2)):
-        alone.encode(columns(["la"], ["bomba"]))
+        plain_tokenizer.encode(columns(["la"], ["bomba"]))
 
 
 def test_a_tokenizer_of_an_earlier_version_has_no_template_for_pairs() -> None:
-    words = tokenizer.learn(columns(["la bomba", "el motor"] * 5), 200)
+    old_tokenizer = tokenizer.learn(columns(["la bomba", "el motor"] * 5), 200)
     single = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)])
-    words.inner.post_processor = single
-    found = words.encode(columns(["la bomba"], ["motor"])).sequences().flat.tolist()
-    assert [number for number in found if number < 5] == [2, 3, 3]
+    old_tokenizer.inner.post_processor = single
+    token_ids = old_tokenizer.encode(columns(["la bomba"], ["motor"])).sequences().flat.tolist()
+    assert [number for number in token_ids if number < 5] == [2, 3, 3]
 
 
 @pytest.fixture(scope="module")
@@ -137,20 +139,22 @@ def test_a_pair_is_predicted_as_it_was_validated(run: Run, tmp_path: Path, capsy
     assert says(run.dataset.notes, "texts-cut-middle")
     inputs = run.dataset.validation.gather(np.arange(4))
     assert frozen_split.split_network(run.model, inputs) is not None
-    found = predicted(run, tmp_path, run.folder.parent / "held.csv")
+    predicted_rows = predict_rows(run, tmp_path, run.folder.parent / "held.csv")
     assert "max_length 12: " in capsys.readouterr().err
     expected = (
         predictions.compute_probabilities(saved_model.load(run.folder).heads[""], seen(run)[""]).max(dim=1).values
     )
-    torch.testing.assert_close(torch.tensor([row["probability"] for row in found]), expected, rtol=1e-4, atol=1e-5)
-    assert found[0]["sample"].startswith("held.csv row 1: ")
-    assert " | " in found[0]["sample"]
+    torch.testing.assert_close(
+        torch.tensor([row["probability"] for row in predicted_rows]), expected, rtol=1e-4, atol=1e-5
+    )
+    assert predicted_rows[0]["sample"].startswith("held.csv row 1: ")
+    assert " | " in predicted_rows[0]["sample"]
 
 
-def predicted(run: Run, folder: Path, data: Path) -> list[dict[str, Any]]:
+def predict_rows(run: Run, folder: Path, data: Path) -> list[dict[str, Any]]:
     output = folder / "out.jsonl"
-    words = ["predict", str(run.folder), str(data), "--format", "jsonl", "--probabilities", "--output", str(output)]
-    assert main.main(words) == 0
+    arguments = ["predict", str(run.folder), str(data), "--format", "jsonl", "--probabilities", "--output", str(output)]
+    assert main.main(arguments) == 0
     return [json.loads(line) for line in output.read_text().splitlines()]
 
 
@@ -162,7 +166,7 @@ def test_a_missing_column_is_named(run: Run, tmp_path: Path, capsys: pytest.Capt
 
 def test_one_of_two_texts_may_be_empty(run: Run, tmp_path: Path) -> None:
     (tmp_path / "new.csv").write_text("first,second\nla bomba,\n,fuga\n,\n")
-    assert len(predicted(run, tmp_path, tmp_path / "new.csv")) == 2
+    assert len(predict_rows(run, tmp_path, tmp_path / "new.csv")) == 2
 
 
 def test_an_exported_file_has_the_token_types(run: Run) -> None:

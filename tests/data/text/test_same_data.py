@@ -37,7 +37,9 @@ def content() -> list[Row]:
     return rows
 
 
-def delimited(sign: str, encoding: str = "utf-8", end: str = "\n", suffix: str = "csv", quoting: int = 0) -> Write:
+def delimited_writer(
+    sign: str, encoding: str = "utf-8", end: str = "\n", suffix: str = "csv", quoting: int = 0
+) -> Write:
     def write(folder: Path, header: list[str], rows: list[Row]) -> Path:
         path = folder / f"a.{suffix}"
         with path.open("w", encoding=encoding, newline="") as file:
@@ -62,12 +64,12 @@ def table(kind: Any, *, dictionary: bool = False, suffix: str = "parquet") -> Wr
         for name, cells in zip(header, zip(*rows, strict=True), strict=True):
             column = pyarrow.array([cell or None for cell in cells], pyarrow.string()).cast(kind)
             columns[name] = column.dictionary_encode() if dictionary else column
-        made, path = pyarrow.table(columns), folder / f"a.{suffix}"
+        arrow_table, path = pyarrow.table(columns), folder / f"a.{suffix}"
         if suffix == "parquet":
-            parquet.write_table(made, path)
+            parquet.write_table(arrow_table, path)
         else:
-            with ipc.new_stream(path, made.schema) as file:
-                file.write_table(made)
+            with ipc.new_stream(path, arrow_table.schema) as file:
+                file.write_table(arrow_table)
         return path
 
     return write
@@ -76,13 +78,13 @@ def table(kind: Any, *, dictionary: bool = False, suffix: str = "parquet") -> Wr
 SIGNS = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
 FORMS: dict[str, Write] = {
     **{
-        f"{name} {encoding} {end}": delimited(sign, encoding, {"lf": "\n", "crlf": "\r\n"}[end])
+        f"{name} {encoding} {end}": delimited_writer(sign, encoding, {"lf": "\n", "crlf": "\r\n"}[end])
         for (name, sign), encoding, end in product(
             SIGNS.items(), ("utf-8", "utf-8-sig", "utf-16", "windows-1252"), ("lf", "crlf")
         )
     },
-    "tsv": delimited("\t", suffix="tsv"),
-    "all quoted": delimited(",", quoting=csv.QUOTE_ALL),
+    "tsv": delimited_writer("\t", suffix="tsv"),
+    "all quoted": delimited_writer(",", quoting=csv.QUOTE_ALL),
     "json lines": json_lines(ascii_only=False),
     "json lines in ascii": json_lines(ascii_only=True),
     "json lines crlf": json_lines(ascii_only=False, end="\r\n"),
@@ -97,10 +99,10 @@ FORMS: dict[str, Write] = {
 }
 
 
-def loaded(folder: Path, path: Path) -> Dataset:
+def load_texts(folder: Path, path: Path) -> Dataset:
     """The data of a job whose validation is always the same file, so that the training texts are, too."""
     (folder / "held").mkdir()
-    delimited(",")(folder / "held", HEADER, content()[::6])
+    delimited_writer(",")(folder / "held", HEADER, content()[::6])
     return load(reports.job(folder, train=path.name, labels=LABELS, data=", validation: held/a.csv"))
 
 
@@ -112,15 +114,15 @@ def same_model(one: Dataset, two: Dataset) -> None:
 
 def check_read(path: Path, base: Dataset, order: list[int]) -> None:
     """New data gives the tokens and labels of the base, with labels and without."""
-    whole = np.arange(len(order))
-    known = [int(row) for row in base.train.part.rows]  # type: ignore[attr-defined]
-    assert known == list(range(len(order)))
+    positions = np.arange(len(order))
+    train_rows = [int(row) for row in base.train.part.rows]  # type: ignore[attr-defined]
+    assert train_rows == list(range(len(order)))
     labelled, plain = (text.read([path], base.preprocessing, base.heads, labelled=flag) for flag in (True, False))
     rows = np.array(order)
     for part in (labelled, plain):
         assert len(part.split) == len(order)
-        for found, expected in zip(part.split.gather(whole), base.train.gather(rows), strict=True):
-            assert torch.equal(found, expected)
+        for tensor, expected in zip(part.split.gather(positions), base.train.gather(rows), strict=True):
+            assert torch.equal(tensor, expected)
     for name in base.heads:
         assert torch.equal(labelled.split.targets[name], base.train.targets[name][torch.from_numpy(rows)])
 
@@ -129,9 +131,9 @@ def check_read(path: Path, base: Dataset, order: list[int]) -> None:
 def test_the_form_of_a_file_changes_nothing(tmp_path: Path, form: str) -> None:
     (tmp_path / "base").mkdir()
     rows = content()
-    base = loaded(tmp_path / "base", delimited(",")(tmp_path / "base", HEADER, rows))
+    base = load_texts(tmp_path / "base", delimited_writer(",")(tmp_path / "base", HEADER, rows))
     path = FORMS[form](tmp_path, HEADER, rows)
-    same_model(base, loaded(tmp_path, path))
+    same_model(base, load_texts(tmp_path, path))
     check_read(path, base, list(range(len(rows))))
 
 
@@ -159,9 +161,9 @@ CHANGES = {"columns": other_columns, "index": index_column, "spaces": spaces, "N
 def test_the_order_and_the_spelling_of_cells_change_nothing(tmp_path: Path, form: str, change: str) -> None:
     (tmp_path / "base").mkdir()
     rows = content()
-    base = loaded(tmp_path / "base", delimited(",")(tmp_path / "base", HEADER, rows))
+    base = load_texts(tmp_path / "base", delimited_writer(",")(tmp_path / "base", HEADER, rows))
     path = FORMS[form](tmp_path, *CHANGES[change](rows))
-    same_model(base, loaded(tmp_path, path))
+    same_model(base, load_texts(tmp_path, path))
     check_read(path, base, list(range(len(rows))))
 
 
@@ -169,10 +171,10 @@ def test_the_order_and_the_spelling_of_cells_change_nothing(tmp_path: Path, form
 def test_the_order_of_rows_changes_nothing_but_their_order(tmp_path: Path, form: str) -> None:
     (tmp_path / "base").mkdir()
     rows = content()
-    base = loaded(tmp_path / "base", delimited(",")(tmp_path / "base", HEADER, rows))
+    base = load_texts(tmp_path / "base", delimited_writer(",")(tmp_path / "base", HEADER, rows))
     order = np.random.default_rng(0).permutation(len(rows)).tolist()
     path = FORMS[form](tmp_path, HEADER, [rows[i] for i in order])
-    same_model(base, loaded(tmp_path, path))
+    same_model(base, load_texts(tmp_path, path))
     check_read(path, base, order)
 
 
@@ -182,7 +184,7 @@ def test_missing_labels_are_the_same_everywhere(tmp_path: Path, form: str) -> No
     rows = content()
     for i in range(0, 60, 9):
         rows[i][1 + i % 2] = ""
-    base = loaded(tmp_path / "base", delimited(",")(tmp_path / "base", HEADER, rows))
+    base = load_texts(tmp_path / "base", delimited_writer(",")(tmp_path / "base", HEADER, rows))
     path = FORMS[form](tmp_path, HEADER, rows)
-    same_model(base, loaded(tmp_path, path))
+    same_model(base, load_texts(tmp_path, path))
     check_read(path, base, list(range(len(rows))))

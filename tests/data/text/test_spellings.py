@@ -38,9 +38,9 @@ def store(path: Path, texts: list[str], labels: list[str]) -> Path:
     return path
 
 
-def dataset(folder: Path, train: str, labels: str = "label", more: str = "") -> Any:
+def dataset(folder: Path, train: str, labels: str = "label", data_options: str = "") -> Any:
     spec = folder / "job.yaml"
-    data = f"{{train: {train}, text: text, labels: {labels}{more}}}"
+    data = f"{{train: {train}, text: text, labels: {labels}{data_options}}}"
     spec.write_text(
         f"name: t\ntask: text-classification\ndata: {data}\nmodel: {{name: encoder, layers: 1, width: 16, heads: 2}}\n"
     )
@@ -84,13 +84,13 @@ def test_streamed_texts_and_labels_have_one_spelling(
     tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
-    found = []
+    contents = []
     for name, change in (("one", str), ("other", SPELLINGS["decomposed"])):
         for shard in range(4):
             rows = slice(15 * shard, 15 * shard + 15)
             store(tmp_path / name / f"{shard}{suffix}", list(map(change, TEXTS[rows])), list(map(change, LABELS[rows])))
-        data = dataset(tmp_path, name, more=", stream: {streams: 2, window: 2}, validation: 0.25")
-        found.append(
+        data = dataset(tmp_path, name, data_options=", stream: {streams: 2, window: 2}, validation: 0.25")
+        contents.append(
             (
                 data.heads[""].classes,
                 data.preprocessing["tokenizer"],
@@ -98,7 +98,7 @@ def test_streamed_texts_and_labels_have_one_spelling(
                 data.train.targets[""].tolist(),
             )
         )
-    assert found[0] == found[1]
+    assert contents[0] == contents[1]
 
 
 def test_labels_that_may_be_the_same_are_listed(tmp_path: Path) -> None:
@@ -116,11 +116,11 @@ def test_a_label_column_in_another_spelling(tmp_path: Path, labels: str) -> None
 
 def test_cells_that_the_job_calls_missing_are_no_texts_and_no_labels(tmp_path: Path) -> None:
     store(tmp_path / "a.csv", ["?", *TEXTS[1:]], [LABELS[0], "?", *LABELS[2:]])
-    data = dataset(tmp_path, "a.csv", more=', missing: "?", bad_samples: 0.1')
+    data = dataset(tmp_path, "a.csv", data_options=', missing: "?", bad_samples: 0.1')
     assert data.heads[""].classes == ("avería", "sin avería")
     assert len(data.train) + len(data.validation) == 58
 
 
 def test_missing_cells_of_streamed_texts_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"data\.missing: is \?, and data\.stream is set"):
-        dataset(tmp_path, "a", more=', missing: "?", stream: {streams: 2, window: 2}')
+        dataset(tmp_path, "a", data_options=', missing: "?", stream: {streams: 2, window: 2}')

@@ -27,21 +27,21 @@ def column(texts: list[str]) -> Any:
     return pyarrow.chunked_array([texts[: len(texts) // 2], texts[len(texts) // 2 :]], "string")
 
 
-def rows(made: Ragged) -> list[list[int]]:
-    return [made.flat[a:b].tolist() for a, b in zip(made.offsets, made.offsets[1:], strict=False)]
+def rows(ragged: Ragged) -> list[list[int]]:
+    return [ragged.flat[a:b].tolist() for a, b in zip(ragged.offsets, ragged.offsets[1:], strict=False)]
 
 
 def test_rows_come_back() -> None:
-    made = Ragged.from_chunks([ROWS[:2], ROWS[2:]])
-    assert rows(made) == ROWS
-    assert made.lengths.tolist() == [3, 1, 0, 5, 2]
-    assert made.flat.dtype == np.int32
+    ragged = Ragged.from_chunks([ROWS[:2], ROWS[2:]])
+    assert rows(ragged) == ROWS
+    assert ragged.lengths.tolist() == [3, 1, 0, 5, 2]
+    assert ragged.flat.dtype == np.int32
 
 
 def test_padded_to_the_longest() -> None:
-    numbers, own = Ragged.from_chunks([ROWS]).pad(np.array([4, 2, 0]), 99)
+    numbers, mask = Ragged.from_chunks([ROWS]).pad(np.array([4, 2, 0]), 99)
     assert numbers.tolist() == [[10, 11, 99], [99, 99, 99], [1, 2, 3]]
-    assert own.tolist() == [[1, 1, 0], [0, 0, 0], [1, 1, 1]]
+    assert mask.tolist() == [[1, 1, 0], [0, 0, 0], [1, 1, 1]]
 
 
 WORDS = ["La bomba GOTEA aceite", "el motor está caliente", "se oyó un chirrido", "mañana vibró el eje"] * 6
@@ -51,26 +51,26 @@ def test_the_same_texts_give_the_same_vocabulary(tmp_path: Path) -> None:
     """The library's own trainer numbers letters in the order of a hash table, which differs from call to call."""
     path = text.write(tmp_path, 200, 0)[0]
     texts = column([line.split(".")[0] for line in path.read_text(encoding="utf-8").splitlines()])
-    made = {tokenizer.learn([texts], 600).inner.to_str() for _ in range(4)}
-    assert len(made) == 1
+    vocabularies = {tokenizer.learn([texts], 600).inner.to_str() for _ in range(4)}
+    assert len(vocabularies) == 1
 
 
 def test_lower_case_with_accents() -> None:
-    words = tokenizer.learn([column(WORDS)], 200)
-    upper, lower, plain, apart = (
-        rows(words.encode([column([text, text])]).sequences())[0]
+    word_tokenizer = tokenizer.learn([column(WORDS)], 200)
+    upper, lower, plain, decomposed = (
+        rows(word_tokenizer.encode([column([text, text])]).sequences())[0]
         for text in ("MAÑANA VIBRÓ", "mañana vibró", "manana vibro", "man\u0303ana vibro\u0301")
     )
-    assert upper == lower == apart
+    assert upper == lower == decomposed
     assert plain != lower
 
 
 def test_special_tokens_stand_at_both_ends() -> None:
-    words = tokenizer.learn([column(WORDS)], 200)
-    ids = rows(words.encode([column(["la bomba", "xyz 漢"])]).sequences())
+    word_tokenizer = tokenizer.learn([column(WORDS)], 200)
+    ids = rows(word_tokenizer.encode([column(["la bomba", "xyz 漢"])]).sequences())
     assert all(row[0] == 2 and row[-1] == 3 for row in ids)
-    assert (words.pad, words.unknown_token) == (0, 1)
-    assert ids[1][-2] == words.unknown_token
+    assert (word_tokenizer.pad, word_tokenizer.unknown_token) == (0, 1)
+    assert ids[1][-2] == word_tokenizer.unknown_token
 
 
 @pytest.mark.parametrize("size", [100, 150, 400])
@@ -85,20 +85,20 @@ def _reports(folder: Path) -> list[list[str]]:
 
 
 def test_a_tokenizer_survives_json() -> None:
-    words = tokenizer.learn([column(WORDS)], 200)
+    word_tokenizer = tokenizer.learn([column(WORDS)], 200)
     texts = column(["el motor está muy caliente hoy", "la bomba gotea"])
-    cut = words.encode([texts]).sequences(5)
-    stored = json.loads(json.dumps(words.to_json(5, "right")))
-    again = tokenizer.from_json(stored)
-    assert rows(again.encode([texts]).sequences(5)) == rows(cut)
+    cut = word_tokenizer.encode([texts]).sequences(5)
+    stored = json.loads(json.dumps(word_tokenizer.to_json(5, "right")))
+    restored_tokenizer = tokenizer.from_json(stored)
+    assert rows(restored_tokenizer.encode([texts]).sequences(5)) == rows(cut)
     # Alone, in another program, it truncates too.
-    other = tokenizer.load_library().Tokenizer.from_str(stored["json"])
-    assert [other.encode(text).ids for text in texts.to_pylist()] == rows(cut)
+    library_tokenizer = tokenizer.load_library().Tokenizer.from_str(stored["json"])
+    assert [library_tokenizer.encode(text).ids for text in texts.to_pylist()] == rows(cut)
     assert max(map(len, rows(cut))) == 5
-    assert (again.pad, again.vocabulary_size, again.unknown_token) == (
-        words.pad,
-        words.vocabulary_size,
-        words.unknown_token,
+    assert (restored_tokenizer.pad, restored_tokenizer.vocabulary_size, restored_tokenizer.unknown_token) == (
+        word_tokenizer.pad,
+        word_tokenizer.vocabulary_size,
+        word_tokenizer.unknown_token,
     )
 
 
@@ -106,7 +106,7 @@ TEXTS = np.array([10] * 50 + [20] * 45 + [41] * 4 + [90])
 
 
 @pytest.mark.parametrize(
-    ("wanted", "most", "expected", "why"),
+    ("setting", "limit", "expected", "explanation"),
     [
         ("auto", None, 48, "p99 rounded up to a multiple of 8; 1.0% of the texts are cut (1 of 100), 2.5% of all"),
         ("auto", 512, 48, "p99 rounded up to a multiple of 8"),
@@ -115,16 +115,16 @@ TEXTS = np.array([10] * 50 + [20] * 45 + [41] * 4 + [90])
         (16, None, 16, "set by the job; 50.0% of the texts are cut (50 of 100)"),
     ],
 )
-def test_max_length(wanted: int | Literal["auto"], most: int | None, expected: int, why: str) -> None:
-    chosen, notes = max_length.choose(wanted, TEXTS, most)
-    assert chosen == expected
+def test_max_length(setting: int | Literal["auto"], limit: int | None, expected: int, explanation: str) -> None:
+    length, notes = max_length.choose(setting, TEXTS, limit)
+    assert length == expected
     assert notes[0] == "tokens per text: p50 10, p95 20, p99 41, max 90"
-    assert notes[1].startswith(f"max_length {expected}: {why}")
+    assert notes[1].startswith(f"max_length {expected}: {explanation}")
 
 
 def test_auto_has_a_limit_where_the_network_has_none() -> None:
-    chosen, notes = max_length.choose("auto", np.array([2000] * 10), None)
-    assert chosen == 512
+    length, notes = max_length.choose("auto", np.array([2000] * 10), None)
+    assert length == 512
     assert says(notes[1], "most-auto-uses-less", "100.0")
 
 
@@ -139,16 +139,16 @@ def test_padding_is_counted_over_the_batches_of_an_epoch() -> None:
 
 
 def test_sample_texts_are_skewed_and_the_same_for_a_seed(tmp_path: Path) -> None:
-    first, again, other = (
+    first, same_seed, other_seed = (
         text.write(tmp_path / name, 400, seed)[0].read_text(encoding="utf-8")
         for name, seed in (("a", 1), ("b", 1), ("c", 2))
     )
-    assert first == again != other
-    found = _reports(tmp_path / "a")
-    words = np.array([len(row[0].split()) for row in found])
-    assert np.percentile(words, 95) > 3 * np.median(words)
-    for place, classes in ((1, 7), (2, 8), (3, 4)):
-        counts = Counter(row[place] for row in found).values()
+    assert first == same_seed != other_seed
+    report_rows = _reports(tmp_path / "a")
+    word_counts = np.array([len(row[0].split()) for row in report_rows])
+    assert np.percentile(word_counts, 95) > 3 * np.median(word_counts)
+    for column_index, classes in ((1, 7), (2, 8), (3, 4)):
+        counts = Counter(row[column_index] for row in report_rows).values()
         assert len(counts) == classes
         assert max(counts) > 2 * min(counts)
 

@@ -49,9 +49,9 @@ def table(path: Path, rows: int = 48) -> Path:
 def pretrained(folder: Path, family: str) -> Path:
     """A small network with the family's own template: bert tells the texts by their token types, roberta does not."""
     saved = reports.pretrained(folder, family)
-    words = Tokenizer.from_file(str(saved / "tokenizer.json"))
-    words.post_processor = PROCESSORS[family](*ENDS[family])
-    words.save(str(saved / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(saved / "tokenizer.json"))
+    tokenizer.post_processor = PROCESSORS[family](*ENDS[family])
+    tokenizer.save(str(saved / "tokenizer.json"))
     special = {"unk_token": "[UNK]", "sep_token": "[SEP]", "pad_token": "[PAD]", "cls_token": "[CLS]"}
     names = ["input_ids", *(["token_type_ids"] if family == "bert" else []), "attention_mask"]
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": names, **special}
