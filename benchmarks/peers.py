@@ -35,7 +35,8 @@ def main() -> int:
     peer_python = None if options.alone else str(options.peers)
     if peer_python and not Path(peer_python).exists():
         print(
-            f"other trainers: {peer_python} is not there, so Lightning and Hugging Face are left out; `make peers` installs them"
+            f"other trainers: {peer_python} is not there, so Lightning and Hugging Face are left out; "
+            "`make peers` installs them"
         )
         peer_python = None
     for name in [] if options.table else options.rows or [*ROWS, startup.NAME]:

@@ -21,7 +21,7 @@ def open_answer_pipe() -> TextIO:
 
 
 class Pace:
-    """Stops a training loop between two steps until the next order; every contender calls `end_step` after each step."""
+    """Stops a training loop between two steps until the next order; each contender calls `end_step` after each step."""
 
     has_orders = False
     """Whether there are orders; without them the loop runs to its end."""

@@ -2,8 +2,8 @@
 
 python -m benchmarks.contest.stand KIND JOB FOLDER [--tuned] [--precision bf16] [--cached] [--whole]
 
-It answers in lines of JSON: one when it is ready, then one for each order. With --whole it trains from the job's start to
-its end, and answers with the accuracy.
+It answers in lines of JSON: one when it is ready, then one for each order. With --whole it trains from the job's start
+to its end, and answers with the accuracy.
 """
 
 from __future__ import annotations
