@@ -76,12 +76,12 @@ def write_texts(rows: int) -> Callable[[Path], dict[str, object]]:
         lines = ["text,label"]
         for _ in range(rows):
             label = int(draw.integers(3))
-            words = [
+            sample_words = [
                 f"sign{label}{draw.integers(20)}" if draw.random() < 0.06 else f"word{draw.integers(4000)}"
                 for _ in range(30)
             ]
             shown_label = label if draw.random() > 0.1 else int(draw.integers(3))
-            lines.append(f"{' '.join(words)},{'abc'[shown_label]}")
+            lines.append(f"{' '.join(sample_words)},{'abc'[shown_label]}")
         (folder / "texts.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
         data = {"train": "texts.csv", "text": "text", "labels": "label"}
         return {"task": "text-classification", "data": data}

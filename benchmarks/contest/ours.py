@@ -73,8 +73,8 @@ def train_by_order(job: Path, folder: Path, make_pace: Callable[[int], Pace]) ->
 
 
 def prepare_whole_run(job_file: Path, folder: Path) -> Callable[[], int]:
-    """Load the data; returns a function that trains a whole run on them, up to the finished model, and returns its samples
-    or tokens.
+    """Load the data; returns a function that does a whole run, up to the finished model, and returns its samples or
+    tokens.
     """
     job = job_spec.load(job_file)
     data, machine = load(job), facts.from_json(read_json(folder / "hardware.json"))
