@@ -4,7 +4,7 @@
 
 A case is trained, its report read, the advised line put into the spec as it stands, and trained again; before and after
 take turns. Cases that need a limit run in a container under it (`drivetrain launch`), the others natively with one thread.
-The last column is the time of the whole run, or for memory what was held of what was allowed.
+The last column is the time of the whole run, or the memory in use and its limit.
 """
 
 from __future__ import annotations

@@ -178,8 +178,8 @@ def format_spread(ratios: list[float]) -> str:
 
 def format_values(values: dict[str, Any]) -> str:
     """`channels_last true, precision bf16`; what is off is left out."""
-    shown = {name: str(value).lower() for name, value in values.items() if value not in (False, "off")}
-    return ", ".join(f"{name} {value}" for name, value in shown.items()) or "nothing"
+    active_values = {name: str(value).lower() for name, value in values.items() if value not in (False, "off")}
+    return ", ".join(f"{name} {value}" for name, value in active_values.items()) or "nothing"
 
 
 if __name__ == "__main__":

@@ -105,7 +105,7 @@ def run_recipe(path: Path) -> tuple[float, float]:
 
 
 def time_command(command: list[str]) -> tuple[float, str]:
-    """Seconds of a command, and what it printed."""
+    """Seconds of a command, and its output."""
     start = time.perf_counter()
     process = subprocess.run(
         command,

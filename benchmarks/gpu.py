@@ -90,7 +90,7 @@ class RowRunner:
         self.rows = RowsFile(options.out / "rows.jsonl", machine)
 
     def run(self, name: str, limit: int) -> dict[str, Any] | None:
-        """Run a row and append it; None if it is known, not asked for, or the time is spent."""
+        """Run a row and append it; None if it is measured already, not selected, or the time is over."""
         options = self.options
         if name in self.rows.measured or (options.only and not name.startswith(tuple(options.only))):
             return None

@@ -64,8 +64,8 @@ def _speed(rows: dict[str, Row], name: str) -> float | None:
     return float(value) if value else None
 
 
-def _ratio(one: float | None, other: float | None) -> float | None:
-    return one / other if one and other else None
+def _ratio(numerator: float | None, denominator: float | None) -> float | None:
+    return numerator / denominator if numerator and denominator else None
 
 
 def _steps(rows: dict[str, Row]) -> Iterator[str]:

@@ -237,10 +237,13 @@ def _try_case(name: str, case: Case, folder: Path) -> bool:
     report = json.loads((folder / "runs" / f"{name}-001" / "report.json").read_text(encoding="utf-8"))
     advice = report["advice"]
     # Advice about speed comes after that about the model, and these runs get it only beside other work.
-    first = next((one for one in advice if one["change"] in ABOUT_MODEL), None)
+    first = next((advised for advised in advice if advised["change"] in ABOUT_MODEL), None)
     is_right = (first["change"] if first else "") == case.expected
-    said = f"{first['change']} ({first['line']})" if first else "nothing"
-    print(f"{'ok ' if is_right else 'NO '} {name}: expected {case.expected or 'nothing'!r}, got {said}", flush=True)
+    advised_text = f"{first['change']} ({first['line']})" if first else "nothing"
+    print(
+        f"{'ok ' if is_right else 'NO '} {name}: expected {case.expected or 'nothing'!r}, got {advised_text}",
+        flush=True,
+    )
     return is_right
 
 

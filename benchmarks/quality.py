@@ -175,7 +175,7 @@ def read_simple(output: str) -> dict[str, Any]:
 
 
 def read_run(run: Path) -> dict[str, Any]:
-    """Metrics on the test file, the length, and what the run says about itself beside the simple models that it fitted.
+    """Metrics on the test file, the length, and the run's own comparison with the simple models that it fitted.
 
     `better` is the simple model that it calls better, `network` if it calls the network better, `equal` if it cannot tell,
     and absent if it compared nothing but a constant answer.

@@ -212,7 +212,7 @@ def list_combinations(tuner: Any) -> Iterator[dict[str, Any]]:
 
 
 def warm_up(tuner: Any, plan: Any) -> Any:
-    """An arm that has seen every batch once, so that whatever is compiled is compiled."""
+    """Build an arm and run it on every batch once, so that all that is compiled has been compiled."""
     from drivetrain.tuning.variants import MAX_BATCHES
 
     arm = tuner.build(plan)
@@ -220,14 +220,14 @@ def warm_up(tuner: Any, plan: Any) -> Any:
     return arm
 
 
-def time_pairs(chosen: Any, other: Any, rounds: int) -> list[float]:
+def time_pairs(chosen_arm: Any, other_arm: Any, rounds: int) -> list[float]:
     """How many times faster the other is, by pairs of blocks over the same batches."""
-    step_seconds = chosen.time_steps(2) / 2
+    step_seconds = chosen_arm.time_steps(2) / 2
     count, ratios = max(1, round(0.4 / step_seconds)), []
     for number in range(rounds):
-        sides = (chosen, other) if number % 2 == 0 else (other, chosen)
+        sides = (chosen_arm, other_arm) if number % 2 == 0 else (other_arm, chosen_arm)
         times = {id(side): side.time_steps(count) for side in sides}
-        ratios.append(times[id(chosen)] / times[id(other)])
+        ratios.append(times[id(chosen_arm)] / times[id(other_arm)])
     return ratios
 
 
@@ -266,7 +266,7 @@ def measure_delays(tuner: Any, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def decide_with_delay(tuner: Any, slower: bool) -> bool:
-    """Whether a value is taken that does the same work with a known delay, on its own side or on the incumbent's."""
+    """Whether the tuner takes a value that does the same work, with a known delay on its side or on the incumbent's."""
     from drivetrain.tuning import tuner_state, variants
     from drivetrain.tuning.paired_timing import compare
 

@@ -141,7 +141,7 @@ class Field:
         ]
         contenders, failed = list[Contender](), dict[str, str]()
         # One after another: threads that wait for threads of others make warm steps ten times as long. SOL comes first,
-        # it tells in which format the tuned peers compute.
+        # its answer names the format in which the tuned peers compute.
         for spec in specs:
             contender = self._make_contender(*spec, block)
             try:

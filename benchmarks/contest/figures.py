@@ -1,4 +1,4 @@
-"""Figures: what follows from the blocks of a race, and how a table shows it. No torch."""
+"""Figures computed from the blocks of a race, and their tables. No torch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def compute_interval(values: Sequence[float]) -> tuple[float, float]:
 
 def compute_ratio(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
     """Paired ratios: median, and its interval."""
-    pairs = [one / other for one, other in zip(ours, theirs, strict=True)]
+    pairs = [our_rate / their_rate for our_rate, their_rate in zip(ours, theirs, strict=True)]
     return [statistics.median(pairs), *compute_interval(pairs)]
 
 

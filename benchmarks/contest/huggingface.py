@@ -25,20 +25,20 @@ class MixedGroups(torch.utils.data.Sampler[int]):
     measurement would see no others.
 
     Args:
-        grouped: the Trainer's sampler.
-        batch: samples of a batch.
+        sampler: the Trainer's sampler.
+        batch_size: samples of a batch.
     """
 
-    def __init__(self, sampler: torch.utils.data.Sampler[int], batch: int) -> None:
-        self.sampler, self.batch = sampler, batch
+    def __init__(self, sampler: torch.utils.data.Sampler[int], batch_size: int) -> None:
+        self.sampler, self.batch_size = sampler, batch_size
 
     def __len__(self) -> int:
         return len(self.sampler)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[int]:
         ids = list(self.sampler)
-        groups = [ids[i : i + self.batch] for i in range(0, len(ids), self.batch)]
-        *full_groups, last_group = groups if len(groups[-1]) < self.batch else [*groups, []]
+        groups = [ids[i : i + self.batch_size] for i in range(0, len(ids), self.batch_size)]
+        *full_groups, last_group = groups if len(groups[-1]) < self.batch_size else [*groups, []]
         random.shuffle(full_groups)
         return itertools.chain(*full_groups, last_group)
 
@@ -100,7 +100,7 @@ class NetworkWithLoss(nn.Module):
 
 
 class TextDataset(torch.utils.data.Dataset[Any]):
-    """Texts by the names that the Trainer knows."""
+    """Texts under the names that the Trainer takes."""
 
     def __init__(self, samples: Any) -> None:
         self.samples = samples
@@ -139,7 +139,7 @@ def train_with_trainer(task: Task, tuned: bool, pace: Pace, folder: Path) -> flo
         }
     settings = transformers.TrainingArguments(
         output_dir=str(folder),
-        per_device_train_batch_size=task.batch,
+        per_device_train_batch_size=task.batch_size,
         num_train_epochs=task.epochs,
         learning_rate=LEARNING_RATE,
         lr_scheduler_type="constant",
@@ -152,15 +152,15 @@ def train_with_trainer(task: Task, tuned: bool, pace: Pace, folder: Path) -> flo
     class MeasuredTrainer(transformers.Trainer):
         def _get_train_sampler(self, *arguments: Any) -> Any:
             sampler = super()._get_train_sampler(*arguments)
-            return MixedGroups(sampler, task.batch) if tuned and pace.has_orders else sampler
+            return MixedGroups(sampler, task.batch_size) if tuned and pace.has_orders else sampler
 
     network = NetworkWithLoss(task)
     trainer = MeasuredTrainer(
         network,
         settings,
         collate,
-        TextDataset(task.samples(task.data.train)),
-        TextDataset(task.samples(task.data.validation)),
+        TextDataset(task.make_dataset(task.data.train)),
+        TextDataset(task.make_dataset(task.data.validation)),
         callbacks=[PaceCallback()],
         compute_metrics=lambda evaluation: {"accuracy": float((evaluation.predictions == evaluation.label_ids).mean())},
     )

@@ -77,7 +77,7 @@ class Row:
     """Operations of a sample's training step that torch's counter does not see: those of an LSTM."""
 
     def get_data_folder(self, root: Path, smoke: bool) -> Path:
-        """Where its generated data lies."""
+        """The folder of its generated data."""
         return root / "data" / f"{self.kind}-{self.smoke_samples if smoke else self.samples}"
 
     def write_data(self, root: Path, smoke: bool) -> None:
@@ -103,7 +103,7 @@ class Row:
             labels=self.labels,
         )
         path = root / f"{self.name}-{'long' if long else 'whole'}.yaml"
-        # Whether it runs does not hang on what is measured.
+        # A smoke run measures nothing for its plan.
         path.write_text(text + "optimize: {measure: off}\n" * smoke, encoding="utf-8")
         return path
 

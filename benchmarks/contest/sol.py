@@ -81,7 +81,7 @@ class Loop:
 
     def train_epoch(self, samples: SplitTensors, after_step: Callable[[int], None]) -> None:
         """One pass in random order."""
-        for ids in torch.randperm(len(samples)).split(self.task.batch):
+        for ids in torch.randperm(len(samples)).split(self.task.batch_size):
             self.step(samples, ids)
             after_step(samples.count_samples(ids))
 
@@ -89,7 +89,7 @@ class Loop:
         """Accuracy, mean over the heads."""
         right = 0.0
         with torch.no_grad(), self.autocast:
-            for ids in torch.arange(len(samples)).split(self.task.batch):
+            for ids in torch.arange(len(samples)).split(self.task.batch_size):
                 inputs, labels = samples.make_batch(ids)
                 right += self.task.count_right(self.forward(*inputs), labels)
         return right / len(samples)
@@ -100,7 +100,7 @@ def choose_precision(task: Task, samples: SplitTensors) -> str:
     seconds = {}
     for precision in ("fp32", "bf16"):
         loop = Loop(task, precision)
-        batches = torch.randperm(len(samples), generator=torch.Generator().manual_seed(0)).split(task.batch)
+        batches = torch.randperm(len(samples), generator=torch.Generator().manual_seed(0)).split(task.batch_size)
         for ids in batches[:2]:
             loop.step(samples, ids)
         start = time.perf_counter()
@@ -112,7 +112,7 @@ def choose_precision(task: Task, samples: SplitTensors) -> str:
 
 def count_operations(task: Task, samples: SplitTensors) -> float:
     """Floating-point operations of a sample or token in a training step, as torch counts them."""
-    loop, ids = Loop(task, "fp32"), torch.randperm(len(samples))[: 2 * task.batch]
+    loop, ids = Loop(task, "fp32"), torch.randperm(len(samples))[: 2 * task.batch_size]
     with FlopCounterMode(display=False) as counter:
         loop.step(samples, ids)
     return counter.get_total_flops() / samples.count_samples(ids)
@@ -148,7 +148,7 @@ def _compute_prefix(loop: Loop, samples: SplitTensors) -> SplitTensors:
     order = torch.arange(len(samples)) if lengths is None else torch.from_numpy(np.argsort(-lengths, kind="stable"))
     outputs: list[Tensor] = [torch.empty(0)] * len(samples)
     with torch.no_grad(), loop.autocast:
-        for ids in order.split(4 * loop.task.batch):
+        for ids in order.split(4 * loop.task.batch_size):
             inputs = tuple(x[ids] for x in samples.inputs)
             if lengths is not None:
                 inputs = tuple(x[:, : int(lengths[ids.numpy()].max())] for x in inputs)

@@ -24,7 +24,7 @@ EMULATED_RATE = 5e9
 
 
 def main() -> None:
-    """Be the contender until the input ends."""
+    """Run the contender until the input ends."""
     parser = argparse.ArgumentParser()
     parser.add_argument("kind")
     parser.add_argument("job", type=Path)
@@ -73,7 +73,7 @@ def run_gemm(pipe: TextIO) -> None:
 
 
 def run_drivetrain(options: argparse.Namespace, pipe: TextIO) -> None:
-    """The product."""
+    """Drivetrain itself."""
     from benchmarks.contest import ours
 
     if options.cached:
@@ -93,7 +93,7 @@ def run_sol(options: argparse.Namespace, pipe: TextIO) -> None:
     facts: dict[str, Any] = {"precision": task.precision}
     if options.cached:
         validation = by_hand.SplitTensors(task, task.data.validation)
-        # In the rest behind a frozen prefix there may be nothing left that a short format helps.
+        # A short format may not help the layers behind a frozen prefix.
         serve(pipe, lambda: by_hand.train_whole(task, train, validation, True), facts)
     else:
         facts["operations"] = by_hand.count_operations(task, train)
@@ -101,7 +101,7 @@ def run_sol(options: argparse.Namespace, pipe: TextIO) -> None:
 
 
 def run_peer(options: argparse.Namespace, pipe: TextIO) -> None:
-    """Someone else's loop."""
+    """The loop of another trainer."""
     from benchmarks.contest.task import read_task
 
     train = import_module(f"benchmarks.contest.{PEERS[options.kind]}").train

@@ -73,7 +73,7 @@ def pad_batch(samples: list[tuple[Tensor, Tensor]], pad: int, longest: int | Non
 
 
 class Windows(torch.utils.data.Dataset[Any]):
-    """Windows of a long table, one slice each; or, asked for a list of them, one gather."""
+    """Windows of a long table: a slice for an index, one gather for a list of indices."""
 
     def __init__(self, split: Any) -> None:
         self.values, self.length = split.values, split.length
@@ -122,7 +122,7 @@ class Task:
     """What a tuned contender computes in: the format in which SOL was faster here."""
 
     @property
-    def batch(self) -> int:
+    def batch_size(self) -> int:
         """Samples of a step."""
         return self.job.train.batch_size
 
@@ -140,7 +140,7 @@ class Task:
         """The network with its first weights, the frozen parts without gradient."""
         return build(self.job, self.data).module
 
-    def samples(self, split: Any) -> Any:
+    def make_dataset(self, split: Any) -> Any:
         """A torch dataset of a split, as tutorials write it for such data."""
         if self.has_images:
             files = getattr(split.images, "files", split.images)
@@ -160,15 +160,17 @@ class Task:
             padding: whether texts are filled up to the greatest length, not to the longest of their batch.
             train: shuffled.
         """
-        dataset = self.samples(split)
+        dataset = self.make_dataset(split)
         if self.has_texts:
             longest = self.data.preprocessing["max_length"] if padding else None
             collate = partial(pad_batch, pad=split.pad, longest=longest)
-            return DataLoader(dataset, batch_size=self.batch, shuffle=train, collate_fn=collate)
+            return DataLoader(dataset, batch_size=self.batch_size, shuffle=train, collate_fn=collate)
         if tuned and not self.has_images:
-            return DataLoader(GatheredSamples(dataset), batch_size=self.batch, shuffle=train, collate_fn=keep_batch)
+            return DataLoader(
+                GatheredSamples(dataset), batch_size=self.batch_size, shuffle=train, collate_fn=keep_batch
+            )
         worker_settings = {"num_workers": WORKERS, "persistent_workers": True} if tuned else {}
-        return DataLoader(dataset, batch_size=self.batch, shuffle=train, **worker_settings)
+        return DataLoader(dataset, batch_size=self.batch_size, shuffle=train, **worker_settings)
 
     def count_samples(self, inputs: Sequence[Tensor], labels: Tensor) -> int:
         """Samples of a batch, or for texts their tokens without padding, as some order texts by length."""

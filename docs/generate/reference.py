@@ -39,7 +39,7 @@ Generated from the docstrings in `runtime/drivetrain/optimizations` by `make gol
 """
 
 OPENINGS = ("Why the value is impossible, or None: ", "The values to measure: ", "The values to measure, ")
-"""What a docstring begins with to say what is returned; the page has a word for it."""
+"""Openings of docstrings that the page leaves out: its lines begin with a word of their own."""
 LARGEST_COUNT = 2**31 - 1
 
 
@@ -208,8 +208,8 @@ def _format_number_or_text(kind: str, schema: Schema) -> str:
 def _format_bounds(schema: Schema) -> str:
     if "minimum" in schema and "maximum" in schema:
         return f", {schema['minimum']:g} to {schema['maximum']:.12g}"
-    words = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
-    bounds = [f"{word} {schema[key]:.12g}" for key, word in words.items() if key in schema]
+    prefixes = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
+    bounds = [f"{prefix} {schema[key]:.12g}" for key, prefix in prefixes.items() if key in schema]
     return f", {', '.join(bounds)}" if bounds else ""
 
 
