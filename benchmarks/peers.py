@@ -1,6 +1,6 @@
 """The table that keeps everyone honest: the same jobs by drivetrain, by other trainers, and by hand, measured in turn.
 
-    python benchmarks/peers.py [ROW ...] [--smoke] [--steady] [--peers PYTHON] [--folder DIR]
+    python benchmarks/peers.py [ROW ...] [--smoke] [--steady] [--whole ROUNDS] [--peers PYTHON] [--folder DIR]
 
 Rows C1 to C6 are trainings, C7 is the start-up. Contenders are live processes that do blocks of steps in turn (those
 that wait are stopped), so a noisy neighbour hits all; a figure is the median of the ratios of blocks of one round, with
@@ -39,6 +39,8 @@ def main() -> int:
             "`make peers` installs them"
         )
         peer_python = None
+    if options.whole:
+        return race_whole_runs(options, peer_python)
     for name in [] if options.table else options.rows or [*ROWS, startup.NAME]:
         if name == startup.NAME:
             result = startup.measure_startup(3 if options.smoke else 7, options.folder)
@@ -57,6 +59,19 @@ def main() -> int:
     return 0
 
 
+def race_whole_runs(options: argparse.Namespace, peer_python: str | None) -> int:
+    """Train the rows' whole jobs in turn by Drivetrain and the tuned trainers, and print their table."""
+    path = options.folder / "whole.json"
+    results = json.loads(path.read_text()) if path.exists() else {}
+    for name in options.rows or ROWS:
+        field = Field(ROWS[name], options.folder, options.smoke, peer_python, report_progress)
+        results[name] = field.race_whole_runs(options.whole)
+        shutil.rmtree(field.scratch)
+        path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    print(figures.format_whole_runs(list(results.values())))
+    return 0
+
+
 def parse_arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -72,6 +87,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--peers", type=Path, default=PEERS, help="Python of the other trainers' environment")
     parser.add_argument("--alone", action="store_true", help="without Lightning and Hugging Face")
     parser.add_argument("--steady", action="store_true", help="without the runs from the command to the finished model")
+    parser.add_argument(
+        "--whole",
+        type=int,
+        metavar="ROUNDS",
+        help="only whole jobs, from the command to the model, so many times in turn",
+    )
     parser.add_argument("--table", action="store_true", help="measure nothing, only print the table of what is there")
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "peers")
     return parser.parse_args()

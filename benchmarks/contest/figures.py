@@ -119,3 +119,31 @@ def format_summary(results: Sequence[dict[str, Any]]) -> str:
     ]
     lines.append(f"| geometric mean, rows: {len(results)} | {' | '.join(means)} | |")
     return "\n".join(lines)
+
+
+def format_whole_runs(results: Sequence[dict[str, Any]]) -> str:
+    """A line a row: seconds to the model, and the ratio to the tuned trainer that is fastest, by the rounds' medians."""
+    lines = [
+        "| | Drivetrain | with simple models and report | fastest tuned trainer | ratio | accuracy, ours and theirs |",
+        "|---|---|---|---|---|---|",
+    ]
+    ratios = []
+    for result in results:
+        runs: dict[str, list[dict[str, float]]] = result["runs"]
+        seconds = {name: [run["seconds"] for run in rounds] for name, rounds in runs.items()}
+        peers = {name: statistics.median(values) for name, values in seconds.items() if name != OURS}
+        fastest = min(peers, key=peers.__getitem__)
+        ratio = compute_ratio(seconds[fastest], seconds[OURS])
+        ratios.append(ratio[0])
+        command_seconds = statistics.median(run["command_seconds"] for run in runs[OURS])
+        accuracies = [statistics.median(run["accuracy"] for run in runs[name]) for name in (OURS, fastest)]
+        lines.append(
+            f"| **{result['row']}** {result['title']} | {_format_spread(seconds[OURS])} | {command_seconds:.1f} s | "
+            f"{_format_spread(seconds[fastest])} ({fastest}) | {format_ratio(ratio)} | {accuracies[0]:.3f}, {accuracies[1]:.3f} |"
+        )
+    mean = compute_geometric_mean(ratios) if ratios else float("nan")
+    return "\n".join([*lines, f"| geometric mean, rows: {len(results)} | | | | {mean:.2f} | |"])
+
+
+def _format_spread(seconds: Sequence[float]) -> str:
+    return f"{statistics.median(seconds):.1f} s [{min(seconds):.1f}-{max(seconds):.1f}]"
