@@ -46,6 +46,8 @@ class Progress:
         self.epoch_logged_at = -float("inf")
         """When the line of an epoch was last printed, in seconds of `time.monotonic`."""
         self.estimate: TimeLeft | None = None
+        self.is_decoding = False
+        """Whether this epoch decodes images that the others read decoded."""
         self.live_view: LiveView | None = None
         self.cpu_seconds = 0.0
         """CPU seconds of the live view, known after it is closed."""
@@ -55,10 +57,15 @@ class Progress:
         now = time.monotonic()
         if self.estimate is None:
             self.estimate = self._start_estimate(run)
+            self.is_decoding = bool(run.plan.value("decode_cache")) and not run.counters.epoch
+        if self.is_decoding and run.counters.epoch:
+            # What decoding has cost says nothing about the epochs that read decoded images.
+            self.is_decoding, self.forecast = False, self.forecast if not self.forecast.get("steps") else {}
+            self.estimate = TimeLeft(self.total_steps, run.batches.per_epoch, self._write_length(run))
         self.estimate.add(now, step)
         if not self.forecast and (forecast := make_forecast(run, self.estimate, now)):
             self.forecast = forecast
-            say(describe_forecast(forecast))
+            say(describe_forecast(forecast, is_decoding=self.is_decoding))
             self._write_length(run)
         if self.live_view or now - self.line_printed_at < LINE_SECONDS:
             return
