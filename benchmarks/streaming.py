@@ -44,9 +44,9 @@ from drivetrain.storage.object_store import ObjectStore
 from drivetrain.storage.remote_address import parse
 from tests import nodes
 from tests.data.streaming import shards
-from tests.object_store import KEY, SECRET, moto, program
+from tests.object_store import KEY, SECRET, find_moto, moto
 from tests.paths import ROOT
-from tests.tiny import plain
+from tests.tiny import assemble_plain_run
 
 IMAGES = """
 name: images
@@ -137,7 +137,7 @@ def server(place: Path) -> Iterator[str]:
 
 def trainer(asked: Job, folder: Path, *, train: bool) -> Callable[[], float]:
     """Trains one epoch, or only reads its batches; returns samples a second."""
-    made = plain(asked, folder)
+    made = assemble_plain_run(asked, folder)
     made.train_mode()
 
     def epoch() -> float:
@@ -205,7 +205,7 @@ def link(given: argparse.Namespace, place: Path) -> None:
                 "AWS_SECRET_ACCESS_KEY": SECRET,
                 "TORCHINDUCTOR_CACHE_DIR": str(place / f"cache-{suffix[1:]}"),
             }
-            store.start([program(), "-H", "0.0.0.0", "-p", str(FETCHED_PORT)], place / "moto.log")
+            store.start([find_moto(), "-H", "0.0.0.0", "-p", str(FETCHED_PORT)], place / "moto.log")
             words = [sys.executable, "-m", "benchmarks.streaming", "read", str(folder), given.rate]
             done = subprocess.run(
                 reader.command(words), env=os.environ | variables, cwd=ROOT, capture_output=True, text=True, check=False

@@ -84,7 +84,7 @@ def moto_server() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def s3(moto_server: str) -> str:
     """The address of an S3 server with an empty bucket."""
-    object_store.empty(moto_server)
+    object_store.empty_bucket(moto_server)
     return moto_server
 
 

@@ -78,7 +78,7 @@ def entry_of(name: str, content: bytes) -> dict[str, object]:
 
 
 @contextmanager
-def running(folder: Path, name: str, model: Path, token: str, password: str) -> Iterator[Hub]:
+def run_proxy(folder: Path, name: str, model: Path, token: str, password: str) -> Iterator[Hub]:
     """Proxy and hub.
 
     Args:

@@ -73,7 +73,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 
 @contextmanager
-def serving(hub: Hub) -> Iterator[Hub]:
+def serve_hub(hub: Hub) -> Iterator[Hub]:
     """The hub, for the time of the block."""
 
     class Handler(BaseHTTPRequestHandler):

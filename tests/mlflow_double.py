@@ -111,7 +111,7 @@ def _refusal(status: int, code: str, message: str) -> Answer:
 
 
 @contextmanager
-def serving(double: MlflowDouble, port: int = 0) -> Iterator[MlflowDouble]:
+def serve_mlflow(double: MlflowDouble, port: int = 0) -> Iterator[MlflowDouble]:
     """The server, on a port of 127.0.0.1, for the time of the block."""
 
     class Handler(BaseHTTPRequestHandler):

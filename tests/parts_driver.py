@@ -83,7 +83,14 @@ def main() -> None:
     data.train.inputs = data.train.inputs.double()  # type: ignore[attr-defined]
     plain_plan = plan.resolve(job, machine, inspection.inspect_workload(data, model), plain=True)
     training_run = run.assemble(
-        job, machine, plain_plan, rank_folder, data, Model(model, "none", {}, Freeze()), tiny.Quiet(), PhaseTimer()
+        job,
+        machine,
+        plain_plan,
+        rank_folder,
+        data,
+        Model(model, "none", {}, Freeze()),
+        tiny.QuietSignals(),
+        PhaseTimer(),
     )
     training_run.step = Noted(  # type: ignore[assignment]
         training_run.step, training_run, rank_folder / f"trained-{os.environ['ATTEMPT']}.jsonl", last

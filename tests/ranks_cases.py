@@ -99,7 +99,7 @@ def convolutional(folder: Path, name: str) -> run.Run:
         folder,
         data,
         Model(network, "none", {}, Freeze()),
-        tiny.Quiet(),
+        tiny.QuietSignals(),
         PhaseTimer(),
     )
     assert training_run.is_divided == ("divided" in options)
@@ -142,7 +142,14 @@ def task(folder: Path, name: str) -> run.Run:
         for row in plain_plan.decisions
     ]
     training_run = run.assemble(
-        job, machine, replace(plain_plan, decisions=tuple(decisions)), folder, data, network, tiny.Quiet(), PhaseTimer()
+        job,
+        machine,
+        replace(plain_plan, decisions=tuple(decisions)),
+        folder,
+        data,
+        network,
+        tiny.QuietSignals(),
+        PhaseTimer(),
     )
     assert training_run.is_divided == ("sharding=true" in options)
     if "halves" in options:

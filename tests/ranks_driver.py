@@ -51,7 +51,7 @@ def assemble_run(folder: Path, steps: int, data: str = "") -> run.Run:
     model = Model(
         network, "none", {}, Freeze(names=("1",) if unfreezing_epochs else ()), unfreezing=Unfreezing(unfreezing_epochs)
     )
-    return run.assemble(job, machine, plain_plan, folder, dataset, model, tiny.Quiet(), PhaseTimer())
+    return run.assemble(job, machine, plain_plan, folder, dataset, model, tiny.QuietSignals(), PhaseTimer())
 
 
 def main() -> None:

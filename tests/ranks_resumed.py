@@ -82,7 +82,14 @@ def main() -> None:
     network = nn.Sequential(nn.Flatten(), *layers, nn.Linear(64, 3))
     plain_plan = plan.resolve(job, machine, inspection.inspect_workload(data, network), plain=True)
     training_run = run.assemble(
-        job, machine, plain_plan, rank_folder, data, Model(network, "none", {}, Freeze()), tiny.Quiet(), PhaseTimer()
+        job,
+        machine,
+        plain_plan,
+        rank_folder,
+        data,
+        Model(network, "none", {}, Freeze()),
+        tiny.QuietSignals(),
+        PhaseTimer(),
     )
     if way == "ddp":
         training_run.configure_step(forward=by_ddp(training_run.model), exchange=DefaultBuckets(training_run.ranks))

@@ -37,11 +37,11 @@ def job(
     labels: str = LABELS,
     data: str = "",
     model: str = ENCODER,
-    more: str = "",
+    train_keys: str = "",
 ) -> TextJob:
     """A job spec in the folder; `data` and `more` are added to `data:` and `train:`."""
     path = folder / "job.yaml"
-    path.write_text(TEXT.format(train=train, text=text, labels=labels, data=data, model=model, more=more))
+    path.write_text(TEXT.format(train=train, text=text, labels=labels, data=data, model=model, more=train_keys))
     loaded_job = job_spec.load(path)
     assert isinstance(loaded_job, TextJob)
     return loaded_job
@@ -52,7 +52,7 @@ def write(folder: Path, size: int = 120, seed: int = 0) -> Path:
     return text.write(folder, size, seed)[0]
 
 
-def table(path: Path, rows: list[list[str]], header: str = "descripcion,modo") -> Path:
+def write_table(path: Path, rows: list[list[str]], header: str = "descripcion,modo") -> Path:
     """A small CSV of one's own."""
     with path.open("w", encoding="utf-8", newline="") as file:
         file.write(header + "\n")
@@ -85,7 +85,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-def pretrained(folder: Path, family: str = "bert", name: str = "saved") -> Path:
+def save_encoder(folder: Path, family: str = "bert", name: str = "saved") -> Path:
     """A small pretrained encoder, as save_pretrained leaves it, with a tokenizer learned from generated reports."""
     saved = folder / name
     learned_tokenizer = tokenizer.learn(

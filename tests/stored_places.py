@@ -18,7 +18,7 @@ from drivetrain.job import Job
 from drivetrain.storage import stored_copy
 from drivetrain.storage.object_store import Patience
 from tests.object_store import FaultyStore
-from tests.supervisor.remote_copy.fake_run import faulty_store, opened
+from tests.supervisor.remote_copy.fake_run import faulty_store, open_store
 
 TABLE = """
 name: t
@@ -64,7 +64,7 @@ def photos(folder: Path, count: int = 6) -> Path:
 
 
 def put_folder(prefix: str, folder: Path) -> None:
-    store = opened(prefix)
+    store = open_store(prefix)
     for path in sorted(folder.rglob("*")):
         if path.is_file():
             store.put(str(path.relative_to(folder)), path.read_bytes())

@@ -165,7 +165,7 @@ def test_a_spec_trains_on_the_data_that_is_shown(
     text = re.sub(r"^model: (resnet18|\{source).*\n", "", text, flags=re.MULTILINE)
     (tmp_path / "job.yaml").write_text(text, encoding="utf-8")
     job = job_spec.load(tmp_path / "job.yaml", ["data.image_size=16"] if job_of_images(text) else [])
-    plain_run = tiny.plain(job, tmp_path)
+    plain_run = tiny.assemble_plain_run(job, tmp_path)
     assert all(numpy.isfinite(tiny.losses(plain_run, 1)))
     assert len(plain_run.dataset.train) > len(plain_run.dataset.validation) > 0
 

@@ -23,9 +23,9 @@ from drivetrain.errors import SpecError
 from drivetrain.job import Job
 from drivetrain.job_spec import load_job
 from drivetrain.report.baseline_results import CONSTANT, LINEAR, TREES, Baseline, Skipped
-from tests import trained
+from tests import task_cases
 from tests.data.streaming import shards
-from tests.trained import CASES, COMMON
+from tests.task_cases import CASES, COMMON
 
 
 def read_case(name: str, folder: Path) -> tuple[Job, Dataset]:
@@ -199,7 +199,7 @@ def test_inputs_that_only_the_users_code_knows_get_the_constant_answer_alone() -
 
 def test_the_final_test_is_evaluated_too(tmp_path: Path) -> None:
 
-    trained.table(tmp_path)
+    task_cases.table(tmp_path)
     text = CASES["table"].text.replace("validation: held.csv", "validation: 0.2, test: held.csv")
     (tmp_path / "job.yaml").write_text(f"name: t\n{text}{COMMON}")
     job = load_job.load(tmp_path / "job.yaml")

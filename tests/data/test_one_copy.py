@@ -22,7 +22,7 @@ from drivetrain.data.sample_data.write import write
 from drivetrain.distributed.ranks import ALONE
 from drivetrain.job_spec import load_job as job_spec
 from tests import ranks_start
-from tests.data.held_arrays import Held
+from tests.data.memory_arrays import MemoryArrays
 from tests.messages import get_message
 from tests.paths import ROOT
 
@@ -51,7 +51,7 @@ def share_between(first: list[Any], second: list[Any]) -> int:
 
 
 def test_arrays_of_all_kinds_are_shared() -> None:
-    one, two = Held(*columns()), Held(*columns())
+    one, two = MemoryArrays(*columns()), MemoryArrays(*columns())
     small = two.arrays[4]
     assert share_between([one], [two]) > 11 << 20
     for holder in (one, two):
@@ -64,7 +64,7 @@ def test_arrays_of_all_kinds_are_shared() -> None:
 
 
 def test_who_has_other_bytes_keeps_them() -> None:
-    one, two = Held(*columns()), Held(*columns())
+    one, two = MemoryArrays(*columns()), MemoryArrays(*columns())
     two.arrays[0][2, 7] += 1
     changed_array = two.arrays[0]
     share_between([one], [two])
@@ -77,7 +77,7 @@ def test_what_is_mapped_already_is_left_alone(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.zeros(1 << 18))
     mapped = np.load(tmp_path / "x.npy", mmap_mode="c")
     strided = torch.zeros(1 << 10, 1 << 10).T
-    assert one_copy._list_arrays([Held(mapped, torch.from_numpy(mapped), strided)]) == []
+    assert one_copy._list_arrays([MemoryArrays(mapped, torch.from_numpy(mapped), strided)]) == []
 
 
 def gather_all(split: Split) -> list[torch.Tensor]:
@@ -121,7 +121,7 @@ def test_arrays_of_the_user_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_process_shares_nothing() -> None:
-    holder: Any = Held(*columns())
+    holder: Any = MemoryArrays(*columns())
     arrays_before = holder.arrays
     assert one_copy.share(Dataset(holder, holder, {}, {}, mixable=False, notes=[]), ALONE) == ""
     assert holder.arrays is arrays_before or all(a is b for a, b in zip(holder.arrays, arrays_before, strict=True))
@@ -136,10 +136,10 @@ def test_what_was_moved_is_free(preload: str) -> None:
     code = """
 import numpy as np
 from drivetrain.data import one_copy
-from tests.data.held_arrays import Held
+from tests.data.memory_arrays import MemoryArrays
 def own():
     return next(int(line.split()[1]) >> 10 for line in open("/proc/self/status") if line.startswith("RssAnon"))
-lead, follow = (Held(np.ones(16 << 20, np.uint8), np.ones(8 << 20)) for _ in range(2))
+lead, follow = (MemoryArrays(np.ones(16 << 20, np.uint8), np.ones(8 << 20)) for _ in range(2))
 before = own()
 handle = one_copy._move_to_file([lead], 2)
 between = own()

@@ -120,11 +120,11 @@ def test_parts_are_the_same_for_any_number_of_processes(samples: int, count: int
 
 
 def test_buffers_stay_those_of_the_first_part(tmp_path: Path) -> None:
-    full_run = tiny.assembled(tmp_path / "1", tiny.job("parts: 2"))
+    full_run = tiny.assemble_run(tmp_path / "1", tiny.job("parts: 2"))
     batch = next(iter(full_run.batches.epoch(0)))
     full_run.train_mode()
     full_run.step(full_run.preprocess(batch, 0), full_run.list_local_parts(len(batch)))
-    half_run = tiny.assembled(tmp_path / "2", tiny.job())
+    half_run = tiny.assemble_run(tmp_path / "2", tiny.job())
     half_run.train_mode()
     half_run.step(half_run.preprocess(batch.between(0, 8), 0), half_run.step_seed())
     one, two = dict(full_run.model.named_buffers()), dict(half_run.model.named_buffers())

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from drivetrain.optimizations import precision
-from tests import ranks_cases, tiny, trained
+from tests import ranks_cases, task_cases, tiny
 
 LAYOUTS = ["+".join(filter(None, parts)) for parts in product(("plain", "norm"), ("", "channels_last"), ("", "fused"))]
 
@@ -65,18 +65,18 @@ def test_processes_that_read_or_build_something_else_are_refused(
     assert message in convolutional[2][name]
 
 
-TASKS = [*(name.replace(" ", "-") for name in trained.CASES), "own"]
+TASKS = [*(name.replace(" ", "-") for name in task_cases.CASES), "own"]
 FAST = ["fused_optimizer=true", "fused_optimizer=true+precision=bf16"]
 """What is on; channels_last is added where there are images."""
 
 
 def losses_of_tasks(folder: Path, ways: Sequence[str], seconds: float = 300) -> dict[str, dict[str, list[float]]]:
     """By task: the losses of one plain process that takes the halves of each batch in turn, and of all ways in two."""
-    for name, case in trained.CASES.items():
+    for name, case in task_cases.CASES.items():
         home = folder / "data" / name.replace(" ", "-")
         home.mkdir(parents=True)
         case.files(home)
-        (home / "job.yaml").write_text(f"name: t\n{case.text}{trained.COMMON}")
+        (home / "job.yaml").write_text(f"name: t\n{case.text}{task_cases.COMMON}")
 
     def run_ways(count: int, ways: Sequence[str]) -> dict[str, list[float]]:
         cases = [f"task/{name}+{way}" for name in TASKS for way in ways]

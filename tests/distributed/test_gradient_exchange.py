@@ -79,7 +79,7 @@ def test_a_gradient_that_comes_late_repeats_the_step_once(records: list[dict[str
 
 
 def test_exchange_precision_is_in_force_only_among_several(tmp_path: Path) -> None:
-    run = tiny.assembled(tmp_path, tiny.job(), settings={"exchange_precision": "bf16"})
+    run = tiny.assemble_run(tmp_path, tiny.job(), settings={"exchange_precision": "bf16"})
     assert exchange_precision.effective(run) == "fp32"
     run.configure_step(exchange=GradientExchange(Ranks(0, 2)))
     exchange_precision.apply(run, "bf16")

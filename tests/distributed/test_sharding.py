@@ -22,13 +22,13 @@ from drivetrain.hardware.facts import read_hardware as load_facts
 from drivetrain.job.workload import Workload
 from drivetrain.optimizations import channels_last, compile, feature_cache, fused_optimizer, sharding
 from drivetrain.system.run_files import list_checkpoints, parse_suffix
-from tests import paths, ranks_cases, ranks_start, tiny, trained
+from tests import paths, ranks_cases, ranks_start, task_cases, tiny
 from tests.messages import saying, says
 from tests.paths import ROOT
 from tests.supervisor.tiny_run import TEXT, command, follower, images, rows, same, weights
 from tests.waiting import until
 
-TASKS = [*(name.replace(" ", "-") for name in trained.CASES), "own"]
+TASKS = [*(name.replace(" ", "-") for name in task_cases.CASES), "own"]
 
 
 def losses(folder: Path, count: int, cases: list[str]) -> dict[str, Any]:
@@ -41,11 +41,11 @@ def losses(folder: Path, count: int, cases: list[str]) -> dict[str, Any]:
 
 @pytest.mark.nightly
 def test_every_task_learns_what_it_learns_with_whole_weights(tmp_path: Path) -> None:
-    for name, case in trained.CASES.items():
+    for name, case in task_cases.CASES.items():
         home = tmp_path / "data" / name.replace(" ", "-")
         home.mkdir(parents=True)
         case.files(home)
-        (home / "job.yaml").write_text(f"name: t\n{case.text}{trained.COMMON}")
+        (home / "job.yaml").write_text(f"name: t\n{case.text}{task_cases.COMMON}")
     alone = losses(tmp_path, 1, [f"task/{task}+halves" for task in TASKS])
     together = losses(tmp_path, 2, [f"task/{task}+sharding=true" for task in TASKS])
     for (task_name, expected), sharded_losses in zip(alone.items(), together.values(), strict=True):

@@ -18,7 +18,7 @@ from tests.paths import ROOT
 def project(cpu_image: str, tmp_path: Path) -> Iterator[Path]:
     """A fresh copy of the project as a clone has it."""
     folder = tmp_path / "project"
-    copied(folder)
+    copy_project(folder)
     few = "DRIVETRAIN_CPUS=1\n" if cpus() < 2 else ""
     (folder / ".env").write_text(
         f"COMPOSE_PROJECT_NAME=drivetrain-test-{os.getpid()}\nDRIVETRAIN_TAG={TAG}\n{few}"
@@ -33,7 +33,7 @@ def cpus() -> int:
     return min(2, int(engine("NCPU")))
 
 
-def copied(folder: Path) -> None:
+def copy_project(folder: Path) -> None:
     """The files of a clone."""
     files = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True

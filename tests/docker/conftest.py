@@ -18,7 +18,7 @@ SLOWER = int(os.environ.get("DRIVETRAIN_TESTS_SLOWER", "1"))
 """How much longer everything may take: `make test-cgroup2` sets it, whose engine is in a virtual machine."""
 
 
-def missing(word: str) -> str | None:
+def find_obstacle(word: str) -> str | None:
     """Why tests of an image cannot run here."""
     engine = subprocess.run(["docker", "info"], capture_output=True, text=True, check=False)
     if engine.returncode:
@@ -51,7 +51,7 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def cpu_image() -> str:
-    reason = missing("cpu") if has_client() else "no docker client is installed: `make engine`"
+    reason = find_obstacle("cpu") if has_client() else "no docker client is installed: `make engine`"
     if reason and REQUIRED:
         pytest.fail(f"image tests are required: {reason}")
     if reason:

@@ -18,16 +18,16 @@ HARDENED = (
 USER = 1000
 
 
-def docker(*words: str, check: bool = True) -> str:
+def docker(*arguments: str, check: bool = True) -> str:
     """What a command of docker prints, with its errors."""
     done = subprocess.run(
-        ["docker", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=300
+        ["docker", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=300
     )
-    assert done.returncode == 0 or not check, f"docker {' '.join(words)}: {done.stdout}"
+    assert done.returncode == 0 or not check, f"docker {' '.join(arguments)}: {done.stdout}"
     return done.stdout
 
 
-def prepared(folder: Path, epochs: int = 4, data: str = "images.npz") -> Path:
+def prepare_job(folder: Path, epochs: int = 4, data: str = "images.npz") -> Path:
     """A folder with a small job that the user of the image may write to; returns the job file."""
     folder.mkdir(parents=True)
     images(folder / "images.npz")
@@ -40,7 +40,7 @@ def prepared(folder: Path, epochs: int = 4, data: str = "images.npz") -> Path:
     return job
 
 
-def reference(image: str, folder: Path, job: str) -> Path:
+def train_reference(image: str, folder: Path, job: str) -> Path:
     """The run of two processes in one container; the folder is /data there."""
     options = ["--set", "limits.processes=2", "--set", "limits.gpus=none", "--runs", "/data/reference"]
     docker("run", "--rm", "--network=none", *HARDENED, f"--volume={folder}:/data", image, "train", job, *options)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults import trained
+from tests.faults import small_job
 from tests.paths import ROOT
 
 NIGHTLY = int(os.environ.get("DRIVETRAIN_DOCKER_KILLS", "40"))
@@ -54,7 +54,7 @@ def container(image: str, job: Path, name: str) -> subprocess.Popen[str]:
 
 
 def prepared(folder: Path) -> Path:
-    job = trained.written(folder)
+    job = small_job.write_job(folder)
     (folder / "runs").mkdir()
     for path in (folder, folder / "runs"):
         path.chmod(0o777)
@@ -64,7 +64,7 @@ def prepared(folder: Path) -> Path:
 def killed(image: str, job: Path, draw: random.Random, kills: int, length: float) -> int:
     """Start, kill and start again until the run is done; how often it was killed."""
     done = 0
-    while trained.status(job) != "done":
+    while small_job.read_status(job) != "done":
         name = f"drivetrain-kill-{os.getpid()}-{draw.getrandbits(32)}"
         process = container(image, job, name)
         try:
@@ -86,13 +86,13 @@ def calm(cpu_image: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
     assert container(cpu_image, job, f"drivetrain-calm-{os.getpid()}").wait(timeout=300) == 0, (
         folder / "job.log"
     ).read_text()
-    return trained.run(job), time.monotonic() - begun
+    return small_job.newest_run(job), time.monotonic() - begun
 
 
 def check(job: Path, calm: Path) -> None:
-    assert trained.differences(calm, trained.run(job)) == []
-    assert trained.ledger_faults(job) == []
-    assert trained.leftovers(trained.run(job)) == []
+    assert small_job.differences(calm, small_job.newest_run(job)) == []
+    assert small_job.ledger_faults(job) == []
+    assert small_job.leftovers(small_job.newest_run(job)) == []
 
 
 def test_docker_kill(cpu_image: str, tmp_path: Path, calm: tuple[Path, float]) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docker.container_nodes import docker, prepared, reference
+from tests.docker.container_nodes import docker, prepare_job, train_reference
 from tests.messages import says
 from tests.supervisor.tiny_run import rows, same
 
@@ -67,7 +67,7 @@ def test_two_containers_of_kubeflow_give_the_bits_of_two_processes(cpu_image: st
     image, name = "localhost/drivetrain-test/kubeflow", f"dt{secrets.token_hex(3)}"
     home, kept_folder = tmp_path / "home", tmp_path / "kept"
     folder = home / ".kubeflow" / "trainer" / "containers" / name  # mounted as /workspace, and removed with the job
-    prepared(folder)
+    prepare_job(folder)
     # It starts a shell, and our image starts drivetrain.
     (tmp_path / "Dockerfile").write_text(f"FROM {cpu_image}\nENTRYPOINT []\n")
     (tmp_path / "runtime.yaml").write_text(RUNTIME.replace("IMAGE", image))
@@ -86,7 +86,7 @@ def test_two_containers_of_kubeflow_give_the_bits_of_two_processes(cpu_image: st
     run = kept_folder / "runs" / "tiny-001"
     assert '"done"' in (run / "state.json").read_text()
     alone_folder = tmp_path / "alone"
-    prepared(alone_folder)
-    alone = reference(cpu_image, alone_folder, "/data/tiny.yaml")
+    prepare_job(alone_folder)
+    alone = train_reference(cpu_image, alone_folder, "/data/tiny.yaml")
     assert same(alone, run)
     assert rows(alone) == rows(run)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.docker.conftest import Run
-from tests.docker.limited_run import TEXT, job, train, value
+from tests.docker.limited_run import TEXT, job, read_decision, train
 from tests.messages import omits, says
 from tests.supervisor.tiny_run import weights
 
@@ -29,7 +29,7 @@ def test_auto_trains_within_the_limit(container: Run, job: Path) -> None:
     assert code == 0, log
     assert omits(log, "killed-memory-limit-2")
     run = job / "runs" / "large-001"
-    micro_batch = value(run, "micro_batch")
+    micro_batch = read_decision(run, "micro_batch")
     print(next(line for line in log.splitlines() if line.startswith("fit: ")))
     assert 16 < micro_batch < 120
     rows = json.loads((run / "plan.json").read_text())["decisions"]

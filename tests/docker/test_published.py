@@ -15,7 +15,7 @@ import pytest
 
 from drivetrain.launch import docker_engine, image_contents, project, published_image
 from drivetrain.system.version import VERSION
-from tests import installed
+from tests import installed_wheel
 from tests.messages import ends_with, get_message, says, says_each, says_only
 
 CONFIG = """
@@ -58,7 +58,7 @@ def registry(cpu_image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def command(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`drivetrain` of an installed wheel."""
     folder = tmp_path_factory.mktemp("wheel")
-    return installed.environment(folder / "venv", installed.built(folder), torch=False)
+    return installed_wheel.make_environment(folder / "venv", installed_wheel.build_wheel(folder), torch=False)
 
 
 @pytest.fixture
@@ -157,12 +157,12 @@ def test_the_wheel_trains_in_an_image_given_by_name(cpu_image: str, command: Pat
         "train: {epochs: 1}\noptimize: {measure: off}\n"
     )
     (folder / ".env").write_text("A='not for compose\n")
-    launch = installed.call(command, "launch", "job.yaml", "--image", cpu_image, folder=folder)
+    launch = installed_wheel.run_installed(command, "launch", "job.yaml", "--image", cpu_image, folder=folder)
     try:
         assert launch.returncode == 0, launch.stdout + launch.stderr
         assert (folder / "runs" / "visits-001" / "report.html").is_file()
         # Prediction needs torch, and so the image too.
-        prediction = installed.call(
+        prediction = installed_wheel.run_installed(
             command, "predict", "visits-001", "visits.csv", folder=folder, DRIVETRAIN_TAG=cpu_image.rpartition(":")[2]
         )
         assert len(prediction.stdout.splitlines()) == 61, prediction.stderr
@@ -178,7 +178,9 @@ def test_the_wheel_names_what_it_would_pull(cpu_image: str, command: Path, tmp_p
         "name: visits\ntask: tabular-classification\ndata: {train: visits.csv, target: label}\n"
     )
     registry_address = f"127.0.0.1:{free_port()}/test"
-    done = installed.call(command, "launch", "job.yaml", folder=tmp_path, DRIVETRAIN_REGISTRY=registry_address)
+    done = installed_wheel.run_installed(
+        command, "launch", "job.yaml", folder=tmp_path, DRIVETRAIN_REGISTRY=registry_address
+    )
     local, remote = f"localhost/drivetrain/cpu:{VERSION}", f"{registry_address}/drivetrain/cpu:{VERSION}"
     assert done.returncode == 9
     assert says_each(

@@ -11,7 +11,7 @@ import pytest
 from drivetrain.system.run_files import list_checkpoints
 from drivetrain.training.checkpoints import checkpoint, manifest
 from tests.docker.conftest import Run
-from tests.faults import trained
+from tests.faults import small_job
 from tests.messages import says
 from tests.paths import ROOT
 
@@ -20,7 +20,7 @@ CODE = ("-v", f"{ROOT}/runtime:/opt/drivetrain/runtime:ro")
 
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
-    path = trained.written(tmp_path, epochs="3")
+    path = small_job.write_job(tmp_path, epochs="3")
     (tmp_path / "runs").mkdir()
     for folder in (tmp_path, tmp_path / "runs"):
         folder.chmod(0o777)
@@ -88,7 +88,7 @@ def test_disk_with_64_mb_for_runs(container: Run, job: Path, small: Path) -> Non
     for path in list_checkpoints(small / "middle-001" / "checkpoints"):
         assert manifest.verify(path) is None
     assert checkpoint.load_latest(small / "middle-001" / "checkpoints")[0] is not None
-    assert trained.leftovers(small / "middle-001") == []
+    assert small_job.leftovers(small / "middle-001") == []
     code, log = train(container, job, settings=("model.width=128", "name=large"))
     assert code == 7, log
     assert "epoch 1/3" not in log

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.docker.container_nodes import HARDENED, container_nodes, docker, prepared, reference
+from tests.docker.container_nodes import HARDENED, container_nodes, docker, prepare_job, train_reference
 from tests.launch.cluster_site import IMAGE, ClusterSite
 from tests.messages import says
 from tests.supervisor.tiny_run import rows, same
@@ -61,7 +61,7 @@ def test_the_pod_template_trains_in_two_containers(
     """With its arguments, variables, user and hardening, and no others; the engine's stop is that of a drained node."""
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "claim"
-    job = prepared(folder, epochs=40, data="/data/images.npz")
+    job = prepare_job(folder, epochs=40, data="/data/images.npz")
     site = ClusterSite("k8s", SECTION, ("--nodes", "2", "--output", "out.yaml"))
     site.prepare(tmp_path, job.read_text())
     assert site.launch() == 0
@@ -93,14 +93,14 @@ def test_the_pod_template_trains_in_two_containers(
         log = docker("logs", pods[0])
     assert "(JOB_COMPLETION_INDEX of Kubernetes)" in log
     assert "resumes" in log
-    alone = reference(cpu_image, folder, "/data/tiny.yaml")
+    alone = train_reference(cpu_image, folder, "/data/tiny.yaml")
     assert same(alone, run)
     assert rows(alone) == rows(run)
 
 
 def test_a_container_that_leaves_the_network_is_named_and_both_end(cpu_image: str, tmp_path: Path) -> None:
     folder = tmp_path / "data"
-    prepared(folder, epochs=100000)
+    prepare_job(folder, epochs=100000)
     with container_nodes(cpu_image) as network:
         meet = "node-0"
         both = [

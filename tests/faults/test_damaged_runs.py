@@ -15,7 +15,7 @@ from drivetrain.cli import main
 from drivetrain.errors import CheckpointError, SpecError
 from drivetrain.supervisor import supervisor
 from drivetrain.system.run_files import RunFiles
-from tests.faults import trained
+from tests.faults import small_job
 
 RUN = "runs/small-001"
 COMMANDS = {
@@ -70,8 +70,8 @@ class Reached(Exception):
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a job, and its finished run."""
     folder = tmp_path_factory.mktemp("finished")
-    job = trained.written(folder, epochs="3")
-    trained.finish(job)
+    job = small_job.write_job(folder, epochs="3")
+    small_job.finish(job)
     run = folder / RUN
     (run / "events.jsonl").write_text(
         '{"time": "2026-11-01T00:00:00+00:00", "step": 1, "kind": "skip", "text": "one"}\n'

@@ -20,7 +20,7 @@ from drivetrain.system.run_files import list_checkpoints
 from drivetrain.training import saver, train
 from drivetrain.training.checkpoints import checkpoint
 from tests import tiny
-from tests.faults import trained
+from tests.faults import small_job
 from tests.messages import says
 
 ERRORS = (errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT)
@@ -57,12 +57,12 @@ def conduct(folder: Path) -> None:
     """One attempt at the tiny job, from whatever checkpoint is there to result.json."""
     job = tiny.job(train="ema: 0.5")
     often = job.checkpoint.model_copy(update={"every": "3 steps"})
-    tiny_run = tiny.assembled(folder, job.model_copy(update={"checkpoint": often}))
+    tiny_run = tiny.assemble_run(folder, job.model_copy(update={"checkpoint": often}))
     train.train(tiny_run)
 
 
 def end(folder: Path) -> dict[str, bytes]:
-    files = {p.name: p.read_bytes() for p in trained.last(folder).glob("*.safetensors")}
+    files = {p.name: p.read_bytes() for p in small_job.last_checkpoint(folder).glob("*.safetensors")}
     files |= {f"model/{p.name}": p.read_bytes() for p in (folder / "model").glob("*.safetensors")}
     return files | {"metrics": (folder / "metrics.jsonl").read_bytes()}
 
@@ -112,7 +112,7 @@ def outcomes(tmp_path: Path, stride: int) -> dict[str, int]:
                 assert checkpoint.load_latest(folder / "checkpoints")[0] is not None
             conduct(folder)
         assert end(folder) == calm_files, f"call {number}, {calls[number - 1]}, {os.strerror(error)}"
-        assert trained.leftovers(folder) == []
+        assert small_job.leftovers(folder) == []
         shutil.rmtree(folder)
     return counts
 
@@ -130,24 +130,24 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk_ends_the_run_quickly_and_it_resumes_with_free_space(small_disk: Path) -> None:
-    job = trained.written(small_disk, epochs="3")
+    job = small_job.write_job(small_disk, epochs="3")
     filler = small_disk / "runs" / "filler"
     with filler.open("wb") as file, contextlib.suppress(OSError):
         while True:
             file.write(bytes(1 << 16))
     filler.write_bytes(filler.read_bytes()[: -(96 << 10)])
-    text = trained.finish(job, expected=7)
+    text = small_job.finish(job, expected=7)
     assert says(text, "space-left-device")
     assert says(text, "free-disk-space-choose")
     filler.unlink()
-    trained.finish(job)
-    assert trained.ledger_faults(job) == []
+    small_job.finish(job)
+    assert small_job.ledger_faults(job) == []
 
 
 def test_a_read_only_folder_ends_the_run_at_once(small_disk: Path) -> None:
-    job = trained.written(small_disk, epochs="3")
+    job = small_job.write_job(small_disk, epochs="3")
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk / "runs")], check=True)
-    text = trained.finish(job, expected=7)
+    text = small_job.finish(job, expected=7)
     assert "Read-only file system" in text
     subprocess.run(["mount", "-o", "remount,rw", str(small_disk / "runs")], check=True)
-    trained.finish(job)
+    small_job.finish(job)

@@ -76,7 +76,7 @@ def outside(tmp_path: Path) -> Iterator[Outside]:
 
 @pytest.fixture
 def server() -> Iterator[MlflowDouble]:
-    with mlflow_double.serving(MlflowDouble()) as double:
+    with mlflow_double.serve_mlflow(MlflowDouble()) as double:
         yield double
 
 

@@ -165,7 +165,7 @@ MANIFESTS: dict[str, Callable[[dict[str, Any]], Any]] = {
 def good_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A good checkpoint of the tiny job."""
     folder = tmp_path_factory.mktemp("whole")
-    tiny_run = tiny.assembled(folder, tiny.job())
+    tiny_run = tiny.assemble_run(folder, tiny.job())
     groups = {"model": tiny_run.model.state_dict(), "optimizer": {}}
     return checkpoint.save(folder / "checkpoints", "step-0", groups, run_state.collect_state(tiny_run))
 
@@ -183,7 +183,7 @@ def damage_file(good_checkpoint: Path, folder: Path, name: str, content: bytes) 
 def check_refusal(folder: Path, watched: Watcher) -> None:
     """Going on from the folder's checkpoint is refused, as a trainer would go on."""
     before = peak()
-    tiny_run = tiny.assembled(folder, tiny.job())
+    tiny_run = tiny.assemble_run(folder, tiny.job())
 
     def go_on() -> None:
         loaded, _ = checkpoint.load_latest(folder / "checkpoints")
@@ -249,7 +249,7 @@ def test_weights_of_a_model_folder(tmp_path: Path, watched: Watcher, case: str) 
 
 
 def model_folder(folder: Path) -> Path:
-    tiny_run = tiny.assembled(folder, tiny.job())
+    tiny_run = tiny.assemble_run(folder, tiny.job())
     path = folder / "model"
     path.mkdir()
     safetensors.torch.save_file(dict(tiny_run.model.state_dict()), path / "model.safetensors")

@@ -26,7 +26,7 @@ from drivetrain.training.checkpoints import checkpoint, run_state
 from drivetrain.training.grad_scaler import Scaler
 from drivetrain.training.saver import Saver
 from tests import tiny
-from tests.training.hooked_run import Still
+from tests.training.hooked_run import SilentProgress
 
 LATER = ("state", "counters", "solved")
 """An item that checkpoints of earlier versions lack: the heads of such a run were not solved."""
@@ -97,7 +97,7 @@ class End:
 def train(folder: Path, scenario: Scenario, *, keep: bool = False) -> End:
     """Train from the folder's last checkpoint, or from the start with a checkpoint after every step."""
     folder.mkdir(exist_ok=True)
-    tiny_run = tiny.assembled(folder, tiny.job(train=scenario.train, model="dropout: 0.2"))
+    tiny_run = tiny.assemble_run(folder, tiny.job(train=scenario.train, model="dropout: 0.2"))
     loaded, _ = checkpoint.load_latest(tiny_run.checkpoints)
     scenario.spoil(tiny_run)
     if loaded:
@@ -112,7 +112,7 @@ def train(folder: Path, scenario: Scenario, *, keep: bool = False) -> End:
     if not loaded:
         saver.save_final()
     try:
-        reason = loop.fit(tiny_run, saver, Still())  # type: ignore[arg-type]
+        reason = loop.fit(tiny_run, saver, SilentProgress())  # type: ignore[arg-type]
         if keep:
             saver.save_final()
     except NumericsError as error:

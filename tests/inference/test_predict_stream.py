@@ -21,7 +21,7 @@ from drivetrain.training.run import Run
 from tests.data.text.text_pairs import CASE as PAIRS
 from tests.messages import says
 from tests.paths import IMPORTS, ROOT
-from tests.trained import CASES, trained
+from tests.task_cases import CASES, train_case
 
 
 @pytest.fixture(scope="module")
@@ -32,19 +32,19 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def images(home: Path) -> Run:
     (home / "images").mkdir()
-    return trained(CASES["image folders"], home / "images")
+    return train_case(CASES["image folders"], home / "images")
 
 
 @pytest.fixture(scope="module")
 def texts(home: Path) -> Run:
     (home / "texts").mkdir()
-    return trained(CASES["texts"], home / "texts")
+    return train_case(CASES["texts"], home / "texts")
 
 
 @pytest.fixture(scope="module")
 def table(home: Path) -> Run:
     (home / "table").mkdir()
-    return trained(CASES["table"], home / "table")
+    return train_case(CASES["table"], home / "table")
 
 
 Piped = Callable[..., tuple[int, list[dict[str, object]], str]]
@@ -108,7 +108,7 @@ def test_every_task_gives_what_it_gives_for_files(
 
 def test_a_pair_comes_in_two_columns(home: Path, predict_piped: Piped, capsys: pytest.CaptureFixture[str]) -> None:
     (home / "pairs").mkdir()
-    run = trained(PAIRS, home / "pairs")
+    run = train_case(PAIRS, home / "pairs")
     validation_file = home / "pairs" / "held.csv"
     code, answers, _ = predict_piped(run, validation_file.read_text(encoding="utf-8"))
     assert (code, bare(answers)) == (0, bare(from_file(run, validation_file, capsys)))
@@ -191,7 +191,7 @@ def test_windows_of_a_long_table_come_at_the_end(
     home: Path, predict_piped: Piped, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (home / "series").mkdir()
-    run = trained(CASES["series"], home / "series")
+    run = train_case(CASES["series"], home / "series")
     validation_file = run.folder.parent / "held.csv"
     code, answers, stderr = predict_piped(run, validation_file.read_bytes())
     assert (code, bare(answers)) == (0, bare(from_file(run, validation_file, capsys)))
@@ -203,7 +203,7 @@ def test_what_does_not_go_with_standard_input(
     texts: Run, predict_piped: Piped, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (home / "arrays").mkdir()
-    run = trained(CASES["series numbers"], home / "arrays")
+    run = train_case(CASES["series numbers"], home / "arrays")
     code, _, stderr = predict_piped(run, b"1\n")
     assert code == 2
     assert says(stderr, "model-kind-series-reads")

@@ -13,11 +13,11 @@ from drivetrain.errors import DataError, DrivetrainError, SpecError, StorageErro
 from drivetrain.job_spec.load_job import load
 from drivetrain.job_spec.spec_source import fetch
 from drivetrain.job_spec.yaml_file import dump
-from tests.faults import trained
+from tests.faults import small_job
 from tests.messages import saying, says
 from tests.object_store import FaultyStore
 from tests.stored_places import IMAGES, TABLE, a_store, content, photos, put_folder, spec, table, web
-from tests.supervisor.remote_copy.fake_run import opened
+from tests.supervisor.remote_copy.fake_run import open_store
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,7 @@ def proxy(s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 def test_a_table_elsewhere_is_the_same_table(tmp_path: Path, proxy: FaultyStore, where: str) -> None:
     local_table = table(tmp_path / "here.csv")
     with web(tmp_path) as address:
-        opened("data").put("here.csv", local_table.read_bytes())
+        open_store("data").put("here.csv", local_table.read_bytes())
         text = "s3://bucket/data/here.csv" if where == "s3" else f"{address}/here.csv"
         job = load(spec(tmp_path, TABLE, text), locate=fetch)
     assert content(job) == content(load(spec(tmp_path, TABLE, str(local_table))))
@@ -44,8 +44,8 @@ def test_a_folder_with_splits(tmp_path: Path, proxy: FaultyStore) -> None:
     job = load(path, locate=fetch)
     assert content(job) == content(load(spec(tmp_path / "l", IMAGES, str(folder))))
     # What has not changed is not downloaded again, and what is gone is not read.
-    opened("photos").delete(["train/dark/0.png"])
-    opened("photos").put("train/dark/9.png", (folder / "val/dark/1.png").read_bytes())
+    open_store("photos").delete(["train/dark/0.png"])
+    open_store("photos").put("train/dark/9.png", (folder / "val/dark/1.png").read_bytes())
     proxy.seen.clear()
     assert len(load_data(load(path, locate=fetch)).train) == 12
     got = [name for method, name in proxy.seen if method == "GET" and name.endswith(".png")]
@@ -69,13 +69,13 @@ def test_a_part_of_a_folder_is_read_from_its_copy(tmp_path: Path, proxy: FaultyS
 
 @pytest.mark.parametrize("name", ["labels.csv", "train-00000-of-00002.parquet"])
 def test_a_file_that_needs_others_is_refused(tmp_path: Path, proxy: FaultyStore, name: str) -> None:
-    opened("alone").put(name, b"x")
+    open_store("alone").put(name, b"x")
     with pytest.raises(DataError, match=r"(?s)data\.train: .*name it: s3://bucket/alone"):
         load(spec(tmp_path, IMAGES, f"s3://bucket/alone/{name}"), locate=fetch)
 
 
 def test_tar_shards_are_not_downloaded_in_vain(tmp_path: Path, proxy: FaultyStore) -> None:
-    opened("tars").put("0001.tar", bytes(1000))
+    open_store("tars").put("0001.tar", bytes(1000))
     proxy.seen.clear()
     with pytest.raises(DataError, check=saying("tar-shards-tar", "data.train", "s3://bucket/tars", "0001")) as caught:
         load(spec(tmp_path, IMAGES, "s3://bucket/tars"), locate=fetch)
@@ -103,7 +103,7 @@ def test_what_cannot_be_fetched_names_the_key(
 
 
 def test_validate_asks_no_store(tmp_path: Path, proxy: FaultyStore, capsys: pytest.CaptureFixture[str]) -> None:
-    opened("v").put("t.csv", table(tmp_path / "t.csv").read_bytes())
+    open_store("v").put("t.csv", table(tmp_path / "t.csv").read_bytes())
     path = spec(tmp_path, TABLE, "s3://bucket/v/t.csv")
     proxy.seen.clear()
     assert main(["validate", str(path)]) == 0
@@ -120,7 +120,7 @@ def test_validate_asks_no_store(tmp_path: Path, proxy: FaultyStore, capsys: pyte
 @pytest.mark.nightly
 def test_a_training_from_a_store_has_the_bits_of_a_local_one(tmp_path: Path, proxy: FaultyStore) -> None:
     """Data on the web or in a bucket, a network that starts from the weights of a run in a bucket."""
-    store = opened("jobs")
+    store = open_store("jobs")
     store.put("t.csv", table(tmp_path / "t.csv").read_bytes())
     store.put("held.csv", table(tmp_path / "held.csv", seed=2, rows=40).read_bytes())
     weights = []
@@ -128,14 +128,14 @@ def test_a_training_from_a_store_has_the_bits_of_a_local_one(tmp_path: Path, pro
         folder = tmp_path / name
         validation_key = f', validation: "{address}/held.csv"'
         job = spec(folder, TABLE, f"{address}/t.csv", validation_key)
-        trained.finish(job)
+        small_job.finish(job)
         run = folder / "runs/t-001"
         if name == "here":
             put_folder("jobs/first", run)
         start = str(tmp_path / "here/runs/t-001") if name == "here" else "s3://bucket/jobs/first"
         second = folder / "second.yaml"
         second.write_text(job.read_text().replace("{name: mlp}", f'{{from: "{start}"}}').replace("name: t", "name: u"))
-        trained.finish(second)
+        small_job.finish(second)
         weights.append(
             [(folder / f"runs/{run_name}-001/model/model.safetensors").read_bytes() for run_name in ("t", "u")]
         )

@@ -31,7 +31,7 @@ def batch(lengths: list[int] = LENGTHS) -> tuple[Tensor, Tensor]:
     return torch.randint(5, 50, mask.shape) * mask, mask
 
 
-def learned(network_module: nn.Module, call: Any, inputs: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+def forward_backward(network_module: nn.Module, call: Any, inputs: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """All outputs, and the gradient of a loss over them."""
     network_module.zero_grad()
     torch.manual_seed(2)
@@ -40,6 +40,6 @@ def learned(network_module: nn.Module, call: Any, inputs: tuple[Tensor, Tensor])
     return outputs.detach(), torch.cat([p.grad.flatten() for p in network_module.parameters() if p.grad is not None])
 
 
-def same(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor], off: float = 1e-5) -> None:
+def assert_close(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor], off: float = 1e-5) -> None:
     for ours, theirs in zip(one, other, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=off, atol=off * float(theirs.abs().max()))

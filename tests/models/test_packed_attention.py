@@ -12,14 +12,14 @@ from torch.nn import functional
 from drivetrain.models import inspection, packed_attention, recompute
 from drivetrain.models.fast_dropout import DropoutFromBits
 from drivetrain.system import torch_settings
-from tests.models.packed_texts import LENGTHS, batch, learned, network, same
+from tests.models.packed_texts import LENGTHS, assert_close, batch, forward_backward, network
 
 
 def test_a_host_program_gets_the_attention_of_its_encoder_back() -> None:
     model, texts = network(), batch()
     attention_name = model.encoder.config._attn_implementation
     with torch_settings.keep_switches():
-        learned(model, model.packed, texts)
+        forward_backward(model, model.packed, texts)
         assert model.encoder.config._attn_implementation == packed_attention.ATTENTION_NAME != attention_name
     assert model.encoder.config._attn_implementation == attention_name
 
@@ -29,9 +29,9 @@ def test_a_host_program_gets_the_attention_of_its_encoder_back() -> None:
 @pytest.mark.parametrize("family", packed_attention.PACKABLE_ENCODERS)
 def test_outputs_and_gradients_are_those_of_padded_texts(family: str, lengths: list[int], pooling: str) -> None:
     model, texts = network(family, pooling), batch(lengths)
-    padded = learned(model, model, texts)
-    same(learned(model, model.packed, texts), padded)
-    same(learned(model, model, texts), padded)
+    padded = forward_backward(model, model, texts)
+    assert_close(forward_backward(model, model.packed, texts), padded)
+    assert_close(forward_backward(model, model, texts), padded)
 
 
 def test_frozen_lower_layers_do_not_matter() -> None:
@@ -42,7 +42,10 @@ def test_frozen_lower_layers_do_not_matter() -> None:
     assert division
     upper_inputs = division.prefix(*texts)
     upper_layers = division.rest.__self__  # type: ignore[attr-defined]
-    same(learned(model, lambda *_: upper_layers.packed(*upper_inputs), texts), learned(model, model, texts))
+    assert_close(
+        forward_backward(model, lambda *_: upper_layers.packed(*upper_inputs), texts),
+        forward_backward(model, model, texts),
+    )
 
 
 @pytest.mark.parametrize("family", ["albert", "t5", "electra that widens"])
@@ -119,7 +122,9 @@ def test_recomputed_layers_are_the_same() -> None:
     texts = batch()
     plain_model, recomputed_model = network(dropout=0.3), network(dropout=0.3)
     recompute.recompute(recomputed_model)
-    stored_pass, recomputed_pass = (learned(model, model.packed, texts) for model in (plain_model, recomputed_model))
+    stored_pass, recomputed_pass = (
+        forward_backward(model, model.packed, texts) for model in (plain_model, recomputed_model)
+    )
     assert torch.equal(stored_pass[0], recomputed_pass[0])
     assert torch.equal(stored_pass[1], recomputed_pass[1])
 
@@ -127,8 +132,8 @@ def test_recomputed_layers_are_the_same() -> None:
 def test_in_bf16() -> None:
     model, texts = network(dropout=0.0), batch()
     with torch.autocast("cpu", torch.bfloat16):
-        packed, padded = (learned(model, call, texts) for call in (model.packed, model))
-    same(packed, padded, 0.03)
+        packed, padded = (forward_backward(model, call, texts) for call in (model.packed, model))
+    assert_close(packed, padded, 0.03)
 
 
 @pytest.mark.parametrize("kind", [nn.Dropout, DropoutFromBits])

@@ -196,7 +196,7 @@ train: {epochs: 3, batch_size: 16, optimizer: {lr: 1e-3}}
 def test_a_run_trains_to_the_same_bits(tmp_path: Path) -> None:
     outcomes = []
     for value in (False, True):
-        run = tiny.assembled(
+        run = tiny.assemble_run(
             tmp_path,
             job_spec.check(parse(RESNET, "tiny.yaml")),
             settings={"gradient_checkpointing": value, "micro_batch": 8},

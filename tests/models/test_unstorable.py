@@ -116,7 +116,7 @@ def test_what_can_is_trained_and_evaluated(make: Any, tmp_path: Path, monkeypatc
     network = make()
     dry_run.check_network(network, tiny.dataset(), "the model", refuse)
     monkeypatch.setattr(tiny, "build", lambda *_: Model(network, "own", {}, Freeze()))
-    run = tiny.assembled(tmp_path, tiny.job())
+    run = tiny.assemble_run(tmp_path, tiny.job())
     before = network.state_dict()["last.bias"].clone()
     tiny.losses(run, 2)
     assert not torch.equal(network.state_dict()["last.bias"], before)

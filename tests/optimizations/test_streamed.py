@@ -114,7 +114,7 @@ def assemble_run(folder: Path, job: Job, settings: dict[str, Value]) -> run.Run:
         for decision in plain_plan.decisions
     ]
     job_plan = plan.Plan(tuple(decisions), plain_plan.image, plain_plan.image_reason, plain_plan.profile)
-    return run.assemble(job, machine, job_plan, folder, data, network, tiny.Quiet(), PhaseTimer())
+    return run.assemble(job, machine, job_plan, folder, data, network, tiny.QuietSignals(), PhaseTimer())
 
 
 @TASKS

@@ -70,7 +70,7 @@ def folder(tmp_path: Path) -> Path:
     return run
 
 
-def attempted(trainers: Trainers, monkeypatch: pytest.MonkeyPatch, optimize: str = "") -> int:
+def run_attempts(trainers: Trainers, monkeypatch: pytest.MonkeyPatch, optimize: str = "") -> int:
     machine, job = tiny.machine(), tiny.job(optimize=optimize)
     monkeypatch.setattr(supervisor, "run_trainers", trainers)
     monkeypatch.setattr(cgroup, "read_oom_kills", lambda root: trainers.kills)
@@ -79,5 +79,5 @@ def attempted(trainers: Trainers, monkeypatch: pytest.MonkeyPatch, optimize: str
     return supervisor._attempts(request, job, machine, plan.resolve(job, machine), run)
 
 
-def row(of: plan.Plan, name: str) -> plan.Decision:
+def find_decision(of: plan.Plan, name: str) -> plan.Decision:
     return next(row for row in of.decisions if row.name == name)

@@ -74,22 +74,22 @@ FILES = {
 NEEDED = sorted(name for name in FILES if name.startswith(("data/", "README")))
 
 
-def spec(folder: Path, train: str = f"hf://datasets/{NAME}", settings: str = "") -> Path:
+def write_spec(folder: Path, train: str = f"hf://datasets/{NAME}", settings: str = "") -> Path:
     path = folder / "job.yaml"
     path.write_text(SPEC.format(train=train, more=settings))
     return path
 
 
-def found(folder: Path, train: str = f"hf://datasets/{NAME}", settings: str = "") -> Job:
+def load_job(folder: Path, train: str = f"hf://datasets/{NAME}", settings: str = "") -> Job:
     """The job, with its data downloaded."""
-    return SpecSource(spec(folder, train, settings)).load()
+    return SpecSource(write_spec(folder, train, settings)).load()
 
 
-def refused(folder: Path, train: str = f"hf://datasets/{NAME}", settings: str = "") -> SpecError:
+def catch_spec_error(folder: Path, train: str = f"hf://datasets/{NAME}", settings: str = "") -> SpecError:
     with pytest.raises(SpecError) as caught:
-        found(folder, train, settings)
+        load_job(folder, train, settings)
     return caught.value
 
 
-def root(tmp_path: Path) -> Path:
+def repository_cache(tmp_path: Path) -> Path:
     return tmp_path / "home" / "hub" / "datasets--casa--frases"

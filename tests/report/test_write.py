@@ -20,13 +20,13 @@ from drivetrain.report.write import write
 from drivetrain.training.forecast import compare_forecast
 from tests.messages import says
 from tests.paths import ROOT
-from tests.report_folder import BEST_METRICS, STEPS, change, confusion, make, rows
+from tests.report_folder import BEST_METRICS, STEPS, change_json, confusion, make_run, write_rows
 from tests.report_page import page_of
 
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run = make(tmp_path_factory.mktemp("runs") / "digits-001")
+    run = make_run(tmp_path_factory.mktemp("runs") / "digits-001")
     write(run)
     return run
 
@@ -48,7 +48,7 @@ def test_the_forecast_stands_beside_what_came(run: Path) -> None:
         prediction | {"peak_memory": 651_000_000}, {"seconds": 41.6, "peak_memory": 620_000_000}
     )
     assert (forecast["error_percent"], forecast["peak_memory_error_percent"]) == (-13.5, 5.0)
-    change(
+    change_json(
         run / "result.json", lambda result: result.update(forecast=forecast | {"ended": "2025-03-01T10:00:42+00:00"})
     )
     text = text_of(run)
@@ -62,7 +62,7 @@ def test_the_forecast_stands_beside_what_came(run: Path) -> None:
     assert "24 steps" in (run / "report.html").read_text(encoding="utf-8")
     assert json.loads((run / "report.json").read_text())["forecast"]["error_percent"] == -13.5
     for broken in ({"seconds": "1", "error_percent": 1.0}, {"error_percent": 2.0}, [], {"seconds": None, "end": 3}):
-        change(run / "result.json", methodcaller("update", forecast=broken))
+        change_json(run / "result.json", methodcaller("update", forecast=broken))
         assert "forecast by" not in text_of(run)
 
 
@@ -156,13 +156,13 @@ def test_same_files_same_bytes(run: Path, finished: Path) -> None:
     ],
 )
 def test_endings(run: Path, status: str, code: int | None, message: str) -> None:
-    change(run / "state.json", lambda s: s.update(status=status, exit_code=code))
+    change_json(run / "state.json", lambda s: s.update(status=status, exit_code=code))
     assert f"**{status}**: {message}" in text_of(run)
 
 
 def test_values_that_are_not_finite(run: Path) -> None:
     bad = [{"step": s, "epoch": 0, "train/loss": math.nan if s > 7 else 1.0, "lr": math.inf} for s in range(10)]
-    rows(run / "metrics.jsonl", bad)
+    write_rows(run / "metrics.jsonl", bad)
     text = text_of(run)
     assert says(text, "values-nan-infinite", "train/loss", 2)
     assert says(text, "lr-values-nan-infinite", 10)
@@ -171,11 +171,11 @@ def test_values_that_are_not_finite(run: Path) -> None:
 
 def test_several_heads(run: Path) -> None:
     heads = ("mode", "cause")
-    rows(
+    write_rows(
         run / "metrics.jsonl",
         [{"step": s, "epoch": s, **{f"validation/{h}/f1": s / 10 for h in heads}} for s in (1, 2)],
     )
-    change(run / "result.json", lambda r: r.update(confusion={head: confusion(["a", "b", "c"]) for head in heads}))
+    change_json(run / "result.json", lambda r: r.update(confusion={head: confusion(["a", "b", "c"]) for head in heads}))
     text = text_of(run)
     for phrase in ("| Macro F1: validation/mode |", "| Macro F1: validation/cause |", "## Confusion matrix of mode"):
         assert phrase in text
@@ -245,19 +245,21 @@ def test_tables_break_between_words_and_scroll_where_they_do_not_fit(finished: P
 def test_an_evaluation_is_not_counted_as_zero_speed(run: Path) -> None:
     """The last reading is mostly taken during an evaluation; the legend shows the last speed of training."""
     readings = [{"seconds": s, "step": s, "samples_per_second": speed} for s, speed in enumerate((480.0, 512.0, 0.0))]
-    rows(run / "telemetry.jsonl", readings)
+    write_rows(run / "telemetry.jsonl", readings)
     write(run)
     assert "samples/s 512" in re.sub(r"\s+", " ", page_of(run).text)
     (run / "result.json").unlink()
-    change(run / "state.json", lambda s: s.update(status="stopped", exit_code=75))
-    rows(run / "telemetry.jsonl", [{"seconds": s, "samples_per_second": y} for s, y in enumerate((0.0, 300.0, 0.0))])
+    change_json(run / "state.json", lambda s: s.update(status="stopped", exit_code=75))
+    write_rows(
+        run / "telemetry.jsonl", [{"seconds": s, "samples_per_second": y} for s, y in enumerate((0.0, 300.0, 0.0))]
+    )
     assert "| speed | 300 | samples/s |" in text_of(run)
 
 
 def test_a_long_list_of_settings_is_folded_away(run: Path) -> None:
     """Beside short values it would take the whole width."""
     settings = "; ".join(f"torch.setting_{number}: False" for number in range(30))
-    change(run / "plan.json", lambda p: p["seen"]["libraries"].update({"torch settings": settings}))
+    change_json(run / "plan.json", lambda p: p["seen"]["libraries"].update({"torch settings": settings}))
     write(run)
     source = (run / "report.html").read_text(encoding="utf-8")
     assert "<summary>torch settings</summary><pre>torch.setting_0: False\ntorch.setting_1: False" in source
@@ -266,7 +268,7 @@ def test_a_long_list_of_settings_is_folded_away(run: Path) -> None:
 
 
 def test_a_run_that_continues_another_says_so_and_marks_where(tmp_path: Path) -> None:
-    run = make(tmp_path / "digits-002")
+    run = make_run(tmp_path / "digits-002")
     write(run)
     assert "digits-001" not in (run / "report.html").read_text()
     record = {"run": "digits-001", "step": 225, "epoch": 5, "schedule": "continues", "origin": 0}

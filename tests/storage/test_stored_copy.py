@@ -25,7 +25,7 @@ from tests.messages import says
 from tests.object_store import Fault, FaultyStore
 from tests.paths import ROOT
 from tests.stored_places import IMAGES, TABLE, a_store, content, photos, put_folder, spec, table, web
-from tests.supervisor.remote_copy.fake_run import opened
+from tests.supervisor.remote_copy.fake_run import open_store
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +37,7 @@ def proxy(s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
 def test_it_is_fetched_once_and_again_when_it_has_changed(
     tmp_path: Path, proxy: FaultyStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    opened("once").put("t.csv", table(tmp_path / "t.csv").read_bytes())
+    open_store("once").put("t.csv", table(tmp_path / "t.csv").read_bytes())
     path = spec(tmp_path, TABLE, "s3://bucket/once/t.csv")
     first = load(path, locate=fetch)
     assert "downloading" in capsys.readouterr().out
@@ -45,7 +45,7 @@ def test_it_is_fetched_once_and_again_when_it_has_changed(
     assert content(load(path, locate=fetch)) == content(first)
     assert [method for method, _ in proxy.seen] == ["HEAD"]
     # The processes of a run read one version, whatever the store has meanwhile.
-    opened("once").put("t.csv", table(tmp_path / "t.csv", seed=1).read_bytes())
+    open_store("once").put("t.csv", table(tmp_path / "t.csv", seed=1).read_bytes())
     proxy.seen.clear()
     child = SpecSource(path, is_child=True).load()
     assert not proxy.seen
@@ -69,7 +69,7 @@ def test_a_download_that_is_killed_goes_on(tmp_path: Path, proxy: FaultyStore) -
 
 
 def test_a_store_that_is_away(tmp_path: Path, proxy: FaultyStore, capsys: pytest.CaptureFixture[str]) -> None:
-    opened("away").put("t.csv", table(tmp_path / "t.csv").read_bytes())
+    open_store("away").put("t.csv", table(tmp_path / "t.csv").read_bytes())
     path = spec(tmp_path, TABLE, "s3://bucket/away/t.csv")
     proxy.away = True
     with pytest.raises(StorageError, match=r"t\.yaml:4:8: data\.train: .*the store does not answer"):
@@ -85,7 +85,7 @@ def test_a_copy_is_enough_where_the_network_is_closed(
     tmp_path: Path, proxy: FaultyStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after `drivetrain fetch` by a machine with a role: nothing says who asks."""
-    opened("closed").put("t.csv", table(tmp_path / "t.csv").read_bytes())
+    open_store("closed").put("t.csv", table(tmp_path / "t.csv").read_bytes())
     path = spec(tmp_path, TABLE, "s3://bucket/closed/t.csv")
     first = content(load(path, locate=fetch))
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
@@ -95,7 +95,7 @@ def test_a_copy_is_enough_where_the_network_is_closed(
 
 
 def test_rights_are_not_hidden_by_a_copy(tmp_path: Path, proxy: FaultyStore) -> None:
-    opened("denied").put("t.csv", table(tmp_path / "t.csv").read_bytes())
+    open_store("denied").put("t.csv", table(tmp_path / "t.csv").read_bytes())
     path = spec(tmp_path, TABLE, "s3://bucket/denied/t.csv")
     load(path, locate=fetch)
     proxy.fault = lambda number, method, name: Fault("denied")
@@ -104,7 +104,7 @@ def test_rights_are_not_hidden_by_a_copy(tmp_path: Path, proxy: FaultyStore) -> 
 
 
 def test_a_damaged_copy_is_fetched_again(tmp_path: Path, proxy: FaultyStore) -> None:
-    opened("damaged").put("t.csv", table(tmp_path / "t.csv").read_bytes())
+    open_store("damaged").put("t.csv", table(tmp_path / "t.csv").read_bytes())
     path = spec(tmp_path, TABLE, "s3://bucket/damaged/t.csv")
     first = content(load(path, locate=fetch))
     copy = next((tmp_path / "cache/fetched").rglob("t.csv"))
@@ -133,28 +133,28 @@ def test_what_a_job_reads_is_not_removed(tmp_path: Path, proxy: FaultyStore) -> 
         command = [sys.executable, "-c", f"{code}; print('READY', flush=True); {hold}", str(path)]
         return subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    opened("held").put("t.csv", first)
+    open_store("held").put("t.csv", first)
     reader = start_reader("input()")
     assert reader.stdout is not None
     while reader.stdout.readline() != "READY\n":
         assert reader.poll() is None
-    opened("held").put("t.csv", second)
+    open_store("held").put("t.csv", second)
     start_reader().communicate()
     copies = {copy.read_bytes() for copy in (tmp_path / "cache/fetched").rglob("t.csv")}
     assert copies == {first, second}
-    opened("held").put("t.csv", first)
+    open_store("held").put("t.csv", first)
     proxy.seen.clear()
     start_reader().communicate()
     assert not [name for method, name in proxy.seen if method == "GET" and name.endswith("t.csv")]
     reader.communicate("\n")
-    opened("held").put("t.csv", second)
+    open_store("held").put("t.csv", second)
     start_reader().communicate()
     assert [copy.read_bytes() for copy in (tmp_path / "cache/fetched").rglob("t.csv")] == [second]
 
 
 def test_a_stop_does_not_wait_for_a_large_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces come without an end; the first error ends all downloads."""
-    store = opened("large")
+    store = open_store("large")
     for number in range(3):
         store.put(f"{number}.bin", b"1")
 

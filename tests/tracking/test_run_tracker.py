@@ -18,7 +18,7 @@ from drivetrain.tracking import mlflow_server, sent_rows
 from drivetrain.tracking.run_tracker import open_tracker
 from drivetrain.tracking.tracker import TrackerError
 from tests.messages import saying, says
-from tests.mlflow_double import Answer, MlflowDouble, serving
+from tests.mlflow_double import Answer, MlflowDouble, serve_mlflow
 from tests.tracking.tracked_run import copy, expected, folder, grow
 
 
@@ -82,7 +82,7 @@ def test_a_server_that_is_slow_gets_fewer_numbers_at_once(tmp_path: Path, monkey
             return super().runs_log_batch(request)
 
     monkeypatch.setattr(mlflow_server, "REQUEST_TIMEOUT", 1.0)
-    with serving(Slow()) as slow:
+    with serve_mlflow(Slow()) as slow:
         run = folder(tmp_path, slow.address, rows=550)
         assert main.main(["track", str(run)]) == 0
         assert slow.rows() == expected(run)

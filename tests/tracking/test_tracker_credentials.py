@@ -9,7 +9,7 @@ import pytest
 from drivetrain.cli import main
 from drivetrain.tracking.mlflow_server import MlflowServer
 from tests.messages import says
-from tests.mlflow_double import MlflowDouble, serving
+from tests.mlflow_double import MlflowDouble, serve_mlflow
 from tests.tracking.tracked_run import folder
 
 
@@ -82,7 +82,7 @@ def test_nothing_secret_goes_over_http_to_another_machine(tmp_path: Path, addres
 def test_a_proxy_does_not_read_what_stays_on_this_machine(
     server: MlflowDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with serving(MlflowDouble()) as proxy:
+    with serve_mlflow(MlflowDouble()) as proxy:
         monkeypatch.setenv("http_proxy", proxy.address)
         monkeypatch.setenv("MLFLOW_TRACKING_URI", server.address)
         monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "very-secret-token")
@@ -95,7 +95,7 @@ def test_a_redirect_takes_no_credentials_along(
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server.address)
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "very-secret-token")
-    with serving(MlflowDouble()) as other:
+    with serve_mlflow(MlflowDouble()) as other:
         for status in (301, 302, 307, 308):
             answer = (status, {"Location": f"{other.address}/"}, b"")
             server.fault = lambda number, path, answer=answer: answer

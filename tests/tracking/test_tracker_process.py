@@ -13,20 +13,20 @@ import pytest
 from drivetrain.cli import main
 from drivetrain.job.track import Track
 from drivetrain.tracking.tracker_process import TrackerProcess, start_tracker, track_started_runs
-from tests.faults import trained
+from tests.faults import small_job
 from tests.messages import says
-from tests.mlflow_double import MlflowDouble, serving
+from tests.mlflow_double import MlflowDouble, serve_mlflow
 from tests.tracking.tracked_run import expected, folder, grow
 
 
 def test_beside_a_run_whose_server_is_away_and_comes_back(tmp_path: Path) -> None:
-    with serving(MlflowDouble()) as double:
+    with serve_mlflow(MlflowDouble()) as double:
         pass
     run = folder(tmp_path, double.address)
     child = TrackerProcess(run, Track(mlflow=double.address))
     _wait(lambda: "training goes on" in _events(run))
     child.process.send_signal(signal.SIGINT)
-    with serving(double, int(double.address.rpartition(":")[2])):
+    with serve_mlflow(double, int(double.address.rpartition(":")[2])):
         grow(run, 31, 41)
         child.finish()
     assert child.process.returncode == 0
@@ -96,11 +96,11 @@ def test_runs_in_a_container_are_copied_by_their_starter(
 
 def test_a_training_with_its_tracker(server: MlflowDouble, tmp_path: Path) -> None:
     """Killed in the middle and resumed, as one run on the server."""
-    job = trained.written(tmp_path)
+    job = small_job.write_job(tmp_path)
     job.write_text(job.read_text() + f"track: {{mlflow: '{server.address}', experiment: mine}}\n")
-    trained.finish(job, expected=137, FAULT="batch:12:kill")
-    said = trained.finish(job)
-    run = trained.run(job)
+    small_job.finish(job, expected=137, FAULT="batch:12:kill")
+    said = small_job.finish(job)
+    run = small_job.newest_run(job)
     assert "/#/experiments/1/runs/run1" in said
     assert server.runs[server.run()]["info"]["status"] == "FINISHED"
     assert server.files["report.html"] == (run / "report.html").read_bytes()

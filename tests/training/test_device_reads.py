@@ -113,7 +113,7 @@ def assemble_on_device(
         folder,
         dataset,
         network,
-        tiny.Quiet(),
+        tiny.QuietSignals(),
         PhaseTimer(),
     )
     device_run.device = DEVICE
@@ -177,7 +177,7 @@ def test_a_step_of_texts_reads_nothing(
 def test_a_step_of_a_pretrained_encoder_reads_nothing(
     family: str, tmp_path: Path, reads: DeviceReads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    encoder_folder = reports.pretrained(tmp_path, family)
+    encoder_folder = reports.save_encoder(tmp_path, family)
     text_job = reports.job(
         tmp_path, train="words/reports.csv", model=f"{{source: transformers, name: {encoder_folder}}}"
     )

@@ -27,14 +27,14 @@ from drivetrain.training.run import Run
 from drivetrain.tuning import assembly
 from tests import reports, tiny
 from tests.messages import saying, says
-from tests.trained import image_folders
-from tests.training.changed_inputs import JOBS, KEPT, PRETRAINED, WAYS, edited, shuffled, touched
+from tests.task_cases import image_folders
+from tests.training.changed_inputs import INITIAL_FILES, JOBS, PRETRAINED, WAYS, edit_text, reverse_rows, touch_files
 
 STOPPED_AFTER = 2
 """Steps of the first attempt."""
 
 
-class Stopping(tiny.Quiet):
+class Stopping(tiny.QuietSignals):
     """A signal that comes after some steps."""
 
     def __init__(self, steps: int) -> None:
@@ -83,7 +83,7 @@ def copy_stopped_run(folder: Path, name: str) -> Path:
     shutil.copytree(
         folder,
         copied_folder,
-        ignore=lambda parent, names: [n for n in names if parent == str(folder) and n not in KEPT],
+        ignore=lambda parent, names: [n for n in names if parent == str(folder) and n not in INITIAL_FILES],
     )
     return copied_folder
 
@@ -243,7 +243,7 @@ def test_unchanged_files_are_not_read_again(
 
 def test_another_pretrained_network_under_the_same_name(tmp_path: Path) -> None:
     reports.write(tmp_path, size=60)
-    saved = reports.pretrained(tmp_path)
+    saved = reports.save_encoder(tmp_path)
     (tmp_path / "run").mkdir()
     write(
         tmp_path,
@@ -270,10 +270,10 @@ def test_an_evaluation_of_other_data_is_refused(
     job_file = folder / "run" / "job.yaml"
     shutil.copy(folder / "job.yaml", job_file)
     write_json(folder / "run" / "state.json", {"status": "done", "source": str(folder / "job.yaml")})
-    touched(folder)
+    touch_files(folder)
     assert main.main(["evaluate", str(folder / "run")]) == 0
     # The same classes, categories and scales, and other rows in the validation part.
-    edited("train.csv", shuffled)(folder)
+    edit_text("train.csv", reverse_rows)(folder)
     assert main.main(["evaluate", str(folder / "run")]) == 3
     errors = capsys.readouterr().err
     assert says(errors, "data-changed-since-training-2")

@@ -44,7 +44,7 @@ def assembled(
     monkeypatch.setattr(tiny, "build", lambda *_: Model(network, "own", {}, Freeze()))
     monkeypatch.setattr(tiny, "dataset", lambda dataset=tiny.dataset: dataset(samples))
     settings = {"micro_batch": micro_batch} if micro_batch else None
-    return tiny.assembled(folder, tiny.job(train), settings=settings)  # type: ignore[arg-type]
+    return tiny.assemble_run(folder, tiny.job(train), settings=settings)  # type: ignore[arg-type]
 
 
 def sizes(batches: Batches, epoch: int = 0) -> list[int]:
@@ -149,7 +149,7 @@ train: {{epochs: 1, batch_size: 16}}
 
 def test_the_built_in_resnet_on_small_pictures_trains_on_all_of_them(tmp_path: Path) -> None:
     """Its last feature map is one pixel."""
-    run = tiny.plain(job(tmp_path, "resnet18", 33), tmp_path)
+    run = tiny.assemble_plain_run(job(tmp_path, "resnet18", 33), tmp_path)
     assert sizes(run.batches) == [16, 17]
     assert all(map(np.isfinite, tiny.losses(run, 2)))
-    assert sizes(tiny.plain(job(tmp_path, "small-cnn", 33), tmp_path).batches) == [16, 16, 1]
+    assert sizes(tiny.assemble_plain_run(job(tmp_path, "small-cnn", 33), tmp_path).batches) == [16, 16, 1]

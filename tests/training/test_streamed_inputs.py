@@ -19,7 +19,7 @@ def test_a_changed_shard_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
     shards.folder(tmp_path / "s")
     job = shards.job(tmp_path, "s")
-    run = tiny.plain(job, tmp_path)
+    run = tiny.assemble_plain_run(job, tmp_path)
     recorded_inputs.record_inputs(run, print, resumes=False)
     monkeypatch.setattr(checkpoint, "can_resume", lambda folder: True)
     assert len(recorded_inputs.load_data(job, tmp_path).train) == len(run.dataset.train)

@@ -22,7 +22,7 @@ from tests import tiny
 from tests.messages import begins_with, saying, says
 from tests.own_job import write
 from tests.paths import IMPORTS
-from tests.plan.attempted_trainers import Trainers, attempted, folder, row
+from tests.plan.attempted_trainers import Trainers, find_decision, folder, run_attempts
 
 __all__ = ["folder"]
 
@@ -107,7 +107,7 @@ def test_a_run_of_several_processes(tmp_path: Path) -> None:
 
 def test_optimizations_that_are_retried_after_a_crash(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainers = Trainers(folder, SEGFAULT, SEGFAULT, 0, micro_batch=8, precision="bf16", channels_last=True)
-    assert attempted(trainers, monkeypatch) == 9
+    assert run_attempts(trainers, monkeypatch) == 9
     assert len(trainers.plans) == 2
     second_plan = trainers.plans[1]
     assert (second_plan.value("micro_batch"), second_plan.value("precision"), second_plan.value("channels_last")) == (
@@ -115,7 +115,7 @@ def test_optimizations_that_are_retried_after_a_crash(folder: Path, monkeypatch:
         "fp32",
         False,
     )
-    assert row(second_plan, "precision").source == "crash"
+    assert find_decision(second_plan, "precision").source == "crash"
 
 
 def test_a_trainer_that_dies_while_it_measures_is_tried_without(
@@ -124,7 +124,7 @@ def test_a_trainer_that_dies_while_it_measures_is_tried_without(
 ) -> None:
     trainers = Trainers(folder, SEGFAULT, 0)
     trainers.begins = False
-    assert attempted(trainers, monkeypatch) == 0
+    assert run_attempts(trainers, monkeypatch) == 0
     assert trainers.words == [[], ["--measured"]]
     assert trainers.plans[0] == trainers.plans[1]
     assert says((folder / "events.jsonl").read_text(), "before-first-step-restarting")
@@ -132,7 +132,7 @@ def test_a_trainer_that_dies_while_it_measures_is_tried_without(
 
 @pytest.mark.parametrize("code", [134, 135, 132, 136])
 def test_every_such_signal(folder: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
-    assert attempted(Trainers(folder, code, 0, channels_last=True), monkeypatch) == 0
+    assert run_attempts(Trainers(folder, code, 0, channels_last=True), monkeypatch) == 0
 
 
 def test_what_was_learned_from_a_crash_stays_in_a_resumed_run() -> None:

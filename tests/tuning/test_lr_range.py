@@ -62,7 +62,7 @@ def test_the_smooth_curve_keeps_a_line_and_halves_noise() -> None:
 
 
 def test_the_sweep_tries_every_rate_and_learns_on_the_way(tmp_path: Path) -> None:
-    run = tiny.assembled(tmp_path, tiny.job(train="optimizer: {name: adamw, lr: 1.0}, schedule: cosine"))
+    run = tiny.assemble_run(tmp_path, tiny.job(train="optimizer: {name: adamw, lr: 1.0}, schedule: cosine"))
     rates, losses = measure_losses(run, 1e-6, 0.1, 60)
     np.testing.assert_allclose(rates, np.geomspace(1e-6, 0.1, 60)[: len(rates)])
     assert len(losses) == len(rates)
@@ -77,14 +77,14 @@ def test_the_sweep_trains_parts_of_batches_as_training_does(tmp_path: Path) -> N
     """Dropout and BatchNorm go by parts: a sweep at one rate has the losses of training steps."""
     rate = "optimizer: {name: adamw, lr: 0.01}, schedule: constant"
     job = tiny.job(f"parts: 2, {rate}")
-    steps = tiny.losses(tiny.assembled(tmp_path / "1", job), 10)
-    swept = measure_losses(tiny.assembled(tmp_path / "2", job), 0.01, 0.01, 10)[1]
+    steps = tiny.losses(tiny.assemble_run(tmp_path / "1", job), 10)
+    swept = measure_losses(tiny.assemble_run(tmp_path / "2", job), 0.01, 0.01, 10)[1]
     assert swept.tolist() == steps
-    assert measure_losses(tiny.assembled(tmp_path / "3", tiny.job(rate)), 0.01, 0.01, 10)[1].tolist() != steps
+    assert measure_losses(tiny.assemble_run(tmp_path / "3", tiny.job(rate)), 0.01, 0.01, 10)[1].tolist() != steps
 
 
 def test_the_sweep_ends_when_the_loss_diverges(tmp_path: Path) -> None:
-    run = tiny.assembled(tmp_path, tiny.job(train="clip_norm: null, optimizer: {name: sgd, lr: 1.0}"))
+    run = tiny.assemble_run(tmp_path, tiny.job(train="clip_norm: null, optimizer: {name: sgd, lr: 1.0}"))
     rates, losses = measure_losses(run, 1e-3, 1e6, 80)
     assert 16 <= len(rates) < 80
     assert np.isfinite(losses).all()
@@ -92,7 +92,7 @@ def test_the_sweep_ends_when_the_loss_diverges(tmp_path: Path) -> None:
 
 
 def test_numbers_from_the_first_rate_on_are_needed(tmp_path: Path) -> None:
-    run = tiny.assembled(tmp_path, tiny.job(train="clip_norm: null, optimizer: {name: sgd, lr: 1.0}"))
+    run = tiny.assemble_run(tmp_path, tiny.job(train="clip_norm: null, optimizer: {name: sgd, lr: 1.0}"))
     with pytest.raises(NumericsError, match=r"(?s)NaN or infinite from a learning rate of .* on.*--lowest 1e-9"):
         measure_losses(run, 1e30, 1e38, 40)
 
@@ -145,7 +145,7 @@ def test_options_that_make_no_sense(options: list[str], expected: str, capsys: p
 
 
 def test_no_suggestion_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = tiny.assembled(tmp_path, tiny.job())
+    run = tiny.assemble_run(tmp_path, tiny.job())
     flat = 2 + 0.1 * np.random.default_rng(1).standard_normal(100)
     lr_range.report(run, suggest_rate(RATES, flat, 100), tmp_path)
     assert says(capsys.readouterr().out, "learning-rate-suggested-loss")

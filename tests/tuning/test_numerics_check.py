@@ -40,7 +40,9 @@ def measure_job(folder: Path, job: Job, dataset: Dataset | None = None) -> tuple
     network = build(job, dataset)
     facts = inspection.inspect_workload(dataset, network.module)
     job_plan = plan.resolve(job, hardware, facts)
-    search = MicroBatchSearch(job, hardware, job_plan, dataset, network, facts, folder, tiny.Quiet(), messages.append)
+    search = MicroBatchSearch(
+        job, hardware, job_plan, dataset, network, facts, folder, tiny.QuietSignals(), messages.append
+    )
     measurements = tune.load_or_measure(search)
     return measurements, "\n".join(messages)
 
@@ -127,7 +129,7 @@ def contest(folder: Path, job: Job, messages: list[str]) -> TunerState:
     hardware, dataset = machine(folder), tiny.dataset()
     network = build(job, dataset)
     first_plan = plan.resolve(job, hardware, inspection.inspect_workload(dataset, network.module))
-    training_run = run.assemble(job, hardware, first_plan, folder, dataset, network, tiny.Quiet(), PhaseTimer())
+    training_run = run.assemble(job, hardware, first_plan, folder, dataset, network, tiny.QuietSignals(), PhaseTimer())
     tuner = tune.Tuner(training_run, dataset, network, messages.append)
     state = TunerState(first_plan, tuner.build(first_plan))
     numerics_check.veto_wrong_defaults(tuner, state, math.inf)
@@ -168,9 +170,9 @@ def test_defaults_are_checked_in_every_run_that_measures(tmp_path: Path, monkeyp
 
 def test_a_high_initial_fp16_scale_is_no_veto(tmp_path: Path) -> None:
     job = tiny.job("fp16: {initial_scale: 1.0e+12, max_scale: 1.0e+12}")
-    fp16_run = tiny.assembled(tmp_path, job, settings={"precision": "fp16"})
+    fp16_run = tiny.assemble_run(tmp_path, job, settings={"precision": "fp16"})
     fp16_run.train_mode()
-    reference_run = tiny.assembled(tmp_path, job)
+    reference_run = tiny.assemble_run(tmp_path, job)
     reference_run.train_mode()
     step_numbers = [
         variants.Variant(training_run, iter(list(training_run.batches.epoch(0)) * 2)).read_numbers(False)

@@ -61,7 +61,7 @@ def make_tuner(
     job, dataset = tiny.job(optimize=BIG), tiny.dataset()
     network = build(job, dataset)
     job_plan = plan.resolve(job, machine, inspection.inspect_workload(dataset, network.module))
-    training_run = run.assemble(job, machine, job_plan, folder, dataset, network, tiny.Quiet(), PhaseTimer())
+    training_run = run.assemble(job, machine, job_plan, folder, dataset, network, tiny.QuietSignals(), PhaseTimer())
 
     class Tuned(tune.Tuner):
         def build(self, variant_plan: plan.Plan) -> Any:

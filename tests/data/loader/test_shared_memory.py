@@ -75,7 +75,7 @@ def test_evaluation_and_size_search_respect_shared_memory(
     tmp_path: Path, room: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a training whose own batches fit: evaluations make batches up to four times as large, searches any size."""
-    training_run = tiny.assembled(tmp_path, tiny.job())
+    training_run = tiny.assemble_run(tmp_path, tiny.job())
     bytes_of_one = 8 * 8 * 4 + 8
     room.f_bavail, room.f_frsize = 3 * 16 * bytes_of_one * 2, 1
     training_run.batches.workers = 2

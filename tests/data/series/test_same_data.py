@@ -18,7 +18,7 @@ from pyarrow import ipc, parquet
 
 from drivetrain.data.dataset import Dataset
 from drivetrain.data.series import series_data as series
-from tests.data.series.series_rows import Rows, everything, job
+from tests.data.series.series_rows import Rows, gather_windows, job
 
 START = datetime(2024, 5, 1)
 COUNT = 120
@@ -128,11 +128,11 @@ def check_same(base: Dataset, path: Path, **data: Any) -> None:
     assert one == two
     assert base.heads == other.heads
     for first, second in ((base.train, other.train), (base.validation, other.validation)):
-        np.testing.assert_array_equal(everything(first), everything(second))
+        np.testing.assert_array_equal(gather_windows(first), gather_windows(second))
         assert torch.equal(first.targets[""], second.targets[""])
     stored = base.preprocessing | {key: other.preprocessing[key] for key in form_keys if key in other.preprocessing}
     labelled, plain = (series.read([path], stored, base.heads, labelled=flag).split for flag in (True, False))
-    np.testing.assert_array_equal(everything(labelled), everything(plain))
+    np.testing.assert_array_equal(gather_windows(labelled), gather_windows(plain))
     assert len(labelled) >= len(base.train) + len(base.validation)
 
 
@@ -195,8 +195,8 @@ def test_the_form_of_arrays_changes_nothing(tmp_path: Path, form: str, save: Any
     other = series.load(job(tmp_path / "a.npz", axes=axes))
     assert {key: value for key, value in other.preprocessing.items() if key != "axes"} == base.preprocessing
     assert other.heads == base.heads
-    np.testing.assert_array_equal(everything(base.train), everything(other.train))
+    np.testing.assert_array_equal(gather_windows(base.train), gather_windows(other.train))
     assert torch.equal(base.train.targets[""], other.train.targets[""])
     for flag in (True, False):
         new = series.read([tmp_path / "a.npz"], other.preprocessing, base.heads, labelled=flag).split
-        np.testing.assert_array_equal(everything(new)[np.asarray(base.train.numbers)], everything(base.train))  # type: ignore
+        np.testing.assert_array_equal(gather_windows(new)[np.asarray(base.train.numbers)], gather_windows(base.train))  # type: ignore

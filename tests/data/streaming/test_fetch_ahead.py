@@ -22,7 +22,7 @@ from drivetrain.training.nonfinite import NotFinite
 from drivetrain.training.saver import Saver
 from tests import tiny
 from tests.data.streaming import shards
-from tests.training.hooked_run import Still
+from tests.training.hooked_run import SilentProgress
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +39,7 @@ def reader_of(data: object) -> ShardReader:
 
 def test_a_rollback_ends_what_was_fetched_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shards.folder(tmp_path / "s", ".parquet")
-    training_run = tiny.plain(shards.job(tmp_path, "s", epochs=1), tmp_path / "run")
+    training_run = tiny.assemble_plain_run(shards.job(tmp_path, "s", epochs=1), tmp_path / "run")
     (tmp_path / "run").mkdir()
     training_run.metrics, saver, lease_ended = MetricsLog(tmp_path / "run"), Saver(training_run), list[bool]()
     saver.save_final()
@@ -56,7 +56,7 @@ def test_a_rollback_ends_what_was_fetched_ahead(tmp_path: Path, monkeypatch: pyt
             lease_ended.append(reader_of(training_run.dataset).lease is None)
 
     monkeypatch.setattr(fault_points, "listener", spoil)
-    assert loop.fit(training_run, saver, Still()) == "1 epoch trained"  # type: ignore[arg-type]
+    assert loop.fit(training_run, saver, SilentProgress()) == "1 epoch trained"  # type: ignore[arg-type]
     assert lease_ended == [True]
     training_run.metrics.close()
 

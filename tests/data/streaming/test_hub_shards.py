@@ -25,7 +25,7 @@ from drivetrain.pretrained import hub_connection
 from tests.data.streaming import shards, text_shards
 from tests.data.streaming.reader_process import digest
 from tests.hub_double import COMMIT
-from tests.hub_server import Fault, Hub, serving
+from tests.hub_server import Fault, Hub, serve_hub
 
 NAME, COUNT, ROWS = "casa/frases", 12, 10
 README = """---
@@ -72,7 +72,7 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    with serving(Hub(dict(FILES), name=NAME, kind="datasets")) as server:
+    with serve_hub(Hub(dict(FILES), name=NAME, kind="datasets")) as server:
         monkeypatch.setenv("HF_ENDPOINT", server.endpoint)
         yield server
 

@@ -20,7 +20,7 @@ from drivetrain.storage.object_store import ObjectStore, Patience
 from drivetrain.storage.remote_address import parse
 from tests.data.streaming import shards
 from tests.messages import saying, says
-from tests.object_store import Fault, FaultyStore, before, moto
+from tests.object_store import Fault, FaultyStore, moto, open_proxy
 
 SHARDS, ROWS = 4, 120
 
@@ -35,7 +35,7 @@ def server() -> Iterator[str]:
 def proxy(server: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FaultyStore]:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(remote_store, "PATIENCE", Patience(retries=2.0, silence=1.0, connect=1.0))
-    with before(server) as store:
+    with open_proxy(server) as store:
         for name, value in store.variables().items():
             monkeypatch.setenv(name, value)
         yield store

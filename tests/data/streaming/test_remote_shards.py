@@ -25,7 +25,7 @@ from drivetrain.storage.remote_address import parse
 from tests.data.streaming import shards, text_shards
 from tests.data.streaming.reader_process import digest
 from tests.messages import get_message, saying, says
-from tests.object_store import SECRET, Fault, FaultyStore, before, moto
+from tests.object_store import SECRET, Fault, FaultyStore, moto, open_proxy
 from tests.paths import IMPORTS, ROOT
 
 SHARDS, ROWS = 80, 12
@@ -43,7 +43,7 @@ def server() -> Iterator[str]:
 def proxy(server: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FaultyStore]:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(remote_store, "PATIENCE", SHORT)
-    with before(server) as store:
+    with open_proxy(server) as store:
         for name, value in store.variables().items():
             monkeypatch.setenv(name, value)
         yield store

@@ -112,7 +112,7 @@ def test_labels_in_json_and_numbers(tmp_path: Path) -> None:
 
 def test_it_trains(tmp_path: Path) -> None:
     shards.folder(tmp_path / "s", ".parquet")
-    run = tiny.plain(shards.job(tmp_path, "s"), tmp_path / "run")
+    run = tiny.assemble_plain_run(shards.job(tmp_path, "s"), tmp_path / "run")
     losses = tiny.losses(run, 30)
     assert np.mean(losses[-5:]) < np.mean(losses[:5])
 

@@ -128,7 +128,7 @@ def test_rows_without_text_or_label_are_left_out(tmp_path: Path) -> None:
 
 def test_it_trains(tmp_path: Path) -> None:
     text_shards.folder(tmp_path / "s")
-    run = tiny.plain(text_shards.job(tmp_path, "s"), tmp_path / "run")
+    run = tiny.assemble_plain_run(text_shards.job(tmp_path, "s"), tmp_path / "run")
     losses = tiny.losses(run, 30)
     assert np.mean(losses[-5:]) < np.mean(losses[:5])
 

@@ -21,7 +21,7 @@ from drivetrain.inference import predictions
 from drivetrain.job import JOBS
 from drivetrain.models import forward
 from drivetrain.training.evaluation.metrics import MetricAccumulator
-from tests import trained
+from tests import task_cases
 from tests.data.tables.table_forms import FORMS, ROWS, N, changed, csv, csv_of, parquet_of, text
 
 OPTIONS: dict[str, Any] = {"categorical": ["code"], "dates": {"when": ["year", "month", "weekday", "hour"]}}
@@ -148,7 +148,9 @@ def test_training_on_another_form_gives_the_same_weights(tmp_path: Path, name: s
         run_folder.mkdir()
         data = f"{{train: train{end}, target: y, validation: 0.2, categorical: code, ignore: size, dates: {{when: [year, month, weekday, hour]}}}}"
         spec = f"task: tabular-classification\ndata: {data}\nmodel: {{hidden: [8]}}\n"
-        training = trained.trained(trained.Case(partial(write_into, write, f"train{end}"), end, spec), run_folder)
+        training = task_cases.train_case(
+            task_cases.Case(partial(write_into, write, f"train{end}"), end, spec), run_folder
+        )
         weights.append({key: value.clone() for key, value in training.model.state_dict().items()})
     assert weights[0].keys() == weights[1].keys()
     assert all(torch.equal(value, weights[1][key]) for key, value in weights[0].items())

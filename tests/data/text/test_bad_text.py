@@ -21,7 +21,7 @@ def lines(text: str, encoding: str = "utf-8") -> Callable[[Path], object]:
 
 
 def rows(table_rows: list[list[str]], header: str = "descripcion,modo") -> Callable[[Path], object]:
-    return lambda folder: reports.table(folder / "reports.csv", table_rows, header) and None
+    return lambda folder: reports.write_table(folder / "reports.csv", table_rows, header) and None
 
 
 def parquet(**columns: Any) -> Callable[[Path], object]:
@@ -37,7 +37,7 @@ def parquet(**columns: Any) -> Callable[[Path], object]:
 def both(held_rows: list[list[str]], header: str = "descripcion,modo") -> Callable[[Path], object]:
     def write(folder: Path) -> None:
         rows(GOOD)(folder)
-        reports.table(folder / "held.csv", held_rows, header)
+        reports.write_table(folder / "held.csv", held_rows, header)
 
     return write
 

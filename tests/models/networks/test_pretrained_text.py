@@ -25,7 +25,7 @@ from drivetrain.pretrained import folder as pretrained
 from drivetrain.training import run
 from tests import reports, tiny
 from tests.messages import omits, saying, says, says_only
-from tests.trained import Case, seen, trained
+from tests.task_cases import Case, collect_outputs, train_case
 
 MODEL = "{source: transformers, name: saved}"
 
@@ -34,12 +34,12 @@ MODEL = "{source: transformers, name: saved}"
 def folder(tmp_path: Path) -> Path:
     """A job's folder with reports and a small pretrained BERT."""
     reports.write(tmp_path)
-    reports.pretrained(tmp_path)
+    reports.save_encoder(tmp_path)
     return tmp_path
 
 
 def assemble_run(folder: Path, model: str = MODEL, data: str = "") -> run.Run:
-    return tiny.plain(reports.job(folder, model=model, data=data), folder)
+    return tiny.assemble_plain_run(reports.job(folder, model=model, data=data), folder)
 
 
 def encoder(training_run: run.Run) -> dict[str, torch.Tensor]:
@@ -82,12 +82,12 @@ def test_the_model_folder_alone_is_enough(tmp_path: Path) -> None:
     def files(folder: Path) -> None:
         reports.write(folder).rename(folder / "train.csv")
         reports.write(folder, 40, seed=1).rename(folder / "held.csv")
-        reports.pretrained(folder)
+        reports.save_encoder(folder)
 
     spec = "task: text-classification\ndata: {train: train.csv, validation: held.csv, text: descripcion, "
     case = Case(files, ".csv", f"{spec}labels: {reports.LABELS}}}\nmodel: {MODEL}\n")
-    done = trained(case, tmp_path)
-    validation_outputs = seen(done)
+    done = train_case(case, tmp_path)
+    validation_outputs = collect_outputs(done)
     shutil.copytree(done.folder / "model", tmp_path / "elsewhere")
     shutil.rmtree(tmp_path / "saved")
     loaded = saved_model.load(tmp_path / "elsewhere")
@@ -136,7 +136,7 @@ def test_a_run_goes_on_with_the_pooling_that_it_began_with(folder: Path) -> None
 @pytest.mark.parametrize("family", ["bert", "distilbert", "roberta", "electra", "albert"])
 def test_families(tmp_path: Path, family: str) -> None:
     reports.write(tmp_path)
-    saved = reports.pretrained(tmp_path, family)
+    saved = reports.save_encoder(tmp_path, family)
     training_run = assemble_run(tmp_path)
     assert same(encoder(training_run), weights(saved / "model.safetensors"))
     assert says(training_run.dataset.notes, "encoder-text-represented-first", family, saved)
@@ -265,7 +265,7 @@ def test_bad_folders(folder: Path, case: str, capfd: pytest.CaptureFixture[str])
 @pytest.mark.parametrize(("family", "message"), [("t5", "does not accept texts of"), ("vit", "does not process text")])
 def test_networks_that_are_no_text_encoders(tmp_path: Path, family: str, message: str) -> None:
     reports.write(tmp_path)
-    reports.pretrained(tmp_path, family)
+    reports.save_encoder(tmp_path, family)
     with pytest.raises(SpecError, match=message):
         assemble_run(tmp_path)
 
@@ -277,7 +277,7 @@ def test_more_tokens_than_the_network_sees(folder: Path) -> None:
 
 def test_layers_that_are_shared_cannot_be_counted(tmp_path: Path) -> None:
     reports.write(tmp_path)
-    reports.pretrained(tmp_path, "albert")
+    reports.save_encoder(tmp_path, "albert")
     with pytest.raises(SpecError, check=saying("this-network-has-no-layers")):
         assemble_run(tmp_path, "{source: transformers, name: saved, freeze: {layers: 1}}")
 

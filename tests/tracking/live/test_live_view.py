@@ -25,7 +25,7 @@ from drivetrain.training.forecast import read_forecast
 from drivetrain.training.progress import Progress
 from drivetrain.training.run import Run
 from tests.messages import get_message, says, says_each
-from tests.report_folder import change, metrics, rows, running
+from tests.report_folder import change_json, make_live_run, metrics, write_rows
 from tests.tracking.live.painted_text import text_of
 
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")
@@ -33,7 +33,7 @@ CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    return running(tmp_path / "digits-001")
+    return make_live_run(tmp_path / "digits-001")
 
 
 def append(path: Path, row: dict[str, Any]) -> None:
@@ -72,7 +72,7 @@ def test_a_rollback_rewrites_the_metrics(run: Path) -> None:
     follower = RunReader(run)
     follower.read()
     new_metrics = run / ".metrics"
-    rows(new_metrics, [row for row in metrics() if row["step"] <= 90])
+    write_rows(new_metrics, [row for row in metrics() if row["step"] <= 90])
     new_metrics.replace(run / "metrics.jsonl")
     view = follower.read()
     assert (view.step, view.epoch) == (90, 3)
@@ -125,7 +125,7 @@ def test_the_picture_has_its_shapes_and_remarks(run: Path) -> None:
     [("done", "100%"), ("failed", "50%"), ("stopped", "stopped 0:20"), ("running", "left")],
 )
 def test_how_a_run_ended_is_on_the_picture(run: Path, status: str, phrase: str) -> None:
-    change(run / "state.json", lambda s: s.update(status=status))
+    change_json(run / "state.json", lambda s: s.update(status=status))
     assert phrase in text_of(RunReader(run).read(), 80)
 
 
@@ -145,7 +145,7 @@ def test_every_head_has_its_name_and_score(run: Path, watched: str) -> None:
     row: dict[str, Any] = {"step": 45, "epoch": 0, "validation/loss": 0.5}
     for head, (accuracy, f1) in scores.items():
         row |= {f"validation/{head}/loss": 1.0, f"validation/{head}/accuracy": accuracy, f"validation/{head}/f1": f1}
-    rows(run / "metrics.jsonl", [{"step": 45, "epoch": 0, "train/loss": 1.0}, row])
+    write_rows(run / "metrics.jsonl", [{"step": 45, "epoch": 0, "train/loss": 1.0}, row])
     picture_text = text_of(RunReader(run).read(), 80)
     kind = "f1" if watched.endswith("f1") else "accuracy"
     for head, values in scores.items():

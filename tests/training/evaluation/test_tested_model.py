@@ -15,7 +15,7 @@ from drivetrain.data.images import split_folders
 from drivetrain.errors import DataError, SpecError
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.system.files import hash_file, read_json
-from tests import own_job, trained
+from tests import own_job, task_cases
 from tests.messages import ends_with, says
 
 QUICK = ("train.epochs=2", "optimize.measure=off", "optimize.cpu_threads=1")
@@ -41,7 +41,7 @@ TEXTS = pytest.param("one text head", marks=pytest.mark.nightly)
 
 @pytest.mark.parametrize("case", ["image folders", TEXTS, "series", "series numbers", "table"])
 def test_the_result_is_that_of_an_evaluation(tmp_path: Path, case: str, capfd: pytest.CaptureFixture[str]) -> None:
-    example = trained.CASES[case]
+    example = task_cases.CASES[case]
     example.files(tmp_path)
     text = example.text.replace(f"validation: held{example.suffix}", f"validation: 0.3, test: held{example.suffix}")
     assert "test: held" in text

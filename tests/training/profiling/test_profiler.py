@@ -73,7 +73,7 @@ def test_a_library_is_named_by_its_operators(name: str, library: str) -> None:
 
 
 def test_an_unwritable_trace_does_not_end_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = tiny.assembled(tmp_path / "run", tiny.job())
+    run = tiny.assemble_run(tmp_path / "run", tiny.job())
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / TRACE_FILE).mkdir()
     profiler = Profiler(run.folder, "cpu", run.total_steps, lambda text: run.events.add("trace", text))

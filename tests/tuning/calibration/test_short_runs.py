@@ -43,10 +43,12 @@ def assemble_tuned_run(
     network = build(job, dataset)
     facts = inspection.inspect_workload(dataset, network.module)
     job_plan = plan.resolve(job, hardware, facts)
-    search = MicroBatchSearch(job, hardware, job_plan, dataset, network, facts, folder, tiny.Quiet(), messages.append)
+    search = MicroBatchSearch(
+        job, hardware, job_plan, dataset, network, facts, folder, tiny.QuietSignals(), messages.append
+    )
     measurements = tune.load_or_measure(search)
     return (
-        run.assemble(job, hardware, job_plan, folder, dataset, network, tiny.Quiet(), PhaseTimer()),
+        run.assemble(job, hardware, job_plan, folder, dataset, network, tiny.QuietSignals(), PhaseTimer()),
         measurements,
         messages,
     )
@@ -62,7 +64,7 @@ def test_calibrated_choices_end_where_the_plain_run_ends(tmp_path: Path) -> None
     assert re.fullmatch(
         r"calibrate: \w+ \w+ 1\.30x .+ against \w+ in steps of this job, loss ok in 2 steps", messages[-1]
     )
-    plain_losses = tiny.losses(tiny.assembled(tmp_path, job), 12)
+    plain_losses = tiny.losses(tiny.assemble_run(tmp_path, job), 12)
     assert tiny.losses(tuned_run, 12) == pytest.approx(plain_losses, rel=variants.SHORT_FORMAT_TOLERANCE)
     assert plain_losses[-1] < plain_losses[0]
 

@@ -19,7 +19,7 @@ from drivetrain.tuning.memory import meter
 from tests import tiny
 from tests.models.recomputed_networks import ENCODER, encoder, resnet
 from tests.paths import MACHINES
-from tests.tuning.memory.micro_batch_cases import case, settled
+from tests.tuning.memory.micro_batch_cases import assemble_run, case
 
 # Counted by `activations.counted`; one sample of ResNet-50 keeps four times as much at twice the side.
 BERT = Workload(
@@ -142,7 +142,7 @@ def test_a_run_recomputes_by_itself_where_memory_is_short(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(gradient_checkpointing, "available_bytes", lambda job, machine: room)
     monkeypatch.setattr(gradient_checkpointing, "count_fixed_bytes", lambda job, facts: 0)
-    run = settled(
+    run = assemble_run(
         tmp_path / "run", case(tmp_path, "image arrays", "train: {batch_size: 8}\noptimize: {measure: off}\n")
     )
     assert run.plan.value("gradient_checkpointing") is value

@@ -18,7 +18,7 @@ from drivetrain.training import final_model, run
 from drivetrain.training.evaluation.validation import evaluate
 from drivetrain.training.final_model import save_model
 from drivetrain.training.saver import Saver
-from tests.tiny import losses, plain
+from tests.tiny import assemble_plain_run, losses
 
 DRAWN = np.random.default_rng(0)
 CALIBRATED = ("/log_loss", "/brier", "/ece")
@@ -194,7 +194,7 @@ CASES = {
 }
 
 
-def trained(case: Case, folder: Path, steps: int = 3) -> run.Run:
+def train_case(case: Case, folder: Path, steps: int = 3) -> run.Run:
     """Files, job.yaml, a few steps, an evaluation and the model folder, all in `folder`."""
     torch.set_num_threads(1)
     case.files(folder)
@@ -205,7 +205,7 @@ def trained(case: Case, folder: Path, steps: int = 3) -> run.Run:
     home.mkdir()
     write_text(home / "job.yaml", spec_text(job))
     write_text(home / "state.json", f'{{"status": "done", "source": "{folder / "job.yaml"}"}}\n')
-    done = plain(job, home)
+    done = assemble_plain_run(job, home)
     losses(done, steps)
     assert done.ema
     done.ema.update(done.model, torch.tensor(True))
@@ -217,7 +217,7 @@ def trained(case: Case, folder: Path, steps: int = 3) -> run.Run:
 
 
 @torch.inference_mode()
-def seen(done: run.Run) -> dict[str, torch.Tensor]:
+def collect_outputs(done: run.Run) -> dict[str, torch.Tensor]:
     """The outputs that validation computed, by head, in the order of the validation data."""
     parts: dict[str, list[torch.Tensor]] = {name: [] for name in done.dataset.heads}
     assert done.ema
