@@ -91,8 +91,8 @@ def image_shards(folder: Path, count: int, rows: int, side: int, suffix: str) ->
             continue
         with tarfile.open(folder / f"{number:04}.tar", "w") as file:
             for row, (image, label) in enumerate(zip(content, labels, strict=True)):
-                shards.add(file, f"{number:04}{row:05}.jpg", image)
-                shards.add(file, f"{number:04}{row:05}.cls", label.encode())
+                shards.add_member(file, f"{number:04}{row:05}.jpg", image)
+                shards.add_member(file, f"{number:04}{row:05}.cls", label.encode())
     return folder
 
 

@@ -71,7 +71,7 @@ def job(tmp_path: Path) -> Path:
     """The file of a small image job, in the folder of its data."""
     from tests.supervisor import tiny_run  # not before CUDA_VISIBLE_DEVICES is set: it imports torch
 
-    return tiny_run.write(tmp_path)
+    return tiny_run.write_job(tmp_path)
 
 
 @pytest.fixture(scope="session")

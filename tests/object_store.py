@@ -46,11 +46,11 @@ class FaultyStore:
 
     endpoint: str = ""
     fault: Callable[[int, str, str], Fault | None] = lambda number, method, path: None
-    seen: list[tuple[str, str]] = field(default_factory=list)
+    requests: list[tuple[str, str]] = field(default_factory=list)
     """Method and path of every request."""
     sent: int = 0
     """Bytes of all answers."""
-    away: bool = False
+    drops_connections: bool = False
     """Whether connections are dropped at once."""
 
     def variables(self) -> dict[str, str]:
@@ -120,8 +120,10 @@ def open_proxy(server: str) -> Iterator[FaultyStore]:
 
         def answer(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            state.seen.append((self.command, self.path))
-            fault = Fault("gone") if state.away else state.fault(len(state.seen), self.command, self.path)
+            state.requests.append((self.command, self.path))
+            fault = (
+                Fault("gone") if state.drops_connections else state.fault(len(state.requests), self.command, self.path)
+            )
             if fault and fault.kind == "gone":
                 self.close_connection = True
                 return

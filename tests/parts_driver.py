@@ -40,23 +40,23 @@ checkpoint: {{every: 3 steps}}
 """
 
 
-class Noted:
+class RecordingStep:
     """A step that notes its samples, and ends the process after one of them."""
 
     def __init__(self, step: Step, training_run: run.Run, notes: Path, last: int) -> None:
-        self.step, self.made, self.notes, self.last = step, training_run, notes, last
+        self.step, self.training_run, self.notes, self.last = step, training_run, notes, last
 
     def compute_gradients(self, batch: Batch | None, parts: SeedOrParts) -> Tensor:
         assert batch is not None
-        number = self.made.counters.step
+        number = self.training_run.counters.step
         if number == self.last:
             os._exit(KILLED)
         with self.notes.open("a") as file:
             file.write(json.dumps({"step": number, "ids": batch.ids.tolist()}) + "\n")
         return self.step.compute_gradients(batch, parts)
 
-    def with_options(self, **changes: Any) -> Noted:
-        return Noted(self.step.with_options(**changes), self.made, self.notes, self.last)
+    def with_options(self, **changes: Any) -> RecordingStep:
+        return RecordingStep(self.step.with_options(**changes), self.training_run, self.notes, self.last)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.step, name)
@@ -92,7 +92,7 @@ def main() -> None:
         tiny.QuietSignals(),
         PhaseTimer(),
     )
-    training_run.step = Noted(  # type: ignore[assignment]
+    training_run.step = RecordingStep(  # type: ignore[assignment]
         training_run.step, training_run, rank_folder / f"trained-{os.environ['ATTEMPT']}.jsonl", last
     )
     train.train(training_run)

@@ -177,11 +177,11 @@ def gather_parameter(parameter: torch.Tensor) -> torch.Tensor:
     return full_tensor.detach()
 
 
-def together(
+def run_cases(
     folder: Path, cases: Sequence[str], count: int, module: str = "ranks_cases", seconds: float = 300
 ) -> list[dict[str, Any]]:
     """What each of so many processes found, by case: the losses, or what another module of ours writes down."""
-    ranks_start.finished([sys.executable, "-m", f"tests.{module}", str(folder), *cases], count, seconds)
+    ranks_start.run_ranks([sys.executable, "-m", f"tests.{module}", str(folder), *cases], count, seconds)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(count)]
 
 

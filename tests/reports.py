@@ -23,7 +23,7 @@ name: reports
 task: text-classification
 data: {{train: {train}, text: {text}, labels: {labels}{data}}}
 model: {model}
-train: {{epochs: 2, batch_size: 16{more}}}
+train: {{epochs: 2, batch_size: 16{train_keys}}}
 checkpoint: {{every: epoch}}
 optimize: {{cpu_threads: 1}}
 """
@@ -39,15 +39,15 @@ def job(
     model: str = ENCODER,
     train_keys: str = "",
 ) -> TextJob:
-    """A job spec in the folder; `data` and `more` are added to `data:` and `train:`."""
+    """A job spec in the folder; `data` and `train_keys` are added to `data:` and `train:`."""
     path = folder / "job.yaml"
-    path.write_text(TEXT.format(train=train, text=text, labels=labels, data=data, model=model, more=train_keys))
+    path.write_text(TEXT.format(train=train, text=text, labels=labels, data=data, model=model, train_keys=train_keys))
     loaded_job = job_spec.load(path)
     assert isinstance(loaded_job, TextJob)
     return loaded_job
 
 
-def write(folder: Path, size: int = 120, seed: int = 0) -> Path:
+def write_reports(folder: Path, size: int = 120, seed: int = 0) -> Path:
     """Generated reports as reports.csv."""
     return text.write(folder, size, seed)[0]
 
@@ -89,7 +89,7 @@ def save_encoder(folder: Path, family: str = "bert", name: str = "saved") -> Pat
     """A small pretrained encoder, as save_pretrained leaves it, with a tokenizer learned from generated reports."""
     saved = folder / name
     learned_tokenizer = tokenizer.learn(
-        corpus.read(write(folder / "words"), "", ["descripcion"], {}, "", CsvFiles()).texts, 400
+        corpus.read(write_reports(folder / "words"), "", ["descripcion"], {}, "", CsvFiles()).texts, 400
     )
     with quiet_transformers() as transformers:
         torch.manual_seed(0)
@@ -100,6 +100,6 @@ def save_encoder(folder: Path, family: str = "bert", name: str = "saved") -> Pat
     return saved
 
 
-def edit(path: Path, **values: Any) -> None:
+def edit_json(path: Path, **values: Any) -> None:
     """Change keys of a JSON file."""
     path.write_text(json.dumps(json.loads(path.read_text()) | values))

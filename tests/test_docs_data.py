@@ -92,11 +92,11 @@ def make(folder: Path, file: str) -> None:
     if file in ("data/parts", "data/parts.csv", "data/damage.csv", "data/wear.csv"):
         image_folders(folder)
     if file == "data/texts":
-        for path in text_shards.folder(folder / file).iterdir():
+        for path in text_shards.write_shards(folder / file).iterdir():
             parquet.write_table(parquet.read_table(path).rename_columns(["id", "title", "text", "topic", "tone"]), path)
         return
     if file == "data/shards":
-        shards.folder(folder / file)
+        shards.write_shards(folder / file)
     elif file.endswith(".npz"):
         arrays(folder, file)
     elif file.endswith(".jsonl"):
@@ -171,7 +171,7 @@ def test_a_spec_trains_on_the_data_that_is_shown(
 
 
 def test_new_samples_of_an_own_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = own_job.write(tmp_path)
+    path = own_job.write_job(tmp_path)
     assert main.main(["train", str(path), "--runs", str(tmp_path / "runs"), "--set", "optimize.measure=off"]) == 0
     (run,) = (tmp_path / "runs").iterdir()
     inputs = DRAWN.normal(size=(12, 4)).astype(numpy.float32)
@@ -194,8 +194,8 @@ def test_training_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         "drivetrain": drivetrain,
         "network": circle_training.network(),
         "my_loss": torch.nn.functional.cross_entropy,
-        "train_data": circle_training.circle(128),
-        "validation_data": circle_training.circle(64, 1),
+        "train_data": circle_training.make_circle(128),
+        "validation_data": circle_training.make_circle(64, 1),
     }
     exec(f"{call}\nfound = {used}", names)
     assert names["found"][3] == Path("runs/wear-001")

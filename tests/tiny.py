@@ -54,9 +54,9 @@ class Arrays:
         return f"sample {index}"
 
 
-def job(train: str = "", model: str = "", optimize: str = "", *, epochs: int = 3, more: str = "") -> Job:
+def job(train: str = "", model: str = "", optimize: str = "", *, epochs: int = 3, sections: str = "") -> Job:
     text = TEXT.format(epochs=epochs, train=train and f", {train}", model=model and f", {model}")
-    return job_spec.check(parse(f"{text}optimize: {{{optimize}}}\n{more}", "tiny.yaml"))
+    return job_spec.check(parse(f"{text}optimize: {{{optimize}}}\n{sections}", "tiny.yaml"))
 
 
 def dataset(samples: int = 64, classes: int = 3) -> Dataset:

@@ -211,7 +211,7 @@ def test_the_final_test_is_evaluated_too(tmp_path: Path) -> None:
 
 def test_streamed_samples_are_not_fetched_for_simple_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fair sample of them lies in all shards, so it would fetch the whole data set once more."""
-    job = shards.job(tmp_path / "job", shards.folder(tmp_path / "shards"))
+    job = shards.job(tmp_path / "job", shards.write_shards(tmp_path / "shards"))
     data = load(job)
     monkeypatch.setattr(type(data.train), "gather", lambda self, ids: pytest.fail("a shard is read"))
     rows = list(measure.measure(job, data, 60))

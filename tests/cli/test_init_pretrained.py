@@ -47,7 +47,7 @@ def save_resnet(folder: Path) -> Path:
 @pytest.mark.parametrize(("family", "outputs"), [("vit", "classifier"), ("timm", "fc")])
 def test_images_with_a_folder(family: str, outputs: str) -> None:
     Path("networks").mkdir()
-    saved = save_resnet(Path("networks")) if family == "timm" else vision_jobs.saved(Path("networks"))
+    saved = save_resnet(Path("networks")) if family == "timm" else vision_jobs.save_network(Path("networks"))
     write_images("photos", {"good": 6, "bad": 6}, size=(40, 20))
     job = draft_job("photos", "--pretrained", saved)
     assert trained_layers(job) == {outputs}

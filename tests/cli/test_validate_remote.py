@@ -28,7 +28,7 @@ SET = "set here: AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, AWS_SECRET_ACCESS_KEY"
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with moto() as address, faulty_store(address):
         for number in range(2):
-            path = shards.tar(tmp_path_factory.mktemp("s") / "x.tar", range(number, 8, 2))
+            path = shards.write_tar(tmp_path_factory.mktemp("s") / "x.tar", range(number, 8, 2))
             open_store("shards").put(f"{number}.tar", path.read_bytes())
         open_store("shards").put("readme.txt", b"x")
         yield address
@@ -64,7 +64,7 @@ def test_stores_that_can_be_used(proxy: FaultyStore, capsys: pytest.CaptureFixtu
 
 def test_without_the_option_nothing_is_asked(proxy: FaultyStore, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_validate(capsys, SPEC)[0] == 0
-    assert proxy.seen == []
+    assert proxy.requests == []
 
 
 def test_an_address_of_the_command_line(proxy: FaultyStore, capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,7 +87,7 @@ def test_all_that_is_wrong_is_told(proxy: FaultyStore, capsys: pytest.CaptureFix
     assert lines[-1].startswith("  data.train")
     assert errors.startswith("job.yaml:5:14: checkpoint.copy_to: s3://bucket/runs/.drivetrain-probe-")
     assert says(errors, "write-store-refuses-accessdenied", 403)
-    proxy.away = True
+    proxy.drops_connections = True
     assert run_validate(capsys, SPEC, "--remote")[2].count(get_message("store-does-not-answer")) == 2
 
 

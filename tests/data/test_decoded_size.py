@@ -290,8 +290,8 @@ def test_a_line_without_an_end_is_not_read(tmp_path: Path, monkeypatch: pytest.M
 def tar_file(path: Path, member: tarfile.TarInfo) -> Path:
     """A text with its class, then a member that holds 512 zeros, whatever its header says."""
     with tarfile.open(path, "w") as file:
-        for name, content in (("1.png", shards.encoded(1)), ("1.txt", b"text"), ("1.cls", b"a")):
-            shards.add(file, name, content)
+        for name, content in (("1.png", shards.encode_png(1)), ("1.txt", b"text"), ("1.cls", b"a")):
+            shards.add_member(file, name, content)
         file.fileobj.write(member.tobuf(tarfile.GNU_FORMAT))
         file.fileobj.write(bytes(512))
         file.offset += 1024
@@ -330,8 +330,8 @@ def test_members_that_no_tar_file_holds(tmp_path: Path, kind: str) -> None:
 def test_json_of_a_member_that_is_nested_deeply(tmp_path: Path) -> None:
     path = tmp_path / "a.tar"
     with tarfile.open(path, "w") as file:
-        shards.add(file, "1.png", shards.encoded(1))
-        shards.add(file, "1.json", b"[" * 100_000)
+        shards.add_member(file, "1.png", shards.encode_png(1))
+        shards.add_member(file, "1.json", b"[" * 100_000)
     with pytest.raises(DataError, match="cannot be read"):
         tar_index.read(path, shard_of(path), ["label"], "data.train")
 

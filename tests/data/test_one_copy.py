@@ -174,6 +174,6 @@ assert ranks.number == 2 or torch.equal(held.array, torch.arange(1 << 18))
 ranks.leave()
 print(words, mapped)
 """
-    outputs = ranks_start.finished([sys.executable, "-c", code], 3, seconds=120)
+    outputs = ranks_start.run_ranks([sys.executable, "-c", code], 3, seconds=120)
     assert outputs[0] == outputs[1] == get_message("memory-mib-data-once", 2, 2, 1)
     assert outputs[2] == " 0\n"

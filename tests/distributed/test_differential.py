@@ -26,7 +26,7 @@ def convolutional(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[st
     losses_by_count = {}
     for count in (1, 2):
         suffix = ["", "+halves"][count == 1]
-        losses_by_rank = ranks_cases.together(
+        losses_by_rank = ranks_cases.run_cases(
             tmp_path_factory.mktemp(str(count)), [case + suffix for case in cases], count
         )
         assert all(one == losses_by_rank[0] for one in losses_by_rank)
@@ -82,7 +82,7 @@ def losses_of_tasks(folder: Path, ways: Sequence[str], seconds: float = 300) -> 
         cases = [f"task/{name}+{way}" for name in TASKS for way in ways]
         cases = [case + "+channels_last=true" * ("image" in case and "fused" in case) for case in cases]
         (folder / str(count)).mkdir()
-        losses = ranks_cases.together(folder / str(count), cases, count, seconds=seconds)[0]
+        losses = ranks_cases.run_cases(folder / str(count), cases, count, seconds=seconds)[0]
         return dict(zip(product(TASKS, ways), losses.values(), strict=True))
 
     alone, together = run_ways(1, ["halves", *(f"{way}+halves" for way in ways)]), run_ways(2, ["", *ways])

@@ -19,7 +19,7 @@ def project(cpu_image: str, tmp_path: Path) -> Iterator[Path]:
     """A fresh copy of the project as a clone has it."""
     folder = tmp_path / "project"
     copy_project(folder)
-    few = "DRIVETRAIN_CPUS=1\n" if cpus() < 2 else ""
+    few = "DRIVETRAIN_CPUS=1\n" if count_cpus() < 2 else ""
     (folder / ".env").write_text(
         f"COMPOSE_PROJECT_NAME=drivetrain-test-{os.getpid()}\nDRIVETRAIN_TAG={TAG}\n{few}"
     )  # scripts/env writes it
@@ -28,7 +28,7 @@ def project(cpu_image: str, tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["docker", "compose", "down", "--timeout", "5"], cwd=folder, capture_output=True, check=False)
 
 
-def cpus() -> int:
+def count_cpus() -> int:
     """The default of compose, and what an engine that has fewer accepts."""
     return min(2, int(engine("NCPU")))
 

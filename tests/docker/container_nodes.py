@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tests.supervisor.tiny_run import TEXT, images
+from tests.supervisor.tiny_run import TEXT, write_images
 
 HARDENED = (
     *("--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges:true", "--user=1000:1000"),
@@ -30,7 +30,7 @@ def docker(*arguments: str, check: bool = True) -> str:
 def prepare_job(folder: Path, epochs: int = 4, data: str = "images.npz") -> Path:
     """A folder with a small job that the user of the image may write to; returns the job file."""
     folder.mkdir(parents=True)
-    images(folder / "images.npz")
+    write_images(folder / "images.npz")
     job = folder / "tiny.yaml"
     job.write_text(TEXT.replace("epochs: 4", f"epochs: {epochs}").replace("images.npz", data))
     for path in (folder, *folder.iterdir()):

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.docker.clone import cpus, project
+from tests.docker.clone import count_cpus, project
 from tests.docker.conftest import SLOWER, Run, engine, inspect
 from tests.messages import says
 from tests.paths import ROOT
@@ -124,7 +124,11 @@ def test_compose_up_trains_under_the_limits_twice_in_a_row(project: Path) -> Non
         inspection, log = up(project, JOB="jobs/digits.yaml")
         assert inspection["State"]["ExitCode"] == 0, log
         host = inspection["HostConfig"]
-        assert (host["NanoCpus"], host["Memory"], host["MemorySwap"]) == (cpus() * 1_000_000_000, 4 << 30, 4 << 30)
+        assert (host["NanoCpus"], host["Memory"], host["MemorySwap"]) == (
+            count_cpus() * 1_000_000_000,
+            4 << 30,
+            4 << 30,
+        )
         assert host["ReadonlyRootfs"]
         assert host["CapDrop"] == ["ALL"]
         assert not host["Privileged"]

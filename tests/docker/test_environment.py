@@ -86,7 +86,7 @@ def _leaks(text: bytes) -> list[str]:
 def test_a_private_model_behind_a_proxy_with_its_own_certificates(
     project: Path, cpu_image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data, rooms = reports.write(project / "mine"), tmp_path / "rooms"
+    data, rooms = reports.write_reports(project / "mine"), tmp_path / "rooms"
     rooms.mkdir(mode=0o700)
     (project / "mine" / "job.yaml").write_text(JOB.format(data=data.name, name=NAME))
     monkeypatch.setenv(KEEP, "1")
@@ -99,7 +99,7 @@ def test_a_private_model_behind_a_proxy_with_its_own_certificates(
         monkeypatch.setenv("https_proxy", f"http://someone:{PASSWORD}@{_gateway()}:{hub.port}")
         done = run_command(project, "launch", "mine/job.yaml")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"GET /{NAME}/resolve/{hub_double.COMMIT}/config.json" in hub.asked
+    assert f"GET /{NAME}/resolve/{hub_double.COMMIT}/config.json" in hub.requests
     assert says(done.stdout, "environment-my-api-key")
     assert says(done.stdout, "certificates-those-pip-cert", hub.authority)
     assert list(rooms.iterdir()) == [], "removed once the run has read them"

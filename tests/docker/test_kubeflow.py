@@ -14,7 +14,7 @@ import pytest
 
 from tests.docker.container_nodes import docker, prepare_job, train_reference
 from tests.messages import says
-from tests.supervisor.tiny_run import rows, same
+from tests.supervisor.tiny_run import have_same_weights, read_rows
 
 PYTHON = os.environ.get("DRIVETRAIN_KUBEFLOW", "")
 pytestmark = [
@@ -88,5 +88,5 @@ def test_two_containers_of_kubeflow_give_the_bits_of_two_processes(cpu_image: st
     alone_folder = tmp_path / "alone"
     prepare_job(alone_folder)
     alone = train_reference(cpu_image, alone_folder, "/data/tiny.yaml")
-    assert same(alone, run)
-    assert rows(alone) == rows(run)
+    assert have_same_weights(alone, run)
+    assert read_rows(alone) == read_rows(run)

@@ -79,7 +79,7 @@ def test_user_code_trained_in_a_container_may_predict_in_one(project: Path, tmp_
     """That it was trained here is kept in a volume, so a copy of another's run has nothing to show."""
     folder = project / "own"
     folder.mkdir()
-    own_job.write(folder, {"my_data.py": own_job.DATA.replace("samples=96", "samples=97")})
+    own_job.write_job(folder, {"my_data.py": own_job.DATA.replace("samples=96", "samples=97")})
     done = run_command(project, "launch", "own/job.yaml", "--set", "optimize.measure=off")
     assert done.returncode == 0, done.stdout + done.stderr
     assert list_containers(project) == [], "a run that ended well leaves none"

@@ -11,7 +11,7 @@ import torch
 from tests.docker.conftest import Run
 from tests.docker.limited_run import TEXT, job, read_decision, train
 from tests.messages import omits, says
-from tests.supervisor.tiny_run import weights
+from tests.supervisor.tiny_run import load_weights
 
 __all__ = ["job"]
 pytestmark = pytest.mark.cgroup
@@ -52,6 +52,6 @@ def same_as_naming_it(container: Run, job: Path, run: Path, micro_batch: int) ->
     (job / "large.yaml").write_text(LARGE.replace("measure: off", f"measure: off, micro_batch: {micro_batch}"))
     code, log = train(container, job, None)
     assert code == 0, log
-    one, two = weights(run), weights(job / "runs" / "large-003")
+    one, two = load_weights(run), load_weights(job / "runs" / "large-003")
     assert all(torch.equal(one[name], two[name]) for name in one)
     assert (run / "metrics.jsonl").read_bytes() == (job / "runs" / "large-003" / "metrics.jsonl").read_bytes()

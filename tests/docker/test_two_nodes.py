@@ -13,8 +13,8 @@ import yaml
 from tests.docker.container_nodes import HARDENED, container_nodes, docker, prepare_job, train_reference
 from tests.launch.cluster_site import IMAGE, ClusterSite
 from tests.messages import says
-from tests.supervisor.tiny_run import rows, same
-from tests.waiting import until
+from tests.supervisor.tiny_run import have_same_weights, read_rows
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.nightly
 SECTION: dict[str, Any] = {
@@ -26,7 +26,7 @@ SECTION: dict[str, Any] = {
 
 
 def trains(run: Path) -> bool:
-    return (run / "metrics.jsonl").exists() and len(rows(run)) > 10
+    return (run / "metrics.jsonl").exists() and len(read_rows(run)) > 10
 
 
 def options(pod: dict[str, Any], folder: Path, number: int) -> list[str]:
@@ -83,7 +83,7 @@ def test_the_pod_template_trains_in_two_containers(
             ]
 
         pods = start()
-        until(lambda: trains(run), 120)
+        wait_until(lambda: trains(run), 120)
         begin = time.monotonic()
         docker("stop", "--time", str(pod["terminationGracePeriodSeconds"]), pods[1])
         assert network.codes(pods) == [75, 75], docker("logs", pods[0])
@@ -94,8 +94,8 @@ def test_the_pod_template_trains_in_two_containers(
     assert "(JOB_COMPLETION_INDEX of Kubernetes)" in log
     assert "resumes" in log
     alone = train_reference(cpu_image, folder, "/data/tiny.yaml")
-    assert same(alone, run)
-    assert rows(alone) == rows(run)
+    assert have_same_weights(alone, run)
+    assert read_rows(alone) == read_rows(run)
 
 
 def test_a_container_that_leaves_the_network_is_named_and_both_end(cpu_image: str, tmp_path: Path) -> None:
@@ -124,7 +124,7 @@ def test_a_container_that_leaves_the_network_is_named_and_both_end(cpu_image: st
             )
             for number in range(2)
         ]
-        until(lambda: trains(folder / "runs0" / "tiny-001"), 120)
+        wait_until(lambda: trains(folder / "runs0" / "tiny-001"), 120)
         docker("network", "disconnect", network.tag, both[1])
         begin = time.monotonic()
         assert network.codes(both) == [8, 8], docker("logs", both[0])

@@ -17,7 +17,17 @@ import pytest
 from drivetrain.cli.commands import COMMANDS
 from drivetrain.errors import CheckpointError
 from tests import mlflow_double
-from tests.hostile import LINKS, SECRET, Done, Outside, is_plain, plant_link, watch_command, write_code_job, write_job
+from tests.hostile import (
+    LINKS,
+    SECRET,
+    CommandOutcome,
+    Outside,
+    is_plain,
+    plant_link,
+    watch_command,
+    write_code_job,
+    write_job,
+)
 from tests.messages import says
 from tests.mlflow_double import MlflowDouble
 
@@ -93,7 +103,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "work"
 
 
-def check_actions(done: Done, outside: Outside, *addresses: str) -> None:
+def check_actions(done: CommandOutcome, outside: Outside, *addresses: str) -> None:
     """The processes of a command did nothing but their work."""
     assert is_plain(done.output), done.output
     assert SECRET not in done.output
@@ -141,7 +151,7 @@ def test_a_run_folder_full_of_links(
     assert done.code == (2 if name == "from" else CheckpointError.exit_code), done.output
     assert says(done.output, "is-symbolic-link")
     check_actions(done, outside)
-    assert server.seen == []
+    assert server.requests == []
 
 
 @pytest.mark.parametrize("link", LINKS)
@@ -203,5 +213,5 @@ def test_code_of_a_foreign_run_does_not_run(
     done = watch_command(command_line, tmp_path / "work", tmp_path, **environment)
     reads_only = arguments[0] in ("report", "watch", "compare", "track")
     assert done.code == (0 if reads_only else CheckpointError.exit_code), done.output
-    assert [path for path, authorization in server.seen if authorization] == []
+    assert [path for path, authorization in server.requests if authorization] == []
     check_actions(done, outside, *([server.address] if arguments[0] == "track" else []))

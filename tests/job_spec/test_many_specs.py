@@ -104,7 +104,7 @@ def table(folder: Path, draw: Draw) -> dict[str, Any]:
 
 
 def custom(folder: Path, draw: Draw) -> dict[str, Any]:
-    own_job.write(folder)
+    own_job.write_job(folder)
     targets = draw.choice(("(x.sum(dim=1) > 0).long()", "(x[:, :2] > 0).float()", "x[:, :2] * 7", "x.sum(dim=1)"))
     (folder / "my_data.py").write_text(own_job.DATA.replace("(x.sum(dim=1) > 0).long()", targets))
     return {

@@ -18,7 +18,7 @@ class ClusterSite:
 
     engine: str
     section: dict[str, Any]
-    words: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
     """Options of every launch."""
 
     def prepare(self, folder: Path, spec: str) -> Path:
@@ -33,7 +33,7 @@ class ClusterSite:
 
     def launch(self, *words: str) -> int:
         """Launch the job of the working folder; returns the exit code."""
-        return main.main(["launch", "tiny.yaml", "--on", self.engine, "--site", "site.yaml", *self.words, *words])
+        return main.main(["launch", "tiny.yaml", "--on", self.engine, "--site", "site.yaml", *self.options, *words])
 
 
 SPEC = "name: tiny\ntask: image-classification\ndata: {train: data.npz}\nlimits: {cpus: 2, memory: 4g}\n"

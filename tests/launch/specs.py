@@ -23,7 +23,7 @@ def job(limits: str = "{}") -> Job:
     return job_spec.check(parse(f"{TEXT}limits: {limits}\n", "job.yaml"))
 
 
-def word(
+def choose_image(
     monkeypatch: pytest.MonkeyPatch,
     root: Path,
     nvml: Nvml | None,

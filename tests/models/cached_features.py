@@ -50,7 +50,7 @@ NETWORKS = {
 def job(folder: Path, name: str, extra_keys: str = "") -> Job:
     model = NETWORKS[name][0]
     if not model.startswith("{name: small") and not model.startswith("{name: resnet"):
-        reports.write(folder)
+        reports.write_reports(folder)
         if not model.startswith("{"):
             saved = reports.save_encoder(folder, model)
             model = f"{{source: transformers, name: {saved}, {FROZEN}"
@@ -76,7 +76,9 @@ class Recorder(torch.optim.SGD):
     """Keeps the gradients and changes nothing."""
 
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        self.seen = torch.cat([p.grad.flatten() for g in self.param_groups for p in g["params"] if p.grad is not None])
+        self.gradients = torch.cat(
+            [p.grad.flatten() for g in self.param_groups for p in g["params"] if p.grad is not None]
+        )
 
 
 def compute_gradient(trained_run: run.Run, epoch: int = 0) -> torch.Tensor:
@@ -85,4 +87,4 @@ def compute_gradient(trained_run: run.Run, epoch: int = 0) -> torch.Tensor:
     trained_run.step = replace(trained_run.step, optimizer=recorder)
     batch = next(iter(trained_run.batches.epoch(epoch)))
     trained_run.step(trained_run.mix(trained_run.preprocess(batch, epoch)), trained_run.step_seed())
-    return recorder.seen
+    return recorder.gradients

@@ -30,7 +30,7 @@ def follow(folder: Path, case: Case, model: str = f"{{from: {FIRST}}}", *changes
 
 
 @torch.inference_mode()
-def outputs(job: Job, model: Model) -> dict[str, torch.Tensor]:
+def compute_outputs(job: Job, model: Model) -> dict[str, torch.Tensor]:
     """The outputs of an untrained network on the validation data of its job."""
     dataset = load(job)
     model.module.eval()

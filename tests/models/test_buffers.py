@@ -17,7 +17,7 @@ from drivetrain.models.buffers import Buffers, unshare
 from drivetrain.training.losses import build_objective
 from drivetrain.training.step import Step
 from drivetrain.training.step_options import StepOptions
-from tests.own_job import MODEL, write
+from tests.own_job import MODEL, write_job
 from tests.supervisor.custom_run import train_job
 
 torch.set_num_threads(1)
@@ -187,7 +187,7 @@ def load():
 
 def test_a_run_with_a_bad_sample_and_a_buffer_that_is_assigned(tmp_path: Path) -> None:
     """An evaluation changes nothing either: it runs in inference mode, whose tensors no training could go on with."""
-    path = write(tmp_path, {"my_model.py": KEPT, "my_data.py": ONCE_NAN}, train="ema: 0.5")
+    path = write_job(tmp_path, {"my_model.py": KEPT, "my_data.py": ONCE_NAN}, train="ema: 0.5")
     run_folder = train_job(path)
     events = (run_folder / "events.jsonl").read_text()
     assert events.count("skipped: loss nan") == 2  # once in each epoch
@@ -213,7 +213,7 @@ def test_a_user_network_with_a_buffer_whose_elements_share_memory(tmp_path: Path
     code = MODEL.replace("self.last =", f"{mask}\n        self.last =").replace(
         "from torch", "import torch\nfrom torch"
     )
-    run_folder = train_job(write(tmp_path, {"my_model.py": code}))
+    run_folder = train_job(write_job(tmp_path, {"my_model.py": code}))
     assert saved_model.load(run_folder / "model").network.get_buffer("mask").tolist() == [1.0] * 4
 
 

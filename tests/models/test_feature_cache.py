@@ -27,7 +27,7 @@ from tests.messages import begins_with, ends_with, says
 from tests.models.cached_features import NETWORKS, assemble_run, compute_gradient, job
 from tests.paths import ROOT
 from tests.supervisor import tiny_run
-from tests.waiting import until
+from tests.waiting import wait_until
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -149,7 +149,7 @@ optimize: {cpu_threads: 1}
 
 @pytest.mark.nightly
 def test_chosen_by_itself_killed_and_resumed_the_bits_are_the_same(tmp_path: Path) -> None:
-    reports.write(tmp_path, 300)
+    reports.write_reports(tmp_path, 300)
     path = tmp_path / "job.yaml"
     path.write_text(JOB)
     done = tiny_run.train(path)
@@ -163,15 +163,15 @@ def test_chosen_by_itself_killed_and_resumed_the_bits_are_the_same(tmp_path: Pat
     assert begins_with(row["reason"], "embeddings-layers-computed-once", 2, 3, 6)
     slow = subprocess.Popen(tiny_run.command(path), cwd=ROOT, stdout=subprocess.DEVNULL)
     run_folder = tmp_path / "runs/tiny-002"
-    until(lambda: len(list((run_folder / "checkpoints").glob("step-*"))) > 1)
+    wait_until(lambda: len(list((run_folder / "checkpoints").glob("step-*"))) > 1)
     slow.kill()
     slow.wait()
     resumed = tiny_run.train(path)
     assert resumed.returncode == 0, resumed.stderr
     assert "resumes" in resumed.stdout
     assert "computed once for" in resumed.stdout
-    assert tiny_run.same(tmp_path / "runs/tiny-001", run_folder)
-    assert tiny_run.rows(tmp_path / "runs/tiny-001") == tiny_run.rows(run_folder)
+    assert tiny_run.have_same_weights(tmp_path / "runs/tiny-001", run_folder)
+    assert tiny_run.read_rows(tmp_path / "runs/tiny-001") == tiny_run.read_rows(run_folder)
 
 
 @pytest.mark.parametrize("name", ["encoder, one layer of two", "resnet18"])

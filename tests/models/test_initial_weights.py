@@ -17,7 +17,7 @@ from drivetrain.job_spec import load_job as job_spec
 from drivetrain.models.build import Model, build
 from drivetrain.training import recorded_inputs
 from tests.messages import begins_with, saying, says_only
-from tests.models.followed_weights import FIRST, follow, outputs, rename_classes
+from tests.models.followed_weights import FIRST, compute_outputs, follow, rename_classes
 from tests.task_cases import CASES, Case, collect_outputs, train_case
 from tests.tiny import assemble_plain_run
 
@@ -36,7 +36,7 @@ def test_every_task_starts_with_the_outputs_of_the_earlier_run(
     folder, case, trained_outputs = first
     job = follow(folder, case)
     model = build(job, load(job))
-    initial_outputs = outputs(job, model)
+    initial_outputs = compute_outputs(job, model)
     assert initial_outputs.keys() == trained_outputs.keys()
     for name, values in trained_outputs.items():
         torch.testing.assert_close(initial_outputs[name], values, rtol=1e-5, atol=1e-6)
@@ -46,7 +46,7 @@ def test_every_task_starts_with_the_outputs_of_the_earlier_run(
 def test_the_random_start_differs(first: tuple[Path, Case, dict[str, torch.Tensor]]) -> None:
     folder, _, before = first
     job = job_spec.load(folder / "job.yaml")
-    now = outputs(job, build(job, load(job)))
+    now = compute_outputs(job, build(job, load(job)))
     assert any(not torch.allclose(now[name], values, rtol=1e-3, atol=1e-5) for name, values in before.items())
 
 
@@ -107,7 +107,7 @@ def test_heads_in_another_order_keep_their_weights(tmp_path: Path) -> None:
     case = CASES["texts"]
     before = collect_outputs(train_case(case, tmp_path, steps=10))
     job = follow(tmp_path, case, f"{{from: {FIRST}}}", ("{kind: 0.7, urgent: 0.3}", "{urgent: 0.3, kind: 0.7}"))
-    now = outputs(job, build(job, load(job)))
+    now = compute_outputs(job, build(job, load(job)))
     for name, values in before.items():
         torch.testing.assert_close(now[name], values, rtol=1e-5, atol=1e-6)
 
@@ -197,7 +197,7 @@ def test_a_file_of_weights(tmp_path: Path) -> None:
     shutil.copy(tmp_path / FIRST / "model" / "model.safetensors", tmp_path / "w.safetensors")
     spec = "{cnn_channels: [4], lstm_hidden: 6, bidirectional: true, weights: w.safetensors}"
     job = follow(tmp_path, case, spec)
-    torch.testing.assert_close(outputs(job, build(job, load(job)))[""], before[""], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(compute_outputs(job, build(job, load(job)))[""], before[""], rtol=1e-5, atol=1e-6)
     wider = follow(tmp_path, case, spec.replace("6", "8"))
     with pytest.raises(SpecError, match=r"model\.weights: .* does not fit the network: lstm"):
         build(wider, load(wider))

@@ -12,7 +12,7 @@ from drivetrain.data.load_data import load
 from drivetrain.errors import DataError, SpecError
 from drivetrain.models.build import build
 from tests.messages import saying, says
-from tests.models.followed_weights import FIRST, follow, outputs, rename_classes
+from tests.models.followed_weights import FIRST, compute_outputs, follow, rename_classes
 from tests.task_cases import CASES, train_case
 
 FROM = f"{{from: {FIRST}}}"
@@ -61,7 +61,7 @@ def test_bytes_and_shares_of_one_are_the_same_colors(tmp_path: Path) -> None:
         data_files = f"train: {name}.npz, validation: {name}.npz"
         job = follow(tmp_path, case, FROM, ("train: train, validation: held", data_files))
         torch.manual_seed(0)
-        model_outputs.append(outputs(job, build(job, load(job)))[""])
+        model_outputs.append(compute_outputs(job, build(job, load(job)))[""])
     torch.testing.assert_close(model_outputs[0], model_outputs[1], rtol=1e-4, atol=1e-5)
 
 

@@ -34,12 +34,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def images(path: Path) -> Job:
-    shards.folder(path / "s", shards=6)
+    shards.write_shards(path / "s", shards=6)
     return shards.job(path, "s", streams=2)
 
 
 def texts(path: Path) -> Job:
-    text_shards.folder(path / "s", shards=6)
+    text_shards.write_shards(path / "s", shards=6)
     return text_shards.job(path, "s", stream=", stream: {streams: 2, window: 2}")
 
 

@@ -64,7 +64,7 @@ def gradient(trained_run: run.Run, size: int = 24) -> tuple[StepResult, torch.Te
     ids = np.arange(size)
     targets = {name: y[:size] for name, y in trained_run.dataset.train.targets.items()}
     outcome = trained_run.step(Batch(ids, trained_run.dataset.train.gather(ids), targets), seed=0)
-    return outcome, recorder.seen
+    return outcome, recorder.gradients
 
 
 @pytest.mark.parametrize("micro", [None, 3])
@@ -74,7 +74,7 @@ def test_loss_gradients_and_metrics_are_those_of_the_whole_batch(
     tmp_path: Path, model: str, tokens: int | str, micro: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unpadding, "MAX_ROW_TOKENS", 200)
-    reports.write(tmp_path)
+    reports.write_reports(tmp_path)
     labels = "{modo: 0.1, causa: {weight: 0.6, class_weights: balanced}, prioridad: 0.3}"
     job = reports.job(tmp_path, model=STILL + model, labels=labels)
     full_batch = assemble_run(tmp_path, job, False)
@@ -107,7 +107,7 @@ def test_loss_gradients_and_metrics_are_those_of_the_whole_batch(
 @pytest.mark.parametrize("value", [128, "packed"])
 def test_vectors_of_a_frozen_encoder_are_trained_on_as_they_are(tmp_path: Path, value: int | str) -> None:
     """There is nothing left to cut or to pack, even where a stored plan says so."""
-    reports.write(tmp_path)
+    reports.write_reports(tmp_path)
     job = reports.job(tmp_path, model=f"{reports.ENCODER[:-1]}, freeze: {{names: [encoder]}}}}")
     unpadded = assemble_run(tmp_path, job, True, {"unpadding": value})
     full_batch = assemble_run(tmp_path, job, True)
@@ -115,7 +115,7 @@ def test_vectors_of_a_frozen_encoder_are_trained_on_as_they_are(tmp_path: Path, 
 
 
 def test_fewer_tokens_are_computed_and_each_real_one_once(tmp_path: Path) -> None:
-    reports.write(tmp_path)
+    reports.write_reports(tmp_path)
     ours = assemble_run(tmp_path, reports.job(tmp_path, model=STILL + "}"), False, {"unpadding": 128})
     batch = next(iter(ours.batches.epoch(0)))
     parts = list(ours.step.micro_batches(batch))
@@ -128,7 +128,7 @@ def test_fewer_tokens_are_computed_and_each_real_one_once(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("value", [64, "packed"])
 def test_with_dropout_a_step_again_is_the_same_step(tmp_path: Path, value: int | str) -> None:
-    reports.write(tmp_path)
+    reports.write_reports(tmp_path)
     job = reports.job(tmp_path)
     first, repeated, other = (assemble_run(tmp_path, job, False, {"unpadding": value}) for _ in range(3))
     assert tiny.losses(first, 4) == tiny.losses(repeated, 4)
@@ -194,7 +194,7 @@ def test_with_dropout_a_step_again_is_the_same_step(tmp_path: Path, value: int |
 def test_it_is_chosen_for_texts(
     tmp_path: Path, task: str, facts: Workload | None, gpu: bool, value: int | str, reason: str
 ) -> None:
-    reports.write(tmp_path)
+    reports.write_reports(tmp_path)
     model = reports.ENCODER[:-1] + (", freeze: {names: [encoder]}}" if task == "frozen" else "}")
     job = tiny.job() if task == "image" else reports.job(tmp_path, model=model)
     if task == "compiled":
@@ -258,7 +258,7 @@ def test_on_gpus_hardly_any_padding_is_computed_by_default(
 ) -> None:
     """Computed tokens over real ones, of the default encoder and of one like BERT-base, by plan and step as they are."""
     monkeypatch.setattr(inspection, "find_packing_obstacle", lambda network, dtype: "")
-    reports.write(tmp_path, 1000)
+    reports.write_reports(tmp_path, 1000)
     job = reports.job(tmp_path, model="{name: encoder}")
     job = job.model_copy(update={"train": job.train.model_copy(update={"batch_size": batch})})
     lengths, small = draw_lengths(job, which)
@@ -303,7 +303,7 @@ def test_a_gpu_without_the_kernels_cuts_and_says_so(
         raise RuntimeError(f"CUDA error: {obstacle}\nCompile with")
 
     monkeypatch.setattr(packed_attention, "find_kernel", lambda hidden, width: kernel if obstacle else None)
-    reports.write(tmp_path)
+    reports.write_reports(tmp_path)
     unpadded = assemble_run(tmp_path, reports.job(tmp_path, model=STILL + "}"), False)
     unpadded.hardware = tiny.facts.read_hardware(MACHINES / "t4.json")
     events: list[str] = []
@@ -315,7 +315,7 @@ def test_a_gpu_without_the_kernels_cuts_and_says_so(
 
 
 def test_the_step_on_a_gpu_cuts_by_what_a_pass_costs_there(tmp_path: Path) -> None:
-    reports.write(tmp_path)
+    reports.write_reports(tmp_path)
     ours = assemble_run(tmp_path, reports.job(tmp_path, model=STILL + "}"), False)
     ours.hardware = tiny.facts.read_hardware(MACHINES / "t4.json")
     unpadding.apply(ours, unpadding.GPU_TOKENS)

@@ -62,7 +62,7 @@ def test_a_second_oom_kill_halves_the_micro_batch_again(folder: Path, monkeypatc
 
 def test_a_micro_batch_reduced_by_the_trainer_is_halved(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainers = Trainers(folder, KILLED, 0)
-    trainers.smaller = {1: 4}  # of 16: it ran out of memory in a step, and later it was killed
+    trainers.reduced_micro_batches = {1: 4}  # of 16: it ran out of memory in a step, and later it was killed
     assert run_attempts(trainers, monkeypatch) == 0
     assert trainers.plans[1].value("micro_batch") == 2
 
@@ -71,9 +71,9 @@ def test_a_trainer_that_is_killed_while_it_measures_is_tried_without(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainers = Trainers(folder, KILLED, KILLED, 0)
-    trainers.begins = False
+    trainers.writes_checkpoint = False
     assert run_attempts(trainers, monkeypatch) == 0
-    assert trainers.words == [[], ["--measured"], ["--measured"]]
+    assert trainers.arguments == [[], ["--measured"], ["--measured"]]
     assert [attempt_plan.value("micro_batch") for attempt_plan in trainers.plans] == ["off", "off", 8]
 
 
@@ -81,7 +81,7 @@ def test_nothing_is_tried_without_measuring_that_measures_nothing(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainers = Trainers(folder, KILLED, 0)
-    trainers.begins = False
+    trainers.writes_checkpoint = False
     assert run_attempts(trainers, monkeypatch, optimize="measure: off") == 0
     assert [attempt_plan.value("micro_batch") for attempt_plan in trainers.plans] == ["off", 8]
 
@@ -90,7 +90,7 @@ def test_a_new_process_for_the_final_plan_does_not_measure_again(folder: Path, m
     trainers = Trainers(folder, Replanned.exit_code, KILLED, 0, micro_batch=8)
     assert run_attempts(trainers, monkeypatch) == 0
     assert [attempt_plan.value("micro_batch") for attempt_plan in trainers.plans] == ["off", 8, 4]
-    assert trainers.words == [[], ["--measured"], ["--measured"]]
+    assert trainers.arguments == [[], ["--measured"], ["--measured"]]
 
 
 def test_the_effective_plan_has_what_a_checkpoint_learned(folder: Path) -> None:

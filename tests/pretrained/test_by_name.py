@@ -32,7 +32,7 @@ OTHER = "89abcdef0123456789abcdef0123456789abcdef"
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """A hub with a small BERT, and reports in this folder."""
-    reports.write(tmp_path)
+    reports.write_reports(tmp_path)
     with hub_server.serve_hub(Hub(hub_server.files_of(reports.save_encoder(tmp_path)))) as bert_hub:
         monkeypatch.setenv("HF_ENDPOINT", bert_hub.endpoint)
         shutil.rmtree(tmp_path / "saved")
@@ -73,9 +73,9 @@ def test_a_pickle_is_converted_by_itself(hub: Hub, tmp_path: Path, capsys: pytes
         if not name.startswith("pooler.")
     )
     assert not [path for path in (tmp_path / "home").rglob("*") if path.is_file() and path.read_bytes()[:2] == b"PK"]
-    hub.asked.clear()
+    hub.requests.clear()
     assert pretrained.find(reports.job(tmp_path, model=MODEL), NAME).folder == encoder.folder
-    assert hub.asked == []
+    assert hub.requests == []
 
 
 def test_a_pickle_that_is_no_checkpoint(hub: Hub, tmp_path: Path) -> None:
@@ -168,11 +168,11 @@ def test_fetch_fills_the_cache_for_a_machine_without_a_network(
             f"in {tmp_path}/home/hub/models--casa--beto/snapshots/{COMMIT}",
         ],
     )
-    hub.asked.clear()
+    hub.requests.clear()
     assert main(["fetch", str(tmp_path / "job.yaml")]) == 0
     second_lines = capsys.readouterr().out.splitlines()
     assert begins_with(second_lines[0], "everything-files-mb-compared", NAME, 3, f"{size:,.1f}")
-    assert (second_lines[1:], hub.asked) == (first_lines[2:], [])
+    assert (second_lines[1:], hub.requests) == (first_lines[2:], [])
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     assert load(reports.job(tmp_path, model=MODEL)).preprocessing["kind"] == "texts"
     reports.job(tmp_path)

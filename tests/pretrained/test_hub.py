@@ -41,9 +41,9 @@ def test_it_is_fetched_once_and_found_without_a_request(hub: Hub, lines: list[st
     assert sorted(fetched.new) == NEEDED
     assert lines == [f"hub: fetching casa/beto at {COMMIT[:12]} from {hub.endpoint}: 3 files, 1.0 MB"]
     assert not [path for path in hub.paths() if path.endswith((".py", ".h5", ".md"))], "neither code nor other weights"
-    hub.asked.clear()
+    hub.requests.clear()
     cached = fetch_network(lines)
-    assert (cached.snapshot, cached.new, hub.asked, len(lines)) == (fetched.snapshot, (), [], 1)
+    assert (cached.snapshot, cached.new, hub.requests, len(lines)) == (fetched.snapshot, (), [], 1)
 
 
 def test_other_libraries_find_it(hub: Hub, tmp_path: Path) -> None:
@@ -62,9 +62,9 @@ def test_a_revision_is_resolved_once(hub: Hub) -> None:
     assert fetch_network().snapshot.commit == COMMIT, "main stays what it was when it was fetched"
     assert fetch_network(revision=OTHER).snapshot.commit == OTHER
     assert fetch_network(revision="old").snapshot.commit == COMMIT
-    hub.asked.clear()
+    hub.requests.clear()
     assert [fetch_network(revision=word).snapshot.commit for word in ("old", OTHER, "main")] == [COMMIT, OTHER, COMMIT]
-    assert hub.asked == []
+    assert hub.requests == []
     assert says_only(catch_hub_error(revision="none").given, "hub-has-no-such-revision-of")
 
 
@@ -147,7 +147,7 @@ def test_refusals(
     assert action in error.action
     assert error.possible
     assert token == "" or token not in f"{error.given} {error.action}"
-    assert len(hub.asked) == 1, "the same answer would come again"
+    assert len(hub.requests) == 1, "the same answer would come again"
 
 
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
@@ -193,13 +193,13 @@ def test_an_error_of_the_hub_stays(hub: Hub) -> None:
     hub.faults = [Fault(status=500)]
     error = catch_hub_error()
     assert says_each((error.given, error.action), (get_message("hub-answers-error-own", 500), "try again later"))
-    assert len(hub.asked) == hub_connection.MAX_ATTEMPTS
+    assert len(hub.requests) == hub_connection.MAX_ATTEMPTS
 
 
 def test_a_cut_file_is_resumed(hub: Hub, lines: list[str], tmp_path: Path) -> None:
     hub.faults = [Fault(path="safetensors", cut=300_000, times=2)]
     assert (fetch_network(lines).snapshot.folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
-    byte_ranges = [headers.get("Range") for path, headers in hub.asked if path.endswith("safetensors")]
+    byte_ranges = [headers.get("Range") for path, headers in hub.requests if path.endswith("safetensors")]
     assert byte_ranges == [None, "bytes=300000-", "bytes=600000-"]
     assert begins_with(lines[1], "hub-cut-after-mb", "model.safetensors", "0.3", "1.0")
     assert list_part_files(tmp_path) == []
@@ -212,9 +212,9 @@ def test_a_truncated_file_ends_and_the_next_call_resumes_it(hub: Hub, tmp_path: 
     assert "it resumes there" in error.action
     assert len(list_part_files(tmp_path)) == 1
     assert not (repository_cache(tmp_path) / "snapshots" / COMMIT).exists(), "a part is never used"
-    hub.faults, hub.asked[:] = [], []
+    hub.faults, hub.requests[:] = [], []
     assert fetch_network().new
-    assert [headers.get("Range") for path, headers in hub.asked if path.endswith("safetensors")] == ["bytes=300000-"]
+    assert [headers.get("Range") for path, headers in hub.requests if path.endswith("safetensors")] == ["bytes=300000-"]
 
 
 def test_a_file_that_is_shorter_than_its_entry(hub: Hub) -> None:
@@ -226,7 +226,7 @@ def test_a_file_that_is_shorter_than_its_entry(hub: Hub) -> None:
 
 
 def test_a_server_that_ignores_ranges(hub: Hub, lines: list[str]) -> None:
-    hub.whole, hub.faults = True, [Fault(path="safetensors", cut=300_000, times=1)]
+    hub.ignores_range, hub.faults = True, [Fault(path="safetensors", cut=300_000, times=1)]
     assert (fetch_network(lines).snapshot.folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
 
 
@@ -283,7 +283,7 @@ def test_offline_by_request(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     error = catch_hub_error()
     assert says(error.given, "hf-hub-offline-set")
     assert "unset HF_HUB_OFFLINE" in error.action
-    assert hub.asked == []
+    assert hub.requests == []
 
 
 def test_a_hub_that_talks_nonsense(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,7 +62,7 @@ def test_what_another_program_has_fetched_is_enough_offline(
     assert fetch_network().snapshot.commit == COMMIT
     monkeypatch.delenv("HF_HUB_OFFLINE")
     assert fetch_network().snapshot.commit == COMMIT
-    assert hub.asked == [], "it was compared with its hashes, and that is on record"
+    assert hub.requests == [], "it was compared with its hashes, and that is on record"
     shutil.rmtree(cache_folder / "drivetrain")
     (cache_folder / "snapshots" / COMMIT / "model.safetensors").resolve().write_bytes(b"x")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
@@ -82,7 +82,7 @@ def test_what_an_earlier_version_has_fetched_is_used_without_a_request(hub: Hub,
     (cache_folder / "drivetrain" / f"{COMMIT}.json").write_text(json.dumps(record))
     snapshot = fetch_network().snapshot
     assert sorted(file.name for file in snapshot.files) == NEEDED
-    assert (snapshot.converted, hub.asked) == ("pytorch_model.bin", [])
+    assert (snapshot.converted, hub.requests) == ("pytorch_model.bin", [])
 
 
 @pytest.mark.parametrize(
@@ -145,9 +145,9 @@ def test_a_killed_download_is_resumed(hub: Hub, tmp_path: Path) -> None:
     part_bytes = part.stat().st_size
     assert 200_000 < part_bytes < len(FILES["model.safetensors"])
     assert not (repository_cache(tmp_path) / "snapshots").exists(), "nothing half-written has its name"
-    hub.faults, hub.asked[:] = [], []
+    hub.faults, hub.requests[:] = [], []
     assert fetch_network().new == ("model.safetensors",)
-    (byte_range,) = [headers["Range"] for path, headers in hub.asked if path.endswith("safetensors")]
+    (byte_range,) = [headers["Range"] for path, headers in hub.requests if path.endswith("safetensors")]
     assert byte_range == f"bytes={part_bytes}-"
     assert list_part_files(tmp_path) == []
 

@@ -21,18 +21,18 @@ def test_a_private_network_needs_the_token(hub: Hub, monkeypatch: pytest.MonkeyP
     (tmp_path / "home").mkdir(exist_ok=True)
     (tmp_path / "home" / "token").write_text("t0ken123\n")
     assert fetch_network().new
-    assert all(headers["Authorization"] == "Bearer t0ken123" for _, headers in hub.asked[1:])
+    assert all(headers["Authorization"] == "Bearer t0ken123" for _, headers in hub.requests[1:])
 
 
 def test_the_token_stays_with_its_host(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.token = "t0ken123"
     monkeypatch.setenv("HF_TOKEN", hub.token)
     with serve_hub(Hub(dict(FILES))) as other:
-        hub.elsewhere = other.endpoint
+        hub.file_address = other.endpoint
         assert fetch_network().new
-    assert len(other.asked) == 3
-    assert all("Authorization" not in headers for _, headers in other.asked)
-    assert all("Authorization" in headers for _, headers in hub.asked)
+    assert len(other.requests) == 3
+    assert all("Authorization" not in headers for _, headers in other.requests)
+    assert all("Authorization" in headers for _, headers in hub.requests)
 
 
 def test_the_token_goes_over_no_open_line(monkeypatch: pytest.MonkeyPatch, lines: list[str]) -> None:

@@ -85,9 +85,9 @@ def test_the_splits_of_the_readme_fetched_once(hub: Hub, tmp_path: Path, capsys:
     dataset = load(job)
     assert dataset.heads[""].classes == ("neg", "pos"), "the names of the README"
     assert len(dataset.train) + len(dataset.validation) == 40
-    hub.asked.clear()
+    hub.requests.clear()
     assert load_job(tmp_path).data == job.data
-    assert hub.asked == []
+    assert hub.requests == []
 
 
 def test_other_libraries_find_it(hub: Hub, tmp_path: Path) -> None:
@@ -224,13 +224,13 @@ def test_the_branch_of_parquet_files(hub: Hub, tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["hf://datasets/casa/frases/../x", "hf://casa/frases", "hf://spaces/a/b"])
 def test_an_address_that_is_none(hub: Hub, tmp_path: Path, text: str) -> None:
     assert "hf://datasets/OWNER/NAME, with @REVISION" in str(catch_spec_error(tmp_path, text))
-    assert hub.asked == []
+    assert hub.requests == []
 
 
 def test_validate_asks_nothing(hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["validate", str(write_spec(tmp_path))]) == 0
     assert says(capsys.readouterr().out, "hf-datasets-cache-hugging", "data.train", NAME)
-    assert hub.asked == []
+    assert hub.requests == []
     assert says_each(
         network.decide(job_spec.load(write_spec(tmp_path))),
         (True, get_message("network-hf-datasets-hugging", "data.train", NAME)),
@@ -245,10 +245,10 @@ def test_fetch_and_update(
     assert f"{NAME}: fetched 4 files" in output
     assert "  data/train-00001-of-00002.parquet" in output
     assert f"commit {COMMIT}\nin {repository_cache(tmp_path)}/snapshots/{COMMIT}\n" in output
-    hub.asked.clear()
+    hub.requests.clear()
     assert main(["fetch", str(write_spec(tmp_path))]) == 0
     assert f"{NAME}: everything is there, 4 files" in capsys.readouterr().out
-    assert hub.asked == []
+    assert hub.requests == []
     hub.revisions["main"] = OTHER
     assert main(["fetch", str(write_spec(tmp_path)), "--update"]) == 0
     assert f"commit {OTHER}" in capsys.readouterr().out

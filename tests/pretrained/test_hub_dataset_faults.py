@@ -66,9 +66,9 @@ def test_a_truncated_file_is_never_used_and_resumed(hub: Hub, tmp_path: Path) ->
     hub.faults = [Fault(path=part, cut=100, times=1), Fault(path=part, cut=0)]
     assert "ends after 0.0 of 0.0 MB" in str(catch_spec_error(tmp_path))
     assert not (repository_cache(tmp_path) / "snapshots").exists()
-    hub.faults, hub.asked[:] = [], []
+    hub.faults, hub.requests[:] = [], []
     assert len(load(load_job(tmp_path)).train) == 36
-    assert [headers.get("Range") for path, headers in hub.asked if part in path] == ["bytes=100-"]
+    assert [headers.get("Range") for path, headers in hub.requests if part in path] == ["bytes=100-"]
     assert not hub.paths("train-00000"), "what was complete is not fetched again"
 
 
@@ -95,7 +95,7 @@ def test_no_network_and_what_another_program_fetched(hub: Hub, tmp_path: Path, m
     error = str(catch_spec_error(tmp_path))
     assert says(error, "revision-main-cache-hf", tmp_path / "home" / "hub")
     assert says(error, "network-drivetrain-fetch-fills", f"{tmp_path}/job.yaml")
-    assert hub.asked == []
+    assert hub.requests == []
     monkeypatch.delenv("HF_HUB_OFFLINE")
     load_job(tmp_path)
     shutil.rmtree(repository_cache(tmp_path) / "drivetrain")

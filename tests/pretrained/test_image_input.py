@@ -132,7 +132,7 @@ def test_without_a_description_nothing_is_assumed() -> None:
 def write_described_folder(folder: Path) -> None:
     """Class folders, and a network whose processor crops and resizes bicubically."""
     task_cases.image_folders(folder)
-    path = vision.saved(folder) / "preprocessor_config.json"
+    path = vision.save_network(folder) / "preprocessor_config.json"
     crop = {
         "do_center_crop": True,
         "crop_size": {"height": 32, "width": 32},
@@ -251,7 +251,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 def test_a_key_that_is_not_understood_is_refused(tmp_path: Path, case: str) -> None:
     options, message = REFUSED[case]
     task_cases.image_folders(tmp_path)
-    path = vision.saved(tmp_path) / image_input.FILE
+    path = vision.save_network(tmp_path) / image_input.FILE
     path.write_text(json.dumps(json.loads(path.read_text()) | options))
     with pytest.raises(SpecError) as error:
         load(vision.job(tmp_path))
@@ -261,7 +261,7 @@ def test_a_key_that_is_not_understood_is_refused(tmp_path: Path, case: str) -> N
 
 def test_keys_without_effect_are_in_the_log(tmp_path: Path) -> None:
     task_cases.image_folders(tmp_path)
-    path = vision.saved(tmp_path) / image_input.FILE
+    path = vision.save_network(tmp_path) / image_input.FILE
     path.write_text(json.dumps(json.loads(path.read_text()) | {"do_convert_rgb": True, "do_color_quantize": False}))
     notes = load(vision.job(tmp_path)).notes
     assert says_only(notes, "convert-rgb-true-changes", "preprocessor_config.json")

@@ -12,7 +12,7 @@ from drivetrain.cli.main import main
 from drivetrain.report.sections.compared_runs import flatten, list_differences
 from tests.messages import says
 from tests.report_folder import change_json, make_run, write_rows
-from tests.report_page import page_of
+from tests.report_page import read_page
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def test_the_files(runs: list[Path]) -> None:
     assert compare(runs) == 0
     folder = runs[0].parent / "compare-digits-001-digits-002"
     (folder / "compare.html").rename(folder / "report.html")
-    page = page_of(folder)
+    page = read_page(folder)
     assert page.open == []
     assert all(load.startswith(("#", "url(#")) for load in page.loads)
     assert "best validation/accuracy of 2 runs: digits-002" in page.text

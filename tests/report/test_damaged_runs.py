@@ -12,7 +12,7 @@ import pytest
 from drivetrain.report.write import write
 from tests.messages import says
 from tests.report_folder import change_json, make_run, metrics, telemetry, write_rows
-from tests.report_page import page_of
+from tests.report_page import read_page
 
 EVIL = "<script src='https://evil.example/x.js'>alert(1)</script>|`*[x](http://evil.example)"
 
@@ -69,8 +69,8 @@ def test_damage_is_reported_and_survived(run: Path, file: str, damage: str | Non
         (run / file).write_bytes(damage.encode("utf-8", "surrogateescape"))
     text = text_of(run)
     assert message in text.replace("\\", "")
-    assert page_of(run).open == []
-    assert message in page_of(run).text
+    assert read_page(run).open == []
+    assert message in read_page(run).text
     assert [gap["file"] for gap in json.loads((run / "report.json").read_text(encoding="utf-8"))["gaps"]] == [file]
 
 
@@ -87,7 +87,7 @@ def test_a_single_file_is_enough(run: Path, file_name: str) -> None:
         if path.name != file_name:
             path.unlink()
     assert says(text_of(run), "missing-damaged-files")
-    assert page_of(run).open == []
+    assert read_page(run).open == []
 
 
 @pytest.mark.parametrize(("status", "code"), [("stopped", 75), ("failed", 5), ("running", None)])
@@ -125,7 +125,7 @@ def test_foreign_text_stays_text(tmp_path: Path) -> None:
     write_rows(run / "events.jsonl", [{"time": 1.5, "kind": EVIL, "text": EVIL}])
     (run / "job.yaml").write_text(f"name: x\n# {EVIL} ``` </pre>\n", encoding="utf-8")
     write(run)
-    page = page_of(run)
+    page = read_page(run)
     assert "script" not in page.tags
     assert page.open == []
     assert page.text.count("alert(1)") >= 10
@@ -149,4 +149,4 @@ def test_size(tmp_path: Path) -> None:
     assert (run / "report.html").stat().st_size < 1_000_000
     data = json.loads((run / "report.json").read_text(encoding="utf-8"))
     assert all(len(points) <= 1000 for points in data["curves"].values())
-    assert "The last 200 of 5000 events" in page_of(run).text
+    assert "The last 200 of 5000 events" in read_page(run).text

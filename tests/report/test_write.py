@@ -21,7 +21,7 @@ from drivetrain.training.forecast import compare_forecast
 from tests.messages import says
 from tests.paths import ROOT
 from tests.report_folder import BEST_METRICS, STEPS, change_json, confusion, make_run, write_rows
-from tests.report_page import page_of
+from tests.report_page import read_page
 
 
 @pytest.fixture(scope="module")
@@ -100,13 +100,13 @@ def test_the_forecast_stands_beside_what_came(run: Path) -> None:
     ],
 )
 def test_page_and_markdown_have_the_same_content(finished: Path, phrase: str) -> None:
-    assert phrase in re.sub(r"\s+", " ", page_of(finished).text)
+    assert phrase in re.sub(r"\s+", " ", read_page(finished).text)
     assert phrase in (finished / "report.md").read_text(encoding="utf-8").replace("&lt;", "<")
 
 
 def test_every_decision_has_its_reason(finished: Path) -> None:
     plan = json.loads((finished / "plan.json").read_text(encoding="utf-8"))
-    text = page_of(finished).text
+    text = read_page(finished).text
     for decision in plan["decisions"]:
         assert decision["name"] in text
         assert decision["reason"] in text
@@ -130,7 +130,7 @@ def test_json(finished: Path) -> None:
 
 
 def test_page_is_closed_and_loads_nothing(finished: Path) -> None:
-    page = page_of(finished)
+    page = read_page(finished)
     assert page.open == []
     assert {"script", "link", "img", "iframe"}.isdisjoint(page.tags)
     assert page.loads
@@ -179,7 +179,7 @@ def test_several_heads(run: Path) -> None:
     text = text_of(run)
     for phrase in ("| Macro F1: validation/mode |", "| Macro F1: validation/cause |", "## Confusion matrix of mode"):
         assert phrase in text
-    assert len(page_of(run).ids) == len(set(page_of(run).ids))
+    assert len(read_page(run).ids) == len(set(read_page(run).ids))
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_an_evaluation_is_not_counted_as_zero_speed(run: Path) -> None:
     readings = [{"seconds": s, "step": s, "samples_per_second": speed} for s, speed in enumerate((480.0, 512.0, 0.0))]
     write_rows(run / "telemetry.jsonl", readings)
     write(run)
-    assert "samples/s 512" in re.sub(r"\s+", " ", page_of(run).text)
+    assert "samples/s 512" in re.sub(r"\s+", " ", read_page(run).text)
     (run / "result.json").unlink()
     change_json(run / "state.json", lambda s: s.update(status="stopped", exit_code=75))
     write_rows(

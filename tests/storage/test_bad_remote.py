@@ -244,7 +244,9 @@ ROWS = [
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with moto() as address, faulty_store(address):
-        open_store("shards").put("0.tar", shards.tar(tmp_path_factory.mktemp("s") / "x.tar", range(4)).read_bytes())
+        open_store("shards").put(
+            "0.tar", shards.write_tar(tmp_path_factory.mktemp("s") / "x.tar", range(4)).read_bytes()
+        )
         yield address
 
 

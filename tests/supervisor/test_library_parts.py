@@ -15,7 +15,7 @@ import drivetrain
 from drivetrain.errors import CheckpointError, SpecError, UserCodeError
 from drivetrain.supervisor import embedded
 from tests.messages import ends_with, saying, says
-from tests.supervisor.circle_training import circle, network, no_report, same
+from tests.supervisor.circle_training import have_same_bits, make_circle, network, no_report
 
 __all__ = ["no_report"]
 torch.set_num_threads(1)
@@ -24,7 +24,11 @@ torch.set_num_threads(1)
 def train(folder: Path, model: nn.Module | None = None, **settings: Any) -> embedded.Result:
     defaults: dict[str, Any] = {"epochs": 2, "batch_size": 30, "optimize": {"cpu_threads": 1, "measure": "off"}}
     return drivetrain.train(
-        network() if model is None else model, circle(120), circle(40, seed=1), runs=folder, **defaults | settings
+        network() if model is None else model,
+        make_circle(120),
+        make_circle(40, seed=1),
+        runs=folder,
+        **defaults | settings,
     )
 
 
@@ -52,14 +56,14 @@ def test_an_optimizer_object_keeps_its_groups_and_its_function_gives_the_same(tm
             [{"params": parameters[:2], "lr": 0.0}, {"params": parameters[2:]}], lr=0.1, momentum=0.5
         )
 
-    assert same(result, train(tmp_path / "function", optimizer=make_optimizer))
+    assert have_same_bits(result, train(tmp_path / "function", optimizer=make_optimizer))
 
 
 def test_an_optimizer_of_torch_gives_the_bits_of_a_loop_by_hand(tmp_path: Path) -> None:
     model, hand = network().eval(), network().eval()
     nets = [nn.Sequential(net[0], net[1], net[3]) for net in (model, hand)]
     order: list[Any] = []
-    x, y = circle(120).tensors
+    x, y = make_circle(120).tensors
 
     class Ordered(torch.utils.data.Dataset[Any]):
         def __len__(self) -> int:
@@ -74,7 +78,7 @@ def test_an_optimizer_of_torch_gives_the_bits_of_a_loop_by_hand(tmp_path: Path) 
     drivetrain.train(
         nets[0],
         loader,
-        circle(40, seed=1),
+        make_circle(40, seed=1),
         runs=tmp_path,
         epochs=1,
         names=["a", "b"],
@@ -208,7 +212,7 @@ def test_an_error_in_a_callback_ends_the_run_with_a_checkpoint(tmp_path: Path) -
     assert f"possible: saved as {tmp_path}/a/library-001/checkpoints/step-6" in text
     assert ends_with(text, "fix-these-lines-same")
     is_fixed = True
-    assert same(train(tmp_path / "a", on_step=on_step), train(tmp_path / "b"))
+    assert have_same_bits(train(tmp_path / "a", on_step=on_step), train(tmp_path / "b"))
 
 
 def test_a_metric_that_raises_is_named(tmp_path: Path) -> None:
@@ -293,7 +297,7 @@ def test_a_finished_run_is_extended(tmp_path: Path) -> None:
     first_result = train(tmp_path / "parts", optimizer=make_optimizer, epochs=2)
     extended_result = train(tmp_path / "parts", optimizer=make_optimizer, epochs=3, extend=first_result)
     assert extended_result.folder.name == "library-002"
-    assert same(uninterrupted, extended_result)
+    assert have_same_bits(uninterrupted, extended_result)
     with pytest.raises(SpecError, match=r"epochs: is 3, and .* has trained 3 epochs") as raised:
         train(tmp_path / "parts", optimizer=make_optimizer, epochs=3, extend=extended_result.folder)
     assert "such as epochs=6" in str(raised.value)

@@ -20,11 +20,11 @@ from drivetrain.errors import DataError, DrivetrainError, NumericsError, SpecErr
 from drivetrain.hardware import detect
 from drivetrain.optimizations import precision
 from tests.messages import saying, says
-from tests.supervisor.circle_training import circle, network, no_report
+from tests.supervisor.circle_training import make_circle, network, no_report
 
 __all__ = ["no_report"]
 torch.set_num_threads(1)
-X, Y = circle(96).tensors
+X, Y = make_circle(96).tensors
 BATCHES = [(X[i : i + 32], Y[i : i + 32]) for i in (0, 32, 64)] * 2
 
 
@@ -98,7 +98,7 @@ def test_it_gives_the_weights_of_train_for_the_same_batches(tmp_path: Path) -> N
     drivetrain.train(
         model,
         DataLoader(TensorDataset(X, Y), 32),
-        circle(40, seed=1),
+        make_circle(40, seed=1),
         runs=tmp_path,
         epochs=2,
         loss=nn.CrossEntropyLoss(),

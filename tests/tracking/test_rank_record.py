@@ -25,7 +25,7 @@ from drivetrain.training.rank_sampler import RankSampler
 from tests import ranks_start, tiny
 from tests.messages import says, says_only
 from tests.report_folder import change_json, make_live_run, make_run
-from tests.tracking.live.painted_text import text_of
+from tests.tracking.live.painted_text import read_text
 
 FAST = RankRecord(0, "alpha", "Xeon", 2, 1000, 8.0, 0.5, 1.5, 400 << 20, 500 << 20)
 SLOW = RankRecord(1, "beta", "Xeon", 2, 1000, 9.0, 0.9, 0.1, 400 << 20, 600 << 20)
@@ -55,15 +55,15 @@ def test_a_record_survives_the_way(tmp_path: Path) -> None:
 
 def test_the_live_view_shows_each_process(tmp_path: Path) -> None:
     run = make_live_run(tmp_path / "digits-001")
-    assert "rank" not in text_of(RunReader(run).read(), 100)
+    assert "rank" not in read_text(RunReader(run).read(), 100)
     rank_record.write_records(run, [FAST, SLOW])
     view = RunReader(run).read()
-    text = text_of(view, 100)
+    text = read_text(view, 100)
     assert "rank 0     118 samples/s" in text
     assert "slowest, waits 9% data, 1% others" in text
     assert format_line(view).endswith("slowest: rank 1 on beta")
     rank_record.write_records(run, [replace(SLOW, rank=rank) for rank in range(20)])
-    text = text_of(RunReader(run).read(), 60)
+    text = read_text(RunReader(run).read(), 60)
     assert text.count("samples/s") == MAX_PROCESS_ROWS + 1
     assert "the slowest of 20 processes" in text
 
@@ -120,7 +120,7 @@ def test_many_processes_are_listed_up_to_a_limit() -> None:
 @pytest.mark.slow
 def test_processes_tell_what_they_did(tmp_path: Path) -> None:
     """The records of all are complete at the end, however short the run is."""
-    ranks_start.finished([sys.executable, "-m", "tests.ranks_driver", str(tmp_path), "30", ""], 2)
+    ranks_start.run_ranks([sys.executable, "-m", "tests.ranks_driver", str(tmp_path), "30", ""], 2)
     records = rank_record.read_records(tmp_path)
     trained = [json.loads((f / "trained.json").read_text()) for f in (tmp_path, tmp_path / "ranks" / "1")]
     assert [record.samples for record in records] == [sum(map(len, steps)) for steps in trained]

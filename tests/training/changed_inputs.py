@@ -104,7 +104,7 @@ class Way:
 
     jobs: tuple[str, ...]
     change: Callable[[Path], object]
-    named: str = ""
+    named_file: str = ""
     """The file that the refusal names; none if the run has to go on."""
 
 
@@ -275,6 +275,6 @@ def other_weights(path: Path) -> None:
 
 PRETRAINED: dict[str, Callable[[Path], object]] = {
     "tokenizer.json": other_words,
-    "config.json": lambda path: reports.edit(path, hidden_act="relu"),
+    "config.json": lambda path: reports.edit_json(path, hidden_act="relu"),
     "model.safetensors": other_weights,
 }

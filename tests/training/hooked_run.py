@@ -70,7 +70,7 @@ def nan_gradient(training_run: run.Run) -> None:
     handle = next(training_run.model.parameters()).register_hook(spoil)
 
 
-BACK = "loss_spike: rollback, schedule: constant"
+ROLLBACK = "loss_spike: rollback, schedule: constant"
 
 
 def outlier(*batches: tuple[int, int]) -> Callable[[run.Run], None]:

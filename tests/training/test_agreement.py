@@ -37,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def ends(folder: Path) -> dict[str, Ends]:
     """How each case ended, in the leader and in the other process."""
-    process_results = ranks_cases.together(folder, CASES, 2, "ranks_faults")
+    process_results = ranks_cases.run_cases(folder, CASES, 2, "ranks_faults")
     return {case: [results[case] for results in process_results] for case in CASES}
 
 

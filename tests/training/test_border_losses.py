@@ -54,7 +54,7 @@ def train_by_hand(folder: Path, kind: str) -> Numbers:
 @pytest.fixture(scope="module")
 def by_two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     cases = [case for kind in LOSSES for case in (kind, f"{kind}/3")]
-    leader, other = ranks_cases.together(tmp_path_factory.mktemp("two"), cases, 2, "border_losses")
+    leader, other = ranks_cases.run_cases(tmp_path_factory.mktemp("two"), cases, 2, "border_losses")
     assert all(leader[case].get("weights") == other[case].get("weights") for case in cases)
     return leader
 

@@ -151,7 +151,7 @@ def test_texts_of_many_lengths_stay_compiled(tmp_path: Path, monkeypatch: pytest
     """Torch's own limit of eight is not enough for all lengths."""
     torch.compiler.reset()
     monkeypatch.chdir(tmp_path)
-    reports.write(tmp_path)
+    reports.write_reports(tmp_path)
     text_job = reports.job(tmp_path, model=reports.ENCODER)
     torch_compile, messages = torch.compile, list[str]()
     monkeypatch.setattr(torch, "compile", lambda network, mode=None: torch_compile(network, backend="eager"))

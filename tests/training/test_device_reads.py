@@ -29,7 +29,7 @@ from drivetrain.training import loop, run
 from drivetrain.training.phase_timer import PhaseTimer
 from drivetrain.training.step import Step
 from tests import reports, tiny
-from tests.training.watched_device import DEVICE, Watched
+from tests.training.wait_recorder import DEVICE, WaitRecorder
 
 ATEN = torch.ops.aten
 AUGMENT = (
@@ -48,7 +48,7 @@ NETWORKS = {
 }
 
 
-class DeviceReads(Watched):
+class DeviceReads(WaitRecorder):
     """Notes what waits for the device and does not raise on it."""
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
@@ -165,7 +165,7 @@ def test_a_step_of_texts_reads_nothing(
     model: str, value: Value, kernel: Any, tmp_path: Path, reads: DeviceReads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Padded, cut by length, packed for a kernel, and packed in groups."""
-    reports.write(tmp_path)
+    reports.write_reports(tmp_path)
     text_job = reports.job(tmp_path, model=reports.ENCODER[:-1] + model)
     device_run = assemble_on_device(tmp_path, text_job, {"unpadding": value}, monkeypatch)
     monkeypatch.setattr(packed_attention, "find_kernel", lambda hidden, width: kernel)

@@ -33,7 +33,7 @@ STEPS = 4
 def make_job(cache: bool = True, every: str = "1 steps") -> Job:
     checkpoint_section = f"checkpoint: {{every: {every}, keep: 30}}\n"
     optimize = f"feature_cache: {str(cache).lower()}, cpu_threads: 1"
-    return tiny.job(TRAIN, MODEL, optimize, epochs=5, more=checkpoint_section)
+    return tiny.job(TRAIN, MODEL, optimize, epochs=5, sections=checkpoint_section)
 
 
 def assemble_run(folder: Path, job: Job) -> Run:

@@ -118,8 +118,8 @@ def test_the_same_result_or_refused(started: Callable[[str], Path], way: str, jo
     write(folder, JOBS[job].text)
     WAYS[way].change(folder)
     verdict = outcome(folder)
-    if WAYS[way].named:
-        assert WAYS[way].named in verdict
+    if WAYS[way].named_file:
+        assert WAYS[way].named_file in verdict
     else:
         assert verdict == "the same"
 
@@ -242,7 +242,7 @@ def test_unchanged_files_are_not_read_again(
 
 
 def test_another_pretrained_network_under_the_same_name(tmp_path: Path) -> None:
-    reports.write(tmp_path, size=60)
+    reports.write_reports(tmp_path, size=60)
     saved = reports.save_encoder(tmp_path)
     (tmp_path / "run").mkdir()
     write(

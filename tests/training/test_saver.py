@@ -333,7 +333,7 @@ class _Disk:
 
 
 def test_a_run_that_rolled_back_past_a_damaged_checkpoint_keeps_new_ones(tmp_path: Path) -> None:
-    run = tiny.assemble_run(tmp_path, tiny.job(more="checkpoint: {keep: 1}"))
+    run = tiny.assemble_run(tmp_path, tiny.job(sections="checkpoint: {keep: 1}"))
     run.metrics = MetricsLog(tmp_path)
     saver = saving.Saver(run)
     for step in (10, 40):
@@ -351,7 +351,7 @@ def test_a_disk_that_is_too_small_is_reported_at_the_start(
     tmp_path: Path, missing_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first checkpoint has no moments yet; what the third takes is what is counted."""
-    run = tiny.assemble_run(tmp_path, tiny.job(train="ema: 0.5", more="checkpoint: {keep: 2}"))
+    run = tiny.assemble_run(tmp_path, tiny.job(train="ema: 0.5", sections="checkpoint: {keep: 2}"))
     weight_bytes = 2 * sum(value.numel() * value.element_size() for value in run.model.state_dict().values())
     trainable_bytes = sum(p.numel() * p.element_size() for p in run.model.parameters())
     needed_bytes = 3 * (weight_bytes + 2 * trainable_bytes) + 2 * weight_bytes

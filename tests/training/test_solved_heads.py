@@ -27,7 +27,7 @@ STEPS = 4
 
 
 def solving_job(train: str = "", model: str = BODY, *, epochs: int = 3, checkpoint_section: str = "") -> Job:
-    return tiny.job(train, model, "feature_cache: true, cpu_threads: 1", epochs=epochs, more=checkpoint_section)
+    return tiny.job(train, model, "feature_cache: true, cpu_threads: 1", epochs=epochs, sections=checkpoint_section)
 
 
 def train_job(folder: Path, job: Job, *, cached: bool = True) -> Run:

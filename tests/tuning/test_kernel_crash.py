@@ -20,7 +20,7 @@ from drivetrain.tuning import kernel_crash, measuring_child
 from drivetrain.tuning.bench.variant import RunningVariant
 from tests import tiny
 from tests.messages import begins_with, saying, says
-from tests.own_job import write
+from tests.own_job import write_job
 from tests.paths import IMPORTS
 from tests.plan.attempted_trainers import Trainers, find_decision, folder, run_attempts
 
@@ -64,7 +64,7 @@ ALWAYS = "self.calls > 5"
 
 def train_with_crash(path: Path, condition: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """A run of a network of one's own that dies in a step if the condition holds."""
-    spec = write(path, {"my_data.py": DATA, "my_model.py": MODEL.replace("CONDITION", condition)})
+    spec = write_job(path, {"my_data.py": DATA, "my_model.py": MODEL.replace("CONDITION", condition)})
     command = [sys.executable, "-m", "drivetrain", "train", str(spec), "--runs", str(path / "runs"), *arguments]
     environment = {**os.environ, "PYTHONPATH": IMPORTS}
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=300)
@@ -123,9 +123,9 @@ def test_a_trainer_that_dies_while_it_measures_is_tried_without(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     trainers = Trainers(folder, SEGFAULT, 0)
-    trainers.begins = False
+    trainers.writes_checkpoint = False
     assert run_attempts(trainers, monkeypatch) == 0
-    assert trainers.words == [[], ["--measured"]]
+    assert trainers.arguments == [[], ["--measured"]]
     assert trainers.plans[0] == trainers.plans[1]
     assert says((folder / "events.jsonl").read_text(), "before-first-step-restarting")
 

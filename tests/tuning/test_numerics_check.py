@@ -23,7 +23,7 @@ from drivetrain.tuning.tuner_state import TunerState
 from tests import tiny
 from tests.messages import begins_with, ends_with, get_message, says, says_each, says_only
 from tests.tuning.tuned_machine import machine
-from tests.tuning.wrong_results import wrong_where
+from tests.tuning.wrong_results import corrupt_where
 
 MEASURED = "measure: full, compile: false, precision: fp32"
 
@@ -106,7 +106,7 @@ def test_cached_evidence_is_rejected_if_its_numbers_are_wrong(
     tmp_path: Path, other: tuple[Job, Dataset], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     faster_value = store_evidence(tmp_path, other=True).value
-    wrong_where(monkeypatch, lambda tuner, variant_plan: variant_plan.value("channels_last") == faster_value)
+    corrupt_where(monkeypatch, lambda tuner, variant_plan: variant_plan.value("channels_last") == faster_value)
     monkeypatch.setattr(
         variants,
         "turn_everything_off",
@@ -138,7 +138,7 @@ def contest(folder: Path, job: Job, messages: list[str]) -> TunerState:
 
 def test_defaults_are_vetoed_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A default that computes something else is taken back, and what goes on without it is measured as ever."""
-    wrong_where(monkeypatch, lambda tuner, variant_plan: variant_plan.value("fused_optimizer") is True)
+    corrupt_where(monkeypatch, lambda tuner, variant_plan: variant_plan.value("fused_optimizer") is True)
     messages = list[str]()
     state = contest(tmp_path, tiny.job(optimize=MEASURED), messages)
     assert state.plan.value("fused_optimizer") is state.incumbent.run.plan.value("fused_optimizer") is False
@@ -155,7 +155,7 @@ def test_correct_numbers_are_accepted(tmp_path: Path) -> None:
 
 
 def test_a_requested_value_with_wrong_numbers_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wrong_where(monkeypatch, lambda tuner, variant_plan: variant_plan.value("fused_optimizer") is True)
+    corrupt_where(monkeypatch, lambda tuner, variant_plan: variant_plan.value("fused_optimizer") is True)
     messages = list[str]()
     assert contest(tmp_path, tiny.job(optimize="compile: false, fused_optimizer: true"), messages).measurements == {}
     assert begins_with(messages[0], "warning-settings-job-change")

@@ -250,7 +250,7 @@ def test_texts_in_parts_are_set_beside_packed_ones(tmp_path: Path, monkeypatch: 
     """Each draws dropout of its own: compared with the other's, one of them would be vetoed."""
     monkeypatch.setattr(paired_timing, "BLOCK_SECONDS", 0.01)
     monkeypatch.chdir(tmp_path)
-    reports.write(tmp_path)
+    reports.write_reports(tmp_path)
     job = reports.job(tmp_path, model=f"{reports.ENCODER[:-1]}, dropout: 0.3}}")
     hardware, dataset = machine(tmp_path), load(job)
     network = build(job, dataset)

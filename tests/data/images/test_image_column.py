@@ -94,7 +94,7 @@ def test_damaged_images_are_left_out_like_files(tmp_path: Path) -> None:
     assert "row 4 (cut.png)" in notes
     assert "row 5: empty file" in notes
     assert "image is empty" in notes
-    assert "40" in pictures.message(job(path, bad_samples=0.01))
+    assert "40" in pictures.read_refusal(job(path, bad_samples=0.01))
 
 
 def test_several_labels_and_numbers(tmp_path: Path) -> None:
@@ -129,14 +129,14 @@ def test_bytes_alone_and_paths_alone(tmp_path: Path) -> None:
 def test_two_columns_of_images_are_asked_for(tmp_path: Path) -> None:
     arrow_table = table(cells(8), label=["a", "b"] * 4).append_column("mask", pyarrow.array(cells(8), IMAGE))
     path = write(tmp_path / "two.parquet", arrow_table)
-    assert 'has no column "path"' in pictures.message(job(path))
+    assert 'has no column "path"' in pictures.read_refusal(job(path))
     assert len(load(job(path, path_column="mask")).train) == 6
 
 
 def test_more_images_than_memory_in_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arrow_table = table(cells(20), label=[n % 2 for n in range(20)])
     monkeypatch.setattr(image_column, "read_memory_limit", lambda: 10_000)
-    message = pictures.message(job(write(tmp_path / "t.parquet", arrow_table)))
+    message = pictures.read_refusal(job(write(tmp_path / "t.parquet", arrow_table)))
     assert says(message, "images-in-column-of", "image")
     assert says(message, "and-memory-limit-is")
     assert "save_to_disk" in message

@@ -273,5 +273,5 @@ def test_labels_that_are_uncertain_or_not_mentioned_are_explained(tmp_path: Path
     (tmp_path / "m.csv").write_text("\n".join(["path,p,q", *rows]) + "\n")
     for number in range(16):
         Image.new("L", (16, 16), number).save(tmp_path / f"{number}.png")
-    error_text = pictures.message(pictures.job(tmp_path / "m.csv", label_column=["p", "q"]))
+    error_text = pictures.read_refusal(pictures.job(tmp_path / "m.csv", label_column=["p", "q"]))
     assert says(error_text, "rows-nothing-label-uncertain", 12, 0, 1)

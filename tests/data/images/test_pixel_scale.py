@@ -22,7 +22,7 @@ from drivetrain.data.images import load_new
 from drivetrain.data.images.image_data import load
 from drivetrain.errors import DataError
 from tests.messages import says
-from tests.pictures import job, message, npz
+from tests.pictures import job, read_refusal, write_npz
 
 COUNT, SIDE = 24, 16
 LABELS = np.repeat(["a", "b"], COUNT // 2)
@@ -38,7 +38,7 @@ def pixels(channels: int = 1, seed: int = 0, low: int = 10, high: int = 60) -> P
 
 
 def arrays(change: Callable[[Pixels], Pixels]) -> Callable[[Path, Pixels], Path]:
-    return lambda path, images: npz(path.with_suffix(".npz"), change(images), LABELS)
+    return lambda path, images: write_npz(path.with_suffix(".npz"), change(images), LABELS)
 
 
 def folders(suffix: str, change: Callable[[Pixels], Image.Image] = Image.fromarray, **options: Any) -> Any:
@@ -192,7 +192,9 @@ def test_another_scale_is_refused_or_right(tmp_path: Path, name: str, form: str)
         if isinstance(results[0], str):
             assert results[0] == results[1]
             assert says(results[0], "training-images-between")
-            assert message(job(trained.path, image_size=SIDE, validation=str(new.path))).startswith("data.validation: ")
+            assert read_refusal(job(trained.path, image_size=SIDE, validation=str(new.path))).startswith(
+                "data.validation: "
+            )
             with pytest.raises(DataError, match=r"^data\.test: .*but the training images were between"):
                 load_data.add_test(job(trained.path, image_size=SIDE, test=str(new.path)), trained.data)
         else:
@@ -255,7 +257,7 @@ def test_black_and_white(tmp_path: Path, name: str) -> None:
 def test_order_of_rows_and_files(tmp_path: Path, base: Trained) -> None:
     """The statistics of a model do not depend on the order; each image is seen as before."""
     order = np.random.default_rng(3).permutation(COUNT)
-    path = npz(tmp_path / "y.npz", pixels()[order], LABELS[order])
+    path = write_npz(tmp_path / "y.npz", pixels()[order], LABELS[order])
     assert torch.equal(prepare_new(path, base.data, labelled=True), base.new[order])
     assert torch.equal(prepare_new(path, base.data, labelled=False), base.new[order])
 

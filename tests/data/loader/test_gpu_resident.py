@@ -19,7 +19,7 @@ from drivetrain.job_spec import load_job as job_spec
 from drivetrain.job_spec.yaml_file import parse
 from drivetrain.optimizations import gpu_resident_data
 from tests import tiny
-from tests.data.loader.batch_pairs import same
+from tests.data.loader.batch_pairs import assert_equal
 from tests.messages import says
 from tests.task_cases import CASES
 
@@ -49,7 +49,7 @@ def test_resident_samples_are_the_samples(
     for split, resident_split in ((dataset.train, resident_data.train), (dataset.validation, resident_data.validation)):
         ids = np.arange(len(split))[::-1].copy()
         (one,), (two,) = fetch(split, [ids]), fetch(resident_split, [ids])
-        same(one, two)
+        assert_equal(one, two)
         assert resident_split.title(0) == split.title(0)
 
 

@@ -44,7 +44,7 @@ def proxy(server: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Itera
 @pytest.fixture(scope="module")
 def local(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Shards of about 1.4 MB."""
-    return shards.folder(tmp_path_factory.mktemp("s"), ".parquet", SHARDS, ROWS, side=64)
+    return shards.write_shards(tmp_path_factory.mktemp("s"), ".parquet", SHARDS, ROWS, side=64)
 
 
 def upload(folder: Path, name: str) -> str:
@@ -98,10 +98,10 @@ def test_many_small_row_groups_do_not_pay(tmp_path: Path, local: Path, proxy: Fa
     for file in local.iterdir():
         (tmp_path / "s").mkdir(exist_ok=True)
         parquet.write_table(parquet.read_table(file), tmp_path / "s" / file.name, row_group_size=4)
-    before = len(proxy.seen)
+    before = len(proxy.requests)
     index = read_index(tmp_path / "a", upload(tmp_path / "s", "small"))
     assert (index.indexed_shards, index.ranged_shards) == (SHARDS, 0)
-    assert sum(method == "GET" for method, _ in proxy.seen[before:]) < 20
+    assert sum(method == "GET" for method, _ in proxy.requests[before:]) < 20
 
 
 def test_a_shard_that_changes_while_it_is_read(tmp_path: Path, local: Path, proxy: FaultyStore) -> None:

@@ -38,7 +38,7 @@ def read_rows(path: Path) -> dict[int, list[str]]:
 
 
 def test_every_text_keeps_its_labels(tmp_path: Path) -> None:
-    rows = read_rows(reports.write(tmp_path))
+    rows = read_rows(reports.write_reports(tmp_path))
     dataset = load(reports.job(tmp_path))
     row_numbers = []
     for part in (dataset.train, dataset.validation):
@@ -53,7 +53,7 @@ def test_every_text_keeps_its_labels(tmp_path: Path) -> None:
 
 
 def test_heads_are_the_label_columns(tmp_path: Path) -> None:
-    reports.write(tmp_path)
+    reports.write_reports(tmp_path)
     labels = "{modo: 0.1, causa: {weight: 0.6, class_weights: balanced, label_smoothing: 0.1}, prioridad: 0.3}"
     dataset = load(reports.job(tmp_path, labels=labels))
     assert [(h.name, h.weight, h.class_weights, h.label_smoothing) for h in dataset.heads.values()] == [
@@ -67,7 +67,7 @@ def test_heads_are_the_label_columns(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("labels", ["causa", "[causa]", "{causa: 0.6}"])
 def test_a_single_label_column_has_plain_metrics(tmp_path: Path, labels: str) -> None:
-    reports.write(tmp_path)
+    reports.write_reports(tmp_path)
     job = reports.job(tmp_path, labels=labels)
     dataset = load(job)
     assert list(dataset.heads) == list(dataset.train.targets) == [""]
@@ -77,7 +77,7 @@ def test_a_single_label_column_has_plain_metrics(tmp_path: Path, labels: str) ->
 
 
 def test_the_heaviest_of_several_columns_is_watched(tmp_path: Path) -> None:
-    reports.write(tmp_path)
+    reports.write_reports(tmp_path)
     job = reports.job(tmp_path)
     assert job.best() == "validation/causa/f1"
     assert any("chosen by validation/causa/f1" in note for note in load(job).notes)
@@ -85,7 +85,7 @@ def test_the_heaviest_of_several_columns_is_watched(tmp_path: Path) -> None:
 
 
 def test_a_batch_is_as_long_as_its_longest_text(tmp_path: Path) -> None:
-    reports.write(tmp_path)
+    reports.write_reports(tmp_path)
     train, _ = splits(reports.job(tmp_path))
     rows = np.array([5, 3, 40, 3])
     ids, mask = train.gather(rows)
@@ -100,7 +100,7 @@ def test_a_batch_is_as_long_as_its_longest_text(tmp_path: Path) -> None:
 
 
 def test_long_texts_are_cut_and_keep_both_ends(tmp_path: Path) -> None:
-    reports.write(tmp_path)
+    reports.write_reports(tmp_path)
     full_split, _ = splits(reports.job(tmp_path, data=", max_length: 512"))
     dataset = load(reports.job(tmp_path, data=", max_length: 24"))
     cut_split = dataset.train
@@ -115,7 +115,7 @@ def test_long_texts_are_cut_and_keep_both_ends(tmp_path: Path) -> None:
 
 
 def test_the_split_is_a_function_of_the_seed(tmp_path: Path) -> None:
-    reports.write(tmp_path)
+    reports.write_reports(tmp_path)
     first, same_seed, other_seed = (
         splits(reports.job(tmp_path, train_keys=f", seed: {seed}"))[1] for seed in (1, 1, 2)
     )
@@ -182,7 +182,7 @@ def test_new_texts_are_prepared_as_in_training(tmp_path: Path, suffix: str) -> N
     from pyarrow import parquet
     from pyarrow.csv import read_csv
 
-    source = reports.write(tmp_path)
+    source = reports.write_reports(tmp_path)
     dataset = load(
         reports.job(
             tmp_path, data=f", validation: reports.{suffix}, max_length: 32" if suffix == "csv" else ", max_length: 32"
@@ -210,7 +210,7 @@ def test_new_texts_are_prepared_as_in_training(tmp_path: Path, suffix: str) -> N
 
 
 def test_several_new_files_keep_their_titles(tmp_path: Path) -> None:
-    reports.write(tmp_path)
+    reports.write_reports(tmp_path)
     dataset = load(reports.job(tmp_path))
     first = reports.write_table(tmp_path / "uno.csv", [["la bomba gotea"], ["el motor vibra"]], "descripcion")
     second = reports.write_table(tmp_path / "dos.csv", [[""], ["se oye un chirrido"]], "descripcion")
@@ -226,7 +226,7 @@ def test_several_new_files_keep_their_titles(tmp_path: Path) -> None:
 
 
 def test_new_files_without_texts_are_refused(tmp_path: Path) -> None:
-    reports.write(tmp_path)
+    reports.write_reports(tmp_path)
     dataset = load(reports.job(tmp_path))
     empty = reports.write_table(tmp_path / "new.csv", [[" "], ["  "]], "descripcion")
     with pytest.raises(DataError, check=saying("of-samples-cannot-be-used-2", 2, 2)):
@@ -236,7 +236,7 @@ def test_new_files_without_texts_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", [pyarrow.large_string(), pyarrow.string_view()], ids=str)
 def test_other_types_of_text_give_the_same_tokens(tmp_path: Path, kind: pyarrow.DataType) -> None:
     """Pandas 3 writes large_string; labels and texts can have different types, too."""
-    table = arrow_csv.read_csv(reports.write(tmp_path))
+    table = arrow_csv.read_csv(reports.write_reports(tmp_path))
     parquet.write_table(table, tmp_path / "a.parquet")
     column = table.column_names.index("descripcion")
     parquet.write_table(
@@ -255,7 +255,7 @@ HEADER = "descripcion,modo,causa,prioridad"
 
 def gaps(folder: Path, every: int = 7) -> list[list[str]]:
     """Rows of the generated reports, some without a label for one of the columns, as reports.csv."""
-    rows = list(read_rows(reports.write(folder)).values())
+    rows = list(read_rows(reports.write_reports(folder)).values())
     for i, row in enumerate(rows):
         if i % every == 0:
             row[1 + i // every % 3] = ""
@@ -321,7 +321,7 @@ def test_training_with_gaps_in_any_cut(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fold_option", ["", ", fold: 2/3"], ids=["fraction", "fold"])
 def test_groups_are_on_one_side(tmp_path: Path, fold_option: str) -> None:
-    rows = list(read_rows(reports.write(tmp_path)).values())
+    rows = list(read_rows(reports.write_reports(tmp_path)).values())
     users = [f"u{i % 10}" for i in range(len(rows))]
     reports.write_table(
         tmp_path / "reports.csv", [[*row, user] for row, user in zip(rows, users, strict=True)], f"{HEADER},user"

@@ -56,7 +56,7 @@ def save_encoder(folder: Path, family: str) -> Path:
     names = ["input_ids", *(["token_type_ids"] if family == "bert" else []), "attention_mask"]
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": names, **special}
     (saved / "tokenizer_config.json").write_text(json.dumps(config))
-    reports.edit(saved / "config.json", pad_token_id=0)
+    reports.edit_json(saved / "config.json", pad_token_id=0)
     return saved
 
 

@@ -33,7 +33,7 @@ MODEL = "{source: transformers, name: saved}"
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A job's folder with reports and a small pretrained BERT."""
-    reports.write(tmp_path)
+    reports.write_reports(tmp_path)
     reports.save_encoder(tmp_path)
     return tmp_path
 
@@ -80,8 +80,8 @@ def test_the_model_folder_alone_is_enough(tmp_path: Path) -> None:
     """Copied elsewhere, with the pretrained folder gone, it gives what validation computed."""
 
     def files(folder: Path) -> None:
-        reports.write(folder).rename(folder / "train.csv")
-        reports.write(folder, 40, seed=1).rename(folder / "held.csv")
+        reports.write_reports(folder).rename(folder / "train.csv")
+        reports.write_reports(folder, 40, seed=1).rename(folder / "held.csv")
         reports.save_encoder(folder)
 
     spec = "task: text-classification\ndata: {train: train.csv, validation: held.csv, text: descripcion, "
@@ -135,7 +135,7 @@ def test_a_run_goes_on_with_the_pooling_that_it_began_with(folder: Path) -> None
 
 @pytest.mark.parametrize("family", ["bert", "distilbert", "roberta", "electra", "albert"])
 def test_families(tmp_path: Path, family: str) -> None:
-    reports.write(tmp_path)
+    reports.write_reports(tmp_path)
     saved = reports.save_encoder(tmp_path, family)
     training_run = assemble_run(tmp_path)
     assert same(encoder(training_run), weights(saved / "model.safetensors"))
@@ -200,7 +200,7 @@ def remove(name: str) -> Callable[[Path], object]:
 
 
 def config(**values: object) -> Callable[[Path], object]:
-    return lambda saved: reports.edit(saved / "config.json", **values)
+    return lambda saved: reports.edit_json(saved / "config.json", **values)
 
 
 def foreign(saved: Path) -> None:
@@ -210,7 +210,7 @@ def foreign(saved: Path) -> None:
 def code(saved: Path) -> None:
     """A folder that brings its own code."""
     (saved / "modeling_evil.py").write_text(f"open({str(saved / 'ran')!r}, 'w')\n")
-    reports.edit(
+    reports.edit_json(
         saved / "config.json",
         model_type="evil",
         auto_map={"AutoConfig": "modeling_evil.EvilConfig", "AutoModel": "modeling_evil.EvilModel"},
@@ -264,7 +264,7 @@ def test_bad_folders(folder: Path, case: str, capfd: pytest.CaptureFixture[str])
 
 @pytest.mark.parametrize(("family", "message"), [("t5", "does not accept texts of"), ("vit", "does not process text")])
 def test_networks_that_are_no_text_encoders(tmp_path: Path, family: str, message: str) -> None:
-    reports.write(tmp_path)
+    reports.write_reports(tmp_path)
     reports.save_encoder(tmp_path, family)
     with pytest.raises(SpecError, match=message):
         assemble_run(tmp_path)
@@ -276,7 +276,7 @@ def test_more_tokens_than_the_network_sees(folder: Path) -> None:
 
 
 def test_layers_that_are_shared_cannot_be_counted(tmp_path: Path) -> None:
-    reports.write(tmp_path)
+    reports.write_reports(tmp_path)
     reports.save_encoder(tmp_path, "albert")
     with pytest.raises(SpecError, check=saying("this-network-has-no-layers")):
         assemble_run(tmp_path, "{source: transformers, name: saved, freeze: {layers: 1}}")
@@ -284,7 +284,7 @@ def test_layers_that_are_shared_cannot_be_counted(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["./modelos/beto", "/modelos/beto", "a/b/c"])
 def test_a_missing_folder(tmp_path: Path, name: str) -> None:
-    reports.write(tmp_path)
+    reports.write_reports(tmp_path)
     with pytest.raises((SpecError, DataError), match="does not exist"):
         load(reports.job(tmp_path, model=f"{{source: transformers, name: {name}}}"))
 

@@ -106,12 +106,12 @@ def test_a_network_starts_with_the_weights_of_the_hub(hub: Hub, weights: dict[st
         "crop_share": 0.875,
         "mean": [0.4, 0.5, 0.6],
     }
-    before = len(hub.asked)
+    before = len(hub.requests)
     assert (
         load(job(folder, "{source: timm, name: resnet10t.c3_in1k, pretrained: true}")).preprocessing["image_size"]
         == 176
     )
-    assert len(hub.asked) == before, "the second time nothing is asked of the network"
+    assert len(hub.requests) == before, "the second time nothing is asked of the network"
 
 
 @pytest.mark.parametrize(

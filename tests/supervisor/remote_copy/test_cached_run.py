@@ -43,9 +43,9 @@ def test_only_what_has_changed_is_brought_again(proxy: FaultyStore, tmp_path: Pa
     copy.send()
     open_store("seen/parts-001").delete(["model/config.json"])
     (cached_run / "report.html").write_text("written here")
-    count = len(proxy.seen)
+    count = len(proxy.requests)
     update_cached_run(parse("s3://bucket/seen/parts-001"))
-    assert [path.rpartition("/")[2] for _, path in proxy.seen[count:][1:]] == ["metrics.jsonl", "state.json"]
+    assert [path.rpartition("/")[2] for _, path in proxy.requests[count:][1:]] == ["metrics.jsonl", "state.json"]
     assert (cached_run / "metrics.jsonl").read_text() == (run / "metrics.jsonl").read_text()
     assert not (cached_run / "model" / "config.json").exists()
     assert (cached_run / "report.html").exists()

@@ -59,7 +59,7 @@ def test_an_upload_that_is_abandoned_ends_at_its_next_part(proxy: FaultyStore, r
     file = take_ownership("abandoned", run)
     write_checkpoint(run, "step-100", size=60_000_000)
     thread = CopyThread(run, file, 2)
-    while not any("partNumber=2" in path for _, path in proxy.seen):
+    while not any("partNumber=2" in path for _, path in proxy.requests):
         time.sleep(0.01)
     thread.cancel()
     assert thread._done.is_set()

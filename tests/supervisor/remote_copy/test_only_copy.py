@@ -48,7 +48,7 @@ def tags(prefix: str) -> list[tuple[str, str]]:
 def changes(proxy: FaultyStore) -> list[tuple[str, str]]:
     return [
         request
-        for request in proxy.seen
+        for request in proxy.requests
         if request[0] != "GET" and request[0] != "HEAD" and "checkpoints" in request[1]
     ]
 
@@ -59,7 +59,7 @@ def test_a_resume_does_not_touch_the_checkpoint_it_came_from(proxy: FaultyStore,
     open_copy("resume", run, 1).send()
     file = take_ownership("resume", tmp_path / "elsewhere")
     fetch_copy("resume", tmp_path / "elsewhere")
-    proxy.seen.clear()
+    proxy.requests.clear()
     copy = RunCopy(file, tmp_path / "elsewhere", 1)
     copy.send()
     assert changes(proxy) == []
@@ -130,12 +130,14 @@ def test_a_damaged_checkpoint_in_the_store_does_not_hide_the_good_one_here(
     shutil.rmtree(path)
     local_checkpoint = write_checkpoint(run, "step-150")
     number = local_checkpoint.stat().st_ino
-    proxy.seen.clear()
+    proxy.requests.clear()
     ours = runs_at(run.parent, prefix)
     ours.fetch_unfinished()
     ours.release()
     assert local_checkpoint.stat().st_ino == number, "the folder is left as it is: step-100 of the store is older"
-    assert (any(large in path for _, path in proxy.seen)) == (damage == "other bytes"), "found before it is downloaded"
+    assert (any(large in path for _, path in proxy.requests)) == (damage == "other bytes"), (
+        "found before it is downloaded"
+    )
     texts = [json.loads(line)["text"] for line in (run / "events.jsonl").read_text().splitlines()]
     assert "checkpoint step-200 is damaged: " in texts[0]
     assert ends_with(texts[1], "using-which-is-on-this-disk", "step-150")

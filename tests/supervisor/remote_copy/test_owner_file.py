@@ -141,10 +141,10 @@ def test_a_publication_whose_answer_never_came_stays_ours(proxy: FaultyStore, ru
 
 def test_a_store_that_is_away_does_not_lose_the_copy(proxy: FaultyStore, run: Path) -> None:
     file = take_ownership("away", run)
-    proxy.away = True
+    proxy.drops_connections = True
     with pytest.raises(RemoteError):
         file.check()
-    proxy.away = False
+    proxy.drops_connections = False
     file.check()
 
 

@@ -121,9 +121,9 @@ def test_a_store_that_is_away_for_a_while_costs_nothing(proxy: FaultyStore, peac
     job = small_job.write_job(tmp_path)
     process = small_job.start(job, *copy_options("while"))
     wait(lambda: bool(steps("while/small-001")))
-    proxy.away = True
+    proxy.drops_connections = True
     wait(lambda: "training goes on, and what is missing is sent later" in (tmp_path / "job.log").read_text())
-    proxy.away = False
+    proxy.drops_connections = False
     assert process.wait(PATIENT) == 0, (tmp_path / "job.log").read_text()
     assert "answers again" in (tmp_path / "job.log").read_text()
     assert small_job.differences(peaceful, small_job.newest_run(job)) == []
@@ -135,7 +135,7 @@ def test_a_store_that_is_away_at_the_end_is_told_and_sent_later(proxy: FaultySto
     job = small_job.write_job(tmp_path)
     process = small_job.start(job, *copy_options("end"))
     wait(lambda: bool(steps("end/small-001")))
-    proxy.away = True
+    proxy.drops_connections = True
     process.send_signal(signal.SIGTERM)
     assert process.wait(PATIENT) == 7, (tmp_path / "job.log").read_text()
     log = (tmp_path / "job.log").read_text()
@@ -145,7 +145,7 @@ def test_a_store_that_is_away_at_the_end_is_told_and_sent_later(proxy: FaultySto
     output = small_job.finish(job, *copy_options("end"), expected=7)  # it is still away
     assert says(output, "list-store-answer", "checkpoint.copy_to", "s3://bucket/end")
     assert says(output, "set-null-trains-without", "checkpoint.copy_to")
-    proxy.away = False
+    proxy.drops_connections = False
     small_job.finish(job, *copy_options("end"))
     assert small_job.last_checkpoint(small_job.newest_run(job)).name in list_checkpoints(open_store("end/small-001"))
 

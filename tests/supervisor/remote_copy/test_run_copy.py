@@ -100,7 +100,7 @@ def test_killed_at_any_request_a_verified_checkpoint_loads(proxy: FaultyStore, t
         write_checkpoint(folder, "best-20")
         write_checkpoint(folder, "step-20", best=20)
         (folder / "metrics.jsonl").write_text('{"step": 1}\n{"step": 20}\n')
-        first_request = len(proxy.seen)
+        first_request = len(proxy.requests)
 
         def fault(
             count: int, method: str, path: str, first_request: int = first_request, last: int = first_request + number
@@ -209,7 +209,7 @@ def test_the_state_comes_last(proxy: FaultyStore, run: Path) -> None:
     write_checkpoint(run, "step-10")
     write_state(run, "done")
     open_copy("order", run, 2).send()
-    uploads = [os.path.basename(path) for method, path in proxy.seen if method == "PUT"]
+    uploads = [os.path.basename(path) for method, path in proxy.requests if method == "PUT"]
     assert uploads[-2:] == ["state.json", "owner.json"]
     manifest = uploads.index("MANIFEST.json")
     assert {"state.json", "model.safetensors", "optimizer.safetensors", "metrics.jsonl"} <= set(uploads[:manifest])
@@ -219,9 +219,9 @@ def test_nothing_is_sent_twice(proxy: FaultyStore, run: Path) -> None:
     write_checkpoint(run, "step-10")
     copy = open_copy("once", run, 2)
     copy.send()
-    count = len(proxy.seen)
+    count = len(proxy.requests)
     copy.send()
-    assert len(proxy.seen) == count
+    assert len(proxy.requests) == count
 
 
 def test_attempts_at_a_store_that_is_away_are_no_movement(proxy: FaultyStore, run: Path) -> None:
@@ -229,10 +229,10 @@ def test_attempts_at_a_store_that_is_away_are_no_movement(proxy: FaultyStore, ru
     write_checkpoint(run, "step-10")
     copy, moved = open_copy("moved", run), list[int]()
     copy.note_progress = lambda: moved.append(1)
-    proxy.away = True
+    proxy.drops_connections = True
     with pytest.raises(RemoteError):
         copy.send()
     assert moved == []
-    proxy.away = False
+    proxy.drops_connections = False
     copy.send()
     assert len(moved) > 3

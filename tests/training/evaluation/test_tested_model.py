@@ -90,7 +90,7 @@ def test_no_bit_of_the_model_depends_on_it(tmp_path: Path) -> None:
 
 
 def test_data_of_ones_own_has_a_third_part(tmp_path: Path) -> None:
-    job = own_job.write(tmp_path)
+    job = own_job.write_job(tmp_path)
     code = tmp_path / "my_data.py"
     code.write_text(own_job.DATA.replace("points(samples // 3, 1)", "points(samples // 3, 1), points(50, 2)"))
     test = read_json(run(job, tmp_path / "runs") / "result.json")["test"]

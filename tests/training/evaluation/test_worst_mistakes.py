@@ -21,7 +21,7 @@ from drivetrain.training.evaluation.worst_mistakes import MAX_MISTAKES, WorstMis
 from tests import tiny
 from tests.messages import says
 from tests.report_folder import make_run
-from tests.report_page import page_of
+from tests.report_page import read_page
 from tests.supervisor.tiny_run import train
 
 
@@ -88,7 +88,7 @@ def test_a_run_ends_with_its_mistakes_in_the_report(job: Path) -> None:
     page = (run / "report.html").read_text()
     assert page.count('<img src="data:image/png;base64,') == len(rows)
     assert "Most confident mistakes" in (run / "report.md").read_text()
-    assert page_of(run).open == []  # what follows the pictures is not in italics
+    assert read_page(run).open == []  # what follows the pictures is not in italics
 
 
 def render_sections(mistakes: dict[str, Any]) -> str:

@@ -24,7 +24,7 @@ from tests.supervisor.tiny_run import train
 def traced(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The same job trained twice, with and without a trace."""
     folder = tmp_path_factory.mktemp("traced")
-    path = tiny_run.write(folder)
+    path = tiny_run.write_job(folder)
     for runs, options in (("with", ["--trace"]), ("without", [])):
         done = train(path, "--runs", str(folder / runs), *options)
         assert done.returncode == 0, done.stdout + done.stderr

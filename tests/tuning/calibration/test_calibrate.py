@@ -17,7 +17,7 @@ from drivetrain.hardware.cgroup import ProcessCgroup
 from drivetrain.hardware.detect import detect
 from drivetrain.hardware.facts import Hardware
 from drivetrain.tuning.calibration import calibrate
-from tests import calibrated
+from tests import calibrations
 from tests.messages import begins_with, get_message, says, says_each, says_only
 from tests.paths import IMPORTS
 
@@ -75,7 +75,7 @@ class Fake:
         self, monkeypatch: pytest.MonkeyPatch, machine: Hardware, code: int = 0, *, writes: bool = True
     ) -> None:
         self.calls = 0
-        text = json.dumps(calibrated.machine(machine, calibrated.probes(1.5)).to_json()["calibration"])
+        text = json.dumps(calibrations.add_calibration(machine, calibrations.make_probes(1.5)).to_json()["calibration"])
         program = "import sys, pathlib\n"
         program += f"pathlib.Path(sys.argv[1], 'calibration.json').write_text({text!r})\n" * writes
         program += f"sys.exit({code})"
@@ -103,7 +103,7 @@ def test_the_first_use_says_what_it_does_and_keeps_it(fresh: Hardware, monkeypat
     assert calibrated_machine.calibration is not None
     assert events == []
     assert says_only(messages[0], "calibrate-measuring-machine-once", 10)
-    count = len(calibrated.probes(1.5))
+    count = len(calibrations.make_probes(1.5))
     assert messages[1] == f"calibrate: {count} comparisons in 8 s; not measured: 1; `drivetrain calibrate` shows them"
     assert first_use(fresh) == (calibrated_machine, [], [])
     assert fake.calls == 1
