@@ -26,7 +26,7 @@ from tests.cli.drafted_jobs import draft_job, read_data_settings, read_refusal, 
 from tests.messages import ends_with, says
 from tests.paths import IMPORTS, ROOT
 
-pytestmark = pytest.mark.usefixtures("here")
+pytestmark = pytest.mark.usefixtures("working_folder")
 
 
 @pytest.fixture(autouse=True)
@@ -177,7 +177,7 @@ def test_no_file_is_overwritten(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["init", "photos", "--output", "none/second.yaml"]) == 7
 
 
-def test_without_torch(here: Path) -> None:
+def test_without_torch(working_folder: Path) -> None:
     """Neither imports nor a look at the data load it."""
     write_images("photos", {"a": 3, "b": 3})
     write_table("rows.csv", ["load", "maker"], [[i * 0.3, "ab"[i % 2]] for i in range(30)])
@@ -188,7 +188,7 @@ def test_without_torch(here: Path) -> None:
     )
     process = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": IMPORTS}, check=False)
     assert process.returncode == 0
-    assert len(list(here.glob("*.yaml"))) == 3
+    assert len(list(working_folder.glob("*.yaml"))) == 3
 
 
 def test_names_and_texts_in_yaml() -> None:
@@ -306,10 +306,10 @@ TASKS = (
         ("table", 60, "model.hidden=[16]"),
     ],
 )
-def test_a_made_spec_trains(kind: str, size: int, smaller: str, here: Path) -> None:
+def test_a_made_spec_trains(kind: str, size: int, smaller: str, working_folder: Path) -> None:
     """One epoch and an evaluation."""
     sample_data.write(kind, Path("data"), size, 0)
-    run = tiny.assemble_plain_run(draft_job("data", assignments=[smaller]), here)
+    run = tiny.assemble_plain_run(draft_job("data", assignments=[smaller]), working_folder)
     run.train_mode()
     run.set_learning_rates()
     losses = [float(run.step(run.preprocess(batch, 0), 0).loss) for batch in run.batches.epoch(0)]

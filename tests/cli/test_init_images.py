@@ -14,7 +14,7 @@ from drivetrain.cli import main
 from tests.cli.drafted_jobs import draft_job, read_data_settings, read_refusal, write_images, write_table
 from tests.messages import says
 
-pytestmark = pytest.mark.usefixtures("here")
+pytestmark = pytest.mark.usefixtures("working_folder")
 
 
 @pytest.mark.parametrize("validation_folder", ["val", "validation", "valid"])

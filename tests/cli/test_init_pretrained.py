@@ -18,7 +18,7 @@ from tests.cli.drafted_jobs import draft_job, read_refusal, write_images, write_
 from tests.messages import says
 from tests.models.networks import vision_jobs
 
-pytestmark = pytest.mark.usefixtures("here")
+pytestmark = pytest.mark.usefixtures("working_folder")
 LABELLED = [(f"a text about {('pumps', 'valves')[row % 2]} {row}", ("p", "v")[row % 2]) for row in range(40)]
 
 

@@ -17,7 +17,7 @@ from drivetrain.data.survey import table_sample
 from tests.cli.drafted_jobs import draft_job, read_data_settings, read_refusal, write_table
 from tests.messages import says
 
-pytestmark = pytest.mark.usefixtures("here")
+pytestmark = pytest.mark.usefixtures("working_folder")
 
 
 def test_a_spanish_table(capsys: pytest.CaptureFixture[str]) -> None:

@@ -109,7 +109,7 @@ def run_to_end(job: Path, name: str, *settings: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def calm(job: Path) -> Path:
+def undisturbed_run(job: Path) -> Path:
     """A run that nothing happened to."""
     run_to_end(job, "calm", *TOGETHER)
     return run(job, "calm")
@@ -123,19 +123,19 @@ def begin_run(job: Path, name: str, *settings: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.nightly
-def test_killed_and_resumed_with_the_same_bits(job: Path, calm: Path) -> None:
+def test_killed_and_resumed_with_the_same_bits(job: Path, undisturbed_run: Path) -> None:
     running = begin_run(job, "killed", *TOGETHER)
     os.kill(find_follower(running.pid), signal.SIGKILL)
     _, error = running.communicate(timeout=200)
     assert running.returncode == 8, error
     assert "resumed from step-" in run_to_end(job, "killed", *TOGETHER)
-    assert have_same_weights(calm, run(job, "killed"))
-    assert read_rows(calm) == read_rows(run(job, "killed"))
+    assert have_same_weights(undisturbed_run, run(job, "killed"))
+    assert read_rows(undisturbed_run) == read_rows(run(job, "killed"))
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("moment", ["commit checkpoint", "tensors written"])
-def test_killed_inside_a_save_it_resumes_from_the_one_before(job: Path, calm: Path, moment: str) -> None:
+def test_killed_inside_a_save_it_resumes_from_the_one_before(job: Path, undisturbed_run: Path, moment: str) -> None:
     name = moment.split()[0]
     arguments = [sys.executable, "-m", "tests.faults.driver", *command(job, *options(name, *TOGETHER))[3:]]
     environment = os.environ | {"FAULT": f"{moment}:4:kill"}
@@ -146,8 +146,8 @@ def test_killed_inside_a_save_it_resumes_from_the_one_before(job: Path, calm: Pa
     folder = run(job, name) / "checkpoints"
     steps_before = [parse_suffix(path) for path in list_checkpoints(folder)]
     assert f"resumed from step-{steps_before[-1]}" in run_to_end(job, name, *TOGETHER)
-    assert have_same_weights(calm, run(job, name))
-    assert read_rows(calm) == read_rows(run(job, name))
+    assert have_same_weights(undisturbed_run, run(job, name))
+    assert read_rows(undisturbed_run) == read_rows(run(job, name))
     assert {path.suffix for path in folder.rglob("*") if path.is_file()} == {".safetensors", ".json"}, "no code"
     assert not list(folder.glob(".*")), "nothing is left behind"
     plan = json.loads((run(job, name) / "plan.json").read_text())
@@ -166,7 +166,7 @@ def test_killed_inside_a_save_it_resumes_from_the_one_before(job: Path, calm: Pa
     ids=["2 to 3", "2 to 1", "whole to divided", "divided to whole"],
 )
 def test_other_numbers_of_processes_resume(
-    job: Path, calm: Path, first: tuple[str, ...], second: tuple[str, ...], request: pytest.FixtureRequest
+    job: Path, undisturbed_run: Path, first: tuple[str, ...], second: tuple[str, ...], request: pytest.FixtureRequest
 ) -> None:
     name = request.node.callspec.id.replace(" ", "-")
     running = begin_run(job, name, *first)
@@ -174,12 +174,12 @@ def test_other_numbers_of_processes_resume(
     _, error = running.communicate(timeout=200)
     assert running.returncode == 75, error
     assert "resumed from step-" in run_to_end(job, name, *second)
-    one, two = read_rows(calm), read_rows(run(job, name))
+    one, two = read_rows(undisturbed_run), read_rows(run(job, name))
     assert [row["step"] for row in one] == [row["step"] for row in two]
     run_losses = [[row["train/loss"] for row in run_rows if "train/loss" in row] for run_rows in (one, two)]
     np.testing.assert_allclose(run_losses[0], run_losses[1], rtol=1e-4)
     for key, value in load_weights(run(job, name)).items():
-        np.testing.assert_allclose(value, load_weights(calm)[key], rtol=1e-2, atol=1e-4)
+        np.testing.assert_allclose(value, load_weights(undisturbed_run)[key], rtol=1e-2, atol=1e-4)
 
 
 def test_each_process_holds_its_part_alone(tmp_path: Path) -> None:

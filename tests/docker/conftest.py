@@ -39,7 +39,7 @@ def shared_tag(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+def allow_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give every command SLOWER times its time."""
     plain = subprocess.run
 

@@ -62,7 +62,7 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def built(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def built_images(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The images that were built, which takes too long for a test."""
     images: list[str] = []
     monkeypatch.setattr(docker_engine, "_build_image", lambda word, missing: images.append(word))
@@ -92,7 +92,7 @@ def read_labels() -> dict[str, Any]:
 
 
 def test_a_published_image_of_this_code_is_pulled(
-    registry: str, built: list[str], capfd: pytest.CaptureFixture[str]
+    registry: str, built_images: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     contents, packages = (
         image_contents.combine_hashes(image_contents.hash_files("cpu", parts=parts))
@@ -105,45 +105,47 @@ def test_a_published_image_of_this_code_is_pulled(
     line = capfd.readouterr().out.splitlines()[0]
     assert line.startswith(f"image {name} (sha256:")
     assert ends_with(line, "published-pulling-drivetrain-registry")
-    assert (read_labels()[image_contents.LABEL], built) == (contents, [])
+    assert (read_labels()[image_contents.LABEL], built_images) == (contents, [])
     docker_engine.provide_image(docker_engine.connect(), "cpu")
     assert capfd.readouterr().out == ""
 
 
 def test_an_image_with_other_code_under_this_tag_is_not_used(
-    registry: str, built: list[str], capfd: pytest.CaptureFixture[str]
+    registry: str, built_images: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     small(str(published_image.published_name("cpu")), drivetrain__contents="other")
     docker_engine.provide_image(docker_engine.connect(), "cpu")
     assert says(capfd.readouterr().out, "used-contains-code-checkout")
-    assert built == ["cpu"]
+    assert built_images == ["cpu"]
 
 
-def test_what_is_not_published_is_built(registry: str, built: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_is_not_published_is_built(
+    registry: str, built_images: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
     docker_engine.provide_image(docker_engine.connect(), "cpu")
     assert says_only(capfd.readouterr().out, "image-is-not-to-be-had", published_image.published_name("cpu"))
-    assert built == ["cpu"]
+    assert built_images == ["cpu"]
 
 
 def test_a_registry_that_does_not_answer(
-    cpu_image: str, built: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    cpu_image: str, built_images: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(project.TAG, f"wheel-test-{os.getpid()}")
     monkeypatch.setenv(published_image.REGISTRY, f"127.0.0.1:{free_port()}/test")
     docker_engine.provide_image(docker_engine.connect(), "cpu")
     (line,) = capfd.readouterr().out.splitlines()
     assert "connection refused" in line
-    assert built == ["cpu"]
+    assert built_images == ["cpu"]
 
 
 def test_edited_code_is_built_without_asking(
-    cpu_image: str, built: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    cpu_image: str, built_images: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The packages are those of the image that is here, so a build takes seconds."""
     monkeypatch.setenv(published_image.REGISTRY, "127.0.0.1:1/test")
     monkeypatch.setattr(image_contents, "differs", lambda labels, word: True)
     docker_engine.provide_image(docker_engine.connect(), "cpu")
-    assert (built, capfd.readouterr().out) == (["cpu"], "")
+    assert (built_images, capfd.readouterr().out) == (["cpu"], "")
 
 
 def test_the_wheel_trains_in_an_image_given_by_name(cpu_image: str, command: Path, tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ class Reached(Exception):
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a job, and its finished run."""
     folder = tmp_path_factory.mktemp("finished")
     job = small_job.write_job(folder, epochs="3")
@@ -139,10 +139,10 @@ def call(command: str, monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 @pytest.fixture
-def folder(finished: Path, tmp_path: Path) -> Iterator[Path]:
+def folder(finished_folder: Path, tmp_path: Path) -> Iterator[Path]:
     """A copy to damage, as the working folder."""
     before = Path.cwd()
-    shutil.copytree(finished, tmp_path / "work")
+    shutil.copytree(finished_folder, tmp_path / "work")
     os.chdir(tmp_path / "work")
     yield tmp_path / "work"
     os.chdir(before)

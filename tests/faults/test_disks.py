@@ -68,7 +68,7 @@ def end(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture(autouse=True)
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def retry_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A failed save is tried again after the next step."""
     monkeypatch.setattr(saver, "RETRY_SECONDS", 0.0)
 

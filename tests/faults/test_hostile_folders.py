@@ -91,7 +91,7 @@ def server() -> Iterator[MlflowDouble]:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the hostile job, and its run."""
     folder = tmp_path_factory.mktemp("trained")
     outside_folder = Outside(folder / "outside")
@@ -135,9 +135,9 @@ def test_a_hostile_job(tmp_path: Path, outside: Outside, name: str) -> None:
 
 @pytest.mark.parametrize("name", RUN_COMMANDS)
 def test_a_run_folder_full_of_links(
-    trained: Path, tmp_path: Path, outside: Outside, server: MlflowDouble, name: str
+    trained_folder: Path, tmp_path: Path, outside: Outside, server: MlflowDouble, name: str
 ) -> None:
-    shutil.copytree(trained, tmp_path / "work")
+    shutil.copytree(trained_folder, tmp_path / "work")
     run = tmp_path / "work" / "runs" / "hostile-001"
     shutil.copytree(run, run.with_name("other-001"))
     if name == "repeat":
@@ -155,8 +155,8 @@ def test_a_run_folder_full_of_links(
 
 
 @pytest.mark.parametrize("link", LINKS)
-def test_each_link_is_refused(trained: Path, tmp_path: Path, outside: Outside, link: str) -> None:
-    shutil.copytree(trained, tmp_path / "work")
+def test_each_link_is_refused(trained_folder: Path, tmp_path: Path, outside: Outside, link: str) -> None:
+    shutil.copytree(trained_folder, tmp_path / "work")
     plant_link(tmp_path / "work" / "runs" / "hostile-001", link, outside)
     done = watch_command(["report", "runs/hostile-001"], tmp_path / "work", tmp_path)
     assert done.code == CheckpointError.exit_code
@@ -164,8 +164,8 @@ def test_each_link_is_refused(trained: Path, tmp_path: Path, outside: Outside, l
     check_actions(done, outside)
 
 
-def test_a_run_folder_that_is_a_link(trained: Path, tmp_path: Path, outside: Outside) -> None:
-    shutil.copytree(trained, tmp_path / "work")
+def test_a_run_folder_that_is_a_link(trained_folder: Path, tmp_path: Path, outside: Outside) -> None:
+    shutil.copytree(trained_folder, tmp_path / "work")
     (tmp_path / "work" / "runs" / "hostile-002").symlink_to(outside.path)
     for arguments in (["watch", "runs/hostile-002"], ["train", "job.yaml"]):
         done = watch_command(arguments, tmp_path / "work", tmp_path)

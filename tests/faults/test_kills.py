@@ -29,22 +29,22 @@ TWO_THREADS = {"cpu_threads": "2"}
 
 
 @pytest.fixture(scope="module")
-def peaceful(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, float]]:
+def undisturbed_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, float]]:
     """Runs that nobody killed, by settings, with the seconds that each took; made when they are asked for."""
     runs: dict[str, tuple[Path, float]] = {}
     runs["folder"] = tmp_path_factory.mktemp("peaceful"), 0.0
     return runs
 
 
-def reference(peaceful: dict[str, tuple[Path, float]], settings: dict[str, str]) -> tuple[Path, float]:
+def reference(undisturbed_runs: dict[str, tuple[Path, float]], settings: dict[str, str]) -> tuple[Path, float]:
     name = "-".join(f"{key}-{value}" for key, value in settings.items()).replace(" ", "-")
-    if name not in peaceful:
-        job = small_job.write_job(peaceful["folder"][0] / name, **settings)
+    if name not in undisturbed_runs:
+        job = small_job.write_job(undisturbed_runs["folder"][0] / name, **settings)
         begun = time.monotonic()
         small_job.finish(job)
         assert small_job.ledger_faults(job) == []
-        peaceful[name] = small_job.newest_run(job), time.monotonic() - begun
-    return peaceful[name]
+        undisturbed_runs[name] = small_job.newest_run(job), time.monotonic() - begun
+    return undisturbed_runs[name]
 
 
 def kill_until_done(job: Path, draw: random.Random, kills: int, length: float) -> list[str]:
@@ -107,16 +107,16 @@ def check(job: Path, calm: Path) -> None:
     ],
 )
 def test_ten_kills(
-    tmp_path: Path, peaceful: dict[str, tuple[Path, float]], seed: int, kills: int, settings: dict[str, str]
+    tmp_path: Path, undisturbed_runs: dict[str, tuple[Path, float]], seed: int, kills: int, settings: dict[str, str]
 ) -> None:
-    calm, length = reference(peaceful, settings)
+    calm, length = reference(undisturbed_runs, settings)
     job = small_job.write_job(tmp_path, **settings)
     kill_until_done(job, random.Random(seed), kills, length)
     check(job, calm)
 
 
 @pytest.mark.nightly
-def test_many_kills(tmp_path: Path, peaceful: dict[str, tuple[Path, float]]) -> None:
+def test_many_kills(tmp_path: Path, undisturbed_runs: dict[str, tuple[Path, float]]) -> None:
     """One to five kills a run until the number is reached; each run is compared before the next one starts."""
     done, number = 0, FIRST
     history: list[str] = []
@@ -124,7 +124,7 @@ def test_many_kills(tmp_path: Path, peaceful: dict[str, tuple[Path, float]]) -> 
         number += 1
         draw = random.Random(1000 + number)
         settings = draw.choice([STEPS, STEPS, SECONDS, {**STEPS, **TWO_THREADS}])
-        calm, length = reference(peaceful, settings)
+        calm, length = reference(undisturbed_runs, settings)
         job = small_job.write_job(tmp_path / str(number), **settings)
         now = kill_until_done(job, draw, min(draw.randint(1, 5), NIGHTLY - done), length)
         check(job, calm)

@@ -86,7 +86,7 @@ def spoil_steps(tiny_run: run.Run, faults: dict[int, str]) -> None:
     tiny_run.numerics.record_skipped = unmoved  # type: ignore[method-assign]
 
 
-def train_with_faults(folder: Path, draw: random.Random, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[int, str], str]:
+def train_with_faults(folder: Path, draw: random.Random) -> tuple[dict[int, str], str]:
     """One run with faults at random steps; what they were, and how it ended."""
     tiny_run = tiny.assemble_run(folder, tiny.job(train="ema: 0.5"))
     tiny_run.metrics = MetricsLog(folder)
@@ -123,7 +123,7 @@ def check(numbers: range, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict
     for number in numbers:
         run_folder = folder / str(number)
         run_folder.mkdir()
-        faults, ending = train_with_faults(run_folder, random.Random(number), monkeypatch)
+        faults, ending = train_with_faults(run_folder, random.Random(number))
         endings[ending] = endings.get(ending, 0) + 1
         for path in (run_folder / "checkpoints").glob("*/*.safetensors"):
             values = safetensors.torch.load_file(path).values()

@@ -39,7 +39,7 @@ SHORT = {"epochs": "4"}
 
 
 @pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def undisturbed_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     job = small_job.write_job(tmp_path_factory.mktemp("calm"), **SHORT)
     small_job.finish(job)
     return small_job.newest_run(job)
@@ -63,11 +63,11 @@ def stop_in_phase(job: Path, phase: str) -> float:
     return took
 
 
-def go_on(job: Path, calm: Path) -> None:
+def go_on(job: Path, undisturbed_run: Path) -> None:
     """The same command ends the run, with the same bits."""
     if small_job.read_status(job) != "done":
         small_job.finish(job)
-    assert small_job.differences(calm, small_job.newest_run(job)) == []
+    assert small_job.differences(undisturbed_run, small_job.newest_run(job)) == []
     assert small_job.ledger_faults(job) == []
     assert small_job.leftovers(small_job.newest_run(job)) == []
 
@@ -79,31 +79,31 @@ NIGHTLY = [
 
 
 @pytest.mark.parametrize("phase", ["report", *NIGHTLY])
-def test_a_signal_in_a_phase(tmp_path: Path, calm: Path, phase: str) -> None:
+def test_a_signal_in_a_phase(tmp_path: Path, undisturbed_run: Path, phase: str) -> None:
     job = small_job.write_job(tmp_path, **SHORT)
     stop_in_phase(job, phase)
-    go_on(job, calm)
+    go_on(job, undisturbed_run)
 
 
-def test_a_second_signal_leaves_at_once_without_damage(tmp_path: Path, calm: Path) -> None:
+def test_a_second_signal_leaves_at_once_without_damage(tmp_path: Path, undisturbed_run: Path) -> None:
     job = small_job.write_job(tmp_path, **SHORT)
     output = small_job.finish(job, expected=143, FAULT=f"{PHASES['middle of a save']}:twice")
     assert re.search(r"ended at once by another SIGTERM.*: (saved up to step \d+, where|nothing was saved yet)", output)
-    go_on(job, calm)
+    go_on(job, undisturbed_run)
 
 
 @pytest.mark.nightly
-def test_notices_of_a_scheduler(tmp_path: Path, calm: Path) -> None:
+def test_notices_of_a_scheduler(tmp_path: Path, undisturbed_run: Path) -> None:
     """It sends them to the command, to all processes of a job, or the kernel to the one that computes."""
     job = small_job.write_job(tmp_path, **SHORT)
     for notice in ("SIGUSR1@supervisor", "SIGUSR2@both", "SIGXCPU@trainer"):
         text = small_job.finish(job, expected=75, FAULT=f"gradients:4:{notice}")
         assert f"stopped by {notice.partition('@')[0]} (" in text
         assert f"saved as {small_job.newest_run(job)}/checkpoints/step-" in text
-    go_on(job, calm)
+    go_on(job, undisturbed_run)
 
 
-def test_a_signal_while_the_trainer_starts(tmp_path: Path, calm: Path) -> None:
+def test_a_signal_while_the_trainer_starts(tmp_path: Path, undisturbed_run: Path) -> None:
     """Before it listens, a signal waits; no traceback, no lost signal."""
     job = small_job.write_job(tmp_path, **SHORT)
     process = small_job.start(job)
@@ -113,15 +113,15 @@ def test_a_signal_while_the_trainer_starts(tmp_path: Path, calm: Path) -> None:
     assert process.wait(timeout=120) == 75, (job.parent / "job.log").read_text()
     assert "stopped by SIGINT (Ctrl-C)" in (job.parent / "job.log").read_text()
     assert "Traceback" not in (job.parent / "job.log").read_text()
-    go_on(job, calm)
+    go_on(job, undisturbed_run)
 
 
-def test_a_signal_on_the_last_steps_of_the_trainer(tmp_path: Path, calm: Path) -> None:
+def test_a_signal_on_the_last_steps_of_the_trainer(tmp_path: Path, undisturbed_run: Path) -> None:
     """All is done and saved, so it changes nothing."""
     job = small_job.write_job(tmp_path, **SHORT)
     small_job.finish(job, FAULT="last steps")
     assert small_job.read_status(job) == "done"
-    assert small_job.differences(calm, small_job.newest_run(job)) == []
+    assert small_job.differences(undisturbed_run, small_job.newest_run(job)) == []
 
 
 needs_compiler = pytest.mark.skipif(
@@ -143,9 +143,9 @@ def test_a_signal_in_the_middle_of_compiling(tmp_path: Path) -> None:
         assert "stopped by SIGTERM" in text
         assert "compile failed" not in text
     small_job.finish(job, *COMPILED, **cache)
-    calm = small_job.write_job(tmp_path / "calm", **SHORT)
-    small_job.finish(calm, *COMPILED, **cache)
-    assert small_job.differences(small_job.newest_run(calm), small_job.newest_run(job)) == []
+    undisturbed_job = small_job.write_job(tmp_path / "calm", **SHORT)
+    small_job.finish(undisturbed_job, *COMPILED, **cache)
+    assert small_job.differences(small_job.newest_run(undisturbed_job), small_job.newest_run(job)) == []
 
 
 @needs_compiler
@@ -198,7 +198,7 @@ def while_measured(job: Path, phase: str) -> float:
 
 
 @pytest.mark.nightly
-def test_a_hundred_signals(tmp_path: Path, calm: Path) -> None:
+def test_a_hundred_signals(tmp_path: Path, undisturbed_run: Path) -> None:
     """Every phase in turn, and random moments; the slowest end counts."""
     slowest: dict[str, float] = {}
     phases = [*PHASES, *MEASURING, "any moment"]
@@ -210,7 +210,7 @@ def test_a_hundred_signals(tmp_path: Path, calm: Path) -> None:
             took = while_measured(job, phase)
         else:
             took = any_moment(job, random.Random(number)) if phase == "any moment" else stop_in_phase(job, phase)
-            go_on(job, calm)
+            go_on(job, undisturbed_run)
         slowest[phase] = max(took, slowest.get(phase, 0.0))
     for phase, took in slowest.items():
         print(f"{phase}: at most {took:.1f} s")

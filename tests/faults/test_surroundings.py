@@ -23,25 +23,25 @@ SHORT = {"epochs": "4"}
 
 
 @pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def undisturbed_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     job = small_job.write_job(tmp_path_factory.mktemp("calm"), **SHORT)
     small_job.finish(job)
     return small_job.newest_run(job)
 
 
 @pytest.mark.parametrize("way", [pytest.param("ahead", marks=pytest.mark.nightly), "behind"])
-def test_a_clock_that_jumps_by_a_day(tmp_path: Path, calm: Path, way: str) -> None:
+def test_a_clock_that_jumps_by_a_day(tmp_path: Path, undisturbed_run: Path, way: str) -> None:
     """Saves by time and the time limit go by the clock that nobody can set; bits by none."""
     job = small_job.write_job(tmp_path, **SHORT)
     text = small_job.finish(job, "--set", "train.max_time=1h", FAULT=f"step:10:{way}")
     assert f"fault: {way}" in text
-    assert small_job.differences(calm, small_job.newest_run(job)) == []
+    assert small_job.differences(undisturbed_run, small_job.newest_run(job)) == []
     result = small_job.read_json(small_job.newest_run(job), "result.json")
     assert 0 < result["seconds"] < 600
     assert all(0 <= value < 600 for value in result["phases"].values())
 
 
-def test_a_gpu_that_is_lost(tmp_path: Path, calm: Path) -> None:
+def test_a_gpu_that_is_lost(tmp_path: Path, undisturbed_run: Path) -> None:
     """Exit 9 with the last checkpoint as it was, and no other attempt by ourselves."""
     job = small_job.write_job(tmp_path, **SHORT)
     text = small_job.finish(job, expected=9, FAULT="step:20:device")
@@ -52,7 +52,7 @@ def test_a_gpu_that_is_lost(tmp_path: Path, calm: Path) -> None:
     assert loaded is not None
     assert (loaded.state["counters"]["step"], passed) == (14, [])
     small_job.finish(job)
-    assert small_job.differences(calm, small_job.newest_run(job)) == []
+    assert small_job.differences(undisturbed_run, small_job.newest_run(job)) == []
 
 
 @pytest.mark.parametrize(
@@ -88,13 +88,13 @@ def test_memory_that_runs_out_outside_of_torchs_allocator_is_memory(text: str) -
 
 
 @pytest.mark.nightly
-def test_another_number_of_workers_after_a_stop(tmp_path: Path, calm: Path) -> None:
+def test_another_number_of_workers_after_a_stop(tmp_path: Path, undisturbed_run: Path) -> None:
     """None, then two, then one: prefetched batches and the workers' own draws are nothing that must be kept."""
     job = small_job.write_job(tmp_path, **SHORT)
     small_job.finish(job, expected=75, FAULT="update:10:term")
     small_job.finish(job, "--set", "optimize.loader_workers=2", expected=75, FAULT="update:8:term")
     small_job.finish(job, "--set", "optimize.loader_workers=1")
-    assert small_job.differences(calm, small_job.newest_run(job)) == []
+    assert small_job.differences(undisturbed_run, small_job.newest_run(job)) == []
     assert small_job.ledger_faults(job) == []
     plan = small_job.read_json(small_job.newest_run(job), "plan.json")
     assert next(row for row in plan["decisions"] if row["name"] == "loader_workers")["value"] == 1
@@ -137,7 +137,7 @@ def test_no_connection_is_tried(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_a_stopped_process_does_not_count_as_starved(tmp_path: Path, calm: Path) -> None:
+def test_a_stopped_process_does_not_count_as_starved(tmp_path: Path, undisturbed_run: Path) -> None:
     """Frozen as `docker pause` freezes it, and thawed: it goes on where it was."""
     job = small_job.write_job(tmp_path, **SHORT)
     process = small_job.start(job)
@@ -151,7 +151,7 @@ def test_a_stopped_process_does_not_count_as_starved(tmp_path: Path, calm: Path)
             subprocess.run(["kill", f"-{number.value}", str(pid)], check=False)
         time.sleep(1)
     assert process.wait(timeout=120) == 0, log.read_text()
-    assert small_job.differences(calm, small_job.newest_run(job)) == []
+    assert small_job.differences(undisturbed_run, small_job.newest_run(job)) == []
 
 
 def test_the_supervisor_is_light(tmp_path: Path) -> None:

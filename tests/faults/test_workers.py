@@ -66,7 +66,7 @@ GROUPS = [np.arange(i, i + 2) for i in range(0, 20, 2)]
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def poll_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "POLL_SECONDS", 1)
 
 

@@ -51,14 +51,16 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return train_case(CASES["texts"], tmp_path_factory.mktemp("export"))
 
 
-def test_the_service_of_the_page_answers_as_predict_does(run: Run, exported: tuple[Path, str], tmp_path: Path) -> None:
+def test_the_service_of_the_page_answers_as_predict_does(
+    run: Run, exported_model: tuple[Path, str], tmp_path: Path
+) -> None:
     """The code in docs/serving.md, as it stands there."""
     pytest.importorskip("httpx", reason="httpx is not installed")
     testclient = pytest.importorskip("fastapi.testclient", reason="fastapi is not installed")
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "serving.md").read_text(), re.DOTALL)
     (tmp_path / "serve.py").write_text(code)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MODEL", str(exported[0]))
+        patch.setenv("MODEL", str(exported_model[0]))
         spec = importlib.util.spec_from_file_location("serve", tmp_path / "serve.py")
         assert spec
         assert spec.loader
@@ -87,7 +89,7 @@ def compute_outputs(file: Path, inputs: tuple[Tensor, ...]) -> dict[str, Tensor]
 
 
 @pytest.fixture(scope="module")
-def exported(run: Run, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def exported_model(run: Run, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The ONNX file of a copied model folder, and what the command printed."""
     folder, out = tmp_path_factory.mktemp("exported"), StringIO()
     shutil.copytree(run.folder / "model", folder / "model")
@@ -97,9 +99,9 @@ def exported(run: Run, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
     return folder / "out" / "net.onnx", out.getvalue()
 
 
-def test_the_file_gives_what_validation_computed(run: Run, exported: tuple[Path, str]) -> None:
+def test_the_file_gives_what_validation_computed(run: Run, exported_model: tuple[Path, str]) -> None:
     """Onnxruntime alone, on texts of other lengths and batches of other sizes than those it was made with."""
-    file, out = exported
+    file, out = exported_model
     assert says(out, "random-samples-outputs-differ", 1, 5)  # a copied model has no data
     expected, split = collect_outputs(run), run.dataset.validation
     for ids in ([0], [3, 12], list(range(len(split)))):

@@ -63,7 +63,7 @@ class Container:
 
 
 @pytest.fixture(autouse=True)
-def handlers() -> Iterator[None]:
+def restore_handlers() -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in HANDLED_SIGNALS}
     yield
     for number, handler in before.items():

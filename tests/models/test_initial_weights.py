@@ -23,7 +23,7 @@ from tests.tiny import assemble_plain_run
 
 
 @pytest.fixture(scope="module", params=CASES)
-def first(
+def first_run(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, Case, dict[str, torch.Tensor]]:
     folder, case = tmp_path_factory.mktemp("first"), CASES[request.param]
@@ -31,9 +31,9 @@ def first(
 
 
 def test_every_task_starts_with_the_outputs_of_the_earlier_run(
-    first: tuple[Path, Case, dict[str, torch.Tensor]],
+    first_run: tuple[Path, Case, dict[str, torch.Tensor]],
 ) -> None:
-    folder, case, trained_outputs = first
+    folder, case, trained_outputs = first_run
     job = follow(folder, case)
     model = build(job, load(job))
     initial_outputs = compute_outputs(job, model)
@@ -43,16 +43,16 @@ def test_every_task_starts_with_the_outputs_of_the_earlier_run(
     assert model.notes == [f"starts from {folder / FIRST / 'model'}, all {len(model.module.state_dict())} tensors"]
 
 
-def test_the_random_start_differs(first: tuple[Path, Case, dict[str, torch.Tensor]]) -> None:
-    folder, _, before = first
+def test_the_random_start_differs(first_run: tuple[Path, Case, dict[str, torch.Tensor]]) -> None:
+    folder, _, before = first_run
     job = job_spec.load(folder / "job.yaml")
     now = compute_outputs(job, build(job, load(job)))
     assert any(not torch.allclose(now[name], values, rtol=1e-3, atol=1e-5) for name, values in before.items())
 
 
-def same(first: Model, second: Model) -> list[str]:
+def same(first_run: Model, second: Model) -> list[str]:
     """The names of the tensors that both have with the same values."""
-    ours, theirs = first.module.state_dict(), second.module.state_dict()
+    ours, theirs = first_run.module.state_dict(), second.module.state_dict()
     return [name for name, value in ours.items() if name in theirs and torch.equal(value, theirs[name])]
 
 

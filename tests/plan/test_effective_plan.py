@@ -25,7 +25,7 @@ __all__ = ["folder"]
 
 
 @pytest.fixture(autouse=True)
-def handlers() -> Iterator[None]:
+def restore_handlers() -> Iterator[None]:
     """A supervisor ignores signals once its run is over; this process has more to do."""
     before = {number: signal.getsignal(number) for number in (*signals.HANDLED_SIGNALS, signal.SIGHUP)}
     yield

@@ -18,16 +18,16 @@ EVIL = "<script src='https://evil.example/x.js'>alert(1)</script>|`*[x](http://e
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = make_run(tmp_path_factory.mktemp("runs") / "digits-001")
     write(run)
     return run
 
 
 @pytest.fixture
-def run(finished: Path, tmp_path: Path) -> Path:
+def run(finished_run: Path, tmp_path: Path) -> Path:
     """A copy of a finished run, to damage."""
-    return Path(shutil.copytree(finished, tmp_path / "digits-001", ignore=shutil.ignore_patterns("report.*")))
+    return Path(shutil.copytree(finished_run, tmp_path / "digits-001", ignore=shutil.ignore_patterns("report.*")))
 
 
 def text_of(run: Path) -> str:

@@ -25,16 +25,16 @@ from tests.report_page import read_page
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = make_run(tmp_path_factory.mktemp("runs") / "digits-001")
     write(run)
     return run
 
 
 @pytest.fixture
-def run(finished: Path, tmp_path: Path) -> Path:
+def run(finished_run: Path, tmp_path: Path) -> Path:
     """A copy of a finished run, to damage."""
-    return Path(shutil.copytree(finished, tmp_path / "digits-001", ignore=shutil.ignore_patterns("report.*")))
+    return Path(shutil.copytree(finished_run, tmp_path / "digits-001", ignore=shutil.ignore_patterns("report.*")))
 
 
 def text_of(run: Path) -> str:
@@ -99,25 +99,25 @@ def test_the_forecast_stands_beside_what_came(run: Path) -> None:
         "batch_size: 32",
     ],
 )
-def test_page_and_markdown_have_the_same_content(finished: Path, phrase: str) -> None:
-    assert phrase in re.sub(r"\s+", " ", read_page(finished).text)
-    assert phrase in (finished / "report.md").read_text(encoding="utf-8").replace("&lt;", "<")
+def test_page_and_markdown_have_the_same_content(finished_run: Path, phrase: str) -> None:
+    assert phrase in re.sub(r"\s+", " ", read_page(finished_run).text)
+    assert phrase in (finished_run / "report.md").read_text(encoding="utf-8").replace("&lt;", "<")
 
 
-def test_every_decision_has_its_reason(finished: Path) -> None:
-    plan = json.loads((finished / "plan.json").read_text(encoding="utf-8"))
-    text = read_page(finished).text
+def test_every_decision_has_its_reason(finished_run: Path) -> None:
+    plan = json.loads((finished_run / "plan.json").read_text(encoding="utf-8"))
+    text = read_page(finished_run).text
     for decision in plan["decisions"]:
         assert decision["name"] in text
         assert decision["reason"] in text
 
 
-def test_time_outside_of_all_phases_is_shown(finished: Path) -> None:
-    assert "| other | 0.40 s | 1 % |" in (finished / "report.md").read_text(encoding="utf-8")
+def test_time_outside_of_all_phases_is_shown(finished_run: Path) -> None:
+    assert "| other | 0.40 s | 1 % |" in (finished_run / "report.md").read_text(encoding="utf-8")
 
 
-def test_json(finished: Path) -> None:
-    data = json.loads((finished / "report.json").read_text(encoding="utf-8"))
+def test_json(finished_run: Path) -> None:
+    data = json.loads((finished_run / "report.json").read_text(encoding="utf-8"))
     best = {"metric": "validation/accuracy", "value": 0.9861, "step": 495, "epoch": 11}
     assert data["best"] == best | {"metrics": BEST_METRICS}
     assert (data["status"], data["exit_code"], data["exit_meaning"]) == ("done", 0, "done")
@@ -129,21 +129,21 @@ def test_json(finished: Path) -> None:
     assert data["gaps"] == []
 
 
-def test_page_is_closed_and_loads_nothing(finished: Path) -> None:
-    page = read_page(finished)
+def test_page_is_closed_and_loads_nothing(finished_run: Path) -> None:
+    page = read_page(finished_run)
     assert page.open == []
     assert {"script", "link", "img", "iframe"}.isdisjoint(page.tags)
     assert page.loads
     assert all(load.startswith(("#", "data:image/png;base64,", "url(#")) for load in page.loads)
     assert len(page.ids) == len(set(page.ids))
     assert {load[1:] for load in page.loads if load.startswith("#")} <= set(page.ids)
-    assert "http" not in (finished / "report.html").read_text(encoding="utf-8").replace("http-equiv", "")
+    assert "http" not in (finished_run / "report.html").read_text(encoding="utf-8").replace("http-equiv", "")
 
 
-def test_same_files_same_bytes(run: Path, finished: Path) -> None:
+def test_same_files_same_bytes(run: Path, finished_run: Path) -> None:
     write(run)
     for name in ("report.html", "report.md", "report.json"):
-        assert (run / name).read_bytes() == (finished / name).read_bytes()
+        assert (run / name).read_bytes() == (finished_run / name).read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -218,9 +218,9 @@ def test_command_needs_no_torch_and_no_home(run: Path) -> None:
     assert (run / "report.html").exists()
 
 
-def test_a_number_stays_with_its_unit(finished: Path) -> None:
+def test_a_number_stays_with_its_unit(finished_run: Path) -> None:
     """Between the two is a space that no browser breaks, and a long name breaks where a word ends."""
-    source = (finished / "report.html").read_text(encoding="utf-8")
+    source = (finished_run / "report.html").read_text(encoding="utf-8")
     for text in (
         "41.6\N{NO-BREAK SPACE}s",
         "591\N{NO-BREAK SPACE}MiB",
@@ -232,8 +232,8 @@ def test_a_number_stays_with_its_unit(finished: Path) -> None:
     assert re.search(r"\.tiles dd \{[^}]*white-space: nowrap", source)
 
 
-def test_tables_break_between_words_and_scroll_where_they_do_not_fit(finished: Path) -> None:
-    source = (finished / "report.html").read_text(encoding="utf-8")
+def test_tables_break_between_words_and_scroll_where_they_do_not_fit(finished_run: Path) -> None:
+    source = (finished_run / "report.html").read_text(encoding="utf-8")
     assert source.count("<table") == source.count('<div class="scroll"><table')
     assert re.search(r"\.scroll \{[^}]*overflow-x: auto", source)
     plan = source[source.index('<section id="plan">') :]

@@ -36,7 +36,7 @@ def contents(folder: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished_job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The job of a run that finished after six epochs."""
     job = small_job.write_job(tmp_path_factory.mktemp("finished"))
     small_job.finish(job, "--set", SHORT)
@@ -44,10 +44,10 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def job(finished: Path, tmp_path: Path) -> Path:
+def job(finished_job: Path, tmp_path: Path) -> Path:
     """A copy of it, to be extended."""
-    shutil.copytree(finished.parent, tmp_path / "job")
-    return tmp_path / "job" / finished.name
+    shutil.copytree(finished_job.parent, tmp_path / "job")
+    return tmp_path / "job" / finished_job.name
 
 
 def extend_command(job: Path, *options: str) -> list[str]:

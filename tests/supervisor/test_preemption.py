@@ -148,7 +148,7 @@ def test_no_server_and_no_http() -> None:
 
 
 def test_nothing_of_an_answer_is_recorded_but_its_status(
-    provider: Provider, tmp_path: Path, handlers: None, monkeypatch: pytest.MonkeyPatch
+    provider: Provider, tmp_path: Path, restore_handlers: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What answers may be a service that gives credentials, or that does not speak HTTP."""
     monkeypatch.setattr(preemption, "POLL_SECONDS", 0.02)
@@ -241,7 +241,7 @@ def test_one_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def handlers() -> Iterator[None]:
+def restore_handlers() -> Iterator[None]:
     numbers = (*HANDLED_SIGNALS, PREEMPTION_SIGNAL)
     before = {number: signal.getsignal(number) for number in numbers}
     yield
@@ -255,7 +255,7 @@ def events(folder: Path) -> list[str]:
 
 
 def test_an_address_problem_is_reported_once_and_the_notice_still_arrives(
-    provider: Provider, tmp_path: Path, handlers: None, monkeypatch: pytest.MonkeyPatch
+    provider: Provider, tmp_path: Path, restore_handlers: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(preemption, "POLL_SECONDS", 0.02)
     provider.answer = (500, "")

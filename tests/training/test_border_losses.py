@@ -52,7 +52,7 @@ def train_by_hand(folder: Path, kind: str) -> Numbers:
 
 
 @pytest.fixture(scope="module")
-def by_two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def outcomes_of_two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     cases = [case for kind in LOSSES for case in (kind, f"{kind}/3")]
     leader, other = ranks_cases.run_cases(tmp_path_factory.mktemp("two"), cases, 2, "border_losses")
     assert all(leader[case].get("weights") == other[case].get("weights") for case in cases)
@@ -77,16 +77,22 @@ def test_one_process_trains_as_a_loop_by_hand(kind: str, size: str, tmp_path: Pa
 
 @pytest.mark.parametrize("size", ["", "/3"], ids=["whole", "micro"])
 @pytest.mark.parametrize("kind", SPLIT)
-def test_two_processes_train_as_a_loop_by_hand(kind: str, size: str, tmp_path: Path, by_two: dict[str, Any]) -> None:
-    assert_same_numbers(by_two[kind + size], train_by_hand(tmp_path, kind))
+def test_two_processes_train_as_a_loop_by_hand(
+    kind: str, size: str, tmp_path: Path, outcomes_of_two: dict[str, Any]
+) -> None:
+    assert_same_numbers(outcomes_of_two[kind + size], train_by_hand(tmp_path, kind))
 
 
 @pytest.mark.parametrize("kind", REFUSED)
 def test_what_cannot_be_put_together_is_trained_whole_or_refused(
-    kind: str, tmp_path: Path, by_two: dict[str, Any]
+    kind: str, tmp_path: Path, outcomes_of_two: dict[str, Any]
 ) -> None:
     assert_same_numbers(border_losses.train_case(tmp_path / "run", kind), train_by_hand(tmp_path / "plain", kind))
-    refused = [border_losses.train_case(tmp_path / "micro", f"{kind}/3"), by_two[kind], by_two[f"{kind}/3"]]
+    refused = [
+        border_losses.train_case(tmp_path / "micro", f"{kind}/3"),
+        outcomes_of_two[kind],
+        outcomes_of_two[f"{kind}/3"],
+    ]
     keys = ["optimize.micro_batch: is 3", "limits.processes: a batch has 2 parts", "optimize.micro_batch: is 3"]
     for numbers, key in zip(refused, keys, strict=True):
         assert key in numbers["refused"]

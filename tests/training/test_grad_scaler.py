@@ -134,13 +134,15 @@ def test_a_scaler_collapse_ends_the_run_with_advice(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def fallen(tmp_path: Path) -> run.Run:
+def fallback_run(tmp_path: Path) -> run.Run:
     training_run, reason = fit(tmp_path, "fp16: {min_scale: 4096.0, fallback: fp32}", range(3, 40))
     assert reason == "all 3 epochs trained"
     return training_run
 
 
-def test_after_a_scaler_collapse_training_continues_in_fp32_if_the_job_says_so(tmp_path: Path, fallen: run.Run) -> None:
+def test_after_a_scaler_collapse_training_continues_in_fp32_if_the_job_says_so(
+    tmp_path: Path, fallback_run: run.Run
+) -> None:
     (event,) = [row for row in read_rows(tmp_path, "events.jsonl") if row["kind"] == "precision"]
     assert says_only(event["text"], "fp16-loss-scale-collapsed-after", 2048, 5, "step-0", "train.fp16.fallback")
     (tmp_path / "plain").mkdir()
@@ -150,12 +152,12 @@ def test_after_a_scaler_collapse_training_continues_in_fp32_if_the_job_says_so(t
     assert not any("scale" in row for row in read_rows(tmp_path, "metrics.jsonl"))
 
 
-def test_a_checkpoint_saved_after_a_fallback_resumes_in_fp32(tmp_path: Path, fallen: run.Run) -> None:
-    fallen.metrics = MetricsLog(tmp_path)
-    Saver(fallen).save_final()
-    fallen.metrics.close()
+def test_a_checkpoint_saved_after_a_fallback_resumes_in_fp32(tmp_path: Path, fallback_run: run.Run) -> None:
+    fallback_run.metrics = MetricsLog(tmp_path)
+    Saver(fallback_run).save_final()
+    fallback_run.metrics.close()
     (tmp_path / "again").mkdir()
-    resumed_run = tiny.assemble_run(tmp_path / "again", fallen.job)
+    resumed_run = tiny.assemble_run(tmp_path / "again", fallback_run.job)
     compute_in_fp16(resumed_run)
     run_state.restore(resumed_run, checkpoint.load(list_checkpoints(tmp_path / "checkpoints")[-1]))
     assert (resumed_run.step.dtype, resumed_run.step.scaler.active, resumed_run.counters.step) == (None, False, 12)

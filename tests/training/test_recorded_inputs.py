@@ -56,7 +56,7 @@ def attempt(folder: Path, steps: int = 10**9) -> None:
 
 
 @pytest.fixture(scope="module")
-def started(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def start_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """A stopped run of each job, with its files, and below `end` what it comes to if nothing is touched."""
     torch.set_num_threads(1)
     folders: dict[str, Path] = {}
@@ -113,8 +113,8 @@ def outcome(folder: Path) -> str:
 
 
 @pytest.mark.parametrize(("way", "job"), [(way, job) for way, how in WAYS.items() for job in how.jobs])
-def test_the_same_result_or_refused(started: Callable[[str], Path], way: str, job: str) -> None:
-    folder = copy_stopped_run(started(job), way)
+def test_the_same_result_or_refused(start_run: Callable[[str], Path], way: str, job: str) -> None:
+    folder = copy_stopped_run(start_run(job), way)
     write(folder, JOBS[job].text)
     WAYS[way].change(folder)
     verdict = outcome(folder)
@@ -142,9 +142,9 @@ FITTED = {
 
 @pytest.mark.parametrize("job", FITTED)
 def test_preprocessing_is_that_of_the_start(
-    started: Callable[[str], Path], job: str, monkeypatch: pytest.MonkeyPatch
+    start_run: Callable[[str], Path], job: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = copy_stopped_run(started(job), "fitted")
+    folder = copy_stopped_run(start_run(job), "fitted")
     write(folder, JOBS[job].text)
     name, other = FITTED[job]
     monkeypatch.setattr(name, other)
@@ -152,9 +152,9 @@ def test_preprocessing_is_that_of_the_start(
 
 
 def test_a_run_of_an_older_version_resumes_and_is_recorded(
-    started: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+    start_run: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = copy_stopped_run(started("table"), "old")
+    folder = copy_stopped_run(start_run("table"), "old")
     write(folder, JOBS["table"].text)
     (folder / "run" / "data.json").unlink()
     (folder / "run" / "preprocessing.json").unlink()
@@ -218,8 +218,8 @@ def test_a_record_that_holds_something_else_is_refused(tmp_path: Path, wrong: di
         recorded_inputs.read_records(tmp_path)
 
 
-def test_an_edit_of_the_preprocessing_is_refused(started: Callable[[str], Path]) -> None:
-    folder = copy_stopped_run(started("table"), "edited")
+def test_an_edit_of_the_preprocessing_is_refused(start_run: Callable[[str], Path]) -> None:
+    folder = copy_stopped_run(start_run("table"), "edited")
     write(folder, JOBS["table"].text)
     preprocessing_file = folder / "run" / "preprocessing.json"
     record = read_json(preprocessing_file)
@@ -229,7 +229,7 @@ def test_an_edit_of_the_preprocessing_is_refused(started: Callable[[str], Path])
 
 
 def test_unchanged_files_are_not_read_again(
-    tmp_path: Path, started: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, start_run: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "run").mkdir()
     image_folders(tmp_path)
@@ -264,9 +264,9 @@ def test_another_pretrained_network_under_the_same_name(tmp_path: Path) -> None:
 
 
 def test_an_evaluation_of_other_data_is_refused(
-    started: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+    start_run: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = copy_stopped_run(started("split table") / "end", "evaluated")
+    folder = copy_stopped_run(start_run("split table") / "end", "evaluated")
     job_file = folder / "run" / "job.yaml"
     shutil.copy(folder / "job.yaml", job_file)
     write_json(folder / "run" / "state.json", {"status": "done", "source": str(folder / "job.yaml")})

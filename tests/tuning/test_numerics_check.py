@@ -29,7 +29,7 @@ MEASURED = "measure: full, compile: false, precision: fp32"
 
 
 @pytest.fixture(autouse=True)
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
+def shorten_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paired_timing, "BLOCK_SECONDS", 0.001)
     monkeypatch.setattr(tune, "MIN_FULL_SECONDS", 3.0)
 

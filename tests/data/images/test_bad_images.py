@@ -104,7 +104,7 @@ def test_bad_file_within_the_budget_is_left_out_with_a_note(tmp_path: Path, case
 
 
 @pytest.fixture
-def as_nobody() -> Iterator[Path]:
+def unprivileged_folder() -> Iterator[Path]:
     """A folder that an ordinary user may read; root would read a file without any rights."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -121,9 +121,9 @@ def as_nobody() -> Iterator[Path]:
                 os.seteuid(0)
 
 
-def test_unreadable_file(as_nobody: Path) -> None:
+def test_unreadable_file(unprivileged_folder: Path) -> None:
     with pytest.raises(DataError, match=r"b/secret\.png: permission denied"):
-        load(job(as_nobody, bad_samples=0.0))
+        load(job(unprivileged_folder, bad_samples=0.0))
 
 
 def test_only_twenty_are_listed_and_all_are_counted(tmp_path: Path) -> None:

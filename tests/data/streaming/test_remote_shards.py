@@ -63,7 +63,7 @@ def folders(server: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 
 
 @pytest.fixture(scope="module")
-def texts(server: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def text_folders(server: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The same texts here and in the store, by the ending of their shards."""
     folder_by_ending = {}
     for ending in (".parquet", ".jsonl.gz", ".tar"):
@@ -191,12 +191,12 @@ def test_workers_processes_and_kills_give_the_same_batches(
     ],
 )
 def test_texts_through_a_cache_of_a_part(
-    tmp_path: Path, texts: dict[str, Path], proxy: FaultyStore, workers: int, ending: str
+    tmp_path: Path, text_folders: dict[str, Path], proxy: FaultyStore, workers: int, ending: str
 ) -> None:
     """The cache holds tokens, which are made again when their shard comes again."""
     kilobytes = 256 if ending == ".tar" else 64  # a tar file has a kilobyte for each member
     stream = ", stream: {streams: 2, window: 2, cache: %s}"
-    local = epochs(text_shards.job(tmp_path / "a", texts[ending], stream=stream % "10m"))
+    local = epochs(text_shards.job(tmp_path / "a", text_folders[ending], stream=stream % "10m"))
     job = text_shards.job(tmp_path / "b", f"s3://bucket/texts-{ending.split('.')[1]}", stream=stream % f"{kilobytes}k")
     limit = kilobytes * 1024
     with watch_sizes(tmp_path / "cache/shards") as sizes:
@@ -210,7 +210,7 @@ def test_texts_through_a_cache_of_a_part(
 
 
 def test_a_cache_too_small_for_the_shards_of_a_batch_is_an_error(
-    tmp_path: Path, texts: dict[str, Path], proxy: FaultyStore
+    tmp_path: Path, text_folders: dict[str, Path], proxy: FaultyStore
 ) -> None:
     """A worker would wait for ever: all shards of its batch stay until it has read them."""
     job = text_shards.job(tmp_path, "s3://bucket/texts-tar", stream=", stream: {streams: 2, window: 2, cache: 160k}")

@@ -34,7 +34,7 @@ def proxy(server: str) -> Iterator[FaultyStore]:
 
 
 @pytest.fixture(scope="module")
-def peaceful(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def undisturbed_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run that nobody disturbed, without a copy."""
     job = small_job.write_job(tmp_path_factory.mktemp("peaceful"))
     small_job.finish(job)
@@ -72,7 +72,7 @@ def steps(prefix: str) -> list[int]:
 
 @pytest.mark.nightly  # the image test of a lost container runs with every change
 def test_lost_with_its_disk_it_goes_on_elsewhere_with_the_same_bits(
-    proxy: FaultyStore, peaceful: Path, tmp_path: Path
+    proxy: FaultyStore, undisturbed_run: Path, tmp_path: Path
 ) -> None:
     """Killed on the first machine, stopped on the second, finished on the third; each begins with an empty disk."""
     first_job, second_job, third_job = (small_job.write_job(tmp_path / name) for name in ("one", "two", "three"))
@@ -93,7 +93,7 @@ def test_lost_with_its_disk_it_goes_on_elsewhere_with_the_same_bits(
     output = small_job.finish(third_job, *copy_options("lost"))
     assert f"{last}, " in output
     assert "downloaded to" in output
-    assert small_job.differences(peaceful, small_job.newest_run(third_job)) == []
+    assert small_job.differences(undisturbed_run, small_job.newest_run(third_job)) == []
     state = open_store("lost/small-001").get("state.json")
     assert b'"done"' in state
     assert (
@@ -117,7 +117,9 @@ def test_lost_with_its_disk_it_goes_on_elsewhere_with_the_same_bits(
     assert small_job.newest_run(fourth_job).name == "small-002"
 
 
-def test_a_store_that_is_away_for_a_while_costs_nothing(proxy: FaultyStore, peaceful: Path, tmp_path: Path) -> None:
+def test_a_store_that_is_away_for_a_while_costs_nothing(
+    proxy: FaultyStore, undisturbed_run: Path, tmp_path: Path
+) -> None:
     job = small_job.write_job(tmp_path)
     process = small_job.start(job, *copy_options("while"))
     wait(lambda: bool(steps("while/small-001")))
@@ -126,7 +128,7 @@ def test_a_store_that_is_away_for_a_while_costs_nothing(proxy: FaultyStore, peac
     proxy.drops_connections = False
     assert process.wait(PATIENT) == 0, (tmp_path / "job.log").read_text()
     assert "answers again" in (tmp_path / "job.log").read_text()
-    assert small_job.differences(peaceful, small_job.newest_run(job)) == []
+    assert small_job.differences(undisturbed_run, small_job.newest_run(job)) == []
     assert small_job.last_checkpoint(small_job.newest_run(job)).name in list_checkpoints(open_store("while/small-001"))
 
 

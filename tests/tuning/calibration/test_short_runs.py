@@ -24,7 +24,7 @@ from tests.tuning.wrong_results import corrupt_where
 
 
 @pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+def allow_long_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(numerics_check, "MAX_CHECK_SECONDS", 600.0)
     set_speed(monkeypatch, 1.3)
 
