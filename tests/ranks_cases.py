@@ -65,7 +65,7 @@ class Convolutions(nn.Module):
         return self.head((self.body(images) * self.scale * self.factor).mean(dim=(2, 3)))
 
 
-def convolutional(folder: Path, name: str) -> run.Run:
+def assemble_convolutional(folder: Path, name: str) -> run.Run:
     """A run in float64 of 64 images in batches of 16; the name lists what is on: norm, channels_last, fused, divided,
     halves, sgd.
     """
@@ -110,18 +110,18 @@ def convolutional(folder: Path, name: str) -> run.Run:
     return training_run
 
 
-def doubled(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+def convert_to_double(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
     """What goes into a network in float64."""
     return tuple(x.double() if x.is_floating_point() else x for x in inputs)
 
 
-def halves(batch: Batch, size: int) -> list[Batch]:
+def halve_batch(batch: Batch, size: int) -> list[Batch]:
     """The parts that each of two processes gets."""
     half = len(batch) // 2
     return [batch.between(0, half), batch.between(half, len(batch))]
 
 
-def task(folder: Path, name: str) -> run.Run:
+def assemble_task(folder: Path, name: str) -> run.Run:
     """A run of one of the tasks, whose files lie in a folder beside; the name lists what is on, by the decision.
 
     In float64, since a network with BatchNorm over a few samples magnifies rounding; but not where another format is on.
@@ -135,7 +135,7 @@ def task(folder: Path, name: str) -> run.Run:
     network = build(job, data)
     plain_plan = plan.resolve(job, machine, inspection.inspect_workload(data, network.module), plain=True)
     if "precision" not in name:
-        network.module.double().register_forward_pre_hook(doubled)
+        network.module.double().register_forward_pre_hook(convert_to_double)
     settings = dict(word.split("=") for word in options if "=" in word)
     decisions = [
         replace(row, value={"true": True}.get(value := settings.get(row.name, ""), value) or row.value)
@@ -153,11 +153,11 @@ def task(folder: Path, name: str) -> run.Run:
     )
     assert training_run.is_divided == ("sharding=true" in options)
     if "halves" in options:
-        training_run.configure_step(splitter=halves)
+        training_run.configure_step(splitter=halve_batch)
     return training_run
 
 
-KINDS: dict[str, Callable[[Path, str], run.Run]] = {"convolutional": convolutional, "task": task}
+KINDS: dict[str, Callable[[Path, str], run.Run]] = {"convolutional": assemble_convolutional, "task": assemble_task}
 
 
 def train_case(folder: Path, case: str) -> Losses | str:

@@ -60,11 +60,11 @@ def by_ddp(model: nn.Module) -> nn.Module:
         ddp_model = nn.parallel.DistributedDataParallel(model, broadcast_buffers=False, bucket_cap_mb=KILOBYTES / 1024)
 
     # Without annotations, which torch would compare as strings.
-    ddp_model.register_comm_hook(None, lambda state, bucket: _summed(bucket.buffer()))
+    ddp_model.register_comm_hook(None, lambda state, bucket: _sum_gradients(bucket.buffer()))
     return ddp_model
 
 
-def _summed(flat: Tensor) -> torch.futures.Future[Tensor]:
+def _sum_gradients(flat: Tensor) -> torch.futures.Future[Tensor]:
     sent = torch.distributed.all_reduce(flat, async_op=True)
     assert sent is not None
     return sent.get_future().then(lambda done: done.value()[0])

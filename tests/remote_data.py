@@ -111,5 +111,5 @@ class WebServer:
 
 
 class QuietHandler(SimpleHTTPRequestHandler):
-    def log_message(self, *words: object) -> None:
+    def log_message(self, *arguments: object) -> None:
         pass

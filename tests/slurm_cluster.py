@@ -77,16 +77,16 @@ class SlurmCluster:
             machine.start(["slurmd", "-D", "-N", machine.name], self.home / f"slurmd-{machine.name}.out", self.environ)
         wait_until(lambda: self.states() == ["idle"] * len(self.machines), 20)
 
-    def run(self, *words: str) -> str:
+    def run(self, *command: str) -> str:
         """What a command prints on the first machine."""
         done = subprocess.run(
-            self.machines[0].command(words),
+            self.machines[0].command(command),
             env={**os.environ, **self.environ},
             capture_output=True,
             text=True,
             check=False,
         )
-        assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
+        assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
         return done.stdout
 
     def states(self) -> list[str]:

@@ -192,7 +192,7 @@ def test_training_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {
         "drivetrain": drivetrain,
-        "network": circle_training.network(),
+        "network": circle_training.build_network(),
         "my_loss": torch.nn.functional.cross_entropy,
         "train_data": circle_training.make_circle(128),
         "validation_data": circle_training.make_circle(64, 1),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docker.conftest import TAG, engine
+from tests.docker.conftest import TAG, read_engine_fact
 from tests.paths import ROOT
 
 
@@ -30,7 +30,7 @@ def project(cpu_image: str, tmp_path: Path) -> Iterator[Path]:
 
 def count_cpus() -> int:
     """The default of compose, and what an engine that has fewer accepts."""
-    return min(2, int(engine("NCPU")))
+    return min(2, int(read_engine_fact("NCPU")))
 
 
 def copy_project(folder: Path) -> None:

@@ -18,7 +18,7 @@ HARDENED = (
 USER = 1000
 
 
-def docker(*arguments: str, check: bool = True) -> str:
+def run_docker(*arguments: str, check: bool = True) -> str:
     """What a command of docker prints, with its errors."""
     done = subprocess.run(
         ["docker", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=300
@@ -43,7 +43,7 @@ def prepare_job(folder: Path, epochs: int = 4, data: str = "images.npz") -> Path
 def train_reference(image: str, folder: Path, job: str) -> Path:
     """The run of two processes in one container; the folder is /data there."""
     options = ["--set", "limits.processes=2", "--set", "limits.gpus=none", "--runs", "/data/reference"]
-    docker("run", "--rm", "--network=none", *HARDENED, f"--volume={folder}:/data", image, "train", job, *options)
+    run_docker("run", "--rm", "--network=none", *HARDENED, f"--volume={folder}:/data", image, "train", job, *options)
     return folder / "reference" / "tiny-001"
 
 
@@ -59,21 +59,21 @@ class ContainerNodes:
         name = f"{self.tag}-{number}-{len(self.started)}"
         self.started.append(name)
         names = [f"--hostname={hostname.partition('.')[0]}", f"--network-alias={hostname}"] if hostname else []
-        docker("run", "--detach", f"--name={name}", f"--network={self.tag}", *names, *options, self.image, *command)
+        run_docker("run", "--detach", f"--name={name}", f"--network={self.tag}", *names, *options, self.image, *command)
         return name
 
     def codes(self, names: Sequence[str]) -> list[int]:
         """Wait for the ends of containers."""
-        return [int(docker("wait", name)) for name in names]
+        return [int(run_docker("wait", name)) for name in names]
 
 
 @contextlib.contextmanager
 def container_nodes(image: str) -> Iterator[ContainerNodes]:
     """A network for containers; it and they are gone after the block."""
     nodes = ContainerNodes(image, f"dt{secrets.token_hex(3)}")
-    docker("network", "create", nodes.tag)
+    run_docker("network", "create", nodes.tag)
     try:
         yield nodes
     finally:
-        docker("rm", "--force", *nodes.started, check=False)
-        docker("network", "rm", nodes.tag, check=False)
+        run_docker("rm", "--force", *nodes.started, check=False)
+        run_docker("network", "rm", nodes.tag, check=False)

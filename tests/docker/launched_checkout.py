@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.docker.clone import copy_project
-from tests.docker.conftest import inspect
+from tests.docker.conftest import inspect_container
 
 NO_TORCH = "import sys; from drivetrain.cli import main as cli; from drivetrain.launch import run_in_image as inside; inside.find_spec = lambda name: None; sys.exit(cli.main(sys.argv[1:]))"
 
@@ -63,4 +63,4 @@ def run_command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[st
 
 
 def inspect_trainer(folder: Path, job: str) -> dict[str, Any]:
-    return inspect(f"{project_name(folder)}-{job}-trainer-1")
+    return inspect_container(f"{project_name(folder)}-{job}-trainer-1")

@@ -16,7 +16,7 @@ import pytest
 
 from drivetrain.launch.compose_project import KEEP
 from tests import hub_double, reports
-from tests.docker.conftest import inspect
+from tests.docker.conftest import inspect_container
 from tests.docker.launched_checkout import copy_checkout, inspect_trainer, remove_containers, run_command
 from tests.messages import says
 from tests.paths import ROOT
@@ -66,7 +66,7 @@ def _read_written_files(container: str) -> bytes:
         ["docker", "diff", container], capture_output=True, text=True, check=True
     ).stdout.splitlines()
     # Where something is mounted, an empty file or folder is made; `init: true` mounts the last one.
-    mounts = {*(mount["Destination"] for mount in inspect(container)["Mounts"]), "/usr/sbin/docker-init"}
+    mounts = {*(mount["Destination"] for mount in inspect_container(container)["Mounts"]), "/usr/sbin/docker-init"}
     paths = [line[3:] for line in lines if line[0] in "AC" and line[2:] not in mounts]
     inside = [*paths, *(path.lstrip("/") for path in mounts)]
     deepest = [path for path in paths if not any(other.startswith(f"{path}/") for other in inside)]

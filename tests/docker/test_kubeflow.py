@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docker.container_nodes import docker, prepare_job, train_reference
+from tests.docker.container_nodes import prepare_job, run_docker, train_reference
 from tests.messages import says
 from tests.supervisor.tiny_run import have_same_weights, read_rows
 
@@ -72,7 +72,7 @@ def test_two_containers_of_kubeflow_give_the_bits_of_two_processes(cpu_image: st
     (tmp_path / "Dockerfile").write_text(f"FROM {cpu_image}\nENTRYPOINT []\n")
     (tmp_path / "runtime.yaml").write_text(RUNTIME.replace("IMAGE", image))
     (tmp_path / "submit.py").write_text(SUBMIT)
-    docker("build", "-q", "-t", image, str(tmp_path))
+    run_docker("build", "-q", "-t", image, str(tmp_path))
     try:
         arguments = [PYTHON, "submit.py", name, str(tmp_path / "runtime.yaml"), str(folder), str(kept_folder)]
         environ = os.environ | {"HOME": str(home)}
@@ -80,7 +80,7 @@ def test_two_containers_of_kubeflow_give_the_bits_of_two_processes(cpu_image: st
             arguments, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=600, check=False
         )
     finally:
-        docker("image", "rm", image, check=False)
+        run_docker("image", "rm", image, check=False)
     assert "ended: Complete" in done.stdout, done.stdout + done.stderr
     assert says(done.stdout, "rank-world-size-torchrun")
     run = kept_folder / "runs" / "tiny-001"

@@ -13,7 +13,7 @@ import pytest
 
 from drivetrain.launch.compose_project import KEEP
 from tests import own_job
-from tests.docker.conftest import inspect
+from tests.docker.conftest import inspect_container
 from tests.docker.launched_checkout import (
     copy_checkout,
     inspect_trainer,
@@ -120,7 +120,7 @@ def start(folder: Path) -> str:
 
 
 def running(container: str) -> bool:
-    return bool(inspect(container)["State"]["Running"])
+    return bool(inspect_container(container)["State"]["Running"])
 
 
 def test_folders_of_the_same_name_keep_separate_containers(project: Path, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.docker.container_nodes import HARDENED, container_nodes, docker, prepare_job, train_reference
+from tests.docker.container_nodes import HARDENED, container_nodes, prepare_job, run_docker, train_reference
 from tests.launch.cluster_site import IMAGE, ClusterSite
 from tests.messages import says
 from tests.supervisor.tiny_run import have_same_weights, read_rows
@@ -85,12 +85,12 @@ def test_the_pod_template_trains_in_two_containers(
         pods = start()
         wait_until(lambda: trains(run), 120)
         begin = time.monotonic()
-        docker("stop", "--time", str(pod["terminationGracePeriodSeconds"]), pods[1])
-        assert network.codes(pods) == [75, 75], docker("logs", pods[0])
+        run_docker("stop", "--time", str(pod["terminationGracePeriodSeconds"]), pods[1])
+        assert network.codes(pods) == [75, 75], run_docker("logs", pods[0])
         print(f"SIGTERM to pod 1: both ended after {time.monotonic() - begin:.0f} s")
         pods = start()
-        assert network.codes(pods) == [0, 0], docker("logs", pods[0])
-        log = docker("logs", pods[0])
+        assert network.codes(pods) == [0, 0], run_docker("logs", pods[0])
+        log = run_docker("logs", pods[0])
     assert "(JOB_COMPLETION_INDEX of Kubernetes)" in log
     assert "resumes" in log
     alone = train_reference(cpu_image, folder, "/data/tiny.yaml")
@@ -125,11 +125,11 @@ def test_a_container_that_leaves_the_network_is_named_and_both_end(cpu_image: st
             for number in range(2)
         ]
         wait_until(lambda: trains(folder / "runs0" / "tiny-001"), 120)
-        docker("network", "disconnect", network.tag, both[1])
+        run_docker("network", "disconnect", network.tag, both[1])
         begin = time.monotonic()
-        assert network.codes(both) == [8, 8], docker("logs", both[0])
+        assert network.codes(both) == [8, 8], run_docker("logs", both[0])
         print(f"network disconnect: both ended after {time.monotonic() - begin:.0f} s")
-        first, second = (docker("logs", name) for name in both)
+        first, second = (run_docker("logs", name) for name in both)
     assert says(first, "rank-node-lost-sign", 1, "node-1")
     assert says(first, "last-seen-step")
     assert says(second, "rank-node-lost-cut", 0, "node-0", "node-1")

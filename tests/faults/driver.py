@@ -57,7 +57,7 @@ def trainer(arguments: list[str]) -> int:
     sys.argv[:] = ["trainer", *arguments]
     fault = os.environ.get("FAULT", "")
     if fault == LAST_STEPS:
-        sys.modules[fault] = Last(fault)
+        sys.modules[fault] = KillAtExit(fault)
     if fault.startswith(COMPILING):
         from torch._inductor.graph import GraphLowering
 
@@ -67,7 +67,7 @@ def trainer(arguments: list[str]) -> int:
     return trainer_process.main()
 
 
-class Last(types.ModuleType):
+class KillAtExit(types.ModuleType):
     """Goes when the interpreter takes itself apart, where Python no longer handles signals."""
 
     def __del__(self, kill: Any = os.kill, pid: int = os.getpid()) -> None:

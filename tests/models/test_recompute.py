@@ -25,7 +25,7 @@ from drivetrain.training import effective_settings
 from drivetrain.tuning import variants
 from tests import tiny
 from tests.messages import saying
-from tests.models.recomputed_networks import ENCODER, encoder, resnet
+from tests.models.recomputed_networks import ENCODER, build_encoder, build_resnet
 from tests.paths import MACHINES
 
 torch.set_num_threads(1)
@@ -78,7 +78,7 @@ def run_pass(network: nn.Module, inputs: tuple[Tensor, ...], recompute: bool) ->
     }
 
 
-@pytest.mark.parametrize("make", [encoder, resnet])
+@pytest.mark.parametrize("make", [build_encoder, build_resnet])
 def test_the_same_bits(make: Any) -> None:
     network, inputs = make()
     plain, saving = (run_pass(network, inputs, recompute) for recompute in (False, True))
@@ -88,7 +88,7 @@ def test_the_same_bits(make: Any) -> None:
 
 
 def test_buffers_move_once() -> None:
-    network, inputs = resnet()
+    network, inputs = build_resnet()
     plain, saving = (run_pass(network, inputs, recompute)["buffers"] for recompute in (False, True))
     counts = [b for b in saving if b.dtype == torch.int64]
     assert counts
@@ -137,7 +137,7 @@ def test_a_block_that_modifies_its_input_is_named() -> None:
         network(torch.randn(2, 4))
 
 
-@pytest.mark.parametrize("make", [encoder, resnet])
+@pytest.mark.parametrize("make", [build_encoder, build_resnet])
 def test_peak_memory_is_a_fifth_lower(make: Any) -> None:
     network, inputs = make()
     peaks = []
@@ -154,7 +154,7 @@ def test_peak_memory_is_a_fifth_lower(make: Any) -> None:
 
 
 def test_evaluation_is_left_alone() -> None:
-    network, inputs = resnet()
+    network, inputs = build_resnet()
     network.eval()
     before = network(*inputs)
     names = list(network.state_dict())
@@ -168,8 +168,8 @@ def test_evaluation_is_left_alone() -> None:
 @pytest.mark.parametrize(
     ("network", "count"),
     [
-        (encoder()[0], 4),
-        (resnet()[0], 8),
+        (build_encoder()[0], 4),
+        (build_resnet()[0], 8),
         (cnn.build("resnet50", channels=1, classes=2, image_size=32, width=4), 16),
         (cnn.build("small-cnn", channels=1, classes=2, image_size=8, width=4), 0),
         (cnn_lstm.build(channels=3, outputs=3, cnn_channels=(6, 6), lstm_hidden=7), 0),
@@ -227,7 +227,7 @@ def test_compile_is_refused_beside_it() -> None:
 
 def test_a_comparison_without_dropout_still_recomputes() -> None:
     """Else its peak of memory would be that of a network that keeps everything."""
-    network, _ = encoder()
+    network, _ = build_encoder()
     blocks.recompute(network)
     variants.turn_dropout_off(types.SimpleNamespace(model=network))  # type: ignore[arg-type]
     training = {type(module).__mro__[1].__name__ for module in network.modules() if module.training}

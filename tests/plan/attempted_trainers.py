@@ -79,5 +79,5 @@ def run_attempts(trainers: Trainers, monkeypatch: pytest.MonkeyPatch, optimize: 
     return supervisor._attempts(request, job, machine, plan.resolve(job, machine), run)
 
 
-def find_decision(of: plan.Plan, name: str) -> plan.Decision:
-    return next(row for row in of.decisions if row.name == name)
+def find_decision(job_plan: plan.Plan, name: str) -> plan.Decision:
+    return next(row for row in job_plan.decisions if row.name == name)

@@ -29,7 +29,7 @@ def make_circle(samples: int, seed: int = 0) -> TensorDataset:
     return TensorDataset(points, (points.norm(dim=1) < 0.75).long())
 
 
-def network(seed: int = 0) -> nn.Module:
+def build_network(seed: int = 0) -> nn.Module:
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 2))
 

@@ -31,7 +31,7 @@ from drivetrain.supervisor import embedded, embedded_run
 from drivetrain.tuning import assembly
 from tests.messages import ends_with, saying, says_only
 from tests.paths import IMPORTS, ROOT
-from tests.supervisor.circle_training import InterruptingPoints, have_same_bits, make_circle, network, no_report
+from tests.supervisor.circle_training import InterruptingPoints, build_network, have_same_bits, make_circle, no_report
 
 __all__ = ["no_report"]
 
@@ -47,7 +47,7 @@ def train(folder: Path, model: nn.Module | None = None, data: Any = None, **sett
         "optimize": {"cpu_threads": 1, "measure": "off"},
     }
     return drivetrain.train(
-        model or network(), data or make_circle(120), make_circle(40, seed=1), runs=folder, **defaults | settings
+        model or build_network(), data or make_circle(120), make_circle(40, seed=1), runs=folder, **defaults | settings
     )
 
 
@@ -64,7 +64,7 @@ def test_max_time_counts_what_is_measured_before_the_first_step(
 
 
 def test_a_result_and_its_run_folder(tmp_path: Path) -> None:
-    model = network()
+    model = build_network()
     result = train(
         tmp_path, model, name="circle", names=["outside", "inside"], ema=0.9, checkpoint={"best": "validation/accuracy"}
     )
@@ -117,7 +117,7 @@ def test_the_process_is_left_as_it_was_found(tmp_path: Path) -> None:
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     torch.manual_seed(5)
     state, threads = torch.get_rng_state(), torch.get_num_threads()
-    model = network(seed=5)
+    model = build_network(seed=5)
     torch.manual_seed(5)
     random.seed(5)
     train(tmp_path, model, InterruptingPoints(), epochs=1)
@@ -142,7 +142,7 @@ def test_stopped_by_ctrl_c_and_resumed_to_the_same_weights(tmp_path: Path) -> No
     assert says_only(raised.value.action, "call-again-same-name", "drivetrain.train")
     folder = tmp_path / "parts" / "library-001"
     assert json.loads((folder / "state.json").read_text())["status"] == "stopped"
-    resumed = train(tmp_path / "parts", network(seed=9), data=InterruptingPoints(), **settings)
+    resumed = train(tmp_path / "parts", build_network(seed=9), data=InterruptingPoints(), **settings)
     assert resumed.folder == folder
     assert resumed.best == uninterrupted.best
     expected_weights, resumed_weights = uninterrupted.model.state_dict(), resumed.model.state_dict()
@@ -168,7 +168,7 @@ def test_training_in_a_thread_hears_no_signals_and_works(tmp_path: Path) -> None
 
 
 def test_a_part_that_was_frozen_by_hand_does_not_move(tmp_path: Path) -> None:
-    model = network()
+    model = build_network()
     first = model[0].requires_grad_(False).weight.clone()
     result = train(tmp_path, model, epochs=1)
     assert torch.equal(result.model[0].weight, first)

@@ -34,9 +34,9 @@ from tests.supervisor.circle_training import (
     InterruptingPoints,
     X,
     Y,
+    build_network,
     have_same_bits,
     make_circle,
-    network,
     no_report,
 )
 
@@ -91,7 +91,7 @@ class Restless(Evens):
 def train(folder: Path, data: Any, validation: Any = None, **settings: Any) -> embedded.Result:
     defaults: dict[str, Any] = {"epochs": 2, "optimizer": {"lr": 1e-2}, "names": ["out", "in"]}
     defaults["optimize"] = {"cpu_threads": 1, "measure": "off"}
-    model = settings.pop("model", None) or network()
+    model = settings.pop("model", None) or build_network()
     return drivetrain.train(
         model, data, make_circle(40, seed=1) if validation is None else validation, runs=folder, **defaults | settings
     )
@@ -164,7 +164,7 @@ def test_stopped_in_an_epoch_and_resumed_to_the_same_weights(form: str, tmp_path
     uninterrupted = train(tmp_path / "whole", data(), **settings)
     with pytest.raises(Stopped):
         train(tmp_path / "parts", data(70), **settings)
-    assert have_same_bits(uninterrupted, train(tmp_path / "parts", data(), model=network(seed=9), **settings))
+    assert have_same_bits(uninterrupted, train(tmp_path / "parts", data(), model=build_network(seed=9), **settings))
 
 
 KILLED = """
@@ -172,11 +172,11 @@ import sys
 sys.path.insert(0, {root!r})
 import os, signal, drivetrain, torch
 from torch.utils.data import DataLoader
-from tests.supervisor.circle_training import CirclePoints, make_circle, network
+from tests.supervisor.circle_training import CirclePoints, build_network, make_circle
 def kill(info):
     if info.step == 13:
         os.kill(os.getpid(), signal.SIGKILL)
-model = network()
+model = build_network()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=17)
 drivetrain.train(model, DataLoader(CirclePoints(), 16, shuffle=True), make_circle(40, seed=1), runs={runs!r}, epochs=2,
@@ -187,7 +187,7 @@ drivetrain.train(model, DataLoader(CirclePoints(), 16, shuffle=True), make_circl
 
 def test_killed_with_a_loader_an_optimizer_and_a_scheduler_and_resumed(tmp_path: Path) -> None:
     def train_anew(folder: Path) -> embedded.Result:
-        model = network()
+        model = build_network()
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=17)
         options = {"checkpoint": {"every": "3 steps"}, "schedule": schedule, "schedule_every": "step"}

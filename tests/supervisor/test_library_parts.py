@@ -15,7 +15,7 @@ import drivetrain
 from drivetrain.errors import CheckpointError, SpecError, UserCodeError
 from drivetrain.supervisor import embedded
 from tests.messages import ends_with, saying, says
-from tests.supervisor.circle_training import have_same_bits, make_circle, network, no_report
+from tests.supervisor.circle_training import build_network, have_same_bits, make_circle, no_report
 
 __all__ = ["no_report"]
 torch.set_num_threads(1)
@@ -24,7 +24,7 @@ torch.set_num_threads(1)
 def train(folder: Path, model: nn.Module | None = None, **settings: Any) -> embedded.Result:
     defaults: dict[str, Any] = {"epochs": 2, "batch_size": 30, "optimize": {"cpu_threads": 1, "measure": "off"}}
     return drivetrain.train(
-        network() if model is None else model,
+        build_network() if model is None else model,
         make_circle(120),
         make_circle(40, seed=1),
         runs=folder,
@@ -38,7 +38,7 @@ def rows(result: embedded.Result) -> list[dict[str, Any]]:
 
 
 def test_an_optimizer_object_keeps_its_groups_and_its_function_gives_the_same(tmp_path: Path) -> None:
-    model = network()
+    model = build_network()
     groups = [{"params": model[0].parameters(), "lr": 0.0}, {"params": model[3].parameters()}]
     optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.5)
     before = model[0].weight.clone()
@@ -60,7 +60,7 @@ def test_an_optimizer_object_keeps_its_groups_and_its_function_gives_the_same(tm
 
 
 def test_an_optimizer_of_torch_gives_the_bits_of_a_loop_by_hand(tmp_path: Path) -> None:
-    model, hand = network().eval(), network().eval()
+    model, hand = build_network().eval(), build_network().eval()
     nets = [nn.Sequential(net[0], net[1], net[3]) for net in (model, hand)]
     order: list[Any] = []
     x, y = make_circle(120).tensors
@@ -223,7 +223,7 @@ def test_a_metric_that_raises_is_named(tmp_path: Path) -> None:
 
 
 def other_parameters(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.SGD(network().parameters(), lr=0.1)
+    return torch.optim.SGD(build_network().parameters(), lr=0.1)
 
 
 class Listed(torch.optim.SGD):

@@ -73,7 +73,7 @@ def nan_gradient(training_run: run.Run) -> None:
 ROLLBACK = "loss_spike: rollback, schedule: constant"
 
 
-def outlier(*batches: tuple[int, int]) -> Callable[[run.Run], None]:
+def add_outliers(*batches: tuple[int, int]) -> Callable[[run.Run], None]:
     """Samples far away from all others in these batches, every time that they come."""
 
     def spoil(training_run: run.Run) -> None:

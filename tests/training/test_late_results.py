@@ -30,10 +30,10 @@ from tests import tiny
 from tests.training.hooked_run import (
     ROLLBACK,
     SilentProgress,
+    add_outliers,
     at_steps,
     nan_gradient,
     nan_input,
-    outlier,
     read_rows,
     run_out_of_memory,
 )
@@ -96,7 +96,7 @@ CASES = {
     "the first of all": Case("ema: 0.5", spoil=spoil_at(1, 2, action=nan_input)),
     "momentum": Case("optimizer: {name: sgd, lr: 0.1, momentum: 0.9}", spoil=spoil_at(1, 5, action=nan_input)),
     "no momentum": Case("optimizer: {name: sgd, lr: 0.1, momentum: 0.0}", spoil=spoil_at(2, action=nan_input)),
-    "a spike": Case(ROLLBACK, spoil=outlier((15, 2)), epochs=20),
+    "a spike": Case(ROLLBACK, spoil=add_outliers((15, 2)), epochs=20),
     "twice three in a row": Case(spoil=spoil_at(2, 3, 4, 9, 10, 11, action=nan_input)),
     "scaled": Case("ema: 0.5", spoil_at(3, 4, 9, action=nan_gradient), scaling=SCALING, every=3),
     "scaled, then a step that the host decides": Case(

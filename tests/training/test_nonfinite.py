@@ -21,11 +21,11 @@ from tests.messages import saying, says, says_only
 from tests.training.hooked_run import (
     ROLLBACK,
     SilentProgress,
+    add_outliers,
     at_steps,
     fit,
     nan_gradient,
     nan_input,
-    outlier,
     read_rows,
 )
 
@@ -170,7 +170,7 @@ def test_a_jump_from_a_non_positive_loss(usual: float, word: str) -> None:
 
 
 def test_a_spike_rolls_back_and_skips_its_batch(tmp_path: Path) -> None:
-    training_run, reason = fit(tmp_path, outlier((15, 2)), ROLLBACK, epochs=20)
+    training_run, reason = fit(tmp_path, add_outliers((15, 2)), ROLLBACK, epochs=20)
     assert reason == "all 20 epochs trained"
     assert (training_run.numerics.rollbacks, training_run.numerics.skipped_batches) == (1, {(15, 2)})
     (text,) = [row["text"] for row in read_rows(tmp_path, "events.jsonl") if "back to" in row["text"]]
@@ -186,16 +186,16 @@ def test_a_spike_is_detected_after_a_resume(tmp_path: Path) -> None:
     """The window is in the checkpoint: stopped just before the spike, the run ends with the bits of one in peace."""
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
-    uninterrupted_run, _ = fit(tmp_path / "a", outlier((15, 2)), ROLLBACK, epochs=20)
+    uninterrupted_run, _ = fit(tmp_path / "a", add_outliers((15, 2)), ROLLBACK, epochs=20)
 
     def stop(training_run: run.Run) -> None:
-        outlier((15, 2))(training_run)
+        add_outliers((15, 2))(training_run)
         training_run.signals.check = lambda: _stop_at(training_run, 62)  # type: ignore[method-assign]
 
     with pytest.raises(Stopped):
         fit(tmp_path / "b", stop, ROLLBACK, epochs=20)
     training_run = tiny.assemble_run(tmp_path / "b", tiny.job(train=ROLLBACK, epochs=20))
-    outlier((15, 2))(training_run)
+    add_outliers((15, 2))(training_run)
     loaded, _ = checkpoint.load_latest(tmp_path / "b" / "checkpoints")
     assert loaded is not None
     assert loaded.path.name == "step-62"
@@ -220,7 +220,7 @@ def _stop_at(training_run: run.Run, step: int) -> None:
 @pytest.mark.nightly
 def test_the_second_spike_is_the_end(tmp_path: Path) -> None:
     with pytest.raises(NumericsError, match=r"the loss jumped .*, and the run has already been rolled back once"):
-        fit(tmp_path, outlier((15, 2), (17, 0)), ROLLBACK, epochs=20)
+        fit(tmp_path, add_outliers((15, 2), (17, 0)), ROLLBACK, epochs=20)
     assert_all_finite(tmp_path)
 
 

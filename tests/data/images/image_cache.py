@@ -28,5 +28,5 @@ def list_images(folder: Path, size: int = 12) -> image_files.Files:
     return image_files.check_images(str(folder), names)[0].fit_to(size, 3)
 
 
-def keep_pixels(images: image_files.Files, folder: Path, room: int = 1 << 30) -> Decoded:
-    return decoded_cache.keep(images, folder / "cache", room)
+def keep_pixels(images: image_files.Files, folder: Path, max_bytes: int = 1 << 30) -> Decoded:
+    return decoded_cache.keep(images, folder / "cache", max_bytes)

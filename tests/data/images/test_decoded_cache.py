@@ -154,10 +154,12 @@ def test_least_recently_used_files_are_removed_and_used_ones_stay(files: image_f
     for cache in (old[0], old[2]):
         cache.mapped = None
     size = old[2].path.stat().st_size
-    new = keep_pixels(files.fit_to(11, 3), tmp_path, room=old[1].path.stat().st_size + size + COUNT * (11 * 11 * 3 + 8))
+    new = keep_pixels(
+        files.fit_to(11, 3), tmp_path, max_bytes=old[1].path.stat().st_size + size + COUNT * (11 * 11 * 3 + 8)
+    )
     remaining = {path.name for path in (tmp_path / "cache").iterdir()}
     assert remaining == {cache.path.name for cache in (old[1], old[2], new)}
-    keep_pixels(files.fit_to(12, 3), tmp_path, room=0)
+    keep_pixels(files.fit_to(12, 3), tmp_path, max_bytes=0)
     assert old[1].path.exists()
     assert not old[2].path.exists()
 

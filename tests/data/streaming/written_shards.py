@@ -18,7 +18,7 @@ def write_images(root: Path, count: int = 150) -> Path:
     return root
 
 
-def write_image_shards(source: Path, to: Path, seed: int = 0, form: str = "tar") -> list[str]:
+def write_image_shards(source: Path, target: Path, seed: int = 0, form: str = "tar") -> list[str]:
     lines: list[str] = []
-    write_shards.write(source, destination.open_destination(str(to)), SIZE, seed, lines.append, form)
+    write_shards.write(source, destination.open_destination(str(target)), SIZE, seed, lines.append, form)
     return lines
