@@ -1,10 +1,10 @@
-"""Each advice of the run doctor on a job that was built to need it: what it promises, and what following it brings.
+"""Each advice of the run doctor on a job that was built to need it: the gain that it promises, and the gain measured.
 
     python benchmarks/advice.py [CASE ...] [--pairs 2] [--folder DIR]
 
 A case is trained, its report read, the advised line put into the spec as it stands, and trained again; before and after
 take turns. Cases that need a limit run in a container under it (`drivetrain launch`), the others natively with one thread.
-The last column is the time of the whole run, or for memory what was held of what was allowed.
+The last column is the time of the whole run, or the memory in use and its limit.
 """
 
 from __future__ import annotations
@@ -87,18 +87,18 @@ def load(samples, features=256):
 
 @dataclass(frozen=True)
 class Case:
-    """A job that needs an advice."""
+    """A job that should get an advice."""
 
-    key: str
+    line_start: str
     """What the advised line begins with."""
     spec: Mapping[str, Any]
-    make: Callable[[Path], None] | None = None
-    contained: bool = False
-    about: str = "time"
+    write_data: Callable[[Path], None] | None = None
+    in_container: bool = False
+    quantity: str = "time"
 
 
-def photos(folder: Path) -> None:
-    """Large pictures, of which the network sees little."""
+def write_photos(folder: Path) -> None:
+    """Write large pictures, of which the network sees little."""
     from PIL import Image
 
     draw = np.random.default_rng(0)
@@ -109,14 +109,16 @@ def photos(folder: Path) -> None:
         small.resize((1280, 960)).save(path, quality=90)
 
 
-def reports(folder: Path) -> None:
-    """Texts of very different lengths."""
+def write_reports(folder: Path) -> None:
+    """Write texts of very different lengths."""
     from drivetrain.data.sample_data import text
 
     text.write(folder, 2000, 0)
 
 
-def own(name: str, factory_arguments: Mapping[str, Any], width: int = 256, threads: int = 0) -> dict[str, Any]:
+def make_custom_spec(
+    name: str, factory_arguments: Mapping[str, Any], width: int = 256, threads: int = 0
+) -> dict[str, Any]:
     """A custom job over one of the files above."""
     return {
         "task": "custom",
@@ -128,7 +130,7 @@ def own(name: str, factory_arguments: Mapping[str, Any], width: int = 256, threa
 CASES = {
     "images decoded again and again": Case(
         "optimize: {decode_cache",
-        make=photos,
+        write_data=write_photos,
         spec={
             "task": "image-classification",
             "data": {"train": "photos", "validation": 0.2, "image_size": 64},
@@ -138,11 +140,12 @@ CASES = {
     ),
     "items that take their time": Case(
         "optimize: {loader_workers",
-        spec=own("slow", {}, 1024) | {"train": {"epochs": 5, "batch_size": 32}, "optimize": {"cpu_threads": 1}},
+        spec=make_custom_spec("slow", {}, 1024)
+        | {"train": {"epochs": 5, "batch_size": 32}, "optimize": {"cpu_threads": 1}},
     ),
     "padding": Case(
         "optimize: {unpadding",
-        make=reports,
+        write_data=write_reports,
         spec={
             "task": "text-classification",
             "data": {"train": "reports.csv", "validation": 0.1, "text": "descripcion", "labels": "causa"},
@@ -153,7 +156,7 @@ CASES = {
     ),
     "saving too often": Case(
         "checkpoint: {every",
-        spec=own("arrays", {"samples": 8000}, 1400)
+        spec=make_custom_spec("arrays", {"samples": 8000}, 1400)
         | {
             "train": {"epochs": 14, "batch_size": 64},
             "checkpoint": {"every": "20 steps"},
@@ -162,19 +165,19 @@ CASES = {
     ),
     "a setting that does nothing": Case(
         "optimize: {cpu_threads: auto",
-        spec=own("arrays", {"samples": 20000}, 1024, threads=1)
+        spec=make_custom_spec("arrays", {"samples": 20000}, 1024, threads=1)
         | {"train": {"epochs": 16, "batch_size": 64}, "optimize": {"cpu_threads": 2}},
     ),
     "more threads than the quota": Case(
         "optimize: {cpu_threads: 1",
-        contained=True,
-        spec=own("arrays", {"samples": 20000}, 1024)
+        in_container=True,
+        spec=make_custom_spec("arrays", {"samples": 20000}, 1024)
         | {"train": {"epochs": 8, "batch_size": 64}, "optimize": {"cpu_threads": 2}, "limits": {"cpus": 1}},
     ),
     "a quota that is too small": Case(
         "limits: {cpus",
-        contained=True,
-        spec=own("slow", {}, 1024)
+        in_container=True,
+        spec=make_custom_spec("slow", {}, 1024)
         | {
             "train": {"epochs": 5, "batch_size": 32},
             "optimize": {"cpu_threads": 1, "loader_workers": 1},
@@ -183,16 +186,16 @@ CASES = {
     ),
     "a limit that is too high": Case(
         "limits: {memory",
-        contained=True,
-        about="memory",
-        spec=own("arrays", {"samples": 20000}, 1024)
+        in_container=True,
+        quantity="memory",
+        spec=make_custom_spec("arrays", {"samples": 20000}, 1024)
         | {"train": {"epochs": 8, "batch_size": 64}, "limits": {"cpus": 1, "memory": "4g"}},
     ),
     "memory near the limit": Case(
         "optimize: {micro_batch",
-        contained=True,
-        about="memory",
-        spec=own("arrays", {"samples": 40000, "features": 1024}, 1024)
+        in_container=True,
+        quantity="memory",
+        spec=make_custom_spec("arrays", {"samples": 40000, "features": 1024}, 1024)
         | {"train": {"epochs": 8, "batch_size": 16384}, "limits": {"cpus": 1, "memory": "896m"}},
     ),
 }
@@ -204,52 +207,53 @@ def main() -> int:
     parser.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(CASES))
     parser.add_argument("--pairs", type=int, default=2)
     parser.add_argument("--folder", type=Path, default=Path("/tmp/drivetrain-advice"))
-    given = parser.parse_args()
-    given.folder.mkdir(parents=True, exist_ok=True)
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
     for name, text in (("slow", SLOW_DATA), ("arrays", ARRAYS), ("network", NETWORK)):
-        (given.folder / f"{name}.py").write_text(text)
+        (options.folder / f"{name}.py").write_text(text)
     print("| job | advice | promised | measured |\n| --- | --- | --- | --- |", flush=True)
-    return max([shown(name, given.folder, given.pairs) for name in given.cases or CASES])
+    return max([run_case(name, options.folder, options.pairs) for name in options.cases or CASES])
 
 
-def shown(name: str, folder: Path, pairs: int) -> int:
-    """One case, as a row of the table."""
+def run_case(name: str, folder: Path, pairs: int) -> int:
+    """Run a case and print its row of the table; returns 1 if the expected advice did not come."""
     case = CASES[name]
-    if case.make:
-        case.make(folder)
+    if case.write_data:
+        case.write_data(folder)
     stem = re.sub(r"\W+", "-", name)
-    before, advice_shown = trained(folder, case, stem, case.spec)
-    wanted = next((one for one in advice_shown if one.line.startswith(case.key)), None)
-    if wanted is None:
-        print(f"| {name} | none: {[one.line for one in advice_shown]} | | {before} |", flush=True)
+    figures, advice_list = train_job(folder, case, stem, case.spec)
+    expected = next((advice for advice in advice_list if advice.line.startswith(case.line_start)), None)
+    if expected is None:
+        print(f"| {name} | none: {[advice.line for advice in advice_list]} | | {figures} |", flush=True)
         return 1
-    better = merged(case.spec, yaml.safe_load(wanted.line))
-    rows = [before], [trained(folder, case, f"{stem}-mended", better)[0]]
+    mended_spec = merge_line(case.spec, yaml.safe_load(expected.line))
+    rows = [figures], [train_job(folder, case, f"{stem}-mended", mended_spec)[0]]
     for _ in range(pairs - 1):
-        rows[0].append(trained(folder, case, stem, case.spec)[0])
-        rows[1].append(trained(folder, case, f"{stem}-mended", better)[0])
-    print(f"| {name} | `{wanted.line}` | {wanted.gain} | {compared(*rows, case.about)} |", flush=True)
+        rows[0].append(train_job(folder, case, stem, case.spec)[0])
+        rows[1].append(train_job(folder, case, f"{stem}-mended", mended_spec)[0])
+    print(f"| {name} | `{expected.line}` | {expected.gain} | {format_comparison(*rows, case.quantity)} |", flush=True)
     return 0
 
 
-def compared(before: list[dict[str, float]], after: list[dict[str, float]], about: str) -> str:
+def format_comparison(before: list[dict[str, float]], after: list[dict[str, float]], quantity: str) -> str:
     """Medians of both sides."""
 
-    def middle(rows: list[dict[str, float]], key: str) -> float:
+    def compute_median(rows: list[dict[str, float]], key: str) -> float:
         return statistics.median(row[key] for row in rows)
 
-    seconds = [middle(rows, "seconds") for rows in (before, after)]
+    seconds = [compute_median(rows, "seconds") for rows in (before, after)]
     text = f"{seconds[0]:.1f} s, then {seconds[1]:.1f} s: {1 - seconds[1] / seconds[0]:+.0%} less time"
-    if about == "memory":
-        used = [
-            f"{middle(rows, 'peak') / 2**20:.0f} of {middle(rows, 'limit') / 2**20:.0f} MiB" for rows in (before, after)
+    if quantity == "memory":
+        memory = [
+            f"{compute_median(rows, 'peak') / 2**20:.0f} of {compute_median(rows, 'limit') / 2**20:.0f} MiB"
+            for rows in (before, after)
         ]
-        text = f"{used[0]}, then {used[1]}; {text}"
+        text = f"{memory[0]}, then {memory[1]}; {text}"
     return f"{text} ({len(after)} pairs)"
 
 
-def trained(folder: Path, case: Case, name: str, spec: Mapping[str, Any]) -> tuple[dict[str, float], list[Any]]:
-    """One run: its figures and its advice."""
+def train_job(folder: Path, case: Case, name: str, spec: Mapping[str, Any]) -> tuple[dict[str, float], list[Any]]:
+    """Train once; returns the figures and the advice of the run."""
     from drivetrain.report.record import read
     from drivetrain.report.sections.advice import list_advice
     from drivetrain.report.summary import summarize
@@ -257,33 +261,33 @@ def trained(folder: Path, case: Case, name: str, spec: Mapping[str, Any]) -> tup
     name = f"advice-{name}"
     path = folder / f"{name}.yaml"
     path.write_text(yaml.safe_dump({"name": name, **spec}, sort_keys=False))
-    runs = ROOT / "runs" if case.contained else folder / "runs"
-    options = [] if case.contained else ["--runs", str(runs)]
-    done = subprocess.run(
-        [sys.executable, "-m", "drivetrain", "launch" if case.contained else "train", str(path), *options, "--new"],
+    runs = ROOT / "runs" if case.in_container else folder / "runs"
+    options = [] if case.in_container else ["--runs", str(runs)]
+    process = subprocess.run(
+        [sys.executable, "-m", "drivetrain", "launch" if case.in_container else "train", str(path), *options, "--new"],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": f"{ROOT / 'runtime'}:{ROOT}"},
         capture_output=True,
         text=True,
         check=False,
     )
-    if done.returncode:
-        raise SystemExit(f"{name} ended with {done.returncode}:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
-    run = max(runs.glob(f"{name}-[0-9]*"), key=lambda found: found.stat().st_mtime)
+    if process.returncode:
+        raise SystemExit(f"{name} ended with {process.returncode}:\n{process.stdout[-3000:]}\n{process.stderr[-3000:]}")
+    run = max(runs.glob(f"{name}-[0-9]*"), key=lambda run_folder: run_folder.stat().st_mtime)
     record = read(run)
-    summary, used = summarize(record), record.telemetry.get("memory_used")
+    summary, memory_used = summarize(record), record.telemetry.get("memory_used")
     result = json.loads((run / "result.json").read_text())
-    peak = max([result["peak_memory"], *(used.ys if used and case.contained else ())])
+    peak = max([result["peak_memory"], *(memory_used.ys if memory_used and case.in_container else ())])
     figures = {"seconds": result["seconds"], "peak": peak, "limit": result["memory_limit"] or 0.0}
     return figures, list_advice(record, summary)
 
 
-def merged(spec: Mapping[str, Any], line: Mapping[str, Any]) -> dict[str, Any]:
+def merge_line(spec: Mapping[str, Any], line: Mapping[str, Any]) -> dict[str, Any]:
     """The spec with the advised line in it."""
-    found = dict(spec)
+    merged = dict(spec)
     for key, value in line.items():
-        found[key] = merged(found.get(key) or {}, value) if isinstance(value, Mapping) else value
-    return found
+        merged[key] = merge_line(merged.get(key) or {}, value) if isinstance(value, Mapping) else value
+    return merged
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-LONGEST = 256
+MAX_LENGTH = 256
 JOB = """
 name: frozen
 task: text-classification
@@ -38,30 +38,30 @@ train: {{epochs: {epochs}, batch_size: 16, seed: {seed}, optimizer: {{name: adam
 
 def main() -> int:
     """Measure, print, and say whether the goals are met."""
-    given = arguments()
-    if given.plain is not None:
-        print(json.dumps({"metric": usual(given.plain)}))
+    options = parse_arguments()
+    if options.plain is not None:
+        print(json.dumps({"metric": train_usual_loop(options.plain)}))
         return 0
-    given.folder.mkdir(parents=True, exist_ok=True)
+    options.folder.mkdir(parents=True, exist_ok=True)
     sys.path.insert(0, str(ROOT))
     from drivetrain.data.sample_data import text
 
-    text.write(given.folder, given.texts, 0)
+    text.write(options.folder, options.texts, 0)
     rows = []
-    for seed in range(given.seeds):
-        path = given.folder / f"seed-{seed}.yaml"
-        path.write_text(JOB.format(longest=LONGEST, epochs=given.epochs, seed=seed))
-        rows.append((drivetrain(path), recipe(path)))
-        (ours, score), (theirs, other) = rows[-1]
+    for seed in range(options.seeds):
+        path = options.folder / f"seed-{seed}.yaml"
+        path.write_text(JOB.format(longest=MAX_LENGTH, epochs=options.epochs, seed=seed))
+        rows.append((run_drivetrain(path), run_recipe(path)))
+        (our_seconds, our_score), (their_seconds, their_score) = rows[-1]
         print(
-            f"seed {seed}: drivetrain {ours:.1f} s, {score:.4f}; usual recipe {theirs:.1f} s, {other:.4f}; "
-            f"{theirs / ours:.1f}x",
+            f"seed {seed}: drivetrain {our_seconds:.1f} s, {our_score:.4f}; usual recipe {their_seconds:.1f} s, "
+            f"{their_score:.4f}; {their_seconds / our_seconds:.1f}x",
             flush=True,
         )
-    return told(rows)
+    return print_table(rows)
 
 
-def arguments() -> argparse.Namespace:
+def parse_arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--seeds", type=int, default=3)
@@ -72,7 +72,7 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def told(rows: list[tuple[tuple[float, float], tuple[float, float]]]) -> int:
+def print_table(rows: list[tuple[tuple[float, float], tuple[float, float]]]) -> int:
     """Print the table; 0 if it is ten times faster and the metrics are within each other's spread."""
     ours, theirs = ([row[side] for row in rows] for side in (0, 1))
     print("\n| | whole job, s (median) | validation accuracy, mean of the heads, by seed |\n| --- | --- | --- |")
@@ -89,38 +89,38 @@ def told(rows: list[tuple[tuple[float, float], tuple[float, float]]]) -> int:
     return 0 if ratio >= 10 and abs(means[0] - means[1]) <= spread else 1
 
 
-def drivetrain(path: Path) -> tuple[float, float]:
+def run_drivetrain(path: Path) -> tuple[float, float]:
     """Seconds from command to report, and the last validation accuracy, mean of the heads."""
     runs = path.parent / "runs" / path.stem
-    line = [sys.executable, "-m", "drivetrain", "train", str(path), "--runs", str(runs), "--new"]
-    seconds, _ = timed(line)
-    last = json.loads((max(runs.glob("frozen-*")) / "result.json").read_text())["last"]
-    return seconds, statistics.mean(value for name, value in last.items() if name.endswith("/accuracy"))
+    command = [sys.executable, "-m", "drivetrain", "train", str(path), "--runs", str(runs), "--new"]
+    seconds, _ = time_command(command)
+    metrics = json.loads((max(runs.glob("frozen-*")) / "result.json").read_text())["last"]
+    return seconds, statistics.mean(value for name, value in metrics.items() if name.endswith("/accuracy"))
 
 
-def recipe(path: Path) -> tuple[float, float]:
+def run_recipe(path: Path) -> tuple[float, float]:
     """Seconds of the usual loop in a process of its own, and its last validation accuracy."""
-    seconds, out = timed([sys.executable, str(Path(__file__).resolve()), "--plain", str(path)])
-    return seconds, float(json.loads(out.splitlines()[-1])["metric"])
+    seconds, output = time_command([sys.executable, str(Path(__file__).resolve()), "--plain", str(path)])
+    return seconds, float(json.loads(output.splitlines()[-1])["metric"])
 
 
-def timed(line: list[str]) -> tuple[float, str]:
-    """Seconds of a command, and what it printed."""
+def time_command(command: list[str]) -> tuple[float, str]:
+    """Seconds of a command, and its output."""
     start = time.perf_counter()
-    done = subprocess.run(
-        line,
+    process = subprocess.run(
+        command,
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": f"{ROOT / 'runtime'}:{ROOT}"},
         capture_output=True,
         text=True,
         check=False,
     )
-    if done.returncode != 0:
-        raise SystemExit(f"{' '.join(line)} ended with {done.returncode}:\n{done.stdout}\n{done.stderr}")
-    return time.perf_counter() - start, done.stdout
+    if process.returncode != 0:
+        raise SystemExit(f"{' '.join(command)} ended with {process.returncode}:\n{process.stdout}\n{process.stderr}")
+    return time.perf_counter() - start, process.stdout
 
 
-def usual(path: Path) -> float:
+def train_usual_loop(path: Path) -> float:
     """The usual loop; the accuracy of the last epoch, mean of the heads."""
     import torch
     from torch.nn import functional
@@ -134,7 +134,7 @@ def usual(path: Path) -> float:
     job = job_spec.load(path)
     data = load(job)
     model = build(job, data).module
-    train, held = padded(data.train), padded(data.validation)
+    train, validation = pad_split(data.train), pad_split(data.validation)
     torch.manual_seed(job.train.seed)
     batches = DataLoader(train, batch_size=job.train.batch, shuffle=True)
     optimizer = torch.optim.AdamW(
@@ -142,7 +142,7 @@ def usual(path: Path) -> float:
         lr=job.train.optimizer.lr,
         weight_decay=job.train.optimizer.weight_decay,
     )
-    rate = torch.optim.lr_scheduler.LambdaLR(
+    schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, build_schedule(job.train.schedule, len(batches) * job.train.epochs, len(batches))
     )
     accuracy = 0.0
@@ -158,40 +158,40 @@ def usual(path: Path) -> float:
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), job.train.clip_norm)
             optimizer.step()
-            rate.step()
-        accuracy = evaluated(model, DataLoader(held, batch_size=64), list(data.heads))
+            schedule.step()
+        accuracy = evaluate(model, DataLoader(validation, batch_size=64), list(data.heads))
     return accuracy
 
 
-def padded(split: Any) -> Any:
-    """Texts of a split as a TensorDataset, all of them filled up."""
+def pad_split(split: Any) -> Any:
+    """Texts of a split as a TensorDataset, all of them padded to MAX_LENGTH tokens."""
     import numpy as np
     import torch
     from torch.nn import functional
     from torch.utils.data import TensorDataset
 
     ids, mask = split.gather(np.arange(len(split)))
-    more = (0, LONGEST - ids.shape[1])
+    padding = (0, MAX_LENGTH - ids.shape[1])
     return TensorDataset(
-        functional.pad(ids, more, value=split.pad),
-        functional.pad(mask, more),
+        functional.pad(ids, padding, value=split.pad),
+        functional.pad(mask, padding),
         *(torch.as_tensor(y) for y in split.targets.values()),
     )
 
 
-def evaluated(model: Any, batches: Any, names: list[str]) -> float:
+def evaluate(model: Any, batches: Any, names: list[str]) -> float:
     """Validation accuracy, mean of the heads."""
     import torch
 
     model.eval()
-    right, seen = dict.fromkeys(names, 0), 0
+    right, sample_count = dict.fromkeys(names, 0), 0
     with torch.no_grad():
         for ids, mask, *labels in batches:
             outputs = model(ids, mask)
-            seen += len(ids)
+            sample_count += len(ids)
             for number, name in enumerate(names):
                 right[name] += int((outputs[name].argmax(dim=1) == labels[number]).sum())
-    return statistics.mean(count / seen for count in right.values())
+    return statistics.mean(count / sample_count for count in right.values())
 
 
 if __name__ == "__main__":

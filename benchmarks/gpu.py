@@ -51,7 +51,14 @@ IMPORTED: tuple[str, ...] = (
 )
 IMPORTED += ("transformers.models.bert.modeling_bert", "lightning.pytorch")
 """What the rows of a trial import, if it is installed."""
-SHOWN = ("samples_per_second", "real_tokens_per_second", "ms_per_step", "kernels_per_step", "same_bits", "missing")
+PRINTED_FIGURES = (
+    "samples_per_second",
+    "real_tokens_per_second",
+    "ms_per_step",
+    "kernels_per_step",
+    "same_bits",
+    "missing",
+)
 
 
 def main() -> int:
@@ -83,20 +90,23 @@ class RowRunner:
         self.rows = RowsFile(options.out / "rows.jsonl", machine)
 
     def run(self, name: str, limit: int) -> dict[str, Any] | None:
-        """Run a row and append it; None if it is known, not asked for, or the time is spent."""
+        """Run a row and append it; None if it is measured already, not selected, or the time is over."""
         options = self.options
         if name in self.rows.measured or (options.only and not name.startswith(tuple(options.only))):
             return None
-        left = 60 * options.minutes - (time.monotonic() - self.start)
-        if left < limit:
-            print(f"{name}: not begun, it may take {limit} s of the {max(0, left):.0f} s that are left", flush=True)
+        seconds_left = 60 * options.minutes - (time.monotonic() - self.start)
+        if seconds_left < limit:
+            print(
+                f"{name}: not begun, it may take {limit} s of the {max(0, seconds_left):.0f} s that are left",
+                flush=True,
+            )
             return None
         begin = time.monotonic()
         figures = (measure_in_copy if options.smoke else measure_in_process)(name, limit, options)
         row = self.rows.append(name, {"seconds": round(time.monotonic() - begin, 1), **figures})
         write_page(self.rows.read(), options.out / "page.md", is_trial=options.smoke)
-        shown = {key: row[key] for key in (*SHOWN, "failed") if key in row}
-        print(f"{time.monotonic() - self.start:5.0f} s  {name:32} {shown}", flush=True)
+        printed = {key: row[key] for key in (*PRINTED_FIGURES, "failed") if key in row}
+        print(f"{time.monotonic() - self.start:5.0f} s  {name:32} {printed}", flush=True)
         return row
 
 
@@ -123,14 +133,14 @@ def measure_in_copy(name: str, limit: int, options: argparse.Namespace) -> dict[
     """A row in a copy of this process, with its imports and one thread."""
     import_once()
     context = multiprocessing.get_context("fork")
-    here, there = context.Pipe(duplex=False)
-    process = context.Process(target=_answer, args=(there, name, options))
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_answer, args=(sender, name, options))
     process.start()
     assert process.pid is not None
-    there.close()
+    sender.close()
     try:
         figures: dict[str, Any] = (
-            json.loads(here.recv_bytes()) if here.poll(limit) else {"failed": f"{limit} s were not enough"}
+            json.loads(receiver.recv_bytes()) if receiver.poll(limit) else {"failed": f"{limit} s were not enough"}
         )
     except EOFError:
         figures = {"failed": "it has ended without an answer"}
@@ -152,9 +162,9 @@ def _answer(pipe: Connection, name: str, options: argparse.Namespace) -> None:
     os.setsid()
     # What rows print is of no use in a trial, and their errors are sent.
     with (
-        Path(os.devnull).open("w") as nowhere,
-        contextlib.redirect_stdout(nowhere),
-        contextlib.redirect_stderr(nowhere),
+        Path(os.devnull).open("w") as devnull,
+        contextlib.redirect_stdout(devnull),
+        contextlib.redirect_stderr(devnull),
     ):
         try:
             import gpu_arm

@@ -26,13 +26,13 @@ from drivetrain.system.files import write_json  # noqa: E402
 
 Figures = dict[str, Any]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": f"{ROOT / 'runtime'}:{ROOT}"}
-TIMED, TRIED = 6.0, 0.3
+TIMED_SECONDS, TRIAL_SECONDS = 6.0, 0.3
 """Seconds that a loop is timed: on a GPU, and in a trial."""
-STARTS = 12
+START_SECONDS = 12
 """Seconds of a run, beside the timed ones, in which it starts and its telemetry settles."""
-TRIED_BY_COMMAND = ("mlp", "default")
+TRIAL_COMMAND_RUN = ("mlp", "default")
 """The run that a trial starts as a user does; the others it trains in its own process."""
-TIME_IS_OVER = 75
+MAX_TIME_EXIT_CODE = 75
 """Exit code of a run that `train.max_time` has ended, as all runs here are."""
 
 
@@ -61,19 +61,19 @@ def measure_ours(options: argparse.Namespace, network: str, setting: str) -> Fig
     """
     job, runs = make_job(network, options.folder, trial=options.smoke), options.folder / f"runs-{network}-{setting}"
     shutil.rmtree(runs, ignore_errors=True)
-    ends = "train.steps=3" if options.smoke else f"train.max_time={TIMED + STARTS:.0f}s"
-    assignments = [*SETTINGS[setting], ends, "monitor.every=0.5s"]
-    if options.smoke and (network, setting) != TRIED_BY_COMMAND:
-        return _train_here(job, runs, assignments)
-    sets = [word for value in assignments for word in ("--set", value)]
-    done = _drivetrain("train", str(job), "--runs", str(runs), *sets)
-    if done.returncode not in (0, TIME_IS_OVER):
-        return {"missing": _last_words(done)}
+    end_setting = "train.steps=3" if options.smoke else f"train.max_time={TIMED_SECONDS + START_SECONDS:.0f}s"
+    assignments = [*SETTINGS[setting], end_setting, "monitor.every=0.5s"]
+    if options.smoke and (network, setting) != TRIAL_COMMAND_RUN:
+        return _train_in_process(job, runs, assignments)
+    set_options = [word for value in assignments for word in ("--set", value)]
+    process = _run_drivetrain("train", str(job), "--runs", str(runs), *set_options)
+    if process.returncode not in (0, MAX_TIME_EXIT_CODE):
+        return {"missing": _format_failure(process)}
     (run,) = runs.glob("*-001")
     return read_figures_of_run(run)
 
 
-def _train_here(job: Path, folder: Path, assignments: Sequence[str]) -> Figures:
+def _train_in_process(job: Path, folder: Path, assignments: Sequence[str]) -> Figures:
     """Train in this process, which saves a trial the start of two more."""
     import gpu_reference
 
@@ -123,9 +123,13 @@ def measure_start(options: argparse.Namespace, cache_state: str) -> Figures:
     for path in (runs, *([cache] if cache_state == "cold" else [])):
         shutil.rmtree(path, ignore_errors=True)
     begin = time.perf_counter()
-    sets = ["--set", "optimize.compile=true", "--set", "train.steps=100"]
-    done = _drivetrain("train", str(job), "--runs", str(runs), *sets, TORCHINDUCTOR_CACHE_DIR=str(cache))
-    return {"missing": _last_words(done)} if done.returncode else {"seconds_to_step_100": time.perf_counter() - begin}
+    set_options = ["--set", "optimize.compile=true", "--set", "train.steps=100"]
+    process = _run_drivetrain("train", str(job), "--runs", str(runs), *set_options, TORCHINDUCTOR_CACHE_DIR=str(cache))
+    return (
+        {"missing": _format_failure(process)}
+        if process.returncode
+        else {"seconds_to_step_100": time.perf_counter() - begin}
+    )
 
 
 def run_tests(options: argparse.Namespace) -> Figures:
@@ -134,10 +138,10 @@ def run_tests(options: argparse.Namespace) -> Figures:
     command = [sys.executable, "-m", "pytest", "tests/gpu", "-v", "-rA", "--tb=short", "-p", "no:cacheprovider"]
     with log.open("w") as file:
         workers = "0" if options.smoke else "8"
-        done = subprocess.run(
+        process = subprocess.run(
             [*command, "-n", workers], cwd=ROOT, stdout=file, stderr=subprocess.STDOUT, env=ENVIRONMENT, check=False
         )
-    return {"exit_code": done.returncode, "last_line": (log.read_text().splitlines() or [""])[-1]}
+    return {"exit_code": process.returncode, "last_line": (log.read_text().splitlines() or [""])[-1]}
 
 
 def measure_ceilings(options: argparse.Namespace) -> Figures:
@@ -161,7 +165,7 @@ def measure_reference(options: argparse.Namespace, network: str, loop: str) -> F
     if loop == "compiled" and options.smoke:
         return {"missing": "a trial compiles nothing"}
     job = make_job(network, options.folder, trial=options.smoke)
-    return gpu_reference.measure_loop(job, loop, TRIED if options.smoke else TIMED)
+    return gpu_reference.measure_loop(job, loop, TRIAL_SECONDS if options.smoke else TIMED_SECONDS)
 
 
 def compare_bits(options: argparse.Namespace, network: str) -> Figures:
@@ -179,7 +183,7 @@ def measure_peer(name: str) -> Callable[..., Figures]:
 
         job = make_job(network, options.folder, trial=options.smoke)
         try:
-            return gpu_peers.PEERS[name](job, level, TRIED if options.smoke else TIMED)
+            return gpu_peers.PEERS[name](job, level, TRIAL_SECONDS if options.smoke else TIMED_SECONDS)
         except ImportError as error:
             return {"missing": f"{error}".splitlines()[0][:200]}
 
@@ -199,14 +203,14 @@ KINDS: dict[str, Callable[..., Figures]] = {
 }
 
 
-def _drivetrain(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "drivetrain", *words]
+def _run_drivetrain(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "drivetrain", *arguments]
     return subprocess.run(command, cwd=ROOT, env=ENVIRONMENT | variables, capture_output=True, text=True, check=False)
 
 
-def _last_words(done: subprocess.CompletedProcess[str]) -> str:
-    lines = (done.stderr.strip() or done.stdout.strip()).splitlines()
-    return f"exit {done.returncode}: {' | '.join(line.strip() for line in lines[-3:])[:300]}"
+def _format_failure(process: subprocess.CompletedProcess[str]) -> str:
+    lines = (process.stderr.strip() or process.stdout.strip()).splitlines()
+    return f"exit {process.returncode}: {' | '.join(line.strip() for line in lines[-3:])[:300]}"
 
 
 def _read_rows(path: Path) -> list[dict[str, Any]]:

@@ -64,8 +64,8 @@ def _speed(rows: dict[str, Row], name: str) -> float | None:
     return float(value) if value else None
 
 
-def _ratio(one: float | None, other: float | None) -> float | None:
-    return one / other if one and other else None
+def _ratio(numerator: float | None, denominator: float | None) -> float | None:
+    return numerator / denominator if numerator and denominator else None
 
 
 def _steps(rows: dict[str, Row]) -> Iterator[str]:
@@ -120,18 +120,19 @@ def _single(rows: dict[str, Row]) -> Iterator[str]:
 def _goals(rows: dict[str, Row]) -> Iterator[str]:
     yield "## Against what is wanted"
     yield ""
-    for goal, (name, wanted) in GOALS.items():
+    for goal, (name, wanted_share) in GOALS.items():
         ours = max(filter(None, (_speed(rows, f"ours:{name}:{s}") for s in ("default", "step-graph"))), default=None)
         loops = max(filter(None, (_speed(rows, f"reference:{name}:{loop}") for loop in LOOPS)), default=None)
         peer = max(
             filter(None, (_speed(rows, f"{t}:{name}:tuned") for t in ("lightning", "huggingface"))), default=None
         )
         share, lead = _ratio(ours, loops), _ratio(ours, peer)
-        verdict = "not measured" if share is None else "reached" if share >= wanted else "not reached"
-        beside = f", {lead:.2f} of the best tuned peer" if lead else ""
-        yield f"- {goal}, {NETWORKS[name].title}: {_number(share, 2)} of the best loop by hand, {wanted} wanted: {verdict}{beside}"
-    frozen, whole = _speed(rows, "ours:bert-frozen:default"), _speed(rows, "ours:bert:default")
-    yield f"- G5, frozen layers: {_number(_ratio(frozen, whole), 2)} times the speed of the whole network"
+        verdict = "not measured" if share is None else "reached" if share >= wanted_share else "not reached"
+        lead_text = f", {lead:.2f} of the best tuned peer" if lead else ""
+        shares = f"{_number(share, 2)} of the best loop by hand, {wanted_share} wanted"
+        yield f"- {goal}, {NETWORKS[name].title}: {shares}: {verdict}{lead_text}"
+    frozen_speed, whole_speed = _speed(rows, "ours:bert-frozen:default"), _speed(rows, "ours:bert:default")
+    yield f"- G5, frozen layers: {_number(_ratio(frozen_speed, whole_speed), 2)} times the speed of the whole network"
     starts = [rows.get(f"start:{state}", {}).get("seconds_to_step_100") for state in ("cold", "warm")]
     yield f"- G8, seconds to step 100 with compile: {_number(starts[0], 1)} cold, {_number(starts[1], 1)} warm, 10 wanted"
     memory = [rows.get(f"ours:resnet50:{s}", {}).get("gpu_allocated") for s in ("default", "checkpointing")]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 Figures = dict[str, Any]
-WARM = 15 if CUDA else 3
+WARM_UP_STEPS = 15 if CUDA else 3
 """Steps before the clock starts."""
 
 
@@ -29,10 +29,10 @@ class StepClock:
     def count(self, samples: int, tokens: int) -> bool:
         """Count a step; returns whether the time is over."""
         self.steps += 1
-        if self.steps == WARM:
+        if self.steps == WARM_UP_STEPS:
             synchronize()
             self.start = time.perf_counter()
-        elif self.steps > WARM:
+        elif self.steps > WARM_UP_STEPS:
             self.samples, self.tokens = self.samples + samples, self.tokens + tokens
             return time.perf_counter() - self.start > self.seconds
         return False
@@ -54,7 +54,7 @@ def measure_lightning(path: Path, level: str, seconds: float) -> Figures:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     warnings.simplefilter("ignore")
     task, clock = load_task(path), StepClock(seconds)
-    inner = torch.compile(task.model) if task.images and CUDA else task.model
+    inner = torch.compile(task.model) if task.has_images and CUDA else task.model
 
     class Batches(torch.utils.data.IterableDataset[Any]):
         def __iter__(self) -> Iterator[Any]:
@@ -72,14 +72,14 @@ def measure_lightning(path: Path, level: str, seconds: float) -> Figures:
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return torch.optim.AdamW(self.network.parameters(), lr=task.job.train.optimizer.lr, fused=CUDA)
 
-    class Watch(lightning.Callback):  # type: ignore[misc, name-defined, unused-ignore]
+    class ClockCallback(lightning.Callback):  # type: ignore[misc, name-defined, unused-ignore]
         def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, number: int) -> None:
             trainer.should_stop |= clock.count(len(batch[1]), batch[2])
 
     trainer = lightning.Trainer(
-        accelerator="auto", devices=1, precision="bf16-mixed", benchmark=task.images or None, logger=False,
+        accelerator="auto", devices=1, precision="bf16-mixed", benchmark=task.has_images or None, logger=False,
         enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, max_epochs=10_000,
-        min_steps=WARM + 2, callbacks=[Watch()], num_sanity_val_steps=0,
+        min_steps=WARM_UP_STEPS + 2, callbacks=[ClockCallback()], num_sanity_val_steps=0,
     )  # fmt: skip
     trainer.fit(Module(), torch.utils.data.DataLoader(Batches(), batch_size=None))
     return clock.figures() | {"note": "without clipping, which Lightning refuses for fused updates in mixed precision"}
@@ -114,7 +114,7 @@ def measure_huggingface(path: Path, level: str, seconds: float) -> Figures:
     ]
     mean_tokens = round(sum(lengths) / len(lengths) * task.batch)
 
-    class Watch(TrainerCallback):
+    class ClockCallback(TrainerCallback):
         def on_step_end(self, arguments: Any, state: Any, control: Any, **keywords: Any) -> None:
             control.should_training_stop |= clock.count(task.batch, mean_tokens)
 
@@ -125,7 +125,7 @@ def measure_huggingface(path: Path, level: str, seconds: float) -> Figures:
         **(_tuned_arguments(TrainingArguments) if level == "tuned" else {}),
     )  # fmt: skip
     Trainer(
-        NetworkWithLoss(task.model), arguments, data_collator=_pad_rows, train_dataset=rows, callbacks=[Watch()]
+        NetworkWithLoss(task.model), arguments, data_collator=_pad_rows, train_dataset=rows, callbacks=[ClockCallback()]
     ).train()
     return clock.figures()
 

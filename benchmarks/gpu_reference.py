@@ -1,4 +1,4 @@
-"""What a training on a GPU can reach: ceilings of the card, loops by hand, and what a step of ours launches."""
+"""What a training on a GPU can reach: ceilings of the card, loops by hand, and the kernels of a step of ours."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from drivetrain.training.phase_timer import PhaseTimer
 Figures = dict[str, Any]
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")
-WARM = 12
+WARM_UP_STEPS = 12
 """Steps before the clock starts."""
-CHECKED = 20 if CUDA else 2
+CHECKED_STEPS = 20 if CUDA else 2
 """Steps whose bits are compared."""
 WAITS = ("cudaStreamSynchronize", "cudaEventSynchronize", "cudaDeviceSynchronize", "Memcpy HtoD (Pageable -> Device)")
 """Calls in which the host stands still until the GPU has done something."""
@@ -45,7 +45,7 @@ def synchronize() -> None:
         torch.cuda.synchronize()
 
 
-def _seconds(work: Callable[[], object], count: int) -> float:
+def _time_call(work: Callable[[], object], count: int) -> float:
     """Seconds of one call, on average over `count` after three."""
     for _ in range(3):
         work()
@@ -68,15 +68,17 @@ def measure_ceilings(*, trial: bool) -> Figures:
     figures["launch_us"] = (time.perf_counter() - start) / 2000 * 1e6  # of the host: the GPU is not waited for
     for name, dtype in (("fp32", torch.float32), ("fp16", torch.float16), ("bf16", torch.bfloat16))[: 3 if CUDA else 1]:
         left, right = (torch.randn(side, side, device=DEVICE).to(dtype) for _ in range(2))
-        figures[f"gemm_tflops_{name}"] = 2 * side**3 / _seconds(lambda a=left, b=right: a @ b, 10) / 1e12  # type: ignore[misc]
+        figures[f"gemm_tflops_{name}"] = 2 * side**3 / _time_call(lambda a=left, b=right: a @ b, 10) / 1e12  # type: ignore[misc]
     source = torch.empty(size, dtype=torch.uint8, device=DEVICE)
     target, host = torch.empty_like(source), torch.empty(size // 4, dtype=torch.uint8)
-    figures["copy_gbs"] = 2 * size / _seconds(lambda: target.copy_(source), 10) / 1e9
+    figures["copy_gbs"] = 2 * size / _time_call(lambda: target.copy_(source), 10) / 1e9
     part = source[: len(host)]
-    figures["to_device_pageable_gbs"] = len(host) / _seconds(lambda: part.copy_(host, non_blocking=True), 5) / 1e9
+    figures["to_device_pageable_gbs"] = len(host) / _time_call(lambda: part.copy_(host, non_blocking=True), 5) / 1e9
     if CUDA:
         pinned = host.pin_memory()
-        figures["to_device_pinned_gbs"] = len(host) / _seconds(lambda: part.copy_(pinned, non_blocking=True), 10) / 1e9
+        figures["to_device_pinned_gbs"] = (
+            len(host) / _time_call(lambda: part.copy_(pinned, non_blocking=True), 10) / 1e9
+        )
         figures["copy_with_products_ms"] = _measure_overlap(part, pinned)
     return figures
 
@@ -92,8 +94,8 @@ def _measure_overlap(target: Tensor, pinned: Tensor) -> dict[str, float]:
             values @ values
 
     return {
-        "one stream": _seconds(lambda: work(None), 10) * 1e3,
-        "two streams": _seconds(lambda: work(second), 10) * 1e3,
+        "one stream": _time_call(lambda: work(None), 10) * 1e3,
+        "two streams": _time_call(lambda: work(second), 10) * 1e3,
     }
 
 
@@ -109,13 +111,13 @@ class Task:
     """Tokens of each text, on the host; None for other tasks."""
 
     @property
-    def images(self) -> bool:
+    def has_images(self) -> bool:
         """Whether samples are images."""
         return bool(self.job.task.startswith("image"))
 
     def prepare(self, inputs: tuple[Tensor, ...], longest: int | None) -> tuple[Tensor, ...]:
         """Images as floats in channels_last layout, texts without the columns that are padding in all of them."""
-        if self.images:
+        if self.has_images:
             pixels = inputs[0].float().div_(255).sub_(0.5).div_(0.25)
             # Not on a CPU, where a trial's narrow convolutions would meet a bug of oneDNN in this layout.
             return (pixels.contiguous(memory_format=torch.channels_last) if CUDA else pixels,)
@@ -143,7 +145,7 @@ def load_task(path: Path) -> Task:
     targets = next(iter(data.train.targets.values())).to(DEVICE)
     lengths = inputs[-1].sum(1).cpu() if job.task.startswith("text") else None
     task = Task(job, model, inputs, targets, lengths)
-    if task.images and CUDA:
+    if task.has_images and CUDA:
         model.to(memory_format=torch.channels_last)
     return task
 
@@ -193,7 +195,7 @@ def capture(work: Callable[[], Tensor], warm_up: int = 5) -> tuple[torch.cuda.CU
 def measure_loop(path: Path, kind: str, seconds: float) -> Figures:
     """Speed, memory and kernels of a loop by hand; `kind` is eager, compiled or graph."""
     task = load_task(path)
-    torch.backends.cudnn.benchmark = task.images
+    torch.backends.cudnn.benchmark = task.has_images
     forward = torch.compile(task.model, dynamic=False) if kind == "compiled" else task.model
     graphed = kind == "graph" and CUDA
     if graphed and task.lengths is not None:
@@ -204,7 +206,7 @@ def measure_loop(path: Path, kind: str, seconds: float) -> Figures:
     run()
     synchronize()
     first = time.perf_counter() - begin
-    for _ in range(WARM if CUDA else 2):
+    for _ in range(WARM_UP_STEPS if CUDA else 2):
         run()
     figures = _time_run(run, task, seconds) | {"first_seconds": first}
     return figures | (count_kernels(run) if CUDA and not graphed else {})
@@ -288,7 +290,7 @@ def compare_bits(path: Path) -> Figures:
     eager, replayed = (Loop(part, part.model, capturable=CUDA) for part in (task, other))
     graph, filled = _capture_and_restore(replayed, static) if CUDA else (None, None)
     largest = 0.0
-    for number in range(CHECKED):
+    for number in range(CHECKED_STEPS):
         generator = torch.Generator().manual_seed(number)
         static.copy_(torch.randperm(len(task.targets), generator=generator)[: len(static)])
         torch.manual_seed(number)

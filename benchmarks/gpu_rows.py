@@ -116,13 +116,13 @@ def make_job(name: str, folder: Path, *, trial: bool) -> Path:
     model = network.model
     for large, small in SMALLER if trial else ():
         model = model.replace(large, small)
-    place = folder / f"{network.data}-{samples}-{side}"
-    if not (place / "complete").exists():
-        place.mkdir(parents=True, exist_ok=True)
-        WRITERS[network.data](place, samples, side)
-        (place / "complete").touch()
+    data_folder = folder / f"{network.data}-{samples}-{side}"
+    if not (data_folder / "complete").exists():
+        data_folder.mkdir(parents=True, exist_ok=True)
+        WRITERS[network.data](data_folder, samples, side)
+        (data_folder / "complete").touch()
     task, data = TASKS[network.data]
-    path = place / f"{name}.yaml"
+    path = data_folder / f"{name}.yaml"
     path.write_text(
         f"name: {name}\ntask: {task}\ndata: {data.format(side=side)}\nmodel: {model}\n"
         f"train: {{batch_size: {batch}, optimizer: {{name: adamw, lr: {network.lr}}}, {TRAIN}}}\n"
@@ -157,12 +157,12 @@ def write_images(folder: Path, samples: int, side: int) -> None:
 def write_texts(folder: Path, samples: int, side: int) -> None:
     """Write texts as long as those of users: log-normal lengths, median 25 words, 95 % below half of the longest."""
     random = np.random.default_rng(0)
-    words = np.array([f"word{number}" for number in range(400)])
+    vocabulary = np.array([f"word{number}" for number in range(400)])
     median = min(25, side // 4)
     lengths = random.lognormal(np.log(median), np.log(side / 2 / median) / 1.645, samples).clip(4, side - 2)
     with (folder / "texts.jsonl").open("w") as file:
         for row, length in enumerate(lengths.astype(int).tolist()):
-            text = words[random.integers(0, len(words), length)]
+            text = vocabulary[random.integers(0, len(vocabulary), length)]
             text[:: max(1, length // 4)] = f"kind{row % CLASSES}"
             file.write(json.dumps({"text": " ".join(text), "kind": f"k{row % CLASSES}"}) + "\n")
 

@@ -4,8 +4,8 @@
     python benchmarks/measure.py start [--pairs 5] [--folder DIR]
 
 `whole` trains the example jobs, shortened or (`--seconds`) as many epochs as take so long, in pairs that take turns; auto
-may be slower by its budget at most, 2 % of the run, and the noise of the pairs is told beside it. `start` trains the digits job: seconds from the command to its
-first step, less those of a Python that only imports torch, in turn.
+may be slower by its budget at most, 2 % of the run, and the ratios of the pairs are printed beside it. `start` trains
+the digits job: seconds from the command to its first step, less those of a Python that only imports torch, in turn.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
-SHORT = {
+SHORT_SETTINGS = {
     "digits": ["train.epochs=12"],
     "own-model": ["train.epochs=4"],
     "patterns": ["train.epochs=4"],
@@ -30,76 +30,86 @@ SHORT = {
     "table": ["train.epochs=3"],
 }
 DATA = {"patterns": ("images", 600), "reports": ("texts", 3000), "series": ("series", 32000), "table": ("table", 20000)}
-INPUT = {"patterns": "", "reports": "reports.csv", "series": "train.csv", "table": "train.parquet"}
+DATA_FILES = {"patterns": "", "reports": "reports.csv", "series": "train.csv", "table": "train.parquet"}
 BEYOND_TORCH = 1.5
 """Seconds that the first step may come later than torch is imported."""
-SHARE = 0.02
+MAX_SHARE = 0.02
 
 
 def main() -> int:
     """Measure, print, write; 0 if the goal is met."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=("whole", "start"))
-    parser.add_argument("--jobs", default=",".join(SHORT))
+    parser.add_argument("measurement", choices=("whole", "start"))
+    parser.add_argument("--jobs", default=",".join(SHORT_SETTINGS))
     parser.add_argument("--pairs", type=int, default=5)
     parser.add_argument("--seconds", type=float, help="of a run without measuring; shortened jobs if absent")
     parser.add_argument("--folder", type=Path, default=Path("/tmp/drivetrain-measure"))
-    given = parser.parse_args()
-    given.folder.mkdir(parents=True, exist_ok=True)
-    rows = [start(given)] if given.what == "start" else [whole(name, given) for name in given.jobs.split(",")]
-    told = {"date": time.strftime("%Y-%m-%d"), "load": os.getloadavg()[0], "rows": rows}
-    (given.folder / f"{given.what}-{given.jobs.replace(',', '-')}.json").write_text(json.dumps(told, indent=1))
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    rows = (
+        [measure_start(options)]
+        if options.measurement == "start"
+        else [measure_whole(name, options) for name in options.jobs.split(",")]
+    )
+    report = {"date": time.strftime("%Y-%m-%d"), "load": os.getloadavg()[0], "rows": rows}
+    (options.folder / f"{options.measurement}-{options.jobs.replace(',', '-')}.json").write_text(
+        json.dumps(report, indent=1)
+    )
     return 0 if all(row["met"] for row in rows) else 1
 
 
-def whole(name: str, given: argparse.Namespace) -> dict[str, Any]:
+def measure_whole(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """Pairs of one job, auto against off."""
-    settings = data(name, given.folder)
+    settings = prepare_data(name, options.folder)
     settings += (
-        [f"train.epochs={epochs(name, settings, given.seconds, given.folder)}"] if given.seconds else SHORT[name]
+        [f"train.epochs={choose_epochs(name, settings, options.seconds, options.folder)}"]
+        if options.seconds
+        else SHORT_SETTINGS[name]
     )
     pairs = []
-    for number in range(given.pairs):
+    for number in range(options.pairs):
         sides = ("auto", "off") if number % 2 == 0 else ("off", "auto")
-        seconds = {side: trained(name, [*settings, f"optimize.measure={side}"], given.folder)[1] for side in sides}
+        seconds = {
+            side: time_training(name, [*settings, f"optimize.measure={side}"], options.folder)[1] for side in sides
+        }
         pairs.append((seconds["auto"], seconds["off"]))
-    ratio = statistics.median(auto / off for auto, off in pairs)
-    off = statistics.median(second for _, second in pairs)
+    ratio = statistics.median(auto / off_seconds for auto, off_seconds in pairs)
+    off_seconds = statistics.median(second for _, second in pairs)
     print(
-        f"{name}: off {off:.1f} s, auto {ratio:.3f} times that (pairs "
-        f"{' '.join(f'{auto / off:.3f}' for auto, off in pairs)})",
+        f"{name}: off {off_seconds:.1f} s, auto {ratio:.3f} times that (pairs "
+        f"{' '.join(f'{auto / off_seconds:.3f}' for auto, off_seconds in pairs)})",
         flush=True,
     )
-    return {"job": name, "off": off, "ratio": ratio, "pairs": pairs, "met": ratio <= 1 + SHARE}
+    return {"job": name, "off": off_seconds, "ratio": ratio, "pairs": pairs, "met": ratio <= 1 + MAX_SHARE}
 
 
-def epochs(name: str, settings: list[str], seconds: float, folder: Path) -> int:
+def choose_epochs(name: str, settings: list[str], seconds: float, folder: Path) -> int:
     """So many epochs of an example job take about `seconds`, by two runs of different length."""
 
-    def timed(count: int) -> float:
-        return trained(name, [*settings, f"train.epochs={count}", "optimize.measure=off"], folder)[1]
+    def time_run(count: int) -> float:
+        return time_training(name, [*settings, f"train.epochs={count}", "optimize.measure=off"], folder)[1]
 
-    short = int(SHORT[name][0].rpartition("=")[2])
-    timed(short)
-    first, more = timed(short), timed(5 * short)
-    each = max((more - first) / (4 * short), 1e-3)
-    count = short + round(max(seconds - first, 0) / each)
-    print(f"{name}: {count} epochs, {each:.2f} s each", flush=True)
+    short_epochs = int(SHORT_SETTINGS[name][0].rpartition("=")[2])
+    time_run(short_epochs)
+    short_seconds, long_seconds = time_run(short_epochs), time_run(5 * short_epochs)
+    epoch_seconds = max((long_seconds - short_seconds) / (4 * short_epochs), 1e-3)
+    count = short_epochs + round(max(seconds - short_seconds, 0) / epoch_seconds)
+    print(f"{name}: {count} epochs, {epoch_seconds:.2f} s each", flush=True)
     return count
 
 
-def data(name: str, folder: Path) -> list[str]:
-    """The data of an example job as settings; made if they are not there."""
+def prepare_data(name: str, folder: Path) -> list[str]:
+    """Write the data of an example job if they are not there; returns the settings that name them."""
     if name not in DATA:
         return []
     kind, size = DATA[name]
     target = folder / kind
     if not target.exists():
-        run([sys.executable, "-m", "drivetrain", "sample", kind, str(target), "--size", str(size)])
-    return [f"data.train={target / INPUT[name]}"]
+        run_command([sys.executable, "-m", "drivetrain", "sample", kind, str(target), "--size", str(size)])
+    return [f"data.train={target / DATA_FILES[name]}"]
 
 
-def trained(name: str, settings: list[str], folder: Path) -> tuple[float, float]:
+def time_training(name: str, settings: list[str], folder: Path) -> tuple[float, float]:
     """Seconds from the command to the first step, and to the end."""
     command = [
         sys.executable,
@@ -113,40 +123,40 @@ def trained(name: str, settings: list[str], folder: Path) -> tuple[float, float]
     ]
     for setting in settings:
         command += ["--set", setting]
-    begin, first = time.perf_counter(), 0.0
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=surroundings()) as process:
+    start, first_seconds = time.perf_counter(), 0.0
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=make_environment()) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            if not first and "step 1/" in line:
-                first = time.perf_counter() - begin
+            if not first_seconds and "step 1/" in line:
+                first_seconds = time.perf_counter() - start
     if process.returncode:
         raise SystemExit(f"{' '.join(command)} ended with {process.returncode}")
-    return first, time.perf_counter() - begin
+    return first_seconds, time.perf_counter() - start
 
 
-def start(given: argparse.Namespace) -> dict[str, Any]:
+def measure_start(options: argparse.Namespace) -> dict[str, Any]:
     """The digits job's first step against `import torch`."""
-    trained("digits", ["train.epochs=1"], given.folder)
+    time_training("digits", ["train.epochs=1"], options.folder)
     pairs = []
-    for _ in range(given.pairs):
-        begin = time.perf_counter()
-        run([sys.executable, "-c", "import torch"])
-        torch = time.perf_counter() - begin
-        pairs.append((trained("digits", ["train.epochs=1"], given.folder)[0], torch))
-    beyond = statistics.median(first - torch for first, torch in pairs)
+    for _ in range(options.pairs):
+        start = time.perf_counter()
+        run_command([sys.executable, "-c", "import torch"])
+        torch_seconds = time.perf_counter() - start
+        pairs.append((time_training("digits", ["train.epochs=1"], options.folder)[0], torch_seconds))
+    seconds_beyond = statistics.median(first_seconds - torch_seconds for first_seconds, torch_seconds in pairs)
     print(
         f"first step of digits after {statistics.median(p[0] for p in pairs):.2f} s, import torch takes "
-        f"{statistics.median(p[1] for p in pairs):.2f} s: {beyond:.2f} s beyond (goal: {BEYOND_TORCH})"
+        f"{statistics.median(p[1] for p in pairs):.2f} s: {seconds_beyond:.2f} s beyond (goal: {BEYOND_TORCH})"
     )
-    return {"job": "digits", "pairs": pairs, "beyond": beyond, "met": beyond <= BEYOND_TORCH}
+    return {"job": "digits", "pairs": pairs, "beyond": seconds_beyond, "met": seconds_beyond <= BEYOND_TORCH}
 
 
-def run(command: list[str]) -> None:
+def run_command(command: list[str]) -> None:
     """A command that must succeed."""
-    subprocess.run(command, cwd=ROOT, env=surroundings(), check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(command, cwd=ROOT, env=make_environment(), check=True, stdout=subprocess.DEVNULL)
 
 
-def surroundings() -> dict[str, str]:
+def make_environment() -> dict[str, str]:
     """The environment, with this checkout first."""
     return {**os.environ, "PYTHONPATH": f"{ROOT / 'runtime'}:{ROOT}"}
 

@@ -76,12 +76,12 @@ def write_texts(rows: int) -> Callable[[Path], dict[str, object]]:
         lines = ["text,label"]
         for _ in range(rows):
             label = int(draw.integers(3))
-            words = [
+            sample_words = [
                 f"sign{label}{draw.integers(20)}" if draw.random() < 0.06 else f"word{draw.integers(4000)}"
                 for _ in range(30)
             ]
             shown_label = label if draw.random() > 0.1 else int(draw.integers(3))
-            lines.append(f"{' '.join(words)},{'abc'[shown_label]}")
+            lines.append(f"{' '.join(sample_words)},{'abc'[shown_label]}")
         (folder / "texts.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
         data = {"train": "texts.csv", "text": "text", "labels": "label"}
         return {"task": "text-classification", "data": data}
@@ -237,10 +237,13 @@ def _try_case(name: str, case: Case, folder: Path) -> bool:
     report = json.loads((folder / "runs" / f"{name}-001" / "report.json").read_text(encoding="utf-8"))
     advice = report["advice"]
     # Advice about speed comes after that about the model, and these runs get it only beside other work.
-    first = next((one for one in advice if one["change"] in ABOUT_MODEL), None)
+    first = next((advised for advised in advice if advised["change"] in ABOUT_MODEL), None)
     is_right = (first["change"] if first else "") == case.expected
-    said = f"{first['change']} ({first['line']})" if first else "nothing"
-    print(f"{'ok ' if is_right else 'NO '} {name}: expected {case.expected or 'nothing'!r}, got {said}", flush=True)
+    advised_text = f"{first['change']} ({first['line']})" if first else "nothing"
+    print(
+        f"{'ok ' if is_right else 'NO '} {name}: expected {case.expected or 'nothing'!r}, got {advised_text}",
+        flush=True,
+    )
     return is_right
 
 

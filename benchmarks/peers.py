@@ -1,6 +1,6 @@
 """The table that keeps everyone honest: the same jobs by drivetrain, by other trainers, and by hand, measured in turn.
 
-    python benchmarks/peers.py [ROW ...] [--smoke] [--steady] [--peers PYTHON] [--folder DIR]
+    python benchmarks/peers.py [ROW ...] [--smoke] [--steady] [--whole ROUNDS] [--peers PYTHON] [--folder DIR]
 
 Rows C1 to C6 are trainings, C7 is the start-up. Contenders are live processes that do blocks of steps in turn (those
 that wait are stopped), so a noisy neighbour hits all; a figure is the median of the ratios of blocks of one round, with
@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT))
 
 from benchmarks.contest import figures, startup  # noqa: E402
 from benchmarks.contest.field import Field  # noqa: E402
-from benchmarks.contest.race import Failed  # noqa: E402
+from benchmarks.contest.race import ContenderError  # noqa: E402
 from benchmarks.contest.rows import ROWS  # noqa: E402
 
 PEERS = ROOT / ".venv-peers" / "bin" / "python"
@@ -30,34 +30,52 @@ PEERS = ROOT / ".venv-peers" / "bin" / "python"
 
 def main() -> int:
     """Measure the rows, and write the table of all that are measured."""
-    given = arguments()
-    given.folder.mkdir(parents=True, exist_ok=True)
-    python = None if given.alone else str(given.peers)
-    if python and not Path(python).exists():
+    options = parse_arguments()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    peer_python = None if options.alone else str(options.peers)
+    if peer_python and not Path(peer_python).exists():
         print(
-            f"other trainers: {python} is not there, so Lightning and Hugging Face are left out; `make peers` installs them"
+            f"other trainers: {peer_python} is not there, so Lightning and Hugging Face are left out; "
+            "`make peers` installs them"
         )
-        python = None
-    for name in [] if given.table else given.rows or [*ROWS, startup.NAME]:
+        peer_python = None
+    if options.whole:
+        return race_whole_runs(options, peer_python)
+    for name in [] if options.table else options.rows or [*ROWS, startup.NAME]:
         if name == startup.NAME:
-            result = startup.measured(3 if given.smoke else 7, given.folder)
+            result = startup.measure_startup(3 if options.smoke else 7, options.folder)
         else:
-            field = Field(ROWS[name], given.folder, given.smoke, python, tell)
-            rounds, block = ((2, 2), 0.2) if given.smoke else ((6, 15), given.block)
+            field = Field(ROWS[name], options.folder, options.smoke, peer_python, report_progress)
+            rounds, block = ((2, 2), 0.2) if options.smoke else ((6, 15), options.block)
             try:
-                result = field.raced(given.seconds, rounds, block, whole=not (given.smoke or given.steady))
-            except Failed as why:
-                raise SystemExit(str(why)) from None
+                result = field.run_race(
+                    options.seconds, rounds, block, whole_runs=not (options.smoke or options.steady)
+                )
+            except ContenderError as error:
+                raise SystemExit(str(error)) from None
             shutil.rmtree(field.scratch)
-        (given.folder / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print(written(given.folder))
+        (options.folder / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(write_table(options.folder))
     return 0
 
 
-def arguments() -> argparse.Namespace:
+def race_whole_runs(options: argparse.Namespace, peer_python: str | None) -> int:
+    """Train the rows' whole jobs in turn by Drivetrain and the tuned trainers, and print their table."""
+    path = options.folder / "whole.json"
+    results = json.loads(path.read_text()) if path.exists() else {}
+    for name in options.rows or ROWS:
+        field = Field(ROWS[name], options.folder, options.smoke, peer_python, report_progress)
+        results[name] = field.race_whole_runs(options.whole)
+        shutil.rmtree(field.scratch)
+        path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    print(figures.format_whole_runs(list(results.values())))
+    return 0
+
+
+def parse_arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("rows", nargs="*", type=known, metavar="ROW", help="C1 C1b ... C7; all if absent")
+    parser.add_argument("rows", nargs="*", type=parse_row, metavar="ROW", help="C1 C1b ... C7; all if absent")
     parser.add_argument("--smoke", action="store_true", help="few samples, two rounds: whether it runs, not how fast")
     parser.add_argument(
         "--seconds",
@@ -69,37 +87,44 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--peers", type=Path, default=PEERS, help="Python of the other trainers' environment")
     parser.add_argument("--alone", action="store_true", help="without Lightning and Hugging Face")
     parser.add_argument("--steady", action="store_true", help="without the runs from the command to the finished model")
+    parser.add_argument(
+        "--whole",
+        type=int,
+        metavar="ROUNDS",
+        help="only whole jobs, from the command to the model, so many times in turn",
+    )
     parser.add_argument("--table", action="store_true", help="measure nothing, only print the table of what is there")
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "peers")
     return parser.parse_args()
 
 
-def known(name: str) -> str:
+def parse_row(name: str) -> str:
     """A row by its name."""
     if name not in (*ROWS, startup.NAME):
         raise argparse.ArgumentTypeError(f"no row {name}; there are {', '.join((*ROWS, startup.NAME))}")
     return name
 
 
-def written(folder: Path) -> str:
+def write_table(folder: Path) -> str:
     """The whole table as Markdown, also left in peers.md beside peers.json."""
-    found = {name: json.loads(path.read_text()) for name in ROWS if (path := folder / f"{name}.json").exists()}
+    results = {name: json.loads(path.read_text()) for name in ROWS if (path := folder / f"{name}.json").exists()}
     text = ""
-    if found:
-        any_ = next(iter(found.values()))
-        text = f"{any_['cpu']}, {any_['machine']}; torch {any_['torch']}\n\n{figures.summary(list(found.values()))}\n\n"
-        text += "\n\n".join(figures.row_table(result) for result in found.values()) + "\n"
-    start = folder / f"{startup.NAME}.json"
-    if start.exists():
-        found[startup.NAME] = json.loads(start.read_text())
-        text += f"\n{startup.shown(found[startup.NAME])}\n"
+    if results:
+        first_result = next(iter(results.values()))
+        text = f"{first_result['cpu']}, {first_result['machine']}; torch {first_result['torch']}\n\n"
+        text += f"{figures.format_summary(list(results.values()))}\n\n"
+        text += "\n\n".join(figures.format_row(result) for result in results.values()) + "\n"
+    startup_file = folder / f"{startup.NAME}.json"
+    if startup_file.exists():
+        results[startup.NAME] = json.loads(startup_file.read_text())
+        text += f"\n{startup.format_result(results[startup.NAME])}\n"
     (folder / "peers.md").write_text(text, encoding="utf-8")
-    (folder / "peers.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    (folder / "peers.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     return text
 
 
-def tell(text: str) -> None:
-    """Progress, aside."""
+def report_progress(text: str) -> None:
+    """Print progress to stderr."""
     print(text, file=sys.stderr, flush=True)
 
 

@@ -142,10 +142,10 @@ def draft_job(trial: Trial, folder: Path, options: argparse.Namespace) -> Path:
     data, job = trial.data, folder / f"{trial.contender}{trial.budget}.yaml"
     job.unlink(missing_ok=True)
     train = folder / ("train.csv" if data.target else "train.npz")
-    words = ["--target", data.target] if data.target else []
-    words += ["--text", "text"] if data.kind == "text" else []
-    words += ["--pretrained", str(options.pretrained.resolve())] if trial.contender == SOLVED else []
-    run_drivetrain("init", str(train), *words, "--output", str(job))
+    init_options = ["--target", data.target] if data.target else []
+    init_options += ["--text", "text"] if data.kind == "text" else []
+    init_options += ["--pretrained", str(options.pretrained.resolve())] if trial.contender == SOLVED else []
+    run_drivetrain("init", str(train), *init_options, "--output", str(job))
     draft = job.read_text(encoding="utf-8")
     draft = re.sub(r"^data:$", f"data:\n  test: test{train.suffix}", draft, flags=re.MULTILINE)
     if trial.budget and (trial.budget != DRAFTED or options.smoke):
@@ -157,13 +157,13 @@ def draft_job(trial: Trial, folder: Path, options: argparse.Namespace) -> Path:
     return job
 
 
-def run_drivetrain(*words: str) -> str:
+def run_drivetrain(*arguments: str) -> str:
     """What a command of this checkout prints.
 
     Raises:
         subprocess.CalledProcessError: if it failed.
     """
-    command = [sys.executable, "-m", "drivetrain", *words]
+    command = [sys.executable, "-m", "drivetrain", *arguments]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(SOURCES)}
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, env=environment).stdout
 
@@ -175,7 +175,7 @@ def read_simple(output: str) -> dict[str, Any]:
 
 
 def read_run(run: Path) -> dict[str, Any]:
-    """Metrics on the test file, the length, and what the run says about itself beside the simple models that it fitted.
+    """Metrics on the test file, the length, and the run's own comparison with the simple models that it fitted.
 
     `better` is the simple model that it calls better, `network` if it calls the network better, `equal` if it cannot tell,
     and absent if it compared nothing but a constant answer.

@@ -100,7 +100,7 @@ def _describe_budget(rows: Mapping[str, Row], budget: str) -> Iterator[str]:
                 _format_trained(data, defaults),
                 _format_gap(list(gaps.values())),
                 _format_gap(gaps_of_f1),
-                _count_words(row.get("better", "nothing") for row in defaults.values()),
+                _count_verdicts(row.get("better", "nothing") for row in defaults.values()),
                 _format_trained(data, _select(rows, data, "linear", budget)),
                 _format_trained(data, _select(rows, data, "solved", "")),
                 f"{statistics.mean(row['seconds'] for row in defaults.values()):.0f}",
@@ -124,8 +124,8 @@ def is_passed(gaps: Mapping[int, float], defaults: Mapping[int, Row]) -> bool:
 
 def _select(rows: Mapping[str, Row], data: PublicSet, contender: str, budget: str) -> dict[int, Row]:
     """The rows by seed."""
-    looked_for = {"set": data.name, "contender": contender, "budget": budget}
-    return {row["seed"]: row for row in rows.values() if looked_for.items() <= row.items()}
+    wanted_keys = {"set": data.name, "contender": contender, "budget": budget}
+    return {row["seed"]: row for row in rows.values() if wanted_keys.items() <= row.items()}
 
 
 def _compute_gap(metric: str, trained: Row, simple: Row) -> float:
@@ -149,8 +149,8 @@ def _format_spread(values: Sequence[float]) -> str:
     return f"{POINTS * statistics.mean(values):.1f}{spread}"
 
 
-def _count_words(words: Iterator[str]) -> str:
-    return ", ".join(f"{word} x{count}" if count > 1 else word for word, count in Counter(words).items())
+def _count_verdicts(verdicts: Iterator[str]) -> str:
+    return ", ".join(f"{verdict} x{count}" if count > 1 else verdict for verdict, count in Counter(verdicts).items())
 
 
 def _format_table(rows: Sequence[Sequence[str]]) -> Iterator[str]:

@@ -72,12 +72,12 @@ class PublicSet:
         if self.target and self.metric == "accuracy":  # a class of few drawn rows can be missing in training
             test = test[np.isin(columns[self.target][test], columns[self.target][train])]
         for path, ids in zip(paths, (train, test), strict=True):
-            chosen = {name: values[ids] for name, values in columns.items()}
+            part_columns = {name: values[ids] for name, values in columns.items()}
             if self.target:
                 with path.open("w", encoding="utf-8", newline="") as file:
-                    csv.writer(file).writerows([chosen, *zip(*chosen.values(), strict=True)])
+                    csv.writer(file).writerows([part_columns, *zip(*part_columns.values(), strict=True)])
             else:
-                np.savez(path, **chosen)  # type: ignore[arg-type]
+                np.savez(path, **part_columns)  # type: ignore[arg-type]
         return paths[0]
 
 

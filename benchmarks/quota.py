@@ -16,16 +16,16 @@ from pathlib import Path
 from drivetrain.launch.project import image_name
 
 ROOT = Path(__file__).resolve().parent.parent
-READ = "cat /workspace/runs/*/result.json"
+READ_RESULT = "cat /workspace/runs/*/result.json"
 
 
-def rate(cpus: str, threads: str, epochs: int) -> float:
+def measure_rate(cpus: str, threads: str, epochs: int) -> float:
     """Samples per second of one training in a fresh container; spin time and runtime as torch has them by default."""
     train = (
         f"python -m drivetrain train jobs/digits.yaml --set train.epochs={epochs} --set optimize.cpu_threads={threads} "
         "--set model.name=small-cnn >/dev/null 2>&1"
     )
-    line = [
+    command = [
         "docker",
         "run",
         "--rm",
@@ -39,10 +39,10 @@ def rate(cpus: str, threads: str, epochs: int) -> float:
         "sh",
         image_name("cpu"),
         "-c",
-        f"{train}; {READ}",
+        f"{train}; {READ_RESULT}",
     ]
-    out = subprocess.run(line, capture_output=True, text=True, check=True).stdout
-    return float(json.loads(out)["samples_per_second"])
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return float(json.loads(output)["samples_per_second"])
 
 
 def main() -> None:
@@ -51,15 +51,15 @@ def main() -> None:
     parser.add_argument("--cpus", nargs="+", default=["1", "0.5"])
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=4)
-    given = parser.parse_args()
-    for cpus in given.cpus:
+    options = parser.parse_args()
+    for cpus in options.cpus:
         ratios = []
-        for _ in range(given.pairs):
-            ours, theirs = rate(cpus, "auto", given.epochs), rate(cpus, "off", given.epochs)
+        for _ in range(options.pairs):
+            ours, theirs = measure_rate(cpus, "auto", options.epochs), measure_rate(cpus, "off", options.epochs)
             ratios.append(ours / theirs)
             print(f"--cpus {cpus}: plan {ours:.0f} samples/s, torch's default {theirs:.0f} samples/s", flush=True)
         spread = f"{min(ratios):.2f}-{max(ratios):.2f}"
-        print(f"--cpus {cpus}: median ratio {statistics.median(ratios):.2f} [{spread}] of {given.pairs} pairs")
+        print(f"--cpus {cpus}: median ratio {statistics.median(ratios):.2f} [{spread}] of {options.pairs} pairs")
 
 
 if __name__ == "__main__":

@@ -19,8 +19,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 WIDTHS = {"desktop": 1280, "phone": 390}
-MOST = 2_000_000
-QUIET = [
+MAX_BYTES = 2_000_000
+BROWSER_OPTIONS = [
     "--headless=new",
     "--no-sandbox",
     "--disable-gpu",
@@ -42,45 +42,65 @@ def main() -> int:
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--pictures", type=Path, help="where the pictures go")
     parser.add_argument("--browser", default="chromium")
-    given = parser.parse_args()
+    options = parser.parse_args()
     print("| report | bytes | requests | console | wider than the window at |\n| --- | --- | --- | --- | --- |")
-    worst, usual = 0, own(given.browser)
-    for run in given.runs:
+    is_bad, browser_hosts = 0, find_browser_hosts(options.browser)
+    for run in options.runs:
         page = (run if run.suffix == ".html" else run / "report.html").resolve(strict=True)
-        opened = [
-            (f"{width}-{theme}", look(given.browser, page, WIDTHS[width], theme, given.pictures, run.name))
+        views = [
+            (
+                f"{width}-{theme}",
+                open_page(options.browser, page, WIDTHS[width], theme, options.pictures, run.name),
+            )
             for width in WIDTHS
             for theme in ("light", "dark")
         ]
-        asked = sorted({host for _, seen in opened for host in seen["requests"]} - usual)
-        said = sorted({line for _, seen in opened for line in seen["console"]})
-        wide = [name for name, seen in opened if seen["wide"]]
+        hosts = sorted({host for _, view in views for host in view["requests"]} - browser_hosts)
+        messages = sorted({line for _, view in views for line in view["console"]})
+        too_wide = [name for name, view in views if view["wide"]]
         size = page.stat().st_size
-        print(f"| {run.name} | {size:,} | {asked or 0} | {said or 0} | {', '.join(wide) or 'none'} |", flush=True)
-        worst |= size >= MOST or bool(asked or said or wide)
-    return int(worst)
+        print(
+            f"| {run.name} | {size:,} | {hosts or 0} | {messages or 0} | {', '.join(too_wide) or 'none'} |",
+            flush=True,
+        )
+        is_bad |= size >= MAX_BYTES or bool(hosts or messages or too_wide)
+    return int(is_bad)
 
 
-def look(browser: str, page: Path, width: int, theme: str, pictures: Path | None, name: str) -> dict[str, Any]:
-    """One opening: requests that leave the file, console lines, whether it is wider than the window."""
+def open_page(browser: str, page: Path, width: int, theme: str, pictures: Path | None, name: str) -> dict[str, Any]:
+    """Open a page; returns the hosts it asks, the lines on its console, and whether it is wider than the window."""
     scheme = f"--blink-settings=preferredColorScheme={0 if theme == 'dark' else 1}"
     with tempfile.TemporaryDirectory() as folder:
         # Its own text, framed in a page of ours that reads its height and width: the report itself runs no script.
         frame = Path(folder) / "frame.html"
         frame.write_text(FRAME.format(page=page.as_uri(), width=width))
-        common = [browser, *QUIET, scheme, f"--user-data-dir={folder}/profile", "--allow-file-access-from-files"]
-        shown = run([*common, "--virtual-time-budget=4000", "--dump-dom", f"--window-size={width},900", frame.as_uri()])
-        height, inner = map(int, re.search(r"<title>(\d+) (\d+)</title>", shown.stdout).groups())
+        common = [
+            browser,
+            *BROWSER_OPTIONS,
+            scheme,
+            f"--user-data-dir={folder}/profile",
+            "--allow-file-access-from-files",
+        ]
+        process = run_browser(
+            [*common, "--virtual-time-budget=4000", "--dump-dom", f"--window-size={width},900", frame.as_uri()]
+        )
+        height, inner_width = map(int, re.search(r"<title>(\d+) (\d+)</title>", process.stdout).groups())
         log = Path(folder) / "net.json"
-        kept = pictures / f"{name}-{width}-{theme}.png" if pictures else Path(folder) / "picture.png"
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        done = run(
-            [*common, f"--log-net-log={log}", f"--screenshot={kept}", f"--window-size={width},{height}", page.as_uri()]
+        picture = pictures / f"{name}-{width}-{theme}.png" if pictures else Path(folder) / "picture.png"
+        picture.parent.mkdir(parents=True, exist_ok=True)
+        screenshot = run_browser(
+            [
+                *common,
+                f"--log-net-log={log}",
+                f"--screenshot={picture}",
+                f"--window-size={width},{height}",
+                page.as_uri(),
+            ]
         )
         return {
-            "requests": requests(log),
-            "wide": inner > width,
-            "console": re.findall(r"CONSOLE[^\]]*\] (.*)", done.stderr),
+            "requests": read_hosts(log),
+            "wide": inner_width > width,
+            "console": re.findall(r"CONSOLE[^\]]*\] (.*)", screenshot.stderr),
         }
 
 
@@ -89,38 +109,38 @@ FRAME = """<!DOCTYPE html><style>html,body{{margin:0}}iframe{{border:0;width:{wi
 document.title=d.scrollHeight+' '+d.scrollWidth"></iframe>"""
 
 
-def run(line: list[str]) -> subprocess.CompletedProcess[str]:
-    """The browser, to its end."""
-    return subprocess.run(line, capture_output=True, text=True, check=False, timeout=120)
+def run_browser(command: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run the browser to its end."""
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
 
 
-def requests(log: Path) -> set[str]:
-    """Hosts of the network that were asked for; the browser writes them all down."""
+def read_hosts(log: Path) -> set[str]:
+    """Hosts of the network in the log of all requests of the browser."""
     addresses = re.findall(r'"url":("(?:https?|wss?|ftp):[^"]*")', log.read_text())
     return {urlsplit(json.loads(address)).netloc for address in addresses}
 
 
-def own(browser: str) -> set[str]:
-    """Hosts that the browser asks by itself, for updates and the time, and that a page which asks for one adds to them."""
+def find_browser_hosts(browser: str) -> set[str]:
+    """Hosts that the browser asks by itself, for updates and the time, with an empty page and one with a picture."""
     with tempfile.TemporaryDirectory() as folder:
-        found = []
+        hosts_by_page = []
         for name, text in (("empty", ""), ("asking", '<img src="https://asked.example/x.png">')):
             page, log = Path(folder) / f"{name}.html", Path(folder) / f"{name}.json"
             page.write_text(f"<!DOCTYPE html><title>{name}</title>{text}")
-            run(
+            run_browser(
                 [
                     browser,
-                    *QUIET,
+                    *BROWSER_OPTIONS,
                     f"--user-data-dir={folder}/profile",
                     f"--log-net-log={log}",
                     f"--screenshot={folder}/{name}.png",
                     page.as_uri(),
                 ]
             )
-            found.append(requests(log))
-    if "asked.example" not in found[1]:
-        raise SystemExit(f"{browser} does not write down what a page asks for, so nothing can be told")
-    return (found[0] | found[1]) - {"asked.example"}
+            hosts_by_page.append(read_hosts(log))
+    if "asked.example" not in hosts_by_page[1]:
+        raise SystemExit(f"{browser} does not log what a page asks for, so nothing can be told")
+    return (hosts_by_page[0] | hosts_by_page[1]) - {"asked.example"}
 
 
 if __name__ == "__main__":

@@ -32,14 +32,14 @@ from drivetrain.training.step_records import StepRecords
 from drivetrain.tuning import assembly
 
 ROOT = Path(__file__).resolve().parent.parent
-DEFAULT = 300.0
+DEFAULT_INTERVAL = 300.0
 """Seconds between two saves by default."""
 
 
-class Still:
+class SilentProgress:
     """Progress that shows nothing."""
 
-    def report_step(self, *given: Any) -> None:
+    def report_step(self, *arguments: Any) -> None:
         """Nothing."""
 
 
@@ -59,17 +59,17 @@ class Bench:
         self.run.train_mode()
         self.saver = Saver(self.run)
         self.saver.save_final()
-        self.records = StepRecords(self.run, self.saver, Still())  # type: ignore[arg-type]
-        self.batches = self._batches()
+        self.records = StepRecords(self.run, self.saver, SilentProgress())  # type: ignore[arg-type]
+        self.batches = self._iterate_batches()
 
-    def _batches(self) -> Iterator[Any]:
+    def _iterate_batches(self) -> Iterator[Any]:
         for epoch in itertools.count():
             self.run.counters.epoch, self.run.counters.batch = epoch, 0
             yield from self.run.batches.epoch(epoch)
 
-    def block(self, steps: int, *, saving: bool) -> tuple[float, float, int]:
+    def time_block(self, steps: int, *, saving: bool) -> tuple[float, float, int]:
         """Wall seconds, processor seconds and saves of so many steps."""
-        saves, wall, used = 0, time.perf_counter(), time.process_time()
+        saves, wall_start, cpu_start = 0, time.perf_counter(), time.process_time()
         self.saver.saved_at = time.monotonic()
         for _ in range(steps):
             loop.train_step(self.run, self.records, next(self.batches))
@@ -77,37 +77,48 @@ class Bench:
                 self.saver.save_periodically()
                 saves += 1
         self.saver.wait()
-        return time.perf_counter() - wall, time.process_time() - used, saves
+        return time.perf_counter() - wall_start, time.process_time() - cpu_start, saves
 
-    def size(self) -> int:
+    def measure_size(self) -> int:
         """Bytes of the last checkpoint."""
         last = max((self.run.checkpoints).glob("step-*"), key=lambda path: path.stat().st_mtime)
         return sum(path.stat().st_size for path in last.iterdir())
 
 
-def measure(model: str, every: str, pairs: int, seconds: float, folder: Path) -> None:
-    """Measure pairs of blocks, print a row for each and what follows."""
+def measure_model(model: str, every: str, pairs: int, seconds: float, folder: Path) -> None:
+    """Measure pairs of blocks, print a row for each and the costs of a save."""
     bench = Bench(model, every, folder)
-    bench.block(30, saving=False)
-    steps = max(50, int(seconds / (bench.block(50, saving=False)[0] / 50)))
-    added: list[tuple[float, float, float]] = []
+    bench.time_block(30, saving=False)
+    steps = max(50, int(seconds / (bench.time_block(50, saving=False)[0] / 50)))
+    added_by_save: list[tuple[float, float, float]] = []
     for pair in range(pairs):
         order = (True, False) if pair % 2 else (False, True)
-        found = {saving: bench.block(steps, saving=saving) for saving in order}
-        (wall, used, saves), (plain, plain_used, _) = found[True], found[False]
-        added.append(((wall - plain) / saves, (used - plain_used) / saves, wall / plain - 1))
+        blocks = {saving: bench.time_block(steps, saving=saving) for saving in order}
+        (wall_seconds, cpu_seconds, saves), (plain_seconds, plain_cpu_seconds, _) = blocks[True], blocks[False]
+        added_by_save.append(
+            (
+                (wall_seconds - plain_seconds) / saves,
+                (cpu_seconds - plain_cpu_seconds) / saves,
+                wall_seconds / plain_seconds - 1,
+            )
+        )
         print(
-            f"{model}: {steps} steps, {saves} saves in {wall:.2f} s, none in {plain:.2f} s: wall {100 * (wall / plain - 1):+.1f} %, "
-            f"processor {100 * (used / plain_used - 1):+.1f} %",
+            f"{model}: {steps} steps, {saves} saves in {wall_seconds:.2f} s, none in {plain_seconds:.2f} s: "
+            f"wall {100 * (wall_seconds / plain_seconds - 1):+.1f} %, "
+            f"processor {100 * (cpu_seconds / plain_cpu_seconds - 1):+.1f} %",
             flush=True,
         )
-    wall, used = statistics.median(row[0] for row in added), statistics.median(row[1] for row in added)
-    interval = max(DEFAULT, bench.saver.save_seconds / MAX_SAVE_SHARE)
+    wall_seconds, cpu_seconds = (
+        statistics.median(row[0] for row in added_by_save),
+        statistics.median(row[1] for row in added_by_save),
+    )
+    interval = max(DEFAULT_INTERVAL, bench.saver.save_seconds / MAX_SAVE_SHARE)
     print(
-        f"{model}: {bench.size() / 1e6:.1f} MB; a save holds the steps up for {1000 * bench.saver.save_seconds:.0f} ms; it adds "
-        f"{1000 * wall:.0f} ms of wall clock and {1000 * used:.0f} ms of processor time (medians of {pairs} pairs): "
-        f"at {every} {100 * wall / parse_duration(every):.2f} %, at the default interval of {interval:.0f} s "
-        f"{100 * wall / interval:.3f} %, processor {100 * used / interval:.3f} %",
+        f"{model}: {bench.measure_size() / 1e6:.1f} MB; a save holds the steps up for "
+        f"{1000 * bench.saver.save_seconds:.0f} ms; it adds {1000 * wall_seconds:.0f} ms of wall clock and "
+        f"{1000 * cpu_seconds:.0f} ms of processor time (medians of {pairs} pairs): "
+        f"at {every} {100 * wall_seconds / parse_duration(every):.2f} %, at the default interval of {interval:.0f} s "
+        f"{100 * wall_seconds / interval:.3f} %, processor {100 * cpu_seconds / interval:.3f} %",
         flush=True,
     )
     bench.run.metrics.close()
@@ -121,10 +132,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=12)
     parser.add_argument("--every", default="1s")
     parser.add_argument("--folder", type=Path)
-    given = parser.parse_args()
-    for model in given.models:
-        with tempfile.TemporaryDirectory(dir=given.folder) as folder:
-            measure(model, given.every, given.pairs, given.seconds, Path(folder))
+    options = parser.parse_args()
+    for model in options.models:
+        with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+            measure_model(model, options.every, options.pairs, options.seconds, Path(folder))
 
 
 if __name__ == "__main__":

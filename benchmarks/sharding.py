@@ -14,7 +14,7 @@ import statistics
 import tempfile
 from pathlib import Path
 
-from benchmarks.processes import MIB, ROOT, Trained, requested, trained
+from benchmarks.processes import MIB, ROOT, RunFigures, prepare_job, train_job
 
 WAYS = {"whole": "false", "divided": "true"}
 
@@ -27,21 +27,21 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--width", type=int, default=512)
     parser.add_argument("--steps", type=int, default=6)
-    given = parser.parse_args()
-    found: dict[tuple[int, str], list[Trained]] = {}
+    options = parser.parse_args()
+    runs_by_way: dict[tuple[int, str], list[RunFigures]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        request = [*requested("reports", Path(folder)), f"train.steps={given.steps}", "data.validation=0.01"]
-        request += [f"model.layers={given.layers}", f"model.width={given.width}", "checkpoint.keep=1"]
-        for number in range(given.rounds):
-            for count in map(int, given.counts.split(",")):
+        job_arguments = [*prepare_job("reports", Path(folder)), f"train.steps={options.steps}", "data.validation=0.01"]
+        job_arguments += [f"model.layers={options.layers}", f"model.width={options.width}", "checkpoint.keep=1"]
+        for number in range(options.rounds):
+            for count in map(int, options.counts.split(",")):
                 for way in list(WAYS)[:: -1 if number % 2 else 1]:
-                    runs = Path(tempfile.mkdtemp(dir=folder))
-                    one = trained(ROOT, [*request, f"optimize.sharding={WAYS[way]}"], count, runs)
-                    found.setdefault((count, way), []).append(one)
-                    print(f"# {count} {way} load {os.getloadavg()[0]:.1f}: {one}", flush=True)
+                    runs_folder = Path(tempfile.mkdtemp(dir=folder))
+                    figures = train_job(ROOT, [*job_arguments, f"optimize.sharding={WAYS[way]}"], count, runs_folder)
+                    runs_by_way.setdefault((count, way), []).append(figures)
+                    print(f"# {count} {way} load {os.getloadavg()[0]:.1f}: {figures}", flush=True)
     print("| processes | weights | memory | samples/s |\n|---|---|---|---|")
-    for (count, way), runs_ in found.items():
-        memory, speed = (statistics.median(getattr(one, kind) for one in runs_) for kind in ("memory", "speed"))
+    for (count, way), runs in runs_by_way.items():
+        memory, speed = (statistics.median(getattr(figures, kind) for figures in runs) for kind in ("memory", "speed"))
         print(f"| {count} | {way} | {memory / MIB:,.0f} MiB | {speed:,.1f} |")
 
 

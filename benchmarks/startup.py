@@ -35,7 +35,7 @@ OPTIONS = ("train.epochs=1", "optimize.measure=off")
 
 
 @dataclass(frozen=True)
-class Spent:
+class RunTimes:
     """Seconds of one run, by the clock and of CPU time; CPU time is 0 in a container."""
 
     start: float
@@ -46,27 +46,30 @@ class Spent:
 
 def main() -> int:
     """Measure, and print a table for each part."""
-    given = arguments()
-    given.folder.mkdir(parents=True, exist_ok=True)
-    generate(given.folder, given.jobs)
-    sides = [ROOT, *filter(None, [given.against])]
-    print(f"load {os.getloadavg()[0]:.1f} at the start, {given.repeats} repeats, {given.image or 'natively'}\n")
+    options = parse_arguments()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    write_data(options.folder, options.jobs)
+    sides = [ROOT, *filter(None, [options.against])]
+    print(f"load {os.getloadavg()[0]:.1f} at the start, {options.repeats} repeats, {options.image or 'natively'}\n")
     print("| job | command to first step | CPU time | last evaluation to exit | CPU time |\n|---|---|---|---|---|")
-    for job in given.jobs:
-        found: list[list[Spent]] = [[] for _ in sides]
+    for job in options.jobs:
+        runs_by_side: list[list[RunTimes]] = [[] for _ in sides]
         # The first turn only warms the file cache.
-        for turn in range(given.repeats + 1):
+        for turn in range(options.repeats + 1):
             for side, checkout in enumerate(sides):
-                spent = run(checkout, job, given.folder, given.image)
+                times = time_run(checkout, job, options.folder, options.image)
                 if turn:
-                    found[side].append(spent)
-        cells = (words([[getattr(s, part) for s in side] for side in found]) for part in Spent.__dataclass_fields__)
+                    runs_by_side[side].append(times)
+        cells = (
+            format_times([[getattr(run, part) for run in side] for side in runs_by_side])
+            for part in RunTimes.__dataclass_fields__
+        )
         print(f"| {job} | {' | '.join(cells)} |", flush=True)
     print(f"\nload {os.getloadavg()[0]:.1f} at the end")
     return 0
 
 
-def arguments() -> argparse.Namespace:
+def parse_arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--jobs", nargs="+", choices=JOBS, default=JOBS)
@@ -77,57 +80,65 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def words(sides: Sequence[Sequence[float]]) -> str:
+def format_times(sides: Sequence[Sequence[float]]) -> str:
     """Median with lowest and highest of each side, the other checkout first, and the ratio of the medians."""
     if not any(map(any, sides)):
         return ""
-    told = [f"{statistics.median(s):.2f} s [{min(s):.2f}-{max(s):.2f}]" for s in reversed(sides)]
+    times = [
+        f"{statistics.median(seconds):.2f} s [{min(seconds):.2f}-{max(seconds):.2f}]" for seconds in reversed(sides)
+    ]
     ratio = f" ({statistics.median(sides[0]) / statistics.median(sides[1]):.2f})" if len(sides) > 1 else ""
-    return " -> ".join(told) + ratio
+    return " -> ".join(times) + ratio
 
 
-def generate(folder: Path, jobs: Sequence[str]) -> None:
-    """The jobs and their data below a folder, as the jobs' comments say."""
+def write_data(folder: Path, jobs: Sequence[str]) -> None:
+    """Write the jobs and their data below a folder, as the jobs' comments say."""
     subprocess.run(["cp", "-r", str(ROOT / "jobs"), str(folder)], check=True)
     for job in jobs:
         if job in SAMPLES and not (folder / "jobs" / "data" / job).exists():
             kind, size = SAMPLES[job]
-            words = ["sample", kind, f"jobs/data/{job}", "--size", str(size)]
-            subprocess.run([sys.executable, "-m", "drivetrain", *words], cwd=folder, env=environment(ROOT), check=True,
-                           stdout=subprocess.DEVNULL)  # fmt: skip
+            arguments = ["sample", kind, f"jobs/data/{job}", "--size", str(size)]
+            command = [sys.executable, "-m", "drivetrain", *arguments]
+            subprocess.run(command, cwd=folder, env=make_environment(ROOT), check=True, stdout=subprocess.DEVNULL)
 
 
-def environment(checkout: Path) -> dict[str, str]:
+def make_environment(checkout: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": f"{checkout}/runtime:{checkout}"}
 
 
-def run(checkout: Path, job: str, folder: Path, image: str | None) -> Spent:
-    """Train a job for an epoch; the seconds of its parts."""
+def time_run(checkout: Path, job: str, folder: Path, image: str | None) -> RunTimes:
+    """Train a job for an epoch; returns the seconds of its start and end."""
     options = [word for option in OPTIONS for word in ("--set", option)]
-    words = ["train", f"jobs/{job}.yaml", "--new", *options]
-    command = contained(checkout, folder, image, words) if image else [sys.executable, "-m", "drivetrain", *words]
-    begun, first, last = time.monotonic(), (0.0, 0.0), (0.0, 0.0)
-    before = os.times()
+    arguments = ["train", f"jobs/{job}.yaml", "--new", *options]
+    command = (
+        make_container_command(checkout, folder, image, arguments)
+        if image
+        else [sys.executable, "-m", "drivetrain", *arguments]
+    )
+    start, first, last = time.monotonic(), (0.0, 0.0), (0.0, 0.0)
+    cpu_before = os.times()
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=folder, env=environment(checkout)
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=folder, env=make_environment(checkout)
     ) as process:
         assert process.stdout is not None
         tail = ""
         for line in process.stdout:
             tail = line
             if "step 1/" in line and not first[0]:
-                first = (time.monotonic(), tree_seconds(process.pid))
+                first = (time.monotonic(), read_cpu_seconds(process.pid))
             elif "validation/" in line and line.startswith("epoch"):
-                last = (time.monotonic(), tree_seconds(process.pid))
-    ended, after = time.monotonic(), os.times()
+                last = (time.monotonic(), read_cpu_seconds(process.pid))
+    end, cpu_after = time.monotonic(), os.times()
     if process.returncode or not (first[0] and last[0]):
         raise SystemExit(f"{job} ended with {process.returncode}: {tail}")
-    used = after.children_user + after.children_system - before.children_user - before.children_system
+    cpu_seconds = (
+        cpu_after.children_user + cpu_after.children_system - cpu_before.children_user - cpu_before.children_system
+    )
     cpu = 0.0 if image else 1.0
-    return Spent(first[0] - begun, first[1] * cpu, ended - last[0], (used - last[1]) * cpu)
+    return RunTimes(first[0] - start, first[1] * cpu, end - last[0], (cpu_seconds - last[1]) * cpu)
 
 
-def contained(checkout: Path, folder: Path, image: str, words: Sequence[str]) -> list[str]:
+def make_container_command(checkout: Path, folder: Path, image: str, train_arguments: Sequence[str]) -> list[str]:
     """The command in a container as it is launched, without network; the runs lie in its memory."""
     mounts = [f"{checkout}/runtime:/opt/drivetrain/runtime:ro", f"{folder}/jobs:/workspace/jobs:ro"]
     volumes = [word for mount in mounts for word in ("-v", mount)]
@@ -141,11 +152,11 @@ def contained(checkout: Path, folder: Path, image: str, words: Sequence[str]) ->
         "/workspace/runs:mode=1777",
         *volumes,
         image,
-        *words,
+        *train_arguments,
     ]
 
 
-def tree_seconds(pid: int) -> float:
+def read_cpu_seconds(pid: int) -> float:
     """CPU seconds of a process, its living descendants, and those that it has waited for."""
     total = 0.0
     for process in (top := psutil.Process(pid), *top.children(recursive=True)):

@@ -36,17 +36,17 @@ train: {{epochs: 1, steps: {steps}, batch_size: 1024, optimizer: {{name: adamw, 
 
 def main() -> int:
     """Measure, print, and say whether the goals are met."""
-    given = arguments()
-    if given.plain is not None:
-        return plain(given.folder / "job.yaml", given.plain)
-    make(given)
-    first, ours, theirs = [], [], {0: [], 2: []}
-    for number in range(given.rounds):
-        seconds, rate = drivetrain(given.folder, number)
-        first.append(seconds)
+    options = parse_arguments()
+    if options.plain is not None:
+        return train_plain(options.folder / "job.yaml", options.plain)
+    write_job(options)
+    first_seconds, ours, theirs = [], [], {0: [], 2: []}
+    for number in range(options.rounds):
+        seconds, rate = run_drivetrain(options.folder, number)
+        first_seconds.append(seconds)
         ours.append(rate)
         for workers, rates in theirs.items():
-            rates.append(loader(given.folder, workers))
+            rates.append(run_data_loader(options.folder, workers))
         print(
             f"round {number + 1}: first step after {seconds:.1f} s; samples/s: drivetrain {rate:,.0f}, "
             + ", ".join(f"DataLoader with {w} workers {rates[-1]:,.0f}" for w, rates in theirs.items()),
@@ -55,17 +55,18 @@ def main() -> int:
     best = max(theirs, key=lambda workers: statistics.median(theirs[workers]))
     ratios = sorted(a / b for a, b in zip(ours, theirs[best], strict=True))
     print(
-        f"command to first step: median {statistics.median(first):.1f} s, slowest {max(first):.1f} s (goal: under 10)"
+        f"command to first step: median {statistics.median(first_seconds):.1f} s, slowest {max(first_seconds):.1f} s "
+        "(goal: under 10)"
     )
     print(
         f"samples/s: drivetrain {statistics.median(ours):,.0f}, DataLoader with {best} workers "
         f"{statistics.median(theirs[best]):,.0f}: {statistics.median(ratios):.2f} times, "
         f"from {ratios[0]:.2f} to {ratios[-1]:.2f} (goal: 2.3)"
     )
-    return 0 if statistics.median(ratios) >= 2.3 and statistics.median(first) < 10 else 1
+    return 0 if statistics.median(ratios) >= 2.3 and statistics.median(first_seconds) < 10 else 1
 
 
-def arguments() -> argparse.Namespace:
+def parse_arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=1_000_000)
@@ -76,20 +77,20 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def make(given: argparse.Namespace) -> None:
+def write_job(options: argparse.Namespace) -> None:
     """The table, if it is not there, and the job."""
     from drivetrain.data.sample_data import tables
 
-    table = given.folder / f"rows-{given.rows}"
+    table = options.folder / f"rows-{options.rows}"
     if not (table / "train.parquet").exists():
-        tables.write(table, given.rows, seed=0)
-    text = JOB.format(train=(table / "train.parquet").resolve(), steps=given.steps)
-    (given.folder / "job.yaml").write_text(text, encoding="utf-8")
+        tables.write(table, options.rows, seed=0)
+    text = JOB.format(train=(table / "train.parquet").resolve(), steps=options.steps)
+    (options.folder / "job.yaml").write_text(text, encoding="utf-8")
 
 
-def drivetrain(folder: Path, number: int) -> tuple[float, float]:
+def run_drivetrain(folder: Path, number: int) -> tuple[float, float]:
     """Seconds from the command to the first step, and samples/s of the training, from a run of the command."""
-    start, first, run = time.monotonic(), 0.0, None
+    start, first_seconds, run = time.monotonic(), 0.0, None
     command = [
         sys.executable,
         "-m",
@@ -103,19 +104,21 @@ def drivetrain(folder: Path, number: int) -> tuple[float, float]:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
         assert process.stdout is not None
         for line in process.stdout:
-            if found := re.match(r"run (\S+) starts", line):
-                run = Path(found[1])
-            if not first and "step 1/" in line:
-                first = time.monotonic() - start
+            if match := re.match(r"run (\S+) starts", line):
+                run = Path(match[1])
+            if not first_seconds and "step 1/" in line:
+                first_seconds = time.monotonic() - start
     if process.returncode or run is None:
         raise SystemExit(f"round {number + 1}: drivetrain train ended with {process.returncode}")
-    return first, float(json.loads((ROOT / run / "result.json").read_text(encoding="utf-8"))["samples_per_second"])
+    return first_seconds, float(
+        json.loads((ROOT / run / "result.json").read_text(encoding="utf-8"))["samples_per_second"]
+    )
 
 
-def loader(folder: Path, workers: int) -> float:
+def run_data_loader(folder: Path, workers: int) -> float:
     """Samples/s of the other side, in a process of its own."""
     command = [sys.executable, __file__, "--folder", str(folder), "--plain", str(workers)]
-    done = subprocess.run(
+    process = subprocess.run(
         command,
         stdout=subprocess.PIPE,
         text=True,
@@ -123,10 +126,10 @@ def loader(folder: Path, workers: int) -> float:
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": f"{ROOT / 'runtime'}:{ROOT}"},
     )
-    return float(done.stdout)
+    return float(process.stdout)
 
 
-def plain(job_file: Path, workers: int) -> int:
+def train_plain(job_file: Path, workers: int) -> int:
     """Train with torch's DataLoader, and print samples/s."""
     import torch
     from torch import nn
@@ -142,22 +145,22 @@ def plain(job_file: Path, workers: int) -> int:
     data = load(job)
     rows = torch.arange(len(data.train)).numpy()
     samples = TensorDataset(*data.train.gather(rows), data.train.targets[""])
-    steps, size = job.train.steps or 0, job.train.batch
+    steps, batch_size = job.train.steps or 0, job.train.batch
     model = build(job, data).module
-    made = optimizer.build(job.train.optimizer, model)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(made, max_lr=job.train.optimizer.lr, total_steps=steps)
-    done, start = 0, time.perf_counter()
-    for *inputs, targets in DataLoader(samples, batch_size=size, shuffle=True, num_workers=workers):
-        made.zero_grad(set_to_none=True)
+    adamw = optimizer.build(job.train.optimizer, model)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(adamw, max_lr=job.train.optimizer.lr, total_steps=steps)
+    done_steps, start = 0, time.perf_counter()
+    for *inputs, targets in DataLoader(samples, batch_size=batch_size, shuffle=True, num_workers=workers):
+        adamw.zero_grad(set_to_none=True)
         loss = nn.functional.cross_entropy(model(*inputs), targets)
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), job.train.clip_norm or float("inf"))
-        made.step()
+        adamw.step()
         schedule.step()
-        done += 1
-        if done == steps:
+        done_steps += 1
+        if done_steps == steps:
             break
-    print(done * size / (time.perf_counter() - start))
+    print(done_steps * batch_size / (time.perf_counter() - start))
     return 0
 
 

@@ -48,56 +48,60 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=120.0, help="limit for each job")
     parser.add_argument("--threads", type=int, nargs=2, default=(1, 2))
     parser.add_argument("--pairs", type=int, default=20)
-    given = parser.parse_args()
+    options = parser.parse_args()
     first, second = sorted(os.sched_getaffinity(0))[:2]
-    ratios = shared(first, second, given.pairs)
+    ratios = measure_interference(first, second, options.pairs)
     hardware = detect(Path("runs"))
     print(f"{hardware.cpu.model}: {hardware.cpu.affinity} logical CPUs, {hardware.cpu.cores} cores as the system tells")
     print(
-        f"products of CPU {first} beside CPU {second}, over alone: {spread(ratios)} of {len(ratios)} pairs", flush=True
+        f"products of CPU {first} beside CPU {second}, over alone: {format_spread(ratios)} of {len(ratios)} pairs",
+        flush=True,
     )
-    for job in given.jobs:
-        threads, other = given.threads
-        compare(Path(job), threads, other, given.seconds)
+    for job in options.jobs:
+        threads, other_threads = options.threads
+        compare_threads(Path(job), threads, other_threads, options.seconds)
 
 
-def shared(first: int, second: int, pairs: int) -> list[float]:
+def measure_interference(first: int, second: int, pairs: int) -> list[float]:
     """Products per second on the first CPU while the second is busy, relative to those while it is not."""
-    sides = [
+    processes = [
         subprocess.Popen(
             [sys.executable, "-c", PRODUCTS, str(cpu)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
         for cpu in (first, second)
     ]
 
-    def rates(asked: list[subprocess.Popen[str]]) -> list[float]:
-        for side in asked:
-            side.stdin.write("go\n")
-            side.stdin.flush()
-        return [float(side.stdout.readline()) for side in asked]
+    def measure_rates(chosen_processes: list[subprocess.Popen[str]]) -> list[float]:
+        for process in chosen_processes:
+            process.stdin.write("go\n")
+            process.stdin.flush()
+        return [float(process.stdout.readline()) for process in chosen_processes]
 
-    rates(sides)
-    found = []
+    measure_rates(processes)
+    ratios = []
     for _ in range(pairs):
-        alone = rates(sides[:1])[0]
-        found.append(rates(sides)[0] / alone)
-    for side in sides:
-        side.stdin.close()
-        side.wait()
-    return found
+        alone = measure_rates(processes[:1])[0]
+        ratios.append(measure_rates(processes)[0] / alone)
+    for process in processes:
+        process.stdin.close()
+        process.wait()
+    return ratios
 
 
-def compare(job: Path, threads: int, other: int, seconds: float) -> None:
+def compare_threads(job: Path, threads: int, other_threads: int, seconds: float) -> None:
     """Steps of one job with either number of threads, in turn, as the tuner compares them."""
     source, hardware = SpecSource(job), detect(Path("runs"))
     name = "cpu_threads"
-    made = plan.resolve(source.load(), hardware).with_values({name: threads})
-    rival = next(o for o in optimizations.every() if o.name == name), other
-    found = process_settings.measure(source, hardware, made, [rival], 3600.0, seconds, lambda text: None)
-    print(f"{job.stem}: {other} threads against {threads}: {found[name].text if found else 'not measured'}", flush=True)
+    job_plan = plan.resolve(source.load(), hardware).with_values({name: threads})
+    candidate = next(o for o in optimizations.every() if o.name == name), other_threads
+    verdicts = process_settings.measure(source, hardware, job_plan, [candidate], 3600.0, seconds, lambda text: None)
+    print(
+        f"{job.stem}: {other_threads} threads against {threads}: {verdicts[name].text if verdicts else 'not measured'}",
+        flush=True,
+    )
 
 
-def spread(ratios: list[float]) -> str:
+def format_spread(ratios: list[float]) -> str:
     """The median and the range."""
     return f"{statistics.median(ratios):.2f} [{min(ratios):.2f}-{max(ratios):.2f}]"
 

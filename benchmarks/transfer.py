@@ -1,4 +1,4 @@
-"""What a network learns faster that starts from an earlier run: accuracy after two epochs on few images of new classes.
+"""How much an earlier run's weights help a network: accuracy after two epochs on few images of new classes.
 
     python benchmarks/transfer.py digits|patterns [--seeds 5] [--samples 50] [--epochs 2] [--folder DIR]
     python benchmarks/transfer.py series [--folder DIR]
@@ -42,7 +42,7 @@ model: {model}
 train: {{epochs: {epochs}, batch_size: 16, seed: {seed}, optimizer: {{name: adamw, lr: 3e-3}}{more}}}
 optimize: {{measure: off, cpu_threads: 1}}
 """
-BLOCK, PAIRS = 4, 8
+BLOCK_STEPS, PAIRS = 4, 8
 """Steps of a block, and how many blocks of each side take turns."""
 GRADUAL = "freeze: {names: [features]}, unfreeze: [{epoch: 2, names: [features]}]"
 SERIES = """
@@ -64,29 +64,29 @@ train: {{epochs: {epochs}, batch_size: 256, optimizer: {{name: adamw, lr: 3e-3}}
 
 def main() -> int:
     """Measure, and print a table."""
-    given = arguments()
-    shutil.rmtree(given.folder, ignore_errors=True)
-    given.folder.mkdir(parents=True)
+    options = parse_arguments()
+    shutil.rmtree(options.folder, ignore_errors=True)
+    options.folder.mkdir(parents=True)
     sys.path.insert(0, str(ROOT))
     import torch
 
     torch.set_num_threads(1)
-    if given.data == "series":
-        return series(given.folder)
+    if options.data == "series":
+        return measure_series(options.folder)
     rows: dict[str, list[float]] = {}
-    for seed in range(given.seeds):
-        for side, accuracy in compared(given, seed).items():
+    for seed in range(options.seeds):
+        for side, accuracy in compare_starts(options, seed).items():
             rows.setdefault(side, []).append(accuracy)
         print(f"seed {seed}: " + ", ".join(f"{side} {scores[-1]:.4f}" for side, scores in rows.items()), flush=True)
     print("\n| start | accuracy by seed | mean | standard deviation |\n| --- | --- | --- | --- |")
     for side, scores in rows.items():
         spread = statistics.stdev(scores) if len(scores) > 1 else 0.0
-        shown = " ".join(f"{score:.4f}" for score in scores)
-        print(f"| {side} | {shown} | {statistics.mean(scores):.4f} | {spread:.4f} |")
+        score_list = " ".join(f"{score:.4f}" for score in scores)
+        print(f"| {side} | {score_list} | {statistics.mean(scores):.4f} | {spread:.4f} |")
     return 0
 
 
-def arguments() -> argparse.Namespace:
+def parse_arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser()
     parser.add_argument("data", choices=[*DATA, "series"])
@@ -97,83 +97,92 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def compared(given: argparse.Namespace, seed: int) -> dict[str, float]:
-    """The last validation accuracy of each side."""
-    folder = given.folder / f"seed-{seed}"
+def compare_starts(options: argparse.Namespace, seed: int) -> dict[str, float]:
+    """Train from each start; returns their last validation accuracies."""
+    folder = options.folder / f"seed-{seed}"
     folder.mkdir()
-    images, labels = digits() if given.data == "digits" else patterns()
-    known = labels < (labels.max() + 1) // 2
-    source = written(folder, "known", images[known], labels[known], seed, None)
-    new = written(folder, "new", images[~known], labels[~known], seed, given.samples)
-    network = f"{{name: small-cnn, width: {WIDTH[given.data]}}}"
-    trained(folder, given.data, "source", source, network, 8, seed)
-    start = f"from: {folder}/runs/source-001"
+    images, labels = read_digits() if options.data == "digits" else make_patterns()
+    is_known = labels < (labels.max() + 1) // 2
+    source = write_files(folder, "known", images[is_known], labels[is_known], seed, None)
+    new = write_files(folder, "new", images[~is_known], labels[~is_known], seed, options.samples)
+    network = f"{{name: small-cnn, width: {WIDTH[options.data]}}}"
+    train_job(folder, options.data, "source", source, network, 8, seed)
+    source_setting = f"from: {folder}/runs/source-001"
     return {
-        "random weights": trained(folder, given.data, "random", new, network, given.epochs, seed),
-        "an earlier run": trained(folder, given.data, "transfer", new, f"{{{start}}}", given.epochs, seed),
-        "an earlier run, gradually": trained(
+        "random weights": train_job(folder, options.data, "random", new, network, options.epochs, seed),
+        "an earlier run": train_job(
+            folder, options.data, "transfer", new, f"{{{source_setting}}}", options.epochs, seed
+        ),
+        "an earlier run, gradually": train_job(
             folder,
-            given.data,
+            options.data,
             "gradual",
             new,
-            f"{{{start}, {GRADUAL}}}",
-            given.epochs,
+            f"{{{source_setting}, {GRADUAL}}}",
+            options.epochs,
             seed,
             ", lr_groups: {features: 0.1}",
         ),
     }
 
 
-def digits() -> tuple[np.ndarray, np.ndarray]:
+def read_digits() -> tuple[np.ndarray, np.ndarray]:
     """Real handwritten digits of 8x8."""
     with np.load(ROOT / "jobs" / "data" / "digits.npz") as file:
         return file["images"], file["labels"]
 
 
 @functools.cache
-def patterns() -> tuple[np.ndarray, np.ndarray]:
+def make_patterns() -> tuple[np.ndarray, np.ndarray]:
     """Generated textures in six classes, scaled to 64x64."""
     from PIL import Image
 
     from drivetrain.data import stateless_random
     from drivetrain.data.sample_data.images import PATTERNS, draw_texture
 
-    made, labels = [], []
+    images, labels = [], []
     for label, name in enumerate(PATTERNS):
         for number in range(200):
             image = Image.fromarray(draw_texture(name, stateless_random.make_generator(0, "sample", name, number)))
-            made.append(np.asarray(image.resize((64, 64))))
+            images.append(np.asarray(image.resize((64, 64))))
             labels.append(label)
-    return np.stack(made), np.array(labels)
+    return np.stack(images), np.array(labels)
 
 
-def written(
+def write_files(
     folder: Path, name: str, images: np.ndarray, labels: np.ndarray, seed: int, count: int | None
 ) -> tuple[Path, Path]:
-    """Files of training and validation images: `count` of each class, or four fifths, and all others."""
-    drawn, train = np.random.default_rng(seed), []
+    """Write files of training images, `count` of each class or four fifths, and of all others for validation."""
+    generator, train_rows = np.random.default_rng(seed), []
     for label in np.unique(labels):
-        own = drawn.permutation(np.flatnonzero(labels == label))
-        train += own[: count or len(own) * 4 // 5].tolist()
-    chosen = np.isin(np.arange(len(labels)), train)
+        class_rows = generator.permutation(np.flatnonzero(labels == label))
+        train_rows += class_rows[: count or len(class_rows) * 4 // 5].tolist()
+    is_training = np.isin(np.arange(len(labels)), train_rows)
     paths = (folder / f"{name}-train.npz", folder / f"{name}-held.npz")
-    for path, part in zip(paths, (chosen, ~chosen), strict=True):
+    for path, part in zip(paths, (is_training, ~is_training), strict=True):
         np.savez(path, images=images[part], labels=labels[part] - labels.min())
     return paths
 
 
-def trained(
-    folder: Path, data: str, name: str, files: tuple[Path, Path], model: str, epochs: int, seed: int, more: str = ""
+def train_job(
+    folder: Path,
+    data: str,
+    name: str,
+    files: tuple[Path, Path],
+    model: str,
+    epochs: int,
+    seed: int,
+    extra_settings: str = "",
 ) -> float:
-    """The last validation accuracy of a training."""
+    """Write a job and train it; returns its last validation accuracy."""
     path = folder / f"{name}.yaml"
     text = DATA[data].format(train=files[0], held=files[1])
-    path.write_text(JOB.format(name=name, data=text, model=model, epochs=epochs, seed=seed, more=more))
-    return run(path)
+    path.write_text(JOB.format(name=name, data=text, model=model, epochs=epochs, seed=seed, more=extra_settings))
+    return run_job(path)
 
 
-def run(path: Path) -> float:
-    """Train a job in this process, under the plan of `drivetrain train`; its last validation accuracy."""
+def run_job(path: Path) -> float:
+    """Train a job in this process, under the plan of `drivetrain train`; returns its last validation accuracy."""
     from drivetrain.hardware.detect import detect
     from drivetrain.job_spec import load_job as job_spec
     from drivetrain.plan import plan
@@ -193,7 +202,7 @@ def run(path: Path) -> float:
     return float(json.loads((folder / "result.json").read_text())["last"]["validation/accuracy"])
 
 
-def series(folder: Path) -> int:
+def measure_series(folder: Path) -> int:
     """Train a CNN-LSTM, fine-tune it with frozen convolutions, and time that with and without cached features."""
     from drivetrain.data.sample_data import series
 
@@ -203,11 +212,11 @@ def series(folder: Path) -> int:
     for name, model in models.items():
         path = folder / f"{name}.yaml"
         path.write_text(SERIES.format(name=name, model=model, epochs=4))
-        print(f"{name}: accuracy {run(path):.4f}", flush=True)
-    return timed(folder / "tuned.yaml")
+        print(f"{name}: accuracy {run_job(path):.4f}", flush=True)
+    return time_cached_features(folder / "tuned.yaml")
 
 
-def timed(path: Path) -> int:
+def time_cached_features(path: Path) -> int:
     """Samples per CPU second of blocks of steps in turn, cached features on and off, in this process on one thread."""
     from drivetrain.data.load_data import load
     from drivetrain.hardware.detect import detect
@@ -224,30 +233,30 @@ def timed(path: Path) -> int:
     sides = {}
     for cached in (True, False):
         network = build(job, data)
-        decided = plan.resolve(job, machine, inspection.inspect_workload(data, network.module, network.unfreezing))
+        job_plan = plan.resolve(job, machine, inspection.inspect_workload(data, network.module, network.unfreezing))
         if cached:
-            print(f"feature_cache: {decided.value('feature_cache')}: {decided.row('feature_cache').reason}")
-        decided = decided.with_values({"feature_cache": cached})
-        made = assemble(job, machine, decided, path.parent, data, network, Signals(), PhaseTimer())
-        made.train_mode()
-        sides[cached] = (made, itertools.cycle(itertools.islice(made.batches.epoch(0), BLOCK)))
-        _block(*sides[cached])
+            print(f"feature_cache: {job_plan.value('feature_cache')}: {job_plan.row('feature_cache').reason}")
+        job_plan = job_plan.with_values({"feature_cache": cached})
+        run = assemble(job, machine, job_plan, path.parent, data, network, Signals(), PhaseTimer())
+        run.train_mode()
+        sides[cached] = (run, itertools.cycle(itertools.islice(run.batches.epoch(0), BLOCK_STEPS)))
+        _time_block(*sides[cached])
     ratios = []
     for _ in range(PAIRS):
-        on, off = (_block(*sides[cached]) for cached in (True, False))
+        on, off = (_time_block(*sides[cached]) for cached in (True, False))
         ratios.append(on / off)
         print(f"on {on:.0f} samples per CPU second, off {off:.0f}, {on / off:.2f}x", flush=True)
     print(f"median {statistics.median(ratios):.2f}x ({min(ratios):.2f}-{max(ratios):.2f}) of {PAIRS} pairs in turn")
     return 0
 
 
-def _block(made: Any, batches: Iterator[Any]) -> float:
+def _time_block(run: Any, batches: Iterator[Any]) -> float:
     """Samples per CPU second of a block of steps: other programs take turns with this one."""
     start, samples = time.process_time(), 0
-    for batch in itertools.islice(batches, BLOCK):
-        made.set_learning_rates()
-        made.step(made.preprocess(batch, 0), made.step_seed())
-        made.counters.step += 1
+    for batch in itertools.islice(batches, BLOCK_STEPS):
+        run.set_learning_rates()
+        run.step(run.preprocess(batch, 0), run.step_seed())
+        run.counters.step += 1
         samples += len(batch)
     return samples / (time.process_time() - start)
 

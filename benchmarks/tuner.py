@@ -1,4 +1,4 @@
-"""The tuner itself: what it picks against every combination, with its price; and known delays beside a busy neighbour.
+"""The tuner itself: its choice against every combination, with its price; and known delays beside a busy neighbour.
 
     python benchmarks/tuner.py grid JOB [--budget 72] [--rounds 10] [--folder DIR]
     python benchmarks/tuner.py delays JOB [--times 20] [--folder DIR]
@@ -7,7 +7,7 @@ JOB is C1b (a small CNN on a folder of JPEG images at 64), C3 (a 6-layer encoder
 windows), on generated data. `grid` lets the tuner decide with the budget of a run of one hour, then sets every
 combination of layout, precision and compile beside its choice, in pairs (threads, OpenMP runtime and allocator are
 measured too, within the budget, but stay as they are in this process). Regret is how many times faster the best of
-them is, measured again once it is known to be the best; 1 if the choice is the best. `delays` slows one side of a real
+them is, measured again once it has won; 1 if the choice is the best. `delays` slows one side of a real
 decision down by a known share while another process computes without a pause, and counts the right verdicts.
 
 With ONEDNN_MAX_CPU_ISA=AVX2 and ATEN_CPU_CAPABILITY=avx2 the same commands show a machine without short formats.
@@ -76,28 +76,28 @@ train: {{epochs: {epochs}, batch_size: 256, optimizer: {{name: adamw, lr: 3e-3}}
 def main() -> int:
     """Measure, print, write; 0 if the goal is met."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("what", choices=("data", "grid", "delays"))
+    parser.add_argument("measurement", choices=("data", "grid", "delays"))
     parser.add_argument("job", choices=tuple(JOBS))
     parser.add_argument("--budget", type=float, default=0.02 * HOUR, help="seconds that the tuner may take")
     parser.add_argument("--rounds", type=int, default=10, help="pairs of each comparison of the grid")
     parser.add_argument("--times", type=int, default=20, help="decisions with known delays")
     parser.add_argument("--folder", type=Path, default=Path("/tmp/drivetrain-tuner"))
-    given = parser.parse_args()
-    data = generated(given.job, given.folder)
-    if given.what == "data":
+    options = parser.parse_args()
+    data = prepare_data(options.job, options.folder)
+    if options.measurement == "data":
         return 0
     with tempfile.TemporaryDirectory() as scratch:
-        tuner = ready(given.job, data, Path(scratch))
-        result = grid(tuner, given) if given.what == "grid" else delays(tuner, given)
-    told = {"job": given.job, **machine(tuner), **result}
-    path = given.folder / f"{given.what}-{given.job}-{told['cap'] or 'free'}.json"
-    path.write_text(json.dumps(told, indent=1))
+        tuner = prepare_tuner(options.job, data, Path(scratch))
+        result = measure_grid(tuner, options) if options.measurement == "grid" else measure_delays(tuner, options)
+    report = {"job": options.job, **describe_machine(tuner), **result}
+    path = options.folder / f"{options.measurement}-{options.job}-{report['cap'] or 'free'}.json"
+    path.write_text(json.dumps(report, indent=1))
     print(f"written to {path}")
     return 0 if result["met"] else 1
 
 
-def generated(name: str, folder: Path) -> Path:
-    """The data of a job; made if they are not there."""
+def prepare_data(name: str, folder: Path) -> Path:
+    """Write the data of a job if they are not there; returns their folder."""
     from drivetrain.data.sample_data import write as sample_data
 
     kind, size, _ = JOBS[name]
@@ -108,7 +108,7 @@ def generated(name: str, folder: Path) -> Path:
     return target
 
 
-def ready(name: str, data: Path, scratch: Path) -> Any:
+def prepare_tuner(name: str, data: Path, scratch: Path) -> Any:
     """A tuner for a run of one hour."""
     from drivetrain.data.load_data import load
     from drivetrain.hardware.detect import detect
@@ -123,66 +123,69 @@ def ready(name: str, data: Path, scratch: Path) -> Any:
     from drivetrain.tuning import tuner_state
     from drivetrain.tuning.tuner import Tuner
 
-    here, signals = detect(scratch), Signals()
+    machine, signals = detect(scratch), Signals()
     path = scratch / "job.yaml"
 
-    def made(epochs: int) -> Tuner:
+    def make_tuner(epochs: int) -> Tuner:
         path.write_text(JOBS[name][2].format(folder=data, epochs=epochs))
         job = job_spec.load(path)
         dataset = load(job)
         network = build(job, dataset)
-        plan = plans.resolve(job, here, inspection.inspect_workload(dataset, network.module))
-        run = runs.assemble(job, here, plan, scratch, dataset, network, signals, PhaseTimer())
+        plan = plans.resolve(job, machine, inspection.inspect_workload(dataset, network.module))
+        run = runs.assemble(job, machine, plan, scratch, dataset, network, signals, PhaseTimer())
         return Tuner(run, dataset, network, lambda text: print(f"  {text}", flush=True), SpecSource(path))
 
-    first = made(1)
+    first = make_tuner(1)
     _, total = tuner_state.predict_seconds(first.build(first.run.plan), first.run.total_steps)
-    return made(max(1, round(HOUR / total)))
+    return make_tuner(max(1, round(HOUR / total)))
 
 
-def grid(tuner: Any, given: argparse.Namespace) -> dict[str, Any]:
+def measure_grid(tuner: Any, options: argparse.Namespace) -> dict[str, Any]:
     """The tuner's choice against every combination."""
     from drivetrain.system import timeout
     from drivetrain.tuning import process_settings
 
     start = time.perf_counter()
-    found = tuner.tune(given.budget)
-    spent = time.perf_counter() - start
+    verdicts = tuner.tune(options.budget)
+    seconds = time.perf_counter() - start
     plan = tuner.run.plan
-    for name in found.keys() - process_settings.list_names():
-        plan = plan.with_values({name: found[name].value})
+    for name in verdicts.keys() - process_settings.list_names():
+        plan = plan.with_values({name: verdicts[name].value})
     if timeout.has_timed_out():
         print("  the compiler was broken off in this process; what is compiled now may fail for that", flush=True)
     choice = {name: plan.value(name) for name in SWITCHED}
-    chosen = warm(tuner, plan)
+    chosen_arm = warm_up(tuner, plan)
     rows = {}
-    for values in combinations(tuner):
+    for values in list_combinations(tuner):
         if values != choice:
-            ratios = paired(chosen, warm(tuner, with_values(plan, values)), given.rounds)
-            rows[words(values)] = (statistics.median(ratios), values)
-            print(f"  {words(values)}: {statistics.median(ratios):.3f}x the speed of {words(choice)}", flush=True)
+            ratios = time_pairs(chosen_arm, warm_up(tuner, set_values(plan, values)), options.rounds)
+            rows[format_values(values)] = (statistics.median(ratios), values)
+            print(
+                f"  {format_values(values)}: {statistics.median(ratios):.3f}x the speed of {format_values(choice)}",
+                flush=True,
+            )
     best, values = max(rows.values(), key=lambda row: row[0], default=(1.0, choice))
     regret, low, high = 1.0, 1.0, 1.0
     if best > 1:
-        ratios = paired(chosen, warm(tuner, with_values(plan, values)), 2 * given.rounds)
-        regret, (low, high) = max(1.0, statistics.median(ratios)), interval(ratios)
+        ratios = time_pairs(chosen_arm, warm_up(tuner, set_values(plan, values)), 2 * options.rounds)
+        regret, (low, high) = max(1.0, statistics.median(ratios)), compute_interval(ratios)
     print(
-        f"{given.job}: takes {words(choice)}; regret {regret:.3f} [{low:.3f}-{high:.3f}]; "
-        f"{spent:.0f} s of {given.budget:.0f} s spent"
+        f"{options.job}: takes {format_values(choice)}; regret {regret:.3f} [{low:.3f}-{high:.3f}]; "
+        f"{seconds:.0f} s of {options.budget:.0f} s spent"
     )
     return {
         "choice": choice,
         "regret": regret,
         "interval": [low, high],
-        "spent": spent,
-        "budget": given.budget,
+        "spent": seconds,
+        "budget": options.budget,
         "against": {name: row[0] for name, row in rows.items()},
-        "evidence": {n: r.text for n, r in found.items()},
-        "met": high <= 1.05 and spent <= max(5.0, given.budget),
+        "evidence": {n: r.text for n, r in verdicts.items()},
+        "met": high <= 1.05 and seconds <= max(5.0, options.budget),
     }
 
 
-def with_values(plan: Any, values: dict[str, Any]) -> Any:
+def set_values(plan: Any, values: dict[str, Any]) -> Any:
     """The plan with a combination; texts that are compiled are cut into parts, as rows of them are not compiled."""
     from drivetrain.job.text import PART_TOKENS
     from drivetrain.optimizations import unpadding
@@ -194,22 +197,22 @@ def with_values(plan: Any, values: dict[str, Any]) -> Any:
     return plan
 
 
-def combinations(tuner: Any) -> Iterator[dict[str, Any]]:
-    """Every combination of what can be had here, also where it takes texts in parts."""
+def list_combinations(tuner: Any) -> Iterator[dict[str, Any]]:
+    """Every combination that is possible here, also where it takes texts in parts."""
     from drivetrain import optimizations
     from drivetrain.job.text import PART_TOKENS
 
-    made = tuner.run.job
-    job = made.model_copy(update={"optimize": {**made.optimize, "unpadding": PART_TOKENS}})
+    job = tuner.run.job
+    unpadded_job = job.model_copy(update={"optimize": {**job.optimize, "unpadding": PART_TOKENS}})
     values = []
     for name in SWITCHED:
         optimization = next(o for o in optimizations.every() if o.name == name)
-        values.append(optimization.candidates(job, tuner.run.hardware, tuner.facts))
-    return (dict(zip(SWITCHED, each, strict=True)) for each in itertools.product(*values))
+        values.append(optimization.candidates(unpadded_job, tuner.run.hardware, tuner.facts))
+    return (dict(zip(SWITCHED, combination, strict=True)) for combination in itertools.product(*values))
 
 
-def warm(tuner: Any, plan: Any) -> Any:
-    """An arm that has seen every batch once, so that whatever is compiled is compiled."""
+def warm_up(tuner: Any, plan: Any) -> Any:
+    """Build an arm and run it on every batch once, so that all that is compiled has been compiled."""
     from drivetrain.tuning.variants import MAX_BATCHES
 
     arm = tuner.build(plan)
@@ -217,87 +220,87 @@ def warm(tuner: Any, plan: Any) -> Any:
     return arm
 
 
-def paired(chosen: Any, other: Any, rounds: int) -> list[float]:
+def time_pairs(chosen_arm: Any, other_arm: Any, rounds: int) -> list[float]:
     """How many times faster the other is, by pairs of blocks over the same batches."""
-    step = chosen.time_steps(2) / 2
-    count, ratios = max(1, round(0.4 / step)), []
+    step_seconds = chosen_arm.time_steps(2) / 2
+    count, ratios = max(1, round(0.4 / step_seconds)), []
     for number in range(rounds):
-        sides = (chosen, other) if number % 2 == 0 else (other, chosen)
+        sides = (chosen_arm, other_arm) if number % 2 == 0 else (other_arm, chosen_arm)
         times = {id(side): side.time_steps(count) for side in sides}
-        ratios.append(times[id(chosen)] / times[id(other)])
+        ratios.append(times[id(chosen_arm)] / times[id(other_arm)])
     return ratios
 
 
-def interval(ratios: list[float]) -> tuple[float, float]:
+def compute_interval(ratios: list[float]) -> tuple[float, float]:
     """95 % interval of the median, by bootstrap."""
     draws = random.Random(0)
     medians = sorted(statistics.median(draws.choices(ratios, k=len(ratios))) for _ in range(2000))
     return medians[50], medians[1949]
 
 
-def words(values: dict[str, Any]) -> str:
+def format_values(values: dict[str, Any]) -> str:
     """`channels_last true, precision bf16, compile false`."""
     return ", ".join(f"{name} {str(value).lower()}" for name, value in values.items())
 
 
-def delays(tuner: Any, given: argparse.Namespace) -> dict[str, Any]:
+def measure_delays(tuner: Any, options: argparse.Namespace) -> dict[str, Any]:
     """Decisions where one side is slowed down by a known share, a neighbour computing all the while."""
-    right = []
-    neighbours = [multiprocessing.Process(target=busy, daemon=True) for _ in range(1)]
+    are_right = []
+    neighbours = [multiprocessing.Process(target=compute_forever, daemon=True) for _ in range(1)]
     for neighbour in neighbours:
         neighbour.start()
     try:
-        for number in range(given.times):
+        for number in range(options.times):
             slower = number % 2 == 0
-            right.append(decided(tuner, slower) is not slower)
+            are_right.append(decide_with_delay(tuner, slower) is not slower)
             print(
                 f"  {number + 1}: the value is {'slower' if slower else 'faster'} by a quarter: "
-                f"{'right' if right[-1] else 'WRONG'}",
+                f"{'right' if are_right[-1] else 'WRONG'}",
                 flush=True,
             )
     finally:
         for neighbour in neighbours:
             neighbour.kill()
-    print(f"{given.job}: {sum(right)} of {len(right)} decided right, with a neighbour at work")
-    return {"right": sum(right), "of": len(right), "met": all(right)}
+    print(f"{options.job}: {sum(are_right)} of {len(are_right)} decided right, with a neighbour at work")
+    return {"right": sum(are_right), "of": len(are_right), "met": all(are_right)}
 
 
-def decided(tuner: Any, slower: bool) -> bool:
-    """Whether a value is taken that does the same work with a known delay, on its own side or on the incumbent's."""
+def decide_with_delay(tuner: Any, slower: bool) -> bool:
+    """Whether the tuner takes a value that does the same work, with a known delay on its side or on the incumbent's."""
     from drivetrain.tuning import tuner_state, variants
     from drivetrain.tuning.paired_timing import compare
 
     plan = tuner.run.plan
     incumbent, challenger = tuner.build(plan), tuner.build(plan)
-    step, _ = tuner_state.predict_seconds(incumbent, 1)
+    step_seconds, _ = tuner_state.predict_seconds(incumbent, 1)
     challenger.time_steps(5)
-    delayed(challenger if slower else incumbent, 0.25)
-    return variants.judge(compare(incumbent.time_steps, challenger.time_steps, step, 30.0), 0.0, HOUR).wins
+    delay_steps(challenger if slower else incumbent, 0.25)
+    return variants.judge(compare(incumbent.time_steps, challenger.time_steps, step_seconds, 30.0), 0.0, HOUR).wins
 
 
-def delayed(arm: Any, share: float) -> None:
+def delay_steps(arm: Any, share: float) -> None:
     """Make every step of an arm longer by a share of itself."""
-    plain = arm.step
+    plain_step = arm.step
 
     def step() -> tuple[float, float]:
         start = time.perf_counter()
-        found: tuple[float, float] = plain()
+        seconds: tuple[float, float] = plain_step()
         end = time.perf_counter() + share * (time.perf_counter() - start)
         while time.perf_counter() < end:
             pass
-        return found
+        return seconds
 
     arm.step = step
 
 
-def busy() -> None:
+def compute_forever() -> None:
     """A neighbour that computes without a pause."""
     while True:
         sum(range(10000))
 
 
-def machine(tuner: Any) -> dict[str, Any]:
-    """Where and when."""
+def describe_machine(tuner: Any) -> dict[str, Any]:
+    """The machine, the date and the load, for the report."""
     cpu = tuner.run.hardware.cpu
     return {
         "cpu": cpu.model,

@@ -32,34 +32,34 @@ def main() -> int:
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--keep", type=Path)
     parser.add_argument("--runs", type=Path, help="where the run folder goes, to look at it again; nowhere if absent")
-    given = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        runs = given.runs or Path(folder)
-        options = [word for one in given.set for word in ("--set", one)]
-        trained([str(given.job), *options, "--runs", str(runs), "--new"])
-        run = max(runs.glob("*-[0-9]*"), key=lambda found: found.stat().st_mtime)
-        readings, result = traced(run), json.loads((run / "result.json").read_text())
-    if given.keep:
-        recorded = " ".join([str(given.job), *given.set])
+        runs = options.runs or Path(folder)
+        arguments = [word for setting in options.set for word in ("--set", setting)]
+        train_at_terminal([str(options.job), *arguments, "--runs", str(runs), "--new"])
+        run = max(runs.glob("*-[0-9]*"), key=lambda path: path.stat().st_mtime)
+        readings, result = read_readings(run), json.loads((run / "result.json").read_text())
+    if options.keep:
+        recorded = " ".join([str(options.job), *options.set])
         trace = {"recorded": f"{recorded}; wall clock", **readings}
-        given.keep.write_text(json.dumps(trace, separators=(",", ":")) + "\n")
-    late = errors(readings)
+        options.keep.write_text(json.dumps(trace, separators=(",", ":")) + "\n")
+    errors = compute_errors(readings)
     watching = {name: seconds / result["seconds"] for name, seconds in result["watching"].items()}
     end = readings["rows"][-1][0]
-    judged = "too short to judge the time left"
-    if late:
-        beyond = sum(error > 0.1 for error in late) / len(late)
-        judged = (
-            f"time left after a minute, off by {statistics.median(late):.1%} (median), {max(late):.1%} (worst), "
-            f"over 10 % in {beyond:.0%} of {len(late)} readings"
+    verdict = "too short to judge the time left"
+    if errors:
+        share_beyond = sum(error > 0.1 for error in errors) / len(errors)
+        verdict = (
+            f"time left after a minute, off by {statistics.median(errors):.1%} (median), {max(errors):.1%} (worst), "
+            f"over 10 % in {share_beyond:.0%} of {len(errors)} readings"
         )
-    took = ", ".join(f"{name} {part:.2%}" for name, part in watching.items())
-    print(f"{given.job.stem}: {end:.0f} s of training; {judged}; {took} of the run")
-    return int(max(late, default=0.0) > 0.1 or sum(watching.values()) > 0.01)
+    costs = ", ".join(f"{name} {part:.2%}" for name, part in watching.items())
+    print(f"{options.job.stem}: {end:.0f} s of training; {verdict}; {costs} of the run")
+    return int(max(errors, default=0.0) > 0.1 or sum(watching.values()) > 0.01)
 
 
-def trained(options: list[str]) -> None:
-    """`drivetrain train` at a terminal of 80 columns; what it paints is thrown away."""
+def train_at_terminal(options: list[str]) -> None:
+    """Run `drivetrain train` at a terminal of 80 columns; what it paints is thrown away."""
     os.environ.update(PYTHONPATH=f"{ROOT / 'runtime'}:{ROOT}", TERM="xterm-256color", COLUMNS="80", LINES="24")
     os.environ.pop("NO_COLOR", None)
     tail: list[bytes] = []
@@ -69,32 +69,32 @@ def trained(options: list[str]) -> None:
         tail[:] = [*tail[-20:], data]
         return b"."
 
-    saved = os.dup(1)
-    with open(os.devnull, "wb") as nothing:
-        os.dup2(nothing.fileno(), 1)
+    stdout_copy = os.dup(1)
+    with open(os.devnull, "wb") as devnull:
+        os.dup2(devnull.fileno(), 1)
         code = os.waitstatus_to_exitcode(pty.spawn([sys.executable, "-m", "drivetrain", "train", *options], read))
-        os.dup2(saved, 1)
+        os.dup2(stdout_copy, 1)
     if code:
         raise SystemExit(f"the training ended with {code}:\n{b''.join(tail).decode(errors='replace')}")
 
 
-def traced(run: Path) -> dict[str, Any]:
-    """Readings of (seconds, steps done) from the first step to the end, and what the trainer knew of the way ahead."""
+def read_readings(run: Path) -> dict[str, Any]:
+    """Readings of (seconds, steps done) from the first step to the end, with the numbers of steps in progress.json."""
     rows = [json.loads(line) for line in (run / "telemetry.jsonl").read_text().splitlines()]
     steps = [[round(row["seconds"], 2), row["step"]] for row in rows if row.get("step")]
     return {**json.loads((run / "progress.json").read_text()), "rows": steps}
 
 
-def errors(readings: dict[str, Any]) -> list[float]:
+def compute_errors(readings: dict[str, Any]) -> list[float]:
     """How far the guess is from the truth, as a share of the truth, after a minute and until 15 s before the end."""
-    left = TimeLeft(readings["steps"], readings["steps_per_epoch"], readings["evaluation_steps"])
-    start, end, found = readings["rows"][0][0], readings["rows"][-1][0], []
+    time_left = TimeLeft(readings["steps"], readings["steps_per_epoch"], readings["evaluation_steps"])
+    start, end, errors = readings["rows"][0][0], readings["rows"][-1][0], []
     for seconds, step in readings["rows"]:
-        left.add(seconds, step)
-        guess = left.estimate(seconds)
+        time_left.add(seconds, step)
+        guess = time_left.estimate(seconds)
         if guess is not None and seconds - start >= 60 and end - seconds > 15:
-            found.append(abs(guess - (end - seconds)) / (end - seconds))
-    return found
+            errors.append(abs(guess - (end - seconds)) / (end - seconds))
+    return errors
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from benchmarks.contest.pace import Pace
-from benchmarks.contest.task import CLIP, RATE, Task, padded
+from benchmarks.contest.task import CLIP_NORM, LEARNING_RATE, Task, pad_batch
 
 FOREVER = 1_000_000
 
@@ -25,78 +25,82 @@ class MixedGroups(torch.utils.data.Sampler[int]):
     measurement would see no others.
 
     Args:
-        grouped: the Trainer's sampler.
-        batch: samples of a batch.
+        sampler: the Trainer's sampler.
+        batch_size: samples of a batch.
     """
 
-    def __init__(self, grouped: torch.utils.data.Sampler[int], batch: int) -> None:
-        self.grouped, self.batch = grouped, batch
+    def __init__(self, sampler: torch.utils.data.Sampler[int], batch_size: int) -> None:
+        self.sampler, self.batch_size = sampler, batch_size
 
     def __len__(self) -> int:
-        return len(self.grouped)  # type: ignore[arg-type]
+        return len(self.sampler)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[int]:
-        ids = list(self.grouped)
-        groups = [ids[i : i + self.batch] for i in range(0, len(ids), self.batch)]
-        *whole, rest = groups if len(groups[-1]) < self.batch else [*groups, []]
-        random.shuffle(whole)
-        return itertools.chain(*whole, rest)
+        ids = list(self.sampler)
+        groups = [ids[i : i + self.batch_size] for i in range(0, len(ids), self.batch_size)]
+        *full_groups, last_group = groups if len(groups[-1]) < self.batch_size else [*groups, []]
+        random.shuffle(full_groups)
+        return itertools.chain(*full_groups, last_group)
 
 
 def train(task: Task, tuned: bool, pace: Pace, folder: Path) -> float:
     """Train; the validation accuracy."""
-    return trainer(task, tuned, pace, folder) if task.texts else accelerated(task, tuned, pace, folder)
+    return (
+        train_with_trainer(task, tuned, pace, folder)
+        if task.has_texts
+        else train_with_accelerate(task, tuned, pace, folder)
+    )
 
 
-def accelerated(task: Task, tuned: bool, pace: Pace, folder: Path) -> float:
+def train_with_accelerate(task: Task, tuned: bool, pace: Pace, folder: Path) -> float:
     """The loop of Accelerate's documentation."""
     from accelerate import Accelerator
 
     accelerator = Accelerator(cpu=True, mixed_precision="bf16" if tuned and task.precision == "bf16" else "no")
-    model: Any = task.network()
-    layout = torch.channels_last if tuned and task.images else None
+    model: Any = task.build_network()
+    layout = torch.channels_last if tuned and task.has_images else None
     if layout:
         model = model.to(memory_format=layout)
-    trained = [p for p in model.parameters() if p.requires_grad]
-    optimizer: Any = torch.optim.AdamW(trained, lr=RATE, weight_decay=0.0, fused=True if tuned else None)
-    batches = task.loader(task.data.train, tuned=tuned, padding=False)
-    held = task.loader(task.data.validation, tuned=tuned, padding=False, train=False)
-    model, optimizer, batches, held = accelerator.prepare(model, optimizer, batches, held)
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    optimizer: Any = torch.optim.AdamW(trainable, lr=LEARNING_RATE, weight_decay=0.0, fused=True if tuned else None)
+    batches = task.make_loader(task.data.train, tuned=tuned, padding=False)
+    validation_batches = task.make_loader(task.data.validation, tuned=tuned, padding=False, train=False)
+    model, optimizer, batches, validation_batches = accelerator.prepare(model, optimizer, batches, validation_batches)
     accuracy, epoch = 0.0, 0
-    while pace.live or epoch < task.epochs:
+    while pace.has_orders or epoch < task.epochs:
         model.train()
         for *inputs, labels in batches:
             optimizer.zero_grad()
             if layout:
                 inputs = [inputs[0].contiguous(memory_format=layout)]
-            loss = task.loss(model(*inputs), labels)
+            loss = task.compute_loss(model(*inputs), labels)
             accelerator.backward(loss)
-            accelerator.clip_grad_norm_(model.parameters(), CLIP)
+            accelerator.clip_grad_norm_(model.parameters(), CLIP_NORM)
             optimizer.step()
-            pace.step(task.amount(inputs, labels))
+            pace.end_step(task.count_samples(inputs, labels))
         epoch += 1
-        if not pace.live:
-            accuracy = task.score(model, held)
+        if not pace.has_orders:
+            accuracy = task.score_model(model, validation_batches)
     accelerator.save_model(model, folder)
     return accuracy
 
 
-class Network(nn.Module):
+class NetworkWithLoss(nn.Module):
     """The network as the Trainer wants it: a loss beside the outputs."""
 
     def __init__(self, task: Task) -> None:
         super().__init__()
-        self.network, self.task, self.tokens = task.network(), task, 0
+        self.network, self.task, self.tokens = task.build_network(), task, 0
 
     def forward(self, input_ids: Any, attention_mask: Any, labels: Any) -> dict[str, Any]:
         self.tokens = int(attention_mask.sum())
         outputs = self.network(input_ids, attention_mask)
-        found = torch.stack([x.argmax(1) for x in outputs.values()], dim=1)
-        return {"loss": self.task.loss(outputs, labels), "logits": found}
+        predictions = torch.stack([x.argmax(1) for x in outputs.values()], dim=1)
+        return {"loss": self.task.compute_loss(outputs, labels), "logits": predictions}
 
 
-class Reports(torch.utils.data.Dataset[Any]):
-    """Texts by the names that the Trainer knows."""
+class TextDataset(torch.utils.data.Dataset[Any]):
+    """Texts under the names that the Trainer takes."""
 
     def __init__(self, samples: Any) -> None:
         self.samples = samples
@@ -109,24 +113,24 @@ class Reports(torch.utils.data.Dataset[Any]):
         return {"input_ids": ids, "labels": labels}
 
 
-def trainer(task: Task, tuned: bool, pace: Pace, folder: Path) -> float:
+def train_with_trainer(task: Task, tuned: bool, pace: Pace, folder: Path) -> float:
     """transformers.Trainer."""
     import transformers
 
-    class Stops(transformers.TrainerCallback):
+    class PaceCallback(transformers.TrainerCallback):
         def on_step_end(self, *_: Any, **__: Any) -> None:
-            pace.step(network.tokens)
+            pace.end_step(network.tokens)
 
     def collate(samples: list[dict[str, Any]]) -> dict[str, Any]:
         names = "input_ids", "attention_mask", "labels"
-        pairs = [(one["input_ids"], one["labels"]) for one in samples]
-        return dict(zip(names, padded(pairs, task.data.train.pad, None), strict=True))  # type: ignore[attr-defined]
+        pairs = [(sample["input_ids"], sample["labels"]) for sample in samples]
+        return dict(zip(names, pad_batch(pairs, task.data.train.pad, None), strict=True))  # type: ignore[attr-defined]
 
-    more: dict[str, Any] = {"eval_strategy": "epoch"}
-    if pace.live:
-        more = {"max_steps": FOREVER, "save_strategy": "no", "dataloader_drop_last": True}
+    run_settings: dict[str, Any] = {"eval_strategy": "epoch"}
+    if pace.has_orders:
+        run_settings = {"max_steps": FOREVER, "save_strategy": "no", "dataloader_drop_last": True}
     if tuned:
-        more |= {
+        run_settings |= {
             "train_sampling_strategy": "group_by_length",
             "bf16": task.precision == "bf16",
             "disable_tqdm": True,
@@ -135,31 +139,31 @@ def trainer(task: Task, tuned: bool, pace: Pace, folder: Path) -> float:
         }
     settings = transformers.TrainingArguments(
         output_dir=str(folder),
-        per_device_train_batch_size=task.batch,
+        per_device_train_batch_size=task.batch_size,
         num_train_epochs=task.epochs,
-        learning_rate=RATE,
+        learning_rate=LEARNING_RATE,
         lr_scheduler_type="constant",
-        max_grad_norm=CLIP,
+        max_grad_norm=CLIP_NORM,
         use_cpu=True,
         report_to="none",
-        **more,
+        **run_settings,
     )
 
-    class Measured(transformers.Trainer):
-        def _get_train_sampler(self, *given: Any) -> Any:
-            found = super()._get_train_sampler(*given)
-            return MixedGroups(found, task.batch) if tuned and pace.live else found
+    class MeasuredTrainer(transformers.Trainer):
+        def _get_train_sampler(self, *arguments: Any) -> Any:
+            sampler = super()._get_train_sampler(*arguments)
+            return MixedGroups(sampler, task.batch_size) if tuned and pace.has_orders else sampler
 
-    network = Network(task)
-    made = Measured(
+    network = NetworkWithLoss(task)
+    trainer = MeasuredTrainer(
         network,
         settings,
         collate,
-        Reports(task.samples(task.data.train)),
-        Reports(task.samples(task.data.validation)),
-        callbacks=[Stops()],
-        compute_metrics=lambda found: {"accuracy": float((found.predictions == found.label_ids).mean())},
+        TextDataset(task.make_dataset(task.data.train)),
+        TextDataset(task.make_dataset(task.data.validation)),
+        callbacks=[PaceCallback()],
+        compute_metrics=lambda evaluation: {"accuracy": float((evaluation.predictions == evaluation.label_ids).mean())},
     )
-    made.train()
-    made.save_model(str(folder))
-    return float(made.evaluate()["eval_accuracy"])
+    trainer.train()
+    trainer.save_model(str(folder))
+    return float(trainer.evaluate()["eval_accuracy"])

@@ -26,8 +26,8 @@ from drivetrain.training.phase_timer import PhaseTimer
 from drivetrain.tuning import assembly
 
 
-class Stops(Signals):
-    """The place in the loop where a run may be stopped is where it waits for the next order."""
+class PacedSignals(Signals):
+    """Where a run checks whether it is stopped, between two steps, it waits for the next order."""
 
     def __init__(self, pace: Pace) -> None:
         super().__init__()
@@ -43,37 +43,39 @@ class Stops(Signals):
             return
         counters, phases = self.run.counters, self.run.clock.phases
         self.step = counters.step
-        self.pace.step(
-            self._amount(counters.epoch, counters.batch - 1),
+        self.pace.end_step(
+            self._count_samples(counters.epoch, counters.batch - 1),
             phases.get("evaluate", 0.0) + phases.get("checkpoint", 0.0),
         )
 
-    def _amount(self, epoch: int, batch: int) -> int:
-        """What a batch counts; the order of an epoch is drawn once, not within a step that is timed."""
+    def _count_samples(self, epoch: int, batch: int) -> int:
+        """Samples or tokens of a batch; the order of an epoch is drawn once, not within a step that is timed."""
         train, batches = self.run.dataset.train, self.run.batches
         if not hasattr(train, "lengths"):
             return int(batches.size(batch))
         if epoch not in self.counts:
-            self.counts = {epoch: [amount(train, ids) for ids in batches.order(epoch)]}
+            self.counts = {epoch: [count_samples(train, ids) for ids in batches.order(epoch)]}
         return self.counts[epoch][batch]
 
 
-def amount(split: Split, ids: Ids) -> int:
+def count_samples(split: Split, ids: Ids) -> int:
     """Samples, or tokens of texts."""
     return int(split.lengths[ids].sum()) if hasattr(split, "lengths") else len(ids)
 
 
-def steps(job: Path, folder: Path, paced: Callable[[int], Pace]) -> None:
-    """A long run by order; `paced` makes the pace for so many steps of warm-up: an epoch where images are decoded once."""
-    signals = Stops(Pace())
+def train_by_order(job: Path, folder: Path, make_pace: Callable[[int], Pace]) -> None:
+    """A long run by order; `make_pace` takes the steps of warm-up: those of an epoch where images are decoded once."""
+    signals = PacedSignals(Pace())
     run = assembly.assemble_run(folder, job_spec.load(job), signals, PhaseTimer())
-    filling = run.batches.per_epoch if run.plan.value("decode_cache") and not run.dataset.decoded else 0
-    signals.pace, signals.run = paced(filling), run
+    warm_up = run.batches.per_epoch if run.plan.value("decode_cache") and not run.dataset.decoded else 0
+    signals.pace, signals.run = make_pace(warm_up), run
     train.train(run)
 
 
-def work(job_file: Path, folder: Path) -> Callable[[], int]:
-    """A whole run, data loaded: assembling, training, validation, records, the finished model; what its steps count."""
+def prepare_whole_run(job_file: Path, folder: Path) -> Callable[[], int]:
+    """Load the data; returns a function that does a whole run, up to the finished model, and returns its samples or
+    tokens.
+    """
     job = job_spec.load(job_file)
     data, machine = load(job), facts.from_json(read_json(folder / "hardware.json"))
 
@@ -83,8 +85,10 @@ def work(job_file: Path, folder: Path) -> Callable[[], int]:
             for name in ("hardware.json", "plan.json"):
                 shutil.copy(folder / name, scratch)
             plan = plans.load(folder / "plan.json")
-            made = runs.assemble(job, machine, plan, Path(scratch), data, build(job, data), Signals(), PhaseTimer())
-            train.train(made)
-            return amount(data.train, np.arange(len(data.train))) * made.counters.epoch
+            training_run = runs.assemble(
+                job, machine, plan, Path(scratch), data, build(job, data), Signals(), PhaseTimer()
+            )
+            train.train(training_run)
+            return count_samples(data.train, np.arange(len(data.train))) * training_run.counters.epoch
 
     return run

@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable
 from typing import Any, TextIO
 
-ROUGH = 3
-"""Steps that tell roughly how long one takes."""
+ESTIMATE_STEPS = 3
+"""Steps from which the time of one is estimated."""
 
 
-def answers() -> TextIO:
+def open_answer_pipe() -> TextIO:
     """The pipe to the parent, for answers alone: whatever else is printed goes to the log."""
     pipe = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
@@ -21,72 +21,72 @@ def answers() -> TextIO:
 
 
 class Pace:
-    """Stops a training loop between two steps until the next order; every contender calls `step` after each step."""
+    """Stops a training loop between two steps until the next order; each contender calls `end_step` after each step."""
 
-    live = False
+    has_orders = False
     """Whether there are orders; without them the loop runs to its end."""
 
-    def step(self, samples: int, aside: float = 0.0) -> None:
+    def end_step(self, samples: int, other_seconds: float = 0.0) -> None:
         """After a step.
 
         Args:
             samples: of the step; for texts, their tokens.
-            aside: seconds so far in this process that are no training: evaluation, checkpoints.
+            other_seconds: seconds so far in this process that are no training: evaluation, checkpoints.
         """
 
 
-class Ordered(Pace):
+class OrderedPace(Pace):
     """Does as many steps as the parent says.
 
     Args:
         pipe: for answers.
-        warm: steps before the first answer, the last of which tell how long one takes.
-        told: more for the first answer.
+        warm_up_steps: steps before the first answer; the time of one is estimated from the last of them.
+        collect_extra: returns further entries of the first answer.
     """
 
-    live = True
+    has_orders = True
 
-    def __init__(self, pipe: TextIO, warm: int, told: Callable[[], dict[str, Any]] = dict) -> None:
-        self.pipe, self.warm, self.told = pipe, warm, told
-        self.done = self.samples = 0
-        self.order = 0
-        self.start = self.before = 0.0
+    def __init__(self, pipe: TextIO, warm_up_steps: int, collect_extra: Callable[[], dict[str, Any]] = dict) -> None:
+        self.pipe, self.warm_up_steps, self.collect_extra = pipe, warm_up_steps, collect_extra
+        self.done_steps = self.samples = 0
+        self.ordered_steps = 0
+        self.start = self.other_seconds_before = 0.0
 
-    def step(self, samples: int, aside: float = 0.0) -> None:
+    def end_step(self, samples: int, other_seconds: float = 0.0) -> None:
         """Count, and where the order is done, answer and wait."""
-        self.done += 1
+        self.done_steps += 1
         self.samples += samples
-        if not self.order:
-            if self.done == self.warm - ROUGH:
-                self._begin(aside)
-            elif self.done == self.warm:
-                self._next(self._block(aside) | self.told(), aside)
-        elif self.done == self.order:
-            self._next(self._block(aside), aside)
+        if not self.ordered_steps:
+            if self.done_steps == self.warm_up_steps - ESTIMATE_STEPS:
+                self._start_clock(other_seconds)
+            elif self.done_steps == self.warm_up_steps:
+                self._answer_and_wait(self._measure_block(other_seconds) | self.collect_extra(), other_seconds)
+        elif self.done_steps == self.ordered_steps:
+            self._answer_and_wait(self._measure_block(other_seconds), other_seconds)
 
-    def _block(self, aside: float) -> dict[str, Any]:
-        seconds = time.perf_counter() - self.start - (aside - self.before)
-        return {"seconds": seconds, "samples": self.samples, "steps": self.order or ROUGH}
+    def _measure_block(self, other_seconds: float) -> dict[str, Any]:
+        seconds = time.perf_counter() - self.start - (other_seconds - self.other_seconds_before)
+        return {"seconds": seconds, "samples": self.samples, "steps": self.ordered_steps or ESTIMATE_STEPS}
 
-    def _begin(self, aside: float) -> None:
-        self.samples, self.start, self.before = 0, time.perf_counter(), aside
+    def _start_clock(self, other_seconds: float) -> None:
+        self.samples, self.start, self.other_seconds_before = 0, time.perf_counter(), other_seconds
 
-    def _next(self, answer: dict[str, Any], aside: float) -> None:
+    def _answer_and_wait(self, answer: dict[str, Any], other_seconds: float) -> None:
         print(json.dumps(answer), file=self.pipe, flush=True)
         line = sys.stdin.readline()
         if not line:
             # From within someone else's loop there is no other way out.
             os._exit(0)
-        self.order, self.done = int(line), 0
-        self._begin(aside)
+        self.ordered_steps, self.done_steps = int(line), 0
+        self._start_clock(other_seconds)
 
 
-def serve(pipe: TextIO, work: Callable[[], int], told: dict[str, Any]) -> None:
-    """Whole pieces of work by order, each answered with its seconds; `work` tells its samples."""
+def serve(pipe: TextIO, work: Callable[[], int], extra: dict[str, Any]) -> None:
+    """Do whole pieces of work by order and answer each with its seconds; `work` returns its samples."""
     orders = iter(["1\n"])
     while line := next(orders, "") or sys.stdin.readline():
         start, samples = time.perf_counter(), 0
         for _ in range(int(line)):
             samples += work()
         answer = {"seconds": time.perf_counter() - start, "samples": samples, "steps": int(line)}
-        print(json.dumps(answer | told), file=pipe, flush=True)
+        print(json.dumps(answer | extra), file=pipe, flush=True)

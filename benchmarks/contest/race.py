@@ -18,8 +18,8 @@ import psutil
 from drivetrain.system.signals import die_with_parent
 
 
-class Failed(Exception):
-    """A contender that has died; the text is the last thing it said."""
+class ContenderError(Exception):
+    """A contender has died; the message is the last line of its log."""
 
 
 @dataclass
@@ -31,27 +31,27 @@ class Contender:
         command: that starts it.
         environment: its variables.
         log: where it may print.
-        seconds: of a block.
+        block_seconds: about as long as a block takes.
     """
 
     name: str
     command: Sequence[str]
     environment: Mapping[str, str]
     log: Path
-    seconds: float
+    block_seconds: float
     rates: list[float] = field(default_factory=list)
     """Samples per second, by block."""
-    told: dict[str, Any] = field(default_factory=dict)
+    answer: dict[str, Any] = field(default_factory=dict)
     """Its last answer."""
-    peak: int = 0
+    peak_memory: int = 0
     """Bytes at most of the process and its workers."""
-    count: int = 1
+    steps: int = 1
 
-    def stand(self) -> dict[str, Any]:
-        """Start it and wait until it stands; its first answer.
+    def start(self) -> dict[str, Any]:
+        """Start it and wait until it is ready; returns its first answer.
 
         Raises:
-            Failed: if it does not come so far.
+            ContenderError: if it dies before that.
         """
         with self.log.open("wb") as log:
             self.child = subprocess.Popen(
@@ -63,43 +63,43 @@ class Contender:
                 process_group=0,
                 preexec_fn=functools.partial(die_with_parent, os.getpid()),
             )
-        first = self._answer()
+        answer = self._read_answer()
         self._stop()
-        self._size()
-        return first
+        self._set_steps()
+        return answer
 
     def warm_up(self) -> None:
         """A block that does not count, and from which the next ones get their size.
 
         Raises:
-            Failed: if it has died.
+            ContenderError: if it has died.
         """
-        self.block()
+        self.run_block()
         self.rates.clear()
-        self._size()
+        self._set_steps()
 
-    def _size(self) -> None:
-        self.count = max(1, round(self.seconds * self.told["steps"] / self.told["seconds"]))
+    def _set_steps(self) -> None:
+        self.steps = max(1, round(self.block_seconds * self.answer["steps"] / self.answer["seconds"]))
 
-    def block(self) -> None:
+    def run_block(self) -> None:
         """One block; its rate is kept.
 
         Raises:
-            Failed: if it has died.
+            ContenderError: if it has died.
         """
         assert self.child.stdin is not None
         os.killpg(self.child.pid, signal.SIGCONT)
         with contextlib.suppress(BrokenPipeError):
-            self.child.stdin.write(f"{self.count}\n".encode())
+            self.child.stdin.write(f"{self.steps}\n".encode())
             self.child.stdin.flush()
-        told = self._answer()
+        answer = self._read_answer()
         self._stop()
-        self.rates.append(told["samples"] / told["seconds"])
+        self.rates.append(answer["samples"] / answer["seconds"])
 
     def close(self) -> None:
         """End it."""
         if hasattr(self, "child"):
-            self.peak = _peak(self.child.pid)
+            self.peak_memory = _measure_peak_memory(self.child.pid)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.child.pid, signal.SIGKILL)
             self.child.wait()
@@ -111,23 +111,23 @@ class Contender:
     def _stop(self) -> None:
         os.killpg(self.child.pid, signal.SIGSTOP)
 
-    def _answer(self) -> dict[str, Any]:
+    def _read_answer(self) -> dict[str, Any]:
         assert self.child.stdout is not None
         line = self.child.stdout.readline()
         if not line:
             self.child.wait()
-            raise Failed(f"{self.name}: {last_words(self.log)}")
-        self.told = self.told | json.loads(line)
-        return self.told
+            raise ContenderError(f"{self.name}: {read_last_line(self.log)}")
+        self.answer = self.answer | json.loads(line)
+        return self.answer
 
 
-def last_words(log: Path) -> str:
+def read_last_line(log: Path) -> str:
     """The last line of a log."""
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     return lines[-1].strip()[:300] if lines else "ended without a word"
 
 
-def _peak(pid: int) -> int:
+def _measure_peak_memory(pid: int) -> int:
     """Bytes at most of a process and of those it started, each counted alone."""
     total = 0
     with contextlib.suppress(psutil.NoSuchProcess):
@@ -135,5 +135,7 @@ def _peak(pid: int) -> int:
         for process in (root, *root.children(recursive=True)):
             with contextlib.suppress(OSError):
                 status = Path(f"/proc/{process.pid}/status").read_text(encoding="ascii", errors="replace")
-                total += next((int(x.split()[1]) << 10 for x in status.splitlines() if x.startswith("VmHWM:")), 0)
+                total += next(
+                    (int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmHWM:")), 0
+                )
     return total

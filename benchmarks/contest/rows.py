@@ -57,53 +57,53 @@ class Row:
     name: str
     title: str
     spec: str
-    sample: str
+    kind: str
     """What `drivetrain sample` calls the data."""
     samples: int
-    """Samples that are generated; in a smoke run `few`."""
-    few: int
+    """Samples that are generated; in a smoke run `smoke_samples`."""
+    smoke_samples: int
     size: int
     """Pixels, tokens at most, or rows of a window."""
     batch: int
     epochs: int
     """Of a whole run from the command to the finished model."""
-    long: int
+    long_epochs: int
     """Epochs of a run long enough that the plan is worth measuring: about 20 minutes on two cores."""
     model: str
     labels: str = ""
-    frozen: bool = False
+    is_frozen: bool = False
     """Whether a prefix is frozen: then a run of `epochs` is what is compared, with the pass that fills a cache."""
     extra_flops: float = 0.0
     """Operations of a sample's training step that torch's counter does not see: those of an LSTM."""
 
-    def folder(self, root: Path, smoke: bool) -> Path:
-        """Where its generated data lies."""
-        return root / "data" / f"{self.sample}-{self.few if smoke else self.samples}"
+    def get_data_folder(self, root: Path, smoke: bool) -> Path:
+        """The folder of its generated data."""
+        return root / "data" / f"{self.kind}-{self.smoke_samples if smoke else self.samples}"
 
-    def make(self, root: Path, smoke: bool) -> None:
+    def write_data(self, root: Path, smoke: bool) -> None:
         """Generate the data if they are not there."""
         from drivetrain.data.sample_data import write as sample_data
 
-        folder = self.folder(root, smoke)
+        folder = self.get_data_folder(root, smoke)
         if not (folder / "made").exists():
             shutil.rmtree(folder, ignore_errors=True)
-            where = folder / "images" if self.sample == "images" else folder
-            sample_data.write(self.sample, where, self.few if smoke else self.samples, 0)
+            target = folder / "images" if self.kind == "images" else folder
+            sample_data.write(self.kind, target, self.smoke_samples if smoke else self.samples, 0)
             (folder / "made").touch()
 
-    def job(self, root: Path, smoke: bool, *, long: bool) -> Path:
+    def write_job(self, root: Path, smoke: bool, *, long: bool) -> Path:
         """The job file: a whole run, or a long one."""
         text = (TRAIN + self.spec).format(
             name=self.name.lower(),
-            epochs=self.long if long else self.epochs,
+            epochs=self.long_epochs if long else self.epochs,
             batch=self.batch,
             size=self.size,
-            data=json.dumps(str(self.folder(root, smoke).resolve()))[1:-1],
+            data=json.dumps(str(self.get_data_folder(root, smoke).resolve()))[1:-1],
             model=self.model,
             labels=self.labels,
         )
         path = root / f"{self.name}-{'long' if long else 'whole'}.yaml"
-        # Whether it runs does not hang on what is measured.
+        # A smoke run measures nothing for its plan.
         path.write_text(text + "optimize: {measure: off}\n" * smoke, encoding="utf-8")
         return path
 
@@ -140,7 +140,7 @@ ROWS = {
             5,
             80,
             'name: resnet18, freeze: {names: ["stem*", "stages*"]}',
-            frozen=True,
+            is_frozen=True,
         ),
         Row(
             "C3",
@@ -169,7 +169,7 @@ ROWS = {
             60,
             "name: encoder, layers: 12, width: 256, heads: 4, freeze: {layers: 10, embeddings: true}",
             labels="modo: 0.2, causa: 0.5, prioridad: 0.3",
-            frozen=True,
+            is_frozen=True,
         ),
         Row(
             "C5",

@@ -2,8 +2,8 @@
 
 python -m benchmarks.contest.stand KIND JOB FOLDER [--tuned] [--precision bf16] [--cached] [--whole]
 
-It answers in lines of JSON: one when it stands, then one for each order. With --whole it trains from the job's start to
-its end, and tells the score.
+It answers in lines of JSON: one when it is ready, then one for each order. With --whole it trains from the job's start
+to its end, and answers with the accuracy.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, TextIO
 
-from benchmarks.contest.pace import ROUGH, Ordered, Pace, answers, serve
+from benchmarks.contest.pace import ESTIMATE_STEPS, OrderedPace, Pace, open_answer_pipe, serve
 
 PEERS = {"tutorial": "tutorial", "lightning": "lightning_trainer", "huggingface": "huggingface"}
-WARM = 2 + ROUGH
-SLOW = 5e9
+WARM_UP_STEPS = 2 + ESTIMATE_STEPS
+EMULATED_RATE = 5e9
 """Operations per second of a format that is emulated; a chip that has it computes ten times as many at least."""
 
 
 def main() -> None:
-    """Be the contender until the input ends."""
+    """Run the contender until the input ends."""
     parser = argparse.ArgumentParser()
     parser.add_argument("kind")
     parser.add_argument("job", type=Path)
@@ -33,81 +33,81 @@ def main() -> None:
     parser.add_argument("--precision", default="fp32")
     parser.add_argument("--cached", action="store_true")
     parser.add_argument("--whole", action="store_true")
-    given = parser.parse_args()
-    pipe = answers()
-    if given.kind == "gemm":
-        gemm(pipe)
-    elif given.kind == "drivetrain":
-        drivetrain(given, pipe)
-    elif given.kind == "sol":
-        sol(given, pipe)
+    options = parser.parse_args()
+    pipe = open_answer_pipe()
+    if options.kind == "gemm":
+        run_gemm(pipe)
+    elif options.kind == "drivetrain":
+        run_drivetrain(options, pipe)
+    elif options.kind == "sol":
+        run_sol(options, pipe)
     else:
-        peer(given, pipe)
+        run_peer(options, pipe)
 
 
-def gemm(pipe: TextIO) -> None:
+def run_gemm(pipe: TextIO) -> None:
     """Matrix products of 2048, in fp32 and bf16: the denominator; of 256 where the chip lacks the format and torch needs
     minutes.
     """
     import torch
 
-    def rate(x: torch.Tensor) -> float:
+    def measure_rate(matrix: torch.Tensor) -> float:
         start = time.perf_counter()
         for _ in range(3):
-            x @ x
-        return 3 * 2 * len(x) ** 3 / (time.perf_counter() - start)
+            matrix @ matrix
+        return 3 * 2 * len(matrix) ** 3 / (time.perf_counter() - start)
 
-    def matrix(kind: torch.dtype) -> torch.Tensor:
-        small = torch.randn(256, 256, dtype=kind)
-        rate(small)
-        return small if rate(small) < SLOW else torch.randn(2048, 2048, dtype=kind)
+    def make_matrix(dtype: torch.dtype) -> torch.Tensor:
+        small = torch.randn(256, 256, dtype=dtype)
+        measure_rate(small)
+        return small if measure_rate(small) < EMULATED_RATE else torch.randn(2048, 2048, dtype=dtype)
 
-    sides = {str(kind)[6:]: matrix(kind) for kind in (torch.float32, torch.bfloat16)}
-    told: dict[str, Any] = {}
+    matrices = {str(dtype)[6:]: make_matrix(dtype) for dtype in (torch.float32, torch.bfloat16)}
+    rates: dict[str, Any] = {}
 
     def work() -> int:
-        told.update({name: rate(x) for name, x in sides.items()})
+        rates.update({name: measure_rate(matrix) for name, matrix in matrices.items()})
         return 6
 
-    serve(pipe, work, told)
+    serve(pipe, work, rates)
 
 
-def drivetrain(given: argparse.Namespace, pipe: TextIO) -> None:
-    """The product."""
+def run_drivetrain(options: argparse.Namespace, pipe: TextIO) -> None:
+    """Drivetrain itself."""
     from benchmarks.contest import ours
 
-    if given.cached:
-        serve(pipe, ours.work(given.job, given.folder), {})
+    if options.cached:
+        serve(pipe, ours.prepare_whole_run(options.job, options.folder), {})
     else:
-        ours.steps(given.job, given.folder, lambda filling: Ordered(pipe, filling + WARM))
+        ours.train_by_order(options.job, options.folder, lambda steps: OrderedPace(pipe, steps + WARM_UP_STEPS))
 
 
-def sol(given: argparse.Namespace, pipe: TextIO) -> None:
-    """The loop by hand; it tells which format is faster here, and the operations of a sample."""
+def run_sol(options: argparse.Namespace, pipe: TextIO) -> None:
+    """The loop by hand; its first answer names the format that is faster here, and the operations of a sample."""
     from benchmarks.contest import sol as by_hand
-    from benchmarks.contest.task import read
+    from benchmarks.contest.task import read_task
 
-    task = read(given.job)
-    train = by_hand.Ready(task, task.data.train)
-    task.precision = by_hand.quicker(task, train)
-    told: dict[str, Any] = {"precision": task.precision}
-    if given.cached:
-        held = by_hand.Ready(task, task.data.validation)
-        # In the rest behind a frozen prefix there may be nothing left that a short format helps.
-        serve(pipe, lambda: by_hand.whole(task, train, held, True), told)
+    task = read_task(options.job)
+    train = by_hand.SplitTensors(task, task.data.train)
+    task.precision = by_hand.choose_precision(task, train)
+    facts: dict[str, Any] = {"precision": task.precision}
+    if options.cached:
+        validation = by_hand.SplitTensors(task, task.data.validation)
+        # A short format may not help the layers behind a frozen prefix.
+        serve(pipe, lambda: by_hand.train_whole(task, train, validation, True), facts)
     else:
-        told["operations"] = by_hand.operations(task, train)
-        by_hand.steps(task, train, Ordered(pipe, WARM, lambda: told))
+        facts["operations"] = by_hand.count_operations(task, train)
+        by_hand.train_by_order(task, train, OrderedPace(pipe, WARM_UP_STEPS, lambda: facts))
 
 
-def peer(given: argparse.Namespace, pipe: TextIO) -> None:
-    """Someone else's loop."""
-    from benchmarks.contest.task import read
+def run_peer(options: argparse.Namespace, pipe: TextIO) -> None:
+    """The loop of another trainer."""
+    from benchmarks.contest.task import read_task
 
-    train = import_module(f"benchmarks.contest.{PEERS[given.kind]}").train
-    task = read(given.job, given.precision)
-    pace = Pace() if given.whole else Ordered(pipe, WARM)
-    accuracy = train(task, given.tuned, pace, given.folder)
+    train = import_module(f"benchmarks.contest.{PEERS[options.kind]}").train
+    task = read_task(options.job, options.precision)
+    pace = Pace() if options.whole else OrderedPace(pipe, WARM_UP_STEPS)
+    accuracy = train(task, options.tuned, pace, options.folder)
     print(json.dumps({"accuracy": accuracy}), file=pipe, flush=True)
 
 

@@ -17,21 +17,21 @@ GOAL = 1.5
 """Seconds that the first step may come after the time of the import."""
 
 
-def measured(pairs: int, folder: Path) -> dict[str, Any]:
+def measure_startup(pair_count: int, folder: Path) -> dict[str, Any]:
     """Both in turn; the first pair only warms the file cache."""
-    found = [(first_step(folder), import_torch()) for _ in range(pairs + 1)][1:]
-    ours, bare = ([pair[side] for pair in found] for side in (0, 1))
+    pairs = [(time_first_step(folder), time_torch_import()) for _ in range(pair_count + 1)][1:]
+    ours, bare = ([pair[side] for pair in pairs] for side in (0, 1))
     return {
         "row": NAME,
         "date": datetime.now(UTC).date().isoformat(),
         "first_step": ours,
         "import_torch": bare,
-        "over": statistics.median(one - other for one, other in found),
+        "over": statistics.median(job_seconds - torch_seconds for job_seconds, torch_seconds in pairs),
         "goal": GOAL,
     }
 
 
-def first_step(folder: Path) -> float:
+def time_first_step(folder: Path) -> float:
     """Seconds from the command to the line of the first step."""
     command = [
         sys.executable,
@@ -43,26 +43,26 @@ def first_step(folder: Path) -> float:
         str((folder / "starts").resolve()),
         "--new",
     ]
-    start, found = time.monotonic(), 0.0
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=_environment()) as process:
+    start, seconds = time.monotonic(), 0.0
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env=_make_environment()) as process:
         assert process.stdout is not None
         for line in process.stdout:
             if "step 1/" in line:
-                found = time.monotonic() - start
+                seconds = time.monotonic() - start
                 process.terminate()
-    if not found:
+    if not seconds:
         raise SystemExit("C7: the digits job did not come to its first step")
-    return found
+    return seconds
 
 
-def import_torch() -> float:
+def time_torch_import() -> float:
     """Seconds of a process that imports torch and ends."""
     start = time.monotonic()
     subprocess.run([sys.executable, "-c", "import torch"], check=True)
     return time.monotonic() - start
 
 
-def shown(result: dict[str, Any]) -> str:
+def format_result(result: dict[str, Any]) -> str:
     """In words."""
     first, bare = (statistics.median(result[key]) for key in ("first_step", "import_torch"))
     return (
@@ -71,5 +71,5 @@ def shown(result: dict[str, Any]) -> str:
     )
 
 
-def _environment() -> dict[str, str]:
+def _make_environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": f"{ROOT / 'runtime'}:{ROOT}"}

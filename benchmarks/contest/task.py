@@ -21,16 +21,16 @@ from drivetrain.job import Job
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.models.build import build
 
-RATE, CLIP = 1e-3, 1.0
+LEARNING_RATE, CLIP_NORM = 1e-3, 1.0
 WORKERS = 2
 
 
 class Photos(torch.utils.data.Dataset[Any]):
     """Image files, decoded each time: as torchvision's ImageFolder with Resize, CenterCrop, ToTensor and Normalize."""
 
-    def __init__(self, paths: Sequence[str], labels: Tensor, how: dict[str, Any]) -> None:
-        self.paths, self.labels, self.size = paths, labels, int(how["image_size"])
-        self.mean, self.std = (torch.tensor(how[key]).view(3, 1, 1) for key in ("mean", "std"))
+    def __init__(self, paths: Sequence[str], labels: Tensor, preprocessing: dict[str, Any]) -> None:
+        self.paths, self.labels, self.size = paths, labels, int(preprocessing["image_size"])
+        self.mean, self.std = (torch.tensor(preprocessing[key]).view(3, 1, 1) for key in ("mean", "std"))
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -62,7 +62,7 @@ class Texts(torch.utils.data.Dataset[Any]):
         return self.tokens[index], self.labels[index]
 
 
-def padded(samples: list[tuple[Tensor, Tensor]], pad: int, longest: int | None) -> tuple[Tensor, Tensor, Tensor]:
+def pad_batch(samples: list[tuple[Tensor, Tensor]], pad: int, longest: int | None) -> tuple[Tensor, Tensor, Tensor]:
     """Ids, mask and labels of some texts, filled up to `longest` tokens or to the longest of them."""
     tokens = [ids for ids, _ in samples]
     ids = nn.utils.rnn.pad_sequence(tokens, batch_first=True, padding_value=pad)
@@ -73,7 +73,7 @@ def padded(samples: list[tuple[Tensor, Tensor]], pad: int, longest: int | None) 
 
 
 class Windows(torch.utils.data.Dataset[Any]):
-    """Windows of a long table, one slice each; or, asked for a list of them, one gather."""
+    """Windows of a long table: a slice for an index, one gather for a list of indices."""
 
     def __init__(self, split: Any) -> None:
         self.values, self.length = split.values, split.length
@@ -90,7 +90,7 @@ class Windows(torch.utils.data.Dataset[Any]):
         return self.values[start : start + self.length], self.labels[index]
 
 
-class Gathered(torch.utils.data.Dataset[Any]):
+class GatheredSamples(torch.utils.data.Dataset[Any]):
     """Samples that come a batch at a time, by one gather; torch's loader asks for them so where it can."""
 
     def __init__(self, samples: Any) -> None:
@@ -106,8 +106,8 @@ class Gathered(torch.utils.data.Dataset[Any]):
         return self.samples[indices]
 
 
-def as_it_is(batch: Any) -> Any:
-    """The collation of what comes as a batch."""
+def keep_batch(batch: Any) -> Any:
+    """The collation of samples that are a batch already."""
     return batch
 
 
@@ -122,36 +122,36 @@ class Task:
     """What a tuned contender computes in: the format in which SOL was faster here."""
 
     @property
-    def batch(self) -> int:
+    def batch_size(self) -> int:
         """Samples of a step."""
         return self.job.train.batch_size
 
     @property
-    def images(self) -> bool:
+    def has_images(self) -> bool:
         """Whether samples are images."""
         return self.job.task.startswith("image")
 
     @property
-    def texts(self) -> bool:
+    def has_texts(self) -> bool:
         """Whether samples are texts."""
         return self.job.task.startswith("text")
 
-    def network(self) -> nn.Module:
+    def build_network(self) -> nn.Module:
         """The network with its first weights, the frozen parts without gradient."""
         return build(self.job, self.data).module
 
-    def samples(self, split: Any) -> Any:
+    def make_dataset(self, split: Any) -> Any:
         """A torch dataset of a split, as tutorials write it for such data."""
-        if self.images:
+        if self.has_images:
             files = getattr(split.images, "files", split.images)
             return Photos([files.title(row) for row in split.rows.tolist()], split.targets[""], self.data.preprocessing)
-        if self.texts:
+        if self.has_texts:
             return Texts(split)
         if self.job.task.startswith("series"):
             return Windows(split)
         return TensorDataset(*split.gather(np.arange(len(split))), split.targets[""])
 
-    def loader(self, split: Any, *, tuned: bool, padding: bool, train: bool = True) -> Any:
+    def make_loader(self, split: Any, *, tuned: bool, padding: bool, train: bool = True) -> Any:
         """Batches of a split.
 
         Args:
@@ -160,21 +160,23 @@ class Task:
             padding: whether texts are filled up to the greatest length, not to the longest of their batch.
             train: shuffled.
         """
-        samples = self.samples(split)
-        if self.texts:
+        dataset = self.make_dataset(split)
+        if self.has_texts:
             longest = self.data.preprocessing["max_length"] if padding else None
-            collate = partial(padded, pad=split.pad, longest=longest)
-            return DataLoader(samples, batch_size=self.batch, shuffle=train, collate_fn=collate)
-        if tuned and not self.images:
-            return DataLoader(Gathered(samples), batch_size=self.batch, shuffle=train, collate_fn=as_it_is)
-        more = {"num_workers": WORKERS, "persistent_workers": True} if tuned else {}
-        return DataLoader(samples, batch_size=self.batch, shuffle=train, **more)
+            collate = partial(pad_batch, pad=split.pad, longest=longest)
+            return DataLoader(dataset, batch_size=self.batch_size, shuffle=train, collate_fn=collate)
+        if tuned and not self.has_images:
+            return DataLoader(
+                GatheredSamples(dataset), batch_size=self.batch_size, shuffle=train, collate_fn=keep_batch
+            )
+        worker_settings = {"num_workers": WORKERS, "persistent_workers": True} if tuned else {}
+        return DataLoader(dataset, batch_size=self.batch_size, shuffle=train, **worker_settings)
 
-    def amount(self, inputs: Sequence[Tensor], labels: Tensor) -> int:
-        """What a batch counts: samples, or for texts their tokens without padding, as some order texts by length."""
-        return int(inputs[-1].sum()) if self.texts else len(labels)
+    def count_samples(self, inputs: Sequence[Tensor], labels: Tensor) -> int:
+        """Samples of a batch, or for texts their tokens without padding, as some order texts by length."""
+        return int(inputs[-1].sum()) if self.has_texts else len(labels)
 
-    def loss(self, outputs: Any, labels: Tensor) -> Tensor:
+    def compute_loss(self, outputs: Any, labels: Tensor) -> Tensor:
         """The job's loss: cross entropy, weighted over the heads."""
         if isinstance(outputs, Tensor):
             return functional.cross_entropy(outputs, labels)
@@ -184,27 +186,28 @@ class Task:
         ]
         return torch.stack(terms).sum()
 
-    def right(self, outputs: Any, labels: Tensor) -> float:
+    def count_right(self, outputs: Any, labels: Tensor) -> float:
         """Samples of a batch that are right, mean over the heads."""
         if isinstance(outputs, Tensor):
             return float((outputs.argmax(1) == labels).sum())
         return sum(
-            float((found.argmax(1) == labels[:, column]).sum()) for column, found in enumerate(outputs.values())
+            float((head_outputs.argmax(1) == labels[:, column]).sum())
+            for column, head_outputs in enumerate(outputs.values())
         ) / len(outputs)
 
     @torch.no_grad()
-    def score(self, model: nn.Module, batches: Any) -> float:
+    def score_model(self, model: nn.Module, batches: Any) -> float:
         """Validation accuracy, mean over the heads."""
         model.eval()
         right, count = 0.0, 0
         for *inputs, labels in batches:
-            right += self.right(model(*inputs), labels)
+            right += self.count_right(model(*inputs), labels)
             count += len(labels)
         model.train()
         return right / count
 
 
-def read(path: Path, precision: str = "fp32") -> Task:
+def read_task(path: Path, precision: str = "fp32") -> Task:
     """The task of a job file."""
     job = job_spec.load(path)
     return Task(job, load(job), job.train.epochs, precision)

@@ -8,29 +8,29 @@ import torch
 from torch import nn
 
 from benchmarks.contest.pace import Pace
-from benchmarks.contest.task import CLIP, RATE, Task
+from benchmarks.contest.task import CLIP_NORM, LEARNING_RATE, Task
 
 
 def train(task: Task, tuned: bool, pace: Pace, folder: Path) -> float:
     """Train; the validation accuracy."""
-    model = task.network()
-    batches = task.loader(task.data.train, tuned=False, padding=True)
-    held = task.loader(task.data.validation, tuned=False, padding=True, train=False)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, weight_decay=0.0)
+    model = task.build_network()
+    batches = task.make_loader(task.data.train, tuned=False, padding=True)
+    validation_batches = task.make_loader(task.data.validation, tuned=False, padding=True, train=False)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.0)
     accuracy, epoch = 0.0, 0
-    while pace.live or epoch < task.epochs:
+    while pace.has_orders or epoch < task.epochs:
         model.train()
-        running = 0.0
+        epoch_loss = 0.0
         for *inputs, labels in batches:
             optimizer.zero_grad()
-            loss = task.loss(model(*inputs), labels)
+            loss = task.compute_loss(model(*inputs), labels)
             loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+            nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
             optimizer.step()
-            running += loss.item()
-            pace.step(task.amount(inputs, labels))
+            epoch_loss += loss.item()
+            pace.end_step(task.count_samples(inputs, labels))
         epoch += 1
-        if not pace.live:
-            accuracy = task.score(model, held)
+        if not pace.has_orders:
+            accuracy = task.score_model(model, validation_batches)
     torch.save(model.state_dict(), folder / "model.pt")
     return accuracy

@@ -18,7 +18,7 @@ from drivetrain.plan import plan as plans
 from drivetrain.plan.plan import Decision, Plan, format_value
 from drivetrain.system.units import format_bytes
 
-SHOWN = {
+COLUMNS = {
     "precision": "precision",
     "compile": "compile",
     "attention": "attention",
@@ -38,67 +38,69 @@ The table shows the plan for `%s`, before model and data are loaded. The machine
 """
 
 
-def page(job: Job, source: Path, machines: Sequence[Path]) -> str:
+def make_page(job: Job, source: Path, machines: Sequence[Path]) -> str:
     """The page: one table over all machines, and below it every reason.
 
     Args:
         job: the job that is planned for.
-        source: where it stands, for the head of the page.
+        source: its file, for the head of the page.
         machines: recorded facts.
     """
-    plans_made = {path.stem: _made(job, facts.read_hardware(path)) for path in sorted(machines, key=_age)}
-    first = next(iter(plans_made.values()))[1]
-    names = [name for name in SHOWN if any(row.name == name for row in first.decisions)]
-    head = ["machine", "GPU or CPU", "image", "profile", *(SHOWN[name] for name in names)]
+    plan_by_machine = {
+        path.stem: _resolve_plan(job, facts.read_hardware(path)) for path in sorted(machines, key=_get_row_order)
+    }
+    first = next(iter(plan_by_machine.values()))[1]
+    names = [name for name in COLUMNS if any(row.name == name for row in first.decisions)]
+    head = ["machine", "GPU or CPU", "image", "profile", *(COLUMNS[name] for name in names)]
     rows = [
-        [stem, _chip(machine), str(made.image), made.profile, *(format_value(made.value(n)) for n in names)]
-        for stem, (machine, made) in plans_made.items()
+        [stem, _describe_chip(machine), str(plan.image), plan.profile, *(format_value(plan.value(n)) for n in names)]
+        for stem, (machine, plan) in plan_by_machine.items()
     ]
-    lines = [_HEAD % source.as_posix(), *_table([head, *rows]), "", "## Reasons", ""]
-    for stem, (_, made) in plans_made.items():
-        lines += [f"**{stem}**", "", *_reasons(made, names), ""]
+    lines = [_HEAD % source.as_posix(), *_format_table([head, *rows]), "", "## Reasons", ""]
+    for stem, (_, plan) in plan_by_machine.items():
+        lines += [f"**{stem}**", "", *_format_reasons(plan, names), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _age(path: Path) -> tuple[tuple[int, int], str]:
+def _get_row_order(path: Path) -> tuple[tuple[int, int], str]:
     """The order of the rows: CPUs first, then GPUs by capability."""
     gpu = facts.read_hardware(path).gpu
     return (gpu.capability if gpu else (0, 0)), path.stem
 
 
-def _made(job: Job, machine: Hardware) -> tuple[Hardware, Plan]:
+def _resolve_plan(job: Job, machine: Hardware) -> tuple[Hardware, Plan]:
     machine = gpu_selection.select_gpus(machine, job.limits.gpus)
     return machine, plans.resolve(job, machine)
 
 
-def _chip(machine: Hardware) -> str:
+def _describe_chip(machine: Hardware) -> str:
     gpu = machine.gpu
     if gpu is None:
         return f"{machine.cpu.model}, {machine.cpu.budget} CPUs"
     return f"{gpu.name}, {gpu.capability[0]}.{gpu.capability[1]}, {format_bytes(gpu.memory)}, driver {gpu.driver}"
 
 
-def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+def _format_table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     for number, row in enumerate(rows):
         yield f"| {' | '.join(row)} |"
         if number == 0:
             yield "|" + " --- |" * len(row)
 
 
-def _reasons(made: Plan, names: Sequence[str]) -> Iterator[str]:
-    yield f"- image `{made.image}`: {made.image_reason}"
-    rows: dict[str, Decision] = {row.name: row for row in made.decisions}
+def _format_reasons(plan: Plan, names: Sequence[str]) -> Iterator[str]:
+    yield f"- image `{plan.image}`: {plan.image_reason}"
+    rows: dict[str, Decision] = {row.name: row for row in plan.decisions}
     for name in names:
-        yield f"- {SHOWN[name]} `{format_value(rows[name].value)}`: {rows[name].reason}"
+        yield f"- {COLUMNS[name]} `{format_value(rows[name].value)}`: {rows[name].reason}"
 
 
 def main() -> int:
     """Print the page."""
-    arguments = argparse.ArgumentParser()
-    arguments.add_argument("job", type=Path)
-    arguments.add_argument("machines", type=Path)
-    given = arguments.parse_args()
-    print(page(job_spec.load(given.job), given.job, list(given.machines.glob("*.json"))), end="")
+    parser = argparse.ArgumentParser()
+    parser.add_argument("job", type=Path)
+    parser.add_argument("machines", type=Path)
+    options = parser.parse_args()
+    print(make_page(job_spec.load(options.job), options.job, list(options.machines.glob("*.json"))), end="")
     return 0
 
 

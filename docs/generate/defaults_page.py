@@ -54,67 +54,79 @@ EVIDENCE = {
 """Where a default was measured, as links from tests/golden; a setting that is not named has none."""
 
 
-def page(machines: Sequence[Path]) -> str:
+def make_page(machines: Sequence[Path]) -> str:
     """The page: a table for each setting, a row for each value with the classes that get it.
 
     Args:
         machines: recorded facts.
     """
-    known = [facts.read_hardware(path) for path in sorted(machines)]
+    hardware = [facts.read_hardware(path) for path in sorted(machines)]
     jobs = {name: job_spec.check(parse(text, f"{name}.yaml")) for name, text in _JOBS.items()}
     lines = [_HEAD]
-    for one in optimizations.every():
-        lines += [f"## {one.name}", "", one.sentence, "", *_setting(one, jobs, known), ""]
+    for optimization in optimizations.every():
+        lines += [
+            f"## {optimization.name}",
+            "",
+            optimization.sentence,
+            "",
+            *_format_setting(optimization, jobs, hardware),
+            "",
+        ]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _setting(one: Optimization, jobs: dict[str, Job], machines: list[Hardware]) -> Iterator[str]:
-    job = next((job for job in jobs.values() if any(one.lacks(job, m) is None for m in machines)), jobs["images"])
+def _format_setting(optimization: Optimization, jobs: dict[str, Job], machines: list[Hardware]) -> Iterator[str]:
+    job = next(
+        (job for job in jobs.values() if any(optimization.lacks(job, m) is None for m in machines)), jobs["images"]
+    )
     yield "| default | classes of chips | reason, of the first of them |"
     yield "|---|---|---|"
-    for (value, reason), classes in _rows(one, job, machines).items():
+    for (value, reason), classes in _make_rows(optimization, job, machines).items():
         yield f"| `{value}` | {', '.join(dict.fromkeys(classes))} | {reason.replace('|', '/')} |"
     yield ""
-    yield f"Decided by: {', '.join(_sources(one, job, machines))}. Evidence: {EVIDENCE.get(one.name, _NONE)}."
+    evidence = EVIDENCE.get(optimization.name, _NONE)
+    yield f"Decided by: {', '.join(_list_sources(optimization, job, machines))}. Evidence: {evidence}."
 
 
-def _rows(one: Optimization, job: Job, machines: list[Hardware]) -> dict[tuple[str, str], list[str]]:
+def _make_rows(optimization: Optimization, job: Job, machines: list[Hardware]) -> dict[tuple[str, str], list[str]]:
     """The classes of chips for each value and reason. Machines with and without a GPU share a row if both are the same."""
-    choices = [(machine, one.choose(job, machine, None)) for machine in machines]
+    choices = [(machine, optimization.choose(job, machine, None)) for machine in machines]
     reasons: dict[tuple[str, bool], str] = {}
     rows: dict[tuple[str, str], list[str]] = {}
     for machine, choice in choices:
         on_cpu = machine.gpu is None
         value = format_value(choice.value)
-        if _counts(one):
+        if _follows_cpus(optimization):
             # A number that follows from the CPUs differs on every machine: the row shows the range.
             numbers = sorted(int(c.value) for m, c in choices if (m.gpu is None) == on_cpu)
             value = " to ".join(str(number) for number in dict.fromkeys((numbers[0], numbers[-1])))
-        lacking = one.lacks(job, machine)
+        lacking = optimization.lacks(job, machine)
         reason = reasons.setdefault((value, on_cpu), f"{choice.reason}{f' ({lacking})' if lacking else ''}")
         rows.setdefault((value, reason), []).append(find_profile(machine).name)
     return rows
 
 
-def _counts(one: Optimization) -> bool:
+def _follows_cpus(optimization: Optimization) -> bool:
     """Whether the value is a number that follows from the machine's CPUs."""
-    return one.name in ("cpu_threads", "loader_workers")
+    return optimization.name in ("cpu_threads", "loader_workers")
 
 
-def _sources(one: Optimization, job: Job, machines: list[Hardware]) -> Iterator[str]:
+def _list_sources(optimization: Optimization, job: Job, machines: list[Hardware]) -> Iterator[str]:
     yield "rule"
-    if one.select_probes.__module__ == f"drivetrain.optimizations.{one.name}":
+    if optimization.select_probes.__module__ == f"drivetrain.optimizations.{optimization.name}":
         yield "calibration"
-    if one.stage is not optimizations.Stage.LOADER and any(len(one.candidates(job, m, None)) > 1 for m in machines):
+    if optimization.stage is not optimizations.Stage.LOADER and any(
+        len(optimization.candidates(job, m, None)) > 1 for m in machines
+    ):
         yield "measurement of the network"
 
 
 def main() -> int:
     """Print the page."""
-    arguments = argparse.ArgumentParser()
-    arguments.add_argument("machines", type=Path)
-    given = arguments.parse_args()
-    print(page(list(given.machines.glob("*.json"))), end="")
+    parser = argparse.ArgumentParser()
+    parser.add_argument("machines", type=Path)
+    options = parser.parse_args()
+    print(make_page(list(options.machines.glob("*.json"))), end="")
     return 0
 
 

@@ -28,7 +28,7 @@ COLUMNS, REPORT = 64, (860, 800)
 """Columns of the terminal; width and height of the report's picture, whose rest is cut off."""
 COLORS = 96
 """Of a picture; a third of the bytes, and no eye sees it."""
-TAKEN = 2 / 3
+LIVE_VIEW_SHARE = 2 / 3
 """Share of the steps at which the live view is taken."""
 
 
@@ -38,46 +38,46 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--browser", default="chromium")
-    given = parser.parse_args()
-    folder = given.folder.resolve()
+    options = parser.parse_args()
+    folder = options.folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch:
         run = Path(scratch) / "runs" / "digits-001"
-        options = [word for text in given.set for word in ("--set", text)]
-        line = [sys.executable, "-m", "drivetrain", "train", str(ROOT / "jobs/digits.yaml"), *options]
+        set_options = [word for text in options.set for word in ("--set", text)]
+        command = [sys.executable, "-m", "drivetrain", "train", str(ROOT / "jobs/digits.yaml"), *set_options]
         environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'runtime'}:{ROOT}"}
         child = subprocess.Popen(
-            [*line, "--runs", str(run.parent)], cwd=scratch, env=environment, stdout=subprocess.DEVNULL
+            [*command, "--runs", str(run.parent)], cwd=scratch, env=environment, stdout=subprocess.DEVNULL
         )
         try:
-            Path(scratch, "live.html").write_text(live(run, child), encoding="utf-8")
+            Path(scratch, "live.html").write_text(take_live_view(run, child), encoding="utf-8")
             assert child.wait() == 0, "the training failed"
         finally:
             child.terminate()
-        shoot(given.browser, Path(scratch, "live.html"), folder / "live.png", (656, 224), "light")
+        take_picture(options.browser, Path(scratch, "live.html"), folder / "live.png", (656, 224), "light")
         for theme in ("light", "dark"):
-            shoot(given.browser, run / "report.html", folder / f"report-{theme}.png", REPORT, theme)
+            take_picture(options.browser, run / "report.html", folder / f"report-{theme}.png", REPORT, theme)
 
 
-def live(run: Path, child: subprocess.Popen[bytes]) -> str:
+def take_live_view(run: Path, child: subprocess.Popen[bytes]) -> str:
     """The live view as a page, once the run is far enough."""
     follower = None
     while child.poll() is None:
         if (run / "job.yaml").exists():
             follower = follower or RunReader(run)
             view = follower.read()
-            if view.total and view.step >= TAKEN * view.total:
+            if view.total and view.step >= LIVE_VIEW_SHARE * view.total:
                 view.folder = Path("runs") / run.name
-                return page(
+                return make_page(
                     Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True), render(view, COLUMNS)
                 )
         time.sleep(0.2)
     raise SystemExit("the training ended before the picture of the live view was taken")
 
 
-def page(console: Console, shown: object) -> str:
+def make_page(console: Console, content: object) -> str:
     """A terminal window with this content."""
-    console.print(shown)
+    console.print(content)
     style = (
         "body{margin:0;background:#0c0c0c;color:#e8e8e8;padding:14px 18px;box-sizing:border-box;"
         "font:16px/1.36 'DejaVu Sans Mono',monospace}pre{margin:0;font:inherit}"
@@ -86,7 +86,7 @@ def page(console: Console, shown: object) -> str:
     return f"<!DOCTYPE html><meta charset=utf-8><style>{style}</style>{text}"
 
 
-def shoot(browser: str, file: Path, picture: Path, size: tuple[int, int], theme: str) -> None:
+def take_picture(browser: str, file: Path, picture: Path, size: tuple[int, int], theme: str) -> None:
     """A picture of the top of a page."""
     with tempfile.TemporaryDirectory() as profile:
         subprocess.run(

@@ -39,7 +39,7 @@ Generated from the docstrings in `runtime/drivetrain/optimizations` by `make gol
 """
 
 OPENINGS = ("Why the value is impossible, or None: ", "The values to measure: ", "The values to measure, ")
-"""What a docstring begins with to say what is returned; the page has a word for it."""
+"""Openings of docstrings that the page leaves out: its lines begin with a word of their own."""
 LARGEST_COUNT = 2**31 - 1
 
 
@@ -47,60 +47,64 @@ def spec_page() -> str:
     """The page of the spec: tasks first, then each kind of field once, in the order in which they are met."""
     schema = job_spec.schema()
     tasks = dict(sorted(schema["discriminator"]["mapping"].items(), key=lambda task: task[0] == "custom"))
-    lines = [_SPEC, *(f"- `{task}`: {_link(ref)}" for task, ref in tasks.items())]
+    lines = [_SPEC, *(f"- `{task}`: {_format_link(ref)}" for task, ref in tasks.items())]
     printed: dict[str, str] = {}
-    for name in _met([ref.rsplit("/", 1)[1] for ref in tasks.values()], schema["$defs"]):
-        lines += _section(name, schema["$defs"], printed)
+    for name in _list_definitions([ref.rsplit("/", 1)[1] for ref in tasks.values()], schema["$defs"]):
+        lines += _format_section(name, schema["$defs"], printed)
     return re.sub("\n{3,}", "\n\n", "\n".join(lines))
 
 
 def optimizations_page() -> str:
     """The page of the optimizations, in the order of their application."""
     lines = [_OPTIMIZATIONS]
-    for one in optimizations.every():
-        lines += [f"## {one.name}", "", one.sentence, "", *_facts(one), ""]
+    for optimization in optimizations.every():
+        lines += [f"## {optimization.name}", "", optimization.sentence, "", *_describe_optimization(optimization), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _met(names: list[str], defs: Mapping[str, Schema]) -> Iterator[str]:
-    """Names and those that they refer to, breadth first, each once."""
-    known: list[str] = []
+def _list_definitions(names: list[str], defs: Mapping[str, Schema]) -> Iterator[str]:
+    """Names of definitions and of those that they refer to, breadth first, each once."""
+    listed: list[str] = []
     while names:
         name = names.pop(0)
-        if name not in known:
-            known.append(name)
+        if name not in listed:
+            listed.append(name)
             yield name
             names += [part.split('"')[0] for part in json.dumps(defs[name]).split('"#/$defs/')[1:]]
 
 
-def _section(name: str, defs: Mapping[str, Schema], printed: dict[str, str]) -> Iterator[str]:
+def _format_section(name: str, defs: Mapping[str, Schema], printed: dict[str, str]) -> Iterator[str]:
     """A heading, the description and a line for each field; fields that an earlier section has printed are only named."""
     yield from ("", f"## {name}", "")
-    one = defs[name]
-    if "properties" not in one:
-        yield f"{_type(one)}."
+    schema = defs[name]
+    if "properties" not in schema:
+        yield f"{_type(schema)}."
         return
-    kind = [f"`{field}: {_literal(at['const'])}`." for field, at in one["properties"].items() if "const" in at]
-    if text := " ".join([*kind, *one.get("description", "").split()]):
+    kind = [
+        f"`{field}: {_format_literal(field_schema['const'])}`."
+        for field, field_schema in schema["properties"].items()
+        if "const" in field_schema
+    ]
+    if text := " ".join([*kind, *schema.get("description", "").split()]):
         yield from (text, "")
     repeated: dict[str, list[str]] = {}
-    for field, at in one["properties"].items():
-        line = _field(field, at, field in one.get("required", []), defs)
+    for field, field_schema in schema["properties"].items():
+        line = _format_field(field, field_schema, field in schema.get("required", []), defs)
         if line in printed:
             repeated.setdefault(printed[line], []).append(f"`{field}`")
-        elif "const" not in at:
+        elif "const" not in field_schema:
             printed[line] = name
             yield line
     for section, fields in sorted(repeated.items(), key=lambda group: len(group[1])):
-        complete = len(fields) > 4 and set(defs[section]["properties"]) <= set(one["properties"])
+        complete = len(fields) > 4 and set(defs[section]["properties"]) <= set(schema["properties"])
         yield f"- {'all others' if complete else ', '.join(fields)}: as in [{section}](#{section.lower()})"
 
 
-def _field(field: str, one: Schema, required: bool, defs: Mapping[str, Schema]) -> str:
+def _format_field(field: str, schema: Schema, required: bool, defs: Mapping[str, Schema]) -> str:
     """A line of the list: the name, the type, the default and the description."""
-    default = one.get("default")
-    parts = [part for part in one.get("anyOf", ()) if default is not None or part.get("type") != "null"]
-    kind = _type({**one, "anyOf": parts} if parts else one, defs)
+    default = schema.get("default")
+    parts = [part for part in schema.get("anyOf", ()) if default is not None or part.get("type") != "null"]
+    kind = _type({**schema, "anyOf": parts} if parts else schema, defs)
     if required:
         facts = f"{kind}; required"
     elif default is None:
@@ -108,37 +112,39 @@ def _field(field: str, one: Schema, required: bool, defs: Mapping[str, Schema]) 
     elif isinstance(default, dict) and default:
         facts = f"{kind}; `{default['name']}`" if "name" in default else kind
     else:
-        facts = f"{kind}; `{_literal(default)}`"
-    return f"- **{field}** ({facts}): {one.get('description', '')}"
+        facts = f"{kind}; `{_format_literal(default)}`"
+    return f"- **{field}** ({facts}): {schema.get('description', '')}"
 
 
-def _literal(value: Any) -> str:
+def _format_literal(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _type(one: Schema, defs: Mapping[str, Schema] = MappingProxyType({})) -> str:
+def _type(schema: Schema, defs: Mapping[str, Schema] = MappingProxyType({})) -> str:
     """A field's type in words; a name links to the section in `defs` that it selects."""
-    if "$ref" in one:
-        return _link(one["$ref"])
+    if "$ref" in schema:
+        return _format_link(schema["$ref"])
     for key in ("anyOf", "oneOf", "allOf"):
-        if key in one:
-            return _alternatives(one[key], defs)
-    if "const" in one:
-        return f"`{_literal(one['const'])}`"
-    if "enum" in one:
-        return _join([f"`{_literal(value)}`" for value in one["enum"]])
-    match one.get("type"):
+        if key in schema:
+            return _format_alternatives(schema[key], defs)
+    if "const" in schema:
+        return f"`{_format_literal(schema['const'])}`"
+    if "enum" in schema:
+        return _join_kinds([f"`{_format_literal(value)}`" for value in schema["enum"]])
+    match schema.get("type"):
         case "array":
-            parts = one.get("prefixItems")
+            parts = schema.get("prefixItems")
             return (
-                f"list of {len(parts)}: {_type(parts[0])}" if parts else f"list of {_type(one.get('items', {}), defs)}"
+                f"list of {len(parts)}: {_type(parts[0])}"
+                if parts
+                else f"list of {_type(schema.get('items', {}), defs)}"
             )
         case "object":
-            if one.get("title") == "From":
+            if schema.get("title") == "From":
                 return "`{from: FOLDER}`"
             return (
-                f"mapping to {_type(one['additionalProperties'], defs)}"
-                if one.get("additionalProperties")
+                f"mapping to {_type(schema['additionalProperties'], defs)}"
+                if schema.get("additionalProperties")
                 else "mapping"
             )
         case "null":
@@ -146,25 +152,32 @@ def _type(one: Schema, defs: Mapping[str, Schema] = MappingProxyType({})) -> str
         case None:
             return "anything"
         case kind:
-            return _number_or_text(kind, one)
+            return _format_number_or_text(kind, schema)
 
 
-def _alternatives(parts: Sequence[Schema], defs: Mapping[str, Schema]) -> str:
+def _format_alternatives(parts: Sequence[Schema], defs: Mapping[str, Schema]) -> str:
     """What a field may be; a name that selects a section links to it."""
     flat = list(_flatten(parts))
-    sections = {f"`{name}`": one["$ref"] for one in flat if "$ref" in one for name in _names(one["$ref"], defs)}
+    sections = {
+        f"`{name}`": alternative["$ref"]
+        for alternative in flat
+        if "$ref" in alternative
+        for name in _list_names(alternative["$ref"], defs)
+    }
     kinds: list[str] = []
-    for one in flat:
-        if "$ref" in one and one["$ref"] in sections.values():
-            kinds += [name for name, ref in sections.items() if ref == one["$ref"]]
-        elif "enum" in one or "const" in one:
-            kinds += [f"`{_literal(value)}`" for value in one.get("enum") or [one["const"]]]
+    for alternative in flat:
+        if "$ref" in alternative and alternative["$ref"] in sections.values():
+            kinds += [name for name, ref in sections.items() if ref == alternative["$ref"]]
+        elif "enum" in alternative or "const" in alternative:
+            kinds += [f"`{_format_literal(value)}`" for value in alternative.get("enum") or [alternative["const"]]]
         else:
-            kinds.append(_type(one, defs))
-    return _join([_link(sections[kind], kind) if kind in sections else kind for kind in dict.fromkeys(kinds)])
+            kinds.append(_type(alternative, defs))
+    return _join_kinds(
+        [_format_link(sections[kind], kind) if kind in sections else kind for kind in dict.fromkeys(kinds)]
+    )
 
 
-def _join(kinds: Sequence[str]) -> str:
+def _join_kinds(kinds: Sequence[str]) -> str:
     """`a`, `b` or `c`; with `or` throughout where a part has a comma or an `or` of its own."""
     if any(word in kind for kind in kinds for word in (", ", " or ")):
         return " or ".join(kinds)
@@ -173,55 +186,55 @@ def _join(kinds: Sequence[str]) -> str:
 
 def _flatten(parts: Sequence[Schema]) -> Iterator[Schema]:
     """The alternatives, those of alternatives too."""
-    for one in parts:
-        nested = [part for key in ("anyOf", "oneOf") for part in one.get(key, ())]
-        yield from _flatten(nested) if nested else (one,)
+    for part in parts:
+        nested = [nested_part for key in ("anyOf", "oneOf") for nested_part in part.get(key, ())]
+        yield from _flatten(nested) if nested else (part,)
 
 
-def _names(ref: str, defs: Mapping[str, Schema]) -> Sequence[str]:
+def _list_names(ref: str, defs: Mapping[str, Schema]) -> Sequence[str]:
     """The values of `name` that select a section."""
     name = defs.get(ref.rsplit("/", 1)[1], {}).get("properties", {}).get("name", {})
     values: Sequence[str] = name.get("enum") or ([name["const"]] if "const" in name else [])
     return values
 
 
-def _number_or_text(kind: str, one: Schema) -> str:
-    if kind == "integer" and one.get("maximum") == LARGEST_COUNT:
-        return {0: "count or 0", 1: "count"}.get(one["minimum"], f"count, at least {one['minimum']}")
-    return (
-        f"{ {'string': 'text', 'integer': 'whole number', 'boolean': 'true or false'}.get(kind, kind) }{_bounds(one)}"
-    )
+def _format_number_or_text(kind: str, schema: Schema) -> str:
+    if kind == "integer" and schema.get("maximum") == LARGEST_COUNT:
+        return {0: "count or 0", 1: "count"}.get(schema["minimum"], f"count, at least {schema['minimum']}")
+    kind_names = {"string": "text", "integer": "whole number", "boolean": "true or false"}
+    return f"{kind_names.get(kind, kind)}{_format_bounds(schema)}"
 
 
-def _bounds(one: Schema) -> str:
-    if "minimum" in one and "maximum" in one:
-        return f", {one['minimum']:g} to {one['maximum']:.12g}"
-    words = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
-    bounds = [f"{word} {one[key]:.12g}" for key, word in words.items() if key in one]
+def _format_bounds(schema: Schema) -> str:
+    if "minimum" in schema and "maximum" in schema:
+        return f", {schema['minimum']:g} to {schema['maximum']:.12g}"
+    prefixes = {"minimum": "at least", "exclusiveMinimum": "above", "maximum": "at most", "exclusiveMaximum": "below"}
+    bounds = [f"{prefix} {schema[key]:.12g}" for key, prefix in prefixes.items() if key in schema]
     return f", {', '.join(bounds)}" if bounds else ""
 
 
-def _link(ref: str, text: str = "") -> str:
+def _format_link(ref: str, text: str = "") -> str:
     name = ref.rsplit("/", 1)[1]
     return f"[{text or name}](#{name.lower()})"
 
 
-def _facts(one: Optimization) -> Iterator[str]:
+def _describe_optimization(optimization: Optimization) -> Iterator[str]:
     """One line for each thing that a file says about itself."""
-    fixed = isinstance(one.effect, partial)
-    effect = f"`{one.effect(None)}`" if fixed else _said(one.effect)
-    yield f"- **Values**: {_type(TypeAdapter(one.values).json_schema())}; off is `{format_value(one.off)}`"
-    yield f"- **Stage**: {one.stage.name.lower()}. **Effect**: {effect}"
-    yield f"- **Chosen**: {_said(one.choose)}"
-    yield f"- **Refused**: {_said(one.refuse)}"
-    yield f"- **Measured**: {_said(one.candidates)}"
-    yield f"- **Applied**: {_said(one.apply)}"
-    if one.environment.__doc__:
-        yield f"- **Environment**: {_said(one.environment)}"
-    yield f"- **Read back**: {_said(one.effective)}"
+    fixed = isinstance(optimization.effect, partial)
+    effect = f"`{optimization.effect(None)}`" if fixed else _read_docstring(optimization.effect)
+    values = _type(TypeAdapter(optimization.values).json_schema())
+    yield f"- **Values**: {values}; off is `{format_value(optimization.off)}`"
+    yield f"- **Stage**: {optimization.stage.name.lower()}. **Effect**: {effect}"
+    yield f"- **Chosen**: {_read_docstring(optimization.choose)}"
+    yield f"- **Refused**: {_read_docstring(optimization.refuse)}"
+    yield f"- **Measured**: {_read_docstring(optimization.candidates)}"
+    yield f"- **Applied**: {_read_docstring(optimization.apply)}"
+    if optimization.environment.__doc__:
+        yield f"- **Environment**: {_read_docstring(optimization.environment)}"
+    yield f"- **Read back**: {_read_docstring(optimization.effective)}"
 
 
-def _said(function: Any) -> str:
+def _read_docstring(function: Any) -> str:
     text = " ".join((inspect.getdoc(function) or "").split())
     for opening in OPENINGS:
         text = text.removeprefix(opening)
@@ -230,9 +243,9 @@ def _said(function: Any) -> str:
 
 def main() -> int:
     """Print a page."""
-    arguments = argparse.ArgumentParser()
-    arguments.add_argument("page", choices=("spec", "optimizations"))
-    page = arguments.parse_args().page
+    parser = argparse.ArgumentParser()
+    parser.add_argument("page", choices=("spec", "optimizations"))
+    page = parser.parse_args().page
     print({"spec": spec_page, "optimizations": optimizations_page}[page]().rstrip())
     return 0
 

@@ -13,12 +13,12 @@ from benchmarks.contest import figures
 )
 def test_the_interval_of_a_median(count: int, low: int, high: int) -> None:
     """Order statistics, from the binomial distribution: tables of the sign test give the same places."""
-    assert figures.interval([float(number) for number in range(count, 0, -1)]) == (low, high)
+    assert figures.compute_interval([float(number) for number in range(count, 0, -1)]) == (low, high)
 
 
 def test_ratios_are_of_blocks_of_one_round() -> None:
     """A neighbour that halves the speed of a whole round changes no ratio."""
-    assert figures.ratio([4.0, 2.0, 4.0], [2.0, 1.0, 2.0]) == [2.0, 2.0, 2.0]
+    assert figures.compute_ratio([4.0, 2.0, 4.0], [2.0, 1.0, 2.0]) == [2.0, 2.0, 2.0]
 
 
 def test_the_best_peer_is_the_one_that_is_hardest_to_beat() -> None:
@@ -29,5 +29,5 @@ def test_the_best_peer_is_the_one_that_is_hardest_to_beat() -> None:
         "other": {"form": "default", "ratio": [0.5, 0.5, 0.5]},
         "dead": {"failed": "no memory"},
     }
-    assert figures.best(contenders, "tuned") == ("fast", [1.1, 1.0, 1.2])
-    assert figures.mean([2.0, 8.0]) == pytest.approx(4.0)
+    assert figures.find_best(contenders, "tuned") == ("fast", [1.1, 1.0, 1.2])
+    assert figures.compute_geometric_mean([2.0, 8.0]) == pytest.approx(4.0)

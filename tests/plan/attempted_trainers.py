@@ -25,7 +25,7 @@ class Trainers:
     def __init__(self, run: Path, *exit_codes: int, **measured: Any) -> None:
         self.run, self.exit_codes, self.measured = run, list(exit_codes), measured
         self.kills, self.reduced_micro_batches = 0, dict[int, int]()
-        """`smaller`: by attempt, the micro-batch that the trainer itself has gone down to."""
+        """`reduced_micro_batches`: by attempt, the micro-batch that the trainer itself has gone down to."""
         self.plans, self.arguments = list[plan.Plan](), list[list[str]]()
         self.writes_checkpoint = True
 

@@ -52,7 +52,7 @@ def test_a_plain_run_resumes_plain(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "request", "expected"),
+    ("state", "plan_request", "expected"),
     [
         ({"plain": False, "plan": None}, PlanRequest(False, None), None),
         (
@@ -82,14 +82,14 @@ def test_a_plain_run_resumes_plain(tmp_path: Path) -> None:
         ({}, PlanRequest(True, None), "started without --plain and --plan; this command is with --plain"),
     ],
 )
-def test_plan_request_of_a_run(state: dict[str, Any], request: PlanRequest, expected: str | None) -> None:
+def test_plan_request_of_a_run(state: dict[str, Any], plan_request: PlanRequest, expected: str | None) -> None:
     if expected is None:
-        assert request.resume(Path("x-001"), RunState(state), resolve_plan()) == PlanRequest(
-            False, state.get("plan", request.plan)
+        assert plan_request.resume(Path("x-001"), RunState(state), resolve_plan()) == PlanRequest(
+            False, state.get("plan", plan_request.plan)
         )
         return
     with pytest.raises(CheckpointError, match=expected):
-        request.resume(Path("x-001"), RunState(state), resolve_plan())
+        plan_request.resume(Path("x-001"), RunState(state), resolve_plan())
 
 
 def test_a_plain_run_of_an_older_version_is_recognized_by_its_plan() -> None:

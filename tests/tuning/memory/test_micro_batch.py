@@ -145,7 +145,7 @@ optimize: {{micro_batch: auto{optimize}}}
 def measure_sizes(
     job: Job, folder: Path, messages: list[str] | None = None, data: Any = None
 ) -> dict[str, evidence.Measurement]:
-    machine, report = tiny.machine(), [].append if messages is None else messages.append
+    machine = tiny.machine()
     machine = replace(machine, storage=replace(machine.storage, cache=str(folder / "cache")))
     data = data or tiny.dataset()
     network = build(job, data)
@@ -154,7 +154,15 @@ def measure_sizes(
     facts = inspection.inspect_workload(data, network.module)
     job_plan = plan.resolve(job, machine, facts)
     measurements = MicroBatchSearch(
-        job, machine, job_plan, data, network, facts, folder, tiny.QuietSignals(), report
+        job,
+        machine,
+        job_plan,
+        data,
+        network,
+        facts,
+        folder,
+        tiny.QuietSignals(),
+        (lambda line: None) if messages is None else messages.append,
     ).load_or_measure()
     assert all(torch.equal(weights_before[name], value) for name, value in network.module.state_dict().items())
     assert torch.equal(random_state, torch.random.get_rng_state())
