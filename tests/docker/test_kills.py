@@ -61,7 +61,7 @@ def prepare_job(folder: Path) -> Path:
     return job
 
 
-def killed(image: str, job: Path, draw: random.Random, kills: int, length: float) -> int:
+def kill_until_done(image: str, job: Path, draw: random.Random, kills: int, length: float) -> int:
     """Start, kill and start again until the run is done; how often it was killed."""
     done = 0
     while small_job.read_status(job) != "done":
@@ -97,7 +97,7 @@ def check(job: Path, undisturbed_run: Path) -> None:
 
 def test_docker_kill(cpu_image: str, tmp_path: Path, undisturbed_run: tuple[Path, float]) -> None:
     job = prepare_job(tmp_path)
-    killed(cpu_image, job, random.Random(1), 2, undisturbed_run[1])
+    kill_until_done(cpu_image, job, random.Random(1), 2, undisturbed_run[1])
     check(job, undisturbed_run[0])
 
 
@@ -109,6 +109,6 @@ def test_many_docker_kills(cpu_image: str, tmp_path: Path, undisturbed_run: tupl
         (tmp_path / str(runs)).mkdir()
         job = prepare_job(tmp_path / str(runs))
         draw = random.Random(2000 + FIRST + runs)
-        done += killed(cpu_image, job, draw, min(draw.randint(1, 5), NIGHTLY - done), undisturbed_run[1])
+        done += kill_until_done(cpu_image, job, draw, min(draw.randint(1, 5), NIGHTLY - done), undisturbed_run[1])
         check(job, undisturbed_run[0])
     print(f"{done} docker kills in {runs} runs, every run bit-identical")

@@ -119,7 +119,7 @@ def start(folder: Path) -> str:
     return listing.stdout.strip()
 
 
-def running(container: str) -> bool:
+def is_running(container: str) -> bool:
     return bool(inspect_container(container)["State"]["Running"])
 
 
@@ -128,10 +128,10 @@ def test_folders_of_the_same_name_keep_separate_containers(project: Path, tmp_pa
     try:
         one, two = start(project), start(other)
         assert one != two
-        assert running(one)
-        assert running(two)
+        assert is_running(one)
+        assert is_running(two)
         subprocess.run(["make", "stop"], cwd=other, capture_output=True, check=True)
-        assert (running(one), running(two)) == (True, False)
+        assert (is_running(one), is_running(two)) == (True, False)
     finally:
         remove_containers(other)
 

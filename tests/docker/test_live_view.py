@@ -27,7 +27,7 @@ def tmux(*arguments: str) -> str:
     return subprocess.run(["tmux", "-L", SOCKET, *arguments], capture_output=True, text=True, check=True).stdout
 
 
-def screen() -> list[str]:
+def read_screen() -> list[str]:
     return tmux("capture-pane", "-p").rstrip().splitlines()
 
 
@@ -35,10 +35,10 @@ def until(condition: Callable[[list[str]], bool]) -> list[str]:
     """The screen as soon as it shows what is wanted."""
     end = time.monotonic() + 200 * SLOWER
     while time.monotonic() < end:
-        if condition(lines := screen()):
+        if condition(lines := read_screen()):
             return lines
         time.sleep(0.5)
-    raise AssertionError("\n".join(screen()))
+    raise AssertionError("\n".join(read_screen()))
 
 
 def dashboard(lines: list[str]) -> list[str]:

@@ -62,7 +62,7 @@ DIGESTED = ("job.yaml", "preprocessing.json")
 """Files of which the run has recorded what is in them, so that nothing may be added."""
 
 
-class Reached(Exception):
+class TrainingReached(Exception):
     """The command begins to train: all that it needed was there."""
 
 
@@ -126,12 +126,12 @@ def call(command: str, monkeypatch: pytest.MonkeyPatch) -> int:
     """The exit code of a command; 0 where it begins to train."""
 
     def reach(*_: object, **__: object) -> int:
-        raise Reached
+        raise TrainingReached
 
     monkeypatch.setattr(supervisor, "_run", reach)
     try:
         return main.main(COMMANDS[command])
-    except Reached:
+    except TrainingReached:
         return 0
     finally:
         for begun in {*Path("runs").iterdir()} - {Path(RUN), Path("runs/other-001")}:

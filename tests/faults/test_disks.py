@@ -29,7 +29,7 @@ WRITES = os.O_WRONLY | os.O_RDWR
 
 
 @contextlib.contextmanager
-def failing(number: int, error: int) -> Iterator[list[str]]:
+def fail_call(number: int, error: int) -> Iterator[list[str]]:
     """The n-th call of the main thread that writes below a run folder fails; yields the names of all such calls."""
     call_names: list[str] = []
     main = threading.current_thread()
@@ -89,7 +89,7 @@ def test_an_error_at_every_write_of_a_whole_run(tmp_path: Path) -> None:
 def outcomes(tmp_path: Path, stride: int) -> dict[str, int]:
     """An error at each n-th write of a run, one run after the other; how many went on and how many ended."""
     (tmp_path / "calm").mkdir()
-    with failing(0, 0) as calls:
+    with fail_call(0, 0) as calls:
         conduct(tmp_path / "calm")
     calm_files = end(tmp_path / "calm")
     assert set(calls) == {name for _, name in CALLS}
@@ -100,7 +100,7 @@ def outcomes(tmp_path: Path, stride: int) -> dict[str, int]:
         error = ERRORS[number // stride % len(ERRORS)]
         storage_error = None
         try:
-            with failing(number, error):
+            with fail_call(number, error):
                 conduct(folder)
             counts["done"] += 1
         except StorageError as caught:

@@ -43,7 +43,7 @@ class Scenario:
     step: int
 
 
-def nothing(tiny_run: run.Run) -> None:
+def do_nothing(tiny_run: run.Run) -> None:
     """Nothing goes wrong."""
 
 
@@ -69,10 +69,10 @@ def use_scaler(tiny_run: run.Run) -> None:
 
 CALM = "ema: 0.5, schedule: {name: plateau, patience: 0}, early_stopping: {metric: validation/accuracy, patience: 3}"
 SCENARIOS = {
-    "training": Scenario(f"{CALM}, optimizer: {{name: adamw, amsgrad: true}}", nothing, 6),
-    "momentum": Scenario("optimizer: {name: sgd, lr: 0.01}", nothing, 6),
-    "stalled": Scenario(f"{CALM}, optimizer: {{name: sgd, lr: 1e-12}}", nothing, 6),
-    "at the end": Scenario(CALM, nothing, 12),
+    "training": Scenario(f"{CALM}, optimizer: {{name: adamw, amsgrad: true}}", do_nothing, 6),
+    "momentum": Scenario("optimizer: {name: sgd, lr: 0.01}", do_nothing, 6),
+    "stalled": Scenario(f"{CALM}, optimizer: {{name: sgd, lr: 1e-12}}", do_nothing, 6),
+    "at the end": Scenario(CALM, do_nothing, 12),
     "bad numbers": Scenario("ema: 0.5", nan_inputs, 6),
     "scaler": Scenario("optimizer: {name: sgd, lr: 0.01}", use_scaler, 6),
     "scaler that grows": Scenario("optimizer: {name: sgd, lr: 0.01}", use_scaler, 9),

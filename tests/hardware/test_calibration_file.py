@@ -47,7 +47,7 @@ def test_without_a_file_there_is_none_and_nothing_is_wrong(machine: Hardware) ->
     assert calibration_file.read_calibration(machine) == (None, None)
 
 
-def truncated(file: Path) -> None:
+def truncate(file: Path) -> None:
     file.write_text(file.read_text()[:200])
 
 
@@ -55,7 +55,7 @@ def binary(file: Path) -> None:
     file.write_bytes(b"\xff\xfe\x00")
 
 
-def listed(file: Path) -> None:
+def write_list(file: Path) -> None:
     file.write_text("[1, 2]")
 
 
@@ -76,7 +76,7 @@ def folder(file: Path) -> None:
     file.mkdir()
 
 
-@pytest.mark.parametrize("damage", [truncated, binary, listed, newer, not_a_number, folder])
+@pytest.mark.parametrize("damage", [truncate, binary, write_list, newer, not_a_number, folder])
 def test_a_damaged_file_says_so(machine: Hardware, damage: object) -> None:
     file = store_calibration(machine)
     damage(file)

@@ -31,7 +31,7 @@ from tests.paths import MACHINES
 torch.set_num_threads(1)
 
 
-class Living(TorchDispatchMode):
+class TensorMemory(TorchDispatchMode):
     """Counts the bytes of all tensors that are made in it and still live, and their peak."""
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ def test_buffers_move_once() -> None:
     assert all(map(torch.equal, plain, saving))
 
 
-class Drifting(nn.Module):
+class DriftingBlock(nn.Module):
     """A block whose output depends on a buffer that every pass moves, as that of a spectral norm."""
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ class Drifting(nn.Module):
 
 def test_the_second_pass_sees_the_buffers_of_the_first() -> None:
     torch.manual_seed(0)
-    network = nn.Sequential(*(Drifting() for _ in range(3)))
+    network = nn.Sequential(*(DriftingBlock() for _ in range(3)))
     assert len(blocks.find_repeated_blocks(network)) == 3
     x = torch.randn(4, 4)
     plain, saving = (run_pass(network, (x,), recompute) for recompute in (False, True))
@@ -146,7 +146,7 @@ def test_peak_memory_is_a_fifth_lower(make: Any) -> None:
         if recompute:
             blocks.recompute(copied_network)
         copied_network(*inputs).sum().backward()  # gradients are there, so that activations are all that comes and goes
-        with Living() as living:
+        with TensorMemory() as living:
             copied_network(*inputs).logsumexp(dim=1).mean().backward()
         peaks.append(living.peak)
     print(f"{make.__name__}: {peaks[0]:,} bytes of activations at the peak, {peaks[1]:,} recomputed")

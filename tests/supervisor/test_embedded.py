@@ -129,12 +129,12 @@ def test_the_process_is_left_as_it_was_found(tmp_path: Path) -> None:
     assert handlers == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
 
 
-def squared(outputs: Tensor, targets: Tensor) -> Tensor:
+def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs.softmax(dim=1) - nn.functional.one_hot(targets, 2)).pow(2).sum(dim=1)
 
 
 def test_stopped_by_ctrl_c_and_resumed_to_the_same_weights(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"loss": squared, "names": ["a", "b"], "checkpoint": {"every": "2 steps"}}
+    settings: dict[str, Any] = {"loss": squared_error, "names": ["a", "b"], "checkpoint": {"every": "2 steps"}}
     uninterrupted = train(tmp_path / "whole", data=InterruptingPoints(), **settings)
     with pytest.raises(Stopped) as raised:
         train(tmp_path / "parts", data=InterruptingPoints(stop_at=200), **settings)

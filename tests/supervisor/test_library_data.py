@@ -66,7 +66,7 @@ class Held(IterableDataset[Any]):
         return iter(make_circle(40, seed=1))
 
 
-class Sized(Stream):
+class SizedStream(Stream):
     def __len__(self) -> int:
         return len(X)
 
@@ -114,7 +114,7 @@ def test_all_forms_in_the_same_order_give_the_same_bits(tmp_path: Path) -> None:
 def test_a_loader_without_shuffle_and_an_iterable_keep_the_order(tmp_path: Path) -> None:
     loader_result = train(tmp_path / "loader", DataLoader(TensorDataset(X, Y), batch_size=16))
     validation = DataLoader(Held(), 40)
-    stream_result = train(tmp_path / "stream", Sized(noise=0.0), validation, batch_size=16)
+    stream_result = train(tmp_path / "stream", SizedStream(noise=0.0), validation, batch_size=16)
     steps_result = train(tmp_path / "steps", DataLoader(Stream(noise=0.0), batch_size=15), epoch_steps=8)
     assert have_same_bits(loader_result, stream_result)
     assert steps_result.stopped == "all 2 epochs trained"
@@ -157,7 +157,7 @@ def test_a_sampler_orders_the_epoch(
 def test_stopped_in_an_epoch_and_resumed_to_the_same_weights(form: str, tmp_path: Path) -> None:
     def data(stop_at: int | None = None) -> Any:
         if form == "stream":
-            return Sized(stop_at)
+            return SizedStream(stop_at)
         return DataLoader(InterruptingPoints(stop_at), 16, sampler=Evens())
 
     settings = {"checkpoint": {"every": "2 steps"}} | ({"batch_size": 16} if form == "stream" else {})
@@ -203,7 +203,7 @@ def test_killed_with_a_loader_an_optimizer_and_a_scheduler_and_resumed(tmp_path:
     assert have_same_bits(uninterrupted, resumed)
 
 
-class Broken(CirclePoints):
+class BrokenPoints(CirclePoints):
     def __init__(self, kind: str) -> None:
         self.kind = kind
 
@@ -226,14 +226,18 @@ def collate_wide(items: list[Any]) -> Any:
 
 WRONG: dict[str, tuple[Any, dict[str, Any], str]] = {
     "a generator": (generate_sample(), {}, "train_data: is a generator, which can be read only once\n  possible: "),
-    "dicts": (Broken("dict"), {}, "train_data: sample 0 is a dict of 2\n  possible: (inputs, target)"),
-    "texts": (Broken("string"), {}, "train_data: an input of sample 0 is a str\n"),
-    "shapes": (Broken("shape"), {}, "train_data: samples 0 and 1 differ in shape: (1,), () and (2,), ()"),
-    "an error": (Broken("error"), {}, "train_data: sample 0 raised ValueError: a bad file\n    test_library_data.py:"),
+    "dicts": (BrokenPoints("dict"), {}, "train_data: sample 0 is a dict of 2\n  possible: (inputs, target)"),
+    "texts": (BrokenPoints("string"), {}, "train_data: an input of sample 0 is a str\n"),
+    "shapes": (BrokenPoints("shape"), {}, "train_data: samples 0 and 1 differ in shape: (1,), () and (2,), ()"),
+    "an error": (
+        BrokenPoints("error"),
+        {},
+        "train_data: sample 0 raised ValueError: a bad file\n    test_library_data.py:",
+    ),
     "lengths": ((X, Y[:-1]), {}, "train_data: the arrays have 120, 119 samples"),
     "no length": (Stream(), {}, "train_data: is a Stream, an iterable without a length\n"),
     "ends early": (Stream(), {"epoch_steps": 50}, "train_data: the iterable ended in batch 13 of epoch 1, and 500"),
-    "no names": (Sized(), {"names": None}, "train_data: is an iterable, whose targets are not known before"),
+    "no names": (SizedStream(), {"names": None}, "train_data: is an iterable, whose targets are not known before"),
     "two sizes": (
         DataLoader(CirclePoints(), 8),
         {"batch_size": 9},
@@ -278,7 +282,7 @@ def test_data_that_cannot_be_used(data: Any, settings: dict[str, Any], message: 
 
 def test_workers_for_an_iterable_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"optimize.loader_workers: is 2"):
-        train(tmp_path, Sized(), batch_size=10, optimize={"loader_workers": 2})
+        train(tmp_path, SizedStream(), batch_size=10, optimize={"loader_workers": 2})
 
 
 def test_a_model_without_values_is_refused(tmp_path: Path) -> None:

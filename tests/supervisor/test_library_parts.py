@@ -148,7 +148,7 @@ def test_metrics_are_logged_reset_and_can_select_the_best(tmp_path: Path) -> Non
     assert "function: MulticlassAccuracy" in (result.folder / "job.yaml").read_text()
 
 
-class Directed(Counter):
+class DirectedMetric(Counter):
     """A metric that says that larger values are better."""
 
     higher_is_better = True
@@ -175,7 +175,7 @@ def test_a_metric_that_decides_says_which_values_are_better(tmp_path: Path, key:
 
 @pytest.mark.parametrize("name", ["mape-error", "mape-score", "mape_loss", "directed"])
 def test_a_name_or_an_object_can_say_it(tmp_path: Path, name: str) -> None:
-    metric = Directed() if name == "directed" else Counter()
+    metric = DirectedMetric() if name == "directed" else Counter()
     result = train(tmp_path, metrics={name: metric}, checkpoint={"best": f"validation/{name}"}, epochs=1)
     assert result.metric == f"validation/{name}"
 
@@ -226,7 +226,7 @@ def other_parameters(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(build_network().parameters(), lr=0.1)
 
 
-class Listed(torch.optim.SGD):
+class ListOptimizer(torch.optim.SGD):
     """An optimizer with a list in its state."""
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -253,7 +253,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         "optimizer: has 4 parameters that are not the model's, the first",
     ),
     "a closure": ({"optimizer": torch.optim.LBFGS}, "optimizer: is LBFGS, whose step() raised TypeError"),
-    "a list": ({"optimizer": Listed}, "optimizer: is Listed, and 'past' of its state is of type list, which no"),
+    "a list": (
+        {"optimizer": ListOptimizer},
+        "optimizer: is ListOptimizer, and 'past' of its state is of type list, which no",
+    ),
     "no optimizer": ({"optimizer": print}, "optimizer: returned None"),
     "a number": ({"optimizer": (1,)}, "optimizer: is a tuple of 1\n  possible: a description as"),
     "a plateau": (

@@ -207,7 +207,7 @@ def test_a_compiled_step_is_recorded_and_replayed_with_the_same_bits(
     assert [key for key, value in usual.items() if bits(replayed[key]) != bits(value)] == []
 
 
-class Changing:
+class ChangingDevice:
     """A device on which the network is another one while it is recorded, so that torch would compile it again."""
 
     def __init__(self, network: torch.nn.Module) -> None:
@@ -227,7 +227,7 @@ def test_nothing_is_compiled_while_a_step_is_recorded(tmp_path: Path, monkeypatc
     compile_with(monkeypatch, "eager")
     run = assemble_run(tmp_path / "run", "", False)
     compile.apply(run, True)
-    assert len(train_epochs(run, Changing(run.model))["told"]) == 1
+    assert len(train_epochs(run, ChangingDevice(run.model))["told"]) == 1
     captured = run.step.options.captured
     assert captured is not None
     assert "recompile" in captured.failure

@@ -19,7 +19,7 @@ from tests.messages import begins_with, get_message, says_each, says_only
 from tests.training.hooked_run import SilentProgress
 
 
-def broken(*arguments: Any, **options: Any) -> Any:
+def fail_to_compile(*arguments: Any, **options: Any) -> Any:
     raise RuntimeError("no kernel for this chip\nand a second line")
 
 
@@ -41,7 +41,7 @@ def test_a_failing_compiler_is_reported_once_and_training_continues(
     """The compiler is torch's own; what it hands the graph to fails, as on a chip without kernels."""
     torch_compile = torch.compile
     torch.compiler.reset()
-    monkeypatch.setattr(torch, "compile", lambda network, mode=None: torch_compile(network, backend=broken))
+    monkeypatch.setattr(torch, "compile", lambda network, mode=None: torch_compile(network, backend=fail_to_compile))
     plain_run = fit(tmp_path / "plain", {})
     compiled_run = fit(tmp_path / "compiled", {"compile": True, "cuda_graphs": graphs})
     (event,) = [json.loads(row) for row in (tmp_path / "compiled" / "events.jsonl").read_text().splitlines()]
@@ -56,7 +56,7 @@ def test_a_failing_compiler_is_reported_once_and_training_continues(
 def test_an_error_of_the_network_is_not_taken_for_one_of_the_compiler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch, "compile", lambda network, mode=None: broken)
+    monkeypatch.setattr(torch, "compile", lambda network, mode=None: fail_to_compile)
     training_run = tiny.assemble_run(tmp_path, tiny.job(), settings={"compile": True})
     with pytest.raises(RuntimeError, match="no kernel for this chip"):
         training_run.step.outputs((torch.zeros(16, 1, 8, 8),))
@@ -110,7 +110,7 @@ def test_only_whole_training_batches_are_compiled(
 def test_an_error_of_the_network_is_not_taken_for_one_of_recording(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch, "compile", lambda network, mode=None: broken)
+    monkeypatch.setattr(torch, "compile", lambda network, mode=None: fail_to_compile)
     training_run = tiny.assemble_run(tmp_path, tiny.job(), settings={"compile": True, "cuda_graphs": True})
     with pytest.raises(RuntimeError, match="no kernel for this chip"):
         training_run.step.outputs((torch.zeros(16, 1, 8, 8),))

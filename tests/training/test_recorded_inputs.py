@@ -34,7 +34,7 @@ STOPPED_AFTER = 2
 """Steps of the first attempt."""
 
 
-class Stopping(tiny.QuietSignals):
+class StoppingSignals(tiny.QuietSignals):
     """A signal that comes after some steps."""
 
     def __init__(self, steps: int) -> None:
@@ -49,7 +49,7 @@ class Stopping(tiny.QuietSignals):
 def attempt(folder: Path, steps: int = 10**9) -> None:
     """Train the job of a folder in its run folder, from the last checkpoint to the end or to a step."""
     job, run_folder = job_spec.load(folder / "job.yaml"), folder / "run"
-    signals = Stopping(steps)
+    signals = StoppingSignals(steps)
     run: Run = assembly.assemble_run(run_folder, job, signals, PhaseTimer(), is_measured=True)
     signals.run = run
     train.train(run)

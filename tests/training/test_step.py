@@ -262,7 +262,7 @@ def test_nothing_pokes_a_step(tmp_path: Path) -> None:
     assert (run.step.micro_batch, run.step.optimizer) == (2, first_step.optimizer)
 
 
-class Unpooled(nn.Module):
+class UnpoolingNetwork(nn.Module):
     """A network with an operation that has no deterministic kernel, not even on a CPU."""
 
     def __init__(self) -> None:
@@ -277,7 +277,7 @@ class Unpooled(nn.Module):
 
 def build_unpooled_step(strict: bool, messages: list[str]) -> Step:
     torch.manual_seed(0)
-    network = Unpooled()
+    network = UnpoolingNetwork()
     objective = losses.build_objective(CrossEntropy(name="cross-entropy"), {"": CLASSES}, {"": torch.arange(3)}, "none")
     options = StepOptions(forward=network, report_numbers=messages.append)
     step = Step(network, torch.optim.SGD(network.parameters(), 0.1), objective, None, torch.device("cpu"), options)

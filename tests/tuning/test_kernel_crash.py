@@ -144,16 +144,16 @@ def test_what_was_learned_from_a_crash_stays_in_a_resumed_run() -> None:
     assert kernel_crash.turn_optimizations_off(stored, "the trainer died") is None
 
 
-def ending(how: str, seconds: float = 0.0) -> subprocess.Popen[bytes]:
+def start_child(how: str, seconds: float = 0.0) -> subprocess.Popen[bytes]:
     code = f"import os, sys, time; time.sleep({seconds}); {how}"
     return subprocess.Popen([sys.executable, "-c", code])
 
 
 def test_ending_the_leader_does_not_hide_why_another_process_died(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_processes, "EXIT_TIMEOUT", 0.2)
-    dead = ending("os.kill(os.getpid(), 11)")
+    dead = start_child("os.kill(os.getpid(), 11)")
     dead.wait()
-    assert local_processes.wait_for_end(ending("pass", 60.0), [dead]) == -signal.SIGSEGV
+    assert local_processes.wait_for_end(start_child("pass", 60.0), [dead]) == -signal.SIGSEGV
 
 
 @pytest.mark.parametrize(
@@ -165,9 +165,9 @@ def test_ending_the_leader_does_not_hide_why_another_process_died(monkeypatch: p
     ],
 )
 def test_the_end_of_several_processes(leader: str, follower: str, code: int) -> None:
-    dead = ending(follower)
+    dead = start_child(follower)
     dead.wait()
-    assert local_processes.wait_for_end(ending(leader), [dead]) == code
+    assert local_processes.wait_for_end(start_child(leader), [dead]) == code
 
 
 def test_a_measuring_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,7 +27,7 @@ torch.set_num_threads(1)
 RATES = np.geomspace(1e-6, 10, 100)
 
 
-def falling(middle: float, noise: float = 0.02) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def make_falling_loss(middle: float, noise: float = 0.02) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """A loss that falls from 2 to 0.5 around a rate, over about two decades."""
     where = np.log10(RATES) - np.log10(middle)
     return 1.25 - 0.75 * np.tanh(where) + noise * np.random.default_rng(0).standard_normal(100)
@@ -35,13 +35,13 @@ def falling(middle: float, noise: float = 0.02) -> np.ndarray[tuple[int], np.dty
 
 @pytest.mark.parametrize("middle", [1e-4, 3e-3, 5e-2])
 def test_the_suggestion_is_where_the_loss_falls_fastest(middle: float) -> None:
-    suggestion = suggest_rate(RATES, falling(middle), 100)
+    suggestion = suggest_rate(RATES, make_falling_loss(middle), 100)
     assert suggestion.suggested is not None
     assert abs(np.log10(suggestion.suggested / middle)) < 0.25
 
 
 def test_a_later_divergence_does_not_shift_the_suggestion() -> None:
-    losses = np.where(RATES < 1, falling(1e-3), 50.0 * RATES)
+    losses = np.where(RATES < 1, make_falling_loss(1e-3), 50.0 * RATES)
     suggestion = suggest_rate(RATES, losses, 100)
     assert suggestion.suggested is not None
     assert abs(np.log10(suggestion.suggested / 1e-3)) < 0.25
@@ -50,7 +50,7 @@ def test_a_later_divergence_does_not_shift_the_suggestion() -> None:
 @pytest.mark.parametrize("kind", ["flat", "rising", "short"])
 def test_no_suggestion_if_the_loss_does_not_clearly_fall(kind: str) -> None:
     noise = np.random.default_rng(1).standard_normal(100)
-    curve = {"flat": 2 + 0.1 * noise, "rising": 2 + RATES + 0.1 * noise, "short": falling(1e-3)[:10]}[kind]
+    curve = {"flat": 2 + 0.1 * noise, "rising": 2 + RATES + 0.1 * noise, "short": make_falling_loss(1e-3)[:10]}[kind]
     assert suggest_rate(RATES[: len(curve)], curve, 100).suggested is None
 
 

@@ -43,7 +43,7 @@ def unreadable(path: Path) -> None:
     path.chmod(0)
 
 
-def claiming(width: int, height: int) -> Callable[[Path], None]:
+def make_header_writer(width: int, height: int) -> Callable[[Path], None]:
     """Writes a small file whose header claims so many pixels."""
 
     def write(path: Path) -> None:
@@ -65,8 +65,12 @@ BAD: dict[str, tuple[str, Callable[[Path], object], str]] = {
     "text": ("x.png", lambda path: path.write_text("no image"), "none of JPEG, PNG, BMP, GIF, WEBP, TIFF"),
     "other format": ("x.png", lambda path: make_image().save(path, "ICO"), "none of JPEG, PNG, BMP, GIF, WEBP, TIFF"),
     "float tiff": ("x.tiff", lambda path: Image.new("F", (9, 9)).save(path), "32-bit pixels with an unknown range"),
-    "bomb": ("x.png", claiming(20000, 10000), "more than 178,956,970 pixels"),
-    "small bomb": ("x.png", claiming(10000, 10000), "image file is truncated|broken PNG file|broken data stream"),
+    "bomb": ("x.png", make_header_writer(20000, 10000), "more than 178,956,970 pixels"),
+    "small bomb": (
+        "x.png",
+        make_header_writer(10000, 10000),
+        "image file is truncated|broken PNG file|broken data stream",
+    ),
     "broken link": ("x.png", lambda path: path.symlink_to("nowhere.png"), "no such file or directory"),
     "link to itself": ("x.png", lambda path: path.symlink_to("x.png"), "too many levels of symbolic links"),
     "pipe": ("x.png", os.mkfifo, "not a file"),

@@ -67,7 +67,7 @@ def manifest(kind: str) -> Callable[[Path, Pixels], Path]:
     return write
 
 
-def encoded(image: Pixels) -> bytes:
+def encode_png(image: Pixels) -> bytes:
     buffer = io.BytesIO()
     Image.fromarray(image).save(buffer, "PNG")
     return buffer.getvalue()
@@ -77,7 +77,7 @@ def parquet(path: Path, images: Pixels) -> Path:
     import pyarrow
     from pyarrow import parquet as file
 
-    cells = [{"bytes": encoded(image), "path": None} for image in images]
+    cells = [{"bytes": encode_png(image), "path": None} for image in images]
     file.write_table(pyarrow.table({"image": cells, "label": LABELS}), path.with_suffix(".parquet"))
     return path.with_suffix(".parquet")
 
@@ -144,7 +144,7 @@ def prepare_new(path: Path, data: Dataset, *, labelled: bool) -> torch.Tensor:
 
 
 @dataclass
-class Trained:
+class TrainedForm:
     """Data of one form, and what a model of it sees in new images of that form."""
 
     data: Dataset
@@ -152,19 +152,19 @@ class Trained:
     new: torch.Tensor
 
 
-def write_and_load(folder: Path, form: Any, name: str, images: Pixels) -> Trained:
+def write_and_load(folder: Path, form: Any, name: str, images: Pixels) -> TrainedForm:
     path = form(folder / name, images)
     data = load(job(path, image_size=SIDE))
-    return Trained(data, path, prepare_new(path, data, labelled=True))
+    return TrainedForm(data, path, prepare_new(path, data, labelled=True))
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+def base(tmp_path_factory: pytest.TempPathFactory) -> TrainedForm:
     return write_and_load(tmp_path_factory.mktemp("base"), GRAY["uint8"], "x", pixels())
 
 
 @pytest.mark.parametrize("name", GRAY)
-def test_the_same_bytes_in_another_form_give_the_same_model(tmp_path: Path, name: str, base: Trained) -> None:
+def test_the_same_bytes_in_another_form_give_the_same_model(tmp_path: Path, name: str, base: TrainedForm) -> None:
     """Trained on this form and asked for bytes, and the other way round; predict sees what evaluate sees."""
     other = write_and_load(tmp_path, GRAY[name], "y", pixels())
     assert torch.allclose(prepare_all(other.data), prepare_all(base.data), atol=1e-5)
@@ -254,7 +254,7 @@ def test_black_and_white(tmp_path: Path, name: str) -> None:
             assert says(str(error), "training-images-between")  # noqa: PT017
 
 
-def test_order_of_rows_and_files(tmp_path: Path, base: Trained) -> None:
+def test_order_of_rows_and_files(tmp_path: Path, base: TrainedForm) -> None:
     """The statistics of a model do not depend on the order; each image is seen as before."""
     order = np.random.default_rng(3).permutation(COUNT)
     path = write_npz(tmp_path / "y.npz", pixels()[order], LABELS[order])

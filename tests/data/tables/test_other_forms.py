@@ -37,7 +37,7 @@ OPTIONS: dict[str, Any] = {"categorical": ["code"], "dates": {"when": ["year", "
 TASKS = {"classification": ("y", ["size"]), "regression": ("size", ["y"])}
 
 
-class Fixed(nn.Module):
+class FixedNetwork(nn.Module):
     """A network with weights that depend on nothing but its shape."""
 
     def __init__(self, data: Dataset) -> None:
@@ -96,7 +96,7 @@ def targets(new: Any) -> list[Any]:
 
 def check_scores(data: Dataset, path: Path) -> None:
     """Predictions of the file without its targets have the score that the file with its targets gets."""
-    network, head = Fixed(data), data.heads[""]
+    network, head = FixedNetwork(data), data.heads[""]
     new, labelled = read(data, path, labelled=False), read(data, path, labelled=True)
     device = torch.device("cpu")
     outputs = list(forward.compute_outputs(network, [""], new.split, new.prepare, device))

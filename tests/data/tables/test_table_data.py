@@ -30,7 +30,7 @@ from tests.messages import get_message, saying, says, says_only
 torch.set_num_threads(1)
 
 
-def everything(split: Split) -> tuple[torch.Tensor, ...]:
+def gather_all(split: Split) -> tuple[torch.Tensor, ...]:
     assert isinstance(split, TableSplit)
     return split.gather(np.arange(len(split)))
 
@@ -78,7 +78,7 @@ def test_statistics_are_those_of_the_training_rows(tmp_path: Path) -> None:
     np.testing.assert_allclose(edges[[0, -1]], [scaled.min(), scaled.max()], rtol=1e-5)
     shares = np.histogram(scaled.astype(np.float32), edges.astype(np.float32))[0] / len(scaled)
     assert shares.max() < 3 / 32  # bins hold equally many training rows, as far as whole rows allow
-    numbers = everything(data.train)[0].numpy()
+    numbers = gather_all(data.train)[0].numpy()
     filled_sizes = np.where(np.isnan(size), np.median(known_sizes), size)
     np.testing.assert_allclose(numbers[:, 0], (filled_sizes - known_sizes.mean()) / known_sizes.std(), atol=1e-5)
     np.testing.assert_array_equal(numbers[:, 1], np.isnan(size))
@@ -91,7 +91,7 @@ def test_numbers_with_few_values_have_few_bins_and_those_with_two_have_none(tmp_
     assert column(data, "flag")["edges"] == ()
     plain = tables.load(job(path).model_copy(update={"model": MlpSpec(bins=0)}))
     assert {number["edges"] for number in plain.preprocessing["numeric"]} == {()}
-    assert torch.equal(everything(plain.train)[0], everything(data.train)[0])
+    assert torch.equal(gather_all(plain.train)[0], gather_all(data.train)[0])
 
 
 def test_a_run_from_before_bins_keeps_its_network(tmp_path: Path) -> None:
@@ -113,7 +113,7 @@ def test_validation_rows_do_not_change_the_preprocessing(tmp_path: Path) -> None
     rows["colour"] = pyarrow.array(np.where(is_validation, "violet", rows["colour"].to_pylist()).tolist())
     second = tables.load(job(write_rows(tmp_path, rows)))
     assert second.preprocessing == first.preprocessing
-    assert (everything(second.validation)[1][:, 0] == 0).all()
+    assert (gather_all(second.validation)[1][:, 0] == 0).all()
     assert says([note for note in second.notes if "violet" in note], "colour-categories-training-data")
 
 
@@ -124,7 +124,7 @@ def test_categories_have_their_place_and_empty_cells_too(tmp_path: Path) -> None
     expected = [
         {None: 1, "blue": 2, "green": 3, "red": 4}[rows["colour"][int(row)].as_py()] for row in rows_of(data.train)
     ]
-    assert everything(data.train)[1][:, 0].tolist() == expected
+    assert gather_all(data.train)[1][:, 0].tolist() == expected
 
 
 def test_the_split_is_stratified_and_a_function_of_the_seed(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_a_csv_reads_like_a_parquet(tmp_path: Path) -> None:
     csv.write_csv(table, tmp_path / "a.csv")
     one, other = tables.load(job(write_rows(tmp_path, make_mixed_rows()))), tables.load(job(tmp_path / "a.csv"))
     assert one.preprocessing == other.preprocessing
-    assert all(torch.equal(a, b) for a, b in zip(everything(one.train), everything(other.train), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(gather_all(one.train), gather_all(other.train), strict=True))
 
 
 def test_a_separate_validation_file(tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_new_rows_are_prepared_as_validation_was(tmp_path: Path) -> None:
     data = tables.load(job(path))
     preprocessing = json.loads(json.dumps(data.preprocessing))
     new = tables.read([path], preprocessing, data.heads, labelled=True)
-    for new_rows, validation_rows in zip(everything(new.split), everything(data.validation), strict=True):
+    for new_rows, validation_rows in zip(gather_all(new.split), gather_all(data.validation), strict=True):
         assert torch.equal(new_rows[torch.from_numpy(rows_of(data.validation))], validation_rows)
     assert torch.equal(new.split.targets[""][rows_of(data.validation)], data.validation.targets[""])
 
@@ -199,7 +199,7 @@ def test_new_rows_in_any_order_of_columns_without_targets(tmp_path: Path) -> Non
     assert new.split.title(81) == "two.parquet row 2"
     assert any("two.parquet row 80: size is infinite" in note for note in new.notes)
     assert new.split.targets == {}
-    assert torch.equal(new.split.gather(rows_of(data.validation))[0], everything(data.validation)[0])
+    assert torch.equal(new.split.gather(rows_of(data.validation))[0], gather_all(data.validation)[0])
 
 
 def test_a_new_label_is_an_error_and_a_new_empty_cell_is_noted(tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ def test_huge_numbers_leave_the_others_apart(tmp_path: Path) -> None:
         notes = [note for note in data.notes if "scaled by its quartiles" in note]
         assert len(notes) == is_noted
         assert not is_noted or f"up to {sentinel:g}," in notes[0]
-        scaled = everything(data.train)[0][:, [n["name"] for n in data.preprocessing["numeric"]].index("size")]
+        scaled = gather_all(data.train)[0][:, [n["name"] for n in data.preprocessing["numeric"]].index("size")]
         assert len(scaled.unique()) > 0.8 * len(scaled)
         assert scaled.abs().max() <= 10
         assert any("limit" in n for n in data.preprocessing["numeric"]) == is_noted
@@ -284,7 +284,7 @@ def test_empty_cells_are_counted(tmp_path: Path) -> None:
     """A tenth of a column was filled without a word."""
     data = tables.load(job(write_rows(tmp_path, make_mixed_rows())))
     # The second number of a row marks an empty size.
-    share = float(everything(data.train)[0][:, 1].mean())
+    share = float(gather_all(data.train)[0][:, 1].mean())
     (note,) = [note for note in data.notes if note.startswith("empty cells: ")]
     assert f"size {share:.1%}" in note
     assert "colour" in note
@@ -316,10 +316,10 @@ def test_numbers_to_predict_are_scaled_by_the_training_rows(tmp_path: Path) -> N
 def test_a_table_without_categories_and_one_without_numbers(tmp_path: Path) -> None:
     rows = make_mixed_rows()
     number_data = tables.load(job(write_rows(tmp_path, rows), features=["size", "count"]))
-    assert [x.shape[1] for x in everything(number_data.train)] == [3]
+    assert [x.shape[1] for x in gather_all(number_data.train)] == [3]
     assert number_data.mixable
     category_data = tables.load(job(write_rows(tmp_path, rows), features=["colour"]))
-    assert [x.dtype for x in everything(category_data.train)] == [torch.int32]
+    assert [x.dtype for x in gather_all(category_data.train)] == [torch.int32]
     assert not category_data.mixable
 
 
@@ -370,5 +370,5 @@ def test_other_types_of_text_give_the_same_table(tmp_path: Path, kind: Any) -> N
     parquet.write_table(other, tmp_path / "b.parquet")
     one, two = (tables.load(job(tmp_path / name)) for name in ("a.parquet", "b.parquet"))
     assert one.preprocessing == two.preprocessing
-    for plain_part, other_part in zip(everything(one.train), everything(two.train), strict=True):
+    for plain_part, other_part in zip(gather_all(one.train), gather_all(two.train), strict=True):
         assert torch.equal(plain_part, other_part)

@@ -34,7 +34,7 @@ LONG = PART_BYTES + 1000
 
 
 @dataclass
-class Killing:
+class RequestKiller:
     """Kills a process at its n-th request, and counts them."""
 
     proxy: FaultyStore
@@ -83,13 +83,13 @@ def copy_run(runs: RemoteRuns, folder: Path) -> int:
         runs.release()
 
 
-def kill_copy(proxy: FaultyStore, home: Path, prefix: str, number: int, kind: str) -> Killing:
+def kill_copy(proxy: FaultyStore, home: Path, prefix: str, number: int, kind: str) -> RequestKiller:
     """A machine whose copy is killed at its n-th request, after a first checkpoint is there whole."""
     first_run = home / "one" / "parts-001"
     write_training(first_run, 10, "running")
     assert copy_run(remote_runs(first_run.parent, prefix), first_run) == 0
     write_training(first_run, 20, "done")
-    killing = Killing(proxy, number, kind)
+    killing = RequestKiller(proxy, number, kind)
     proxy.fault = killing
     command = [sys.executable, "-m", "tests.supervisor.remote_copy.test_killed_copies", str(first_run), prefix]
     with subprocess.Popen(command, cwd=ROOT) as process:
