@@ -125,10 +125,10 @@ def cluster(count: int, home: Path, patience: int = 300) -> Iterator[SlurmCluste
             slurm.start()
             yield slurm
         finally:
-            _end(home)
+            _end_steps(home)
 
 
-def _end(home: Path) -> None:
+def _end_steps(home: Path) -> None:
     """End the steps of jobs, which outlive the daemons."""
     for folder in Path("/proc").iterdir():
         with contextlib.suppress(OSError, ValueError):

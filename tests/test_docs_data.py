@@ -86,7 +86,7 @@ def arrays(folder: Path, file: str) -> None:
     run_page_code(folder, file, **values[file])
 
 
-def make(folder: Path, file: str) -> None:
+def make_file(folder: Path, file: str) -> None:
     """One file of data as the page shows it."""
     (folder / "data").mkdir(exist_ok=True)
     if file in ("data/parts", "data/parts.csv", "data/damage.csv", "data/wear.csv"):
@@ -158,7 +158,7 @@ def test_a_spec_trains_on_the_data_that_is_shown(
     tmp_path: Path, file: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
-    make(tmp_path, file)
+    make_file(tmp_path, file)
     text, count = re.subn(r"train: data/[\w.-]+", f"train: {file}", SPECS[name])
     assert count == 1
     # A pretrained network and a large one are not what is tried here.

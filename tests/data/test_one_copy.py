@@ -35,7 +35,7 @@ def columns() -> tuple[Any, ...]:
     return pixels, np.arange(1 << 18, dtype=np.float64), texts, pixels, small, half, np.arange(1 << 18) > 7
 
 
-def same(one: Any, two: Any) -> bool:
+def are_equal(one: Any, two: Any) -> bool:
     if isinstance(one, pyarrow.ChunkedArray):
         return bool(one.equals(two))
     return np.array_equal(*(x.view(torch.int16).numpy() if isinstance(x, torch.Tensor) else x for x in (one, two)))
@@ -56,7 +56,7 @@ def test_arrays_of_all_kinds_are_shared() -> None:
     assert share_between([one], [two]) > 11 << 20
     for holder in (one, two):
         assert one_copy._list_arrays([holder]) == []  # they lie in a file now
-        assert all(map(same, holder.arrays, columns()))
+        assert all(map(are_equal, holder.arrays, columns()))
         assert holder.arrays[0] is holder.arrays[3]
     assert two.arrays[4] is small
     two.arrays[0][0, 0] = 9  # a write stays in its process
@@ -70,7 +70,7 @@ def test_who_has_other_bytes_keeps_them() -> None:
     share_between([one], [two])
     assert two.arrays[0] is changed_array
     assert one_copy._list_arrays([two]) == [changed_array]
-    assert all(map(same, two.arrays[1:3], columns()[1:3]))
+    assert all(map(are_equal, two.arrays[1:3], columns()[1:3]))
 
 
 def test_what_is_mapped_already_is_left_alone(tmp_path: Path) -> None:

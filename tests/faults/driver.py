@@ -95,13 +95,13 @@ class Faults:
                 act(self.action)
 
 
-def announce_calls(plain: Callable[..., Any]) -> Callable[..., Any]:
+def announce_calls(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function of torch's that announces its calls as moments."""
 
     def call(*arguments: Any, **keywords: Any) -> Any:
         assert fault_points.listener is not None
         fault_points.listener(COMPILING)
-        return plain(*arguments, **keywords)
+        return function(*arguments, **keywords)
 
     return call
 

@@ -122,7 +122,7 @@ def split(file: Path, text: str) -> list[str]:
     return text.splitlines() if file.suffix == ".jsonl" else [text]
 
 
-def call(command: str, monkeypatch: pytest.MonkeyPatch) -> int:
+def run_command(command: str, monkeypatch: pytest.MonkeyPatch) -> int:
     """The exit code of a command; 0 where it begins to train."""
 
     def reach(*_: object, **__: object) -> int:
@@ -166,7 +166,7 @@ def test_all_commands_judge_a_damaged_file_alike(
         if command == "resume" and (folder / RUN / "state.json").is_file() and name != "state.json":
             state = json.loads((folder / RUN / "state.json").read_text())
             RunFiles(folder / RUN).write_json("state.json", state | {"status": "stopped", "exit_code": 75})
-        code = call(command, monkeypatch)
+        code = run_command(command, monkeypatch)
         if command == "resume" and name != "state.json":
             RunFiles(folder / RUN).write_json("state.json", state)
         output = capfd.readouterr()

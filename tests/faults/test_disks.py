@@ -61,7 +61,7 @@ def conduct(folder: Path) -> None:
     train.train(tiny_run)
 
 
-def end(folder: Path) -> dict[str, bytes]:
+def read_final_files(folder: Path) -> dict[str, bytes]:
     files = {p.name: p.read_bytes() for p in small_job.last_checkpoint(folder).glob("*.safetensors")}
     files |= {f"model/{p.name}": p.read_bytes() for p in (folder / "model").glob("*.safetensors")}
     return files | {"metrics": (folder / "metrics.jsonl").read_bytes()}
@@ -91,7 +91,7 @@ def outcomes(tmp_path: Path, stride: int) -> dict[str, int]:
     (tmp_path / "calm").mkdir()
     with fail_call(0, 0) as calls:
         conduct(tmp_path / "calm")
-    calm_files = end(tmp_path / "calm")
+    calm_files = read_final_files(tmp_path / "calm")
     assert set(calls) == {name for _, name in CALLS}
     counts = {"done": 0, "ended": 0}
     for number in range(1, len(calls) + 1, stride):
@@ -111,7 +111,7 @@ def outcomes(tmp_path: Path, stride: int) -> dict[str, int]:
             if list_checkpoints(folder / "checkpoints"):
                 assert checkpoint.load_latest(folder / "checkpoints")[0] is not None
             conduct(folder)
-        assert end(folder) == calm_files, f"call {number}, {calls[number - 1]}, {os.strerror(error)}"
+        assert read_final_files(folder) == calm_files, f"call {number}, {calls[number - 1]}, {os.strerror(error)}"
         assert small_job.leftovers(folder) == []
         shutil.rmtree(folder)
     return counts

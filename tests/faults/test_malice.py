@@ -101,7 +101,7 @@ def tensors(header: object, data: bytes = b"", length: int | None = None) -> byt
     return struct.pack("<Q", len(text) if length is None else length) + text + data
 
 
-def one(**changes: Any) -> dict[str, Any]:
+def make_header(**changes: Any) -> dict[str, Any]:
     return {"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]} | changes}
 
 
@@ -119,23 +119,25 @@ WEIGHTS: dict[str, Callable[[Path], bytes]] = {
     "a pickle": pickle_call,
     "a checkpoint of torch": zip_weights,
     "a header as long as memory": lambda canary: tensors(b"{}", length=2**63 - 1),
-    "a header longer than the file": lambda canary: tensors(one(), b"\0" * 8, length=10**6),
+    "a header longer than the file": lambda canary: tensors(make_header(), b"\0" * 8, length=10**6),
     "a header of 90 MB": lambda canary: tensors(b'{"__metadata__":{"a":"' + b"x" * (90 << 20) + b'"}}'),
     "a header of many tensors": lambda canary: tensors(
-        {f"t{i}": one(shape=[0], data_offsets=[0, 0])["w"] for i in range(300_000)}
+        {f"t{i}": make_header(shape=[0], data_offsets=[0, 0])["w"] for i in range(300_000)}
     ),
-    "a shape beyond numbers": lambda canary: tensors(one(shape=[2**62, 2**62]), b"\0" * 8),
-    "a tensor of a petabyte": lambda canary: tensors(one(shape=[2**48], data_offsets=[0, 2**50]), b"\0" * 8),
-    "a negative shape": lambda canary: tensors(one(shape=[-2]), b"\0" * 8),
-    "offsets that overlap": lambda canary: tensors({**one(), "v": one(data_offsets=[4, 12])["w"]}, b"\0" * 12),
-    "offsets that go back": lambda canary: tensors(one(data_offsets=[8, 0]), b"\0" * 8),
-    "bytes behind the end": lambda canary: tensors(one(), b"\0" * 99),
-    "a type that is none": lambda canary: tensors(one(dtype="object"), b"\0" * 8),
+    "a shape beyond numbers": lambda canary: tensors(make_header(shape=[2**62, 2**62]), b"\0" * 8),
+    "a tensor of a petabyte": lambda canary: tensors(make_header(shape=[2**48], data_offsets=[0, 2**50]), b"\0" * 8),
+    "a negative shape": lambda canary: tensors(make_header(shape=[-2]), b"\0" * 8),
+    "offsets that overlap": lambda canary: tensors(
+        {**make_header(), "v": make_header(data_offsets=[4, 12])["w"]}, b"\0" * 12
+    ),
+    "offsets that go back": lambda canary: tensors(make_header(data_offsets=[8, 0]), b"\0" * 8),
+    "bytes behind the end": lambda canary: tensors(make_header(), b"\0" * 99),
+    "a type that is none": lambda canary: tensors(make_header(dtype="object"), b"\0" * 8),
     "no JSON": lambda canary: tensors(b"{'w': __import__('os').system('true')}"),
     "JSON of no end": lambda canary: tensors(b'{"w":' + b"[" * 10**6),
     "a list": lambda canary: tensors([1, 2]),
     "thirty thousand tensors": lambda canary: tensors(
-        {f"t{i}": one(shape=[0], data_offsets=[0, 0])["w"] for i in range(30_000)}
+        {f"t{i}": make_header(shape=[0], data_offsets=[0, 0])["w"] for i in range(30_000)}
     ),
     "nothing": lambda canary: b"",
     "seven bytes": lambda canary: b"\x08\0\0\0\0\0\0",

@@ -119,7 +119,7 @@ def train(folder: Path, scenario: Scenario, *, keep: bool = False) -> End:
         reason = str(error)
     finally:
         tiny_run.metrics.close()
-    return End(_tensors(tiny_run), _plain(tiny_run, reason))
+    return End(_tensors(tiny_run), _describe_end(tiny_run, reason))
 
 
 def _tensors(tiny_run: run.Run) -> dict[str, dict[str, torch.Tensor]]:
@@ -130,7 +130,7 @@ def _tensors(tiny_run: run.Run) -> dict[str, dict[str, torch.Tensor]]:
     return tensors | ({"ema": dict(tiny_run.ema.average)} if tiny_run.ema else {})
 
 
-def _plain(tiny_run: run.Run, reason: str) -> dict[str, Any]:
+def _describe_end(tiny_run: run.Run, reason: str) -> dict[str, Any]:
     state = json.loads(json.dumps(run_state.collect_state(tiny_run)))
     del state["counters"]["seconds"]
     events = tiny_run.folder / "events.jsonl"

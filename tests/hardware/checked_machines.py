@@ -15,8 +15,8 @@ AMPERE = Torch(
 CPU = Torch(version="2.13.0+cpu", cuda=None)
 
 
-def machine(name: str, torch: Torch | None = None, image: str | None = None) -> Hardware:
-    return replace(facts.read_hardware(ROOT / f"tests/machines/{name}.json"), torch=torch, image=image)
+def machine(recording: str, torch: Torch | None = None, image: str | None = None) -> Hardware:
+    return replace(facts.read_hardware(ROOT / f"tests/machines/{recording}.json"), torch=torch, image=image)
 
 
 def make_card(

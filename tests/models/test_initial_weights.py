@@ -50,9 +50,9 @@ def test_the_random_start_differs(first_run: tuple[Path, Case, dict[str, torch.T
     assert any(not torch.allclose(now[name], values, rtol=1e-3, atol=1e-5) for name, values in before.items())
 
 
-def same(first_run: Model, second: Model) -> list[str]:
+def list_equal_tensors(first_model: Model, second_model: Model) -> list[str]:
     """The names of the tensors that both have with the same values."""
-    ours, theirs = first_run.module.state_dict(), second.module.state_dict()
+    ours, theirs = first_model.module.state_dict(), second_model.module.state_dict()
     return [name for name, value in ours.items() if name in theirs and torch.equal(value, theirs[name])]
 
 
@@ -64,7 +64,7 @@ def test_other_classes_get_a_new_classifier_even_of_the_same_shape(tmp_path: Pat
     rename_classes(tmp_path)
     job = follow(tmp_path, case)
     model = build(job, load(job))
-    new_tensors = set(model.module.state_dict()) - set(same(model, unchanged_model))
+    new_tensors = set(model.module.state_dict()) - set(list_equal_tensors(model, unchanged_model))
     assert new_tensors == {"classifier.weight", "classifier.bias"}
     assert says_only(
         model.notes[1],
@@ -85,7 +85,7 @@ def test_only_the_head_with_other_classes_is_new(tmp_path: Path) -> None:
         path.write_text(path.read_text().replace(",x,", ",w,"))
     job = follow(tmp_path, case)
     model = build(job, load(job))
-    new_tensors = set(model.module.state_dict()) - set(same(model, unchanged_model))
+    new_tensors = set(model.module.state_dict()) - set(list_equal_tensors(model, unchanged_model))
     assert new_tensors == {"heads.0.weight", "heads.0.bias"}
     assert begins_with(model.notes[1], "initialized-anew-since-classes-differ", tmp_path / FIRST / "model")
 

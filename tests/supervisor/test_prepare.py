@@ -58,14 +58,14 @@ def train_prepared(model: nn.Module, **settings: Any) -> tuple[nn.Module, list[f
         return model, [step(batch) for batch in BATCHES]
 
 
-def same(one: nn.Module, two: nn.Module) -> bool:
+def have_same_weights(one: nn.Module, two: nn.Module) -> bool:
     return all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
 
 
 @pytest.mark.parametrize(("clip", "accumulate"), [(None, 1), (0.1, 1), (None, 3), (0.1, 2)])
 def test_the_bits_are_those_of_a_loop_by_hand(clip: float | None, accumulate: int) -> None:
     trained_model, losses = train_prepared(build_network(), clip_norm=clip, accumulate=accumulate)
-    assert same(trained_model, by_hand(build_network(), clip, accumulate))
+    assert have_same_weights(trained_model, by_hand(build_network(), clip, accumulate))
     assert losses[0] == pytest.approx(float(cross_entropy(_first(build_network()), BATCHES[0][1])), rel=1e-6)
 
 
@@ -135,7 +135,7 @@ def test_a_model_that_returns_its_loss(form: str, batch: str) -> None:
     with drivetrain.prepare(model, optimizer(model), optimize={"cpu_threads": 1}, quiet=True) as step:
         for x, y in BATCHES:
             step((x, y) if batch == "tuple" else {"x": x, "y": y})
-    assert same(model.inner, by_hand(build_network()))
+    assert have_same_weights(model.inner, by_hand(build_network()))
 
 
 def test_a_loss_of_a_mapping() -> None:
@@ -159,7 +159,7 @@ def test_a_loss_of_a_mapping() -> None:
     ) as step:
         for x, y in BATCHES:
             step({"x": x, "y": y})
-    assert same(model.inner, by_hand(build_network()))
+    assert have_same_weights(model.inner, by_hand(build_network()))
 
 
 def test_a_bad_update_is_skipped_and_three_end_the_loop() -> None:
@@ -245,7 +245,7 @@ def test_bf16_is_the_autocast_of_a_loop_by_hand(tmp_path: Path) -> None:
     for one, two in zip(prepared_model.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(one, two, rtol=1e-3, atol=1e-4)
     assert {value.dtype for value in prepared_model.parameters()} == {torch.float32}
-    assert not same(prepared_model, by_hand(build_network())), "fp32 gives other weights"
+    assert not have_same_weights(prepared_model, by_hand(build_network())), "fp32 gives other weights"
 
 
 def test_plan_state_and_the_process_afterwards() -> None:

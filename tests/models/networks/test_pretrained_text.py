@@ -51,12 +51,12 @@ def weights(path: Path) -> dict[str, torch.Tensor]:
     return {name: w for name, w in safetensors.torch.load_file(path).items() if not name.startswith("pooler.")}
 
 
-def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+def have_same_weights(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_a_pretrained_encoder_starts_with_its_weights(folder: Path) -> None:
-    assert same(encoder(assemble_run(folder)), weights(folder / "saved" / "model.safetensors"))
+    assert have_same_weights(encoder(assemble_run(folder)), weights(folder / "saved" / "model.safetensors"))
 
 
 def test_it_trains_freezes_and_reloads(folder: Path) -> None:
@@ -138,7 +138,7 @@ def test_families(tmp_path: Path, family: str) -> None:
     reports.write_reports(tmp_path)
     saved = reports.save_encoder(tmp_path, family)
     training_run = assemble_run(tmp_path)
-    assert same(encoder(training_run), weights(saved / "model.safetensors"))
+    assert have_same_weights(encoder(training_run), weights(saved / "model.safetensors"))
     assert says(training_run.dataset.notes, "encoder-text-represented-first", family, saved)
     inputs = training_run.dataset.train.gather(np.arange(3))
     assert training_run.model(*inputs)["causa"].shape == (3, 8)
@@ -192,7 +192,7 @@ def test_the_pickle_twin_is_refused(folder: Path, name: str) -> None:
 def test_the_pickle_twin_converts(folder: Path) -> None:
     convert.convert(pickle_weights(folder) / "pytorch_model.bin")
     training_run = assemble_run(folder, "{source: transformers, name: twin}")
-    assert same(encoder(training_run), weights(folder / "saved" / "model.safetensors"))
+    assert have_same_weights(encoder(training_run), weights(folder / "saved" / "model.safetensors"))
 
 
 def remove(name: str) -> Callable[[Path], object]:
