@@ -35,7 +35,7 @@ JOB = """
 name: t
 task: image-classification
 data: {{train: none.npz, augment: {{mixup: {{alpha: 0.4, probability: 0.5}}}}}}
-train: {{epochs: {epochs}, batch_size: {batch}, ema: 0.9, optimizer: {{name: adamw, lr: 0.01}}{more}}}
+train: {{epochs: {epochs}, batch_size: {batch}, ema: 0.9, optimizer: {{name: adamw, lr: 0.01}}{train_keys}}}
 checkpoint: {{every: 3 steps}}
 """
 
@@ -76,7 +76,7 @@ def main() -> None:
     rank_folder = folder if rank == "0" else folder / "ranks" / rank
     rank_folder.mkdir(parents=True, exist_ok=True)
     job, machine = (
-        job_spec.check(parse(JOB.format(epochs=EPOCHS, batch=BATCH, more=train_keys), "t.yaml")),
+        job_spec.check(parse(JOB.format(epochs=EPOCHS, batch=BATCH, train_keys=train_keys), "t.yaml")),
         tiny.machine(),
     )
     data, model = tiny.dataset(SAMPLES), network()

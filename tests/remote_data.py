@@ -23,7 +23,7 @@ from tests.supervisor.remote_copy.fake_run import faulty_store, open_store
 TABLE = """
 name: t
 task: tabular-classification
-data: {{train: "{train}", target: y{more}}}
+data: {{train: "{train}", target: y{data_keys}}}
 model: {{name: mlp}}
 train: {{epochs: 2, batch_size: 16}}
 """
@@ -73,7 +73,7 @@ def put_folder(prefix: str, folder: Path) -> None:
 def write_spec(folder: Path, text: str, train: str, extra: str = "") -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "t.yaml"
-    path.write_text(text.format(train=train, more=extra))
+    path.write_text(text.format(train=train, data_keys=extra))
     return path
 
 

@@ -19,7 +19,7 @@ OTHER = "89abcdef0123456789abcdef0123456789abcdef"
 SPEC = """
 name: frases
 task: text-classification
-data: {{train: '{train}', text: text, labels: label{more}}}
+data: {{train: '{train}', text: text, labels: label{data_keys}}}
 model: {{name: encoder, layers: 1, width: 16, heads: 2, vocabulary: 200}}
 train: {{epochs: 2, batch_size: 8}}
 checkpoint: {{every: epoch}}
@@ -76,7 +76,7 @@ NEEDED = sorted(name for name in FILES if name.startswith(("data/", "README")))
 
 def write_spec(folder: Path, train: str = f"hf://datasets/{NAME}", settings: str = "") -> Path:
     path = folder / "job.yaml"
-    path.write_text(SPEC.format(train=train, more=settings))
+    path.write_text(SPEC.format(train=train, data_keys=settings))
     return path
 
 

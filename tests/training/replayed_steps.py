@@ -74,7 +74,7 @@ def train_epochs(run: Run, recorder: Any, spoil: int = -1, epochs: int = 3, step
         **{f"moment {n}": value for n, value in enumerate(moments)},
         **{f"average {n}": value for n, value in enumerate(average)},
         "scale": torch.tensor([scaler.scale, float(scaler.good_steps)]),
-        "told": messages,
+        "messages": messages,
     }
 
 

@@ -50,9 +50,9 @@ def test_a_replayed_step_has_the_bits_of_the_usual_one(tmp_path: Path, train: st
 def test_a_step_that_cannot_be_recorded_is_computed_as_usual(tmp_path: Path) -> None:
     usual = train_epochs(assemble_run(tmp_path / "usual", "ema: 0.5", False), None)
     other = train_epochs(assemble_run(tmp_path / "other", "ema: 0.5", False), Never())
-    (line,) = other.pop("told")
+    (line,) = other.pop("messages")
     assert says_only(line, "step-could-recorded-training")
-    assert usual.pop("told") == []
+    assert usual.pop("messages") == []
     assert other.keys() == usual.keys()
 
 
@@ -227,7 +227,7 @@ def test_nothing_is_compiled_while_a_step_is_recorded(tmp_path: Path, monkeypatc
     compile_with(monkeypatch, "eager")
     run = assemble_run(tmp_path / "run", "", False)
     compile.apply(run, True)
-    assert len(train_epochs(run, ChangingDevice(run.model))["told"]) == 1
+    assert len(train_epochs(run, ChangingDevice(run.model))["messages"]) == 1
     captured = run.step.options.captured
     assert captured is not None
     assert "recompile" in captured.failure

@@ -25,7 +25,7 @@ from tests.tiny import assemble_plain_run
 
 NAMES = ("cat", "dog", "owl")
 COUNT = 28
-SPEC = "name: t\ntask: {task}\ndata: {{train: {train}, validation: 0.25, image_size: 16{more}}}\n" + (
+SPEC = "name: t\ntask: {task}\ndata: {{train: {train}, validation: 0.25, image_size: 16{data_keys}}}\n" + (
     "model: {{name: small-cnn, width: 4}}\ntrain: {{batch_size: 8{train_more}}}\noptimize: {{cpu_threads: 1}}\n"
 )
 torch.set_num_threads(1)
@@ -76,7 +76,7 @@ def table(path: Path, header: str, cells: Sequence[str], quote: str = '"') -> No
 
 def job(home: Path, train: str, data_keys: str, *, task: str = "image-classification", train_more: str = "") -> Job:
     spec = home / f"job-{Path(train).stem}.yaml"
-    spec.write_text(SPEC.format(task=task, train=train, more=f", {data_keys}", train_more=train_more))
+    spec.write_text(SPEC.format(task=task, train=train, data_keys=f", {data_keys}", train_more=train_more))
     return job_spec.load(spec)
 
 
@@ -191,7 +191,7 @@ def test_a_new_label_and_folders_are_refused(home: Path) -> None:
     table(home / "held.csv", "tags", ["cat|doge", "dog"])
     data_keys = FORMS["bars.csv"]
     (home / "job.yaml").write_text(
-        SPEC.format(task="image-classification", train="bars.csv", more=f", {data_keys}", train_more="").replace(
+        SPEC.format(task="image-classification", train="bars.csv", data_keys=f", {data_keys}", train_more="").replace(
             "validation: 0.25", "validation: held.csv"
         )
     )
