@@ -44,9 +44,9 @@ from drivetrain.storage.object_store import ObjectStore
 from drivetrain.storage.remote_address import parse
 from tests import nodes
 from tests.data.streaming import shards
-from tests.object_store import KEY, SECRET, moto, program
+from tests.object_store import KEY, SECRET, find_moto, moto
 from tests.paths import ROOT
-from tests.tiny import plain
+from tests.tiny import assemble_plain_run
 
 IMAGES = """
 name: images
@@ -91,8 +91,8 @@ def write_image_shards(folder: Path, count: int, rows: int, side: int, suffix: s
             continue
         with tarfile.open(folder / f"{number:04}.tar", "w") as file:
             for row, (image, label) in enumerate(zip(row_images, labels, strict=True)):
-                shards.add(file, f"{number:04}{row:05}.jpg", image)
-                shards.add(file, f"{number:04}{row:05}.cls", label.encode())
+                shards.add_member(file, f"{number:04}{row:05}.jpg", image)
+                shards.add_member(file, f"{number:04}{row:05}.cls", label.encode())
     return folder
 
 
@@ -139,7 +139,7 @@ def start_server(folder: Path) -> Iterator[str]:
 
 def make_trainer(job: Job, folder: Path, *, train: bool) -> Callable[[], float]:
     """A function that trains an epoch, or only reads its batches, and returns samples a second."""
-    run = plain(job, folder)
+    run = assemble_plain_run(job, folder)
     run.train_mode()
 
     def run_epoch() -> float:
@@ -207,7 +207,7 @@ def measure_link(options: argparse.Namespace, scratch: Path) -> None:
                 "AWS_SECRET_ACCESS_KEY": SECRET,
                 "TORCHINDUCTOR_CACHE_DIR": str(scratch / f"cache-{suffix[1:]}"),
             }
-            store.start([program(), "-H", "0.0.0.0", "-p", str(SERVER_PORT)], scratch / "moto.log")
+            store.start([find_moto(), "-H", "0.0.0.0", "-p", str(SERVER_PORT)], scratch / "moto.log")
             command = [sys.executable, "-m", "benchmarks.streaming", "read", str(folder), options.rate]
             reader_process = subprocess.run(
                 reader.command(command),

@@ -76,7 +76,7 @@ def labelled(targets):
 """
 
 
-def assembled(folder: Path, case: str) -> run.Run:
+def assemble_run(folder: Path, case: str) -> run.Run:
     """The last batch of an epoch has two samples: too few for parts of two processes."""
     kind, _, size = case.partition("/")
     counts = ", weight_of: labelled" if kind == "counted" else ""
@@ -92,7 +92,7 @@ def assembled(folder: Path, case: str) -> run.Run:
     network = build(job, data)
     facts = inspection.inspect_workload(data, network.module)
     run_plan = plan.resolve(job, machine, facts).only(["micro_batch"])
-    return run.assemble(job, machine, run_plan, folder, data, network, tiny.Quiet(), PhaseTimer())
+    return run.assemble(job, machine, run_plan, folder, data, network, tiny.QuietSignals(), PhaseTimer())
 
 
 def weights(model: nn.Module) -> list[float]:
@@ -100,10 +100,10 @@ def weights(model: nn.Module) -> list[float]:
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).tolist()
 
 
-def trained(folder: Path, case: str) -> dict[str, Any]:
+def train_case(folder: Path, case: str) -> dict[str, Any]:
     """What the runtime makes of a case."""
     try:
-        training_run = assembled(folder, case)
+        training_run = assemble_run(folder, case)
     except DrivetrainError as error:
         return {"refused": str(error)}
     assert (training_run.step.micro_batch or 0) == int(case.partition("/")[2] or 0)
@@ -120,7 +120,7 @@ def trained(folder: Path, case: str) -> dict[str, Any]:
 
 def main() -> None:
     folder, rank = Path(sys.argv[1]), os.environ["DRIVETRAIN_RANK"]
-    outcomes = {case: trained(folder / rank / case.replace("/", "-"), case) for case in sys.argv[2:]}
+    outcomes = {case: train_case(folder / rank / case.replace("/", "-"), case) for case in sys.argv[2:]}
     (folder / f"{rank}.json").write_text(json.dumps(outcomes))
     join_ranks(torch.device("cpu")).leave()
 

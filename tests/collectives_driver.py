@@ -71,7 +71,7 @@ def steps_of(folder: Path, case: str) -> list[Calls]:
     model = network(name == "norm")
     run_plan = plan.resolve(job, machine, inspection.inspect_workload(data, model), plain=True)
     training_run = run.assemble(
-        job, machine, run_plan, rank_folder, data, Model(model, "none", {}, Freeze()), tiny.Quiet(), PhaseTimer()
+        job, machine, run_plan, rank_folder, data, Model(model, "none", {}, Freeze()), tiny.QuietSignals(), PhaseTimer()
     )
     calls: Calls = []
     steps: list[Calls] = []

@@ -71,7 +71,7 @@ def job(tmp_path: Path) -> Path:
     """The file of a small image job, in the folder of its data."""
     from tests.supervisor import tiny_run  # not before CUDA_VISIBLE_DEVICES is set: it imports torch
 
-    return tiny_run.write(tmp_path)
+    return tiny_run.write_job(tmp_path)
 
 
 @pytest.fixture(scope="session")
@@ -84,7 +84,7 @@ def moto_server() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def s3(moto_server: str) -> str:
     """The address of an S3 server with an empty bucket."""
-    object_store.empty(moto_server)
+    object_store.empty_bucket(moto_server)
     return moto_server
 
 

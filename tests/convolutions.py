@@ -111,7 +111,9 @@ def check_in_child(case: Case, threads: int, rewrite: bool) -> str:
 def answers(tested_cases: list[Case], cap: str, threads: int, *options: str) -> dict[str, str]:
     """What becomes of the cases, where it is not well."""
     text = "".join(f"{json.dumps(case)}\n" for case in tested_cases)
-    process = heap.run(["tests.convolutions", str(threads), *options], heap.environment(cap, threads), text, 3600)
+    process = heap.run_module(
+        ["tests.convolutions", str(threads), *options], heap.environment(cap, threads), text, 3600
+    )
     answer_lines = process.stdout.splitlines()
     assert len(answer_lines) == len(tested_cases), process.stderr[-2000:]
     return {json.dumps(case): answer for case, answer in zip(tested_cases, answer_lines, strict=True) if answer != "ok"}

@@ -52,9 +52,9 @@ class Nodes:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
-        self.running = [self.started(number, (environ or {}).get(number, {})) for number in range(len(self.homes))]
+        self.running = [self.start_node(number, (environ or {}).get(number, {})) for number in range(len(self.homes))]
 
-    def started(self, number: int, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    def start_node(self, number: int, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
         """Start the command on one node."""
         home, count = self.homes[number], str(len(self.homes))
         command = [sys.executable, "-m", "tests.faults.driver", "train", str(home / self.job), *self.options]
@@ -74,7 +74,7 @@ class Nodes:
         for number, node in enumerate(self.running):
             if (code := node.poll()) not in (None, 0):
                 assert code in (8, -signal.SIGKILL), (code, self.log(number))
-                self.running[number] = self.started(number, {})
+                self.running[number] = self.start_node(number, {})
 
     def kill(self, number: int) -> None:
         """Lose a node: all of its processes are gone at once."""

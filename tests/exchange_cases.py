@@ -66,9 +66,9 @@ class Counting(GradientExchange):
     early = 0
     tries = 0
 
-    def begin(self, *given: Any) -> None:
+    def begin(self, *arguments: Any) -> None:
         self.tries += 1
-        super().begin(*given)
+        super().begin(*arguments)
 
     def finish(self, loss: Tensor | None, notes: Sequence[float] = ()) -> tuple[Tensor | None, list[list[float]]]:
         self.early = len(self._sum_waits)

@@ -29,7 +29,7 @@ def environment(cap: str, threads: int = 1) -> dict[str, str]:
     }
 
 
-def run(
+def run_module(
     arguments: list[str], variables: Mapping[str, str], text: str = "", seconds: float = 600
 ) -> subprocess.CompletedProcess[str]:
     """`python -m WORDS` with the variables on top of ours."""
@@ -45,8 +45,8 @@ def run(
     )
 
 
-def require() -> None:
+def require_checker() -> None:
     """Skip where the checker is missing; a preload that is missing is a warning only, and nothing would be checked."""
-    done = run(["platform"], environment("AVX2"))
+    done = run_module(["platform"], environment("AVX2"))
     if "cannot be preloaded" in done.stderr:
         pytest.skip(f"{CHECKER} is not here (glibc 2.34 and later have it)")

@@ -175,7 +175,7 @@ def plant_link(run: Path, name: str, outside: Outside) -> None:
 
 
 @dataclass
-class Done:
+class CommandOutcome:
     """A command that has ended, and what its processes did."""
 
     code: int
@@ -187,7 +187,9 @@ class Done:
         return [line.removeprefix(f"{kind} ") for line in self.actions if line.startswith(f"{kind} ")]
 
 
-def watch_command(arguments: list[str], folder: Path, scratch: Path, root: Path = ROOT, **variables: str) -> Done:
+def watch_command(
+    arguments: list[str], folder: Path, scratch: Path, root: Path = ROOT, **variables: str
+) -> CommandOutcome:
     """Run `drivetrain` of a checkout in a folder, with an audit hook in it and in all Python processes that it starts."""
     (scratch / "hook").mkdir(exist_ok=True)
     (scratch / "hook" / "sitecustomize.py").write_text(HOOK)
@@ -204,7 +206,7 @@ def watch_command(arguments: list[str], folder: Path, scratch: Path, root: Path 
         check=False,
     )
     actions = log.read_text(errors="replace").splitlines()
-    return Done(done.returncode, done.stdout.decode(errors="surrogateescape"), actions)
+    return CommandOutcome(done.returncode, done.stdout.decode(errors="surrogateescape"), actions)
 
 
 def is_plain(output: str) -> bool:

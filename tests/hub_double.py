@@ -29,7 +29,7 @@ class Hub:
 
     port: int
     authority: Path
-    asked: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
 
     endpoint: str = f"https://{HOST}"
 
@@ -78,7 +78,7 @@ def entry_of(name: str, content: bytes) -> dict[str, object]:
 
 
 @contextmanager
-def running(folder: Path, name: str, model: Path, token: str, password: str) -> Iterator[Hub]:
+def run_proxy(folder: Path, name: str, model: Path, token: str, password: str) -> Iterator[Hub]:
     """Proxy and hub.
 
     Args:
@@ -98,7 +98,7 @@ def running(folder: Path, name: str, model: Path, token: str, password: str) -> 
         protocol_version = "HTTP/1.1"
 
         def do_CONNECT(self) -> None:
-            hub.asked.append(f"CONNECT {self.path}")
+            hub.requests.append(f"CONNECT {self.path}")
             if self.headers["Proxy-Authorization"] != entry:
                 self._answer(407, b"")
                 return
@@ -110,7 +110,7 @@ def running(folder: Path, name: str, model: Path, token: str, password: str) -> 
 
         def do_GET(self) -> None:
             path = unquote(urlsplit(self.path).path)
-            hub.asked.append(f"{self.command} {path}")
+            hub.requests.append(f"{self.command} {path}")
             if self.headers["Authorization"] != f"Bearer {token}":
                 self._answer(401, b"")
             elif path.startswith(f"/api/models/{name}/tree/"):

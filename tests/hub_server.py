@@ -43,12 +43,12 @@ class Hub:
     revisions: dict[str, str] = field(default_factory=lambda: {"main": COMMIT})
     token: str = ""
     """What a request needs to see anything; empty: nothing."""
-    whole: bool = False
+    ignores_range: bool = False
     """Whether Range is ignored, as some proxies do."""
-    elsewhere: str = ""
+    file_address: str = ""
     """Address that files are redirected to."""
     faults: list[Fault] = field(default_factory=list)
-    asked: list[tuple[str, dict[str, str]]] = field(default_factory=list)
+    requests: list[tuple[str, dict[str, str]]] = field(default_factory=list)
     """Path and headers of every request."""
     sent: int = 0
     """Bytes of files."""
@@ -62,7 +62,7 @@ class Hub:
 
     def paths(self, part: str = "") -> list[str]:
         """The paths that were asked for, of those that contain the part."""
-        return [path for path, _ in self.asked if part in path]
+        return [path for path, _ in self.requests if part in path]
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -73,7 +73,7 @@ def files_of(folder: Path) -> dict[str, bytes]:
 
 
 @contextmanager
-def serving(hub: Hub) -> Iterator[Hub]:
+def serve_hub(hub: Hub) -> Iterator[Hub]:
     """The hub, for the time of the block."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -81,7 +81,7 @@ def serving(hub: Hub) -> Iterator[Hub]:
 
         def do_GET(self) -> None:
             path = unquote(urlsplit(self.path).path)
-            hub.asked.append((path, dict(self.headers.items())))
+            hub.requests.append((path, dict(self.headers.items())))
             fault = next((candidate for candidate in hub.faults if candidate.path in path and candidate.times), Fault())
             fault.times -= 1
             resolve = f"/{'datasets/' * (hub.kind == 'datasets')}{hub.name}/resolve/"
@@ -125,10 +125,10 @@ def serving(hub: Hub) -> Iterator[Hub]:
                 self._answer(404, b"", Fault(headers={"X-Error-Code": "RevisionNotFound"}))
 
         def _file(self, path: str, content: bytes, fault: Fault) -> None:
-            if hub.elsewhere:
-                self._answer(302, b"", Fault(headers={"Location": f"{hub.elsewhere}{path}?signature=s"}))
+            if hub.file_address:
+                self._answer(302, b"", Fault(headers={"Location": f"{hub.file_address}{path}?signature=s"}))
                 return
-            byte_range = "" if hub.whole else self.headers.get("Range", "")
+            byte_range = "" if hub.ignores_range else self.headers.get("Range", "")
             first, _, end = (byte_range or "bytes=0-")[6:].partition("-")
             start, stop = int(first), int(end) + 1 if end else len(content)
             if start and start >= len(content):

@@ -28,7 +28,7 @@ class MlflowDouble:
     runs: dict[str, dict[str, Any]] = field(default_factory=dict)
     points: dict[str, set[Point]] = field(default_factory=dict)
     files: dict[str, bytes] = field(default_factory=dict)
-    seen: list[tuple[str, str]] = field(default_factory=list)
+    requests: list[tuple[str, str]] = field(default_factory=list)
     """Path and authorization of every request."""
     fault: Callable[[int, str], Answer | str | None] = lambda number, path: None
     """By number and path of a request: an answer; `cut before` or `cut after` it was carried out; or None."""
@@ -111,14 +111,14 @@ def _refusal(status: int, code: str, message: str) -> Answer:
 
 
 @contextmanager
-def serving(double: MlflowDouble, port: int = 0) -> Iterator[MlflowDouble]:
+def serve_mlflow(double: MlflowDouble, port: int = 0) -> Iterator[MlflowDouble]:
     """The server, on a port of 127.0.0.1, for the time of the block."""
 
     class Handler(BaseHTTPRequestHandler):
         def answer(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            double.seen.append((self.path, self.headers.get("Authorization", "")))
-            fault = double.fault(len(double.seen), self.path)
+            double.requests.append((self.path, self.headers.get("Authorization", "")))
+            fault = double.fault(len(double.requests), self.path)
             if fault == "cut before":
                 self.close_connection = True
                 return

@@ -45,7 +45,7 @@ def modules() -> dict[str, Path]:
     return names
 
 
-def imported(tree: ast.AST, module_names: set[str]) -> Iterator[str]:
+def find_imports(tree: ast.AST, module_names: set[str]) -> Iterator[str]:
     """Project modules that a file imports anywhere: at module level, inside functions, and for types alone."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -61,7 +61,7 @@ def imported(tree: ast.AST, module_names: set[str]) -> Iterator[str]:
 def graph() -> dict[str, set[str]]:
     module_paths = modules()
     trees = {name: ast.parse(path.read_text(encoding="utf-8")) for name, path in module_paths.items()}
-    return {name: set(imported(tree, set(module_paths))) - {name} for name, tree in trees.items()}
+    return {name: set(find_imports(tree, set(module_paths))) - {name} for name, tree in trees.items()}
 
 
 def package(module: str) -> str:

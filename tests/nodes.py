@@ -18,8 +18,8 @@ HOSTS = Path("/etc/netns")
 """Where `ip netns exec` finds the files that replace those of /etc."""
 
 
-def _ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+def _ip(*arguments: str) -> None:
+    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
 
 
 class Node:

@@ -46,11 +46,11 @@ class FaultyStore:
 
     endpoint: str = ""
     fault: Callable[[int, str, str], Fault | None] = lambda number, method, path: None
-    seen: list[tuple[str, str]] = field(default_factory=list)
+    requests: list[tuple[str, str]] = field(default_factory=list)
     """Method and path of every request."""
     sent: int = 0
     """Bytes of all answers."""
-    away: bool = False
+    drops_connections: bool = False
     """Whether connections are dropped at once."""
 
     def variables(self) -> dict[str, str]:
@@ -58,7 +58,7 @@ class FaultyStore:
         return {"AWS_ENDPOINT_URL": self.endpoint, "AWS_ACCESS_KEY_ID": KEY, "AWS_SECRET_ACCESS_KEY": SECRET}
 
 
-def program() -> str:
+def find_moto() -> str:
     """The program of the server; skips the test if there is none."""
     installed_program = Path(sys.executable).with_name("moto_server")
     server_program = os.environ.get("DRIVETRAIN_MOTO") or (
@@ -69,7 +69,7 @@ def program() -> str:
     return server_program
 
 
-def empty(server: str) -> None:
+def empty_bucket(server: str) -> None:
     """Leave one bucket on the server, and nothing in it."""
     for method, path in (("POST", "moto-api/reset"), ("PUT", BUCKET)):
         request = urllib.request.Request(f"http://{server}/{path}", method=method)
@@ -83,7 +83,7 @@ def moto(host: str = "127.0.0.1") -> Iterator[str]:
     Args:
         host: an address of this machine.
     """
-    command = program()
+    command = find_moto()
     with socket.socket() as free:
         free.bind((host, 0))
         port = free.getsockname()[1]
@@ -98,7 +98,7 @@ def moto(host: str = "127.0.0.1") -> Iterator[str]:
         end = time.monotonic() + 120
         while True:
             with contextlib.suppress(OSError):
-                empty(f"{host}:{port}")
+                empty_bucket(f"{host}:{port}")
                 break
             assert server.poll() is None, "the server ended"
             assert time.monotonic() < end, "the server did not start"
@@ -110,7 +110,7 @@ def moto(host: str = "127.0.0.1") -> Iterator[str]:
 
 
 @contextmanager
-def before(server: str) -> Iterator[FaultyStore]:
+def open_proxy(server: str) -> Iterator[FaultyStore]:
     """A proxy before a server."""
     state = FaultyStore()
     over = threading.Event()
@@ -120,8 +120,10 @@ def before(server: str) -> Iterator[FaultyStore]:
 
         def answer(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            state.seen.append((self.command, self.path))
-            fault = Fault("gone") if state.away else state.fault(len(state.seen), self.command, self.path)
+            state.requests.append((self.command, self.path))
+            fault = (
+                Fault("gone") if state.drops_connections else state.fault(len(state.requests), self.command, self.path)
+            )
             if fault and fault.kind == "gone":
                 self.close_connection = True
                 return

@@ -67,7 +67,7 @@ def load():
 LOADS = "import numpy as np\nimport torch\nfrom torch.utils.data import *\n\ndef load():\n    {body}\n"
 
 
-def write(folder: Path, files: dict[str, str] | None = None, **parts: str) -> Path:
+def write_job(folder: Path, files: dict[str, str] | None = None, **parts: str) -> Path:
     """The files of the job, some of them replaced; `parts` are added to data, model, train or checkpoint."""
     every = {"my_data.py": DATA, "my_model.py": MODEL, "my_loss.py": LOSS} | (files or {})
     for name, text in every.items():
@@ -81,19 +81,19 @@ def write(folder: Path, files: dict[str, str] | None = None, **parts: str) -> Pa
 
 def job(folder: Path, files: dict[str, str] | None = None, **parts: str) -> Job:
     """The checked spec of these files."""
-    return job_spec.load(write(folder, files, **parts))
+    return job_spec.load(write_job(folder, files, **parts))
 
 
-def items(item: str, size: int = 24) -> dict[str, str]:
+def define_items(item: str, size: int = 24) -> dict[str, str]:
     """A data file with a map-style dataset whose items are `item`."""
     return {"my_data.py": ITEMS.format(item=item, size=size)}
 
 
-def loads(body: str) -> dict[str, str]:
+def define_load(body: str) -> dict[str, str]:
     """A data file whose function has this body."""
     return {"my_data.py": LOADS.format(body=body)}
 
 
-def both(arrays: str) -> dict[str, str]:
+def define_arrays(arrays: str) -> dict[str, str]:
     """A data file that gives the same arrays for training and for validation."""
-    return loads(f"part = {arrays}\n    return part, part")
+    return define_load(f"part = {arrays}\n    return part, part")

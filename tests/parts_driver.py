@@ -35,28 +35,28 @@ JOB = """
 name: t
 task: image-classification
 data: {{train: none.npz, augment: {{mixup: {{alpha: 0.4, probability: 0.5}}}}}}
-train: {{epochs: {epochs}, batch_size: {batch}, ema: 0.9, optimizer: {{name: adamw, lr: 0.01}}{more}}}
+train: {{epochs: {epochs}, batch_size: {batch}, ema: 0.9, optimizer: {{name: adamw, lr: 0.01}}{train_keys}}}
 checkpoint: {{every: 3 steps}}
 """
 
 
-class Noted:
+class RecordingStep:
     """A step that notes its samples, and ends the process after one of them."""
 
     def __init__(self, step: Step, training_run: run.Run, notes: Path, last: int) -> None:
-        self.step, self.made, self.notes, self.last = step, training_run, notes, last
+        self.step, self.training_run, self.notes, self.last = step, training_run, notes, last
 
     def compute_gradients(self, batch: Batch | None, parts: SeedOrParts) -> Tensor:
         assert batch is not None
-        number = self.made.counters.step
+        number = self.training_run.counters.step
         if number == self.last:
             os._exit(KILLED)
         with self.notes.open("a") as file:
             file.write(json.dumps({"step": number, "ids": batch.ids.tolist()}) + "\n")
         return self.step.compute_gradients(batch, parts)
 
-    def with_options(self, **changes: Any) -> Noted:
-        return Noted(self.step.with_options(**changes), self.made, self.notes, self.last)
+    def with_options(self, **changes: Any) -> RecordingStep:
+        return RecordingStep(self.step.with_options(**changes), self.training_run, self.notes, self.last)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.step, name)
@@ -76,16 +76,23 @@ def main() -> None:
     rank_folder = folder if rank == "0" else folder / "ranks" / rank
     rank_folder.mkdir(parents=True, exist_ok=True)
     job, machine = (
-        job_spec.check(parse(JOB.format(epochs=EPOCHS, batch=BATCH, more=train_keys), "t.yaml")),
+        job_spec.check(parse(JOB.format(epochs=EPOCHS, batch=BATCH, train_keys=train_keys), "t.yaml")),
         tiny.machine(),
     )
     data, model = tiny.dataset(SAMPLES), network()
     data.train.inputs = data.train.inputs.double()  # type: ignore[attr-defined]
     plain_plan = plan.resolve(job, machine, inspection.inspect_workload(data, model), plain=True)
     training_run = run.assemble(
-        job, machine, plain_plan, rank_folder, data, Model(model, "none", {}, Freeze()), tiny.Quiet(), PhaseTimer()
+        job,
+        machine,
+        plain_plan,
+        rank_folder,
+        data,
+        Model(model, "none", {}, Freeze()),
+        tiny.QuietSignals(),
+        PhaseTimer(),
     )
-    training_run.step = Noted(  # type: ignore[assignment]
+    training_run.step = RecordingStep(  # type: ignore[assignment]
         training_run.step, training_run, rank_folder / f"trained-{os.environ['ATTEMPT']}.jsonl", last
     )
     train.train(training_run)

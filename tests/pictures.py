@@ -30,16 +30,16 @@ def job(train: Path, *, seed: int = 0, **data: object) -> ImageJob:
     return ImageClassificationJob.model_validate(spec)
 
 
-def npz(path: Path, images: Any, labels: Any, **more: Any) -> Path:
-    np.savez_compressed(path, images=images, labels=labels, **more)
+def write_npz(path: Path, images: Any, labels: Any, **other_arrays: Any) -> Path:
+    np.savez_compressed(path, images=images, labels=labels, **other_arrays)
     return path
 
 
-def noise(*shape: int, dtype: Any = np.uint8) -> Any:
+def make_noise(*shape: int, dtype: Any = np.uint8) -> Any:
     return np.random.default_rng(0).integers(0, 256, shape).astype(dtype)
 
 
-def folder(root: Path, **classes: int) -> Path:
+def write_folder(root: Path, **classes: int) -> Path:
     """So many small images of each class."""
     for number, (name, count) in enumerate(classes.items()):
         (root / name).mkdir(parents=True)
@@ -48,7 +48,7 @@ def folder(root: Path, **classes: int) -> Path:
     return root
 
 
-def message(image_job: ImageJob) -> str:
+def read_refusal(image_job: ImageJob) -> str:
     with pytest.raises(DataError) as error:
         load(image_job)
     assert error.value.exit_code == 3
@@ -57,20 +57,20 @@ def message(image_job: ImageJob) -> str:
     return str(error.value)
 
 
-def plain(colour: tuple[int, int, int] = (200, 40, 90), size: tuple[int, int] = (SIDE, SIDE)) -> Image.Image:
+def make_image(colour: tuple[int, int, int] = (200, 40, 90), size: tuple[int, int] = (SIDE, SIDE)) -> Image.Image:
     return Image.new("RGB", size, colour)
 
 
-def good(folder: Path, per_class: int = 8, classes: tuple[str, ...] = ("a", "b")) -> Path:
+def write_good_images(folder: Path, per_class: int = 8, classes: tuple[str, ...] = ("a", "b")) -> Path:
     """A folder of good images: class a is dark, class b is bright."""
     for number, name in enumerate(classes):
         (folder / name).mkdir(parents=True, exist_ok=True)
         for i in range(per_class):
-            plain((40 + 100 * number + i,) * 3).save(folder / name / f"{i}.png")
+            make_image((40 + 100 * number + i,) * 3).save(folder / name / f"{i}.png")
     return folder
 
 
-def truncated_jpeg(path: Path) -> None:
+def write_truncated_jpeg(path: Path) -> None:
     buffer = io.BytesIO()
     noise = np.random.default_rng(0).integers(0, 256, (128, 128, 3), dtype=np.uint8)
     Image.fromarray(noise).save(buffer, "JPEG")

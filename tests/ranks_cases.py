@@ -65,7 +65,7 @@ class Convolutions(nn.Module):
         return self.head((self.body(images) * self.scale * self.factor).mean(dim=(2, 3)))
 
 
-def convolutional(folder: Path, name: str) -> run.Run:
+def assemble_convolutional(folder: Path, name: str) -> run.Run:
     """A run in float64 of 64 images in batches of 16; the name lists what is on: norm, channels_last, fused, divided,
     halves, sgd.
     """
@@ -99,7 +99,7 @@ def convolutional(folder: Path, name: str) -> run.Run:
         folder,
         data,
         Model(network, "none", {}, Freeze()),
-        tiny.Quiet(),
+        tiny.QuietSignals(),
         PhaseTimer(),
     )
     assert training_run.is_divided == ("divided" in options)
@@ -110,18 +110,18 @@ def convolutional(folder: Path, name: str) -> run.Run:
     return training_run
 
 
-def doubled(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+def convert_to_double(module: nn.Module, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
     """What goes into a network in float64."""
     return tuple(x.double() if x.is_floating_point() else x for x in inputs)
 
 
-def halves(batch: Batch, size: int) -> list[Batch]:
+def halve_batch(batch: Batch, size: int) -> list[Batch]:
     """The parts that each of two processes gets."""
     half = len(batch) // 2
     return [batch.between(0, half), batch.between(half, len(batch))]
 
 
-def task(folder: Path, name: str) -> run.Run:
+def assemble_task(folder: Path, name: str) -> run.Run:
     """A run of one of the tasks, whose files lie in a folder beside; the name lists what is on, by the decision.
 
     In float64, since a network with BatchNorm over a few samples magnifies rounding; but not where another format is on.
@@ -135,22 +135,29 @@ def task(folder: Path, name: str) -> run.Run:
     network = build(job, data)
     plain_plan = plan.resolve(job, machine, inspection.inspect_workload(data, network.module), plain=True)
     if "precision" not in name:
-        network.module.double().register_forward_pre_hook(doubled)
+        network.module.double().register_forward_pre_hook(convert_to_double)
     settings = dict(word.split("=") for word in options if "=" in word)
     decisions = [
         replace(row, value={"true": True}.get(value := settings.get(row.name, ""), value) or row.value)
         for row in plain_plan.decisions
     ]
     training_run = run.assemble(
-        job, machine, replace(plain_plan, decisions=tuple(decisions)), folder, data, network, tiny.Quiet(), PhaseTimer()
+        job,
+        machine,
+        replace(plain_plan, decisions=tuple(decisions)),
+        folder,
+        data,
+        network,
+        tiny.QuietSignals(),
+        PhaseTimer(),
     )
     assert training_run.is_divided == ("sharding=true" in options)
     if "halves" in options:
-        training_run.configure_step(splitter=halves)
+        training_run.configure_step(splitter=halve_batch)
     return training_run
 
 
-KINDS: dict[str, Callable[[Path, str], run.Run]] = {"convolutional": convolutional, "task": task}
+KINDS: dict[str, Callable[[Path, str], run.Run]] = {"convolutional": assemble_convolutional, "task": assemble_task}
 
 
 def train_case(folder: Path, case: str) -> Losses | str:
@@ -170,11 +177,11 @@ def gather_parameter(parameter: torch.Tensor) -> torch.Tensor:
     return full_tensor.detach()
 
 
-def together(
+def run_cases(
     folder: Path, cases: Sequence[str], count: int, module: str = "ranks_cases", seconds: float = 300
 ) -> list[dict[str, Any]]:
     """What each of so many processes found, by case: the losses, or what another module of ours writes down."""
-    ranks_start.finished([sys.executable, "-m", f"tests.{module}", str(folder), *cases], count, seconds)
+    ranks_start.run_ranks([sys.executable, "-m", f"tests.{module}", str(folder), *cases], count, seconds)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(count)]
 
 

@@ -51,7 +51,7 @@ def assemble_run(folder: Path, steps: int, data: str = "") -> run.Run:
     model = Model(
         network, "none", {}, Freeze(names=("1",) if unfreezing_epochs else ()), unfreezing=Unfreezing(unfreezing_epochs)
     )
-    return run.assemble(job, machine, plain_plan, folder, dataset, model, tiny.Quiet(), PhaseTimer())
+    return run.assemble(job, machine, plain_plan, folder, dataset, model, tiny.QuietSignals(), PhaseTimer())
 
 
 def main() -> None:
@@ -61,24 +61,24 @@ def main() -> None:
     rank_folder.mkdir(parents=True, exist_ok=True)
     training_run = assemble_run(rank_folder, steps, data)
     trained_ids: list[list[int]] = []
-    training_run.step = Noted(training_run.step, trained_ids)  # type: ignore[assignment]
+    training_run.step = RecordingStep(training_run.step, trained_ids)  # type: ignore[assignment]
     train.train(training_run)
     (rank_folder / "trained.json").write_text(json.dumps(trained_ids))
 
 
-class Noted:
+class RecordingStep:
     """A step that notes its samples."""
 
-    def __init__(self, step: Step, trained: list[list[int]]) -> None:
-        self.step, self.trained = step, trained
+    def __init__(self, step: Step, trained_ids: list[list[int]]) -> None:
+        self.step, self.trained_ids = step, trained_ids
 
     def compute_gradients(self, batch: Batch | None, parts: SeedOrParts) -> Tensor:
         if batch is not None:
-            self.trained.append(batch.ids.tolist())
+            self.trained_ids.append(batch.ids.tolist())
         return self.step.compute_gradients(batch, parts)
 
-    def with_options(self, **changes: Any) -> Noted:
-        return Noted(self.step.with_options(**changes), self.trained)
+    def with_options(self, **changes: Any) -> RecordingStep:
+        return RecordingStep(self.step.with_options(**changes), self.trained_ids)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.step, name)

@@ -162,7 +162,7 @@ def run_fault(folder: Path, fault: str, who: str) -> dict[str, Any]:
     every = "3 steps" if fault == "half an update" else "1 steps"
     job = job.model_copy(update={"checkpoint": job.checkpoint.model_copy(update={"every": every})})
     divides = fault.endswith("divided")
-    training_run = tiny.assembled(rank_folder, job, settings={"fused_optimizer": True, "sharding": divides})
+    training_run = tiny.assemble_run(rank_folder, job, settings={"fused_optimizer": True, "sharding": divides})
     assert training_run.is_divided == divides
     # As on a GPU. The leader, which saves after each step, then reads a result earlier than the others.
     training_run.step.state.prefers_device = fault.endswith("late")

@@ -60,11 +60,11 @@ def by_ddp(model: nn.Module) -> nn.Module:
         ddp_model = nn.parallel.DistributedDataParallel(model, broadcast_buffers=False, bucket_cap_mb=KILOBYTES / 1024)
 
     # Without annotations, which torch would compare as strings.
-    ddp_model.register_comm_hook(None, lambda state, bucket: _summed(bucket.buffer()))
+    ddp_model.register_comm_hook(None, lambda state, bucket: _sum_gradients(bucket.buffer()))
     return ddp_model
 
 
-def _summed(flat: Tensor) -> torch.futures.Future[Tensor]:
+def _sum_gradients(flat: Tensor) -> torch.futures.Future[Tensor]:
     sent = torch.distributed.all_reduce(flat, async_op=True)
     assert sent is not None
     return sent.get_future().then(lambda done: done.value()[0])
@@ -82,7 +82,14 @@ def main() -> None:
     network = nn.Sequential(nn.Flatten(), *layers, nn.Linear(64, 3))
     plain_plan = plan.resolve(job, machine, inspection.inspect_workload(data, network), plain=True)
     training_run = run.assemble(
-        job, machine, plain_plan, rank_folder, data, Model(network, "none", {}, Freeze()), tiny.Quiet(), PhaseTimer()
+        job,
+        machine,
+        plain_plan,
+        rank_folder,
+        data,
+        Model(network, "none", {}, Freeze()),
+        tiny.QuietSignals(),
+        PhaseTimer(),
     )
     if way == "ddp":
         training_run.configure_step(forward=by_ddp(training_run.model), exchange=DefaultBuckets(training_run.ranks))

@@ -13,18 +13,18 @@ ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 """torch asks MKL first."""
 
 
-def finished(command: Sequence[str], count: int, seconds: float = 300) -> list[str]:
+def run_ranks(command: Sequence[str], count: int, seconds: float = 300) -> list[str]:
     """What each of so many processes printed; all must end with 0.
 
     The command ends by `interpreter.exit_process`, as the processes of a run do: a worker thread of gloo that still holds a
     tensor while Python takes itself down aborts the process.
     """
-    codes, said = ended(command, count, seconds)
+    codes, said = wait_for_ranks(command, count, seconds)
     assert codes == [0] * count, "\n".join(said)
     return said
 
 
-def ended(command: Sequence[str], count: int, seconds: float = 300) -> tuple[list[int], list[str]]:
+def wait_for_ranks(command: Sequence[str], count: int, seconds: float = 300) -> tuple[list[int], list[str]]:
     """How each of so many processes ended, and what it printed."""
     with open_listener() as listener:
         meeting = f"127.0.0.1:{listener.getsockname()[1]}"

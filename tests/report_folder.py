@@ -20,7 +20,7 @@ MACHINES = ROOT / "tests" / "machines"
 STEPS, EVERY = 540, 45
 
 
-def rows(path: Path, items: Any) -> None:
+def write_rows(path: Path, items: Any) -> None:
     path.write_text("".join(json.dumps(item) + "\n" for item in items), encoding="utf-8")
 
 
@@ -103,7 +103,7 @@ def result(classes: list[str]) -> dict[str, Any]:
     }
 
 
-def seen(plan: plans.Plan) -> dict[str, Any]:
+def list_settings_in_effect(plan: plans.Plan) -> dict[str, Any]:
     settings: dict[str, Any] = {
         d.name: {"asked": d.value, "seen": d.value, "same": True, "cause": None} for d in plan.decisions
     }
@@ -113,7 +113,7 @@ def seen(plan: plans.Plan) -> dict[str, Any]:
     }
 
 
-def make(run: Path, machine: str = "codespace-2core-cgroup2", classes: list[str] | None = None) -> Path:
+def make_run(run: Path, machine: str = "codespace-2core-cgroup2", classes: list[str] | None = None) -> Path:
     """A run folder as a finished run leaves it."""
     run.mkdir(parents=True)
     job: Job = job_spec.load(ROOT / "jobs" / "digits.yaml")
@@ -130,31 +130,33 @@ def make(run: Path, machine: str = "codespace-2core-cgroup2", classes: list[str]
     }
     texts: dict[str, Any] = {
         "hardware": hardware.to_json(),
-        "plan": plan.to_json() | {"seen": seen(plan)},
+        "plan": plan.to_json() | {"seen": list_settings_in_effect(plan)},
         "result": result(classes or [str(i) for i in range(10)]),
         "state": state,
     }
     for name, data in texts.items():
         (run / f"{name}.json").write_text(json.dumps(data), encoding="utf-8")
     (run / "job.yaml").write_text(spec_text(job), encoding="utf-8")
-    rows(run / "metrics.jsonl", metrics())
-    rows(run / "telemetry.jsonl", telemetry())
-    rows(run / "events.jsonl", [{"time": "2025-03-01T10:00:07+00:00", "kind": "retry", "text": "one file read again"}])
+    write_rows(run / "metrics.jsonl", metrics())
+    write_rows(run / "telemetry.jsonl", telemetry())
+    write_rows(
+        run / "events.jsonl", [{"time": "2025-03-01T10:00:07+00:00", "kind": "retry", "text": "one file read again"}]
+    )
     return run
 
 
-def change(path: Path, edit: Callable[[Any], object]) -> None:
+def change_json(path: Path, edit: Callable[[Any], object]) -> None:
     data = json.loads(path.read_text(encoding="utf-8"))
     edit(data)
     path.write_text(json.dumps(data), encoding="utf-8")
 
 
-def running(folder: Path) -> Path:
+def make_live_run(folder: Path) -> Path:
     """A run of 540 steps in 12 epochs that is half done and still runs."""
-    run_folder = make(folder)
-    change(run_folder / "state.json", lambda s: s.update(status="running", exit_code=None, ended=None))
-    rows(run_folder / "metrics.jsonl", [row for row in metrics() if row["step"] <= 270])
-    rows(run_folder / "telemetry.jsonl", telemetry()[:21])
+    run_folder = make_run(folder)
+    change_json(run_folder / "state.json", lambda s: s.update(status="running", exit_code=None, ended=None))
+    write_rows(run_folder / "metrics.jsonl", [row for row in metrics() if row["step"] <= 270])
+    write_rows(run_folder / "telemetry.jsonl", telemetry()[:21])
     (run_folder / "progress.json").write_text(
         json.dumps({"steps": 540, "steps_per_epoch": 45, "evaluation_steps": 4.0})
     )

@@ -44,5 +44,5 @@ class Page(HTMLParser):
             self.text += " " + data.replace("\N{NO-BREAK SPACE}", " ")
 
 
-def page_of(run: Path) -> Page:
+def read_page(run: Path) -> Page:
     return Page((run / "report.html").read_text(encoding="utf-8"))

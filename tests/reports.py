@@ -23,7 +23,7 @@ name: reports
 task: text-classification
 data: {{train: {train}, text: {text}, labels: {labels}{data}}}
 model: {model}
-train: {{epochs: 2, batch_size: 16{more}}}
+train: {{epochs: 2, batch_size: 16{train_keys}}}
 checkpoint: {{every: epoch}}
 optimize: {{cpu_threads: 1}}
 """
@@ -37,22 +37,22 @@ def job(
     labels: str = LABELS,
     data: str = "",
     model: str = ENCODER,
-    more: str = "",
+    train_keys: str = "",
 ) -> TextJob:
-    """A job spec in the folder; `data` and `more` are added to `data:` and `train:`."""
+    """A job spec in the folder; `data` and `train_keys` are added to `data:` and `train:`."""
     path = folder / "job.yaml"
-    path.write_text(TEXT.format(train=train, text=text, labels=labels, data=data, model=model, more=more))
+    path.write_text(TEXT.format(train=train, text=text, labels=labels, data=data, model=model, train_keys=train_keys))
     loaded_job = job_spec.load(path)
     assert isinstance(loaded_job, TextJob)
     return loaded_job
 
 
-def write(folder: Path, size: int = 120, seed: int = 0) -> Path:
+def write_reports(folder: Path, size: int = 120, seed: int = 0) -> Path:
     """Generated reports as reports.csv."""
     return text.write(folder, size, seed)[0]
 
 
-def table(path: Path, rows: list[list[str]], header: str = "descripcion,modo") -> Path:
+def write_table(path: Path, rows: list[list[str]], header: str = "descripcion,modo") -> Path:
     """A small CSV of one's own."""
     with path.open("w", encoding="utf-8", newline="") as file:
         file.write(header + "\n")
@@ -85,11 +85,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-def pretrained(folder: Path, family: str = "bert", name: str = "saved") -> Path:
+def save_encoder(folder: Path, family: str = "bert", name: str = "saved") -> Path:
     """A small pretrained encoder, as save_pretrained leaves it, with a tokenizer learned from generated reports."""
     saved = folder / name
     learned_tokenizer = tokenizer.learn(
-        corpus.read(write(folder / "words"), "", ["descripcion"], {}, "", CsvFiles()).texts, 400
+        corpus.read(write_reports(folder / "words"), "", ["descripcion"], {}, "", CsvFiles()).texts, 400
     )
     with quiet_transformers() as transformers:
         torch.manual_seed(0)
@@ -100,6 +100,6 @@ def pretrained(folder: Path, family: str = "bert", name: str = "saved") -> Path:
     return saved
 
 
-def edit(path: Path, **values: Any) -> None:
+def edit_json(path: Path, **values: Any) -> None:
     """Change keys of a JSON file."""
     path.write_text(json.dumps(json.loads(path.read_text()) | values))

@@ -16,7 +16,7 @@ def main() -> None:
     rank = os.environ["DRIVETRAIN_RANK"]
     folder = Path(sys.argv[1]) / rank
     folder.mkdir()
-    run = tiny.assembled(folder, tiny.job(), settings={"sharding": True})
+    run = tiny.assemble_run(folder, tiny.job(), settings={"sharding": True})
     if rank == "1":
         plain_is_dir = Path.is_dir
         Path.is_dir = lambda path: ".tmp-" not in path.name and plain_is_dir(path)  # type: ignore[method-assign, assignment]

@@ -23,7 +23,7 @@ def main() -> None:
     folder = Path(sys.argv[1]) / os.environ["DRIVETRAIN_RANK"]
     folder.mkdir()
     job = tiny.job("ema: 0.9")
-    run = tiny.assembled(folder, job, settings={"sharding": True, "fused_optimizer": True})
+    run = tiny.assemble_run(folder, job, settings={"sharding": True, "fused_optimizer": True})
     tiny.losses(run, 2)
     assert run.ema is not None
     moments = [v for entry in run.optimizer.state.values() for name, v in entry.items() if name != "step"]

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests import nodes
-from tests.waiting import until
+from tests.waiting import wait_until
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "scontrol", "squeue", "scancel")
 MISSING = nodes.MISSING or next((f"needs {name}" for name in PROGRAMS if not shutil.which(name)), "")
@@ -71,22 +71,22 @@ class SlurmCluster:
         munge += ["--socket", str(paths["socket"]), "--pid-file", str(paths["pid"])]
         munge += ["--seed-file", str(paths["seed"]), "--log-file", str(paths["log"])]
         first.start(munge, self.home / "munged.out")
-        until(paths["socket"].exists, 30)
+        wait_until(paths["socket"].exists, 30)
         first.start(["slurmctld", "-D"], self.home / "slurmctld.out", self.environ)
         for machine in self.machines:
             machine.start(["slurmd", "-D", "-N", machine.name], self.home / f"slurmd-{machine.name}.out", self.environ)
-        until(lambda: self.states() == ["idle"] * len(self.machines), 20)
+        wait_until(lambda: self.states() == ["idle"] * len(self.machines), 20)
 
-    def run(self, *words: str) -> str:
+    def run(self, *command: str) -> str:
         """What a command prints on the first machine."""
         done = subprocess.run(
-            self.machines[0].command(words),
+            self.machines[0].command(command),
             env={**os.environ, **self.environ},
             capture_output=True,
             text=True,
             check=False,
         )
-        assert done.returncode == 0, f"{words}: {done.stdout}{done.stderr}"
+        assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
         return done.stdout
 
     def states(self) -> list[str]:
@@ -104,9 +104,9 @@ class SlurmCluster:
         fields = self.run("scontrol", "show", "job", "--oneliner", number).split()
         return dict(field.split("=", 1) for field in fields if "=" in field)
 
-    def ended(self, number: str, seconds: float = 600) -> dict[str, str]:
+    def wait_for_end(self, number: str, seconds: float = 600) -> dict[str, str]:
         """Wait for the end of a job that is not queued again."""
-        until(lambda: self.job(number)["JobState"] in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT"), seconds, 1)
+        wait_until(lambda: self.job(number)["JobState"] in ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT"), seconds, 1)
         return self.job(number)
 
 
@@ -125,10 +125,10 @@ def cluster(count: int, home: Path, patience: int = 300) -> Iterator[SlurmCluste
             slurm.start()
             yield slurm
         finally:
-            _end(home)
+            _end_steps(home)
 
 
-def _end(home: Path) -> None:
+def _end_steps(home: Path) -> None:
     """End the steps of jobs, which outlive the daemons."""
     for folder in Path("/proc").iterdir():
         with contextlib.suppress(OSError, ValueError):

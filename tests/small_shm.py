@@ -13,7 +13,7 @@ from tests import tiny
 
 def small_shm(folder: str) -> None:
     """In a process with 32 MiB of /dev/shm: an evaluation whose batches take 24 MiB, with workers as planned or capped."""
-    run = tiny.assembled(Path(folder), tiny.job())
+    run = tiny.assemble_run(Path(folder), tiny.job())
     split = tiny.Arrays(torch.zeros(64, 1, 512, 768), torch.zeros(64).long())
     run.dataset = dataclasses.replace(run.dataset, validation=split)
     run.batches.workers = 2

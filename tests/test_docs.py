@@ -161,7 +161,7 @@ def test_the_documented_optimization_is_valid(tmp_path: Path) -> None:
     assert module_spec.loader
     module = importlib.util.module_from_spec(module_spec)
     module_spec.loader.exec_module(module)
-    plain_run, optimized_run = (tiny.assembled(tmp_path / name, tiny.job()) for name in ("plain", "made"))
+    plain_run, optimized_run = (tiny.assemble_run(tmp_path / name, tiny.job()) for name in ("plain", "made"))
     for relu in module._all(optimized_run):
         relu.inplace = False
     assert module.effective(optimized_run) is False

@@ -86,17 +86,17 @@ def arrays(folder: Path, file: str) -> None:
     run_page_code(folder, file, **values[file])
 
 
-def make(folder: Path, file: str) -> None:
+def make_file(folder: Path, file: str) -> None:
     """One file of data as the page shows it."""
     (folder / "data").mkdir(exist_ok=True)
     if file in ("data/parts", "data/parts.csv", "data/damage.csv", "data/wear.csv"):
         image_folders(folder)
     if file == "data/texts":
-        for path in text_shards.folder(folder / file).iterdir():
+        for path in text_shards.write_shards(folder / file).iterdir():
             parquet.write_table(parquet.read_table(path).rename_columns(["id", "title", "text", "topic", "tone"]), path)
         return
     if file == "data/shards":
-        shards.folder(folder / file)
+        shards.write_shards(folder / file)
     elif file.endswith(".npz"):
         arrays(folder, file)
     elif file.endswith(".jsonl"):
@@ -158,20 +158,20 @@ def test_a_spec_trains_on_the_data_that_is_shown(
     tmp_path: Path, file: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
-    make(tmp_path, file)
+    make_file(tmp_path, file)
     text, count = re.subn(r"train: data/[\w.-]+", f"train: {file}", SPECS[name])
     assert count == 1
     # A pretrained network and a large one are not what is tried here.
     text = re.sub(r"^model: (resnet18|\{source).*\n", "", text, flags=re.MULTILINE)
     (tmp_path / "job.yaml").write_text(text, encoding="utf-8")
     job = job_spec.load(tmp_path / "job.yaml", ["data.image_size=16"] if job_of_images(text) else [])
-    plain_run = tiny.plain(job, tmp_path)
+    plain_run = tiny.assemble_plain_run(job, tmp_path)
     assert all(numpy.isfinite(tiny.losses(plain_run, 1)))
     assert len(plain_run.dataset.train) > len(plain_run.dataset.validation) > 0
 
 
 def test_new_samples_of_an_own_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = own_job.write(tmp_path)
+    path = own_job.write_job(tmp_path)
     assert main.main(["train", str(path), "--runs", str(tmp_path / "runs"), "--set", "optimize.measure=off"]) == 0
     (run,) = (tmp_path / "runs").iterdir()
     inputs = DRAWN.normal(size=(12, 4)).astype(numpy.float32)
@@ -192,10 +192,10 @@ def test_training_from_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {
         "drivetrain": drivetrain,
-        "network": circle_training.network(),
+        "network": circle_training.build_network(),
         "my_loss": torch.nn.functional.cross_entropy,
-        "train_data": circle_training.circle(128),
-        "validation_data": circle_training.circle(64, 1),
+        "train_data": circle_training.make_circle(128),
+        "validation_data": circle_training.make_circle(64, 1),
     }
     exec(f"{call}\nfound = {used}", names)
     assert names["found"][3] == Path("runs/wear-001")

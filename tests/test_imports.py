@@ -10,7 +10,7 @@ from graphlib import CycleError, TopologicalSorter
 
 import pytest
 
-from tests.module_graph import ORDER, TOP, graph, imported, modules, package
+from tests.module_graph import ORDER, TOP, find_imports, graph, modules, package
 from tests.paths import PACKAGE, ROOT
 
 LIGHT = [
@@ -95,14 +95,14 @@ def test_no_circles() -> None:
     ],
 )
 def test_an_upward_import_is_detected(module: str, line: str) -> None:
-    imports = set(imported(ast.parse(line), set(modules())))
+    imports = set(find_imports(ast.parse(line), set(modules())))
     assert len(upward({module: imports})) == 1
 
 
 def test_an_import_cycle_is_detected() -> None:
     line = "if TYPE_CHECKING:\n    from drivetrain.plan.plan import Plan"
     edges = dict(graph())
-    edges["drivetrain.optimizations"] = {*imported(ast.parse(line), set(edges))}
+    edges["drivetrain.optimizations"] = {*find_imports(ast.parse(line), set(edges))}
     edges = {name: edges[name] for name in ("drivetrain.optimizations", "drivetrain.plan.plan")}
     assert set(circle(edges)) >= {"drivetrain.optimizations", "drivetrain.plan.plan"}
 

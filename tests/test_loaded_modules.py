@@ -23,7 +23,7 @@ HEAVY = {"torch", "numpy", "PIL", "tensorboard", "google", "safetensors"}
 
 
 @pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> list[set[str]]:
+def loaded_modules(tmp_path_factory: pytest.TempPathFactory) -> list[set[str]]:
     """The modules of supervisor, trainer and report, in this order, of a run from command to report."""
     folder = tmp_path_factory.mktemp("loaded")
     processes = list_modules(folder, "train", str(write_job(folder)), "--runs", str(folder / "runs"))
@@ -63,26 +63,26 @@ def within(modules: set[str], packages: set[str]) -> set[str]:
     return {package for package in packages if any(f"{name}.".startswith(f"{package}.") for name in modules)}
 
 
-def test_a_run_has_three_processes(loaded: list[set[str]]) -> None:
-    assert len(loaded) == 3
-    supervisor, trainer, report = loaded
+def test_a_run_has_three_processes(loaded_modules: list[set[str]]) -> None:
+    assert len(loaded_modules) == 3
+    supervisor, trainer, report = loaded_modules
     assert "drivetrain.supervisor.supervisor" in supervisor
     assert "drivetrain.training.loop" in trainer
     assert "drivetrain.report.write" in report
 
 
 @pytest.mark.parametrize("process", [0, 1, 2])
-def test_no_process_loads_what_the_job_does_not_use(loaded: list[set[str]], process: int) -> None:
-    assert within(loaded[process], NEVER) == set()
+def test_no_process_loads_what_the_job_does_not_use(loaded_modules: list[set[str]], process: int) -> None:
+    assert within(loaded_modules[process], NEVER) == set()
 
 
 @pytest.mark.parametrize("process", [0, 2])
-def test_supervisor_and_report_are_light(loaded: list[set[str]], process: int) -> None:
-    assert within(loaded[process], HEAVY - {"PIL"} if process else HEAVY) == set()
+def test_supervisor_and_report_are_light(loaded_modules: list[set[str]], process: int) -> None:
+    assert within(loaded_modules[process], HEAVY - {"PIL"} if process else HEAVY) == set()
 
 
-def test_the_report_needs_no_supervisor(loaded: list[set[str]]) -> None:
-    assert within(loaded[2], {"drivetrain.supervisor", "drivetrain.cli", "drivetrain.training"}) == set()
+def test_the_report_needs_no_supervisor(loaded_modules: list[set[str]]) -> None:
+    assert within(loaded_modules[2], {"drivetrain.supervisor", "drivetrain.cli", "drivetrain.training"}) == set()
 
 
 def test_texts_with_our_encoder_load_no_transformers(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def make(checkout: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run_make(checkout: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     # `make test` runs these tests: what it hands on would make this make a part of it, which prints more lines.
     handed_on = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "JOB", "ARGS")
     clean = {key: value for key, value in os.environ.items() if key not in handed_on}
@@ -55,7 +55,7 @@ def make(checkout: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 )
 @pytest.mark.parametrize("target", ["train-cpu", "train-gpu"])
 def test_only_the_requested_job_is_trained(checkout: Path, target: str, arguments: list[str], message: str) -> None:
-    done = make(checkout, target, *arguments)
+    done = run_make(checkout, target, *arguments)
     assert done.returncode == 2
     assert "launch" not in done.stdout
     assert message in done.stderr
@@ -65,12 +65,12 @@ def test_only_the_requested_job_is_trained(checkout: Path, target: str, argument
 
 @pytest.mark.parametrize("job", ["jobs/mine.yaml", "my jobs/a 'b' (c).yaml", 'jobs/a"b.yaml', "jobs/a$b$(c).yaml"])
 def test_the_job_is_one_argument(checkout: Path, job: str) -> None:
-    done = make(checkout, "train-cpu", f"JOB={job}", "ARGS=--set train.epochs=3")
+    done = run_make(checkout, "train-cpu", f"JOB={job}", "ARGS=--set train.epochs=3")
     assert done.stdout == f"[-m][drivetrain][launch][{job}][--set][train.epochs=3]", done.stderr
 
 
 def test_other_variables_and_the_default(checkout: Path) -> None:
-    assert make(checkout, "train-cpu", "PROGRESS=plain").stdout == "[-m][drivetrain][launch][jobs/digits.yaml]"
+    assert run_make(checkout, "train-cpu", "PROGRESS=plain").stdout == "[-m][drivetrain][launch][jobs/digits.yaml]"
 
 
 def test_stop_names_what_it_stops(tmp_path: Path) -> None:
@@ -97,8 +97,8 @@ def test_stop_names_what_it_stops(tmp_path: Path) -> None:
 
 
 def test_every_target_of_the_help_is_one(checkout: Path) -> None:
-    targets = [line.split()[1] for line in make(checkout, "help").stdout.splitlines() if line.startswith("  make ")]
+    targets = [line.split()[1] for line in run_make(checkout, "help").stdout.splitlines() if line.startswith("  make ")]
     assert "golden" in targets
-    assert says(make(checkout, "-n", "digits").stderr, "is-not-make-target")
+    assert says(run_make(checkout, "-n", "digits").stderr, "is-not-make-target")
     for target in targets:
-        assert omits(make(checkout, "-n", target).stderr, "is-not-make-target")
+        assert omits(run_make(checkout, "-n", target).stderr, "is-not-make-target")

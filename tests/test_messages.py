@@ -24,7 +24,7 @@ SENTENCES = {
 
 
 @pytest.fixture
-def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def messages_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A file of three messages in place of that of the tests."""
     path = tmp_path / "messages.json"
     path.write_text(messages.format_messages(SENTENCES), encoding="utf-8")
@@ -35,8 +35,8 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     messages.read_messages.cache_clear()
 
 
-def list_changes(file: Path) -> dict[str, str]:
-    stored: dict[str, str] = json.loads(file.read_text(encoding="utf-8"))
+def list_changes(messages_file: Path) -> dict[str, str]:
+    stored: dict[str, str] = json.loads(messages_file.read_text(encoding="utf-8"))
     return {key: text for key, text in stored.items() if SENTENCES[key] != text}
 
 
@@ -52,7 +52,7 @@ def list_changes(file: Path) -> dict[str, str]:
     ],
 )
 def test_what_is_said(
-    file: Path, compare: Callable[..., bool], said: str | list[str], values: tuple[object, ...]
+    messages_file: Path, compare: Callable[..., bool], said: str | list[str], values: tuple[object, ...]
 ) -> None:
     assert compare(said, "a-sorted", *values)
 
@@ -71,7 +71,7 @@ def test_what_is_said(
     ],
 )
 def test_what_is_not_said(
-    file: Path, compare: Callable[..., bool], said: str | list[str], values: tuple[object, ...]
+    messages_file: Path, compare: Callable[..., bool], said: str | list[str], values: tuple[object, ...]
 ) -> None:
     with pytest.raises(AssertionError, match=r"a-sorted is not in the text|values for"):
         compare(said, "a-sorted", *values)
@@ -86,7 +86,7 @@ def test_what_is_not_said(
         ((1,), False),
     ],
 )
-def test_each_is_what_it_should_be(file: Path, said: tuple[object, ...], same: bool) -> None:
+def test_each_is_what_it_should_be(messages_file: Path, said: tuple[object, ...], same: bool) -> None:
     assert says_each(said, (1, get_message("a-sorted", "a.csv", "t"))) == same
 
 
@@ -102,15 +102,15 @@ def test_where_values_go(part: str, values: tuple[str, ...], template: str | Non
     assert messages.insert_places(part, values) == template
 
 
-def test_a_new_wording_fails_until_it_is_written(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_wording_fails_until_it_is_written(messages_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said = "12:00 load a.csv, b.csv\nnote: a.csv: the rows have been sorted by t; 3 s\ndone"
     with pytest.raises(AssertionError, match=r"nearest:  .*\{0\}: the rows have been sorted by \{1\}"):
         says(said, "a-sorted", "a.csv", "t")
-    assert not list_changes(file)
+    assert not list_changes(messages_file)
     monkeypatch.setenv(messages.REWRITE, "1")
     assert says(said, "a-sorted", "a.csv", "t")
     new = {"a-sorted": "{0}: the rows have been sorted by {1}"}
-    assert list_changes(file) == new
+    assert list_changes(messages_file) == new
     monkeypatch.delenv(messages.REWRITE)
     messages.read_messages.cache_clear()
     assert says(said, "a-sorted", "a.csv", "t")
@@ -128,15 +128,15 @@ def test_a_new_wording_fails_until_it_is_written(file: Path, monkeypatch: pytest
     ids=["another value", "another key", "another option", "another sentence", "nothing"],
 )
 def test_another_statement_is_no_new_wording(
-    file: Path, monkeypatch: pytest.MonkeyPatch, said: str, key: str, values: tuple[object, ...]
+    messages_file: Path, monkeypatch: pytest.MonkeyPatch, said: str, key: str, values: tuple[object, ...]
 ) -> None:
     monkeypatch.setenv(messages.REWRITE, "1")
     with pytest.raises(AssertionError, match=f"{key} is not in the text"):
         says(said, key, *values)
-    assert not list_changes(file)
+    assert not list_changes(messages_file)
 
 
-def test_one_key_does_not_stand_for_two_messages(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_key_does_not_stand_for_two_messages(messages_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(messages.REWRITE, "1")
     first, second = "the cache has no space for more now", "this cache has no room for more at a time"
     assert says(first, "no-room")
@@ -144,20 +144,20 @@ def test_one_key_does_not_stand_for_two_messages(file: Path, monkeypatch: pytest
         says(second, "no-room")
 
 
-def test_a_sentence_of_two_lines_stays_one(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sentence_of_two_lines_stays_one(messages_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stored = {"two-lines": "{0} is not there\n  possible: a file of rows\n"}
-    file.write_text(messages.format_messages(stored), encoding="utf-8")
+    messages_file.write_text(messages.format_messages(stored), encoding="utf-8")
     monkeypatch.setenv(messages.REWRITE, "1")
     said = "error\na.csv does not exist\n  possible: a file with rows\n  do: nothing\n"
     assert says(said, "two-lines", "a.csv")
     new = {"two-lines": "{0} does not exist\n  possible: a file with rows\n"}
-    assert json.loads(file.read_text(encoding="utf-8")) == new
+    assert json.loads(messages_file.read_text(encoding="utf-8")) == new
 
 
-def test_workers_write_in_turn(file: Path, tmp_path: Path) -> None:
+def test_workers_write_in_turn(messages_file: Path, tmp_path: Path) -> None:
     """Four processes of xdist run the tests of two files, and each process has its own memory of the messages."""
     (tmp_path / "conftest.py").write_text(
-        f"from pathlib import Path\nfrom tests import messages\nmessages.FILE = Path({str(file)!r})\n"
+        f"from pathlib import Path\nfrom tests import messages\nmessages.FILE = Path({str(messages_file)!r})\n"
     )
     for number, line in enumerate(
         (
@@ -185,9 +185,9 @@ def test_workers_write_in_turn(file: Path, tmp_path: Path) -> None:
         return subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, check=False).returncode
 
     assert run_tests() == 1
-    assert not list_changes(file)
+    assert not list_changes(messages_file)
     assert run_tests(**{messages.REWRITE: "1"}) == 0
-    assert set(list_changes(file)) == {"a-sorted", "no-room"}
+    assert set(list_changes(messages_file)) == {"a-sorted", "no-room"}
     assert run_tests() == 0
 
 

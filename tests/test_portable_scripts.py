@@ -121,13 +121,13 @@ def test_an_array_that_may_be_empty_is_guarded(path: Path) -> None:
     """Before bash 4.4 `set -u` refuses "${name[@]}" of an empty array."""
     lines = code(path)
     empty = {name for _, line in lines for name in re.findall(r"\b(\w+)=\(\)", line)}
-    bare = [
+    unguarded_lines = [
         f"{n}: {line.strip()}"
         for n, line in lines
         for name in re.findall(r'(?<!\+)"\$\{(\w+)\[@\]\}"', line)
         if name in empty
     ]
-    assert bare == []
+    assert unguarded_lines == []
 
 
 def test_one_modifier_for_a_variable_of_a_target() -> None:
@@ -139,7 +139,7 @@ def test_one_modifier_for_a_variable_of_a_target() -> None:
 
 
 @pytest.fixture
-def bare(tmp_path: Path) -> dict[str, str]:
+def bare_environment(tmp_path: Path) -> dict[str, str]:
     """An environment without the tools that macOS lacks, and with builtins of bash 4 switched off."""
     tools = tmp_path / "tools"
     tools.mkdir()
@@ -158,14 +158,14 @@ def bare(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "PATH": str(tools), "BASH_ENV": str(tmp_path / "bash3")}
 
 
-def test_scripts_run_without_those_tools(tmp_path: Path, bare: dict[str, str]) -> None:
+def test_scripts_run_without_those_tools(tmp_path: Path, bare_environment: dict[str, str]) -> None:
     checkout = tmp_path / "checkout"
     shutil.copytree(ROOT / "scripts", checkout / "scripts")
     (checkout / "docker").mkdir()
     shutil.copy2(ROOT / "docker" / "Dockerfile", checkout / "docker")
     (checkout / ".env").write_text("COMPOSE_PROJECT_NAME=drivetrain-old\nDRIVETRAIN_MEMORY=8g")
 
-    def run(*words: str, environ: dict[str, str] = bare) -> str:
+    def run(*words: str, environ: dict[str, str] = bare_environment) -> str:
         done = subprocess.run(words, cwd=checkout, env=environ, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -180,6 +180,6 @@ def test_scripts_run_without_those_tools(tmp_path: Path, bare: dict[str, str]) -
     assert run("scripts/architecture").strip() in ("amd64", "arm64")
 
 
-def test_make_help_with_the_awk_of_macos(bare: dict[str, str]) -> None:
-    done = subprocess.run(["make", "help"], cwd=ROOT, env=bare, capture_output=True, text=True, check=True)
+def test_make_help_with_the_awk_of_macos(bare_environment: dict[str, str]) -> None:
+    done = subprocess.run(["make", "help"], cwd=ROOT, env=bare_environment, capture_output=True, text=True, check=True)
     assert says(done.stdout, "make-train-cpu-train")

@@ -24,7 +24,7 @@ def functions(path: Path) -> set[str]:
     return {node.name for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.FunctionDef)}
 
 
-def named(row: str) -> list[tuple[str, str]]:
+def list_named_tests(row: str) -> list[tuple[str, str]]:
     return re.findall(r"`([\w/]+\.py)::(\w+)`", row.split("|")[4])
 
 
@@ -43,16 +43,16 @@ def test_every_test_that_a_row_names_exists(row: str) -> None:
     cells = row.split("|")
     assert len(cells) == 6
     assert all(cell.strip() for cell in cells[1:5])
-    assert named(row)
+    assert list_named_tests(row)
     assert re.sub(r"`[^`]*`", "", cells[4]).strip(" ,") == ""
-    for file, function in named(row):
+    for file, function in list_named_tests(row):
         assert function.startswith("test_")
         assert function in functions(TESTS / file), f"{file}::{function}"
 
 
 def test_no_file_of_the_harness_is_left_out() -> None:
     files = {path.stem for path in (TESTS / "faults").glob("*.py")} - PROVEN_ELSEWHERE
-    assert files == {Path(file).stem for row in ROWS for file, _ in named(row) if file.startswith("faults/")}
+    assert files == {Path(file).stem for row in ROWS for file, _ in list_named_tests(row) if file.startswith("faults/")}
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "docker").glob("*-*.txt")), ids=lambda path: path.stem)

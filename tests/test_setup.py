@@ -39,7 +39,7 @@ class Quiet(http.server.BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def index() -> Iterator[str]:
+def package_index() -> Iterator[str]:
     with http.server.HTTPServer(("127.0.0.1", 0), Quiet) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
@@ -52,7 +52,9 @@ def find_closed_address() -> str:
         return f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
-def setup(folder: Path, index: str, settings: str = "", versions: str = "2.13.0, 2.12.1+cpu") -> tuple[str, str]:
+def setup(
+    folder: Path, package_index: str, settings: str = "", versions: str = "2.13.0, 2.12.1+cpu"
+) -> tuple[str, str]:
     """What `scripts/setup native` says, and the line that installs what is locked."""
     shutil.copytree(ROOT / "scripts", folder / "scripts")
     (folder / "docker").mkdir()
@@ -64,7 +66,7 @@ def setup(folder: Path, index: str, settings: str = "", versions: str = "2.13.0,
     python.write_text(PYTHON.format(log=log, settings=settings, versions=versions))
     python.chmod(0o755)
     (folder / "scripts" / "env").write_text("#!/bin/sh\n")
-    environment = {**os.environ, "PYTHON": str(python), "TORCH_INDEX": index}
+    environment = {**os.environ, "PYTHON": str(python), "TORCH_INDEX": package_index}
     done = subprocess.run(
         [folder / "scripts" / "setup", "native"], env=environment, capture_output=True, text=True, check=False
     )
@@ -72,9 +74,9 @@ def setup(folder: Path, index: str, settings: str = "", versions: str = "2.13.0,
     return done.stdout, next(line for line in log.read_text().splitlines() if "--require-hashes" in line)
 
 
-def test_an_index_that_answers(tmp_path: Path, index: str) -> None:
-    output, line = setup(tmp_path, index)
-    assert line.endswith(f"-r docker/requirements-cpu.txt --extra-index-url {index}")
+def test_an_index_that_answers(tmp_path: Path, package_index: str) -> None:
+    output, line = setup(tmp_path, package_index)
+    assert line.endswith(f"-r docker/requirements-cpu.txt --extra-index-url {package_index}")
     assert "does not answer" not in output
 
 

@@ -54,9 +54,9 @@ class Arrays:
         return f"sample {index}"
 
 
-def job(train: str = "", model: str = "", optimize: str = "", *, epochs: int = 3, more: str = "") -> Job:
+def job(train: str = "", model: str = "", optimize: str = "", *, epochs: int = 3, sections: str = "") -> Job:
     text = TEXT.format(epochs=epochs, train=train and f", {train}", model=model and f", {model}")
-    return job_spec.check(parse(f"{text}optimize: {{{optimize}}}\n{more}", "tiny.yaml"))
+    return job_spec.check(parse(f"{text}optimize: {{{optimize}}}\n{sections}", "tiny.yaml"))
 
 
 def dataset(samples: int = 64, classes: int = 3) -> Dataset:
@@ -68,7 +68,7 @@ def dataset(samples: int = 64, classes: int = 3) -> Dataset:
     return Dataset(arrays, arrays, {"": head}, {"channels": 1, "image_size": 8})
 
 
-class Quiet(Signals):
+class QuietSignals(Signals):
     """Signals that leave the test runner's handlers alone."""
 
     def __init__(self) -> None:
@@ -79,7 +79,7 @@ def machine() -> facts.Hardware:
     return detect(Path())
 
 
-def assembled(folder: Path, spec: Job, *, plain: bool = True, settings: dict[str, Value] | None = None) -> run.Run:
+def assemble_run(folder: Path, spec: Job, *, plain: bool = True, settings: dict[str, Value] | None = None) -> run.Run:
     """A run of the tiny job: everything off, or by plan, with some values set."""
     hardware, data = machine(), dataset()
     network: Model = build(spec, data)
@@ -90,15 +90,15 @@ def assembled(folder: Path, spec: Job, *, plain: bool = True, settings: dict[str
         for d in base_plan.decisions
     ]
     final = plan.Plan(tuple(rows), base_plan.image, base_plan.image_reason, base_plan.profile)
-    return run.assemble(spec, hardware, final, folder, data, network, Quiet(), PhaseTimer())
+    return run.assemble(spec, hardware, final, folder, data, network, QuietSignals(), PhaseTimer())
 
 
-def plain(spec: Job, folder: Path) -> run.Run:
+def assemble_plain_run(spec: Job, folder: Path) -> run.Run:
     """A run of any job on its own data, with every optimization off."""
     data = load(spec)
     network, hardware = build(spec, data), machine()
     plain_plan = plan.resolve(spec, hardware, inspection.inspect_workload(data, network.module), plain=True)
-    return run.assemble(spec, hardware, plain_plan, folder, data, network, Quiet(), PhaseTimer())
+    return run.assemble(spec, hardware, plain_plan, folder, data, network, QuietSignals(), PhaseTimer())
 
 
 def losses(training_run: run.Run, steps: int) -> list[float]:

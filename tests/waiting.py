@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 
-def until(condition: Callable[[], object], seconds: float = 180, every: float = 0.02) -> None:
+def wait_until(condition: Callable[[], object], seconds: float = 180, every: float = 0.02) -> None:
     """Wait until something is true; only a hang takes so many seconds."""
     end = time.monotonic() + seconds
     while not condition():

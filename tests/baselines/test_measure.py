@@ -23,9 +23,9 @@ from drivetrain.errors import SpecError
 from drivetrain.job import Job
 from drivetrain.job_spec import load_job
 from drivetrain.report.baseline_results import CONSTANT, LINEAR, TREES, Baseline, Skipped
-from tests import trained
+from tests import task_cases
 from tests.data.streaming import shards
-from tests.trained import CASES, COMMON
+from tests.task_cases import CASES, COMMON
 
 
 def read_case(name: str, folder: Path) -> tuple[Job, Dataset]:
@@ -199,7 +199,7 @@ def test_inputs_that_only_the_users_code_knows_get_the_constant_answer_alone() -
 
 def test_the_final_test_is_evaluated_too(tmp_path: Path) -> None:
 
-    trained.table(tmp_path)
+    task_cases.table(tmp_path)
     text = CASES["table"].text.replace("validation: held.csv", "validation: 0.2, test: held.csv")
     (tmp_path / "job.yaml").write_text(f"name: t\n{text}{COMMON}")
     job = load_job.load(tmp_path / "job.yaml")
@@ -211,7 +211,7 @@ def test_the_final_test_is_evaluated_too(tmp_path: Path) -> None:
 
 def test_streamed_samples_are_not_fetched_for_simple_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A fair sample of them lies in all shards, so it would fetch the whole data set once more."""
-    job = shards.job(tmp_path / "job", shards.folder(tmp_path / "shards"))
+    job = shards.job(tmp_path / "job", shards.write_shards(tmp_path / "shards"))
     data = load(job)
     monkeypatch.setattr(type(data.train), "gather", lambda self, ids: pytest.fail("a shard is read"))
     rows = list(measure.measure(job, data, 60))

@@ -130,7 +130,7 @@ def test_a_row_over_its_limit_ends_with_what_it_has_started(tmp_path: Path, monk
     assert gpu.measure_in_process("tests", 1, options) == {"failed": get_message("were-not-enough", 1)}
     status = Path("/proc", (tmp_path / "child").read_text(), "status")
     # A killed process is gone when it is scheduled the next time.
-    waiting.until(lambda: not status.exists() or "State:\tZ" in status.read_text(), seconds=30)
+    waiting.wait_until(lambda: not status.exists() or "State:\tZ" in status.read_text(), seconds=30)
 
 
 def test_the_page_of_a_gpu(tmp_path: Path) -> None:

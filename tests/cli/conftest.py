@@ -8,7 +8,7 @@ import pytest
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The working folder, where specs go."""
     monkeypatch.chdir(tmp_path)
     return tmp_path

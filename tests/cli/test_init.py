@@ -22,11 +22,11 @@ from drivetrain.job_spec.yaml_file import parse
 from drivetrain.system import installation
 from drivetrain.training.evaluation.validation import evaluate
 from tests import tiny
-from tests.cli.drafted import beginning, images, made, refused, table
+from tests.cli.drafted_jobs import draft_job, read_data_settings, read_refusal, write_images, write_table
 from tests.messages import ends_with, says
 from tests.paths import IMPORTS, ROOT
 
-pytestmark = pytest.mark.usefixtures("here")
+pytestmark = pytest.mark.usefixtures("working_folder")
 
 
 @pytest.fixture(autouse=True)
@@ -37,9 +37,9 @@ def docker_client(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_sample_images(capsys: pytest.CaptureFixture[str]) -> None:
     sample_data.write("images", Path("data/patterns"), 30, 0)
-    job = made("data/patterns")
+    job = draft_job("data/patterns")
     assert (job.name, job.task) == ("patterns", "image-classification")
-    assert beginning(job)["train"] == "data/patterns"
+    assert read_data_settings(job)["train"] == "data/patterns"
     text, output = Path("patterns.yaml").read_text(), capsys.readouterr().out
     assert says(text, "images-classes-checks-dots", 30, 6, 5)
     assert output.startswith("patterns.yaml: image-classification")
@@ -55,7 +55,7 @@ def test_longer_texts_get_the_linear_model(word_count: int, is_linear: bool) -> 
     draws = random.Random(0)
     rows = [f'"{" ".join(draws.choices("abcdefgh", k=word_count - 1))} {n}",{"xyz"[n % 3]}' for n in range(300)]
     Path("notes.csv").write_text("\n".join(["note,kind", *rows]) + "\n")
-    made("notes.csv", "--task", "text-classification")
+    draft_job("notes.csv", "--task", "text-classification")
     (model,) = (line for line in Path("notes.yaml").read_text().splitlines() if line.startswith("model:"))
     assert ("linear" in model.split("#")[0]) == is_linear
 
@@ -64,7 +64,7 @@ def test_uneven_classes_get_no_weights() -> None:
     """Weights cost accuracy and probabilities: whoever wants more of the rarer class asks for them."""
     lines = [f"{n * 0.37:.2f},{n % 7},{'late' if n % 16 == 0 else 'on time'}" for n in range(800)]
     Path("flights.csv").write_text("\n".join(["distance,day,arrival", *lines]) + "\n")
-    assert made("flights.csv").train.class_weights == "none"
+    assert draft_job("flights.csv").train.class_weights == "none"
 
 
 def test_in_a_checkout_the_next_step_is_the_command_of_the_readme(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,20 +82,20 @@ def test_in_a_checkout_the_next_step_is_the_command_of_the_readme(monkeypatch: p
 
 def test_sample_texts() -> None:
     sample_data.write("texts", Path("reports"), 120, 0)
-    job = made("reports")
+    job = draft_job("reports")
     assert job.task == "text-classification"
-    assert beginning(job)["text"] == ("descripcion",)
-    assert list(beginning(job)["labels"]) == ["modo", "causa", "prioridad"]
+    assert read_data_settings(job)["text"] == ("descripcion",)
+    assert list(read_data_settings(job)["labels"]) == ["modo", "causa", "prioridad"]
     assert job.best() == job.checkpoint.best == "validation/modo/f1"  # the default, in the file to be seen and changed
-    one = made("reports/reports.csv", "--target", "causa", "--output", "one.yaml")
-    assert list(beginning(one)["labels"]) == ["causa"]
+    one = draft_job("reports/reports.csv", "--target", "causa", "--output", "one.yaml")
+    assert list(read_data_settings(one)["labels"]) == ["causa"]
 
 
 def test_sample_series() -> None:
     sample_data.write("series", Path("series"), 4000, 0)
-    job = made("series")
+    job = draft_job("series")
     assert job.task == "series-classification"
-    data = beginning(job)
+    data = read_data_settings(job)
     assert (data["train"], data["time"], data["group"], data["label"]) == (
         "series/train.csv",
         "time",
@@ -103,69 +103,69 @@ def test_sample_series() -> None:
         ("regime",),
     )
     assert data["window"] == 16
-    number = made("series", "--target", "load", "--output", "load.yaml")
+    number = draft_job("series", "--target", "load", "--output", "load.yaml")
     assert number.task == "series-regression"
-    assert "load" not in beginning(number)["features"]
+    assert "load" not in read_data_settings(number)["features"]
 
 
 def test_sample_table() -> None:
     sample_data.write("table", Path("table"), 200, 0)
-    job = made("table")
+    job = draft_job("table")
     assert job.task == "tabular-classification"
-    assert (beginning(job)["target"], beginning(job)["ignore"]) == (("fails",), ("id",))
+    assert (read_data_settings(job)["target"], read_data_settings(job)["ignore"]) == (("fails",), ("id",))
     assert "hours_left" in Path("table.yaml").read_text()  # the other number that could be meant
-    number = made("table/train.parquet", "--label", "hours_left", "--output", "hours.yaml")
+    number = draft_job("table/train.parquet", "--label", "hours_left", "--output", "hours.yaml")
     assert number.task == "tabular-regression"
 
 
 def test_digits() -> None:
-    job = made(ROOT / "jobs" / "data" / "digits.npz")
+    job = draft_job(ROOT / "jobs" / "data" / "digits.npz")
     assert job.task == "image-classification"
     assert "1,797 images of 8 x 8 pixels, uint8, 10 classes: 3 183," in Path("digits.yaml").read_text()
 
 
 def test_what_is_no_data(capsys: pytest.CaptureFixture[str]) -> None:
     Path("empty").mkdir()
-    assert says(refused(capsys, "empty"), "images-class-folders")
-    assert says(refused(capsys, "nothing"), "nothing-is-not-there")
+    assert says(read_refusal(capsys, "empty"), "images-class-folders")
+    assert says(read_refusal(capsys, "nothing"), "nothing-is-not-there")
     Path("photos").mkdir()
-    assert 'did you mean "photos"?' in refused(capsys, "fotos")
-    assert f'did you mean "{Path("photos").absolute()}"?' in refused(capsys, Path("photoz").absolute())
+    assert 'did you mean "photos"?' in read_refusal(capsys, "fotos")
+    assert f'did you mean "{Path("photos").absolute()}"?' in read_refusal(capsys, Path("photoz").absolute())
     Path("letter.docx").write_bytes(b"PK\3\4")
-    assert says(refused(capsys, "letter.docx"), "is-of-no-known-kind")
+    assert says(read_refusal(capsys, "letter.docx"), "is-of-no-known-kind")
     for name in ("zero.csv", "zero.jsonl", "zero.parquet", "zero.npz"):
         Path(name).write_bytes(b"")
-        refused(capsys, name)
-    table("header.csv", ["a", "b"], [])
-    assert "no rows" in refused(capsys, "header.csv")
-    images("broken", {"a": 1, "b": 2})
+        read_refusal(capsys, name)
+    write_table("header.csv", ["a", "b"], [])
+    assert "no rows" in read_refusal(capsys, "header.csv")
+    write_images("broken", {"a": 1, "b": 2})
     for path in Path("broken").rglob("*.png"):
         path.write_bytes(b"no image")
-    assert says(refused(capsys, "broken"), "none-images-could-decoded", 3)
+    assert says(read_refusal(capsys, "broken"), "none-images-could-decoded", 3)
 
 
 def test_odd_names() -> None:
     """Spaces, umlauts, quotes and what YAML would read as something else."""
     rows = [[i * 0.5, i * i % 17, ("ja", "nein")[i % 2]] for i in range(50)]
     names = ["größe: [mm]", "no", '"y" # {z}']
-    job = made(table("Größen & Maße/~ 2026 'x'.csv", names, rows), "--target", names[2])
-    assert (job.name, beginning(job)["target"]) == ("2026-x", (names[2],))
-    assert beginning(made(images("~ä ö", {"ja": 3, "off: 1": 3})))["train"] == "./~ä ö"
+    job = draft_job(write_table("Größen & Maße/~ 2026 'x'.csv", names, rows), "--target", names[2])
+    assert (job.name, read_data_settings(job)["target"]) == ("2026-x", (names[2],))
+    assert read_data_settings(draft_job(write_images("~ä ö", {"ja": 3, "off: 1": 3})))["train"] == "./~ä ö"
 
 
 def test_columns_that_are_not_there(capsys: pytest.CaptureFixture[str]) -> None:
-    table("rows.csv", ["load", "maker"], [[i * 0.3, "ab"[i % 2]] for i in range(30)])
-    assert 'did you mean "maker"?' in refused(capsys, "rows.csv", "--target", "make")
-    assert 'no column "load" of texts' in refused(capsys, "rows.csv", "--text", "load")
-    assert says(refused(capsys, "rows.csv", "--task", "text-classification", code=2), "has-no-columns-for-it")
-    assert says(refused(capsys, "rows.csv", "--task", "series-regression"), "table-readings-over-time")
-    images("photos", {"a": 3, "b": 3})
-    assert says(refused(capsys, "photos", "--target", "a", code=2), "folder-images-columns")
-    assert says(refused(capsys, "photos", "--task", "tabular-regression", code=2), "holds-images-folders")
+    write_table("rows.csv", ["load", "maker"], [[i * 0.3, "ab"[i % 2]] for i in range(30)])
+    assert 'did you mean "maker"?' in read_refusal(capsys, "rows.csv", "--target", "make")
+    assert 'no column "load" of texts' in read_refusal(capsys, "rows.csv", "--text", "load")
+    assert says(read_refusal(capsys, "rows.csv", "--task", "text-classification", code=2), "has-no-columns-for-it")
+    assert says(read_refusal(capsys, "rows.csv", "--task", "series-regression"), "table-readings-over-time")
+    write_images("photos", {"a": 3, "b": 3})
+    assert says(read_refusal(capsys, "photos", "--target", "a", code=2), "folder-images-columns")
+    assert says(read_refusal(capsys, "photos", "--task", "tabular-regression", code=2), "holds-images-folders")
 
 
 def test_no_file_is_overwritten(capsys: pytest.CaptureFixture[str]) -> None:
-    images("photos", {"a": 3, "b": 3})
+    write_images("photos", {"a": 3, "b": 3})
     Path("photos.yaml").write_text("mine")
     assert main.main(["init", "photos"]) == 2
     assert says(capsys.readouterr().err, "is-there-already", "photos.yaml")
@@ -177,10 +177,10 @@ def test_no_file_is_overwritten(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["init", "photos", "--output", "none/second.yaml"]) == 7
 
 
-def test_without_torch(here: Path) -> None:
+def test_without_torch(working_folder: Path) -> None:
     """Neither imports nor a look at the data load it."""
-    images("photos", {"a": 3, "b": 3})
-    table("rows.csv", ["load", "maker"], [[i * 0.3, "ab"[i % 2]] for i in range(30)])
+    write_images("photos", {"a": 3, "b": 3})
+    write_table("rows.csv", ["load", "maker"], [[i * 0.3, "ab"[i % 2]] for i in range(30)])
     np.savez("arrays.npz", x=np.zeros((20, 8)), y=np.arange(20) % 2)
     code = (
         "import sys; sys.modules['torch'] = None\nfrom drivetrain.cli import main\n"
@@ -188,7 +188,7 @@ def test_without_torch(here: Path) -> None:
     )
     process = subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": IMPORTS}, check=False)
     assert process.returncode == 0
-    assert len(list(here.glob("*.yaml"))) == 3
+    assert len(list(working_folder.glob("*.yaml"))) == 3
 
 
 def test_names_and_texts_in_yaml() -> None:
@@ -253,7 +253,7 @@ def _any_file(generator: random.Random, number: int) -> Path:
     kind = generator.choice(["csv", "csv", "csv", "tsv", "jsonl", "parquet", "npz", "bytes"])
     path = Path(f"file-{number}.{kind}")
     if kind in ("csv", "tsv"):
-        table(str(path), header, rows, delimiter="\t" if kind == "tsv" else generator.choice(",,,,;"))
+        write_table(str(path), header, rows, delimiter="\t" if kind == "tsv" else generator.choice(",,,,;"))
     elif kind == "jsonl":
         path.write_text("\n".join(json.dumps(dict(zip(header, row, strict=True))) for row in rows), "utf-8")
     elif kind == "parquet":
@@ -306,10 +306,10 @@ TASKS = (
         ("table", 60, "model.hidden=[16]"),
     ],
 )
-def test_a_made_spec_trains(kind: str, size: int, smaller: str, here: Path) -> None:
+def test_a_made_spec_trains(kind: str, size: int, smaller: str, working_folder: Path) -> None:
     """One epoch and an evaluation."""
     sample_data.write(kind, Path("data"), size, 0)
-    run = tiny.plain(made("data", assignments=[smaller]), here)
+    run = tiny.assemble_plain_run(draft_job("data", assignments=[smaller]), working_folder)
     run.train_mode()
     run.set_learning_rates()
     losses = [float(run.step(run.preprocess(batch, 0), 0).loss) for batch in run.batches.epoch(0)]

@@ -11,41 +11,41 @@ import numpy as np
 import pytest
 
 from drivetrain.cli import main
-from tests.cli.drafted import beginning, images, made, refused, table
+from tests.cli.drafted_jobs import draft_job, read_data_settings, read_refusal, write_images, write_table
 from tests.messages import says
 
-pytestmark = pytest.mark.usefixtures("here")
+pytestmark = pytest.mark.usefixtures("working_folder")
 
 
 @pytest.mark.parametrize("validation_folder", ["val", "validation", "valid"])
 def test_a_data_set_in_parts(validation_folder: str) -> None:
     counts = {"good": 4, "bad": 3}
     for part in ("train", validation_folder, "test"):
-        images(f"photos/{part}", counts)
-    data = beginning(made("photos"))
+        write_images(f"photos/{part}", counts)
+    data = read_data_settings(draft_job("photos"))
     assert (data["train"], data["validation"]) == ("photos/train", f"photos/{validation_folder}")
     assert "photos/test" in Path("photos.yaml").read_text()
 
 
 def test_a_part_with_other_classes_is_not_used() -> None:
-    images("photos/train", {"good": 4, "bad": 3})
-    images("photos/val", {"good": 4, "worse": 3})
-    assert beginning(made("photos"))["validation"] == 0.2
+    write_images("photos/train", {"good": 4, "bad": 3})
+    write_images("photos/val", {"good": 4, "worse": 3})
+    assert read_data_settings(draft_job("photos"))["validation"] == 0.2
     assert says(Path("photos.yaml").read_text(), "classes-training-lacks-worse")
 
 
 def test_folders_around_class_folders() -> None:
-    images("download/set/photos", {"good": 4, "bad": 3})
-    images("download/set/photos", {"good/older": 4})
-    assert beginning(made("download"))["train"] == "download/set/photos"
+    write_images("download/set/photos", {"good": 4, "bad": 3})
+    write_images("download/set/photos", {"good/older": 4})
+    assert read_data_settings(draft_job("download"))["train"] == "download/set/photos"
     assert "11 images" in Path("download.yaml").read_text()
 
 
 def test_grey_uneven_and_single_images() -> None:
-    job = made(images("photos", {"good": 40, "bad": 5, "odd": 1}, size=(28, 28), mode="L"))
+    job = draft_job(write_images("photos", {"good": 40, "bad": 5, "odd": 1}, size=(28, 28), mode="L"))
     text = Path("photos.yaml").read_text()
-    assert "augment" not in beginning(job)
-    assert beginning(job)["image_size"] == 32
+    assert "augment" not in read_data_settings(job)
+    assert read_data_settings(job)["image_size"] == 32
     assert "all grey" in text
     assert says(text, "classes-sample-stays-training")
 
@@ -59,15 +59,15 @@ def test_grey_uneven_and_single_images() -> None:
     ],
 )
 def test_folders_that_are_no_classes(counts: dict[str, int], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert message in refused(capsys, images("photos", counts))
+    assert message in read_refusal(capsys, write_images("photos", counts))
 
 
 def test_a_manifest_of_images() -> None:
-    images("photos", {"a": 5, "b": 5})
+    write_images("photos", {"a": 5, "b": 5})
     rows = [[f"{name}/{i}.png", name, i] for name in "ab" for i in range(5)]
-    job = made(table("photos/list.csv", ["file name", "kind", "number"], rows), "--output", "list.yaml")
+    job = draft_job(write_table("photos/list.csv", ["file name", "kind", "number"], rows), "--output", "list.yaml")
     assert job.task == "image-classification"
-    data = beginning(job)
+    data = read_data_settings(job)
     assert (data["train"], data["path_column"], data["label_column"]) == ("photos/list.csv", "file name", ("kind",))
 
 
@@ -87,12 +87,12 @@ MANIFESTS: dict[str, tuple[list[str], Callable[[int], list[object]], dict[str, o
 
 @pytest.mark.parametrize("name", MANIFESTS)
 def test_a_manifest_of_labels_or_numbers(name: str) -> None:
-    images("photos", {"x": 30}, size=(16, 16), mode="L")
+    write_images("photos", {"x": 30}, size=(16, 16), mode="L")
     header, row, expected = MANIFESTS[name]
     lines = [",".join(["path", *header]), *(",".join(map(str, [f"x/{n}.png", *row(n)])) for n in range(30))]
     Path("photos/list.csv").write_text("\n".join(lines) + "\n")
-    job = made("photos/list.csv", "--output", "list.yaml")
-    data = beginning(job)
+    job = draft_job("photos/list.csv", "--output", "list.yaml")
+    data = read_data_settings(job)
     assert job.task == ("image-regression" if header == ["width"] else "image-classification")
     assert {key: data[key] for key in ("label_column", "multi_label") if key in data} == expected
 
@@ -102,9 +102,9 @@ def test_arrays_of_labels_or_numbers(shape: tuple[int, ...]) -> None:
     generator = np.random.default_rng(0)
     labels = generator.integers(0, 2, shape) if shape == (24, 3) else generator.normal(size=shape)
     np.savez("stack.npz", images=generator.random((24, 16, 16)), labels=labels)
-    job = made("stack.npz")
+    job = draft_job("stack.npz")
     assert job.task == ("image-classification" if shape == (24, 3) else "image-regression")
-    assert beginning(job).get("multi_label") == (True if shape == (24, 3) else None)
+    assert read_data_settings(job).get("multi_label") == (True if shape == (24, 3) else None)
 
 
 def test_many_images_are_not_all_opened(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +113,7 @@ def test_many_images_are_not_all_opened(monkeypatch: pytest.MonkeyPatch) -> None
     opened_paths: list[str] = []
     look: Callable[[str], Any] = decode.look
     monkeypatch.setattr(decode, "look", lambda path: opened_paths.append(path) or look(path))
-    images("photos", {"a": 2, "b": 2})
+    write_images("photos", {"a": 2, "b": 2})
     for name in "ab":
         for number in range(2, 1000):
             os.link(f"photos/{name}/0.png", f"photos/{name}/{number}.png")

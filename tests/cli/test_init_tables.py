@@ -14,10 +14,10 @@ from pyarrow import parquet
 
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.survey import table_sample
-from tests.cli.drafted import beginning, made, refused, table
+from tests.cli.drafted_jobs import draft_job, read_data_settings, read_refusal, write_table
 from tests.messages import says
 
-pytestmark = pytest.mark.usefixtures("here")
+pytestmark = pytest.mark.usefixtures("working_folder")
 
 
 def test_a_spanish_table(capsys: pytest.CaptureFixture[str]) -> None:
@@ -26,29 +26,29 @@ def test_a_spanish_table(capsys: pytest.CaptureFixture[str]) -> None:
         [f"Avería número {i} en el tren de laminación", f"{i % 7},5", ("eléctrica", "mecánica")[i % 2]]
         for i in range(40)
     ]
-    table("averías de año.csv", ["descripción", "carga", "clase"], rows, encoding="latin-1", delimiter=";")
-    job = made("averías de año.csv")
+    write_table("averías de año.csv", ["descripción", "carga", "clase"], rows, encoding="latin-1", delimiter=";")
+    job = draft_job("averías de año.csv")
     note = "averías de año.csv: semicolons, decimal commas, windows-1252"
     assert note in capsys.readouterr().out
     assert f"# Found: {note}" in Path("averias-de-ano.yaml").read_text()
     assert (job.name, job.task) == ("averias-de-ano", "text-classification")
-    assert (beginning(job)["text"], list(beginning(job)["labels"])) == (("descripción",), ["clase"])
+    assert (read_data_settings(job)["text"], list(read_data_settings(job)["labels"])) == (("descripción",), ["clase"])
 
 
 def test_numbers_that_can_be_read_in_two_ways_are_declared(capsys: pytest.CaptureFixture[str]) -> None:
-    path = table("rows.csv", ["load", "kind"], [[f"{1 + i % 9},{100 + i}", "ab"[i % 2]] for i in range(40)])
-    message = refused(capsys, path)
+    path = write_table("rows.csv", ["load", "kind"], [[f"{1 + i % 9},{100 + i}", "ab"[i % 2]] for i in range(40)])
+    message = read_refusal(capsys, path)
     assert 'column "load" row 1 (line 2): `1,100` can be 1.100 or 1100' in message
     assert says(message, "csv-decimal-comma-point", "1.100", 1100)
-    assert says(refused(capsys, path, "--csv", "decimals=comma", code=2), "csv-decimals-comma-names")
-    assert 'did you mean "comma"?' in refused(capsys, path, "--csv", "decimal=coma", code=2)
-    job = made(path, "--csv", "decimal=comma")
-    assert beginning(job)["csv"] == {"decimal": "comma"}
+    assert says(read_refusal(capsys, path, "--csv", "decimals=comma", code=2), "csv-decimals-comma-names")
+    assert 'did you mean "comma"?' in read_refusal(capsys, path, "--csv", "decimal=coma", code=2)
+    job = draft_job(path, "--csv", "decimal=comma")
+    assert read_data_settings(job)["csv"] == {"decimal": "comma"}
 
 
 def test_a_spreadsheet_is_refused_with_the_command_that_converts_it(capsys: pytest.CaptureFixture[str]) -> None:
     Path("rows.xlsx").write_bytes(b"PK")
-    assert "libreoffice --headless" in refused(capsys, "rows.xlsx")
+    assert "libreoffice --headless" in read_refusal(capsys, "rows.xlsx")
 
 
 def test_an_id_and_a_date_are_ignored() -> None:
@@ -64,9 +64,9 @@ def test_an_id_and_a_date_are_ignored() -> None:
         ]
         for i in range(300)
     ]
-    job = made(table("customers.csv", ["code", "since", "customer_id", "load", "maker", "left"], rows))
+    job = draft_job(write_table("customers.csv", ["code", "since", "customer_id", "load", "maker", "left"], rows))
     assert job.task == "tabular-classification"
-    data = beginning(job)
+    data = read_data_settings(job)
     assert (data["ignore"], data["target"]) == (("code", "since", "customer_id"), ("left",))
     text = Path("customers.yaml").read_text()
     assert "since (a date), customer_id (an identifier)" in text
@@ -75,26 +75,26 @@ def test_an_id_and_a_date_are_ignored() -> None:
 
 def test_a_number_to_predict() -> None:
     rows = [[i % 7, i * 0.37 % 5, 100 + i * 1.13 % 17] for i in range(200)]
-    job = made(table("houses.csv", ["rooms", "age", "price"], rows))
-    assert (job.task, beginning(job)["target"]) == ("tabular-regression", ("price",))
-    assert made("houses.csv", "--target", "age", "--output", "age.yaml").task == "tabular-regression"
-    rooms = made("houses.csv", "--target", "rooms", "--task", "tabular-regression", "--output", "rooms.yaml")
+    job = draft_job(write_table("houses.csv", ["rooms", "age", "price"], rows))
+    assert (job.task, read_data_settings(job)["target"]) == ("tabular-regression", ("price",))
+    assert draft_job("houses.csv", "--target", "age", "--output", "age.yaml").task == "tabular-regression"
+    rooms = draft_job("houses.csv", "--target", "rooms", "--task", "tabular-regression", "--output", "rooms.yaml")
     assert rooms.task == "tabular-regression"
-    assert made("houses.csv", "--target", "rooms", "--output", "classes.yaml").task == "tabular-classification"
+    assert draft_job("houses.csv", "--target", "rooms", "--output", "classes.yaml").task == "tabular-classification"
 
 
 def test_several_labels_and_several_numbers() -> None:
     rows = [[i * 0.37 % 5, i % 2, i // 2 % 2, i * 0.11 % 3] for i in range(100)]
-    table("rows.csv", ["a", "hot", "wet", "b"], rows)
-    labels = made("rows.csv", "--target", "hot", "--target", "wet")
-    assert (labels.task, beginning(labels)["target"]) == ("tabular-classification", ("hot", "wet"))
-    numbers = made("rows.csv", "--target", "a", "--target", "b", "--output", "numbers.yaml")
+    write_table("rows.csv", ["a", "hot", "wet", "b"], rows)
+    labels = draft_job("rows.csv", "--target", "hot", "--target", "wet")
+    assert (labels.task, read_data_settings(labels)["target"]) == ("tabular-classification", ("hot", "wet"))
+    numbers = draft_job("rows.csv", "--target", "a", "--target", "b", "--output", "numbers.yaml")
     assert numbers.task == "tabular-regression"
 
 
 def test_rows_without_a_target_and_spoilt_numbers() -> None:
     rows = [["roto" if i == 7 else i * 0.5, i * 0.37 % 5, "" if i % 10 == 0 else ("a", "b")[i % 2]] for i in range(200)]
-    data = beginning(made(table("rows.csv", ["size", "age", "target"], rows)))
+    data = read_data_settings(draft_job(write_table("rows.csv", ["size", "age", "target"], rows)))
     assert data["numeric"] == ("size",)
     assert 0.1 < data["bad_samples"] < 0.2
 
@@ -105,11 +105,11 @@ def test_json_lines_of_texts() -> None:
         for i in range(60)
     ]
     Path("said.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    job = made("said.jsonl")
-    assert (job.task, list(beginning(job)["labels"])) == ("text-classification", ["feeling", "stars"])
+    job = draft_job("said.jsonl")
+    assert (job.task, list(read_data_settings(job)["labels"])) == ("text-classification", ["feeling", "stars"])
     assert says(Path("said.yaml").read_text(), "output-feeling-stars")
-    job = made("said.jsonl", "--task", "tabular-classification", "--output", "rows.yaml")
-    assert beginning(job)["ignore"] == ("said",)
+    job = draft_job("said.jsonl", "--task", "tabular-classification", "--output", "rows.yaml")
+    assert read_data_settings(job)["ignore"] == ("said",)
 
 
 def test_a_name_is_no_text_to_learn_from() -> None:
@@ -134,24 +134,24 @@ def test_a_name_is_no_text_to_learn_from() -> None:
         ]
         for i in range(300)
     ]
-    job = made(table("titanic.csv", header, rows))
-    assert (job.task, beginning(job)["target"]) == ("tabular-classification", ("Survived",))
-    assert beginning(job)["ignore"] == ("PassengerId", "Name", "Ticket")
+    job = draft_job(write_table("titanic.csv", header, rows))
+    assert (job.task, read_data_settings(job)["target"]) == ("tabular-classification", ("Survived",))
+    assert read_data_settings(job)["ignore"] == ("PassengerId", "Name", "Ticket")
     assert says(Path("titanic.yaml").read_text(), "train-task-text-classification")
 
 
 def test_numbers_with_decimal_commas_are_not_taken_for_categories(capsys: pytest.CaptureFixture[str]) -> None:
-    made(table("rows.csv", ["load", "kind"], [[f"{i % 9},5", "ab"[i % 2]] for i in range(40)]))
+    draft_job(write_table("rows.csv", ["load", "kind"], [[f"{i % 9},5", "ab"[i % 2]] for i in range(40)]))
     assert "rows.csv: decimal commas" in capsys.readouterr().out
     assert "1 columns of numbers, 0 of categories" in Path("rows.yaml").read_text()
 
 
 def test_rows_with_dates_that_may_be_a_series() -> None:
     rows = [[f"2026-{1 + i // 28:02}-{1 + i % 28:02}", i * 0.37 % 5, i * 7 % 11 % 2] for i in range(200)]
-    assert made(table("days.csv", ["day", "sales", "promo"], rows)).task == "tabular-classification"
+    assert draft_job(write_table("days.csv", ["day", "sales", "promo"], rows)).task == "tabular-classification"
     assert says(Path("days.yaml").read_text(), "train-windows-over-day")
-    job = made("days.csv", "--task", "series-regression", "--target", "sales", "--output", "sales.yaml")
-    assert (beginning(job)["time"], beginning(job)["label"]) == ("day", ("sales",))
+    job = draft_job("days.csv", "--task", "series-regression", "--target", "sales", "--output", "sales.yaml")
+    assert (read_data_settings(job)["time"], read_data_settings(job)["label"]) == ("day", ("sales",))
 
 
 @pytest.mark.parametrize(
@@ -176,14 +176,14 @@ def test_arrays(arrays: dict[str, Any], task: str, capsys: pytest.CaptureFixture
 
     np.savez("arrays.npz", **{name: array(value) for name, value in arrays.items()})
     if task:
-        assert made("arrays.npz").task == task
+        assert draft_job("arrays.npz").task == task
     else:
-        refused(capsys, "arrays.npz")
+        read_refusal(capsys, "arrays.npz")
 
 
 def test_a_large_table_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [[i * 0.37 % 5, "abc"[i // 10_000]] for i in range(30_000)]
-    table("large.csv", ["load", "class"], rows)
+    write_table("large.csv", ["load", "class"], rows)
     parquet.write_table(
         pyarrow.table(dict(zip(("load", "class"), zip(*rows, strict=True), strict=True))), "large.parquet"
     )
@@ -194,25 +194,25 @@ def test_a_large_table_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (len(sample.table), sample.complete) == (5000, False)
         assert least <= sample.rows <= most
         # The first rows are of one class; the name of the column is enough.
-        assert made(f"large.{kind}", "--output", f"{kind}.yaml").task == "tabular-classification"
+        assert draft_job(f"large.{kind}", "--output", f"{kind}.yaml").task == "tabular-classification"
 
 
 def test_readings_with_times_that_begin_with_the_day() -> None:
     rows = [
         [f"{1 + i // 24:02}/03/2024 {i % 24:02}:00", i % 7 / 3, i * 0.5, ["on", "off"][i // 12 % 2]] for i in range(600)
     ]
-    job = made(table("rows.csv", ["when", "a", "b", "state"], rows))
+    job = draft_job(write_table("rows.csv", ["when", "a", "b", "state"], rows))
     assert job.task == "series-classification"
-    assert (beginning(job)["time"], beginning(job)["date_format"]) == ("when", "%d/%m/%Y %H:%M")
+    assert (read_data_settings(job)["time"], read_data_settings(job)["date_format"]) == ("when", "%d/%m/%Y %H:%M")
 
 
 def test_windows_with_the_channels_first() -> None:
     x = np.random.default_rng(0).normal(size=(60, 3, 64)).cumsum(axis=2)
     np.savez("nct.npz", x=x, y=np.arange(60) % 2)
-    made("nct.npz")
+    draft_job("nct.npz")
     assert "60 windows of 64 rows and 3 channels" in Path("nct.yaml").read_text()
 
 
 def test_a_file_without_a_header_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    path = table("rows.csv", ["0.5", "1.5", "sí"], [[f"{i / 2}", f"{i}", ["sí", "no"][i % 2]] for i in range(40)])
-    assert says(refused(capsys, path), "seems-to-have-no-header", "rows.csv")
+    path = write_table("rows.csv", ["0.5", "1.5", "sí"], [[f"{i / 2}", f"{i}", ["sí", "no"][i % 2]] for i in range(40)])
+    assert says(read_refusal(capsys, path), "seems-to-have-no-header", "rows.csv")

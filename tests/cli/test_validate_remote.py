@@ -13,7 +13,7 @@ from drivetrain.supervisor import remote_check
 from tests.data.streaming import shards
 from tests.messages import begins_with, get_message, says, says_only
 from tests.object_store import SECRET, Fault, FaultyStore, moto
-from tests.supervisor.remote_copy.fake_run import faulty_store, opened
+from tests.supervisor.remote_copy.fake_run import faulty_store, open_store
 
 SPEC = """
 name: t
@@ -28,9 +28,9 @@ SET = "set here: AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, AWS_SECRET_ACCESS_KEY"
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with moto() as address, faulty_store(address):
         for number in range(2):
-            path = shards.tar(tmp_path_factory.mktemp("s") / "x.tar", range(number, 8, 2))
-            opened("shards").put(f"{number}.tar", path.read_bytes())
-        opened("shards").put("readme.txt", b"x")
+            path = shards.write_tar(tmp_path_factory.mktemp("s") / "x.tar", range(number, 8, 2))
+            open_store("shards").put(f"{number}.tar", path.read_bytes())
+        open_store("shards").put("readme.txt", b"x")
         yield address
 
 
@@ -52,19 +52,19 @@ def run_validate(capsys: pytest.CaptureFixture[str], text: str, *options: str) -
 
 
 def test_stores_that_can_be_used(proxy: FaultyStore, capsys: pytest.CaptureFixture[str]) -> None:
-    before = [entry.name for entry in opened("").objects()]
+    before = [entry.name for entry in open_store("").objects()]
     code, lines, _ = run_validate(capsys, SPEC, "--remote")
     assert code == 0
     assert lines[0] == "job.yaml: valid (t, image-classification)"
     assert lines[-2].startswith("  data.train: s3://bucket/shards: 2 shards, ")
     assert lines[-2].endswith(f", listed and read ({SET})")
     assert says_only(lines[-1], "listed-written-read-removed", "checkpoint.copy_to", "s3://bucket/runs", SET)
-    assert [entry.name for entry in opened("").objects()] == before, "the probe is gone"
+    assert [entry.name for entry in open_store("").objects()] == before, "the probe is gone"
 
 
 def test_without_the_option_nothing_is_asked(proxy: FaultyStore, capsys: pytest.CaptureFixture[str]) -> None:
     assert run_validate(capsys, SPEC)[0] == 0
-    assert proxy.seen == []
+    assert proxy.requests == []
 
 
 def test_an_address_of_the_command_line(proxy: FaultyStore, capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,7 +87,7 @@ def test_all_that_is_wrong_is_told(proxy: FaultyStore, capsys: pytest.CaptureFix
     assert lines[-1].startswith("  data.train")
     assert errors.startswith("job.yaml:5:14: checkpoint.copy_to: s3://bucket/runs/.drivetrain-probe-")
     assert says(errors, "write-store-refuses-accessdenied", 403)
-    proxy.away = True
+    proxy.drops_connections = True
     assert run_validate(capsys, SPEC, "--remote")[2].count(get_message("store-does-not-answer")) == 2
 
 
@@ -99,4 +99,4 @@ def test_a_store_without_conditional_writes(proxy: FaultyStore, capsys: pytest.C
     assert code == 7
     assert says(errors, "store-conditional-writes", "checkpoint.copy_to", "s3://bucket/runs")
     proxy.fault = lambda number, method, path: None
-    assert opened("runs").objects() == [], "the probe is gone"
+    assert open_store("runs").objects() == [], "the probe is gone"

@@ -38,7 +38,7 @@ def test_accuracy_does_not_choose_among_uneven_classes(tmp_path: Path, large: in
 @pytest.mark.parametrize(("large", "metric"), [(90, "loss"), (60, "f1")])
 def test_the_loss_chooses_among_uneven_classes_of_tables(tmp_path: Path, large: int, metric: str) -> None:
     table = tables.job(
-        tables.stored(
+        tables.write_rows(
             tmp_path, {"x": np.random.default_rng(0).random(120), "y": np.where(np.arange(120) < large, "a", "b")}
         )
     )

@@ -203,7 +203,7 @@ def test_one_path_with_two_labels_is_listed(tmp_path: Path) -> None:
     assert note.endswith(f"and {COUNT - 3} more")
 
 
-def rotated(pixels: Any, path: Path) -> None:
+def write_rotated(pixels: Any, path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     Image.fromarray(np.ascontiguousarray(np.rot90(pixels))).save(path.with_suffix(".png"), exif=exif)
@@ -225,7 +225,7 @@ def of_all_16_bits(pixels: Any, path: Path) -> None:
     Image.fromarray(pixels.astype(np.uint16) * 257).save(path.with_suffix(".tif"))
 
 
-@pytest.mark.parametrize("save", [rotated, opaque, opaque_gray, of_16_bits, of_all_16_bits])
+@pytest.mark.parametrize("save", [write_rotated, opaque, opaque_gray, of_16_bits, of_all_16_bits])
 def test_a_copy_in_another_form_of_file_is_a_copy(tmp_path: Path, save: Callable[[Any, Path], None]) -> None:
     gray = np.random.default_rng(0).integers(0, 256, (COUNT, 12, 12), dtype=np.uint8)
     for number, (pixels, label) in enumerate(zip(gray, labels(), strict=True)):

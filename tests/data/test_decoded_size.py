@@ -39,7 +39,7 @@ def header(shape: str, kind: str = "<f4") -> bytes:
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text
 
 
-def zipped(path: Path, compression: int = zipfile.ZIP_DEFLATED, **members: bytes) -> Path:
+def write_npz(path: Path, compression: int = zipfile.ZIP_DEFLATED, **members: bytes) -> Path:
     with zipfile.ZipFile(path, "w", compression) as archive:
         for name, content in members.items():
             archive.writestr(f"{name}.npy", content)
@@ -62,7 +62,7 @@ def test_free_memory_is_a_number_of_bytes_of_this_machine() -> None:
 )
 @pytest.mark.usefixtures("little_memory")
 def test_an_array_is_refused_by_what_its_header_declares(tmp_path: Path, shape: str) -> None:
-    path = zipped(tmp_path / "a.npz", x=header(shape))
+    path = write_npz(tmp_path / "a.npz", x=header(shape))
     with pytest.raises(DataError, match=r"data.train: array `x` of .* takes .* in memory") as caught:
         array(path)
     assert "8 MiB" in caught.value.possible
@@ -88,19 +88,19 @@ def test_an_array_that_fits_is_read(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("little_memory")
 def test_wide_texts_count(tmp_path: Path, kind: str) -> None:
     with pytest.raises(DataError, match="in memory"):
-        array(zipped(tmp_path / "a.npz", x=header("(1,)", f"|{kind}" if kind[0] == "S" else f"<{kind}")))
+        array(write_npz(tmp_path / "a.npz", x=header("(1,)", f"|{kind}" if kind[0] == "S" else f"<{kind}")))
 
 
 def test_a_header_of_gigabytes_is_not_unpacked(tmp_path: Path) -> None:
     long = b"\x93NUMPY\x02\x00" + struct.pack("<I", 1 << 30) + b" " * (4 * MIB)
     with pytest.raises(ValueError, match="header"):
-        array(zipped(tmp_path / "a.npz", x=long))
+        array(write_npz(tmp_path / "a.npz", x=long))
 
 
 @pytest.mark.parametrize("compression", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA], ids=["bzip2", "lzma"])
 def test_compressions_that_numpy_does_not_write_are_refused(tmp_path: Path, compression: int) -> None:
     with pytest.raises(ValueError, match="numpy does not write"):
-        array(zipped(tmp_path / "a.npz", compression, x=header("(1,)") + bytes(4)))
+        array(write_npz(tmp_path / "a.npz", compression, x=header("(1,)") + bytes(4)))
 
 
 def test_a_member_that_is_damaged_or_nested_is_no_traceback(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_a_member_that_is_damaged_or_nested_is_no_traceback(tmp_path: Path) -> N
     content = bytearray(buffer.getvalue())
     content[2000:4000] = bytes(2000)
     (tmp_path / "a.npz").write_bytes(content)
-    for path in (tmp_path / "a.npz", zipped(tmp_path / "b.npz", x=header("(" * 3000))):
+    for path in (tmp_path / "a.npz", write_npz(tmp_path / "b.npz", x=header("(" * 3000))):
         with pytest.raises((ValueError, zipfile.BadZipFile)):
             array(path)
 
@@ -290,8 +290,8 @@ def test_a_line_without_an_end_is_not_read(tmp_path: Path, monkeypatch: pytest.M
 def tar_file(path: Path, member: tarfile.TarInfo) -> Path:
     """A text with its class, then a member that holds 512 zeros, whatever its header says."""
     with tarfile.open(path, "w") as file:
-        for name, content in (("1.png", shards.encoded(1)), ("1.txt", b"text"), ("1.cls", b"a")):
-            shards.add(file, name, content)
+        for name, content in (("1.png", shards.encode_png(1)), ("1.txt", b"text"), ("1.cls", b"a")):
+            shards.add_member(file, name, content)
         file.fileobj.write(member.tobuf(tarfile.GNU_FORMAT))
         file.fileobj.write(bytes(512))
         file.offset += 1024
@@ -330,8 +330,8 @@ def test_members_that_no_tar_file_holds(tmp_path: Path, kind: str) -> None:
 def test_json_of_a_member_that_is_nested_deeply(tmp_path: Path) -> None:
     path = tmp_path / "a.tar"
     with tarfile.open(path, "w") as file:
-        shards.add(file, "1.png", shards.encoded(1))
-        shards.add(file, "1.json", b"[" * 100_000)
+        shards.add_member(file, "1.png", shards.encode_png(1))
+        shards.add_member(file, "1.json", b"[" * 100_000)
     with pytest.raises(DataError, match="cannot be read"):
         tar_index.read(path, shard_of(path), ["label"], "data.train")
 

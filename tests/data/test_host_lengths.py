@@ -47,7 +47,7 @@ def test_a_batch_is_cut_by_them() -> None:
 
 
 def test_the_loader_counts_them(tmp_path: Path) -> None:
-    reports.write(tmp_path)
+    reports.write_reports(tmp_path)
     split = load(reports.job(tmp_path)).train
     first_batch = next(batches.fetch_in_order(split, 5))
     assert first_batch.lengths is not None

@@ -22,7 +22,7 @@ from drivetrain.data.sample_data.write import write
 from drivetrain.distributed.ranks import ALONE
 from drivetrain.job_spec import load_job as job_spec
 from tests import ranks_start
-from tests.data.held_arrays import Held
+from tests.data.memory_arrays import MemoryArrays
 from tests.messages import get_message
 from tests.paths import ROOT
 
@@ -35,7 +35,7 @@ def columns() -> tuple[Any, ...]:
     return pixels, np.arange(1 << 18, dtype=np.float64), texts, pixels, small, half, np.arange(1 << 18) > 7
 
 
-def same(one: Any, two: Any) -> bool:
+def are_equal(one: Any, two: Any) -> bool:
     if isinstance(one, pyarrow.ChunkedArray):
         return bool(one.equals(two))
     return np.array_equal(*(x.view(torch.int16).numpy() if isinstance(x, torch.Tensor) else x for x in (one, two)))
@@ -51,12 +51,12 @@ def share_between(first: list[Any], second: list[Any]) -> int:
 
 
 def test_arrays_of_all_kinds_are_shared() -> None:
-    one, two = Held(*columns()), Held(*columns())
+    one, two = MemoryArrays(*columns()), MemoryArrays(*columns())
     small = two.arrays[4]
     assert share_between([one], [two]) > 11 << 20
     for holder in (one, two):
         assert one_copy._list_arrays([holder]) == []  # they lie in a file now
-        assert all(map(same, holder.arrays, columns()))
+        assert all(map(are_equal, holder.arrays, columns()))
         assert holder.arrays[0] is holder.arrays[3]
     assert two.arrays[4] is small
     two.arrays[0][0, 0] = 9  # a write stays in its process
@@ -64,20 +64,20 @@ def test_arrays_of_all_kinds_are_shared() -> None:
 
 
 def test_who_has_other_bytes_keeps_them() -> None:
-    one, two = Held(*columns()), Held(*columns())
+    one, two = MemoryArrays(*columns()), MemoryArrays(*columns())
     two.arrays[0][2, 7] += 1
     changed_array = two.arrays[0]
     share_between([one], [two])
     assert two.arrays[0] is changed_array
     assert one_copy._list_arrays([two]) == [changed_array]
-    assert all(map(same, two.arrays[1:3], columns()[1:3]))
+    assert all(map(are_equal, two.arrays[1:3], columns()[1:3]))
 
 
 def test_what_is_mapped_already_is_left_alone(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.zeros(1 << 18))
     mapped = np.load(tmp_path / "x.npy", mmap_mode="c")
     strided = torch.zeros(1 << 10, 1 << 10).T
-    assert one_copy._list_arrays([Held(mapped, torch.from_numpy(mapped), strided)]) == []
+    assert one_copy._list_arrays([MemoryArrays(mapped, torch.from_numpy(mapped), strided)]) == []
 
 
 def gather_all(split: Split) -> list[torch.Tensor]:
@@ -121,7 +121,7 @@ def test_arrays_of_the_user_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_process_shares_nothing() -> None:
-    holder: Any = Held(*columns())
+    holder: Any = MemoryArrays(*columns())
     arrays_before = holder.arrays
     assert one_copy.share(Dataset(holder, holder, {}, {}, mixable=False, notes=[]), ALONE) == ""
     assert holder.arrays is arrays_before or all(a is b for a, b in zip(holder.arrays, arrays_before, strict=True))
@@ -136,10 +136,10 @@ def test_what_was_moved_is_free(preload: str) -> None:
     code = """
 import numpy as np
 from drivetrain.data import one_copy
-from tests.data.held_arrays import Held
+from tests.data.memory_arrays import MemoryArrays
 def own():
     return next(int(line.split()[1]) >> 10 for line in open("/proc/self/status") if line.startswith("RssAnon"))
-lead, follow = (Held(np.ones(16 << 20, np.uint8), np.ones(8 << 20)) for _ in range(2))
+lead, follow = (MemoryArrays(np.ones(16 << 20, np.uint8), np.ones(8 << 20)) for _ in range(2))
 before = own()
 handle = one_copy._move_to_file([lead], 2)
 between = own()
@@ -174,6 +174,6 @@ assert ranks.number == 2 or torch.equal(held.array, torch.arange(1 << 18))
 ranks.leave()
 print(words, mapped)
 """
-    outputs = ranks_start.finished([sys.executable, "-c", code], 3, seconds=120)
+    outputs = ranks_start.run_ranks([sys.executable, "-c", code], 3, seconds=120)
     assert outputs[0] == outputs[1] == get_message("memory-mib-data-once", 2, 2, 1)
     assert outputs[2] == " 0\n"

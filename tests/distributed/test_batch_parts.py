@@ -14,7 +14,7 @@ from drivetrain.distributed.batch_parts import BatchParts, digest_batch, hash_sa
 from drivetrain.distributed.ranks import Ranks
 from tests import parts_driver, ranks_start, tiny
 from tests.parts_driver import BATCH, EPOCHS, KILLED, SAMPLES
-from tests.supervisor.tiny_run import rows
+from tests.supervisor.tiny_run import read_rows
 
 STEPS = EPOCHS * -(-SAMPLES // BATCH)
 SIZES = ((2, 5), (1, 10), (3, 16), (2, -1))
@@ -29,7 +29,7 @@ def train_in_attempts(
     for attempt, (count, last) in enumerate(sizes):
         monkeypatch.setenv("ATTEMPT", str(attempt))
         command = [sys.executable, "-m", "tests.parts_driver", str(folder), str(last), data_options]
-        codes, outputs = ranks_start.ended(command, count)
+        codes, outputs = ranks_start.wait_for_ranks(command, count)
         assert codes == [0 if last < 0 else KILLED] * count, "\n".join(outputs)
         homes = [folder, *(folder / "ranks" / str(rank) for rank in range(1, count))]
         notes = [
@@ -63,7 +63,7 @@ def test_other_numbers_of_processes_train_the_same(
     for epoch in range(EPOCHS):
         epoch_ids = [i for step in range(epoch * per_epoch, (epoch + 1) * per_epoch) for i in changed[step]]
         assert sorted(epoch_ids) == list(range(SAMPLES))
-    one, two = rows(tmp_path / "alone"), rows(tmp_path / "changed")
+    one, two = read_rows(tmp_path / "alone"), read_rows(tmp_path / "changed")
     assert [(row["step"], row["epoch"], sorted(row)) for row in one] == [
         (row["step"], row["epoch"], sorted(row)) for row in two
     ]
@@ -80,7 +80,7 @@ def test_other_numbers_of_processes_train_the_same(
 def test_more_processes_than_parts_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ATTEMPT", "0")
     command = [sys.executable, "-m", "tests.parts_driver", str(tmp_path), "-1", ", parts: 2"]
-    codes, outputs = ranks_start.ended(command, 3)
+    codes, outputs = ranks_start.wait_for_ranks(command, 3)
     assert 0 not in codes
     assert "train.parts: is 2, and 3 processes train together" in outputs[0]
 
@@ -120,11 +120,11 @@ def test_parts_are_the_same_for_any_number_of_processes(samples: int, count: int
 
 
 def test_buffers_stay_those_of_the_first_part(tmp_path: Path) -> None:
-    full_run = tiny.assembled(tmp_path / "1", tiny.job("parts: 2"))
+    full_run = tiny.assemble_run(tmp_path / "1", tiny.job("parts: 2"))
     batch = next(iter(full_run.batches.epoch(0)))
     full_run.train_mode()
     full_run.step(full_run.preprocess(batch, 0), full_run.list_local_parts(len(batch)))
-    half_run = tiny.assembled(tmp_path / "2", tiny.job())
+    half_run = tiny.assemble_run(tmp_path / "2", tiny.job())
     half_run.train_mode()
     half_run.step(half_run.preprocess(batch.between(0, 8), 0), half_run.step_seed())
     one, two = dict(full_run.model.named_buffers()), dict(half_run.model.named_buffers())

@@ -20,7 +20,7 @@ Calls = list[list[Any]]
 def records(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[Calls]]]:
     """By process and case: the collectives of each step."""
     folder = tmp_path_factory.mktemp("collectives")
-    return ranks_cases.together(folder, [PLAIN, WEIGHTED, NORM], 2, "collectives_driver")
+    return ranks_cases.run_cases(folder, [PLAIN, WEIGHTED, NORM], 2, "collectives_driver")
 
 
 def ordinary(steps: list[Calls]) -> list[Calls]:

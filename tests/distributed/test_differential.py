@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from drivetrain.optimizations import precision
-from tests import ranks_cases, tiny, trained
+from tests import ranks_cases, task_cases, tiny
 
 LAYOUTS = ["+".join(filter(None, parts)) for parts in product(("plain", "norm"), ("", "channels_last"), ("", "fused"))]
 
@@ -26,7 +26,7 @@ def convolutional(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[st
     losses_by_count = {}
     for count in (1, 2):
         suffix = ["", "+halves"][count == 1]
-        losses_by_rank = ranks_cases.together(
+        losses_by_rank = ranks_cases.run_cases(
             tmp_path_factory.mktemp(str(count)), [case + suffix for case in cases], count
         )
         assert all(one == losses_by_rank[0] for one in losses_by_rank)
@@ -65,24 +65,24 @@ def test_processes_that_read_or_build_something_else_are_refused(
     assert message in convolutional[2][name]
 
 
-TASKS = [*(name.replace(" ", "-") for name in trained.CASES), "own"]
+TASKS = [*(name.replace(" ", "-") for name in task_cases.CASES), "own"]
 FAST = ["fused_optimizer=true", "fused_optimizer=true+precision=bf16"]
 """What is on; channels_last is added where there are images."""
 
 
 def losses_of_tasks(folder: Path, ways: Sequence[str], seconds: float = 300) -> dict[str, dict[str, list[float]]]:
     """By task: the losses of one plain process that takes the halves of each batch in turn, and of all ways in two."""
-    for name, case in trained.CASES.items():
+    for name, case in task_cases.CASES.items():
         home = folder / "data" / name.replace(" ", "-")
         home.mkdir(parents=True)
         case.files(home)
-        (home / "job.yaml").write_text(f"name: t\n{case.text}{trained.COMMON}")
+        (home / "job.yaml").write_text(f"name: t\n{case.text}{task_cases.COMMON}")
 
     def run_ways(count: int, ways: Sequence[str]) -> dict[str, list[float]]:
         cases = [f"task/{name}+{way}" for name in TASKS for way in ways]
         cases = [case + "+channels_last=true" * ("image" in case and "fused" in case) for case in cases]
         (folder / str(count)).mkdir()
-        losses = ranks_cases.together(folder / str(count), cases, count, seconds=seconds)[0]
+        losses = ranks_cases.run_cases(folder / str(count), cases, count, seconds=seconds)[0]
         return dict(zip(product(TASKS, ways), losses.values(), strict=True))
 
     alone, together = run_ways(1, ["halves", *(f"{way}+halves" for way in ways)]), run_ways(2, ["", *ways])

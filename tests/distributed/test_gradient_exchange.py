@@ -28,7 +28,7 @@ Rows = list[dict[str, Any]]
 def records(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, Rows]]]:
     """By process: what it had after the exchange, and what it computes alone; by kind of network and step."""
     file = tmp_path_factory.mktemp("exchange") / "found"
-    ranks_start.finished([sys.executable, "-m", "tests.exchange_cases", str(file)], COUNT)
+    ranks_start.run_ranks([sys.executable, "-m", "tests.exchange_cases", str(file)], COUNT)
     return [json.loads(Path(f"{file}.{rank}").read_text()) for rank in range(COUNT)]
 
 
@@ -79,12 +79,12 @@ def test_a_gradient_that_comes_late_repeats_the_step_once(records: list[dict[str
 
 
 def test_exchange_precision_is_in_force_only_among_several(tmp_path: Path) -> None:
-    run = tiny.assembled(tmp_path, tiny.job(), settings={"exchange_precision": "bf16"})
+    run = tiny.assemble_run(tmp_path, tiny.job(), settings={"exchange_precision": "bf16"})
     assert exchange_precision.effective(run) == "fp32"
     run.configure_step(exchange=GradientExchange(Ranks(0, 2)))
     exchange_precision.apply(run, "bf16")
     assert exchange_precision.effective(run) == "bf16"
-    alone, unknown = tiny.job(more="limits: {nodes: 1}"), tiny.job()
+    alone, unknown = tiny.job(sections="limits: {nodes: 1}"), tiny.job()
     assert says(exchange_precision.refuse(alone, tiny.machine(), None, "bf16") or "", "there-is-only-one-process")
     assert exchange_precision.refuse(unknown, tiny.machine(), None, "bf16") is None, "--nodes may come with the command"
 
@@ -93,10 +93,10 @@ def count_differing_weights(folder: Path, count: int, way: str = "buckets") -> i
     """How many weights of a whole run differ in a run that is killed and resumed."""
     program = [sys.executable, "-m", "tests.ranks_resumed"]
     calm, broken = folder / "calm", folder / "broken"
-    ranks_start.finished([*program, str(calm), "14", "0", way], count)
-    codes, outputs = ranks_start.ended([*program, str(broken), "14", "11", way], count)
+    ranks_start.run_ranks([*program, str(calm), "14", "0", way], count)
+    codes, outputs = ranks_start.wait_for_ranks([*program, str(broken), "14", "11", way], count)
     assert codes == [-9] * count, "\n".join(outputs)
-    outputs = ranks_start.finished([*program, str(broken), "14", "0", way], count)
+    outputs = ranks_start.run_ranks([*program, str(broken), "14", "0", way], count)
     assert "resumed from step-8" in outputs[0]
     weights = [[np.load(home / f"{rank}.npy") for rank in range(count)] for home in (calm, broken)]
     assert all(np.array_equal(run_weights[0], one) for run_weights in weights for one in run_weights), (

@@ -19,7 +19,7 @@ rank = int(os.environ["DRIVETRAIN_RANK"])
 
 
 def run_processes(code: str, count: int) -> list[str]:
-    return ranks_start.finished([sys.executable, "-c", START + code], count, seconds=120)
+    return ranks_start.run_ranks([sys.executable, "-c", START + code], count, seconds=120)
 
 
 def test_rank_0_may_leave_long_before_the_others() -> None:
@@ -65,7 +65,7 @@ if rank == 1:
     os._exit(12)
 ranks.barrier()
 """
-    codes, outputs = ranks_start.ended([sys.executable, "-c", START + code], 3, seconds=120)
+    codes, outputs = ranks_start.wait_for_ranks([sys.executable, "-c", START + code], 3, seconds=120)
     assert codes == [8, 12, 8]
     assert says(outputs[0], "no-memory-in-process", 2)
     assert says(outputs[2], "no-memory-in-process", 2)
@@ -82,7 +82,7 @@ if rank == 0:
     os._exit(8)
 time.sleep(60)
 """
-    codes, outputs = ranks_start.ended([sys.executable, "-c", START + code], 2, seconds=120)
+    codes, outputs = ranks_start.wait_for_ranks([sys.executable, "-c", START + code], 2, seconds=120)
     assert codes == [8, 8]
     assert outputs[0] == "written\n"
     assert "rank 1 is lost" in outputs[1]

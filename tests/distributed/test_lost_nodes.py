@@ -14,8 +14,8 @@ import pytest
 
 from tests.engine_double import Nodes
 from tests.paths import ROOT
-from tests.supervisor.tiny_run import command, rows, same
-from tests.waiting import until
+from tests.supervisor.tiny_run import command, have_same_weights, read_rows
+from tests.waiting import wait_until
 
 KILL_WAIT = 5.0
 """Seconds between the last SIGTERM and SIGKILL; half of what the slow save takes."""
@@ -32,9 +32,9 @@ def nodes(job: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator
 def test_nobody_ends_before_the_leader_has_saved(nodes: Nodes) -> None:
     """A scheduler that kills all as soon as one has ended: the leader's save takes twice as long as it then waits."""
     nodes.start({0: {"FAULT": "last checkpoint:2:slow"}})
-    until(lambda: sum(1 for _ in nodes.ledger()) > 20)
+    wait_until(lambda: sum(1 for _ in nodes.ledger()) > 20)
     nodes.signal(signal.SIGTERM)
-    until(lambda: any(node.poll() for node in nodes.running))
+    wait_until(lambda: any(node.poll() for node in nodes.running))
     begin = time.monotonic()
     while any(node.poll() is None for node in nodes.running):
         nodes.signal(signal.SIGTERM)
@@ -43,7 +43,7 @@ def test_nobody_ends_before_the_leader_has_saved(nodes: Nodes) -> None:
         time.sleep(0.2)
     assert nodes.codes(1) == [75, 75], nodes.log()
     assert "fault: slow" in nodes.log()
-    last = rows(nodes.run)[-1]["step"]
+    last = read_rows(nodes.run)[-1]["step"]
     manifest = json.loads((nodes.run / "checkpoints" / f"step-{last}" / "MANIFEST.json").read_text())
     assert manifest["files"]
 
@@ -79,8 +79,8 @@ def test_a_killed_node_costs_no_bit(nodes: Nodes, job: Path, kills: int, spread:
     reference = job.parent / "reference"
     options = [*nodes.options, "--set", "limits.processes=2", "--runs", str(reference)]
     subprocess.run(command(job, *options), cwd=ROOT, capture_output=True, check=True, timeout=1200)
-    assert same(reference / "tiny-001", nodes.run)
-    assert rows(reference / "tiny-001") == rows(nodes.run)
+    assert have_same_weights(reference / "tiny-001", nodes.run)
+    assert read_rows(reference / "tiny-001") == read_rows(nodes.run)
     _check_ledger(nodes)
 
 

@@ -14,8 +14,8 @@ import pytest
 
 from tests import nodes
 from tests.messages import says
-from tests.supervisor.tiny_run import command, rows, same, train
-from tests.waiting import until
+from tests.supervisor.tiny_run import command, have_same_weights, read_rows, train
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(bool(nodes.MISSING), reason=nodes.MISSING)
 PORT = 29400
@@ -69,12 +69,12 @@ def test_two_machines_give_the_bits_of_two_processes_and_others_are_refused(
     with nodes.network(2) as machines:
         cluster = Cluster(machines, job, tmp_path)
         started = cluster.start()
-        until(lambda: "epoch 1/4  step 1/" in cluster.logs()[0])
+        wait_until(lambda: "epoch 1/4  step 1/" in cluster.logs()[0])
         assert listeners(started[0].pid) == {"01004D0A"}, "10.77.0.1 alone"
         assert [process.wait(120) for process in started] == [0, 0], cluster.logs()
         first = cluster.homes[0] / "runs" / "tiny-001"
-        assert same(job.parent / "runs" / "tiny-001", first)
-        assert rows(job.parent / "runs" / "tiny-001") == rows(first)
+        assert have_same_weights(job.parent / "runs" / "tiny-001", first)
+        assert read_rows(job.parent / "runs" / "tiny-001") == read_rows(first)
         assert not (cluster.homes[1] / "runs" / "tiny-001").exists()
 
         assert cluster.codes("--new", last=["--set", "train.seed=5"]) == [2, 2]
@@ -94,7 +94,7 @@ def test_a_machine_that_is_silent_is_named_and_all_end(job: Path, tmp_path: Path
     with nodes.network(3) as machines:
         cluster = Cluster(machines, job, tmp_path)
         started = cluster.start("--set", "train.epochs=100000")
-        until(lambda: "epoch 3/" in cluster.logs()[0])
+        wait_until(lambda: "epoch 3/" in cluster.logs()[0])
         if fault == "frozen":
             trainer = psutil.Process(started[1].pid).children(recursive=True)[-1]
             trainer.send_signal(signal.SIGSTOP)

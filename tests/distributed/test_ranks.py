@@ -23,8 +23,8 @@ from tests import ranks_start, tiny
 from tests.messages import get_message, says
 from tests.paths import ROOT
 from tests.ranks_driver import UNFREEZE
-from tests.supervisor.tiny_run import command, follower, rows, same, train
-from tests.waiting import until
+from tests.supervisor.tiny_run import command, find_follower, have_same_weights, read_rows, train
+from tests.waiting import wait_until
 
 STEPS, SAMPLES, BATCH = 50, 62, 12
 
@@ -32,9 +32,11 @@ STEPS, SAMPLES, BATCH = 50, 62, 12
 def train_in_processes(folder: Path, count: int, data: str = "") -> tuple[list[float], list[list[list[int]]]]:
     """Losses by step, and what each process trained on."""
     folder.mkdir()
-    ranks_start.finished([sys.executable, "-m", "tests.ranks_driver", str(folder), str(STEPS), data], count)
+    ranks_start.run_ranks([sys.executable, "-m", "tests.ranks_driver", str(folder), str(STEPS), data], count)
     folders = [folder, *(folder / "ranks" / str(rank) for rank in range(1, count))]
-    losses = [[row["train/loss"] for row in rows(folder_of_rank) if "train/loss" in row] for folder_of_rank in folders]
+    losses = [
+        [row["train/loss"] for row in read_rows(folder_of_rank) if "train/loss" in row] for folder_of_rank in folders
+    ]
     assert all(rank_losses == losses[0] for rank_losses in losses)
     return losses[0], [json.loads((folder_of_rank / "trained.json").read_text()) for folder_of_rank in folders]
 
@@ -96,8 +98,8 @@ def test_a_lost_process_ends_the_run_and_a_resume_gives_the_same_bits(job: Path)
     broken = ("--set", "name=broken", "--set", "train.epochs=20")
     running = subprocess.Popen(command(job, *TOGETHER, *broken), cwd=ROOT, stderr=subprocess.PIPE, text=True)
     metrics = job.parent / "runs" / "broken-001" / "metrics.jsonl"
-    until(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 20)
-    os.kill(follower(running.pid), signal.SIGKILL)
+    wait_until(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 20)
+    os.kill(find_follower(running.pid), signal.SIGKILL)
     _, error = running.communicate(timeout=120)
     assert running.returncode == 8
     assert says(error, "another-process-run-died")
@@ -108,8 +110,8 @@ def test_a_lost_process_ends_the_run_and_a_resume_gives_the_same_bits(job: Path)
     assert calm.returncode == 0, calm.stderr
     assert says(calm.stdout, "processes-trains-share-every", 2)
     assert says(calm.stdout, "parts-every-batch-dropout", 2)
-    assert same(job.parent / "runs" / "calm-001", job.parent / "runs" / "broken-001")
-    assert rows(job.parent / "runs" / "calm-001") == rows(job.parent / "runs" / "broken-001")
+    assert have_same_weights(job.parent / "runs" / "calm-001", job.parent / "runs" / "broken-001")
+    assert read_rows(job.parent / "runs" / "calm-001") == read_rows(job.parent / "runs" / "broken-001")
 
 
 @pytest.mark.parametrize(
@@ -119,8 +121,8 @@ def test_a_signal_stops_all_of_them_and_the_leader_saves(job: Path, to: str) -> 
     long = (*TOGETHER, "--set", "train.epochs=400")
     running = subprocess.Popen(command(job, *long), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     metrics = job.parent / "runs" / "tiny-001" / "metrics.jsonl"
-    until(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 10)
-    other = follower(running.pid)
+    wait_until(lambda: metrics.exists() and len(metrics.read_text().splitlines()) > 10)
+    other = find_follower(running.pid)
     children = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
     targets = {"supervisor": [running.pid], "follower": [other], "leader and follower": map(int, children)}
     for target in targets[to]:

@@ -22,30 +22,38 @@ from drivetrain.hardware.facts import read_hardware as load_facts
 from drivetrain.job.workload import Workload
 from drivetrain.optimizations import channels_last, compile, feature_cache, fused_optimizer, sharding
 from drivetrain.system.run_files import list_checkpoints, parse_suffix
-from tests import paths, ranks_cases, ranks_start, tiny, trained
+from tests import paths, ranks_cases, ranks_start, task_cases, tiny
 from tests.messages import saying, says
 from tests.paths import ROOT
-from tests.supervisor.tiny_run import TEXT, command, follower, images, rows, same, weights
-from tests.waiting import until
+from tests.supervisor.tiny_run import (
+    TEXT,
+    command,
+    find_follower,
+    have_same_weights,
+    load_weights,
+    read_rows,
+    write_images,
+)
+from tests.waiting import wait_until
 
-TASKS = [*(name.replace(" ", "-") for name in trained.CASES), "own"]
+TASKS = [*(name.replace(" ", "-") for name in task_cases.CASES), "own"]
 
 
 def losses(folder: Path, count: int, cases: list[str]) -> dict[str, Any]:
     """Losses and the sum of all weights of each case in so many processes, which all must have."""
     (folder / str(count)).mkdir()
-    results_by_rank = ranks_cases.together(folder / str(count), cases, count)
+    results_by_rank = ranks_cases.run_cases(folder / str(count), cases, count)
     assert all(one == results_by_rank[0] for one in results_by_rank)
     return results_by_rank[0]
 
 
 @pytest.mark.nightly
 def test_every_task_learns_what_it_learns_with_whole_weights(tmp_path: Path) -> None:
-    for name, case in trained.CASES.items():
+    for name, case in task_cases.CASES.items():
         home = tmp_path / "data" / name.replace(" ", "-")
         home.mkdir(parents=True)
         case.files(home)
-        (home / "job.yaml").write_text(f"name: t\n{case.text}{trained.COMMON}")
+        (home / "job.yaml").write_text(f"name: t\n{case.text}{task_cases.COMMON}")
     alone = losses(tmp_path, 1, [f"task/{task}+halves" for task in TASKS])
     together = losses(tmp_path, 2, [f"task/{task}+sharding=true" for task in TASKS])
     for (task_name, expected), sharded_losses in zip(alone.items(), together.values(), strict=True):
@@ -83,7 +91,7 @@ def options(name: str, *settings: str) -> list[str]:
 def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A job with dropout, BatchNorm and averaged weights; batches are cut into three parts throughout."""
     path = tmp_path_factory.mktemp("divided") / "tiny.yaml"
-    images(path.parent / "images.npz")
+    write_images(path.parent / "images.npz")
     path.write_text(TEXT)
     return path
 
@@ -101,7 +109,7 @@ def run_to_end(job: Path, name: str, *settings: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def calm(job: Path) -> Path:
+def undisturbed_run(job: Path) -> Path:
     """A run that nothing happened to."""
     run_to_end(job, "calm", *TOGETHER)
     return run(job, "calm")
@@ -110,24 +118,24 @@ def calm(job: Path) -> Path:
 def begin_run(job: Path, name: str, *settings: str) -> subprocess.Popen[str]:
     """A run that has saved more than the weights of its start."""
     process = subprocess.Popen(command(job, *options(name, *settings)), cwd=ROOT, stderr=subprocess.PIPE, text=True)
-    until(lambda: list_checkpoints(run(job, name) / "checkpoints")[1:])
+    wait_until(lambda: list_checkpoints(run(job, name) / "checkpoints")[1:])
     return process
 
 
 @pytest.mark.nightly
-def test_killed_and_resumed_with_the_same_bits(job: Path, calm: Path) -> None:
+def test_killed_and_resumed_with_the_same_bits(job: Path, undisturbed_run: Path) -> None:
     running = begin_run(job, "killed", *TOGETHER)
-    os.kill(follower(running.pid), signal.SIGKILL)
+    os.kill(find_follower(running.pid), signal.SIGKILL)
     _, error = running.communicate(timeout=200)
     assert running.returncode == 8, error
     assert "resumed from step-" in run_to_end(job, "killed", *TOGETHER)
-    assert same(calm, run(job, "killed"))
-    assert rows(calm) == rows(run(job, "killed"))
+    assert have_same_weights(undisturbed_run, run(job, "killed"))
+    assert read_rows(undisturbed_run) == read_rows(run(job, "killed"))
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("moment", ["commit checkpoint", "tensors written"])
-def test_killed_inside_a_save_it_resumes_from_the_one_before(job: Path, calm: Path, moment: str) -> None:
+def test_killed_inside_a_save_it_resumes_from_the_one_before(job: Path, undisturbed_run: Path, moment: str) -> None:
     name = moment.split()[0]
     arguments = [sys.executable, "-m", "tests.faults.driver", *command(job, *options(name, *TOGETHER))[3:]]
     environment = os.environ | {"FAULT": f"{moment}:4:kill"}
@@ -138,8 +146,8 @@ def test_killed_inside_a_save_it_resumes_from_the_one_before(job: Path, calm: Pa
     folder = run(job, name) / "checkpoints"
     steps_before = [parse_suffix(path) for path in list_checkpoints(folder)]
     assert f"resumed from step-{steps_before[-1]}" in run_to_end(job, name, *TOGETHER)
-    assert same(calm, run(job, name))
-    assert rows(calm) == rows(run(job, name))
+    assert have_same_weights(undisturbed_run, run(job, name))
+    assert read_rows(undisturbed_run) == read_rows(run(job, name))
     assert {path.suffix for path in folder.rglob("*") if path.is_file()} == {".safetensors", ".json"}, "no code"
     assert not list(folder.glob(".*")), "nothing is left behind"
     plan = json.loads((run(job, name) / "plan.json").read_text())
@@ -158,7 +166,7 @@ def test_killed_inside_a_save_it_resumes_from_the_one_before(job: Path, calm: Pa
     ids=["2 to 3", "2 to 1", "whole to divided", "divided to whole"],
 )
 def test_other_numbers_of_processes_resume(
-    job: Path, calm: Path, first: tuple[str, ...], second: tuple[str, ...], request: pytest.FixtureRequest
+    job: Path, undisturbed_run: Path, first: tuple[str, ...], second: tuple[str, ...], request: pytest.FixtureRequest
 ) -> None:
     name = request.node.callspec.id.replace(" ", "-")
     running = begin_run(job, name, *first)
@@ -166,16 +174,16 @@ def test_other_numbers_of_processes_resume(
     _, error = running.communicate(timeout=200)
     assert running.returncode == 75, error
     assert "resumed from step-" in run_to_end(job, name, *second)
-    one, two = rows(calm), rows(run(job, name))
+    one, two = read_rows(undisturbed_run), read_rows(run(job, name))
     assert [row["step"] for row in one] == [row["step"] for row in two]
     run_losses = [[row["train/loss"] for row in run_rows if "train/loss" in row] for run_rows in (one, two)]
     np.testing.assert_allclose(run_losses[0], run_losses[1], rtol=1e-4)
-    for key, value in weights(run(job, name)).items():
-        np.testing.assert_allclose(value, weights(calm)[key], rtol=1e-2, atol=1e-4)
+    for key, value in load_weights(run(job, name)).items():
+        np.testing.assert_allclose(value, load_weights(undisturbed_run)[key], rtol=1e-2, atol=1e-4)
 
 
 def test_each_process_holds_its_part_alone(tmp_path: Path) -> None:
-    outputs = ranks_start.finished([sys.executable, "-m", "tests.sharding_memory", str(tmp_path)], 2)
+    outputs = ranks_start.run_ranks([sys.executable, "-m", "tests.sharding_memory", str(tmp_path)], 2)
     for output in outputs:
         sizes = json.loads(output.splitlines()[-1])
         assert sizes["parameters"] < 0.55 * sizes["whole"]
@@ -191,7 +199,7 @@ def faults(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """How runs of two processes ended in each, with whole and with divided weights."""
     folder = tmp_path_factory.mktemp("faults")
     cases = [f"{fault}{kind}@{who}" for fault, who in WHO.items() for kind in ("", ", divided")]
-    return ranks_cases.together(folder, cases, 2, "ranks_faults", 600)
+    return ranks_cases.run_cases(folder, cases, 2, "ranks_faults", 600)
 
 
 @pytest.mark.nightly
@@ -208,7 +216,7 @@ def test_faults_end_as_with_whole_weights(faults: list[dict[str, Any]], fault: s
 @pytest.mark.nightly
 def test_memory_that_runs_out_ends_the_process_and_the_others_learn_why(tmp_path: Path) -> None:
     arguments = [sys.executable, "-m", "tests.ranks_faults", str(tmp_path), "memory, divided@1"]
-    ranks_start.ended(arguments, 2)
+    ranks_start.wait_for_ranks(arguments, 2)
     ending = json.loads((tmp_path / "1.json").read_text())["memory, divided@1"]
     assert ending["code"] == RestartSmaller.exit_code
     assert "optimize.micro_batch: 4" in ending["reason"]
@@ -226,7 +234,7 @@ def test_memory_that_runs_out_starts_all_again_with_smaller_micro_batches(job: P
 @pytest.mark.nightly
 def test_a_folder_that_others_do_not_see_is_refused(tmp_path: Path) -> None:
     arguments = [sys.executable, "-m", "tests.sharding_apart", str(tmp_path)]
-    for output in ranks_start.finished(arguments, 2):
+    for output in ranks_start.run_ranks(arguments, 2):
         assert "does not see" in output
         assert says(output, "run-folder-free-space")
 
@@ -260,7 +268,7 @@ def test_it_is_chosen_where_the_network_does_not_fit_each_process() -> None:
 )
 def test_what_needs_whole_weights_is_refused_beside_it(keys: str, refusal: str) -> None:
     machine = replace(tiny.machine(), shared_by=1)
-    tiny_job = tiny.job(optimize=keys, more="limits: {processes: 2}")
+    tiny_job = tiny.job(optimize=keys, sections="limits: {processes: 2}")
     assert refusal in str(sharding.refuse(tiny_job, machine, None, True))
 
 
@@ -269,14 +277,15 @@ def test_sgd_updates_divided_weights_without_its_fused_kernel() -> None:
     machine = replace(tiny.machine(), shared_by=1)
     processes = "limits: {processes: 2}"
     sgd, adam = (
-        tiny.job(f"optimizer: {{name: {name}}}", optimize="sharding: true", more=processes) for name in ("sgd", "adam")
+        tiny.job(f"optimizer: {{name: {name}}}", optimize="sharding: true", sections=processes)
+        for name in ("sgd", "adam")
     )
     choice = fused_optimizer.choose(sgd, machine, None)
     assert choice.value is False
     assert says(choice.reason, "fused-sgd-kernel-needs", "optimize.sharding")
     assert fused_optimizer.choose(adam, machine, None).value is True
-    assert fused_optimizer.choose(tiny.job("optimizer: {name: sgd}", more=processes), machine, None).value is True
-    fused_sgd = tiny.job("optimizer: {name: sgd}", optimize="fused_optimizer: true", more=processes)
+    assert fused_optimizer.choose(tiny.job("optimizer: {name: sgd}", sections=processes), machine, None).value is True
+    fused_sgd = tiny.job("optimizer: {name: sgd}", optimize="fused_optimizer: true", sections=processes)
     assert fused_optimizer.refuse(fused_sgd, machine, None, True) is None
     assert says(
         str(sharding.refuse(fused_sgd, machine, None, True)), "updates-whole-weights", "optimize.fused_optimizer"

@@ -18,8 +18,8 @@ import pytest
 from tests import nodes
 from tests.messages import says
 from tests.paths import IMPORTS, ROOT
-from tests.supervisor.tiny_run import command, rows, same, train
-from tests.waiting import until
+from tests.supervisor.tiny_run import command, have_same_weights, read_rows, train
+from tests.waiting import wait_until
 
 PORT = 29411
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
@@ -65,8 +65,8 @@ def test_torchrun_on_two_nodes_gives_the_bits_of_two_processes(job: Path, refere
     assert says(codes_and_log[1], "rank-world-size-torchrun")
     run = job.parent / "runs" / "tiny-001"
     assert status(run) == "done"
-    assert same(reference, run)
-    assert rows(reference) == rows(run)
+    assert have_same_weights(reference, run)
+    assert read_rows(reference) == read_rows(run)
 
 
 @pytest.mark.nightly
@@ -79,7 +79,7 @@ def test_a_stop_under_torchrun_is_in_our_record(job: Path) -> None:
     run = job.parent / "runs" / "tiny-001"
     with nodes.network(2) as machines:
         agents = torchrun(machines, module(job), job.parent)
-        until(lambda: (run / "metrics.jsonl").exists() and len(rows(run)) > 10, 120)
+        wait_until(lambda: (run / "metrics.jsonl").exists() and len(read_rows(run)) > 10, 120)
         for agent in agents:
             agent.send_signal(signal.SIGTERM)
         codes = [agent.wait(120) for agent in agents]
@@ -87,7 +87,7 @@ def test_a_stop_under_torchrun_is_in_our_record(job: Path) -> None:
         assert status(run) == "stopped"
         assert [agent.wait(180) for agent in torchrun(machines, module(job), job.parent)] == [0, 0]
     assert status(run) == "done"
-    assert same(folder / "tiny-001", run)
+    assert have_same_weights(folder / "tiny-001", run)
 
 
 @pytest.mark.nightly
@@ -105,5 +105,5 @@ def test_accelerate_gives_the_bits_of_two_processes(job: Path, reference: Path) 
     assert says(done.stdout, "rank-world-size-torchrun")
     run = job.parent / "runs" / "tiny-001"
     assert status(run) == "done"
-    assert same(reference, run)
-    assert rows(reference) == rows(run)
+    assert have_same_weights(reference, run)
+    assert read_rows(reference) == read_rows(run)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docker.conftest import TAG, engine
+from tests.docker.conftest import TAG, read_engine_fact
 from tests.paths import ROOT
 
 
@@ -18,8 +18,8 @@ from tests.paths import ROOT
 def project(cpu_image: str, tmp_path: Path) -> Iterator[Path]:
     """A fresh copy of the project as a clone has it."""
     folder = tmp_path / "project"
-    copied(folder)
-    few = "DRIVETRAIN_CPUS=1\n" if cpus() < 2 else ""
+    copy_project(folder)
+    few = "DRIVETRAIN_CPUS=1\n" if count_cpus() < 2 else ""
     (folder / ".env").write_text(
         f"COMPOSE_PROJECT_NAME=drivetrain-test-{os.getpid()}\nDRIVETRAIN_TAG={TAG}\n{few}"
     )  # scripts/env writes it
@@ -28,12 +28,12 @@ def project(cpu_image: str, tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["docker", "compose", "down", "--timeout", "5"], cwd=folder, capture_output=True, check=False)
 
 
-def cpus() -> int:
+def count_cpus() -> int:
     """The default of compose, and what an engine that has fewer accepts."""
-    return min(2, int(engine("NCPU")))
+    return min(2, int(read_engine_fact("NCPU")))
 
 
-def copied(folder: Path) -> None:
+def copy_project(folder: Path) -> None:
     """The files of a clone."""
     files = subprocess.run(
         ["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True

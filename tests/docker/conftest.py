@@ -18,17 +18,19 @@ SLOWER = int(os.environ.get("DRIVETRAIN_TESTS_SLOWER", "1"))
 """How much longer everything may take: `make test-cgroup2` sets it, whose engine is in a virtual machine."""
 
 
-def missing(word: str) -> str | None:
+def find_obstacle(variant: str) -> str | None:
     """Why tests of an image cannot run here."""
     engine = subprocess.run(["docker", "info"], capture_output=True, text=True, check=False)
     if engine.returncode:
         return "no Docker engine answers: `make engine`"
-    image = subprocess.run(["docker", "image", "inspect", project.image_name(word)], capture_output=True, check=False)
+    image = subprocess.run(
+        ["docker", "image", "inspect", project.image_name(variant)], capture_output=True, check=False
+    )
     if image.returncode:
-        return f"{project.image_name(word)} is not built: `make image-{word}`"
+        return f"{project.image_name(variant)} is not built: `make image-{variant}`"
     # CI seldom builds the others; their tests mount today's code.
-    if word == "cpu" and image_contents.differs(json.loads(image.stdout)[0]["Config"]["Labels"], word):
-        return f"{project.image_name(word)} was built from other code: `make image-{word}`"
+    if variant == "cpu" and image_contents.differs(json.loads(image.stdout)[0]["Config"]["Labels"], variant):
+        return f"{project.image_name(variant)} was built from other code: `make image-{variant}`"
     return None
 
 
@@ -39,7 +41,7 @@ def shared_tag(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
-def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+def allow_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give every command SLOWER times its time."""
     plain = subprocess.run
 
@@ -51,7 +53,7 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def cpu_image() -> str:
-    reason = missing("cpu") if has_client() else "no docker client is installed: `make engine`"
+    reason = find_obstacle("cpu") if has_client() else "no docker client is installed: `make engine`"
     if reason and REQUIRED:
         pytest.fail(f"image tests are required: {reason}")
     if reason:
@@ -63,7 +65,7 @@ def has_client() -> bool:
     return subprocess.run(["sh", "-c", "command -v docker"], capture_output=True, check=False).returncode == 0
 
 
-def engine(fact: str) -> str:
+def read_engine_fact(fact: str) -> str:
     """A fact that `docker info` states; the engine may be on another machine than the tests."""
     line = ["docker", "info", "--format", f"{{{{.{fact}}}}}"]
     return subprocess.run(line, capture_output=True, text=True, check=True).stdout.strip()
@@ -93,7 +95,7 @@ def container(cpu_image: str) -> Run:
     return run
 
 
-def inspect(name: str) -> dict[str, Any]:
+def inspect_container(name: str) -> dict[str, Any]:
     """The engine's own words about a container."""
     out = subprocess.run(["docker", "inspect", name], capture_output=True, text=True, check=True).stdout
     return json.loads(out)[0]

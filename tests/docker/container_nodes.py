@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tests.supervisor.tiny_run import TEXT, images
+from tests.supervisor.tiny_run import TEXT, write_images
 
 HARDENED = (
     *("--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges:true", "--user=1000:1000"),
@@ -18,19 +18,19 @@ HARDENED = (
 USER = 1000
 
 
-def docker(*words: str, check: bool = True) -> str:
+def run_docker(*arguments: str, check: bool = True) -> str:
     """What a command of docker prints, with its errors."""
     done = subprocess.run(
-        ["docker", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=300
+        ["docker", *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=300
     )
-    assert done.returncode == 0 or not check, f"docker {' '.join(words)}: {done.stdout}"
+    assert done.returncode == 0 or not check, f"docker {' '.join(arguments)}: {done.stdout}"
     return done.stdout
 
 
-def prepared(folder: Path, epochs: int = 4, data: str = "images.npz") -> Path:
+def prepare_job(folder: Path, epochs: int = 4, data: str = "images.npz") -> Path:
     """A folder with a small job that the user of the image may write to; returns the job file."""
     folder.mkdir(parents=True)
-    images(folder / "images.npz")
+    write_images(folder / "images.npz")
     job = folder / "tiny.yaml"
     job.write_text(TEXT.replace("epochs: 4", f"epochs: {epochs}").replace("images.npz", data))
     for path in (folder, *folder.iterdir()):
@@ -40,10 +40,10 @@ def prepared(folder: Path, epochs: int = 4, data: str = "images.npz") -> Path:
     return job
 
 
-def reference(image: str, folder: Path, job: str) -> Path:
+def train_reference(image: str, folder: Path, job: str) -> Path:
     """The run of two processes in one container; the folder is /data there."""
     options = ["--set", "limits.processes=2", "--set", "limits.gpus=none", "--runs", "/data/reference"]
-    docker("run", "--rm", "--network=none", *HARDENED, f"--volume={folder}:/data", image, "train", job, *options)
+    run_docker("run", "--rm", "--network=none", *HARDENED, f"--volume={folder}:/data", image, "train", job, *options)
     return folder / "reference" / "tiny-001"
 
 
@@ -59,21 +59,21 @@ class ContainerNodes:
         name = f"{self.tag}-{number}-{len(self.started)}"
         self.started.append(name)
         names = [f"--hostname={hostname.partition('.')[0]}", f"--network-alias={hostname}"] if hostname else []
-        docker("run", "--detach", f"--name={name}", f"--network={self.tag}", *names, *options, self.image, *command)
+        run_docker("run", "--detach", f"--name={name}", f"--network={self.tag}", *names, *options, self.image, *command)
         return name
 
     def codes(self, names: Sequence[str]) -> list[int]:
         """Wait for the ends of containers."""
-        return [int(docker("wait", name)) for name in names]
+        return [int(run_docker("wait", name)) for name in names]
 
 
 @contextlib.contextmanager
 def container_nodes(image: str) -> Iterator[ContainerNodes]:
     """A network for containers; it and they are gone after the block."""
     nodes = ContainerNodes(image, f"dt{secrets.token_hex(3)}")
-    docker("network", "create", nodes.tag)
+    run_docker("network", "create", nodes.tag)
     try:
         yield nodes
     finally:
-        docker("rm", "--force", *nodes.started, check=False)
-        docker("network", "rm", nodes.tag, check=False)
+        run_docker("rm", "--force", *nodes.started, check=False)
+        run_docker("network", "rm", nodes.tag, check=False)

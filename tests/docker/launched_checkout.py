@@ -11,48 +11,48 @@ from typing import Any
 
 import pytest
 
-from tests.docker.clone import copied
-from tests.docker.conftest import inspect
+from tests.docker.clone import copy_project
+from tests.docker.conftest import inspect_container
 
 NO_TORCH = "import sys; from drivetrain.cli import main as cli; from drivetrain.launch import run_in_image as inside; inside.find_spec = lambda name: None; sys.exit(cli.main(sys.argv[1:]))"
 
 
-def checkout(folder: Path) -> Path:
+def copy_checkout(folder: Path) -> Path:
     """A clone of today's files."""
-    copied(folder)
+    copy_project(folder)
     (folder / "runs").chmod(0o777)
     return folder
 
 
 @pytest.fixture
 def project(cpu_image: str, tmp_path: Path) -> Iterator[Path]:
-    folder = checkout(tmp_path / "one" / "drivetrain")
+    folder = copy_checkout(tmp_path / "one" / "drivetrain")
     yield folder
-    remove(folder)
+    remove_containers(folder)
 
 
-def containers(folder: Path) -> list[str]:
+def list_containers(folder: Path) -> list[str]:
     """The ids of those of a checkout."""
-    line = ["docker", "ps", "-aq", "--filter", f"name=^{name(folder)}-"]
+    line = ["docker", "ps", "-aq", "--filter", f"name=^{project_name(folder)}-"]
     return subprocess.run(line, capture_output=True, text=True, check=True).stdout.split()
 
 
-def remove(folder: Path) -> None:
+def remove_containers(folder: Path) -> None:
     """Remove the containers of a checkout."""
-    for container in containers(folder):
+    for container in list_containers(folder):
         subprocess.run(["docker", "rm", "-f", container], capture_output=True, check=False)
 
 
-def name(folder: Path, **options: Any) -> str:
+def project_name(folder: Path, **options: Any) -> str:
     line = [folder / "scripts" / "project-name"]
     return subprocess.run(line, capture_output=True, text=True, check=True, **options).stdout.strip()
 
 
-def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def run_command(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """A command line of a checkout, on a host without torch."""
     environment = {**os.environ, "PYTHONPATH": f"{folder}/runtime:{folder}"}
     return subprocess.run(
-        [sys.executable, "-c", NO_TORCH, *words],
+        [sys.executable, "-c", NO_TORCH, *arguments],
         cwd=folder,
         env=environment,
         capture_output=True,
@@ -62,5 +62,5 @@ def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def trainer(folder: Path, job: str) -> dict[str, Any]:
-    return inspect(f"{name(folder)}-{job}-trainer-1")
+def inspect_trainer(folder: Path, job: str) -> dict[str, Any]:
+    return inspect_container(f"{project_name(folder)}-{job}-trainer-1")

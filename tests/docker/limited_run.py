@@ -51,6 +51,6 @@ def train(container: Run, job: Path, memory: int | None, *options: str) -> tuple
     return done.returncode, done.stdout + done.stderr
 
 
-def value(run: Path, name: str) -> Any:
+def read_decision(run: Path, name: str) -> Any:
     rows = json.loads((run / "plan.json").read_text())["decisions"]
     return next(row["value"] for row in rows if row["name"] == name)

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from tests.docker.clone import cpus, project
-from tests.docker.conftest import SLOWER, Run, engine, inspect
+from tests.docker.clone import count_cpus, project
+from tests.docker.conftest import SLOWER, Run, inspect_container, read_engine_fact
 from tests.messages import says
 from tests.paths import ROOT
 
@@ -58,10 +58,10 @@ def test_container_hardening(container: Run) -> None:
 def test_cpu_limits_are_facts(
     container: Run, options: tuple[str, ...], budget: int | None, quota: float | None
 ) -> None:
-    if "--cpuset-cpus=0" in options and engine("CPUSet") == "false":
+    if "--cpuset-cpus=0" in options and read_engine_fact("CPUSet") == "false":
         pytest.skip("the kernel of this engine has no cpusets")
     cpu = facts(container, *options)["cpu"]
-    assert cpu["budget"] == (budget or int(engine("NCPU")))
+    assert cpu["budget"] == (budget or int(read_engine_fact("NCPU")))
     assert cpu["quota"] == quota
 
 
@@ -115,7 +115,7 @@ def up(project: Path, **environment: str) -> tuple[dict[str, Any], str]:
         check=True,
     ).stdout.strip()
     assert name, done.stdout + done.stderr
-    return inspect(name), done.stdout + done.stderr
+    return inspect_container(name), done.stdout + done.stderr
 
 
 @pytest.mark.cgroup
@@ -124,7 +124,11 @@ def test_compose_up_trains_under_the_limits_twice_in_a_row(project: Path) -> Non
         inspection, log = up(project, JOB="jobs/digits.yaml")
         assert inspection["State"]["ExitCode"] == 0, log
         host = inspection["HostConfig"]
-        assert (host["NanoCpus"], host["Memory"], host["MemorySwap"]) == (cpus() * 1_000_000_000, 4 << 30, 4 << 30)
+        assert (host["NanoCpus"], host["Memory"], host["MemorySwap"]) == (
+            count_cpus() * 1_000_000_000,
+            4 << 30,
+            4 << 30,
+        )
         assert host["ReadonlyRootfs"]
         assert host["CapDrop"] == ["ALL"]
         assert not host["Privileged"]
@@ -213,7 +217,7 @@ def test_docker_stop_saves(cpu_image: str, tmp_path: Path) -> None:
         subprocess.run(["docker", "stop", "--time", str(10 * SLOWER), name], capture_output=True, check=True)
         output = process.stdout.read()
         process.wait(timeout=30 * SLOWER)
-        assert inspect(name)["State"]["ExitCode"] == 75, output
+        assert inspect_container(name)["State"]["ExitCode"] == 75, output
         assert says(output, "stopped-sigterm-make-stop")
     finally:
         process.stdout.close()
@@ -245,7 +249,7 @@ def test_tensorboard_beside_the_trainer(project: Path) -> None:
     try:
         tags = answer(f"{address}/data/plugin/scalars/tags")
         assert {"train/loss", "lr", "grad_norm"} <= set(tags["digits-001/tensorboard"])
-        inspection = inspect(compose("--profile", "tensorboard", "ps", "-q", "tensorboard"))
+        inspection = inspect_container(compose("--profile", "tensorboard", "ps", "-q", "tensorboard"))
         host = inspection["HostConfig"]
         assert host["ReadonlyRootfs"]
         assert host["CapDrop"] == ["ALL"]

@@ -21,7 +21,7 @@ ROOT_GROUP = "cd /sys/fs/cgroup; ! [ -f cgroup.procs ] || { wc -w <cgroup.procs;
 
 
 @pytest.fixture
-def inside(cpu_image: str) -> Iterator[list[str]]:
+def exec_command(cpu_image: str) -> Iterator[list[str]]:
     """`docker exec` into a privileged container that has the programs of the engine's own host."""
     name = f"drivetrain-codespace-{uuid.uuid4().hex[:8]}"
     host = [word for path in ("/usr", "/etc/alternatives") for word in ("--volume", f"{path}:{path}:ro")]
@@ -40,30 +40,30 @@ def inside(cpu_image: str) -> Iterator[list[str]]:
         subprocess.run(["docker", "rm", "--force", "--volumes", name], check=False, capture_output=True, timeout=120)
 
 
-def shell(inside: list[str], text: str) -> str:
-    done = subprocess.run([*inside, "bash", "-c", text], capture_output=True, text=True, check=False, timeout=180)
+def shell(exec_command: list[str], text: str) -> str:
+    done = subprocess.run([*exec_command, "bash", "-c", text], capture_output=True, text=True, check=False, timeout=180)
     assert done.returncode == 0, (text, done.stdout, done.stderr)
     return done.stdout
 
 
-def test_the_engine_of_a_codespace_enforces_limits(inside: list[str]) -> None:
-    version = shell(inside, "[ -f /sys/fs/cgroup/cgroup.controllers ] && echo 2 || echo 1").strip()
-    output = shell(inside, "/scripts/start-engine")
+def test_the_engine_of_a_codespace_enforces_limits(exec_command: list[str]) -> None:
+    version = shell(exec_command, "[ -f /sys/fs/cgroup/cgroup.controllers ] && echo 2 || echo 1").strip()
+    output = shell(exec_command, "/scripts/start-engine")
     note = "moved the processes of this container into the control group init, " if version == "2" else ""
     assert output == f"{note}started dockerd\n"
-    assert shell(inside, "/scripts/start-engine") == "nothing to do\n"
+    assert shell(exec_command, "/scripts/start-engine") == "nothing to do\n"
     if version == "2":
-        count, controllers = shell(inside, ROOT_GROUP).splitlines()
+        count, controllers = shell(exec_command, ROOT_GROUP).splitlines()
         assert int(count) <= 1  # the shell that looks
         assert {"cpu", "memory", "pids"} <= set(controllers.split())
-    shell(inside, PROBE)
+    shell(exec_command, PROBE)
     limits = "--memory 64m --memory-swap 64m --cpus 0.5 --pids-limit 32"
-    limits_inside = shell(inside, f"docker run --rm --network none {limits} probe /bin/sh -c '{LOOK}'").split()
+    limits_inside = shell(exec_command, f"docker run --rm --network none {limits} probe /bin/sh -c '{LOOK}'").split()
     assert limits_inside == ["67108864", "50000", *(["100000"] if version == "2" else []), "32"]
 
 
-def test_an_engine_that_was_killed_starts_again(inside: list[str]) -> None:
+def test_an_engine_that_was_killed_starts_again(exec_command: list[str]) -> None:
     """A codespace ends without warning; its PID file stays."""
-    shell(inside, "/scripts/start-engine")
-    shell(inside, "kill -9 $(cat /run/docker.pid); sleep 1; ! docker info >/dev/null 2>&1")
-    assert shell(inside, "/scripts/start-engine").endswith("started dockerd\n")
+    shell(exec_command, "/scripts/start-engine")
+    shell(exec_command, "kill -9 $(cat /run/docker.pid); sleep 1; ! docker info >/dev/null 2>&1")
+    assert shell(exec_command, "/scripts/start-engine").endswith("started dockerd\n")

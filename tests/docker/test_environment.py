@@ -16,8 +16,8 @@ import pytest
 
 from drivetrain.launch.compose_project import KEEP
 from tests import hub_double, reports
-from tests.docker.conftest import inspect
-from tests.docker.launched_checkout import checkout, command, remove, trainer
+from tests.docker.conftest import inspect_container
+from tests.docker.launched_checkout import copy_checkout, inspect_trainer, remove_containers, run_command
 from tests.messages import says
 from tests.paths import ROOT
 
@@ -38,10 +38,10 @@ environment: [MY_API_KEY]
 def project(cpu_image: str, tmp_path: Path) -> Iterator[Path]:
     if not shutil.which("openssl"):
         pytest.skip("openssl is not installed")
-    folder = checkout(tmp_path / "drivetrain")
+    folder = copy_checkout(tmp_path / "drivetrain")
     yield folder
     _in_cache(cpu_image, "rm", "-rf", f"/cache/huggingface/hub/models--{NAME.replace('/', '--')}")
-    remove(folder)
+    remove_containers(folder)
 
 
 def _in_cache(image: str, *words: str) -> str:
@@ -66,7 +66,7 @@ def _read_written_files(container: str) -> bytes:
         ["docker", "diff", container], capture_output=True, text=True, check=True
     ).stdout.splitlines()
     # Where something is mounted, an empty file or folder is made; `init: true` mounts the last one.
-    mounts = {*(mount["Destination"] for mount in inspect(container)["Mounts"]), "/usr/sbin/docker-init"}
+    mounts = {*(mount["Destination"] for mount in inspect_container(container)["Mounts"]), "/usr/sbin/docker-init"}
     paths = [line[3:] for line in lines if line[0] in "AC" and line[2:] not in mounts]
     inside = [*paths, *(path.lstrip("/") for path in mounts)]
     deepest = [path for path in paths if not any(other.startswith(f"{path}/") for other in inside)]
@@ -86,25 +86,25 @@ def _leaks(text: bytes) -> list[str]:
 def test_a_private_model_behind_a_proxy_with_its_own_certificates(
     project: Path, cpu_image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    data, rooms = reports.write(project / "mine"), tmp_path / "rooms"
+    data, rooms = reports.write_reports(project / "mine"), tmp_path / "rooms"
     rooms.mkdir(mode=0o700)
     (project / "mine" / "job.yaml").write_text(JOB.format(data=data.name, name=NAME))
     monkeypatch.setenv(KEEP, "1")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(rooms))
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     monkeypatch.setenv("MY_API_KEY", OWN)
-    with hub_double.running(tmp_path / "hub", NAME, reports.pretrained(tmp_path), TOKEN, PASSWORD) as hub:
+    with hub_double.run_proxy(tmp_path / "hub", NAME, reports.save_encoder(tmp_path), TOKEN, PASSWORD) as hub:
         monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
         monkeypatch.setenv("PIP_CERT", str(hub.authority))
         monkeypatch.setenv("https_proxy", f"http://someone:{PASSWORD}@{_gateway()}:{hub.port}")
-        done = command(project, "launch", "mine/job.yaml")
+        done = run_command(project, "launch", "mine/job.yaml")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"GET /{NAME}/resolve/{hub_double.COMMIT}/config.json" in hub.asked
+    assert f"GET /{NAME}/resolve/{hub_double.COMMIT}/config.json" in hub.requests
     assert says(done.stdout, "environment-my-api-key")
     assert says(done.stdout, "certificates-those-pip-cert", hub.authority)
     assert list(rooms.iterdir()) == [], "removed once the run has read them"
 
-    settings = trainer(project, "private")
+    settings = inspect_trainer(project, "private")
     log = subprocess.run(["docker", "logs", settings["Id"]], capture_output=True, check=True)
     files = [path for path in (project / "runs").rglob("*") if path.is_file()]
     assert len(files) > 10
@@ -120,7 +120,7 @@ def test_a_private_model_behind_a_proxy_with_its_own_certificates(
     assert _in_cache(cpu_image, "grep", "-rlE", f"{TOKEN}|{PASSWORD}|{OWN}", "/cache/huggingface") == ""
     # The run had all of it: without the variable that it names it does not begin.
     monkeypatch.delenv("MY_API_KEY")
-    refused = command(project, "launch", "mine/job.yaml", "--new")
+    refused = run_command(project, "launch", "mine/job.yaml", "--new")
     assert refused.returncode == 2
     assert says(refused.stderr, "environment-my-api-key-set", "job.yaml", 8, 1)
 

@@ -11,7 +11,7 @@ import pytest
 from drivetrain.hardware.device_check import has_code_for
 from drivetrain.hardware.image_selection import BUILDS
 from drivetrain.launch import project
-from tests.docker.conftest import has_client, missing
+from tests.docker.conftest import find_obstacle, has_client
 from tests.messages import says
 from tests.paths import ROOT
 
@@ -29,7 +29,7 @@ TORCH = (
 @pytest.fixture(params=sorted(BUILDS))
 def image(request: pytest.FixtureRequest) -> str:
     """Each GPU image that is built here; they are gigabytes, so only a change of theirs builds them in CI."""
-    reason = missing(request.param) if has_client() else "no docker client is installed: `make engine`"
+    reason = find_obstacle(request.param) if has_client() else "no docker client is installed: `make engine`"
     if reason:
         pytest.skip(reason)
     return str(request.param)

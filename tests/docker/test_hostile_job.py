@@ -13,7 +13,7 @@ import pytest
 from drivetrain.errors import CheckpointError
 from tests import mlflow_double, own_job
 from tests.docker.conftest import Run
-from tests.docker.launched_checkout import checkout, remove
+from tests.docker.launched_checkout import copy_checkout, remove_containers
 from tests.hostile import SECRET, Outside, plant_link, plant_repository, watch_command
 from tests.messages import says
 from tests.mlflow_double import MlflowDouble
@@ -33,9 +33,9 @@ for run in Path("/workspace/runs").glob("tiny-*"):
 
 @pytest.fixture
 def project(cpu_image: str, tmp_path: Path) -> Iterator[Path]:
-    folder = checkout(tmp_path / "drivetrain")
+    folder = copy_checkout(tmp_path / "drivetrain")
     yield folder
-    remove(folder)
+    remove_containers(folder)
 
 
 def test_the_host_believes_no_container(project: Path, tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ def test_the_host_believes_no_container(project: Path, tmp_path: Path) -> None:
     (work / "my_data.py").write_text(own_job.DATA)
     (work / "my_model.py").write_text(CODE + own_job.MODEL)
     plant_repository_after_commit(work, outside)
-    with mlflow_double.serving(MlflowDouble()) as server:
+    with mlflow_double.serve_mlflow(MlflowDouble()) as server:
         job = (
             own_job.JOB.format(data="", model="", train="", checkpoint="") + f"track: {{mlflow: '{server.address}'}}\n"
         )

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults import trained
+from tests.faults import small_job
 from tests.paths import ROOT
 
 NIGHTLY = int(os.environ.get("DRIVETRAIN_DOCKER_KILLS", "40"))
@@ -53,18 +53,18 @@ def container(image: str, job: Path, name: str) -> subprocess.Popen[str]:
         return subprocess.Popen(line, stdout=log, stderr=subprocess.STDOUT, text=True)
 
 
-def prepared(folder: Path) -> Path:
-    job = trained.written(folder)
+def prepare_job(folder: Path) -> Path:
+    job = small_job.write_job(folder)
     (folder / "runs").mkdir()
     for path in (folder, folder / "runs"):
         path.chmod(0o777)
     return job
 
 
-def killed(image: str, job: Path, draw: random.Random, kills: int, length: float) -> int:
+def kill_until_done(image: str, job: Path, draw: random.Random, kills: int, length: float) -> int:
     """Start, kill and start again until the run is done; how often it was killed."""
     done = 0
-    while trained.status(job) != "done":
+    while small_job.read_status(job) != "done":
         name = f"drivetrain-kill-{os.getpid()}-{draw.getrandbits(32)}"
         process = container(image, job, name)
         try:
@@ -78,37 +78,37 @@ def killed(image: str, job: Path, draw: random.Random, kills: int, length: float
 
 
 @pytest.fixture(scope="module")
-def calm(cpu_image: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
+def undisturbed_run(cpu_image: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
     """A run that nobody killed, in a container, and its seconds."""
     folder = tmp_path_factory.mktemp("calm")
     folder.parent.chmod(0o755)
-    job, begun = prepared(folder), time.monotonic()
+    job, begun = prepare_job(folder), time.monotonic()
     assert container(cpu_image, job, f"drivetrain-calm-{os.getpid()}").wait(timeout=300) == 0, (
         folder / "job.log"
     ).read_text()
-    return trained.run(job), time.monotonic() - begun
+    return small_job.newest_run(job), time.monotonic() - begun
 
 
-def check(job: Path, calm: Path) -> None:
-    assert trained.differences(calm, trained.run(job)) == []
-    assert trained.ledger_faults(job) == []
-    assert trained.leftovers(trained.run(job)) == []
+def check(job: Path, undisturbed_run: Path) -> None:
+    assert small_job.differences(undisturbed_run, small_job.newest_run(job)) == []
+    assert small_job.ledger_faults(job) == []
+    assert small_job.leftovers(small_job.newest_run(job)) == []
 
 
-def test_docker_kill(cpu_image: str, tmp_path: Path, calm: tuple[Path, float]) -> None:
-    job = prepared(tmp_path)
-    killed(cpu_image, job, random.Random(1), 2, calm[1])
-    check(job, calm[0])
+def test_docker_kill(cpu_image: str, tmp_path: Path, undisturbed_run: tuple[Path, float]) -> None:
+    job = prepare_job(tmp_path)
+    kill_until_done(cpu_image, job, random.Random(1), 2, undisturbed_run[1])
+    check(job, undisturbed_run[0])
 
 
 @pytest.mark.nightly
-def test_many_docker_kills(cpu_image: str, tmp_path: Path, calm: tuple[Path, float]) -> None:
+def test_many_docker_kills(cpu_image: str, tmp_path: Path, undisturbed_run: tuple[Path, float]) -> None:
     done = runs = 0
     while done < NIGHTLY:
         runs += 1
         (tmp_path / str(runs)).mkdir()
-        job = prepared(tmp_path / str(runs))
+        job = prepare_job(tmp_path / str(runs))
         draw = random.Random(2000 + FIRST + runs)
-        done += killed(cpu_image, job, draw, min(draw.randint(1, 5), NIGHTLY - done), calm[1])
-        check(job, calm[0])
+        done += kill_until_done(cpu_image, job, draw, min(draw.randint(1, 5), NIGHTLY - done), undisturbed_run[1])
+        check(job, undisturbed_run[0])
     print(f"{done} docker kills in {runs} runs, every run bit-identical")

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.docker.container_nodes import docker, prepared, reference
+from tests.docker.container_nodes import prepare_job, run_docker, train_reference
 from tests.messages import says
-from tests.supervisor.tiny_run import rows, same
+from tests.supervisor.tiny_run import have_same_weights, read_rows
 
 PYTHON = os.environ.get("DRIVETRAIN_KUBEFLOW", "")
 pytestmark = [
@@ -67,12 +67,12 @@ def test_two_containers_of_kubeflow_give_the_bits_of_two_processes(cpu_image: st
     image, name = "localhost/drivetrain-test/kubeflow", f"dt{secrets.token_hex(3)}"
     home, kept_folder = tmp_path / "home", tmp_path / "kept"
     folder = home / ".kubeflow" / "trainer" / "containers" / name  # mounted as /workspace, and removed with the job
-    prepared(folder)
+    prepare_job(folder)
     # It starts a shell, and our image starts drivetrain.
     (tmp_path / "Dockerfile").write_text(f"FROM {cpu_image}\nENTRYPOINT []\n")
     (tmp_path / "runtime.yaml").write_text(RUNTIME.replace("IMAGE", image))
     (tmp_path / "submit.py").write_text(SUBMIT)
-    docker("build", "-q", "-t", image, str(tmp_path))
+    run_docker("build", "-q", "-t", image, str(tmp_path))
     try:
         arguments = [PYTHON, "submit.py", name, str(tmp_path / "runtime.yaml"), str(folder), str(kept_folder)]
         environ = os.environ | {"HOME": str(home)}
@@ -80,13 +80,13 @@ def test_two_containers_of_kubeflow_give_the_bits_of_two_processes(cpu_image: st
             arguments, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=600, check=False
         )
     finally:
-        docker("image", "rm", image, check=False)
+        run_docker("image", "rm", image, check=False)
     assert "ended: Complete" in done.stdout, done.stdout + done.stderr
     assert says(done.stdout, "rank-world-size-torchrun")
     run = kept_folder / "runs" / "tiny-001"
     assert '"done"' in (run / "state.json").read_text()
     alone_folder = tmp_path / "alone"
-    prepared(alone_folder)
-    alone = reference(cpu_image, alone_folder, "/data/tiny.yaml")
-    assert same(alone, run)
-    assert rows(alone) == rows(run)
+    prepare_job(alone_folder)
+    alone = train_reference(cpu_image, alone_folder, "/data/tiny.yaml")
+    assert have_same_weights(alone, run)
+    assert read_rows(alone) == read_rows(run)

@@ -13,8 +13,16 @@ import pytest
 
 from drivetrain.launch.compose_project import KEEP
 from tests import own_job
-from tests.docker.conftest import inspect
-from tests.docker.launched_checkout import checkout, command, containers, name, project, remove, trainer
+from tests.docker.conftest import inspect_container
+from tests.docker.launched_checkout import (
+    copy_checkout,
+    inspect_trainer,
+    list_containers,
+    project,
+    project_name,
+    remove_containers,
+    run_command,
+)
 from tests.messages import says
 from tests.paths import ROOT
 
@@ -45,23 +53,23 @@ def test_what_a_spec_outside_of_the_project_brings(
     (home / "id_rsa").write_text("secret")
     table(home / "data.csv")
     (home / "job.yaml").write_text(JOB.format(data="data.csv"))
-    done = command(project, "train", str(home / "job.yaml"))
+    done = run_command(project, "train", str(home / "job.yaml"))
     assert done.returncode == 0, done.stdout + done.stderr
     assert says(done.stdout, "torch-installed-training-container")
     assert says(done.stdout, "network-job-needs-download")
-    inspection = trainer(project, "tiny")
+    inspection = inspect_trainer(project, "tiny")
     outside = {mount["Source"]: mount["RW"] for mount in inspection["Mounts"] if str(home) in mount["Source"]}
     assert outside == {str(home / "job.yaml"): False, str(home / "data.csv"): False}
     assert inspection["HostConfig"]["NetworkMode"] == "none"
     # The command line names the run alone; its spec names the data.
-    done = command(project, "evaluate", "runs/tiny-001")
+    done = run_command(project, "evaluate", "runs/tiny-001")
     assert done.returncode == 0, done.stdout + done.stderr
     assert says(done.stdout, "evaluation-validation-data-run")
 
 
 def test_a_system_folder_as_data_is_refused(project: Path, tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("name: tiny\ntask: image-classification\ndata: {train: /}\n")
-    done = command(project, "launch", str(tmp_path / "job.yaml"))
+    done = run_command(project, "launch", str(tmp_path / "job.yaml"))
     assert done.returncode == 2
     assert says(done.stderr, "mounted-contains-data", "data.train")
 
@@ -71,11 +79,11 @@ def test_user_code_trained_in_a_container_may_predict_in_one(project: Path, tmp_
     """That it was trained here is kept in a volume, so a copy of another's run has nothing to show."""
     folder = project / "own"
     folder.mkdir()
-    own_job.write(folder, {"my_data.py": own_job.DATA.replace("samples=96", "samples=97")})
-    done = command(project, "launch", "own/job.yaml", "--set", "optimize.measure=off")
+    own_job.write_job(folder, {"my_data.py": own_job.DATA.replace("samples=96", "samples=97")})
+    done = run_command(project, "launch", "own/job.yaml", "--set", "optimize.measure=off")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert containers(project) == [], "a run that ended well leaves none"
-    evaluated = command(project, "evaluate", "runs/tiny-001")
+    assert list_containers(project) == [], "a run that ended well leaves none"
+    evaluated = run_command(project, "evaluate", "runs/tiny-001")
     assert evaluated.returncode == 0, evaluated.stderr
     # As a download that holds the same names and digests, with another argument.
     config = project / "runs" / "tiny-001" / "model" / "config.json"
@@ -83,7 +91,7 @@ def test_user_code_trained_in_a_container_may_predict_in_one(project: Path, tmp_
     data["arguments"]["arguments"]["width"] = 9
     config.unlink()
     config.write_text(json.dumps(data))
-    refused = command(project, "evaluate", "runs/tiny-001")
+    refused = run_command(project, "evaluate", "runs/tiny-001")
     assert refused.returncode == 4
     assert "allow them with --run-code" in refused.stderr
 
@@ -111,21 +119,21 @@ def start(folder: Path) -> str:
     return listing.stdout.strip()
 
 
-def running(container: str) -> bool:
-    return bool(inspect(container)["State"]["Running"])
+def is_running(container: str) -> bool:
+    return bool(inspect_container(container)["State"]["Running"])
 
 
 def test_folders_of_the_same_name_keep_separate_containers(project: Path, tmp_path: Path) -> None:
-    other = checkout(tmp_path / "two" / "drivetrain")
+    other = copy_checkout(tmp_path / "two" / "drivetrain")
     try:
         one, two = start(project), start(other)
         assert one != two
-        assert running(one)
-        assert running(two)
+        assert is_running(one)
+        assert is_running(two)
         subprocess.run(["make", "stop"], cwd=other, capture_output=True, check=True)
-        assert (running(one), running(two)) == (True, False)
+        assert (is_running(one), is_running(two)) == (True, False)
     finally:
-        remove(other)
+        remove_containers(other)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can be somebody else")
@@ -134,7 +142,7 @@ def test_users_of_one_checkout_have_separate_names() -> None:
         Path(folder).chmod(0o755)
         (Path(folder) / "scripts").mkdir()
         shutil.copy2(ROOT / "scripts" / "project-name", Path(folder) / "scripts")
-        assert name(Path(folder)) != name(Path(folder), user=4321, group=4321)
+        assert project_name(Path(folder)) != project_name(Path(folder), user=4321, group=4321)
 
 
 def test_a_missing_image_is_not_pulled(project: Path) -> None:

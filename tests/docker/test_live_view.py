@@ -14,7 +14,7 @@ import pytest
 
 from drivetrain.launch.compose_project import KEEP
 from tests.docker.conftest import SLOWER
-from tests.docker.launched_checkout import command, project, trainer
+from tests.docker.launched_checkout import inspect_trainer, project, run_command
 from tests.messages import says_only
 
 __all__ = ["project"]
@@ -27,7 +27,7 @@ def tmux(*arguments: str) -> str:
     return subprocess.run(["tmux", "-L", SOCKET, *arguments], capture_output=True, text=True, check=True).stdout
 
 
-def screen() -> list[str]:
+def read_screen() -> list[str]:
     return tmux("capture-pane", "-p").rstrip().splitlines()
 
 
@@ -35,10 +35,10 @@ def until(condition: Callable[[list[str]], bool]) -> list[str]:
     """The screen as soon as it shows what is wanted."""
     end = time.monotonic() + 200 * SLOWER
     while time.monotonic() < end:
-        if condition(lines := screen()):
+        if condition(lines := read_screen()):
             return lines
         time.sleep(0.5)
-    raise AssertionError("\n".join(screen()))
+    raise AssertionError("\n".join(read_screen()))
 
 
 def dashboard(lines: list[str]) -> list[str]:
@@ -77,9 +77,11 @@ def test_the_live_view_in_a_terminal(terminal: Path) -> None:
 @pytest.mark.nightly
 def test_plain_lines_in_a_pipe(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(KEEP, "1")
-    done = command(project, "launch", "jobs/digits.yaml", "--set", "train.epochs=1", "--set", "optimize.measure=off")
+    done = run_command(
+        project, "launch", "jobs/digits.yaml", "--set", "train.epochs=1", "--set", "optimize.measure=off"
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "epoch 1/1  validation/loss" in done.stdout
     assert "\x1b" not in done.stdout + done.stderr
     assert "\r" not in done.stdout + done.stderr
-    assert trainer(project, "digits")["Config"]["Tty"] is False
+    assert inspect_trainer(project, "digits")["Config"]["Tty"] is False

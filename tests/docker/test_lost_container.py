@@ -21,8 +21,8 @@ import pytest
 
 from drivetrain.storage.object_store import ObjectStore
 from drivetrain.storage.remote_address import parse
-from tests.docker.launched_checkout import NO_TORCH, checkout, containers, name, remove
-from tests.faults import trained
+from tests.docker.launched_checkout import NO_TORCH, copy_checkout, list_containers, project_name, remove_containers
+from tests.faults import small_job
 from tests.messages import says
 from tests.object_store import KEY, SECRET, moto
 
@@ -105,9 +105,9 @@ def test_lost_with_its_volumes_it_goes_on_elsewhere(cpu_image: str, tmp_path: Pa
     prefix = "lost"
     store = ObjectStore(parse(f"s3://bucket/{prefix}/small-001"))
     # Batches of two samples: the run lasts until it is looked at, on a fast machine too.
-    job = trained.written(tmp_path / "job", epochs="60", batch_size="2")
+    job = small_job.write_job(tmp_path / "job", epochs="60", batch_size="2")
     first_checkout, second_checkout = (
-        checkout(tmp_path / folder_name / "drivetrain") for folder_name in ("one", "two")
+        copy_checkout(tmp_path / folder_name / "drivetrain") for folder_name in ("one", "two")
     )
     log = first_checkout.parent / "job.log"
     try:
@@ -116,7 +116,7 @@ def test_lost_with_its_volumes_it_goes_on_elsewhere(cpu_image: str, tmp_path: Pa
         copy_options = ("--set", f"checkpoint.copy_to=s3://bucket/{prefix}")
         process = start(first_checkout, job, *copy_options)
         wait(lambda: len(list_manifests(store)) > 1, process, log)
-        trainer = f"{name(first_checkout)}-small-trainer-1"
+        trainer = f"{project_name(first_checkout)}-small-trainer-1"
         engine_text = describe_container(trainer) + command_lines()
         assert json.loads(docker("inspect", trainer))[0]["State"]["Running"]
         docker("rm", "-f", "-v", trainer)
@@ -131,12 +131,12 @@ def test_lost_with_its_volumes_it_goes_on_elsewhere(cpu_image: str, tmp_path: Pa
         ).read_text()
     finally:
         for folder in (first_checkout, second_checkout):
-            remove(folder)
-    assert containers(first_checkout) == []
+            remove_containers(folder)
+    assert list_containers(first_checkout) == []
     run = second_checkout / "runs" / "small-001"
     second_log = (second_checkout.parent / "job.log").read_text()
     assert says(second_log, "s3-bucket-unfinished-downloading", f"{prefix}/small-001")
-    assert trained.differences(uninterrupted, run) == []
+    assert small_job.differences(uninterrupted, run) == []
     assert credential_files + find_credential_files(second_checkout / "runs") == []
     objects = {stored_object.name: store.get(stored_object.name) for stored_object in store.objects()}
     assert b'"done"' in objects["state.json"]
@@ -152,7 +152,7 @@ def test_lost_with_its_volumes_it_goes_on_elsewhere(cpu_image: str, tmp_path: Pa
 
 def test_data_that_is_in_the_store(cpu_image: str, tmp_path: Path, variables: None) -> None:
     """Fetched in the container, which has the network and the credentials because the job names the address."""
-    folder = checkout(tmp_path / "drivetrain")
+    folder = copy_checkout(tmp_path / "drivetrain")
     log = folder.parent / "job.log"
     rows = "".join(f"{number % 7},{number % 5},{'yes' if number % 2 else 'no'}\n" for number in range(60))
     ObjectStore(parse("s3://bucket/tables")).put("t.csv", f"a,b,y\n{rows}".encode())
@@ -166,7 +166,7 @@ def test_data_that_is_in_the_store(cpu_image: str, tmp_path: Path, variables: No
         environment = {**os.environ, "PYTHONPATH": f"{folder}/runtime:{folder}"}
         done = subprocess.run(arguments, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     finally:
-        remove(folder)
+        remove_containers(folder)
     assert done.returncode == 0, done.stderr
     assert says(log.read_text(), "network-store-web", "data.train", "s3://bucket/tables/t.csv")
     assert json.loads((run / "state.json").read_text())["status"] == "done"

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from tests.docker.conftest import Run
-from tests.docker.limited_run import TEXT, job, train, value
+from tests.docker.limited_run import TEXT, job, read_decision, train
 from tests.messages import get_message, says
 from tests.paths import ROOT
-from tests.supervisor.tiny_run import weights
+from tests.supervisor.tiny_run import load_weights
 
 __all__ = ["job"]
 
@@ -35,7 +35,7 @@ def test_four_fifths_of_the_need(container: Run, job: Path) -> None:
     code, log = train(container, job, int(need * 0.8))
     assert code == 0, log
     run = job / "runs" / "large-002"
-    micro_batch = value(run, "micro_batch")
+    micro_batch = read_decision(run, "micro_batch")
     print(f"peak {need >> 20} MiB; with {int(need * 0.8) >> 20} MiB it went on with micro-batch {micro_batch}")
     assert micro_batch in (32, 16, 8)
     assert says(log, "killed-memory-limit")
@@ -52,7 +52,7 @@ def same_as_naming_it(container: Run, job: Path, run: Path, micro_batch: int) ->
     (job / "large.yaml").write_text(TEXT.replace("measure: off", f"measure: off, micro_batch: {micro_batch}"))
     code, log = train(container, job, None)
     assert code == 0, log
-    one, two = weights(run), weights(job / "runs" / "large-003")
+    one, two = load_weights(run), load_weights(job / "runs" / "large-003")
     assert all(torch.equal(one[name], two[name]) for name in one)
     assert (run / "metrics.jsonl").read_bytes() == (job / "runs" / "large-003" / "metrics.jsonl").read_bytes()
 
@@ -97,4 +97,4 @@ def test_a_trainer_without_torch(container: Run, job: Path) -> None:
     done = container("-c", STAND_IN, options=(*options, *code), entrypoint="python")
     assert done.returncode == 0, done.stdout + done.stderr
     assert says(done.stdout, "trainer-killed-memory-limit", 300)
-    assert value(job / "runs" / "digits-001", "micro_batch") == 16
+    assert read_decision(job / "runs" / "digits-001", "micro_batch") == 16

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from tests.docker.conftest import Run
-from tests.docker.limited_run import TEXT, job, train, value
+from tests.docker.limited_run import TEXT, job, read_decision, train
 from tests.messages import omits, says
-from tests.supervisor.tiny_run import weights
+from tests.supervisor.tiny_run import load_weights
 
 __all__ = ["job"]
 pytestmark = pytest.mark.cgroup
@@ -29,7 +29,7 @@ def test_auto_trains_within_the_limit(container: Run, job: Path) -> None:
     assert code == 0, log
     assert omits(log, "killed-memory-limit-2")
     run = job / "runs" / "large-001"
-    micro_batch = value(run, "micro_batch")
+    micro_batch = read_decision(run, "micro_batch")
     print(next(line for line in log.splitlines() if line.startswith("fit: ")))
     assert 16 < micro_batch < 120
     rows = json.loads((run / "plan.json").read_text())["decisions"]
@@ -52,6 +52,6 @@ def same_as_naming_it(container: Run, job: Path, run: Path, micro_batch: int) ->
     (job / "large.yaml").write_text(LARGE.replace("measure: off", f"measure: off, micro_batch: {micro_batch}"))
     code, log = train(container, job, None)
     assert code == 0, log
-    one, two = weights(run), weights(job / "runs" / "large-003")
+    one, two = load_weights(run), load_weights(job / "runs" / "large-003")
     assert all(torch.equal(one[name], two[name]) for name in one)
     assert (run / "metrics.jsonl").read_bytes() == (job / "runs" / "large-003" / "metrics.jsonl").read_bytes()

@@ -15,7 +15,7 @@ import pytest
 
 from drivetrain.launch import docker_engine, image_contents, project, published_image
 from drivetrain.system.version import VERSION
-from tests import installed
+from tests import installed_wheel
 from tests.messages import ends_with, get_message, says, says_each, says_only
 
 CONFIG = """
@@ -58,11 +58,11 @@ def registry(cpu_image: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def command(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`drivetrain` of an installed wheel."""
     folder = tmp_path_factory.mktemp("wheel")
-    return installed.environment(folder / "venv", installed.built(folder), torch=False)
+    return installed_wheel.make_environment(folder / "venv", installed_wheel.build_wheel(folder), torch=False)
 
 
 @pytest.fixture
-def built(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def built_images(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The images that were built, which takes too long for a test."""
     images: list[str] = []
     monkeypatch.setattr(docker_engine, "_build_image", lambda word, missing: images.append(word))
@@ -92,7 +92,7 @@ def read_labels() -> dict[str, Any]:
 
 
 def test_a_published_image_of_this_code_is_pulled(
-    registry: str, built: list[str], capfd: pytest.CaptureFixture[str]
+    registry: str, built_images: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     contents, packages = (
         image_contents.combine_hashes(image_contents.hash_files("cpu", parts=parts))
@@ -105,45 +105,47 @@ def test_a_published_image_of_this_code_is_pulled(
     line = capfd.readouterr().out.splitlines()[0]
     assert line.startswith(f"image {name} (sha256:")
     assert ends_with(line, "published-pulling-drivetrain-registry")
-    assert (read_labels()[image_contents.LABEL], built) == (contents, [])
+    assert (read_labels()[image_contents.LABEL], built_images) == (contents, [])
     docker_engine.provide_image(docker_engine.connect(), "cpu")
     assert capfd.readouterr().out == ""
 
 
 def test_an_image_with_other_code_under_this_tag_is_not_used(
-    registry: str, built: list[str], capfd: pytest.CaptureFixture[str]
+    registry: str, built_images: list[str], capfd: pytest.CaptureFixture[str]
 ) -> None:
     small(str(published_image.published_name("cpu")), drivetrain__contents="other")
     docker_engine.provide_image(docker_engine.connect(), "cpu")
     assert says(capfd.readouterr().out, "used-contains-code-checkout")
-    assert built == ["cpu"]
+    assert built_images == ["cpu"]
 
 
-def test_what_is_not_published_is_built(registry: str, built: list[str], capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_is_not_published_is_built(
+    registry: str, built_images: list[str], capfd: pytest.CaptureFixture[str]
+) -> None:
     docker_engine.provide_image(docker_engine.connect(), "cpu")
     assert says_only(capfd.readouterr().out, "image-is-not-to-be-had", published_image.published_name("cpu"))
-    assert built == ["cpu"]
+    assert built_images == ["cpu"]
 
 
 def test_a_registry_that_does_not_answer(
-    cpu_image: str, built: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    cpu_image: str, built_images: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(project.TAG, f"wheel-test-{os.getpid()}")
     monkeypatch.setenv(published_image.REGISTRY, f"127.0.0.1:{free_port()}/test")
     docker_engine.provide_image(docker_engine.connect(), "cpu")
     (line,) = capfd.readouterr().out.splitlines()
     assert "connection refused" in line
-    assert built == ["cpu"]
+    assert built_images == ["cpu"]
 
 
 def test_edited_code_is_built_without_asking(
-    cpu_image: str, built: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    cpu_image: str, built_images: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The packages are those of the image that is here, so a build takes seconds."""
     monkeypatch.setenv(published_image.REGISTRY, "127.0.0.1:1/test")
     monkeypatch.setattr(image_contents, "differs", lambda labels, word: True)
     docker_engine.provide_image(docker_engine.connect(), "cpu")
-    assert (built, capfd.readouterr().out) == (["cpu"], "")
+    assert (built_images, capfd.readouterr().out) == (["cpu"], "")
 
 
 def test_the_wheel_trains_in_an_image_given_by_name(cpu_image: str, command: Path, tmp_path: Path) -> None:
@@ -157,12 +159,12 @@ def test_the_wheel_trains_in_an_image_given_by_name(cpu_image: str, command: Pat
         "train: {epochs: 1}\noptimize: {measure: off}\n"
     )
     (folder / ".env").write_text("A='not for compose\n")
-    launch = installed.call(command, "launch", "job.yaml", "--image", cpu_image, folder=folder)
+    launch = installed_wheel.run_installed(command, "launch", "job.yaml", "--image", cpu_image, folder=folder)
     try:
         assert launch.returncode == 0, launch.stdout + launch.stderr
         assert (folder / "runs" / "visits-001" / "report.html").is_file()
         # Prediction needs torch, and so the image too.
-        prediction = installed.call(
+        prediction = installed_wheel.run_installed(
             command, "predict", "visits-001", "visits.csv", folder=folder, DRIVETRAIN_TAG=cpu_image.rpartition(":")[2]
         )
         assert len(prediction.stdout.splitlines()) == 61, prediction.stderr
@@ -178,7 +180,9 @@ def test_the_wheel_names_what_it_would_pull(cpu_image: str, command: Path, tmp_p
         "name: visits\ntask: tabular-classification\ndata: {train: visits.csv, target: label}\n"
     )
     registry_address = f"127.0.0.1:{free_port()}/test"
-    done = installed.call(command, "launch", "job.yaml", folder=tmp_path, DRIVETRAIN_REGISTRY=registry_address)
+    done = installed_wheel.run_installed(
+        command, "launch", "job.yaml", folder=tmp_path, DRIVETRAIN_REGISTRY=registry_address
+    )
     local, remote = f"localhost/drivetrain/cpu:{VERSION}", f"{registry_address}/drivetrain/cpu:{VERSION}"
     assert done.returncode == 9
     assert says_each(

@@ -15,7 +15,7 @@ import pytest
 import docker
 from drivetrain.launch import docker_engine, engine_traits
 from drivetrain.launch.compose_project import KEEP
-from tests.docker.launched_checkout import checkout, command, remove, trainer
+from tests.docker.launched_checkout import copy_checkout, inspect_trainer, remove_containers, run_command
 from tests.messages import says
 
 RUN = Path("/run/user")
@@ -63,7 +63,7 @@ def _contents(image: str) -> str:
 @pytest.fixture
 def project(socket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A checkout of the engine's user, called from there."""
-    folder = checkout(tmp_path / "drivetrain")
+    folder = copy_checkout(tmp_path / "drivetrain")
     tmp_path.chmod(0o755)
     for above in tmp_path.parents:
         if above != Path("/tmp") and above.is_relative_to("/tmp"):
@@ -74,18 +74,20 @@ def project(socket: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     (folder / "runs").chmod(0o755)
     monkeypatch.setenv("DOCKER_HOST", f"unix://{socket}")
     yield folder
-    remove(folder)
+    remove_containers(folder)
 
 
 def test_files_belong_to_the_user_of_the_engine(project: Path, socket: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(KEEP, "1")
-    done = command(project, "launch", "jobs/digits.yaml", "--set", "train.epochs=1", "--set", "optimize.measure=off")
+    done = run_command(
+        project, "launch", "jobs/digits.yaml", "--set", "train.epochs=1", "--set", "optimize.measure=off"
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     user = socket.stat().st_uid
     assert user != 0
     owners = {path.lstat().st_uid for path in (project / "runs").rglob("*")}
     assert owners == {user}, "no subordinate uid"
-    settings = trainer(project, "digits")
+    settings = inspect_trainer(project, "digits")
     assert settings["Config"]["User"] == "0:0"
     assert settings["HostConfig"]["CapDrop"] == ["ALL"]
     client = docker.DockerClient(base_url=f"unix://{socket}")

@@ -65,7 +65,7 @@ def engine(delegated: str) -> Callable[[str], str]:
 
 # In this order: a controller that a slice has once given to its children stays with them.
 @pytest.fixture(scope="module", params=["memory pids", "cpu cpuset io memory pids"], ids=["no cpu", "all"])
-def ask(request: pytest.FixtureRequest, base: str) -> Iterator[Callable[[str], str]]:
+def query_engine(request: pytest.FixtureRequest, base: str) -> Iterator[Callable[[str], str]]:
     run_line = engine(request.param)
     with subprocess.Popen(["docker", "-H", LOCAL, "save", base], stdout=subprocess.PIPE) as saved:
         guest("docker load", user="someone", stdin=saved.stdout.fileno() if saved.stdout else None)
@@ -74,16 +74,18 @@ def ask(request: pytest.FixtureRequest, base: str) -> Iterator[Callable[[str], s
 
 
 def test_what_is_delegated_is_enforced_and_the_rest_is_named(
-    ask: Callable[[str], str], base: str, request: pytest.FixtureRequest
+    query_engine: Callable[[str], str], base: str, request: pytest.FixtureRequest
 ) -> None:
     service = "/sys/fs/cgroup/user.slice/user-$(id -u).slice/user@$(id -u).service/cgroup.controllers"
-    traits = engine_traits.find(json.loads(ask("docker info --format '{{json .}}'")), ask(f"cat {service}").split())
+    traits = engine_traits.find(
+        json.loads(query_engine("docker info --format '{{json .}}'")), query_engine(f"cat {service}").split()
+    )
     assert traits.rootless
     assert traits.cgroup == "2"
     limits = ["--memory", "64m", "--pids-limit", "32"]
     if "cpus" not in traits.unenforced:
         limits += ["--cpus", "0.5"]
-    limit_lines = ask(
+    limit_lines = query_engine(
         shlex.join(["docker", "run", "--rm", "--network", "none", *limits, base, "sh", "-c", SHOW])
     ).split("\n")
     assert limit_lines[:2] == ["67108864", "32"]
@@ -95,6 +97,8 @@ def test_what_is_delegated_is_enforced_and_the_rest_is_named(
         assert limit_lines[2] == "50000 100000"
     # The same by make and by compose, which read .env.
     copied = f"rm -rf /tmp/copy; mkdir /tmp/copy; cp -r {ROOT}/scripts {ROOT}/docker/Dockerfile /tmp/copy; cd /tmp/copy"
-    env_file = ask(f"{copied}; mkdir docker; mv Dockerfile docker; BASE_IMAGE={base} scripts/env >/dev/null; cat .env")
+    env_file = query_engine(
+        f"{copied}; mkdir docker; mv Dockerfile docker; BASE_IMAGE={base} scripts/env >/dev/null; cat .env"
+    )
     assert ("DRIVETRAIN_CPUS=0" in env_file.split()) == ("cpus" in traits.unenforced), env_file
     assert "DRIVETRAIN_UID=0" in env_file.split()

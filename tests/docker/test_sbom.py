@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from drivetrain.launch import project
-from tests.docker.conftest import has_client, missing
+from tests.docker.conftest import find_obstacle, has_client
 
 PARTS = """
 import json, re, subprocess, sys
@@ -22,7 +22,7 @@ print(json.dumps([debian.stdout.split("\\n")[:-1], python]))
 
 @pytest.fixture(params=["cpu", "ampere", "legacy"])
 def image(request: pytest.FixtureRequest) -> str:
-    reason = missing(request.param) if has_client() else "no docker client is installed: `make engine`"
+    reason = find_obstacle(request.param) if has_client() else "no docker client is installed: `make engine`"
     if reason:
         pytest.skip(reason)
     return project.image_name(request.param)

@@ -11,7 +11,7 @@ import pytest
 from drivetrain.system.run_files import list_checkpoints
 from drivetrain.training.checkpoints import checkpoint, manifest
 from tests.docker.conftest import Run
-from tests.faults import trained
+from tests.faults import small_job
 from tests.messages import says
 from tests.paths import ROOT
 
@@ -20,7 +20,7 @@ CODE = ("-v", f"{ROOT}/runtime:/opt/drivetrain/runtime:ro")
 
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
-    path = trained.written(tmp_path, epochs="3")
+    path = small_job.write_job(tmp_path, epochs="3")
     (tmp_path / "runs").mkdir()
     for folder in (tmp_path, tmp_path / "runs"):
         folder.chmod(0o777)
@@ -64,7 +64,7 @@ def test_shared_memory_that_cannot_be_written(container: Run, job: Path) -> None
 
 
 @pytest.fixture
-def small(job: Path) -> Iterator[Path]:
+def small_storage(job: Path) -> Iterator[Path]:
     """runs/ on a tmpfs of 64 MB."""
     runs = job.parent / "runs"
     mount = ["mount", "-t", "tmpfs", "-o", "size=64m,mode=1777", "tmpfs", str(runs)]
@@ -75,7 +75,7 @@ def small(job: Path) -> Iterator[Path]:
 
 
 @pytest.mark.nightly
-def test_disk_with_64_mb_for_runs(container: Run, job: Path, small: Path) -> None:
+def test_disk_with_64_mb_for_runs(container: Run, job: Path, small_storage: Path) -> None:
     """A small network trains; one whose checkpoints do not fit twice goes on training and ends with 7; one that does
     not fit at all ends with 7 before its first step. What was saved verifies."""
     code, log = train(container, job)
@@ -85,10 +85,10 @@ def test_disk_with_64_mb_for_runs(container: Run, job: Path, small: Path) -> Non
     assert says(log, "storage-checkpoint-saved-training")
     assert "epoch 3/3" in log
     assert "free disk space" in log
-    for path in list_checkpoints(small / "middle-001" / "checkpoints"):
+    for path in list_checkpoints(small_storage / "middle-001" / "checkpoints"):
         assert manifest.verify(path) is None
-    assert checkpoint.load_latest(small / "middle-001" / "checkpoints")[0] is not None
-    assert trained.leftovers(small / "middle-001") == []
+    assert checkpoint.load_latest(small_storage / "middle-001" / "checkpoints")[0] is not None
+    assert small_job.leftovers(small_storage / "middle-001") == []
     code, log = train(container, job, settings=("model.width=128", "name=large"))
     assert code == 7, log
     assert "epoch 1/3" not in log

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.docker.container_nodes import HARDENED, container_nodes, docker, prepared, reference
+from tests.docker.container_nodes import HARDENED, container_nodes, prepare_job, run_docker, train_reference
 from tests.launch.cluster_site import IMAGE, ClusterSite
 from tests.messages import says
-from tests.supervisor.tiny_run import rows, same
-from tests.waiting import until
+from tests.supervisor.tiny_run import have_same_weights, read_rows
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.nightly
 SECTION: dict[str, Any] = {
@@ -26,7 +26,7 @@ SECTION: dict[str, Any] = {
 
 
 def trains(run: Path) -> bool:
-    return (run / "metrics.jsonl").exists() and len(rows(run)) > 10
+    return (run / "metrics.jsonl").exists() and len(read_rows(run)) > 10
 
 
 def options(pod: dict[str, Any], folder: Path, number: int) -> list[str]:
@@ -61,7 +61,7 @@ def test_the_pod_template_trains_in_two_containers(
     """With its arguments, variables, user and hardening, and no others; the engine's stop is that of a drained node."""
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "claim"
-    job = prepared(folder, epochs=40, data="/data/images.npz")
+    job = prepare_job(folder, epochs=40, data="/data/images.npz")
     site = ClusterSite("k8s", SECTION, ("--nodes", "2", "--output", "out.yaml"))
     site.prepare(tmp_path, job.read_text())
     assert site.launch() == 0
@@ -83,24 +83,24 @@ def test_the_pod_template_trains_in_two_containers(
             ]
 
         pods = start()
-        until(lambda: trains(run), 120)
+        wait_until(lambda: trains(run), 120)
         begin = time.monotonic()
-        docker("stop", "--time", str(pod["terminationGracePeriodSeconds"]), pods[1])
-        assert network.codes(pods) == [75, 75], docker("logs", pods[0])
+        run_docker("stop", "--time", str(pod["terminationGracePeriodSeconds"]), pods[1])
+        assert network.codes(pods) == [75, 75], run_docker("logs", pods[0])
         print(f"SIGTERM to pod 1: both ended after {time.monotonic() - begin:.0f} s")
         pods = start()
-        assert network.codes(pods) == [0, 0], docker("logs", pods[0])
-        log = docker("logs", pods[0])
+        assert network.codes(pods) == [0, 0], run_docker("logs", pods[0])
+        log = run_docker("logs", pods[0])
     assert "(JOB_COMPLETION_INDEX of Kubernetes)" in log
     assert "resumes" in log
-    alone = reference(cpu_image, folder, "/data/tiny.yaml")
-    assert same(alone, run)
-    assert rows(alone) == rows(run)
+    alone = train_reference(cpu_image, folder, "/data/tiny.yaml")
+    assert have_same_weights(alone, run)
+    assert read_rows(alone) == read_rows(run)
 
 
 def test_a_container_that_leaves_the_network_is_named_and_both_end(cpu_image: str, tmp_path: Path) -> None:
     folder = tmp_path / "data"
-    prepared(folder, epochs=100000)
+    prepare_job(folder, epochs=100000)
     with container_nodes(cpu_image) as network:
         meet = "node-0"
         both = [
@@ -124,12 +124,12 @@ def test_a_container_that_leaves_the_network_is_named_and_both_end(cpu_image: st
             )
             for number in range(2)
         ]
-        until(lambda: trains(folder / "runs0" / "tiny-001"), 120)
-        docker("network", "disconnect", network.tag, both[1])
+        wait_until(lambda: trains(folder / "runs0" / "tiny-001"), 120)
+        run_docker("network", "disconnect", network.tag, both[1])
         begin = time.monotonic()
-        assert network.codes(both) == [8, 8], docker("logs", both[0])
+        assert network.codes(both) == [8, 8], run_docker("logs", both[0])
         print(f"network disconnect: both ended after {time.monotonic() - begin:.0f} s")
-        first, second = (docker("logs", name) for name in both)
+        first, second = (run_docker("logs", name) for name in both)
     assert says(first, "rank-node-lost-sign", 1, "node-1")
     assert says(first, "last-seen-step")
     assert says(second, "rank-node-lost-cut", 0, "node-0", "node-1")

@@ -12,7 +12,7 @@ from tests.paths import ROOT
 PAGE = (ROOT / "docs" / "library.md").read_text(encoding="utf-8")
 
 
-def named(section: str) -> set[str]:
+def list_documented(section: str) -> set[str]:
     """The words in the first column of the tables of a section."""
     text = PAGE.split(f"## {section}\n")[1].split("\n## ")[0]
     rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
@@ -21,12 +21,12 @@ def named(section: str) -> set[str]:
 
 def test_every_parameter_of_train_is_on_the_page() -> None:
     parameters = set(inspect.signature(drivetrain.train).parameters) - {"settings"}
-    assert named("Parameters") == parameters | set(EmbeddedTrain.model_fields)
+    assert list_documented("Parameters") == parameters | set(EmbeddedTrain.model_fields)
 
 
 def test_every_value_that_a_callback_is_told_is_on_the_page() -> None:
-    assert named("Callbacks") == set(drivetrain.TrainingInfo.__dataclass_fields__)
+    assert list_documented("Callbacks") == set(drivetrain.TrainingInfo.__dataclass_fields__)
 
 
 def test_every_parameter_of_prepare_is_on_the_page() -> None:
-    assert named("A loop of your own") == set(inspect.signature(drivetrain.prepare).parameters)
+    assert list_documented("A loop of your own") == set(inspect.signature(drivetrain.prepare).parameters)

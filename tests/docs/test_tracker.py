@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.faults import trained
+from tests.faults import small_job
 from tests.messages import says
 from tests.paths import ROOT
 
@@ -53,7 +53,7 @@ def test_the_documented_tracker_is_one_file(tmp_path: Path, receiver: tuple[str,
         ignore=shutil.ignore_patterns("__pycache__"),
     )
     shutil.copy(ROOT / "tests/docs/webhook.py", tmp_path / "runtime/drivetrain/tracking/servers")
-    job = trained.written(tmp_path / "job", epochs="2")
+    job = small_job.write_job(tmp_path / "job", epochs="2")
     job.write_text(job.read_text() + f"track: {{server: webhook, address: '{address}', experiment: mine}}\n")
     done = subprocess.run(
         [sys.executable, "-m", "drivetrain", "train", str(job), "--runs", str(job.parent / "runs")],
@@ -65,7 +65,7 @@ def test_the_documented_tracker_is_one_file(tmp_path: Path, receiver: tuple[str,
         timeout=240,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    run = trained.run(job)
+    run = small_job.newest_run(job)
     assert "answers 503; training goes on" in done.stdout
     assert says(done.stdout, "files-webhook-takes-none")
     assert {body["run"] for body in bodies} == {json.loads(next(run.glob("tracker/*/run.json")).read_text())["id"]}
@@ -82,7 +82,7 @@ def test_the_documented_tracker_is_one_file(tmp_path: Path, receiver: tuple[str,
     }
     run_values = {
         (row["step"], name): value
-        for row in trained.rows(run)
+        for row in small_job.read_rows(run)
         for name, value in row.items()
         if name not in ("step", "epoch", "batch")
     }
@@ -100,7 +100,7 @@ def test_the_documented_tracker_is_one_file(tmp_path: Path, receiver: tuple[str,
     ],
 )
 def test_keys_that_name_no_server_or_two(tmp_path: Path, text: str, message: str) -> None:
-    job = trained.written(tmp_path)
+    job = small_job.write_job(tmp_path)
     job.write_text(job.read_text() + f"track: {text}\n")
     done = subprocess.run(
         [sys.executable, "-m", "drivetrain", "validate", str(job)],

@@ -57,7 +57,7 @@ def trainer(arguments: list[str]) -> int:
     sys.argv[:] = ["trainer", *arguments]
     fault = os.environ.get("FAULT", "")
     if fault == LAST_STEPS:
-        sys.modules[fault] = Last(fault)
+        sys.modules[fault] = KillAtExit(fault)
     if fault.startswith(COMPILING):
         from torch._inductor.graph import GraphLowering
 
@@ -67,7 +67,7 @@ def trainer(arguments: list[str]) -> int:
     return trainer_process.main()
 
 
-class Last(types.ModuleType):
+class KillAtExit(types.ModuleType):
     """Goes when the interpreter takes itself apart, where Python no longer handles signals."""
 
     def __del__(self, kill: Any = os.kill, pid: int = os.getpid()) -> None:
@@ -95,13 +95,13 @@ class Faults:
                 act(self.action)
 
 
-def announce_calls(plain: Callable[..., Any]) -> Callable[..., Any]:
+def announce_calls(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function of torch's that announces its calls as moments."""
 
     def call(*arguments: Any, **keywords: Any) -> Any:
         assert fault_points.listener is not None
         fault_points.listener(COMPILING)
-        return plain(*arguments, **keywords)
+        return function(*arguments, **keywords)
 
     return call
 

@@ -15,7 +15,7 @@ from drivetrain.cli import main
 from drivetrain.errors import CheckpointError, SpecError
 from drivetrain.supervisor import supervisor
 from drivetrain.system.run_files import RunFiles
-from tests.faults import trained
+from tests.faults import small_job
 
 RUN = "runs/small-001"
 COMMANDS = {
@@ -62,16 +62,16 @@ DIGESTED = ("job.yaml", "preprocessing.json")
 """Files of which the run has recorded what is in them, so that nothing may be added."""
 
 
-class Reached(Exception):
+class TrainingReached(Exception):
     """The command begins to train: all that it needed was there."""
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a job, and its finished run."""
     folder = tmp_path_factory.mktemp("finished")
-    job = trained.written(folder, epochs="3")
-    trained.finish(job)
+    job = small_job.write_job(folder, epochs="3")
+    small_job.finish(job)
     run = folder / RUN
     (run / "events.jsonl").write_text(
         '{"time": "2026-11-01T00:00:00+00:00", "step": 1, "kind": "skip", "text": "one"}\n'
@@ -122,16 +122,16 @@ def split(file: Path, text: str) -> list[str]:
     return text.splitlines() if file.suffix == ".jsonl" else [text]
 
 
-def call(command: str, monkeypatch: pytest.MonkeyPatch) -> int:
+def run_command(command: str, monkeypatch: pytest.MonkeyPatch) -> int:
     """The exit code of a command; 0 where it begins to train."""
 
     def reach(*_: object, **__: object) -> int:
-        raise Reached
+        raise TrainingReached
 
     monkeypatch.setattr(supervisor, "_run", reach)
     try:
         return main.main(COMMANDS[command])
-    except Reached:
+    except TrainingReached:
         return 0
     finally:
         for begun in {*Path("runs").iterdir()} - {Path(RUN), Path("runs/other-001")}:
@@ -139,10 +139,10 @@ def call(command: str, monkeypatch: pytest.MonkeyPatch) -> int:
 
 
 @pytest.fixture
-def folder(finished: Path, tmp_path: Path) -> Iterator[Path]:
+def folder(finished_folder: Path, tmp_path: Path) -> Iterator[Path]:
     """A copy to damage, as the working folder."""
     before = Path.cwd()
-    shutil.copytree(finished, tmp_path / "work")
+    shutil.copytree(finished_folder, tmp_path / "work")
     os.chdir(tmp_path / "work")
     yield tmp_path / "work"
     os.chdir(before)
@@ -166,7 +166,7 @@ def test_all_commands_judge_a_damaged_file_alike(
         if command == "resume" and (folder / RUN / "state.json").is_file() and name != "state.json":
             state = json.loads((folder / RUN / "state.json").read_text())
             RunFiles(folder / RUN).write_json("state.json", state | {"status": "stopped", "exit_code": 75})
-        code = call(command, monkeypatch)
+        code = run_command(command, monkeypatch)
         if command == "resume" and name != "state.json":
             RunFiles(folder / RUN).write_json("state.json", state)
         output = capfd.readouterr()

@@ -20,7 +20,7 @@ from drivetrain.system.run_files import list_checkpoints
 from drivetrain.training import saver, train
 from drivetrain.training.checkpoints import checkpoint
 from tests import tiny
-from tests.faults import trained
+from tests.faults import small_job
 from tests.messages import says
 
 ERRORS = (errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT)
@@ -29,7 +29,7 @@ WRITES = os.O_WRONLY | os.O_RDWR
 
 
 @contextlib.contextmanager
-def failing(number: int, error: int) -> Iterator[list[str]]:
+def fail_call(number: int, error: int) -> Iterator[list[str]]:
     """The n-th call of the main thread that writes below a run folder fails; yields the names of all such calls."""
     call_names: list[str] = []
     main = threading.current_thread()
@@ -57,18 +57,18 @@ def conduct(folder: Path) -> None:
     """One attempt at the tiny job, from whatever checkpoint is there to result.json."""
     job = tiny.job(train="ema: 0.5")
     often = job.checkpoint.model_copy(update={"every": "3 steps"})
-    tiny_run = tiny.assembled(folder, job.model_copy(update={"checkpoint": often}))
+    tiny_run = tiny.assemble_run(folder, job.model_copy(update={"checkpoint": often}))
     train.train(tiny_run)
 
 
-def end(folder: Path) -> dict[str, bytes]:
-    files = {p.name: p.read_bytes() for p in trained.last(folder).glob("*.safetensors")}
+def read_final_files(folder: Path) -> dict[str, bytes]:
+    files = {p.name: p.read_bytes() for p in small_job.last_checkpoint(folder).glob("*.safetensors")}
     files |= {f"model/{p.name}": p.read_bytes() for p in (folder / "model").glob("*.safetensors")}
     return files | {"metrics": (folder / "metrics.jsonl").read_bytes()}
 
 
 @pytest.fixture(autouse=True)
-def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def retry_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A failed save is tried again after the next step."""
     monkeypatch.setattr(saver, "RETRY_SECONDS", 0.0)
 
@@ -89,9 +89,9 @@ def test_an_error_at_every_write_of_a_whole_run(tmp_path: Path) -> None:
 def outcomes(tmp_path: Path, stride: int) -> dict[str, int]:
     """An error at each n-th write of a run, one run after the other; how many went on and how many ended."""
     (tmp_path / "calm").mkdir()
-    with failing(0, 0) as calls:
+    with fail_call(0, 0) as calls:
         conduct(tmp_path / "calm")
-    calm_files = end(tmp_path / "calm")
+    calm_files = read_final_files(tmp_path / "calm")
     assert set(calls) == {name for _, name in CALLS}
     counts = {"done": 0, "ended": 0}
     for number in range(1, len(calls) + 1, stride):
@@ -100,7 +100,7 @@ def outcomes(tmp_path: Path, stride: int) -> dict[str, int]:
         error = ERRORS[number // stride % len(ERRORS)]
         storage_error = None
         try:
-            with failing(number, error):
+            with fail_call(number, error):
                 conduct(folder)
             counts["done"] += 1
         except StorageError as caught:
@@ -111,8 +111,8 @@ def outcomes(tmp_path: Path, stride: int) -> dict[str, int]:
             if list_checkpoints(folder / "checkpoints"):
                 assert checkpoint.load_latest(folder / "checkpoints")[0] is not None
             conduct(folder)
-        assert end(folder) == calm_files, f"call {number}, {calls[number - 1]}, {os.strerror(error)}"
-        assert trained.leftovers(folder) == []
+        assert read_final_files(folder) == calm_files, f"call {number}, {calls[number - 1]}, {os.strerror(error)}"
+        assert small_job.leftovers(folder) == []
         shutil.rmtree(folder)
     return counts
 
@@ -130,24 +130,24 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_full_disk_ends_the_run_quickly_and_it_resumes_with_free_space(small_disk: Path) -> None:
-    job = trained.written(small_disk, epochs="3")
+    job = small_job.write_job(small_disk, epochs="3")
     filler = small_disk / "runs" / "filler"
     with filler.open("wb") as file, contextlib.suppress(OSError):
         while True:
             file.write(bytes(1 << 16))
     filler.write_bytes(filler.read_bytes()[: -(96 << 10)])
-    text = trained.finish(job, expected=7)
+    text = small_job.finish(job, expected=7)
     assert says(text, "space-left-device")
     assert says(text, "free-disk-space-choose")
     filler.unlink()
-    trained.finish(job)
-    assert trained.ledger_faults(job) == []
+    small_job.finish(job)
+    assert small_job.ledger_faults(job) == []
 
 
 def test_a_read_only_folder_ends_the_run_at_once(small_disk: Path) -> None:
-    job = trained.written(small_disk, epochs="3")
+    job = small_job.write_job(small_disk, epochs="3")
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk / "runs")], check=True)
-    text = trained.finish(job, expected=7)
+    text = small_job.finish(job, expected=7)
     assert "Read-only file system" in text
     subprocess.run(["mount", "-o", "remount,rw", str(small_disk / "runs")], check=True)
-    trained.finish(job)
+    small_job.finish(job)

@@ -17,7 +17,17 @@ import pytest
 from drivetrain.cli.commands import COMMANDS
 from drivetrain.errors import CheckpointError
 from tests import mlflow_double
-from tests.hostile import LINKS, SECRET, Done, Outside, is_plain, plant_link, watch_command, write_code_job, write_job
+from tests.hostile import (
+    LINKS,
+    SECRET,
+    CommandOutcome,
+    Outside,
+    is_plain,
+    plant_link,
+    watch_command,
+    write_code_job,
+    write_job,
+)
 from tests.messages import says
 from tests.mlflow_double import MlflowDouble
 
@@ -76,12 +86,12 @@ def outside(tmp_path: Path) -> Iterator[Outside]:
 
 @pytest.fixture
 def server() -> Iterator[MlflowDouble]:
-    with mlflow_double.serving(MlflowDouble()) as double:
+    with mlflow_double.serve_mlflow(MlflowDouble()) as double:
         yield double
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the hostile job, and its run."""
     folder = tmp_path_factory.mktemp("trained")
     outside_folder = Outside(folder / "outside")
@@ -93,7 +103,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "work"
 
 
-def check_actions(done: Done, outside: Outside, *addresses: str) -> None:
+def check_actions(done: CommandOutcome, outside: Outside, *addresses: str) -> None:
     """The processes of a command did nothing but their work."""
     assert is_plain(done.output), done.output
     assert SECRET not in done.output
@@ -125,9 +135,9 @@ def test_a_hostile_job(tmp_path: Path, outside: Outside, name: str) -> None:
 
 @pytest.mark.parametrize("name", RUN_COMMANDS)
 def test_a_run_folder_full_of_links(
-    trained: Path, tmp_path: Path, outside: Outside, server: MlflowDouble, name: str
+    trained_folder: Path, tmp_path: Path, outside: Outside, server: MlflowDouble, name: str
 ) -> None:
-    shutil.copytree(trained, tmp_path / "work")
+    shutil.copytree(trained_folder, tmp_path / "work")
     run = tmp_path / "work" / "runs" / "hostile-001"
     shutil.copytree(run, run.with_name("other-001"))
     if name == "repeat":
@@ -141,12 +151,12 @@ def test_a_run_folder_full_of_links(
     assert done.code == (2 if name == "from" else CheckpointError.exit_code), done.output
     assert says(done.output, "is-symbolic-link")
     check_actions(done, outside)
-    assert server.seen == []
+    assert server.requests == []
 
 
 @pytest.mark.parametrize("link", LINKS)
-def test_each_link_is_refused(trained: Path, tmp_path: Path, outside: Outside, link: str) -> None:
-    shutil.copytree(trained, tmp_path / "work")
+def test_each_link_is_refused(trained_folder: Path, tmp_path: Path, outside: Outside, link: str) -> None:
+    shutil.copytree(trained_folder, tmp_path / "work")
     plant_link(tmp_path / "work" / "runs" / "hostile-001", link, outside)
     done = watch_command(["report", "runs/hostile-001"], tmp_path / "work", tmp_path)
     assert done.code == CheckpointError.exit_code
@@ -154,8 +164,8 @@ def test_each_link_is_refused(trained: Path, tmp_path: Path, outside: Outside, l
     check_actions(done, outside)
 
 
-def test_a_run_folder_that_is_a_link(trained: Path, tmp_path: Path, outside: Outside) -> None:
-    shutil.copytree(trained, tmp_path / "work")
+def test_a_run_folder_that_is_a_link(trained_folder: Path, tmp_path: Path, outside: Outside) -> None:
+    shutil.copytree(trained_folder, tmp_path / "work")
     (tmp_path / "work" / "runs" / "hostile-002").symlink_to(outside.path)
     for arguments in (["watch", "runs/hostile-002"], ["train", "job.yaml"]):
         done = watch_command(arguments, tmp_path / "work", tmp_path)
@@ -203,5 +213,5 @@ def test_code_of_a_foreign_run_does_not_run(
     done = watch_command(command_line, tmp_path / "work", tmp_path, **environment)
     reads_only = arguments[0] in ("report", "watch", "compare", "track")
     assert done.code == (0 if reads_only else CheckpointError.exit_code), done.output
-    assert [path for path, authorization in server.seen if authorization] == []
+    assert [path for path, authorization in server.requests if authorization] == []
     check_actions(done, outside, *([server.address] if arguments[0] == "track" else []))

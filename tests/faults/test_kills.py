@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from drivetrain.system.signals import KILLED_EXIT_CODE
-from tests.faults import trained
+from tests.faults import small_job
 
 NIGHTLY = int(os.environ.get("DRIVETRAIN_KILLS", "200"))
 FIRST = int(os.environ.get("DRIVETRAIN_FIRST", "0"))
@@ -29,30 +29,30 @@ TWO_THREADS = {"cpu_threads": "2"}
 
 
 @pytest.fixture(scope="module")
-def peaceful(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, float]]:
+def undisturbed_runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Path, float]]:
     """Runs that nobody killed, by settings, with the seconds that each took; made when they are asked for."""
     runs: dict[str, tuple[Path, float]] = {}
     runs["folder"] = tmp_path_factory.mktemp("peaceful"), 0.0
     return runs
 
 
-def reference(peaceful: dict[str, tuple[Path, float]], settings: dict[str, str]) -> tuple[Path, float]:
+def reference(undisturbed_runs: dict[str, tuple[Path, float]], settings: dict[str, str]) -> tuple[Path, float]:
     name = "-".join(f"{key}-{value}" for key, value in settings.items()).replace(" ", "-")
-    if name not in peaceful:
-        job = trained.written(peaceful["folder"][0] / name, **settings)
+    if name not in undisturbed_runs:
+        job = small_job.write_job(undisturbed_runs["folder"][0] / name, **settings)
         begun = time.monotonic()
-        trained.finish(job)
-        assert trained.ledger_faults(job) == []
-        peaceful[name] = trained.run(job), time.monotonic() - begun
-    return peaceful[name]
+        small_job.finish(job)
+        assert small_job.ledger_faults(job) == []
+        undisturbed_runs[name] = small_job.newest_run(job), time.monotonic() - begun
+    return undisturbed_runs[name]
 
 
 def kill_until_done(job: Path, draw: random.Random, kills: int, length: float) -> list[str]:
     """Start, kill and start again until the run is done; what was killed when."""
     history: list[str] = []
-    while trained.status(job) != "done":
+    while small_job.read_status(job) != "done":
         assert len(history) < kills + 60, history
-        process = trained.start(job)
+        process = small_job.start(job)
         whom = draw.choice(["all", "trainer", "supervisor"]) if len(history) < kills else ""
         if not whom:
             assert process.wait(timeout=300) == 0, (job.parent / "job.log").read_text()
@@ -89,13 +89,13 @@ def strike(process: subprocess.Popen[str], whom: str) -> None:
 
 
 def check(job: Path, calm: Path) -> None:
-    assert trained.differences(calm, trained.run(job)) == []
-    assert trained.ledger_faults(job) == []
-    assert trained.leftovers(trained.run(job)) == []
+    assert small_job.differences(calm, small_job.newest_run(job)) == []
+    assert small_job.ledger_faults(job) == []
+    assert small_job.leftovers(small_job.newest_run(job)) == []
     end = time.monotonic() + 10
-    while trained.processes(job.parent) and time.monotonic() < end:
+    while small_job.processes(job.parent) and time.monotonic() < end:
         time.sleep(0.1)
-    assert trained.processes(job.parent) == []
+    assert small_job.processes(job.parent) == []
 
 
 @pytest.mark.parametrize(
@@ -107,16 +107,16 @@ def check(job: Path, calm: Path) -> None:
     ],
 )
 def test_ten_kills(
-    tmp_path: Path, peaceful: dict[str, tuple[Path, float]], seed: int, kills: int, settings: dict[str, str]
+    tmp_path: Path, undisturbed_runs: dict[str, tuple[Path, float]], seed: int, kills: int, settings: dict[str, str]
 ) -> None:
-    calm, length = reference(peaceful, settings)
-    job = trained.written(tmp_path, **settings)
+    calm, length = reference(undisturbed_runs, settings)
+    job = small_job.write_job(tmp_path, **settings)
     kill_until_done(job, random.Random(seed), kills, length)
     check(job, calm)
 
 
 @pytest.mark.nightly
-def test_many_kills(tmp_path: Path, peaceful: dict[str, tuple[Path, float]]) -> None:
+def test_many_kills(tmp_path: Path, undisturbed_runs: dict[str, tuple[Path, float]]) -> None:
     """One to five kills a run until the number is reached; each run is compared before the next one starts."""
     done, number = 0, FIRST
     history: list[str] = []
@@ -124,8 +124,8 @@ def test_many_kills(tmp_path: Path, peaceful: dict[str, tuple[Path, float]]) -> 
         number += 1
         draw = random.Random(1000 + number)
         settings = draw.choice([STEPS, STEPS, SECONDS, {**STEPS, **TWO_THREADS}])
-        calm, length = reference(peaceful, settings)
-        job = trained.written(tmp_path / str(number), **settings)
+        calm, length = reference(undisturbed_runs, settings)
+        job = small_job.write_job(tmp_path / str(number), **settings)
         now = kill_until_done(job, draw, min(draw.randint(1, 5), NIGHTLY - done), length)
         check(job, calm)
         done += len(now)
@@ -143,10 +143,10 @@ UNFREEZE = "0.1, freeze: {names: [features]}, unfreeze: [{epoch: 3, names: [feat
 def test_killed_around_an_unfreezing(tmp_path: Path) -> None:
     """The optimizer has other parameters before than after; the process that goes on finds those of its checkpoint."""
     settings = {"dropout": UNFREEZE, "epochs": "4", "every": "3 steps"}
-    calm = trained.written(tmp_path / "calm", **settings)
-    assert "unfreeze" in trained.finish(calm)
+    calm = small_job.write_job(tmp_path / "calm", **settings)
+    assert "unfreeze" in small_job.finish(calm)
     for call in (15, 17, 19):
-        job = trained.written(tmp_path / str(call), **settings)
-        trained.finish(job, expected=KILLED_EXIT_CODE, FAULT=f"batch:{call}:kill")
-        trained.finish(job)
-        check(job, trained.run(calm))
+        job = small_job.write_job(tmp_path / str(call), **settings)
+        small_job.finish(job, expected=KILLED_EXIT_CODE, FAULT=f"batch:{call}:kill")
+        small_job.finish(job)
+        check(job, small_job.newest_run(calm))

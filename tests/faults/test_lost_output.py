@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults import trained
+from tests.faults import small_job
 from tests.messages import says, says_only
 from tests.paths import ROOT
 
@@ -32,9 +32,9 @@ def start(
     job: Path, *options: str, fault: str = "", prepare: Callable[[], None] = ignore, **streams: int
 ) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        trained.command(job, *options),
+        small_job.command(job, *options),
         cwd=ROOT,
-        env={**trained.surroundings(job), "FAULT": fault},
+        env={**small_job.make_environment(job), "FAULT": fault},
         start_new_session=True,
         preexec_fn=prepare,
         **streams,
@@ -44,18 +44,18 @@ def start(
 def check(job: Path, process: subprocess.Popen[bytes]) -> None:
     """The run has come to its end, with its report."""
     assert process.wait(timeout=120) == 0
-    assert trained.status(job) == "done"
-    assert (trained.run(job) / "report.html").exists()
+    assert small_job.read_status(job) == "done"
+    assert (small_job.newest_run(job) / "report.html").exists()
 
 
 def events(job: Path) -> list[str]:
-    path = trained.run(job) / "events.jsonl"
-    return [row["text"] for row in trained.rows(path.parent, path.name)] if path.exists() else []
+    path = small_job.newest_run(job) / "events.jsonl"
+    return [row["text"] for row in small_job.read_rows(path.parent, path.name)] if path.exists() else []
 
 
 @pytest.fixture
 def job(tmp_path: Path) -> Path:
-    return trained.written(tmp_path, epochs="4")
+    return small_job.write_job(tmp_path, epochs="4")
 
 
 def test_ignored_signals_have_no_effect(job: Path) -> None:
@@ -92,7 +92,9 @@ def test_closed_streams(job: Path) -> None:
             os.close(number)
 
     check(job, start(job, prepare=close))
-    assert b"epoch 1/4" not in b"".join(path.read_bytes() for path in trained.run(job).iterdir() if path.is_file())
+    assert b"epoch 1/4" not in b"".join(
+        path.read_bytes() for path in small_job.newest_run(job).iterdir() if path.is_file()
+    )
 
 
 def test_a_lost_terminal(job: Path) -> None:
@@ -114,7 +116,7 @@ def test_a_lost_terminal(job: Path) -> None:
 
 def test_a_run_folder_that_is_renamed(tmp_path: Path) -> None:
     """It has its name again at the next checkpoint, and nothing is lost."""
-    job = trained.written(tmp_path)
+    job = small_job.write_job(tmp_path)
     process = start(job, stdout=subprocess.DEVNULL)
     metrics = job.parent / "runs" / "small-001" / "metrics.jsonl"
     while not metrics.exists() or len(metrics.read_text().splitlines()) < 20:
@@ -124,5 +126,5 @@ def test_a_run_folder_that_is_renamed(tmp_path: Path) -> None:
     check(job, process)
     assert any("moved is called" in text for text in events(job))
     assert not (job.parent / "moved").exists()
-    steps = [row["step"] for row in trained.rows(trained.run(job)) if "lr" in row]
+    steps = [row["step"] for row in small_job.read_rows(small_job.newest_run(job)) if "lr" in row]
     assert steps == list(range(1, 201))

@@ -81,7 +81,7 @@ class Watcher:
 
 
 @pytest.fixture(scope="module")
-def watched() -> Watcher:
+def watcher() -> Watcher:
     return Watcher()
 
 
@@ -101,7 +101,7 @@ def tensors(header: object, data: bytes = b"", length: int | None = None) -> byt
     return struct.pack("<Q", len(text) if length is None else length) + text + data
 
 
-def one(**changes: Any) -> dict[str, Any]:
+def make_header(**changes: Any) -> dict[str, Any]:
     return {"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]} | changes}
 
 
@@ -119,23 +119,25 @@ WEIGHTS: dict[str, Callable[[Path], bytes]] = {
     "a pickle": pickle_call,
     "a checkpoint of torch": zip_weights,
     "a header as long as memory": lambda canary: tensors(b"{}", length=2**63 - 1),
-    "a header longer than the file": lambda canary: tensors(one(), b"\0" * 8, length=10**6),
+    "a header longer than the file": lambda canary: tensors(make_header(), b"\0" * 8, length=10**6),
     "a header of 90 MB": lambda canary: tensors(b'{"__metadata__":{"a":"' + b"x" * (90 << 20) + b'"}}'),
     "a header of many tensors": lambda canary: tensors(
-        {f"t{i}": one(shape=[0], data_offsets=[0, 0])["w"] for i in range(300_000)}
+        {f"t{i}": make_header(shape=[0], data_offsets=[0, 0])["w"] for i in range(300_000)}
     ),
-    "a shape beyond numbers": lambda canary: tensors(one(shape=[2**62, 2**62]), b"\0" * 8),
-    "a tensor of a petabyte": lambda canary: tensors(one(shape=[2**48], data_offsets=[0, 2**50]), b"\0" * 8),
-    "a negative shape": lambda canary: tensors(one(shape=[-2]), b"\0" * 8),
-    "offsets that overlap": lambda canary: tensors({**one(), "v": one(data_offsets=[4, 12])["w"]}, b"\0" * 12),
-    "offsets that go back": lambda canary: tensors(one(data_offsets=[8, 0]), b"\0" * 8),
-    "bytes behind the end": lambda canary: tensors(one(), b"\0" * 99),
-    "a type that is none": lambda canary: tensors(one(dtype="object"), b"\0" * 8),
+    "a shape beyond numbers": lambda canary: tensors(make_header(shape=[2**62, 2**62]), b"\0" * 8),
+    "a tensor of a petabyte": lambda canary: tensors(make_header(shape=[2**48], data_offsets=[0, 2**50]), b"\0" * 8),
+    "a negative shape": lambda canary: tensors(make_header(shape=[-2]), b"\0" * 8),
+    "offsets that overlap": lambda canary: tensors(
+        {**make_header(), "v": make_header(data_offsets=[4, 12])["w"]}, b"\0" * 12
+    ),
+    "offsets that go back": lambda canary: tensors(make_header(data_offsets=[8, 0]), b"\0" * 8),
+    "bytes behind the end": lambda canary: tensors(make_header(), b"\0" * 99),
+    "a type that is none": lambda canary: tensors(make_header(dtype="object"), b"\0" * 8),
     "no JSON": lambda canary: tensors(b"{'w': __import__('os').system('true')}"),
     "JSON of no end": lambda canary: tensors(b'{"w":' + b"[" * 10**6),
     "a list": lambda canary: tensors([1, 2]),
     "thirty thousand tensors": lambda canary: tensors(
-        {f"t{i}": one(shape=[0], data_offsets=[0, 0])["w"] for i in range(30_000)}
+        {f"t{i}": make_header(shape=[0], data_offsets=[0, 0])["w"] for i in range(30_000)}
     ),
     "nothing": lambda canary: b"",
     "seven bytes": lambda canary: b"\x08\0\0\0\0\0\0",
@@ -165,7 +167,7 @@ MANIFESTS: dict[str, Callable[[dict[str, Any]], Any]] = {
 def good_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A good checkpoint of the tiny job."""
     folder = tmp_path_factory.mktemp("whole")
-    tiny_run = tiny.assembled(folder, tiny.job())
+    tiny_run = tiny.assemble_run(folder, tiny.job())
     groups = {"model": tiny_run.model.state_dict(), "optimizer": {}}
     return checkpoint.save(folder / "checkpoints", "step-0", groups, run_state.collect_state(tiny_run))
 
@@ -180,17 +182,17 @@ def damage_file(good_checkpoint: Path, folder: Path, name: str, content: bytes) 
     return path
 
 
-def check_refusal(folder: Path, watched: Watcher) -> None:
+def check_refusal(folder: Path, watcher: Watcher) -> None:
     """Going on from the folder's checkpoint is refused, as a trainer would go on."""
     before = peak()
-    tiny_run = tiny.assembled(folder, tiny.job())
+    tiny_run = tiny.assemble_run(folder, tiny.job())
 
     def go_on() -> None:
         loaded, _ = checkpoint.load_latest(folder / "checkpoints")
         assert loaded is not None
         run_state.restore(tiny_run, loaded)
 
-    with watched(folder), pytest.raises(CheckpointError) as caught:
+    with watcher(folder), pytest.raises(CheckpointError) as caught:
         go_on()
     assert caught.value.action
     assert len(str(caught.value)) < 2000
@@ -203,27 +205,27 @@ def peak() -> int:
 
 
 @pytest.mark.parametrize("case", WEIGHTS)
-def test_weights_of_a_checkpoint(good_checkpoint: Path, tmp_path: Path, watched: Watcher, case: str) -> None:
+def test_weights_of_a_checkpoint(good_checkpoint: Path, tmp_path: Path, watcher: Watcher, case: str) -> None:
     damage_file(good_checkpoint, tmp_path, "model.safetensors", WEIGHTS[case](tmp_path / "canary"))
-    check_refusal(tmp_path, watched)
+    check_refusal(tmp_path, watcher)
 
 
 @pytest.mark.parametrize("case", STATES)
-def test_the_state_of_a_checkpoint(good_checkpoint: Path, tmp_path: Path, watched: Watcher, case: str) -> None:
+def test_the_state_of_a_checkpoint(good_checkpoint: Path, tmp_path: Path, watcher: Watcher, case: str) -> None:
     damage_file(good_checkpoint, tmp_path, "state.json", STATES[case])
-    check_refusal(tmp_path, watched)
+    check_refusal(tmp_path, watcher)
 
 
 @pytest.mark.parametrize("case", MANIFESTS)
-def test_the_manifest_of_a_checkpoint(good_checkpoint: Path, tmp_path: Path, watched: Watcher, case: str) -> None:
+def test_the_manifest_of_a_checkpoint(good_checkpoint: Path, tmp_path: Path, watcher: Watcher, case: str) -> None:
     path = shutil.copytree(good_checkpoint, tmp_path / "checkpoints" / "step-0")
     manifest = read_json(path / MANIFEST)
     (path / MANIFEST).write_text(json.dumps(MANIFESTS[case](manifest)))
-    check_refusal(tmp_path, watched)
+    check_refusal(tmp_path, watcher)
 
 
 @pytest.mark.parametrize("kind", ["link", "pipe", "folder", "device"])
-def test_an_invalid_file(good_checkpoint: Path, tmp_path: Path, watched: Watcher, kind: str) -> None:
+def test_an_invalid_file(good_checkpoint: Path, tmp_path: Path, watcher: Watcher, kind: str) -> None:
     """A link to a secret with the right hash, a pipe that nobody writes to, a device without end."""
     path = shutil.copytree(good_checkpoint, tmp_path / "checkpoints" / "step-0")
     weights, elsewhere = path / "model.safetensors", tmp_path / "elsewhere"
@@ -234,22 +236,22 @@ def test_an_invalid_file(good_checkpoint: Path, tmp_path: Path, watched: Watcher
         "folder": weights.mkdir,
         "device": lambda: weights.symlink_to("/dev/zero"),
     }[kind]()
-    check_refusal(tmp_path, watched)
+    check_refusal(tmp_path, watcher)
 
 
 @pytest.mark.parametrize("case", WEIGHTS)
-def test_weights_of_a_model_folder(tmp_path: Path, watched: Watcher, case: str) -> None:
+def test_weights_of_a_model_folder(tmp_path: Path, watcher: Watcher, case: str) -> None:
     folder = model_folder(tmp_path)
     (folder / "model.safetensors").write_bytes(WEIGHTS[case](tmp_path / "canary"))
     before = peak()
-    with watched(tmp_path), pytest.raises(DrivetrainError):
+    with watcher(tmp_path), pytest.raises(DrivetrainError):
         saved_model.load(folder)
     assert peak() - before < MOST
     assert not (tmp_path / "canary").exists()
 
 
 def model_folder(folder: Path) -> Path:
-    tiny_run = tiny.assembled(folder, tiny.job())
+    tiny_run = tiny.assemble_run(folder, tiny.job())
     path = folder / "model"
     path.mkdir()
     safetensors.torch.save_file(dict(tiny_run.model.state_dict()), path / "model.safetensors")
@@ -266,9 +268,9 @@ def model_folder(folder: Path) -> Path:
     return path
 
 
-def test_the_model_folder_is_good_before_it_is_made_bad(tmp_path: Path, watched: Watcher) -> None:
+def test_the_model_folder_is_good_before_it_is_made_bad(tmp_path: Path, watcher: Watcher) -> None:
     folder = model_folder(tmp_path)
-    with watched(tmp_path):
+    with watcher(tmp_path):
         assert saved_model.load(folder).task == "image-classification"
 
 
@@ -287,7 +289,7 @@ BUILDERS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", BUILDERS)
-def test_the_configuration_of_a_model_folder(tmp_path: Path, watched: Watcher, case: str) -> None:
+def test_the_configuration_of_a_model_folder(tmp_path: Path, watcher: Watcher, case: str) -> None:
     folder = model_folder(tmp_path)
     (folder / "code").mkdir()
     (folder / "code" / "evil.py").write_text(f"open({str(tmp_path / 'canary')!r}, 'w')")
@@ -300,7 +302,7 @@ def test_the_configuration_of_a_model_folder(tmp_path: Path, watched: Watcher, c
         | {"arguments": (config["arguments"] if "builder" not in changed else {}) | changed["arguments"]},
     )
     before = peak()
-    with watched(tmp_path), pytest.raises(CheckpointError):
+    with watcher(tmp_path), pytest.raises(CheckpointError):
         saved_model.load(folder)
     assert peak() - before < MOST
     assert not (tmp_path / "canary").exists()
@@ -320,27 +322,27 @@ ELSEWHERE: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("case", ELSEWHERE)
-def test_a_configuration_that_would_load_from_elsewhere(tmp_path: Path, watched: Watcher, case: str) -> None:
+def test_a_configuration_that_would_load_from_elsewhere(tmp_path: Path, watcher: Watcher, case: str) -> None:
     """Of a model folder and of a pretrained network: neither a file of the host nor the hub is opened for it."""
     folder = model_folder(tmp_path)
     config = read_json(folder / "config.json")
     arguments = {"config": ELSEWHERE[case], "pooling": "mean", "dropout": 0.0}
     for builder, outputs in (("vision", {"classes": 3, "width": 8}), ("texts", {"outputs": {"": 3}})):
         write_json(folder / "config.json", config | {"builder": builder, "arguments": arguments | outputs})
-        with watched(tmp_path), pytest.raises(CheckpointError, check=saying("load-something-elsewhere")):
+        with watcher(tmp_path), pytest.raises(CheckpointError, check=saying("load-something-elsewhere")):
             saved_model.load(folder)
     write_json(folder / "config.json", ELSEWHERE[case])
-    with watched(tmp_path), pytest.raises(SpecError, check=saying("load-something-elsewhere")):
+    with watcher(tmp_path), pytest.raises(SpecError, check=saying("load-something-elsewhere")):
         pretrained_folder.find(tiny.job(), str(folder))
 
 
 @pytest.mark.parametrize("name", ["hf-hub:a/b", "local-dir:/etc"])
-def test_a_network_of_timm_that_is_an_address(tmp_path: Path, watched: Watcher, name: str) -> None:
+def test_a_network_of_timm_that_is_an_address(tmp_path: Path, watcher: Watcher, name: str) -> None:
     folder = model_folder(tmp_path)
     config = read_json(folder / "config.json")
     arguments = {"name": name, "classes": 3, "channels": 3, "image_size": 8, "dropout": 0.0}
     write_json(folder / "config.json", config | {"builder": "timm", "arguments": arguments})
-    with watched(tmp_path), pytest.raises(CheckpointError, check=saying("is-not-name-of-architecture")):
+    with watcher(tmp_path), pytest.raises(CheckpointError, check=saying("is-not-name-of-architecture")):
         saved_model.load(folder)
 
 
@@ -375,25 +377,25 @@ ARCHIVES: dict[str, Callable[[Path], dict[str, bytes]]] = {
 
 
 @pytest.mark.parametrize("case", ARCHIVES)
-def test_archives_of_arrays(tmp_path: Path, watched: Watcher, case: str) -> None:
+def test_archives_of_arrays(tmp_path: Path, watcher: Watcher, case: str) -> None:
     """Nothing is ever unpacked: members are read where they lie."""
     with zipfile.ZipFile(tmp_path / "images.npz", "w", zipfile.ZIP_DEFLATED) as file:
         for name, content in ARCHIVES[case](tmp_path / "canary").items():
             file.writestr(name, content)
     before = peak()
-    with watched(tmp_path), pytest.raises(DataError) as caught:
+    with watcher(tmp_path), pytest.raises(DataError) as caught:
         npz_images.read(tmp_path / "images.npz", "data.train", LabelForm("class", ("label",)))
     assert "data.train" in str(caught.value)
     assert peak() - before < MOST
     assert [path.name for path in tmp_path.iterdir()] == ["images.npz"]
 
 
-def test_the_malice_watcher_detects(tmp_path: Path, watched: Watcher) -> None:
+def test_the_malice_watcher_detects(tmp_path: Path, watcher: Watcher) -> None:
     """Without this the tests above would prove nothing."""
     for act in (
         lambda: pickle.loads(pickle_call(tmp_path / "canary")),
         lambda: (tmp_path.parent / "outside").write_text(""),
     ):
-        with pytest.raises(AssertionError), watched(tmp_path):
+        with pytest.raises(AssertionError), watcher(tmp_path):
             act()
     assert (tmp_path / "canary").exists()

@@ -23,7 +23,7 @@ from drivetrain.training import loop, run
 from drivetrain.training.checkpoints import checkpoint
 from drivetrain.training.saver import Saver
 from tests import tiny
-from tests.training.hooked_run import Still, nan_gradient, nan_input, rows
+from tests.training.hooked_run import SilentProgress, nan_gradient, nan_input, read_rows
 
 NIGHTLY = int(os.environ.get("DRIVETRAIN_NUMBERS", "200"))
 STEPS = 12
@@ -86,9 +86,9 @@ def spoil_steps(tiny_run: run.Run, faults: dict[int, str]) -> None:
     tiny_run.numerics.record_skipped = unmoved  # type: ignore[method-assign]
 
 
-def train_with_faults(folder: Path, draw: random.Random, monkeypatch: pytest.MonkeyPatch) -> tuple[dict[int, str], str]:
+def train_with_faults(folder: Path, draw: random.Random) -> tuple[dict[int, str], str]:
     """One run with faults at random steps; what they were, and how it ended."""
-    tiny_run = tiny.assembled(folder, tiny.job(train="ema: 0.5"))
+    tiny_run = tiny.assemble_run(folder, tiny.job(train="ema: 0.5"))
     tiny_run.metrics = MetricsLog(folder)
     saver = Saver(tiny_run)
     saver.kind, saver.interval = "steps", draw.choice((1, 2, 5))
@@ -99,7 +99,7 @@ def train_with_faults(folder: Path, draw: random.Random, monkeypatch: pytest.Mon
     saver.save_final()
     spoil_steps(tiny_run, faults)
     try:
-        ending = loop.fit(tiny_run, saver, Still())  # type: ignore[arg-type]
+        ending = loop.fit(tiny_run, saver, SilentProgress())  # type: ignore[arg-type]
         saver.save_final()
     except NumericsError as error:
         ending = f"exit {error.exit_code}"
@@ -123,13 +123,13 @@ def check(numbers: range, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict
     for number in numbers:
         run_folder = folder / str(number)
         run_folder.mkdir()
-        faults, ending = train_with_faults(run_folder, random.Random(number), monkeypatch)
+        faults, ending = train_with_faults(run_folder, random.Random(number))
         endings[ending] = endings.get(ending, 0) + 1
         for path in (run_folder / "checkpoints").glob("*/*.safetensors"):
             values = safetensors.torch.load_file(path).values()
             assert all(torch.isfinite(value.float()).all() for value in values), (number, path, faults)
         assert checkpoint.load_latest(run_folder / "checkpoints")[0] is not None
-        assert rows(run_folder, "events.jsonl"), (number, faults)
+        assert read_rows(run_folder, "events.jsonl"), (number, faults)
     assert set(endings) <= {"all 3 epochs trained", "exit 5"}, endings
     return endings | {"files of weights": file_count[0]}
 

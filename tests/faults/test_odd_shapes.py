@@ -55,13 +55,13 @@ def write(folder: Path) -> None:
 @pytest.mark.parametrize("cap", heap.CAPS)
 @pytest.mark.parametrize("name", JOBS)
 def test_choices(tmp_path: Path, name: str, cap: str, threads: int) -> None:
-    heap.require()
+    heap.require_checker()
     write(tmp_path)
     train = f"train: {{epochs: 2, batch_size: {BATCHES[threads]}}}"
     (tmp_path / "job.yaml").write_text(
         f"{JOBS[name]}\n{train}\n".replace("optimize: {", f"optimize: {{cpu_threads: {threads}, ")
     )
-    done = heap.run(
+    done = heap.run_module(
         ["drivetrain", "train", str(tmp_path / "job.yaml"), "--runs", str(tmp_path / "runs")],
         heap.environment(cap, threads),
     )
@@ -75,7 +75,7 @@ def test_choices(tmp_path: Path, name: str, cap: str, threads: int) -> None:
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("cap", heap.CAPS)
 def test_convolutions(cap: str, threads: int) -> None:
-    heap.require()
+    heap.require_checker()
     odd = [
         *cases(
             inputs=[1, 3, 5, 7, 12, 17],

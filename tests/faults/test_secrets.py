@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults import trained
+from tests.faults import small_job
 
 CANARY = "canary-7f3a91c2e5d84b06"
 NAMES = (
@@ -23,12 +23,12 @@ PATHS = {"SSL_CERT_FILE": "ca.pem", "NETRC": "netrc"}
 
 @pytest.mark.parametrize("fault", ["", "step:20:device", "update:20:term"])
 def test_no_file_of_a_run_contains_a_secret(tmp_path: Path, fault: str) -> None:
-    job = trained.written(tmp_path / "job", epochs="4")
+    job = small_job.write_job(tmp_path / "job", epochs="4")
     environment = {name: f"{CANARY}-{name}" for name in NAMES}
     for name, file in PATHS.items():
         (tmp_path / file).write_text(CANARY)
         environment[name] = str(tmp_path / file)
-    text = trained.finish(job, expected=9 if "device" in fault else 75 if fault else 0, FAULT=fault, **environment)
+    text = small_job.finish(job, expected=9 if "device" in fault else 75 if fault else 0, FAULT=fault, **environment)
     assert CANARY not in text
     files = [path for path in (tmp_path / "job").rglob("*") if path.is_file()]
     assert {"report.html", "report.json", "hardware.json", "plan.json", "model.safetensors"} <= {p.name for p in files}

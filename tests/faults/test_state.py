@@ -26,7 +26,7 @@ from drivetrain.training.checkpoints import checkpoint, run_state
 from drivetrain.training.grad_scaler import Scaler
 from drivetrain.training.saver import Saver
 from tests import tiny
-from tests.training.hooked_run import Still
+from tests.training.hooked_run import SilentProgress
 
 LATER = ("state", "counters", "solved")
 """An item that checkpoints of earlier versions lack: the heads of such a run were not solved."""
@@ -43,7 +43,7 @@ class Scenario:
     step: int
 
 
-def nothing(tiny_run: run.Run) -> None:
+def do_nothing(tiny_run: run.Run) -> None:
     """Nothing goes wrong."""
 
 
@@ -69,10 +69,10 @@ def use_scaler(tiny_run: run.Run) -> None:
 
 CALM = "ema: 0.5, schedule: {name: plateau, patience: 0}, early_stopping: {metric: validation/accuracy, patience: 3}"
 SCENARIOS = {
-    "training": Scenario(f"{CALM}, optimizer: {{name: adamw, amsgrad: true}}", nothing, 6),
-    "momentum": Scenario("optimizer: {name: sgd, lr: 0.01}", nothing, 6),
-    "stalled": Scenario(f"{CALM}, optimizer: {{name: sgd, lr: 1e-12}}", nothing, 6),
-    "at the end": Scenario(CALM, nothing, 12),
+    "training": Scenario(f"{CALM}, optimizer: {{name: adamw, amsgrad: true}}", do_nothing, 6),
+    "momentum": Scenario("optimizer: {name: sgd, lr: 0.01}", do_nothing, 6),
+    "stalled": Scenario(f"{CALM}, optimizer: {{name: sgd, lr: 1e-12}}", do_nothing, 6),
+    "at the end": Scenario(CALM, do_nothing, 12),
     "bad numbers": Scenario("ema: 0.5", nan_inputs, 6),
     "scaler": Scenario("optimizer: {name: sgd, lr: 0.01}", use_scaler, 6),
     "scaler that grows": Scenario("optimizer: {name: sgd, lr: 0.01}", use_scaler, 9),
@@ -97,7 +97,7 @@ class End:
 def train(folder: Path, scenario: Scenario, *, keep: bool = False) -> End:
     """Train from the folder's last checkpoint, or from the start with a checkpoint after every step."""
     folder.mkdir(exist_ok=True)
-    tiny_run = tiny.assembled(folder, tiny.job(train=scenario.train, model="dropout: 0.2"))
+    tiny_run = tiny.assemble_run(folder, tiny.job(train=scenario.train, model="dropout: 0.2"))
     loaded, _ = checkpoint.load_latest(tiny_run.checkpoints)
     scenario.spoil(tiny_run)
     if loaded:
@@ -112,14 +112,14 @@ def train(folder: Path, scenario: Scenario, *, keep: bool = False) -> End:
     if not loaded:
         saver.save_final()
     try:
-        reason = loop.fit(tiny_run, saver, Still())  # type: ignore[arg-type]
+        reason = loop.fit(tiny_run, saver, SilentProgress())  # type: ignore[arg-type]
         if keep:
             saver.save_final()
     except NumericsError as error:
         reason = str(error)
     finally:
         tiny_run.metrics.close()
-    return End(_tensors(tiny_run), _plain(tiny_run, reason))
+    return End(_tensors(tiny_run), _describe_end(tiny_run, reason))
 
 
 def _tensors(tiny_run: run.Run) -> dict[str, dict[str, torch.Tensor]]:
@@ -130,7 +130,7 @@ def _tensors(tiny_run: run.Run) -> dict[str, dict[str, torch.Tensor]]:
     return tensors | ({"ema": dict(tiny_run.ema.average)} if tiny_run.ema else {})
 
 
-def _plain(tiny_run: run.Run, reason: str) -> dict[str, Any]:
+def _describe_end(tiny_run: run.Run, reason: str) -> dict[str, Any]:
     state = json.loads(json.dumps(run_state.collect_state(tiny_run)))
     del state["counters"]["seconds"]
     events = tiny_run.folder / "events.jsonl"
@@ -152,7 +152,7 @@ def no_waiting_for_disks() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def undisturbed_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Folders of runs with a checkpoint after every step, by scenario."""
     folders = {}
     for name, scenario in SCENARIOS.items():
@@ -162,13 +162,16 @@ def calm(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def resume_changed(
-    calm: Path, folder: Path, scenario: Scenario, mutate: Callable[[dict[str, Any], dict[str, Any]], None]
+    undisturbed_folders: Path,
+    folder: Path,
+    scenario: Scenario,
+    mutate: Callable[[dict[str, Any], dict[str, Any]], None],
 ) -> End:
     """Go on from the scenario's checkpoint after `mutate(state, tensors)` has changed it."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
-    shutil.copy(calm / "metrics.jsonl", folder)
-    loaded = checkpoint.load(calm / "checkpoints" / f"step-{scenario.step}")
+    shutil.copy(undisturbed_folders / "metrics.jsonl", folder)
+    loaded = checkpoint.load(undisturbed_folders / "checkpoints" / f"step-{scenario.step}")
     state, tensors = copy.deepcopy(loaded.state), {stem: dict(group) for stem, group in loaded.tensors.items()}
     mutate(state, tensors)
     checkpoint.save(folder / "checkpoints", loaded.path.name, tensors, state)
@@ -233,12 +236,16 @@ def change_item(item: tuple[str, ...]) -> Callable[[dict[str, Any], dict[str, An
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_without_faults_it_ends_the_same(tmp_path: Path, calm: dict[str, Path], name: str) -> None:
+def test_without_faults_it_ends_the_same(tmp_path: Path, undisturbed_folders: dict[str, Path], name: str) -> None:
     """Without this the two tests below would prove nothing."""
     uninterrupted = train(tmp_path / "whole", SCENARIOS[name])
-    resumed_end = resume_changed(calm[name], tmp_path / "again", SCENARIOS[name], lambda state, tensors: None)
+    resumed_end = resume_changed(
+        undisturbed_folders[name], tmp_path / "again", SCENARIOS[name], lambda state, tensors: None
+    )
     if name == "bad numbers":  # an uninterrupted run without saves goes back to its start, a resumed one to step 6
-        uninterrupted = resume_changed(calm[name], tmp_path / "once more", SCENARIOS[name], lambda state, tensors: None)
+        uninterrupted = resume_changed(
+            undisturbed_folders[name], tmp_path / "once more", SCENARIOS[name], lambda state, tensors: None
+        )
     resumed_end.plain.pop("events"), uninterrupted.plain.pop("events")
     assert resumed_end == uninterrupted
 
@@ -249,13 +256,13 @@ LONG = ("bad numbers", "at the end")
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.nightly) if name in LONG else name for name in SCENARIOS]
 )
-def test_without_any_one_item_it_refuses(tmp_path: Path, calm: dict[str, Path], name: str) -> None:
+def test_without_any_one_item_it_refuses(tmp_path: Path, undisturbed_folders: dict[str, Path], name: str) -> None:
     scenario = SCENARIOS[name]
     accepted = []
-    entries = items(calm[name] / "checkpoints" / f"step-{scenario.step}")
+    entries = items(undisturbed_folders[name] / "checkpoints" / f"step-{scenario.step}")
     for item in entries:
         try:
-            resume_changed(calm[name], tmp_path / "x", scenario, remove_item(item))
+            resume_changed(undisturbed_folders[name], tmp_path / "x", scenario, remove_item(item))
             accepted.append(item)
         except CheckpointError:
             continue
@@ -263,21 +270,25 @@ def test_without_any_one_item_it_refuses(tmp_path: Path, calm: dict[str, Path], 
     assert accepted == [LATER]
 
 
-def test_a_checkpoint_of_an_earlier_version_ends_the_same(tmp_path: Path, calm: dict[str, Path]) -> None:
+def test_a_checkpoint_of_an_earlier_version_ends_the_same(tmp_path: Path, undisturbed_folders: dict[str, Path]) -> None:
     """It has no item for solved heads, and was refused as if somebody had damaged it."""
     name = next(iter(SCENARIOS))
-    expected = resume_changed(calm[name], tmp_path / "whole", SCENARIOS[name], lambda state, tensors: None)
-    assert resume_changed(calm[name], tmp_path / "earlier", SCENARIOS[name], remove_item(LATER)) == expected
+    expected = resume_changed(
+        undisturbed_folders[name], tmp_path / "whole", SCENARIOS[name], lambda state, tensors: None
+    )
+    assert (
+        resume_changed(undisturbed_folders[name], tmp_path / "earlier", SCENARIOS[name], remove_item(LATER)) == expected
+    )
 
 
 @pytest.mark.nightly
-def test_every_item_matters(tmp_path: Path, calm: dict[str, Path]) -> None:
+def test_every_item_matters(tmp_path: Path, undisturbed_folders: dict[str, Path]) -> None:
     """An item that could hold anything without being noticed need not be saved."""
     tried: set[tuple[str, ...]] = set()
     noticed: set[tuple[str, ...]] = set()
     for name, scenario in SCENARIOS.items():
-        usual = resume_changed(calm[name], tmp_path / "usual", scenario, lambda state, tensors: None)
-        loaded = checkpoint.load(calm[name] / "checkpoints" / f"step-{scenario.step}")
+        usual = resume_changed(undisturbed_folders[name], tmp_path / "usual", scenario, lambda state, tensors: None)
+        loaded = checkpoint.load(undisturbed_folders[name] / "checkpoints" / f"step-{scenario.step}")
         for item in items(loaded.path):
             holder, key = at(loaded.state, loaded.tensors, item)
             empty = item not in CHANGED and isinstance(holder[key], dict | None)
@@ -285,7 +296,7 @@ def test_every_item_matters(tmp_path: Path, calm: dict[str, Path]) -> None:
                 continue
             tried.add(item)
             try:
-                if resume_changed(calm[name], tmp_path / "x", scenario, change_item(item)) != usual:
+                if resume_changed(undisturbed_folders[name], tmp_path / "x", scenario, change_item(item)) != usual:
                     noticed.add(item)
             except CheckpointError:
                 noticed.add(item)

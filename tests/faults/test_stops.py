@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.faults import trained
+from tests.faults import small_job
 from tests.messages import says
 
 GRACE = 8.0
@@ -39,10 +39,10 @@ SHORT = {"epochs": "4"}
 
 
 @pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    job = trained.written(tmp_path_factory.mktemp("calm"), **SHORT)
-    trained.finish(job)
-    return trained.run(job)
+def undisturbed_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    job = small_job.write_job(tmp_path_factory.mktemp("calm"), **SHORT)
+    small_job.finish(job)
+    return small_job.newest_run(job)
 
 
 def seconds(text: str) -> float:
@@ -55,7 +55,7 @@ def seconds(text: str) -> float:
 def stop_in_phase(job: Path, phase: str) -> float:
     """Train until the signal in this phase ends it; seconds from the signal to the end."""
     finished = phase == "report"
-    text = trained.finish(job, expected=0 if finished else 75, FAULT=f"{PHASES[phase]}:term")
+    text = small_job.finish(job, expected=0 if finished else 75, FAULT=f"{PHASES[phase]}:term")
     took = seconds(text)
     if not finished:
         assert "stopped by SIGTERM" in text
@@ -63,13 +63,13 @@ def stop_in_phase(job: Path, phase: str) -> float:
     return took
 
 
-def go_on(job: Path, calm: Path) -> None:
+def go_on(job: Path, undisturbed_run: Path) -> None:
     """The same command ends the run, with the same bits."""
-    if trained.status(job) != "done":
-        trained.finish(job)
-    assert trained.differences(calm, trained.run(job)) == []
-    assert trained.ledger_faults(job) == []
-    assert trained.leftovers(trained.run(job)) == []
+    if small_job.read_status(job) != "done":
+        small_job.finish(job)
+    assert small_job.differences(undisturbed_run, small_job.newest_run(job)) == []
+    assert small_job.ledger_faults(job) == []
+    assert small_job.leftovers(small_job.newest_run(job)) == []
 
 
 NIGHTLY = [
@@ -79,49 +79,49 @@ NIGHTLY = [
 
 
 @pytest.mark.parametrize("phase", ["report", *NIGHTLY])
-def test_a_signal_in_a_phase(tmp_path: Path, calm: Path, phase: str) -> None:
-    job = trained.written(tmp_path, **SHORT)
+def test_a_signal_in_a_phase(tmp_path: Path, undisturbed_run: Path, phase: str) -> None:
+    job = small_job.write_job(tmp_path, **SHORT)
     stop_in_phase(job, phase)
-    go_on(job, calm)
+    go_on(job, undisturbed_run)
 
 
-def test_a_second_signal_leaves_at_once_without_damage(tmp_path: Path, calm: Path) -> None:
-    job = trained.written(tmp_path, **SHORT)
-    output = trained.finish(job, expected=143, FAULT=f"{PHASES['middle of a save']}:twice")
+def test_a_second_signal_leaves_at_once_without_damage(tmp_path: Path, undisturbed_run: Path) -> None:
+    job = small_job.write_job(tmp_path, **SHORT)
+    output = small_job.finish(job, expected=143, FAULT=f"{PHASES['middle of a save']}:twice")
     assert re.search(r"ended at once by another SIGTERM.*: (saved up to step \d+, where|nothing was saved yet)", output)
-    go_on(job, calm)
+    go_on(job, undisturbed_run)
 
 
 @pytest.mark.nightly
-def test_notices_of_a_scheduler(tmp_path: Path, calm: Path) -> None:
+def test_notices_of_a_scheduler(tmp_path: Path, undisturbed_run: Path) -> None:
     """It sends them to the command, to all processes of a job, or the kernel to the one that computes."""
-    job = trained.written(tmp_path, **SHORT)
+    job = small_job.write_job(tmp_path, **SHORT)
     for notice in ("SIGUSR1@supervisor", "SIGUSR2@both", "SIGXCPU@trainer"):
-        text = trained.finish(job, expected=75, FAULT=f"gradients:4:{notice}")
+        text = small_job.finish(job, expected=75, FAULT=f"gradients:4:{notice}")
         assert f"stopped by {notice.partition('@')[0]} (" in text
-        assert f"saved as {trained.run(job)}/checkpoints/step-" in text
-    go_on(job, calm)
+        assert f"saved as {small_job.newest_run(job)}/checkpoints/step-" in text
+    go_on(job, undisturbed_run)
 
 
-def test_a_signal_while_the_trainer_starts(tmp_path: Path, calm: Path) -> None:
+def test_a_signal_while_the_trainer_starts(tmp_path: Path, undisturbed_run: Path) -> None:
     """Before it listens, a signal waits; no traceback, no lost signal."""
-    job = trained.written(tmp_path, **SHORT)
-    process = trained.start(job)
+    job = small_job.write_job(tmp_path, **SHORT)
+    process = small_job.start(job)
     while not psutil.Process(process.pid).children():
         time.sleep(0.005)
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=120) == 75, (job.parent / "job.log").read_text()
     assert "stopped by SIGINT (Ctrl-C)" in (job.parent / "job.log").read_text()
     assert "Traceback" not in (job.parent / "job.log").read_text()
-    go_on(job, calm)
+    go_on(job, undisturbed_run)
 
 
-def test_a_signal_on_the_last_steps_of_the_trainer(tmp_path: Path, calm: Path) -> None:
+def test_a_signal_on_the_last_steps_of_the_trainer(tmp_path: Path, undisturbed_run: Path) -> None:
     """All is done and saved, so it changes nothing."""
-    job = trained.written(tmp_path, **SHORT)
-    trained.finish(job, FAULT="last steps")
-    assert trained.status(job) == "done"
-    assert trained.differences(calm, trained.run(job)) == []
+    job = small_job.write_job(tmp_path, **SHORT)
+    small_job.finish(job, FAULT="last steps")
+    assert small_job.read_status(job) == "done"
+    assert small_job.differences(undisturbed_run, small_job.newest_run(job)) == []
 
 
 needs_compiler = pytest.mark.skipif(
@@ -135,34 +135,34 @@ COMPILED = ("--set", "optimize.compile=true")
 @pytest.mark.nightly
 def test_a_signal_in_the_middle_of_compiling(tmp_path: Path) -> None:
     """In the first compilation, then in a later one of the same run; it ends with the bits of a run without signals."""
-    job = trained.written(tmp_path / "job", **SHORT)
+    job = small_job.write_job(tmp_path / "job", **SHORT)
     cache = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
     for number in (1, 2):
         fault = f"compile graph:{number}:term"
-        text = trained.finish(job, *COMPILED, expected=75, FAULT=fault, **cache)
+        text = small_job.finish(job, *COMPILED, expected=75, FAULT=fault, **cache)
         assert "stopped by SIGTERM" in text
         assert "compile failed" not in text
-    trained.finish(job, *COMPILED, **cache)
-    calm = trained.written(tmp_path / "calm", **SHORT)
-    trained.finish(calm, *COMPILED, **cache)
-    assert trained.differences(trained.run(calm), trained.run(job)) == []
+    small_job.finish(job, *COMPILED, **cache)
+    undisturbed_job = small_job.write_job(tmp_path / "calm", **SHORT)
+    small_job.finish(undisturbed_job, *COMPILED, **cache)
+    assert small_job.differences(small_job.newest_run(undisturbed_job), small_job.newest_run(job)) == []
 
 
 @needs_compiler
 @pytest.mark.slow
 def test_a_resumed_run_compiles_nothing_again(tmp_path: Path) -> None:
     """Nor does another run of the job, whose network is the same."""
-    job, cache = trained.written(tmp_path / "job", **SHORT), tmp_path / "cache"
+    job, cache = small_job.write_job(tmp_path / "job", **SHORT), tmp_path / "cache"
     environment = {"TORCHINDUCTOR_CACHE_DIR": str(cache)}
 
     def list_compiled() -> set[Path]:
         """Compiled kernels and graphs; a graph that is found writes its source again."""
         return {path for path in cache.rglob("*") if path.suffix == ".so" or "fxgraph" in path.parts}
 
-    text = trained.finish(job, *COMPILED, expected=75, FAULT="update:20:term", **environment)
+    text = small_job.finish(job, *COMPILED, expected=75, FAULT="update:20:term", **environment)
     compiled = list_compiled()
-    text += trained.finish(job, *COMPILED, **environment)
-    text += trained.finish(trained.written(tmp_path / "second", **SHORT), *COMPILED, **environment)
+    text += small_job.finish(job, *COMPILED, **environment)
+    text += small_job.finish(small_job.write_job(tmp_path / "second", **SHORT), *COMPILED, **environment)
     assert "compile failed" not in text
     assert {path.suffix for path in compiled} >= {".so"}
     assert list_compiled() == compiled
@@ -178,39 +178,39 @@ MEASURING = {
 
 @pytest.mark.parametrize("phase", ["tune", pytest.param("search", marks=pytest.mark.nightly)])
 def test_a_signal_while_something_is_measured(tmp_path: Path, phase: str) -> None:
-    while_measured(trained.written(tmp_path, **SHORT), phase)
+    while_measured(small_job.write_job(tmp_path, **SHORT), phase)
 
 
 def while_measured(job: Path, phase: str) -> float:
     """Nothing is committed yet; what was measured in part is not kept, and the same command measures again."""
     fault, setting = MEASURING[phase]
     cache = {"TORCHINDUCTOR_CACHE_DIR": str(job.parent / "cache")}
-    text = trained.finish(job, "--set", setting, expected=75, FAULT=f"{fault}:term", **cache)
+    text = small_job.finish(job, "--set", setting, expected=75, FAULT=f"{fault}:term", **cache)
     took = seconds(text)
     assert "stopped by SIGTERM" in text
     assert "epoch 1/" not in text
-    assert not list((trained.run(job) / "checkpoints").glob("step-*"))
+    assert not list((small_job.newest_run(job) / "checkpoints").glob("step-*"))
     assert not list((job.parent / "cache").rglob("*.json"))
-    text = trained.finish(job, "--set", setting, **cache)
+    text = small_job.finish(job, "--set", setting, **cache)
     assert "measured before" not in text
-    assert trained.ledger_faults(job) == []
+    assert small_job.ledger_faults(job) == []
     return took
 
 
 @pytest.mark.nightly
-def test_a_hundred_signals(tmp_path: Path, calm: Path) -> None:
+def test_a_hundred_signals(tmp_path: Path, undisturbed_run: Path) -> None:
     """Every phase in turn, and random moments; the slowest end counts."""
     slowest: dict[str, float] = {}
     phases = [*PHASES, *MEASURING, "any moment"]
     first = int(os.environ.get("DRIVETRAIN_FIRST", "0"))
     for number in range(first, first + int(os.environ.get("DRIVETRAIN_STOPS", "100"))):
         phase = phases[number % len(phases)]
-        job = trained.written(tmp_path / str(number), **SHORT)
+        job = small_job.write_job(tmp_path / str(number), **SHORT)
         if phase in MEASURING:
             took = while_measured(job, phase)
         else:
             took = any_moment(job, random.Random(number)) if phase == "any moment" else stop_in_phase(job, phase)
-            go_on(job, calm)
+            go_on(job, undisturbed_run)
         slowest[phase] = max(took, slowest.get(phase, 0.0))
     for phase, took in slowest.items():
         print(f"{phase}: at most {took:.1f} s")
@@ -218,7 +218,7 @@ def test_a_hundred_signals(tmp_path: Path, calm: Path) -> None:
 
 
 def any_moment(job: Path, draw: random.Random) -> float:
-    process = trained.start(job)
+    process = small_job.start(job)
     try:
         process.wait(timeout=draw.uniform(0.5, 6))
     except subprocess.TimeoutExpired:

@@ -15,7 +15,7 @@ from drivetrain.errors import DeviceError
 from drivetrain.system import torch_errors
 from drivetrain.training.checkpoints import checkpoint
 from tests import tiny
-from tests.faults import trained
+from tests.faults import small_job
 from tests.messages import get_message, says
 from tests.system_calls import needs_strace
 
@@ -23,36 +23,36 @@ SHORT = {"epochs": "4"}
 
 
 @pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    job = trained.written(tmp_path_factory.mktemp("calm"), **SHORT)
-    trained.finish(job)
-    return trained.run(job)
+def undisturbed_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    job = small_job.write_job(tmp_path_factory.mktemp("calm"), **SHORT)
+    small_job.finish(job)
+    return small_job.newest_run(job)
 
 
 @pytest.mark.parametrize("way", [pytest.param("ahead", marks=pytest.mark.nightly), "behind"])
-def test_a_clock_that_jumps_by_a_day(tmp_path: Path, calm: Path, way: str) -> None:
+def test_a_clock_that_jumps_by_a_day(tmp_path: Path, undisturbed_run: Path, way: str) -> None:
     """Saves by time and the time limit go by the clock that nobody can set; bits by none."""
-    job = trained.written(tmp_path, **SHORT)
-    text = trained.finish(job, "--set", "train.max_time=1h", FAULT=f"step:10:{way}")
+    job = small_job.write_job(tmp_path, **SHORT)
+    text = small_job.finish(job, "--set", "train.max_time=1h", FAULT=f"step:10:{way}")
     assert f"fault: {way}" in text
-    assert trained.differences(calm, trained.run(job)) == []
-    result = trained.read(trained.run(job), "result.json")
+    assert small_job.differences(undisturbed_run, small_job.newest_run(job)) == []
+    result = small_job.read_json(small_job.newest_run(job), "result.json")
     assert 0 < result["seconds"] < 600
     assert all(0 <= value < 600 for value in result["phases"].values())
 
 
-def test_a_gpu_that_is_lost(tmp_path: Path, calm: Path) -> None:
+def test_a_gpu_that_is_lost(tmp_path: Path, undisturbed_run: Path) -> None:
     """Exit 9 with the last checkpoint as it was, and no other attempt by ourselves."""
-    job = trained.written(tmp_path, **SHORT)
-    text = trained.finish(job, expected=9, FAULT="step:20:device")
+    job = small_job.write_job(tmp_path, **SHORT)
+    text = small_job.finish(job, expected=9, FAULT="step:20:device")
     assert says(text, "gpu-failed-cuda-error")
     assert says(text, "last-checkpoint-untouched")
     assert text.count(get_message("after-kill-same-command")) == 1
-    loaded, passed = checkpoint.load_latest(trained.run(job) / "checkpoints")
+    loaded, passed = checkpoint.load_latest(small_job.newest_run(job) / "checkpoints")
     assert loaded is not None
     assert (loaded.state["counters"]["step"], passed) == (14, [])
-    trained.finish(job)
-    assert trained.differences(calm, trained.run(job)) == []
+    small_job.finish(job)
+    assert small_job.differences(undisturbed_run, small_job.newest_run(job)) == []
 
 
 @pytest.mark.parametrize(
@@ -88,26 +88,26 @@ def test_memory_that_runs_out_outside_of_torchs_allocator_is_memory(text: str) -
 
 
 @pytest.mark.nightly
-def test_another_number_of_workers_after_a_stop(tmp_path: Path, calm: Path) -> None:
+def test_another_number_of_workers_after_a_stop(tmp_path: Path, undisturbed_run: Path) -> None:
     """None, then two, then one: prefetched batches and the workers' own draws are nothing that must be kept."""
-    job = trained.written(tmp_path, **SHORT)
-    trained.finish(job, expected=75, FAULT="update:10:term")
-    trained.finish(job, "--set", "optimize.loader_workers=2", expected=75, FAULT="update:8:term")
-    trained.finish(job, "--set", "optimize.loader_workers=1")
-    assert trained.differences(calm, trained.run(job)) == []
-    assert trained.ledger_faults(job) == []
-    plan = trained.read(trained.run(job), "plan.json")
+    job = small_job.write_job(tmp_path, **SHORT)
+    small_job.finish(job, expected=75, FAULT="update:10:term")
+    small_job.finish(job, "--set", "optimize.loader_workers=2", expected=75, FAULT="update:8:term")
+    small_job.finish(job, "--set", "optimize.loader_workers=1")
+    assert small_job.differences(undisturbed_run, small_job.newest_run(job)) == []
+    assert small_job.ledger_faults(job) == []
+    plan = small_job.read_json(small_job.newest_run(job), "plan.json")
     assert next(row for row in plan["decisions"] if row["name"] == "loader_workers")["value"] == 1
 
 
 def test_a_failing_compiler_falls_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Said once, and from there on the same bits as without it."""
-    plain_losses = tiny.losses(tiny.assembled(tmp_path, tiny.job()), 3)
+    plain_losses = tiny.losses(tiny.assemble_run(tmp_path, tiny.job()), 3)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
     torch._dynamo.reset()
     # Not by monkeypatch: what it takes back in this configuration is gone afterwards.
     with torch._inductor.config.patch({"cpp.cxx": ("no-such-compiler",)}):
-        compiled_run = tiny.assembled(tmp_path, tiny.job(), settings={"compile": True})
+        compiled_run = tiny.assemble_run(tmp_path, tiny.job(), settings={"compile": True})
         assert tiny.losses(compiled_run, 3) == plain_losses
     events = (tmp_path / "events.jsonl").read_text()
     assert events.count(get_message("compile-failed-training-continues")) == 1
@@ -118,14 +118,14 @@ def test_a_failing_compiler_falls_back(tmp_path: Path, monkeypatch: pytest.Monke
 @needs_strace
 def test_no_connection_is_tried(tmp_path: Path) -> None:
     """With local data neither a whole run nor a resumed one asks the network for anything."""
-    job = trained.written(tmp_path, **SHORT)
+    job = small_job.write_job(tmp_path, **SHORT)
     for number, fault in enumerate(("update:10:term", "")):
         record = tmp_path / f"calls-{number}"
         watched = ["strace", "-f", "-qq", "-e", "trace=connect,sendto", "--seccomp-bpf", "-o", str(record)]
-        environment = {**trained.surroundings(job), "FAULT": fault}
+        environment = {**small_job.make_environment(job), "FAULT": fault}
         done = subprocess.run(
-            [*watched, *trained.command(job)],
-            cwd=trained.ROOT,
+            [*watched, *small_job.command(job)],
+            cwd=small_job.ROOT,
             env=environment,
             capture_output=True,
             text=True,
@@ -137,27 +137,27 @@ def test_no_connection_is_tried(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_a_stopped_process_does_not_count_as_starved(tmp_path: Path, calm: Path) -> None:
+def test_a_stopped_process_does_not_count_as_starved(tmp_path: Path, undisturbed_run: Path) -> None:
     """Frozen as `docker pause` freezes it, and thawed: it goes on where it was."""
-    job = trained.written(tmp_path, **SHORT)
-    process = trained.start(job)
+    job = small_job.write_job(tmp_path, **SHORT)
+    process = small_job.start(job)
     log = job.parent / "job.log"
     while "epoch 1/4" not in log.read_text():
         assert process.poll() is None, log.read_text()
         time.sleep(0.01)
-    pids = trained.processes(job.parent)
+    pids = small_job.processes(job.parent)
     for number in (signal.SIGSTOP, signal.SIGCONT):
         for pid in pids:
             subprocess.run(["kill", f"-{number.value}", str(pid)], check=False)
         time.sleep(1)
     assert process.wait(timeout=120) == 0, log.read_text()
-    assert trained.differences(calm, trained.run(job)) == []
+    assert small_job.differences(undisturbed_run, small_job.newest_run(job)) == []
 
 
 def test_the_supervisor_is_light(tmp_path: Path) -> None:
     """What stays beside the trainer the whole time: no torch, and less than 60 MB at its peak."""
-    job = trained.written(tmp_path, **SHORT)
-    process = trained.start(job)
+    job = small_job.write_job(tmp_path, **SHORT)
+    process = small_job.start(job)
     peak = 0
     while process.poll() is None:
         with contextlib.suppress(OSError, IndexError):

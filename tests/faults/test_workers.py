@@ -66,7 +66,7 @@ GROUPS = [np.arange(i, i + 2) for i in range(0, 20, 2)]
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def poll_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "POLL_SECONDS", 1)
 
 
@@ -257,7 +257,7 @@ def test_a_shared_memory_of_32_mib(tmp_path: Path) -> None:
     ), done.stdout + done.stderr
 
 
-class Collected(torch.utils.data.Dataset[torch.Tensor]):
+class CollectingDataset(torch.utils.data.Dataset[torch.Tensor]):
     """Samples whose reading collects what nobody uses."""
 
     def __getitem__(self, ids: Ids) -> torch.Tensor:
@@ -271,7 +271,7 @@ def test_new_workers_leave_alone_what_their_parent_no_longer_uses(capfd: pytest.
 
     def given_up() -> Iterator[torch.Tensor]:
         try:
-            yield from WorkerSettings(1).prepare(Collected(), GROUPS)
+            yield from WorkerSettings(1).prepare(CollectingDataset(), GROUPS)
         finally:
             ended.value += os.getpid() != parent
 
@@ -284,7 +284,7 @@ def test_new_workers_leave_alone_what_their_parent_no_longer_uses(capfd: pytest.
         cycle: list[Any] = [items]
         cycle.append(cycle)
         del items, cycle
-        assert len(list(WorkerSettings(1).prepare(Collected(), GROUPS))) == len(GROUPS)
+        assert len(list(WorkerSettings(1).prepare(CollectingDataset(), GROUPS))) == len(GROUPS)
         assert ended.value == 0
         assert set(multiprocessing.active_children()) == old, "they wait for their parent"
     finally:

@@ -26,8 +26,8 @@ from drivetrain.training.captured_step import CudaGraphs
 from tests.gpu.conftest import environment
 from tests.messages import says
 from tests.paths import ROOT
-from tests.training import replayed
-from tests.training.replayed import bits
+from tests.training import replayed_steps
+from tests.training.replayed_steps import bits
 
 DIGITS = ROOT / "jobs" / "digits.yaml"
 SAME = "train.deterministic=true"
@@ -186,12 +186,12 @@ class CountedGraphs(CudaGraphs):
 def train_in_folder(
     folder: Path, options: str, scaling: Fp16 | None, recorder: Any, *, compiled: bool = False
 ) -> dict[str, Any]:
-    training_run = replayed.assembled(folder, f"{options}, deterministic: true", False)
+    training_run = replayed_steps.assemble_run(folder, f"{options}, deterministic: true", False)
     if compiled:
         compile.apply(training_run, True)
     if scaling:
         training_run.autocast_step(torch.float16, scaling)
-    return replayed.trained(training_run, recorder)
+    return replayed_steps.train_epochs(training_run, recorder)
 
 
 @pytest.mark.parametrize("compiled", ["false", "true"])
@@ -202,7 +202,7 @@ def test_whole_steps_are_recorded(tmp_path: Path, compiled: str) -> None:
     assert "UserWarning" not in output
 
 
-@pytest.mark.parametrize("scaling", [None, replayed.SCALING], ids=["fp32", "fp16"])
+@pytest.mark.parametrize("scaling", [None, replayed_steps.SCALING], ids=["fp32", "fp16"])
 @pytest.mark.parametrize(
     ("options", "compiled"),
     [("ema: 0.5", False), ("optimizer: {name: sgd, lr: 0.1, momentum: 0.9}", False), ("ema: 0.5", True)],

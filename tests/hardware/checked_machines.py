@@ -15,17 +15,17 @@ AMPERE = Torch(
 CPU = Torch(version="2.13.0+cpu", cuda=None)
 
 
-def machine(name: str, torch: Torch | None = None, word: str | None = None) -> Hardware:
-    return replace(facts.read_hardware(ROOT / f"tests/machines/{name}.json"), torch=torch, image=word)
+def machine(recording: str, torch: Torch | None = None, image: str | None = None) -> Hardware:
+    return replace(facts.read_hardware(ROOT / f"tests/machines/{recording}.json"), torch=torch, image=image)
 
 
-def card(
+def make_card(
     index: int, name: str = "RTX 3060", capability: tuple[int, int] = (8, 6), memory: int = 12, **more_fields: object
 ) -> Gpu:
     fields = {"free": memory * GIB, "driver": "580.95.05"} | more_fields
     return Gpu(index=index, name=name, capability=capability, memory=memory * GIB, **fields)  # type: ignore[arg-type]
 
 
-def with_gpus(*cards: Gpu, trouble: str | None = None, word: str | None = None) -> Hardware:
-    base = machine("vm-2core-cgroup1", AMPERE, word)
-    return replace(base, gpus=cards, gpu_trouble=trouble)
+def machine_with_gpus(*cards: Gpu, gpu_trouble: str | None = None, image: str | None = None) -> Hardware:
+    base = machine("vm-2core-cgroup1", AMPERE, image)
+    return replace(base, gpus=cards, gpu_trouble=gpu_trouble)

@@ -11,7 +11,7 @@ import pytest
 from drivetrain.hardware import calibration_file, facts
 from drivetrain.hardware.calibration import Probe
 from drivetrain.hardware.facts import Hardware
-from tests import calibrated, paths
+from tests import calibrations, paths
 from tests.messages import get_message, says_each
 
 
@@ -22,7 +22,7 @@ def machine(tmp_path: Path) -> Hardware:
 
 
 def store_calibration(machine: Hardware) -> Path:
-    calibration = calibrated.machine(machine, calibrated.probes(1.5)).calibration
+    calibration = calibrations.add_calibration(machine, calibrations.make_probes(1.5)).calibration
     assert calibration is not None
     calibration_file.write_calibration(machine, calibration)
     return calibration_file.find_path(machine)
@@ -30,7 +30,7 @@ def store_calibration(machine: Hardware) -> Path:
 
 def test_it_comes_back_as_it_was(machine: Hardware, monkeypatch: pytest.MonkeyPatch) -> None:
     store_calibration(machine)
-    calibrated_machine = calibrated.machine(machine, calibrated.probes(1.5))
+    calibrated_machine = calibrations.add_calibration(machine, calibrations.make_probes(1.5))
     assert calibration_file.read_calibration(machine) == (calibrated_machine.calibration, None)
     monkeypatch.setenv(calibration_file.SWITCH_VARIABLE, "on")
     assert calibration_file.add_calibration(machine) == calibrated_machine
@@ -39,7 +39,7 @@ def test_it_comes_back_as_it_was(machine: Hardware, monkeypatch: pytest.MonkeyPa
 
 
 def test_facts_carry_it_to_another_machine(machine: Hardware) -> None:
-    calibrated_machine = calibrated.machine(machine, calibrated.probes(1.5))
+    calibrated_machine = calibrations.add_calibration(machine, calibrations.make_probes(1.5))
     assert facts.from_json(json.loads(json.dumps(calibrated_machine.to_json()))) == calibrated_machine
 
 
@@ -47,7 +47,7 @@ def test_without_a_file_there_is_none_and_nothing_is_wrong(machine: Hardware) ->
     assert calibration_file.read_calibration(machine) == (None, None)
 
 
-def truncated(file: Path) -> None:
+def truncate(file: Path) -> None:
     file.write_text(file.read_text()[:200])
 
 
@@ -55,7 +55,7 @@ def binary(file: Path) -> None:
     file.write_bytes(b"\xff\xfe\x00")
 
 
-def listed(file: Path) -> None:
+def write_list(file: Path) -> None:
     file.write_text("[1, 2]")
 
 
@@ -76,7 +76,7 @@ def folder(file: Path) -> None:
     file.mkdir()
 
 
-@pytest.mark.parametrize("damage", [truncated, binary, listed, newer, not_a_number, folder])
+@pytest.mark.parametrize("damage", [truncate, binary, write_list, newer, not_a_number, folder])
 def test_a_damaged_file_says_so(machine: Hardware, damage: object) -> None:
     file = store_calibration(machine)
     damage(file)
@@ -116,10 +116,10 @@ def test_it_holds_for_one_chip_limit_and_version(machine: Hardware, other: objec
 
 
 def test_the_nearest_probe_is_of_the_same_work_and_of_similar_size(machine: Hardware) -> None:
-    narrow = calibrated.probe("precision", "bf16", "fp32", "linear", 0.8, calibrated.NARROW)
-    wide = calibrated.probe("precision", "bf16", "fp32", "linear", 1.7, calibrated.WIDE)
-    other = calibrated.probe("precision", "bf16", "fp32", "recurrent", 3.0, 200_000)
-    calibration = calibrated.machine(machine, (narrow, wide, other)).calibration
+    narrow = calibrations.make_probe("precision", "bf16", "fp32", "linear", 0.8, calibrations.NARROW)
+    wide = calibrations.make_probe("precision", "bf16", "fp32", "linear", 1.7, calibrations.WIDE)
+    other = calibrations.make_probe("precision", "bf16", "fp32", "recurrent", 3.0, 200_000)
+    calibration = calibrations.add_calibration(machine, (narrow, wide, other)).calibration
     assert calibration is not None
 
     def nearest(size: int) -> tuple[Probe, ...]:

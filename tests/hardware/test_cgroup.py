@@ -15,7 +15,7 @@ from drivetrain.hardware.cgroup import (
     read_peak_memory,
 )
 from drivetrain.hardware.kernel_file import parse_cpu_list, parse_number
-from tests.recorded import plant, write
+from tests.file_trees import plant_tree, write_files
 
 MIB = 2**20
 LEAF = "sys/fs/cgroup/system.slice/docker-5f2a.scope"
@@ -43,7 +43,7 @@ LEAF = "sys/fs/cgroup/system.slice/docker-5f2a.scope"
 def test_recorded_tree(
     tmp_path: Path, tree: str, version: int, cpuset: int | None, quota: float | None, memory: int | None
 ) -> None:
-    limits = read_limits(plant(tmp_path, tree))
+    limits = read_limits(plant_tree(tmp_path, tree))
     assert (limits.version, limits.cpuset, limits.quota, limits.memory) == (version, cpuset, quota, memory)
 
 
@@ -61,13 +61,13 @@ def test_recorded_tree(
 def test_memory_use_free_memory_and_swap(
     tmp_path: Path, tree: str, used: int | None, room: int | None, swap: bool
 ) -> None:
-    limits = read_limits(plant(tmp_path, tree))
+    limits = read_limits(plant_tree(tmp_path, tree))
     assert (limits.used, limits.room, limits.swap) == (used, room, swap)
 
 
 def test_throttling_is_that_of_the_level_with_the_lowest_quota(tmp_path: Path) -> None:
     """A quota of a systemd slice (CPUQuota=) holds its children back; their own counters stay at 0."""
-    root = plant(tmp_path, "v2-ancestor")
+    root = plant_tree(tmp_path, "v2-ancestor")
     quotas = [path for path in root.rglob("cpu.max") if path.read_text().startswith("50000")]
     assert quotas
     for path in root.rglob("memory.max"):
@@ -79,7 +79,7 @@ def test_throttling_is_that_of_the_level_with_the_lowest_quota(tmp_path: Path) -
 
 
 def test_without_a_quota_the_counter_is_our_own(tmp_path: Path) -> None:
-    root = plant(tmp_path, "v2-unlimited")
+    root = plant_tree(tmp_path, "v2-unlimited")
     limit_file = max(root.rglob("memory.max"), key=lambda path: len(path.parts))
     limit_file.with_name("cpu.stat").write_text("throttled_usec 1000\n")
     assert ProcessCgroup(root).read_throttled_seconds() == 0.001
@@ -87,13 +87,13 @@ def test_without_a_quota_the_counter_is_our_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("high", "memory"), [("max\n", 512), (f"{300 * MIB}\n", 300), (f"{700 * MIB}\n", 512)])
 def test_memory_high_is_a_limit_too(tmp_path: Path, high: str, memory: int) -> None:
-    assert read_limits(plant(tmp_path, "v2-leaf", {f"{LEAF}/memory.high": high})).memory == memory * MIB
+    assert read_limits(plant_tree(tmp_path, "v2-leaf", {f"{LEAF}/memory.high": high})).memory == memory * MIB
 
 
 @pytest.mark.parametrize("tree", ["v2-leaf", "v2-private", "v2-container", "v2-docker"])
 def test_kills_for_memory_in_version_2(tmp_path: Path, tree: str) -> None:
     """The line of memory.events that counts is that of kills: a group can reach its limit and go on."""
-    limit_file = max(plant(tmp_path, tree).rglob("memory.max"), key=lambda path: len(path.parts))
+    limit_file = max(plant_tree(tmp_path, tree).rglob("memory.max"), key=lambda path: len(path.parts))
     events, highest = limit_file.with_name("memory.events"), limit_file.with_name("memory.peak")
     for kills in (0, 3):
         events.write_text(f"low 0\nhigh 0\nmax 97\noom 4\noom_kill {kills}\noom_group_kill 0\n")
@@ -108,11 +108,11 @@ def test_kills_for_memory_in_version_2(tmp_path: Path, tree: str) -> None:
 @pytest.mark.parametrize(("text", "together"), [("0\n", False), ("1\n", True), ("", False)])
 @pytest.mark.parametrize("folder", [LEAF, "sys/fs/cgroup/system.slice"])
 def test_a_group_that_is_killed_as_one(tmp_path: Path, folder: str, text: str, together: bool) -> None:
-    assert is_killed_as_one(plant(tmp_path, "v2-leaf", {f"{folder}/memory.oom.group": text})) is together
+    assert is_killed_as_one(plant_tree(tmp_path, "v2-leaf", {f"{folder}/memory.oom.group": text})) is together
 
 
 def test_kills_for_memory_in_version_1(tmp_path: Path) -> None:
-    limit_file = next(name for name in plant(tmp_path, "v1-private").rglob("memory.limit_in_bytes"))
+    limit_file = next(name for name in plant_tree(tmp_path, "v1-private").rglob("memory.limit_in_bytes"))
     limit_file.with_name("memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 2\n")
     limit_file.with_name("memory.max_usage_in_bytes").write_text(f"{300 * MIB}\n")
     assert (read_oom_kills(tmp_path), read_peak_memory(tmp_path)) == (2, 300 * MIB)
@@ -120,7 +120,7 @@ def test_kills_for_memory_in_version_1(tmp_path: Path) -> None:
 
 def test_page_cache_that_can_be_given_back_is_not_use(tmp_path: Path) -> None:
     files = {f"{LEAF}/memory.current": f"{300 * MIB}\n", f"{LEAF}/memory.stat": f"inactive_file {120 * MIB}\n"}
-    limits = read_limits(plant(tmp_path, "v2-leaf", files))
+    limits = read_limits(plant_tree(tmp_path, "v2-leaf", files))
     assert (limits.used, limits.room) == (180 * MIB, 332 * MIB)
 
 
@@ -131,7 +131,7 @@ def test_a_full_parent_cgroup_limits_an_empty_child(tmp_path: Path) -> None:
         f"{parent}/memory.current": f"{590 * MIB}\n",
         f"{LEAF}/memory.current": f"{10 * MIB}\n",
     }
-    limits = read_limits(plant(tmp_path, "v2-leaf", files))
+    limits = read_limits(plant_tree(tmp_path, "v2-leaf", files))
     assert (limits.memory, limits.room) == (512 * MIB, 10 * MIB)
 
 
@@ -139,19 +139,19 @@ def test_a_full_parent_cgroup_limits_an_empty_child(tmp_path: Path) -> None:
     "text", ["", "\n", "max\n", "max 100000\n", "0 100000\n", "-1 100000\n", "x y z\n", "\x00\n", None]
 )
 def test_cpu_max_without_sense_is_no_quota(tmp_path: Path, text: str | None) -> None:
-    assert read_limits(plant(tmp_path, "v2-leaf", {f"{LEAF}/cpu.max": text})).quota is None
+    assert read_limits(plant_tree(tmp_path, "v2-leaf", {f"{LEAF}/cpu.max": text})).quota is None
 
 
 @pytest.mark.parametrize(
     ("text", "quota"), [("50000 100000\n", 0.5), ("290000\n", 2.9), ("30000 20000", 1.5), ("10 0", 1e-4)]
 )
 def test_cpu_max(tmp_path: Path, text: str, quota: float) -> None:
-    assert read_limits(plant(tmp_path, "v2-leaf", {f"{LEAF}/cpu.max": text})).quota == pytest.approx(quota)
+    assert read_limits(plant_tree(tmp_path, "v2-leaf", {f"{LEAF}/cpu.max": text})).quota == pytest.approx(quota)
 
 
 @pytest.mark.parametrize("text", ["", "max\n", "-1\n", "lots\n", "9223372036854771712\n", None])
 def test_memory_max_without_sense_is_no_limit(tmp_path: Path, text: str | None) -> None:
-    limits = read_limits(plant(tmp_path, "v2-leaf", {f"{LEAF}/memory.max": text}))
+    limits = read_limits(plant_tree(tmp_path, "v2-leaf", {f"{LEAF}/memory.max": text}))
     assert (limits.memory, limits.room) == (None, None)
 
 
@@ -162,34 +162,34 @@ def test_memory_max_without_sense_is_no_limit(tmp_path: Path, text: str | None) 
 def test_limit_in_bytes_without_sense_is_no_limit(tmp_path: Path, text: str | None, stat: str) -> None:
     folder = "sys/fs/cgroup/memory"
     files = {f"{folder}/memory.limit_in_bytes": text, f"{folder}/memory.stat": stat}
-    limits = read_limits(plant(tmp_path, "v1-limited", files))
+    limits = read_limits(plant_tree(tmp_path, "v1-limited", files))
     assert (limits.memory, limits.room) == (None, None)
 
 
 @pytest.mark.parametrize("missing_file", ["memory.stat", "memory.current", "cpuset.cpus.effective", "cpuset.cpus"])
 def test_a_missing_file_is_survived(tmp_path: Path, missing_file: str) -> None:
-    limits = read_limits(plant(tmp_path, "v2-leaf", {f"{LEAF}/{missing_file}": None}))
+    limits = read_limits(plant_tree(tmp_path, "v2-leaf", {f"{LEAF}/{missing_file}": None}))
     assert (limits.quota, limits.memory, limits.cpuset) == (1.5, 512 * MIB, 4)
 
 
 def test_an_empty_cpuset_is_that_of_the_parent(tmp_path: Path) -> None:
     files = {f"{LEAF}/cpuset.cpus.effective": "\n", "sys/fs/cgroup/system.slice/cpuset.cpus.effective": "0-2\n"}
-    assert read_limits(plant(tmp_path, "v2-leaf", files)).cpuset == 3
+    assert read_limits(plant_tree(tmp_path, "v2-leaf", files)).cpuset == 3
 
 
 def test_the_path_of_the_host_over_a_mount_of_only_our_group(tmp_path: Path) -> None:
-    root = plant(tmp_path, "v2-private", {"proc/self/cgroup": "0::/system.slice/docker-of-the-host.scope\n"})
+    root = plant_tree(tmp_path, "v2-private", {"proc/self/cgroup": "0::/system.slice/docker-of-the-host.scope\n"})
     assert read_limits(root).quota == 2.9
 
 
 def test_a_cgroup_above_the_namespace_reads_the_mounted_one(tmp_path: Path) -> None:
-    assert read_limits(plant(tmp_path, "v2-private", {"proc/self/cgroup": "0::/../neighbour\n"})).quota == 2.9
+    assert read_limits(plant_tree(tmp_path, "v2-private", {"proc/self/cgroup": "0::/../neighbour\n"})).quota == 2.9
 
 
 @pytest.mark.parametrize("tree", ["v1-limited", "v2-private"])
 def test_without_a_mount_table_the_usual_places_are_read(tmp_path: Path, tree: str) -> None:
-    expected = read_limits(plant(tmp_path / "whole", tree))
-    root = plant(tmp_path / "blind", tree, {"proc/self/mountinfo": None, "proc/self/cgroup": None})
+    expected = read_limits(plant_tree(tmp_path / "whole", tree))
+    root = plant_tree(tmp_path / "blind", tree, {"proc/self/mountinfo": None, "proc/self/cgroup": None})
     assert read_limits(root) == expected
 
 
@@ -200,7 +200,7 @@ def test_a_machine_without_proc_and_sys_has_no_limits(tmp_path: Path) -> None:
 
 def test_invalid_limits_are_no_limit(tmp_path: Path) -> None:
     mounts = "a b - \n- cgroup2\n1 2 3 / /x - cgroup\n\n - \n"
-    write(tmp_path, {"proc/self/cgroup": "::\n0:\nx\n", "proc/self/mountinfo": mounts})
+    write_files(tmp_path, {"proc/self/cgroup": "::\n0:\nx\n", "proc/self/mountinfo": mounts})
     assert read_limits(tmp_path).version == 0
 
 

@@ -9,7 +9,7 @@ import pytest
 from drivetrain.hardware.cgroup import read_limits
 from drivetrain.hardware.cpu import compute_cpu_budget, read_cpu
 from drivetrain.hardware.facts import Cpu
-from tests.recorded import plant, write
+from tests.file_trees import plant_tree, write_files
 
 TOPOLOGY = "sys/devices/system/cpu/cpu{}/topology/{}"
 ARM = """processor\t: 0
@@ -60,12 +60,12 @@ def test_budget(affinity: int, cpuset: int | None, quota: float | None, expected
 def test_recorded_processor(
     tmp_path: Path, tree: str, mask: tuple[int, ...], host: int, cores: int, allowed: int
 ) -> None:
-    processor = cpu(plant(tmp_path, tree), *mask)
+    processor = cpu(plant_tree(tmp_path, tree), *mask)
     assert (processor.host, processor.affinity, processor.cores, processor.budget) == (host, len(mask), cores, allowed)
 
 
 def test_model_vendor_and_the_flags_that_matter(tmp_path: Path) -> None:
-    processor = cpu(plant(tmp_path, "v2-container"), 0, 1)
+    processor = cpu(plant_tree(tmp_path, "v2-container"), 0, 1)
     assert (processor.model, processor.vendor) == ("AMD EPYC-Milan Processor", "AuthenticAMD")
     assert processor.flags == ("avx", "avx2", "fma", "f16c")
 
@@ -73,12 +73,12 @@ def test_model_vendor_and_the_flags_that_matter(tmp_path: Path) -> None:
 def test_hyperthreads_by_the_old_name_and_by_cpuinfo(tmp_path: Path) -> None:
     new = {TOPOLOGY.format(n, "core_cpus_list"): None for n in range(4)}
     old = {TOPOLOGY.format(n, "thread_siblings_list"): text for n, text in enumerate(["0-1", "0-1", "2-3", "2-3"])}
-    assert cpu(plant(tmp_path / "old", "none", new | old), 0, 1, 2, 3).cores == 2
-    assert cpu(plant(tmp_path / "cpuinfo", "none", new), 0, 1, 2).cores == 2
+    assert cpu(plant_tree(tmp_path / "old", "none", new | old), 0, 1, 2, 3).cores == 2
+    assert cpu(plant_tree(tmp_path / "cpuinfo", "none", new), 0, 1, 2).cores == 2
 
 
 def test_an_arm_processor(tmp_path: Path) -> None:
-    processor = cpu(write(tmp_path, {"proc/cpuinfo": ARM}), 0, 1, machine="aarch64")
+    processor = cpu(write_files(tmp_path, {"proc/cpuinfo": ARM}), 0, 1, machine="aarch64")
     assert (processor.model, processor.vendor, processor.emulated) == ("Neoverse-V1", "ARM", False)
     assert processor.flags == ("asimd", "asimdhp", "asimddp", "sve", "bf16", "i8mm")
     assert (processor.host, processor.cores, processor.budget, processor.fast_cores) == (2, 2, 2, None)
@@ -94,7 +94,7 @@ def test_an_arm_processor(tmp_path: Path) -> None:
 )
 def test_names_of_arm_processors(tmp_path: Path, maker: str, part: str, model: str, vendor: str) -> None:
     text = ARM.replace("0x41", maker).replace("0xd40", part)
-    processor = cpu(write(tmp_path, {"proc/cpuinfo": text}), 0, machine="aarch64")
+    processor = cpu(write_files(tmp_path, {"proc/cpuinfo": text}), 0, machine="aarch64")
     assert (processor.model, processor.vendor) == (model, vendor)
 
 
@@ -111,18 +111,18 @@ def test_big_and_little_cores(
     tmp_path: Path, capacities: tuple[int, ...], mask: tuple[int, ...], fast: int | None
 ) -> None:
     files = {f"sys/devices/system/cpu/cpu{n}/cpu_capacity": f"{size}\n" for n, size in enumerate(capacities)}
-    processor = cpu(write(tmp_path, {"proc/cpuinfo": ARM} | files), *mask, machine="aarch64")
+    processor = cpu(write_files(tmp_path, {"proc/cpuinfo": ARM} | files), *mask, machine="aarch64")
     assert (processor.cores, processor.fast_cores) == (len(mask), fast)
 
 
 def test_an_emulated_processor_has_none_of_the_flags_below_it(tmp_path: Path) -> None:
     """In a container for arm64 on an x86 host, qemu shows the host's file, and AVX was taken for a fact."""
     x86 = "processor\t: 0\nvendor_id\t: AuthenticAMD\nmodel name\t: AMD EPYC\nflags\t\t: avx avx2 avx512f\n"
-    on_x86 = cpu(write(tmp_path / "a", {"proc/cpuinfo": x86}), 0, machine="aarch64")
+    on_x86 = cpu(write_files(tmp_path / "a", {"proc/cpuinfo": x86}), 0, machine="aarch64")
     assert (on_x86.flags, on_x86.emulated) == ((), True)
-    on_arm = cpu(write(tmp_path / "b", {"proc/cpuinfo": ARM}), 0, machine="x86_64")
+    on_arm = cpu(write_files(tmp_path / "b", {"proc/cpuinfo": ARM}), 0, machine="x86_64")
     assert (on_arm.flags, on_arm.emulated) == ((), True)
-    rosetta = cpu(write(tmp_path / "c", {"proc/cpuinfo": x86.replace("AuthenticAMD", "VirtualApple")}), 0)
+    rosetta = cpu(write_files(tmp_path / "c", {"proc/cpuinfo": x86.replace("AuthenticAMD", "VirtualApple")}), 0)
     assert rosetta.emulated
 
 
@@ -152,7 +152,7 @@ FLAGS = "avx avx2 fma f16c avx_vnni avx512f avx512bw avx512_vnni avx512_bf16 amx
 def test_a_cap_on_the_instruction_set_is_respected(
     tmp_path: Path, environ: dict[str, str], capped: str | None, without: set[str]
 ) -> None:
-    write(tmp_path, {"proc/cpuinfo": f"processor\t: 0\nflags\t\t: {FLAGS}\n"})
+    write_files(tmp_path, {"proc/cpuinfo": f"processor\t: 0\nflags\t\t: {FLAGS}\n"})
     processor = read_cpu(tmp_path, (0,), read_limits(tmp_path), environ)
     assert processor.capped == capped
     assert not without & set(processor.flags)

@@ -12,14 +12,14 @@ import pytest
 
 from drivetrain.hardware import facts
 from drivetrain.hardware.detect import detect
-from tests.recorded import plant, write
+from tests.file_trees import plant_tree, write_files
 
 HOSTS = "92 72 254:0 /var/lib/engine/hosts /etc/hosts rw,relatime - ext4 /dev/vda rw\n"
 GIB = 2**30
 
 
 def test_a_container_under_version_2(tmp_path: Path) -> None:
-    root = plant(tmp_path, "v2-container")
+    root = plant_tree(tmp_path, "v2-container")
     machine = detect(tmp_path, root, environ={"HOME": "/root", "DRIVETRAIN_IMAGE": "cpu"}, mask={0, 1})
     assert (machine.name, machine.place, machine.cgroup, machine.image) == ("2-CPU container", "docker", 2, "cpu")
     assert (machine.cpu.quota, machine.cpu.budget) == (2.0, 2)
@@ -30,7 +30,7 @@ def test_a_container_under_version_2(tmp_path: Path) -> None:
 
 
 def test_a_machine_without_limits(tmp_path: Path) -> None:
-    root = plant(tmp_path, "none")
+    root = plant_tree(tmp_path, "none")
     machine = detect(tmp_path, root, environ={}, mask={0, 1, 2, 3})
     assert (machine.name, machine.place, machine.cgroup, machine.image) == ("4-CPU host", "host", 0, None)
     memory, total, free = machine.memory, 995892 * 1024, int(_meminfo(root)["MemAvailable"]) * 1024
@@ -40,13 +40,13 @@ def test_a_machine_without_limits(tmp_path: Path) -> None:
 def test_a_limit_above_the_memory_of_the_machine_is_none(tmp_path: Path) -> None:
     """Seen on a rented GPU machine: 128 GiB of 125.9 GiB."""
     files = {"proc/meminfo": "MemTotal: 2048000 kB\nMemAvailable: 1024000 kB\nSwapTotal: 4 kB\n"}
-    memory = detect(tmp_path, plant(tmp_path, "v1-limited", files), mask={0}).memory
+    memory = detect(tmp_path, plant_tree(tmp_path, "v1-limited", files), mask={0}).memory
     assert (memory.limit, memory.used, memory.available) == (None, 1024000 * 1024, 1024000 * 1024)
 
 
 def test_a_limit_above_what_the_machine_has_left(tmp_path: Path) -> None:
     files = {"proc/meminfo": "MemTotal: 4096000 kB\nMemAvailable: 1024000 kB\nSwapTotal: 4 kB\n"}
-    memory = detect(tmp_path, plant(tmp_path, "v1-limited", files), mask={0}).memory
+    memory = detect(tmp_path, plant_tree(tmp_path, "v1-limited", files), mask={0}).memory
     assert (memory.limit, memory.available, memory.swap) == (2 * GIB, 1024000 * 1024, False)
 
 
@@ -59,7 +59,7 @@ def test_a_limit_above_what_the_machine_has_left(tmp_path: Path) -> None:
     ],
 )
 def test_meminfo_of_old_kernels_and_garbage(tmp_path: Path, text: str, host: int, available: int, swap: bool) -> None:
-    memory = detect(tmp_path, write(tmp_path, {"proc/meminfo": text}), mask={0}).memory
+    memory = detect(tmp_path, write_files(tmp_path, {"proc/meminfo": text}), mask={0}).memory
     assert (memory.host, memory.available, memory.swap) == (host, available, swap)
 
 
@@ -80,7 +80,7 @@ def test_meminfo_of_old_kernels_and_garbage(tmp_path: Path, text: str, host: int
     ],
 )
 def test_place(tmp_path: Path, files: dict[str, str], environ: dict[str, str], expected: str) -> None:
-    assert detect(tmp_path, write(tmp_path, files), environ=environ, mask={0}).place == expected
+    assert detect(tmp_path, write_files(tmp_path, files), environ=environ, mask={0}).place == expected
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_place(tmp_path: Path, files: dict[str, str], environ: dict[str, str], e
     [("5.15.167.4-microsoft-standard-WSL2\n", True), ("6.8.0-1015-azure\n", False), (None, False)],
 )
 def test_wsl2_is_known_by_its_kernel(tmp_path: Path, release: str | None, wsl2: bool) -> None:
-    root = plant(tmp_path, "none", {"proc/sys/kernel/osrelease": release} if release else {})
+    root = plant_tree(tmp_path, "none", {"proc/sys/kernel/osrelease": release} if release else {})
     hardware = detect(tmp_path, root, environ={}, mask={0})
     assert hardware.wsl2 is wsl2
     assert ("wsl2" in hardware.to_json()) is wsl2

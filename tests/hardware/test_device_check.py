@@ -18,7 +18,7 @@ from drivetrain.inference import thread_limits
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.job_spec.yaml_file import parse
 from drivetrain.plan import plan
-from tests.hardware.checked_machines import AMPERE, CPU, card, machine, with_gpus
+from tests.hardware.checked_machines import AMPERE, CPU, machine, machine_with_gpus, make_card
 from tests.messages import begins_with, ends_with, get_message, saying, says, says_each, says_only
 from tests.paths import ROOT
 
@@ -27,64 +27,64 @@ LEGACY = Torch(
 )
 
 
-GTX = card(1, "GTX 1080", (6, 1), 8)
+GTX = make_card(1, "GTX 1080", (6, 1), 8)
 
 
 @pytest.mark.parametrize(
     ("gpu_request", "cards", "expected", "note"),
     [
-        ("auto", [card(0)], [0], None),
+        ("auto", [make_card(0)], [0], None),
         (
             "auto",
-            [card(0), card(1)],
+            [make_card(0), make_card(1)],
             [0],
             "2 GPUs: GPU 0 (RTX 3060) is used, GPU 1 (RTX 3060) is not; "
             "`limits: {gpus: all}` uses every GPU of one model",
         ),
         (
             "auto",
-            [replace(GTX, index=0), card(1)],
+            [replace(GTX, index=0), make_card(1)],
             [1],
             "2 GPUs of 2 kinds: GPU 1 (RTX 3060) is used, "
             "GPU 0 (GTX 1080) is not; `limits: {gpus: all}` uses every GPU of one model",
         ),
         (
             "auto",
-            [card(0, free=100 << 20), card(1, memory=8)],
+            [make_card(0, free=100 << 20), make_card(1, memory=8)],
             [1],
             "2 GPUs: GPU 1 (RTX 3060) is used, "
             "GPU 0 (RTX 3060) is not; `limits: {gpus: all}` uses every GPU of one model",
         ),
         (
             "auto",
-            [card(0, free=3 << 30), card(1), card(2)],
+            [make_card(0, free=3 << 30), make_card(1), make_card(2)],
             [1],
             "3 GPUs: GPU 1 (RTX 3060) is used, GPU 0, 2 (RTX 3060) are not; "
             "`limits: {gpus: all}` uses every GPU of one model",
         ),
         (
             "auto",
-            [card(0, free=2 << 30), card(1, free=6 << 30), card(2, free=4 << 30)],
+            [make_card(0, free=2 << 30), make_card(1, free=6 << 30), make_card(2, free=4 << 30)],
             [1],
             "3 GPUs: GPU 1 (RTX 3060) is used, GPU 0, 2 (RTX 3060) are not; "
             "`limits: {gpus: all}` uses every GPU of one model",
         ),
-        ("all", [card(0), card(1)], [0, 1], None),
+        ("all", [make_card(0), make_card(1)], [0, 1], None),
         (
             "all",
-            [card(0), GTX, card(2)],
+            [make_card(0), GTX, make_card(2)],
             [0, 2],
             "3 GPUs of 2 kinds: GPU 0, 2 (RTX 3060) are used, GPU 1 (GTX 1080) is not; one run uses GPUs of one model",
         ),
         ("all", [], [], "limits.gpus: all requested, but this machine has no GPU"),
         ("auto", [], [], None),
-        ("none", [card(0), GTX], [], "limits.gpus: none, so GPU 0 (RTX 3060) and 1 (GTX 1080) is not used"),
+        ("none", [make_card(0), GTX], [], "limits.gpus: none, so GPU 0 (RTX 3060) and 1 (GTX 1080) is not used"),
         ("none", [], [], None),
-        ([1], [card(0), GTX], [1], None),
-        ([2, 0], [card(0), GTX, card(2)], [2, 0], None),
+        ([1], [make_card(0), GTX], [1], None),
+        ([2, 0], [make_card(0), GTX, make_card(2)], [2, 0], None),
         (
             [0, 1],
-            [card(0), GTX],
+            [make_card(0), GTX],
             [1, 0],
             "different GPU models, as set in the job: settings are chosen for the weakest, GPU 1 (GTX 1080)",
         ),
@@ -93,14 +93,16 @@ GTX = card(1, "GTX 1080", (6, 1), 8)
 def test_limits_gpus(
     gpu_request: gpu_selection.GpuRequest, cards: list[Gpu], expected: list[int], note: str | None
 ) -> None:
-    usable_hardware = gpu_selection.select_gpus(with_gpus(*cards), gpu_request)
+    usable_hardware = gpu_selection.select_gpus(machine_with_gpus(*cards), gpu_request)
     assert [gpu.index for gpu in usable_hardware.gpus] == expected
     assert usable_hardware.gpu_note == note
 
 
 def test_the_plan_says_which_are_used() -> None:
     job = job_spec.check(parse("name: a\ntask: image-classification\ndata: {train: x}\n", "job.yaml"))
-    job_plan = plan.resolve(job, gpu_selection.select_gpus(with_gpus(replace(GTX, index=0), card(1)), "auto"))
+    job_plan = plan.resolve(
+        job, gpu_selection.select_gpus(machine_with_gpus(replace(GTX, index=0), make_card(1)), "auto")
+    )
     assert [note for note in job_plan.notes if note.startswith("gpu: 2 GPUs of 2 kinds: GPU 1 (RTX 3060) is used")]
     assert job_plan.value("precision") == "bf16"
 
@@ -108,14 +110,14 @@ def test_the_plan_says_which_are_used() -> None:
 @pytest.mark.parametrize(
     ("cards", "gpu_problem", "possible"),
     [
-        ((card(0), GTX), None, "0 (RTX 3060), 1 (GTX 1080)"),
+        ((make_card(0), GTX), None, "0 (RTX 3060), 1 (GTX 1080)"),
         ((), "GPU 0 cannot be used: lost", "GPU 0 cannot be used: lost"),
         ((), None, "none"),
     ],
 )
 def test_a_gpu_number_that_does_not_exist(cards: tuple[Gpu, ...], gpu_problem: str | None, possible: str) -> None:
     with pytest.raises(DeviceError) as caught:
-        gpu_selection.select_gpus(with_gpus(*cards, trouble=gpu_problem), [0, 7] if cards else [7])
+        gpu_selection.select_gpus(machine_with_gpus(*cards, gpu_trouble=gpu_problem), [0, 7] if cards else [7])
     assert says_each(
         caught.value.lines(),
         [
@@ -127,18 +129,21 @@ def test_a_gpu_number_that_does_not_exist(cards: tuple[Gpu, ...], gpu_problem: s
 
 
 def test_cuda_orders_gpus_as_nvml_does() -> None:
-    usable_hardware = gpu_selection.select_gpus(with_gpus(card(0), GTX, card(2)), [2, 0])
+    usable_hardware = gpu_selection.select_gpus(machine_with_gpus(make_card(0), GTX, make_card(2)), [2, 0])
     common_variables = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
     assert gpu_selection.build_environment(usable_hardware) == common_variables | {
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": "2,0",
     }
-    assert gpu_selection.build_environment(with_gpus(card(0, "A100 MIG 1g.5gb", mig=True))) == common_variables
-    assert gpu_selection.build_environment(with_gpus()) == {}
+    assert (
+        gpu_selection.build_environment(machine_with_gpus(make_card(0, "A100 MIG 1g.5gb", mig=True)))
+        == common_variables
+    )
+    assert gpu_selection.build_environment(machine_with_gpus()) == {}
 
 
 def test_the_cpu_image_leaves_a_gpu_alone_and_says_so() -> None:
-    usable_hardware = device_check.select_devices(with_gpus(card(0), word="cpu"), "auto")
+    usable_hardware = device_check.select_devices(machine_with_gpus(make_card(0), image="cpu"), "auto")
     assert usable_hardware.gpus == ()
     assert says_only(usable_hardware.gpu_note, "cpu-image-gpu-rtx", 0, 3060)
 
@@ -237,7 +242,7 @@ def test_a_torch_without_code_for_the_chip(
 
 
 def test_a_driver_that_nothing_runs_on_names_the_driver() -> None:
-    old = replace(machine("t4", LEGACY), gpus=(card(0, "Tesla T4", (7, 5), 15, driver="470.1"),))
+    old = replace(machine("t4", LEGACY), gpus=(make_card(0, "Tesla T4", (7, 5), 15, driver="470.1"),))
     with pytest.raises(DeviceError, match="which needs 525 or newer") as caught:
         device_check.select_devices(old, "auto")
     assert says_only(caught.value.action, "install-newer-driver-helps")
@@ -263,7 +268,7 @@ def test_the_torch_of_the_chosen_image_is_admitted(path: Path) -> None:
     ],
 )
 def test_a_gpu_image_without_a_gpu(gpu_problem: str | None, cause: str) -> None:
-    host = replace(with_gpus(trouble=gpu_problem, word="legacy"), torch=LEGACY)
+    host = replace(machine_with_gpus(gpu_trouble=gpu_problem, image="legacy"), torch=LEGACY)
     for gpu_request in ("auto", "all"):
         with pytest.raises(DeviceError) as caught:
             device_check.select_devices(host, gpu_request)
@@ -280,10 +285,10 @@ def test_no_torch_at_all() -> None:
 
 
 def test_a_full_gpu() -> None:
-    full = card(0, free=100 << 20)
+    full = make_card(0, free=100 << 20)
     for refuse in (
-        lambda: device_check.select_devices(with_gpus(full), "auto"),
-        lambda: device_check.choose_launch_image(with_gpus(full)),
+        lambda: device_check.select_devices(machine_with_gpus(full), "auto"),
+        lambda: device_check.choose_launch_image(machine_with_gpus(full)),
     ):
         with pytest.raises(DeviceError) as caught:
             refuse()
@@ -364,9 +369,9 @@ def test_commands_without_a_gpu_work_if_cuda_does_not_answer() -> None:
 
 
 def test_gpus_are_named_so_that_every_order_agrees() -> None:
-    cards = [replace(card(index), uuid=f"GPU-{index}a") for index in (2, 0)]
-    assert gpu_selection.build_environment(with_gpus(*cards))["CUDA_VISIBLE_DEVICES"] == "GPU-2a,GPU-0a"
-    older = with_gpus(cards[0], card(1))
+    cards = [replace(make_card(index), uuid=f"GPU-{index}a") for index in (2, 0)]
+    assert gpu_selection.build_environment(machine_with_gpus(*cards))["CUDA_VISIBLE_DEVICES"] == "GPU-2a,GPU-0a"
+    older = machine_with_gpus(cards[0], make_card(1))
     assert gpu_selection.build_environment(older)["CUDA_VISIBLE_DEVICES"] == "2,1"
 
 

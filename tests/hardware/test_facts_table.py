@@ -21,12 +21,12 @@ def machine(stem: str) -> Hardware:
     return read_hardware(next(path for path in MACHINES if path.stem == stem))
 
 
-def printed(hardware: Hardware) -> str:
+def print_table(hardware: Hardware) -> str:
     """The table where nothing has to wrap, runs of spaces made one."""
-    return " ".join(logged(hardware, 250).split())
+    return " ".join(log_table(hardware, 250).split())
 
 
-def logged(hardware: Hardware, width: int) -> str:
+def log_table(hardware: Hardware, width: int) -> str:
     log = io.StringIO()
     Console(file=log, width=width).print(render_facts(hardware))
     return log.getvalue()
@@ -34,7 +34,7 @@ def logged(hardware: Hardware, width: int) -> str:
 
 @pytest.mark.parametrize("path", MACHINES, ids=lambda path: path.stem)
 def test_a_log_gets_plain_lines_of_100_columns(path: Path) -> None:
-    text = logged(read_hardware(path), 100)
+    text = log_table(read_hardware(path), 100)
     assert max(map(len, text.splitlines())) <= 100
     assert all(letter == "\n" or letter.isprintable() for letter in text)
 
@@ -70,19 +70,19 @@ def test_a_log_gets_plain_lines_of_100_columns(path: Path) -> None:
     ],
 )
 def test_text_of_the_facts_table(stem: str, parts: list[str]) -> None:
-    text = printed(machine(stem))
+    text = print_table(machine(stem))
     assert [part for part in parts if part not in text] == [], text
 
 
 def test_assumed_facts_have_a_star_and_a_note() -> None:
-    text = printed(machine("t4"))
+    text = print_table(machine("t4"))
     assert "GPU 0*" in text
     assert says(text, "assumed-read-machine-cpu")
-    assert "*" not in printed(machine("vm-2core-cgroup1"))
+    assert "*" not in print_table(machine("vm-2core-cgroup1"))
 
 
 def test_gpu_trouble_is_a_note() -> None:
-    text = printed(replace(machine("laptop"), gpu_trouble="no NVIDIA driver is loaded"))
+    text = print_table(replace(machine("laptop"), gpu_trouble="no NVIDIA driver is loaded"))
     assert says(text, "note-gpu-nvidia-driver")
 
 
@@ -90,11 +90,11 @@ def test_missing_facts_are_shown_as_missing() -> None:
     laptop = machine("laptop")
     storage = replace(laptop.storage, shm=None, runs_free=None, cache_writable=False, cache_exec=False)
     bare = replace(laptop, storage=storage, compiler=None, cgroup=0, torch=Torch(version="2.7.1", cuda="12.6"))
-    text = printed(bare)
+    text = print_table(bare)
     parts = ["/dev/shm* not there", "unknown free", "not writable, noexec", "no cgroups", "2.7.1 (CUDA 12.6)"]
     assert all(part in text for part in [*parts, "none (g++ and Python.h are both needed)"]), text
 
 
 def test_brackets_in_a_name_are_not_markup() -> None:
     odd = replace(machine("laptop"), name="[bold]box[/bold]")
-    assert "facts of [bold]box[/bold]" in printed(odd)
+    assert "facts of [bold]box[/bold]" in print_table(odd)

@@ -8,9 +8,9 @@ import pynvml
 import pytest
 
 from drivetrain.hardware.nvidia import read_gpus
+from tests.file_trees import write_files
 from tests.messages import says_only
 from tests.nvml_double import A100, GIB, GTX, LOADED, PCI, RTX, T4, Card, Nvml
-from tests.recorded import write
 
 SOUND = {"sys/bus/pci/devices/0000:01:00.1/vendor": "0x10de\n", "sys/bus/pci/devices/0000:01:00.1/class": "0x040300\n"}
 
@@ -134,7 +134,7 @@ def test_a_driver_too_old_to_answer(tmp_path: Path) -> None:
 def test_a_library_without_a_driver(
     tmp_path: Path, files: dict[str, str], runtime: str, code: int, expected: str | None
 ) -> None:
-    assert read_gpu_problem(write(tmp_path, files), Nvml([RTX], broken=code), runtime) == expected
+    assert read_gpu_problem(write_files(tmp_path, files), Nvml([RTX], broken=code), runtime) == expected
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_a_library_without_a_driver(
     ],
 )
 def test_no_driver_library(tmp_path: Path, files: dict[str, str], runtime: str, expected: str | None) -> None:
-    assert read_gpu_problem(write(tmp_path, files), None, runtime) == expected
+    assert read_gpu_problem(write_files(tmp_path, files), None, runtime) == expected
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_a_container_with_the_library_but_no_gpu(tmp_path: Path, environ: dict[s
 
 @pytest.mark.parametrize("library_path", ["usr/lib64/libnvidia-ml.so.1", "etc/ld.so.cache"])
 def test_an_installed_library_loads_the_real_nvml(tmp_path: Path, library_path: str) -> None:
-    root = write(
+    root = write_files(
         tmp_path, PCI | {library_path: "ld.so-1.7.0\x00libnvidia-ml.so.1\x00/opt/driver/libnvidia-ml.so.1\x00"}
     )
     try:

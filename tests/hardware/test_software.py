@@ -9,7 +9,7 @@ import pytest
 
 from drivetrain.hardware.facts import Libraries, Torch
 from drivetrain.hardware.software import read_compiler, read_libraries, read_torch
-from tests.recorded import write
+from tests.file_trees import write_files
 
 TRIPLET = f"usr/lib/{platform.machine()}-linux-gnu"
 CPU = "__version__ = '2.13.0+cpu'\ndebug = False\ncuda: Optional[str] = None\nhip: Optional[str] = None\n"
@@ -26,7 +26,7 @@ PLAIN = "__version__ = '2.13.0'\ncuda = '13.0'\n"
     ],
 )
 def test_torch_by_its_version_file(tmp_path: Path, text: str, expected: Torch) -> None:
-    write(tmp_path, {"torch/__init__.py": "raise ImportError('must not be imported')", "torch/version.py": text})
+    write_files(tmp_path, {"torch/__init__.py": "raise ImportError('must not be imported')", "torch/version.py": text})
     assert read_torch([str(tmp_path)]) == expected
 
 
@@ -41,19 +41,19 @@ def test_torch_by_its_version_file(tmp_path: Path, text: str, expected: Torch) -
 def test_torch_by_its_metadata(tmp_path: Path, version: str, expected: Torch) -> None:
     metadata = f"Metadata-Version: 2.1\nName: torch\nVersion: {version}\n"
     files = {"torch/__init__.py": "", "torch/version.py": "garbage", f"torch-{version}.dist-info/METADATA": metadata}
-    assert read_torch([str(write(tmp_path, files))]) == expected
+    assert read_torch([str(write_files(tmp_path, files))]) == expected
 
 
 def test_the_first_torch_on_the_path_counts(tmp_path: Path) -> None:
     for name, text in (("a", CPU), ("b", CUDA)):
-        write(tmp_path / name, {"torch/__init__.py": "", "torch/version.py": text})
+        write_files(tmp_path / name, {"torch/__init__.py": "", "torch/version.py": text})
     assert read_torch([str(tmp_path / "none"), str(tmp_path / "b"), str(tmp_path / "a")]) == Torch(
         version="2.7.1+cu126", cuda="12.6"
     )
 
 
 def test_no_torch(tmp_path: Path) -> None:
-    write(tmp_path, {"torch/notes.txt": "a folder that happens to be called torch"})
+    write_files(tmp_path, {"torch/notes.txt": "a folder that happens to be called torch"})
     assert read_torch([str(tmp_path)]) is None
 
 
@@ -68,13 +68,13 @@ def test_compiler_needs_the_headers_too(tmp_path: Path) -> None:
     compiler, include = executable(tmp_path / "bin/g++"), tmp_path / "include"
     environ = {"PATH": str(tmp_path / "bin")}
     assert read_compiler(environ, str(include)) is None
-    write(include, {"Python.h": ""})
+    write_files(include, {"Python.h": ""})
     assert read_compiler(environ, str(include)) == compiler
     assert read_compiler({"PATH": str(include)}, str(include)) is None
 
 
 def test_cxx_comes_before_gxx_and_gxx_before_cxx_by_name(tmp_path: Path) -> None:
-    include = str(write(tmp_path, {"Python.h": ""}))
+    include = str(write_files(tmp_path, {"Python.h": ""}))
     paths = {name: executable(tmp_path / "bin" / name) for name in ("g++", "c++", "clang++")}
     environ = {"PATH": str(tmp_path / "bin")}
     assert read_compiler(environ, include) == paths["g++"]
@@ -91,7 +91,7 @@ def test_libraries_in_their_places(tmp_path: Path) -> None:
         "usr/lib/llvm-14/lib/libomp.so.5",
         f"{TRIPLET}/libtcmalloc_minimal.so.4",
     ]
-    write(tmp_path, dict.fromkeys(names, ""))
+    write_files(tmp_path, dict.fromkeys(names, ""))
     assert read_libraries(tmp_path, {}, tmp_path / "env") == Libraries(
         iomp5=f"{tmp_path}/env/lib/libiomp5.so",
         libomp=f"{tmp_path}/usr/lib/llvm-14/lib/libomp.so.5",
@@ -101,12 +101,12 @@ def test_libraries_in_their_places(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("library_folder", ["usr/local/lib", "opt/intel/lib"])
 def test_libiomp5_outside_of_the_environment(tmp_path: Path, library_folder: str) -> None:
-    write(tmp_path, {f"{library_folder}/libiomp5.so": ""})
+    write_files(tmp_path, {f"{library_folder}/libiomp5.so": ""})
     assert read_libraries(tmp_path, {}, tmp_path / "env").iomp5 == f"{tmp_path}/{library_folder}/libiomp5.so"
 
 
 def test_a_named_folder_comes_first(tmp_path: Path) -> None:
-    write(tmp_path, {"env/lib/libiomp5.so": "", "mine/libiomp5.so": ""})
+    write_files(tmp_path, {"env/lib/libiomp5.so": "", "mine/libiomp5.so": ""})
     environ = {"DRIVETRAIN_LIBRARIES": f"{tmp_path}/missing:{tmp_path}/mine"}
     assert read_libraries(tmp_path, environ, tmp_path / "env").iomp5 == f"{tmp_path}/mine/libiomp5.so"
 
@@ -116,5 +116,5 @@ def test_no_libraries(tmp_path: Path) -> None:
 
 
 def test_the_environments_own_tcmalloc_comes_before_the_systems(tmp_path: Path) -> None:
-    write(tmp_path, {"env/lib/libtcmalloc_minimal.so.4": "", f"{TRIPLET}/libtcmalloc_minimal.so.4": ""})
+    write_files(tmp_path, {"env/lib/libtcmalloc_minimal.so.4": "", f"{TRIPLET}/libtcmalloc_minimal.so.4": ""})
     assert read_libraries(tmp_path, {}, tmp_path / "env").tcmalloc == f"{tmp_path}/env/lib/libtcmalloc_minimal.so.4"

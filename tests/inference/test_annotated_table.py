@@ -32,7 +32,7 @@ def annotate(path: Path, columns: list[str] | None = None, numbers: tuple[int, .
     return text.getvalue().encode(table.form.encoding)
 
 
-def written(path: Path, encoding: str, sign: str = ";", end: str = "\r\n", above: str = "") -> Path:
+def write_table(path: Path, encoding: str, sign: str = ";", end: str = "\r\n", above: str = "") -> Path:
     with path.open("w", encoding=encoding, newline="") as file:
         file.write(above)
         writer = csv.writer(file, delimiter=sign, lineterminator=end)
@@ -46,7 +46,7 @@ def written(path: Path, encoding: str, sign: str = ";", end: str = "\r\n", above
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "windows-1252", "utf-16"])
 @pytest.mark.parametrize(("sign", "end"), [(";", "\r\n"), ("\t", "\n")])
 def test_the_form_of_the_file_stays(tmp_path: Path, encoding: str, sign: str, end: str) -> None:
-    path = written(tmp_path / "a.csv", encoding, sign, end)
+    path = write_table(tmp_path / "a.csv", encoding, sign, end)
     content = annotate(path)
     assert content[:2] == path.read_bytes()[:2], "the byte order mark"
     text = content.decode(encoding)
@@ -58,7 +58,7 @@ def test_the_form_of_the_file_stays(tmp_path: Path, encoding: str, sign: str, en
 
 
 def test_a_line_for_excel_above_the_header_is_no_row(tmp_path: Path) -> None:
-    rows = annotate(written(tmp_path / "a.csv", "utf-8", above="sep=;\r\n")).decode().split("\r\n")
+    rows = annotate(write_table(tmp_path / "a.csv", "utf-8", above="sep=;\r\n")).decode().split("\r\n")
     assert rows[0] == "día;peso;nota;prediction;probability"
 
 
@@ -80,7 +80,7 @@ def test_a_table_that_is_no_csv_becomes_one(tmp_path: Path, suffix: str) -> None
 
 
 def test_columns_that_cannot_be_had(tmp_path: Path) -> None:
-    path = written(tmp_path / "a.csv", "utf-8")
+    path = write_table(tmp_path / "a.csv", "utf-8")
     with pytest.raises(SpecError) as caught:
         annotate(path, ["peson"])
     assert caught.value.given.startswith("--columns peson: ")

@@ -13,7 +13,7 @@ from drivetrain.inference import evaluate
 from drivetrain.report.confusion import Confusion
 from tests.messages import get_message, says, says_only
 from tests.models.followed_weights import follow
-from tests.trained import CALIBRATED, CASES, trained
+from tests.task_cases import CALIBRATED, CASES, train_case
 
 
 def evaluate_on(run: Path, data: Path) -> dict[str, float]:
@@ -28,7 +28,7 @@ def evaluate_on(run: Path, data: Path) -> dict[str, float]:
 def test_other_data_has_the_metrics_of_validation(tmp_path: Path, name: str) -> None:
     """It had no loss."""
     case = CASES[name]
-    done = trained(case, tmp_path)
+    done = train_case(case, tmp_path)
     metrics = evaluate_on(done.folder, tmp_path / f"held{case.suffix}")
     expected = {
         key.removeprefix("validation/"): value
@@ -42,7 +42,7 @@ def test_other_data_has_the_metrics_of_validation(tmp_path: Path, name: str) -> 
 def test_the_loss_on_other_data_has_no_class_weights(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """They are a property of the training data; the loss of the plain job is the same but for them."""
     case = CASES["table"]
-    done = trained(case, tmp_path)
+    done = train_case(case, tmp_path)
     plain = evaluate_on(done.folder, tmp_path / "held.csv")["loss"]
     assert "class weights" not in capsys.readouterr().err
     spec = done.folder / "job.yaml"
@@ -55,7 +55,7 @@ def test_the_loss_on_other_data_has_no_class_weights(tmp_path: Path, capsys: pyt
 
 def test_a_copied_model_says_why_there_is_no_loss(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     case = CASES["table"]
-    done = trained(case, tmp_path)
+    done = train_case(case, tmp_path)
     shutil.copytree(done.folder / "model", tmp_path / "copies" / "model")
     assert "loss" not in evaluate_on(tmp_path / "copies" / "model", tmp_path / "held.csv")
     assert says(capsys.readouterr().err, "loss-computed-since", "job.yaml")
@@ -63,7 +63,7 @@ def test_a_copied_model_says_why_there_is_no_loss(tmp_path: Path, capsys: pytest
 
 def test_no_evaluation_replaces_one_of_other_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """That of the validation data was overwritten."""
-    done = trained(CASES["table"], tmp_path)
+    done = train_case(CASES["table"], tmp_path)
     other = tmp_path / "other"
     other.mkdir()
     for path in (tmp_path / "held.csv", tmp_path / "held.csv", other / "held.csv"):
@@ -94,7 +94,7 @@ def test_mistakes_are_counted_among_the_samples_of_their_class(capsys: pytest.Ca
 def test_without_the_earlier_run_other_data_can_be_evaluated(tmp_path: Path) -> None:
     """The message meant the run itself: did you mean runs/two-001?"""
     case = CASES["table"]
-    trained(case, tmp_path)
+    train_case(case, tmp_path)
     follow(tmp_path, case)
     second = tmp_path / "second"
     second.mkdir()

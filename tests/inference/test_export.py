@@ -25,7 +25,7 @@ from drivetrain.models.networks import cnn, cnn_lstm, mlp, text_encoder
 from drivetrain.training.run import Run
 from tests.messages import says
 from tests.paths import ROOT
-from tests.trained import CASES, seen, trained
+from tests.task_cases import CASES, collect_outputs, train_case
 
 pytest.importorskip("onnxscript", reason="the extra `export` is not installed")
 onnxruntime = pytest.importorskip("onnxruntime", reason="the extra `export` is not installed")
@@ -48,17 +48,19 @@ def same_threads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return trained(CASES["texts"], tmp_path_factory.mktemp("export"))
+    return train_case(CASES["texts"], tmp_path_factory.mktemp("export"))
 
 
-def test_the_service_of_the_page_answers_as_predict_does(run: Run, exported: tuple[Path, str], tmp_path: Path) -> None:
+def test_the_service_of_the_page_answers_as_predict_does(
+    run: Run, exported_model: tuple[Path, str], tmp_path: Path
+) -> None:
     """The code in docs/serving.md, as it stands there."""
     pytest.importorskip("httpx", reason="httpx is not installed")
     testclient = pytest.importorskip("fastapi.testclient", reason="fastapi is not installed")
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "serving.md").read_text(), re.DOTALL)
     (tmp_path / "serve.py").write_text(code)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MODEL", str(exported[0]))
+        patch.setenv("MODEL", str(exported_model[0]))
         spec = importlib.util.spec_from_file_location("serve", tmp_path / "serve.py")
         assert spec
         assert spec.loader
@@ -71,7 +73,7 @@ def test_the_service_of_the_page_answers_as_predict_does(run: Run, exported: tup
     response = client.post("/predict", json={"texts": texts})
     assert response.status_code == 200
     for name, head in saved_model.load(run.folder).heads.items():
-        shares = predictions.compute_probabilities(head, seen(run)[name])
+        shares = predictions.compute_probabilities(head, collect_outputs(run)[name])
         for row, share in zip(response.json(), shares, strict=True):
             assert row[name]["prediction"] == head.classes[int(share.argmax())]
             assert row[name]["probability"] == pytest.approx(float(share.max()), abs=1e-5)
@@ -87,7 +89,7 @@ def compute_outputs(file: Path, inputs: tuple[Tensor, ...]) -> dict[str, Tensor]
 
 
 @pytest.fixture(scope="module")
-def exported(run: Run, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+def exported_model(run: Run, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """The ONNX file of a copied model folder, and what the command printed."""
     folder, out = tmp_path_factory.mktemp("exported"), StringIO()
     shutil.copytree(run.folder / "model", folder / "model")
@@ -97,11 +99,11 @@ def exported(run: Run, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
     return folder / "out" / "net.onnx", out.getvalue()
 
 
-def test_the_file_gives_what_validation_computed(run: Run, exported: tuple[Path, str]) -> None:
+def test_the_file_gives_what_validation_computed(run: Run, exported_model: tuple[Path, str]) -> None:
     """Onnxruntime alone, on texts of other lengths and batches of other sizes than those it was made with."""
-    file, out = exported
+    file, out = exported_model
     assert says(out, "random-samples-outputs-differ", 1, 5)  # a copied model has no data
-    expected, split = seen(run), run.dataset.validation
+    expected, split = collect_outputs(run), run.dataset.validation
     for ids in ([0], [3, 12], list(range(len(split)))):
         outputs = compute_outputs(file, split.gather(np.array(ids)))
         for name in run.dataset.heads:
@@ -118,11 +120,11 @@ def test_the_file_gives_what_validation_computed(run: Run, exported: tuple[Path,
 def test_every_task_is_compared_on_its_own_validation_data(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    done = trained(CASES[name], tmp_path)
+    done = train_case(CASES[name], tmp_path)
     file = tmp_path / "net.onnx"
     assert main.main(["export", str(done.folder), "--output", str(file)]) == 0
     assert says(capsys.readouterr().out, "validation-samples-outputs-differ", 1, 5)
-    expected, split, ids = seen(done), done.dataset.validation, np.arange(7)
+    expected, split, ids = collect_outputs(done), done.dataset.validation, np.arange(7)
     outputs = compute_outputs(file, done.dataset.prepare(split.gather(ids), ids, None))
     for (head, values), theirs in zip(expected.items(), outputs.values(), strict=True):
         torch.testing.assert_close(theirs, values[:7], rtol=0, atol=1e-4, msg=head)
@@ -141,7 +143,7 @@ def test_the_file_can_return_the_probabilities_of_predict(run: Run, tmp_path: Pa
     for (name, head), result, output in zip(
         saved_model.load(run.folder).heads.items(), results, described, strict=True
     ):
-        expected = predictions.compute_probabilities(head, seen(run)[name])
+        expected = predictions.compute_probabilities(head, collect_outputs(run)[name])
         torch.testing.assert_close(torch.from_numpy(result), expected, rtol=1e-4, atol=1e-5)
         assert (output["activation"], output["temperature"]) == ("none", 1.0)
 

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from drivetrain.cli import main
-from tests.trained import Case, trained
+from tests.task_cases import Case, train_case
 
 Pixels = npt.NDArray[np.int64]
 SPEC = "task: image-classification\ndata: {train: train, validation: held, image_size: 16}\nmodel: {name: small-cnn, width: 4}\n"
@@ -75,7 +75,7 @@ def test_predict_equals_evaluate_in_every_form(tmp_path: Path, case: str, capsys
         for seed, part in enumerate(("train", "held")):
             write(folder / part, *pictures(low, high, seed))
 
-    run = trained(Case(data, "", SPEC), tmp_path)
+    run = train_case(Case(data, "", SPEC), tmp_path)
     images, labels = pictures(low, high, 1)
     results = []
     for number, form in enumerate([write, *other_writers]):

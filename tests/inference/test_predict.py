@@ -24,7 +24,7 @@ from drivetrain.models import forward, saved_model
 from drivetrain.training.run import Run
 from tests.messages import says
 from tests.paths import ROOT
-from tests.trained import CALIBRATED, CASES, seen, trained
+from tests.task_cases import CALIBRATED, CASES, collect_outputs, train_case
 
 NAMES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TORCHINDUCTOR_COMPILE_THREADS")
 
@@ -38,7 +38,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(request: pytest.FixtureRequest, home: Path) -> Run:
     folder = home / request.param.replace(" ", "-")
     folder.mkdir()
-    return trained(CASES[request.param], folder)
+    return train_case(CASES[request.param], folder)
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +64,7 @@ def predict_rows(model: Path, inputs: list[Path], output: Path, *options: str) -
 def test_files_that_are_no_images_are_named(home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """They were left out in silence; a path that is misspelt is answered with the one that was meant."""
     (home / "noted").mkdir()
-    model = trained(CASES["image folders"], home / "noted").folder / "model"
+    model = train_case(CASES["image folders"], home / "noted").folder / "model"
     photos = tmp_path / "photos"
     photos.mkdir()
     Image.new("RGB", (8, 8)).save(photos / "a.png")
@@ -80,7 +80,7 @@ def test_predictions_are_those_of_validation(run: Run, tmp_path: Path) -> None:
     model_copy = tmp_path / "elsewhere"
     shutil.copytree(run.folder / "model", model_copy)
     rows = predict_rows(model_copy, list_validation_files(run), tmp_path / "out.jsonl", "--probabilities")
-    outputs, split = seen(run), run.dataset.validation
+    outputs, split = collect_outputs(run), run.dataset.validation
     assert len(rows) == len(split)
     assert [Path(row["sample"]).name for row in rows] == [Path(split.title(i)).name for i in range(len(split))]
     for name, head in saved_model.load(run.folder).heads.items():
@@ -179,13 +179,13 @@ def test_the_average_is_used_and_the_raw_weights_lie_beside(run: Run) -> None:
 @pytest.fixture(scope="module")
 def images(home: Path) -> Run:
     (home / "more").mkdir()
-    return trained(CASES["image folders"], home / "more")
+    return train_case(CASES["image folders"], home / "more")
 
 
 @pytest.fixture(scope="module")
 def labels(home: Path) -> Run:
     (home / "labels").mkdir()
-    return trained(CASES["table labels"], home / "labels")
+    return train_case(CASES["table labels"], home / "labels")
 
 
 def test_csv_from_the_command_line_in_a_process_of_its_own(images: Run, tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_csv_from_the_command_line_in_a_process_of_its_own(images: Run, tmp_path
     assert "8 samples in" in process.stderr
     row_of_sample = {row["sample"]: row for row in rows}
     split, head = images.dataset.validation, saved_model.load(images.folder).heads[""]
-    probabilities = predictions.compute_probabilities(head, seen(images)[""])
+    probabilities = predictions.compute_probabilities(head, collect_outputs(images)[""])
     for index in range(len(split)):
         row = row_of_sample[str(folder.parent / Path(split.title(index)).relative_to(folder.parent))]
         assert float(row["probabilities.b"]) == pytest.approx(float(probabilities[index, 1]), abs=1e-6)
@@ -215,7 +215,7 @@ def test_several_labels_share_a_cell(labels: Run, tmp_path: Path) -> None:
     data, output = labels.folder.parent / "held.csv", tmp_path / "out.csv"
     assert main.main(["predict", str(labels.folder), str(data), "--output", str(output)]) == 0
     rows = list(csv.DictReader(output.read_text(encoding="utf-8").splitlines()))
-    shares, thresholds = seen(labels)[""].sigmoid(), saved_model.load(labels.folder).heads[""].thresholds
+    shares, thresholds = collect_outputs(labels)[""].sigmoid(), saved_model.load(labels.folder).heads[""].thresholds
     assert thresholds
     for row, share in zip(rows, shares, strict=True):
         cells = zip(("red", "big"), share.tolist(), thresholds, strict=True)
@@ -258,12 +258,12 @@ def test_a_manifest_without_labels_and_hidden_files(images: Run, tmp_path: Path)
 
 def test_one_array_file_of_images_without_labels(home: Path, tmp_path: Path) -> None:
     (home / "arrays").mkdir()
-    done = trained(CASES["image arrays"], home / "arrays")
+    done = train_case(CASES["image arrays"], home / "arrays")
     raw = np.load(done.folder.parent / "held.npz")
     np.savez(tmp_path / "new.npz", images=raw["images"])
     rows = predict_rows(done.folder, [tmp_path / "new.npz"], tmp_path / "o.jsonl")
     head = saved_model.load(done.folder).heads[""]
-    probabilities = predictions.compute_probabilities(head, seen(done)[""]).max(dim=1).values
+    probabilities = predictions.compute_probabilities(head, collect_outputs(done)[""]).max(dim=1).values
     assert [row["probability"] for row in rows] == pytest.approx(probabilities.tolist(), abs=1e-6)
 
 
@@ -314,7 +314,7 @@ def test_a_model_alone_does_not_know_its_validation_data(
 
 def test_data_that_changed_since_training(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (home / "changed").mkdir()
-    done = trained(CASES["image arrays"], home / "changed")
+    done = train_case(CASES["image arrays"], home / "changed")
     raw = np.load(done.folder.parent / "train.npz")
     np.savez(done.folder.parent / "train.npz", images=raw["images"] * 2, labels=raw["labels"])
     assert main.main(["evaluate", str(done.folder)]) == 3

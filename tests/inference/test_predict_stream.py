@@ -21,7 +21,7 @@ from drivetrain.training.run import Run
 from tests.data.text.text_pairs import CASE as PAIRS
 from tests.messages import says
 from tests.paths import IMPORTS, ROOT
-from tests.trained import CASES, trained
+from tests.task_cases import CASES, train_case
 
 
 @pytest.fixture(scope="module")
@@ -32,19 +32,19 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def images(home: Path) -> Run:
     (home / "images").mkdir()
-    return trained(CASES["image folders"], home / "images")
+    return train_case(CASES["image folders"], home / "images")
 
 
 @pytest.fixture(scope="module")
-def texts(home: Path) -> Run:
+def text_run(home: Path) -> Run:
     (home / "texts").mkdir()
-    return trained(CASES["texts"], home / "texts")
+    return train_case(CASES["texts"], home / "texts")
 
 
 @pytest.fixture(scope="module")
 def table(home: Path) -> Run:
     (home / "table").mkdir()
-    return trained(CASES["table"], home / "table")
+    return train_case(CASES["table"], home / "table")
 
 
 Piped = Callable[..., tuple[int, list[dict[str, object]], str]]
@@ -81,7 +81,7 @@ def bare(rows: list[dict[str, object]]) -> list[dict[str, object]]:
 
 def test_every_task_gives_what_it_gives_for_files(
     images: Run,
-    texts: Run,
+    text_run: Run,
     table: Run,
     predict_piped: Piped,
     capsys: pytest.CaptureFixture[str],
@@ -91,7 +91,7 @@ def test_every_task_gives_what_it_gives_for_files(
     folder = images.folder.parent / "held"
     expected = from_file(images, folder, capsys)
     assert predict_piped(images, "".join(f"{row['sample']}\n" for row in expected))[1] == expected
-    for run in (texts, table):
+    for run in (text_run, table):
         table_file = run.folder.parent / "held.csv"
         expected, content = from_file(run, table_file, capsys), table_file.read_text(encoding="utf-8")
         code, answers, _ = predict_piped(run, content)
@@ -108,14 +108,14 @@ def test_every_task_gives_what_it_gives_for_files(
 
 def test_a_pair_comes_in_two_columns(home: Path, predict_piped: Piped, capsys: pytest.CaptureFixture[str]) -> None:
     (home / "pairs").mkdir()
-    run = trained(PAIRS, home / "pairs")
+    run = train_case(PAIRS, home / "pairs")
     validation_file = home / "pairs" / "held.csv"
     code, answers, _ = predict_piped(run, validation_file.read_text(encoding="utf-8"))
     assert (code, bare(answers)) == (0, bare(from_file(run, validation_file, capsys)))
     assert "has no column" in predict_piped(run, "first\nx\n")[2]
 
 
-def test_bad_lines_are_named_and_cost_no_other(images: Run, texts: Run, table: Run, predict_piped: Piped) -> None:
+def test_bad_lines_are_named_and_cost_no_other(images: Run, text_run: Run, table: Run, predict_piped: Piped) -> None:
     header, first, second, *_ = (table.folder.parent / "held.csv").read_text().splitlines()
     bad = [header, first, "1,2,3", first.replace("20,", "abc,", 1), second]
     code, rows, stderr = predict_piped(table, "\n".join(bad))
@@ -125,13 +125,13 @@ def test_bad_lines_are_named_and_cost_no_other(images: Run, texts: Run, table: R
     assert stderr.endswith("2 samples, 2 lines left out\n")
 
     lines = ['{"text": "fuga"}', "", '{"txt": 1}', '{"text": null}', "fuga", '{"text": "two\\nlines", "more": [1]}']
-    code, rows, stderr = predict_piped(texts, "\n".join(lines))
+    code, rows, stderr = predict_piped(text_run, "\n".join(lines))
     assert [row["sample"] for row in rows] == ["line 1", "line 6"]
     assert says(stderr, "line-left-write-null", 3, "text")
     assert says(stderr, "line-left-column", 4, "text")
     assert says(stderr, "line-left-json-expecting", 5)
 
-    _, rows, stderr = predict_piped(texts, b'text,kind,urgent\r\n"two\r\nlines",x,no\r\n,x,no\r\nruido,x,no')
+    _, rows, stderr = predict_piped(text_run, b'text,kind,urgent\r\n"two\r\nlines",x,no\r\n,x,no\r\nruido,x,no')
     assert [row["sample"] for row in rows] == ["line 2", "line 5"]
     assert says(stderr, "line-left-text-empty", 4)
 
@@ -158,8 +158,8 @@ def test_bad_lines_are_named_and_cost_no_other(images: Run, texts: Run, table: R
         (b'text,b\n"' + b"x\n" * 100_000, 3, "line 2: a quote is not closed"),
     ],
 )
-def test_input_that_cannot_be_used(texts: Run, predict_piped: Piped, content: bytes, code: int, part: str) -> None:
-    outcome = predict_piped(texts, content)
+def test_input_that_cannot_be_used(text_run: Run, predict_piped: Piped, content: bytes, code: int, part: str) -> None:
+    outcome = predict_piped(text_run, content)
     assert outcome[:2] == (code, [])
     assert part in outcome[2]
 
@@ -191,7 +191,7 @@ def test_windows_of_a_long_table_come_at_the_end(
     home: Path, predict_piped: Piped, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (home / "series").mkdir()
-    run = trained(CASES["series"], home / "series")
+    run = train_case(CASES["series"], home / "series")
     validation_file = run.folder.parent / "held.csv"
     code, answers, stderr = predict_piped(run, validation_file.read_bytes())
     assert (code, bare(answers)) == (0, bare(from_file(run, validation_file, capsys)))
@@ -200,14 +200,14 @@ def test_windows_of_a_long_table_come_at_the_end(
 
 
 def test_what_does_not_go_with_standard_input(
-    texts: Run, predict_piped: Piped, home: Path, capsys: pytest.CaptureFixture[str]
+    text_run: Run, predict_piped: Piped, home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (home / "arrays").mkdir()
-    run = trained(CASES["series numbers"], home / "arrays")
+    run = train_case(CASES["series numbers"], home / "arrays")
     code, _, stderr = predict_piped(run, b"1\n")
     assert code == 2
     assert says(stderr, "model-kind-series-reads")
-    assert main.main(["predict", str(texts.folder), "-", "more.csv"]) == 2
+    assert main.main(["predict", str(text_run.folder), "-", "more.csv"]) == 2
     assert says(capsys.readouterr().err, "standard-input-beside-inputs")
 
 

@@ -37,7 +37,7 @@ class Rows:
         return str(index)
 
 
-def printed(head: Head, outputs: torch.Tensor, **options: bool) -> list[dict[str, Any]]:
+def print_answers(head: Head, outputs: torch.Tensor, **options: bool) -> list[dict[str, Any]]:
     """The predictions, after a way through JSON, which writes numbers as CSV does."""
     rows: Split = Rows()
     batches = [(np.arange(len(outputs)), {"": outputs})]
@@ -49,7 +49,7 @@ def printed(head: Head, outputs: torch.Tensor, **options: bool) -> list[dict[str
 def test_printed_numbers_are_exactly_those_that_are_scored(case: str) -> None:
     mean, std = SCALES[case]
     head = Head("", columns=("a", "b"), mean=mean, std=std)
-    read = np.array([[row["prediction"]["a"], row["prediction"]["b"]] for row in printed(head, OUTPUTS)])
+    read = np.array([[row["prediction"]["a"], row["prediction"]["b"]] for row in print_answers(head, OUTPUTS)])
     np.testing.assert_array_equal(read, OUTPUTS.double().numpy() * np.array(std) + np.array(mean))
 
 
@@ -61,7 +61,7 @@ def test_the_error_of_what_is_printed_is_that_of_evaluate(case: str) -> None:
     targets = outputs + 0.01 * torch.randn(outputs.shape, generator=torch.Generator().manual_seed(1))
     scores = NumberScores(head)
     scores.update(outputs, targets)
-    read = np.array([row["prediction"] for row in printed(head, outputs)])
+    read = np.array([row["prediction"] for row in print_answers(head, outputs)])
     truth = targets.double().numpy()[:, 0] * std[0] + mean[0]
     digits = abs(mean[0]) * 2.0**-52  # what float64 has near the mean
     assert np.abs(read - truth).mean() == pytest.approx(scores.compute()["mae"], rel=1e-9, abs=2 * digits)
@@ -70,7 +70,7 @@ def test_the_error_of_what_is_printed_is_that_of_evaluate(case: str) -> None:
 def test_printed_probabilities_are_exactly_those_of_float32() -> None:
     head = Head("", classes=("no", "yes"))
     shares = predictions.compute_probabilities(head, OUTPUTS)
-    rows = printed(head, OUTPUTS, with_probabilities=True)
+    rows = print_answers(head, OUTPUTS, with_probabilities=True)
     read = np.array([[row["probabilities"][name] for name in head.classes] for row in rows], np.float32)
     np.testing.assert_array_equal(read, shares.numpy())
     np.testing.assert_array_equal(np.array([row["probability"] for row in rows], np.float32), shares.max(1)[0].numpy())
@@ -78,5 +78,5 @@ def test_printed_probabilities_are_exactly_those_of_float32() -> None:
 
 
 def test_outputs_of_unknown_meaning_are_printed_in_full() -> None:
-    read = np.array([row["prediction"] for row in printed(Head(""), OUTPUTS)])
+    read = np.array([row["prediction"] for row in print_answers(Head(""), OUTPUTS)])
     np.testing.assert_array_equal(read, OUTPUTS.double().numpy())

@@ -13,7 +13,7 @@ from drivetrain.errors import SpecError
 from drivetrain.job.user_files import find_misplacement, suggest_nearby_file, suggest_nearest_path
 from drivetrain.job_spec import load_job as job_spec
 from tests.messages import get_message, says_each
-from tests.own_job import LOSS, MODEL, job, write
+from tests.own_job import LOSS, MODEL, job, write_job
 from tests.paths import IMPORTS
 
 BESIDE = "a Python file next to the job file"
@@ -213,7 +213,7 @@ def test_a_link_that_leads_out_of_the_folder(tmp_path: Path) -> None:
     inside, outside = tmp_path / "job", tmp_path / "outside.py"
     inside.mkdir()
     outside.write_text(LOSS)
-    path = write(inside, train="loss: {file: link.py}")
+    path = write_job(inside, train="loss: {file: link.py}")
     (inside / "link.py").symlink_to(outside)
     with pytest.raises(SpecError, match=r"'link\.py' is a link to .*/outside\.py"):
         job_spec.load(path)
@@ -243,7 +243,7 @@ def test_what_cannot_be_known_without_running_is_no_mistake(text: str, tmp_path:
 
 def test_nothing_is_run_and_torch_is_not_loaded(tmp_path: Path) -> None:
     bomb = "open('exploded', 'w')\n"
-    path = write(tmp_path, {"my_model.py": bomb + MODEL, "my_data.py": bomb + "def load():\n    pass\n"})
+    path = write_job(tmp_path, {"my_model.py": bomb + MODEL, "my_data.py": bomb + "def load():\n    pass\n"})
     code = (
         "import sys; from drivetrain.cli.main import main; code = main(['validate', sys.argv[1]]); "
         "sys.exit(code or 'torch' in sys.modules)"

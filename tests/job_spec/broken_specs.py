@@ -45,7 +45,7 @@ SPLINTERS = (
 )
 
 
-def broken(text: bytes, draw: random.Random) -> bytes:
+def break_spec(text: bytes, draw: random.Random) -> bytes:
     """The text with one to four changes: bytes gone, doubled or added, lines moved, values replaced."""
     for _ in range(draw.randint(1, 4)):
         start = draw.randrange(len(text) + 1)

@@ -49,7 +49,7 @@ class Row:
     def message(self, file: str) -> str:
         """What stands on stderr."""
         parts = (f"{file}:{self.place}: {self.given}", f"  possible: {self.possible}", f"  do:       {self.action}")
-        return filled("\n".join(parts)) + "\n"
+        return fill_lists("\n".join(parts)) + "\n"
 
     def name(self) -> str:
         """The id of the test."""
@@ -58,7 +58,7 @@ class Row:
         return f"{last[:40]} {self.given[:40]}".encode("unicode_escape").decode()
 
 
-def filled(text: str) -> str:
+def fill_lists(text: str) -> str:
     """The text with the lists that it names."""
     for name, items in LISTS.items():
         text = text.replace(name, items)

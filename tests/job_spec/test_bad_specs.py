@@ -15,8 +15,8 @@ from drivetrain.cli.main import main
 from tests.job_spec.bad_documents import DOCUMENTS
 from tests.job_spec.bad_keys import KEYS
 from tests.job_spec.bad_values import VALUES
-from tests.job_spec.broken_specs import broken
-from tests.job_spec.rows import SPEC, Row, filled
+from tests.job_spec.broken_specs import break_spec
+from tests.job_spec.rows import SPEC, Row, fill_lists
 from tests.messages import begins_with, ends_with, get_message, says, says_each, says_only
 from tests.paths import IMPORTS, ROOT
 
@@ -243,7 +243,7 @@ def test_a_bad_assignment(
 ) -> None:
     Path("job.yaml").write_text(SPEC + "train: {optimizer: adamw, epochs: 1}\n")
     errors = read_validation_error(capsys, 2, *(word for text in assignments for word in ("--set", text)))
-    message = filled(f"--set {location}: {description}\n  possible: {possible}\n  do:       {action}\n")
+    message = fill_lists(f"--set {location}: {description}\n  possible: {possible}\n  do:       {action}\n")
     assert message in errors
 
 
@@ -353,7 +353,7 @@ def test_every_damage_gives_an_error_message(block: int, capsys: pytest.CaptureF
     good_spec = (ROOT / "jobs" / "digits.yaml").read_bytes()
     codes = set()
     for seed in range(block * 30, block * 30 + 30):
-        Path("job.yaml").write_bytes(broken(good_spec, random.Random(seed)))
+        Path("job.yaml").write_bytes(break_spec(good_spec, random.Random(seed)))
         codes.add(main(["validate", "job.yaml"]))
         for line in capsys.readouterr().err.splitlines():
             assert LINE.match(line), (seed, line)

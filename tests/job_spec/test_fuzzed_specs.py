@@ -22,7 +22,7 @@ import yaml
 
 from drivetrain.cli.main import main
 from tests import examples
-from tests.job_spec.broken_specs import SPLINTERS, broken
+from tests.job_spec.broken_specs import SPLINTERS, break_spec
 
 SECONDS = 1.0
 NIGHTLY = int(os.environ.get("DRIVETRAIN_SPECS", "1000"))
@@ -155,7 +155,7 @@ def make_spec(seed: int, good_specs: list[bytes], trees: list[Any]) -> bytes:
     kinds: list[Callable[[], bytes]] = [
         lambda: grammar(trees, draw),
         lambda: grammar(trees, draw),
-        lambda: broken(text, draw),
+        lambda: break_spec(text, draw),
         lambda: insert_code(text, draw),
         lambda: bomb(draw),
         lambda: text + b"\n" + draw.choice(SPLINTERS),

@@ -23,7 +23,7 @@ from drivetrain.errors import DataError, NumericsError, SpecError
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.models import saved_model
 from tests import own_job
-from tests.supervisor.custom_run import trained
+from tests.supervisor.custom_run import train_job
 
 torch.set_num_threads(1)
 NIGHTLY = int(os.environ.get("DRIVETRAIN_DRAWN", "400"))
@@ -104,7 +104,7 @@ def table(folder: Path, draw: Draw) -> dict[str, Any]:
 
 
 def custom(folder: Path, draw: Draw) -> dict[str, Any]:
-    own_job.write(folder)
+    own_job.write_job(folder)
     targets = draw.choice(("(x.sum(dim=1) > 0).long()", "(x[:, :2] > 0).float()", "x[:, :2] * 7", "x.sum(dim=1)"))
     (folder / "my_data.py").write_text(own_job.DATA.replace("(x.sum(dim=1) > 0).long()", targets))
     return {
@@ -203,7 +203,7 @@ def outcome(folder: Path, seed: int) -> str:
     except (SpecError, DataError):
         return "refused"
     try:
-        run_folder = trained(path)
+        run_folder = train_job(path)
     except (SpecError, DataError):
         return "refused with its data"
     except NumericsError as error:

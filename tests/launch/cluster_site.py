@@ -18,7 +18,7 @@ class ClusterSite:
 
     engine: str
     section: dict[str, Any]
-    words: tuple[str, ...] = ()
+    options: tuple[str, ...] = ()
     """Options of every launch."""
 
     def prepare(self, folder: Path, spec: str) -> Path:
@@ -31,9 +31,9 @@ class ClusterSite:
         """Write the site file, with other values for these keys."""
         (folder / "site.yaml").write_text(json.dumps({self.engine: self.section | keys}))
 
-    def launch(self, *words: str) -> int:
+    def launch(self, *options: str) -> int:
         """Launch the job of the working folder; returns the exit code."""
-        return main.main(["launch", "tiny.yaml", "--on", self.engine, "--site", "site.yaml", *self.words, *words])
+        return main.main(["launch", "tiny.yaml", "--on", self.engine, "--site", "site.yaml", *self.options, *options])
 
 
 SPEC = "name: tiny\ntask: image-classification\ndata: {train: data.npz}\nlimits: {cpus: 2, memory: 4g}\n"

@@ -19,11 +19,11 @@ TEXT = "name: a\ntask: image-classification\ndata: {train: x}\n"
 HOST = {"NCPU": 16, "MemTotal": 64 * GIB, "Runtimes": {"runc": {}, "nvidia": {}}}
 
 
-def job(limits: str = "{}") -> Job:
+def check_job(limits: str = "{}") -> Job:
     return job_spec.check(parse(f"{TEXT}limits: {limits}\n", "job.yaml"))
 
 
-def word(
+def choose_image(
     monkeypatch: pytest.MonkeyPatch,
     root: Path,
     nvml: Nvml | None,
@@ -33,4 +33,4 @@ def word(
     """The image that a host with this NVML gets."""
     host = detect.detect(root, root, environ=environ or {}, mask={0}, nvml=nvml)
     monkeypatch.setattr(container, "detect", lambda runs: host)
-    return container._choose_variant(container.LaunchRequest(Path("job.yaml"), device="gpu"), job(limits))
+    return container._choose_variant(container.LaunchRequest(Path("job.yaml"), device="gpu"), check_job(limits))

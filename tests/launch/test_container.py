@@ -12,7 +12,7 @@ from drivetrain.errors import SpecError
 from drivetrain.hardware import detect
 from drivetrain.hardware.facts import Hardware
 from drivetrain.launch import container
-from tests.launch.specs import job
+from tests.launch.specs import check_job
 from tests.messages import saying
 from tests.nvml_double import RTX, Nvml
 
@@ -34,7 +34,9 @@ def test_native_training_on_the_cpu_says_so(
     monkeypatch.setattr(container, "detect", lambda runs: machine)
     monkeypatch.setattr(os, "execve", lambda program, command, environment: started.append(command))
     container._train_natively(
-        container.LaunchRequest(Path("job.yaml"), device=device), job(limits), "cpu" if device == "cpu" else "ampere"
+        container.LaunchRequest(Path("job.yaml"), device=device),
+        check_job(limits),
+        "cpu" if device == "cpu" else "ampere",
     )
     assert started[0][1:] == ["-m", "drivetrain", "train", "job.yaml", *added]
 
@@ -43,7 +45,7 @@ def test_options_of_train_are_handed_on(monkeypatch: pytest.MonkeyPatch) -> None
     requests: list[container.LaunchRequest] = []
     monkeypatch.setattr(container, "launch", lambda request: requests.append(request) or 0)
     assert main.main(["launch", "job.yaml", "--trace", "--plain", "--set", "train.epochs=2"]) == 0
-    arguments = container._build_override(requests[0], job())["services"]["trainer"]["command"]
+    arguments = container._build_override(requests[0], check_job())["services"]["trainer"]["command"]
     assert arguments[2:] == ["--set", "train.epochs=2", "--plain", "--trace"]
 
 
@@ -55,7 +57,7 @@ def test_a_run_to_extend_is_named_as_the_container_sees_it(monkeypatch: pytest.M
         (tmp_path / run_folder).mkdir(parents=True)
         options = ["--extend", str(tmp_path / run_folder), "--restart-schedule"]
         assert main.main(["launch", "job.yaml", *options]) == 0
-    arguments = container._build_override(requests[0], job())["services"]["trainer"]["command"]
+    arguments = container._build_override(requests[0], check_job())["services"]["trainer"]["command"]
     assert arguments[2:] == ["--restart-schedule", "--extend", "runs/digits-001"]
     with pytest.raises(SpecError, check=saying("container-see-folder", "elsewhere/digits-001")):
-        container._build_override(requests[1], job())
+        container._build_override(requests[1], check_job())

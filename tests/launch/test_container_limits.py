@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from drivetrain.launch import container_limits
-from tests.launch.specs import HOST, job
+from tests.launch.specs import HOST, check_job
 from tests.nvml_double import GIB
 from tests.paths import ROOT
 
@@ -53,7 +53,7 @@ from tests.paths import ROOT
     ],
 )
 def test_the_share_of_the_host(limits: str, gpu: bool, expected: dict[str, str]) -> None:
-    assert container_limits.variables(HOST, job(limits), gpu=gpu) == expected
+    assert container_limits.variables(HOST, check_job(limits), gpu=gpu) == expected
 
 
 @pytest.fixture(autouse=True)
@@ -72,17 +72,17 @@ def no_env_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_job_without_limits_gets_the_host_less_a_reserve(
     cpus: int, memory: int, expected_cpus: str, expected_mib: int
 ) -> None:
-    variables = container_limits.variables({"NCPU": cpus, "MemTotal": memory * GIB}, job())
+    variables = container_limits.variables({"NCPU": cpus, "MemTotal": memory * GIB}, check_job())
     assert (variables["DRIVETRAIN_CPUS"], variables["DRIVETRAIN_MEMORY"]) == (expected_cpus, f"{expected_mib}m")
 
 
 def test_the_env_file_is_used_where_the_job_says_nothing(tmp_path: Path) -> None:
     (tmp_path / ".env").write_text("DRIVETRAIN_CPUS=3\nDRIVETRAIN_MEMORY=7g\n")
-    variables = container_limits.variables(HOST, job())
+    variables = container_limits.variables(HOST, check_job())
     assert (variables["DRIVETRAIN_CPUS"], variables["DRIVETRAIN_MEMORY"]) == ("3", "7g")
-    small = container_limits.variables({"NCPU": 2, "MemTotal": 8 * GIB}, job())
+    small = container_limits.variables({"NCPU": 2, "MemTotal": 8 * GIB}, check_job())
     assert small["DRIVETRAIN_CPUS"] == "2", "the host has shrunk since"
-    variables = container_limits.variables(HOST, job("{cpus: 1, memory: 2g}"))
+    variables = container_limits.variables(HOST, check_job("{cpus: 1, memory: 2g}"))
     assert (variables["DRIVETRAIN_CPUS"], variables["DRIVETRAIN_MEMORY"]) == ("1", "2g")
 
 
@@ -102,7 +102,7 @@ def test_the_env_script_has_the_same_rule(tmp_path: Path, cpus: int, memory: int
 
 
 def test_a_small_host_keeps_half_of_its_memory_and_its_only_cpu_is_shared() -> None:
-    assert container_limits.variables({"NCPU": 1, "MemTotal": 3 * GIB}, job(), gpu=True) == {
+    assert container_limits.variables({"NCPU": 1, "MemTotal": 3 * GIB}, check_job(), gpu=True) == {
         "DRIVETRAIN_GPU_CPUS": "1",
         "DRIVETRAIN_GPU_MEMORY": "1536m",
         "DRIVETRAIN_RESERVATION": str(GIB),

@@ -82,7 +82,7 @@ def container(client: Any, tty: bool = True) -> Any:
 
 
 @pytest.fixture
-def handlers() -> Iterator[None]:
+def restore_handlers() -> Iterator[None]:
     every = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGWINCH)
     before = {number: signal.getsignal(number) for number in every}
     yield
@@ -96,7 +96,7 @@ def test_output_of_a_terminal_comes_in_the_engines_pieces(engine: Any) -> None:
 
 def test_a_character_cut_in_two_stays_whole(
     engine: Any,
-    handlers: None,
+    restore_handlers: None,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -112,7 +112,9 @@ def test_a_character_cut_in_two_stays_whole(
     assert says(out, "folder-drivetrain-watch")
 
 
-def test_the_size_is_handed_on_now_and_later(engine: Any, handlers: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_size_is_handed_on_now_and_later(
+    engine: Any, restore_handlers: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     leader, follower = pty.openpty()
     try:
         with os.fdopen(follower, "w") as screen:
@@ -129,7 +131,7 @@ def test_the_size_is_handed_on_now_and_later(engine: Any, handlers: None, monkey
         os.close(leader)
 
 
-def test_without_a_terminal_no_size_is_asked_for(engine: Any, handlers: None) -> None:
+def test_without_a_terminal_no_size_is_asked_for(engine: Any, restore_handlers: None) -> None:
     before = signal.getsignal(signal.SIGWINCH)
     follow_container.follow_size(container(engine, tty=False))
     assert signal.getsignal(signal.SIGWINCH) is before

@@ -33,7 +33,7 @@ def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def limited(tmp_path: Path) -> Limited:
+def make_limited_job(tmp_path: Path) -> Limited:
     def make(limits: str) -> Job:
         (tmp_path / "a.csv").write_text("x,y\n1,2\n")
         path = tmp_path / "job.yaml"
@@ -47,8 +47,8 @@ def machine(name: str) -> facts.Hardware:
     return facts.read_hardware(ROOT / "tests" / "machines" / f"{name}.json")
 
 
-def test_the_container_has_the_limits_and_libraries_of_the_image(no_torch: None, limited: Limited) -> None:
-    container, line = expected_container.expect_hardware(machine("laptop"), limited("{}"))
+def test_the_container_has_the_limits_and_libraries_of_the_image(no_torch: None, make_limited_job: Limited) -> None:
+    container, line = expected_container.expect_hardware(machine("laptop"), make_limited_job("{}"))
     assert says_only(line, "torch-installed-plan-container")
     host = machine("laptop")
     assert (container.cpu.budget, container.cpu.quota) == (host.cpu.host - 1, 15.0)
@@ -62,43 +62,43 @@ def test_the_container_has_the_limits_and_libraries_of_the_image(no_torch: None,
 
 
 def test_limits_come_from_the_job_then_from_env(
-    no_torch: None, limited: Limited, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    no_torch: None, make_limited_job: Limited, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(container_limits, "PROJECT", tmp_path)
     (tmp_path / ".env").write_text("DRIVETRAIN_MEMORY=3g\nDRIVETRAIN_SHM=64m\n")
     host = machine("laptop")
-    container, _ = expected_container.expect_hardware(host, limited("{}"))
+    container, _ = expected_container.expect_hardware(host, make_limited_job("{}"))
     assert (container.memory.limit, container.storage.shm) == (3 * GIB, 64 << 20)
-    container, _ = expected_container.expect_hardware(host, limited("{cpus: 1, memory: 2g, shm: 128m}"))
+    container, _ = expected_container.expect_hardware(host, make_limited_job("{cpus: 1, memory: 2g, shm: 128m}"))
     assert (container.cpu.budget, container.memory.limit, container.storage.shm) == (1, 2 * GIB, 128 << 20)
 
 
-def test_a_gpu_is_planned_for_as_launch_uses_it(no_torch: None, limited: Limited) -> None:
+def test_a_gpu_is_planned_for_as_launch_uses_it(no_torch: None, make_limited_job: Limited) -> None:
     host = machine("t4")
-    container, line = expected_container.expect_hardware(host, limited("{}"))
+    container, line = expected_container.expect_hardware(host, make_limited_job("{}"))
     assert (container.image, container.gpus, container.storage.shm) == ("legacy", host.gpus, 2 * GIB)
     assert (container.cpu.budget, container.memory.limit) == (host.cpu.host - 1, host.memory.host - 2 * GIB >> 20 << 20)
     assert container.libraries.iomp5 is None
     assert says(line, "set-none-shows-plan", "limits.gpus")
 
 
-def test_an_arm_image_has_no_iomp5(no_torch: None, limited: Limited) -> None:
-    container, _ = expected_container.expect_hardware(machine("graviton3"), limited("{}"))
+def test_an_arm_image_has_no_iomp5(no_torch: None, make_limited_job: Limited) -> None:
+    container, _ = expected_container.expect_hardware(machine("graviton3"), make_limited_job("{}"))
     assert container.libraries.iomp5 is None
 
 
-def test_with_torch_the_plan_is_of_this_machine(limited: Limited, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_torch_the_plan_is_of_this_machine(make_limited_job: Limited, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_in_image, "find_spec", lambda name: object())
     host = machine("laptop")
-    assert expected_container.expect_hardware(host, limited("{}")) == (host, "")
+    assert expected_container.expect_hardware(host, make_limited_job("{}")) == (host, "")
 
 
 def test_without_a_docker_client_the_plan_is_of_the_host(
-    no_torch: None, limited: Limited, monkeypatch: pytest.MonkeyPatch
+    no_torch: None, make_limited_job: Limited, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     host = machine("laptop")
-    container, line = expected_container.expect_hardware(host, limited("{}"))
+    container, line = expected_container.expect_hardware(host, make_limited_job("{}"))
     assert container == host
     assert ends_with(line, "plan-host-without-container")
 

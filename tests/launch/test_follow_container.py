@@ -63,7 +63,7 @@ class Container:
 
 
 @pytest.fixture(autouse=True)
-def handlers() -> Iterator[None]:
+def restore_handlers() -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in HANDLED_SIGNALS}
     yield
     for number, handler in before.items():
@@ -181,7 +181,7 @@ def test_a_killed_trainer_is_explained(tmp_path: Path) -> None:
     assert says(done.stderr, "run-same-command-again-resumes")
 
 
-class Ended:
+class EndedContainer:
     """A container that has ended, as the engine's client shows it."""
 
     def __init__(self, code: int) -> None:
@@ -208,7 +208,7 @@ def test_a_signal_is_forwarded_under_its_name(runs: Runs, monkeypatch: pytest.Mo
 
     handlers: dict[int, Any] = {}
     sent: list[str] = []
-    ended = Ended(0)
+    ended = EndedContainer(0)
     monkeypatch.setattr(signal, "signal", handlers.__setitem__)
     follow_container.follow(ended, runs)
 

@@ -9,10 +9,10 @@ import pynvml
 import pytest
 
 from drivetrain.errors import DeviceError, SpecError
-from tests.launch.specs import word
+from tests.file_trees import write_files
+from tests.launch.specs import choose_image
 from tests.messages import saying
 from tests.nvml_double import A100, GIB, GTX, LOADED, PCI, RTX, T4, Card, Nvml
-from tests.recorded import write
 
 FULL = replace(RTX, memory=GIB + (100 << 20))  # the stand-in leaves all but 1 GiB free
 
@@ -55,7 +55,7 @@ def test_the_image_for_chip_and_driver(
     expected: str,
     said: str,
 ) -> None:
-    assert word(monkeypatch, tmp_path, nvml, limits) == expected
+    assert choose_image(monkeypatch, tmp_path, nvml, limits) == expected
     assert said in capsys.readouterr().out
 
 
@@ -134,11 +134,11 @@ def test_what_is_missing(
     action: str,
 ) -> None:
     with pytest.raises(DeviceError) as caught:
-        word(monkeypatch, write(tmp_path, files), nvml)
+        choose_image(monkeypatch, write_files(tmp_path, files), nvml)
     assert (caught.value.given, caught.value.possible, caught.value.action) == (description, possible, action)
     assert caught.value.exit_code == 9
 
 
 def test_none_and_a_gpu_are_a_contradiction(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(SpecError, check=saying("device-gpu-none", "limits.gpus")):
-        word(monkeypatch, tmp_path, Nvml([RTX]), "{gpus: none}")
+        choose_image(monkeypatch, tmp_path, Nvml([RTX]), "{gpus: none}")

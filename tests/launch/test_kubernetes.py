@@ -23,8 +23,8 @@ import yaml
 from tests import nodes
 from tests.launch.cluster_site import IMAGE, ClusterSite
 from tests.messages import says
-from tests.supervisor.tiny_run import rows, same, train
-from tests.waiting import until
+from tests.supervisor.tiny_run import have_same_weights, read_rows, train
+from tests.waiting import wait_until
 
 SPEC = "name: Tiny_1\ntask: image-classification\ndata: {train: /data/images.npz}\nenvironment: [HF_TOKEN]\n"
 SECTION: dict[str, Any] = {
@@ -220,7 +220,7 @@ def test_the_pods_train_with_what_kubernetes_gives_them(job: Path, monkeypatch: 
             ]
 
         pods, run = start(), home / "runs" / "tiny-001"
-        until(lambda: (run / "metrics.jsonl").exists() and len(rows(run)) > 10, 300)
+        wait_until(lambda: (run / "metrics.jsonl").exists() and len(read_rows(run)) > 10, 300)
         pods[1].send_signal(signal.SIGTERM)
         assert [process.wait(120) for process in pods] == [75, 75]
         pods = start()
@@ -228,4 +228,4 @@ def test_the_pods_train_with_what_kubernetes_gives_them(job: Path, monkeypatch: 
     assert "(JOB_COMPLETION_INDEX of Kubernetes)" in (home / "pod-0.log").read_text()
     reference = ["--set", "limits.processes=2", "--set", "limits.gpus=none", "--runs", str(home / "reference")]
     assert train(job, *reference).returncode == 0
-    assert same(home / "reference" / "tiny-001", run)
+    assert have_same_weights(home / "reference" / "tiny-001", run)

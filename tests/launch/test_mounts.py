@@ -190,7 +190,7 @@ def test_a_control_character_in_a_path_is_refused(tmp_path: Path, name: str) -> 
 
 def test_code_beside_a_spec_in_a_home_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    message = read_refusal(own_job.write(tmp_path))
+    message = read_refusal(own_job.write_job(tmp_path))
     assert says(message, "may-import-files-next", "model.file", "my_model.py")
     assert says(message, "copy-job-needs-separate")
 

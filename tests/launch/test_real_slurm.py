@@ -26,8 +26,8 @@ from tests import slurm_cluster
 from tests.messages import says
 from tests.paths import IMPORTS, ROOT
 from tests.slurm_cluster import SlurmCluster
-from tests.supervisor.tiny_run import TEXT, command, images, rows, same
-from tests.waiting import until
+from tests.supervisor.tiny_run import TEXT, command, have_same_weights, read_rows, write_images
+from tests.waiting import wait_until
 
 pytestmark = [
     pytest.mark.nightly,
@@ -43,7 +43,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
 
 
 def small_job(folder: Path) -> Path:
-    images(folder / "images.npz")
+    write_images(folder / "images.npz")
     path = folder / "tiny.yaml"
     path.write_text(TEXT.replace("epochs: 4", f"epochs: {EPOCHS}"))
     return path
@@ -79,7 +79,7 @@ def run_of(job: Path) -> Path:
 def trains(job: Path, beyond: int = 0) -> bool:
     """Whether a step after this one is recorded."""
     path = run_of(job) / "metrics.jsonl"
-    return path.exists() and any(row["step"] > beyond for row in rows(run_of(job)))
+    return path.exists() and any(row["step"] > beyond for row in read_rows(run_of(job)))
 
 
 @pytest.fixture(scope="module")
@@ -106,50 +106,50 @@ def processes(machine: str, number: str) -> list[psutil.Process]:
 
 def test_two_nodes_train_to_the_end(slurm: SlurmCluster, job: Path, reference: Path) -> None:
     number = slurm.submit(script(job))
-    ended = slurm.ended(number)
+    ended = slurm.wait_for_end(number)
     assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "0"), log(job, number)
     assert "(SLURM_* variables)" in log(job, number)
-    assert same(reference, run_of(job))
+    assert have_same_weights(reference, run_of(job))
     assert not list((job.parent / "runs").glob(".slurm-*"))
     assert not (job.parent / "runs" / "tiny-002").exists()
 
 
 def test_a_time_limit_queues_the_job_again(slurm: SlurmCluster, job: Path, reference: Path) -> None:
     number = slurm.submit(script(job))
-    until(lambda: trains(job, 10), 300)
+    wait_until(lambda: trains(job, 10), 300)
     slurm.run("scontrol", "update", f"JobId={number}", "TimeLimit=1")
-    until(lambda: slurm.job(number)["Restarts"] == "1", 180, 0.5)
+    wait_until(lambda: slurm.job(number)["Restarts"] == "1", 180, 0.5)
     begin = time.monotonic()
     slurm.run("scontrol", "update", f"JobId={number}", "TimeLimit=UNLIMITED")
     assert "exit 75; queued again" in log(job, number)
-    ended = slurm.ended(number)
+    ended = slurm.wait_for_end(number)
     print(f"time limit: ended {time.monotonic() - begin:.0f} s after it was queued again")
     assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), log(job, number)
     assert "resumes" in log(job, number)
-    assert same(reference, run_of(job))
-    assert rows(reference) == rows(run_of(job))
+    assert have_same_weights(reference, run_of(job))
+    assert read_rows(reference) == read_rows(run_of(job))
 
 
 def test_a_killed_step_trains_again_in_the_same_allocation(slurm: SlurmCluster, job: Path, reference: Path) -> None:
     number = slurm.submit(script(job))
-    until(lambda: trains(job, 10), 300)
+    wait_until(lambda: trains(job, 10), 300)
     begin = time.monotonic()
     for process in processes("node1", number):
         process.kill()
-    until(lambda: "attempt 1 of 3 in this allocation" in log(job, number), 120, 0.1)
+    wait_until(lambda: "attempt 1 of 3 in this allocation" in log(job, number), 120, 0.1)
     print(f"killed step: started again after {time.monotonic() - begin:.0f} s")
-    until(lambda: "resumes" in log(job, number).partition("attempt 1 of 3 in this allocation")[2], 120, 0.1)
+    wait_until(lambda: "resumes" in log(job, number).partition("attempt 1 of 3 in this allocation")[2], 120, 0.1)
     print(f"killed step: resumed after {time.monotonic() - begin:.0f} s")
-    ended = slurm.ended(number)
+    ended = slurm.wait_for_end(number)
     assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "0"), log(job, number)
-    assert same(reference, run_of(job))
+    assert have_same_weights(reference, run_of(job))
 
 
 def test_missing_data_is_not_tried_again(slurm: SlurmCluster, job: Path) -> None:
     path = script(job)
     (job.parent / "images.npz").unlink()
     number = slurm.submit(path)
-    ended = slurm.ended(number)
+    ended = slurm.wait_for_end(number)
     assert (ended["JobState"], ended["ExitCode"], ended["Restarts"]) == ("FAILED", "3:0", "0"), log(job, number)
     assert says(log(job, number), "exit-another-attempt-end", 3)
 
@@ -157,7 +157,7 @@ def test_missing_data_is_not_tried_again(slurm: SlurmCluster, job: Path) -> None
 @pytest.mark.parametrize("code", [2, 3, 4, 5, 6, 7, 9])
 def test_what_would_end_in_the_same_way_is_not_tried_again(slurm: SlurmCluster, job: Path, code: int) -> None:
     number = slurm.submit(script(job, command=["bash", "-c", f"exit {code}", "drivetrain"]))
-    ended = slurm.ended(number)
+    ended = slurm.wait_for_end(number)
     assert (ended["JobState"], ended["ExitCode"], ended["Restarts"]) == ("FAILED", f"{code}:0", "0"), log(job, number)
 
 
@@ -166,7 +166,7 @@ def test_twenty_jobs_one_after_another(slurm: SlurmCluster, job: Path) -> None:
     path = script(job, 2, "--set", "train.epochs=1", options={"dependency": "singleton"})
     numbers = [slurm.submit(path) for _ in range(20)]
     for number in numbers:
-        ended = slurm.ended(number, 1200)
+        ended = slurm.wait_for_end(number, 1200)
         assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "0"), log(job, number)
     places = [line for number in numbers for line in log(job, number).splitlines() if line.startswith("placement:")]
     print(f"20 jobs, {len({line.partition('meeting at')[2].split()[0] for line in places})} meeting places")
@@ -181,18 +181,18 @@ def test_a_slow_save_of_the_leader_is_waited_for(slurm: SlurmCluster, job: Path,
     job.write_text(job.read_text().replace("every: 3 steps", "every: 10m"))
     site_keys = {"command": ["bash", "-c", SLOW_LEADER, "drivetrain"], "srun": ["--kill-on-bad-exit=1"]}
     number = slurm.submit(script(job, **site_keys))
-    until(lambda: trains(job, 10), 300)
+    wait_until(lambda: trains(job, 10), 300)
     slurm.run("scancel", "--signal=TERM", number)
-    until(lambda: "queued again" in log(job, number), 120)
+    wait_until(lambda: "queued again" in log(job, number), 120)
     output = log(job, number)
     assert "fault: slow" in output
     assert "exit 75; queued again" in output, output
-    last = rows(run_of(job))[-1]["step"]
+    last = read_rows(run_of(job))[-1]["step"]
     manifest = json.loads((run_of(job) / "checkpoints" / f"step-{last}" / "MANIFEST.json").read_text())
     assert manifest["files"]
-    ended = slurm.ended(number)
+    ended = slurm.wait_for_end(number)
     assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), log(job, number)
-    assert same(reference, run_of(job))
+    assert have_same_weights(reference, run_of(job))
 
 
 CONTAINER = os.environ.get("DRIVETRAIN_ROOT_FOLDER", "")
@@ -206,22 +206,22 @@ def test_each_node_trains_in_a_container(slurm: SlurmCluster, job: Path, referen
     binds = [word for folder in (job.parent, ROOT) for word in ("--bind", str(folder))]
     container_command = ["ch-run", "--write-fake", *binds, f"--set-env=PYTHONPATH={IMPORTS}", CONTAINER, "--"]
     number = slurm.submit(script(job, command=[*container_command, "python", "-m", "drivetrain"]))
-    until(lambda: trains(job, 10), 300)
+    wait_until(lambda: trains(job, 10), 300)
     slurm.run("scancel", "--signal=TERM", number)
-    until(lambda: "exit 75; queued again" in log(job, number), 120)
-    ended = slurm.ended(number)
+    wait_until(lambda: "exit 75; queued again" in log(job, number), 120)
+    ended = slurm.wait_for_end(number)
     assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "1"), log(job, number)
     assert json.loads((run_of(job) / "hardware.json").read_text())["image"] == "cpu"
-    assert same(reference, run_of(job))
+    assert have_same_weights(reference, run_of(job))
 
 
 def test_scancel_saves_and_is_not_queued_again(slurm: SlurmCluster, job: Path) -> None:
     number = slurm.submit(script(job, nodes=1))
-    until(lambda: trains(job, 10), 300)
+    wait_until(lambda: trains(job, 10), 300)
     slurm.run("scancel", number)
-    ended = slurm.ended(number)
+    ended = slurm.wait_for_end(number)
     assert (ended["JobState"], ended["Restarts"]) == ("CANCELLED", "0"), log(job, number)
-    until(lambda: "ended by Slurm, exit 75" in log(job, number), 60)
+    wait_until(lambda: "ended by Slurm, exit 75" in log(job, number), 60)
     assert "stopped by SIGTERM" in log(job, number)
 
 
@@ -238,29 +238,29 @@ def kill_node(slurm: SlurmCluster, index: int, number: str, *, cut: bool) -> Non
 def test_a_lost_node_is_left_out_if_the_job_allows_it(slurm: SlurmCluster, job: Path) -> None:
     """In the same allocation; the run goes on with the samples that were left."""
     number = slurm.submit(script(job, 3, "--set", "limits.nodes={least: 2, most: 3}"))
-    until(lambda: trains(job, 10), 300)
+    wait_until(lambda: trains(job, 10), 300)
     assert slurm.job(number)["NumNodes"] == "3", "as many as there are"
     kill_node(slurm, 2, number, cut=False)
     begin = time.monotonic()
-    until(lambda: "a node does not answer; training goes on with 2 of 3: node0 node1" in log(job, number), 200)
+    wait_until(lambda: "a node does not answer; training goes on with 2 of 3: node0 node1" in log(job, number), 200)
     print(f"lost node: started again without it after {time.monotonic() - begin:.0f} s")
-    until(lambda: "resumes" in log(job, number).partition("training goes on with")[2], 200)
+    wait_until(lambda: "resumes" in log(job, number).partition("training goes on with")[2], 200)
     print(f"lost node: resumed after {time.monotonic() - begin:.0f} s")
-    ended = slurm.ended(number, 900)
+    ended = slurm.wait_for_end(number, 900)
     assert (ended["JobState"], ended["Restarts"]) == ("COMPLETED", "0"), log(job, number)
-    steps = [row["step"] for row in rows(run_of(job)) if "lr" in row]
+    steps = [row["step"] for row in read_rows(run_of(job)) if "lr" in row]
     assert steps == list(range(1, EPOCHS * 8 + 1))
 
 
 def test_a_dead_node_does_not_hold_the_job(slurm: SlurmCluster, job: Path, reference: Path) -> None:
     """Last: the node is gone afterwards."""
     number = slurm.submit(script(job))
-    until(lambda: trains(job, 10), 300)
+    wait_until(lambda: trains(job, 10), 300)
     begin = time.monotonic()
     kill_node(slurm, 1, number, cut=True)
-    until(lambda: "a node does not answer; queued again" in log(job, number), 300, 0.5)
+    wait_until(lambda: "a node does not answer; queued again" in log(job, number), 300, 0.5)
     print(f"dead node: queued again after {time.monotonic() - begin:.0f} s")
-    ended = slurm.ended(number, 900)
+    ended = slurm.wait_for_end(number, 900)
     print(f"dead node: ended after {time.monotonic() - begin:.0f} s on {ended['NodeList']}")
     assert ended["JobState"] == "COMPLETED", log(job, number)
-    assert same(reference, run_of(job))
+    assert have_same_weights(reference, run_of(job))

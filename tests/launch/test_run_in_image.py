@@ -54,7 +54,7 @@ def commands(monkeypatch: pytest.MonkeyPatch, no_torch: None) -> list[list[str]]
     return lines
 
 
-def after(line: list[str], option: str) -> list[str]:
+def list_values(line: list[str], option: str) -> list[str]:
     return [line[i + 1] for i, word in enumerate(line) if word == option]
 
 
@@ -94,7 +94,7 @@ def test_predict_runs_in_the_image(
     (line,) = commands
     assert line[:3] == ["docker", "run", "--rm"]
     assert line[-len(arguments) :] == arguments
-    mounts = after(line, "--mount")
+    mounts = list_values(line, "--mount")
     assert mounts[:2] == [
         f"type=bind,source={HERE},target={HERE}",
         f"type=bind,source={tmp_path},target={tmp_path},readonly",
@@ -105,14 +105,14 @@ def test_predict_runs_in_the_image(
         "/cache/state,readonly",
     ]
     assert line[line.index("--pull") + 1] == "never"
-    assert (after(line, "--workdir"), after(line, "--network"), after(line, "--cap-drop")) == (
+    assert (list_values(line, "--workdir"), list_values(line, "--network"), list_values(line, "--cap-drop")) == (
         [str(HERE)],
         ["none"],
         ["ALL"],
     )
     assert {"--read-only", "--init"} <= set(line)
     assert capsys.readouterr().out == ""  # it is the table of answers alone
-    assert after(line, "--memory") == after(line, "--memory-swap") == ["4g"]
+    assert list_values(line, "--memory") == list_values(line, "--memory-swap") == ["4g"]
 
 
 def test_standard_input_reaches_the_container_if_it_is_asked_for(commands: list[list[str]]) -> None:
@@ -136,11 +136,11 @@ def test_a_job_brings_its_limits_and_its_folder(commands: list[list[str]], tmp_p
     spec.write_text("name: a\ntask: image-classification\ndata: {train: photos}\nlimits: {cpus: 1, memory: 2g}\n")
     main.main(["find-lr", str(spec), "--set", "limits.shm=64m"])
     (line,) = commands
-    assert [after(line, key) for key in ("--cpus", "--memory", "--shm-size")] == [["1"], ["2g"], ["64m"]]
-    job_mounts = [mount for mount in after(line, "--mount") if str(tmp_path) in mount]
+    assert [list_values(line, key) for key in ("--cpus", "--memory", "--shm-size")] == [["1"], ["2g"], ["64m"]]
+    job_mounts = [mount for mount in list_values(line, "--mount") if str(tmp_path) in mount]
     # Each by itself: what else lies beside the spec is nobody's business.
     assert job_mounts == [f"type=bind,source={path},target={path},readonly" for path in (spec, tmp_path / "photos")]
-    assert after(line, "--network") == ["none"]
+    assert list_values(line, "--network") == ["none"]
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_a_network_only_for_what_the_job_names(
     )
     main.main(["memory", str(spec)])
     (line,) = commands
-    assert after(line, "--network") == network
+    assert list_values(line, "--network") == network
 
 
 def test_evaluate_mounts_the_data_that_the_run_was_trained_on(commands: list[list[str]], tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_evaluate_mounts_the_data_that_the_run_was_trained_on(commands: list[lis
     main.main(["evaluate", str(run)])
     main.main(["evaluate", str(run), "--data", str(run)])
     main.main(["predict", str(run), str(run)])
-    assert [mounted in after(line, "--mount") for line in commands] == [True, False, False]
+    assert [mounted in list_values(line, "--mount") for line in commands] == [True, False, False]
 
 
 def test_a_manifest_of_images_brings_its_folder(commands: list[list[str]], tmp_path: Path) -> None:
@@ -181,7 +181,9 @@ def test_a_manifest_of_images_brings_its_folder(commands: list[list[str]], tmp_p
     (tmp_path / "new" / "list.csv").write_text("path\na.png\n")
     (tmp_path / "run" / "config.json").write_text('{"task": "image-classification"}')
     main.main(["predict", str(tmp_path / "run"), str(tmp_path / "new" / "list.csv")])
-    assert f"type=bind,source={tmp_path / 'new'},target={tmp_path / 'new'},readonly" in after(commands[0], "--mount")
+    assert f"type=bind,source={tmp_path / 'new'},target={tmp_path / 'new'},readonly" in list_values(
+        commands[0], "--mount"
+    )
 
 
 def test_a_home_is_not_mounted_for_a_command(commands: list[list[str]], capsys: pytest.CaptureFixture[str]) -> None:
@@ -287,11 +289,11 @@ def test_an_output_outside_of_the_project_is_mounted_for_writing_unless_its_fold
     (tmp_path / "new.csv").touch()
     output = tmp_path / "out" / "answers.csv"
     assert main.main(["predict", "runs", str(tmp_path / "new.csv"), "--output", str(output)]) == 3
-    mounts = after(commands.pop(), "--mount")
+    mounts = list_values(commands.pop(), "--mount")
     assert f"type=bind,source={tmp_path},target={tmp_path}" in mounts
     assert f"type=bind,source={tmp_path}/new.csv,target={tmp_path}/new.csv,readonly" in mounts
     assert main.main(["predict", "runs", str(tmp_path), "--output", str(output)]) == 3
-    assert [part for part in after(commands.pop(), "--mount") if str(tmp_path) in part] == [
+    assert [part for part in list_values(commands.pop(), "--mount") if str(tmp_path) in part] == [
         f"type=bind,source={tmp_path},target={tmp_path}"
     ]
     assert main.main(["predict", "runs", str(tmp_path), "--output", str(Path.home() / "a.csv")]) == SpecError.exit_code
@@ -299,7 +301,7 @@ def test_an_output_outside_of_the_project_is_mounted_for_writing_unless_its_fold
     assert commands == []
     # The container's own disk is read-only, and the message advised to free some space.
     assert main.main(["sample", "table", str(tmp_path / "data" / "new")]) == 3
-    assert f"type=bind,source={tmp_path},target={tmp_path}" in after(commands.pop(), "--mount")
+    assert f"type=bind,source={tmp_path},target={tmp_path}" in list_values(commands.pop(), "--mount")
     assert main.main(["sample", "table", str(Path.home() / "new")]) == SpecError.exit_code
     assert "\n  do:       runs/new, or name" in capsys.readouterr().err
     assert commands == []

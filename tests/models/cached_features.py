@@ -50,9 +50,9 @@ NETWORKS = {
 def job(folder: Path, name: str, extra_keys: str = "") -> Job:
     model = NETWORKS[name][0]
     if not model.startswith("{name: small") and not model.startswith("{name: resnet"):
-        reports.write(folder)
+        reports.write_reports(folder)
         if not model.startswith("{"):
-            saved = reports.pretrained(folder, model)
+            saved = reports.save_encoder(folder, model)
             model = f"{{source: transformers, name: {saved}, {FROZEN}"
         return reports.job(folder, model=model, data=", max_length: 40")
     images, labels = torch.randn(80, 3, 16, 16).add(1).numpy(), torch.arange(80).remainder(3).numpy()
@@ -61,14 +61,14 @@ def job(folder: Path, name: str, extra_keys: str = "") -> Job:
     return job_spec.load(folder / "job.yaml")
 
 
-def made(folder: Path, job_of_run: Job, on: bool, settings: dict[str, Value] | None = None) -> run.Run:
+def assemble_run(folder: Path, job_of_run: Job, on: bool, settings: dict[str, Value] | None = None) -> run.Run:
     """A run with everything off but, perhaps, the cache."""
     machine, data = tiny.machine(), load(job_of_run)
     network = build(job_of_run, data)
     plain = plan.resolve(job_of_run, machine, inspection.inspect_workload(data, network.module), plain=True)
     values = (settings or {}) | {"feature_cache": on}
     return run.assemble(
-        job_of_run, machine, plain.with_values(values), folder, data, network, tiny.Quiet(), PhaseTimer()
+        job_of_run, machine, plain.with_values(values), folder, data, network, tiny.QuietSignals(), PhaseTimer()
     )
 
 
@@ -76,13 +76,15 @@ class Recorder(torch.optim.SGD):
     """Keeps the gradients and changes nothing."""
 
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        self.seen = torch.cat([p.grad.flatten() for g in self.param_groups for p in g["params"] if p.grad is not None])
+        self.gradients = torch.cat(
+            [p.grad.flatten() for g in self.param_groups for p in g["params"] if p.grad is not None]
+        )
 
 
-def gradient(trained_run: run.Run, epoch: int = 0) -> torch.Tensor:
+def compute_gradient(trained_run: run.Run, epoch: int = 0) -> torch.Tensor:
     trained_run.train_mode()
     recorder = Recorder([p for p in trained_run.model.parameters() if p.requires_grad], lr=1.0)
     trained_run.step = replace(trained_run.step, optimizer=recorder)
     batch = next(iter(trained_run.batches.epoch(epoch)))
     trained_run.step(trained_run.mix(trained_run.preprocess(batch, epoch)), trained_run.step_seed())
-    return recorder.seen
+    return recorder.gradients

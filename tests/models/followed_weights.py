@@ -13,7 +13,7 @@ from drivetrain.data.loader.batches import fetch_in_order
 from drivetrain.job import Job
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.models.build import Model
-from tests.trained import COMMON, Case
+from tests.task_cases import COMMON, Case
 
 FIRST = "run"
 """The folder of the first run, relative to the job."""
@@ -30,7 +30,7 @@ def follow(folder: Path, case: Case, model: str = f"{{from: {FIRST}}}", *changes
 
 
 @torch.inference_mode()
-def outputs(job: Job, model: Model) -> dict[str, torch.Tensor]:
+def compute_outputs(job: Job, model: Model) -> dict[str, torch.Tensor]:
     """The outputs of an untrained network on the validation data of its job."""
     dataset = load(job)
     model.module.eval()
@@ -42,7 +42,7 @@ def outputs(job: Job, model: Model) -> dict[str, torch.Tensor]:
     return {name: torch.cat(head_outputs) for name, head_outputs in parts.items()}
 
 
-def relabelled(folder: Path) -> None:
+def rename_classes(folder: Path) -> None:
     """Give every class of the image arrays another name."""
     for part in ("train", "held"):
         with np.load(folder / f"{part}.npz") as data:

@@ -17,7 +17,7 @@ FAMILIES |= {"electra": reports.SIZES | {"embedding_size": 16}, "electra that wi
 RATES = ("hidden_dropout_prob", "attention_probs_dropout_prob", "dropout", "attention_dropout")
 
 
-def network(family: str = "bert", pooling: str = "mean", dropout: float = 0.0) -> text_encoder.TextNetwork:
+def build_network(family: str = "bert", pooling: str = "mean", dropout: float = 0.0) -> text_encoder.TextNetwork:
     torch.manual_seed(0)
     config = {"model_type": family.split()[0], "vocab_size": 50, **FAMILIES[family], **dict.fromkeys(RATES, dropout)}
     text_network = text_encoder.build(config=config, outputs={"one": 3, "two": 2}, pooling=pooling, dropout=dropout)
@@ -25,13 +25,13 @@ def network(family: str = "bert", pooling: str = "mean", dropout: float = 0.0) -
     return text_network.train()
 
 
-def batch(lengths: list[int] = LENGTHS) -> tuple[Tensor, Tensor]:
+def make_batch(lengths: list[int] = LENGTHS) -> tuple[Tensor, Tensor]:
     mask = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]).long()
     torch.manual_seed(1)
     return torch.randint(5, 50, mask.shape) * mask, mask
 
 
-def learned(network_module: nn.Module, call: Any, inputs: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+def forward_backward(network_module: nn.Module, call: Any, inputs: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """All outputs, and the gradient of a loss over them."""
     network_module.zero_grad()
     torch.manual_seed(2)
@@ -40,6 +40,6 @@ def learned(network_module: nn.Module, call: Any, inputs: tuple[Tensor, Tensor])
     return outputs.detach(), torch.cat([p.grad.flatten() for p in network_module.parameters() if p.grad is not None])
 
 
-def same(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor], off: float = 1e-5) -> None:
+def assert_close(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor], tolerance: float = 1e-5) -> None:
     for ours, theirs in zip(one, other, strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=off, atol=off * float(theirs.abs().max()))
+        torch.testing.assert_close(ours, theirs, rtol=tolerance, atol=tolerance * float(theirs.abs().max()))

@@ -20,13 +20,13 @@ ENCODER = {
 }
 
 
-def encoder() -> tuple[nn.Module, tuple[Tensor, ...]]:
+def build_encoder() -> tuple[nn.Module, tuple[Tensor, ...]]:
     torch.manual_seed(0)
     network = text_encoder.build(config=ENCODER, outputs={"": 3}, pooling="mean", dropout=0.1)
     return network, (torch.randint(0, 50, (4, 64)), torch.ones(4, 64, dtype=torch.int64))
 
 
-def resnet() -> tuple[nn.Module, tuple[Tensor, ...]]:
+def build_resnet() -> tuple[nn.Module, tuple[Tensor, ...]]:
     torch.manual_seed(0)
     network = cnn.build("resnet18", channels=3, classes=3, image_size=32, width=8, dropout=0.2)
     return network, (torch.randn(4, 3, 64, 64),)

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from drivetrain.data import host_lengths
 from drivetrain.models.networks import text_encoder
-from tests.models.packed_texts import batch, network
+from tests.models.packed_texts import build_network, make_batch
 
 
 @pytest.mark.parametrize("family", text_encoder.ENCODERS_PASSING_MASKS)
 def test_outputs_are_those_of_a_mask_of_two_dimensions(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    text_network, inputs = network(family).eval(), batch()
+    text_network, inputs = build_network(family).eval(), make_batch()
     ours = text_network(*inputs)
     monkeypatch.setattr(text_encoder, "reduce_mask", lambda config, mask: mask)
     for name, theirs in text_network(*inputs).items():
@@ -26,7 +26,7 @@ def test_outputs_are_those_of_a_mask_of_two_dimensions(family: str, monkeypatch:
 @pytest.mark.parametrize("family", text_encoder.ENCODERS_PASSING_MASKS)
 def test_an_encoder_reads_no_mask_from_its_device(family: str, lengths: list[int]) -> None:
     """Tensors of this device have no numbers, so whoever reads one fails."""
-    text_network, (ids, mask) = network(family).to("meta"), batch(lengths)
+    text_network, (ids, mask) = build_network(family).to("meta"), make_batch(lengths)
     meta_mask = mask.to("meta")
     host_lengths.attach_lengths(meta_mask, host_lengths.count_tokens(mask))
     assert text_network(ids.to("meta"), meta_mask)["one"].is_meta
@@ -37,15 +37,15 @@ def test_an_encoder_reads_no_mask_from_its_device(family: str, lengths: list[int
 
 @pytest.mark.parametrize("lengths", [[7, 7], [3, 7]])
 def test_a_decoder_and_other_families_get_the_mask_of_two_dimensions(lengths: list[int]) -> None:
-    mask = batch(lengths)[1]
+    mask = make_batch(lengths)[1]
     for family, decoder in (("t5", False), ("bert", True)):
-        config: Any = network(family).encoder.config
+        config: Any = build_network(family).encoder.config
         config.is_decoder = decoder
         assert text_encoder.reduce_mask(config, mask) is mask
 
 
 def test_a_network_that_is_exported_holds_for_other_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.compiler.is_compiling", lambda: True)
-    reduced = text_encoder.reduce_mask(network().encoder.config, torch.ones(3, 5, dtype=torch.int64))
+    reduced = text_encoder.reduce_mask(build_network().encoder.config, torch.ones(3, 5, dtype=torch.int64))
     assert isinstance(reduced, Tensor)
     assert reduced.shape == (3, 1, 1, 5)

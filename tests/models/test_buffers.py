@@ -17,8 +17,8 @@ from drivetrain.models.buffers import Buffers, unshare
 from drivetrain.training.losses import build_objective
 from drivetrain.training.step import Step
 from drivetrain.training.step_options import StepOptions
-from tests.own_job import MODEL, write
-from tests.supervisor.custom_run import trained
+from tests.own_job import MODEL, write_job
+from tests.supervisor.custom_run import train_job
 
 torch.set_num_threads(1)
 
@@ -40,11 +40,11 @@ def in_place(net: Any, mean: Tensor) -> None:
     net.kept.mul_(0.9).add_(mean * 0.1)
 
 
-def assigned(net: Any, mean: Tensor) -> None:
+def assign(net: Any, mean: Tensor) -> None:
     net.kept = net.kept * 0.9 + mean * 0.1
 
 
-def expanded(net: Any, mean: Tensor) -> None:
+def expand(net: Any, mean: Tensor) -> None:
     net.kept = (net.kept[:1] + mean[:1]).expand(4)
 
 
@@ -56,17 +56,17 @@ def longer(net: Any, mean: Tensor) -> None:
     net.kept = torch.cat([net.kept, mean])
 
 
-def resized(net: Any, mean: Tensor) -> None:
+def resize(net: Any, mean: Tensor) -> None:
     net.kept.resize_(len(net.kept) + len(mean))[-len(mean) :] = mean
 
 
-def registered(net: Any, mean: Tensor) -> None:
+def register(net: Any, mean: Tensor) -> None:
     name = f"kept_{len(net._buffers)}"
     net.register_buffer(name, mean, persistent=False)
     net.kept = net.kept * 0.9 + net.get_buffer(name) * 0.1
 
 
-def shared(net: Any, mean: Tensor) -> None:
+def share(net: Any, mean: Tensor) -> None:
     net.twin = net.kept = net.kept * 0.9 + mean * 0.1
 
 
@@ -87,13 +87,13 @@ def buffers(net: nn.Module) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in net.named_buffers(remove_duplicate=False)}
 
 
-WAYS = [in_place, assigned, at_first, longer, resized, registered, shared]
+WAYS = [in_place, assign, at_first, longer, resize, register, share]
 
 
 def start_network(way: Callable[[Any, Tensor], None]) -> Net:
     torch.manual_seed(0)
     net = Net(way, None if way is at_first else torch.zeros(4))
-    if way is shared:
+    if way is share:
         net.register_buffer("twin", net.kept, persistent=False)
     return net
 
@@ -146,7 +146,7 @@ def test_an_interrupted_step_leaves_no_trace(way: Callable[[Any, Tensor], None],
 
 def test_the_same_tensors_come_back() -> None:
     """What else holds a buffer, a compiled kernel for example, goes on seeing it."""
-    net = start_network(assigned)
+    net = start_network(assign)
     first_buffer, tracked = net.kept, Buffers(net)
     with tracked.keep_unchanged():
         net(batch(0).inputs[0])
@@ -187,15 +187,15 @@ def load():
 
 def test_a_run_with_a_bad_sample_and_a_buffer_that_is_assigned(tmp_path: Path) -> None:
     """An evaluation changes nothing either: it runs in inference mode, whose tensors no training could go on with."""
-    path = write(tmp_path, {"my_model.py": KEPT, "my_data.py": ONCE_NAN}, train="ema: 0.5")
-    run_folder = trained(path)
+    path = write_job(tmp_path, {"my_model.py": KEPT, "my_data.py": ONCE_NAN}, train="ema: 0.5")
+    run_folder = train_job(path)
     events = (run_folder / "events.jsonl").read_text()
     assert events.count("skipped: loss nan") == 2  # once in each epoch
     assert "back to" not in events
 
 
 def test_a_buffer_whose_elements_share_memory() -> None:
-    net = Net(expanded, torch.ones(1).expand(4), persistent=True)
+    net = Net(expand, torch.ones(1).expand(4), persistent=True)
     unshare(net)
     net.load_state_dict({name: value.clone() for name, value in net.state_dict().items()})
     tracked = Buffers(net)
@@ -213,7 +213,7 @@ def test_a_user_network_with_a_buffer_whose_elements_share_memory(tmp_path: Path
     code = MODEL.replace("self.last =", f"{mask}\n        self.last =").replace(
         "from torch", "import torch\nfrom torch"
     )
-    run_folder = trained(write(tmp_path, {"my_model.py": code}))
+    run_folder = train_job(write_job(tmp_path, {"my_model.py": code}))
     assert saved_model.load(run_folder / "model").network.get_buffer("mask").tolist() == [1.0] * 4
 
 

@@ -119,7 +119,7 @@ def test_it_is_chosen_on_cpus_with_dropout(machine: str, facts: Workload | None,
 
 
 def test_layers_are_switched_in_place(tmp_path: Path) -> None:
-    training_run = tiny.assembled(tmp_path, tiny.job())
+    training_run = tiny.assemble_run(tmp_path, tiny.job())
     training_run = replace(training_run, model=nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5), nn.Dropout2d(0.5)))
     assert packed_dropout.effective(training_run) is False
     packed_dropout.apply(training_run, True)

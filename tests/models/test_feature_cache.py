@@ -24,23 +24,23 @@ from drivetrain.training.evaluation.validation import evaluate
 from drivetrain.training.phase_timer import PhaseTimer
 from tests import reports, tiny
 from tests.messages import begins_with, ends_with, says
-from tests.models.cached_features import NETWORKS, gradient, job, made
+from tests.models.cached_features import NETWORKS, assemble_run, compute_gradient, job
 from tests.paths import ROOT
 from tests.supervisor import tiny_run
-from tests.waiting import until
+from tests.waiting import wait_until
 
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_gradients_and_metrics_are_those_of_the_whole_network(tmp_path: Path, name: str) -> None:
     torch.manual_seed(0)
     frozen_job = job(tmp_path, name)
-    uncached, cached = made(tmp_path, frozen_job, False), made(tmp_path, frozen_job, True)
+    uncached, cached = assemble_run(tmp_path, frozen_job, False), assemble_run(tmp_path, frozen_job, True)
     assert feature_cache.effective(cached)
     assert not feature_cache.effective(uncached)
     assert inspection.inspect_workload(uncached.dataset, uncached.model).prefix == NETWORKS[name][1]
     before = {name: value.clone() for name, value in build(frozen_job, load(frozen_job)).module.state_dict().items()}
     assert all(torch.equal(before[name], value) for name, value in cached.model.state_dict().items())
-    expected, cached_gradient = gradient(uncached), gradient(cached)
+    expected, cached_gradient = compute_gradient(uncached), compute_gradient(cached)
     assert expected.norm() > 1e-3
     torch.testing.assert_close(cached_gradient, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
     (uncached_metrics, _), (cached_metrics, _) = evaluate(uncached), evaluate(cached)
@@ -51,7 +51,7 @@ def test_gradients_and_metrics_are_those_of_the_whole_network(tmp_path: Path, na
 def test_it_takes_what_the_plan_says_and_is_computed_once(
     tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    cached = made(tmp_path, job(tmp_path, name), True)
+    cached = assemble_run(tmp_path, job(tmp_path, name), True)
     layer = next(m for m in cached.model.modules() if not list(m.children()) and list(m.parameters()))
     calls: list[int] = []
     layer.register_forward_hook(lambda *_: calls.append(1))
@@ -65,7 +65,7 @@ def test_it_takes_what_the_plan_says_and_is_computed_once(
     assert len(calls) == evaluated > first
     splits = [cached.dataset.train, cached.dataset.validation]
     assert all(isinstance(split, prefix.Activations) for split in splits)
-    fresh = made(tmp_path, cached.job, False)
+    fresh = assemble_run(tmp_path, cached.job, False)
     cache_bytes = sum(split.rows.flat.nbytes for split in splits)  # type: ignore[attr-defined]
     assert cache_bytes == inspection.inspect_workload(fresh.dataset, fresh.model).prefix_bytes
     assert f"feature_cache: {NETWORKS[name][1]} computed once for " in capsys.readouterr().out
@@ -78,11 +78,11 @@ def test_on_the_disk_and_again_the_bits_are_the_same(
     """A run that goes on computes them again, from the frozen weights of its checkpoint."""
     assert PROMISE.startswith("after a kill")
     frozen_job = job(tmp_path, name)
-    one = made(tmp_path, frozen_job, True)
+    one = assemble_run(tmp_path, frozen_job, True)
     expected = tiny.losses(one, 3)
     monkeypatch.setattr(feature_cache, "_place", lambda *_: "disk")
     before = set(tmp_path.iterdir())
-    two = made(tmp_path, frozen_job, True)
+    two = assemble_run(tmp_path, frozen_job, True)
     assert tiny.losses(two, 3) == expected
     assert set(tmp_path.iterdir()) - before <= {tmp_path / "events.jsonl"}
     for mine, theirs in ((one.dataset.train, two.dataset.train), (one.dataset.validation, two.dataset.validation)):
@@ -103,7 +103,7 @@ def test_a_second_run_over_the_same_data_computes_nothing_again(
         plain = plan.resolve(frozen_job, machine, inspection.inspect_workload(data, network.module), plain=True)
         values = {"feature_cache": True, "channels_last": format_}
         one = run.assemble(
-            frozen_job, machine, plain.with_values(values), tmp_path, data, network, tiny.Quiet(), PhaseTimer()
+            frozen_job, machine, plain.with_values(values), tmp_path, data, network, tiny.QuietSignals(), PhaseTimer()
         )
         losses.append(tiny.losses(one, 3))
         assert len(data.cache) == 1
@@ -115,7 +115,7 @@ def test_a_second_run_over_the_same_data_computes_nothing_again(
 def test_features_have_no_dropout_whatever_mode_the_network_is_in(tmp_path: Path, name: str) -> None:
     features = []
     for training in (True, False):
-        run = made(tmp_path, job(tmp_path, name), True)
+        run = assemble_run(tmp_path, job(tmp_path, name), True)
         run.model.train(training)
         features.append(run.dataset.validation.gather(np.arange(4)))
         assert run.model.training is training
@@ -131,9 +131,9 @@ def test_a_group_that_is_too_large_is_halved(tmp_path: Path, monkeypatch: pytest
         return real(*arguments)  # type: ignore[arg-type]
 
     frozen_job = job(tmp_path, "resnet18")
-    expected = tiny.losses(made(tmp_path, frozen_job, True), 2)
+    expected = tiny.losses(assemble_run(tmp_path, frozen_job, True), 2)
     monkeypatch.setattr(feature_cache, "_compute", small)
-    assert tiny.losses(made(tmp_path, frozen_job, True), 2) == pytest.approx(expected, rel=1e-4)
+    assert tiny.losses(assemble_run(tmp_path, frozen_job, True), 2) == pytest.approx(expected, rel=1e-4)
 
 
 JOB = """
@@ -149,7 +149,7 @@ optimize: {cpu_threads: 1}
 
 @pytest.mark.nightly
 def test_chosen_by_itself_killed_and_resumed_the_bits_are_the_same(tmp_path: Path) -> None:
-    reports.write(tmp_path, 300)
+    reports.write_reports(tmp_path, 300)
     path = tmp_path / "job.yaml"
     path.write_text(JOB)
     done = tiny_run.train(path)
@@ -163,22 +163,22 @@ def test_chosen_by_itself_killed_and_resumed_the_bits_are_the_same(tmp_path: Pat
     assert begins_with(row["reason"], "embeddings-layers-computed-once", 2, 3, 6)
     slow = subprocess.Popen(tiny_run.command(path), cwd=ROOT, stdout=subprocess.DEVNULL)
     run_folder = tmp_path / "runs/tiny-002"
-    until(lambda: len(list((run_folder / "checkpoints").glob("step-*"))) > 1)
+    wait_until(lambda: len(list((run_folder / "checkpoints").glob("step-*"))) > 1)
     slow.kill()
     slow.wait()
     resumed = tiny_run.train(path)
     assert resumed.returncode == 0, resumed.stderr
     assert "resumes" in resumed.stdout
     assert "computed once for" in resumed.stdout
-    assert tiny_run.same(tmp_path / "runs/tiny-001", run_folder)
-    assert tiny_run.rows(tmp_path / "runs/tiny-001") == tiny_run.rows(run_folder)
+    assert tiny_run.have_same_weights(tmp_path / "runs/tiny-001", run_folder)
+    assert tiny_run.read_rows(tmp_path / "runs/tiny-001") == tiny_run.read_rows(run_folder)
 
 
 @pytest.mark.parametrize("name", ["encoder, one layer of two", "resnet18"])
 def test_in_bf16_the_activations_are_near_those_in_fp32(tmp_path: Path, name: str) -> None:
     frozen_job = job(tmp_path, name)
-    exact, short = (made(tmp_path, frozen_job, True, {"prefix_precision": value}) for value in ("fp32", "bf16"))
-    expected, bf16_gradient = gradient(exact), gradient(short)
+    exact, short = (assemble_run(tmp_path, frozen_job, True, {"prefix_precision": value}) for value in ("fp32", "bf16"))
+    expected, bf16_gradient = compute_gradient(exact), compute_gradient(short)
     activations = [one.dataset.train.rows.flat for one in (exact, short)]  # type: ignore[attr-defined]
     assert prefix_precision.effective(short) == "bf16"
     difference = float(np.linalg.norm(activations[1] - activations[0]) / np.linalg.norm(activations[0]))
@@ -211,7 +211,7 @@ def test_a_run_that_resumes_without_room_for_them_says_so(tmp_path: Path) -> Non
     write_json(tmp_path / "hardware.json", poor.to_json())
     write_json(tmp_path / "plan.json", cached_plan.to_json())
     (tmp_path / "checkpoints" / "step-3").mkdir(parents=True)
-    resumed = assembly.assemble_run(tmp_path, frozen_job, tiny.Quiet(), PhaseTimer())
+    resumed = assembly.assemble_run(tmp_path, frozen_job, tiny.QuietSignals(), PhaseTimer())
     assert not feature_cache.effective(resumed)
     events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     [text] = [row["text"] for row in events if row["kind"] == "resume" and "feature_cache" in row["text"]]
@@ -222,9 +222,9 @@ def test_a_run_that_resumes_without_room_for_them_says_so(tmp_path: Path) -> Non
 def test_memory_that_is_gone_between_the_plan_and_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run goes on with the whole network; it ended with an AssertionError."""
     frozen_job = job(tmp_path, "resnet18")
-    expected = tiny.losses(made(tmp_path, frozen_job, False), 2)
+    expected = tiny.losses(assemble_run(tmp_path, frozen_job, False), 2)
     monkeypatch.setattr(feature_cache, "_place", lambda *_: None)
-    uncached = made(tmp_path, frozen_job, True)
+    uncached = assemble_run(tmp_path, frozen_job, True)
     assert not feature_cache.effective(uncached)
     assert tiny.losses(uncached, 2) == expected
     assert says((tmp_path / "events.jsonl").read_text(), "room-outputs-parts", 5, 10)

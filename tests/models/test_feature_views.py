@@ -15,7 +15,7 @@ from drivetrain.models import inspection
 from drivetrain.optimizations import feature_cache
 from drivetrain.training.evaluation.validation import evaluate
 from tests import tiny
-from tests.models.cached_features import gradient, job, made
+from tests.models.cached_features import assemble_run, compute_gradient, job
 
 AUGMENTED = "image_size: 16, augment: {flip: true, crop_padding: 2, erasing: {}, views: 2}}"
 
@@ -31,7 +31,7 @@ def test_views_are_those_of_the_augmented_images_and_come_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     augmented_job = make_augmented_job(tmp_path)
-    uncached, cached = made(tmp_path, augmented_job, False), made(tmp_path, augmented_job, True)
+    uncached, cached = assemble_run(tmp_path, augmented_job, False), assemble_run(tmp_path, augmented_job, True)
     facts = inspection.inspect_workload(uncached.dataset, uncached.model)
     assert facts.prefix_bytes == sum(
         rows.flat.nbytes for cached_rows in cached.dataset.cache.values() for rows in cached_rows
@@ -41,7 +41,7 @@ def test_views_are_those_of_the_augmented_images_and_come_again(
         in feature_cache.choose(augmented_job, tiny.machine(), replace(facts, prefix_work=1e9)).reason
     )
     for epoch in range(4):
-        expected, cached_gradient = gradient(uncached, epoch), gradient(cached, epoch)
+        expected, cached_gradient = compute_gradient(uncached, epoch), compute_gradient(cached, epoch)
         torch.testing.assert_close(cached_gradient, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
     output = capsys.readouterr().out
     assert [output.count(f", view {n} of 2, computed once for ") for n in (1, 2)] == [1, 1]
@@ -56,7 +56,7 @@ def test_views_are_those_of_the_augmented_images_and_come_again(
 
 def test_views_killed_and_resumed_give_the_same_bits(tmp_path: Path) -> None:
     augmented_job = make_augmented_job(tmp_path)
-    uninterrupted, resumed = made(tmp_path, augmented_job, True), made(tmp_path, augmented_job, True)
+    uninterrupted, resumed = assemble_run(tmp_path, augmented_job, True), assemble_run(tmp_path, augmented_job, True)
     for epoch in (0, 1, 2):
-        gradient(uninterrupted, epoch)
-    assert torch.equal(gradient(uninterrupted, 3), gradient(resumed, 3))
+        compute_gradient(uninterrupted, epoch)
+    assert torch.equal(compute_gradient(uninterrupted, 3), compute_gradient(resumed, 3))

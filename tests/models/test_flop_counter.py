@@ -12,14 +12,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from drivetrain.models.flop_counter import FlopCounter
 from drivetrain.models.networks import cnn
-from tests.models.packed_texts import batch, network
+from tests.models.packed_texts import build_network, make_batch
 
 NETWORKS: dict[str, tuple[nn.Module, tuple[Tensor, ...]]] = {
     "images": (
         cnn.build(name="small-cnn", channels=3, classes=4, image_size=16, dropout=0.1, width=8, stem="auto"),
         (torch.rand(4, 3, 16, 16),),
     ),
-    "texts": (network(), batch()),
+    "texts": (build_network(), make_batch()),
     "recurrent": (nn.LSTM(4, 8), (torch.rand(5, 2, 4),)),
     "attention": (nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), (torch.rand(2, 5, 16),)),
 }

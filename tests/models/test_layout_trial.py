@@ -17,7 +17,7 @@ from tests import tiny
 from tests.messages import says
 
 
-class Flattened(nn.Module):
+class FlatteningNetwork(nn.Module):
     """Two convolutions and one output layer, with some way between them."""
 
     def __init__(self, flatten: Callable[[Tensor], Tensor]) -> None:
@@ -39,7 +39,7 @@ def flatten_by_view(x: Tensor) -> Tensor:
     [(flatten_by_view, "view size is not compatible"), (lambda x: x.flatten(1), ""), (lambda x: 1 / 0, "")],
 )
 def test_what_fails_in_one_layout_alone_is_found(flatten: Callable[[Tensor], Tensor], says: str) -> None:
-    network = Flattened(flatten)
+    network = FlatteningNetwork(flatten)
     before = {name: value.clone() for name, value in network.state_dict().items()}
     torch.manual_seed(1)
     expected_draw = torch.rand(1)
@@ -68,7 +68,7 @@ def test_a_backward_pass_counts_too() -> None:
         result: Tensor = Strict.apply(x)
         return result.flatten(1)
 
-    assert "view size" in inspection.find_layout_obstacle(Flattened(strict), tiny.dataset())
+    assert "view size" in inspection.find_layout_obstacle(FlatteningNetwork(strict), tiny.dataset())
 
 
 def test_layers_that_are_not_the_users_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,13 +78,13 @@ def test_layers_that_are_not_the_users_are_not_tried(monkeypatch: pytest.MonkeyP
 
 
 def test_the_plan_takes_the_layout_that_works() -> None:
-    facts = inspection.inspect_workload(tiny.dataset(), Flattened(flatten_by_view))
+    facts = inspection.inspect_workload(tiny.dataset(), FlatteningNetwork(flatten_by_view))
     decision = next(d for d in plan.resolve(tiny.job(), tiny.machine(), facts).decisions if d.name == "channels_last")
     assert decision.value is False
     assert says(decision.reason, "fails-layout-usual-runtimeerror")
     with pytest.raises(SpecError, match=r"optimize\.channels_last.*\n.*x\.flatten"):
         plan.resolve(tiny.job(optimize="channels_last: true"), tiny.machine(), facts)
-    any_layout_facts = inspection.inspect_workload(tiny.dataset(), Flattened(lambda x: x.flatten(1)))
+    any_layout_facts = inspection.inspect_workload(tiny.dataset(), FlatteningNetwork(lambda x: x.flatten(1)))
     assert plan.resolve(tiny.job(), tiny.machine(), any_layout_facts).value("channels_last") is True
 
 
@@ -113,4 +113,4 @@ def test_narrow_strided_convolutions_are_tried_in_the_safe_way() -> None:
 @pytest.mark.parametrize("name", ["resnet18", "small-cnn"])
 def test_layers_of_this_package_are_not_those_of_a_user(name: str) -> None:
     assert not forward.has_own_layers(cnn.build(name, channels=1, classes=3, image_size=8))
-    assert forward.has_own_layers(Flattened(flatten_by_view))
+    assert forward.has_own_layers(FlatteningNetwork(flatten_by_view))

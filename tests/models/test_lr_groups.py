@@ -11,7 +11,7 @@ import torch
 from drivetrain.errors import SpecError
 from drivetrain.training import trained_layers
 from tests import tiny
-from tests.training.fitted_run import fitted, rows
+from tests.training.fitted_run import fit_run, read_rows
 from tests.training.optimizer_kinds import KINDS
 
 torch.set_num_threads(1)
@@ -25,11 +25,11 @@ def test_every_layer_follows_the_schedule_at_its_factor(spec: str, tmp_path: Pat
     for folder in (plain_folder, grouped_folder):
         folder.mkdir()
     job = tiny.job(f"optimizer: {spec}, clip_norm: null, {GROUPS}")
-    run = tiny.assembled(grouped_folder, job)
+    run = tiny.assemble_run(grouped_folder, job)
     tiny.losses(run, 8)
 
     optimizer_class, settings = KINDS[spec]
-    plain_run = tiny.assembled(plain_folder, tiny.job(f"optimizer: {spec}, clip_norm: null"))
+    plain_run = tiny.assemble_run(plain_folder, tiny.job(f"optimizer: {spec}, clip_norm: null"))
     groups = [
         {"params": [p], "weight_decay": 1e-4 if p.ndim > 1 else 0.0, "factor": factor(name)}
         for name, p in plain_run.model.named_parameters()
@@ -55,9 +55,9 @@ def factor(name: str) -> float:
 
 
 def test_the_rates_are_logged_and_told(tmp_path: Path) -> None:
-    run = tiny.assembled(tmp_path, tiny.job(GROUPS))
-    fitted(run)
-    loss_rows = rows(tmp_path, "train/loss")
+    run = tiny.assemble_run(tmp_path, tiny.job(GROUPS))
+    fit_run(run)
+    loss_rows = read_rows(tmp_path, "train/loss")
     assert len(loss_rows) == 12
     for row in loss_rows:
         assert row["features.[0-6]/lr"] == row["lr"] * 0.05
@@ -75,7 +75,7 @@ def test_without_groups_nothing_changes(tmp_path: Path) -> None:
     losses = []
     for number, train in enumerate(("", "lr_groups: {'*': 1.0}")):
         (tmp_path / str(number)).mkdir()
-        losses.append(tiny.losses(tiny.assembled(tmp_path / str(number), tiny.job(train)), 8))
+        losses.append(tiny.losses(tiny.assemble_run(tmp_path / str(number), tiny.job(train)), 8))
     assert losses[0] == losses[1]
 
 
@@ -118,5 +118,5 @@ def test_bad_groups(train: str, model: str, messages: tuple[str, ...]) -> None:
 
 def test_a_layer_that_is_unfrozen_later_can_have_a_rate(tmp_path: Path) -> None:
     model = "freeze: {names: [features]}, unfreeze: [{epoch: 2, names: [features]}]"
-    run = tiny.assembled(tmp_path, tiny.job(GROUPS, model))
+    run = tiny.assemble_run(tmp_path, tiny.job(GROUPS, model))
     assert trained_layers.describe(run)[0] == "model: 51 of 4,663 parameters are trainable, 4,663 from epoch 2 on"

@@ -89,7 +89,7 @@ def files(folder: Path) -> list[Path]:
 def store_network(folder: Path, code: dict[str, str], arguments: str, **settings: Any) -> torch.nn.Module:
     """Build the network of a job, and store it as a training does."""
     factory = "Net" if "class Net" in code["my_model.py"] else "build"
-    path = own_job.write(
+    path = own_job.write_job(
         folder, {"cfg.json": '{"slope": 5}', **code}, model=f"factory: {factory}, arguments: {arguments}"
     )
     (folder / "run").mkdir()

@@ -12,14 +12,14 @@ from torch.nn import functional
 from drivetrain.models import inspection, packed_attention, recompute
 from drivetrain.models.fast_dropout import DropoutFromBits
 from drivetrain.system import torch_settings
-from tests.models.packed_texts import LENGTHS, batch, learned, network, same
+from tests.models.packed_texts import LENGTHS, assert_close, build_network, forward_backward, make_batch
 
 
 def test_a_host_program_gets_the_attention_of_its_encoder_back() -> None:
-    model, texts = network(), batch()
+    model, texts = build_network(), make_batch()
     attention_name = model.encoder.config._attn_implementation
     with torch_settings.keep_switches():
-        learned(model, model.packed, texts)
+        forward_backward(model, model.packed, texts)
         assert model.encoder.config._attn_implementation == packed_attention.ATTENTION_NAME != attention_name
     assert model.encoder.config._attn_implementation == attention_name
 
@@ -28,46 +28,49 @@ def test_a_host_program_gets_the_attention_of_its_encoder_back() -> None:
 @pytest.mark.parametrize("lengths", [LENGTHS, [5, 5], [9], [60] * 12])
 @pytest.mark.parametrize("family", packed_attention.PACKABLE_ENCODERS)
 def test_outputs_and_gradients_are_those_of_padded_texts(family: str, lengths: list[int], pooling: str) -> None:
-    model, texts = network(family, pooling), batch(lengths)
-    padded = learned(model, model, texts)
-    same(learned(model, model.packed, texts), padded)
-    same(learned(model, model, texts), padded)
+    model, texts = build_network(family, pooling), make_batch(lengths)
+    padded = forward_backward(model, model, texts)
+    assert_close(forward_backward(model, model.packed, texts), padded)
+    assert_close(forward_backward(model, model, texts), padded)
 
 
 def test_frozen_lower_layers_do_not_matter() -> None:
-    model, texts = network(), batch()
+    model, texts = build_network(), make_batch()
     for part in (model.embeddings, model.layers[0]):
         part.requires_grad_(False)
     division = model.split_at_frozen(*texts)
     assert division
     upper_inputs = division.prefix(*texts)
     upper_layers = division.rest.__self__  # type: ignore[attr-defined]
-    same(learned(model, lambda *_: upper_layers.packed(*upper_inputs), texts), learned(model, model, texts))
+    assert_close(
+        forward_backward(model, lambda *_: upper_layers.packed(*upper_inputs), texts),
+        forward_backward(model, model, texts),
+    )
 
 
 @pytest.mark.parametrize("family", ["albert", "t5", "electra that widens"])
 def test_an_encoder_that_cannot_be_packed_is_detected(family: str) -> None:
-    assert inspection.measure_token_bytes(network(family)) == 0
+    assert inspection.measure_token_bytes(build_network(family)) == 0
     assert inspection.measure_token_bytes(nn.Linear(2, 2)) == 0
 
 
 def test_an_encoder_that_computes_differently_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert inspection.measure_token_bytes(network()) > 0
+    assert inspection.measure_token_bytes(build_network()) > 0
     monkeypatch.setattr(packed_attention, "_gather_rows", lambda rows, index: rows[index.flip(0)])
-    assert inspection.measure_token_bytes(network()) == 0
+    assert inspection.measure_token_bytes(build_network()) == 0
 
 
 @pytest.mark.parametrize("family", ["bert", "roberta"])
 def test_a_decoder_is_detected(family: str) -> None:
     """Its tokens see only those before them, which the words of a trial must be able to show."""
-    model = network(family)
+    model = build_network(family)
     assert inspection.measure_token_bytes(model) > 0
     model.encoder.config.is_decoder = True
     assert inspection.measure_token_bytes(model) == 0
 
 
 def test_a_text_without_tokens_does_not_matter() -> None:
-    model, texts = network(pooling="cls"), batch([3, 2, 0])
+    model, texts = build_network(pooling="cls"), make_batch([3, 2, 0])
     outputs = model.packed(*texts)
     assert isinstance(outputs, dict)
     for name, expected in model.packed(*(x[:2] for x in texts)).items():
@@ -75,7 +78,7 @@ def test_a_text_without_tokens_does_not_matter() -> None:
 
 
 def test_the_trial_leaves_nothing_behind() -> None:
-    model = network(dropout=0.5)
+    model = build_network(dropout=0.5)
     model.heads.eval()
     state = torch.get_rng_state()
     inspection.measure_token_bytes(model)
@@ -87,7 +90,7 @@ def test_the_trial_leaves_nothing_behind() -> None:
 
 def test_bytes_of_a_token() -> None:
     """Against what a long row keeps."""
-    model, saved_tensors = network(dropout=0.1), {}
+    model, saved_tensors = build_network(dropout=0.1), {}
 
     def keep(tensor: Tensor) -> Tensor:
         saved_tensors[tensor.untyped_storage()._cdata] = tensor
@@ -95,7 +98,7 @@ def test_bytes_of_a_token() -> None:
 
     parameter_keys = {p.untyped_storage()._cdata for p in model.parameters()}
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        model.packed(*batch([32] * 64))
+        model.packed(*make_batch([32] * 64))
     activation_bytes = sum(
         x.untyped_storage().nbytes() for key, x in saved_tensors.items() if key not in parameter_keys
     )
@@ -104,7 +107,7 @@ def test_bytes_of_a_token() -> None:
 
 
 def test_a_row() -> None:
-    row = packed_attention.lay_out(batch([2, 4, 4])[1])
+    row = packed_attention.lay_out(make_batch([2, 4, 4])[1])
     assert row.token_positions.tolist() == [4, 5, 6, 7, 8, 9, 10, 11, 0, 1]
     assert row.size == 64
     (group,) = row.groups
@@ -112,23 +115,25 @@ def test_a_row() -> None:
     assert group.token_positions.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
     assert group.real is not None
     assert group.real[:, 0, 0].tolist() == [[True] * 4, [True] * 4, [True, True, False, False]]
-    assert packed_attention.lay_out(batch([4] * 40)[1]).groups[0].real is None
+    assert packed_attention.lay_out(make_batch([4] * 40)[1]).groups[0].real is None
 
 
 def test_recomputed_layers_are_the_same() -> None:
-    texts = batch()
-    plain_model, recomputed_model = network(dropout=0.3), network(dropout=0.3)
+    texts = make_batch()
+    plain_model, recomputed_model = build_network(dropout=0.3), build_network(dropout=0.3)
     recompute.recompute(recomputed_model)
-    stored_pass, recomputed_pass = (learned(model, model.packed, texts) for model in (plain_model, recomputed_model))
+    stored_pass, recomputed_pass = (
+        forward_backward(model, model.packed, texts) for model in (plain_model, recomputed_model)
+    )
     assert torch.equal(stored_pass[0], recomputed_pass[0])
     assert torch.equal(stored_pass[1], recomputed_pass[1])
 
 
 def test_in_bf16() -> None:
-    model, texts = network(dropout=0.0), batch()
+    model, texts = build_network(dropout=0.0), make_batch()
     with torch.autocast("cpu", torch.bfloat16):
-        packed, padded = (learned(model, call, texts) for call in (model.packed, model))
-    same(packed, padded, 0.03)
+        packed, padded = (forward_backward(model, call, texts) for call in (model.packed, model))
+    assert_close(packed, padded, 0.03)
 
 
 @pytest.mark.parametrize("kind", [nn.Dropout, DropoutFromBits])

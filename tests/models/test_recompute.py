@@ -25,13 +25,13 @@ from drivetrain.training import effective_settings
 from drivetrain.tuning import variants
 from tests import tiny
 from tests.messages import saying
-from tests.models.recomputed_networks import ENCODER, encoder, resnet
+from tests.models.recomputed_networks import ENCODER, build_encoder, build_resnet
 from tests.paths import MACHINES
 
 torch.set_num_threads(1)
 
 
-class Living(TorchDispatchMode):
+class TensorMemory(TorchDispatchMode):
     """Counts the bytes of all tensors that are made in it and still live, and their peak."""
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ def run_pass(network: nn.Module, inputs: tuple[Tensor, ...], recompute: bool) ->
     }
 
 
-@pytest.mark.parametrize("make", [encoder, resnet])
+@pytest.mark.parametrize("make", [build_encoder, build_resnet])
 def test_the_same_bits(make: Any) -> None:
     network, inputs = make()
     plain, saving = (run_pass(network, inputs, recompute) for recompute in (False, True))
@@ -88,7 +88,7 @@ def test_the_same_bits(make: Any) -> None:
 
 
 def test_buffers_move_once() -> None:
-    network, inputs = resnet()
+    network, inputs = build_resnet()
     plain, saving = (run_pass(network, inputs, recompute)["buffers"] for recompute in (False, True))
     counts = [b for b in saving if b.dtype == torch.int64]
     assert counts
@@ -96,7 +96,7 @@ def test_buffers_move_once() -> None:
     assert all(map(torch.equal, plain, saving))
 
 
-class Drifting(nn.Module):
+class DriftingBlock(nn.Module):
     """A block whose output depends on a buffer that every pass moves, as that of a spectral norm."""
 
     def __init__(self) -> None:
@@ -111,7 +111,7 @@ class Drifting(nn.Module):
 
 def test_the_second_pass_sees_the_buffers_of_the_first() -> None:
     torch.manual_seed(0)
-    network = nn.Sequential(*(Drifting() for _ in range(3)))
+    network = nn.Sequential(*(DriftingBlock() for _ in range(3)))
     assert len(blocks.find_repeated_blocks(network)) == 3
     x = torch.randn(4, 4)
     plain, saving = (run_pass(network, (x,), recompute) for recompute in (False, True))
@@ -137,7 +137,7 @@ def test_a_block_that_modifies_its_input_is_named() -> None:
         network(torch.randn(2, 4))
 
 
-@pytest.mark.parametrize("make", [encoder, resnet])
+@pytest.mark.parametrize("make", [build_encoder, build_resnet])
 def test_peak_memory_is_a_fifth_lower(make: Any) -> None:
     network, inputs = make()
     peaks = []
@@ -146,7 +146,7 @@ def test_peak_memory_is_a_fifth_lower(make: Any) -> None:
         if recompute:
             blocks.recompute(copied_network)
         copied_network(*inputs).sum().backward()  # gradients are there, so that activations are all that comes and goes
-        with Living() as living:
+        with TensorMemory() as living:
             copied_network(*inputs).logsumexp(dim=1).mean().backward()
         peaks.append(living.peak)
     print(f"{make.__name__}: {peaks[0]:,} bytes of activations at the peak, {peaks[1]:,} recomputed")
@@ -154,7 +154,7 @@ def test_peak_memory_is_a_fifth_lower(make: Any) -> None:
 
 
 def test_evaluation_is_left_alone() -> None:
-    network, inputs = resnet()
+    network, inputs = build_resnet()
     network.eval()
     before = network(*inputs)
     names = list(network.state_dict())
@@ -168,8 +168,8 @@ def test_evaluation_is_left_alone() -> None:
 @pytest.mark.parametrize(
     ("network", "count"),
     [
-        (encoder()[0], 4),
-        (resnet()[0], 8),
+        (build_encoder()[0], 4),
+        (build_resnet()[0], 8),
         (cnn.build("resnet50", channels=1, classes=2, image_size=32, width=4), 16),
         (cnn.build("small-cnn", channels=1, classes=2, image_size=8, width=4), 0),
         (cnn_lstm.build(channels=3, outputs=3, cnn_channels=(6, 6), lstm_hidden=7), 0),
@@ -196,7 +196,7 @@ train: {epochs: 3, batch_size: 16, optimizer: {lr: 1e-3}}
 def test_a_run_trains_to_the_same_bits(tmp_path: Path) -> None:
     outcomes = []
     for value in (False, True):
-        run = tiny.assembled(
+        run = tiny.assemble_run(
             tmp_path,
             job_spec.check(parse(RESNET, "tiny.yaml")),
             settings={"gradient_checkpointing": value, "micro_batch": 8},
@@ -227,7 +227,7 @@ def test_compile_is_refused_beside_it() -> None:
 
 def test_a_comparison_without_dropout_still_recomputes() -> None:
     """Else its peak of memory would be that of a network that keeps everything."""
-    network, _ = encoder()
+    network, _ = build_encoder()
     blocks.recompute(network)
     variants.turn_dropout_off(types.SimpleNamespace(model=network))  # type: ignore[arg-type]
     training = {type(module).__mro__[1].__name__ for module in network.modules() if module.training}

@@ -17,7 +17,7 @@ from drivetrain.models import safetensors_file
 from tests.messages import saying
 
 
-def mixed() -> dict[str, Tensor]:
+def make_tensors() -> dict[str, Tensor]:
     torch.manual_seed(0)
     weight = torch.randn(4, 3, 2, 2)
     return {
@@ -42,10 +42,10 @@ def mixed() -> dict[str, Tensor]:
 
 
 def test_the_library_reads_what_was_written(tmp_path: Path) -> None:
-    safetensors_file.write(tmp_path / "a.safetensors", mixed())
+    safetensors_file.write(tmp_path / "a.safetensors", make_tensors())
     tensors = safetensors.torch.load_file(tmp_path / "a.safetensors")
-    assert tensors.keys() == mixed().keys()
-    for name, value in mixed().items():
+    assert tensors.keys() == make_tensors().keys()
+    for name, value in make_tensors().items():
         assert (tensors[name].dtype, tensors[name].shape) == (value.dtype, value.shape), name
         assert torch.equal(
             tensors[name].view(torch.uint8) if value.ndim else tensors[name],

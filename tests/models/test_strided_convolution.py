@@ -35,7 +35,7 @@ WORST = [
     ],
 )
 def test_correct_and_within_bounds(cap: str, threads: int) -> None:
-    heap.require()
+    heap.require_checker()
     assert answers(WORST, cap, threads) == {}
 
 
@@ -135,13 +135,13 @@ optimize: {cpu_threads: 1, channels_last: true, measure: off}
 
 
 def test_a_narrow_resnet_trains_and_notes_the_rewritten_convolutions(tmp_path: Path) -> None:
-    heap.require()
+    heap.require_checker()
     labels = np.arange(48) % 3
     images = np.random.default_rng(0).integers(0, 256, (48, 16, 16)).astype(np.uint8)
     np.savez(tmp_path / "images.npz", images=images, labels=labels)
     (tmp_path / "job.yaml").write_text(JOB)
     command = ["drivetrain", "train", str(tmp_path / "job.yaml"), "--runs", str(tmp_path / "runs")]
-    process = heap.run(command, heap.environment("AVX2"))
+    process = heap.run_module(command, heap.environment("AVX2"))
     assert process.returncode == 0, process.stdout[-2000:] + process.stderr[-2000:]
     assert says(process.stdout, "convolution-stride-over-every", "stages.1.0.shortcut.0", "stages.2.0.shortcut.0", 1)
     events = (tmp_path / "runs" / "narrow-001" / "events.jsonl").read_text()

@@ -43,13 +43,13 @@ class Extra(Network):
         self.value = state
 
 
-class Keeping(Network):
+class KeepingNetwork(Network):
     def forward(self, inputs: Tensor) -> Tensor:
         self.before = super().forward(inputs)
         return self.before
 
 
-class Asking(Network):
+class GradientNetwork(Network):
     """Asks for a gradient in its forward pass, also when it is evaluated."""
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -92,7 +92,7 @@ def refuse(problem: str, possible: str, action: str) -> SpecError:
         (lambda: nn.Sequential(Extra({"n": 1})), "get_extra_state() of 0 gives a dict", "register_buffer"),
         (with_complex, "phase has complex numbers", "torch.view_as_complex"),
         (lambda: torch.jit.script(Network()), "of torch.jit", "return the module itself"),
-        (Keeping, "before is a tensor of the last forward pass", "VALUE.detach()"),
+        (KeepingNetwork, "before is a tensor of the last forward pass", "VALUE.detach()"),
         (with_lock, "cannot be copied: copy.deepcopy raised TypeError", ""),
     ],
 )  # fmt: skip
@@ -109,14 +109,14 @@ def test_what_cannot_be_copied_or_stored_is_refused(make: Any, problem: str, act
         lambda: with_old_norm(nn.utils.parametrizations.weight_norm),
         lambda: with_old_norm(nn.utils.parametrizations.spectral_norm),
         lambda: Extra(torch.tensor(3)),
-        Asking,
+        GradientNetwork,
     ],
 )
 def test_what_can_is_trained_and_evaluated(make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     network = make()
     dry_run.check_network(network, tiny.dataset(), "the model", refuse)
     monkeypatch.setattr(tiny, "build", lambda *_: Model(network, "own", {}, Freeze()))
-    run = tiny.assembled(tmp_path, tiny.job())
+    run = tiny.assemble_run(tmp_path, tiny.job())
     before = network.state_dict()["last.bias"].clone()
     tiny.losses(run, 2)
     assert not torch.equal(network.state_dict()["last.bias"], before)

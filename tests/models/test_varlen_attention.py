@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from drivetrain.models import packed_attention, recompute
-from tests.models.packed_texts import LENGTHS, batch, learned, network, same
+from tests.models.packed_texts import LENGTHS, assert_close, build_network, forward_backward, make_batch
 
 HALF, BRAIN, FULL = torch.float16, torch.bfloat16, torch.float32
 
@@ -52,39 +52,41 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Reference:
 def test_outputs_and_gradients_are_those_of_padded_texts(
     kernel: Reference, family: str, lengths: list[int], pooling: str
 ) -> None:
-    model, texts = network(family, pooling), batch(lengths)
-    same(learned(model, model.packed, texts), learned(model, model, texts))
+    model, texts = build_network(family, pooling), make_batch(lengths)
+    assert_close(forward_backward(model, model.packed, texts), forward_backward(model, model, texts))
     assert len(kernel.calls) == 2  # one for each layer
 
 
 def test_one_call_a_layer_gets_every_text_and_the_filled_up_end(kernel: Reference) -> None:
-    model = network("distilbert", dropout=0.25)
-    learned(model, model.packed, batch([2, 0, 40, 4]))
+    model = build_network("distilbert", dropout=0.25)
+    forward_backward(model, model.packed, make_batch([2, 0, 40, 4]))
     model.eval()
-    learned(model, model.packed, batch([64]))
+    forward_backward(model, model.packed, make_batch([64]))
     assert kernel.calls[::2] == [([0, 2, 42, 46, 64], 40, 0.25, (64, 2, 8)), ([0, 64], 64, 0.0, (64, 2, 8))]
 
 
 def test_narrow_heads_are_filled_up(kernel: Reference, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, texts = network(), batch()
-    padded = learned(model, model, texts)
+    model, texts = build_network(), make_batch()
+    padded = forward_backward(model, model, texts)
     monkeypatch.setattr(packed_attention, "WIDTH_MULTIPLE", 24)
-    same(learned(model, model.packed, texts), padded)
+    assert_close(forward_backward(model, model.packed, texts), padded)
     assert {shape[2] for *_, shape in kernel.calls} == {24}
 
 
 def test_recomputed_layers_are_the_same(kernel: Reference) -> None:
-    plain_model, recomputed_model, texts = network(dropout=0.3), network(dropout=0.3), batch()
+    plain_model, recomputed_model, texts = build_network(dropout=0.3), build_network(dropout=0.3), make_batch()
     recompute.recompute(recomputed_model)
-    stored_pass, recomputed_pass = (learned(model, model.packed, texts) for model in (plain_model, recomputed_model))
+    stored_pass, recomputed_pass = (
+        forward_backward(model, model.packed, texts) for model in (plain_model, recomputed_model)
+    )
     assert torch.equal(stored_pass[1], recomputed_pass[1])
 
 
 def test_in_bf16(kernel: Reference) -> None:
-    model, texts = network(), batch()
+    model, texts = build_network(), make_batch()
     with torch.autocast("cpu", BRAIN):
-        packed, padded = (learned(model, call, texts) for call in (model.packed, model))
-    same(packed, padded, 0.03)
+        packed, padded = (forward_backward(model, call, texts) for call in (model.packed, model))
+    assert_close(packed, padded, 0.03)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +132,7 @@ class Operators(TorchDispatchMode):
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_torch_accepts_the_calls_with_their_gradients(kind: Callable[..., Tensor], dropout: float) -> None:
     """By the declarations of the operators, on tensors without numbers."""
-    row = packed_attention.lay_out(batch()[1], kind)
+    row = packed_attention.lay_out(make_batch()[1], kind)
     assert row.starts is not None
     query = torch.empty(row.size, 2, 8, device="meta", dtype=HALF, requires_grad=True)
     with Operators() as operators:

@@ -74,9 +74,9 @@ def test_on_trains_to_the_same_loss_within_its_effect(optimization: Optimization
     if not values:
         pytest.skip("nothing to switch on in this process, or on this machine")
     job = tiny.job(train="optimizer: {lr: 1e-3}")
-    plain_losses = tiny.losses(tiny.assembled(tmp_path, job), 4)
+    plain_losses = tiny.losses(tiny.assemble_run(tmp_path, job), 4)
     for value in values:
-        run = tiny.assembled(tmp_path, job, settings={optimization.name: value})  # type: ignore[dict-item]
+        run = tiny.assemble_run(tmp_path, job, settings={optimization.name: value})  # type: ignore[dict-item]
         assert optimization.effective(run) == value
         effect = optimization.effect(inspect_workload(run.dataset, run.model))
         if effect is Effect.TRAINING:
@@ -86,8 +86,8 @@ def test_on_trains_to_the_same_loss_within_its_effect(optimization: Optimization
 
 
 def test_off_changes_nothing(optimization: Optimization, tmp_path: Path) -> None:
-    run = tiny.assembled(tmp_path, tiny.job(), settings={optimization.name: optimization.off})
+    run = tiny.assemble_run(tmp_path, tiny.job(), settings={optimization.name: optimization.off})
     weights = {name: value.clone() for name, value in run.model.state_dict().items()}
-    other_run = tiny.assembled(tmp_path, tiny.job())
+    other_run = tiny.assemble_run(tmp_path, tiny.job())
     assert all(torch.equal(weights[name], value) for name, value in other_run.model.state_dict().items())
     assert tiny.losses(run, 3) == tiny.losses(other_run, 3)

@@ -312,11 +312,11 @@ def test_where_no_memory_can_be_pinned_ordinary_memory_is_used(monkeypatch: pyte
 
 def test_settings_of_the_process_are_those_of_the_plan(tmp_path: Path) -> None:
     kernels = torch_settings.list_attention_kernels()
-    run = tiny.assembled(tmp_path, tiny.job(), settings={"attention": "math", "cudnn_benchmark": True})
+    run = tiny.assemble_run(tmp_path, tiny.job(), settings={"attention": "math", "cudnn_benchmark": True})
     assert torch_settings.list_attention_kernels() == (False, False, False)
     assert (attention.effective(run), cudnn_benchmark.effective(run)) == ("math", True)
     assert torch.backends.cudnn.benchmark_limit == cudnn_benchmark.TRIED_KERNELS
-    default_run = tiny.assembled(tmp_path, tiny.job())
+    default_run = tiny.assemble_run(tmp_path, tiny.job())
     assert (attention.effective(default_run), cudnn_benchmark.effective(default_run)) == ("auto", False)
     assert torch_settings.list_attention_kernels() == kernels
 
@@ -331,7 +331,7 @@ def test_graphs_are_recorded_for_whole_batches_only(tmp_path: Path, monkeypatch:
         return lambda *inputs: buffer.copy_(network(*inputs).detach()) if mode else network(*inputs)
 
     monkeypatch.setattr(torch, "compile", compiled)
-    step: Step = tiny.assembled(tmp_path, tiny.job()).step
+    step: Step = tiny.assemble_run(tmp_path, tiny.job()).step
     step = step.compile(graphs=True)
     inputs = (torch.randn(16, 1, 8, 8),)
     out = step.outputs(inputs)

@@ -34,12 +34,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def images(path: Path) -> Job:
-    shards.folder(path / "s", shards=6)
+    shards.write_shards(path / "s", shards=6)
     return shards.job(path, "s", streams=2)
 
 
 def texts(path: Path) -> Job:
-    text_shards.folder(path / "s", shards=6)
+    text_shards.write_shards(path / "s", shards=6)
     return text_shards.job(path, "s", stream=", stream: {streams: 2, window: 2}")
 
 
@@ -114,7 +114,7 @@ def assemble_run(folder: Path, job: Job, settings: dict[str, Value]) -> run.Run:
         for decision in plain_plan.decisions
     ]
     job_plan = plan.Plan(tuple(decisions), plain_plan.image, plain_plan.image_reason, plain_plan.profile)
-    return run.assemble(job, machine, job_plan, folder, data, network, tiny.Quiet(), PhaseTimer())
+    return run.assemble(job, machine, job_plan, folder, data, network, tiny.QuietSignals(), PhaseTimer())
 
 
 @TASKS

@@ -25,7 +25,7 @@ from drivetrain.training.evaluation.validation import evaluate
 from drivetrain.training.step import Step
 from drivetrain.training.step_result import StepResult
 from tests import reports, tiny
-from tests.models.cached_features import Recorder, made
+from tests.models.cached_features import Recorder, assemble_run
 from tests.paths import MACHINES
 
 STILL = f"{reports.ENCODER[:-1]}, dropout: 0.0"
@@ -64,7 +64,7 @@ def gradient(trained_run: run.Run, size: int = 24) -> tuple[StepResult, torch.Te
     ids = np.arange(size)
     targets = {name: y[:size] for name, y in trained_run.dataset.train.targets.items()}
     outcome = trained_run.step(Batch(ids, trained_run.dataset.train.gather(ids), targets), seed=0)
-    return outcome, recorder.seen
+    return outcome, recorder.gradients
 
 
 @pytest.mark.parametrize("micro", [None, 3])
@@ -74,11 +74,11 @@ def test_loss_gradients_and_metrics_are_those_of_the_whole_batch(
     tmp_path: Path, model: str, tokens: int | str, micro: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(unpadding, "MAX_ROW_TOKENS", 200)
-    reports.write(tmp_path)
+    reports.write_reports(tmp_path)
     labels = "{modo: 0.1, causa: {weight: 0.6, class_weights: balanced}, prioridad: 0.3}"
     job = reports.job(tmp_path, model=STILL + model, labels=labels)
-    full_batch = made(tmp_path, job, False)
-    unpadded = made(tmp_path, job, "freeze" in model, {"unpadding": tokens, "micro_batch": micro or "off"})
+    full_batch = assemble_run(tmp_path, job, False)
+    unpadded = assemble_run(tmp_path, job, "freeze" in model, {"unpadding": tokens, "micro_batch": micro or "off"})
     assert unpadding.effective(unpadded) == tokens
     assert unpadding.effective(full_batch) == "off"
     widths: list[tuple[int, int, int]] = []
@@ -107,16 +107,16 @@ def test_loss_gradients_and_metrics_are_those_of_the_whole_batch(
 @pytest.mark.parametrize("value", [128, "packed"])
 def test_vectors_of_a_frozen_encoder_are_trained_on_as_they_are(tmp_path: Path, value: int | str) -> None:
     """There is nothing left to cut or to pack, even where a stored plan says so."""
-    reports.write(tmp_path)
+    reports.write_reports(tmp_path)
     job = reports.job(tmp_path, model=f"{reports.ENCODER[:-1]}, freeze: {{names: [encoder]}}}}")
-    unpadded = made(tmp_path, job, True, {"unpadding": value})
-    full_batch = made(tmp_path, job, True)
+    unpadded = assemble_run(tmp_path, job, True, {"unpadding": value})
+    full_batch = assemble_run(tmp_path, job, True)
     assert tiny.losses(unpadded, 2) == pytest.approx(tiny.losses(full_batch, 2), rel=1e-5)
 
 
 def test_fewer_tokens_are_computed_and_each_real_one_once(tmp_path: Path) -> None:
-    reports.write(tmp_path)
-    ours = made(tmp_path, reports.job(tmp_path, model=STILL + "}"), False, {"unpadding": 128})
+    reports.write_reports(tmp_path)
+    ours = assemble_run(tmp_path, reports.job(tmp_path, model=STILL + "}"), False, {"unpadding": 128})
     batch = next(iter(ours.batches.epoch(0)))
     parts = list(ours.step.micro_batches(batch))
     assert sorted(np.concatenate([part.ids for part in parts]).tolist()) == sorted(batch.ids.tolist())
@@ -128,12 +128,12 @@ def test_fewer_tokens_are_computed_and_each_real_one_once(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("value", [64, "packed"])
 def test_with_dropout_a_step_again_is_the_same_step(tmp_path: Path, value: int | str) -> None:
-    reports.write(tmp_path)
+    reports.write_reports(tmp_path)
     job = reports.job(tmp_path)
-    first, repeated, other = (made(tmp_path, job, False, {"unpadding": value}) for _ in range(3))
+    first, repeated, other = (assemble_run(tmp_path, job, False, {"unpadding": value}) for _ in range(3))
     assert tiny.losses(first, 4) == tiny.losses(repeated, 4)
     other.counters.step = 1
-    assert tiny.losses(other, 1) != tiny.losses(made(tmp_path, job, False, {"unpadding": value}), 1)
+    assert tiny.losses(other, 1) != tiny.losses(assemble_run(tmp_path, job, False, {"unpadding": value}), 1)
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ def test_with_dropout_a_step_again_is_the_same_step(tmp_path: Path, value: int |
 def test_it_is_chosen_for_texts(
     tmp_path: Path, task: str, facts: Workload | None, gpu: bool, value: int | str, reason: str
 ) -> None:
-    reports.write(tmp_path)
+    reports.write_reports(tmp_path)
     model = reports.ENCODER[:-1] + (", freeze: {names: [encoder]}}" if task == "frozen" else "}")
     job = tiny.job() if task == "image" else reports.job(tmp_path, model=model)
     if task == "compiled":
@@ -258,14 +258,14 @@ def test_on_gpus_hardly_any_padding_is_computed_by_default(
 ) -> None:
     """Computed tokens over real ones, of the default encoder and of one like BERT-base, by plan and step as they are."""
     monkeypatch.setattr(inspection, "find_packing_obstacle", lambda network, dtype: "")
-    reports.write(tmp_path, 1000)
+    reports.write_reports(tmp_path, 1000)
     job = reports.job(tmp_path, model="{name: encoder}")
     job = job.model_copy(update={"train": job.train.model_copy(update={"batch_size": batch})})
     lengths, small = draw_lengths(job, which)
     large = replace(
         small, parameters=110_000_000, trainable=110_000_000, token_bytes=600_000, blocks=12, token_work=6 * 85e6
     )
-    plain = made(tmp_path, job, False)
+    plain = assemble_run(tmp_path, job, False)
     for machine in ("t4", "t4-driver580", "rtx3060-driver550", "rtx3060-driver580", "h100"):
         plain.hardware = tiny.facts.read_hardware(MACHINES / f"{machine}.json")
         for facts in (small, large):
@@ -303,8 +303,8 @@ def test_a_gpu_without_the_kernels_cuts_and_says_so(
         raise RuntimeError(f"CUDA error: {obstacle}\nCompile with")
 
     monkeypatch.setattr(packed_attention, "find_kernel", lambda hidden, width: kernel if obstacle else None)
-    reports.write(tmp_path)
-    unpadded = made(tmp_path, reports.job(tmp_path, model=STILL + "}"), False)
+    reports.write_reports(tmp_path)
+    unpadded = assemble_run(tmp_path, reports.job(tmp_path, model=STILL + "}"), False)
     unpadded.hardware = tiny.facts.read_hardware(MACHINES / "t4.json")
     events: list[str] = []
     monkeypatch.setattr(unpadded.events, "add", lambda kind, text: events.append(text))
@@ -315,8 +315,8 @@ def test_a_gpu_without_the_kernels_cuts_and_says_so(
 
 
 def test_the_step_on_a_gpu_cuts_by_what_a_pass_costs_there(tmp_path: Path) -> None:
-    reports.write(tmp_path)
-    ours = made(tmp_path, reports.job(tmp_path, model=STILL + "}"), False)
+    reports.write_reports(tmp_path)
+    ours = assemble_run(tmp_path, reports.job(tmp_path, model=STILL + "}"), False)
     ours.hardware = tiny.facts.read_hardware(MACHINES / "t4.json")
     unpadding.apply(ours, unpadding.GPU_TOKENS)
     splitter = ours.step.options.splitter

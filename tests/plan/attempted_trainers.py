@@ -22,12 +22,12 @@ KILLED = 137
 class Trainers:
     """Stands in for the trainers of one run: each leaves a plan and a checkpoint behind, and ends as it is told."""
 
-    def __init__(self, run: Path, *ends: int, **settled: Any) -> None:
-        self.run, self.ends, self.settled = run, list(ends), settled
-        self.kills, self.smaller = 0, dict[int, int]()
-        """`smaller`: by attempt, the micro-batch that the trainer itself has gone down to."""
-        self.plans, self.words = list[plan.Plan](), list[list[str]]()
-        self.begins = True
+    def __init__(self, run: Path, *exit_codes: int, **measured: Any) -> None:
+        self.run, self.exit_codes, self.measured = run, list(exit_codes), measured
+        self.kills, self.reduced_micro_batches = 0, dict[int, int]()
+        """`reduced_micro_batches`: by attempt, the micro-batch that the trainer itself has gone down to."""
+        self.plans, self.arguments = list[plan.Plan](), list[list[str]]()
+        self.writes_checkpoint = True
 
     def __call__(
         self,
@@ -41,23 +41,23 @@ class Trainers:
     ) -> int:
         trained_plan = plan.load(self.run / "plan.json")
         self.plans.append(trained_plan)
-        self.words.append(list(arguments))
-        if len(self.plans) == 1 and self.begins:
+        self.arguments.append(list(arguments))
+        if len(self.plans) == 1 and self.writes_checkpoint:
             rows = [
-                replace(row, value=self.settled[row.name], source="measured") if row.name in self.settled else row
+                replace(row, value=self.measured[row.name], source="measured") if row.name in self.measured else row
                 for row in trained_plan.decisions
             ]
             trained_plan = replace(
                 trained_plan, decisions=tuple(rows), seen={"micro_batch": {"asked": "off", "seen": "off"}}
             )
             write_json(self.run / "plan.json", trained_plan.to_json())
-        if self.begins:
+        if self.writes_checkpoint:
             folder = self.run / "checkpoints" / "step-4"
             folder.mkdir(parents=True, exist_ok=True)
             value = trained_plan.value("micro_batch")
-            micro_batch = self.smaller.get(len(self.plans), None if value == "off" else value)
+            micro_batch = self.reduced_micro_batches.get(len(self.plans), None if value == "off" else value)
             write_json(folder / "state.json", {"micro_batch": micro_batch})
-        code = self.ends[len(self.plans) - 1]
+        code = self.exit_codes[len(self.plans) - 1]
         self.kills += code == KILLED
         return code
 
@@ -70,7 +70,7 @@ def folder(tmp_path: Path) -> Path:
     return run
 
 
-def attempted(trainers: Trainers, monkeypatch: pytest.MonkeyPatch, optimize: str = "") -> int:
+def run_attempts(trainers: Trainers, monkeypatch: pytest.MonkeyPatch, optimize: str = "") -> int:
     machine, job = tiny.machine(), tiny.job(optimize=optimize)
     monkeypatch.setattr(supervisor, "run_trainers", trainers)
     monkeypatch.setattr(cgroup, "read_oom_kills", lambda root: trainers.kills)
@@ -79,5 +79,5 @@ def attempted(trainers: Trainers, monkeypatch: pytest.MonkeyPatch, optimize: str
     return supervisor._attempts(request, job, machine, plan.resolve(job, machine), run)
 
 
-def row(of: plan.Plan, name: str) -> plan.Decision:
-    return next(row for row in of.decisions if row.name == name)
+def find_decision(job_plan: plan.Plan, name: str) -> plan.Decision:
+    return next(row for row in job_plan.decisions if row.name == name)

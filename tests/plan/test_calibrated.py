@@ -23,7 +23,7 @@ from drivetrain.plan.chip_profiles import PROFILES, Preference
 from drivetrain.plan.evidence import Measurement
 from drivetrain.plan.plan import Decision
 from drivetrain.plan.plan_table import render
-from tests import calibrated, paths
+from tests import calibrations, paths
 
 CNN = Workload(layers={"Conv2d": 3, "Linear": 1, "Dropout": 1}, parameters=120_000, trainable=120_000, samples=100)
 MLP = Workload(layers={"Linear": 3}, parameters=90_000, trainable=90_000, samples=100)
@@ -43,7 +43,7 @@ def row(name: str, job: Job, machine: Hardware, workload: Workload | None = CNN,
 
 
 def rows_of(name: str, ratio: float, spread: float = 0.02) -> tuple[Probe, ...]:
-    return tuple(p for p in calibrated.probes(ratio, spread) if p.setting == name)
+    return tuple(p for p in calibrations.make_probes(ratio, spread) if p.setting == name)
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def rows_of(name: str, ratio: float, spread: float = 0.02) -> tuple[Probe, ...]:
     ],
 )
 def test_the_clearly_faster_value_is_taken(name: str, ratio: float, value: object) -> None:
-    decision = row(name, make_job(), calibrated.machine(read_machine(), rows_of(name, ratio)))
+    decision = row(name, make_job(), calibrations.add_calibration(read_machine(), rows_of(name, ratio)))
     assert (decision.value, decision.source) == (value, "calibrated")
     assert "2026-11-23" in decision.reason
     assert f"{ratio:.2f}x" in decision.reason
@@ -68,7 +68,9 @@ def test_the_clearly_faster_value_is_taken(name: str, ratio: float, value: objec
 
 @pytest.mark.parametrize(("ratio", "spread"), [(1.02, 0.01), (1.3, 0.4), (0.97, 0.01)])
 def test_within_the_spread_nothing_is_decided_and_the_plan_says_so(ratio: float, spread: float) -> None:
-    decision = row("precision", make_job(), calibrated.machine(read_machine(), rows_of("precision", ratio, spread)))
+    decision = row(
+        "precision", make_job(), calibrations.add_calibration(read_machine(), rows_of("precision", ratio, spread))
+    )
     assert (decision.value, decision.source) == ("fp32", "choice")
     assert decision.evidence is not None
     assert decision.evidence.startswith("no clear difference: ")
@@ -76,7 +78,7 @@ def test_within_the_spread_nothing_is_decided_and_the_plan_says_so(ratio: float,
 
 
 def test_the_precedence() -> None:
-    machine = calibrated.machine(read_machine(), calibrated.probes(1.6))
+    machine = calibrations.add_calibration(read_machine(), calibrations.make_probes(1.6))
     measured = {"precision": Measurement("fp32", "bf16 0.9x", "2026-11-20")}
     assert row("precision", make_job("precision: fp32"), machine, measured=measured).source == "job"
     assert row("precision", make_job(), machine, measured=measured).source == "measured"
@@ -91,12 +93,13 @@ def test_it_comes_before_a_profile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("drivetrain.plan.chip_profiles.PROFILES", (replace(PROFILES[-1], preferences=preferences),))
     assert row("precision", make_job(), read_machine()).source == "profile"
     assert (
-        row("precision", make_job(), calibrated.machine(read_machine(), calibrated.probes(1.6))).source == "calibrated"
+        row("precision", make_job(), calibrations.add_calibration(read_machine(), calibrations.make_probes(1.6))).source
+        == "calibrated"
     )
 
 
 def test_measure_off_and_several_processes_use_none() -> None:
-    machine = calibrated.machine(read_machine(), calibrated.probes(1.6))
+    machine = calibrations.add_calibration(read_machine(), calibrations.make_probes(1.6))
     assert row("precision", make_job("measure: off"), machine).source == "choice"
     processes_job = make_job(settings="limits: {processes: 2}\n")
     assert row("precision", processes_job, machine).source == "choice"
@@ -104,12 +107,12 @@ def test_measure_off_and_several_processes_use_none() -> None:
 
 def test_a_value_that_is_not_possible_is_not_taken() -> None:
     machine = read_machine("codespace-2core-cgroup2")
-    decision = row("precision", make_job(), calibrated.machine(machine, rows_of("precision", 5.0)))
+    decision = row("precision", make_job(), calibrations.add_calibration(machine, rows_of("precision", 5.0)))
     assert (decision.value, decision.source) == ("fp32", "choice")
 
 
 def test_it_is_provisional_until_the_network_is_known() -> None:
-    machine = calibrated.machine(read_machine(), calibrated.probes(1.6))
+    machine = calibrations.add_calibration(read_machine(), calibrations.make_probes(1.6))
     assert row("precision", make_job(), machine, None).provisional
     assert not row("precision", make_job(), machine, CNN).provisional
     assert not row("cpu_threads", make_job(), machine, None).provisional
@@ -117,30 +120,33 @@ def test_it_is_provisional_until_the_network_is_known() -> None:
 
 def test_the_probe_is_that_of_the_layers_not_of_the_task() -> None:
     rows = (
-        calibrated.probe("precision", "bf16", "fp32", "convolution", 2.0),
-        calibrated.probe("precision", "bf16", "fp32", "linear", 0.5),
+        calibrations.make_probe("precision", "bf16", "fp32", "convolution", 2.0),
+        calibrations.make_probe("precision", "bf16", "fp32", "linear", 0.5),
     )
-    machine = calibrated.machine(read_machine(), rows)
+    machine = calibrations.add_calibration(read_machine(), rows)
     assert row("precision", make_job(), machine, CNN).value == "bf16"
     assert row("precision", make_job(), machine, MLP).value == "fp32"
 
 
 def test_threads_need_all_sizes_to_agree_and_a_quiet_machine() -> None:
     rows = (
-        calibrated.probe("cpu_threads", "1", "2", "convolution", 1.8, calibrated.NARROW),
-        calibrated.probe("cpu_threads", "1", "2", "convolution", 0.9, calibrated.WIDE),
+        calibrations.make_probe("cpu_threads", "1", "2", "convolution", 1.8, calibrations.NARROW),
+        calibrations.make_probe("cpu_threads", "1", "2", "convolution", 0.9, calibrations.WIDE),
     )
-    assert row("cpu_threads", make_job(), calibrated.machine(read_machine(), rows)).value == 2
-    assert row("cpu_threads", make_job(), calibrated.machine(read_machine(), rows[:1])).value == 1
-    assert row("cpu_threads", make_job(), calibrated.machine(read_machine(), rows[:1], waited=0.4)).source == "choice"
+    assert row("cpu_threads", make_job(), calibrations.add_calibration(read_machine(), rows)).value == 2
+    assert row("cpu_threads", make_job(), calibrations.add_calibration(read_machine(), rows[:1])).value == 1
+    assert (
+        row("cpu_threads", make_job(), calibrations.add_calibration(read_machine(), rows[:1], waited=0.4)).source
+        == "choice"
+    )
 
 
 def test_the_layout_is_that_of_the_number_format_of_the_job() -> None:
     rows = (
-        calibrated.probe("channels_last", "true", "false", "convolution", 1.3),
-        calibrated.probe("channels_last", "true", "false", "convolution", 0.7, beside="precision=bf16"),
+        calibrations.make_probe("channels_last", "true", "false", "convolution", 1.3),
+        calibrations.make_probe("channels_last", "true", "false", "convolution", 0.7, beside="precision=bf16"),
     )
-    machine = calibrated.machine(read_machine(), rows)
+    machine = calibrations.add_calibration(read_machine(), rows)
     assert row("channels_last", make_job(), machine).value is True
     assert row("channels_last", make_job("precision: bf16"), machine).value is False
 
@@ -149,7 +155,7 @@ def test_a_clearly_bad_value_is_not_measured() -> None:
     precision = next(o for o in optimizations.every() if o.name == "precision")
 
     def explain(ratio: float, job: Job, spread: float = 0.02) -> str | None:
-        machine = calibrated.machine(read_machine(), rows_of("precision", ratio, spread))
+        machine = calibrations.add_calibration(read_machine(), rows_of("precision", ratio, spread))
         return deciding.explain_hopeless(precision, job, machine, CNN, "bf16", "fp32")
 
     assert explain(0.3, make_job()) == "calibrated 0.30x fp32 on 2026-11-23"
@@ -162,7 +168,7 @@ def test_a_clearly_bad_value_is_not_measured() -> None:
 @pytest.mark.parametrize("path", sorted(paths.MACHINES.glob("*.json")), ids=lambda path: path.stem)
 @pytest.mark.parametrize("ratio", [0.1, 9.0])
 def test_every_machine_gets_a_possible_plan(path: Path, ratio: float) -> None:
-    machine = calibrated.machine(facts.read_hardware(path), calibrated.probes(ratio))
+    machine = calibrations.add_calibration(facts.read_hardware(path), calibrations.make_probes(ratio))
     for workload in (None, CNN):
         plan = plans.resolve(make_job(), machine, workload)
         for optimization in optimizations.every():
@@ -170,7 +176,7 @@ def test_every_machine_gets_a_possible_plan(path: Path, ratio: float) -> None:
 
 
 def test_the_plan_says_that_it_used_probes_of_this_machine_and_from_when() -> None:
-    calibrated_machine = calibrated.machine(read_machine(), calibrated.probes(1.6))
+    calibrated_machine = calibrations.add_calibration(read_machine(), calibrations.make_probes(1.6))
     for machine, is_told in ((read_machine(), False), (calibrated_machine, True)):
         with StringIO() as file:
             plan = plans.resolve(make_job(), machine, CNN)

@@ -19,13 +19,13 @@ from drivetrain.system.files import read_json, write_json
 from drivetrain.training.checkpoints import resume
 from tests import tiny
 from tests.messages import get_message, says_each, says_only
-from tests.plan.attempted_trainers import KILLED, Trainers, attempted, folder, row
+from tests.plan.attempted_trainers import KILLED, Trainers, find_decision, folder, run_attempts
 
 __all__ = ["folder"]
 
 
 @pytest.fixture(autouse=True)
-def handlers() -> Iterator[None]:
+def restore_handlers() -> Iterator[None]:
     """A supervisor ignores signals once its run is over; this process has more to do."""
     before = {number: signal.getsignal(number) for number in (*signals.HANDLED_SIGNALS, signal.SIGHUP)}
     yield
@@ -35,35 +35,35 @@ def handlers() -> Iterator[None]:
 
 def test_after_a_kill_for_memory_the_settled_plan_goes_on(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainers = Trainers(folder, KILLED, 0, micro_batch=8, precision="bf16", channels_last=True)
-    assert attempted(trainers, monkeypatch) == 0
+    assert run_attempts(trainers, monkeypatch) == 0
     second_plan = trainers.plans[1]
     assert (second_plan.value("micro_batch"), second_plan.value("precision"), second_plan.value("channels_last")) == (
         4,
         "bf16",
         True,
     )
-    assert row(second_plan, "precision").source == "measured"
-    assert row(second_plan, "micro_batch").reason.endswith("with 8 at a time")
+    assert find_decision(second_plan, "precision").source == "measured"
+    assert find_decision(second_plan, "micro_batch").reason.endswith("with 8 at a time")
     assert second_plan.seen == {}
 
 
 def test_several_processes_halve_the_part_that_each_computes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(world, "count_trainers", lambda job, machine: 4)  # of 16 samples each computes 4
     trainers = Trainers(folder, KILLED, KILLED, 0)
-    assert attempted(trainers, monkeypatch) == 0
+    assert run_attempts(trainers, monkeypatch) == 0
     assert [attempt_plan.value("micro_batch") for attempt_plan in trainers.plans] == ["off", 2, 1]
 
 
 def test_a_second_oom_kill_halves_the_micro_batch_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainers = Trainers(folder, KILLED, KILLED, 0, micro_batch=8)
-    assert attempted(trainers, monkeypatch) == 0
+    assert run_attempts(trainers, monkeypatch) == 0
     assert [attempt_plan.value("micro_batch") for attempt_plan in trainers.plans] == ["off", 4, 2]
 
 
 def test_a_micro_batch_reduced_by_the_trainer_is_halved(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainers = Trainers(folder, KILLED, 0)
-    trainers.smaller = {1: 4}  # of 16: it ran out of memory in a step, and later it was killed
-    assert attempted(trainers, monkeypatch) == 0
+    trainers.reduced_micro_batches = {1: 4}  # of 16: it ran out of memory in a step, and later it was killed
+    assert run_attempts(trainers, monkeypatch) == 0
     assert trainers.plans[1].value("micro_batch") == 2
 
 
@@ -71,9 +71,9 @@ def test_a_trainer_that_is_killed_while_it_measures_is_tried_without(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainers = Trainers(folder, KILLED, KILLED, 0)
-    trainers.begins = False
-    assert attempted(trainers, monkeypatch) == 0
-    assert trainers.words == [[], ["--measured"], ["--measured"]]
+    trainers.writes_checkpoint = False
+    assert run_attempts(trainers, monkeypatch) == 0
+    assert trainers.arguments == [[], ["--measured"], ["--measured"]]
     assert [attempt_plan.value("micro_batch") for attempt_plan in trainers.plans] == ["off", "off", 8]
 
 
@@ -81,16 +81,16 @@ def test_nothing_is_tried_without_measuring_that_measures_nothing(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trainers = Trainers(folder, KILLED, 0)
-    trainers.begins = False
-    assert attempted(trainers, monkeypatch, optimize="measure: off") == 0
+    trainers.writes_checkpoint = False
+    assert run_attempts(trainers, monkeypatch, optimize="measure: off") == 0
     assert [attempt_plan.value("micro_batch") for attempt_plan in trainers.plans] == ["off", 8]
 
 
 def test_a_new_process_for_the_final_plan_does_not_measure_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainers = Trainers(folder, Replanned.exit_code, KILLED, 0, micro_batch=8)
-    assert attempted(trainers, monkeypatch) == 0
+    assert run_attempts(trainers, monkeypatch) == 0
     assert [attempt_plan.value("micro_batch") for attempt_plan in trainers.plans] == ["off", 8, 4]
-    assert trainers.words == [[], ["--measured"], ["--measured"]]
+    assert trainers.arguments == [[], ["--measured"], ["--measured"]]
 
 
 def test_the_effective_plan_has_what_a_checkpoint_learned(folder: Path) -> None:
@@ -98,7 +98,7 @@ def test_the_effective_plan_has_what_a_checkpoint_learned(folder: Path) -> None:
     for step, micro_batch in ((9, 8), (10, 2)):
         (folder / "checkpoints" / f"step-{step}").mkdir(parents=True)
         write_json(folder / "checkpoints" / f"step-{step}" / "state.json", {"micro_batch": micro_batch})
-    decision = row(effective_plan.load_plan(folder), "micro_batch")
+    decision = find_decision(effective_plan.load_plan(folder), "micro_batch")
     assert (decision.value, decision.source) == (2, "memory")
     assert says_only(decision.reason, "memory-micro-batch-above", 2)
     assert read_json(folder / "plan.json")["seen"] == {}

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from drivetrain.pretrained import hub_connection
-from tests.hub_server import Hub, serving
+from tests.hub_server import Hub, serve_hub
 from tests.pretrained import hub_dataset, hub_network
 
 
@@ -25,14 +25,14 @@ def fresh_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    with serving(Hub(dict(hub_network.FILES))) as served_hub:
+    with serve_hub(Hub(dict(hub_network.FILES))) as served_hub:
         monkeypatch.setenv("HF_ENDPOINT", served_hub.endpoint)
         yield served_hub
 
 
 @pytest.fixture
 def dataset_hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    with serving(Hub(dict(hub_dataset.FILES), name=hub_dataset.NAME, kind="datasets")) as served_hub:
+    with serve_hub(Hub(dict(hub_dataset.FILES), name=hub_dataset.NAME, kind="datasets")) as served_hub:
         monkeypatch.setenv("HF_ENDPOINT", served_hub.endpoint)
         yield served_hub
 

@@ -19,7 +19,7 @@ OTHER = "89abcdef0123456789abcdef0123456789abcdef"
 SPEC = """
 name: frases
 task: text-classification
-data: {{train: '{train}', text: text, labels: label{more}}}
+data: {{train: '{train}', text: text, labels: label{data_keys}}}
 model: {{name: encoder, layers: 1, width: 16, heads: 2, vocabulary: 200}}
 train: {{epochs: 2, batch_size: 8}}
 checkpoint: {{every: epoch}}
@@ -74,22 +74,22 @@ FILES = {
 NEEDED = sorted(name for name in FILES if name.startswith(("data/", "README")))
 
 
-def spec(folder: Path, train: str = f"hf://datasets/{NAME}", settings: str = "") -> Path:
+def write_spec(folder: Path, train: str = f"hf://datasets/{NAME}", settings: str = "") -> Path:
     path = folder / "job.yaml"
-    path.write_text(SPEC.format(train=train, more=settings))
+    path.write_text(SPEC.format(train=train, data_keys=settings))
     return path
 
 
-def found(folder: Path, train: str = f"hf://datasets/{NAME}", settings: str = "") -> Job:
+def load_job(folder: Path, train: str = f"hf://datasets/{NAME}", settings: str = "") -> Job:
     """The job, with its data downloaded."""
-    return SpecSource(spec(folder, train, settings)).load()
+    return SpecSource(write_spec(folder, train, settings)).load()
 
 
-def refused(folder: Path, train: str = f"hf://datasets/{NAME}", settings: str = "") -> SpecError:
+def catch_spec_error(folder: Path, train: str = f"hf://datasets/{NAME}", settings: str = "") -> SpecError:
     with pytest.raises(SpecError) as caught:
-        found(folder, train, settings)
+        load_job(folder, train, settings)
     return caught.value
 
 
-def root(tmp_path: Path) -> Path:
+def repository_cache(tmp_path: Path) -> Path:
     return tmp_path / "home" / "hub" / "datasets--casa--frases"

@@ -23,20 +23,20 @@ NEEDED = ["config.json", "model.safetensors", "tokenizer.json"]
 OTHER = "89abcdef0123456789abcdef0123456789abcdef"
 
 
-def got(lines: list[str] | None = None, revision: str = "main") -> Fetched:
+def fetch_network(lines: list[str] | None = None, revision: str = "main") -> Fetched:
     return fetch(NAME, revision, (lines if lines is not None else []).append)
 
 
-def refused(lines: list[str] | None = None, revision: str = "main") -> HubError:
+def catch_hub_error(lines: list[str] | None = None, revision: str = "main") -> HubError:
     with pytest.raises(HubError) as caught:
-        got(lines, revision)
+        fetch_network(lines, revision)
     return caught.value
 
 
-def root(tmp_path: Path) -> Path:
+def repository_cache(tmp_path: Path) -> Path:
     return tmp_path / "home" / "hub" / "models--casa--beto"
 
 
-def unfinished(tmp_path: Path) -> list[str]:
+def list_part_files(tmp_path: Path) -> list[str]:
     """What is left that is not complete."""
-    return sorted(path.name for path in root(tmp_path).rglob("*") if path.name.endswith(".part"))
+    return sorted(path.name for path in repository_cache(tmp_path).rglob("*") if path.name.endswith(".part"))

@@ -32,8 +32,8 @@ OTHER = "89abcdef0123456789abcdef0123456789abcdef"
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     """A hub with a small BERT, and reports in this folder."""
-    reports.write(tmp_path)
-    with hub_server.serving(Hub(hub_server.files_of(reports.pretrained(tmp_path)))) as bert_hub:
+    reports.write_reports(tmp_path)
+    with hub_server.serve_hub(Hub(hub_server.files_of(reports.save_encoder(tmp_path)))) as bert_hub:
         monkeypatch.setenv("HF_ENDPOINT", bert_hub.endpoint)
         shutil.rmtree(tmp_path / "saved")
         yield bert_hub
@@ -48,7 +48,7 @@ def store_pickle(hub: Hub, folder: Path) -> dict[str, torch.Tensor]:
 
 
 def test_it_starts_with_the_weights_of_the_hub(hub: Hub, tmp_path: Path) -> None:
-    run = tiny.plain(reports.job(tmp_path, model=MODEL), tmp_path)
+    run = tiny.assemble_plain_run(reports.job(tmp_path, model=MODEL), tmp_path)
     hub_weights = safetensors.torch.load(hub.files["model.safetensors"])
     encoder_weights = run.model.encoder.state_dict()
     assert all(torch.equal(encoder_weights[name], hub_weights[name]) for name in encoder_weights)
@@ -73,9 +73,9 @@ def test_a_pickle_is_converted_by_itself(hub: Hub, tmp_path: Path, capsys: pytes
         if not name.startswith("pooler.")
     )
     assert not [path for path in (tmp_path / "home").rglob("*") if path.is_file() and path.read_bytes()[:2] == b"PK"]
-    hub.asked.clear()
+    hub.requests.clear()
     assert pretrained.find(reports.job(tmp_path, model=MODEL), NAME).folder == encoder.folder
-    assert hub.asked == []
+    assert hub.requests == []
 
 
 def test_a_pickle_that_is_no_checkpoint(hub: Hub, tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_errors_name_the_key(hub: Hub, tmp_path: Path) -> None:
 
 
 def test_a_revision_of_a_folder(hub: Hub, tmp_path: Path) -> None:
-    reports.pretrained(tmp_path)
+    reports.save_encoder(tmp_path)
     with pytest.raises(SpecError, match=r"job.yaml:5:44: model.revision: .*saved is a local folder(.|\n)*remove it"):
         load(reports.job(tmp_path, model="{source: transformers, name: saved, revision: main}"))
 
@@ -142,7 +142,7 @@ def test_a_run_keeps_its_commit_and_predicts_without_the_hub(
     shutil.copytree(run / "model", tmp_path / "elsewhere")
     shutil.rmtree(tmp_path / "home")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    new_reports = reports.table(tmp_path / "new.csv", [["motor no arranca", ""], ["freno ruidoso", ""]])
+    new_reports = reports.write_table(tmp_path / "new.csv", [["motor no arranca", ""], ["freno ruidoso", ""]])
     process = run_command("predict", tmp_path / "elsewhere", new_reports, "--output", tmp_path / "out.csv")
     assert process.returncode == 0, process.stderr
     assert len((tmp_path / "out.csv").read_text().splitlines()) == 3
@@ -168,11 +168,11 @@ def test_fetch_fills_the_cache_for_a_machine_without_a_network(
             f"in {tmp_path}/home/hub/models--casa--beto/snapshots/{COMMIT}",
         ],
     )
-    hub.asked.clear()
+    hub.requests.clear()
     assert main(["fetch", str(tmp_path / "job.yaml")]) == 0
     second_lines = capsys.readouterr().out.splitlines()
     assert begins_with(second_lines[0], "everything-files-mb-compared", NAME, 3, f"{size:,.1f}")
-    assert (second_lines[1:], hub.asked) == (first_lines[2:], [])
+    assert (second_lines[1:], hub.requests) == (first_lines[2:], [])
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     assert load(reports.job(tmp_path, model=MODEL)).preprocessing["kind"] == "texts"
     reports.job(tmp_path)

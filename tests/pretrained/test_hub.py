@@ -23,24 +23,32 @@ from drivetrain.pretrained.hub_network import fetch
 from tests.hub_double import COMMIT
 from tests.hub_server import NAME, Fault, Hub
 from tests.messages import begins_with, ends_with, get_message, saying, says, says_each, says_only
-from tests.pretrained.hub_network import FILES, NEEDED, OTHER, got, refused, root, unfinished
+from tests.pretrained.hub_network import (
+    FILES,
+    NEEDED,
+    OTHER,
+    catch_hub_error,
+    fetch_network,
+    list_part_files,
+    repository_cache,
+)
 
 
 def test_it_is_fetched_once_and_found_without_a_request(hub: Hub, lines: list[str], tmp_path: Path) -> None:
-    fetched = got(lines)
-    assert fetched.snapshot.folder == root(tmp_path) / "snapshots" / COMMIT
+    fetched = fetch_network(lines)
+    assert fetched.snapshot.folder == repository_cache(tmp_path) / "snapshots" / COMMIT
     assert {path.name: path.read_bytes() for path in fetched.snapshot.folder.iterdir()} == {n: FILES[n] for n in NEEDED}
     assert sorted(fetched.new) == NEEDED
     assert lines == [f"hub: fetching casa/beto at {COMMIT[:12]} from {hub.endpoint}: 3 files, 1.0 MB"]
     assert not [path for path in hub.paths() if path.endswith((".py", ".h5", ".md"))], "neither code nor other weights"
-    hub.asked.clear()
-    cached = got(lines)
-    assert (cached.snapshot, cached.new, hub.asked, len(lines)) == (fetched.snapshot, (), [], 1)
+    hub.requests.clear()
+    cached = fetch_network(lines)
+    assert (cached.snapshot, cached.new, hub.requests, len(lines)) == (fetched.snapshot, (), [], 1)
 
 
 def test_other_libraries_find_it(hub: Hub, tmp_path: Path) -> None:
     huggingface_hub = pytest.importorskip("huggingface_hub")
-    fetched = got()
+    fetched = fetch_network()
     library_folder = huggingface_hub.snapshot_download(
         NAME, cache_dir=tmp_path / "home" / "hub", local_files_only=True, allow_patterns=["*.json", "*.safetensors"]
     )
@@ -49,24 +57,24 @@ def test_other_libraries_find_it(hub: Hub, tmp_path: Path) -> None:
 
 
 def test_a_revision_is_resolved_once(hub: Hub) -> None:
-    got()
+    fetch_network()
     hub.revisions = {"main": OTHER, "old": COMMIT}
-    assert got().snapshot.commit == COMMIT, "main stays what it was when it was fetched"
-    assert got(revision=OTHER).snapshot.commit == OTHER
-    assert got(revision="old").snapshot.commit == COMMIT
-    hub.asked.clear()
-    assert [got(revision=word).snapshot.commit for word in ("old", OTHER, "main")] == [COMMIT, OTHER, COMMIT]
-    assert hub.asked == []
-    assert says_only(refused(revision="none").given, "hub-has-no-such-revision-of")
+    assert fetch_network().snapshot.commit == COMMIT, "main stays what it was when it was fetched"
+    assert fetch_network(revision=OTHER).snapshot.commit == OTHER
+    assert fetch_network(revision="old").snapshot.commit == COMMIT
+    hub.requests.clear()
+    assert [fetch_network(revision=word).snapshot.commit for word in ("old", OTHER, "main")] == [COMMIT, OTHER, COMMIT]
+    assert hub.requests == []
+    assert says_only(catch_hub_error(revision="none").given, "hub-has-no-such-revision-of")
 
 
 def test_an_update_asks_which_commit_it_is_now(
     hub: Hub, lines: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    got()
+    fetch_network()
     hub.revisions["main"] = OTHER
-    assert got().snapshot.commit == COMMIT
-    parts = [root(tmp_path) / "blobs" / f"{name}.part" for name in ("old", "new")]
+    assert fetch_network().snapshot.commit == COMMIT
+    parts = [repository_cache(tmp_path) / "blobs" / f"{name}.part" for name in ("old", "new")]
     for part in parts:
         part.write_bytes(b"x" * 300_000)
     os.utime(parts[0], (0, 0))
@@ -74,7 +82,7 @@ def test_an_update_asks_which_commit_it_is_now(
     assert (update.snapshot.commit, update.new) == (OTHER, ())
     assert [part.exists() for part in parts] == [False, True]
     assert says_only(lines, "hub-removed-mb-downloads", "0.3")
-    assert got().snapshot.commit == OTHER
+    assert fetch_network().snapshot.commit == OTHER
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(HubError, match="--update, and HF_HUB_OFFLINE is set"):
         fetch(NAME, "main", lines.append, update=True)
@@ -134,12 +142,12 @@ def test_refusals(
     if token:
         monkeypatch.setenv("HF_TOKEN", token)
     hub.faults = [Fault(status=status, headers=headers)]
-    error = refused()
+    error = catch_hub_error()
     assert problem in error.given
     assert action in error.action
     assert error.possible
     assert token == "" or token not in f"{error.given} {error.action}"
-    assert len(hub.asked) == 1, "the same answer would come again"
+    assert len(hub.requests) == 1, "the same answer would come again"
 
 
 def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
@@ -156,7 +164,7 @@ def test_too_many_requests_waits_as_asked(
     slept = pauses(monkeypatch)
     wait = format_datetime(datetime.now(UTC) + timedelta(seconds=20), usegmt=True) if date else "20"
     hub.faults = [Fault(status=429, headers={"Retry-After": wait}, times=2)]
-    assert got(lines).new
+    assert fetch_network(lines).new
     assert len(slept) == 2
     assert all(18 <= seconds <= 20 for seconds in slept)
     assert re.fullmatch(r"hub: 429, too many requests; next attempt in (18|19|20) s", lines[0])
@@ -168,7 +176,7 @@ def test_too_many_requests_waits_as_asked(
 def test_too_many_requests_ends(hub: Hub, headers: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     slept = pauses(monkeypatch)
     hub.faults = [Fault(status=429, headers=headers)]
-    error = refused()
+    error = catch_hub_error()
     assert says(error.given, "too-many-requests-asks", 429)
     assert says(error.action, "try-again-later-export")
     assert sum(slept) <= hub_connection.MAX_WAIT_SECONDS
@@ -177,36 +185,36 @@ def test_too_many_requests_ends(hub: Hub, headers: dict[str, str], monkeypatch: 
 
 def test_an_error_of_the_hub_passes(hub: Hub, lines: list[str]) -> None:
     hub.faults = [Fault(status=503, times=2), Fault(path="safetensors", status=502, times=1)]
-    assert got(lines).new
+    assert fetch_network(lines).new
     assert says_only(lines[0], "hub-error-hub-next", 503, 0)
 
 
 def test_an_error_of_the_hub_stays(hub: Hub) -> None:
     hub.faults = [Fault(status=500)]
-    error = refused()
+    error = catch_hub_error()
     assert says_each((error.given, error.action), (get_message("hub-answers-error-own", 500), "try again later"))
-    assert len(hub.asked) == hub_connection.MAX_ATTEMPTS
+    assert len(hub.requests) == hub_connection.MAX_ATTEMPTS
 
 
 def test_a_cut_file_is_resumed(hub: Hub, lines: list[str], tmp_path: Path) -> None:
     hub.faults = [Fault(path="safetensors", cut=300_000, times=2)]
-    assert (got(lines).snapshot.folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
-    byte_ranges = [headers.get("Range") for path, headers in hub.asked if path.endswith("safetensors")]
+    assert (fetch_network(lines).snapshot.folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
+    byte_ranges = [headers.get("Range") for path, headers in hub.requests if path.endswith("safetensors")]
     assert byte_ranges == [None, "bytes=300000-", "bytes=600000-"]
     assert begins_with(lines[1], "hub-cut-after-mb", "model.safetensors", "0.3", "1.0")
-    assert unfinished(tmp_path) == []
+    assert list_part_files(tmp_path) == []
 
 
 def test_a_truncated_file_ends_and_the_next_call_resumes_it(hub: Hub, tmp_path: Path) -> None:
     hub.faults = [Fault(path="safetensors", cut=300_000, times=1), Fault(path="safetensors", cut=0)]
-    error = refused()
+    error = catch_hub_error()
     assert error.given.startswith("model.safetensors ends after 0.3 of 1.0 MB: ")
     assert "it resumes there" in error.action
-    assert len(unfinished(tmp_path)) == 1
-    assert not (root(tmp_path) / "snapshots" / COMMIT).exists(), "a part is never used"
-    hub.faults, hub.asked[:] = [], []
-    assert got().new
-    assert [headers.get("Range") for path, headers in hub.asked if path.endswith("safetensors")] == ["bytes=300000-"]
+    assert len(list_part_files(tmp_path)) == 1
+    assert not (repository_cache(tmp_path) / "snapshots" / COMMIT).exists(), "a part is never used"
+    hub.faults, hub.requests[:] = [], []
+    assert fetch_network().new
+    assert [headers.get("Range") for path, headers in hub.requests if path.endswith("safetensors")] == ["bytes=300000-"]
 
 
 def test_a_file_that_is_shorter_than_its_entry(hub: Hub) -> None:
@@ -218,21 +226,21 @@ def test_a_file_that_is_shorter_than_its_entry(hub: Hub) -> None:
 
 
 def test_a_server_that_ignores_ranges(hub: Hub, lines: list[str]) -> None:
-    hub.whole, hub.faults = True, [Fault(path="safetensors", cut=300_000, times=1)]
-    assert (got(lines).snapshot.folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
+    hub.ignores_range, hub.faults = True, [Fault(path="safetensors", cut=300_000, times=1)]
+    assert (fetch_network(lines).snapshot.folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
 
 
 def test_a_wrong_hash_is_fetched_again_and_then_refused(hub: Hub, lines: list[str], tmp_path: Path) -> None:
     hub.faults = [Fault(path="safetensors", spoil=True, times=1)]
-    assert (got(lines).snapshot.folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
+    assert (fetch_network(lines).snapshot.folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
     assert says_each(lines[1:], [get_message("hub-another-hash-hub", "model.safetensors")])
-    shutil.rmtree(root(tmp_path))
+    shutil.rmtree(repository_cache(tmp_path))
     hub.faults = [Fault(path="tokenizer.json", spoil=True), Fault(path="safetensors", spoil=True)]
-    error = refused()
+    error = catch_hub_error()
     assert says(error.given, "another-hash-hub-says")
     assert says(error.action, "proxy-mirror-hf-endpoint")
-    assert unfinished(tmp_path) == []
-    assert not list(root(tmp_path).rglob("snapshots/*"))
+    assert list_part_files(tmp_path) == []
+    assert not list(repository_cache(tmp_path).rglob("snapshots/*"))
 
 
 def download_directly(hub: Hub, hub_file: HubFile) -> None:
@@ -246,7 +254,7 @@ def test_a_slow_link_is_told(hub: Hub, lines: list[str], monkeypatch: pytest.Mon
     monkeypatch.setattr(hub_download, "PROGRESS_SECONDS", 0.1)
     hub.faults = [Fault(path="safetensors", pause=0.05)]
     begun = time.monotonic()
-    got(lines)
+    fetch_network(lines)
     assert 2 <= len(lines[1:]) <= (time.monotonic() - begun) / hub_download.PROGRESS_SECONDS
     for line in lines[1:]:
         assert re.fullmatch(r"hub: [01]\.\d of 1\.0 MB, \d+\.\d\d MB/s, about \d+ (s|min) left", line)
@@ -255,16 +263,16 @@ def test_a_slow_link_is_told(hub: Hub, lines: list[str], monkeypatch: pytest.Mon
 def test_a_hub_that_falls_silent(hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(hub_connection, "READ_TIMEOUT_SECONDS", 0.1)
     hub.faults = [Fault(path="safetensors", pause=0.5)]
-    error = refused()
+    error = catch_hub_error()
     assert "model.safetensors ends after" in error.given or "cannot be reached" in error.given
-    assert len(unfinished(tmp_path)) == 1
+    assert len(list_part_files(tmp_path)) == 1
 
 
 def test_no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{closed.getsockname()[1]}")
-        error = refused()
+        error = catch_hub_error()
     assert error.offline
     assert begins_with(error.given, "revision-main-cache", tmp_path / "home" / "hub", "http://127.0.0.1")
     assert ends_with(error.given, "reached-connection-refused")
@@ -272,17 +280,17 @@ def test_no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_offline_by_request(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    error = refused()
+    error = catch_hub_error()
     assert says(error.given, "hf-hub-offline-set")
     assert "unset HF_HUB_OFFLINE" in error.action
-    assert hub.asked == []
+    assert hub.requests == []
 
 
 def test_a_hub_that_talks_nonsense(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.revisions = {"main": "../../../etc"}
-    assert says(refused().given, "answers-with-no-commit")
+    assert says(catch_hub_error().given, "answers-with-no-commit")
     monkeypatch.setenv("HF_ENDPOINT", "huggingface.co")
-    assert refused().given == "HF_ENDPOINT is 'huggingface.co'"
+    assert catch_hub_error().given == "HF_ENDPOINT is 'huggingface.co'"
 
 
 def test_names_and_hashes_that_would_leave_the_cache(hub: Hub) -> None:
@@ -305,7 +313,7 @@ def test_names_and_hashes_that_would_leave_the_cache(hub: Hub) -> None:
 )
 def test_what_is_no_network(hub: Hub, files: dict[str, bytes], problem: str) -> None:
     hub.files = files
-    assert refused().given == problem
+    assert catch_hub_error().given == problem
     assert hub.paths("resolve") == []
 
 
@@ -314,12 +322,12 @@ def test_shards(hub: Hub) -> None:
     parts = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
     hub.files |= {part: part.encode() for part in parts}
     hub.files["model.safetensors.index.json"] = json.dumps({"weight_map": dict(zip("ab", parts, strict=True))}).encode()
-    assert {file.name for file in got().snapshot.files} >= {*parts, "model.safetensors.index.json"}
+    assert {file.name for file in fetch_network().snapshot.files} >= {*parts, "model.safetensors.index.json"}
 
 
 def test_the_pooling_of_sentence_transformers_comes_along_and_other_folders_do_not(hub: Hub) -> None:
     hub.files |= {"1_Pooling/config.json": b'{"pooling_mode_mean_tokens": true}', "onnx/config.json": b"{}"}
-    snapshot = got().snapshot
+    snapshot = fetch_network().snapshot
     assert families.read_pooling(snapshot.folder) == "mean"
     assert not (snapshot.folder / "onnx").exists()
-    assert got().snapshot == snapshot, "complete"
+    assert fetch_network().snapshot == snapshot, "complete"

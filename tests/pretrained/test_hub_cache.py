@@ -21,12 +21,19 @@ from drivetrain.pretrained.hub_network import fetch
 from tests.hub_double import COMMIT
 from tests.hub_server import NAME, Fault, Hub
 from tests.messages import says, says_only
-from tests.pretrained.hub_network import FILES, NEEDED, got, refused, root, unfinished
+from tests.pretrained.hub_network import (
+    FILES,
+    NEEDED,
+    catch_hub_error,
+    fetch_network,
+    list_part_files,
+    repository_cache,
+)
 
 
 def fill_cache(tmp_path: Path, files: dict[str, bytes]) -> Path:
     """What another program has put into the cache."""
-    cache_folder = root(tmp_path)
+    cache_folder = repository_cache(tmp_path)
     for part in ("blobs", f"snapshots/{COMMIT}", "refs"):
         (cache_folder / part).mkdir(parents=True)
     (cache_folder / "refs" / "main").write_text(COMMIT)
@@ -41,7 +48,7 @@ def test_a_part_of_another_program_is_completed(hub: Hub, tmp_path: Path) -> Non
     cache_folder = fill_cache(
         tmp_path, {"config.json": FILES["config.json"], "notes": b"mine", "model.safetensors": b"damaged"}
     )
-    fetched = got()
+    fetched = fetch_network()
     assert {path.name for path in fetched.snapshot.folder.iterdir()} == {*NEEDED, "notes"}
     assert (fetched.snapshot.folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
     assert sorted(path.name for path in (cache_folder / "snapshots").iterdir()) == [COMMIT]
@@ -52,14 +59,14 @@ def test_what_another_program_has_fetched_is_enough_offline(
 ) -> None:
     cache_folder = fill_cache(tmp_path, {name: FILES[name] for name in NEEDED})
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert got().snapshot.commit == COMMIT
+    assert fetch_network().snapshot.commit == COMMIT
     monkeypatch.delenv("HF_HUB_OFFLINE")
-    assert got().snapshot.commit == COMMIT
-    assert hub.asked == [], "it was compared with its hashes, and that is on record"
+    assert fetch_network().snapshot.commit == COMMIT
+    assert hub.requests == [], "it was compared with its hashes, and that is on record"
     shutil.rmtree(cache_folder / "drivetrain")
     (cache_folder / "snapshots" / COMMIT / "model.safetensors").resolve().write_bytes(b"x")
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert says(refused().given, "not-in-cache")
+    assert says(catch_hub_error().given, "not-in-cache")
 
 
 def test_what_an_earlier_version_has_fetched_is_used_without_a_request(hub: Hub, tmp_path: Path) -> None:
@@ -73,9 +80,9 @@ def test_what_an_earlier_version_has_fetched_is_used_without_a_request(hub: Hub,
     record = {"name": NAME, "commit": COMMIT, "files": files, "converted": "pytorch_model.bin"}
     (cache_folder / "drivetrain").mkdir()
     (cache_folder / "drivetrain" / f"{COMMIT}.json").write_text(json.dumps(record))
-    snapshot = got().snapshot
+    snapshot = fetch_network().snapshot
     assert sorted(file.name for file in snapshot.files) == NEEDED
-    assert (snapshot.converted, hub.asked) == ("pytorch_model.bin", [])
+    assert (snapshot.converted, hub.requests) == ("pytorch_model.bin", [])
 
 
 @pytest.mark.parametrize(
@@ -91,13 +98,13 @@ def test_a_part_of_a_network_from_another_program(
     names = ("config.json", "model.safetensors.index.json", *(f"model-0000{i}-of-00002.safetensors" for i in (1, 2)))
     fill_cache(tmp_path, {name: name.encode() for name in names if name != missing})
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert says(refused().given, "revision-main-incomplete-cache", problem)
+    assert says(catch_hub_error().given, "revision-main-incomplete-cache", problem)
 
 
 def test_a_damaged_file_of_ours_is_fetched_again(hub: Hub) -> None:
-    path = got().snapshot.folder / "model.safetensors"
+    path = fetch_network().snapshot.folder / "model.safetensors"
     path.resolve().write_bytes(b"short")
-    assert got().new == ("model.safetensors",)
+    assert fetch_network().new == ("model.safetensors",)
     assert path.read_bytes() == FILES["model.safetensors"]
 
 
@@ -116,11 +123,11 @@ def test_two_processes_fetch_it_once(hub: Hub) -> None:
 def test_a_full_disk_and_a_cache_of_somebody_else(hub: Hub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(hub_download, "_SPARE_BYTES", 1 << 62)
     with pytest.raises(StorageError, match=r"needs \d+ MB, and [\d,]+ MB are free(.|\n)*set HF_HOME"):
-        got()
+        fetch_network()
     monkeypatch.setenv("HF_HOME", str(tmp_path / "file"))
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError):
-        got()
+        fetch_network()
 
 
 FETCH = f"from drivetrain.pretrained.hub_network import fetch; print(fetch({NAME!r}, 'main').snapshot.folder)"
@@ -129,7 +136,7 @@ FETCH = f"from drivetrain.pretrained.hub_network import fetch; print(fetch({NAME
 def test_a_killed_download_is_resumed(hub: Hub, tmp_path: Path) -> None:
     hub.faults = [Fault(path="safetensors", pause=0.1)]
     process = subprocess.Popen([sys.executable, "-c", FETCH], stdout=subprocess.DEVNULL)
-    part = root(tmp_path) / "blobs" / (hashlib.sha256(FILES["model.safetensors"]).hexdigest() + ".part")
+    part = repository_cache(tmp_path) / "blobs" / (hashlib.sha256(FILES["model.safetensors"]).hexdigest() + ".part")
     end = time.monotonic() + 60
     while time.monotonic() < end and not (part.exists() and part.stat().st_size > 200_000):
         time.sleep(0.01)
@@ -137,29 +144,29 @@ def test_a_killed_download_is_resumed(hub: Hub, tmp_path: Path) -> None:
     process.wait()
     part_bytes = part.stat().st_size
     assert 200_000 < part_bytes < len(FILES["model.safetensors"])
-    assert not (root(tmp_path) / "snapshots").exists(), "nothing half-written has its name"
-    hub.faults, hub.asked[:] = [], []
-    assert got().new == ("model.safetensors",)
-    (byte_range,) = [headers["Range"] for path, headers in hub.asked if path.endswith("safetensors")]
+    assert not (repository_cache(tmp_path) / "snapshots").exists(), "nothing half-written has its name"
+    hub.faults, hub.requests[:] = [], []
+    assert fetch_network().new == ("model.safetensors",)
+    (byte_range,) = [headers["Range"] for path, headers in hub.requests if path.endswith("safetensors")]
     assert byte_range == f"bytes={part_bytes}-"
-    assert unfinished(tmp_path) == []
+    assert list_part_files(tmp_path) == []
 
 
 def test_what_a_killed_process_has_left(hub: Hub, tmp_path: Path) -> None:
-    abandoned_folder = root(tmp_path) / "snapshots" / f".{COMMIT}.99999999"
+    abandoned_folder = repository_cache(tmp_path) / "snapshots" / f".{COMMIT}.99999999"
     abandoned_folder.mkdir(parents=True)
     (abandoned_folder / "config.json").write_text("half")
-    assert got().new
-    assert [path.name for path in (root(tmp_path) / "snapshots").iterdir()] == [COMMIT]
+    assert fetch_network().new
+    assert [path.name for path in (repository_cache(tmp_path) / "snapshots").iterdir()] == [COMMIT]
 
 
 def test_a_complete_network_of_another_program_is_used_when_the_hub_refuses(hub: Hub, tmp_path: Path) -> None:
     fill_cache(tmp_path, {name: FILES[name] for name in NEEDED})
     hub.faults = [Fault(status=401, headers={"X-Error-Code": "GatedRepo"})]
-    assert got().snapshot.commit == COMMIT
-    (root(tmp_path) / "snapshots" / COMMIT / "model.safetensors").unlink()
-    shutil.rmtree(root(tmp_path) / "drivetrain")
-    assert "gated" in refused().given
+    assert fetch_network().snapshot.commit == COMMIT
+    (repository_cache(tmp_path) / "snapshots" / COMMIT / "model.safetensors").unlink()
+    shutil.rmtree(repository_cache(tmp_path) / "drivetrain")
+    assert "gated" in catch_hub_error().given
 
 
 def test_a_file_system_without_links_and_locks(
@@ -170,7 +177,7 @@ def test_a_file_system_without_links_and_locks(
 
     monkeypatch.setattr(Path, "symlink_to", fails)
     monkeypatch.setattr(fcntl, "flock", fails)
-    fetched = got(lines)
+    fetched = fetch_network(lines)
     assert (fetched.snapshot.folder / "model.safetensors").read_bytes() == FILES["model.safetensors"]
-    assert says_only(lines[0], "hub-locked-supported-fetch", root(tmp_path))
-    assert not got(lines).new
+    assert says_only(lines[0], "hub-locked-supported-fetch", repository_cache(tmp_path))
+    assert not fetch_network(lines).new

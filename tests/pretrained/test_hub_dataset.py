@@ -20,7 +20,18 @@ from drivetrain.launch import network
 from tests.hub_double import COMMIT
 from tests.hub_server import Hub
 from tests.messages import get_message, says, says_each
-from tests.pretrained.hub_dataset import FILES, NAME, NEEDED, OTHER, README, found, refused, root, spec, table
+from tests.pretrained.hub_dataset import (
+    FILES,
+    NAME,
+    NEEDED,
+    OTHER,
+    README,
+    catch_spec_error,
+    load_job,
+    repository_cache,
+    table,
+    write_spec,
+)
 
 
 @pytest.fixture
@@ -48,7 +59,7 @@ def test_addresses() -> None:
 
 def test_the_splits_of_the_readme_fetched_once(hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     hub.page = 2
-    job = found(tmp_path)
+    job = load_job(tmp_path)
     commit_address = f"hf://datasets/{NAME}@{COMMIT}"
     assert (job.data.train, job.data.test) == (
         f"{commit_address}/data/train-00000-of-00002.parquet",
@@ -67,21 +78,21 @@ def test_the_splits_of_the_readme_fetched_once(hub: Hub, tmp_path: Path, capsys:
             ),
         ),
     )
-    folder = root(tmp_path) / "snapshots" / COMMIT
+    folder = repository_cache(tmp_path) / "snapshots" / COMMIT
     contents = {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert contents == {name: FILES[name] for name in NEEDED}, "and nothing else"
     assert f"hub: fetching {NAME} at {COMMIT[:12]} from {hub.endpoint}: 3 files" in capsys.readouterr().out
     dataset = load(job)
     assert dataset.heads[""].classes == ("neg", "pos"), "the names of the README"
     assert len(dataset.train) + len(dataset.validation) == 40
-    hub.asked.clear()
-    assert found(tmp_path).data == job.data
-    assert hub.asked == []
+    hub.requests.clear()
+    assert load_job(tmp_path).data == job.data
+    assert hub.requests == []
 
 
 def test_other_libraries_find_it(hub: Hub, tmp_path: Path) -> None:
     huggingface_hub = pytest.importorskip("huggingface_hub")
-    found(tmp_path)
+    load_job(tmp_path)
     path = huggingface_hub.hf_hub_download(
         NAME,
         "data/test-00000-of-00001.parquet",
@@ -97,13 +108,13 @@ def test_class_names_of_the_table_come_first(hub: Hub, tmp_path: Path) -> None:
     hub.files["data/train-00000-of-00002.parquet"] = table(24, label=label)
     hub.files["data/train-00001-of-00002.parquet"] = table(16, 24, label=label)
     hub.files["data/test-00000-of-00001.parquet"] = table(10, 100, label=label)
-    assert load(found(tmp_path)).heads[""].classes == ("bien", "mal")
+    assert load(load_job(tmp_path)).heads[""].classes == ("bien", "mal")
 
 
 def test_class_names_of_a_csv(hub: Hub, tmp_path: Path) -> None:
     rows = "".join(f"{'malo' if i % 2 else 'bueno'} {i},{i % 2}\n" for i in range(40))
     hub.files = {"README.md": README.replace("configs", "other").encode(), "train.csv": f"text,label\n{rows}".encode()}
-    assert load(found(tmp_path)).heads[""].classes == ("neg", "pos")
+    assert load(load_job(tmp_path)).heads[""].classes == ("neg", "pos")
 
 
 @pytest.mark.parametrize(
@@ -129,7 +140,7 @@ def test_splits_by_names(
         return "".join(f'{{"text": "caso {i}", "label": {i % 2}}}\n' for i in rows).encode()
 
     hub.files = {name: content(name, 100 * number) for number, name in enumerate(names)}
-    job = found(tmp_path)
+    job = load_job(tmp_path)
 
     def path(text: object) -> object:
         return text.partition(f"{COMMIT}/")[2] if isinstance(text, str) else text
@@ -139,10 +150,10 @@ def test_splits_by_names(
 
 
 def test_a_file_a_folder_and_a_validation_of_ones_own(hub: Hub, tmp_path: Path) -> None:
-    job = found(tmp_path, f"hf://datasets/{NAME}@{COMMIT}/data/test-00000-of-00001.parquet")
+    job = load_job(tmp_path, f"hf://datasets/{NAME}@{COMMIT}/data/test-00000-of-00001.parquet")
     assert (job.data.validation, job.data.test) == (0.1, None)
-    assert not (root(tmp_path) / "snapshots" / COMMIT / "data" / "train-00000-of-00002.parquet").exists()
-    both = found(
+    assert not (repository_cache(tmp_path) / "snapshots" / COMMIT / "data" / "train-00000-of-00002.parquet").exists()
+    both = load_job(
         tmp_path,
         f"hf://datasets/{NAME}/data",
         f", validation: 'hf://datasets/{NAME}/data/test-00000-of-00001.parquet', test: null",
@@ -175,11 +186,11 @@ def test_several_configurations_are_listed(hub: Hub, tmp_path: Path) -> None:
         b"  - {split: train, path: fr/a.csv}\n  - {split: test, path: [fr/b.csv]}\n---\n",
         **dict.fromkeys(("es/x.csv", "fr/a.csv", "fr/b.csv"), b"text,label\na,0\n"),
     }
-    error = str(refused(tmp_path))
+    error = str(catch_spec_error(tmp_path))
     assert f"job.yaml:4:8: data.train: hf://datasets/{NAME}: has 2 configurations: es, fr" in error
     assert f"es: train: hf://datasets/{NAME}/es/x.csv" in error
     assert f"fr: train: hf://datasets/{NAME}/fr/a.csv, test: hf://datasets/{NAME}/fr/b.csv" in error
-    assert found(tmp_path, f"hf://datasets/{NAME}/fr/a.csv").data.train.endswith(f"@{COMMIT}/fr/a.csv")
+    assert load_job(tmp_path, f"hf://datasets/{NAME}/fr/a.csv").data.train.endswith(f"@{COMMIT}/fr/a.csv")
 
 
 @pytest.mark.parametrize(
@@ -196,7 +207,7 @@ def test_several_configurations_are_listed(hub: Hub, tmp_path: Path) -> None:
 )  # fmt: skip
 def test_what_cannot_be_used(hub: Hub, tmp_path: Path, files: dict[str, bytes], problem: str, action: str) -> None:
     hub.files = files
-    error = refused(tmp_path)
+    error = catch_spec_error(tmp_path)
     assert problem in str(error)
     assert action in str(error)
     assert hub.paths("resolve") == [], "nothing is downloaded"
@@ -206,22 +217,22 @@ def test_the_branch_of_parquet_files(hub: Hub, tmp_path: Path) -> None:
     hub.revisions["refs/convert/parquet"] = COMMIT
     hub.files = {f"{config}/train/0000.parquet": table(20) for config in ("es", "fr")}
     address = f"hf://datasets/{NAME}@refs%2Fconvert%2Fparquet"
-    assert says(str(refused(tmp_path, address)), "configurations-es-fr-possible", 2, f"{address}/es")
-    assert found(tmp_path, f"{address}/fr").data.train == f"hf://datasets/{NAME}@{COMMIT}/fr/train/0000.parquet"
+    assert says(str(catch_spec_error(tmp_path, address)), "configurations-es-fr-possible", 2, f"{address}/es")
+    assert load_job(tmp_path, f"{address}/fr").data.train == f"hf://datasets/{NAME}@{COMMIT}/fr/train/0000.parquet"
 
 
 @pytest.mark.parametrize("text", ["hf://datasets/casa/frases/../x", "hf://casa/frases", "hf://spaces/a/b"])
 def test_an_address_that_is_none(hub: Hub, tmp_path: Path, text: str) -> None:
-    assert "hf://datasets/OWNER/NAME, with @REVISION" in str(refused(tmp_path, text))
-    assert hub.asked == []
+    assert "hf://datasets/OWNER/NAME, with @REVISION" in str(catch_spec_error(tmp_path, text))
+    assert hub.requests == []
 
 
 def test_validate_asks_nothing(hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["validate", str(spec(tmp_path))]) == 0
+    assert main(["validate", str(write_spec(tmp_path))]) == 0
     assert says(capsys.readouterr().out, "hf-datasets-cache-hugging", "data.train", NAME)
-    assert hub.asked == []
+    assert hub.requests == []
     assert says_each(
-        network.decide(job_spec.load(spec(tmp_path))),
+        network.decide(job_spec.load(write_spec(tmp_path))),
         (True, get_message("network-hf-datasets-hugging", "data.train", NAME)),
     )
 
@@ -229,20 +240,20 @@ def test_validate_asks_nothing(hub: Hub, tmp_path: Path, capsys: pytest.CaptureF
 def test_fetch_and_update(
     hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert main(["fetch", str(spec(tmp_path))]) == 0
+    assert main(["fetch", str(write_spec(tmp_path))]) == 0
     output = capsys.readouterr().out
     assert f"{NAME}: fetched 4 files" in output
     assert "  data/train-00001-of-00002.parquet" in output
-    assert f"commit {COMMIT}\nin {root(tmp_path)}/snapshots/{COMMIT}\n" in output
-    hub.asked.clear()
-    assert main(["fetch", str(spec(tmp_path))]) == 0
+    assert f"commit {COMMIT}\nin {repository_cache(tmp_path)}/snapshots/{COMMIT}\n" in output
+    hub.requests.clear()
+    assert main(["fetch", str(write_spec(tmp_path))]) == 0
     assert f"{NAME}: everything is there, 4 files" in capsys.readouterr().out
-    assert hub.asked == []
+    assert hub.requests == []
     hub.revisions["main"] = OTHER
-    assert main(["fetch", str(spec(tmp_path)), "--update"]) == 0
+    assert main(["fetch", str(write_spec(tmp_path)), "--update"]) == 0
     assert f"commit {OTHER}" in capsys.readouterr().out
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    assert OTHER in found(tmp_path).data.train
+    assert OTHER in load_job(tmp_path).data.train
 
 
 def run_training(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -261,7 +272,7 @@ def run_training(folder: Path, *options: str) -> subprocess.CompletedProcess[str
 
 @pytest.mark.nightly
 def test_a_run_keeps_its_commit_when_the_branch_moves(hub: Hub, tmp_path: Path) -> None:
-    spec(tmp_path)
+    write_spec(tmp_path)
     first = run_training(tmp_path, "--set", "train.max_time=0.01s")
     assert first.returncode == 75, first.stdout + first.stderr
     run = tmp_path / "runs" / "frases-001"
@@ -270,12 +281,12 @@ def test_a_run_keeps_its_commit_when_the_branch_moves(hub: Hub, tmp_path: Path) 
     hub.earlier = {COMMIT: dict(hub.files)}
     hub.revisions["main"] = OTHER
     hub.files = {"train.csv": b"text,label\n" + b"".join(b"x %d,%d\n" % (i, i % 2) for i in range(30))}
-    shutil.rmtree(root(tmp_path))
+    shutil.rmtree(repository_cache(tmp_path))
     assert main(["fetch", str(tmp_path / "job.yaml")]) == 0
     done = run_training(tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert says(done.stdout, "continues-commit-began-hf", "data.train", NAME, COMMIT)
-    assert f"@{OTHER}/train.csv" in str(found(tmp_path).data), "a new run begins with what the branch has now"
+    assert f"@{OTHER}/train.csv" in str(load_job(tmp_path).data), "a new run begins with what the branch has now"
 
 
 def test_a_folder_of_images_by_split(hub: Hub, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from drivetrain.pretrained import hub_connection, hub_download
 from tests.hub_double import COMMIT
 from tests.hub_server import Fault, Hub
 from tests.messages import says
-from tests.pretrained.hub_dataset import NAME, found, refused, root, spec
+from tests.pretrained.hub_dataset import NAME, catch_spec_error, load_job, repository_cache, write_spec
 
 
 @pytest.fixture
@@ -41,44 +41,44 @@ def hub(dataset_hub: Hub) -> Hub:
 )
 def test_refusals(hub: Hub, tmp_path: Path, status: int, headers: dict[str, str], problem: str) -> None:
     hub.faults = [Fault(status=status, headers=headers)]
-    error = str(refused(tmp_path))
+    error = str(catch_spec_error(tmp_path))
     assert f"{tmp_path}/job.yaml:4:8: data.train: hf://datasets/{NAME}: {problem}" in error
     assert "model" not in error
 
 
 def test_a_private_dataset_needs_the_token(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub.token = "t0ken123"
-    assert "write environment: [HF_TOKEN] into the job" in str(refused(tmp_path))
+    assert "write environment: [HF_TOKEN] into the job" in str(catch_spec_error(tmp_path))
     monkeypatch.setenv("HF_TOKEN", hub.token)
-    assert found(tmp_path).list_unfetched() == []
+    assert load_job(tmp_path).list_unfetched() == []
 
 
 def test_a_busy_hub_passes(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr(hub_connection, "time", SimpleNamespace(sleep=slept.append, time=time.time))
     hub.faults = [Fault(path="/tree/", status=429, headers={"Retry-After": "7"}, times=1)]
-    assert found(tmp_path).list_unfetched() == []
+    assert load_job(tmp_path).list_unfetched() == []
     assert slept == [7.0]
 
 
 def test_a_truncated_file_is_never_used_and_resumed(hub: Hub, tmp_path: Path) -> None:
     part = "train-00001"
     hub.faults = [Fault(path=part, cut=100, times=1), Fault(path=part, cut=0)]
-    assert "ends after 0.0 of 0.0 MB" in str(refused(tmp_path))
-    assert not (root(tmp_path) / "snapshots").exists()
-    hub.faults, hub.asked[:] = [], []
-    assert len(load(found(tmp_path)).train) == 36
-    assert [headers.get("Range") for path, headers in hub.asked if part in path] == ["bytes=100-"]
+    assert "ends after 0.0 of 0.0 MB" in str(catch_spec_error(tmp_path))
+    assert not (repository_cache(tmp_path) / "snapshots").exists()
+    hub.faults, hub.requests[:] = [], []
+    assert len(load(load_job(tmp_path)).train) == 36
+    assert [headers.get("Range") for path, headers in hub.requests if part in path] == ["bytes=100-"]
     assert not hub.paths("train-00000"), "what was complete is not fetched again"
 
 
 def test_a_wrong_hash(hub: Hub, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     hub.faults = [Fault(path="test-00000", spoil=True, times=1)]
-    found(tmp_path)
+    load_job(tmp_path)
     assert says(capsys.readouterr().out, "another-hash-hub-says-downloading", "test-00000-of-00001.parquet")
-    shutil.rmtree(root(tmp_path))
+    shutil.rmtree(repository_cache(tmp_path))
     hub.faults = [Fault(path="README.md", spoil=True)]
-    assert says(str(refused(tmp_path)), "another-hash-hub-says-downloads", "README.md")
+    assert says(str(catch_spec_error(tmp_path)), "another-hash-hub-says-downloads", "README.md")
 
 
 def test_a_slow_link_is_told(
@@ -86,43 +86,43 @@ def test_a_slow_link_is_told(
 ) -> None:
     monkeypatch.setattr(hub_download, "PROGRESS_SECONDS", 0.05)
     hub.faults = [Fault(path="train-00000", pause=0.05)]
-    found(tmp_path)
+    load_job(tmp_path)
     assert re.search(r"hub: 0\.0 of 0\.0 MB, .* left", capsys.readouterr().out)
 
 
 def test_no_network_and_what_another_program_fetched(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    error = str(refused(tmp_path))
+    error = str(catch_spec_error(tmp_path))
     assert says(error, "revision-main-cache-hf", tmp_path / "home" / "hub")
     assert says(error, "network-drivetrain-fetch-fills", f"{tmp_path}/job.yaml")
-    assert hub.asked == []
+    assert hub.requests == []
     monkeypatch.delenv("HF_HUB_OFFLINE")
-    found(tmp_path)
-    shutil.rmtree(root(tmp_path) / "drivetrain")
+    load_job(tmp_path)
+    shutil.rmtree(repository_cache(tmp_path) / "drivetrain")
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
-    assert len(load(found(tmp_path)).train) == 36, "as if another program had fetched it"
+    assert len(load(load_job(tmp_path)).train) == 36, "as if another program had fetched it"
 
 
 def test_a_part_of_a_known_list_is_never_the_whole(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a process leaves that was killed while it gave the files their names."""
-    found(tmp_path)
-    (root(tmp_path) / "drivetrain" / f"{COMMIT}.json").unlink()
+    load_job(tmp_path)
+    (repository_cache(tmp_path) / "drivetrain" / f"{COMMIT}.json").unlink()
     missing_file = "data/train-00001-of-00002.parquet"
-    (root(tmp_path) / "snapshots" / COMMIT / missing_file).unlink()
+    (repository_cache(tmp_path) / "snapshots" / COMMIT / missing_file).unlink()
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert says(str(refused(tmp_path)), "incomplete-cache-lacks-hf", missing_file)
+    assert says(str(catch_spec_error(tmp_path)), "incomplete-cache-lacks-hf", missing_file)
 
 
 def test_an_update_without_a_network_is_an_error(hub: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found(tmp_path)
+    load_job(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(DrivetrainError, match="--update, and HF_HUB_OFFLINE is set"):
-        job_spec.load(spec(tmp_path), locate=lambda job: hub_data.locate(job, print, update=True)[0])
+        job_spec.load(write_spec(tmp_path), locate=lambda job: hub_data.locate(job, print, update=True)[0])
 
 
 def test_two_processes_fetch_it_once(hub: Hub, tmp_path: Path) -> None:
     hub.faults = [Fault(path="train-00000", pause=0.02)]
-    path, failed = spec(tmp_path), list[DrivetrainError]()
+    path, failed = write_spec(tmp_path), list[DrivetrainError]()
 
     def load_it() -> None:
         try:

@@ -24,7 +24,7 @@ from drivetrain.models import saved_model
 from drivetrain.pretrained import image_input
 from drivetrain.pretrained.expected_input import ExpectedInput
 from drivetrain.pretrained.folder import Pretrained, quiet_transformers
-from tests import trained
+from tests import task_cases
 from tests.messages import says, says_only
 from tests.models.networks import vision_jobs as vision
 
@@ -131,8 +131,8 @@ def test_without_a_description_nothing_is_assumed() -> None:
 
 def write_described_folder(folder: Path) -> None:
     """Class folders, and a network whose processor crops and resizes bicubically."""
-    trained.image_folders(folder)
-    path = vision.saved(folder) / "preprocessor_config.json"
+    task_cases.image_folders(folder)
+    path = vision.save_network(folder) / "preprocessor_config.json"
     crop = {
         "do_center_crop": True,
         "crop_size": {"height": 32, "width": 32},
@@ -152,8 +152,8 @@ def test_the_job_may_ask_for_another_form(tmp_path: Path) -> None:
 
 def test_predict_takes_all_of_it_from_the_model_folder(tmp_path: Path) -> None:
     spec = f"task: image-classification\ndata: {{train: train, validation: held}}\nmodel: {vision.MODEL}\n"
-    run = trained.trained(trained.Case(write_described_folder, "", spec), tmp_path)
-    expected = trained.seen(run)[""]
+    run = task_cases.train_case(task_cases.Case(write_described_folder, "", spec), tmp_path)
+    expected = task_cases.collect_outputs(run)[""]
     shutil.copytree(run.folder / "model", tmp_path / "elsewhere")
     shutil.rmtree(tmp_path / "saved")
     model = saved_model.load(tmp_path / "elsewhere")
@@ -215,7 +215,7 @@ def test_a_file_that_says_less_than_its_class_does(tmp_path: Path, case: str) ->
 
 
 def found_in(folder: Path, family: str) -> Pretrained:
-    trained.image_folders(folder)
+    task_cases.image_folders(folder)
     return Pretrained(vision.job(folder), folder, SimpleNamespace(model_type=family))
 
 
@@ -250,8 +250,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_key_that_is_not_understood_is_refused(tmp_path: Path, case: str) -> None:
     options, message = REFUSED[case]
-    trained.image_folders(tmp_path)
-    path = vision.saved(tmp_path) / image_input.FILE
+    task_cases.image_folders(tmp_path)
+    path = vision.save_network(tmp_path) / image_input.FILE
     path.write_text(json.dumps(json.loads(path.read_text()) | options))
     with pytest.raises(SpecError) as error:
         load(vision.job(tmp_path))
@@ -260,8 +260,8 @@ def test_a_key_that_is_not_understood_is_refused(tmp_path: Path, case: str) -> N
 
 
 def test_keys_without_effect_are_in_the_log(tmp_path: Path) -> None:
-    trained.image_folders(tmp_path)
-    path = vision.saved(tmp_path) / image_input.FILE
+    task_cases.image_folders(tmp_path)
+    path = vision.save_network(tmp_path) / image_input.FILE
     path.write_text(json.dumps(json.loads(path.read_text()) | {"do_convert_rgb": True, "do_color_quantize": False}))
     notes = load(vision.job(tmp_path)).notes
     assert says_only(notes, "convert-rgb-true-changes", "preprocessor_config.json")

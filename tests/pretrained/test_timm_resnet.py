@@ -27,7 +27,7 @@ from drivetrain.launch import network
 from drivetrain.models import saved_model, timm_resnet
 from drivetrain.models.networks import cnn
 from drivetrain.training import recorded_inputs
-from tests import hub_server, tiny, trained
+from tests import hub_server, task_cases, tiny
 from tests.hub_double import COMMIT
 from tests.hub_server import Hub
 from tests.messages import get_message, says, says_each
@@ -136,13 +136,13 @@ def save_weights(folder: Path, config: dict[str, Any] | None = None) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    trained.image_folders(tmp_path)
+    task_cases.image_folders(tmp_path)
     return tmp_path
 
 
 @pytest.fixture
 def hub(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    with hub_server.serving(Hub(hub_server.files_of(save_weights(folder)), "timm/resnet18.a1_in1k")) as resnet_hub:
+    with hub_server.serve_hub(Hub(hub_server.files_of(save_weights(folder)), "timm/resnet18.a1_in1k")) as resnet_hub:
         shutil.rmtree(folder / "weights")
         monkeypatch.setenv("HF_ENDPOINT", resnet_hub.endpoint)
         yield resnet_hub
@@ -154,7 +154,7 @@ def test_a_resnet_starts_with_the_weights_of_the_hub(hub: Hub, folder: Path) -> 
         network.decide(job),
         (True, get_message("network-local-folder-looked", "model.pretrained", "timm/resnet18.a1_in1k")),
     )
-    run = tiny.plain(job, folder)
+    run = tiny.assemble_plain_run(job, folder)
     renamed, weights = timm_resnet.rename_tensors(make_weights("resnet18")), run.model.state_dict()
     assert all(torch.equal(weights[name], value) for name, value in renamed.items())
     assert run.network.notes == [
@@ -170,21 +170,23 @@ def test_a_resnet_starts_with_the_weights_of_the_hub(hub: Hub, folder: Path) -> 
     }
     assert says(run.dataset.notes, "are-those-of-its", "config.json")
     assert load(make_job(folder, data="")).preprocessing["image_size"] == 224
-    frozen_run = tiny.plain(make_job(folder, "{name: resnet18, pretrained: true, freeze: {names: ['stem*']}}"), folder)
+    frozen_run = tiny.assemble_plain_run(
+        make_job(folder, "{name: resnet18, pretrained: true, freeze: {names: ['stem*']}}"), folder
+    )
     assert not any("never learn" in note for note in frozen_run.network.notes)
 
 
 def test_a_local_folder_and_its_model_folder_alone(tmp_path: Path) -> None:
     def files(folder: Path) -> None:
-        trained.image_folders(folder)
+        task_cases.image_folders(folder)
         save_weights(folder)
 
     spec = (
         f"task: image-classification\ndata: {{train: train, validation: held{SMALL}}}\n"
         "model: {name: resnet18, pretrained: weights}\n"
     )
-    run = trained.trained(trained.Case(files, "", spec), tmp_path)
-    expected = trained.seen(run)[""]
+    run = task_cases.train_case(task_cases.Case(files, "", spec), tmp_path)
+    expected = task_cases.collect_outputs(run)[""]
     input_files = {
         key: names for key, _, names in recorded_inputs._list_files(recorded_inputs._find_paths(run.job), run.readable)
     }
@@ -209,14 +211,14 @@ def test_several_labels_and_numbers(task: str, target: str, outputs: int, tmp_pa
     """The head has the outputs of the task; the model folder predicts what the run did, and another run starts from it."""
 
     def files(folder: Path) -> None:
-        trained.image_manifest(folder)
+        task_cases.image_manifest(folder)
         save_weights(folder)
 
     data = f"task: image-{task}\ndata: {{train: train.csv, validation: held.csv, label_column: {target}{SMALL}}}\n"
-    run = trained.trained(
-        trained.Case(files, ".csv", f"{data}model: {{name: resnet18, pretrained: weights}}\n"), tmp_path
+    run = task_cases.train_case(
+        task_cases.Case(files, ".csv", f"{data}model: {{name: resnet18, pretrained: weights}}\n"), tmp_path
     )
-    expected = trained.seen(run)[""]
+    expected = task_cases.collect_outputs(run)[""]
     assert expected.shape == (9, outputs)
     model = saved_model.load(run.folder / "model")
     new_data = load_new.read([tmp_path / "held.csv"], model.preprocessing, model.heads, labelled=True)
@@ -226,7 +228,7 @@ def test_several_labels_and_numbers(task: str, target: str, outputs: int, tmp_pa
 
     text = f"name: tuned\n{data}model: {{from: {run.folder / 'model'}}}\ntrain: {{epochs: 1, batch_size: 4}}\n"
     (tmp_path / "tuned.yaml").write_text(text)
-    tuned_run = tiny.plain(job_spec.load(tmp_path / "tuned.yaml"), tmp_path)
+    tuned_run = tiny.assemble_plain_run(job_spec.load(tmp_path / "tuned.yaml"), tmp_path)
     tuned_weights, weights = tuned_run.model.state_dict(), model.network.state_dict()
     assert all(torch.equal(tuned_weights[name], weights[name]) for name in tuned_weights)
 
@@ -264,10 +266,10 @@ def test_tensors_that_do_not_fit(folder: Path) -> None:
         SpecError,
         match=r"model.pretrained: .* does not fit: 2 tensors are missing, of another shape or too many: stages.0.0.main.0.weight, stages.0.5",
     ):
-        tiny.plain(make_job(folder, "{name: resnet18, pretrained: weights}"), folder)
+        tiny.assemble_plain_run(make_job(folder, "{name: resnet18, pretrained: weights}"), folder)
     (weights_folder / "model.safetensors").write_bytes(b"x")
     with pytest.raises(SpecError, match=r"model.pretrained: .*cannot be read(.|\n)*copy it again"):
-        tiny.plain(make_job(folder, "{name: resnet18, pretrained: weights}"), folder)
+        tiny.assemble_plain_run(make_job(folder, "{name: resnet18, pretrained: weights}"), folder)
 
 
 def test_a_folder_that_is_nowhere(folder: Path) -> None:

@@ -11,13 +11,13 @@ import pytest
 from drivetrain.cli.main import main
 from drivetrain.report.sections.compared_runs import flatten, list_differences
 from tests.messages import says
-from tests.report_folder import change, make, rows
-from tests.report_page import page_of
+from tests.report_folder import change_json, make_run, write_rows
+from tests.report_page import read_page
 
 
 @pytest.fixture(scope="module")
 def stored_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make(tmp_path_factory.mktemp("runs") / "digits-001").parent
+    return make_run(tmp_path_factory.mktemp("runs") / "digits-001").parent
 
 
 @pytest.fixture
@@ -28,8 +28,8 @@ def runs(stored_runs: Path, tmp_path: Path) -> list[Path]:
     second_run = Path(shutil.copytree(folder / "digits-001", folder / "digits-002"))
     spec = second_run / "job.yaml"
     spec.write_text(spec.read_text().replace("lr: 0.003", "lr: 0.01"))
-    change(second_run / "result.json", lambda r: r["best"].update(value=0.9917))
-    change(
+    change_json(second_run / "result.json", lambda r: r["best"].update(value=0.9917))
+    change_json(
         second_run / "plan.json", lambda p: [d.update(value=4) for d in p["decisions"] if d["name"] == "cpu_threads"]
     )
     return [folder / "digits-001", second_run]
@@ -54,7 +54,7 @@ def test_the_files(runs: list[Path]) -> None:
     assert compare(runs) == 0
     folder = runs[0].parent / "compare-digits-001-digits-002"
     (folder / "compare.html").rename(folder / "report.html")
-    page = page_of(folder)
+    page = read_page(folder)
     assert page.open == []
     assert all(load.startswith(("#", "url(#")) for load in page.loads)
     assert "best validation/accuracy of 2 runs: digits-002" in page.text
@@ -81,7 +81,7 @@ def test_runs_of_the_same_name_are_told_apart(
 
 
 def test_runs_with_different_best_metrics(runs: list[Path]) -> None:
-    change(runs[1] / "result.json", lambda r: r["best"].update(metric="validation/loss", value=0.06))
+    change_json(runs[1] / "result.json", lambda r: r["best"].update(metric="validation/loss", value=0.06))
     assert compare(runs) == 0
     text = next(runs[0].parent.glob("compare-*/compare.md")).read_text(encoding="utf-8")
     assert says(text, "comparable-runs-different-main")
@@ -91,7 +91,7 @@ def test_runs_with_different_best_metrics(runs: list[Path]) -> None:
 def test_a_run_without_anything_but_its_log(runs: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("result.json", "plan.json", "hardware.json", "telemetry.jsonl", "job.yaml"):
         (runs[1] / name).unlink()
-    rows(runs[1] / "metrics.jsonl", [{"step": 1, "epoch": 0, "train/loss": 1.0}])
+    write_rows(runs[1] / "metrics.jsonl", [{"step": 1, "epoch": 0, "train/loss": 1.0}])
     assert compare(runs) == 0
     assert "train.optimizer.lr " in capsys.readouterr().out
 

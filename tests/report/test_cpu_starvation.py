@@ -18,7 +18,7 @@ from drivetrain.system import cpu_starvation
 from drivetrain.tracking.live.dashboard import render
 from drivetrain.tracking.live.run_reader import RunReader
 from tests.messages import get_message
-from tests.report_folder import make, rows, running
+from tests.report_folder import make_live_run, make_run, write_rows
 
 
 def test_the_kernels_counters(tmp_path: Path) -> None:
@@ -39,7 +39,7 @@ def test_this_process_is_counted_where_the_kernel_counts() -> None:
     assert (cpu_starvation.read_waited_seconds() or 0.0) > 0
 
 
-def crowded(busy: float, waited: float, stolen: float = 0.0, throttled: float = 0.0) -> list[dict[str, Any]]:
+def make_readings(busy: float, waited: float, stolen: float = 0.0, throttled: float = 0.0) -> list[dict[str, Any]]:
     """Readings of 41 seconds: CPUs busy, and seconds lost each second."""
     return [
         {
@@ -60,21 +60,21 @@ def crowded(busy: float, waited: float, stolen: float = 0.0, throttled: float = 
     ("readings", "message", "advised"),
     [
         (
-            crowded(1.2, 0.6),
+            make_readings(1.2, 0.6),
             "used the CPU for 24.0 s while this run was waiting for it: 30 % of its CPU time",
             True,
         ),
-        (crowded(1.9, 0.6), "used the CPU for 4.00 s while this run", False),  # mostly its own threads
-        (crowded(1.98, 0.6), "", False),
-        (crowded(1.2, 0.6, throttled=0.58), "", False),  # that was the quota, which is told by itself
-        (crowded(1.2, 0.0, stolen=0.5), "gave 20.0 s of CPU time to other virtual machines (steal), 25 %", True),
+        (make_readings(1.9, 0.6), "used the CPU for 4.00 s while this run", False),  # mostly its own threads
+        (make_readings(1.98, 0.6), "", False),
+        (make_readings(1.2, 0.6, throttled=0.58), "", False),  # that was the quota, which is told by itself
+        (make_readings(1.2, 0.0, stolen=0.5), "gave 20.0 s of CPU time to other virtual machines (steal), 25 %", True),
     ],
 )
 def test_a_report_shows_cpu_time_used_by_others(
     tmp_path: Path, readings: list[dict[str, Any]], message: str, advised: bool
 ) -> None:
-    run = make(tmp_path / "digits-001")
-    rows(run / "telemetry.jsonl", readings)
+    run = make_run(tmp_path / "digits-001")
+    write_rows(run / "telemetry.jsonl", readings)
     write(run)
     text = (run / "report.md").read_text(encoding="utf-8").replace("\\", "")
     message = message.replace("4.00 s", "4.0 s")
@@ -89,8 +89,8 @@ def test_a_report_shows_cpu_time_used_by_others(
 def test_one_thread_is_advised_where_threads_wait_for_each_other(
     tmp_path: Path, waited: float, threads: int, advised: bool
 ) -> None:
-    run = make(tmp_path / "digits-001")
-    rows(run / "telemetry.jsonl", crowded(0.4, waited))
+    run = make_run(tmp_path / "digits-001")
+    write_rows(run / "telemetry.jsonl", make_readings(0.4, waited))
     plan = json.loads((run / "plan.json").read_text())
     next(row for row in plan["decisions"] if row["name"] == "cpu_threads")["value"] = threads
     (run / "plan.json").write_text(json.dumps(plan))
@@ -102,10 +102,10 @@ def test_one_thread_is_advised_where_threads_wait_for_each_other(
 
 
 def test_the_live_view_shows_it(tmp_path: Path) -> None:
-    run = running(tmp_path / "digits-001")
+    run = make_live_run(tmp_path / "digits-001")
     file = io.StringIO()
     for busy, waited, expected in ((1.2, 0.6, "others use 30%"), (1.95, 0.6, "")):
-        rows(run / "telemetry.jsonl", crowded(busy, waited))
+        write_rows(run / "telemetry.jsonl", make_readings(busy, waited))
         view = RunReader(run).read()
         Console(file=file, width=80, highlight=False).print(render(view, 80))
         output = file.getvalue()

@@ -11,23 +11,23 @@ import pytest
 
 from drivetrain.report.write import write
 from tests.messages import says
-from tests.report_folder import change, make, metrics, rows, telemetry
-from tests.report_page import page_of
+from tests.report_folder import change_json, make_run, metrics, telemetry, write_rows
+from tests.report_page import read_page
 
 EVIL = "<script src='https://evil.example/x.js'>alert(1)</script>|`*[x](http://evil.example)"
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run = make(tmp_path_factory.mktemp("runs") / "digits-001")
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = make_run(tmp_path_factory.mktemp("runs") / "digits-001")
     write(run)
     return run
 
 
 @pytest.fixture
-def run(finished: Path, tmp_path: Path) -> Path:
+def run(finished_run: Path, tmp_path: Path) -> Path:
     """A copy of a finished run, to damage."""
-    return Path(shutil.copytree(finished, tmp_path / "digits-001", ignore=shutil.ignore_patterns("report.*")))
+    return Path(shutil.copytree(finished_run, tmp_path / "digits-001", ignore=shutil.ignore_patterns("report.*")))
 
 
 def text_of(run: Path) -> str:
@@ -69,8 +69,8 @@ def test_damage_is_reported_and_survived(run: Path, file: str, damage: str | Non
         (run / file).write_bytes(damage.encode("utf-8", "surrogateescape"))
     text = text_of(run)
     assert message in text.replace("\\", "")
-    assert page_of(run).open == []
-    assert message in page_of(run).text
+    assert read_page(run).open == []
+    assert message in read_page(run).text
     assert [gap["file"] for gap in json.loads((run / "report.json").read_text(encoding="utf-8"))["gaps"]] == [file]
 
 
@@ -87,13 +87,13 @@ def test_a_single_file_is_enough(run: Path, file_name: str) -> None:
         if path.name != file_name:
             path.unlink()
     assert says(text_of(run), "missing-damaged-files")
-    assert page_of(run).open == []
+    assert read_page(run).open == []
 
 
 @pytest.mark.parametrize(("status", "code"), [("stopped", 75), ("failed", 5), ("running", None)])
 def test_what_is_written_at_the_end_is_not_missing_before(run: Path, status: str, code: int | None) -> None:
     (run / "result.json").unlink()
-    change(run / "state.json", lambda s: s.update(status=status, exit_code=code))
+    change_json(run / "state.json", lambda s: s.update(status=status, exit_code=code))
     text = text_of(run)
     assert ": missing;" not in text
     assert says(text, "numbers-come-logs-since")
@@ -102,7 +102,7 @@ def test_what_is_written_at_the_end_is_not_missing_before(run: Path, status: str
 
 def test_without_a_result_the_logs_tell(run: Path) -> None:
     (run / "result.json").unlink()
-    change(run / "state.json", lambda s: s.update(status="failed", exit_code=137))
+    change_json(run / "state.json", lambda s: s.update(status="failed", exit_code=137))
     text = text_of(run)
     for phrase in (
         "# digits-001: 98.6 %",
@@ -116,16 +116,16 @@ def test_without_a_result_the_logs_tell(run: Path) -> None:
 
 def test_foreign_text_stays_text(tmp_path: Path) -> None:
     classes = [EVIL, "</text></svg><b>", "\ud800\x00\x1b[31m", "数字 $x^2$", "#010102", "1.23456", 'a" onload="x']
-    run = make(tmp_path / "digits-<b>1", classes=classes)
-    change(run / "plan.json", lambda p: p["decisions"][0].update(reason=EVIL, value=EVIL))
-    change(run / "plan.json", lambda p: p.update(notes=[EVIL], profile=EVIL))
-    change(run / "state.json", lambda s: s.update(status=EVIL, source=EVIL))
-    change(run / "result.json", lambda r: r.update(stopped_because=EVIL, phases={EVIL: 1.0}, last={EVIL: 1.0}))
-    rows(run / "metrics.jsonl", [{"step": 1, "epoch": 0, EVIL: 1.0}, {"step": 2, "epoch": 0, EVIL: 2.0}])
-    rows(run / "events.jsonl", [{"time": 1.5, "kind": EVIL, "text": EVIL}])
+    run = make_run(tmp_path / "digits-<b>1", classes=classes)
+    change_json(run / "plan.json", lambda p: p["decisions"][0].update(reason=EVIL, value=EVIL))
+    change_json(run / "plan.json", lambda p: p.update(notes=[EVIL], profile=EVIL))
+    change_json(run / "state.json", lambda s: s.update(status=EVIL, source=EVIL))
+    change_json(run / "result.json", lambda r: r.update(stopped_because=EVIL, phases={EVIL: 1.0}, last={EVIL: 1.0}))
+    write_rows(run / "metrics.jsonl", [{"step": 1, "epoch": 0, EVIL: 1.0}, {"step": 2, "epoch": 0, EVIL: 2.0}])
+    write_rows(run / "events.jsonl", [{"time": 1.5, "kind": EVIL, "text": EVIL}])
     (run / "job.yaml").write_text(f"name: x\n# {EVIL} ``` </pre>\n", encoding="utf-8")
     write(run)
-    page = page_of(run)
+    page = read_page(run)
     assert "script" not in page.tags
     assert page.open == []
     assert page.text.count("alert(1)") >= 10
@@ -141,12 +141,12 @@ def test_foreign_text_stays_text(tmp_path: Path) -> None:
 
 def test_size(tmp_path: Path) -> None:
     classes = [f"class number {i} with a long name" for i in range(100)]
-    run = make(tmp_path / "large-001", classes=classes)
-    rows(run / "metrics.jsonl", metrics(50_000))
-    rows(run / "telemetry.jsonl", telemetry(5_000))
-    rows(run / "events.jsonl", [{"time": float(i), "kind": "skip", "text": "x" * 2000} for i in range(5_000)])
+    run = make_run(tmp_path / "large-001", classes=classes)
+    write_rows(run / "metrics.jsonl", metrics(50_000))
+    write_rows(run / "telemetry.jsonl", telemetry(5_000))
+    write_rows(run / "events.jsonl", [{"time": float(i), "kind": "skip", "text": "x" * 2000} for i in range(5_000)])
     write(run)
     assert (run / "report.html").stat().st_size < 1_000_000
     data = json.loads((run / "report.json").read_text(encoding="utf-8"))
     assert all(len(points) <= 1000 for points in data["curves"].values())
-    assert "The last 200 of 5000 events" in page_of(run).text
+    assert "The last 200 of 5000 events" in read_page(run).text

@@ -13,7 +13,7 @@ from drivetrain.report.log_series import Series
 from drivetrain.report.record import Record, read
 from drivetrain.report.sections.body import data_section
 from drivetrain.report.summary import summarize
-from tests.report_folder import change, make
+from tests.report_folder import change_json, make_run
 
 NAMES = [f"validation/{head}/{name}" for head in ("modo", "causa") for name in ("accuracy", "f1")]
 
@@ -47,9 +47,9 @@ def test_the_best_value_of_a_stopped_run_is_that_of_the_metric_that_chose_the_we
 
 def test_a_stopped_run_says_by_which_metric_its_data_let_it_choose(tmp_path: Path) -> None:
     """With uneven classes the loss chooses; the report of a killed run named f1, and its best epoch."""
-    run = make(tmp_path / "a-001")
+    run = make_run(tmp_path / "a-001")
     (run / "result.json").unlink()
-    change(run / "state.json", lambda state: state.update(status="stopped"))
+    change_json(run / "state.json", lambda state: state.update(status="stopped"))
     (run / "progress.json").write_text(json.dumps({"best": "validation/loss"}))
     best = summarize(read(run)).best
     assert best is not None

@@ -20,21 +20,21 @@ from drivetrain.report.write import write
 from drivetrain.training.forecast import compare_forecast
 from tests.messages import says
 from tests.paths import ROOT
-from tests.report_folder import BEST_METRICS, STEPS, change, confusion, make, rows
-from tests.report_page import page_of
+from tests.report_folder import BEST_METRICS, STEPS, change_json, confusion, make_run, write_rows
+from tests.report_page import read_page
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    run = make(tmp_path_factory.mktemp("runs") / "digits-001")
+def finished_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = make_run(tmp_path_factory.mktemp("runs") / "digits-001")
     write(run)
     return run
 
 
 @pytest.fixture
-def run(finished: Path, tmp_path: Path) -> Path:
+def run(finished_run: Path, tmp_path: Path) -> Path:
     """A copy of a finished run, to damage."""
-    return Path(shutil.copytree(finished, tmp_path / "digits-001", ignore=shutil.ignore_patterns("report.*")))
+    return Path(shutil.copytree(finished_run, tmp_path / "digits-001", ignore=shutil.ignore_patterns("report.*")))
 
 
 def text_of(run: Path) -> str:
@@ -48,7 +48,7 @@ def test_the_forecast_stands_beside_what_came(run: Path) -> None:
         prediction | {"peak_memory": 651_000_000}, {"seconds": 41.6, "peak_memory": 620_000_000}
     )
     assert (forecast["error_percent"], forecast["peak_memory_error_percent"]) == (-13.5, 5.0)
-    change(
+    change_json(
         run / "result.json", lambda result: result.update(forecast=forecast | {"ended": "2025-03-01T10:00:42+00:00"})
     )
     text = text_of(run)
@@ -62,7 +62,7 @@ def test_the_forecast_stands_beside_what_came(run: Path) -> None:
     assert "24 steps" in (run / "report.html").read_text(encoding="utf-8")
     assert json.loads((run / "report.json").read_text())["forecast"]["error_percent"] == -13.5
     for broken in ({"seconds": "1", "error_percent": 1.0}, {"error_percent": 2.0}, [], {"seconds": None, "end": 3}):
-        change(run / "result.json", methodcaller("update", forecast=broken))
+        change_json(run / "result.json", methodcaller("update", forecast=broken))
         assert "forecast by" not in text_of(run)
 
 
@@ -99,25 +99,25 @@ def test_the_forecast_stands_beside_what_came(run: Path) -> None:
         "batch_size: 32",
     ],
 )
-def test_page_and_markdown_have_the_same_content(finished: Path, phrase: str) -> None:
-    assert phrase in re.sub(r"\s+", " ", page_of(finished).text)
-    assert phrase in (finished / "report.md").read_text(encoding="utf-8").replace("&lt;", "<")
+def test_page_and_markdown_have_the_same_content(finished_run: Path, phrase: str) -> None:
+    assert phrase in re.sub(r"\s+", " ", read_page(finished_run).text)
+    assert phrase in (finished_run / "report.md").read_text(encoding="utf-8").replace("&lt;", "<")
 
 
-def test_every_decision_has_its_reason(finished: Path) -> None:
-    plan = json.loads((finished / "plan.json").read_text(encoding="utf-8"))
-    text = page_of(finished).text
+def test_every_decision_has_its_reason(finished_run: Path) -> None:
+    plan = json.loads((finished_run / "plan.json").read_text(encoding="utf-8"))
+    text = read_page(finished_run).text
     for decision in plan["decisions"]:
         assert decision["name"] in text
         assert decision["reason"] in text
 
 
-def test_time_outside_of_all_phases_is_shown(finished: Path) -> None:
-    assert "| other | 0.40 s | 1 % |" in (finished / "report.md").read_text(encoding="utf-8")
+def test_time_outside_of_all_phases_is_shown(finished_run: Path) -> None:
+    assert "| other | 0.40 s | 1 % |" in (finished_run / "report.md").read_text(encoding="utf-8")
 
 
-def test_json(finished: Path) -> None:
-    data = json.loads((finished / "report.json").read_text(encoding="utf-8"))
+def test_json(finished_run: Path) -> None:
+    data = json.loads((finished_run / "report.json").read_text(encoding="utf-8"))
     best = {"metric": "validation/accuracy", "value": 0.9861, "step": 495, "epoch": 11}
     assert data["best"] == best | {"metrics": BEST_METRICS}
     assert (data["status"], data["exit_code"], data["exit_meaning"]) == ("done", 0, "done")
@@ -129,21 +129,21 @@ def test_json(finished: Path) -> None:
     assert data["gaps"] == []
 
 
-def test_page_is_closed_and_loads_nothing(finished: Path) -> None:
-    page = page_of(finished)
+def test_page_is_closed_and_loads_nothing(finished_run: Path) -> None:
+    page = read_page(finished_run)
     assert page.open == []
     assert {"script", "link", "img", "iframe"}.isdisjoint(page.tags)
     assert page.loads
     assert all(load.startswith(("#", "data:image/png;base64,", "url(#")) for load in page.loads)
     assert len(page.ids) == len(set(page.ids))
     assert {load[1:] for load in page.loads if load.startswith("#")} <= set(page.ids)
-    assert "http" not in (finished / "report.html").read_text(encoding="utf-8").replace("http-equiv", "")
+    assert "http" not in (finished_run / "report.html").read_text(encoding="utf-8").replace("http-equiv", "")
 
 
-def test_same_files_same_bytes(run: Path, finished: Path) -> None:
+def test_same_files_same_bytes(run: Path, finished_run: Path) -> None:
     write(run)
     for name in ("report.html", "report.md", "report.json"):
-        assert (run / name).read_bytes() == (finished / name).read_bytes()
+        assert (run / name).read_bytes() == (finished_run / name).read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -156,13 +156,13 @@ def test_same_files_same_bytes(run: Path, finished: Path) -> None:
     ],
 )
 def test_endings(run: Path, status: str, code: int | None, message: str) -> None:
-    change(run / "state.json", lambda s: s.update(status=status, exit_code=code))
+    change_json(run / "state.json", lambda s: s.update(status=status, exit_code=code))
     assert f"**{status}**: {message}" in text_of(run)
 
 
 def test_values_that_are_not_finite(run: Path) -> None:
     bad = [{"step": s, "epoch": 0, "train/loss": math.nan if s > 7 else 1.0, "lr": math.inf} for s in range(10)]
-    rows(run / "metrics.jsonl", bad)
+    write_rows(run / "metrics.jsonl", bad)
     text = text_of(run)
     assert says(text, "values-nan-infinite", "train/loss", 2)
     assert says(text, "lr-values-nan-infinite", 10)
@@ -171,15 +171,15 @@ def test_values_that_are_not_finite(run: Path) -> None:
 
 def test_several_heads(run: Path) -> None:
     heads = ("mode", "cause")
-    rows(
+    write_rows(
         run / "metrics.jsonl",
         [{"step": s, "epoch": s, **{f"validation/{h}/f1": s / 10 for h in heads}} for s in (1, 2)],
     )
-    change(run / "result.json", lambda r: r.update(confusion={head: confusion(["a", "b", "c"]) for head in heads}))
+    change_json(run / "result.json", lambda r: r.update(confusion={head: confusion(["a", "b", "c"]) for head in heads}))
     text = text_of(run)
     for phrase in ("| Macro F1: validation/mode |", "| Macro F1: validation/cause |", "## Confusion matrix of mode"):
         assert phrase in text
-    assert len(page_of(run).ids) == len(set(page_of(run).ids))
+    assert len(read_page(run).ids) == len(set(read_page(run).ids))
 
 
 @pytest.mark.parametrize(
@@ -218,9 +218,9 @@ def test_command_needs_no_torch_and_no_home(run: Path) -> None:
     assert (run / "report.html").exists()
 
 
-def test_a_number_stays_with_its_unit(finished: Path) -> None:
+def test_a_number_stays_with_its_unit(finished_run: Path) -> None:
     """Between the two is a space that no browser breaks, and a long name breaks where a word ends."""
-    source = (finished / "report.html").read_text(encoding="utf-8")
+    source = (finished_run / "report.html").read_text(encoding="utf-8")
     for text in (
         "41.6\N{NO-BREAK SPACE}s",
         "591\N{NO-BREAK SPACE}MiB",
@@ -232,8 +232,8 @@ def test_a_number_stays_with_its_unit(finished: Path) -> None:
     assert re.search(r"\.tiles dd \{[^}]*white-space: nowrap", source)
 
 
-def test_tables_break_between_words_and_scroll_where_they_do_not_fit(finished: Path) -> None:
-    source = (finished / "report.html").read_text(encoding="utf-8")
+def test_tables_break_between_words_and_scroll_where_they_do_not_fit(finished_run: Path) -> None:
+    source = (finished_run / "report.html").read_text(encoding="utf-8")
     assert source.count("<table") == source.count('<div class="scroll"><table')
     assert re.search(r"\.scroll \{[^}]*overflow-x: auto", source)
     plan = source[source.index('<section id="plan">') :]
@@ -245,19 +245,21 @@ def test_tables_break_between_words_and_scroll_where_they_do_not_fit(finished: P
 def test_an_evaluation_is_not_counted_as_zero_speed(run: Path) -> None:
     """The last reading is mostly taken during an evaluation; the legend shows the last speed of training."""
     readings = [{"seconds": s, "step": s, "samples_per_second": speed} for s, speed in enumerate((480.0, 512.0, 0.0))]
-    rows(run / "telemetry.jsonl", readings)
+    write_rows(run / "telemetry.jsonl", readings)
     write(run)
-    assert "samples/s 512" in re.sub(r"\s+", " ", page_of(run).text)
+    assert "samples/s 512" in re.sub(r"\s+", " ", read_page(run).text)
     (run / "result.json").unlink()
-    change(run / "state.json", lambda s: s.update(status="stopped", exit_code=75))
-    rows(run / "telemetry.jsonl", [{"seconds": s, "samples_per_second": y} for s, y in enumerate((0.0, 300.0, 0.0))])
+    change_json(run / "state.json", lambda s: s.update(status="stopped", exit_code=75))
+    write_rows(
+        run / "telemetry.jsonl", [{"seconds": s, "samples_per_second": y} for s, y in enumerate((0.0, 300.0, 0.0))]
+    )
     assert "| speed | 300 | samples/s |" in text_of(run)
 
 
 def test_a_long_list_of_settings_is_folded_away(run: Path) -> None:
     """Beside short values it would take the whole width."""
     settings = "; ".join(f"torch.setting_{number}: False" for number in range(30))
-    change(run / "plan.json", lambda p: p["seen"]["libraries"].update({"torch settings": settings}))
+    change_json(run / "plan.json", lambda p: p["seen"]["libraries"].update({"torch settings": settings}))
     write(run)
     source = (run / "report.html").read_text(encoding="utf-8")
     assert "<summary>torch settings</summary><pre>torch.setting_0: False\ntorch.setting_1: False" in source
@@ -266,7 +268,7 @@ def test_a_long_list_of_settings_is_folded_away(run: Path) -> None:
 
 
 def test_a_run_that_continues_another_says_so_and_marks_where(tmp_path: Path) -> None:
-    run = make(tmp_path / "digits-002")
+    run = make_run(tmp_path / "digits-002")
     write(run)
     assert "digits-001" not in (run / "report.html").read_text()
     record = {"run": "digits-001", "step": 225, "epoch": 5, "schedule": "continues", "origin": 0}

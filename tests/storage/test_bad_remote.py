@@ -15,7 +15,7 @@ from drivetrain.supervisor import remote_check
 from tests.data.streaming import shards
 from tests.object_store import KEY, SECRET, Fault, FaultyStore, moto
 from tests.paths import ROOT
-from tests.supervisor.remote_copy.fake_run import faulty_store, opened
+from tests.supervisor.remote_copy.fake_run import faulty_store, open_store
 
 COPIED = "s3://bucket/runs"
 STREAMED = "s3://bucket/shards"
@@ -186,21 +186,21 @@ ROWS = [
         "data.train: no shards in s3://bucket/texts",
         3,
         train="s3://bucket/texts",
-        before=lambda: opened("texts").put("a.txt", b"x"),
+        before=lambda: open_store("texts").put("a.txt", b"x"),
     ),
     Bad(
         "two kinds of shards",
         "has .parquet and .tar files",
         3,
         train="s3://bucket/two",
-        before=lambda: [opened("two").put(name, b"x") for name in ("a.tar", "b.parquet")],
+        before=lambda: [open_store("two").put(name, b"x") for name in ("a.tar", "b.parquet")],
     ),
     Bad(
         "an empty shard",
         "shard a.tar of s3://bucket/empty is empty",
         3,
         train="s3://bucket/empty",
-        before=lambda: opened("empty").put("a.tar", b""),
+        before=lambda: open_store("empty").put("a.tar", b""),
     ),
     Bad(
         "shards that are not all written",
@@ -208,8 +208,8 @@ ROWS = [
         3,
         train="s3://bucket/half",
         before=lambda: [
-            opened("half").put("a.tar", b"x"),
-            opened("half").put("index.json", b'{"format": 1, "complete": false, "source": "", "shards": []}'),
+            open_store("half").put("a.tar", b"x"),
+            open_store("half").put("index.json", b'{"format": 1, "complete": false, "source": "", "shards": []}'),
         ],
     ),
     Bad(
@@ -218,8 +218,8 @@ ROWS = [
         3,
         train="s3://bucket/gone",
         before=lambda: [
-            opened("gone").put("a.tar", b"x"),
-            opened("gone").put(
+            open_store("gone").put("a.tar", b"x"),
+            open_store("gone").put(
                 "index.json",
                 b'{"format": 1, "complete": true, "source": "", "shards": [{"name": "b.tar", "bytes": 1, "sha256": "", "samples": 1}]}',
             ),
@@ -231,8 +231,8 @@ ROWS = [
         3,
         train="s3://bucket/short",
         before=lambda: [
-            opened("short").put("a.tar", b"x"),
-            opened("short").put(
+            open_store("short").put("a.tar", b"x"),
+            open_store("short").put(
                 "index.json",
                 b'{"format": 1, "complete": true, "source": "", "shards": [{"name": "a.tar", "bytes": 2, "sha256": "", "samples": 1}]}',
             ),
@@ -244,7 +244,9 @@ ROWS = [
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with moto() as address, faulty_store(address):
-        opened("shards").put("0.tar", shards.tar(tmp_path_factory.mktemp("s") / "x.tar", range(4)).read_bytes())
+        open_store("shards").put(
+            "0.tar", shards.write_tar(tmp_path_factory.mktemp("s") / "x.tar", range(4)).read_bytes()
+        )
         yield address
 
 

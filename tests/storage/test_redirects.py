@@ -21,7 +21,7 @@ Start = Callable[[str], tuple[str, list[str]]]
 
 
 @pytest.fixture
-def start() -> Iterator[Start]:
+def start_server() -> Iterator[Start]:
     """Starts a server that sends on to an address, or that has a file if it is empty; its address, and what it is asked."""
     servers = []
 
@@ -60,9 +60,9 @@ def no_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_a_redirect_to_a_service_of_this_machine_is_not_followed(start: Start) -> None:
-    inside, requests = start("")
-    outside, _ = start(f"{inside}/credentials")
+def test_a_redirect_to_a_service_of_this_machine_is_not_followed(start_server: Start) -> None:
+    inside, requests = start_server("")
+    outside, _ = start_server(f"{inside}/credentials")
     with pytest.raises(RemoteError) as raised:
         ObjectStore(parse(outside)).get("data.csv")
     assert says_each(
@@ -83,8 +83,8 @@ def test_credentials_of_a_machine_are_no_data(host: str) -> None:
         ObjectStore(parse(f"http://{host}/latest/meta-data/iam")).get("security-credentials")
 
 
-def test_a_redirect_within_a_server_is_followed(start: Start) -> None:
-    address, _ = start("/there")
+def test_a_redirect_within_a_server_is_followed(start_server: Start) -> None:
+    address, _ = start_server("/there")
     assert ObjectStore(parse(address)).get("data.csv") == b"secret"
 
 

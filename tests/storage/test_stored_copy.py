@@ -24,60 +24,72 @@ from drivetrain.system.files import read_json
 from tests.messages import says
 from tests.object_store import Fault, FaultyStore
 from tests.paths import ROOT
-from tests.stored_places import IMAGES, TABLE, a_store, content, photos, put_folder, spec, table, web
-from tests.supervisor.remote_copy.fake_run import opened
+from tests.remote_data import (
+    IMAGES,
+    TABLE,
+    WebServer,
+    load_content,
+    open_faulty_store,
+    put_folder,
+    write_photos,
+    write_spec,
+    write_table,
+)
+from tests.supervisor.remote_copy.fake_run import open_store
 
 
 @pytest.fixture(autouse=True)
 def proxy(s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyStore]:
-    with a_store(s3, tmp_path, monkeypatch) as store:
+    with open_faulty_store(s3, tmp_path, monkeypatch) as store:
         yield store
 
 
 def test_it_is_fetched_once_and_again_when_it_has_changed(
     tmp_path: Path, proxy: FaultyStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    opened("once").put("t.csv", table(tmp_path / "t.csv").read_bytes())
-    path = spec(tmp_path, TABLE, "s3://bucket/once/t.csv")
+    open_store("once").put("t.csv", write_table(tmp_path / "t.csv").read_bytes())
+    path = write_spec(tmp_path, TABLE, "s3://bucket/once/t.csv")
     first = load(path, locate=fetch)
     assert "downloading" in capsys.readouterr().out
-    proxy.seen.clear()
-    assert content(load(path, locate=fetch)) == content(first)
-    assert [method for method, _ in proxy.seen] == ["HEAD"]
+    proxy.requests.clear()
+    assert load_content(load(path, locate=fetch)) == load_content(first)
+    assert [method for method, _ in proxy.requests] == ["HEAD"]
     # The processes of a run read one version, whatever the store has meanwhile.
-    opened("once").put("t.csv", table(tmp_path / "t.csv", seed=1).read_bytes())
-    proxy.seen.clear()
+    open_store("once").put("t.csv", write_table(tmp_path / "t.csv", seed=1).read_bytes())
+    proxy.requests.clear()
     child = SpecSource(path, is_child=True).load()
-    assert not proxy.seen
-    assert content(child) == content(first)
-    assert content(load(path, locate=fetch)) != content(first)
-    assert content(load(path, locate=fetch)) == content(load(spec(tmp_path / "l", TABLE, str(tmp_path / "t.csv"))))
+    assert not proxy.requests
+    assert load_content(child) == load_content(first)
+    assert load_content(load(path, locate=fetch)) != load_content(first)
+    assert load_content(load(path, locate=fetch)) == load_content(
+        load(write_spec(tmp_path / "l", TABLE, str(tmp_path / "t.csv")))
+    )
 
 
 def test_a_download_that_is_killed_goes_on(tmp_path: Path, proxy: FaultyStore) -> None:
-    put_folder("killed", photos(tmp_path / "photos"))
-    path = spec(tmp_path, IMAGES, "s3://bucket/killed")
+    put_folder("killed", write_photos(tmp_path / "photos"))
+    path = write_spec(tmp_path, IMAGES, "s3://bucket/killed")
     proxy.fault = lambda number, method, name: Fault("gone") if name.endswith("val/dark/3.png") else None
     with pytest.raises(RemoteError):
         load(path, locate=fetch)
     proxy.fault = lambda number, method, name: None
-    proxy.seen.clear()
+    proxy.requests.clear()
     load(path, locate=fetch)
-    got = {name for method, name in proxy.seen if method == "GET" and name.endswith(".png")}
+    got = {name for method, name in proxy.requests if method == "GET" and name.endswith(".png")}
     assert "/bucket/killed/val/dark/3.png" in got
     assert len(got) < 36
 
 
 def test_a_store_that_is_away(tmp_path: Path, proxy: FaultyStore, capsys: pytest.CaptureFixture[str]) -> None:
-    opened("away").put("t.csv", table(tmp_path / "t.csv").read_bytes())
-    path = spec(tmp_path, TABLE, "s3://bucket/away/t.csv")
-    proxy.away = True
+    open_store("away").put("t.csv", write_table(tmp_path / "t.csv").read_bytes())
+    path = write_spec(tmp_path, TABLE, "s3://bucket/away/t.csv")
+    proxy.drops_connections = True
     with pytest.raises(StorageError, match=r"t\.yaml:4:8: data\.train: .*the store does not answer"):
         load(path, locate=fetch)
-    proxy.away = False
+    proxy.drops_connections = False
     first = load(path, locate=fetch)
-    proxy.away = True
-    assert content(load(path, locate=fetch)) == content(first)
+    proxy.drops_connections = True
+    assert load_content(load(path, locate=fetch)) == load_content(first)
     assert says(capsys.readouterr().out, "so-copy-of", 20)
 
 
@@ -85,18 +97,18 @@ def test_a_copy_is_enough_where_the_network_is_closed(
     tmp_path: Path, proxy: FaultyStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after `drivetrain fetch` by a machine with a role: nothing says who asks."""
-    opened("closed").put("t.csv", table(tmp_path / "t.csv").read_bytes())
-    path = spec(tmp_path, TABLE, "s3://bucket/closed/t.csv")
-    first = content(load(path, locate=fetch))
+    open_store("closed").put("t.csv", write_table(tmp_path / "t.csv").read_bytes())
+    path = write_spec(tmp_path, TABLE, "s3://bucket/closed/t.csv")
+    first = load_content(load(path, locate=fetch))
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:9")
-    assert content(load(path, locate=fetch)) == first
+    assert load_content(load(path, locate=fetch)) == first
 
 
 def test_rights_are_not_hidden_by_a_copy(tmp_path: Path, proxy: FaultyStore) -> None:
-    opened("denied").put("t.csv", table(tmp_path / "t.csv").read_bytes())
-    path = spec(tmp_path, TABLE, "s3://bucket/denied/t.csv")
+    open_store("denied").put("t.csv", write_table(tmp_path / "t.csv").read_bytes())
+    path = write_spec(tmp_path, TABLE, "s3://bucket/denied/t.csv")
     load(path, locate=fetch)
     proxy.fault = lambda number, method, name: Fault("denied")
     with pytest.raises(RemoteError, match="refuses it"):
@@ -104,57 +116,57 @@ def test_rights_are_not_hidden_by_a_copy(tmp_path: Path, proxy: FaultyStore) -> 
 
 
 def test_a_damaged_copy_is_fetched_again(tmp_path: Path, proxy: FaultyStore) -> None:
-    opened("damaged").put("t.csv", table(tmp_path / "t.csv").read_bytes())
-    path = spec(tmp_path, TABLE, "s3://bucket/damaged/t.csv")
-    first = content(load(path, locate=fetch))
+    open_store("damaged").put("t.csv", write_table(tmp_path / "t.csv").read_bytes())
+    path = write_spec(tmp_path, TABLE, "s3://bucket/damaged/t.csv")
+    first = load_content(load(path, locate=fetch))
     copy = next((tmp_path / "cache/fetched").rglob("t.csv"))
     copy.write_text("a,b,y\n")
-    assert content(load(path, locate=fetch)) == first
+    assert load_content(load(path, locate=fetch)) == first
 
 
 def test_objects_that_stand_for_folders_are_no_files(tmp_path: Path, proxy: FaultyStore) -> None:
     """As the console of S3 writes them."""
-    folder = photos(tmp_path / "photos")
+    folder = write_photos(tmp_path / "photos")
     put_folder("marked", folder)
     for name in ("marked/", "marked/train/", "marked/train/dark/"):
         request = urllib.request.Request(f"{proxy.endpoint}/bucket/{name}", b"", method="PUT")
         urllib.request.urlopen(request).close()
-    job = load(spec(tmp_path, IMAGES, "s3://bucket/marked"), locate=fetch)
-    assert content(job) == content(load(spec(tmp_path / "l", IMAGES, str(folder))))
+    job = load(write_spec(tmp_path, IMAGES, "s3://bucket/marked"), locate=fetch)
+    assert load_content(job) == load_content(load(write_spec(tmp_path / "l", IMAGES, str(folder))))
 
 
 def test_what_a_job_reads_is_not_removed(tmp_path: Path, proxy: FaultyStore) -> None:
     """A version that another process reads stays; one that nobody reads goes; one that comes back is not fetched again."""
-    first, second = table(tmp_path / "1.csv").read_bytes(), table(tmp_path / "2.csv", seed=1).read_bytes()
-    path = spec(tmp_path, TABLE, "s3://bucket/held/t.csv")
+    first, second = write_table(tmp_path / "1.csv").read_bytes(), write_table(tmp_path / "2.csv", seed=1).read_bytes()
+    path = write_spec(tmp_path, TABLE, "s3://bucket/held/t.csv")
     code = "import sys; from drivetrain.job_spec.spec_source import SpecSource; from pathlib import Path; SpecSource(Path(sys.argv[1])).load()"
 
     def start_reader(hold: str = "") -> subprocess.Popen[str]:
         command = [sys.executable, "-c", f"{code}; print('READY', flush=True); {hold}", str(path)]
         return subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
-    opened("held").put("t.csv", first)
+    open_store("held").put("t.csv", first)
     reader = start_reader("input()")
     assert reader.stdout is not None
     while reader.stdout.readline() != "READY\n":
         assert reader.poll() is None
-    opened("held").put("t.csv", second)
+    open_store("held").put("t.csv", second)
     start_reader().communicate()
     copies = {copy.read_bytes() for copy in (tmp_path / "cache/fetched").rglob("t.csv")}
     assert copies == {first, second}
-    opened("held").put("t.csv", first)
-    proxy.seen.clear()
+    open_store("held").put("t.csv", first)
+    proxy.requests.clear()
     start_reader().communicate()
-    assert not [name for method, name in proxy.seen if method == "GET" and name.endswith("t.csv")]
+    assert not [name for method, name in proxy.requests if method == "GET" and name.endswith("t.csv")]
     reader.communicate("\n")
-    opened("held").put("t.csv", second)
+    open_store("held").put("t.csv", second)
     start_reader().communicate()
     assert [copy.read_bytes() for copy in (tmp_path / "cache/fetched").rglob("t.csv")] == [second]
 
 
 def test_a_stop_does_not_wait_for_a_large_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces come without an end; the first error ends all downloads."""
-    store = opened("large")
+    store = open_store("large")
     for number in range(3):
         store.put(f"{number}.bin", b"1")
 
@@ -189,7 +201,7 @@ def test_the_record_of_a_folder_is_read_once(tmp_path: Path, monkeypatch: pytest
 
 def test_a_web_address_as_a_browser_gives_it(tmp_path: Path) -> None:
     (tmp_path / "a folder").mkdir()
-    file = table(tmp_path / "a folder/my file.csv")
-    with web(tmp_path) as address:
-        job = load(spec(tmp_path, TABLE, f"{address}/a%20folder/my%20file.csv"), locate=fetch)
-    assert content(job) == content(load(spec(tmp_path, TABLE, str(file))))
+    file = write_table(tmp_path / "a folder/my file.csv")
+    with WebServer(tmp_path) as address:
+        job = load(write_spec(tmp_path, TABLE, f"{address}/a%20folder/my%20file.csv"), locate=fetch)
+    assert load_content(job) == load_content(load(write_spec(tmp_path, TABLE, str(file))))

@@ -24,44 +24,44 @@ def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RunLifecycle, "report", lambda run, output: None)
 
 
-def circle(samples: int, seed: int = 0) -> TensorDataset:
+def make_circle(samples: int, seed: int = 0) -> TensorDataset:
     points = torch.rand(samples, 2, generator=torch.Generator().manual_seed(seed)) * 2 - 1
     return TensorDataset(points, (points.norm(dim=1) < 0.75).long())
 
 
-def network(seed: int = 0) -> nn.Module:
+def build_network(seed: int = 0) -> nn.Module:
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 2))
 
 
-def same(one: embedded.Result, two: embedded.Result) -> bool:
+def have_same_bits(one: embedded.Result, two: embedded.Result) -> bool:
     """Whether two trainings ended with the same bits."""
     first, second = one.model.state_dict(), two.model.state_dict()
     return one.best == two.best and all(torch.equal(first[name], second[name]) for name in first)
 
 
-class Points(Dataset[Any]):
+class InterruptingPoints(Dataset[Any]):
     """A map-style dataset that presses Ctrl-C at one of its items, once."""
 
     def __init__(self, stop_at: int | None = None) -> None:
-        self.x, self.y = circle(120).tensors
-        self.stop_at, self.asked = stop_at, 0
+        self.x, self.y = make_circle(120).tensors
+        self.stop_at, self.fetched_items = stop_at, 0
 
     def __len__(self) -> int:
         return len(self.x)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        self.asked += 1
-        if self.asked == self.stop_at:
+        self.fetched_items += 1
+        if self.fetched_items == self.stop_at:
             self.stop_at = None
             os.kill(os.getpid(), signal.SIGINT)
         return self.x[index], self.y[index]
 
 
-X, Y = circle(120).tensors
+X, Y = make_circle(120).tensors
 
 
-class Rows(Dataset[Any]):
+class CirclePoints(Dataset[Any]):
     """The points one by one."""
 
     def __len__(self) -> int:

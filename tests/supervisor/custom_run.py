@@ -10,10 +10,10 @@ from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.plan import plan
 from drivetrain.supervisor import run_folder, trainer_process
 from drivetrain.system.files import write_json
-from tests.tiny import Quiet, machine
+from tests.tiny import QuietSignals, machine
 
 
-def trained(path: Path, *assignments: str) -> Path:
+def train_job(path: Path, *assignments: str) -> Path:
     """The folder of a run that was trained in this process."""
     job: Job = job_spec.load(path, assignments)
     run = run_folder.open_run(path.parent / "runs", job)
@@ -21,6 +21,6 @@ def trained(path: Path, *assignments: str) -> Path:
     write_json(run.path / "hardware.json", hardware.to_json())
     write_json(run.path / "plan.json", plan.resolve(job, hardware).to_json())
     write_json(run.path / "state.json", {"status": "running", "source": str(path)})
-    assert trainer_process.train(run.path, job, Quiet(), SpecSource(path, assignments)) == 0
+    assert trainer_process.train(run.path, job, QuietSignals(), SpecSource(path, assignments)) == 0
     write_json(run.path / "state.json", {"status": "done", "source": str(path)})
     return run.path

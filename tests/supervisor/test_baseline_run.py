@@ -18,7 +18,7 @@ from drivetrain.supervisor import baseline_run, supervisor
 from drivetrain.supervisor.supervisor import TrainRequest
 from tests.messages import begins_with, says
 from tests.paths import ROOT
-from tests.supervisor.tiny_run import command, images, same, train
+from tests.supervisor.tiny_run import command, have_same_weights, train, write_images
 
 TEXT = """
 name: tiny
@@ -33,7 +33,7 @@ optimize: {cpu_threads: 1}
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(baseline_run.SWITCH, "on")
-    images(tmp_path / "images.npz")
+    write_images(tmp_path / "images.npz")
     path = tmp_path / "tiny.yaml"
     path.write_text(TEXT)
     return path
@@ -56,7 +56,7 @@ def test_they_stand_beside_the_network_and_change_no_bit_of_it(job: Path) -> Non
     assert "baselines: " not in without.stdout
     other = job.parent / "runs" / "tiny-002"
     assert not (other / "baselines.json").exists()
-    assert same(run, other)
+    assert have_same_weights(run, other)
 
 
 def test_what_takes_too_long_is_ended_and_what_is_known_counts(
@@ -108,7 +108,7 @@ def test_data_that_has_changed_since_is_told(job: Path, capsys: pytest.CaptureFi
     assert train(job, "--set", "baselines=off").returncode == 0
     run = job.parent / "runs" / "tiny-001"
     (job.parent / "images.npz").unlink()
-    images(job.parent / "images.npz")
+    write_images(job.parent / "images.npz")
     with (job.parent / "images.npz").open("ab") as file:
         file.write(b"more")
     request = TrainRequest(job)

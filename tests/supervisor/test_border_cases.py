@@ -52,7 +52,7 @@ def network(norm: Callable[[int], nn.Module] = nn.LayerNorm) -> nn.Sequential:
     return nn.Sequential(nn.Linear(8, 16), norm(16), nn.ReLU(), nn.Linear(16, 2))
 
 
-def frozen(norm: Callable[[int], nn.Module]) -> nn.Sequential:
+def build_frozen(norm: Callable[[int], nn.Module]) -> nn.Sequential:
     model = network(norm)
     model[0].requires_grad_(False)
     model[1].requires_grad_(False)
@@ -92,9 +92,9 @@ CASES = {
     "rates by a callback": Case(after=halve),
     "weights by a callback": Case(after=shrink),
     "layers frozen by a callback": Case(after=freeze),
-    "frozen": Case(model=lambda: frozen(nn.LayerNorm)),
-    "frozen BatchNorm": Case(model=lambda: frozen(nn.BatchNorm1d), splits=False),
-    "all": Case(model=lambda: frozen(nn.BatchNorm1d), data=Noisy, scheduled=True, after=shrink, splits=False),
+    "frozen": Case(model=lambda: build_frozen(nn.LayerNorm)),
+    "frozen BatchNorm": Case(model=lambda: build_frozen(nn.BatchNorm1d), splits=False),
+    "all": Case(model=lambda: build_frozen(nn.BatchNorm1d), data=Noisy, scheduled=True, after=shrink, splits=False),
 }
 
 

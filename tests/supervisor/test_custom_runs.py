@@ -21,8 +21,8 @@ from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.models import code_consent, forward, saved_model
 from drivetrain.system.files import hash_file, write_json
 from tests.messages import omits, saying, says, says_only
-from tests.own_job import DATA, LOSS, MODEL, write
-from tests.supervisor.custom_run import trained
+from tests.own_job import DATA, LOSS, MODEL, write_job
+from tests.supervisor.custom_run import train_job
 
 torch.set_num_threads(1)
 
@@ -40,14 +40,14 @@ FILES = {
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = write(
+    path = write_job(
         tmp_path_factory.mktemp("own"),
         FILES,
         data="reader: read",
         train="loss: {file: my_loss.py}, ema: 0.5",
         model="arguments: {width: 6}, freeze: {names: [body.bias]}",
     )
-    return trained(path)
+    return train_job(path)
 
 
 def test_the_code_is_stored_with_its_digests(run: Path) -> None:
@@ -97,7 +97,7 @@ def test_a_file_of_the_readers_arguments_is_stored_with_the_model(
         + "    return torch.ones(2, 4) * float(Path(scale).read_text())\n",
         "scale.txt": "2",
     }
-    run = trained(write(tmp_path, files, data="reader: read, arguments: {scale: scale.txt}", train="steps: 2"))
+    run = train_job(write_job(tmp_path, files, data="reader: read, arguments: {scale: scale.txt}", train="steps: 2"))
     (tmp_path / "scale.txt").write_text("3")
     model = saved_model.load(run)
     new_data = load_new.read([tmp_path / "job.yaml"], model.preprocessing, model.heads, labelled=False)
@@ -105,7 +105,7 @@ def test_a_file_of_the_readers_arguments_is_stored_with_the_model(
 
 
 def test_new_targets_have_to_be_those_of_training(tmp_path: Path) -> None:
-    run = trained(write(tmp_path, FILES, train="steps: 2"))
+    run = train_job(write_job(tmp_path, FILES, train="steps: 2"))
     model = saved_model.load(run)
     np.savez(tmp_path / "new.npz", inputs=np.zeros((3, 4)), targets=np.array([0, 1, 2]))
     with pytest.raises(DataError, match="targets go from 0 to 2\n  possible: targets from 0 to 1, as in training"):
@@ -315,7 +315,7 @@ def loss():
 
 def test_targets_that_only_the_user_loss_interprets(tmp_path: Path) -> None:
     files = {"my_data.py": GRIDS, "my_loss.py": DISTANCE}
-    run = trained(write(tmp_path, files, train="loss: {file: my_loss.py}", model="arguments: {outputs: 4}"))
+    run = train_job(write_job(tmp_path, files, train="loss: {file: my_loss.py}", model="arguments: {outputs: 4}"))
     result = json.loads((run / "result.json").read_text())
     assert list(result["best"]["metrics"]) == ["validation/loss"]
     assert result["confusion"] == {}
@@ -343,9 +343,9 @@ class Late(nn.Module):
 
 
 def test_an_error_during_training_shows_the_users_lines(tmp_path: Path) -> None:
-    path = write(tmp_path, {"my_model.py": "from torch import nn\n" + LATE}, model="factory: Late")
+    path = write_job(tmp_path, {"my_model.py": "from torch import nn\n" + LATE}, model="factory: Late")
     with pytest.raises(SpecError) as raised:
-        trained(path)
+        train_job(path)
     assert says_only(
         str(raised.value), "object-returned-late-raised", path, 4, 9, "model.file", "my_model.py", 10, "more than eight"
     )
@@ -353,9 +353,9 @@ def test_an_error_during_training_shows_the_users_lines(tmp_path: Path) -> None:
 
 def test_an_error_inside_torchs_layers_is_reported_too(tmp_path: Path) -> None:
     text = "from torch import nn\ndef build():\n    return nn.Sequential(nn.Linear(4, 2), nn.Unflatten(0, (-1, 2)), nn.Flatten(0, 1))\n"
-    path = write(tmp_path, {"my_model.py": text})
+    path = write_job(tmp_path, {"my_model.py": text})
     with pytest.raises(SpecError) as raised:
-        trained(path, "train.batch_size=19")  # the layer wants pairs
+        train_job(path, "train.batch_size=19")  # the layer wants pairs
     assert says(str(raised.value), "object-returned-build-raised", "model.file", "my_model.py")
     layer, action = str(raised.value).splitlines()[1:]
     assert layer.startswith("    in layer 1: Unflatten(dim=0")
@@ -367,8 +367,8 @@ def test_an_error_of_the_user_loss_names_the_loss(tmp_path: Path) -> None:
         "return functional.cross_entropy",
         "return late\n\ndef late(outputs, targets):\n    return functional.cross_entropy(outputs, targets[:16])",
     )
-    path = write(tmp_path, {"my_loss.py": loss_code}, train="loss: {file: my_loss.py}, steps: 1")
+    path = write_job(tmp_path, {"my_loss.py": loss_code}, train="loss: {file: my_loss.py}, steps: 1")
     with pytest.raises(SpecError) as raised:
-        trained(path, "train.batch_size=17")
+        train_job(path, "train.batch_size=17")
     assert says(str(raised.value), "object-returned-loss-raised", "train.loss.file", "my_loss.py", 17)
     assert says(str(raised.value), "in-late-return", "my_loss.py", 7, "functional.cross_entropy")

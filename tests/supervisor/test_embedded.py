@@ -31,7 +31,7 @@ from drivetrain.supervisor import embedded, embedded_run
 from drivetrain.tuning import assembly
 from tests.messages import ends_with, saying, says_only
 from tests.paths import IMPORTS, ROOT
-from tests.supervisor.circle_training import Points, circle, network, no_report, same
+from tests.supervisor.circle_training import InterruptingPoints, build_network, have_same_bits, make_circle, no_report
 
 __all__ = ["no_report"]
 
@@ -47,7 +47,7 @@ def train(folder: Path, model: nn.Module | None = None, data: Any = None, **sett
         "optimize": {"cpu_threads": 1, "measure": "off"},
     }
     return drivetrain.train(
-        model or network(), data or circle(120), circle(40, seed=1), runs=folder, **defaults | settings
+        model or build_network(), data or make_circle(120), make_circle(40, seed=1), runs=folder, **defaults | settings
     )
 
 
@@ -64,7 +64,7 @@ def test_max_time_counts_what_is_measured_before_the_first_step(
 
 
 def test_a_result_and_its_run_folder(tmp_path: Path) -> None:
-    model = network()
+    model = build_network()
     result = train(
         tmp_path, model, name="circle", names=["outside", "inside"], ema=0.9, checkpoint={"best": "validation/accuracy"}
     )
@@ -84,7 +84,7 @@ def test_a_result_and_its_run_folder(tmp_path: Path) -> None:
     assert not model.training
     stored_weights = safetensors.torch.load_file(result.folder / "model" / "model.safetensors")
     assert all(torch.equal(value, stored_weights[name]) for name, value in model.state_dict().items())
-    points, kinds = circle(40, seed=1).tensors
+    points, kinds = make_circle(40, seed=1).tensors
     accuracy = float((model(points).argmax(dim=1) == kinds).float().mean())
     assert (result.metric, result.best) == ("validation/accuracy", pytest.approx(accuracy))
     assert set(result.metrics) == {
@@ -117,10 +117,10 @@ def test_the_process_is_left_as_it_was_found(tmp_path: Path) -> None:
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     torch.manual_seed(5)
     state, threads = torch.get_rng_state(), torch.get_num_threads()
-    model = network(seed=5)
+    model = build_network(seed=5)
     torch.manual_seed(5)
     random.seed(5)
-    train(tmp_path, model, Points(), epochs=1)
+    train(tmp_path, model, InterruptingPoints(), epochs=1)
     assert torch.equal(torch.get_rng_state(), state)
     assert random.random() == random.Random(5).random()
     assert torch.get_num_threads() == threads
@@ -129,20 +129,20 @@ def test_the_process_is_left_as_it_was_found(tmp_path: Path) -> None:
     assert handlers == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
 
 
-def squared(outputs: Tensor, targets: Tensor) -> Tensor:
+def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs.softmax(dim=1) - nn.functional.one_hot(targets, 2)).pow(2).sum(dim=1)
 
 
 def test_stopped_by_ctrl_c_and_resumed_to_the_same_weights(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"loss": squared, "names": ["a", "b"], "checkpoint": {"every": "2 steps"}}
-    uninterrupted = train(tmp_path / "whole", data=Points(), **settings)
+    settings: dict[str, Any] = {"loss": squared_error, "names": ["a", "b"], "checkpoint": {"every": "2 steps"}}
+    uninterrupted = train(tmp_path / "whole", data=InterruptingPoints(), **settings)
     with pytest.raises(Stopped) as raised:
-        train(tmp_path / "parts", data=Points(stop_at=200), **settings)
+        train(tmp_path / "parts", data=InterruptingPoints(stop_at=200), **settings)
     assert raised.value.given.startswith("stopped by SIGINT (Ctrl-C) after step ")
     assert says_only(raised.value.action, "call-again-same-name", "drivetrain.train")
     folder = tmp_path / "parts" / "library-001"
     assert json.loads((folder / "state.json").read_text())["status"] == "stopped"
-    resumed = train(tmp_path / "parts", network(seed=9), data=Points(), **settings)
+    resumed = train(tmp_path / "parts", build_network(seed=9), data=InterruptingPoints(), **settings)
     assert resumed.folder == folder
     assert resumed.best == uninterrupted.best
     expected_weights, resumed_weights = uninterrupted.model.state_dict(), resumed.model.state_dict()
@@ -151,12 +151,12 @@ def test_stopped_by_ctrl_c_and_resumed_to_the_same_weights(tmp_path: Path) -> No
 
 def test_an_unfinished_run_with_another_setting_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Stopped):
-        train(tmp_path, data=Points(stop_at=200), names=["a", "b"])
+        train(tmp_path, data=InterruptingPoints(stop_at=200), names=["a", "b"])
     with pytest.raises(CheckpointError) as raised:
-        train(tmp_path, data=Points(), names=["a", "b"], epochs=4)
+        train(tmp_path, data=InterruptingPoints(), names=["a", "b"], epochs=4)
     assert "+  epochs: 4" in raised.value.given
     assert says_only(raised.value.action, "undo-change-start-new")
-    assert train(tmp_path, data=Points(), names=["a", "b"], epochs=1, new=True).folder.name == "library-002"
+    assert train(tmp_path, data=InterruptingPoints(), names=["a", "b"], epochs=1, new=True).folder.name == "library-002"
 
 
 def test_training_in_a_thread_hears_no_signals_and_works(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_training_in_a_thread_hears_no_signals_and_works(tmp_path: Path) -> None
 
 
 def test_a_part_that_was_frozen_by_hand_does_not_move(tmp_path: Path) -> None:
-    model = network()
+    model = build_network()
     first = model[0].requires_grad_(False).weight.clone()
     result = train(tmp_path, model, epochs=1)
     assert torch.equal(result.model[0].weight, first)
@@ -348,7 +348,7 @@ def test_a_callback_that_passes_over_everything_does_not_prevent_a_stop(tmp_path
 
 def test_arrays_that_run_backward(tmp_path: Path) -> None:
     """torch has no negative strides."""
-    inputs, targets = (tensor.numpy() for tensor in circle(120).tensors)
+    inputs, targets = (tensor.numpy() for tensor in make_circle(120).tensors)
     backward = train(tmp_path, data=(inputs[::-1], targets[::-1]), epochs=1)
     copied_result = train(tmp_path, data=(inputs[::-1].copy(), targets[::-1].copy()), epochs=1, new=True)
-    assert same(backward, copied_result)
+    assert have_same_bits(backward, copied_result)

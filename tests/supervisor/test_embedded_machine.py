@@ -23,15 +23,15 @@ from drivetrain.hardware.detect import detect
 from drivetrain.plan.plan import load
 from drivetrain.supervisor import embedded, embedded_run, host_process
 from tests import tiny
-from tests.hardware.checked_machines import CPU, card, machine, with_gpus
+from tests.hardware.checked_machines import CPU, machine, machine_with_gpus, make_card
 from tests.messages import saying, says
 from tests.paths import IMPORTS, ROOT
-from tests.supervisor.circle_training import circle, network
+from tests.supervisor.circle_training import build_network, make_circle
 
 
 def train(folder: Path, model: nn.Module | None = None, **overrides: Any) -> embedded.Result:
     settings: dict[str, Any] = {"epochs": 1, "batch_size": 20} | overrides
-    return drivetrain.train(model or network(), circle(40), circle(20, seed=1), runs=folder, **settings)
+    return drivetrain.train(model or build_network(), make_circle(40), make_circle(20, seed=1), runs=folder, **settings)
 
 
 def read_refusal(folder: Path, model: nn.Module | None = None, **overrides: Any) -> str:
@@ -47,12 +47,12 @@ def test_a_gpu_that_this_torch_cannot_use_is_refused(tmp_path: Path, monkeypatch
         train(tmp_path)
     assert not list(tmp_path.glob("library-*"))
     this_machine = detect(tmp_path)
-    monkeypatch.setattr(embedded_run, "detect", lambda runs: replace(this_machine, gpus=(card(0),), torch=CPU))
+    monkeypatch.setattr(embedded_run, "detect", lambda runs: replace(this_machine, gpus=(make_card(0),), torch=CPU))
     assert train(tmp_path, limits={"gpus": "none"}).folder.name == "library-001"
 
 
 def test_threads_are_shared_with_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cards = (card(0), card(1))
+    cards = (make_card(0), make_card(1))
     assert len(host_process.select_gpu(simulate_gpus(cards, monkeypatch), _job()).gpus) == 1
     message = read_refusal(tmp_path, limits={"processes": 2})
     assert says(message, "call-python-process", "limits.processes", 2)
@@ -71,12 +71,12 @@ def simulate_gpus(cards: Any, monkeypatch: pytest.MonkeyPatch, first: int = 0) -
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(uuid=f"{first}a"))
     monkeypatch.setattr(device_check, "check_build", lambda hardware: None)
-    return with_gpus(*gpus)
+    return machine_with_gpus(*gpus)
 
 
 @pytest.mark.parametrize("first", [0, 1])
 def test_the_gpu_is_the_one_that_cuda_shows_first(first: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    this_machine = simulate_gpus((card(0), card(1)), monkeypatch, first)
+    this_machine = simulate_gpus((make_card(0), make_card(1)), monkeypatch, first)
     assert [gpu.index for gpu in host_process.select_gpu(this_machine, _job()).gpus] == [first]
     assert [gpu.index for gpu in host_process.select_gpu(this_machine, _job([first])).gpus] == [first]  # type: ignore[arg-type]
     with pytest.raises(DeviceError, match=rf"limits.gpus is \[{1 - first}\], but this process uses GPU {first} "):
@@ -100,7 +100,7 @@ def test_micro_batch_auto_is_searched(
 
 @pytest.mark.parametrize("wrap", [nn.DataParallel, lambda inner: nn.Sequential(nn.DataParallel(inner))])
 def test_a_data_parallel_network_is_refused(tmp_path: Path, wrap: Callable[[nn.Module], nn.Module]) -> None:
-    message = read_refusal(tmp_path, wrap(network()))
+    message = read_refusal(tmp_path, wrap(build_network()))
     assert says(message, "model-is-dataparallel")
     assert says(message, "possible-network-itself-process")
     assert "do:       give model.module; " in message
@@ -119,7 +119,9 @@ def test_usual_shorthands_are_taken(
     tmp_path: Path, settings: dict[str, Any], optimizer: dict[str, object], epochs: int
 ) -> None:
     lasting = {} if "num_epochs" in settings else {"epochs": 1}
-    result = drivetrain.train(network(), circle(40), circle(20, seed=1), runs=tmp_path, **lasting, **settings)
+    result = drivetrain.train(
+        build_network(), make_circle(40), make_circle(20, seed=1), runs=tmp_path, **lasting, **settings
+    )
     train_keys = yaml.safe_load((result.folder / "job.yaml").read_text())["train"]
     assert {key: train_keys["optimizer"][key] for key in optimizer} == optimizer
     assert train_keys["epochs"] == epochs
@@ -135,13 +137,13 @@ def test_usual_shorthands_are_taken(
 )
 def test_a_setting_given_twice_is_refused(tmp_path: Path, settings: dict[str, Any], key: str) -> None:
     with pytest.raises(SpecError) as caught:
-        drivetrain.train(network(), circle(40), circle(20, seed=1), runs=tmp_path, epochs=1, **settings)
+        drivetrain.train(build_network(), make_circle(40), make_circle(20, seed=1), runs=tmp_path, epochs=1, **settings)
     assert [problem.key for problem in caught.value.problems] == [key]
 
 
 def test_missing_validation_data_is_an_error_in_three_parts(tmp_path: Path) -> None:
     with pytest.raises(SpecError) as caught:
-        drivetrain.train(network(), circle(40), runs=tmp_path, epochs=1)
+        drivetrain.train(build_network(), make_circle(40), runs=tmp_path, epochs=1)
     (problem,) = caught.value.problems
     assert problem.key == "validation_data"
     assert "random_split" in problem.action
@@ -151,8 +153,8 @@ QUIET = """
 import sys
 sys.path.insert(0, {root!r})
 import drivetrain
-from tests.supervisor.circle_training import circle, network
-drivetrain.train(network(), circle(40), circle(20, seed=1), runs={runs!r}, epochs=1, batch_size=20, quiet=True)
+from tests.supervisor.circle_training import build_network, make_circle
+drivetrain.train(build_network(), make_circle(40), make_circle(20, seed=1), runs={runs!r}, epochs=1, batch_size=20, quiet=True)
 """
 
 

@@ -34,7 +34,7 @@ def net(act: nn.Module | None = None) -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 8), act or nn.LeakyReLU(0.1), nn.Dropout(0.1), nn.Linear(8, 2))
 
 
-def changed(module: nn.Module, change: Callable[[Any], object]) -> nn.Module:
+def apply_change(module: nn.Module, change: Callable[[Any], object]) -> nn.Module:
     change(module)
     return module
 
@@ -60,11 +60,11 @@ def block(factor: float, extra: int = 0) -> nn.Module:
     return Block()
 
 
-def weighted(weight: float) -> Callable[[Tensor, Tensor], Tensor]:
+def weigh_loss(weight: float) -> Callable[[Tensor, Tensor], Tensor]:
     return lambda outputs, targets: functional.cross_entropy(outputs, targets) * weight
 
 
-class Scaled(Dataset[Any]):
+class ScaledData(Dataset[Any]):
     def __init__(self, scale: float, transform: Callable[[Tensor], Tensor] = abs) -> None:
         self.scale, self.transform = scale, transform
 
@@ -87,20 +87,20 @@ class SlottedLoss:
         self.weight = weight
 
 
-def frozen(model: Any) -> None:
+def freeze(model: Any) -> None:
     model[0].requires_grad_(False)
 
 
-def tied(model: Any) -> None:
+def tie(model: Any) -> None:
     model.append(nn.Linear(8, 2))
     model[4].weight = model[3].weight
 
 
-def untied(model: Any) -> None:
+def append_layer(model: Any) -> None:
     model.append(nn.Linear(8, 2))
 
 
-def hooked(model: Any) -> None:
+def add_hook(model: Any) -> None:
     model[1].register_forward_hook(lambda layer, inputs, outputs: outputs * 2)
 
 
@@ -111,12 +111,20 @@ DIFFERENT: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         "model.1 was torch.nn.modules.activation.LeakyReLU and",
     ),
     "slope": ({"model": net()}, {"model": net(nn.LeakyReLU(0.2))}, "model.1.negative_slope was 0.1 and is 0.2"),
-    "frozen": ({"model": net()}, {"model": changed(net(), frozen)}, "model.0.bias was (8,) torch.float32 and is"),
-    "tied": ({"model": changed(net(), tied)}, {"model": changed(net(), untied)}, "the same as model.3.weight"),
-    "hook": ({"model": net()}, {"model": changed(net(), hooked)}, "model.1 hooks was absent"),
+    "frozen": ({"model": net()}, {"model": apply_change(net(), freeze)}, "model.0.bias was (8,) torch.float32 and is"),
+    "tied": (
+        {"model": apply_change(net(), tie)},
+        {"model": apply_change(net(), append_layer)},
+        "the same as model.3.weight",
+    ),
+    "hook": ({"model": net()}, {"model": apply_change(net(), add_hook)}, "model.1 hooks was absent"),
     "forward body": ({"model": block(1)}, {"model": block(2)}, "model was block.<locals>.Block with the code"),
     "constant buffer": ({"model": block(1)}, {"model": block(1, 5)}, "model.table was Tensor"),
-    "closure of a loss": ({"loss": weighted(1.0)}, {"loss": weighted(2.0)}, "loss was weighted.<locals>.<lambda> with"),
+    "closure of a loss": (
+        {"loss": weigh_loss(1.0)},
+        {"loss": weigh_loss(2.0)},
+        "loss was weigh_loss.<locals>.<lambda> with",
+    ),
     "partial": (
         {"loss": functools.partial(functional.cross_entropy, label_smoothing=0.1)},
         {"loss": functools.partial(functional.cross_entropy, label_smoothing=0.2)},
@@ -130,15 +138,19 @@ DIFFERENT: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "slots of a loss": ({"loss": SlottedLoss(1.0)}, {"loss": SlottedLoss(2.0)}, "loss was SlottedLoss with the code"),
     "numbers of NumPy": ({"loss": Share(np.float32(1))}, {"loss": Share(np.float32(2))}, "loss.factor was float32"),
     "queue": ({"loss": Share(deque([1]))}, {"loss": Share(deque([2]))}, "loss.factor was deque"),
-    "data set": ({"train_data": Scaled(1.0)}, {"train_data": Scaled(2.0)}, "train_data.scale was 1.0 and is 2.0"),
+    "data set": (
+        {"train_data": ScaledData(1.0)},
+        {"train_data": ScaledData(2.0)},
+        "train_data.scale was 1.0 and is 2.0",
+    ),
     "transform": (
-        {"train_data": Scaled(1.0, lambda x: x + 1)},
-        {"train_data": Scaled(1.0, lambda x: x - 1)},
+        {"train_data": ScaledData(1.0, lambda x: x + 1)},
+        {"train_data": ScaledData(1.0, lambda x: x - 1)},
         "train_data.transform was",
     ),
     "wrapped data set": (
-        {"train_data": Subset(Scaled(1.0), [0])},
-        {"train_data": Subset(Scaled(2.0), [0])},
+        {"train_data": Subset(ScaledData(1.0), [0])},
+        {"train_data": Subset(ScaledData(2.0), [0])},
         "train_data.dataset was",
     ),
     "metric": ({"metrics": Share()}, {"metrics": Share(2.0)}, "metrics.share.factor was 1.0 and is 2.0"),
@@ -148,7 +160,7 @@ DIFFERENT: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 def record(objects: dict[str, Any]) -> dict[str, str]:
     metrics = UserMetrics({"share": objects.get("metrics", Share())})
     parts = UserParts(metrics=metrics, callbacks=Callbacks(on_step=objects.get("on_step")))
-    data = {"train_data": objects.get("train_data", Scaled(1.0))}
+    data = {"train_data": objects.get("train_data", ScaledData(1.0))}
     return embedded_record.collect_rows(objects.get("model", net()), objects.get("loss"), data, parts)
 
 
@@ -165,7 +177,7 @@ def test_other_objects_are_refused_and_named(name: str, tmp_path: Path) -> None:
 
 def test_the_same_code_built_again_is_the_same(tmp_path: Path) -> None:
     for _ in range(2):
-        objects = {"model": block(2), "loss": weighted(2.0), "train_data": Scaled(1.0, lambda x: x + 1)}
+        objects = {"model": block(2), "loss": weigh_loss(2.0), "train_data": ScaledData(1.0, lambda x: x + 1)}
         assert embedded_record.check(tmp_path, record(objects)) == []
 
 
@@ -178,13 +190,13 @@ def test_another_callback_is_said_and_a_metric_that_raised_may_be_mended(tmp_pat
 
 
 def test_what_the_training_changes_itself_is_no_difference(tmp_path: Path) -> None:
-    data = Scaled(1.0)
+    data = ScaledData(1.0)
     embedded_record.check(tmp_path, record({"train_data": data}))
     data.scale = 3.0
     embedded_record.note_changes(tmp_path, record({"train_data": data}))
     assert embedded_record.check(tmp_path, record({"train_data": data})) == []
     with pytest.raises(CheckpointError, match=r"train_data\.transform"):
-        embedded_record.check(tmp_path, record({"train_data": Scaled(1.0, lambda x: x)}))
+        embedded_record.check(tmp_path, record({"train_data": ScaledData(1.0, lambda x: x)}))
 
 
 def test_a_run_that_continues_a_finished_one_may_have_another_schedule(tmp_path: Path) -> None:
@@ -211,9 +223,9 @@ def test_a_stopped_training_goes_on_with_the_same_objects_alone(tmp_path: Path) 
         return drivetrain.train(net(), *data, loss=loss, runs=tmp_path, epochs=2, batch_size=16, quiet=True, **more)
 
     with pytest.raises(Stopped):
-        train(weighted(1.0), on_step=stop)
+        train(weigh_loss(1.0), on_step=stop)
     for _ in range(2):  # a refusal changes nothing
         with pytest.raises(CheckpointError, check=saying("unfinished-started-objects-loss")):
-            train(weighted(2.0))
-    assert train(weighted(1.0)).folder.name == "library-001"
-    assert train(weighted(2.0), new=True).folder.name == "library-002"
+            train(weigh_loss(2.0))
+    assert train(weigh_loss(1.0)).folder.name == "library-001"
+    assert train(weigh_loss(2.0), new=True).folder.name == "library-002"

@@ -18,7 +18,7 @@ from drivetrain.cli import main
 from drivetrain.job import extension
 from drivetrain.supervisor import named_run
 from tests import mlflow_double
-from tests.faults import trained
+from tests.faults import small_job
 from tests.messages import omits, says
 
 SHORT, LONG = "train.epochs=6", "train.epochs=14"
@@ -36,18 +36,18 @@ def contents(folder: Path) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished_job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The job of a run that finished after six epochs."""
-    job = trained.written(tmp_path_factory.mktemp("finished"))
-    trained.finish(job, "--set", SHORT)
+    job = small_job.write_job(tmp_path_factory.mktemp("finished"))
+    small_job.finish(job, "--set", SHORT)
     return job
 
 
 @pytest.fixture
-def job(finished: Path, tmp_path: Path) -> Path:
+def job(finished_job: Path, tmp_path: Path) -> Path:
     """A copy of it, to be extended."""
-    shutil.copytree(finished.parent, tmp_path / "job")
-    return tmp_path / "job" / finished.name
+    shutil.copytree(finished_job.parent, tmp_path / "job")
+    return tmp_path / "job" / finished_job.name
 
 
 def extend_command(job: Path, *options: str) -> list[str]:
@@ -73,33 +73,36 @@ def read_refusal(job: Path, capsys: pytest.CaptureFixture[str], *options: str, c
 def test_killed_in_the_middle_it_ends_with_the_bits_of_one_run(job: Path, tmp_path: Path) -> None:
     before = contents(first_run(job))
     options = ("--extend", str(first_run(job)), *set_options(LONG))
-    output = trained.finish(job, *options, expected=137, FAULT=f"batch:{3 * STEPS}:kill")
+    output = small_job.finish(job, *options, expected=137, FAULT=f"batch:{3 * STEPS}:kill")
     assert says(output, "result-run-epoch-under", 14)
     assert says(output, "result-will-be-that-of-one")
-    assert trained.run(job).name == "small-002"
-    assert trained.last(trained.run(job)).name == "step-70"
-    output = trained.finish(job, *options)
+    assert small_job.newest_run(job).name == "small-002"
+    assert small_job.last_checkpoint(small_job.newest_run(job)).name == "step-70"
+    output = small_job.finish(job, *options)
     assert "resumed from step-70" in output
     assert "extend:" not in output
-    once = trained.written(tmp_path / "once")
-    trained.finish(once, *set_options(LONG))
-    assert trained.differences(trained.run(job), trained.run(once)) == []
+    once = small_job.write_job(tmp_path / "once")
+    small_job.finish(once, *set_options(LONG))
+    assert small_job.differences(small_job.newest_run(job), small_job.newest_run(once)) == []
     assert contents(first_run(job)) == before
-    assert trained.read(trained.run(job), "extension.json")["run"] == "small-001"
+    assert small_job.read_json(small_job.newest_run(job), "extension.json")["run"] == "small-001"
 
 
 @pytest.mark.nightly
 def test_a_run_that_steps_ended_within_an_epoch_trains_its_rest(tmp_path: Path) -> None:
-    job, once = trained.written(tmp_path / "job"), trained.written(tmp_path / "once")
-    trained.finish(job, *set_options("train.steps=20"))
+    job, once = small_job.write_job(tmp_path / "job"), small_job.write_job(tmp_path / "once")
+    small_job.finish(job, *set_options("train.steps=20"))
     options = (*set_options("train.steps=43"), "--extend", str(first_run(job)))
-    trained.finish(job, *options, expected=137, FAULT="batch:6:kill")
-    trained.finish(job, *options)
-    trained.finish(once, *set_options("train.steps=43"))
-    one, two = trained.last(trained.run(job)), trained.last(trained.run(once))
+    small_job.finish(job, *options, expected=137, FAULT="batch:6:kill")
+    small_job.finish(job, *options)
+    small_job.finish(once, *set_options("train.steps=43"))
+    one, two = (
+        small_job.last_checkpoint(small_job.newest_run(job)),
+        small_job.last_checkpoint(small_job.newest_run(once)),
+    )
     for name in ("model", "optimizer", "ema"):
         assert (one / f"{name}.safetensors").read_bytes() == (two / f"{name}.safetensors").read_bytes()
-    rows, expected = trained.rows(trained.run(job)), trained.rows(trained.run(once))
+    rows, expected = small_job.read_rows(small_job.newest_run(job)), small_job.read_rows(small_job.newest_run(once))
     extra = [row for row in rows if row not in expected]
     assert [(row["step"], row["epoch"], "lr" in row) for row in extra] == [(20, 2, False)]
     assert [row for row in rows if row not in extra] == expected
@@ -114,22 +117,24 @@ def test_a_schedule_with_an_end_starts_again_only_if_asked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str]
 ) -> None:
     """A one-cycle: its rate has come to a ten-thousandth of lr."""
-    job = trained.written(tmp_path / "job", schedule="{name: one-cycle, warmup: 0.5}", epochs="2")
+    job = small_job.write_job(tmp_path / "job", schedule="{name: one-cycle, warmup: 0.5}", epochs="2")
     job.write_text(job.read_text().replace(", patience: 1, factor: 0.5}", ""))
-    trained.finish(job)
+    small_job.finish(job)
     text = read_refusal(job, capsys, *set_options("train.epochs=4"), code=2)
     assert says(text, "cycle-planned-length", "train.schedule")
     assert says(text, "restart-schedule-once-set", "train.schedule")
     if options == ["--restart-schedule"]:
-        output = trained.finish(job, "--extend", str(first_run(job)), *set_options("train.epochs=4"), *options)
+        output = small_job.finish(job, "--extend", str(first_run(job)), *set_options("train.epochs=4"), *options)
         assert says(output, "schedule-cycle-starts-again", 16, "train.optimizer.lr", "0.01")
-        rates = [row["lr"] for row in trained.rows(trained.run(job)) if "lr" in row]
+        rates = [row["lr"] for row in small_job.read_rows(small_job.newest_run(job)) if "lr" in row]
         assert rates[16:] == rates[:16]
     else:
         options = [*options, *set_options("train.schedule=constant", "train.epochs=3")]
-        output = trained.finish(job, "--extend", str(first_run(job)), *options)
+        output = small_job.finish(job, "--extend", str(first_run(job)), *options)
         assert says(output, "schedule-constant-starts-step", 16, "train.optimizer.lr", "0.002")
-        assert {row["lr"] for row in trained.rows(trained.run(job)) if row["step"] > 16 and "lr" in row} == {0.002}
+        assert {
+            row["lr"] for row in small_job.read_rows(small_job.newest_run(job)) if row["step"] > 16 and "lr" in row
+        } == {0.002}
 
 
 def test_what_cannot_be_extended(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -190,32 +195,32 @@ def test_checkpoints_that_are_gone_damaged_or_without_an_optimizer(
 @pytest.mark.nightly
 def test_a_damaged_last_checkpoint_is_replaced_by_the_one_before(job: Path, tmp_path: Path) -> None:
     (first_run(job) / "checkpoints" / "step-48" / "model.safetensors").write_bytes(b"cut")
-    output = trained.finish(job, "--extend", str(first_run(job)), *set_options("train.epochs=8"))
+    output = small_job.finish(job, "--extend", str(first_run(job)), *set_options("train.epochs=8"))
     assert says(output, "cannot-be-used-has-bytes", "step-48", "model.safetensors", 3)
     assert "continuing from step-42" in output
-    once = trained.written(tmp_path / "once")
-    trained.finish(once, *set_options("train.epochs=8"))
-    assert trained.differences(trained.run(job), trained.run(once)) == []
+    once = small_job.write_job(tmp_path / "once")
+    small_job.finish(once, *set_options("train.epochs=8"))
+    assert small_job.differences(small_job.newest_run(job), small_job.newest_run(once)) == []
 
 
 def test_changed_data_is_refused_and_leaves_no_folder(job: Path) -> None:
     data = job.parent / "images.npz"
     data.write_bytes(data.read_bytes() + b"more")
-    output = trained.finish(job, "--extend", str(first_run(job)), *set_options(LONG), expected=4)
+    output = small_job.finish(job, "--extend", str(first_run(job)), *set_options(LONG), expected=4)
     assert says(output, "continues-data-changed-since", "small-001")
     assert says(output, "removed-since-nothing-trained")
-    assert trained.run(job).name == "small-001"
+    assert small_job.newest_run(job).name == "small-001"
 
 
 def test_a_copy_that_is_removed_is_not_tracked_on(job: Path) -> None:
     """The tracker writes to the folder too; in the middle of a request, it would complain that it is gone."""
     data = job.parent / "images.npz"
     data.write_bytes(data.read_bytes() + b"more")
-    with mlflow_double.serving(mlflow_double.MlflowDouble()) as server:
+    with mlflow_double.serve_mlflow(mlflow_double.MlflowDouble()) as server:
         # The server answers late, so the tracker is in the middle of a request when the copy is removed.
         server.fault = lambda number, path: time.sleep(1)
         text = f"track={{mlflow: '{server.address}'}}"
-        output = trained.finish(job, "--extend", str(first_run(job)), *set_options(LONG, text), expected=4)
+        output = small_job.finish(job, "--extend", str(first_run(job)), *set_options(LONG, text), expected=4)
         assert says(output, "removed-since-nothing-trained")
     assert "tracker:" not in output, "it has nothing to write about any more"
     assert [path.name for path in sorted((job.parent / "runs").iterdir()) if path.is_dir()] == ["small-001"]
@@ -227,10 +232,10 @@ def test_a_copy_that_was_killed_is_made_again(job: Path, monkeypatch: pytest.Mon
     (unfinished_copy / "metrics.jsonl").write_text("half")
     monkeypatch.setattr(named_run, "RUNS", job.parent / "runs")
     assert [path.name for path in named_run.list_by_age()] == ["small-001"]
-    trained.finish(job, "--extend", str(first_run(job)), *set_options("train.epochs=7"))
-    assert trained.run(job).name == "small-002"
+    small_job.finish(job, "--extend", str(first_run(job)), *set_options("train.epochs=7"))
+    assert small_job.newest_run(job).name == "small-002"
     assert not unfinished_copy.exists()
-    assert not (trained.run(job) / "checkpoints" / "step-999").exists()
+    assert not (small_job.newest_run(job) / "checkpoints" / "step-999").exists()
 
 
 def test_a_full_disk_leaves_nothing(
@@ -254,8 +259,8 @@ def test_a_full_disk_leaves_nothing(
 def test_a_finished_run_that_is_read_only_is_extended(job: Path) -> None:
     for path in (first_run(job), *first_run(job).rglob("*")):
         path.chmod(0o555 if path.is_dir() else 0o444)
-    trained.finish(job, "--extend", str(first_run(job)), *set_options("train.epochs=7"))
-    assert [path for path in trained.run(job).rglob("*") if not path.stat().st_mode & 0o200] == []
+    small_job.finish(job, "--extend", str(first_run(job)), *set_options("train.epochs=7"))
+    assert [path for path in small_job.newest_run(job).rglob("*") if not path.stat().st_mode & 0o200] == []
 
 
 @pytest.mark.nightly
@@ -263,9 +268,9 @@ def test_an_extension_is_extended_and_another_unfinished_run_is_named(
     job: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     runs = job.parent / "runs"
-    trained.finish(job, "--extend", str(first_run(job)), *set_options("train.epochs=7"), "--restart-schedule")
+    small_job.finish(job, "--extend", str(first_run(job)), *set_options("train.epochs=7"), "--restart-schedule")
     assert extension.read(runs / "small-002") == extension.Extension("small-001", 48, 6, "restarts", 48)
-    trained.finish(job, "--extend", str(runs / "small-002"), *set_options("train.epochs=8"))
+    small_job.finish(job, "--extend", str(runs / "small-002"), *set_options("train.epochs=8"))
     assert extension.read(runs / "small-003") == extension.Extension("small-002", 56, 7, "continues", 48)
     state = runs / "small-003" / "state.json"
     state.write_text(json.dumps(json.loads(state.read_text()) | {"status": "stopped"}))
@@ -278,26 +283,26 @@ def test_an_extension_is_extended_and_another_unfinished_run_is_named(
 
 @pytest.mark.nightly
 def test_more_epochs_of_a_finished_run_are_offered_and_a_new_run_starts(job: Path) -> None:
-    output = trained.finish(job, *set_options("train.epochs=7"))
+    output = small_job.finish(job, *set_options("train.epochs=7"))
     line = (
         f"{first_run(job)} finished after 6 epochs; to continue it instead: drivetrain train {job} --set train.epochs=7"
     )
     assert f"{line} --extend {first_run(job)}\n" in output
     assert says(output, "to-continue-it-instead")
-    assert trained.run(job).name == "small-002"
-    assert not (trained.run(job) / "extension.json").exists()
-    assert omits(trained.finish(job, *set_options("train.epochs=7")), "to-continue-it-instead")
-    assert omits(trained.finish(job, *set_options("train.epochs=9", "train.seed=1")), "to-continue-it-instead")
+    assert small_job.newest_run(job).name == "small-002"
+    assert not (small_job.newest_run(job) / "extension.json").exists()
+    assert omits(small_job.finish(job, *set_options("train.epochs=7")), "to-continue-it-instead")
+    assert omits(small_job.finish(job, *set_options("train.epochs=9", "train.seed=1")), "to-continue-it-instead")
 
 
 def test_the_best_weights_of_the_finished_run_stay_the_best(job: Path) -> None:
     """If no added epoch is better, the model of the extension is that of the finished run."""
     options = set_options("train.epochs=7", "train.optimizer.lr=1.0")
-    output = trained.finish(job, "--extend", str(first_run(job)), *options)
+    output = small_job.finish(job, "--extend", str(first_run(job)), *options)
     assert "train.optimizer.lr is 1.0, was 0.01" in output
     assert omits(output, "result-will-be-that-of-one")
-    folders = first_run(job), trained.run(job)
-    before, after = (trained.read(folder, "result.json") for folder in folders)
+    folders = first_run(job), small_job.newest_run(job)
+    before, after = (small_job.read_json(folder, "result.json") for folder in folders)
     assert (before["steps"], after["steps"]) == (48, 56)
     assert after["best"] == before["best"]
     one, two = (safetensors.torch.load_file(folder / "model" / "model.safetensors") for folder in folders)

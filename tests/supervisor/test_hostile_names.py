@@ -32,7 +32,7 @@ def texts(path: Path, other: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def work_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a finished run and its copy."""
     folder = tmp_path_factory.mktemp("hostile")
     texts(folder / "texts.csv", "b")
@@ -73,9 +73,13 @@ def clean(text: str) -> bool:
     ids=["validate", "init", "evaluate", "evaluate-others", "predict", "watch", "report", "compare"],
 )
 def test_a_hostile_class_name_is_only_shown(
-    work: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: list[str], code: int
+    work_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: list[str],
+    code: int,
 ) -> None:
-    monkeypatch.chdir(work)
+    monkeypatch.chdir(work_folder)
     assert main.main(command) == code
     said = capsys.readouterr()
     assert clean(said.out)

@@ -29,7 +29,16 @@ from drivetrain.errors import DataError, DrivetrainError, SpecError, Stopped
 from drivetrain.supervisor import embedded
 from tests.messages import saying, says
 from tests.paths import ROOT
-from tests.supervisor.circle_training import Points, Rows, X, Y, circle, network, no_report, same
+from tests.supervisor.circle_training import (
+    CirclePoints,
+    InterruptingPoints,
+    X,
+    Y,
+    build_network,
+    have_same_bits,
+    make_circle,
+    no_report,
+)
 
 __all__ = ["no_report"]
 torch.set_num_threads(1)
@@ -54,10 +63,10 @@ class Held(IterableDataset[Any]):
     """The validation data."""
 
     def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
-        return iter(circle(40, seed=1))
+        return iter(make_circle(40, seed=1))
 
 
-class Sized(Stream):
+class SizedStream(Stream):
     def __len__(self) -> int:
         return len(X)
 
@@ -82,9 +91,9 @@ class Restless(Evens):
 def train(folder: Path, data: Any, validation: Any = None, **settings: Any) -> embedded.Result:
     defaults: dict[str, Any] = {"epochs": 2, "optimizer": {"lr": 1e-2}, "names": ["out", "in"]}
     defaults["optimize"] = {"cpu_threads": 1, "measure": "off"}
-    model = settings.pop("model", None) or network()
+    model = settings.pop("model", None) or build_network()
     return drivetrain.train(
-        model, data, circle(40, seed=1) if validation is None else validation, runs=folder, **defaults | settings
+        model, data, make_circle(40, seed=1) if validation is None else validation, runs=folder, **defaults | settings
     )
 
 
@@ -94,27 +103,27 @@ def test_all_forms_in_the_same_order_give_the_same_bits(tmp_path: Path) -> None:
 
     forms = [
         (X.numpy(), Y.numpy()),
-        Rows(),
+        CirclePoints(),
         DataLoader(TensorDataset(X, Y), batch_size=16, shuffle=True),
-        DataLoader(Rows(), batch_size=16, shuffle=True, collate_fn=padded, num_workers=2),
+        DataLoader(CirclePoints(), batch_size=16, shuffle=True, collate_fn=padded, num_workers=2),
     ]
     results = [train(tmp_path / str(i), form, batch_size=16) for i, form in enumerate(forms)]
-    assert all(same(results[0], other) for other in results[1:])
+    assert all(have_same_bits(results[0], other) for other in results[1:])
 
 
 def test_a_loader_without_shuffle_and_an_iterable_keep_the_order(tmp_path: Path) -> None:
     loader_result = train(tmp_path / "loader", DataLoader(TensorDataset(X, Y), batch_size=16))
     validation = DataLoader(Held(), 40)
-    stream_result = train(tmp_path / "stream", Sized(noise=0.0), validation, batch_size=16)
+    stream_result = train(tmp_path / "stream", SizedStream(noise=0.0), validation, batch_size=16)
     steps_result = train(tmp_path / "steps", DataLoader(Stream(noise=0.0), batch_size=15), epoch_steps=8)
-    assert same(loader_result, stream_result)
+    assert have_same_bits(loader_result, stream_result)
     assert steps_result.stopped == "all 2 epochs trained"
-    assert not same(loader_result, steps_result)
+    assert not have_same_bits(loader_result, steps_result)
 
 
 def test_the_settings_of_a_loader_are_used_or_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    loader = DataLoader(Rows(), 50, shuffle=True, drop_last=True, num_workers=2, worker_init_fn=print)
-    result = train(tmp_path, loader, DataLoader(Rows(), 7), epochs=1)
+    loader = DataLoader(CirclePoints(), 50, shuffle=True, drop_last=True, num_workers=2, worker_init_fn=print)
+    result = train(tmp_path, loader, DataLoader(CirclePoints(), 7), epochs=1)
     output = capsys.readouterr().out
     assert says(output, "data-train-data-samples", 50)
     assert says(output, "workers-optimize-worker-init", 2, "loader_workers")
@@ -126,7 +135,7 @@ SAMPLERS: dict[str, tuple[Any, int, str]] = {
     "a subset": (SubsetRandomSampler(range(30)), 3, "shuffled by seed and epoch"),
     "weights": (WeightedRandomSampler([1.0] * 60 + [0.0] * 60, 20), 2, "20 of them drawn by weight"),
     "with replacement": (
-        RandomSampler(Rows(), replacement=True, num_samples=25),
+        RandomSampler(CirclePoints(), replacement=True, num_samples=25),
         3,
         "in the order of its RandomSampler",
     ),
@@ -139,7 +148,7 @@ SAMPLERS: dict[str, tuple[Any, int, str]] = {
 def test_a_sampler_orders_the_epoch(
     sampler: Any, steps: int, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    result = train(tmp_path, DataLoader(Rows(), 10, sampler=sampler), epochs=1)
+    result = train(tmp_path, DataLoader(CirclePoints(), 10, sampler=sampler), epochs=1)
     assert message in capsys.readouterr().out
     assert (result.folder / "metrics.jsonl").read_text().count("train/loss") == steps
 
@@ -148,14 +157,14 @@ def test_a_sampler_orders_the_epoch(
 def test_stopped_in_an_epoch_and_resumed_to_the_same_weights(form: str, tmp_path: Path) -> None:
     def data(stop_at: int | None = None) -> Any:
         if form == "stream":
-            return Sized(stop_at)
-        return DataLoader(Points(stop_at), 16, sampler=Evens())
+            return SizedStream(stop_at)
+        return DataLoader(InterruptingPoints(stop_at), 16, sampler=Evens())
 
     settings = {"checkpoint": {"every": "2 steps"}} | ({"batch_size": 16} if form == "stream" else {})
     uninterrupted = train(tmp_path / "whole", data(), **settings)
     with pytest.raises(Stopped):
         train(tmp_path / "parts", data(70), **settings)
-    assert same(uninterrupted, train(tmp_path / "parts", data(), model=network(seed=9), **settings))
+    assert have_same_bits(uninterrupted, train(tmp_path / "parts", data(), model=build_network(seed=9), **settings))
 
 
 KILLED = """
@@ -163,14 +172,14 @@ import sys
 sys.path.insert(0, {root!r})
 import os, signal, drivetrain, torch
 from torch.utils.data import DataLoader
-from tests.supervisor.circle_training import Rows, circle, network
+from tests.supervisor.circle_training import CirclePoints, build_network, make_circle
 def kill(info):
     if info.step == 13:
         os.kill(os.getpid(), signal.SIGKILL)
-model = network()
+model = build_network()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=17)
-drivetrain.train(model, DataLoader(Rows(), 16, shuffle=True), circle(40, seed=1), runs={runs!r}, epochs=2,
+drivetrain.train(model, DataLoader(CirclePoints(), 16, shuffle=True), make_circle(40, seed=1), runs={runs!r}, epochs=2,
               names=["out", "in"], optimize={{"cpu_threads": 1, "measure": "off"}}, checkpoint={{"every": "3 steps"}},
               optimizer=optimizer, schedule=schedule, schedule_every="step", on_step=kill)
 """
@@ -178,11 +187,11 @@ drivetrain.train(model, DataLoader(Rows(), 16, shuffle=True), circle(40, seed=1)
 
 def test_killed_with_a_loader_an_optimizer_and_a_scheduler_and_resumed(tmp_path: Path) -> None:
     def train_anew(folder: Path) -> embedded.Result:
-        model = network()
+        model = build_network()
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=17)
         options = {"checkpoint": {"every": "3 steps"}, "schedule": schedule, "schedule_every": "step"}
-        loader = DataLoader(Rows(), 16, shuffle=True)
+        loader = DataLoader(CirclePoints(), 16, shuffle=True)
         return train(folder, loader, model=model, optimizer=optimizer, **options)
 
     uninterrupted = train_anew(tmp_path / "whole")
@@ -191,10 +200,10 @@ def test_killed_with_a_loader_an_optimizer_and_a_scheduler_and_resumed(tmp_path:
     assert done.returncode == -signal.SIGKILL, done.stderr
     resumed = train_anew(tmp_path / "parts")
     assert resumed.folder == tmp_path / "parts" / "library-001"
-    assert same(uninterrupted, resumed)
+    assert have_same_bits(uninterrupted, resumed)
 
 
-class Broken(Rows):
+class BrokenPoints(CirclePoints):
     def __init__(self, kind: str) -> None:
         self.kind = kind
 
@@ -217,29 +226,41 @@ def collate_wide(items: list[Any]) -> Any:
 
 WRONG: dict[str, tuple[Any, dict[str, Any], str]] = {
     "a generator": (generate_sample(), {}, "train_data: is a generator, which can be read only once\n  possible: "),
-    "dicts": (Broken("dict"), {}, "train_data: sample 0 is a dict of 2\n  possible: (inputs, target)"),
-    "texts": (Broken("string"), {}, "train_data: an input of sample 0 is a str\n"),
-    "shapes": (Broken("shape"), {}, "train_data: samples 0 and 1 differ in shape: (1,), () and (2,), ()"),
-    "an error": (Broken("error"), {}, "train_data: sample 0 raised ValueError: a bad file\n    test_library_data.py:"),
+    "dicts": (BrokenPoints("dict"), {}, "train_data: sample 0 is a dict of 2\n  possible: (inputs, target)"),
+    "texts": (BrokenPoints("string"), {}, "train_data: an input of sample 0 is a str\n"),
+    "shapes": (BrokenPoints("shape"), {}, "train_data: samples 0 and 1 differ in shape: (1,), () and (2,), ()"),
+    "an error": (
+        BrokenPoints("error"),
+        {},
+        "train_data: sample 0 raised ValueError: a bad file\n    test_library_data.py:",
+    ),
     "lengths": ((X, Y[:-1]), {}, "train_data: the arrays have 120, 119 samples"),
     "no length": (Stream(), {}, "train_data: is a Stream, an iterable without a length\n"),
     "ends early": (Stream(), {"epoch_steps": 50}, "train_data: the iterable ended in batch 13 of epoch 1, and 500"),
-    "no names": (Sized(), {"names": None}, "train_data: is an iterable, whose targets are not known before"),
-    "two sizes": (DataLoader(Rows(), 8), {"batch_size": 9}, "batch_size: is 9, and that of the DataLoader is 8"),
-    "batches": (DataLoader(Rows(), batch_size=None), {}, "train_data: is a DataLoader with a batch_sampler of its own"),
+    "no names": (SizedStream(), {"names": None}, "train_data: is an iterable, whose targets are not known before"),
+    "two sizes": (
+        DataLoader(CirclePoints(), 8),
+        {"batch_size": 9},
+        "batch_size: is 9, and that of the DataLoader is 8",
+    ),
+    "batches": (
+        DataLoader(CirclePoints(), batch_size=None),
+        {},
+        "train_data: is a DataLoader with a batch_sampler of its own",
+    ),
     "rows": (
-        DataLoader(Rows(), 8, collate_fn=collate_wide),
+        DataLoader(CirclePoints(), 8, collate_fn=collate_wide),
         {},
         "train_data: collate_fn makes tensors of 3 rows of 8 samples",
     ),
     "no indices": (
-        DataLoader(Rows(), 8, sampler=[500]),
+        DataLoader(CirclePoints(), 8, sampler=[500]),
         {},
         "train_data: its sampler does not yield indices of the 120",
     ),
-    "no iterable": (Rows(), {"epoch_steps": 3}, "epoch_steps is 3, and train_data has a length of its own"),
+    "no iterable": (CirclePoints(), {"epoch_steps": 3}, "epoch_steps is 3, and train_data has a length of its own"),
     "all left out": (
-        DataLoader(Rows(), 200, drop_last=True),
+        DataLoader(CirclePoints(), 200, drop_last=True),
         {},
         "train_data: has 120 samples, and drop_last leaves out",
     ),
@@ -261,11 +282,11 @@ def test_data_that_cannot_be_used(data: Any, settings: dict[str, Any], message: 
 
 def test_workers_for_an_iterable_are_refused(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"optimize.loader_workers: is 2"):
-        train(tmp_path, Sized(), batch_size=10, optimize={"loader_workers": 2})
+        train(tmp_path, SizedStream(), batch_size=10, optimize={"loader_workers": 2})
 
 
 def test_a_model_without_values_is_refused(tmp_path: Path) -> None:
     with torch.device("meta"):
         model = nn.Linear(2, 2)
     with pytest.raises(SpecError, check=saying("weight-model-meta-device")):
-        train(tmp_path, Rows(), model=model)
+        train(tmp_path, CirclePoints(), model=model)

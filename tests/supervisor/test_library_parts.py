@@ -15,7 +15,7 @@ import drivetrain
 from drivetrain.errors import CheckpointError, SpecError, UserCodeError
 from drivetrain.supervisor import embedded
 from tests.messages import ends_with, saying, says
-from tests.supervisor.circle_training import circle, network, no_report, same
+from tests.supervisor.circle_training import build_network, have_same_bits, make_circle, no_report
 
 __all__ = ["no_report"]
 torch.set_num_threads(1)
@@ -24,7 +24,11 @@ torch.set_num_threads(1)
 def train(folder: Path, model: nn.Module | None = None, **settings: Any) -> embedded.Result:
     defaults: dict[str, Any] = {"epochs": 2, "batch_size": 30, "optimize": {"cpu_threads": 1, "measure": "off"}}
     return drivetrain.train(
-        network() if model is None else model, circle(120), circle(40, seed=1), runs=folder, **defaults | settings
+        build_network() if model is None else model,
+        make_circle(120),
+        make_circle(40, seed=1),
+        runs=folder,
+        **defaults | settings,
     )
 
 
@@ -34,7 +38,7 @@ def rows(result: embedded.Result) -> list[dict[str, Any]]:
 
 
 def test_an_optimizer_object_keeps_its_groups_and_its_function_gives_the_same(tmp_path: Path) -> None:
-    model = network()
+    model = build_network()
     groups = [{"params": model[0].parameters(), "lr": 0.0}, {"params": model[3].parameters()}]
     optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.5)
     before = model[0].weight.clone()
@@ -52,14 +56,14 @@ def test_an_optimizer_object_keeps_its_groups_and_its_function_gives_the_same(tm
             [{"params": parameters[:2], "lr": 0.0}, {"params": parameters[2:]}], lr=0.1, momentum=0.5
         )
 
-    assert same(result, train(tmp_path / "function", optimizer=make_optimizer))
+    assert have_same_bits(result, train(tmp_path / "function", optimizer=make_optimizer))
 
 
 def test_an_optimizer_of_torch_gives_the_bits_of_a_loop_by_hand(tmp_path: Path) -> None:
-    model, hand = network().eval(), network().eval()
+    model, hand = build_network().eval(), build_network().eval()
     nets = [nn.Sequential(net[0], net[1], net[3]) for net in (model, hand)]
     order: list[Any] = []
-    x, y = circle(120).tensors
+    x, y = make_circle(120).tensors
 
     class Ordered(torch.utils.data.Dataset[Any]):
         def __len__(self) -> int:
@@ -74,7 +78,7 @@ def test_an_optimizer_of_torch_gives_the_bits_of_a_loop_by_hand(tmp_path: Path) 
     drivetrain.train(
         nets[0],
         loader,
-        circle(40, seed=1),
+        make_circle(40, seed=1),
         runs=tmp_path,
         epochs=1,
         names=["a", "b"],
@@ -144,7 +148,7 @@ def test_metrics_are_logged_reset_and_can_select_the_best(tmp_path: Path) -> Non
     assert "function: MulticlassAccuracy" in (result.folder / "job.yaml").read_text()
 
 
-class Directed(Counter):
+class DirectedMetric(Counter):
     """A metric that says that larger values are better."""
 
     higher_is_better = True
@@ -171,7 +175,7 @@ def test_a_metric_that_decides_says_which_values_are_better(tmp_path: Path, key:
 
 @pytest.mark.parametrize("name", ["mape-error", "mape-score", "mape_loss", "directed"])
 def test_a_name_or_an_object_can_say_it(tmp_path: Path, name: str) -> None:
-    metric = Directed() if name == "directed" else Counter()
+    metric = DirectedMetric() if name == "directed" else Counter()
     result = train(tmp_path, metrics={name: metric}, checkpoint={"best": f"validation/{name}"}, epochs=1)
     assert result.metric == f"validation/{name}"
 
@@ -208,7 +212,7 @@ def test_an_error_in_a_callback_ends_the_run_with_a_checkpoint(tmp_path: Path) -
     assert f"possible: saved as {tmp_path}/a/library-001/checkpoints/step-6" in text
     assert ends_with(text, "fix-these-lines-same")
     is_fixed = True
-    assert same(train(tmp_path / "a", on_step=on_step), train(tmp_path / "b"))
+    assert have_same_bits(train(tmp_path / "a", on_step=on_step), train(tmp_path / "b"))
 
 
 def test_a_metric_that_raises_is_named(tmp_path: Path) -> None:
@@ -219,10 +223,10 @@ def test_a_metric_that_raises_is_named(tmp_path: Path) -> None:
 
 
 def other_parameters(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.SGD(network().parameters(), lr=0.1)
+    return torch.optim.SGD(build_network().parameters(), lr=0.1)
 
 
-class Listed(torch.optim.SGD):
+class ListOptimizer(torch.optim.SGD):
     """An optimizer with a list in its state."""
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -249,7 +253,10 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
         "optimizer: has 4 parameters that are not the model's, the first",
     ),
     "a closure": ({"optimizer": torch.optim.LBFGS}, "optimizer: is LBFGS, whose step() raised TypeError"),
-    "a list": ({"optimizer": Listed}, "optimizer: is Listed, and 'past' of its state is of type list, which no"),
+    "a list": (
+        {"optimizer": ListOptimizer},
+        "optimizer: is ListOptimizer, and 'past' of its state is of type list, which no",
+    ),
     "no optimizer": ({"optimizer": print}, "optimizer: returned None"),
     "a number": ({"optimizer": (1,)}, "optimizer: is a tuple of 1\n  possible: a description as"),
     "a plateau": (
@@ -293,7 +300,7 @@ def test_a_finished_run_is_extended(tmp_path: Path) -> None:
     first_result = train(tmp_path / "parts", optimizer=make_optimizer, epochs=2)
     extended_result = train(tmp_path / "parts", optimizer=make_optimizer, epochs=3, extend=first_result)
     assert extended_result.folder.name == "library-002"
-    assert same(uninterrupted, extended_result)
+    assert have_same_bits(uninterrupted, extended_result)
     with pytest.raises(SpecError, match=r"epochs: is 3, and .* has trained 3 epochs") as raised:
         train(tmp_path / "parts", optimizer=make_optimizer, epochs=3, extend=extended_result.folder)
     assert "such as epochs=6" in str(raised.value)

@@ -46,7 +46,7 @@ LOSS = "optimizer: {name: sgd, lr: 0.5}, loss: {file: my_loss.py, arguments: {co
 
 @pytest.fixture
 def spec(tmp_path: Path) -> Path:
-    return own_job.write(tmp_path, FILES, train=LOSS)
+    return own_job.write_job(tmp_path, FILES, train=LOSS)
 
 
 def edit(spec: Path) -> None:

@@ -20,7 +20,7 @@ from drivetrain.job.job import Checkpoint
 from drivetrain.supervisor import preemption
 from drivetrain.supervisor.preemption import NoAnswer, NoticeAddress
 from drivetrain.system.signals import HANDLED_SIGNALS, PREEMPTION_NOTICE, PREEMPTION_SIGNAL, Interrupted, Signals
-from tests.faults import trained
+from tests.faults import small_job
 from tests.messages import get_message, saying, says_each, says_only
 
 
@@ -148,7 +148,7 @@ def test_no_server_and_no_http() -> None:
 
 
 def test_nothing_of_an_answer_is_recorded_but_its_status(
-    provider: Provider, tmp_path: Path, handlers: None, monkeypatch: pytest.MonkeyPatch
+    provider: Provider, tmp_path: Path, restore_handlers: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What answers may be a service that gives credentials, or that does not speak HTTP."""
     monkeypatch.setattr(preemption, "POLL_SECONDS", 0.02)
@@ -241,7 +241,7 @@ def test_one_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def handlers() -> Iterator[None]:
+def restore_handlers() -> Iterator[None]:
     numbers = (*HANDLED_SIGNALS, PREEMPTION_SIGNAL)
     before = {number: signal.getsignal(number) for number in numbers}
     yield
@@ -255,7 +255,7 @@ def events(folder: Path) -> list[str]:
 
 
 def test_an_address_problem_is_reported_once_and_the_notice_still_arrives(
-    provider: Provider, tmp_path: Path, handlers: None, monkeypatch: pytest.MonkeyPatch
+    provider: Provider, tmp_path: Path, restore_handlers: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(preemption, "POLL_SECONDS", 0.02)
     provider.answer = (500, "")
@@ -284,8 +284,8 @@ def test_none_starts_nothing(tmp_path: Path) -> None:
 @pytest.mark.nightly
 def test_a_preempted_run_stops_and_resumes_with_the_same_bits(provider: Provider, tmp_path: Path) -> None:
     """The URL may come and go between stop and resume."""
-    job = trained.written(tmp_path / "job")
-    process = trained.start(job, "--set", f"checkpoint.notice={provider.url}")
+    job = small_job.write_job(tmp_path / "job")
+    process = small_job.start(job, "--set", f"checkpoint.notice={provider.url}")
     log = job.parent / "job.log"
     while "epoch 3" not in log.read_text():
         assert process.poll() is None, log.read_text()
@@ -293,7 +293,7 @@ def test_a_preempted_run_stops_and_resumes_with_the_same_bits(provider: Provider
     provider.answer = (200, '{"action": "stop"}')
     assert process.wait(timeout=60) == 75, log.read_text()
     assert f"stopped by {PREEMPTION_NOTICE} after step" in log.read_text()
-    trained.finish(job)
-    calm = trained.written(tmp_path / "calm")
-    trained.finish(calm)
-    assert trained.differences(trained.run(calm), trained.run(job)) == []
+    small_job.finish(job)
+    calm = small_job.write_job(tmp_path / "calm")
+    small_job.finish(calm)
+    assert small_job.differences(small_job.newest_run(calm), small_job.newest_run(job)) == []

@@ -20,11 +20,11 @@ from drivetrain.errors import DataError, DrivetrainError, NumericsError, SpecErr
 from drivetrain.hardware import detect
 from drivetrain.optimizations import precision
 from tests.messages import saying, says
-from tests.supervisor.circle_training import circle, network, no_report
+from tests.supervisor.circle_training import build_network, make_circle, no_report
 
 __all__ = ["no_report"]
 torch.set_num_threads(1)
-X, Y = circle(96).tensors
+X, Y = make_circle(96).tensors
 BATCHES = [(X[i : i + 32], Y[i : i + 32]) for i in (0, 32, 64)] * 2
 
 
@@ -58,15 +58,15 @@ def train_prepared(model: nn.Module, **settings: Any) -> tuple[nn.Module, list[f
         return model, [step(batch) for batch in BATCHES]
 
 
-def same(one: nn.Module, two: nn.Module) -> bool:
+def have_same_weights(one: nn.Module, two: nn.Module) -> bool:
     return all(torch.equal(a, b) for a, b in zip(one.parameters(), two.parameters(), strict=True))
 
 
 @pytest.mark.parametrize(("clip", "accumulate"), [(None, 1), (0.1, 1), (None, 3), (0.1, 2)])
 def test_the_bits_are_those_of_a_loop_by_hand(clip: float | None, accumulate: int) -> None:
-    trained_model, losses = train_prepared(network(), clip_norm=clip, accumulate=accumulate)
-    assert same(trained_model, by_hand(network(), clip, accumulate))
-    assert losses[0] == pytest.approx(float(cross_entropy(_first(network()), BATCHES[0][1])), rel=1e-6)
+    trained_model, losses = train_prepared(build_network(), clip_norm=clip, accumulate=accumulate)
+    assert have_same_weights(trained_model, by_hand(build_network(), clip, accumulate))
+    assert losses[0] == pytest.approx(float(cross_entropy(_first(build_network()), BATCHES[0][1])), rel=1e-6)
 
 
 def _first(model: nn.Module) -> Tensor:
@@ -77,7 +77,7 @@ def _first(model: nn.Module) -> Tensor:
 
 def test_micro_batches_change_the_rounding_alone() -> None:
     def plain() -> nn.Module:
-        layers = network()
+        layers = build_network()
         return nn.Sequential(layers[0], layers[1], layers[3])
 
     full_batch, losses = train_prepared(plain())
@@ -89,7 +89,7 @@ def test_micro_batches_change_the_rounding_alone() -> None:
 
 def test_it_gives_the_weights_of_train_for_the_same_batches(tmp_path: Path) -> None:
     def plain() -> nn.Module:
-        layers = network()
+        layers = build_network()
         return nn.Sequential(layers[0], layers[1], layers[3])
 
     model = plain()
@@ -98,7 +98,7 @@ def test_it_gives_the_weights_of_train_for_the_same_batches(tmp_path: Path) -> N
     drivetrain.train(
         model,
         DataLoader(TensorDataset(X, Y), 32),
-        circle(40, seed=1),
+        make_circle(40, seed=1),
         runs=tmp_path,
         epochs=2,
         loss=nn.CrossEntropyLoss(),
@@ -120,7 +120,7 @@ class Own(nn.Module):
 
     def __init__(self, form: str) -> None:
         super().__init__()
-        self.inner, self.form = network(), form
+        self.inner, self.form = build_network(), form
 
     def forward(self, x: Tensor, y: Tensor) -> Any:
         loss = cross_entropy(self.inner(x), y)
@@ -135,14 +135,14 @@ def test_a_model_that_returns_its_loss(form: str, batch: str) -> None:
     with drivetrain.prepare(model, optimizer(model), optimize={"cpu_threads": 1}, quiet=True) as step:
         for x, y in BATCHES:
             step((x, y) if batch == "tuple" else {"x": x, "y": y})
-    assert same(model.inner, by_hand(network()))
+    assert have_same_weights(model.inner, by_hand(build_network()))
 
 
 def test_a_loss_of_a_mapping() -> None:
     class Named(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.inner = network()
+            self.inner = build_network()
 
         def forward(self, x: Tensor, y: Tensor) -> Mapping[str, Tensor]:
             return {"logits": self.inner(x)}
@@ -159,11 +159,11 @@ def test_a_loss_of_a_mapping() -> None:
     ) as step:
         for x, y in BATCHES:
             step({"x": x, "y": y})
-    assert same(model.inner, by_hand(network()))
+    assert have_same_weights(model.inner, by_hand(build_network()))
 
 
 def test_a_bad_update_is_skipped_and_three_end_the_loop() -> None:
-    model = network()
+    model = build_network()
     bad = (torch.full((32, 2), float("nan")), Y[:32])
     with drivetrain.prepare(model, optimizer(model), loss=cross_entropy, quiet=True) as step:
         before = copy.deepcopy(model.state_dict())
@@ -184,7 +184,7 @@ def test_memory_that_runs_out_halves_the_micro_batch_and_keeps_the_random_number
     class Short(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.inner = network()
+            self.inner = build_network()
 
         def forward(self, x: Tensor) -> Tensor:
             if len(x) > 16:
@@ -197,7 +197,7 @@ def test_memory_that_runs_out_halves_the_micro_batch_and_keeps_the_random_number
         torch.manual_seed(7)
         loss = step(BATCHES[0])
         assert step.micro_batch == 16
-    fresh = network().train()
+    fresh = build_network().train()
     torch.manual_seed(7)
     halves = [cross_entropy(fresh(x), y) for x, y in zip(X[:32].split(16), Y[:32].split(16), strict=True)]
     assert loss == pytest.approx(float(torch.stack(halves).sum().detach()) / 2, rel=1e-6)
@@ -209,7 +209,7 @@ def test_a_second_try_of_a_batch_draws_from_numpy_and_python_what_the_first_drew
     class Drawing(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.inner = network()
+            self.inner = build_network()
 
         def forward(self, x: Tensor) -> Tensor:
             draws.append((float(np.random.rand()), random.random()))
@@ -230,8 +230,8 @@ def test_a_second_try_of_a_batch_draws_from_numpy_and_python_what_the_first_drew
 def test_bf16_is_the_autocast_of_a_loop_by_hand(tmp_path: Path) -> None:
     if "bf16" not in precision.formats(detect.detect(tmp_path)):
         pytest.skip("this CPU has no bf16 instructions")
-    prepared_model, losses = train_prepared(network(), optimize={"cpu_threads": 1, "precision": "bf16"})
-    model = network().train()
+    prepared_model, losses = train_prepared(build_network(), optimize={"cpu_threads": 1, "precision": "bf16"})
+    model = build_network().train()
     torch_optimizer = optimizer(model)
     torch.manual_seed(7)
     for (x, y), loss in zip(BATCHES, losses, strict=True):
@@ -245,12 +245,12 @@ def test_bf16_is_the_autocast_of_a_loop_by_hand(tmp_path: Path) -> None:
     for one, two in zip(prepared_model.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(one, two, rtol=1e-3, atol=1e-4)
     assert {value.dtype for value in prepared_model.parameters()} == {torch.float32}
-    assert not same(prepared_model, by_hand(network())), "fp32 gives other weights"
+    assert not have_same_weights(prepared_model, by_hand(build_network())), "fp32 gives other weights"
 
 
 def test_plan_state_and_the_process_afterwards() -> None:
     threads = torch.get_num_threads()
-    model = network()
+    model = build_network()
     settings: dict[str, Any] = {"loss": cross_entropy, "quiet": True, "accumulate": 2}
     with drivetrain.prepare(model, optimizer(model), **settings) as step:
         assert step.plan.value("precision") == "fp32"
@@ -287,7 +287,7 @@ WRONG: dict[str, tuple[dict[str, Any], Any, type[Exception], str]] = {
 
 @pytest.mark.parametrize(("settings", "batch", "kind", "message"), WRONG.values(), ids=WRONG)
 def test_a_mistake_and_its_message(settings: dict[str, Any], batch: Any, kind: type[Exception], message: str) -> None:
-    model = network() if not isinstance(batch, dict) else nn.Linear(2, 2)
+    model = build_network() if not isinstance(batch, dict) else nn.Linear(2, 2)
     arguments: dict[str, Any] = {"loss": cross_entropy, "quiet": True} | settings
     with pytest.raises(kind) as raised, drivetrain.prepare(model, optimizer(model), **arguments) as step:
         step(batch)

@@ -28,7 +28,7 @@ from drivetrain.supervisor.supervisor import TrainRequest
 from drivetrain.system.files import hash_file
 from drivetrain.system.signals import KILLED_EXIT_CODE
 from tests import own_job, tiny
-from tests.faults import trained
+from tests.faults import small_job
 from tests.messages import says, says_only
 from tests.paths import MACHINES, ROOT
 from tests.report_page import Page
@@ -38,11 +38,11 @@ ACCURACY = "validation/accuracy"
 
 def repeat(job: Path, *options: str, expected: int = 0, **environment: str) -> str:
     """The command with real runs; its output."""
-    command = [word if word != "train" else "repeat" for word in trained.command(job, *options)]
+    command = [word if word != "train" else "repeat" for word in small_job.command(job, *options)]
     done = subprocess.run(
         command,
         cwd=ROOT,
-        env={**trained.surroundings(job), **environment},
+        env={**small_job.make_environment(job), **environment},
         capture_output=True,
         text=True,
         check=False,
@@ -84,7 +84,7 @@ def start(job: Path, *options: str) -> int:
 
 
 def test_real_runs_are_killed_resumed_and_reported(tmp_path: Path) -> None:
-    job = trained.written(tmp_path, epochs="2")
+    job = small_job.write_job(tmp_path, epochs="2")
     runs = tmp_path / "runs"
     output = repeat(job, "--seeds", "2", expected=KILLED_EXIT_CODE, FAULT="batch:10:kill")
     assert says(output, "seed-did-finish-runs", 0, 0, 2)
@@ -95,18 +95,18 @@ def test_real_runs_are_killed_resumed_and_reported(tmp_path: Path) -> None:
     assert re.search(r"planforsmall-seed1.*from\S*/small-seed0-001/plan.json", second)
     assert "openmp_runtime" not in second, "shown once"
     folders = [runs / f"small-seed{seed}-001" for seed in (0, 1)]
-    values = [trained.read(folder, "result.json")["best"]["metrics"][ACCURACY] for folder in folders]
-    summary = trained.read(runs / "repeat-small", "repeat.json")
+    values = [small_job.read_json(folder, "result.json")["best"]["metrics"][ACCURACY] for folder in folders]
+    summary = small_job.read_json(runs / "repeat-small", "repeat.json")
     assert summary["metrics"][ACCURACY]["values"] == values
     assert next(iter(summary["metrics"])) == ACCURACY
-    assert trained.rows(folders[0])[0] != trained.rows(folders[1])[0]
+    assert small_job.read_rows(folders[0])[0] != small_job.read_rows(folders[1])[0]
     assert "svg" in Page((runs / "repeat-small" / "repeat.html").read_text()).tags
 
 
 def test_seeds_are_added_and_another_job_begins_again(tmp_path: Path, started_runs: list[str]) -> None:
-    job, folder = trained.written(tmp_path), tmp_path / "runs" / "repeat-small"
+    job, folder = small_job.write_job(tmp_path), tmp_path / "runs" / "repeat-small"
     assert start(job, "--seeds", "2") == 0
-    scores = trained.read(folder, "repeat.json")["metrics"][ACCURACY]
+    scores = small_job.read_json(folder, "repeat.json")["metrics"][ACCURACY]
     assert scores["values"] == [0.5, 0.625]
     assert scores["mean"] == pytest.approx(statistics.fmean(scores["values"]))
     assert scores["deviation"] == pytest.approx(0.125 / 2**0.5)
@@ -119,7 +119,7 @@ def test_seeds_are_added_and_another_job_begins_again(tmp_path: Path, started_ru
 
 def test_a_measured_batch_size_holds_for_all_runs(tmp_path: Path, started_runs: list[str]) -> None:
     """Each run measured its own: 256, 256, 128 and 128 in one mean."""
-    job = trained.written(tmp_path, batch_size="auto")
+    job = small_job.write_job(tmp_path, batch_size="auto")
     assert start(job) == 0
     train_settings = [
         parse((tmp_path / "runs" / name / "job.yaml").read_text(), "x").data["train"] for name in started_runs
@@ -132,7 +132,7 @@ def test_a_measured_batch_size_holds_for_all_runs(tmp_path: Path, started_runs: 
 def test_runs_with_other_settings_do_not_count(
     tmp_path: Path, started_runs: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    job = trained.written(tmp_path)
+    job = small_job.write_job(tmp_path)
     assert start(job, "--seeds", "2") == 0
     assert start(job, "--seeds", "2", "--plain") == 0
     assert started_runs[2:] == ["small-seed0-002", "small-seed1-002"]
@@ -147,16 +147,16 @@ def test_a_host_with_several_gpus_trains_with_one_unless_asked(tmp_path: Path, m
     """Otherwise no finished run would count there."""
     two = facts.read_hardware(MACHINES / "two-rtx5090-one-full.json")
     monkeypatch.setattr(same_conditions, "detect", lambda runs: two)
-    job = SpecSource(trained.written(tmp_path)).load()
+    job = SpecSource(small_job.write_job(tmp_path)).load()
     assert same_conditions.count_processes(job, tmp_path) == 1
-    every = SpecSource(trained.written(tmp_path), ["limits.gpus=all"]).load()
+    every = SpecSource(small_job.write_job(tmp_path), ["limits.gpus=all"]).load()
     assert same_conditions.count_processes(every, tmp_path) == 2
 
 
 def test_runs_of_another_number_format_do_not_count(
     tmp_path: Path, started_runs: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    job = trained.written(tmp_path)
+    job = small_job.write_job(tmp_path)
     assert start(job, "--seeds", "2") == 0
     path = tmp_path / "runs" / "small-seed1-001" / "plan.json"
     values = json.loads(path.read_text())
@@ -177,18 +177,18 @@ def test_a_metric_that_is_nan_in_one_run_is_named(
     tmp_path: Path, started_runs: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     """It was left out of the table without a word."""
-    job = trained.written(tmp_path)
+    job = small_job.write_job(tmp_path)
     assert start(job) == 0
     line = "validation/loss has no mean: seed 2 ended with NaN"
     assert f"warning: {line}" in capsys.readouterr().out
     folder = tmp_path / "runs" / "repeat-small"
-    summary = trained.read(folder, "repeat.json")
+    summary = small_job.read_json(folder, "repeat.json")
     assert (list(summary["metrics"]), summary["left_out"]) == ([ACCURACY], [line])
     assert line in Page((folder / "repeat.html").read_text()).text
 
 
 def test_one_seed_is_no_repetition(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    job = trained.written(tmp_path)
+    job = small_job.write_job(tmp_path)
     assert main.main(["repeat", str(job), "--seeds", "1"]) == 2
     assert capsys.readouterr().err == "--seeds 1\n  possible: 2 to 100\n  do:       --seeds 2\n"
     assert main.main(["repeat", str(job), "--folds", "200"]) == 2
@@ -199,7 +199,7 @@ def test_one_seed_is_no_repetition(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_an_unfinished_run_of_another_spec_is_refused_or_left(tmp_path: Path, started_runs: list[str]) -> None:
-    job = trained.written(tmp_path)
+    job = small_job.write_job(tmp_path)
     assert start(job, "--seeds", "2") == 0
     first = tmp_path / "runs" / "small-seed0-001"
     (first / "state.json").write_text('{"status": "stopped"}')
@@ -211,16 +211,16 @@ def test_an_unfinished_run_of_another_spec_is_refused_or_left(tmp_path: Path, st
 
 
 def test_every_sample_is_validated_once_in_cross_validation(tmp_path: Path) -> None:
-    job = trained.written(tmp_path, epochs="1")
+    job = small_job.write_job(tmp_path, epochs="1")
     (tmp_path / "test.npz").write_bytes((tmp_path / "images.npz").read_bytes())
     printed = repeat(job, "--folds", "2", "--set", "data.test=test.npz")
     assert re.search(r"^labels: .* of 160 ", printed, re.MULTILINE), "each label is judged once"
-    summary = trained.read(tmp_path / "runs" / "repeat-small", "repeat.json")
+    summary = small_job.read_json(tmp_path / "runs" / "repeat-small", "repeat.json")
     assert list(summary["runs"]) == ["fold 1", "fold 2"]
     runs = [tmp_path / "runs" / f"small-fold{fold}of2-001" for fold in (1, 2)]
-    tests = [trained.read(run, "result.json")["test"]["metrics"]["test/accuracy"] for run in runs]
+    tests = [small_job.read_json(run, "result.json")["test"]["metrics"]["test/accuracy"] for run in runs]
     assert summary["metrics"]["test/accuracy"]["values"] == tests
-    confusions = [trained.read(run, "result.json")["confusion"][""]["matrix"] for run in runs]
+    confusions = [small_job.read_json(run, "result.json")["confusion"][""]["matrix"] for run in runs]
     assert [sum(map(sum, confusion)) for confusion in confusions] == [80, 80]
     assert [sum(sum(confusion[label]) for confusion in confusions) for label in range(3)] == [54, 53, 53]
     assert says((tmp_path / "runs" / "repeat-small" / "repeat.md").read_text(), "trained-others-seed", 0)
@@ -234,7 +234,7 @@ def test_code_of_the_user_is_repeated_with_seeds(tmp_path: Path) -> None:
 
 
 def test_folds_of_data_that_is_not_split_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    job = trained.written(tmp_path, validation="images.npz")
+    job = small_job.write_job(tmp_path, validation="images.npz")
     assert main.main(["validate", str(job), "--set", "data.fold=1/3"]) == 2
     assert says(capsys.readouterr().err, "path-images-npz", "data.fold", "1/3", "data.validation")
     job = ROOT / "jobs" / "series.yaml"
@@ -245,7 +245,7 @@ def test_folds_of_data_that_is_not_split_are_refused(tmp_path: Path, capsys: pyt
 
 def test_runs_of_other_data_are_not_averaged(tmp_path: Path, started_runs: list[str]) -> None:
     """Finished runs were kept, and the new seed was trained on the changed file."""
-    job = trained.written(tmp_path)
+    job = small_job.write_job(tmp_path)
     assert start(job, "--seeds", "2") == 0
     file, runs = tmp_path / "images.npz", [tmp_path / "runs" / f"small-seed{seed}-001" for seed in (0, 1)]
 

@@ -13,17 +13,17 @@ from drivetrain.supervisor import provenance, reproduce
 from drivetrain.supervisor.run_folder import RunFolder
 from drivetrain.supervisor.run_lifecycle import RunLifecycle
 from drivetrain.system.files import hash_file
-from tests.faults import trained
+from tests.faults import small_job
 from tests.messages import says
 
 SETS = ("--set", "train.epochs=3")
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished_job(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The job of a run that finished."""
-    job = trained.written(tmp_path_factory.mktemp("finished"))
-    trained.finish(job, *SETS)
+    job = small_job.write_job(tmp_path_factory.mktemp("finished"))
+    small_job.finish(job, *SETS)
     return job
 
 
@@ -31,8 +31,8 @@ def reproduce_run(run: Path) -> int:
     return main.main(["reproduce", str(run), "--runs", str(run.parent)])
 
 
-def test_the_same_bits_and_where_they_differ(finished: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    run = trained.run(finished)
+def test_the_same_bits_and_where_they_differ(finished_job: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run = small_job.newest_run(finished_job)
     assert reproduce_run(run) == 0
     copy = run.parent / "small-reproduced-001"
     assert says(capfd.readouterr().out, "weights-metrics-bit-bit", copy, run)
@@ -60,8 +60,8 @@ def test_the_same_bits_and_where_they_differ(finished: Path, capfd: pytest.Captu
     assert reproduce._find_first_difference(run, copy).startswith("step 5: ")
 
 
-def test_what_cannot_be_made_again(finished: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    run, images = trained.run(finished), finished.parent / "images.npz"
+def test_what_cannot_be_made_again(finished_job: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run, images = small_job.newest_run(finished_job), finished_job.parent / "images.npz"
     before = images.read_bytes()
     images.write_bytes(before + b"more")
     assert reproduce_run(run) == 4
@@ -80,8 +80,8 @@ def test_what_cannot_be_made_again(finished: Path, capfd: pytest.CaptureFixture[
     (run / "extension.json").unlink()
 
 
-def test_what_is_no_longer_as_it_was_is_named(finished: Path) -> None:
-    run = trained.run(finished)
+def test_what_is_no_longer_as_it_was_is_named(finished_job: Path) -> None:
+    run = small_job.newest_run(finished_job)
     hardware = run / "hardware.json"
     text = hardware.read_text()
     hardware.write_text(text.replace('"version": "', '"version": "1.').replace('"avx2",', ""))

@@ -13,7 +13,7 @@ from drivetrain.plan import plan
 from drivetrain.plan.effective_plan import PlanRequest
 from drivetrain.system.run_records import RunState
 from tests import tiny
-from tests.faults import trained
+from tests.faults import small_job
 from tests.messages import says
 
 STOPPED = {"FAULT": "step:10:term"}
@@ -29,24 +29,26 @@ OTHER = CHOSEN | {"precision": "bf16"}
 
 def test_what_changes_the_plan_of_an_unfinished_run_is_refused(tmp_path: Path) -> None:
     """Processes from end to end; everything else of it is below."""
-    job = trained.written(tmp_path, epochs="4")
-    trained.finish(job, expected=75, **STOPPED)
-    before = trained.read(trained.run(job), "plan.json")["decisions"]
-    output = trained.finish(job, "--plain", expected=4)
+    job = small_job.write_job(tmp_path, epochs="4")
+    small_job.finish(job, expected=75, **STOPPED)
+    before = small_job.read_json(small_job.newest_run(job), "plan.json")["decisions"]
+    output = small_job.finish(job, "--plain", expected=4)
     assert says(output, "started-without-plain-plan", "small-001")
     assert says(output, "run-without-plain-plan")
-    assert trained.read(trained.run(job), "plan.json")["decisions"] == before
-    trained.finish(job, "--plan", str(trained.run(job) / "plan.json"))
-    assert trained.read(trained.run(job), "state.json")["plan"] is None
+    assert small_job.read_json(small_job.newest_run(job), "plan.json")["decisions"] == before
+    small_job.finish(job, "--plan", str(small_job.newest_run(job) / "plan.json"))
+    assert small_job.read_json(small_job.newest_run(job), "state.json")["plan"] is None
 
 
 @pytest.mark.nightly
 def test_a_plain_run_resumes_plain(tmp_path: Path) -> None:
-    job = trained.written(tmp_path, epochs="4")
-    trained.finish(job, "--plain", expected=75, **STOPPED)
-    assert says(trained.finish(job, expected=4), "started-plain-command-without")
-    trained.finish(job, "--plain")
-    assert {row["source"] for row in trained.read(trained.run(job), "plan.json")["decisions"]} == {"plain"}
+    job = small_job.write_job(tmp_path, epochs="4")
+    small_job.finish(job, "--plain", expected=75, **STOPPED)
+    assert says(small_job.finish(job, expected=4), "started-plain-command-without")
+    small_job.finish(job, "--plain")
+    assert {row["source"] for row in small_job.read_json(small_job.newest_run(job), "plan.json")["decisions"]} == {
+        "plain"
+    }
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def job(tmp_path: Path, *assignments: str) -> Job:
     return job_spec.load(tmp_path / "job.yaml", assignments)
 
 
-def end(run: run_folder.RunFolder, status: str) -> None:
+def end_run(run: run_folder.RunFolder, status: str) -> None:
     (run.path / "state.json").write_text(json.dumps({"status": status}))
     os.close(run.lock)
 
@@ -39,14 +39,14 @@ def test_numbers_go_up_when_runs_are_done(tmp_path: Path) -> None:
     for expected in ("a-001", "a-002", "a-003"):
         run = run_folder.open_run(runs, job(tmp_path))
         assert (run.path.name, run.resumes) == (expected, False)
-        end(run, "done")
+        end_run(run, "done")
 
 
 def test_a_run_can_be_read_by_its_user_alone(tmp_path: Path) -> None:
     """Its mistakes quote samples; the folder of all runs is as the umask says."""
     before = os.umask(0o022)
     try:
-        end(run_folder.open_run(tmp_path / "runs", job(tmp_path)), "done")
+        end_run(run_folder.open_run(tmp_path / "runs", job(tmp_path)), "done")
         follower = run_folder.open_follower(tmp_path / "runs", job(tmp_path), 1)
         os.close(follower.lock)
     finally:
@@ -57,7 +57,7 @@ def test_a_run_can_be_read_by_its_user_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("status", ["running", "stopped", "failed"])
 def test_an_unfinished_run_resumes(tmp_path: Path, status: str) -> None:
-    end(run_folder.open_run(tmp_path / "runs", job(tmp_path)), status)
+    end_run(run_folder.open_run(tmp_path / "runs", job(tmp_path)), status)
     run = run_folder.open_run(tmp_path / "runs", job(tmp_path))
     assert (run.path.name, run.resumes) == ("a-001", True)
     os.close(run.lock)
@@ -68,7 +68,7 @@ def test_an_unfinished_run_resumes(tmp_path: Path, status: str) -> None:
 def test_a_changed_spec_is_refused_with_the_difference(tmp_path: Path) -> None:
     run = run_folder.open_run(tmp_path / "runs", job(tmp_path))
     (run.path / "checkpoints").mkdir()
-    end(run, "stopped")
+    end_run(run, "stopped")
     with pytest.raises(CheckpointError) as caught:
         run_folder.open_run(tmp_path / "runs", job(tmp_path, "train.epochs=3"))
     text = str(caught.value)
@@ -85,7 +85,7 @@ def test_a_spec_may_be_fixed_before_the_first_checkpoint(tmp_path: Path) -> None
     (run.path / "ranks" / "1").mkdir(parents=True)
     (run.path / "ranks" / "1" / "log.txt").write_text("")
     (run.path / ".tmp-step-1").mkdir()
-    end(run, "failed")
+    end_run(run, "failed")
     next_run = run_folder.open_run(tmp_path / "runs", job(tmp_path, "train.epochs=3"))
     assert (next_run.path, next_run.resumes) == (run.path, False)
     assert sorted(path.name for path in run.path.iterdir()) == [".lock", "job.yaml"]
@@ -132,7 +132,7 @@ def test_a_run_of_an_earlier_version_resumes(tmp_path: Path, now: str, before: s
     stored_spec = (run.path / "job.yaml").read_text()
     assert stored_spec.count(now) == 1
     (run.path / "job.yaml").write_text(stored_spec.replace(now, before))
-    end(run, "stopped")
+    end_run(run, "stopped")
     next_run = run_folder.open_run(tmp_path / "runs", job(tmp_path))
     os.close(next_run.lock)
     assert (next_run.path, next_run.resumes) == (run.path, True)
@@ -145,7 +145,7 @@ def test_a_stored_spec_that_is_written_otherwise_is_the_same_spec(tmp_path: Path
     stored_spec = run.path / "job.yaml"
     data = yaml.safe_load(stored_spec.read_text())
     stored_spec.write_text("# by another version\n" + json.dumps(dict(reversed(data.items()))))
-    end(run, "stopped")
+    end_run(run, "stopped")
     next_run = run_folder.open_run(tmp_path / "runs", job(tmp_path))
     os.close(next_run.lock)
     assert (next_run.path, next_run.resumes) == (run.path, True)
@@ -175,7 +175,7 @@ def test_files_of_the_user_stay(tmp_path: Path) -> None:
     (run.path / "notes.txt").write_text("learning rate too high")
     (run.path / "code").mkdir()
     (run.path / "code" / "mine.py").write_text("x = 1")
-    end(run, "failed")
+    end_run(run, "failed")
     next_run = run_folder.open_run(tmp_path / "runs", job(tmp_path, "train.epochs=3"))
     os.close(next_run.lock)
     assert next_run.path == run.path
@@ -204,7 +204,7 @@ def test_a_run_killed_at_its_start_resumes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("assignment", ["limits.cpus=1", "checkpoint.every=epoch"])
 def test_limits_and_checkpoints_may_change(tmp_path: Path, assignment: str) -> None:
-    end(run_folder.open_run(tmp_path / "runs", job(tmp_path)), "stopped")
+    end_run(run_folder.open_run(tmp_path / "runs", job(tmp_path)), "stopped")
     assert run_folder.open_run(tmp_path / "runs", job(tmp_path, assignment)).resumes
 
 

@@ -19,8 +19,8 @@ import torch
 
 from tests.messages import says
 from tests.paths import IMPORTS, ROOT
-from tests.supervisor.tiny_run import TEXT, command, rows, same, train
-from tests.waiting import until
+from tests.supervisor.tiny_run import TEXT, command, have_same_weights, read_rows, train
+from tests.waiting import wait_until
 
 
 def test_a_run_folder_is_complete_and_the_next_run_is_numbered(job: Path) -> None:
@@ -51,26 +51,26 @@ def test_a_run_folder_is_complete_and_the_next_run_is_numbered(job: Path) -> Non
     assert list((run / "tensorboard").glob("events.*"))
     phases = json.loads((run / "result.json").read_text())["phases"]
     assert {"import", "data", "model", "train", "evaluate"} < {name for name, seconds in phases.items() if seconds > 0}
-    steps = [row["step"] for row in rows(run) if "lr" in row]
+    steps = [row["step"] for row in read_rows(run) if "lr" in row]
     assert steps == list(range(1, 33))  # 120 training samples in batches of 16, four epochs
     second = train(job)
     assert second.returncode == 0
-    assert same(run, job.parent / "runs" / "tiny-002")
-    assert rows(run) == rows(job.parent / "runs" / "tiny-002")
+    assert have_same_weights(run, job.parent / "runs" / "tiny-002")
+    assert read_rows(run) == read_rows(job.parent / "runs" / "tiny-002")
 
 
 def test_killed_and_resumed_gives_the_same_bits(job: Path) -> None:
     assert train(job).returncode == 0
     slow = subprocess.Popen(command(job), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     run = job.parent / "runs" / "tiny-002"
-    until(lambda: len(list((run / "checkpoints").glob("step-*"))) > 0)
+    wait_until(lambda: len(list((run / "checkpoints").glob("step-*"))) > 0)
     slow.kill()
     slow.wait()
     resumed = train(job)
     assert resumed.returncode == 0, resumed.stderr
     assert "resumes" in resumed.stdout
-    assert same(job.parent / "runs" / "tiny-001", run)
-    assert rows(job.parent / "runs" / "tiny-001") == rows(run)
+    assert have_same_weights(job.parent / "runs" / "tiny-001", run)
+    assert read_rows(job.parent / "runs" / "tiny-001") == read_rows(run)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -78,7 +78,7 @@ def test_a_signal_saves_and_exits_with_75(job: Path, number: signal.Signals) -> 
     job.write_text(TEXT.replace("epochs: 4", "epochs: 400"))
     running = subprocess.Popen(command(job), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     run = job.parent / "runs" / "tiny-001"
-    until(lambda: (run / "metrics.jsonl").exists() and len(rows(run)) > 10)
+    wait_until(lambda: (run / "metrics.jsonl").exists() and len(read_rows(run)) > 10)
     running.send_signal(number)
     out, err = running.communicate(timeout=60)
     assert running.returncode == 75, out + err
@@ -95,7 +95,7 @@ def test_a_scheduler_repeats_its_signal_to_every_process(job: Path) -> None:
     environ = {**os.environ, "SLURM_STEP_ID": "0"}
     running = subprocess.Popen(command(job), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environ)
     run = job.parent / "runs" / "tiny-001"
-    until(lambda: (run / "metrics.jsonl").exists() and len(rows(run)) > 10)
+    wait_until(lambda: (run / "metrics.jsonl").exists() and len(read_rows(run)) > 10)
     every = [*psutil.Process(running.pid).children(recursive=True), psutil.Process(running.pid)]
     while running.poll() is None:
         for process in every:
@@ -108,7 +108,7 @@ def test_a_scheduler_repeats_its_signal_to_every_process(job: Path) -> None:
 
 def test_a_signal_before_the_first_step(job: Path) -> None:
     running = subprocess.Popen(command(job), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    until(lambda: (job.parent / "runs" / "tiny-001" / "state.json").exists() or running.poll() is not None)
+    wait_until(lambda: (job.parent / "runs" / "tiny-001" / "state.json").exists() or running.poll() is not None)
     time.sleep(0.3)
     running.send_signal(signal.SIGTERM)
     _, err = running.communicate(timeout=60)
@@ -162,7 +162,7 @@ def test_errors_have_their_exit_code_and_no_traceback(job: Path, options: list[s
 def test_a_second_trainer_is_refused(job: Path) -> None:
     job.write_text(TEXT.replace("epochs: 4", "epochs: 400"))
     running = subprocess.Popen(command(job), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    until(lambda: (job.parent / "runs" / "tiny-001" / "state.json").exists())
+    wait_until(lambda: (job.parent / "runs" / "tiny-001" / "state.json").exists())
     second = train(job)
     running.send_signal(signal.SIGTERM)
     running.wait(timeout=60)
@@ -193,11 +193,11 @@ def test_frozen_parts_do_not_move(job: Path) -> None:
 def test_the_trainer_dies_with_its_supervisor(job: Path) -> None:
     job.write_text(TEXT.replace("epochs: 4", "epochs: 4000"))
     running = subprocess.Popen(command(job), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    until(lambda: children(running.pid) and (job.parent / "runs/tiny-001/metrics.jsonl").exists())
+    wait_until(lambda: children(running.pid) and (job.parent / "runs/tiny-001/metrics.jsonl").exists())
     (trainer,) = children(running.pid)
     running.kill()
     running.wait()
-    until(lambda: not Path(f"/proc/{trainer}").exists() or "Z" in Path(f"/proc/{trainer}/stat").read_text())
+    wait_until(lambda: not Path(f"/proc/{trainer}").exists() or "Z" in Path(f"/proc/{trainer}/stat").read_text())
 
 
 def children(pid: int) -> list[int]:

@@ -22,7 +22,7 @@ from drivetrain.supervisor.spec_difference import spec_text
 from drivetrain.supervisor.sweep import study, sweep
 from drivetrain.system import child_process
 from drivetrain.system.signals import KILLED_EXIT_CODE
-from tests.faults import trained
+from tests.faults import small_job
 from tests.messages import says
 from tests.report_page import Page
 
@@ -228,7 +228,7 @@ def test_the_page_and_the_best_job(job: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(swept, "write", WRITE)
     assert run(job, "--set", "train.clip_norm=2") == 0
     folder = job.parent / "runs" / "kinds-sweep-001"
-    summary = trained.read(folder, "sweep.json")
+    summary = small_job.read_json(folder, "sweep.json")
     done = [row for row in summary["trials"] if row["state"] == "done"]
     best = min(done, key=lambda row: row["value"])
     assert (summary["best"], summary["direction"]) == (best["number"], "minimize")
@@ -261,7 +261,7 @@ def test_a_batch_size_that_the_first_trial_has_measured_holds_for_all(
         for number in range(6)
     ]
     assert sizes == ["auto", 24, 24, 24, 24, 24]
-    summary = trained.read(folder, "sweep.json")
+    summary = small_job.read_json(folder, "sweep.json")
     assert load(summary["file"]).train.batch_size == 24
     assert "--set train.batch_size=24" in summary["command"]
 
@@ -300,7 +300,7 @@ def test_a_real_trial_is_ended_the_way_a_stop_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    job = trained.written(tmp_path)
+    job = small_job.write_job(tmp_path)
     with job.open("a") as file:
         file.write("sweep: {trials: 1, space: {train.optimizer.lr: {low: 1e-3, high: 1e-2, log: true}}}\n")
     monkeypatch.setattr(
@@ -311,5 +311,5 @@ def test_a_real_trial_is_ended_the_way_a_stop_is(
     assert says(output, "trial-ended-early-after", 0, 1)
     assert says(output, "trial-done-failed-ended", 0, 1)
     folder = tmp_path / "runs" / "small-sweep-001" / "trial0-001"
-    assert trained.read(folder, "state.json")["status"] == "stopped"
-    assert 8 <= int(trained.last(folder).name.removeprefix("step-")) < 200
+    assert small_job.read_json(folder, "state.json")["status"] == "stopped"
+    assert 8 <= int(small_job.last_checkpoint(folder).name.removeprefix("step-")) < 200

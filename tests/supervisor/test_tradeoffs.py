@@ -24,7 +24,7 @@ from drivetrain.supervisor.tradeoffs import tradeoffs
 from drivetrain.supervisor.tradeoffs.measurement import Measured, Training, compare, find_front, read_training
 from drivetrain.supervisor.tradeoffs.variants import Variant, list_variants
 from tests import tiny
-from tests.faults import trained
+from tests.faults import small_job
 from tests.report_page import Page
 
 ACCURACY = "validation/accuracy"
@@ -84,7 +84,7 @@ def read(job: Path) -> dict[str, dict[str, Any]]:
 
 
 def test_all_variants_are_trained_in_full_if_the_time_is_enough(tmp_path: Path, trainer: Trainer) -> None:
-    job = trained.written(tmp_path, epochs="16", batch_size="32")
+    job = small_job.write_job(tmp_path, epochs="16", batch_size="32")
     assert run(job) == 0
     lines = read(job)
     assert lines["as it is"]["seconds"] == 21
@@ -112,7 +112,7 @@ def test_less_time_trains_fewer_epochs_and_only_the_better_half_longer(
 
     trainer.behaviour = take_time
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
-    job = trained.written(tmp_path, epochs="100", batch_size="32")
+    job = small_job.write_job(tmp_path, epochs="100", batch_size="32")
     assert run(job, "--within", "12m") == 0
     assert clock[0] <= 720
     lines = read(job)
@@ -129,7 +129,7 @@ def test_values_that_this_machine_refuses_are_a_result(tmp_path: Path, trainer: 
         return 0
 
     trainer.behaviour = refuse_bf16
-    job = trained.written(tmp_path, epochs="4", batch_size="32")
+    job = small_job.write_job(tmp_path, epochs="4", batch_size="32")
     assert run(job) == 0
     line = read(job)["bf16"]
     assert (line["failure"], line["seconds"]) == ("bf16: no instructions", None)
@@ -138,7 +138,7 @@ def test_values_that_this_machine_refuses_are_a_result(tmp_path: Path, trainer: 
 @pytest.mark.parametrize("code", [3, Stopped.exit_code])
 def test_what_is_not_the_fault_of_a_variant_ends_the_command(tmp_path: Path, trainer: Trainer, code: int) -> None:
     trainer.behaviour = lambda request: code if len(trainer.runs) == 2 else 0
-    job = trained.written(tmp_path, epochs="4", batch_size="32")
+    job = small_job.write_job(tmp_path, epochs="4", batch_size="32")
     assert run(job) == code
     trainer.behaviour = lambda request: 0
     assert run(job) == 0
@@ -147,7 +147,7 @@ def test_what_is_not_the_fault_of_a_variant_ends_the_command(tmp_path: Path, tra
 
 def test_memory_that_runs_out_is_the_result_of_a_variant(tmp_path: Path, trainer: Trainer) -> None:
     trainer.behaviour = lambda request: OutOfMemory.exit_code if request.source().load().train.batch_size == 128 else 0
-    job = trained.written(tmp_path, epochs="4", batch_size="32")
+    job = small_job.write_job(tmp_path, epochs="4", batch_size="32")
     assert run(job) == 0
     assert read(job)[FOUR_TIMES]["failure"]
     assert read(job)["twice the batch"]["share"] == 1.0
@@ -210,7 +210,7 @@ def test_half_the_epochs_is_always_a_shorter_training(share: float) -> None:
 
 
 def test_a_job_without_a_fixed_length_and_a_bad_time_are_refused(tmp_path: Path) -> None:
-    job = trained.written(tmp_path)
+    job = small_job.write_job(tmp_path)
     with pytest.raises(SpecError, match="--within"):
         tradeoffs.measure_tradeoffs(tradeoffs.TradeoffsRequest(job, within="soon"))
     for key, value in {"within": "5m", "steps": "20", "batch_size": "auto"}.items():
@@ -220,7 +220,7 @@ def test_a_job_without_a_fixed_length_and_a_bad_time_are_refused(tmp_path: Path)
 
 @pytest.mark.slow
 def test_real_trainings(tmp_path: Path) -> None:
-    job = trained.written(tmp_path, epochs="2")
+    job = small_job.write_job(tmp_path, epochs="2")
     assert run(job) == 0
     lines = read(job)
     assert lines["half the epochs"]["value"] is not None

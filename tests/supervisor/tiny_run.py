@@ -25,7 +25,7 @@ optimize: {cpu_threads: 1}
 """
 
 
-def images(path: Path) -> None:
+def write_images(path: Path) -> None:
     """Write a small data set of three classes."""
     labels = np.arange(160) % 3
     pixels = (np.random.default_rng(0).random((160, 8, 8)) * 120).astype(np.uint8)
@@ -33,9 +33,9 @@ def images(path: Path) -> None:
     np.savez(path, images=pixels, labels=labels)
 
 
-def write(folder: Path) -> Path:
+def write_job(folder: Path) -> Path:
     """Write the job and its data; the path of the job."""
-    images(folder / "images.npz")
+    write_images(folder / "images.npz")
     path = folder / "tiny.yaml"
     path.write_text(TEXT)
     return path
@@ -49,20 +49,20 @@ def train(job: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command(job, *options), cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)
 
 
-def rows(run: Path) -> list[dict[str, Any]]:
+def read_rows(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
 
 
-def weights(run: Path) -> dict[str, torch.Tensor]:
+def load_weights(run: Path) -> dict[str, torch.Tensor]:
     return safetensors.torch.load_file(run / "model" / "model.safetensors")
 
 
-def same(first: Path, second: Path) -> bool:
-    one, two = weights(first), weights(second)
+def have_same_weights(first: Path, second: Path) -> bool:
+    one, two = load_weights(first), load_weights(second)
     return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
 
 
-def follower(supervisor: int) -> int:
+def find_follower(supervisor: int) -> int:
     """The process that does not lead."""
     children = Path(f"/proc/{supervisor}/task/{supervisor}/children").read_text().split()
     pids = [int(pid) for pid in children if b"ranks/1" in Path(f"/proc/{pid}/cmdline").read_bytes()]

@@ -33,7 +33,7 @@ def test_a_terminal_does_not_break_words(monkeypatch: pytest.MonkeyPatch, capsys
     ]
 
 
-class Failing(io.StringIO):
+class FailingStream(io.StringIO):
     """A stream that fails while `error` is set."""
 
     error: Exception | None = None
@@ -51,7 +51,7 @@ class Failing(io.StringIO):
 )
 def test_what_cannot_be_written_is_dropped(error: Exception) -> None:
     """And with free space lines appear again."""
-    inner = Failing()
+    inner = FailingStream()
     stream = GuardedStream(inner, needed=False)
     print("one", file=stream)
     inner.error = error
@@ -65,7 +65,7 @@ def test_what_cannot_be_written_is_dropped(error: Exception) -> None:
 
 
 def test_output_that_is_the_result_is_an_error() -> None:
-    inner = Failing()
+    inner = FailingStream()
     stream = GuardedStream(inner, needed=True)
     inner.error = OSError(28, "No space left on device")
     with pytest.raises(StorageError, check=saying("standard-output-written-space-left")):

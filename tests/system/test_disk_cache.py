@@ -32,7 +32,7 @@ def fork(task: Callable[[], object]) -> int:
         os._exit(code)
 
 
-def end(child: int) -> int:
+def wait_for_exit(child: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
@@ -53,9 +53,9 @@ def test_an_entry_is_written_once_although_the_first_writer_is_killed(tmp_path: 
         time.sleep(0.1)
         fill(path)
 
-    assert end(fork(lambda: cache.write("a", 10, die))) == -signal.SIGKILL
+    assert wait_for_exit(fork(lambda: cache.write("a", 10, die))) == -signal.SIGKILL
     children = [fork(lambda: cache.write("a", 10, write)) for _ in range(5)]
-    assert [end(child) for child in children] == [0] * 5
+    assert [wait_for_exit(child) for child in children] == [0] * 5
     assert log.read_text() == "written\n"
     assert {file.name for file in cache.folder.iterdir()} == {"a.entry", "lock"}
 
@@ -75,7 +75,7 @@ def test_an_entry_in_use_is_not_removed_until_its_process_ends(tmp_path: Path) -
     assert not cache.write("b", 10, fill)
     assert cache.has("a")
     os.kill(child, signal.SIGKILL)
-    end(child)
+    wait_for_exit(child)
     assert cache.write("b", 10, fill)
     assert not cache.has("a")
 
@@ -123,7 +123,7 @@ def test_a_file_that_lost_its_name_while_a_process_waited_is_noticed(tmp_path: P
     assert file_lock.is_locked(path)
     path.unlink()
     file_lock.unlock(handle)
-    assert end(child) == 0
+    assert wait_for_exit(child) == 0
     with file_lock.try_lock(path) as handle_or_none:
         assert handle_or_none is not None, "the lock ended with the process"
 

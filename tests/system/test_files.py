@@ -24,7 +24,7 @@ DEEP = "[" * 200_000 + "]" * 200_000
 
 
 @pytest.fixture
-def deep(tmp_path: Path) -> Path:
+def deep_json(tmp_path: Path) -> Path:
     path = tmp_path / "deep.json"
     path.write_text(DEEP)
     with pytest.raises(RecursionError):
@@ -32,8 +32,8 @@ def deep(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_file_is_not_whole(deep: Path) -> None:
-    assert files.read_json(deep) is None
+def test_a_file_is_not_whole(deep_json: Path) -> None:
+    assert files.read_json(deep_json) is None
 
 
 def test_a_row_is_left_out(tmp_path: Path) -> None:
@@ -48,9 +48,9 @@ def test_a_manifest_is_not_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("load", [plan.load, facts.read_hardware])
-def test_a_file_that_was_named_is_refused(deep: Path, load: Callable[[Path], object]) -> None:
+def test_a_file_that_was_named_is_refused(deep_json: Path, load: Callable[[Path], object]) -> None:
     with pytest.raises(SpecError, match="nested too deeply"):
-        load(deep)
+        load(deep_json)
 
 
 def test_a_line_of_data_is_named(tmp_path: Path) -> None:

@@ -15,25 +15,25 @@ from drivetrain.system import interpreter
 from tests.paths import ROOT
 
 
-def ended(body: str) -> subprocess.CompletedProcess[str]:
+def run_program(body: str) -> subprocess.CompletedProcess[str]:
     code = f"import sys\nfrom drivetrain.system import interpreter\n{body}"
     command = [sys.executable, "-c", code]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
 
 
 def test_the_exit_code_and_buffered_output_arrive() -> None:
-    done = ended("print('out', end='')\nprint('err', end='', file=sys.stderr)\ninterpreter.exit_process(7)")
+    done = run_program("print('out', end='')\nprint('err', end='', file=sys.stderr)\ninterpreter.exit_process(7)")
     assert (done.returncode, done.stdout, done.stderr) == (7, "out", "err")
 
 
 def test_exit_handlers_run() -> None:
-    done = ended("import atexit\natexit.register(print, 'handled')\ninterpreter.exit_process(0)")
+    done = run_program("import atexit\natexit.register(print, 'handled')\ninterpreter.exit_process(0)")
     assert done.stdout == "handled\n"
 
 
 def test_temporary_folders_are_removed(tmp_path: Path) -> None:
     body = f"import tempfile\nkept = tempfile.TemporaryDirectory(dir={str(tmp_path)!r})\ninterpreter.exit_process(0)"
-    assert ended(body).returncode == 0
+    assert run_program(body).returncode == 0
     assert not list(tmp_path.iterdir())
 
 
@@ -42,7 +42,7 @@ def test_a_file_that_nobody_closed_is_complete(tmp_path: Path, mode: str, conten
     """As a log that a job's own code keeps open."""
     path = tmp_path / "log"
     body = f"kept = open({str(path)!r}, {mode!r})\nkept.write({content})\ninterpreter.exit_process(0)"
-    assert ended(body).returncode == 0
+    assert run_program(body).returncode == 0
     assert path.read_text() == "a line"
 
 
@@ -50,13 +50,13 @@ def test_threads_end_first(tmp_path: Path) -> None:
     """A checkpoint that is written in the background is complete when the process has ended."""
     path = tmp_path / "written"
     thread = f"threading.Thread(target=lambda: (time.sleep(0.3), open({str(path)!r}, 'w').write('all')))"
-    assert ended(f"import threading, time\n{thread}.start()\ninterpreter.exit_process(0)").returncode == 0
+    assert run_program(f"import threading, time\n{thread}.start()\ninterpreter.exit_process(0)").returncode == 0
     assert path.read_text() == "all"
 
 
 def test_a_pool_that_nobody_closed_does_not_block() -> None:
     pool = "from concurrent.futures import ThreadPoolExecutor\npool = ThreadPoolExecutor(1)\npool.submit(int)"
-    assert ended(f"{pool}\ninterpreter.exit_process(3)").returncode == 3
+    assert run_program(f"{pool}\ninterpreter.exit_process(3)").returncode == 3
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
@@ -75,8 +75,8 @@ def ended_into(file: IO[str]) -> int:
 def test_nothing_is_torn_down() -> None:
     """The destructor of an object that lives as long as the process is what takes the time."""
     body = "class Kept:\n    def __del__(self): print('torn down')\nkept = Kept()\n"
-    assert ended(f"{body}interpreter.exit_process(0)").stdout == ""
-    assert ended(f"{body}sys.exit(0)").stdout == "torn down\n"
+    assert run_program(f"{body}interpreter.exit_process(0)").stdout == ""
+    assert run_program(f"{body}sys.exit(0)").stdout == "torn down\n"
 
 
 @pytest.mark.parametrize("collects", [True, False])

@@ -39,7 +39,7 @@ NOTICED = ("SIGURG",)
 """What the thread that polls for a preemption notice sends."""
 
 
-def ended(numbers: list[int], *, ignored: tuple[int, ...] = ()) -> tuple[int, str]:
+def run_trainer(numbers: list[int], *, ignored: tuple[int, ...] = ()) -> tuple[int, str]:
     """The exit code of a trainer that gets these signals, and what it prints."""
 
     def prepare() -> None:
@@ -70,7 +70,7 @@ def ended(numbers: list[int], *, ignored: tuple[int, ...] = ()) -> tuple[int, st
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems have other signals")
 @pytest.mark.parametrize("name", sorted(signal.Signals.__members__))
 def test_every_signal(name: str) -> None:
-    code, said = ended([signal.Signals[name]])
+    code, said = run_trainer([signal.Signals[name]])
     if name in STOPS:
         assert (code, said.split(" (")[0].strip()) == (75, f"stopped by {name}")
     elif name in NOTICED:
@@ -82,7 +82,7 @@ def test_every_signal(name: str) -> None:
 
 def test_what_the_starter_ignores_stays_ignored() -> None:
     """As under `nohup`, or in the background of a shell."""
-    assert ended(list(signals.HANDLED_SIGNALS), ignored=signals.HANDLED_SIGNALS) == (0, "")
+    assert run_trainer(list(signals.HANDLED_SIGNALS), ignored=signals.HANDLED_SIGNALS) == (0, "")
 
 
 @pytest.fixture

@@ -44,7 +44,7 @@ def test_everything_else_stays(value: object) -> None:
     assert printable.escape_cell(value) == value
 
 
-def written(answers: list[tuple[str, dict[str, Answer]]]) -> list[list[str]]:
+def write_and_read(answers: list[tuple[str, dict[str, Answer]]]) -> list[list[str]]:
     file = io.StringIO(newline="")
     predict._write_csv(answers, file)
     return list(csv.reader(io.StringIO(file.getvalue(), newline="")))
@@ -53,17 +53,17 @@ def written(answers: list[tuple[str, dict[str, Answer]]]) -> list[list[str]]:
 def test_predictions() -> None:
     """The names of samples, of classes and of columns come with the data."""
     answer = {"": {"prediction": EVIL, "probability": 0.5, "probabilities": {EVIL: 0.5, "b": 0.5}}}
-    assert written([("@a.png", answer)]) == [
+    assert write_and_read([("@a.png", answer)]) == [
         ["sample", "prediction", "probability", f"probabilities.{EVIL}", "probabilities.b"],
         ["'@a.png", f"'{EVIL}", "0.5", "0.5", "0.5"],
     ]
-    assert written([("a", {"=h": {"prediction": -1.5}})]) == [["sample", "'=h.prediction"], ["a", "-1.5"]]
+    assert write_and_read([("a", {"=h": {"prediction": -1.5}})]) == [["sample", "'=h.prediction"], ["a", "-1.5"]]
 
 
 def test_each_of_several_classes() -> None:
     """Where a semicolon separates cells, the second class begins one."""
     answer = {"": {"prediction": ["a", EVIL], "probability": [0.5, 0.75]}}
-    assert written([("a", answer)])[1] == ["a", f"a;'{EVIL}", "0.5;0.75"]
+    assert write_and_read([("a", answer)])[1] == ["a", f"a;'{EVIL}", "0.5;0.75"]
 
 
 def test_json_lines_hold_everything_as_it_is() -> None:

@@ -53,20 +53,20 @@ def spoil() -> None:
 def test_fp32_is_fp32_after_a_run_with_tf32(tmp_path: Path) -> None:
     precision.apply(GPU_RUN, "tf32")
     assert precision.effective(GPU_RUN) == "tf32"
-    tiny_run = tiny.assembled(tmp_path, tiny.job())
+    tiny_run = tiny.assemble_run(tmp_path, tiny.job())
     assert precision.effective(GPU_RUN) == precision.effective(tiny_run) == "fp32"
     assert (torch.get_float32_matmul_precision(), cudnn.allow_tf32, cuda.matmul.allow_tf32) == ("highest", False, False)
 
 
 def test_fp32_is_fp32_where_torch_comes_with_tf32_for_convolutions_and_recurrent_layers(tmp_path: Path) -> None:
     cudnn.allow_tf32 = True  # as torch comes
-    tiny.assembled(tmp_path, tiny.job())
+    tiny.assemble_run(tmp_path, tiny.job())
     assert precision.effective(GPU_RUN) == "fp32"
     assert not cudnn.allow_tf32
 
 
 def test_bf16_lets_every_fp32_kernel_use_tf32_and_older_switches_can_still_be_read(tmp_path: Path) -> None:
-    tiny.assembled(tmp_path, tiny.job())
+    tiny.assemble_run(tmp_path, tiny.job())
     precision.apply(GPU_RUN, "bf16")
     assert precision.effective(GPU_RUN) == "tf32"
     # The compiler reads these, and torch refuses to read them where newer ones say otherwise.
@@ -74,7 +74,7 @@ def test_bf16_lets_every_fp32_kernel_use_tf32_and_older_switches_can_still_be_re
 
 
 def test_partial_tf32_is_detected(tmp_path: Path) -> None:
-    tiny_run = tiny.assembled(tmp_path, tiny.job())
+    tiny_run = tiny.assemble_run(tmp_path, tiny.job())
     cudnn.allow_tf32 = True  # a network's own code
     assert effective_settings.compare_with_plan(tiny_run)["precision"] | {"cause": None} == {
         "asked": "fp32",
@@ -88,16 +88,16 @@ def test_partial_tf32_is_detected(tmp_path: Path) -> None:
 def test_a_short_format_for_cpu_kernels_is_detected_and_restored(tmp_path: Path) -> None:
     torch.set_float32_matmul_precision("medium")
     assert precision.effective(GPU_RUN) == "mixed"
-    assert precision.effective(tiny.assembled(tmp_path, tiny.job())) == "fp32"
+    assert precision.effective(tiny.assemble_run(tmp_path, tiny.job())) == "fp32"
 
 
 def test_every_switch_is_set_at_every_assembly(tmp_path: Path) -> None:
-    tiny.assembled(tmp_path, tiny.job())
+    tiny.assemble_run(tmp_path, tiny.job())
     first = torch_settings.read_switches()
     spoil()
     changed_switches = {name for name, value in torch_settings.read_switches().items() if value != first[name]}
     assert len(changed_switches) >= 12
-    tiny.assembled(tmp_path, tiny.job())
+    tiny.assemble_run(tmp_path, tiny.job())
     assert torch_settings.read_switches() == first
 
 
@@ -149,7 +149,7 @@ def test_prediction_computes_in_fp32(tmp_path: Path) -> None:
 
 
 def test_what_torch_is_set_to_is_in_the_record(tmp_path: Path) -> None:
-    tiny_run = tiny.assembled(tmp_path, tiny.job())
+    tiny_run = tiny.assemble_run(tmp_path, tiny.job())
     effective_settings.record(tiny_run, lambda line: None)
     settings_text = json.loads((tmp_path / "plan.json").read_text())["seen"]["libraries"]["torch settings"]
     assert {"float32_matmul_precision: highest", "cudnn allow_tf32: False"} <= set(settings_text.split("; "))

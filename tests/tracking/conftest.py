@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.mlflow_double import MlflowDouble, serving
+from tests.mlflow_double import MlflowDouble, serve_mlflow
 
 
 @pytest.fixture
 def server() -> Iterator[MlflowDouble]:
-    with serving(MlflowDouble()) as double:
+    with serve_mlflow(MlflowDouble()) as double:
         yield double

@@ -24,8 +24,8 @@ from drivetrain.tracking.rank_record import RankRecord, compute_exchange, find_s
 from drivetrain.training.rank_sampler import RankSampler
 from tests import ranks_start, tiny
 from tests.messages import says, says_only
-from tests.report_folder import change, make, running
-from tests.tracking.live.painted_text import text_of
+from tests.report_folder import change_json, make_live_run, make_run
+from tests.tracking.live.painted_text import read_text
 
 FAST = RankRecord(0, "alpha", "Xeon", 2, 1000, 8.0, 0.5, 1.5, 400 << 20, 500 << 20)
 SLOW = RankRecord(1, "beta", "Xeon", 2, 1000, 9.0, 0.9, 0.1, 400 << 20, 600 << 20)
@@ -54,22 +54,22 @@ def test_a_record_survives_the_way(tmp_path: Path) -> None:
 
 
 def test_the_live_view_shows_each_process(tmp_path: Path) -> None:
-    run = running(tmp_path / "digits-001")
-    assert "rank" not in text_of(RunReader(run).read(), 100)
+    run = make_live_run(tmp_path / "digits-001")
+    assert "rank" not in read_text(RunReader(run).read(), 100)
     rank_record.write_records(run, [FAST, SLOW])
     view = RunReader(run).read()
-    text = text_of(view, 100)
+    text = read_text(view, 100)
     assert "rank 0     118 samples/s" in text
     assert "slowest, waits 9% data, 1% others" in text
     assert format_line(view).endswith("slowest: rank 1 on beta")
     rank_record.write_records(run, [replace(SLOW, rank=rank) for rank in range(20)])
-    text = text_of(RunReader(run).read(), 60)
+    text = read_text(RunReader(run).read(), 60)
     assert text.count("samples/s") == MAX_PROCESS_ROWS + 1
     assert "the slowest of 20 processes" in text
 
 
 def test_the_live_view_shows_what_happened_lately(tmp_path: Path) -> None:
-    run = running(tmp_path / "digits-001")
+    run = make_live_run(tmp_path / "digits-001")
     reader = RunReader(run)
     rank_record.write_records(run, [FAST, SLOW])
     reader.read()
@@ -81,7 +81,7 @@ def test_the_live_view_shows_what_happened_lately(tmp_path: Path) -> None:
 
 
 def test_the_report_names_the_slowest_and_advises(tmp_path: Path) -> None:
-    run = make(tmp_path / "digits-001")
+    run = make_run(tmp_path / "digits-001")
     write_report(run)
     assert "## Processes" not in (run / "report.md").read_text(encoding="utf-8")
     rank_record.write_records(run, [FAST, SLOW])
@@ -99,8 +99,8 @@ def test_the_report_names_the_slowest_and_advises(tmp_path: Path) -> None:
 
 
 def test_the_report_advises_against_a_costly_exchange(tmp_path: Path) -> None:
-    run = make(tmp_path / "digits-001")
-    change(run / "result.json", lambda r: r["phases"].update(input=0.0))
+    run = make_run(tmp_path / "digits-001")
+    change_json(run / "result.json", lambda r: r["phases"].update(input=0.0))
     both = [replace(FAST, others=4.0), replace(FAST, rank=1, node="beta", others=4.0)]
     rank_record.write_records(run, both)
     record = read_run(run)
@@ -120,7 +120,7 @@ def test_many_processes_are_listed_up_to_a_limit() -> None:
 @pytest.mark.slow
 def test_processes_tell_what_they_did(tmp_path: Path) -> None:
     """The records of all are complete at the end, however short the run is."""
-    ranks_start.finished([sys.executable, "-m", "tests.ranks_driver", str(tmp_path), "30", ""], 2)
+    ranks_start.run_ranks([sys.executable, "-m", "tests.ranks_driver", str(tmp_path), "30", ""], 2)
     records = rank_record.read_records(tmp_path)
     trained = [json.loads((f / "trained.json").read_text()) for f in (tmp_path, tmp_path / "ranks" / "1")]
     assert [record.samples for record in records] == [sum(map(len, steps)) for steps in trained]
@@ -137,7 +137,7 @@ def test_the_threads_are_those_of_the_training(tmp_path: Path) -> None:
         try:
             torch.set_num_threads(2)
             signs.submit(torch.get_num_threads).result()
-            run = tiny.assembled(tmp_path, tiny.job())
+            run = tiny.assemble_run(tmp_path, tiny.job())
             torch.set_num_threads(1)
             assert signs.submit(RankSampler(run).measure).result().threads == 1
         finally:

@@ -22,7 +22,7 @@ import pytest
 from drivetrain.job.track import Track
 from drivetrain.tracking.run_tracker import open_tracker
 from drivetrain.tracking.tracker_process import TrackerProcess
-from tests.tracking.tracked_run import expected, folder, grow
+from tests.tracking.tracked_run import add_steps, list_expected, make_folder
 
 MLFLOW = os.environ.get("DRIVETRAIN_MLFLOW", "")
 pytestmark = [
@@ -72,7 +72,7 @@ def history(address: str, run: str, name: str) -> dict[int, list[str]]:
 def test_every_number_is_there_once(tmp_path: Path, port: int) -> None:
     """The server is killed while it is sent 4,000 numbers, and while nothing is sent; the copying process too."""
     address = f"http://127.0.0.1:{port}"
-    run = folder(tmp_path, address, rows=2000)
+    run = make_folder(tmp_path, address, rows=2000)
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 2000, "epoch": 0, "strange": NaN}\n')
     with server(tmp_path, port):
@@ -83,7 +83,7 @@ def test_every_number_is_there_once(tmp_path: Path, port: int) -> None:
         time.sleep(8)
         child.process.kill()
         child.finish()
-    grow(run, 2001, 2101)
+    add_steps(run, 2001, 2101)
     with server(tmp_path, port):
         with open_tracker(run, address) as copy:
             copy.read()
@@ -92,7 +92,7 @@ def test_every_number_is_there_once(tmp_path: Path, port: int) -> None:
         (identity,) = run.glob("tracker/*/run.json")
         number = json.loads(identity.read_text())["run"]
         for name in ("train/loss", "lr"):
-            expected_values = {step: values for (metric, step), values in expected(run).items() if metric == name}
+            expected_values = {step: values for (metric, step), values in list_expected(run).items() if metric == name}
             assert history(address, number, name) == expected_values
         assert history(address, number, "strange") == {2000: ["nan"]} or history(address, number, "strange") == {
             2000: ["NaN"]

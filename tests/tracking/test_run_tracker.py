@@ -18,8 +18,8 @@ from drivetrain.tracking import mlflow_server, sent_rows
 from drivetrain.tracking.run_tracker import open_tracker
 from drivetrain.tracking.tracker import TrackerError
 from tests.messages import saying, says
-from tests.mlflow_double import Answer, MlflowDouble, serving
-from tests.tracking.tracked_run import copy, expected, folder, grow
+from tests.mlflow_double import Answer, MlflowDouble, serve_mlflow
+from tests.tracking.tracked_run import add_steps, copy_once, list_expected, make_folder
 
 
 @pytest.fixture
@@ -29,12 +29,12 @@ def exit_stack() -> Iterator[ExitStack]:
 
 
 def test_what_a_server_shows(server: MlflowDouble, tmp_path: Path) -> None:
-    run = folder(tmp_path, server.address)
+    run = make_folder(tmp_path, server.address)
     (run / "report.html").write_text("the report")
     (run / "state.json").write_text(
         json.dumps({"status": "done", "started": "2026-11-23T10:00:00+00:00", "ended": "2026-11-23T10:01:00+00:00"})
     )
-    copy(run, server.address)
+    copy_once(run, server.address)
     server_run = server.runs["run1"]
     assert server.experiments == {"small": "1"}
     assert server_run["info"] | {"artifact_uri": ""} == {
@@ -49,28 +49,28 @@ def test_what_a_server_shows(server: MlflowDouble, tmp_path: Path) -> None:
     assert server_run["tags"]["plan.precision"] == "bf16 (measured: 1.4x)"
     assert server.files["report.html"] == b"the report"
     assert {"job.yaml", "plan.json"} < server.files.keys()
-    assert server.rows() == expected(run)
+    assert server.rows() == list_expected(run)
 
 
 @pytest.mark.parametrize("kind", ["cut before", "cut after", "503"])
 def test_every_number_is_there_once_whatever_request_fails(server: MlflowDouble, tmp_path: Path, kind: str) -> None:
     """Each request in turn is the one that fails, and its process ends; the next process goes on."""
-    run = folder(tmp_path, server.address)
+    run = make_folder(tmp_path, server.address)
     failures = []
     for failing in range(1, 12):
-        server.seen.clear()
+        server.requests.clear()
         answer: Answer | str = (503, {}, b"busy") if kind == "503" else kind
         server.fault = lambda number, path, failing=failing, answer=answer: answer if number == failing else None
         try:
-            copy(run, server.address, most=7)
+            copy_once(run, server.address, most=7)
         except TrackerError as error:
             failures.append(error.passing)
-        grow(run, 20 * failing + 11, 20 * failing + 31)
+        add_steps(run, 20 * failing + 11, 20 * failing + 31)
     assert len(failures) > 8
     assert all(failures)
-    copy(run, server.address)
+    copy_once(run, server.address)
     assert len(server.runs) == 1
-    assert server.rows() == expected(run)
+    assert server.rows() == list_expected(run)
 
 
 def test_a_server_that_is_slow_gets_fewer_numbers_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,20 +82,20 @@ def test_a_server_that_is_slow_gets_fewer_numbers_at_once(tmp_path: Path, monkey
             return super().runs_log_batch(request)
 
     monkeypatch.setattr(mlflow_server, "REQUEST_TIMEOUT", 1.0)
-    with serving(Slow()) as slow:
-        run = folder(tmp_path, slow.address, rows=550)
+    with serve_mlflow(Slow()) as slow:
+        run = make_folder(tmp_path, slow.address, rows=550)
         assert main.main(["track", str(run)]) == 0
-        assert slow.rows() == expected(run)
+        assert slow.rows() == list_expected(run)
 
 
 def test_from_what_a_run_was_made(server: MlflowDouble, tmp_path: Path) -> None:
-    run = folder(tmp_path, server.address)
+    run = make_folder(tmp_path, server.address)
     (run / "model-card.md").write_text("the card")
     state = {"status": "done", "started": "2026-11-23T10:00:00+00:00", "commits": ["c0ffee-changed"]}
     (run / "state.json").write_text(json.dumps(state))
     record = {"image": {"name": "cpu", "id": "sha256:1"}, "data": {"data.train": "d1"}, "spec": "s1", "model": "m1"}
     (run / "provenance.json").write_text(json.dumps(record))
-    copy(run, server.address)
+    copy_once(run, server.address)
     tags = server.runs["run1"]["tags"]
     assert {key: tags[key] for key in tags if key.startswith("made_from")} == {
         "made_from.commit": "c0ffee-changed",
@@ -110,7 +110,7 @@ def test_from_what_a_run_was_made(server: MlflowDouble, tmp_path: Path) -> None:
 
 def test_steps_that_are_trained_again(server: MlflowDouble, tmp_path: Path, exit_stack: ExitStack) -> None:
     """A resume removes rows and writes them again: the same ones are not sent again, others are."""
-    run = folder(tmp_path, server.address)
+    run = make_folder(tmp_path, server.address)
     tracker = exit_stack.enter_context(open_tracker(run, server.address))
     for first, shift in ((21, 0.0), (26, 0.5)):
         tracker.read()
@@ -120,11 +120,11 @@ def test_steps_that_are_trained_again(server: MlflowDouble, tmp_path: Path, exit
         beside_it.write_text("".join(kept_lines))
         beside_it.replace(run / "metrics.jsonl")
         tracker.read()
-        grow(run, first, 31, shift)
+        add_steps(run, first, 31, shift)
     tracker.read()
     tracker.send()
     server_rows = server.rows()
-    assert {key: values[-1:] for key, values in server_rows.items()} == expected(run) | {
+    assert {key: values[-1:] for key, values in server_rows.items()} == list_expected(run) | {
         ("train/loss", step): [str(max(1 / step, 1 / step + 0.5))] for step in range(26, 31)
     }
     assert [len(server_rows["train/loss", step]) for step in range(1, 31)] == [1] * 25 + [2] * 5
@@ -134,7 +134,7 @@ def test_steps_that_are_trained_again_while_the_server_is_away(
     server: MlflowDouble, tmp_path: Path, exit_stack: ExitStack
 ) -> None:
     """Rows that waited and were removed are not sent, and those that stayed are sent once."""
-    run = folder(tmp_path, server.address)
+    run = make_folder(tmp_path, server.address)
     tracker = exit_stack.enter_context(open_tracker(run, server.address))
     tracker.tracker.most = 7
     server.fault = lambda number, path: (503, {}, b"busy")
@@ -144,19 +144,19 @@ def test_steps_that_are_trained_again_while_the_server_is_away(
     kept_lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)[:20]
     (run / "other").write_text("".join(kept_lines))
     (run / "other").replace(run / "metrics.jsonl")
-    grow(run, 21, 31, 0.5)
+    add_steps(run, 21, 31, 0.5)
     server.fault = lambda number, path: None
     tracker.read()
     tracker.send()
-    assert server.rows() == expected(run)
+    assert server.rows() == list_expected(run)
 
 
 def test_a_line_that_is_not_complete_and_numbers_that_are_none(server: MlflowDouble, tmp_path: Path) -> None:
-    run = folder(tmp_path, server.address, rows=1)
+    run = make_folder(tmp_path, server.address, rows=1)
     values = {"nan": math.nan, "high": math.inf, "low": -math.inf, "a(b)": 1.0, "text": "x", "yes": True}
     with (run / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"step": 2, "epoch": 0, **values}) + "\nnonsense\n" + '{"step": 3, "epoch": 0, "trai')
-    copy(run, server.address)
+    copy_once(run, server.address)
     assert {key: values for key, values in server.rows().items() if key[1] > 1} == {
         ("nan", 2): ["NaN"],
         ("high", 2): ["Infinity"],
@@ -166,13 +166,13 @@ def test_a_line_that_is_not_complete_and_numbers_that_are_none(server: MlflowDou
 
 
 def test_a_journal_that_a_crash_cut_off(server: MlflowDouble, tmp_path: Path) -> None:
-    run = folder(tmp_path, server.address)
-    copy(run, server.address)
+    run = make_folder(tmp_path, server.address)
+    copy_once(run, server.address)
     (journal,) = run.glob("tracker/*/sent.jsonl")
     journal.write_text(journal.read_text()[:-9])  # within the last confirmation
-    grow(run, 31, 40)
-    copy(run, server.address)
-    assert server.rows() == expected(run)
+    add_steps(run, 31, 40)
+    copy_once(run, server.address)
+    assert server.rows() == list_expected(run)
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_a_journal_that_a_crash_cut_off(server: MlflowDouble, tmp_path: Path) ->
 def test_what_a_server_refuses(
     server: MlflowDouble, tmp_path: Path, capsys: pytest.CaptureFixture[str], answer: Answer, message: str
 ) -> None:
-    run = folder(tmp_path, server.address)
+    run = make_folder(tmp_path, server.address)
     server.fault = lambda number, path: answer
     assert main.main(["track", str(run)]) == 7
     text = capsys.readouterr().err
@@ -201,7 +201,7 @@ def test_what_a_server_refuses(
 def test_an_experiment_that_was_deleted_and_a_run_that_was(
     server: MlflowDouble, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = folder(tmp_path, server.address)
+    run = make_folder(tmp_path, server.address)
     server.experiments["small"] = "deleted"
     assert main.main(["track", str(run)]) == 7
     assert says(capsys.readouterr().err, "small-is-deleted-on")
@@ -229,7 +229,7 @@ ODD = [
 def test_answers_that_no_server_gives(
     server: MlflowDouble, tmp_path: Path, capsys: pytest.CaptureFixture[str], request_: str, body: str
 ) -> None:
-    run = folder(tmp_path, server.address)
+    run = make_folder(tmp_path, server.address)
     server.fault = lambda number, path: (200, {}, body.encode()) if request_ in path else None
     code = main.main(["track", str(run)])
     # No runs are an answer to a search, and no experiment one to its creation if it is there.
@@ -243,7 +243,7 @@ def test_answers_that_no_server_gives(
 def test_a_refusal_that_is_nested_too_deeply(
     server: MlflowDouble, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = folder(tmp_path, server.address)
+    run = make_folder(tmp_path, server.address)
     server.fault = lambda number, path: (403, {}, b"[" * 100_000)
     assert main.main(["track", str(run)]) == 7
     assert "answers 403" in capsys.readouterr().err
@@ -254,7 +254,7 @@ def test_a_refusal_that_is_nested_too_deeply(
 def test_a_run_folder_with_values_of_another_kind(
     server: MlflowDouble, tmp_path: Path, name: str, value: object
 ) -> None:
-    run = folder(tmp_path, server.address)
+    run = make_folder(tmp_path, server.address)
     keys = ("decisions", "cpu", "best", "image", "data", "commits", "started", "ended", "status")
     (run / name).write_text(json.dumps(dict.fromkeys(keys, value)))
     assert main.main(["track", str(run)]) == 0
@@ -262,7 +262,7 @@ def test_a_run_folder_with_values_of_another_kind(
 
 @pytest.mark.parametrize("identity_text", ["[1]", '{"run": 3}', '{"run": "r"}', '{"key": ["a"]}'])
 def test_a_run_folder_that_knows_its_copy_wrongly(server: MlflowDouble, tmp_path: Path, identity_text: str) -> None:
-    run = folder(tmp_path, server.address)
+    run = make_folder(tmp_path, server.address)
     assert main.main(["track", str(run)]) == 0
     (identity,) = run.glob("tracker/*/run.json")
     identity.write_text(identity_text)
@@ -274,9 +274,9 @@ def test_a_run_that_another_folder_began_is_not_written(server: MlflowDouble, tm
     """A stranger's folder could name any run of the server, and its files another place."""
     (tmp_path / "mine").mkdir()
     (tmp_path / "theirs").mkdir()
-    assert main.main(["track", str(folder(tmp_path / "mine", server.address))]) == 0
+    assert main.main(["track", str(make_folder(tmp_path / "mine", server.address))]) == 0
     before = json.dumps(server.runs), dict(server.files)
-    theirs = folder(tmp_path / "theirs", server.address)
+    theirs = make_folder(tmp_path / "theirs", server.address)
     server.fault = lambda number, path: (500, {}, b"{}")
     assert main.main(["track", str(theirs)]) == 7
     server.fault = lambda number, path: None
@@ -292,17 +292,17 @@ def test_one_process_copies_a_run(
 ) -> None:
     """Two would make two runs on the server, and number their batches alike."""
     monkeypatch.setattr(sent_rows, "LOCK_SECONDS", 0.1)
-    run = folder(tmp_path, server.address)
+    run = make_folder(tmp_path, server.address)
     exit_stack.enter_context(open_tracker(run, server.address))
     with pytest.raises(Busy, check=saying("another-process-copies-run")):
         exit_stack.enter_context(open_tracker(run, server.address))
     exit_stack.close()
-    copy(run, server.address)
+    copy_once(run, server.address)
 
 
 def test_more_numbers_in_a_row_than_a_request_takes(server: MlflowDouble, tmp_path: Path) -> None:
-    run = folder(tmp_path, server.address, rows=1)
+    run = make_folder(tmp_path, server.address, rows=1)
     with (run / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"step": 2, "epoch": 0, **{f"class/{number}": 0.5 for number in range(1203)}}) + "\n")
-    copy(run, server.address)
-    assert server.rows() == expected(run)
+    copy_once(run, server.address)
+    assert server.rows() == list_expected(run)

@@ -60,7 +60,7 @@ def test_a_run_that_cannot_begin_leaves_no_thread_behind(tmp_path: Path, monkeyp
         raise StorageError("no space", "some", "make some")
 
     before = set(threading.enumerate())
-    tiny_run = tiny.assembled(tmp_path, tiny.job())
+    tiny_run = tiny.assemble_run(tmp_path, tiny.job())
     monkeypatch.setattr(checkpoint, "save", fail_to_save)
     with pytest.raises(StorageError):
         train_run(tiny_run)
@@ -69,7 +69,7 @@ def test_a_run_that_cannot_begin_leaves_no_thread_behind(tmp_path: Path, monkeyp
 
 
 def test_the_hardware_is_shown_beside(tmp_path: Path) -> None:
-    tiny_run = tiny.assembled(tmp_path, tiny.job())
+    tiny_run = tiny.assemble_run(tmp_path, tiny.job())
     tiny_run.metrics = MetricsLog(tmp_path)
     with Monitor(
         tmp_path,
@@ -109,7 +109,7 @@ def test_a_failing_tensorboard_writer_is_an_event(tmp_path: Path) -> None:
 
 
 def test_a_batch_that_cannot_be_shown_is_an_event(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    tiny_run = tiny.assembled(tmp_path, tiny.job())
+    tiny_run = tiny.assemble_run(tmp_path, tiny.job())
     tiny_run.metrics = MetricsLog(tmp_path)
 
     def fail_to_prepare(*arguments: object) -> None:
@@ -125,7 +125,7 @@ def test_a_batch_that_cannot_be_shown_is_an_event(tmp_path: Path, capsys: pytest
 def test_showing_the_batch_changes_no_bit(tmp_path: Path) -> None:
     loss_lists = []
     for is_shown in (False, True):
-        tiny_run = tiny.assembled(tmp_path, tiny.job(train="ema: 0.9"))
+        tiny_run = tiny.assemble_run(tmp_path, tiny.job(train="ema: 0.9"))
         if is_shown:
             tiny_run.metrics = MetricsLog(tmp_path)
             tensorboard_overview.show_overview(tiny_run)

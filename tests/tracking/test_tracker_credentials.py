@@ -9,12 +9,12 @@ import pytest
 from drivetrain.cli import main
 from drivetrain.tracking.mlflow_server import MlflowServer
 from tests.messages import says
-from tests.mlflow_double import MlflowDouble, serving
-from tests.tracking.tracked_run import folder
+from tests.mlflow_double import MlflowDouble, serve_mlflow
+from tests.tracking.tracked_run import make_folder
 
 
 def test_commands_that_name_no_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = folder(tmp_path, "http://127.0.0.1:9")
+    run = make_folder(tmp_path, "http://127.0.0.1:9")
     assert main.main(["track", str(run)]) == 7
     assert says(capsys.readouterr().err, "reached-connection-refused")
     assert main.main(["track", str(run), "--mlflow", "http://me:secret@host"]) == 2
@@ -27,17 +27,17 @@ def test_commands_that_name_no_server(tmp_path: Path, capsys: pytest.CaptureFixt
 def test_the_token_is_sent_and_in_no_file(
     server: MlflowDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = folder(tmp_path, server.address)
+    run = make_folder(tmp_path, server.address)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"{server.address}/")
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "very-secret-token")
     assert main.main(["track", str(run)]) == 0
-    assert {authorization for _, authorization in server.seen} == {"Bearer very-secret-token"}
+    assert {authorization for _, authorization in server.requests} == {"Bearer very-secret-token"}
     monkeypatch.delenv("MLFLOW_TRACKING_TOKEN")
     monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "ann")
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "very-secret-password")
     server.fault = lambda number, path: (401, {}, b"no")
     assert main.main(["track", str(run)]) == 7
-    assert server.seen[-1][1].startswith("Basic ")
+    assert server.requests[-1][1].startswith("Basic ")
     texts = [path.read_text() for path in run.rglob("*") if path.is_file()]
     assert not [text for text in (*texts, *capsys.readouterr()) if "very-secret" in text]
 
@@ -52,12 +52,12 @@ def test_a_server_that_only_the_job_names_gets_no_credentials(
     capsys: pytest.CaptureFixture[str],
     user_address: str,
 ) -> None:
-    run = folder(tmp_path, server.address)
+    run = make_folder(tmp_path, server.address)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", user_address.format(server.address.rpartition("/")[2]))
     monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "ann")
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "very-secret-password")
     assert main.main(["track", str(run)]) == 0
-    assert {authorization for _, authorization in server.seen} == {""}
+    assert {authorization for _, authorization in server.requests} == {""}
     text = capsys.readouterr().out
     assert says(text, "credentials-machine-sent-since")
     assert says(text, "your-server-export-mlflow", server.address)
@@ -66,7 +66,7 @@ def test_a_server_that_only_the_job_names_gets_no_credentials(
     assert "are not sent" in capsys.readouterr().err
     server.fault = lambda number, path: None
     assert main.main(["track", str(run), "--mlflow", server.address]) == 0
-    assert server.seen[-1][1].startswith("Basic "), "the user names it"
+    assert server.requests[-1][1].startswith("Basic "), "the user names it"
 
 
 @pytest.mark.parametrize("address", ["http://mlflow.example", "http://10.0.0.1:5000", "http://127.0.0.1.example"])
@@ -82,12 +82,12 @@ def test_nothing_secret_goes_over_http_to_another_machine(tmp_path: Path, addres
 def test_a_proxy_does_not_read_what_stays_on_this_machine(
     server: MlflowDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with serving(MlflowDouble()) as proxy:
+    with serve_mlflow(MlflowDouble()) as proxy:
         monkeypatch.setenv("http_proxy", proxy.address)
         monkeypatch.setenv("MLFLOW_TRACKING_URI", server.address)
         monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "very-secret-token")
-        assert main.main(["track", str(folder(tmp_path, server.address))]) == 0
-    assert proxy.seen == []
+        assert main.main(["track", str(make_folder(tmp_path, server.address))]) == 0
+    assert proxy.requests == []
 
 
 def test_a_redirect_takes_no_credentials_along(
@@ -95,12 +95,12 @@ def test_a_redirect_takes_no_credentials_along(
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server.address)
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "very-secret-token")
-    with serving(MlflowDouble()) as other:
+    with serve_mlflow(MlflowDouble()) as other:
         for status in (301, 302, 307, 308):
             answer = (status, {"Location": f"{other.address}/"}, b"")
             server.fault = lambda number, path, answer=answer: answer
-            assert main.main(["track", str(folder(tmp_path / str(status), server.address))]) == 7
-    assert other.seen == []
+            assert main.main(["track", str(make_folder(tmp_path / str(status), server.address))]) == 7
+    assert other.requests == []
 
 
 def test_a_token_with_a_line_break_is_in_no_message(
@@ -108,7 +108,7 @@ def test_a_token_with_a_line_break_is_in_no_message(
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server.address)
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "very-secret\ntoken")
-    assert main.main(["track", str(folder(tmp_path, server.address))]) == 7
+    assert main.main(["track", str(make_folder(tmp_path, server.address))]) == 7
     text = capsys.readouterr().err
     assert "without line breaks" in text
     assert "very-secret" not in text

@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from tests import own_job, reports
-from tests.trained import CASES, Case, image_folders, table, texts
+from tests.task_cases import CASES, Case, image_folders, table, texts
 
 ARRAYS = """
 import numpy as np
@@ -82,7 +82,7 @@ JOBS = CASES | {
     ),
 }
 
-KEPT = (
+INITIAL_FILES = (
     "run",
     "train",
     "held",
@@ -104,11 +104,11 @@ class Way:
 
     jobs: tuple[str, ...]
     change: Callable[[Path], object]
-    named: str = ""
+    named_file: str = ""
     """The file that the refusal names; none if the run has to go on."""
 
 
-def edited(name: str, change: Callable[[str], str]) -> Callable[[Path], object]:
+def edit_text(name: str, change: Callable[[str], str]) -> Callable[[Path], object]:
     """Write a text file anew."""
 
     def apply(folder: Path) -> None:
@@ -122,7 +122,7 @@ def edited(name: str, change: Callable[[str], str]) -> Callable[[Path], object]:
     return apply
 
 
-def shuffled(text: str) -> str:
+def reverse_rows(text: str) -> str:
     head, *rows = text.splitlines(keepends=True)
     return "".join([head, *reversed(rows)])
 
@@ -143,13 +143,13 @@ def change_arrays(change: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray
     return apply
 
 
-def one_number(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+def change_number(arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     name = next(name for name in arrays if name not in ("y", "labels"))
     arrays[name][3].flat[0] += 1
     return arrays
 
 
-def pixels(folder: Path) -> None:
+def replace_pixels(folder: Path) -> None:
     """Another picture in the same number of bytes, and with the old time."""
     path = folder / "train" / "a" / "4.png"
     before = path.stat()
@@ -171,7 +171,7 @@ def swap_names(folder: Path) -> None:
     (folder / "kept").rename(two)
 
 
-def touched(folder: Path) -> None:
+def touch_files(folder: Path) -> None:
     for path in folder.rglob("*.*"):
         os.utime(path, (1, 1))
 
@@ -204,50 +204,54 @@ FIRST = "train/a/0.jpg"
 
 WAYS = {
     "copied": Way(tuple(JOBS), lambda folder: None),
-    "touched": Way(tuple(JOBS), touched),
+    "touched": Way(tuple(JOBS), touch_files),
     "written again": Way(("texts", "image folders", "own"), write_again),
     "a cell": Way(
-        ("table", "split table"), edited("train.csv", lambda text: text.replace(",Lima,", ",Quito,", 1)), "train.csv"
+        ("table", "split table"), edit_text("train.csv", lambda text: text.replace(",Lima,", ",Quito,", 1)), "train.csv"
     ),
     "a number": Way(
-        ("series", "table numbers"), edited("train.csv", lambda text: text.replace("\n2", "\n3", 1)), "train.csv"
+        ("series", "table numbers"), edit_text("train.csv", lambda text: text.replace("\n2", "\n3", 1)), "train.csv"
     ),
     "a word": Way(
-        ("texts", "one text head"), edited("train.csv", lambda text: text.replace("motor", "rotor", 3)), "train.csv"
+        ("texts", "one text head"), edit_text("train.csv", lambda text: text.replace("motor", "rotor", 3)), "train.csv"
     ),
     "a category": Way(
         ("table", "table labels", "split table"),
-        edited("train.csv", lambda text: text.replace("Lima", "Cusco")),
+        edit_text("train.csv", lambda text: text.replace("Lima", "Cusco")),
         "train.csv",
     ),
     "a label": Way(
         ("texts", "table", "split table"),
-        edited("train.csv", lambda text: text.replace(",y", ",w").replace(",q,", ",o,")),
+        edit_text("train.csv", lambda text: text.replace(",y", ",w").replace(",q,", ",o,")),
         "train.csv",
     ),
-    "a row more": Way(CSV, edited("train.csv", lambda text: text + text.splitlines()[-1] + "\n"), "train.csv"),
-    "a row less": Way(CSV, edited("train.csv", lambda text: "".join(text.splitlines(keepends=True)[:-1])), "train.csv"),
-    "another order": Way((*CSV, "manifest"), edited("train.csv", shuffled), "train.csv"),
-    "another order of lines": Way(("json lines",), edited("train.jsonl", shuffled), "train.jsonl"),
+    "a row more": Way(CSV, edit_text("train.csv", lambda text: text + text.splitlines()[-1] + "\n"), "train.csv"),
+    "a row less": Way(
+        CSV, edit_text("train.csv", lambda text: "".join(text.splitlines(keepends=True)[:-1])), "train.csv"
+    ),
+    "another order": Way((*CSV, "manifest"), edit_text("train.csv", reverse_rows), "train.csv"),
+    "another order of lines": Way(("json lines",), edit_text("train.jsonl", reverse_rows), "train.jsonl"),
     "a label in a parquet": Way(("parquet",), edit_parquet, "train.parquet"),
-    "line ends": Way(CSV, edited("train.csv", lambda text: text.replace("\n", "\r\n")), "train.csv"),
-    "a mark of the encoding": Way(("texts", "table"), edited("train.csv", lambda text: "\ufeff" + text), "train.csv"),
-    "quotes": Way(("table", "series"), edited("train.csv", quote_cells), "train.csv"),
+    "line ends": Way(CSV, edit_text("train.csv", lambda text: text.replace("\n", "\r\n")), "train.csv"),
+    "a mark of the encoding": Way(
+        ("texts", "table"), edit_text("train.csv", lambda text: "\ufeff" + text), "train.csv"
+    ),
+    "quotes": Way(("table", "series"), edit_text("train.csv", quote_cells), "train.csv"),
     "validation": Way(
-        CSV[:-1], edited("held.csv", lambda text: "".join(text.splitlines(keepends=True)[:-1])), "held.csv"
+        CSV[:-1], edit_text("held.csv", lambda text: "".join(text.splitlines(keepends=True)[:-1])), "held.csv"
     ),
     "no validation file": Way(("texts", "table"), lambda folder: (folder / "held.csv").unlink(), "held.csv"),
-    "a number of an array": Way(NPZ, change_arrays(one_number), "train.npz"),
+    "a number of an array": Way(NPZ, change_arrays(change_number), "train.npz"),
     "arrays in another order": Way(NPZ, change_arrays(lambda all: {k: v[::-1] for k, v in all.items()}), "train.npz"),
     "shorter arrays": Way(NPZ, change_arrays(lambda all: {k: v[:-1] for k, v in all.items()}), "train.npz"),
-    "other pixels": Way(FOLDERS, pixels, "train/a/4.png"),
+    "other pixels": Way(FOLDERS, replace_pixels, "train/a/4.png"),
     "two images swapped": Way(FOLDERS, swap_names, "train/a/4.png"),
     "an image less": Way(FOLDERS, lambda folder: (folder / FIRST).unlink(), FIRST),
     "an image more": Way(
         FOLDERS[:1], lambda folder: shutil.copy(folder / FIRST, folder / "train/b/new.jpg"), "train/b/new.jpg"
     ),
     "a label of an image": Way(
-        FOLDERS[1:], edited("train.csv", lambda text: text.replace(",b\n", ",a\n", 1)), "train.csv"
+        FOLDERS[1:], edit_text("train.csv", lambda text: text.replace(",b\n", ",a\n", 1)), "train.csv"
     ),
     "a class renamed": Way(FOLDERS[:1], lambda folder: (folder / "train/a").rename(folder / "train/c"), "train/a"),
     "a note among the images": Way(FOLDERS, lambda folder: (folder / "train/a/read.me").write_text("x")),
@@ -271,6 +275,6 @@ def other_weights(path: Path) -> None:
 
 PRETRAINED: dict[str, Callable[[Path], object]] = {
     "tokenizer.json": other_words,
-    "config.json": lambda path: reports.edit(path, hidden_act="relu"),
+    "config.json": lambda path: reports.edit_json(path, hidden_act="relu"),
     "model.safetensors": other_weights,
 }

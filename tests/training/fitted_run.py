@@ -10,21 +10,21 @@ from drivetrain.tracking.metrics_log import MetricsLog
 from drivetrain.training import loop
 from drivetrain.training.run import Run
 from drivetrain.training.saver import Saver
-from tests.training.hooked_run import Still
+from tests.training.hooked_run import SilentProgress
 
 
-def fitted(run: Run) -> str:
+def fit_run(run: Run) -> str:
     """Train an assembled run; why it ended."""
     run.metrics = MetricsLog(run.folder)
     saver = Saver(run)
     saver.save_final()
     try:
-        return loop.fit(run, saver, Still())  # type: ignore[arg-type]
+        return loop.fit(run, saver, SilentProgress())  # type: ignore[arg-type]
     finally:
         saver.wait()
         run.metrics.close()
 
 
-def rows(folder: Path, key: str) -> list[dict[str, Any]]:
+def read_rows(folder: Path, key: str) -> list[dict[str, Any]]:
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     return [row for row in map(json.loads, lines) if key in row]

@@ -15,7 +15,7 @@ from drivetrain.training.saver import Saver
 from tests import tiny
 
 
-class Still:
+class SilentProgress:
     """Progress that shows nothing."""
 
     def report_step(self, training_run: run.Run, step: int, loss: float) -> None: ...
@@ -25,18 +25,18 @@ class Still:
 
 def fit(folder: Path, spoil: Callable[[run.Run], None], train: str = "", *, epochs: int = 3) -> tuple[run.Run, str]:
     """Train the tiny job after `spoil` has hooked something in."""
-    training_run = tiny.assembled(folder, tiny.job(train=train, epochs=epochs))
+    training_run = tiny.assemble_run(folder, tiny.job(train=train, epochs=epochs))
     training_run.metrics = MetricsLog(folder)
     saver = Saver(training_run)
     saver.save_final()
     spoil(training_run)
     try:
-        return training_run, loop.fit(training_run, saver, Still())  # type: ignore[arg-type]
+        return training_run, loop.fit(training_run, saver, SilentProgress())  # type: ignore[arg-type]
     finally:
         training_run.metrics.close()
 
 
-def rows(folder: Path, name: str) -> list[dict[str, Any]]:
+def read_rows(folder: Path, name: str) -> list[dict[str, Any]]:
     path = folder / name
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
@@ -70,10 +70,10 @@ def nan_gradient(training_run: run.Run) -> None:
     handle = next(training_run.model.parameters()).register_hook(spoil)
 
 
-BACK = "loss_spike: rollback, schedule: constant"
+ROLLBACK = "loss_spike: rollback, schedule: constant"
 
 
-def outlier(*batches: tuple[int, int]) -> Callable[[run.Run], None]:
+def add_outliers(*batches: tuple[int, int]) -> Callable[[run.Run], None]:
     """Samples far away from all others in these batches, every time that they come."""
 
     def spoil(training_run: run.Run) -> None:
@@ -89,7 +89,7 @@ def outlier(*batches: tuple[int, int]) -> Callable[[run.Run], None]:
     return spoil
 
 
-def exhausted(limit: int) -> Callable[[run.Run], None]:
+def limit_samples(limit: int) -> Callable[[run.Run], None]:
     """An allocator that refuses more than `limit` samples at a time."""
 
     def spoil(training_run: run.Run) -> None:
@@ -104,5 +104,5 @@ def exhausted(limit: int) -> Callable[[run.Run], None]:
     return spoil
 
 
-def short_of_memory() -> None:
+def run_out_of_memory() -> None:
     raise RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory: tried 1 bytes")

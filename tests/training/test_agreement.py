@@ -35,15 +35,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def ends(folder: Path) -> dict[str, Ends]:
+def ends_by_case(folder: Path) -> dict[str, Ends]:
     """How each case ended, in the leader and in the other process."""
-    process_results = ranks_cases.together(folder, CASES, 2, "ranks_faults")
+    process_results = ranks_cases.run_cases(folder, CASES, 2, "ranks_faults")
     return {case: [results[case] for results in process_results] for case in CASES}
 
 
 @pytest.mark.parametrize("case", STOPS)
-def test_all_stop_at_one_step_and_the_leader_saves(ends: dict[str, Ends], folder: Path, case: str) -> None:
-    leader, other = ends[case]
+def test_all_stop_at_one_step_and_the_leader_saves(ends_by_case: dict[str, Ends], folder: Path, case: str) -> None:
+    leader, other = ends_by_case[case]
     step = 5 if case.startswith("time") else 4
     assert (leader["code"], other["code"]) == (75, 75), (leader, other)
     assert (leader["step"], other["step"]) == (step, step)
@@ -55,40 +55,40 @@ def test_all_stop_at_one_step_and_the_leader_saves(ends: dict[str, Ends], folder
 
 
 @pytest.mark.parametrize("case", ["time@1", "other metrics@1"])
-def test_the_leader_decides_about_time_and_metrics(ends: dict[str, Ends], case: str) -> None:
-    leader, other = ends[case]
+def test_the_leader_decides_about_time_and_metrics(ends_by_case: dict[str, Ends], case: str) -> None:
+    leader, other = ends_by_case[case]
     assert (leader["code"], leader["reason"]) == (other["code"], other["reason"]) == (0, "all 3 epochs trained")
-    assert leader["weights"] == other["weights"] == ends["nothing@"][0]["weights"]
+    assert leader["weights"] == other["weights"] == ends_by_case["nothing@"][0]["weights"]
 
 
 @pytest.mark.parametrize("case", REPEATS)
-def test_all_processes_repeat_a_step_that_one_must_repeat(ends: dict[str, Ends], case: str) -> None:
-    leader, other = ends[case]
+def test_all_processes_repeat_a_step_that_one_must_repeat(ends_by_case: dict[str, Ends], case: str) -> None:
+    leader, other = ends_by_case[case]
     assert (leader["code"], other["code"]) == (0, 0), (leader, other)
     assert leader == other
     if case.startswith("memory"):
         assert leader["micro_batch"] == 4
-        assert leader["weights"] == ends["micro-batch of 4@01"][0]["weights"]
+        assert leader["weights"] == ends_by_case["micro-batch of 4@01"][0]["weights"]
     elif case.startswith("half"):
         assert leader["micro_batch"] == 4
-        assert leader["weights"] == ends["half an update@0"][0]["weights"]
+        assert leader["weights"] == ends_by_case["half an update@0"][0]["weights"]
     else:
         assert leader["rollbacks"] == (1 if case.endswith("@0") else 0)
-        assert leader["weights"] == ends["nothing@"][0]["weights"]
+        assert leader["weights"] == ends_by_case["nothing@"][0]["weights"]
 
 
 @pytest.mark.parametrize("case", BACKWARD)
 def test_memory_that_runs_out_while_gradients_are_sent_repeats_the_step_in_all(
-    ends: dict[str, Ends], case: str
+    ends_by_case: dict[str, Ends], case: str
 ) -> None:
-    leader, other = ends[case]
+    leader, other = ends_by_case[case]
     assert leader == other
     assert (leader["code"], leader["micro_batch"], leader["rollbacks"]) == (0, 4, 0)
-    assert leader["weights"] == ends[BACKWARD[0]][0]["weights"] != ends["nothing@"][0]["weights"]
+    assert leader["weights"] == ends_by_case[BACKWARD[0]][0]["weights"] != ends_by_case["nothing@"][0]["weights"]
 
 
-def test_all_skip_the_same_batches_whenever_they_read_a_result(ends: dict[str, Ends]) -> None:
-    read_at_once, read_late = (ends[case] for case in NUMBERS)
+def test_all_skip_the_same_batches_whenever_they_read_a_result(ends_by_case: dict[str, Ends]) -> None:
+    read_at_once, read_late = (ends_by_case[case] for case in NUMBERS)
     assert read_at_once[0] == read_at_once[1] == read_late[0] == read_late[1]
     assert (read_at_once[0]["rollbacks"], read_at_once[0]["skip"]) == (1, [[1, 0], [1, 1], [1, 2]])
 

@@ -29,7 +29,7 @@ Numbers = dict[str, list[float]]
 
 def train_by_hand(folder: Path, kind: str) -> Numbers:
     """What a loop by hand makes of the same batches."""
-    run = border_losses.assembled(folder, kind)
+    run = border_losses.assemble_run(folder, kind)
     model, loss = run.model, LOSSES[kind]
     optimizer = torch.optim.SGD(model.parameters(), lr=float(run.job.train.optimizer.lr))
     (x, y), (validation_inputs, validation_labels) = (
@@ -52,9 +52,9 @@ def train_by_hand(folder: Path, kind: str) -> Numbers:
 
 
 @pytest.fixture(scope="module")
-def by_two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def outcomes_of_two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     cases = [case for kind in LOSSES for case in (kind, f"{kind}/3")]
-    leader, other = ranks_cases.together(tmp_path_factory.mktemp("two"), cases, 2, "border_losses")
+    leader, other = ranks_cases.run_cases(tmp_path_factory.mktemp("two"), cases, 2, "border_losses")
     assert all(leader[case].get("weights") == other[case].get("weights") for case in cases)
     return leader
 
@@ -70,21 +70,29 @@ def assert_same_numbers(actual: dict[str, Any], expected: Numbers) -> None:
 @pytest.mark.parametrize("size", ["", "/3"], ids=["whole", "micro"])
 @pytest.mark.parametrize("kind", SPLIT)
 def test_one_process_trains_as_a_loop_by_hand(kind: str, size: str, tmp_path: Path) -> None:
-    assert_same_numbers(border_losses.trained(tmp_path / "run", kind + size), train_by_hand(tmp_path / "plain", kind))
+    assert_same_numbers(
+        border_losses.train_case(tmp_path / "run", kind + size), train_by_hand(tmp_path / "plain", kind)
+    )
 
 
 @pytest.mark.parametrize("size", ["", "/3"], ids=["whole", "micro"])
 @pytest.mark.parametrize("kind", SPLIT)
-def test_two_processes_train_as_a_loop_by_hand(kind: str, size: str, tmp_path: Path, by_two: dict[str, Any]) -> None:
-    assert_same_numbers(by_two[kind + size], train_by_hand(tmp_path, kind))
+def test_two_processes_train_as_a_loop_by_hand(
+    kind: str, size: str, tmp_path: Path, outcomes_of_two: dict[str, Any]
+) -> None:
+    assert_same_numbers(outcomes_of_two[kind + size], train_by_hand(tmp_path, kind))
 
 
 @pytest.mark.parametrize("kind", REFUSED)
 def test_what_cannot_be_put_together_is_trained_whole_or_refused(
-    kind: str, tmp_path: Path, by_two: dict[str, Any]
+    kind: str, tmp_path: Path, outcomes_of_two: dict[str, Any]
 ) -> None:
-    assert_same_numbers(border_losses.trained(tmp_path / "run", kind), train_by_hand(tmp_path / "plain", kind))
-    refused = [border_losses.trained(tmp_path / "micro", f"{kind}/3"), by_two[kind], by_two[f"{kind}/3"]]
+    assert_same_numbers(border_losses.train_case(tmp_path / "run", kind), train_by_hand(tmp_path / "plain", kind))
+    refused = [
+        border_losses.train_case(tmp_path / "micro", f"{kind}/3"),
+        outcomes_of_two[kind],
+        outcomes_of_two[f"{kind}/3"],
+    ]
     keys = ["optimize.micro_batch: is 3", "limits.processes: a batch has 2 parts", "optimize.micro_batch: is 3"]
     for numbers, key in zip(refused, keys, strict=True):
         assert key in numbers["refused"]
@@ -174,7 +182,7 @@ def test_labels_that_a_later_batch_may_leave_out_are_tried_with_the_first() -> N
 
 
 def test_memory_that_runs_out_with_a_loss_that_cannot_be_split_is_an_error(tmp_path: Path) -> None:
-    run = border_losses.assembled(tmp_path, "unknown")
+    run = border_losses.assemble_run(tmp_path, "unknown")
     run.step.model.register_forward_hook(
         lambda *arguments: (_ for _ in ()).throw(torch.OutOfMemoryError("out of memory"))
     )
@@ -186,7 +194,7 @@ def test_memory_that_runs_out_with_a_loss_that_cannot_be_split_is_an_error(tmp_p
 
 
 def test_nothing_offers_micro_batches_of_a_loss_that_cannot_be_split(tmp_path: Path) -> None:
-    run = border_losses.assembled(tmp_path, "unknown")
+    run = border_losses.assemble_run(tmp_path, "unknown")
     facts = inspection.inspect_workload(run.dataset, run.model)
     assert micro_batch.candidates(run.job, run.hardware, facts) == ["off"]
     assert says(micro_batch.choose(run.job, run.hardware, facts).reason, "neither-mean-nor-sum")

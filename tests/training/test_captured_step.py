@@ -17,7 +17,7 @@ from drivetrain.optimizations import compile, cuda_graphs, step_graph
 from drivetrain.training.captured_step import CudaGraphs
 from tests import examples, tiny
 from tests.messages import says_only
-from tests.training.replayed import Again, assembled, bits, trained
+from tests.training.replayed_steps import Replayer, assemble_run, bits, train_epochs
 
 
 class Never:
@@ -38,9 +38,9 @@ class Never:
     ids=["averaged", "a bad step", "momentum", "scaled"],
 )
 def test_a_replayed_step_has_the_bits_of_the_usual_one(tmp_path: Path, train: str, scaled: bool, spoil: int) -> None:
-    usual = trained(assembled(tmp_path / "usual", train, scaled), None, spoil)
-    device = Again()
-    replayed = trained(assembled(tmp_path / "replayed", train, scaled), device, spoil)
+    usual = train_epochs(assemble_run(tmp_path / "usual", train, scaled), None, spoil)
+    device = Replayer()
+    replayed = train_epochs(assemble_run(tmp_path / "replayed", train, scaled), device, spoil)
     assert device.replays >= 6
     assert replayed.keys() == usual.keys()
     for name, value in usual.items():
@@ -48,18 +48,18 @@ def test_a_replayed_step_has_the_bits_of_the_usual_one(tmp_path: Path, train: st
 
 
 def test_a_step_that_cannot_be_recorded_is_computed_as_usual(tmp_path: Path) -> None:
-    usual = trained(assembled(tmp_path / "usual", "ema: 0.5", False), None)
-    other = trained(assembled(tmp_path / "other", "ema: 0.5", False), Never())
-    (line,) = other.pop("told")
+    usual = train_epochs(assemble_run(tmp_path / "usual", "ema: 0.5", False), None)
+    other = train_epochs(assemble_run(tmp_path / "other", "ema: 0.5", False), Never())
+    (line,) = other.pop("messages")
     assert says_only(line, "step-could-recorded-training")
-    assert usual.pop("told") == []
+    assert usual.pop("messages") == []
     assert other.keys() == usual.keys()
 
 
 @pytest.mark.parametrize("change", ["forget", "micro-batch", "fp32"])
 def test_recordings_are_forgotten_where_tensors_change(tmp_path: Path, change: str) -> None:
-    run = assembled(tmp_path / "run", "", False)
-    trained(run, Again(), epochs=2)
+    run = assemble_run(tmp_path / "run", "", False)
+    train_epochs(run, Replayer(), epochs=2)
     captured = run.step.options.captured
     assert captured is not None
     assert captured.recordings
@@ -174,11 +174,11 @@ def test_steps_of_the_example_jobs_are_replayed_with_the_same_bits(tmp_path: Pat
         overrides.append(f"data.train={tmp_path / 'data' / file}")
     job = job_spec.load(examples.FOLDER / f"{name}.yaml", overrides)
     run_states = []
-    for recorder in (None, Again()):
-        run = tiny.plain(job, tmp_path)
+    for recorder in (None, Replayer()):
+        run = tiny.assemble_plain_run(job, tmp_path)
         for group in run.optimizer.param_groups:
             group["fused"], group["foreach"] = True, False
-        run_states.append(trained(run, recorder, epochs=1, steps=9))
+        run_states.append(train_epochs(run, recorder, epochs=1, steps=9))
         assert recorder is None or recorder.replays >= 2
     usual, replayed = run_states
     assert replayed.keys() == usual.keys()
@@ -196,18 +196,18 @@ def test_a_compiled_step_is_recorded_and_replayed_with_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str
 ) -> None:
     compile_with(monkeypatch, backend)
-    run_states, device = [], Again()
+    run_states, device = [], Replayer()
     for name, recorder in (("usual", None), ("replayed", device)):
-        run = assembled(tmp_path / name, "ema: 0.5", False)
+        run = assemble_run(tmp_path / name, "ema: 0.5", False)
         compile.apply(run, True)
-        run_states.append(trained(run, recorder, 7))
+        run_states.append(train_epochs(run, recorder, 7))
         assert run.step.compiled
     usual, replayed = run_states
     assert device.replays >= 6
     assert [key for key, value in usual.items() if bits(replayed[key]) != bits(value)] == []
 
 
-class Changing:
+class ChangingDevice:
     """A device on which the network is another one while it is recorded, so that torch would compile it again."""
 
     def __init__(self, network: torch.nn.Module) -> None:
@@ -225,9 +225,9 @@ class Changing:
 def test_nothing_is_compiled_while_a_step_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU the compiler would fail there, and training go on without compiled kernels, too."""
     compile_with(monkeypatch, "eager")
-    run = assembled(tmp_path / "run", "", False)
+    run = assemble_run(tmp_path / "run", "", False)
     compile.apply(run, True)
-    assert len(trained(run, Changing(run.model))["told"]) == 1
+    assert len(train_epochs(run, ChangingDevice(run.model))["messages"]) == 1
     captured = run.step.options.captured
     assert captured is not None
     assert "recompile" in captured.failure
@@ -245,8 +245,8 @@ def test_kernels_are_not_recorded_within_a_recorded_step(tmp_path: Path, monkeyp
         return call
 
     monkeypatch.setattr(torch, "compile", note_mode)
-    run = assembled(tmp_path / "run", "", False)
+    run = assemble_run(tmp_path / "run", "", False)
     run.compile_step(graphs=True)
-    trained(run, Again())
+    train_epochs(run, Replayer())
     assert set(modes) == {None}
     assert (cuda_graphs.effective(run), step_graph.effective(run)) == (False, True)

@@ -16,20 +16,20 @@ from drivetrain.training import compiled_forward, loop, run
 from drivetrain.training.saver import Saver
 from tests import reports, tiny
 from tests.messages import begins_with, get_message, says_each, says_only
-from tests.training.hooked_run import Still
+from tests.training.hooked_run import SilentProgress
 
 
-def broken(*arguments: Any, **options: Any) -> Any:
+def fail_to_compile(*arguments: Any, **options: Any) -> Any:
     raise RuntimeError("no kernel for this chip\nand a second line")
 
 
 def fit(folder: Path, settings: dict[str, Any]) -> run.Run:
     folder.mkdir()
-    training_run = tiny.assembled(folder, tiny.job(), settings=settings)
+    training_run = tiny.assemble_run(folder, tiny.job(), settings=settings)
     training_run.metrics = MetricsLog(folder)
     saver = Saver(training_run)
     saver.save_final()
-    assert loop.fit(training_run, saver, Still()) == "all 3 epochs trained"  # type: ignore[arg-type]
+    assert loop.fit(training_run, saver, SilentProgress()) == "all 3 epochs trained"  # type: ignore[arg-type]
     training_run.metrics.close()
     return training_run
 
@@ -41,7 +41,7 @@ def test_a_failing_compiler_is_reported_once_and_training_continues(
     """The compiler is torch's own; what it hands the graph to fails, as on a chip without kernels."""
     torch_compile = torch.compile
     torch.compiler.reset()
-    monkeypatch.setattr(torch, "compile", lambda network, mode=None: torch_compile(network, backend=broken))
+    monkeypatch.setattr(torch, "compile", lambda network, mode=None: torch_compile(network, backend=fail_to_compile))
     plain_run = fit(tmp_path / "plain", {})
     compiled_run = fit(tmp_path / "compiled", {"compile": True, "cuda_graphs": graphs})
     (event,) = [json.loads(row) for row in (tmp_path / "compiled" / "events.jsonl").read_text().splitlines()]
@@ -56,8 +56,8 @@ def test_a_failing_compiler_is_reported_once_and_training_continues(
 def test_an_error_of_the_network_is_not_taken_for_one_of_the_compiler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch, "compile", lambda network, mode=None: broken)
-    training_run = tiny.assembled(tmp_path, tiny.job(), settings={"compile": True})
+    monkeypatch.setattr(torch, "compile", lambda network, mode=None: fail_to_compile)
+    training_run = tiny.assemble_run(tmp_path, tiny.job(), settings={"compile": True})
     with pytest.raises(RuntimeError, match="no kernel for this chip"):
         training_run.step.outputs((torch.zeros(16, 1, 8, 8),))
 
@@ -95,7 +95,7 @@ def test_only_whole_training_batches_are_compiled(
     """The smaller last batch of an epoch and an evaluation would each be compiled again, for as long as the first."""
     stub = Stub()
     monkeypatch.setattr(torch, "compile", stub)
-    training_run = tiny.assembled(tmp_path, tiny.job(), settings={"compile": True, "cuda_graphs": graphs})
+    training_run = tiny.assemble_run(tmp_path, tiny.job(), settings={"compile": True, "cuda_graphs": graphs})
     full_batch, last_batch = torch.zeros(16, 1, 8, 8), torch.zeros(5, 1, 8, 8)
     for images in (full_batch, last_batch, full_batch):
         training_run.step.outputs((images,))
@@ -110,8 +110,8 @@ def test_only_whole_training_batches_are_compiled(
 def test_an_error_of_the_network_is_not_taken_for_one_of_recording(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch, "compile", lambda network, mode=None: broken)
-    training_run = tiny.assembled(tmp_path, tiny.job(), settings={"compile": True, "cuda_graphs": True})
+    monkeypatch.setattr(torch, "compile", lambda network, mode=None: fail_to_compile)
+    training_run = tiny.assemble_run(tmp_path, tiny.job(), settings={"compile": True, "cuda_graphs": True})
     with pytest.raises(RuntimeError, match="no kernel for this chip"):
         training_run.step.outputs((torch.zeros(16, 1, 8, 8),))
 
@@ -134,7 +134,7 @@ def test_a_compiler_that_gave_up_is_reported(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(compiled_forward, "MAX_COMPILATIONS", 3)
     torch_compile, messages = torch.compile, list[str]()
     monkeypatch.setattr(torch, "compile", lambda network, mode=None: torch_compile(network, backend="eager"))
-    training_run = tiny.assembled(tmp_path, tiny.job(), settings={"compile": True})
+    training_run = tiny.assemble_run(tmp_path, tiny.job(), settings={"compile": True})
     restless = Restless(training_run.model)
     training_run.configure_step(forward=restless, report_compile=messages.append)
     training_run.compile_step()
@@ -151,11 +151,11 @@ def test_texts_of_many_lengths_stay_compiled(tmp_path: Path, monkeypatch: pytest
     """Torch's own limit of eight is not enough for all lengths."""
     torch.compiler.reset()
     monkeypatch.chdir(tmp_path)
-    reports.write(tmp_path)
+    reports.write_reports(tmp_path)
     text_job = reports.job(tmp_path, model=reports.ENCODER)
     torch_compile, messages = torch.compile, list[str]()
     monkeypatch.setattr(torch, "compile", lambda network, mode=None: torch_compile(network, backend="eager"))
-    training_run = tiny.plain(text_job, tmp_path)
+    training_run = tiny.assemble_plain_run(text_job, tmp_path)
     training_run.configure_step(report_compile=messages.append)
     training_run.compile_step()
     ids = np.arange(text_job.train.batch)

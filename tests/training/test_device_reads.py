@@ -29,7 +29,7 @@ from drivetrain.training import loop, run
 from drivetrain.training.phase_timer import PhaseTimer
 from drivetrain.training.step import Step
 from tests import reports, tiny
-from tests.training.watched_device import DEVICE, Watched
+from tests.training.wait_recorder import DEVICE, WaitRecorder
 
 ATEN = torch.ops.aten
 AUGMENT = (
@@ -48,7 +48,7 @@ NETWORKS = {
 }
 
 
-class DeviceReads(Watched):
+class DeviceReads(WaitRecorder):
     """Notes what waits for the device and does not raise on it."""
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
@@ -74,7 +74,7 @@ class NumbersSent(TorchFunctionMode):
 
 
 @pytest.fixture
-def reads(monkeypatch: pytest.MonkeyPatch) -> DeviceReads:
+def device_reads(monkeypatch: pytest.MonkeyPatch) -> DeviceReads:
     watched = DeviceReads()
     for name in ("synchronize", "Event.synchronize", "Stream.synchronize"):
         monkeypatch.setattr(f"torch.cuda.{name}", lambda *_: watched.waits.append("synchronize"))
@@ -113,7 +113,7 @@ def assemble_on_device(
         folder,
         dataset,
         network,
-        tiny.Quiet(),
+        tiny.QuietSignals(),
         PhaseTimer(),
     )
     device_run.device = DEVICE
@@ -132,23 +132,25 @@ def assemble_on_device(
     return device_run
 
 
-def train_steps(device_run: run.Run, reads: DeviceReads) -> list[Any]:
+def train_steps(device_run: run.Run, device_reads: DeviceReads) -> list[Any]:
     """The results of some steps, as the loop computes them."""
     results: list[Any] = []
     records: Any = SimpleNamespace(add=lambda result, rate: results.append(result))
     for _, batch in zip(range(3), device_run.batches.epoch(0), strict=False):
-        with reads, NumbersSent(reads.waits):
+        with device_reads, NumbersSent(device_reads.waits):
             assert loop.train_step(device_run, records, batch) is results[-1]
         assert device_run.peers.problem is None
-    assert reads.results == len(results) == 3  # each is copied once, and that copy is queued, too
+    assert device_reads.results == len(results) == 3  # each is copied once, and that copy is queued, too
     return results
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_a_step_reads_nothing(name: str, tmp_path: Path, reads: DeviceReads, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_reads_nothing(
+    name: str, tmp_path: Path, device_reads: DeviceReads, monkeypatch: pytest.MonkeyPatch
+) -> None:
     device_run = assemble_on_device(tmp_path, job(tmp_path, name), {}, monkeypatch)
-    train_steps(device_run, reads)
-    assert reads.waits == []
+    train_steps(device_run, device_reads)
+    assert device_reads.waits == []
 
 
 @pytest.mark.parametrize(
@@ -162,27 +164,27 @@ def test_a_step_reads_nothing(name: str, tmp_path: Path, reads: DeviceReads, mon
     ],
 )
 def test_a_step_of_texts_reads_nothing(
-    model: str, value: Value, kernel: Any, tmp_path: Path, reads: DeviceReads, monkeypatch: pytest.MonkeyPatch
+    model: str, value: Value, kernel: Any, tmp_path: Path, device_reads: DeviceReads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Padded, cut by length, packed for a kernel, and packed in groups."""
-    reports.write(tmp_path)
+    reports.write_reports(tmp_path)
     text_job = reports.job(tmp_path, model=reports.ENCODER[:-1] + model)
     device_run = assemble_on_device(tmp_path, text_job, {"unpadding": value}, monkeypatch)
     monkeypatch.setattr(packed_attention, "find_kernel", lambda hidden, width: kernel)
-    train_steps(device_run, reads)
-    assert reads.waits == []
+    train_steps(device_run, device_reads)
+    assert device_reads.waits == []
 
 
 @pytest.mark.parametrize("family", ["albert", "distilbert", "electra", "roberta"])
 def test_a_step_of_a_pretrained_encoder_reads_nothing(
-    family: str, tmp_path: Path, reads: DeviceReads, monkeypatch: pytest.MonkeyPatch
+    family: str, tmp_path: Path, device_reads: DeviceReads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    encoder_folder = reports.pretrained(tmp_path, family)
+    encoder_folder = reports.save_encoder(tmp_path, family)
     text_job = reports.job(
         tmp_path, train="words/reports.csv", model=f"{{source: transformers, name: {encoder_folder}}}"
     )
-    train_steps(assemble_on_device(tmp_path, text_job, {}, monkeypatch), reads)
-    assert reads.waits == []
+    train_steps(assemble_on_device(tmp_path, text_job, {}, monkeypatch), device_reads)
+    assert device_reads.waits == []
 
 
 READS: dict[str, Callable[[Tensor], object]] = {
@@ -210,11 +212,11 @@ READS: dict[str, Callable[[Tensor], object]] = {
 
 
 @pytest.mark.parametrize("name", READS)
-def test_every_path_that_waits_is_noticed(name: str, reads: DeviceReads) -> None:
+def test_every_path_that_waits_is_noticed(name: str, device_reads: DeviceReads) -> None:
     device_tensor = torch.zeros(3, device=DEVICE)
     try:
-        with reads, NumbersSent(reads.waits):
+        with device_reads, NumbersSent(device_reads.waits):
             READS[name](device_tensor)
     except (RuntimeError, NotImplementedError, TypeError):
         return
-    assert reads.waits
+    assert device_reads.waits

@@ -13,7 +13,7 @@ from tests.messages import get_message, says_each
 
 
 def begin_run(folder: Path) -> tuple[run.Run, list[str]]:
-    training_run, messages = tiny.assembled(folder, tiny.job(), settings={"channels_last": True}), list[str]()
+    training_run, messages = tiny.assemble_run(folder, tiny.job(), settings={"channels_last": True}), list[str]()
     effective_settings.record(training_run, messages.append)
     assert not [line for line in messages if "warning" in line]
     return training_run, messages

@@ -33,13 +33,13 @@ STEPS = 4
 def make_job(cache: bool = True, every: str = "1 steps") -> Job:
     checkpoint_section = f"checkpoint: {{every: {every}, keep: 30}}\n"
     optimize = f"feature_cache: {str(cache).lower()}, cpu_threads: 1"
-    return tiny.job(TRAIN, MODEL, optimize, epochs=5, more=checkpoint_section)
+    return tiny.job(TRAIN, MODEL, optimize, epochs=5, sections=checkpoint_section)
 
 
 def assemble_run(folder: Path, job: Job) -> Run:
     folder.mkdir(parents=True, exist_ok=True)
     feature_cache = job.optimize["feature_cache"]
-    return tiny.assembled(folder, job, settings={"feature_cache": feature_cache})
+    return tiny.assemble_run(folder, job, settings={"feature_cache": feature_cache})
 
 
 def train_job(folder: Path, job: Job) -> Run:
@@ -172,7 +172,7 @@ def test_memory_is_measured_with_all_that_is_trained(tmp_path: Path) -> None:
     assert facts.trainable == facts.parameters
     job_plan = plan.resolve(job, machine, facts)
     search = MicroBatchSearch(
-        job, machine, job_plan, dataset, network, facts, tmp_path, tiny.Quiet(), print
+        job, machine, job_plan, dataset, network, facts, tmp_path, tiny.QuietSignals(), print
     ).prepare_search(False)
     assert all(p.requires_grad for p in search.run.model.parameters())
     assert search.run.replaced is None

@@ -18,7 +18,7 @@ from drivetrain.training.grad_scaler import Scaler
 from drivetrain.training.saver import Saver
 from tests import tiny
 from tests.messages import says_only
-from tests.training.hooked_run import Still, nan_input, rows
+from tests.training.hooked_run import SilentProgress, nan_input, read_rows
 
 torch.set_num_threads(1)
 
@@ -89,7 +89,7 @@ def compute_in_fp16(training_run: run.Run) -> None:
 
 
 def test_training_in_fp16_follows_that_in_fp32(tmp_path: Path) -> None:
-    fp32_run, fp16_run = (tiny.assembled(tmp_path, tiny.job(train="optimizer: {lr: 1e-3}")) for _ in range(2))
+    fp32_run, fp16_run = (tiny.assemble_run(tmp_path, tiny.job(train="optimizer: {lr: 1e-3}")) for _ in range(2))
     compute_in_fp16(fp16_run)
     fp32_losses, fp16_losses = tiny.losses(fp32_run, 8), tiny.losses(fp16_run, 8)
     assert fp16_losses != fp32_losses
@@ -99,7 +99,7 @@ def test_training_in_fp16_follows_that_in_fp32(tmp_path: Path) -> None:
 
 def fit(folder: Path, train: str, bad_steps: range) -> tuple[run.Run, str]:
     """The tiny job in fp16, whose inputs are not finite in the steps `bad` while it is in fp16."""
-    training_run = tiny.assembled(folder, tiny.job(train=train))
+    training_run = tiny.assemble_run(folder, tiny.job(train=train))
     compute_in_fp16(training_run)
 
     def hook(module: torch.nn.Module, inputs: Any) -> Any:
@@ -111,7 +111,7 @@ def fit(folder: Path, train: str, bad_steps: range) -> tuple[run.Run, str]:
     saver = Saver(training_run)
     saver.save_final()
     try:
-        return training_run, loop.fit(training_run, saver, Still())  # type: ignore[arg-type]
+        return training_run, loop.fit(training_run, saver, SilentProgress())  # type: ignore[arg-type]
     finally:
         training_run.metrics.close()
 
@@ -119,7 +119,7 @@ def fit(folder: Path, train: str, bad_steps: range) -> tuple[run.Run, str]:
 def test_a_few_skipped_steps_are_normal_and_the_scale_is_logged(tmp_path: Path) -> None:
     training_run, reason = fit(tmp_path, "fp16: {growth_interval: 4}", range(3, 5))
     assert reason == "all 3 epochs trained"
-    scales = [row["scale"] for row in rows(tmp_path, "metrics.jsonl") if "lr" in row]
+    scales = [row["scale"] for row in read_rows(tmp_path, "metrics.jsonl") if "lr" in row]
     assert scales == [65536, 65536, 32768, 16384, 16384, 16384, 16384, 32768, 32768, 32768, 32768, 65536]
     saved = checkpoint.load(list_checkpoints(tmp_path / "checkpoints")[-1])
     assert saved.state["scaler"] == {"scale": 65536.0, "good": 0, "fallen": False}
@@ -134,28 +134,30 @@ def test_a_scaler_collapse_ends_the_run_with_advice(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def fallen(tmp_path: Path) -> run.Run:
+def fallback_run(tmp_path: Path) -> run.Run:
     training_run, reason = fit(tmp_path, "fp16: {min_scale: 4096.0, fallback: fp32}", range(3, 40))
     assert reason == "all 3 epochs trained"
     return training_run
 
 
-def test_after_a_scaler_collapse_training_continues_in_fp32_if_the_job_says_so(tmp_path: Path, fallen: run.Run) -> None:
-    (event,) = [row for row in rows(tmp_path, "events.jsonl") if row["kind"] == "precision"]
+def test_after_a_scaler_collapse_training_continues_in_fp32_if_the_job_says_so(
+    tmp_path: Path, fallback_run: run.Run
+) -> None:
+    (event,) = [row for row in read_rows(tmp_path, "events.jsonl") if row["kind"] == "precision"]
     assert says_only(event["text"], "fp16-loss-scale-collapsed-after", 2048, 5, "step-0", "train.fp16.fallback")
     (tmp_path / "plain").mkdir()
-    plain = tiny.assembled(tmp_path / "plain", tiny.job())
-    losses = [row["train/loss"] for row in rows(tmp_path, "metrics.jsonl") if "lr" in row]
+    plain = tiny.assemble_run(tmp_path / "plain", tiny.job())
+    losses = [row["train/loss"] for row in read_rows(tmp_path, "metrics.jsonl") if "lr" in row]
     assert losses == tiny.losses(plain, 12)
-    assert not any("scale" in row for row in rows(tmp_path, "metrics.jsonl"))
+    assert not any("scale" in row for row in read_rows(tmp_path, "metrics.jsonl"))
 
 
-def test_a_checkpoint_saved_after_a_fallback_resumes_in_fp32(tmp_path: Path, fallen: run.Run) -> None:
-    fallen.metrics = MetricsLog(tmp_path)
-    Saver(fallen).save_final()
-    fallen.metrics.close()
+def test_a_checkpoint_saved_after_a_fallback_resumes_in_fp32(tmp_path: Path, fallback_run: run.Run) -> None:
+    fallback_run.metrics = MetricsLog(tmp_path)
+    Saver(fallback_run).save_final()
+    fallback_run.metrics.close()
     (tmp_path / "again").mkdir()
-    resumed_run = tiny.assembled(tmp_path / "again", fallen.job)
+    resumed_run = tiny.assemble_run(tmp_path / "again", fallback_run.job)
     compute_in_fp16(resumed_run)
     run_state.restore(resumed_run, checkpoint.load(list_checkpoints(tmp_path / "checkpoints")[-1]))
     assert (resumed_run.step.dtype, resumed_run.step.scaler.active, resumed_run.counters.step) == (None, False, 12)
@@ -164,7 +166,7 @@ def test_a_checkpoint_saved_after_a_fallback_resumes_in_fp32(tmp_path: Path, fal
 def test_a_run_resumed_without_fp16_after_a_crash_drops_the_scaler(tmp_path: Path) -> None:
     first_run, _ = fit(tmp_path, "fp16: {growth_interval: 4}", range(0))
     (tmp_path / "again").mkdir()
-    resumed_run = tiny.assembled(tmp_path / "again", first_run.job)
+    resumed_run = tiny.assemble_run(tmp_path / "again", first_run.job)
     run_state.restore(resumed_run, checkpoint.load(list_checkpoints(tmp_path / "checkpoints")[-1]))
     assert not resumed_run.step.scaler.active
     assert run_state.collect_state(resumed_run)["scaler"] == {}

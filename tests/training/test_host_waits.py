@@ -26,7 +26,7 @@ from drivetrain.training.losses import Spec
 from drivetrain.training.step import Step
 from drivetrain.training.step_options import StepOptions
 from tests import tiny
-from tests.training.watched_device import DEVICE, Watched
+from tests.training.wait_recorder import DEVICE, WaitRecorder
 
 CLASSES = 2
 EVERYTHING = ImageAugment(
@@ -40,8 +40,8 @@ EVERYTHING = ImageAugment(
 
 
 @pytest.fixture
-def gpu() -> Iterator[Watched]:
-    with Watched() as watched:
+def gpu() -> Iterator[WaitRecorder]:
+    with WaitRecorder() as watched:
         yield watched
 
 
@@ -60,7 +60,7 @@ def batch() -> Batch:
     return Batch(np.arange(12), (torch.zeros(12, 3, 8, 8, dtype=torch.uint8),), {"": torch.arange(12) % CLASSES})
 
 
-def test_a_copy_that_synchronizes_is_detected(gpu: Watched) -> None:
+def test_a_copy_that_synchronizes_is_detected(gpu: WaitRecorder) -> None:
     torch.zeros(3).to(DEVICE)
     torch.zeros(3).to(DEVICE, non_blocking=True)
     assert (gpu.copies, gpu.waits) == (2, ["(3,) to meta"])
@@ -68,7 +68,7 @@ def test_a_copy_that_synchronizes_is_detected(gpu: Watched) -> None:
         torch.zeros(3, device=DEVICE).sum().item()
 
 
-def test_a_batch_is_prepared_and_mixed_without_waiting(gpu: Watched) -> None:
+def test_a_batch_is_prepared_and_mixed_without_waiting(gpu: WaitRecorder) -> None:
     preparer = ImagePreprocessing(8, 3, ("a", "b"), 0, 255, (0.5,) * 3, (0.2,) * 3, Augment(EVERYTHING, 0, (0.5,) * 3))
     device_batch = batch().to(DEVICE)
     (pixels,) = preparer(device_batch.inputs, device_batch.ids, 0)
@@ -86,7 +86,7 @@ def test_a_batch_is_prepared_and_mixed_without_waiting(gpu: Watched) -> None:
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, partial(torch.optim.SGD, momentum=0.9)], ids=["adamw", "sgd"])
 def test_steps_do_not_wait_for_the_gpu(
-    gpu: Watched, monkeypatch: pytest.MonkeyPatch, kind: Any, loss: Spec, micro_batch: int | None, scaled: bool
+    gpu: WaitRecorder, monkeypatch: pytest.MonkeyPatch, kind: Any, loss: Spec, micro_batch: int | None, scaled: bool
 ) -> None:
     """A meta tensor has no numbers: a step that reads one of its results would fail."""
     dataset, model = tiny.dataset(classes=CLASSES), network()

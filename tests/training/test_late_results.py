@@ -27,7 +27,16 @@ from drivetrain.training.checkpoints import checkpoint
 from drivetrain.training.saver import Saver
 from drivetrain.training.step_result import StepResult, build_result
 from tests import tiny
-from tests.training.hooked_run import BACK, Still, at_steps, nan_gradient, nan_input, outlier, rows, short_of_memory
+from tests.training.hooked_run import (
+    ROLLBACK,
+    SilentProgress,
+    add_outliers,
+    at_steps,
+    nan_gradient,
+    nan_input,
+    read_rows,
+    run_out_of_memory,
+)
 
 
 def spoil_nothing(training_run: run.Run) -> None:
@@ -56,7 +65,7 @@ def exhaust_memory_in_update(training_run: run.Run) -> None:
     def step() -> None:
         calls[0] += 1
         if calls[0] == 4:
-            short_of_memory()
+            run_out_of_memory()
         original_step()
 
     training_run.optimizer.step = step  # type: ignore[method-assign, assignment]
@@ -87,7 +96,7 @@ CASES = {
     "the first of all": Case("ema: 0.5", spoil=spoil_at(1, 2, action=nan_input)),
     "momentum": Case("optimizer: {name: sgd, lr: 0.1, momentum: 0.9}", spoil=spoil_at(1, 5, action=nan_input)),
     "no momentum": Case("optimizer: {name: sgd, lr: 0.1, momentum: 0.0}", spoil=spoil_at(2, action=nan_input)),
-    "a spike": Case(BACK, spoil=outlier((15, 2)), epochs=20),
+    "a spike": Case(ROLLBACK, spoil=add_outliers((15, 2)), epochs=20),
     "twice three in a row": Case(spoil=spoil_at(2, 3, 4, 9, 10, 11, action=nan_input)),
     "scaled": Case("ema: 0.5", spoil_at(3, 4, 9, action=nan_gradient), scaling=SCALING, every=3),
     "scaled, then a step that the host decides": Case(
@@ -105,7 +114,7 @@ def train_case(folder: Path, case: Case, *, on_device: bool) -> dict[str, Any]:
     """All that a run leaves."""
     folder.mkdir()
     torch.manual_seed(0)
-    training_run = tiny.assembled(
+    training_run = tiny.assemble_run(
         folder, tiny.job(train=case.train, epochs=case.epochs), settings={"fused_optimizer": True}
     )
     if case.scaling:
@@ -130,7 +139,7 @@ def train_case(folder: Path, case: Case, *, on_device: bool) -> dict[str, Any]:
         training_run.step, "__class__", type("Watched", (type(training_run.step),), {"_update_weights": update})
     )
     try:
-        ending = loop.fit(training_run, saver, Still())  # type: ignore[arg-type]
+        ending = loop.fit(training_run, saver, SilentProgress())  # type: ignore[arg-type]
         saver.save_final()
     except NumericsError as error:
         ending = str(error)
@@ -146,8 +155,8 @@ def train_case(folder: Path, case: Case, *, on_device: bool) -> dict[str, Any]:
     # A run that numbers ended may have trained one step more, which nothing keeps.
     return (final_state if "trained" in ending else {}) | {
         "ended": ending,
-        "metrics": rows(folder, "metrics.jsonl"),
-        "events": rows(folder, "events.jsonl"),
+        "metrics": read_rows(folder, "metrics.jsonl"),
+        "events": read_rows(folder, "events.jsonl"),
         "checkpoints": {path.name: read_checkpoint(path) for path in list_checkpoints(folder / "checkpoints")},
     }
 
@@ -182,7 +191,7 @@ def test_nothing_else_changes(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("bad_steps", [(), (6,), (4, 5, 6)], ids=["good", "bad", "three in a row"])
 def test_a_stop_records_the_last_step_first(tmp_path: Path, bad_steps: tuple[int, ...]) -> None:
     """What the last step found comes before the stop: after a rollback the run stops where it has gone back to."""
-    training_run = tiny.assembled(tmp_path, tiny.job(epochs=3), settings={"fused_optimizer": True})
+    training_run = tiny.assemble_run(tmp_path, tiny.job(epochs=3), settings={"fused_optimizer": True})
     training_run.step.state.prefers_device = True
     training_run.metrics, saver = MetricsLog(tmp_path), Saver(training_run)
     saver.save_final()
@@ -192,9 +201,9 @@ def test_a_stop_records_the_last_step_first(tmp_path: Path, bad_steps: tuple[int
         lambda *_: setattr(training_run.signals, "received", "SIGTERM") if training_run.counters.step == 5 else None
     )
     with pytest.raises((Interrupted, Stopped)):
-        loop.fit(training_run, saver, Still())  # type: ignore[arg-type]
+        loop.fit(training_run, saver, SilentProgress())  # type: ignore[arg-type]
     training_run.metrics.close()
-    steps = [row["step"] for row in rows(tmp_path, "metrics.jsonl") if "lr" in row]
+    steps = [row["step"] for row in read_rows(tmp_path, "metrics.jsonl") if "lr" in row]
     if len(bad_steps) == 3:
         assert (training_run.counters.step, steps) == (0, [])
         assert training_run.numerics.skipped_batches == {(0, 3), (1, 0), (1, 1)}
@@ -204,7 +213,7 @@ def test_a_stop_records_the_last_step_first(tmp_path: Path, bad_steps: tuple[int
 
 def test_a_signal_within_a_step_leaves_a_row_of_the_step_before_it(tmp_path: Path) -> None:
     """Whose result the device still had: a resumed run would never write that row."""
-    training_run = tiny.assembled(tmp_path, tiny.job(), settings={"fused_optimizer": True})
+    training_run = tiny.assemble_run(tmp_path, tiny.job(), settings={"fused_optimizer": True})
     training_run.step.state.prefers_device = True
 
     def stop(module: torch.nn.Module, inputs: Any) -> None:
@@ -214,14 +223,14 @@ def test_a_signal_within_a_step_leaves_a_row_of_the_step_before_it(tmp_path: Pat
     training_run.model.register_forward_pre_hook(stop)
     with pytest.raises(Stopped, match="after step 6"):
         train.train(training_run)
-    assert [row["step"] for row in rows(tmp_path, "metrics.jsonl") if "train/loss" in row] == [1, 2, 3, 4, 5, 6]
+    assert [row["step"] for row in read_rows(tmp_path, "metrics.jsonl") if "train/loss" in row] == [1, 2, 3, 4, 5, 6]
 
 
 def test_the_gpu_has_further_steps_to_compute_while_the_host_waits_for_a_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A host that pauses, as for a checkpoint or other programs, then does not make it wait."""
-    training_run = tiny.assembled(tmp_path, tiny.job(epochs=2), settings={"fused_optimizer": True})
+    training_run = tiny.assemble_run(tmp_path, tiny.job(epochs=2), settings={"fused_optimizer": True})
     training_run.step.state.prefers_device = True
     queued_results, steps_queued_behind = list[StepResult](), list[int]()
     original_build, original_read = build_result, StepResult.read

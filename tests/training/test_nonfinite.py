@@ -18,7 +18,16 @@ from drivetrain.training.nonfinite import NonfiniteGuard, NotFinite, list_nonfin
 from drivetrain.training.saver import Saver
 from tests import tiny
 from tests.messages import saying, says, says_only
-from tests.training.hooked_run import BACK, Still, at_steps, fit, nan_gradient, nan_input, outlier, rows
+from tests.training.hooked_run import (
+    ROLLBACK,
+    SilentProgress,
+    add_outliers,
+    at_steps,
+    fit,
+    nan_gradient,
+    nan_input,
+    read_rows,
+)
 
 
 @pytest.mark.parametrize("action", [nan_input, nan_gradient], ids=["input", "gradient"])
@@ -46,10 +55,10 @@ def test_one_bad_step_is_skipped_and_seen(tmp_path: Path, action: Callable[[run.
 
     _, reason = fit(tmp_path, spoil)
     assert reason == "all 3 epochs trained"
-    skipped_rows = [row for row in rows(tmp_path, "metrics.jsonl") if row.get("skipped")]
+    skipped_rows = [row for row in read_rows(tmp_path, "metrics.jsonl") if row.get("skipped")]
     assert [row["step"] for row in skipped_rows] == [5]
     assert not torch.isfinite(torch.tensor([skipped_rows[0]["train/loss"], skipped_rows[0]["grad_norm"]])).all()
-    assert "step 5 skipped: loss" in rows(tmp_path, "events.jsonl")[0]["text"]
+    assert "step 5 skipped: loss" in read_rows(tmp_path, "events.jsonl")[0]["text"]
     assert_all_finite(tmp_path)
 
 
@@ -77,11 +86,11 @@ def test_three_in_a_row_go_back_and_leave_the_batches_out(tmp_path: Path) -> Non
     assert reason == "all 3 epochs trained"
     assert training_run.numerics.rollbacks == 1
     assert training_run.numerics.skipped_batches == {(1, 0), (1, 1), (1, 2)}
-    (text,) = [row["text"] for row in rows(tmp_path, "events.jsonl") if "back to" in row["text"]]
+    (text,) = [row["text"] for row in read_rows(tmp_path, "events.jsonl") if "back to" in row["text"]]
     assert says(text, "steps-row-loss-gradient", 3)
     assert "back to step-0" in text
     assert "epoch 2 batch 1, epoch 2 batch 2, epoch 2 batch 3" in text
-    steps = [row["step"] for row in rows(tmp_path, "metrics.jsonl") if "lr" in row]
+    steps = [row["step"] for row in read_rows(tmp_path, "metrics.jsonl") if "lr" in row]
     assert steps == [1, 2, 3, 4, 8, 9, 10, 11, 12]
     assert_all_finite(tmp_path)
 
@@ -99,7 +108,7 @@ def test_a_buffer_that_is_not_finite_is_never_saved(tmp_path: Path) -> None:
     _, reason = fit(tmp_path, at_steps(6, action=poison))
     assert reason == "all 3 epochs trained"
     assert says(
-        [row["text"] for row in rows(tmp_path, "events.jsonl")],
+        [row["text"] for row in read_rows(tmp_path, "events.jsonl")],
         "not-finite-back-to",
         "features.1.running_mean",
         "step-0",
@@ -113,11 +122,11 @@ def test_a_mask_of_minus_infinity_is_no_fault(tmp_path: Path) -> None:
     def add_mask(training_run: run.Run) -> None:
         training_run.model.register_buffer("mask", torch.tensor([0.0, -float("inf")]))
 
-    training_run = tiny.assembled(tmp_path, tiny.job())
+    training_run = tiny.assemble_run(tmp_path, tiny.job())
     add_mask(training_run)
     training_run.metrics, saver = MetricsLog(tmp_path), Saver(training_run)
     saver.save_final()
-    assert loop.fit(training_run, saver, Still()) == "all 3 epochs trained"  # type: ignore[arg-type]
+    assert loop.fit(training_run, saver, SilentProgress()) == "all 3 epochs trained"  # type: ignore[arg-type]
     training_run.metrics.close()
     next(training_run.model.parameters()).data[0] = float("nan")
     with pytest.raises(NotFinite, match=r"features\.0\.weight$"):
@@ -161,15 +170,15 @@ def test_a_jump_from_a_non_positive_loss(usual: float, word: str) -> None:
 
 
 def test_a_spike_rolls_back_and_skips_its_batch(tmp_path: Path) -> None:
-    training_run, reason = fit(tmp_path, outlier((15, 2)), BACK, epochs=20)
+    training_run, reason = fit(tmp_path, add_outliers((15, 2)), ROLLBACK, epochs=20)
     assert reason == "all 20 epochs trained"
     assert (training_run.numerics.rollbacks, training_run.numerics.skipped_batches) == (1, {(15, 2)})
-    (text,) = [row["text"] for row in rows(tmp_path, "events.jsonl") if "back to" in row["text"]]
+    (text,) = [row["text"] for row in read_rows(tmp_path, "events.jsonl") if "back to" in row["text"]]
     assert says(text, "loss-jumped-to")
     assert text.endswith("; back to step-0, skipping batches: epoch 16 batch 3")
     ids = training_run.batches.order(15, 2)[0].tolist()
     assert f"samples {ids}; back" in text
-    steps = [row["step"] for row in rows(tmp_path, "metrics.jsonl") if "lr" in row]
+    steps = [row["step"] for row in read_rows(tmp_path, "metrics.jsonl") if "lr" in row]
     assert steps == [step for step in range(1, 81) if step != 63]
 
 
@@ -177,24 +186,26 @@ def test_a_spike_is_detected_after_a_resume(tmp_path: Path) -> None:
     """The window is in the checkpoint: stopped just before the spike, the run ends with the bits of one in peace."""
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
-    uninterrupted_run, _ = fit(tmp_path / "a", outlier((15, 2)), BACK, epochs=20)
+    uninterrupted_run, _ = fit(tmp_path / "a", add_outliers((15, 2)), ROLLBACK, epochs=20)
 
     def stop(training_run: run.Run) -> None:
-        outlier((15, 2))(training_run)
+        add_outliers((15, 2))(training_run)
         training_run.signals.check = lambda: _stop_at(training_run, 62)  # type: ignore[method-assign]
 
     with pytest.raises(Stopped):
-        fit(tmp_path / "b", stop, BACK, epochs=20)
-    training_run = tiny.assembled(tmp_path / "b", tiny.job(train=BACK, epochs=20))
-    outlier((15, 2))(training_run)
+        fit(tmp_path / "b", stop, ROLLBACK, epochs=20)
+    training_run = tiny.assemble_run(tmp_path / "b", tiny.job(train=ROLLBACK, epochs=20))
+    add_outliers((15, 2))(training_run)
     loaded, _ = checkpoint.load_latest(tmp_path / "b" / "checkpoints")
     assert loaded is not None
     assert loaded.path.name == "step-62"
     run_state.restore(training_run, loaded)
     training_run.metrics = MetricsLog(tmp_path / "b", after=62, epoch=15)
-    loop.fit(training_run, Saver(training_run), Still())  # type: ignore[arg-type]
+    loop.fit(training_run, Saver(training_run), SilentProgress())  # type: ignore[arg-type]
     training_run.metrics.close()
-    assert "back to step-62, skipping batches: epoch 16 batch 3" in rows(tmp_path / "b", "events.jsonl")[-1]["text"]
+    assert (
+        "back to step-62, skipping batches: epoch 16 batch 3" in read_rows(tmp_path / "b", "events.jsonl")[-1]["text"]
+    )
     assert all(
         torch.equal(v, training_run.model.state_dict()[k]) for k, v in uninterrupted_run.model.state_dict().items()
     )
@@ -209,7 +220,7 @@ def _stop_at(training_run: run.Run, step: int) -> None:
 @pytest.mark.nightly
 def test_the_second_spike_is_the_end(tmp_path: Path) -> None:
     with pytest.raises(NumericsError, match=r"the loss jumped .*, and the run has already been rolled back once"):
-        fit(tmp_path, outlier((15, 2), (17, 0)), BACK, epochs=20)
+        fit(tmp_path, add_outliers((15, 2), (17, 0)), ROLLBACK, epochs=20)
     assert_all_finite(tmp_path)
 
 

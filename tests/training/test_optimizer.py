@@ -46,7 +46,7 @@ def test_a_run_without_compilation_does_not_import_the_compiler(tmp_path: Path) 
     """Importing it takes as long as importing torch."""
     code = (
         "import sys; from pathlib import Path; from tests import tiny; from drivetrain.training import train;"
-        "train.train(tiny.assembled(Path(sys.argv[1]), tiny.job()));"
+        "train.train(tiny.assemble_run(Path(sys.argv[1]), tiny.job()));"
         "print([name for name in ('torch._dynamo', 'torch._inductor') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=False)

@@ -12,17 +12,17 @@ from drivetrain.system.run_files import list_checkpoints
 from drivetrain.training import run
 from drivetrain.training.checkpoints import checkpoint
 from tests.messages import get_message, saying, says_each
-from tests.training.hooked_run import exhausted, fit, rows, short_of_memory
+from tests.training.hooked_run import fit, limit_samples, read_rows, run_out_of_memory
 
 
 @pytest.mark.slow
 def test_memory_that_runs_out_in_a_step(tmp_path: Path) -> None:
     """From the retry on, the same as naming that micro-batch: buffers and draws are rewound."""
     (tmp_path / "a").mkdir()
-    training_run, reason = fit(tmp_path / "a", exhausted(5))
+    training_run, reason = fit(tmp_path / "a", limit_samples(5))
     assert reason == "all 3 epochs trained"
     assert training_run.step.micro_batch == 4
-    texts = [row["text"] for row in rows(tmp_path / "a", "events.jsonl")]
+    texts = [row["text"] for row in read_rows(tmp_path / "a", "events.jsonl")]
     assert says_each(
         texts,
         [
@@ -51,7 +51,7 @@ def test_memory_that_runs_out_in_the_middle_of_an_update(tmp_path: Path) -> None
             calls[0] += 1
             if calls[0] == 5:
                 next(training_run.model.parameters()).data.add_(1.0)
-                short_of_memory()
+                run_out_of_memory()
             return original_step(*arguments, **options)
 
         training_run.optimizer.step = step  # type: ignore[method-assign]
@@ -59,7 +59,7 @@ def test_memory_that_runs_out_in_the_middle_of_an_update(tmp_path: Path) -> None
     training_run, reason = fit(tmp_path / "a", spoil)
     assert reason == "all 3 epochs trained"
     assert training_run.step.micro_batch == 8
-    texts = [row["text"] for row in rows(tmp_path / "a", "events.jsonl")]
+    texts = [row["text"] for row in read_rows(tmp_path / "a", "events.jsonl")]
     assert says_each(
         texts,
         [
@@ -72,14 +72,14 @@ def test_memory_that_runs_out_in_the_middle_of_an_update(tmp_path: Path) -> None
     assert all(
         torch.equal(v, training_run.model.state_dict()[k]) for k, v in run_of_named_size.model.state_dict().items()
     )
-    assert rows(tmp_path / "a", "metrics.jsonl") == rows(tmp_path / "b", "metrics.jsonl")
+    assert read_rows(tmp_path / "a", "metrics.jsonl") == read_rows(tmp_path / "b", "metrics.jsonl")
 
 
 def test_memory_that_runs_out_in_the_evaluation(tmp_path: Path) -> None:
     def spoil(training_run: run.Run) -> None:
         def hook(module: torch.nn.Module, inputs: Any) -> None:
             if not module.training and len(inputs[0]) > 16:
-                short_of_memory()
+                run_out_of_memory()
 
         training_run.model.register_forward_pre_hook(hook)
 
@@ -88,7 +88,7 @@ def test_memory_that_runs_out_in_the_evaluation(tmp_path: Path) -> None:
     training_run, reason = fit(tmp_path / "a", spoil)
     assert reason == "all 3 epochs trained"
     assert training_run.step.micro_batch is None
-    texts = [row["text"] for row in rows(tmp_path / "a", "events.jsonl")]
+    texts = [row["text"] for row in read_rows(tmp_path / "a", "events.jsonl")]
     assert says_each(
         texts[:2],
         [
@@ -104,7 +104,7 @@ def test_memory_that_is_short_for_one_sample(tmp_path: Path) -> None:
     from drivetrain.errors import OutOfMemory
 
     with pytest.raises(OutOfMemory, check=saying("memory-micro-batch", 1)):
-        fit(tmp_path, exhausted(0))
+        fit(tmp_path, limit_samples(0))
 
 
 def test_other_errors_are_not_taken_for_memory(tmp_path: Path) -> None:

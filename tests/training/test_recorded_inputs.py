@@ -27,14 +27,14 @@ from drivetrain.training.run import Run
 from drivetrain.tuning import assembly
 from tests import reports, tiny
 from tests.messages import saying, says
-from tests.trained import image_folders
-from tests.training.changed_inputs import JOBS, KEPT, PRETRAINED, WAYS, edited, shuffled, touched
+from tests.task_cases import image_folders
+from tests.training.changed_inputs import INITIAL_FILES, JOBS, PRETRAINED, WAYS, edit_text, reverse_rows, touch_files
 
 STOPPED_AFTER = 2
 """Steps of the first attempt."""
 
 
-class Stopping(tiny.Quiet):
+class StoppingSignals(tiny.QuietSignals):
     """A signal that comes after some steps."""
 
     def __init__(self, steps: int) -> None:
@@ -49,14 +49,14 @@ class Stopping(tiny.Quiet):
 def attempt(folder: Path, steps: int = 10**9) -> None:
     """Train the job of a folder in its run folder, from the last checkpoint to the end or to a step."""
     job, run_folder = job_spec.load(folder / "job.yaml"), folder / "run"
-    signals = Stopping(steps)
+    signals = StoppingSignals(steps)
     run: Run = assembly.assemble_run(run_folder, job, signals, PhaseTimer(), is_measured=True)
     signals.run = run
     train.train(run)
 
 
 @pytest.fixture(scope="module")
-def started(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+def start_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """A stopped run of each job, with its files, and below `end` what it comes to if nothing is touched."""
     torch.set_num_threads(1)
     folders: dict[str, Path] = {}
@@ -83,7 +83,7 @@ def copy_stopped_run(folder: Path, name: str) -> Path:
     shutil.copytree(
         folder,
         copied_folder,
-        ignore=lambda parent, names: [n for n in names if parent == str(folder) and n not in KEPT],
+        ignore=lambda parent, names: [n for n in names if parent == str(folder) and n not in INITIAL_FILES],
     )
     return copied_folder
 
@@ -113,13 +113,13 @@ def outcome(folder: Path) -> str:
 
 
 @pytest.mark.parametrize(("way", "job"), [(way, job) for way, how in WAYS.items() for job in how.jobs])
-def test_the_same_result_or_refused(started: Callable[[str], Path], way: str, job: str) -> None:
-    folder = copy_stopped_run(started(job), way)
+def test_the_same_result_or_refused(start_run: Callable[[str], Path], way: str, job: str) -> None:
+    folder = copy_stopped_run(start_run(job), way)
     write(folder, JOBS[job].text)
     WAYS[way].change(folder)
     verdict = outcome(folder)
-    if WAYS[way].named:
-        assert WAYS[way].named in verdict
+    if WAYS[way].named_file:
+        assert WAYS[way].named_file in verdict
     else:
         assert verdict == "the same"
 
@@ -142,9 +142,9 @@ FITTED = {
 
 @pytest.mark.parametrize("job", FITTED)
 def test_preprocessing_is_that_of_the_start(
-    started: Callable[[str], Path], job: str, monkeypatch: pytest.MonkeyPatch
+    start_run: Callable[[str], Path], job: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = copy_stopped_run(started(job), "fitted")
+    folder = copy_stopped_run(start_run(job), "fitted")
     write(folder, JOBS[job].text)
     name, other = FITTED[job]
     monkeypatch.setattr(name, other)
@@ -152,9 +152,9 @@ def test_preprocessing_is_that_of_the_start(
 
 
 def test_a_run_of_an_older_version_resumes_and_is_recorded(
-    started: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+    start_run: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = copy_stopped_run(started("table"), "old")
+    folder = copy_stopped_run(start_run("table"), "old")
     write(folder, JOBS["table"].text)
     (folder / "run" / "data.json").unlink()
     (folder / "run" / "preprocessing.json").unlink()
@@ -218,8 +218,8 @@ def test_a_record_that_holds_something_else_is_refused(tmp_path: Path, wrong: di
         recorded_inputs.read_records(tmp_path)
 
 
-def test_an_edit_of_the_preprocessing_is_refused(started: Callable[[str], Path]) -> None:
-    folder = copy_stopped_run(started("table"), "edited")
+def test_an_edit_of_the_preprocessing_is_refused(start_run: Callable[[str], Path]) -> None:
+    folder = copy_stopped_run(start_run("table"), "edited")
     write(folder, JOBS["table"].text)
     preprocessing_file = folder / "run" / "preprocessing.json"
     record = read_json(preprocessing_file)
@@ -229,7 +229,7 @@ def test_an_edit_of_the_preprocessing_is_refused(started: Callable[[str], Path])
 
 
 def test_unchanged_files_are_not_read_again(
-    tmp_path: Path, started: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, start_run: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "run").mkdir()
     image_folders(tmp_path)
@@ -242,8 +242,8 @@ def test_unchanged_files_are_not_read_again(
 
 
 def test_another_pretrained_network_under_the_same_name(tmp_path: Path) -> None:
-    reports.write(tmp_path, size=60)
-    saved = reports.pretrained(tmp_path)
+    reports.write_reports(tmp_path, size=60)
+    saved = reports.save_encoder(tmp_path)
     (tmp_path / "run").mkdir()
     write(
         tmp_path,
@@ -264,16 +264,16 @@ def test_another_pretrained_network_under_the_same_name(tmp_path: Path) -> None:
 
 
 def test_an_evaluation_of_other_data_is_refused(
-    started: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+    start_run: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = copy_stopped_run(started("split table") / "end", "evaluated")
+    folder = copy_stopped_run(start_run("split table") / "end", "evaluated")
     job_file = folder / "run" / "job.yaml"
     shutil.copy(folder / "job.yaml", job_file)
     write_json(folder / "run" / "state.json", {"status": "done", "source": str(folder / "job.yaml")})
-    touched(folder)
+    touch_files(folder)
     assert main.main(["evaluate", str(folder / "run")]) == 0
     # The same classes, categories and scales, and other rows in the validation part.
-    edited("train.csv", shuffled)(folder)
+    edit_text("train.csv", reverse_rows)(folder)
     assert main.main(["evaluate", str(folder / "run")]) == 3
     errors = capsys.readouterr().err
     assert says(errors, "data-changed-since-training-2")

@@ -13,11 +13,11 @@ from tests import tiny
 
 
 def test_events_of_step_and_loader_carry_the_restored_position(tmp_path: Path) -> None:
-    train.train(tiny.assembled(tmp_path, tiny.job(epochs=1)))
+    train.train(tiny.assemble_run(tmp_path, tiny.job(epochs=1)))
     loaded, _ = checkpoint.load_latest(tmp_path / "checkpoints")
     assert loaded is not None
     (tmp_path / "again").mkdir()
-    resumed_run = tiny.assembled(tmp_path / "again", tiny.job(epochs=1))
+    resumed_run = tiny.assemble_run(tmp_path / "again", tiny.job(epochs=1))
     run_state.restore(resumed_run, loaded)
     resumed_run.step.options.report_memory("less memory")
     resumed_run.step.options.report_compile("no compiler")
@@ -41,7 +41,7 @@ def test_variables_that_override_the_precision_are_events(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, warning: str
 ) -> None:
     monkeypatch.setenv(name, value)
-    tiny.assembled(tmp_path, tiny.job(epochs=1))
+    tiny.assemble_run(tmp_path, tiny.job(epochs=1))
     path = tmp_path / "events.jsonl"
     events = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     assert [event["text"] for event in events] == [
@@ -52,12 +52,12 @@ def test_variables_that_override_the_precision_are_events(
 def test_a_checkpoint_fits_whether_the_length_of_the_run_has_changed_or_not(tmp_path: Path) -> None:
     """A run with `train.within` could neither be resumed nor rolled back once its length had changed."""
     (tmp_path / "first").mkdir()
-    first_run = tiny.assembled(tmp_path / "first", tiny.job(epochs=1))
+    first_run = tiny.assemble_run(tmp_path / "first", tiny.job(epochs=1))
     first_run.counters.length_changes = [(2, 4)]
     train.train(first_run)
     changed, _ = checkpoint.load_latest(tmp_path / "first/checkpoints")
     (tmp_path / "second").mkdir()
-    train.train(tiny.assembled(tmp_path / "second", tiny.job(epochs=1)))
+    train.train(tiny.assemble_run(tmp_path / "second", tiny.job(epochs=1)))
     unchanged, _ = checkpoint.load_latest(tmp_path / "second/checkpoints")
     assert changed is not None
     assert unchanged is not None
@@ -68,7 +68,7 @@ def test_a_checkpoint_fits_whether_the_length_of_the_run_has_changed_or_not(tmp_
     ):
         folder = tmp_path / f"again-{len(list(tmp_path.iterdir()))}"
         folder.mkdir()
-        restored_run = tiny.assembled(folder, tiny.job(epochs=1))
+        restored_run = tiny.assemble_run(folder, tiny.job(epochs=1))
         restored_run.counters.length_changes = changes_before
         run_state.restore(restored_run, loaded)
         assert restored_run.counters.length_changes == changes_after

@@ -33,7 +33,7 @@ FULL = OSError(28, "No space left on device")
 
 
 def make_saver(folder: Path) -> saving.Saver:
-    run = tiny.assembled(folder, tiny.job())
+    run = tiny.assemble_run(folder, tiny.job())
     run.metrics = MetricsLog(folder)
     return saving.Saver(run)
 
@@ -181,17 +181,17 @@ class Saves:
 
 
 @pytest.fixture(scope="module")
-def saves() -> Iterator[Saves]:
+def save_server() -> Iterator[Saves]:
     save_process = Saves()
     with save_process.server:  # whose end closes both pipes; the server goes with its input
         yield save_process
 
 
 @pytest.fixture(scope="module")
-def calls(saves: Saves, tmp_path_factory: pytest.TempPathFactory) -> Counter[str]:
+def calls(save_server: Saves, tmp_path_factory: pytest.TempPathFactory) -> Counter[str]:
     """How often a save makes each call of the file system."""
     folder = tmp_path_factory.mktemp("calls")
-    assert saves(folder / "calm", "-e", CALLS, "-o", str(folder / "record")) == 0
+    assert save_server(folder / "calm", "-e", CALLS, "-o", str(folder / "record")) == 0
     lines = (folder / "record").read_text().splitlines()
     return Counter(line.split("(")[0].split()[-1] for line in lines if "(" in line and "resumed" not in line)
 
@@ -199,14 +199,14 @@ def calls(saves: Saves, tmp_path_factory: pytest.TempPathFactory) -> Counter[str
 @pytest.mark.slow
 @needs_strace
 def test_killed_at_any_call_of_a_save_a_verified_checkpoint_loads(
-    tmp_path: Path, saves: Saves, calls: Counter[str]
+    tmp_path: Path, save_server: Saves, calls: Counter[str]
 ) -> None:
     """SIGKILL at the first, second, ... last call of every kind that a save makes of the file system."""
     assert {"openat", "write", "fsync", "mkdir", "unlinkat", "rmdir", "rename"} <= set(calls)
     kills = 0
     for kind, number in [(name, n) for name in sorted(calls) for n in range(1, calls[name] + 1)]:
         folder = tmp_path / f"{kind}-{number}"
-        code = saves(
+        code = save_server(
             folder, "-e", f"trace={kind}", "-e", f"inject={kind}:signal=SIGKILL:when={number}", "-o", "/dev/null"
         )
         loaded, passed = checkpoint.load_latest(folder)
@@ -222,7 +222,7 @@ def test_killed_at_any_call_of_a_save_a_verified_checkpoint_loads(
 @needs_strace
 @pytest.mark.parametrize("call", ["fsync", "rename", "write", "mkdir"])
 def test_an_error_at_any_call_leaves_nothing_behind(
-    tmp_path: Path, saves: Saves, calls: Counter[str], call: str
+    tmp_path: Path, save_server: Saves, calls: Counter[str], call: str
 ) -> None:
     """One kind of error after the other; tests/faults has every kind at every write of a whole run."""
     codes = []
@@ -230,7 +230,9 @@ def test_an_error_at_any_call_leaves_nothing_behind(
         error = ("ENOSPC", "EIO", "EROFS", "EDQUOT")[number % 4]
         folder = tmp_path / str(number)
         codes.append(
-            saves(folder, "-e", f"trace={call}", "-e", f"inject={call}:error={error}:when={number}", "-o", "/dev/null")
+            save_server(
+                folder, "-e", f"trace={call}", "-e", f"inject={call}:error={error}:when={number}", "-o", "/dev/null"
+            )
         )
         loaded, passed = checkpoint.load_latest(folder)
         assert loaded is not None
@@ -333,7 +335,7 @@ class _Disk:
 
 
 def test_a_run_that_rolled_back_past_a_damaged_checkpoint_keeps_new_ones(tmp_path: Path) -> None:
-    run = tiny.assembled(tmp_path, tiny.job(more="checkpoint: {keep: 1}"))
+    run = tiny.assemble_run(tmp_path, tiny.job(sections="checkpoint: {keep: 1}"))
     run.metrics = MetricsLog(tmp_path)
     saver = saving.Saver(run)
     for step in (10, 40):
@@ -351,7 +353,7 @@ def test_a_disk_that_is_too_small_is_reported_at_the_start(
     tmp_path: Path, missing_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first checkpoint has no moments yet; what the third takes is what is counted."""
-    run = tiny.assembled(tmp_path, tiny.job(train="ema: 0.5", more="checkpoint: {keep: 2}"))
+    run = tiny.assemble_run(tmp_path, tiny.job(train="ema: 0.5", sections="checkpoint: {keep: 2}"))
     weight_bytes = 2 * sum(value.numel() * value.element_size() for value in run.model.state_dict().values())
     trainable_bytes = sum(p.numel() * p.element_size() for p in run.model.parameters())
     needed_bytes = 3 * (weight_bytes + 2 * trainable_bytes) + 2 * weight_bytes

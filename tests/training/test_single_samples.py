@@ -33,7 +33,7 @@ class Flat(torch.nn.Module):
         return result
 
 
-def assembled(
+def assemble_run(
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     network: torch.nn.Module,
@@ -44,7 +44,7 @@ def assembled(
     monkeypatch.setattr(tiny, "build", lambda *_: Model(network, "own", {}, Freeze()))
     monkeypatch.setattr(tiny, "dataset", lambda dataset=tiny.dataset: dataset(samples))
     settings = {"micro_batch": micro_batch} if micro_batch else None
-    return tiny.assembled(folder, tiny.job(train), settings=settings)  # type: ignore[arg-type]
+    return tiny.assemble_run(folder, tiny.job(train), settings=settings)  # type: ignore[arg-type]
 
 
 def sizes(batches: Batches, epoch: int = 0) -> list[int]:
@@ -52,7 +52,7 @@ def sizes(batches: Batches, epoch: int = 0) -> list[int]:
 
 
 def test_a_last_sample_joins_the_batch_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = assembled(tmp_path, monkeypatch, Flat())
+    run = assemble_run(tmp_path, monkeypatch, Flat())
     assert sizes(run.batches) == [16, 16, 17]
     assert [run.batches.size(number) for number in range(run.batches.per_epoch)] == [16, 16, 17]
     assert sorted(np.concatenate(run.batches.order(1)).tolist()) == list(range(49))
@@ -77,7 +77,7 @@ def test_a_last_sample_joins_the_batch_before(tmp_path: Path, monkeypatch: pytes
 def test_other_jobs_have_the_batches_they_had(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, network: torch.nn.Module, samples: int, expected: list[int]
 ) -> None:
-    assert sizes(assembled(tmp_path, monkeypatch, network, samples=samples).batches) == expected
+    assert sizes(assemble_run(tmp_path, monkeypatch, network, samples=samples).batches) == expected
 
 
 def test_the_trial_leaves_the_network_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +103,7 @@ def test_the_trial_leaves_the_network_as_it_was(tmp_path: Path, monkeypatch: pyt
 def test_micro_batches_leave_no_single_sample(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, micro: int, expected: list[int]
 ) -> None:
-    run = assembled(tmp_path, monkeypatch, Flat(), samples=66)
+    run = assemble_run(tmp_path, monkeypatch, Flat(), samples=66)
     run.step.use_micro_batch(micro)
     batch = Batch(np.arange(33), (torch.zeros(33, 1, 8, 8),), {"": torch.zeros(33, dtype=torch.int64)})
     parts = list(run.step.micro_batches(batch))
@@ -112,7 +112,7 @@ def test_micro_batches_leave_no_single_sample(
 
 
 def test_memory_is_not_halved_to_one_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = assembled(tmp_path, monkeypatch, Flat())
+    run = assemble_run(tmp_path, monkeypatch, Flat())
     error = MemoryError("CUDA out of memory")
     run.step._halve_micro_batch(3, error)
     assert run.step.micro_batch == 2
@@ -127,7 +127,7 @@ def test_sizes_of_one_are_refused_before_the_first_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, train: str, micro_batch: int | None, key: str
 ) -> None:
     with pytest.raises(SpecError) as caught:
-        assembled(tmp_path, monkeypatch, Flat(), train, micro_batch=micro_batch)
+        assemble_run(tmp_path, monkeypatch, Flat(), train, micro_batch=micro_batch)
     assert key in str(caught.value)
     assert says(str(caught.value), "train-single-sample")
 
@@ -149,7 +149,7 @@ train: {{epochs: 1, batch_size: 16}}
 
 def test_the_built_in_resnet_on_small_pictures_trains_on_all_of_them(tmp_path: Path) -> None:
     """Its last feature map is one pixel."""
-    run = tiny.plain(job(tmp_path, "resnet18", 33), tmp_path)
+    run = tiny.assemble_plain_run(job(tmp_path, "resnet18", 33), tmp_path)
     assert sizes(run.batches) == [16, 17]
     assert all(map(np.isfinite, tiny.losses(run, 2)))
-    assert sizes(tiny.plain(job(tmp_path, "small-cnn", 33), tmp_path).batches) == [16, 16, 1]
+    assert sizes(tiny.assemble_plain_run(job(tmp_path, "small-cnn", 33), tmp_path).batches) == [16, 16, 1]

@@ -27,12 +27,12 @@ STEPS = 4
 
 
 def solving_job(train: str = "", model: str = BODY, *, epochs: int = 3, checkpoint_section: str = "") -> Job:
-    return tiny.job(train, model, "feature_cache: true, cpu_threads: 1", epochs=epochs, more=checkpoint_section)
+    return tiny.job(train, model, "feature_cache: true, cpu_threads: 1", epochs=epochs, sections=checkpoint_section)
 
 
 def train_job(folder: Path, job: Job, *, cached: bool = True) -> Run:
     folder.mkdir(parents=True, exist_ok=True)
-    run = tiny.assembled(folder, job, settings={"feature_cache": cached})
+    run = tiny.assemble_run(folder, job, settings={"feature_cache": cached})
     train.train(run)
     return run
 
@@ -142,10 +142,10 @@ def test_what_cannot_be_solved_is_trained_by_steps_and_refused_if_asked_for(tmp_
     jobs = [solving_job(", ".join(filter(None, (settings, wish))), model) for wish in ("", "solve_heads: true")]
     if name == "augmentation":
         jobs = [augment(job) for job in jobs]
-    run = tiny.assembled(tmp_path, jobs[0])
+    run = tiny.assemble_run(tmp_path, jobs[0])
     assert not run.solves_heads
     assert run.unsolved_reason.startswith(obstacle if name != "layers" else "")
     with pytest.raises(SpecError) as error:
-        tiny.assembled(tmp_path, jobs[1])
+        tiny.assemble_run(tmp_path, jobs[1])
     assert obstacle in str(error.value)
     assert "train.solve_heads" in str(error.value)

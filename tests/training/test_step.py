@@ -30,8 +30,8 @@ from drivetrain.training.step import Step
 from drivetrain.training.step_options import StepOptions
 from tests.messages import omits, says
 from tests.supervisor.tiny_run import train
-from tests.tiny import assembled, job, machine
-from tests.trained import CASES
+from tests.task_cases import CASES
+from tests.tiny import assemble_run, job, machine
 
 torch.set_num_threads(1)
 BERT = {
@@ -197,7 +197,7 @@ def test_micro_batches_share_weights_cast_by_autocast(monkeypatch: pytest.Monkey
 
 def test_with_batchnorm_parts_are_another_training(tmp_path: Path) -> None:
     """Which is why the plan calls the split `training` there, and does it only when asked."""
-    runs = [assembled(tmp_path, job(optimize=f"micro_batch: {n}"), plain=False) for n in (16, 4)]
+    runs = [assemble_run(tmp_path, job(optimize=f"micro_batch: {n}"), plain=False) for n in (16, 4)]
     gradients = []
     for run in runs:
         ids = np.arange(16)
@@ -249,7 +249,7 @@ def test_a_step_seeds_the_device_it_runs_on(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_nothing_pokes_a_step(tmp_path: Path) -> None:
     """Its options are fixed when a run is assembled; a step with others is another step, with the same state."""
-    run = assembled(tmp_path, job())
+    run = assemble_run(tmp_path, job())
     for holder, name in ((run.step, "device"), (run.step, "scaler"), (run.step.options, "forward")):
         with pytest.raises(AttributeError):
             setattr(holder, name, None)
@@ -262,7 +262,7 @@ def test_nothing_pokes_a_step(tmp_path: Path) -> None:
     assert (run.step.micro_batch, run.step.optimizer) == (2, first_step.optimizer)
 
 
-class Unpooled(nn.Module):
+class UnpoolingNetwork(nn.Module):
     """A network with an operation that has no deterministic kernel, not even on a CPU."""
 
     def __init__(self) -> None:
@@ -277,7 +277,7 @@ class Unpooled(nn.Module):
 
 def build_unpooled_step(strict: bool, messages: list[str]) -> Step:
     torch.manual_seed(0)
-    network = Unpooled()
+    network = UnpoolingNetwork()
     objective = losses.build_objective(CrossEntropy(name="cross-entropy"), {"": CLASSES}, {"": torch.arange(3)}, "none")
     options = StepOptions(forward=network, report_numbers=messages.append)
     step = Step(network, torch.optim.SGD(network.parameters(), 0.1), objective, None, torch.device("cpu"), options)
@@ -319,7 +319,7 @@ def test_a_network_that_uses_other_generators_draws_the_same_in_the_same_step(tm
 
     torch.manual_seed(0)
     network = Noisy()
-    run = assembled(tmp_path, job())
+    run = assemble_run(tmp_path, job())
     step, batch = run.step.with_options(forward=network), run.preprocess(next(iter(run.batches.epoch(0))), 0)
 
     def compute_losses(numbers: range) -> list[float]:

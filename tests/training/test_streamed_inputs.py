@@ -17,14 +17,14 @@ from tests.messages import says
 
 def test_a_changed_shard_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
-    shards.folder(tmp_path / "s")
+    shards.write_shards(tmp_path / "s")
     job = shards.job(tmp_path, "s")
-    run = tiny.plain(job, tmp_path)
+    run = tiny.assemble_plain_run(job, tmp_path)
     recorded_inputs.record_inputs(run, print, resumes=False)
     monkeypatch.setattr(checkpoint, "can_resume", lambda folder: True)
     assert len(recorded_inputs.load_data(job, tmp_path).train) == len(run.dataset.train)
     assert "0003.tar" not in str(RunFiles(tmp_path).read_json(DATA_FILE)["files"])
-    shards.tar(tmp_path / "s/0003.tar", range(530, 540))
+    shards.write_tar(tmp_path / "s/0003.tar", range(530, 540))
     with pytest.raises(DataError, match=r"shard 0003\.tar has changed \(data\.train\)") as error:
         recorded_inputs.load_data(job, tmp_path)
     assert error.value.exit_code == 3

@@ -24,7 +24,7 @@ from drivetrain.training.run import Run
 from drivetrain.training.saver import Saver
 from tests import tiny
 from tests.messages import begins_with, says_only
-from tests.training.fitted_run import fitted, rows
+from tests.training.fitted_run import fit_run, read_rows
 
 torch.set_num_threads(1)
 
@@ -50,7 +50,7 @@ def state(model: torch.nn.Module) -> dict[str, np.ndarray[Any, Any]]:
 
 def test_ema_by_its_recurrence_in_float64(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights and running statistics are averaged after every step of a real training, counts are copied."""
-    run = tiny.assembled(tmp_path, make_job("ema: 0.3, optimizer: {name: adamw, lr: 0.01}"))
+    run = tiny.assemble_run(tmp_path, make_job("ema: 0.3, optimizer: {name: adamw, lr: 0.01}"))
     expected, steps = state(run.model), 0
     original_update = Ema.update
 
@@ -65,7 +65,7 @@ def test_ema_by_its_recurrence_in_float64(tmp_path: Path, monkeypatch: pytest.Mo
         original_update(self, model, finite)
 
     monkeypatch.setattr(Ema, "update", spy)
-    fitted(run)
+    fit_run(run)
     assert steps == 8
     assert run.ema
     for name, average in run.ema.average.items():
@@ -147,7 +147,7 @@ def test_the_average_of_an_infinite_buffer_is_that_buffer() -> None:
 def test_the_average_is_what_is_validated(tmp_path: Path) -> None:
     from drivetrain.training.evaluation.validation import evaluate
 
-    run = tiny.assembled(tmp_path, make_job("ema: 0.9"))
+    run = tiny.assemble_run(tmp_path, make_job("ema: 0.9"))
     tiny.losses(run, 8)
     assert run.ema
     run.ema.update(run.model, torch.tensor(True))
@@ -173,13 +173,13 @@ def batches_of(run: Run, monkeypatch: pytest.MonkeyPatch) -> list[Batch]:
         return original_accumulate(self, batch, over, parts)
 
     monkeypatch.setattr(type(run.step), "_accumulate_gradients", spy)
-    fitted(run)
+    fit_run(run)
     return batches
 
 
 def test_the_loop_mixes_as_the_job_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Inputs and labels of every step are those of the formula, with share and partners drawn from (seed, step)."""
-    run = tiny.assembled(tmp_path, make_mixing_job("seed: 5", mixup=Mixup(alpha=0.4, probability=1.0)))
+    run = tiny.assemble_run(tmp_path, make_mixing_job("seed: 5", mixup=Mixup(alpha=0.4, probability=1.0)))
     images, labels = run.dataset.train.inputs.double(), run.dataset.train.labels  # type: ignore[attr-defined]
     batches = batches_of(run, monkeypatch)
     assert len(batches) == 8
@@ -199,7 +199,7 @@ def test_the_loop_mixes_as_the_job_asks(tmp_path: Path, monkeypatch: pytest.Monk
 def test_the_mixed_loss_is_that_of_both_labels(tmp_path: Path) -> None:
     """Cross entropy of blended labels is the blend of two cross entropies, label smoothing included; in NumPy."""
     loss = "loss: {name: cross-entropy, label_smoothing: 0.2}"
-    run = tiny.assembled(tmp_path, make_mixing_job(loss, mixup=Mixup(alpha=1.0, probability=1.0)))
+    run = tiny.assemble_run(tmp_path, make_mixing_job(loss, mixup=Mixup(alpha=1.0, probability=1.0)))
     ids = np.arange(16)
     split = run.dataset.train
     mixed_batch = run.mix(Batch(ids, split.gather(ids), {"": split.targets[""][:16]}))
@@ -226,7 +226,7 @@ def test_mixing_does_not_depend_on_the_micro_batch(tmp_path: Path, monkeypatch: 
     """Mixing comes before the split: all samples of a batch can be partners, whatever the parts."""
     mixed_inputs = []
     for micro in (16, 4):
-        run = tiny.assembled(tmp_path / str(micro), make_mixing_job(cutmix=Cutmix(alpha=1.0, probability=1.0)))
+        run = tiny.assemble_run(tmp_path / str(micro), make_mixing_job(cutmix=Cutmix(alpha=1.0, probability=1.0)))
         run.step.use_micro_batch(micro)
         (tmp_path / str(micro)).mkdir()
         mixed_inputs.append([batch.inputs[0] for batch in batches_of(run, monkeypatch)])
@@ -236,7 +236,7 @@ def test_mixing_does_not_depend_on_the_micro_batch(tmp_path: Path, monkeypatch: 
 
 
 def test_data_that_cannot_be_blended_is_unchanged(tmp_path: Path) -> None:
-    run = tiny.assembled(tmp_path, make_mixing_job(mixup=Mixup(alpha=1.0, probability=1.0)))
+    run = tiny.assemble_run(tmp_path, make_mixing_job(mixup=Mixup(alpha=1.0, probability=1.0)))
     run.dataset.mixable = False
     batch = next(iter(run.batches.epoch(0)))
     assert run.mix(batch) is batch
@@ -258,45 +258,45 @@ NOTHING = "optimizer: {name: sgd, lr: 1.0e-30, momentum: 0.0, weight_decay: 0}"
 
 def test_early_stopping_after_its_patience(tmp_path: Path) -> None:
     train = f"{NOTHING}, early_stopping: {{metric: validation/loss, patience: 2}}"
-    run = make_still(tiny.assembled(tmp_path, make_job(train, 9)))
-    assert begins_with(fitted(run), "improved-evaluations-best", "validation/loss", 2)
-    assert len(rows(tmp_path, "validation/loss")) == 3
+    run = make_still(tiny.assemble_run(tmp_path, make_job(train, 9)))
+    assert begins_with(fit_run(run), "improved-evaluations-best", "validation/loss", 2)
+    assert len(read_rows(tmp_path, "validation/loss")) == 3
     assert run.best_metric.best.epoch == 0
     assert [path.name for path in run.checkpoints.glob("best-*")] == ["best-4"]
 
 
 def test_early_stopping_waits_for_what_still_improves(tmp_path: Path) -> None:
     train = "optimizer: {name: adamw, lr: 0.003}, early_stopping: {metric: validation/loss, patience: 1}"
-    assert fitted(tiny.assembled(tmp_path, make_job(train))) == "all 2 epochs trained"
+    assert fit_run(tiny.assemble_run(tmp_path, make_job(train))) == "all 2 epochs trained"
 
 
 def test_a_plateau_lowers_the_rate_after_its_patience(tmp_path: Path) -> None:
     train = f"{NOTHING}, schedule: {{name: plateau, patience: 1, factor: 0.5, metric: validation/loss}}"
-    fitted(make_still(tiny.assembled(tmp_path, make_job(train, 6))))
-    by_epoch = {row["epoch"]: row["lr"] * 1e30 for row in rows(tmp_path, "lr")}
+    fit_run(make_still(tiny.assemble_run(tmp_path, make_job(train, 6))))
+    by_epoch = {row["epoch"]: row["lr"] * 1e30 for row in read_rows(tmp_path, "lr")}
     # The first evaluation is the best; two more without improvement are one too many, and so on.
     assert list(by_epoch.values()) == pytest.approx([1, 1, 1, 0.5, 0.5, 0.25])
 
 
 def test_steps_end_the_run_whatever_the_epochs(tmp_path: Path) -> None:
-    run = tiny.assembled(tmp_path, make_job("steps: 6"))
-    assert fitted(run) == "6 steps trained"
-    assert [row["step"] for row in rows(tmp_path, "lr")] == [1, 2, 3, 4, 5, 6]
-    assert [row["step"] for row in rows(tmp_path, "validation/loss")] == [4, 6]
+    run = tiny.assemble_run(tmp_path, make_job("steps: 6"))
+    assert fit_run(run) == "6 steps trained"
+    assert [row["step"] for row in read_rows(tmp_path, "lr")] == [1, 2, 3, 4, 5, 6]
+    assert [row["step"] for row in read_rows(tmp_path, "validation/loss")] == [4, 6]
     assert run.total_steps == 6
 
 
 def test_steps_stretch_the_schedule_and_not_the_epochs(tmp_path: Path) -> None:
     """The rate has come down when the steps are done; more steps than the epochs have change nothing."""
-    fitted(tiny.assembled(tmp_path, make_job("steps: 6")))
-    rates = [row["lr"] for row in rows(tmp_path, "lr")]
+    fit_run(tiny.assemble_run(tmp_path, make_job("steps: 6")))
+    rates = [row["lr"] for row in read_rows(tmp_path, "lr")]
     assert rates[-1] == pytest.approx(1e-3 * 1e-4)
     (tmp_path / "more").mkdir()
-    assert fitted(tiny.assembled(tmp_path / "more", make_job("steps: 600"))) == "all 2 epochs trained"
+    assert fit_run(tiny.assemble_run(tmp_path / "more", make_job("steps: 600"))) == "all 2 epochs trained"
 
 
 def test_max_time_that_ends_before_a_step_has_to_be_raised(tmp_path: Path) -> None:
-    run = tiny.assembled(tmp_path, make_job("max_time: 1h"))
+    run = tiny.assemble_run(tmp_path, make_job("max_time: 1h"))
     stop = Stopped("max_time of 1h has passed")
     assert says_only(train._save_after_stop(run, None, stop).action, "run-same-command-again-2")
     run.clock.started -= 3600
@@ -308,7 +308,7 @@ def test_max_time_that_ends_before_a_step_has_to_be_raised(tmp_path: Path) -> No
 
 
 def test_max_time_stops_between_two_steps(tmp_path: Path) -> None:
-    run = tiny.assembled(tmp_path, make_job("max_time: 1h"))
+    run = tiny.assemble_run(tmp_path, make_job("max_time: 1h"))
     forward = run.step.options.forward
 
     def slow(*inputs: Tensor) -> Any:
@@ -318,7 +318,7 @@ def test_max_time_stops_between_two_steps(tmp_path: Path) -> None:
 
     run.configure_step(forward=slow)
     with pytest.raises(Stopped) as stop:
-        fitted(run)
+        fit_run(run)
     assert "max_time of 1h has passed" in str(stop.value)
     assert run.counters.step == 3
     assert stop.value.exit_code == 75
@@ -348,8 +348,8 @@ def test_focal_loss_in_numpy(gamma: float, alpha: float | None, smoothing: float
 
 def test_metrics_that_are_watched_have_to_be_there(tmp_path: Path) -> None:
     """What the job names is what the evaluation gives, for every metric of the task."""
-    run = tiny.assembled(tmp_path, make_job())
-    fitted(run)
+    run = tiny.assemble_run(tmp_path, make_job())
+    fit_run(run)
     values: Mapping[str, float] = run.last_metrics
     of_two_classes = {f"validation/{name}" for name in (*RANKING_METRICS, KAPPA)}
     assert {name for name in run.job.metrics() if name.startswith("validation/")} - of_two_classes == set(values)

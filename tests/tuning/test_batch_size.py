@@ -86,7 +86,7 @@ def test_the_same_bits_as_naming_the_number(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def handlers() -> Iterator[None]:
+def restore_handlers() -> Iterator[None]:
     """A supervisor ignores signals once its run is over; this process has more to do."""
     before = {number: signal.getsignal(number) for number in signals.HANDLED_SIGNALS}
     yield
@@ -94,7 +94,7 @@ def handlers() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-@pytest.mark.usefixtures("handlers")
+@pytest.mark.usefixtures("restore_handlers")
 @pytest.mark.parametrize(
     ("text", "sets"),
     [

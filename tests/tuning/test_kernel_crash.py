@@ -20,9 +20,9 @@ from drivetrain.tuning import kernel_crash, measuring_child
 from drivetrain.tuning.bench.variant import RunningVariant
 from tests import tiny
 from tests.messages import begins_with, saying, says
-from tests.own_job import write
+from tests.own_job import write_job
 from tests.paths import IMPORTS
-from tests.plan.attempted_trainers import Trainers, attempted, folder, row
+from tests.plan.attempted_trainers import Trainers, find_decision, folder, run_attempts
 
 __all__ = ["folder"]
 
@@ -64,7 +64,7 @@ ALWAYS = "self.calls > 5"
 
 def train_with_crash(path: Path, condition: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """A run of a network of one's own that dies in a step if the condition holds."""
-    spec = write(path, {"my_data.py": DATA, "my_model.py": MODEL.replace("CONDITION", condition)})
+    spec = write_job(path, {"my_data.py": DATA, "my_model.py": MODEL.replace("CONDITION", condition)})
     command = [sys.executable, "-m", "drivetrain", "train", str(spec), "--runs", str(path / "runs"), *arguments]
     environment = {**os.environ, "PYTHONPATH": IMPORTS}
     return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=300)
@@ -107,7 +107,7 @@ def test_a_run_of_several_processes(tmp_path: Path) -> None:
 
 def test_optimizations_that_are_retried_after_a_crash(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trainers = Trainers(folder, SEGFAULT, SEGFAULT, 0, micro_batch=8, precision="bf16", channels_last=True)
-    assert attempted(trainers, monkeypatch) == 9
+    assert run_attempts(trainers, monkeypatch) == 9
     assert len(trainers.plans) == 2
     second_plan = trainers.plans[1]
     assert (second_plan.value("micro_batch"), second_plan.value("precision"), second_plan.value("channels_last")) == (
@@ -115,7 +115,7 @@ def test_optimizations_that_are_retried_after_a_crash(folder: Path, monkeypatch:
         "fp32",
         False,
     )
-    assert row(second_plan, "precision").source == "crash"
+    assert find_decision(second_plan, "precision").source == "crash"
 
 
 def test_a_trainer_that_dies_while_it_measures_is_tried_without(
@@ -123,16 +123,16 @@ def test_a_trainer_that_dies_while_it_measures_is_tried_without(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     trainers = Trainers(folder, SEGFAULT, 0)
-    trainers.begins = False
-    assert attempted(trainers, monkeypatch) == 0
-    assert trainers.words == [[], ["--measured"]]
+    trainers.writes_checkpoint = False
+    assert run_attempts(trainers, monkeypatch) == 0
+    assert trainers.arguments == [[], ["--measured"]]
     assert trainers.plans[0] == trainers.plans[1]
     assert says((folder / "events.jsonl").read_text(), "before-first-step-restarting")
 
 
 @pytest.mark.parametrize("code", [134, 135, 132, 136])
 def test_every_such_signal(folder: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
-    assert attempted(Trainers(folder, code, 0, channels_last=True), monkeypatch) == 0
+    assert run_attempts(Trainers(folder, code, 0, channels_last=True), monkeypatch) == 0
 
 
 def test_what_was_learned_from_a_crash_stays_in_a_resumed_run() -> None:
@@ -144,16 +144,16 @@ def test_what_was_learned_from_a_crash_stays_in_a_resumed_run() -> None:
     assert kernel_crash.turn_optimizations_off(stored, "the trainer died") is None
 
 
-def ending(how: str, seconds: float = 0.0) -> subprocess.Popen[bytes]:
+def start_child(how: str, seconds: float = 0.0) -> subprocess.Popen[bytes]:
     code = f"import os, sys, time; time.sleep({seconds}); {how}"
     return subprocess.Popen([sys.executable, "-c", code])
 
 
 def test_ending_the_leader_does_not_hide_why_another_process_died(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_processes, "EXIT_TIMEOUT", 0.2)
-    dead = ending("os.kill(os.getpid(), 11)")
+    dead = start_child("os.kill(os.getpid(), 11)")
     dead.wait()
-    assert local_processes.wait_for_end(ending("pass", 60.0), [dead]) == -signal.SIGSEGV
+    assert local_processes.wait_for_end(start_child("pass", 60.0), [dead]) == -signal.SIGSEGV
 
 
 @pytest.mark.parametrize(
@@ -165,9 +165,9 @@ def test_ending_the_leader_does_not_hide_why_another_process_died(monkeypatch: p
     ],
 )
 def test_the_end_of_several_processes(leader: str, follower: str, code: int) -> None:
-    dead = ending(follower)
+    dead = start_child(follower)
     dead.wait()
-    assert local_processes.wait_for_end(ending(leader), [dead]) == code
+    assert local_processes.wait_for_end(start_child(leader), [dead]) == code
 
 
 def test_a_measuring_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

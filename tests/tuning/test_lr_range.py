@@ -27,7 +27,7 @@ torch.set_num_threads(1)
 RATES = np.geomspace(1e-6, 10, 100)
 
 
-def falling(middle: float, noise: float = 0.02) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def make_falling_loss(middle: float, noise: float = 0.02) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     """A loss that falls from 2 to 0.5 around a rate, over about two decades."""
     where = np.log10(RATES) - np.log10(middle)
     return 1.25 - 0.75 * np.tanh(where) + noise * np.random.default_rng(0).standard_normal(100)
@@ -35,13 +35,13 @@ def falling(middle: float, noise: float = 0.02) -> np.ndarray[tuple[int], np.dty
 
 @pytest.mark.parametrize("middle", [1e-4, 3e-3, 5e-2])
 def test_the_suggestion_is_where_the_loss_falls_fastest(middle: float) -> None:
-    suggestion = suggest_rate(RATES, falling(middle), 100)
+    suggestion = suggest_rate(RATES, make_falling_loss(middle), 100)
     assert suggestion.suggested is not None
     assert abs(np.log10(suggestion.suggested / middle)) < 0.25
 
 
 def test_a_later_divergence_does_not_shift_the_suggestion() -> None:
-    losses = np.where(RATES < 1, falling(1e-3), 50.0 * RATES)
+    losses = np.where(RATES < 1, make_falling_loss(1e-3), 50.0 * RATES)
     suggestion = suggest_rate(RATES, losses, 100)
     assert suggestion.suggested is not None
     assert abs(np.log10(suggestion.suggested / 1e-3)) < 0.25
@@ -50,7 +50,7 @@ def test_a_later_divergence_does_not_shift_the_suggestion() -> None:
 @pytest.mark.parametrize("kind", ["flat", "rising", "short"])
 def test_no_suggestion_if_the_loss_does_not_clearly_fall(kind: str) -> None:
     noise = np.random.default_rng(1).standard_normal(100)
-    curve = {"flat": 2 + 0.1 * noise, "rising": 2 + RATES + 0.1 * noise, "short": falling(1e-3)[:10]}[kind]
+    curve = {"flat": 2 + 0.1 * noise, "rising": 2 + RATES + 0.1 * noise, "short": make_falling_loss(1e-3)[:10]}[kind]
     assert suggest_rate(RATES[: len(curve)], curve, 100).suggested is None
 
 
@@ -62,7 +62,7 @@ def test_the_smooth_curve_keeps_a_line_and_halves_noise() -> None:
 
 
 def test_the_sweep_tries_every_rate_and_learns_on_the_way(tmp_path: Path) -> None:
-    run = tiny.assembled(tmp_path, tiny.job(train="optimizer: {name: adamw, lr: 1.0}, schedule: cosine"))
+    run = tiny.assemble_run(tmp_path, tiny.job(train="optimizer: {name: adamw, lr: 1.0}, schedule: cosine"))
     rates, losses = measure_losses(run, 1e-6, 0.1, 60)
     np.testing.assert_allclose(rates, np.geomspace(1e-6, 0.1, 60)[: len(rates)])
     assert len(losses) == len(rates)
@@ -77,14 +77,14 @@ def test_the_sweep_trains_parts_of_batches_as_training_does(tmp_path: Path) -> N
     """Dropout and BatchNorm go by parts: a sweep at one rate has the losses of training steps."""
     rate = "optimizer: {name: adamw, lr: 0.01}, schedule: constant"
     job = tiny.job(f"parts: 2, {rate}")
-    steps = tiny.losses(tiny.assembled(tmp_path / "1", job), 10)
-    swept = measure_losses(tiny.assembled(tmp_path / "2", job), 0.01, 0.01, 10)[1]
+    steps = tiny.losses(tiny.assemble_run(tmp_path / "1", job), 10)
+    swept = measure_losses(tiny.assemble_run(tmp_path / "2", job), 0.01, 0.01, 10)[1]
     assert swept.tolist() == steps
-    assert measure_losses(tiny.assembled(tmp_path / "3", tiny.job(rate)), 0.01, 0.01, 10)[1].tolist() != steps
+    assert measure_losses(tiny.assemble_run(tmp_path / "3", tiny.job(rate)), 0.01, 0.01, 10)[1].tolist() != steps
 
 
 def test_the_sweep_ends_when_the_loss_diverges(tmp_path: Path) -> None:
-    run = tiny.assembled(tmp_path, tiny.job(train="clip_norm: null, optimizer: {name: sgd, lr: 1.0}"))
+    run = tiny.assemble_run(tmp_path, tiny.job(train="clip_norm: null, optimizer: {name: sgd, lr: 1.0}"))
     rates, losses = measure_losses(run, 1e-3, 1e6, 80)
     assert 16 <= len(rates) < 80
     assert np.isfinite(losses).all()
@@ -92,7 +92,7 @@ def test_the_sweep_ends_when_the_loss_diverges(tmp_path: Path) -> None:
 
 
 def test_numbers_from_the_first_rate_on_are_needed(tmp_path: Path) -> None:
-    run = tiny.assembled(tmp_path, tiny.job(train="clip_norm: null, optimizer: {name: sgd, lr: 1.0}"))
+    run = tiny.assemble_run(tmp_path, tiny.job(train="clip_norm: null, optimizer: {name: sgd, lr: 1.0}"))
     with pytest.raises(NumericsError, match=r"(?s)NaN or infinite from a learning rate of .* on.*--lowest 1e-9"):
         measure_losses(run, 1e30, 1e38, 40)
 
@@ -145,7 +145,7 @@ def test_options_that_make_no_sense(options: list[str], expected: str, capsys: p
 
 
 def test_no_suggestion_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = tiny.assembled(tmp_path, tiny.job())
+    run = tiny.assemble_run(tmp_path, tiny.job())
     flat = 2 + 0.1 * np.random.default_rng(1).standard_normal(100)
     lr_range.report(run, suggest_rate(RATES, flat, 100), tmp_path)
     assert says(capsys.readouterr().out, "learning-rate-suggested-loss")

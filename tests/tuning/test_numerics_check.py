@@ -23,13 +23,13 @@ from drivetrain.tuning.tuner_state import TunerState
 from tests import tiny
 from tests.messages import begins_with, ends_with, get_message, says, says_each, says_only
 from tests.tuning.tuned_machine import machine
-from tests.tuning.wrong_results import wrong_where
+from tests.tuning.wrong_results import corrupt_where
 
 MEASURED = "measure: full, compile: false, precision: fp32"
 
 
 @pytest.fixture(autouse=True)
-def short(monkeypatch: pytest.MonkeyPatch) -> None:
+def shorten_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(paired_timing, "BLOCK_SECONDS", 0.001)
     monkeypatch.setattr(tune, "MIN_FULL_SECONDS", 3.0)
 
@@ -40,7 +40,9 @@ def measure_job(folder: Path, job: Job, dataset: Dataset | None = None) -> tuple
     network = build(job, dataset)
     facts = inspection.inspect_workload(dataset, network.module)
     job_plan = plan.resolve(job, hardware, facts)
-    search = MicroBatchSearch(job, hardware, job_plan, dataset, network, facts, folder, tiny.Quiet(), messages.append)
+    search = MicroBatchSearch(
+        job, hardware, job_plan, dataset, network, facts, folder, tiny.QuietSignals(), messages.append
+    )
     measurements = tune.load_or_measure(search)
     return measurements, "\n".join(messages)
 
@@ -104,7 +106,7 @@ def test_cached_evidence_is_rejected_if_its_numbers_are_wrong(
     tmp_path: Path, other: tuple[Job, Dataset], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     faster_value = store_evidence(tmp_path, other=True).value
-    wrong_where(monkeypatch, lambda tuner, variant_plan: variant_plan.value("channels_last") == faster_value)
+    corrupt_where(monkeypatch, lambda tuner, variant_plan: variant_plan.value("channels_last") == faster_value)
     monkeypatch.setattr(
         variants,
         "turn_everything_off",
@@ -127,7 +129,7 @@ def contest(folder: Path, job: Job, messages: list[str]) -> TunerState:
     hardware, dataset = machine(folder), tiny.dataset()
     network = build(job, dataset)
     first_plan = plan.resolve(job, hardware, inspection.inspect_workload(dataset, network.module))
-    training_run = run.assemble(job, hardware, first_plan, folder, dataset, network, tiny.Quiet(), PhaseTimer())
+    training_run = run.assemble(job, hardware, first_plan, folder, dataset, network, tiny.QuietSignals(), PhaseTimer())
     tuner = tune.Tuner(training_run, dataset, network, messages.append)
     state = TunerState(first_plan, tuner.build(first_plan))
     numerics_check.veto_wrong_defaults(tuner, state, math.inf)
@@ -136,7 +138,7 @@ def contest(folder: Path, job: Job, messages: list[str]) -> TunerState:
 
 def test_defaults_are_vetoed_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A default that computes something else is taken back, and what goes on without it is measured as ever."""
-    wrong_where(monkeypatch, lambda tuner, variant_plan: variant_plan.value("fused_optimizer") is True)
+    corrupt_where(monkeypatch, lambda tuner, variant_plan: variant_plan.value("fused_optimizer") is True)
     messages = list[str]()
     state = contest(tmp_path, tiny.job(optimize=MEASURED), messages)
     assert state.plan.value("fused_optimizer") is state.incumbent.run.plan.value("fused_optimizer") is False
@@ -153,7 +155,7 @@ def test_correct_numbers_are_accepted(tmp_path: Path) -> None:
 
 
 def test_a_requested_value_with_wrong_numbers_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wrong_where(monkeypatch, lambda tuner, variant_plan: variant_plan.value("fused_optimizer") is True)
+    corrupt_where(monkeypatch, lambda tuner, variant_plan: variant_plan.value("fused_optimizer") is True)
     messages = list[str]()
     assert contest(tmp_path, tiny.job(optimize="compile: false, fused_optimizer: true"), messages).measurements == {}
     assert begins_with(messages[0], "warning-settings-job-change")
@@ -168,9 +170,9 @@ def test_defaults_are_checked_in_every_run_that_measures(tmp_path: Path, monkeyp
 
 def test_a_high_initial_fp16_scale_is_no_veto(tmp_path: Path) -> None:
     job = tiny.job("fp16: {initial_scale: 1.0e+12, max_scale: 1.0e+12}")
-    fp16_run = tiny.assembled(tmp_path, job, settings={"precision": "fp16"})
+    fp16_run = tiny.assemble_run(tmp_path, job, settings={"precision": "fp16"})
     fp16_run.train_mode()
-    reference_run = tiny.assembled(tmp_path, job)
+    reference_run = tiny.assemble_run(tmp_path, job)
     reference_run.train_mode()
     step_numbers = [
         variants.Variant(training_run, iter(list(training_run.batches.epoch(0)) * 2)).read_numbers(False)

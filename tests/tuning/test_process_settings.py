@@ -83,7 +83,7 @@ def test_two_hyperthreads_are_used_where_they_are_faster(monkeypatch: pytest.Mon
 
 
 @dataclass
-class Sided:
+class KnownChild:
     """A child of known speed and numbers."""
 
     seconds: float
@@ -105,7 +105,7 @@ class Shop:
     """A workshop whose sides are as slow as a table says."""
 
     def __init__(self, table: dict[str, Any]) -> None:
-        self.table, self.variants = table, list[Sided]()
+        self.table, self.variants = table, list[KnownChild]()
 
     def __call__(self, *arguments: object, **options: object) -> Shop:
         return self
@@ -116,9 +116,9 @@ class Shop:
     def __exit__(self, *arguments: object) -> None:
         pass
 
-    def start(self, variant_plan: plan.Plan, timeout: float | None = None) -> Sided:
+    def start(self, variant_plan: plan.Plan, timeout: float | None = None) -> KnownChild:
         assert timeout is not None
-        side = Sided(0.1)
+        side = KnownChild(0.1)
         for name, value in ((row.name, row.value) for row in variant_plan.decisions):
             effect = self.table.get(f"{name} {value}")
             if isinstance(effect, Exception):

@@ -32,7 +32,7 @@ from drivetrain.tuning.memory.micro_batch import MicroBatchSearch
 from tests import reports, tiny
 from tests.messages import get_message, says_each
 from tests.paths import IMPORTS, ROOT
-from tests.training.replayed import Again
+from tests.training.replayed_steps import Replayer
 from tests.tuning.tuned_machine import machine
 
 
@@ -86,7 +86,9 @@ def measure_job(folder: Path, optimize: str, messages: list[str], epochs: int = 
     weights_before = {name: value.clone() for name, value in network.module.state_dict().items()}
     facts = inspection.inspect_workload(dataset, network.module)
     job_plan = plan.resolve(job, hardware, facts)
-    search = MicroBatchSearch(job, hardware, job_plan, dataset, network, facts, folder, tiny.Quiet(), messages.append)
+    search = MicroBatchSearch(
+        job, hardware, job_plan, dataset, network, facts, folder, tiny.QuietSignals(), messages.append
+    )
     measurements = tune.load_or_measure(search)
     assert all(torch.equal(weights_before[name], value) for name, value in network.module.state_dict().items())
     return measurements
@@ -171,7 +173,9 @@ def test_a_compiled_variant_is_compared_with_torchs_dropout(tmp_path: Path, monk
     network = build(job, dataset)
     first_plan = plan.resolve(job, hardware, inspection.inspect_workload(dataset, network.module))
     first_plan = first_plan.with_values({"packed_dropout": True})
-    training_run = run.assemble(job, hardware, first_plan, tmp_path, dataset, network, tiny.Quiet(), PhaseTimer())
+    training_run = run.assemble(
+        job, hardware, first_plan, tmp_path, dataset, network, tiny.QuietSignals(), PhaseTimer()
+    )
     tuner = tune.Tuner(training_run, dataset, network, lambda line: None)
     for compiled in (False, True, True, False):
         tuner.load_reference(False, first_plan.with_values({"compile": compiled}))
@@ -183,7 +187,9 @@ def test_a_short_check_after_a_long_one_compares_the_first_steps(tmp_path: Path)
     hardware, dataset, job = machine(tmp_path), tiny.dataset(), tiny.job()
     network = build(job, dataset)
     first_plan = plan.resolve(job, hardware, inspection.inspect_workload(dataset, network.module))
-    training_run = run.assemble(job, hardware, first_plan, tmp_path, dataset, network, tiny.Quiet(), PhaseTimer())
+    training_run = run.assemble(
+        job, hardware, first_plan, tmp_path, dataset, network, tiny.QuietSignals(), PhaseTimer()
+    )
     tuner = tune.Tuner(training_run, dataset, network, lambda line: None)
     four_steps = tuner.load_reference(False, first_plan)
     for steps in (2, 4, 6):
@@ -196,13 +202,15 @@ def test_a_short_check_after_a_long_one_compares_the_first_steps(tmp_path: Path)
 
 def test_replays_are_among_the_compared_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A recorded step with wrong numbers was not noticed: all that were compared had been computed as usual."""
-    device = Again()
+    device = Replayer()
     monkeypatch.setattr(run, "CudaGraphs", lambda _: device)
     hardware, dataset, job = machine(tmp_path), tiny.dataset(), tiny.job()
     network = build(job, dataset)
     usual_plan = plan.resolve(job, hardware, inspection.inspect_workload(dataset, network.module))
     usual_plan = usual_plan.with_values({"fused_optimizer": True})
-    training_run = run.assemble(job, hardware, usual_plan, tmp_path, dataset, network, tiny.Quiet(), PhaseTimer())
+    training_run = run.assemble(
+        job, hardware, usual_plan, tmp_path, dataset, network, tiny.QuietSignals(), PhaseTimer()
+    )
     tuner = tune.Tuner(training_run, dataset, network, lambda line: None)
     recorded_plan = usual_plan.with_values({"step_graph": True})
     for steps in (2, 4):
@@ -227,7 +235,9 @@ def test_a_value_that_needs_another_is_measured_only_with_it(
     hardware, dataset, job = machine(tmp_path), tiny.dataset(), tiny.job()
     network = build(job, dataset)
     first_plan = plan.resolve(job, hardware, inspection.inspect_workload(dataset, network.module))
-    training_run = run.assemble(job, hardware, first_plan, tmp_path, dataset, network, tiny.Quiet(), PhaseTimer())
+    training_run = run.assemble(
+        job, hardware, first_plan, tmp_path, dataset, network, tiny.QuietSignals(), PhaseTimer()
+    )
     tuner = tune.Tuner(training_run, dataset, network, lambda line: None)
     names = {
         optimization.name for optimization, _ in tuner._list_candidates(first_plan.with_values({"compile": compiled}))
@@ -240,13 +250,15 @@ def test_texts_in_parts_are_set_beside_packed_ones(tmp_path: Path, monkeypatch: 
     """Each draws dropout of its own: compared with the other's, one of them would be vetoed."""
     monkeypatch.setattr(paired_timing, "BLOCK_SECONDS", 0.01)
     monkeypatch.chdir(tmp_path)
-    reports.write(tmp_path)
+    reports.write_reports(tmp_path)
     job = reports.job(tmp_path, model=f"{reports.ENCODER[:-1]}, dropout: 0.3}}")
     hardware, dataset = machine(tmp_path), load(job)
     network = build(job, dataset)
     first_plan = plan.resolve(job, hardware, inspection.inspect_workload(dataset, network.module))
     assert first_plan.value("unpadding") == "packed"
-    training_run = run.assemble(job, hardware, first_plan, tmp_path, dataset, network, tiny.Quiet(), PhaseTimer())
+    training_run = run.assemble(
+        job, hardware, first_plan, tmp_path, dataset, network, tiny.QuietSignals(), PhaseTimer()
+    )
     tuner = tune.Tuner(training_run, dataset, network, lambda line: None)
     for value in (512, "off"):
         row = next(o for o in optimizations.every() if o.name == "unpadding")
@@ -272,19 +284,18 @@ from drivetrain.training.phase_timer import PhaseTimer
 from drivetrain.errors import Replanned
 from drivetrain.system.files import write_json
 from tests import tiny
-from tests.training import replayed
 from tests.tuning.tuned_machine import machine
 tuner.FULL, tuner.QUICKEST = 9.0, 2.0
 folder = Path(sys.argv[1])
 path = folder / "job.yaml"
 path.write_text(tiny.TEXT.format(model="", train="", epochs=3).replace("train: x", f"train: {sys.argv[2]}") +
                 "optimize: {measure: full, cpu_threads: 1, openmp_runtime: 'off', allocator: 'off'}")
-asked = spec.load(path)
-here = machine(folder)
-write_json(folder / "hardware.json", here.to_json())
-write_json(folder / "plan.json", plan.resolve(asked, here).to_json())
+job = spec.load(path)
+hardware = machine(folder)
+write_json(folder / "hardware.json", hardware.to_json())
+write_json(folder / "plan.json", plan.resolve(job, hardware).to_json())
 try:
-    assembly.assemble_run(folder, asked, tiny.Quiet(), PhaseTimer(), SpecSource(path))
+    assembly.assemble_run(folder, job, tiny.QuietSignals(), PhaseTimer(), SpecSource(path))
 except Replanned:
     print("another process", timeout.has_timed_out(), plan.load(folder / "plan.json").value("compile"))
 """

@@ -35,7 +35,7 @@ BIG = "precision: auto, compile: false, measure: full"
 
 
 @dataclass
-class Known:
+class KnownArm:
     """An arm whose steps take a known time."""
 
     run: Any
@@ -61,11 +61,11 @@ def make_tuner(
     job, dataset = tiny.job(optimize=BIG), tiny.dataset()
     network = build(job, dataset)
     job_plan = plan.resolve(job, machine, inspection.inspect_workload(dataset, network.module))
-    training_run = run.assemble(job, machine, job_plan, folder, dataset, network, tiny.Quiet(), PhaseTimer())
+    training_run = run.assemble(job, machine, job_plan, folder, dataset, network, tiny.QuietSignals(), PhaseTimer())
 
     class Tuned(tune.Tuner):
         def build(self, variant_plan: plan.Plan) -> Any:
-            return Known(SimpleNamespace(plan=variant_plan), lambda: cost(variant_plan) * next(noise))
+            return KnownArm(SimpleNamespace(plan=variant_plan), lambda: cost(variant_plan) * next(noise))
 
         def batches(self, variant_run: Any) -> Any:
             return iter(())
@@ -205,7 +205,7 @@ def test_measuring_stays_within_its_share_also_when_it_finds_nothing(
         monkeypatch.setattr(module, "time", clock)
 
     @dataclass
-    class Timed(Known):
+    class Timed(KnownArm):
         deadline: float = math.inf
         compared_steps: int = variants.COMPARED_STEPS
 

@@ -9,13 +9,13 @@ from drivetrain.tuning import tuner as tune
 from drivetrain.tuning import variants
 
 
-def wrong_where(monkeypatch: pytest.MonkeyPatch, bad: object) -> None:
-    """A network that computes something else in channels_last, or without it, for jobs or data that `bad` picks."""
+def corrupt_where(monkeypatch: pytest.MonkeyPatch, is_wrong: object) -> None:
+    """A network that computes something else in channels_last, or without it, for jobs or data that `is_wrong` picks."""
     original_build = tune.Tuner.build
 
     def arm(self: tune.Tuner, variant_plan: plan.Plan) -> variants.Variant:
         variant = original_build(self, variant_plan)
-        if bad(self, variant_plan):
+        if is_wrong(self, variant_plan):
             step = variant.run.step
             variant.run.configure_step(forward=lambda *inputs: step.model(*inputs) * 1.01)
         return variant

@@ -26,17 +26,17 @@ POOL = {"user_api": "openmp", "internal_api": "openmp", "prefix": "libgomp", "ve
 LOADED: dict[str, Any] = {"threads": 2, "instructions": "AVX2", "cpus": 16, "gpus": 1, "pools": [POOL]}
 
 
-def image(created: str = "2030-03-01T10:00:00.123456789Z", contents: str = "unknown") -> str:
+def describe_image(created: str = "2030-03-01T10:00:00.123456789Z", contents: str = "unknown") -> str:
     labels = {"org.opencontainers.image.revision": "37dd950", image_contents.LABEL: contents}
     return json.dumps([{"Created": created, "Config": {"Labels": labels}}])
 
 
-def snapshot(tmp_path: Path, machine: str, changes: dict[str, Any], **others: Any) -> Snapshot:
+def snapshot(tmp_path: Path, machine: str, changes: dict[str, Any], **other_fields: Any) -> Snapshot:
     """A healthy machine with some facts (`part.name`), some answers and some of the rest changed."""
     machine_hardware = hardware.read_hardware(ROOT / f"tests/machines/{machine}.json")
     torch = hardware.Torch(version="2.13.0", cuda="13.0" if machine_hardware.gpus else None)
     machine_hardware = replace(
-        machine_hardware, torch=torch, compiler="/usr/bin/g++", place=others.pop("place", "host")
+        machine_hardware, torch=torch, compiler="/usr/bin/g++", place=other_fields.pop("place", "host")
     )
     for key, value in changes.items():
         part, _, name = key.partition(".")
@@ -44,7 +44,7 @@ def snapshot(tmp_path: Path, machine: str, changes: dict[str, Any], **others: An
             inner = getattr(machine_hardware, part)
             value = (replace(inner[0], **{name: value}),) if part == "gpus" else replace(inner, **{name: value})
         machine_hardware = replace(machine_hardware, **{part: value})
-    answers = {**ANSWERS, "docker image": image(), **others.pop("answers", {})}
+    answers = {**ANSWERS, "docker image": describe_image(), **other_fields.pop("answers", {})}
 
     def answer(command: Sequence[str]) -> str | None:
         return answers.get(" ".join(command[:2]))
@@ -63,4 +63,4 @@ def snapshot(tmp_path: Path, machine: str, changes: dict[str, Any], **others: An
         "port_taken": lambda port: False,
         "loaded": LOADED,
     }
-    return Snapshot(hardware=machine_hardware, **(facts | others))
+    return Snapshot(hardware=machine_hardware, **(facts | other_fields))

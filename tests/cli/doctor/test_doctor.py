@@ -19,7 +19,7 @@ from drivetrain.cli.doctor.snapshot import Snapshot, is_port_taken, read_disk_sp
 from drivetrain.hardware import facts as hardware
 from drivetrain.launch import image_contents
 from drivetrain.system.console import open_console
-from tests.cli.doctor.machine_snapshot import LOADED, POOL, image, snapshot
+from tests.cli.doctor.machine_snapshot import LOADED, POOL, describe_image, snapshot
 from tests.messages import get_message, omits, says
 from tests.paths import IMPORTS
 
@@ -40,7 +40,7 @@ def test_a_machine_that_trains_in_containers_alone_is_healthy(tmp_path: Path) ->
 
 
 def test_images_that_no_job_here_uses_may_be_old(tmp_path: Path) -> None:
-    old = {"answers": {"docker image": image("2029-06-01T10:00:00Z")}}
+    old = {"answers": {"docker image": describe_image("2029-06-01T10:00:00Z")}}
     assert [finding.name for finding in list_faults(snapshot(tmp_path, "laptop", {}, **old))] == ["image cpu"]
     assert {finding.name for finding in list_faults(snapshot(tmp_path, "h200", {}, **old))} == {
         "image cpu",
@@ -52,7 +52,7 @@ def test_images_that_no_job_here_uses_may_be_old(tmp_path: Path) -> None:
 @pytest.mark.parametrize("contents", ["unknown", image_contents.combine_hashes(image_contents.hash_files("cpu"))])
 def test_an_image_of_other_code_than_the_checkout(tmp_path: Path, contents: str) -> None:
     """No fault: the next start updates it."""
-    facts = {"answers": {"docker image": image(contents=contents)}}
+    facts = {"answers": {"docker image": describe_image(contents=contents)}}
     (image_finding,) = (
         finding for finding in list_findings(snapshot(tmp_path, "laptop", {}, **facts)) if finding.name == "image cpu"
     )
@@ -261,7 +261,7 @@ FAULTS: list[tuple[str, str, dict[str, Any], dict[str, Any], str, str, str]] = [
         "laptop",
         "image cpu",
         {},
-        {"answers": {"docker image": image("2029-06-01T10:00:00Z")}},
+        {"answers": {"docker image": describe_image("2029-06-01T10:00:00Z")}},
         "warn",
         "it lacks recent security fixes",
         "make image-cpu",

@@ -23,7 +23,7 @@ from drivetrain.data.loader.batches import Batches, fetch, fetch_in_order
 from drivetrain.data.loader.orders import SequentialOrder
 from drivetrain.errors import DataError
 from tests.messages import begins_with, ends_with
-from tests.own_job import both, job
+from tests.own_job import define_arrays, job
 
 torch.set_num_threads(1)
 
@@ -240,14 +240,14 @@ def test_a_worker_gives_the_same_batches_and_the_same_message() -> None:
     ],
 )
 def test_what_targets_are(targets: str, options: str, head: Head, shape: tuple[int, ...], tmp_path: Path) -> None:
-    data = load(job(tmp_path, both(f"torch.zeros(6, 4), {targets}"), **({"data": options} if options else {})))
+    data = load(job(tmp_path, define_arrays(f"torch.zeros(6, 4), {targets}"), **({"data": options} if options else {})))
     assert data.heads == {"": head}
     assert tuple(data.train.targets[""].shape) == shape
     assert data.train.targets[""].dtype == (torch.int64 if head.classes and not head.several else torch.float32)
 
 
 def test_numbers_of_double_precision_become_single(tmp_path: Path) -> None:
-    data = load(job(tmp_path, both("np.ones((6, 4)), np.arange(6) % 2")))
+    data = load(job(tmp_path, define_arrays("np.ones((6, 4)), np.arange(6) % 2")))
     assert custom.as_float32(data.train.gather(np.arange(2)), np.arange(2), None)[0].dtype == torch.float32
     assert data.preprocessing["inputs"] == [{"shape": [4], "type": "float32"}]
 

@@ -12,7 +12,7 @@ from drivetrain.data.load_data import load
 from drivetrain.data.loader.batches import Batches
 from drivetrain.errors import DataError, SpecError
 from drivetrain.models.build import build
-from tests.own_job import DATA, MODEL, both, items, job, loads
+from tests.own_job import DATA, MODEL, define_arrays, define_items, define_load, job
 
 torch.set_num_threads(1)
 
@@ -47,13 +47,13 @@ def build():
 """
 BAD: dict[str, tuple[dict[str, str], dict[str, str], str]] = {
     "data that raises": (
-        loads("return int('x')"),
+        define_load("return int('x')"),
         {},
         "data.file: load() in my_data.py raised ValueError: invalid literal for int() with base 10: 'x'\n"
         "    my_data.py:6: in load: return int('x')",
     ),
     "one part only": (
-        loads("return TensorDataset(torch.zeros(3, 4))"),
+        define_load("return TensorDataset(torch.zeros(3, 4))"),
         {},
         "data.file: load() in my_data.py returned a TensorDataset\n  possible: a pair: (training data, validation data)",
     ),
@@ -67,75 +67,83 @@ BAD: dict[str, tuple[dict[str, str], dict[str, str], str]] = {
         {},
         "data.file: load() in my_data.py raised SystemExit: no licence\n    my_data.py:2: sys.exit('no licence')",
     ),
-    "no samples": (items("return torch.zeros(4), 0", size=0), {}, f"{TRAINING} has no samples"),
+    "no samples": (define_items("return torch.zeros(4), 0", size=0), {}, f"{TRAINING} has no samples"),
     "items that raise": (
-        items("return torch.zeros(4), [0, 1][i]"),
+        define_items("return torch.zeros(4), [0, 1][i]"),
         {},
         f"{TRAINING} sample 2 raised IndexError: list index out of range\n"
         "    my_data.py:10: in __getitem__: return torch.zeros(4), [0, 1][i]",
     ),
     "items that differ": (
-        items("return torch.zeros(5 if i == 3 else 4), i % 2"),
+        define_items("return torch.zeros(5 if i == 3 else 4), i % 2"),
         {},
         f"{TRAINING} samples 0 and 3 differ in shape: (4,), () and (5,), ()",
     ),
-    "items without target": (items("return torch.zeros(4)"), {}, f"{TRAINING} sample 0 is an array of shape (4,)"),
-    "items as mappings": (items("return {'x': 1, 'y': 2}"), {}, f"{TRAINING} sample 0 is a dict of 2"),
+    "items without target": (
+        define_items("return torch.zeros(4)"),
+        {},
+        f"{TRAINING} sample 0 is an array of shape (4,)",
+    ),
+    "items as mappings": (define_items("return {'x': 1, 'y': 2}"), {}, f"{TRAINING} sample 0 is a dict of 2"),
     "a target of unknown type": (
-        items("return torch.zeros(4), 'cat'"),
+        define_items("return torch.zeros(4), 'cat'"),
         {},
         f"{TRAINING} the target of sample 0 is a str",
     ),
     "an input of unknown type": (
-        items("return (torch.zeros(4), None), 1"),
+        define_items("return (torch.zeros(4), None), 1"),
         {},
         f"{TRAINING} an input of sample 0 is None",
     ),
     "a loader": (
-        loads("loader = DataLoader(TensorDataset(torch.zeros(3, 4)))\n    return loader, loader"),
+        define_load("loader = DataLoader(TensorDataset(torch.zeros(3, 4)))\n    return loader, loader"),
         {},
         f"{TRAINING} is a DataLoader, which has no __getitem__ or no __len__",
     ),
-    "None": (loads("return None, None"), {}, f"{TRAINING} is None, which has no __getitem__ or no __len__"),
-    "lengths": (both("torch.zeros(3, 4), torch.zeros(2)"), {}, f"{TRAINING} the arrays have 3, 2 samples"),
-    "inputs alone": (both("(torch.zeros(3, 4),)"), {}, f"{TRAINING} is a tuple of 1"),
+    "None": (define_load("return None, None"), {}, f"{TRAINING} is None, which has no __getitem__ or no __len__"),
+    "lengths": (define_arrays("torch.zeros(3, 4), torch.zeros(2)"), {}, f"{TRAINING} the arrays have 3, 2 samples"),
+    "inputs alone": (define_arrays("(torch.zeros(3, 4),)"), {}, f"{TRAINING} is a tuple of 1"),
     "NaN": (
-        both("np.array([[1.0], [np.nan]]), np.zeros(2)"),
+        define_arrays("np.array([[1.0], [np.nan]]), np.zeros(2)"),
         {},
         f"{TRAINING} array 0: sample 1 has NaN or infinite values",
     ),
     "infinity": (
-        both("np.zeros((3, 4)), np.array([1, np.inf, 2])"),
+        define_arrays("np.zeros((3, 4)), np.array([1, np.inf, 2])"),
         {},
         f"{TRAINING} array 1: sample 1 has NaN or infinite values",
     ),
     "texts": (
-        both("np.array(['a', 'b']), np.zeros(2)"),
+        define_arrays("np.array(['a', 'b']), np.zeros(2)"),
         {},
         f"{TRAINING} array 0: is an array of shape (2,) with values of type <U1",
     ),
-    "ragged": (both("np.zeros((2, 3)), [[1], [2, 3]]"), {}, f"{TRAINING} array 1: cannot be converted to an array: "),
+    "ragged": (
+        define_arrays("np.zeros((2, 3)), [[1], [2, 3]]"),
+        {},
+        f"{TRAINING} array 1: cannot be converted to an array: ",
+    ),
     "complex": (
-        both("torch.zeros(2, 3, dtype=torch.cfloat), torch.zeros(2)"),
+        define_arrays("torch.zeros(2, 3, dtype=torch.cfloat), torch.zeros(2)"),
         {},
         f"{TRAINING} array 0: holds complex",
     ),
-    "a number": (both("torch.zeros(2, 3), 5"), {}, f"{TRAINING} array 1: is a single number"),
-    "negative classes": (both("torch.zeros(3, 4), torch.arange(3) - 1"), {}, f"{TRAINING} a target is -1"),
-    "one class": (both("torch.zeros(3, 4), torch.ones(3).long()"), {}, f"{TRAINING} all targets are 1"),
+    "a number": (define_arrays("torch.zeros(2, 3), 5"), {}, f"{TRAINING} array 1: is a single number"),
+    "negative classes": (define_arrays("torch.zeros(3, 4), torch.arange(3) - 1"), {}, f"{TRAINING} a target is -1"),
+    "one class": (define_arrays("torch.zeros(3, 4), torch.ones(3).long()"), {}, f"{TRAINING} all targets are 1"),
     "counts as classes": (
-        both("torch.zeros(3, 4), torch.arange(3) * 700"),
+        define_arrays("torch.zeros(3, 4), torch.arange(3) * 700"),
         {},
         f"{TRAINING} targets are whole numbers up to 1,400, more than samples",
     ),
     "too few names": ({}, {"data": "names: [a]"}, "data.names: is a list of 1, and the targets have 2 classes"),
     "a class without a name": (
-        items("return torch.zeros(4), 7 if i == 1 else 0"),
+        define_items("return torch.zeros(4), 7 if i == 1 else 0"),
         {"data": "names: [a, b]"},
         f"{TRAINING} a target is 7\n  possible: targets from 0 to 1, as at the start",
     ),
     "labels that stop being labels": (
-        items("return torch.zeros(4), torch.tensor([0, 1 if i < 9 else 5])"),
+        define_items("return torch.zeros(4), torch.tensor([0, 1 if i < 9 else 5])"),
         {},
         f"{TRAINING} a target is 5\n  possible: targets from 0 to 1, as at the start",
     ),
@@ -167,7 +175,7 @@ BAD: dict[str, tuple[dict[str, str], dict[str, str], str]] = {
         "train.early_stopping.metric: is validation/f1\n  possible: the targets are numbers (int64)",
     ),
     "targets that need a loss": (
-        both("torch.zeros(3, 4), torch.zeros(3, 2, 2)"),
+        define_arrays("torch.zeros(3, 4), torch.zeros(3, 2, 2)"),
         {},
         "train.loss: is missing, and the targets are float32 of shape (samples, 2, 2)",
     ),
@@ -238,7 +246,7 @@ BAD: dict[str, tuple[dict[str, str], dict[str, str], str]] = {
         "    in layer inner.2: Linear(in_features=7, out_features=2, bias=True)\n  do:       fix these lines",
     ),
     "a weight of two classes for three": (
-        both("torch.zeros(6, 4), torch.arange(6) % 3"),
+        define_arrays("torch.zeros(6, 4), torch.arange(6) % 3"),
         {"train": "loss: {name: focal, alpha: 0.25}"},
         "train.loss.alpha: is 0.25, and the data has 3 classes\n  possible: a weight of class 1 of two classes",
     ),
@@ -256,7 +264,7 @@ BAD: dict[str, tuple[dict[str, str], dict[str, str], str]] = {
     ),
     "a squeezed output": (
         {
-            **loads("part = torch.zeros(3, 4), torch.zeros(3)\n    return part, part"),
+            **define_load("part = torch.zeros(3, 4), torch.zeros(3)\n    return part, part"),
             **network(".relu())", ".relu()).squeeze(1)"),
         },
         {},

@@ -18,7 +18,7 @@ from PIL import Image
 from drivetrain.data.images.image_data import load
 from drivetrain.errors import DataError
 from tests.messages import says, says_only
-from tests.pictures import SIDE, good, job, plain, truncated_jpeg
+from tests.pictures import SIDE, job, make_image, write_good_images, write_truncated_jpeg
 
 torch.set_num_threads(1)
 
@@ -39,11 +39,11 @@ def damaged_png(path: Path) -> None:
 
 
 def unreadable(path: Path) -> None:
-    plain().save(path)
+    make_image().save(path)
     path.chmod(0)
 
 
-def claiming(width: int, height: int) -> Callable[[Path], None]:
+def make_header_writer(width: int, height: int) -> Callable[[Path], None]:
     """Writes a small file whose header claims so many pixels."""
 
     def write(path: Path) -> None:
@@ -58,15 +58,19 @@ def claiming(width: int, height: int) -> Callable[[Path], None]:
 
 
 BAD: dict[str, tuple[str, Callable[[Path], object], str]] = {
-    "truncated jpeg": ("x.jpg", truncated_jpeg, "image file is truncated"),
+    "truncated jpeg": ("x.jpg", write_truncated_jpeg, "image file is truncated"),
     "truncated png": ("x.png", truncated_png, "image file is truncated"),
     "damaged png": ("x.png", damaged_png, "broken PNG file|broken data stream"),
     "empty": ("x.jpg", lambda path: path.touch(), "empty file"),
     "text": ("x.png", lambda path: path.write_text("no image"), "none of JPEG, PNG, BMP, GIF, WEBP, TIFF"),
-    "other format": ("x.png", lambda path: plain().save(path, "ICO"), "none of JPEG, PNG, BMP, GIF, WEBP, TIFF"),
+    "other format": ("x.png", lambda path: make_image().save(path, "ICO"), "none of JPEG, PNG, BMP, GIF, WEBP, TIFF"),
     "float tiff": ("x.tiff", lambda path: Image.new("F", (9, 9)).save(path), "32-bit pixels with an unknown range"),
-    "bomb": ("x.png", claiming(20000, 10000), "more than 178,956,970 pixels"),
-    "small bomb": ("x.png", claiming(10000, 10000), "image file is truncated|broken PNG file|broken data stream"),
+    "bomb": ("x.png", make_header_writer(20000, 10000), "more than 178,956,970 pixels"),
+    "small bomb": (
+        "x.png",
+        make_header_writer(10000, 10000),
+        "image file is truncated|broken PNG file|broken data stream",
+    ),
     "broken link": ("x.png", lambda path: path.symlink_to("nowhere.png"), "no such file or directory"),
     "link to itself": ("x.png", lambda path: path.symlink_to("x.png"), "too many levels of symbolic links"),
     "pipe": ("x.png", os.mkfifo, "not a file"),
@@ -76,7 +80,7 @@ BAD: dict[str, tuple[str, Callable[[Path], object], str]] = {
 @pytest.mark.parametrize("case", BAD)
 def test_bad_file_is_named_with_its_reason(tmp_path: Path, case: str) -> None:
     name, write, reason = BAD[case]
-    path = good(tmp_path) / "a" / name
+    path = write_good_images(tmp_path) / "a" / name
     write(path)
     with pytest.raises(DataError) as error:
         load(job(tmp_path, bad_samples=0.0))
@@ -92,7 +96,7 @@ def test_bad_file_is_named_with_its_reason(tmp_path: Path, case: str) -> None:
 @pytest.mark.parametrize("case", BAD)
 def test_bad_file_within_the_budget_is_left_out_with_a_note(tmp_path: Path, case: str) -> None:
     name, write, reason = BAD[case]
-    path = good(tmp_path) / "a" / name
+    path = write_good_images(tmp_path) / "a" / name
     write(path)
     data = load(job(tmp_path, bad_samples=0.1))
     assert len(data.train) + len(data.validation) == 16
@@ -104,12 +108,12 @@ def test_bad_file_within_the_budget_is_left_out_with_a_note(tmp_path: Path, case
 
 
 @pytest.fixture
-def as_nobody() -> Iterator[Path]:
+def unprivileged_folder() -> Iterator[Path]:
     """A folder that an ordinary user may read; root would read a file without any rights."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         folder.chmod(0o755)
-        good(folder)
+        write_good_images(folder)
         unreadable(folder / "b" / "secret.png")
         root = os.geteuid() == 0
         if root:
@@ -121,13 +125,13 @@ def as_nobody() -> Iterator[Path]:
                 os.seteuid(0)
 
 
-def test_unreadable_file(as_nobody: Path) -> None:
+def test_unreadable_file(unprivileged_folder: Path) -> None:
     with pytest.raises(DataError, match=r"b/secret\.png: permission denied"):
-        load(job(as_nobody, bad_samples=0.0))
+        load(job(unprivileged_folder, bad_samples=0.0))
 
 
 def test_only_twenty_are_listed_and_all_are_counted(tmp_path: Path) -> None:
-    good(tmp_path)
+    write_good_images(tmp_path)
     for i in range(25):
         (tmp_path / "a" / f"bad{i:02}.png").touch()
     with pytest.raises(DataError) as error:
@@ -140,7 +144,7 @@ def test_only_twenty_are_listed_and_all_are_counted(tmp_path: Path) -> None:
 
 
 def test_file_lost_after_the_check(tmp_path: Path) -> None:
-    data = load(job(good(tmp_path)))
+    data = load(job(write_good_images(tmp_path)))
     Path(data.train.title(3)).unlink()
     with pytest.raises(DataError, match=r"(?s)\.png: no such file.*could be decoded when the run began.*restore"):
         data.train.gather(np.arange(8))

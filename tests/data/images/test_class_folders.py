@@ -16,13 +16,13 @@ from drivetrain.data.images.image_data import load
 from drivetrain.data.load_data import load as load_job
 from drivetrain.system.files import read_json, write_json
 from tests.messages import ends_with, get_message, says, says_each, says_only
-from tests.pictures import folder, job, message
+from tests.pictures import job, read_refusal, write_folder
 
 torch.set_num_threads(1)
 
 
 def test_folders_are_classes_in_sorted_order_and_nested_files_count(tmp_path: Path) -> None:
-    folder(tmp_path, wolf=4, cat=4)
+    write_folder(tmp_path, wolf=4, cat=4)
     (tmp_path / "cat" / "more" / "deep").mkdir(parents=True)
     Image.new("L", (16, 16)).save(tmp_path / "cat" / "more" / "deep" / "x.PNG")
     data = load(job(tmp_path))
@@ -35,7 +35,7 @@ def test_folders_are_classes_in_sorted_order_and_nested_files_count(tmp_path: Pa
 
 
 def test_skipped_files_are_noted(tmp_path: Path) -> None:
-    folder(tmp_path, a=4, b=4)
+    write_folder(tmp_path, a=4, b=4)
     (tmp_path / "a" / ".hidden.png").touch()
     (tmp_path / ".git").mkdir()
     (tmp_path / "empty").mkdir()
@@ -61,8 +61,8 @@ def test_skipped_files_are_noted(tmp_path: Path) -> None:
 
 
 def test_a_linked_class_folder_is_followed(tmp_path: Path) -> None:
-    folder(tmp_path / "elsewhere", x=4)
-    folder(tmp_path / "data", a=4)
+    write_folder(tmp_path / "elsewhere", x=4)
+    write_folder(tmp_path / "data", a=4)
     (tmp_path / "data" / "b").symlink_to(tmp_path / "elsewhere" / "x")
     data = load(job(tmp_path / "data"))
     assert torch.bincount(torch.cat([data.train.targets[""], data.validation.targets[""]])).tolist() == [4, 4]
@@ -73,14 +73,16 @@ FOLDERS: dict[str, tuple[Any, str]] = {
     "empty": (lambda root: root.mkdir(), "has no images in class folders (nor any outside of them)"),
     "flat": (
         lambda root: (
-            folder(root, sub=3) and (root / "sub").rename(root.with_name("y")) and root.with_name("y").rename(root)
+            write_folder(root, sub=3)
+            and (root / "sub").rename(root.with_name("y"))
+            and root.with_name("y").rename(root)
         ),
         "no images in class folders",
     ),
-    "one class": (lambda root: folder(root, cat=4), "4 images of 1 class: cat"),
-    "parts": (lambda root: folder(root, train=4, val=4), "are splits of a data set, not classes: train, val"),
+    "one class": (lambda root: write_folder(root, cat=4), "4 images of 1 class: cat"),
+    "parts": (lambda root: write_folder(root, train=4, val=4), "are splits of a data set, not classes: train, val"),
     "no image can be used": (
-        lambda root: (folder(root, a=30, b=30), (root / "c").mkdir(), (root / "c" / "x.png").touch()),
+        lambda root: (write_folder(root, a=30, b=30), (root / "c").mkdir(), (root / "c" / "x.png").touch()),
         "no image can be used of the classes c",
     ),
     "a text file": (lambda root: root.write_text("hello"), "has an unknown file type"),
@@ -96,14 +98,14 @@ def test_bad_folders(tmp_path: Path, case: str) -> None:
         text = "has no images in class folders (1 images are outside of class folders)"
     else:
         write(tmp_path / "x")
-    error_text = message(job(tmp_path / "x"))
+    error_text = read_refusal(job(tmp_path / "x"))
     assert error_text.startswith("data.train: ")
     assert text in error_text
 
 
 def test_parts_are_named_in_the_advice(tmp_path: Path) -> None:
-    folder(tmp_path, valid=4, Train=4)
-    assert says(message(job(tmp_path)), "name-one-of-them-or", f"{tmp_path}/Train", f"{tmp_path}/valid")
+    write_folder(tmp_path, valid=4, Train=4)
+    assert says(read_refusal(job(tmp_path)), "name-one-of-them-or", f"{tmp_path}/Train", f"{tmp_path}/valid")
 
 
 LEFTOVERS = (
@@ -120,9 +122,9 @@ LEFTOVERS = (
 
 @pytest.mark.parametrize("name", LEFTOVERS)
 def test_what_systems_leave_is_no_class(tmp_path: Path, name: str) -> None:
-    folder(tmp_path, a=4, b=4)
+    write_folder(tmp_path, a=4, b=4)
     for parent in (tmp_path, tmp_path / "a"):
-        folder(parent / name, a=2, thumb=2)
+        write_folder(parent / name, a=2, thumb=2)
     data = load(job(tmp_path))
     assert data.heads[""].classes == ("a", "b")
     assert len(data.train) + len(data.validation) == 8
@@ -131,9 +133,9 @@ def test_what_systems_leave_is_no_class(tmp_path: Path, name: str) -> None:
 
 
 def test_a_folder_around_the_class_folders_is_named(tmp_path: Path) -> None:
-    folder(tmp_path / "archive", a=4, b=4)
+    write_folder(tmp_path / "archive", a=4, b=4)
     (tmp_path / "__MACOSX").mkdir()
-    assert says(message(job(tmp_path)), "name-inner-those-classes", tmp_path / "archive")
+    assert says(read_refusal(job(tmp_path)), "name-inner-those-classes", tmp_path / "archive")
 
 
 SPLITS: dict[str, tuple[list[str], tuple[str, str | None, str | None] | None]] = {
@@ -155,17 +157,17 @@ SPLITS: dict[str, tuple[list[str], tuple[str, str | None, str | None] | None]] =
 def test_splits_under_other_names(tmp_path: Path, case: str) -> None:
     names, expected = SPLITS[case]
     for name in names:
-        folder(tmp_path / name, a=4, b=4)
+        write_folder(tmp_path / name, a=4, b=4)
     splits = split_folders.find(tmp_path, "k")
     assert (splits and (splits.train, splits.validation, splits.test)) == expected
     if expected:
-        assert says(message(job(tmp_path)), "splits-data-set")
+        assert says(read_refusal(job(tmp_path)), "splits-data-set")
 
 
 def test_splits_in_folders_of_their_own_and_images_without_classes(tmp_path: Path) -> None:
     for name in ("seg_train/seg_train", "seg_test/seg_test"):
-        folder(tmp_path / name, a=4, b=4)
-    folder(tmp_path / "seg_pred", seg_pred=4)
+        write_folder(tmp_path / name, a=4, b=4)
+    write_folder(tmp_path / "seg_pred", seg_pred=4)
     splits = split_folders.find(tmp_path, "k")
     assert splits
     assert splits.names == ["seg_train/seg_train", "seg_test/seg_test"]
@@ -174,7 +176,7 @@ def test_splits_in_folders_of_their_own_and_images_without_classes(tmp_path: Pat
 
 @pytest.mark.parametrize("inside", ["", "test", "unknown"], ids=["flat", "twice", "unknown"])
 def test_a_test_folder_without_classes_is_not_used(tmp_path: Path, inside: str) -> None:
-    folder(tmp_path / "train", a=4, b=4)
+    write_folder(tmp_path / "train", a=4, b=4)
     (tmp_path / "test" / inside).mkdir(parents=True)
     Image.new("L", (16, 16)).save(tmp_path / "test" / inside / "1.png")
     splits = split_folders.find(tmp_path, "k")
@@ -183,7 +185,7 @@ def test_a_test_folder_without_classes_is_not_used(tmp_path: Path, inside: str) 
 
 
 def test_the_log_names_the_classes_and_their_counts(tmp_path: Path) -> None:
-    folder(tmp_path, common=20, rare=4)
+    write_folder(tmp_path, common=20, rare=4)
     assert says_only(load_job(job(tmp_path)).notes, "classes-training-common-rare", 15, 3)
 
 
@@ -191,7 +193,7 @@ NFC, NFD = "caf\u00e9", "cafe\u0301"
 
 
 def test_names_that_are_not_utf_8(tmp_path: Path) -> None:
-    folder(tmp_path, a=8, b=8)
+    write_folder(tmp_path, a=8, b=8)
     for number in range(4):
         Image.new("L", (16, 16), 90 + number).save(os.fsencode(tmp_path / "a") + b"/ni\xf1o%d.png" % number)
     os.rename(tmp_path / "b" / "07.png", os.fsencode(tmp_path / "b") + b"/\xff.png")
@@ -203,24 +205,24 @@ def test_names_that_are_not_utf_8(tmp_path: Path) -> None:
     write_json(tmp_path / "x.json", data.files)
     assert read_json(tmp_path / "x.json")["data.train"] == list(data.files["data.train"])
     os.rename(tmp_path / "b", os.fsencode(tmp_path) + b"/b\xf1")
-    assert "are not UTF-8: b\\udcf1" in message(job(tmp_path))
+    assert "are not UTF-8: b\\udcf1" in read_refusal(job(tmp_path))
 
 
 @pytest.mark.parametrize("names", [(NFC, NFD), ("cat", "cat ")], ids=["unicode", "blank"])
 def test_two_folders_of_one_name_are_refused(tmp_path: Path, names: tuple[str, str]) -> None:
-    folder(tmp_path, **dict.fromkeys((*names, "x"), 4))
-    assert says(message(job(tmp_path)), "names-look-same")
+    write_folder(tmp_path, **dict.fromkeys((*names, "x"), 4))
+    assert says(read_refusal(job(tmp_path)), "names-look-same")
 
 
 @pytest.mark.parametrize("other", [NFD, f"{NFC} "], ids=["unicode", "blank"])
 def test_a_class_in_another_form_is_the_same(tmp_path: Path, other: str) -> None:
-    folder(tmp_path / "train", **{NFC: 4, "tea": 4})
-    folder(tmp_path / "val", **{other: 3, "tea": 2})
+    write_folder(tmp_path / "train", **{NFC: 4, "tea": 4})
+    write_folder(tmp_path / "val", **{other: 3, "tea": 2})
     data = load(job(tmp_path / "train", validation=str(tmp_path / "val")))
     assert data.heads[""].classes == (NFC, "tea")
     assert data.validation.targets[""].tolist() in ([0, 0, 0, 1, 1],)
 
 
 def test_classes_that_differ_only_in_case_are_listed(tmp_path: Path) -> None:
-    folder(tmp_path, Cat=4, cat=4, dog=4)
+    write_folder(tmp_path, Cat=4, cat=4, dog=4)
     assert ends_with(load_job(job(tmp_path)).notes[-1], "probably-same", "Cat/cat")

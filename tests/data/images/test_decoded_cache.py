@@ -30,7 +30,7 @@ from drivetrain.training import run
 from drivetrain.training.evaluation.validation import evaluate
 from drivetrain.training.phase_timer import PhaseTimer
 from tests import tiny
-from tests.data.images.kept_images import COUNT, kept, listed, pictures
+from tests.data.images.image_cache import COUNT, keep_pixels, list_images, write_images
 from tests.messages import says
 from tests.paths import ROOT
 from tests.supervisor import tiny_run
@@ -40,7 +40,7 @@ ALL = np.arange(COUNT, dtype=np.int64)
 
 @pytest.fixture
 def files(tmp_path: Path) -> image_files.Files:
-    return listed(pictures(tmp_path))
+    return list_images(write_images(tmp_path))
 
 
 def record_decoding(monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -56,12 +56,12 @@ def test_the_same_pixels_and_each_file_once(
     files: image_files.Files, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected, decoded_paths = files.gather(ALL), record_decoding(monkeypatch)
-    cache = kept(files, tmp_path)
+    cache = keep_pixels(files, tmp_path)
     for ids in (ALL[5:9], ALL[::-1].copy(), np.array([3, 3, 7]), ALL):
         assert torch.equal(cache.gather(ids), expected[torch.from_numpy(ids)])
     assert sorted(decoded_paths) == sorted(files.title(row) for row in range(COUNT))
     decoded_paths.clear()
-    assert torch.equal(kept(files, tmp_path).gather(ALL), expected)
+    assert torch.equal(keep_pixels(files, tmp_path).gather(ALL), expected)
     assert decoded_paths == []
 
 
@@ -69,7 +69,7 @@ def test_the_same_pixels_and_each_file_once(
 def test_an_incomplete_cache_row_is_decoded_again(
     files: image_files.Files, tmp_path: Path, harm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected, cache = files.gather(ALL), kept(files, tmp_path)
+    expected, cache = files.gather(ALL), keep_pixels(files, tmp_path)
     cache.gather(ALL)
     pixels, marks = cache._parts()
     if harm == "half a row":
@@ -79,13 +79,13 @@ def test_an_incomplete_cache_row_is_decoded_again(
     else:
         marks[4] = 0
     decoded_paths = record_decoding(monkeypatch)
-    assert torch.equal(kept(files, tmp_path).gather(ALL), expected)
+    assert torch.equal(keep_pixels(files, tmp_path).gather(ALL), expected)
     assert decoded_paths == [files.title(4)]
 
 
 @pytest.mark.parametrize("change", ["pixels", "pixels alone", "time", "size", "another file"])
 def test_augmented_images_differ(files: image_files.Files, tmp_path: Path, change: str) -> None:
-    first_cache, path = kept(files, tmp_path), Path(files.title(0))
+    first_cache, path = keep_pixels(files, tmp_path), Path(files.title(0))
     if change == "pixels":
         Image.new("RGB", (50, 50), "red").save(path)
     elif change == "pixels alone":
@@ -102,8 +102,8 @@ def test_augmented_images_differ(files: image_files.Files, tmp_path: Path, chang
         files = files.fit_to(16, 3)
     else:
         shutil.copy(path, path.with_name("copy.png"))
-        files = listed(tmp_path / "pictures")
-    second_cache = kept(files, tmp_path)
+        files = list_images(tmp_path / "pictures")
+    second_cache = keep_pixels(files, tmp_path)
     assert first_cache.path != second_cache.path
     rows = np.arange(len(files), dtype=np.int64)
     assert torch.equal(second_cache.gather(rows), files.gather(rows))
@@ -113,9 +113,9 @@ FILL = """
 import sys, time, hashlib
 from pathlib import Path
 import numpy as np
-from tests.data.images.kept_images import kept, listed
+from tests.data.images.image_cache import keep_pixels, list_images
 folder = Path(sys.argv[1])
-one = kept(listed(folder / "pictures"), folder)
+one = keep_pixels(list_images(folder / "pictures"), folder)
 for start in range(0, 24, 2):
     one.gather(np.arange(start, start + 2))
     print(start, flush=True)
@@ -143,21 +143,23 @@ def test_killed_while_it_is_filled_and_two_at_once(
     digest = hashlib.sha256(expected.numpy().tobytes()).hexdigest()
     assert ends == [digest, digest]
     decoded_paths = record_decoding(monkeypatch)
-    assert torch.equal(kept(files, tmp_path).gather(ALL), expected)
+    assert torch.equal(keep_pixels(files, tmp_path).gather(ALL), expected)
     assert decoded_paths == []
 
 
 def test_least_recently_used_files_are_removed_and_used_ones_stay(files: image_files.Files, tmp_path: Path) -> None:
-    old = [kept(files.fit_to(size, 3), tmp_path) for size in (8, 9, 10)]
+    old = [keep_pixels(files.fit_to(size, 3), tmp_path) for size in (8, 9, 10)]
     for age, cache in enumerate(old):
         os.utime(cache.path, (age, age))
     for cache in (old[0], old[2]):
         cache.mapped = None
     size = old[2].path.stat().st_size
-    new = kept(files.fit_to(11, 3), tmp_path, room=old[1].path.stat().st_size + size + COUNT * (11 * 11 * 3 + 8))
+    new = keep_pixels(
+        files.fit_to(11, 3), tmp_path, max_bytes=old[1].path.stat().st_size + size + COUNT * (11 * 11 * 3 + 8)
+    )
     remaining = {path.name for path in (tmp_path / "cache").iterdir()}
     assert remaining == {cache.path.name for cache in (old[1], old[2], new)}
-    kept(files.fit_to(12, 3), tmp_path, room=0)
+    keep_pixels(files.fit_to(12, 3), tmp_path, max_bytes=0)
     assert old[1].path.exists()
     assert not old[2].path.exists()
 
@@ -187,11 +189,11 @@ def assemble_run(folder: Path, on: bool, cache: Path) -> run.Run:
         if optimization.name != "decode_cache"
     }
     run_plan = plan.resolve(job, machine, facts, plain=not on, replay=others_off if on else {})
-    return run.assemble(job, machine, run_plan, folder, data, network, tiny.Quiet(), PhaseTimer())
+    return run.assemble(job, machine, run_plan, folder, data, network, tiny.QuietSignals(), PhaseTimer())
 
 
 def test_losses_and_metrics_are_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pictures(tmp_path)
+    write_images(tmp_path)
     plain, ours = assemble_run(tmp_path, False, tmp_path / "c"), assemble_run(tmp_path, True, tmp_path / "c")
     assert not decode_cache.effective(plain)
     assert decode_cache.effective(ours)
@@ -206,7 +208,7 @@ def test_losses_and_metrics_are_the_same_bits(tmp_path: Path, monkeypatch: pytes
 
 
 def test_without_a_cache_the_run_goes_on_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pictures(tmp_path)
+    write_images(tmp_path)
     (tmp_path / "file").write_text("")
     training_run = assemble_run(tmp_path, True, tmp_path / "file")
     assert not decode_cache.effective(training_run)
@@ -216,7 +218,7 @@ def test_without_a_cache_the_run_goes_on_and_says_so(tmp_path: Path, capsys: pyt
 
 @pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
 def test_from_the_second_epoch_on_no_image_file_is_opened(tmp_path: Path) -> None:
-    pictures(tmp_path)
+    write_images(tmp_path)
     path = tmp_path / "job.yaml"
     path.write_text(JOB)
     trace = tmp_path / "trace"

@@ -21,7 +21,7 @@ from drivetrain.data.images.resize import Resize
 from drivetrain.data.images.resize import of as stored_resize
 from drivetrain.errors import DataError
 from tests.messages import saying, says, says_only
-from tests.pictures import job, message, noise, npz
+from tests.pictures import job, make_noise, read_refusal, write_npz
 
 SIDE = 16
 PER_CLASS = 12
@@ -115,7 +115,7 @@ def test_16_bit_files_on_another_scale_are_refused(tmp_path: Path, case: str) ->
     for labelled in (True, False):
         with pytest.raises(DataError, match=r"24 files of 16 bits have values from .* but the training images were"):
             load_new.read([new], data.preprocessing, data.heads, labelled=labelled)
-    assert message(job(trained, validation=str(new), image_size=SIDE)).startswith(
+    assert read_refusal(job(trained, validation=str(new), image_size=SIDE)).startswith(
         "data.validation: 24 files of 16 bits"
     )
 
@@ -150,11 +150,13 @@ def test_a_model_without_a_stored_scale_sees_what_it_saw(tmp_path: Path) -> None
     new = load_new.read([tmp_path / "x"], old, heads, labelled=False)
     expected = np.rint(stripes(0, 0, 4095) / 257)
     assert np.array_equal(new.split.gather(np.arange(1))[0][0, 0].numpy(), expected)
-    images = noise(24, SIDE, SIDE)
+    images = make_noise(24, SIDE, SIDE)
     labels = np.arange(24) % 2
     stretched = old | {"low": 10.0, "high": 60.0}
     for kind, raw in (("int64", torch.float32), ("uint8", torch.uint8), ("float32", torch.float32)):
-        new = load_new.read([npz(tmp_path / "x.npz", images.astype(kind), labels)], stretched, heads, labelled=False)
+        new = load_new.read(
+            [write_npz(tmp_path / "x.npz", images.astype(kind), labels)], stretched, heads, labelled=False
+        )
         (pixels,) = new.split.gather(np.arange(24))
         assert pixels.dtype == raw
         scaled = images / 255 if raw == torch.uint8 else (images - 10.0) / 50
@@ -164,7 +166,7 @@ def test_a_model_without_a_stored_scale_sees_what_it_saw(tmp_path: Path) -> None
 
 def test_a_run_of_an_older_version_is_read_as_it_was(tmp_path: Path) -> None:
     """Resuming and evaluating: the stored preprocessing comes back key by key, and integers are not bytes for it."""
-    path = npz(tmp_path / "x.npz", noise(24, SIDE, SIDE).astype(np.int64) % 50 + 10, np.arange(24) % 2)
+    path = write_npz(tmp_path / "x.npz", make_noise(24, SIDE, SIDE).astype(np.int64) % 50 + 10, np.arange(24) % 2)
     fresh = load(job(path))
     added = ("rules", "takes_bytes", "range_16_bit", "ground")
     before = {key: value for key, value in fresh.preprocessing.items() if key not in added}
@@ -181,7 +183,7 @@ def test_color_files_of_which_only_the_lower_bits_are_used(tmp_path: Path) -> No
         class_folder = tmp_path / "x" / "ab"[number % 2]
         class_folder.mkdir(parents=True, exist_ok=True)
         (class_folder / f"{number}.tif").write_bytes(planar_tiff(compression=1, planes=1, high=4095))
-    assert says(message(job(tmp_path / "x")), "color-files-bits-channel", 6, 16, 14)
+    assert says(read_refusal(job(tmp_path / "x")), "color-files-bits-channel", 6, 16, 14)
 
 
 def planar_tiff(*, compression: int, planes: int, high: int = 65535) -> bytes:
@@ -279,17 +281,19 @@ BLANK: dict[str, Callable[[Path], Path]] = {
     "nothing visible": lambda folder: deep(
         folder, 0, 255, change=lambda x: np.zeros((*x.shape, 4), np.uint8), kind="png"
     ),
-    "array": lambda folder: npz(folder.with_suffix(".npz"), np.full((24, 8, 8), 3.5), np.arange(24) % 2),
+    "array": lambda folder: write_npz(folder.with_suffix(".npz"), np.full((24, 8, 8), 3.5), np.arange(24) % 2),
 }
 
 
 @pytest.mark.parametrize("case", BLANK)
 def test_a_set_in_which_nothing_can_be_seen_is_refused(tmp_path: Path, case: str) -> None:
     blank = BLANK[case](tmp_path / "x")
-    assert says(message(job(blank)), "images-color-network-sees", "data.train", 18, 18)
+    assert says(read_refusal(job(blank)), "images-color-network-sees", "data.train", 18, 18)
     if case == "black":
         good = deep(tmp_path / "y", 0, 255, change=lambda x: x.astype(np.uint8), kind="png")
-        assert says(message(job(good, validation=str(blank))), "of-images-are-of-one-color", "data.validation", 24, 24)
+        assert says(
+            read_refusal(job(good, validation=str(blank))), "of-images-are-of-one-color", "data.validation", 24, 24
+        )
         data = load(job(good))
         with pytest.raises(DataError, check=saying("data-images-color", 24, 24)):
             load_new.read([blank], data.preprocessing, data.heads, labelled=True)

@@ -16,7 +16,7 @@ from drivetrain.data.load_data import load
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.models import saved_model
 from tests.messages import begins_with
-from tests.trained import Case, trained
+from tests.task_cases import Case, train_case
 
 FITS = ("crop", "pad", "squash")
 
@@ -65,7 +65,7 @@ CASE = "task: image-classification\ndata: {{train: train, validation: held, imag
 
 @pytest.mark.parametrize("fit", FITS)
 def test_it_is_noted_and_a_prediction_does_the_same(tmp_path: Path, fit: str) -> None:
-    training = trained(Case(folders, "", CASE.format(fit=fit)), tmp_path)
+    training = train_case(Case(folders, "", CASE.format(fit=fit)), tmp_path)
     (note,) = [note for note in training.dataset.notes if "not square" in note]
     assert begins_with(note, "of-images-are-not-square", 12, 16)
     assert f"data.fit: {fit}" in note

@@ -30,7 +30,7 @@ META = {
 }
 
 
-def encoded(number: int, kind: str = "PNG") -> bytes:
+def encode_image(number: int, kind: str = "PNG") -> bytes:
     out = io.BytesIO()
     pixels = np.random.default_rng(number).integers(0, 256, (24, 24 + number % 3, 3)).astype(np.uint8)
     Image.fromarray(pixels).save(out, kind)
@@ -38,7 +38,7 @@ def encoded(number: int, kind: str = "PNG") -> bytes:
 
 
 def cells(count: int) -> list[dict[str, Any] | None]:
-    return [{"bytes": encoded(n, "JPEG" if n % 2 else "PNG"), "path": f"{n}.png"} for n in range(count)]
+    return [{"bytes": encode_image(n, "JPEG" if n % 2 else "PNG"), "path": f"{n}.png"} for n in range(count)]
 
 
 def table(images: list[Any], kind: Any = IMAGE, name: str = "image", **columns: Any) -> pyarrow.Table:
@@ -84,7 +84,7 @@ def test_the_same_pixels_and_classes_as_files(tmp_path: Path, suffix: str) -> No
 
 def test_damaged_images_are_left_out_like_files(tmp_path: Path) -> None:
     images = cells(40)
-    images[3] = {"bytes": encoded(3)[:60], "path": "cut.png"}
+    images[3] = {"bytes": encode_image(3)[:60], "path": "cut.png"}
     images[4] = {"bytes": b"", "path": None}
     images[5] = None
     path = write(tmp_path / "train.parquet", table(images, label=[n % 2 for n in range(40)]))
@@ -94,7 +94,7 @@ def test_damaged_images_are_left_out_like_files(tmp_path: Path) -> None:
     assert "row 4 (cut.png)" in notes
     assert "row 5: empty file" in notes
     assert "image is empty" in notes
-    assert "40" in pictures.message(job(path, bad_samples=0.01))
+    assert "40" in pictures.read_refusal(job(path, bad_samples=0.01))
 
 
 def test_several_labels_and_numbers(tmp_path: Path) -> None:
@@ -129,14 +129,14 @@ def test_bytes_alone_and_paths_alone(tmp_path: Path) -> None:
 def test_two_columns_of_images_are_asked_for(tmp_path: Path) -> None:
     arrow_table = table(cells(8), label=["a", "b"] * 4).append_column("mask", pyarrow.array(cells(8), IMAGE))
     path = write(tmp_path / "two.parquet", arrow_table)
-    assert 'has no column "path"' in pictures.message(job(path))
+    assert 'has no column "path"' in pictures.read_refusal(job(path))
     assert len(load(job(path, path_column="mask")).train) == 6
 
 
 def test_more_images_than_memory_in_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arrow_table = table(cells(20), label=[n % 2 for n in range(20)])
     monkeypatch.setattr(image_column, "read_memory_limit", lambda: 10_000)
-    message = pictures.message(job(write(tmp_path / "t.parquet", arrow_table)))
+    message = pictures.read_refusal(job(write(tmp_path / "t.parquet", arrow_table)))
     assert says(message, "images-in-column-of", "image")
     assert says(message, "and-memory-limit-is")
     assert "save_to_disk" in message
@@ -157,7 +157,7 @@ def test_decoded_images_are_cached_and_follow_the_table(tmp_path: Path) -> None:
 
 
 def test_decoded_images_of_two_columns_are_not_confused(tmp_path: Path) -> None:
-    other = [{"bytes": encoded(n + 50), "path": f"{n}.png"} for n in range(12)]
+    other = [{"bytes": encode_image(n + 50), "path": f"{n}.png"} for n in range(12)]
     arrow_table = table(cells(12), label=["a", "b"] * 6).append_column("mask", pyarrow.array(other, IMAGE))
     path = write(tmp_path / "t.parquet", arrow_table)
     rows = np.arange(4)
@@ -169,13 +169,13 @@ def test_decoded_images_of_two_columns_are_not_confused(tmp_path: Path) -> None:
 
 def test_decoded_images_follow_the_files_that_cells_name(tmp_path: Path) -> None:
     for number in range(12):
-        (tmp_path / f"{number}.png").write_bytes(encoded(number))
+        (tmp_path / f"{number}.png").write_bytes(encode_image(number))
     paths = [{"bytes": None, "path": f"{number}.png"} for number in range(12)]
     path = write(tmp_path / "t.parquet", table(paths, label=["a", "b"] * 6))
     rows = np.arange(9)
     for shift in (0, 50):
         for number in range(12):
-            (tmp_path / f"{number}.png").write_bytes(encoded(number + shift))
+            (tmp_path / f"{number}.png").write_bytes(encode_image(number + shift))
         images = load(job(path)).train.images  # type: ignore[attr-defined]
         cache = decoded_cache.keep(images, tmp_path / "cache", 1 << 30)
         assert torch.equal(cache.gather(rows), images.gather(rows)), shift

@@ -15,7 +15,7 @@ from drivetrain.data.images.image_data import load
 from drivetrain.data.labels import sort_class_names
 from tests.messages import begins_with, says, says_only
 from tests.paths import ROOT
-from tests.pictures import folder, job, message, noise, npz
+from tests.pictures import job, make_noise, read_refusal, write_folder, write_npz
 
 torch.set_num_threads(1)
 
@@ -36,7 +36,7 @@ def test_size_of_files_by_itself(tmp_path: Path, sides: list[int], size: int) ->
 
 
 def test_one_image_in_colour_makes_three_channels(tmp_path: Path) -> None:
-    folder(tmp_path, a=4, b=4)
+    write_folder(tmp_path, a=4, b=4)
     assert load(job(tmp_path)).preprocessing["channels"] == 1
     Image.new("RGB", (16, 16), (9, 8, 7)).save(tmp_path / "a" / "colour.png")
     data = load(job(tmp_path))
@@ -58,7 +58,7 @@ def test_validation_is_taken_from_every_class(fraction: float) -> None:
 
 
 def test_validation_depends_on_the_seed_alone(tmp_path: Path) -> None:
-    path = npz(tmp_path / "x.npz", noise(100, 8, 8), np.arange(100) % 4)
+    path = write_npz(tmp_path / "x.npz", make_noise(100, 8, 8), np.arange(100) % 4)
 
     def list_validation_titles(seed: int) -> list[str]:
         data = load(job(path, seed=seed))
@@ -91,15 +91,15 @@ def test_folds_are_a_partition_that_spreads_every_class(count: int) -> None:
 
 
 def test_a_class_of_one_image_stays_in_training(tmp_path: Path) -> None:
-    data = load(job(folder(tmp_path, a=5, b=5, rare=1)))
+    data = load(job(write_folder(tmp_path, a=5, b=5, rare=1)))
     assert says_only(data.notes, "classes-single-image-used")
     assert 2 in data.train.targets[""]
     assert 2 not in data.validation.targets[""]
 
 
 def test_separate_validation_data(tmp_path: Path) -> None:
-    folder(tmp_path / "train", a=5, b=5)
-    folder(tmp_path / "test", b=3)
+    write_folder(tmp_path / "train", a=5, b=5)
+    write_folder(tmp_path / "test", b=3)
     (tmp_path / "test" / "b" / "bad.png").touch()
     data = load(job(tmp_path / "train", validation=str(tmp_path / "test"), bad_samples=0.3))
     assert (len(data.train), len(data.validation)) == (10, 3)
@@ -108,29 +108,29 @@ def test_separate_validation_data(tmp_path: Path) -> None:
 
 
 def test_a_class_that_only_validation_has(tmp_path: Path) -> None:
-    folder(tmp_path / "train", cat=5, dog=5)
-    folder(tmp_path / "test", cat=1, dogs=2, hen=1)
-    text = message(job(tmp_path / "train", validation=str(tmp_path / "test")))
+    write_folder(tmp_path / "train", cat=5, dog=5)
+    write_folder(tmp_path / "test", cat=1, dogs=2, hen=1)
+    text = read_refusal(job(tmp_path / "train", validation=str(tmp_path / "test")))
     assert says(text, "classes-training-data", "data.validation", "dogs", 2, "hen", 1)
     assert says(text, "classes-training-data-cat", 2)
     assert 'did you mean "dog"?' in text
 
 
 def test_images_in_both_splits_are_noted(tmp_path: Path) -> None:
-    folder(tmp_path, a=5, b=5)
+    write_folder(tmp_path, a=5, b=5)
     data = load(job(tmp_path, validation=f"{tmp_path}/a/.."))
     assert begins_with(data.notes, "validation-images-also-training", 10)
 
 
 def test_validation_of_another_type(tmp_path: Path) -> None:
-    path = npz(tmp_path / "x.npz", noise(20, 8, 8), np.arange(20) % 2)
-    other = npz(tmp_path / "y.npz", noise(20, 8, 8) / 255, np.arange(20) % 2)
-    text = message(job(path, validation=str(other)))
+    path = write_npz(tmp_path / "x.npz", make_noise(20, 8, 8), np.arange(20) % 2)
+    other = write_npz(tmp_path / "y.npz", make_noise(20, 8, 8) / 255, np.arange(20) % 2)
+    text = read_refusal(job(path, validation=str(other)))
     assert begins_with(text, "pixels-between-training-images", "data.validation", "y.npz", 0, 1, 0, 255)
 
 
 def test_validation_of_another_size_and_kind(tmp_path: Path) -> None:
-    path = npz(tmp_path / "x.npz", noise(20, 8, 8), np.arange(20) % 2)
+    path = write_npz(tmp_path / "x.npz", make_noise(20, 8, 8), np.arange(20) % 2)
     for name in "01":
         (tmp_path / "test" / name).mkdir(parents=True)
         Image.new("RGB", (50, 70), (9, 9, 9)).save(tmp_path / "test" / name / "x.jpg")
@@ -155,9 +155,9 @@ def test_order_of_classes(names: str, ordered: str) -> None:
 
 
 def test_normalisation_is_of_the_training_images_alone(tmp_path: Path) -> None:
-    images = noise(200, 8, 8, 3)
+    images = make_noise(200, 8, 8, 3)
     images[..., 1] //= 4
-    data = load(job(npz(tmp_path / "x.npz", images, np.arange(200) % 2)))
+    data = load(job(write_npz(tmp_path / "x.npz", images, np.arange(200) % 2)))
     rows = [int(data.train.title(i).split("[")[1][:-1]) for i in range(len(data.train))]
     train_pixels = images[rows].astype(np.float64) / 255
     assert np.allclose(data.preprocessing["mean"], train_pixels.mean(axis=(0, 1, 2)), atol=1e-12)
@@ -170,9 +170,9 @@ def test_normalisation_is_of_the_training_images_alone(tmp_path: Path) -> None:
 
 
 def test_a_constant_channel_is_noted_and_stays_finite(tmp_path: Path) -> None:
-    images = noise(40, 8, 8, 3)
+    images = make_noise(40, 8, 8, 3)
     images[..., 2] = 77
-    data = load(job(npz(tmp_path / "x.npz", images, np.arange(40) % 2)))
+    data = load(job(write_npz(tmp_path / "x.npz", images, np.arange(40) % 2)))
     assert says_only(data.notes, "channel-constant-centered-scaled")
     (ready,) = data.prepare(data.train.gather(np.arange(8)), np.arange(8), None)
     assert float(ready[:, 2].abs().max()) < 1e-6
@@ -181,7 +181,7 @@ def test_a_constant_channel_is_noted_and_stays_finite(tmp_path: Path) -> None:
 def test_preprocessing_is_plain_json(tmp_path: Path) -> None:
     import json
 
-    data = load(job(npz(tmp_path / "x.npz", noise(40, 8, 8, 3), np.arange(40) % 2)))
+    data = load(job(write_npz(tmp_path / "x.npz", make_noise(40, 8, 8, 3), np.arange(40) % 2)))
     assert json.loads(json.dumps(data.preprocessing)) == data.preprocessing
     assert data.preprocessing["classes"] == ["0", "1"]
 

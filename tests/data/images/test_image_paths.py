@@ -10,7 +10,7 @@ from PIL import Image
 from drivetrain.cli import main
 from drivetrain.data.images.image_data import load
 from tests.messages import omits, says
-from tests.pictures import job, message
+from tests.pictures import job, read_refusal
 
 SPEC = """
 name: t
@@ -66,7 +66,7 @@ def test_paths_that_are_right_stay(tmp_path: Path) -> None:
 
 def test_two_folders_are_asked_about(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path, "one/{}.png", "{}.png", "two/{}.png")
-    error_text = message(job(path, path_column="id", label_column="y"))
+    error_text = read_refusal(job(path, path_column="id", label_column="y"))
     assert says(error_text, "column-png-files", "id", 0)
     assert says(error_text, "write-folder-column", "one/0.png")
     assert main.main(["validate", str(tmp_path / "job.yaml")]) == 3

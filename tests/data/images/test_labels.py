@@ -21,11 +21,11 @@ from drivetrain.job import Job
 from drivetrain.job_spec import load_job as job_spec
 from tests import pictures, tiny
 from tests.messages import saying, says
-from tests.tiny import plain
+from tests.tiny import assemble_plain_run
 
 NAMES = ("cat", "dog", "owl")
 COUNT = 28
-SPEC = "name: t\ntask: {task}\ndata: {{train: {train}, validation: 0.25, image_size: 16{more}}}\n" + (
+SPEC = "name: t\ntask: {task}\ndata: {{train: {train}, validation: 0.25, image_size: 16{data_keys}}}\n" + (
     "model: {{name: small-cnn, width: 4}}\ntrain: {{batch_size: 8{train_more}}}\noptimize: {{cpu_threads: 1}}\n"
 )
 torch.set_num_threads(1)
@@ -76,7 +76,7 @@ def table(path: Path, header: str, cells: Sequence[str], quote: str = '"') -> No
 
 def job(home: Path, train: str, data_keys: str, *, task: str = "image-classification", train_more: str = "") -> Job:
     spec = home / f"job-{Path(train).stem}.yaml"
-    spec.write_text(SPEC.format(task=task, train=train, more=f", {data_keys}", train_more=train_more))
+    spec.write_text(SPEC.format(task=task, train=train, data_keys=f", {data_keys}", train_more=train_more))
     return job_spec.load(spec)
 
 
@@ -94,7 +94,7 @@ def test_every_form_trains_to_the_same_bits(home: Path, tmp_path: Path) -> None:
     """The same images with the same labels: split, targets and losses."""
     results_by_form = {}
     for train, data_keys in FORMS.items():
-        run = plain(job(home, train, data_keys), tmp_path)
+        run = assemble_plain_run(job(home, train, data_keys), tmp_path)
         head = run.dataset.heads[""]
         assert (head.classes, head.several) == (("0", "1", "2") if train == "hot.npz" else NAMES, True)
         targets = [split.targets[""].tolist() for split in (run.dataset.train, run.dataset.validation)]
@@ -107,7 +107,7 @@ def test_every_form_trains_to_the_same_bits(home: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("weights", ["", ", class_weights: {owl: 4}"])
 def test_the_loss_is_torchs(home: Path, tmp_path: Path, weights: str) -> None:
-    run = plain(job(home, "bars.csv", FORMS["bars.csv"], train_more=weights), tmp_path)
+    run = assemble_plain_run(job(home, "bars.csv", FORMS["bars.csv"], train_more=weights), tmp_path)
     batch = run.preprocess(next(iter(run.batches.epoch(0))), 0)
     run.train_mode()
     outputs = run.model(*batch.inputs)
@@ -119,7 +119,9 @@ def test_the_loss_is_torchs(home: Path, tmp_path: Path, weights: str) -> None:
 def test_mixup_and_label_smoothing_of_labels(home: Path, tmp_path: Path) -> None:
     """Both inputs and labels are blended with the same share; smoothing moves them towards one half."""
     data_keys = f"{FORMS['bars.csv']}, augment: {{mixup: {{alpha: 1.0}}}}"
-    run = plain(job(home, "bars.csv", data_keys, train_more=", loss: {name: bce, label_smoothing: 0.1}"), tmp_path)
+    run = assemble_plain_run(
+        job(home, "bars.csv", data_keys, train_more=", loss: {name: bce, label_smoothing: 0.1}"), tmp_path
+    )
     batch = run.preprocess(next(iter(run.batches.epoch(0))), 0)
     mixed = run.mix(batch)
     assert not torch.equal(mixed.targets[""], batch.targets[""])
@@ -189,7 +191,7 @@ def test_a_new_label_and_folders_are_refused(home: Path) -> None:
     table(home / "held.csv", "tags", ["cat|doge", "dog"])
     data_keys = FORMS["bars.csv"]
     (home / "job.yaml").write_text(
-        SPEC.format(task="image-classification", train="bars.csv", more=f", {data_keys}", train_more="").replace(
+        SPEC.format(task="image-classification", train="bars.csv", data_keys=f", {data_keys}", train_more="").replace(
             "validation: 0.25", "validation: held.csv"
         )
     )
@@ -211,7 +213,7 @@ def assert_same_targets(data: Dataset, other: Dataset) -> None:
 def test_numbers_are_those_of_a_table_task(home: Path, tmp_path: Path) -> None:
     """Split, scale and scaled targets of the same columns; in an .npz too, and the loss is torch's."""
     data_keys = "label_column: [age, size]"
-    run = plain(job(home, "numbers.csv", data_keys, task="image-regression"), tmp_path)
+    run = assemble_plain_run(job(home, "numbers.csv", data_keys, task="image-regression"), tmp_path)
     (home / "table.csv").write_text(
         "".join(
             f"{line},{number % 5}\n" if number else f"{line},x\n"
@@ -271,5 +273,5 @@ def test_labels_that_are_uncertain_or_not_mentioned_are_explained(tmp_path: Path
     (tmp_path / "m.csv").write_text("\n".join(["path,p,q", *rows]) + "\n")
     for number in range(16):
         Image.new("L", (16, 16), number).save(tmp_path / f"{number}.png")
-    error_text = pictures.message(pictures.job(tmp_path / "m.csv", label_column=["p", "q"]))
+    error_text = pictures.read_refusal(pictures.job(tmp_path / "m.csv", label_column=["p", "q"]))
     assert says(error_text, "rows-nothing-label-uncertain", 12, 0, 1)

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 
 from drivetrain.data.images.image_data import load
-from tests.pictures import job, message, noise, npz
+from tests.pictures import job, make_noise, read_refusal, write_npz
 
 torch.set_num_threads(1)
 
@@ -31,8 +31,8 @@ torch.set_num_threads(1)
     ],
 )
 def test_forms_of_arrays(tmp_path: Path, shape: tuple[int, ...], expected_shape: tuple[int, ...] | None) -> None:
-    images = noise(*shape)
-    path = npz(tmp_path / "x.npz", images, np.arange(20) % 2)
+    images = make_noise(*shape)
+    path = write_npz(tmp_path / "x.npz", images, np.arange(20) % 2)
     data = load(job(path, **({"image_size": 4} if expected_shape is None else {})))
     (pixels,) = data.train.gather(np.arange(3))
     assert pixels.shape[1:] == (expected_shape or (3, 4, 4))
@@ -46,23 +46,27 @@ def test_forms_of_arrays(tmp_path: Path, shape: tuple[int, ...], expected_shape:
 
 
 PIXELS = {
-    "uint8": (noise(20, 8, 8), "uint8", ""),
-    "bool": (noise(20, 8, 8) > 99, "uint8", "x.npz: bool images become 0 and 255"),
-    "float32": (noise(20, 8, 8) / np.float32(255), "float32", ""),
-    "float64": (noise(20, 8, 8) / 255, "float32", "x.npz: float64 images become float32"),
+    "uint8": (make_noise(20, 8, 8), "uint8", ""),
+    "bool": (make_noise(20, 8, 8) > 99, "uint8", "x.npz: bool images become 0 and 255"),
+    "float32": (make_noise(20, 8, 8) / np.float32(255), "float32", ""),
+    "float64": (make_noise(20, 8, 8) / 255, "float32", "x.npz: float64 images become float32"),
     "int64": (
-        noise(20, 8, 8, dtype=np.int64),
+        make_noise(20, 8, 8, dtype=np.int64),
         "uint8",
         "x.npz: int64 images with whole numbers from 0 to 255 become uint8",
     ),
-    "wide": (np.where(noise(20, 8, 8) > 99, 3.0, -2.0), "float32", "pixel values from -2 to 3 are scaled to 0 to 1"),
+    "wide": (
+        np.where(make_noise(20, 8, 8) > 99, 3.0, -2.0),
+        "float32",
+        "pixel values from -2 to 3 are scaled to 0 to 1",
+    ),
 }
 
 
 @pytest.mark.parametrize("case", PIXELS)
 def test_types_of_pixels(tmp_path: Path, case: str) -> None:
     images, kind, note = PIXELS[case]
-    data = load(job(npz(tmp_path / "x.npz", images, np.arange(20) % 2)))
+    data = load(job(write_npz(tmp_path / "x.npz", images, np.arange(20) % 2)))
     raw = data.train.gather(np.arange(len(data.train)))
     assert str(raw[0].dtype) == f"torch.{kind}"
     assert note == "" or note in data.notes
@@ -87,7 +91,7 @@ def test_types_of_pixels(tmp_path: Path, case: str) -> None:
     ],
 )
 def test_labels_of_arrays(tmp_path: Path, labels: Any, classes: str) -> None:
-    data = load(job(npz(tmp_path / "x.npz", noise(20, 8, 8), labels)))
+    data = load(job(write_npz(tmp_path / "x.npz", make_noise(20, 8, 8), labels)))
     assert data.heads[""].classes == tuple(classes.split())
     for split in (data.train, data.validation):
         for i in range(len(split)):
@@ -99,7 +103,7 @@ def test_labels_of_arrays(tmp_path: Path, labels: Any, classes: str) -> None:
 
 def broken_zip(path: Path) -> None:
     content = io.BytesIO()
-    np.savez(content, images=noise(20, 8, 8), labels=np.arange(20))
+    np.savez(content, images=make_noise(20, 8, 8), labels=np.arange(20))
     path.write_bytes(content.getvalue()[:-100])
 
 
@@ -110,23 +114,26 @@ def not_an_array(path: Path) -> None:
 
 
 ARRAYS: dict[str, tuple[Any, str]] = {
-    "no labels": (lambda path: np.savez(path, images=noise(9, 8, 8)), "has the arrays images\n"),
-    "other names": (lambda path: np.savez(path, x=noise(9, 8, 8), y=np.arange(9)), "has the arrays x, y\n"),
-    "objects": (lambda path: npz(path, np.array([{}] * 9, object), np.arange(9)), "Python objects (pickle)"),
+    "no labels": (lambda path: np.savez(path, images=make_noise(9, 8, 8)), "has the arrays images\n"),
+    "other names": (lambda path: np.savez(path, x=make_noise(9, 8, 8), y=np.arange(9)), "has the arrays x, y\n"),
+    "objects": (lambda path: write_npz(path, np.array([{}] * 9, object), np.arange(9)), "Python objects (pickle)"),
     "pickle": (lambda path: path.write_bytes(b"\x80\x04N."), "Python objects (pickle)"),
     "empty file": (lambda path: path.touch(), "cannot be read: it is empty"),
     "cut": (broken_zip, "cannot be read: File is not a zip file"),
     "damaged": (not_an_array, "cannot be read: "),
-    "flat": (lambda path: npz(path, noise(9, 64), np.arange(9)), "images of"),
-    "4 channels": (lambda path: npz(path, noise(9, 8, 8, 4), np.arange(9)), "have shape (9, 8, 8, 4)"),
-    "no images": (lambda path: npz(path, noise(0, 8, 8), np.arange(0)), "have shape (0, 1, 8, 8): nothing"),
-    "text images": (lambda path: npz(path, np.full((9, 8, 8), "x"), np.arange(9)), "images of"),
-    "lengths": (lambda path: npz(path, noise(9, 8, 8), np.arange(8)), "has 9 images and 8 labels"),
-    "float labels": (lambda path: npz(path, noise(9, 8, 8), np.arange(9) / 2), "are float64 of shape (9,)"),
-    "one-hot labels": (lambda path: npz(path, noise(9, 8, 8), np.eye(9, dtype=int)), "are int64 of shape (9, 9)"),
-    "one class": (lambda path: npz(path, noise(9, 8, 8), np.ones(9, int)), "9 images of 1 class: 1"),
-    "each alone": (lambda path: npz(path, noise(9, 8, 8), np.arange(9)), "every class has only one image"),
-    "NaN": (lambda path: npz(path, np.full((9, 8, 8), np.nan), np.arange(9) % 2), "x.npz[3]: NaN or infinity"),
+    "flat": (lambda path: write_npz(path, make_noise(9, 64), np.arange(9)), "images of"),
+    "4 channels": (lambda path: write_npz(path, make_noise(9, 8, 8, 4), np.arange(9)), "have shape (9, 8, 8, 4)"),
+    "no images": (lambda path: write_npz(path, make_noise(0, 8, 8), np.arange(0)), "have shape (0, 1, 8, 8): nothing"),
+    "text images": (lambda path: write_npz(path, np.full((9, 8, 8), "x"), np.arange(9)), "images of"),
+    "lengths": (lambda path: write_npz(path, make_noise(9, 8, 8), np.arange(8)), "has 9 images and 8 labels"),
+    "float labels": (lambda path: write_npz(path, make_noise(9, 8, 8), np.arange(9) / 2), "are float64 of shape (9,)"),
+    "one-hot labels": (
+        lambda path: write_npz(path, make_noise(9, 8, 8), np.eye(9, dtype=int)),
+        "are int64 of shape (9, 9)",
+    ),
+    "one class": (lambda path: write_npz(path, make_noise(9, 8, 8), np.ones(9, int)), "9 images of 1 class: 1"),
+    "each alone": (lambda path: write_npz(path, make_noise(9, 8, 8), np.arange(9)), "every class has only one image"),
+    "NaN": (lambda path: write_npz(path, np.full((9, 8, 8), np.nan), np.arange(9) % 2), "x.npz[3]: NaN or infinity"),
 }
 
 
@@ -134,15 +141,15 @@ ARRAYS: dict[str, tuple[Any, str]] = {
 def test_bad_arrays(tmp_path: Path, case: str) -> None:
     write, text = ARRAYS[case]
     write(tmp_path / "x.npz")
-    error_text = message(job(tmp_path / "x.npz"))
+    error_text = read_refusal(job(tmp_path / "x.npz"))
     assert error_text.startswith("data.train: ")
     assert text in error_text
 
 
 def test_images_with_nan_are_left_out(tmp_path: Path) -> None:
-    images = noise(40, 8, 8) / 255
+    images = make_noise(40, 8, 8) / 255
     images[7, 0, 0] = np.inf
-    data = load(job(npz(tmp_path / "x.npz", images, np.arange(40) % 2)))
+    data = load(job(write_npz(tmp_path / "x.npz", images, np.arange(40) % 2)))
     assert "left out: x.npz[7]: NaN or infinity" in data.notes
     titles = [split.title(i) for split in (data.train, data.validation) for i in range(len(split))]
     assert sorted(titles) == sorted(f"x.npz[{i}]" for i in range(40) if i != 7)
@@ -151,7 +158,7 @@ def test_images_with_nan_are_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", [5, 8, 16])
 def test_arrays_are_resized_on_request(tmp_path: Path, size: int) -> None:
     ramp = np.tile(np.linspace(0, 255, 8).astype(np.uint8), (20, 8, 1))
-    data = load(job(npz(tmp_path / "x.npz", ramp, np.arange(20) % 2), image_size=size))
+    data = load(job(write_npz(tmp_path / "x.npz", ramp, np.arange(20) % 2), image_size=size))
     (pixels,) = data.train.gather(np.arange(2))
     assert pixels.shape == (2, 1, size, size)
     expected = np.asarray(Image.fromarray(ramp[0]).resize((size, size), Image.Resampling.BILINEAR)).astype(int)
@@ -162,7 +169,7 @@ def test_arrays_are_resized_on_request(tmp_path: Path, size: int) -> None:
 def test_channels_of_arrays_on_request(tmp_path: Path, channels: int, expected_pixel: list[int]) -> None:
     images = np.zeros((30, 8, 8, 3), np.uint8)
     images[np.arange(30), :, :, np.arange(30) % 3] = 255
-    data = load(job(npz(tmp_path / "x.npz", images, np.arange(30) % 3), channels=channels))
+    data = load(job(write_npz(tmp_path / "x.npz", images, np.arange(30) % 3), channels=channels))
     ids = np.arange(len(data.train))
     first = data.train.gather(ids)[0][:, :, 4, 4]
     for pixel, target in zip(first.tolist(), data.train.targets[""].tolist(), strict=True):
@@ -170,7 +177,7 @@ def test_channels_of_arrays_on_request(tmp_path: Path, channels: int, expected_p
 
 
 def test_grey_arrays_as_colour(tmp_path: Path) -> None:
-    data = load(job(npz(tmp_path / "x.npz", noise(20, 8, 8), np.arange(20) % 2), channels=3))
+    data = load(job(write_npz(tmp_path / "x.npz", make_noise(20, 8, 8), np.arange(20) % 2), channels=3))
     (pixels,) = data.train.gather(np.arange(4))
     assert pixels.shape == (4, 3, 8, 8)
     assert torch.equal(pixels[:, 0], pixels[:, 2])

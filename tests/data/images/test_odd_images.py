@@ -17,14 +17,14 @@ from drivetrain.data.images.preprocess import from_preprocessing
 from drivetrain.data.loader.batches import Batches
 from drivetrain.errors import DataError
 from tests.messages import saying, says, says_only
-from tests.pictures import SIDE, good, job, message, plain, truncated_jpeg
+from tests.pictures import SIDE, job, make_image, read_refusal, write_good_images, write_truncated_jpeg
 
 torch.set_num_threads(1)
 
 
 def quarters() -> Image.Image:
     """Red, green, blue and white quarters, so that every turn and mirroring can be told."""
-    image = plain((255, 0, 0))
+    image = make_image((255, 0, 0))
     image.paste((0, 255, 0), (SIDE // 2, 0, SIDE, SIDE // 2))
     image.paste((0, 0, 255), (0, SIDE // 2, SIDE // 2, SIDE))
     image.paste((255, 255, 255), (SIDE // 2, SIDE // 2, SIDE, SIDE))
@@ -145,7 +145,7 @@ def test_transparency_lies_over_white(tmp_path: Path, case: str) -> None:
 
 
 def test_animation_gives_its_first_frame(tmp_path: Path) -> None:
-    frames = [plain((250, 0, 0)), plain((0, 250, 0)), plain((0, 0, 250))]
+    frames = [make_image((250, 0, 0)), make_image((0, 250, 0)), make_image((0, 0, 250))]
     for name in ("x.gif", "x.webp"):
         frames[0].save(
             tmp_path / name, save_all=True, append_images=frames[1:], **({"lossless": True} if name == "x.webp" else {})
@@ -171,7 +171,7 @@ def test_grey_of_a_colour_image_is_its_luma(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [(96, 32), (32, 96)])
 def test_the_center_square_of_the_short_side_is_used(tmp_path: Path, size: tuple[int, int]) -> None:
-    image = plain((255, 0, 0), size)
+    image = make_image((255, 0, 0), size)
     image.paste(quarters(), ((size[0] - SIDE) // 2, (size[1] - SIDE) // 2))
     image.save(tmp_path / "x.png")
     assert corners(tmp_path / "x.png") == TURNED[1]
@@ -203,14 +203,14 @@ def test_a_large_jpeg_decoded_small_is_close_to_the_full_decode(tmp_path: Path) 
 
 def test_all_unusual_images_in_one_folder(tmp_path: Path) -> None:
     """The bad are listed, the good are used: the folder of a real collection."""
-    good(tmp_path)
-    truncated_jpeg(tmp_path / "a" / "cut.jpg")
+    write_good_images(tmp_path)
+    write_truncated_jpeg(tmp_path / "a" / "cut.jpg")
     (tmp_path / "a" / "empty.jpg").touch()
     (tmp_path / "b" / "text.png").write_text("hello")
     quarters().convert("CMYK").save(tmp_path / "a" / "cmyk.jpg")
     Image.fromarray(np.full((40, 40), 32768, np.uint16)).save(tmp_path / "a" / "deep.png")
     palette_with_transparency(tmp_path / "b" / "palette.png")
-    plain().save(tmp_path / "b" / "moving.gif", save_all=True, append_images=[plain((1, 2, 3))])
+    make_image().save(tmp_path / "b" / "moving.gif", save_all=True, append_images=[make_image((1, 2, 3))])
     exif = Image.Exif()
     exif[0x0112] = 6
     quarters().save(tmp_path / "b" / "turned.jpg", exif=exif)
@@ -229,7 +229,7 @@ def test_all_unusual_images_in_one_folder(tmp_path: Path) -> None:
 
 
 def test_threads_do_not_change_the_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    good(tmp_path, per_class=20)
+    write_good_images(tmp_path, per_class=20)
     (tmp_path / "a" / "x.png").touch()
     names = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.png"))
     alone, bad = image_files.check_images(str(tmp_path), names)
@@ -243,7 +243,7 @@ def test_threads_do_not_change_the_order(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_worker_processes_do_not_change_a_batch(tmp_path: Path) -> None:
-    data = load(job(good(tmp_path), augment={"flip": True, "randaugment": {}}))
+    data = load(job(write_good_images(tmp_path), augment={"flip": True, "randaugment": {}}))
     batches = Batches(data.train, 5, seed=1)
 
     def epoch(workers: int) -> list[torch.Tensor]:
@@ -254,7 +254,7 @@ def test_worker_processes_do_not_change_a_batch(tmp_path: Path) -> None:
 
 
 def test_new_files_are_prepared_as_validation_was(tmp_path: Path) -> None:
-    good(tmp_path, per_class=12)
+    write_good_images(tmp_path, per_class=12)
     quarters().save(tmp_path / "a" / "quarters.png")
     data = load(job(tmp_path, augment={"flip": True}))
     ids = np.arange(len(data.validation))
@@ -272,7 +272,7 @@ def test_new_files_are_prepared_as_validation_was(tmp_path: Path) -> None:
 def test_pillow_is_left_as_it_was(tmp_path: Path) -> None:
     from PIL import ImageFile
 
-    load(job(good(tmp_path)))
+    load(job(write_good_images(tmp_path)))
     assert ImageFile.LOAD_TRUNCATED_IMAGES is False
     assert Image.MAX_IMAGE_PIXELS == 89478485
 
@@ -322,23 +322,23 @@ def test_a_large_photograph_needs_memory(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("ending", [".jfif", ".jpe", ".avif"])
 def test_other_endings_are_read(tmp_path: Path, ending: str) -> None:
-    good(tmp_path)
+    write_good_images(tmp_path)
     for number in range(4):
         kind = "AVIF" if ending == ".avif" else "JPEG"
         (tmp_path / "c").mkdir(exist_ok=True)
-        plain((90, number, 9)).save(tmp_path / "c" / f"{number}{ending}", kind)
+        make_image((90, number, 9)).save(tmp_path / "c" / f"{number}{ending}", kind)
     assert load(job(tmp_path)).heads[""].classes == ("a", "b", "c")
 
 
 @pytest.mark.parametrize("ending", [".heic", ".HEIF", ".jp2", ".dng"])
 def test_a_class_of_pictures_that_cannot_be_read_does_not_disappear(tmp_path: Path, ending: str) -> None:
-    good(tmp_path, per_class=100)
+    write_good_images(tmp_path, per_class=100)
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / f"1{ending}").write_bytes(b"\0\0\0\x18ftypheic")
-    assert says(message(job(tmp_path)), "image-used-classes")
+    assert says(read_refusal(job(tmp_path)), "image-used-classes")
 
 
 def test_a_raw_file_beside_its_jpeg_is_only_noted(tmp_path: Path) -> None:
-    good(tmp_path)
+    write_good_images(tmp_path)
     (tmp_path / "a" / "0.dng").write_bytes(b"II*\0")
     assert any("1 .dng" in note for note in load(job(tmp_path, bad_samples=0.0)).notes)

@@ -22,7 +22,7 @@ from drivetrain.data.images import load_new
 from drivetrain.data.images.image_data import load
 from drivetrain.errors import DataError
 from tests.messages import says
-from tests.pictures import job, message, npz
+from tests.pictures import job, read_refusal, write_npz
 
 COUNT, SIDE = 24, 16
 LABELS = np.repeat(["a", "b"], COUNT // 2)
@@ -38,7 +38,7 @@ def pixels(channels: int = 1, seed: int = 0, low: int = 10, high: int = 60) -> P
 
 
 def arrays(change: Callable[[Pixels], Pixels]) -> Callable[[Path, Pixels], Path]:
-    return lambda path, images: npz(path.with_suffix(".npz"), change(images), LABELS)
+    return lambda path, images: write_npz(path.with_suffix(".npz"), change(images), LABELS)
 
 
 def folders(suffix: str, change: Callable[[Pixels], Image.Image] = Image.fromarray, **options: Any) -> Any:
@@ -67,7 +67,7 @@ def manifest(kind: str) -> Callable[[Path, Pixels], Path]:
     return write
 
 
-def encoded(image: Pixels) -> bytes:
+def encode_png(image: Pixels) -> bytes:
     buffer = io.BytesIO()
     Image.fromarray(image).save(buffer, "PNG")
     return buffer.getvalue()
@@ -77,7 +77,7 @@ def parquet(path: Path, images: Pixels) -> Path:
     import pyarrow
     from pyarrow import parquet as file
 
-    cells = [{"bytes": encoded(image), "path": None} for image in images]
+    cells = [{"bytes": encode_png(image), "path": None} for image in images]
     file.write_table(pyarrow.table({"image": cells, "label": LABELS}), path.with_suffix(".parquet"))
     return path.with_suffix(".parquet")
 
@@ -144,7 +144,7 @@ def prepare_new(path: Path, data: Dataset, *, labelled: bool) -> torch.Tensor:
 
 
 @dataclass
-class Trained:
+class TrainedForm:
     """Data of one form, and what a model of it sees in new images of that form."""
 
     data: Dataset
@@ -152,19 +152,19 @@ class Trained:
     new: torch.Tensor
 
 
-def write_and_load(folder: Path, form: Any, name: str, images: Pixels) -> Trained:
+def write_and_load(folder: Path, form: Any, name: str, images: Pixels) -> TrainedForm:
     path = form(folder / name, images)
     data = load(job(path, image_size=SIDE))
-    return Trained(data, path, prepare_new(path, data, labelled=True))
+    return TrainedForm(data, path, prepare_new(path, data, labelled=True))
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+def base(tmp_path_factory: pytest.TempPathFactory) -> TrainedForm:
     return write_and_load(tmp_path_factory.mktemp("base"), GRAY["uint8"], "x", pixels())
 
 
 @pytest.mark.parametrize("name", GRAY)
-def test_the_same_bytes_in_another_form_give_the_same_model(tmp_path: Path, name: str, base: Trained) -> None:
+def test_the_same_bytes_in_another_form_give_the_same_model(tmp_path: Path, name: str, base: TrainedForm) -> None:
     """Trained on this form and asked for bytes, and the other way round; predict sees what evaluate sees."""
     other = write_and_load(tmp_path, GRAY[name], "y", pixels())
     assert torch.allclose(prepare_all(other.data), prepare_all(base.data), atol=1e-5)
@@ -192,7 +192,9 @@ def test_another_scale_is_refused_or_right(tmp_path: Path, name: str, form: str)
         if isinstance(results[0], str):
             assert results[0] == results[1]
             assert says(results[0], "training-images-between")
-            assert message(job(trained.path, image_size=SIDE, validation=str(new.path))).startswith("data.validation: ")
+            assert read_refusal(job(trained.path, image_size=SIDE, validation=str(new.path))).startswith(
+                "data.validation: "
+            )
             with pytest.raises(DataError, match=r"^data\.test: .*but the training images were between"):
                 load_data.add_test(job(trained.path, image_size=SIDE, test=str(new.path)), trained.data)
         else:
@@ -252,10 +254,10 @@ def test_black_and_white(tmp_path: Path, name: str) -> None:
             assert says(str(error), "training-images-between")  # noqa: PT017
 
 
-def test_order_of_rows_and_files(tmp_path: Path, base: Trained) -> None:
+def test_order_of_rows_and_files(tmp_path: Path, base: TrainedForm) -> None:
     """The statistics of a model do not depend on the order; each image is seen as before."""
     order = np.random.default_rng(3).permutation(COUNT)
-    path = npz(tmp_path / "y.npz", pixels()[order], LABELS[order])
+    path = write_npz(tmp_path / "y.npz", pixels()[order], LABELS[order])
     assert torch.equal(prepare_new(path, base.data, labelled=True), base.new[order])
     assert torch.equal(prepare_new(path, base.data, labelled=False), base.new[order])
 

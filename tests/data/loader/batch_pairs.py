@@ -8,7 +8,7 @@ import torch
 from drivetrain.data.dataset import Batch
 
 
-def same(one: Batch, two: Batch) -> None:
+def assert_equal(one: Batch, two: Batch) -> None:
     assert np.array_equal(one.ids, two.ids)
     for x, y in zip((*one.inputs, *one.targets.values()), (*two.inputs, *two.targets.values()), strict=True):
         assert x.dtype == y.dtype

@@ -19,9 +19,9 @@ from drivetrain.job_spec import load_job as job_spec
 from drivetrain.job_spec.yaml_file import parse
 from drivetrain.optimizations import gpu_resident_data
 from tests import tiny
-from tests.data.loader.batch_pairs import same
+from tests.data.loader.batch_pairs import assert_equal
 from tests.messages import says
-from tests.trained import CASES
+from tests.task_cases import CASES
 
 
 def data(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Job, Dataset]:
@@ -49,13 +49,13 @@ def test_resident_samples_are_the_samples(
     for split, resident_split in ((dataset.train, resident_data.train), (dataset.validation, resident_data.validation)):
         ids = np.arange(len(split))[::-1].copy()
         (one,), (two,) = fetch(split, [ids]), fetch(resident_split, [ids])
-        same(one, two)
+        assert_equal(one, two)
         assert resident_split.title(0) == split.title(0)
 
 
 def test_images_stay_as_they_are_stored_and_losses_too(tmp_path: Path) -> None:
     """`apply` as the trainer calls it, with the CPU for a GPU: the same batches, augmentation and losses."""
-    plain, resident_run = (tiny.assembled(tmp_path, tiny.job()) for _ in range(2))
+    plain, resident_run = (tiny.assemble_run(tmp_path, tiny.job()) for _ in range(2))
     gpu_resident_data.apply(resident_run, True)
     assert gpu_resident_data.effective(resident_run)
     assert not gpu_resident_data.effective(plain)
@@ -63,7 +63,7 @@ def test_images_stay_as_they_are_stored_and_losses_too(tmp_path: Path) -> None:
 
 
 def test_samples_that_do_not_fit_after_all_stay_on_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    training_run, plain = (tiny.assembled(tmp_path, tiny.job()) for _ in range(2))
+    training_run, plain = (tiny.assemble_run(tmp_path, tiny.job()) for _ in range(2))
 
     def full(*arguments: Any, **options: Any) -> Any:
         raise RuntimeError("CUDA out of memory. Tried to allocate 20.00 MiB.")

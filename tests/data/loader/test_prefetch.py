@@ -14,7 +14,7 @@ from drivetrain.data.custom.map_dataset import open_split
 from drivetrain.data.dataset import Batch
 from drivetrain.data.loader.batches import Batches, prefetch
 from tests import tiny
-from tests.data.loader.batch_pairs import same
+from tests.data.loader.batch_pairs import assert_equal
 
 
 def test_batches_ahead_are_the_batches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,7 +24,7 @@ def test_batches_ahead_are_the_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = list(batches.epoch(1, 2))
     batches.pin = True
     for one, two in zip(plain, batches.epoch(1, 2), strict=True):
-        same(one, two)
+        assert_equal(one, two)
     assert len(pinning_threads) == len(plain) == 5
     assert threading.main_thread() not in pinning_threads
 
@@ -51,7 +51,7 @@ def test_a_dataset_with_random_numbers_is_not_read_during_a_step(monkeypatch: py
             torch.default_generator.manual_seed(1)
             torch.rand(2)
             time.sleep(0.0002)
-        same(one, two)
+        assert_equal(one, two)
 
 
 def test_the_loader_of_torch_pins_batches_too(monkeypatch: pytest.MonkeyPatch) -> None:

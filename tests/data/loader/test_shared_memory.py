@@ -21,7 +21,7 @@ MIB = 1 << 20
 
 
 @pytest.fixture
-def room(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+def shared_memory(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """/dev/shm with 64 MiB free, or what the test says."""
     shm, plain = SimpleNamespace(f_bavail=64 * 256, f_frsize=4096), os.statvfs
     monkeypatch.setattr(os, "statvfs", lambda path: shm if path == workers.SHARED_MEMORY else plain(path))
@@ -36,11 +36,11 @@ def split(samples: int = 512) -> tiny.Arrays:
 
 
 @pytest.mark.parametrize(("count", "expected"), [(1, 4), (32, 4), (64, 2), (128, 1), (256, 0)])
-def test_workers_by_the_size_of_a_batch(room: SimpleNamespace, count: int, expected: int) -> None:
+def test_workers_by_the_size_of_a_batch(shared_memory: SimpleNamespace, count: int, expected: int) -> None:
     assert SharedMemory().workers(split(), count, 4)[0] == expected
 
 
-def test_it_is_reported_once_for_each_size(room: SimpleNamespace) -> None:
+def test_it_is_reported_once_for_each_size(shared_memory: SimpleNamespace) -> None:
     loader_batches, messages = Batches(split(), 32, 0), []
     loader_batches.workers, loader_batches.report = 4, messages.append
     assert [loader_batches.workers_for(loader_batches.split, 128) for _ in range(3)] == [1, 1, 1]
@@ -48,7 +48,7 @@ def test_it_is_reported_once_for_each_size(room: SimpleNamespace) -> None:
     assert says_each(messages, [get_message("mib-free-batches-samples", "/dev/shm", 64, 128, 18, 1, 4)])
 
 
-def test_processes_share_shared_memory(room: SimpleNamespace) -> None:
+def test_processes_share_shared_memory(shared_memory: SimpleNamespace) -> None:
     assert SharedMemory(processes=2).workers(split(), 64, 4)[0] == 1
 
 
@@ -61,7 +61,7 @@ def test_without_workers_or_shared_memory_nothing_is_asked(monkeypatch: pytest.M
     assert SharedMemory().workers(split(), 10**6, 0) == (0, "")
 
 
-def test_the_longest_sample_counts(room: SimpleNamespace) -> None:
+def test_the_longest_sample_counts(shared_memory: SimpleNamespace) -> None:
     data = split()
     data.lengths = [1] * 511 + [9]  # type: ignore[attr-defined]
     gathered_ids: list[int] = []
@@ -72,12 +72,12 @@ def test_the_longest_sample_counts(room: SimpleNamespace) -> None:
 
 
 def test_evaluation_and_size_search_respect_shared_memory(
-    tmp_path: Path, room: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, shared_memory: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of a training whose own batches fit: evaluations make batches up to four times as large, searches any size."""
-    training_run = tiny.assembled(tmp_path, tiny.job())
+    training_run = tiny.assemble_run(tmp_path, tiny.job())
     bytes_of_one = 8 * 8 * 4 + 8
-    room.f_bavail, room.f_frsize = 3 * 16 * bytes_of_one * 2, 1
+    shared_memory.f_bavail, shared_memory.f_frsize = 3 * 16 * bytes_of_one * 2, 1
     training_run.batches.workers = 2
     worker_counts: list[int] = []
     plain = batches.fetch

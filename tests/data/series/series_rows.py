@@ -30,12 +30,12 @@ def job(train: Path, task: str = "series-classification", *, seed: int = 0, **da
     return series_job
 
 
-def stored(folder: Path, rows: Rows, name: str = "a.csv") -> Path:
+def write_rows(folder: Path, rows: Rows, name: str = "a.csv") -> Path:
     csv.write_csv(pyarrow.table(rows), folder / name)
     return folder / name
 
 
-def one(count: int = 100) -> Rows:
+def one_series(count: int = 100) -> Rows:
     """One series of two channels; the class changes every 10 rows."""
     generator = np.random.default_rng(0)
     return {
@@ -46,32 +46,32 @@ def one(count: int = 100) -> Rows:
     }
 
 
-def several() -> Rows:
+def three_series() -> Rows:
     """Three machines, their rows in turn."""
-    rows = {name: np.repeat(cells, 3) for name, cells in one(60).items()}
+    rows = {name: np.repeat(cells, 3) for name, cells in one_series(60).items()}
     return rows | {"machine": np.tile(["m1", "m2", "m3"], 60), "a": np.arange(180) * 1.0}
 
 
-def everything(split: Split) -> Any:
+def gather_windows(split: Split) -> Any:
     assert isinstance(split, SeriesSplit)
     return split.gather(np.arange(len(split)))[0].numpy()
 
 
-def unscaled(data: Any, split: Split) -> Any:
-    return everything(split) * np.array(data.preprocessing["std"]) + np.array(data.preprocessing["mean"])
+def undo_scaling(data: Any, split: Split) -> Any:
+    return gather_windows(split) * np.array(data.preprocessing["std"]) + np.array(data.preprocessing["mean"])
 
 
-def ends(split: Split) -> list[int]:
+def list_window_ends(split: Split) -> list[int]:
     """The row of the file, from 0, that each window ends in."""
     assert isinstance(split, SeriesSplit)
     return [int(split.title(i).rsplit(" ", 1)[1]) - 1 for i in range(len(split))]
 
 
-def npz(folder: Path, x: Any, y: Any, name: str = "a.npz") -> Path:
+def write_npz(folder: Path, x: Any, y: Any, name: str = "a.npz") -> Path:
     np.savez_compressed(folder / name, x=x, y=y)
     return folder / name
 
 
-def stack(count: int = 40) -> tuple[Any, Any]:
+def make_windows(count: int = 40) -> tuple[Any, Any]:
     x = np.random.default_rng(0).normal(3, 2, (count, 6, 2)).astype(np.float32)
     return x, np.arange(count) % 4

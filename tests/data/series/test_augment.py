@@ -128,7 +128,7 @@ def series(folder: Path, augmented: str, task: str = "classification", train: st
 
 def test_a_window_does_not_depend_on_its_batch(tmp_path: Path) -> None:
     """Nor on workers, processes, micro-batches or a resume: only on seed, epoch and sample."""
-    run = tiny.plain(job_spec.load(series(tmp_path, EVERY)), tmp_path)
+    run = tiny.assemble_plain_run(job_spec.load(series(tmp_path, EVERY)), tmp_path)
     data, ids = run.dataset, np.arange(len(run.dataset.train))
     full_batch = data.prepare(data.train.gather(ids), ids, 2)[0]
     order = np.random.default_rng(1).permutation(ids)
@@ -149,7 +149,7 @@ def test_a_window_does_not_depend_on_its_batch(tmp_path: Path) -> None:
 
 def test_workers_and_resume_give_the_same_batches(tmp_path: Path) -> None:
     def read_inputs(workers: int, first: int) -> list[torch.Tensor]:
-        run = tiny.plain(job_spec.load(series(tmp_path, EVERY)), tmp_path)
+        run = tiny.assemble_plain_run(job_spec.load(series(tmp_path, EVERY)), tmp_path)
         run.batches.workers = workers
         return [
             run.preprocess(batch, epoch).inputs[0] for epoch in range(first, 3) for batch in run.batches.epoch(epoch)
@@ -170,4 +170,4 @@ def test_a_regression_refuses_what_would_falsify_its_numbers(tmp_path: Path, opt
     with pytest.raises(SpecError, match=r"data.augment.\w+: changes the (speed|amplitude) of a window"):
         job_spec.load(series(tmp_path, f"{{jitter: 0.1, {option}}}", "regression"))
     job = job_spec.load(series(tmp_path, "{jitter: 0.1, time_mask: {}, channel_dropout: 0.1}", "regression"))
-    assert np.isfinite(tiny.losses(tiny.plain(job, tmp_path), 2)).all()
+    assert np.isfinite(tiny.losses(tiny.assemble_plain_run(job, tmp_path), 2)).all()

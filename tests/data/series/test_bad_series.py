@@ -13,7 +13,7 @@ from drivetrain.data.series import series_data as series
 from drivetrain.errors import DataError, SpecError
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.job_spec.yaml_file import parse
-from tests.data.series.series_rows import job, npz, one, several, stack, stored
+from tests.data.series.series_rows import job, make_windows, one_series, three_series, write_npz, write_rows
 from tests.messages import saying
 
 CLASSES, NUMBERS = "series-classification", "series-regression"
@@ -127,14 +127,14 @@ LATE = ["on"] * 40 + ["off"] * 40 + ["fault"] * 20
 )
 def test_bad_tables(tmp_path: Path, task: str, change: dict[str, Any], data: dict[str, Any], parts: list[str]) -> None:
     with pytest.raises(DataError) as error:
-        series.load(job(stored(tmp_path, one() | change), task, **data))
+        series.load(job(write_rows(tmp_path, one_series() | change), task, **data))
     message = str(error.value)
     assert not [part for part in parts if part not in message], message
     assert "\n  possible: " in message
     assert "\n  do: " in message
 
 
-X, Y = stack()
+X, Y = make_windows()
 
 
 @pytest.mark.parametrize(
@@ -174,16 +174,16 @@ def test_arrays_of_python_objects_and_invalid_files(tmp_path: Path) -> None:
 
 
 def test_arrays_of_another_shape(tmp_path: Path) -> None:
-    train, validation_path = npz(tmp_path, X, Y), npz(tmp_path, X[:, :3], Y, "own.npz")
+    train, validation_path = write_npz(tmp_path, X, Y), write_npz(tmp_path, X[:, :3], Y, "own.npz")
     with pytest.raises(DataError, match=r"own.npz are 3 rows of 2 channels\n  possible: as in training: 6 rows of 2"):
         series.load(job(train, validation=str(validation_path)))
 
 
 def test_a_separate_validation_series_needs_the_same_columns(tmp_path: Path) -> None:
-    rows = several()
-    train = stored(tmp_path, rows)
+    rows = three_series()
+    train = write_rows(tmp_path, rows)
     del rows["b"]
-    validation_path = stored(tmp_path, rows, "own.csv")
+    validation_path = write_rows(tmp_path, rows, "own.csv")
     with pytest.raises(DataError, match=r'data\.validation: .*own\.csv has no column "b"'):
         series.load(job(train, group="machine", validation=str(validation_path)))
 

@@ -18,7 +18,7 @@ from pyarrow import ipc, parquet
 
 from drivetrain.data.dataset import Dataset
 from drivetrain.data.series import series_data as series
-from tests.data.series.series_rows import Rows, everything, job
+from tests.data.series.series_rows import Rows, gather_windows, job
 
 START = datetime(2024, 5, 1)
 COUNT = 120
@@ -38,7 +38,7 @@ def content() -> Rows:
     }
 
 
-def delimited(
+def make_csv_writer(
     sign: str, encoding: str = "utf-8", point: str = ".", empty: str = "", clock: str = "%Y-%m-%d %H:%M:%S"
 ) -> Write:
     def cell(value: object) -> str:
@@ -86,20 +86,20 @@ def table(
 LARGE = pyarrow.large_string()
 FORMS: dict[str, Write] = {
     **{
-        f"{name} {encoding} {empty or 'nothing'}": delimited(sign, encoding, empty=empty)
+        f"{name} {encoding} {empty or 'nothing'}": make_csv_writer(sign, encoding, empty=empty)
         for (name, sign), encoding, empty in product(
             {"comma": ",", "semicolon": ";", "tab": "\t"}.items(),
             ("utf-8", "utf-8-sig", "utf-16", "windows-1252"),
             ("", "NaN"),
         )
     },
-    **{f"missing {empty}": delimited(",", empty=empty) for empty in ("NA", "N/A", "NULL", "null", "None")},
-    "decimal commas": delimited(";", point=","),
-    "decimal commas quoted": delimited(",", point=","),
-    "clock T": delimited(",", clock="%Y-%m-%dT%H:%M:%S"),
-    "clock UTC": delimited(",", clock="%Y-%m-%dT%H:%M:%SZ"),
-    "clock offset": delimited(",", clock="%Y-%m-%d %H:%M:%S+02:00"),
-    "clock minutes": delimited(",", clock="%Y-%m-%d %H:%M"),
+    **{f"missing {empty}": make_csv_writer(",", empty=empty) for empty in ("NA", "N/A", "NULL", "null", "None")},
+    "decimal commas": make_csv_writer(";", point=","),
+    "decimal commas quoted": make_csv_writer(",", point=","),
+    "clock T": make_csv_writer(",", clock="%Y-%m-%dT%H:%M:%S"),
+    "clock UTC": make_csv_writer(",", clock="%Y-%m-%dT%H:%M:%SZ"),
+    "clock offset": make_csv_writer(",", clock="%Y-%m-%d %H:%M:%S+02:00"),
+    "clock minutes": make_csv_writer(",", clock="%Y-%m-%d %H:%M"),
     "json lines": json_lines,
     "arrow": table(suffix="arrow"),
     **{
@@ -117,7 +117,7 @@ FORMS: dict[str, Write] = {
 
 def base_of(folder: Path) -> Dataset:
     (folder / "base").mkdir()
-    return series.load(job(delimited(",")(folder / "base", content()), **ROLES))
+    return series.load(job(make_csv_writer(",")(folder / "base", content()), **ROLES))
 
 
 def check_same(base: Dataset, path: Path, **data: Any) -> None:
@@ -128,11 +128,11 @@ def check_same(base: Dataset, path: Path, **data: Any) -> None:
     assert one == two
     assert base.heads == other.heads
     for first, second in ((base.train, other.train), (base.validation, other.validation)):
-        np.testing.assert_array_equal(everything(first), everything(second))
+        np.testing.assert_array_equal(gather_windows(first), gather_windows(second))
         assert torch.equal(first.targets[""], second.targets[""])
     stored = base.preprocessing | {key: other.preprocessing[key] for key in form_keys if key in other.preprocessing}
     labelled, plain = (series.read([path], stored, base.heads, labelled=flag).split for flag in (True, False))
-    np.testing.assert_array_equal(everything(labelled), everything(plain))
+    np.testing.assert_array_equal(gather_windows(labelled), gather_windows(plain))
     assert len(labelled) >= len(base.train) + len(base.validation)
 
 
@@ -143,7 +143,7 @@ def test_the_form_of_a_file_changes_nothing(tmp_path: Path, form: str) -> None:
 
 @pytest.mark.parametrize("clock", ["%d/%m/%Y %H:%M:%S", "%m/%d/%Y %H:%M:%S", "%d.%m.%Y %H:%M", "%Y%m%d %H%M%S"])
 def test_the_form_of_times_changes_nothing(tmp_path: Path, clock: str) -> None:
-    check_same(base_of(tmp_path), delimited(",", clock=clock)(tmp_path, content()), date_format=clock)
+    check_same(base_of(tmp_path), make_csv_writer(",", clock=clock)(tmp_path, content()), date_format=clock)
 
 
 def shuffle_rows(rows: Rows) -> Rows:
@@ -195,8 +195,8 @@ def test_the_form_of_arrays_changes_nothing(tmp_path: Path, form: str, save: Any
     other = series.load(job(tmp_path / "a.npz", axes=axes))
     assert {key: value for key, value in other.preprocessing.items() if key != "axes"} == base.preprocessing
     assert other.heads == base.heads
-    np.testing.assert_array_equal(everything(base.train), everything(other.train))
+    np.testing.assert_array_equal(gather_windows(base.train), gather_windows(other.train))
     assert torch.equal(base.train.targets[""], other.train.targets[""])
     for flag in (True, False):
         new = series.read([tmp_path / "a.npz"], other.preprocessing, base.heads, labelled=flag).split
-        np.testing.assert_array_equal(everything(new)[np.asarray(base.train.numbers)], everything(base.train))  # type: ignore
+        np.testing.assert_array_equal(gather_windows(new)[np.asarray(base.train.numbers)], gather_windows(base.train))  # type: ignore

@@ -10,7 +10,7 @@ import pytest
 
 from drivetrain.data.series import series_data as series
 from drivetrain.errors import DataError
-from tests.data.series.series_rows import Rows, ends, job, several, stored, unscaled
+from tests.data.series.series_rows import Rows, job, list_window_ends, three_series, undo_scaling, write_rows
 from tests.messages import begins_with, says
 
 
@@ -60,14 +60,18 @@ def test_a_single_recording_is_refused_and_groups_have_the_length_of_x(tmp_path:
 
 @pytest.mark.parametrize("column", ["machine", "day"])
 def test_a_long_table_is_split_by_groups(tmp_path: Path, column: str) -> None:
-    rows = several() | {"day": np.repeat(np.arange(6), 30).astype(str)}
-    data = series.load(job(stored(tmp_path, rows), group="machine", groups=column, features=["a"], stride=2, window=4))
-    sides = [{str(rows[column][end]) for end in ends(part)} for part in (data.train, data.validation)]
+    rows = three_series() | {"day": np.repeat(np.arange(6), 30).astype(str)}
+    data = series.load(
+        job(write_rows(tmp_path, rows), group="machine", groups=column, features=["a"], stride=2, window=4)
+    )
+    sides = [{str(rows[column][end]) for end in list_window_ends(part)} for part in (data.train, data.validation)]
     assert sides[0]
     assert sides[1]
     assert not sides[0] & sides[1]
     for part in (data.train, data.validation):
-        for window, end in zip(unscaled(data, part)[:, :, 0].round().astype(int), ends(part), strict=True):
+        for window, end in zip(
+            undo_scaling(data, part)[:, :, 0].round().astype(int), list_window_ends(part), strict=True
+        ):
             assert {str(rows[column][row]) for row in window} == {str(rows[column][end])}
 
 

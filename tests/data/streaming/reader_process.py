@@ -31,7 +31,7 @@ def digest(batch: Batch) -> str:
     return hasher.hexdigest()[:16]
 
 
-class Together:
+class Barrier:
     """Several processes that wait for each other after every batch."""
 
     def __init__(self, folder: Path, rank: int, count: int) -> None:
@@ -63,7 +63,7 @@ def main() -> int:
             BatchParts(Ranks(rank, count), count, job.train.batch).select_own_samples,
         )
         before = data.fetched.bytes if data.fetched else 0
-        together = Together(Path(os.environ["TOGETHER"]), rank, count) if "TOGETHER" in os.environ else None
+        together = Barrier(Path(os.environ["TOGETHER"]), rank, count) if "TOGETHER" in os.environ else None
         for number, batch in enumerate(batches.epoch(epoch, start), start):
             print(number, digest(batch), ",".join(map(str, batch.ids.tolist())), flush=True)
             time.sleep(pause)

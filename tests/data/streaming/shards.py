@@ -26,7 +26,7 @@ train: {{epochs: {epochs}, batch_size: 12{train_keys}}}
 """
 
 
-def encoded(number: int, side: int = 10) -> bytes:
+def encode_png(number: int, side: int = 10) -> bytes:
     """A PNG that is different for each number; odd ones are bright."""
     pixels = np.random.default_rng(number).integers(0, 128, (side, side, 3)) + 127 * (number % 2)
     out = io.BytesIO()
@@ -34,39 +34,39 @@ def encoded(number: int, side: int = 10) -> bytes:
     return out.getvalue()
 
 
-def add(file: tarfile.TarFile, name: str, content: bytes) -> None:
+def add_member(file: tarfile.TarFile, name: str, content: bytes) -> None:
     member = tarfile.TarInfo(name)
     member.size = len(content)
     file.addfile(member, io.BytesIO(content))
 
 
-def tar(path: Path, numbers: Sequence[int], *, as_json: bool = False, side: int = 10) -> Path:
+def write_tar(path: Path, numbers: Sequence[int], *, as_json: bool = False, side: int = 10) -> Path:
     with tarfile.open(path, "w") as file:
         for number in numbers:
-            add(file, f"a/{number:05}.png", encoded(number, side))
+            add_member(file, f"a/{number:05}.png", encode_png(number, side))
             label = ("dark", "bright")[number % 2]
             if as_json:
-                add(file, f"a/{number:05}.json", json.dumps({"label": label, "n": number}).encode())
+                add_member(file, f"a/{number:05}.json", json.dumps({"label": label, "n": number}).encode())
             else:
-                add(file, f"a/{number:05}.cls", label.encode())
+                add_member(file, f"a/{number:05}.cls", label.encode())
     return path
 
 
-def table(path: Path, numbers: Sequence[int], *, side: int = 10, **options: Any) -> Path:
-    cells = [{"bytes": encoded(number, side), "path": f"{number}.png"} for number in numbers]
+def write_table(path: Path, numbers: Sequence[int], *, side: int = 10, **options: Any) -> Path:
+    cells = [{"bytes": encode_png(number, side), "path": f"{number}.png"} for number in numbers]
     labels = [("dark", "bright")[number % 2] for number in numbers]
     kind = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
     parquet.write_table(pyarrow.table({"image": pyarrow.array(cells, kind), "label": labels}), path, **options)
     return path
 
 
-def folder(root: Path, suffix: str = ".tar", shards: int = 12, rows: int = 10, side: int = 10) -> Path:
+def write_shards(root: Path, suffix: str = ".tar", shards: int = 12, rows: int = 10, side: int = 10) -> Path:
     """Shards of images 0, 1, 2 and so on; the last one is smaller."""
     root.mkdir(parents=True, exist_ok=True)
     for number in range(shards):
         count = rows if number < shards - 1 else rows - 3
         numbers = range(number * rows, number * rows + count)
-        write = tar if suffix == ".tar" else table
+        write = write_tar if suffix == ".tar" else write_table
         write(root / f"{number:04}{suffix}", numbers, side=side)
     return root
 

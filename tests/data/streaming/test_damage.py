@@ -18,7 +18,7 @@ from drivetrain.data.streaming import parquet_index
 from drivetrain.data.streaming.reader import ShardReader
 from drivetrain.errors import DataError, DrivetrainError, StorageError
 from tests.data.streaming import shards
-from tests.data.streaming.written_shards import images, write
+from tests.data.streaming.written_shards import write_image_shards, write_images
 from tests.messages import saying, says
 
 
@@ -48,7 +48,7 @@ def same_time(file: Path, change: Callable[[], object]) -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_damaged_page_names_the_shard(tmp_path: Path, cache: Path, workers: int) -> None:
-    shards.folder(tmp_path / "s", ".parquet", shards=14)
+    shards.write_shards(tmp_path / "s", ".parquet", shards=14)
     file = tmp_path / "s/0005.parquet"
     group = parquet.read_metadata(file).row_group(0)
     columns = [group.column(number) for number in range(group.num_columns)]
@@ -72,7 +72,7 @@ def test_any_failure_of_a_fetch_reaches_the_workers(
     def failing(*arguments: object) -> None:
         raise RuntimeError("out of order")
 
-    shards.folder(tmp_path / "s", ".parquet", shards=6)
+    shards.write_shards(tmp_path / "s", ".parquet", shards=6)
     data = load(shards.job(tmp_path, "s", streams=2, window=1))
     remove_row_files(cache)
     monkeypatch.setattr(parquet_index.ImageRows, "write", failing)
@@ -85,7 +85,7 @@ def test_any_failure_of_a_fetch_reaches_the_workers(
 def test_a_copy_that_a_power_loss_has_damaged_is_made_again(
     tmp_path: Path, cache: Path, content: bytes, workers: int
 ) -> None:
-    shards.folder(tmp_path / "s", ".parquet", shards=6)
+    shards.write_shards(tmp_path / "s", ".parquet", shards=6)
     data = load(shards.job(tmp_path, "s", streams=2, window=1))
     right = batches(data)
     reader: ShardReader = data.train.images.reader  # type: ignore[attr-defined]
@@ -99,9 +99,9 @@ def test_a_copy_that_a_power_loss_has_damaged_is_made_again(
 
 @pytest.mark.parametrize("suffix", [".tar", ".parquet"])
 def test_a_shard_with_the_size_and_time_of_another(tmp_path: Path, suffix: str) -> None:
-    shards.folder(tmp_path / "s", suffix)
+    shards.write_shards(tmp_path / "s", suffix)
     names = sorted(shard_file.name for shard_file in (tmp_path / "s").iterdir())
-    file, make = tmp_path / "s" / names[3], shards.tar if suffix == ".tar" else shards.table
+    file, make = tmp_path / "s" / names[3], shards.write_tar if suffix == ".tar" else shards.write_table
     plain = {} if suffix == ".tar" else {"compression": "none", "use_dictionary": False}
     make(file, range(30, 40), **plain)
     before = load(shards.job(tmp_path, "s"))
@@ -114,7 +114,7 @@ def test_a_shard_with_the_size_and_time_of_another(tmp_path: Path, suffix: str) 
 
 
 def test_a_damaged_local_shard_is_noticed_by_its_hash(tmp_path: Path) -> None:
-    write(images(tmp_path / "i"), tmp_path / "s")
+    write_image_shards(write_images(tmp_path / "i"), tmp_path / "s")
     load(shards.job(tmp_path, "s"))
     file = tmp_path / "s/000001.tar"
     content = bytearray(file.read_bytes())
@@ -125,12 +125,12 @@ def test_a_damaged_local_shard_is_noticed_by_its_hash(tmp_path: Path) -> None:
 
 
 def test_changed_images_of_the_same_size_are_other_images(tmp_path: Path) -> None:
-    source = images(tmp_path / "i")
-    write(source, tmp_path / "s")
+    source = write_images(tmp_path / "i")
+    write_image_shards(source, tmp_path / "s")
     file = source / "dark/x.000.png"
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
     os.utime(file, (1, 1))
     with pytest.raises(DataError, match="of other images"):
-        write(source, tmp_path / "s")
+        write_image_shards(source, tmp_path / "s")

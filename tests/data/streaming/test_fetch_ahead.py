@@ -22,7 +22,7 @@ from drivetrain.training.nonfinite import NotFinite
 from drivetrain.training.saver import Saver
 from tests import tiny
 from tests.data.streaming import shards
-from tests.training.hooked_run import Still
+from tests.training.hooked_run import SilentProgress
 
 
 @pytest.fixture(autouse=True)
@@ -38,8 +38,8 @@ def reader_of(data: object) -> ShardReader:
 
 
 def test_a_rollback_ends_what_was_fetched_ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shards.folder(tmp_path / "s", ".parquet")
-    training_run = tiny.plain(shards.job(tmp_path, "s", epochs=1), tmp_path / "run")
+    shards.write_shards(tmp_path / "s", ".parquet")
+    training_run = tiny.assemble_plain_run(shards.job(tmp_path, "s", epochs=1), tmp_path / "run")
     (tmp_path / "run").mkdir()
     training_run.metrics, saver, lease_ended = MetricsLog(tmp_path / "run"), Saver(training_run), list[bool]()
     saver.save_final()
@@ -56,13 +56,13 @@ def test_a_rollback_ends_what_was_fetched_ahead(tmp_path: Path, monkeypatch: pyt
             lease_ended.append(reader_of(training_run.dataset).lease is None)
 
     monkeypatch.setattr(fault_points, "listener", spoil)
-    assert loop.fit(training_run, saver, Still()) == "1 epoch trained"  # type: ignore[arg-type]
+    assert loop.fit(training_run, saver, SilentProgress()) == "1 epoch trained"  # type: ignore[arg-type]
     assert lease_ended == [True]
     training_run.metrics.close()
 
 
 def test_new_batches_end_what_is_fetched_for_old_ones(tmp_path: Path) -> None:
-    shards.folder(tmp_path / "s", ".parquet")
+    shards.write_shards(tmp_path / "s", ".parquet")
     data = load(shards.job(tmp_path, "s"))
     reader, groups = reader_of(data), np.array_split(np.arange(100), 8)
     with fetch_groups_ahead(reader, groups) as old:
@@ -81,7 +81,7 @@ def test_processes_look_ahead_into_their_share_of_the_cache(
 ) -> None:
     """Three that looked as far as all of it pushed out at their horizon what the others had just fetched: 1.3 times the data."""
     monkeypatch.setattr(fetch_ahead, "RECOUNT_SECONDS", -1.0)
-    shards.folder(tmp_path / "s", ".parquet", 24)
+    shards.write_shards(tmp_path / "s", ".parquet", 24)
     reader = reader_of(load(shards.job(tmp_path, "s")))
     largest = max(reader.size(shard) + reader.count_packed_bytes(shard) for shard in reader.cached())
     reader.cache = ShardCache(cache, 12 * largest)

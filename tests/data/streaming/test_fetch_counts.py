@@ -122,7 +122,7 @@ def test_the_report_says_what_held_them_up(waited: float, received: float, unpac
 
 def test_real_shards_are_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
-    shards.folder(tmp_path / "s", ".parquet")
+    shards.write_shards(tmp_path / "s", ".parquet")
     data = load(shards.job(tmp_path, "s", streams=2))
     assert sum(map(len, Batches(data.train, 12, 0, data.order).epoch(0)))
     counts = data.train.images.reader.cache.counts.to_json()  # type: ignore[attr-defined]

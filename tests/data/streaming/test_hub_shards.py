@@ -25,7 +25,7 @@ from drivetrain.pretrained import hub_connection
 from tests.data.streaming import shards, text_shards
 from tests.data.streaming.reader_process import digest
 from tests.hub_double import COMMIT
-from tests.hub_server import Fault, Hub, serving
+from tests.hub_server import Fault, Hub, serve_hub
 
 NAME, COUNT, ROWS = "casa/frases", 12, 10
 README = """---
@@ -50,7 +50,7 @@ train: {{epochs: 2, batch_size: 12}}
 
 def content(first: int, count: int = ROWS) -> bytes:
     out = io.BytesIO()
-    parquet.write_table(text_shards.table(range(first, first + count)), out)
+    parquet.write_table(text_shards.make_table(range(first, first + count)), out)
     return out.getvalue()
 
 
@@ -62,7 +62,7 @@ FILES = {
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def fresh_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
@@ -72,7 +72,7 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    with serving(Hub(dict(FILES), name=NAME, kind="datasets")) as server:
+    with serve_hub(Hub(dict(FILES), name=NAME, kind="datasets")) as server:
         monkeypatch.setenv("HF_ENDPOINT", server.endpoint)
         yield server
 
@@ -112,7 +112,7 @@ def test_nothing_is_downloaded_before_it_is_needed(hub: Hub, tmp_path: Path) -> 
 
 
 def test_the_same_batches_as_from_this_machine(hub: Hub, tmp_path: Path) -> None:
-    folder = text_shards.folder(tmp_path / "s", COUNT, ROWS)
+    folder = text_shards.write_shards(tmp_path / "s", COUNT, ROWS)
     (folder / f"{COUNT - 1:04}.parquet").write_bytes(content((COUNT - 1) * ROWS))
     for number in range(2):
         path = tmp_path / "v" / f"{number}.parquet"
@@ -134,7 +134,7 @@ def test_the_same_batches_as_from_this_machine(hub: Hub, tmp_path: Path) -> None
 def test_a_resumed_run_asks_for_no_list_and_keeps_its_commit(hub: Hub, tmp_path: Path) -> None:
     load(make_job(tmp_path))
     hub.revisions["main"] = "89abcdef0123456789abcdef0123456789abcdef"
-    hub.asked.clear()
+    hub.requests.clear()
     data = load(make_job(tmp_path))
     assert hub.paths("/api/") == []
     assert COMMIT in data.train.reader.index.shards[0].address  # type: ignore[attr-defined]
@@ -174,7 +174,7 @@ def test_a_hub_that_does_not(hub: Hub, tmp_path: Path, fault: Fault, expected_te
 
 
 def test_a_folder_of_tar_shards(hub: Hub, tmp_path: Path) -> None:
-    shards.folder(tmp_path / "s", shards=4)
+    shards.write_shards(tmp_path / "s", shards=4)
     hub.files.update({f"tars/{file.name}": file.read_bytes() for file in (tmp_path / "s").iterdir()})
     train = f"hf://datasets/{NAME}/tars"
     data = load(
@@ -201,7 +201,7 @@ def test_validate_without_a_network(hub: Hub, tmp_path: Path) -> None:
     path = tmp_path / "t.yaml"
     path.write_text(JOB.format(train=f"hf://datasets/{NAME}", cache=""))
     assert job_spec.load(path).data.train == f"hf://datasets/{NAME}"
-    assert hub.asked == []
+    assert hub.requests == []
 
 
 IMAGES = """
@@ -226,10 +226,10 @@ def test_the_labels_of_images_come_without_the_images(
     hub: Hub, tmp_path: Path, sends_whole_files: bool, faults: list[Fault], glanced: int
 ) -> None:
     """A mirror that sends whole files for parts of them is no error."""
-    for file in shards.folder(tmp_path / "s", ".parquet", COUNT, 60, side=64).iterdir():
+    for file in shards.write_shards(tmp_path / "s", ".parquet", COUNT, 60, side=64).iterdir():
         number = int(file.stem)
         hub.files[f"pictures/train-{number:05}-of-{COUNT:05}.parquet"] = file.read_bytes()
-    hub.whole = sends_whole_files
+    hub.ignores_range = sends_whole_files
     hub.faults.extend(faults)
     (tmp_path / "t.yaml").write_text(IMAGES.format(name=f"{NAME}/pictures"))
     job = SpecSource(tmp_path / "t.yaml").load()

@@ -25,7 +25,7 @@ from drivetrain.storage.remote_address import parse
 from tests.data.streaming import shards, text_shards
 from tests.data.streaming.reader_process import digest
 from tests.messages import get_message, saying, says
-from tests.object_store import SECRET, Fault, FaultyStore, before, moto
+from tests.object_store import SECRET, Fault, FaultyStore, moto, open_proxy
 from tests.paths import IMPORTS, ROOT
 
 SHARDS, ROWS = 80, 12
@@ -43,7 +43,7 @@ def server() -> Iterator[str]:
 def proxy(server: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FaultyStore]:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(remote_store, "PATIENCE", SHORT)
-    with before(server) as store:
+    with open_proxy(server) as store:
         for name, value in store.variables().items():
             monkeypatch.setenv(name, value)
         yield store
@@ -54,7 +54,7 @@ def folders(server: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
     """The same images as tar and as Parquet, here and in the store."""
     folder_by_suffix = {}
     for suffix in (".tar", ".parquet"):
-        folder_by_suffix[suffix] = shards.folder(
+        folder_by_suffix[suffix] = shards.write_shards(
             tmp_path_factory.mktemp("s") / suffix[1:], suffix, SHARDS, ROWS, side=22
         )
         for file in folder_by_suffix[suffix].iterdir():
@@ -63,11 +63,11 @@ def folders(server: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 
 
 @pytest.fixture(scope="module")
-def texts(server: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def text_folders(server: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """The same texts here and in the store, by the ending of their shards."""
     folder_by_ending = {}
     for ending in (".parquet", ".jsonl.gz", ".tar"):
-        folder_by_ending[ending] = text_shards.folder(tmp_path_factory.mktemp("t"), 24, 60, ending)
+        folder_by_ending[ending] = text_shards.write_shards(tmp_path_factory.mktemp("t"), 24, 60, ending)
         for file in folder_by_ending[ending].iterdir():
             put(server, f"texts-{ending.split('.')[1]}/{file.name}", file.read_bytes())
     return folder_by_ending
@@ -88,7 +88,7 @@ def upload_copy(server: str, name: str, source: Path, count: int = 8) -> str:
 
 def count_fetches(proxy: FaultyStore) -> Counter[str]:
     """How often each shard was downloaded, or a part of it."""
-    return Counter(path for method, path in proxy.seen if method == "GET" and "." in path.rpartition("/")[2])
+    return Counter(path for method, path in proxy.requests if method == "GET" and "." in path.rpartition("/")[2])
 
 
 def epochs(job: object, count: int = 2, workers: int = 0) -> list[str]:
@@ -133,7 +133,7 @@ def test_a_cache_of_a_tenth_of_the_data(
         tmp_path / "b", f"s3://bucket/{suffix[1:]}", streams=2, window=2, stream=f"cache: {limit // 1024}k"
     )
     data = load(job)
-    proxy.seen.clear()
+    proxy.requests.clear()
     batches = Batches(data.train, 12, 0, data.order)
     with watch_sizes(tmp_path / "cache/shards") as sizes:
         assert [digest(batch) for epoch in range(2) for batch in batches.epoch(epoch)] == local
@@ -164,7 +164,7 @@ def test_workers_processes_and_kills_give_the_same_batches(
     uninterrupted = read_output(run(tmp_path / "t.yaml", 0, 1, 0, 1, 0))
     assert len(uninterrupted) == len(Batches(load(job).train, 12, 0, load(job).order).order(1))
     assert read_output(run(tmp_path / "t.yaml", 0, 1, 2, 1, 0)) == uninterrupted
-    proxy.seen.clear()
+    proxy.requests.clear()
     meeting_folder = tmp_path / f"together-{count}"
     meeting_folder.mkdir()
     processes = [run(tmp_path / "t.yaml", n, count, 0, 1, 0, TOGETHER=str(meeting_folder)) for n in range(count)]
@@ -191,12 +191,12 @@ def test_workers_processes_and_kills_give_the_same_batches(
     ],
 )
 def test_texts_through_a_cache_of_a_part(
-    tmp_path: Path, texts: dict[str, Path], proxy: FaultyStore, workers: int, ending: str
+    tmp_path: Path, text_folders: dict[str, Path], proxy: FaultyStore, workers: int, ending: str
 ) -> None:
     """The cache holds tokens, which are made again when their shard comes again."""
     kilobytes = 256 if ending == ".tar" else 64  # a tar file has a kilobyte for each member
     stream = ", stream: {streams: 2, window: 2, cache: %s}"
-    local = epochs(text_shards.job(tmp_path / "a", texts[ending], stream=stream % "10m"))
+    local = epochs(text_shards.job(tmp_path / "a", text_folders[ending], stream=stream % "10m"))
     job = text_shards.job(tmp_path / "b", f"s3://bucket/texts-{ending.split('.')[1]}", stream=stream % f"{kilobytes}k")
     limit = kilobytes * 1024
     with watch_sizes(tmp_path / "cache/shards") as sizes:
@@ -210,7 +210,7 @@ def test_texts_through_a_cache_of_a_part(
 
 
 def test_a_cache_too_small_for_the_shards_of_a_batch_is_an_error(
-    tmp_path: Path, texts: dict[str, Path], proxy: FaultyStore
+    tmp_path: Path, text_folders: dict[str, Path], proxy: FaultyStore
 ) -> None:
     """A worker would wait for ever: all shards of its batch stay until it has read them."""
     job = text_shards.job(tmp_path, "s3://bucket/texts-tar", stream=", stream: {streams: 2, window: 2, cache: 160k}")
@@ -307,7 +307,7 @@ def test_training_goes_on_while_the_cache_lasts(
     data = load(shards.job(tmp_path, address, stream="cache: 10m"))
     batches = Batches(data.train, 12, 0, data.order)
     first_epoch = [digest(batch) for batch in batches.epoch(0)]
-    proxy.away = True
+    proxy.drops_connections = True
     start = time.monotonic()
     assert [digest(batch) for batch in batches.epoch(0)] == first_epoch
     assert time.monotonic() - start < SHORT.retries
@@ -319,10 +319,10 @@ def test_what_is_fetched_is_counted(tmp_path: Path, folders: dict[str, Path], pr
     assert data.fetched is not None
     batches = Batches(data.train, 12, 0, data.order)
     batches.workers = workers
-    request_count, before = len(proxy.seen), data.fetched.to_json()
+    request_count, before = len(proxy.requests), data.fetched.to_json()
     for epoch in range(2):
         assert sum(map(len, batches.epoch(epoch)))
-    names = Counter(path.rpartition("/")[2] for method, path in proxy.seen[request_count:] if method == "GET")
+    names = Counter(path.rpartition("/")[2] for method, path in proxy.requests[request_count:] if method == "GET")
     sizes = {file.name: file.stat().st_size for file in folders[".tar"].iterdir()}
     now = data.fetched.to_json()
     assert now["fetches"] - before["fetches"] == sum(names.values())

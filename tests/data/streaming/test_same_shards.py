@@ -29,13 +29,13 @@ def record_run(folder: Path, job: Job) -> Path:
 @pytest.mark.parametrize("suffix", [".tar", ".parquet"])
 def test_other_shards_are_noticed_by_the_runs_that_they_would_spoil(tmp_path: Path, suffix: str) -> None:
     """`repeat`, `sweep` and `reproduce` saw no files at all."""
-    shard_folder = shards.folder(tmp_path / "p", suffix)
+    shard_folder = shards.write_shards(tmp_path / "p", suffix)
     job = shards.job(tmp_path / "a", shard_folder)
     one = record_run(tmp_path / "one", job)
     assert same_conditions.find_changed_file(one, job) == ""
     before = same_conditions.read_data_digests(one)
     assert list(before) == ["data.train"]
-    shards.folder(tmp_path / "other", suffix, shards=1, rows=12)
+    shards.write_shards(tmp_path / "other", suffix, shards=1, rows=12)
     shutil.copyfile(tmp_path / f"other/0000{suffix}", shard_folder / f"0000{suffix}")
     assert same_conditions.find_changed_file(one, job) == f"{shard_folder}/0000{suffix}"
     two = record_run(tmp_path / "two", job)
@@ -45,7 +45,7 @@ def test_other_shards_are_noticed_by_the_runs_that_they_would_spoil(tmp_path: Pa
 
 
 def test_a_copy_on_another_machine_is_the_same_data(tmp_path: Path) -> None:
-    shard_folder = shards.folder(tmp_path / "p")
+    shard_folder = shards.write_shards(tmp_path / "p")
     one = load(shards.job(tmp_path / "a", shard_folder)).content()
     shutil.copytree(shard_folder, tmp_path / "q")
     for file in (tmp_path / "q").iterdir():
@@ -55,7 +55,7 @@ def test_a_copy_on_another_machine_is_the_same_data(tmp_path: Path) -> None:
 
 def test_the_cache_may_be_another_one_when_a_run_resumes(tmp_path: Path) -> None:
     """It changes no bit, and the advice to raise it was refused."""
-    shard_folder = shards.folder(tmp_path / "p")
+    shard_folder = shards.write_shards(tmp_path / "p")
     (tmp_path / "r").mkdir()
     (tmp_path / "r/job.yaml").write_text(spec_text(shards.job(tmp_path / "a", shard_folder)))
     assert diff_stored_spec(tmp_path / "r", shards.job(tmp_path / "a", shard_folder, stream="cache: 40g")) == []

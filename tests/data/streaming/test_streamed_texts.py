@@ -38,10 +38,10 @@ def read_error(path: Path, train: object, **keys: str) -> str:
 @pytest.mark.parametrize("ending", [".parquet", ".jsonl", ".jsonl.gz", ".json.zst", ".tar"])
 def test_the_same_tokens_and_classes_as_in_memory(tmp_path: Path, keys: dict[str, str], ending: str) -> None:
     """The same rows in one file, read whole, with the tokenizer of the streamed job."""
-    text_shards.folder(tmp_path / "s", ending=ending)
+    text_shards.write_shards(tmp_path / "s", ending=ending)
     streamed = load(text_shards.job(tmp_path, "s", **keys))  # type: ignore[arg-type]
     assert (len(streamed.train), len(streamed.validation)) == (97, 20)
-    parquet.write_table(text_shards.table(range(117)), tmp_path / "all.parquet")
+    parquet.write_table(text_shards.make_table(range(117)), tmp_path / "all.parquet")
     record = InputRecord(json.loads(json.dumps(streamed.preprocessing)), streamed.heads)
     resident = load(text_shards.job(tmp_path, "all.parquet", stream="", **keys), record)  # type: ignore[arg-type]
     assert streamed.preprocessing == resident.preprocessing
@@ -62,7 +62,7 @@ def test_the_same_tokens_and_classes_as_in_memory(tmp_path: Path, keys: dict[str
 
 def test_lengths_are_near_the_real_ones(tmp_path: Path) -> None:
     """They decide about memory and padding; the largest is never above max_length."""
-    text_shards.folder(tmp_path / "s")
+    text_shards.write_shards(tmp_path / "s")
     data = load(text_shards.job(tmp_path, "s"))
     real = data.train.gather(np.arange(len(data.train), dtype=np.int64))[-1].sum(1).numpy()
     guessed = data.train.lengths  # type: ignore[attr-defined]
@@ -73,7 +73,7 @@ def test_lengths_are_near_the_real_ones(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_workers_give_the_same_batches(tmp_path: Path, workers: int) -> None:
-    text_shards.folder(tmp_path / "s")
+    text_shards.write_shards(tmp_path / "s")
     data = load(text_shards.job(tmp_path, "s"))
     alone, several = Batches(data.train, 12, 0, data.order), Batches(data.train, 12, 0, data.order)
     several.workers = workers
@@ -86,8 +86,8 @@ def test_workers_give_the_same_batches(tmp_path: Path, workers: int) -> None:
 
 
 def test_own_shards_for_validation(tmp_path: Path) -> None:
-    text_shards.folder(tmp_path / "s")
-    text_shards.folder(tmp_path / "v", 2)
+    text_shards.write_shards(tmp_path / "s")
+    text_shards.write_shards(tmp_path / "v", 2)
     data = load(text_shards.job(tmp_path, "s", data="validation: v"))
     assert (len(data.train), len(data.validation)) == (117, 17)
     assert data.shards.keys() == {"data.train", "data.validation"}
@@ -99,7 +99,7 @@ def test_own_shards_for_validation(tmp_path: Path) -> None:
 
 def test_tokens_of_another_length_are_others(tmp_path: Path, cache: Path) -> None:
     """What is in the cache depends on tokenizer and length; a second job must not read those of the first."""
-    text_shards.folder(tmp_path / "s")
+    text_shards.write_shards(tmp_path / "s")
     widths = []
     for length in (8, 24, 8):
         data = load(text_shards.job(tmp_path, "s", data=f"max_length: {length}"))
@@ -108,8 +108,8 @@ def test_tokens_of_another_length_are_others(tmp_path: Path, cache: Path) -> Non
 
 
 def test_rows_without_text_or_label_are_left_out(tmp_path: Path) -> None:
-    text_shards.folder(tmp_path / "s")
-    broken = text_shards.table(range(200, 210)).to_pylist()
+    text_shards.write_shards(tmp_path / "s")
+    broken = text_shards.make_table(range(200, 210)).to_pylist()
     broken[2]["text"], broken[5]["label"], broken[7]["stars"] = "  ", "", None
     broken[5]["stars"] = None
     parquet.write_table(pyarrow.Table.from_pylist(broken), tmp_path / "s/0012.parquet")
@@ -127,8 +127,8 @@ def test_rows_without_text_or_label_are_left_out(tmp_path: Path) -> None:
 
 
 def test_it_trains(tmp_path: Path) -> None:
-    text_shards.folder(tmp_path / "s")
-    run = tiny.plain(text_shards.job(tmp_path, "s"), tmp_path / "run")
+    text_shards.write_shards(tmp_path / "s")
+    run = tiny.assemble_plain_run(text_shards.job(tmp_path, "s"), tmp_path / "run")
     losses = tiny.losses(run, 30)
     assert np.mean(losses[-5:]) < np.mean(losses[:5])
 
@@ -136,7 +136,7 @@ def test_it_trains(tmp_path: Path) -> None:
 def test_the_plan_says_what_does_not_apply(tmp_path: Path) -> None:
     from drivetrain.plan import plan
 
-    text_shards.folder(tmp_path / "s")
+    text_shards.write_shards(tmp_path / "s")
     run_plan = plan.resolve(text_shards.job(tmp_path, "s"), tiny.machine(), None)
     for name in ("feature_cache", "gpu_resident_data"):
         assert run_plan.row(name).value is False, run_plan.row(name)
@@ -154,7 +154,7 @@ def test_the_plan_says_what_does_not_apply(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_streamed(tmp_path: Path, change: dict[str, str], expected_text: str) -> None:
-    text_shards.folder(tmp_path / "s")
+    text_shards.write_shards(tmp_path / "s")
     assert expected_text in read_error(tmp_path, "s", **change)
 
 
@@ -172,18 +172,18 @@ def test_a_csv_is_no_shard(tmp_path: Path) -> None:
 
 
 def test_text_that_is_not_utf_8_names_the_shard(tmp_path: Path) -> None:
-    text_shards.folder(tmp_path / "s")
+    text_shards.write_shards(tmp_path / "s")
     path = tmp_path / "s/0003.parquet"
-    parquet.write_table(text_shards.table(range(30, 40)), path, compression="none", use_dictionary=False)
+    parquet.write_table(text_shards.make_table(range(30, 40)), path, compression="none", use_dictionary=False)
     assert b"note 31" in path.read_bytes()
     path.write_bytes(path.read_bytes().replace(b"note 31", b"note \xff1"))
     assert "0003.parquet" in read_error(tmp_path, "s", text="[title, text]")
 
 
 def test_a_shard_that_changes_in_the_run(tmp_path: Path) -> None:
-    text_shards.folder(tmp_path / "s")
+    text_shards.write_shards(tmp_path / "s")
     data = load(text_shards.job(tmp_path, "s"))
     for number in range(12):
-        parquet.write_table(text_shards.table(range(500, 510)), tmp_path / "s" / f"{number:04}.parquet")
+        parquet.write_table(text_shards.make_table(range(500, 510)), tmp_path / "s" / f"{number:04}.parquet")
     with pytest.raises(DrivetrainError, check=saying("changed-since-indexed-2")):
         data.train.gather(np.arange(3, dtype=np.int64))

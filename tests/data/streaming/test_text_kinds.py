@@ -29,7 +29,7 @@ def tar(path: Path, members: Mapping[str, str | bytes]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(path, "w") as file:
         for name, content in members.items():
-            shards.add(file, name, content.encode() if isinstance(content, str) else content)
+            shards.add_member(file, name, content.encode() if isinstance(content, str) else content)
     return path
 
 
@@ -94,7 +94,7 @@ def test_columns_of_a_tar_by_their_names(tmp_path: Path) -> None:
 
 
 def test_lines_that_lack_a_key_or_a_text_are_left_out(tmp_path: Path) -> None:
-    text_shards.folder(tmp_path / "s", ending=".jsonl")
+    text_shards.write_shards(tmp_path / "s", ending=".jsonl")
     rows = [{"text": " ", "label": "good", "stars": 1}, {"text": "fine", "stars": 1}, {"text": "fine", "label": None}]
     (tmp_path / "s/0012.jsonl").write_text("\n\n".join(map(json.dumps, rows)) + "\n")
     notes = "\n".join(load(text_shards.job(tmp_path, "s")).notes)
@@ -127,7 +127,7 @@ def test_numbers_are_the_same_labels_in_every_kind(tmp_path: Path) -> None:
             rows = [
                 {"id": n, "text": f"word {n % 5}", "label": n % 2 == 0} for n in range(number * 10, number * 10 + 10)
             ]
-            text_shards.write(folder / f"{number}{ending}", pyarrow.Table.from_pylist(rows))
+            text_shards.write_shard(folder / f"{number}{ending}", pyarrow.Table.from_pylist(rows))
         texts_by_ending.append(read_labelled_texts(folder.parent, labels="label"))
     assert texts_by_ending[0] == texts_by_ending[1] == texts_by_ending[2]
     assert {label for _, label in texts_by_ending[0]} == {"false", "true"}
@@ -168,7 +168,7 @@ def test_numbers_are_the_same_labels_in_every_kind(tmp_path: Path) -> None:
 )
 def test_bad_lines_name_the_shard(tmp_path: Path, name: str, content: bytes, expected_text: str) -> None:
     (tmp_path / "s").mkdir()
-    text_shards.write(tmp_path / "s" / name.replace("1", "0", 1), text_shards.table(range(10)))
+    text_shards.write_shard(tmp_path / "s" / name.replace("1", "0", 1), text_shards.make_table(range(10)))
     (tmp_path / "s" / name).write_bytes(content)
     message = read_error(tmp_path)
     assert expected_text in message
@@ -207,7 +207,7 @@ def test_a_tar_that_is_cut_off(tmp_path: Path) -> None:
 
 
 def test_shards_of_several_splits_are_not_trained_on_together(tmp_path: Path) -> None:
-    text_shards.folder(tmp_path / "s", 2, ending=".jsonl.gz")
+    text_shards.write_shards(tmp_path / "s", 2, ending=".jsonl.gz")
     for number in range(2):
         (tmp_path / f"s/000{number}.jsonl.gz").rename(tmp_path / f"s/{('train', 'test')[number]}-00.jsonl.gz")
     assert says(
@@ -244,15 +244,18 @@ def test_kinds_by_names() -> None:
 @pytest.mark.parametrize("ending", [".parquet", ".jsonl", ".tar"])
 def test_texts_that_are_in_both_parts_are_told_as_in_memory(tmp_path: Path, ending: str, text: str) -> None:
     """Validation scores would be too good, and nothing said so for streamed texts."""
-    train, validation_texts = text_shards.table(range(40)), text_shards.table([3, 100, 7, 101, 7])
+    train, validation_texts = text_shards.make_table(range(40)), text_shards.make_table([3, 100, 7, 101, 7])
     for number in range(2):
         (tmp_path / "s").mkdir(exist_ok=True)
-        text_shards.write(tmp_path / f"s/{number}{ending}", train.slice(20 * number, 20))
+        text_shards.write_shard(tmp_path / f"s/{number}{ending}", train.slice(20 * number, 20))
     (tmp_path / "v").mkdir()
     # In a tar, the name of a sample is its id, which must not be there twice.
     numbered_texts = validation_texts.set_column(0, "id", pyarrow.array(range(5)))
-    text_shards.write(tmp_path / f"v/0{ending}", numbered_texts)
-    text_shards.write(tmp_path / "all.parquet", train), text_shards.write(tmp_path / "held.parquet", validation_texts)
+    text_shards.write_shard(tmp_path / f"v/0{ending}", numbered_texts)
+    (
+        text_shards.write_shard(tmp_path / "all.parquet", train),
+        text_shards.write_shard(tmp_path / "held.parquet", validation_texts),
+    )
     note_text = "3 of 5 validation texts are identical to training texts"
     streamed = load(text_shards.job(tmp_path, "s", text=text, data="validation: v"))
     resident = load(text_shards.job(tmp_path, "all.parquet", text=text, stream="", data="validation: held.parquet"))

@@ -18,7 +18,7 @@ from drivetrain.data.streaming.write_shards import FORMS
 from drivetrain.errors import DataError, DrivetrainError
 from drivetrain.system.files import hash_file
 from tests.data.streaming import shards
-from tests.data.streaming.written_shards import SIZE, images, write
+from tests.data.streaming.written_shards import SIZE, write_image_shards, write_images
 from tests.messages import saying, says
 
 
@@ -33,7 +33,7 @@ def digests(folder: Path) -> dict[str, str]:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_all_images_in_random_order_listed_with_hashes(tmp_path: Path, form: str) -> None:
-    write(images(tmp_path / "i"), tmp_path / "s", form=form)
+    write_image_shards(write_images(tmp_path / "i"), tmp_path / "s", form=form)
     assert {path.suffix for path in (tmp_path / "s").iterdir()} == {f".{form}", ".json"}
     listing = json.loads((tmp_path / "s/index.json").read_text())
     assert listing["complete"] is True
@@ -49,9 +49,9 @@ def test_all_images_in_random_order_listed_with_hashes(tmp_path: Path, form: str
 
 
 def test_both_formats_hold_the_same_samples(tmp_path: Path) -> None:
-    source, samples = images(tmp_path / "i"), []
+    source, samples = write_images(tmp_path / "i"), []
     for form in FORMS:
-        write(source, tmp_path / form, form=form)
+        write_image_shards(source, tmp_path / form, form=form)
         split = load(shards.job(tmp_path, form)).train
         samples.append((split.targets[""], split.gather(np.arange(len(split)))))
     torch.testing.assert_close(samples[0], samples[1], rtol=0, atol=0)
@@ -59,8 +59,8 @@ def test_both_formats_hold_the_same_samples(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_resumed_after_any_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str) -> None:
-    source = images(tmp_path / "i")
-    write(source, tmp_path / "whole", form=form)
+    source = write_images(tmp_path / "i")
+    write_image_shards(source, tmp_path / "whole", form=form)
     for after in range(4):
         put, puts_left = destination.LocalFolder.put, [2 * after + 2]
 
@@ -72,46 +72,46 @@ def test_resumed_after_any_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
         monkeypatch.setattr(destination.LocalFolder, "put", stop)
         with pytest.raises(KeyboardInterrupt):
-            write(source, tmp_path / f"{after}", form=form)
+            write_image_shards(source, tmp_path / f"{after}", form=form)
         monkeypatch.setattr(destination.LocalFolder, "put", put)
         with pytest.raises(DataError, check=saying("are-not-all-written")):
             load(shards.job(tmp_path, f"{tmp_path}/{after}"))
-        lines = write(source, tmp_path / f"{after}", form=form)
+        lines = write_image_shards(source, tmp_path / f"{after}", form=form)
         assert digests(tmp_path / f"{after}") == digests(tmp_path / "whole")
         assert len(lines) == len(digests(tmp_path / "whole")) - 1 - after  # those that are there are not written again
-    assert write(source, tmp_path / "whole", form=form) == []
+    assert write_image_shards(source, tmp_path / "whole", form=form) == []
 
 
 def test_what_cannot_be_decoded_is_left_out(tmp_path: Path) -> None:
-    source = images(tmp_path / "i")
+    source = write_images(tmp_path / "i")
     (source / "dark/bad.png").write_bytes(b"no image")
-    lines = write(source, tmp_path / "s")
+    lines = write_image_shards(source, tmp_path / "s")
     assert says(lines, "samples-used-skipped-4", 1, 151)
     assert json.loads((tmp_path / "s/index.json").read_text())["samples"] == 150
     for number in range(20):
         (source / f"dark/bad{number}.png").write_bytes(b"no image")
     with pytest.raises(DataError, check=saying("samples-cannot-be-used")):
-        write(source, tmp_path / "t")
+        write_image_shards(source, tmp_path / "t")
 
 
 def test_other_data_does_not_mix(tmp_path: Path) -> None:
-    source = images(tmp_path / "i")
-    write(source, tmp_path / "s")
+    source = write_images(tmp_path / "i")
+    write_image_shards(source, tmp_path / "s")
     with pytest.raises(DataError, check=saying("images-another-size-seed")):
-        write(source, tmp_path / "s", seed=1)
+        write_image_shards(source, tmp_path / "s", seed=1)
     with pytest.raises(DataError, match="seed or format"):
-        write(source, tmp_path / "s", form="parquet")
+        write_image_shards(source, tmp_path / "s", form="parquet")
     Image.new("RGB", (8, 8)).save(source / "dark/new.png")
     with pytest.raises(DataError, match="of other images"):
-        write(source, tmp_path / "s")
-    shards.folder(tmp_path / "foreign")
+        write_image_shards(source, tmp_path / "s")
+    shards.write_shards(tmp_path / "foreign")
     with pytest.raises(DataError, match="has not written"):
-        write(source, tmp_path / "foreign")
+        write_image_shards(source, tmp_path / "foreign")
 
 
 @pytest.mark.parametrize(("spoil", "expected_text"), [("missing", "is missing"), ("cut", "has 600 bytes")])
 def test_a_listed_shard_that_is_not_there(tmp_path: Path, spoil: str, expected_text: str) -> None:
-    write(images(tmp_path / "i"), tmp_path / "s")
+    write_image_shards(write_images(tmp_path / "i"), tmp_path / "s")
     file = tmp_path / "s/000001.tar"
     if spoil == "missing":
         file.unlink()
@@ -122,7 +122,7 @@ def test_a_listed_shard_that_is_not_there(tmp_path: Path, spoil: str, expected_t
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    source = images(tmp_path / "i", 20)
+    source = write_images(tmp_path / "i", 20)
     assert main(["shard", str(source), "--to", str(tmp_path / "s"), "--size", "1m"]) == 0
     assert capsys.readouterr().out.splitlines()[-1].startswith(f"{tmp_path}/s: 1 shards, 20 images")
     assert main(["shard", str(source), "--to", "https://host/x"]) == 2

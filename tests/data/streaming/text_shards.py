@@ -14,7 +14,7 @@ from pyarrow import parquet
 
 from drivetrain.job import Job
 from drivetrain.job_spec import load_job as job_spec
-from tests.data.streaming.shards import add
+from tests.data.streaming.shards import add_member
 
 WORDS = {"good": ("fine", "lovely", "great", "warm"), "bad": ("awful", "cold", "broken", "late")}
 JOB = """
@@ -38,7 +38,7 @@ def label(number: int) -> str:
     return ("good", "bad")[number % 2]
 
 
-def table(numbers: Sequence[int]) -> pyarrow.Table:
+def make_table(numbers: Sequence[int]) -> pyarrow.Table:
     return pyarrow.table(
         {
             "id": list(numbers),
@@ -50,16 +50,16 @@ def table(numbers: Sequence[int]) -> pyarrow.Table:
     )
 
 
-def folder(root: Path, shards: int = 12, rows: int = 10, ending: str = ".parquet") -> Path:
+def write_shards(root: Path, shards: int = 12, rows: int = 10, ending: str = ".parquet") -> Path:
     """Shards of texts 0, 1, 2 and so on; the last one is smaller."""
     root.mkdir(parents=True, exist_ok=True)
     for number in range(shards):
         count = rows if number < shards - 1 else rows - 3
-        write(root / f"{number:04}{ending}", table(range(number * rows, number * rows + count)))
+        write_shard(root / f"{number:04}{ending}", make_table(range(number * rows, number * rows + count)))
     return root
 
 
-def write(path: Path, rows: pyarrow.Table) -> None:
+def write_shard(path: Path, rows: pyarrow.Table) -> None:
     """A shard of the kind that its name says; a tar has .txt and .json, as most people write them."""
     lines = "".join(f"{json.dumps(row)}\n" for row in rows.to_pylist()).encode()
     if path.name.endswith(".parquet"):
@@ -74,8 +74,8 @@ def write(path: Path, rows: pyarrow.Table) -> None:
         with tarfile.open(path, "w") as file:
             for row in rows.to_pylist():
                 name = f"a/{row['id']:06}"
-                add(file, f"{name}.txt", row.pop("text").encode())
-                add(file, f"{name}.json", json.dumps(row).encode())
+                add_member(file, f"{name}.txt", row.pop("text").encode())
+                add_member(file, f"{name}.json", json.dumps(row).encode())
 
 
 def job(

@@ -10,15 +10,15 @@ from tests.data.streaming import shards
 SIZE = 60_000
 
 
-def images(root: Path, count: int = 150) -> Path:
+def write_images(root: Path, count: int = 150) -> Path:
     for number in range(count):
         class_folder = root / ("dark", "bright")[number % 2]
         class_folder.mkdir(parents=True, exist_ok=True)
-        (class_folder / f"x.{number:03}.png").write_bytes(shards.encoded(number, 20))
+        (class_folder / f"x.{number:03}.png").write_bytes(shards.encode_png(number, 20))
     return root
 
 
-def write(source: Path, to: Path, seed: int = 0, form: str = "tar") -> list[str]:
+def write_image_shards(source: Path, target: Path, seed: int = 0, form: str = "tar") -> list[str]:
     lines: list[str] = []
-    write_shards.write(source, destination.open_destination(str(to)), SIZE, seed, lines.append, form)
+    write_shards.write(source, destination.open_destination(str(target)), SIZE, seed, lines.append, form)
     return lines

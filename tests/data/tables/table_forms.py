@@ -40,13 +40,13 @@ class Form:
     """Of the job that trains on it, beside those of the reference."""
 
 
-def text(cell: Any) -> str:
+def format_cell(cell: Any) -> str:
     if cell is None:
         return ""
     return str(cell).lower() if isinstance(cell, bool) else str(cell)
 
 
-def csv(
+def make_csv_writer(
     sign: str = ",",
     *,
     end: str = "\n",
@@ -61,7 +61,7 @@ def csv(
         lines = [
             list(ROWS),
             *(
-                [cells.get(name, text)(cell) for name, cell in zip(ROWS, row, strict=True)]
+                [cells.get(name, format_cell)(cell) for name, cell in zip(ROWS, row, strict=True)]
                 for row in zip(*ROWS.values(), strict=True)
             ),
         ]
@@ -71,16 +71,18 @@ def csv(
     return write
 
 
-def changed(change: Callable[[Columns], Columns], write: Callable[[Path, Columns], object]) -> Callable[[Path], object]:
+def write_changed(
+    change: Callable[[Columns], Columns], write: Callable[[Path, Columns], object]
+) -> Callable[[Path], object]:
     return lambda path: write(path, change(dict(ROWS)))
 
 
-def csv_of(path: Path, columns: Columns) -> None:
-    rows = [columns, *([text(cell) for cell in row] for row in zip(*columns.values(), strict=True))]
+def write_csv(path: Path, columns: Columns) -> None:
+    rows = [columns, *([format_cell(cell) for cell in row] for row in zip(*columns.values(), strict=True))]
     path.write_text("".join(",".join(row) + "\n" for row in rows), encoding="utf-8")
 
 
-def jsonl_of(path: Path, columns: Columns) -> None:
+def write_jsonl(path: Path, columns: Columns) -> None:
     rows = (dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
     path.write_text(
         "".join(json.dumps(row, default=datetime.isoformat, ensure_ascii=False) + "\n" for row in rows),
@@ -88,7 +90,7 @@ def jsonl_of(path: Path, columns: Columns) -> None:
     )
 
 
-def parquet_of(
+def make_parquet_writer(
     metadata: dict[bytes, bytes] | None = None, options: Mapping[str, Any] | None = None, **kinds: Any
 ) -> Callable[[Path, Columns], object]:
     """A writer of Parquet, with the type of some columns."""
@@ -100,161 +102,197 @@ def parquet_of(
     return write
 
 
-def dictionary(path: Path, columns: Columns) -> None:
+def write_dictionary(path: Path, columns: Columns) -> None:
     table = pyarrow.table(columns)
     for name in ("city", "y"):
         table = table.set_column(table.column_names.index(name), name, table[name].dictionary_encode())
     parquet.write_table(table, path)
 
 
-def arrow(path: Path, columns: Columns) -> None:
+def write_arrow(path: Path, columns: Columns) -> None:
     table = pyarrow.table(columns)
     with ipc.new_stream(path, table.schema) as stream:
         stream.write_table(table, max_chunksize=7)
 
 
-def same(columns: Columns) -> Columns:
+def keep_columns(columns: Columns) -> Columns:
     return columns
 
 
-def decomposed(columns: Columns) -> Columns:
+def decompose_text(columns: Columns) -> Columns:
     return columns | {
         name: [cell and unicodedata.normalize("NFD", cell) for cell in columns[name]] for name in ("city", "y")
     }
 
 
-def filled(value: Any, *names: str) -> Callable[[Columns], Columns]:
+def fill_empty(value: Any, *names: str) -> Callable[[Columns], Columns]:
     return lambda columns: (
         columns | {name: [value if cell is None else cell for cell in columns[name]] for name in names}
     )
 
 
-def with_index(name: str) -> Callable[[Columns], Columns]:
+def add_index(name: str) -> Callable[[Columns], Columns]:
     return lambda columns: {name: list(np.random.default_rng(0).permutation(N).tolist()), **columns}
 
 
-def reversed_columns(columns: Columns) -> Columns:
+def reverse_columns(columns: Columns) -> Columns:
     return dict(reversed(columns.items()))
 
 
-def number(form: str) -> Callable[[Any], str]:
+def make_number_format(form: str) -> Callable[[Any], str]:
     return lambda cell: "" if cell is None else format(cell, form)
 
 
-def comma(cell: Any) -> str:
-    return text(cell).replace(".", ",")
+def format_with_comma(cell: Any) -> str:
+    return format_cell(cell).replace(".", ",")
 
 
-def european(cell: Any) -> str:
+def format_european(cell: Any) -> str:
     return "" if cell is None else f"{cell:,.2f}".translate({44: ".", 46: ","})
 
 
-def accounting(cell: Any) -> str:
+def format_accounting(cell: Any) -> str:
     return "" if cell is None else f"({-cell})" if cell < 0 else str(cell)
 
 
-def marked(mark: str) -> Callable[[Any], str]:
-    return lambda cell: mark if cell is None else text(cell)
+def mark_empty(mark: str) -> Callable[[Any], str]:
+    return lambda cell: mark if cell is None else format_cell(cell)
 
 
 LARGE, VIEW = pyarrow.large_string(), pyarrow.string_view()
 PANDAS = {b"pandas": b'{"index_columns": ["row"], "columns": []}'}
 CSVS = [
-    Form("semicolons", csv(";")),
-    Form("tabs", csv("\t")),
-    Form("pipes", csv("|")),
-    Form("CRLF", csv(end="\r\n")),
-    Form("quotes", csv(quote=True)),
-    Form("byte order mark", csv(head="\ufeff")),
-    Form("UTF-16", csv(encoding="utf-16")),
-    Form("windows-1252", csv(encoding="windows-1252")),
-    Form("line for Excel", csv(";", head="sep=;\n")),
-    Form("decimal commas", csv(";", load=comma, size=comma)),
-    Form("decimal commas and points between thousands", csv(";", load=european, size=european)),
-    Form("commas between thousands", csv(load=number(",.2f"), size=number(",.2f"))),
-    Form("spaces between thousands", csv(load=lambda cell: number(",.2f")(cell).replace(",", " "))),
-    Form("exponents", csv(load=number(".6e"), size=number(".6e"))),
-    Form("zeros at the end", csv(load=number(".4f"), size=number(".4f"))),
-    Form("plus signs", csv(load=number("+"), size=number("+"))),
+    Form("semicolons", make_csv_writer(";")),
+    Form("tabs", make_csv_writer("\t")),
+    Form("pipes", make_csv_writer("|")),
+    Form("CRLF", make_csv_writer(end="\r\n")),
+    Form("quotes", make_csv_writer(quote=True)),
+    Form("byte order mark", make_csv_writer(head="\ufeff")),
+    Form("UTF-16", make_csv_writer(encoding="utf-16")),
+    Form("windows-1252", make_csv_writer(encoding="windows-1252")),
+    Form("line for Excel", make_csv_writer(";", head="sep=;\n")),
+    Form("decimal commas", make_csv_writer(";", load=format_with_comma, size=format_with_comma)),
+    Form(
+        "decimal commas and points between thousands", make_csv_writer(";", load=format_european, size=format_european)
+    ),
+    Form("commas between thousands", make_csv_writer(load=make_number_format(",.2f"), size=make_number_format(",.2f"))),
+    Form(
+        "spaces between thousands",
+        make_csv_writer(load=lambda cell: make_number_format(",.2f")(cell).replace(",", " ")),
+    ),
+    Form("exponents", make_csv_writer(load=make_number_format(".6e"), size=make_number_format(".6e"))),
+    Form("zeros at the end", make_csv_writer(load=make_number_format(".4f"), size=make_number_format(".4f"))),
+    Form("plus signs", make_csv_writer(load=make_number_format("+"), size=make_number_format("+"))),
     Form(
         "minus signs of typesetting",
-        csv(load=lambda cell: text(cell).replace("-", "\u2212"), size=lambda cell: text(cell).replace("-", "\u2212")),
+        make_csv_writer(
+            load=lambda cell: format_cell(cell).replace("-", "\u2212"),
+            size=lambda cell: format_cell(cell).replace("-", "\u2212"),
+        ),
     ),
-    Form("accounting brackets", csv(load=accounting, size=accounting)),
-    Form("unit", csv(load=lambda cell: "" if cell is None else f"{cell} °C", size=lambda cell: f"{cell} mm")),
+    Form("accounting brackets", make_csv_writer(load=format_accounting, size=format_accounting)),
+    Form(
+        "unit", make_csv_writer(load=lambda cell: "" if cell is None else f"{cell} °C", size=lambda cell: f"{cell} mm")
+    ),
     Form(
         "spaces around cells",
-        csv(load=lambda cell: f" {text(cell)} ", city=lambda cell: f" {text(cell)}  ", y=lambda cell: f"{cell} "),
+        make_csv_writer(
+            load=lambda cell: f" {format_cell(cell)} ",
+            city=lambda cell: f" {format_cell(cell)}  ",
+            y=lambda cell: f"{cell} ",
+        ),
     ),
-    Form("codes with a point", csv(code=lambda cell: f"{cell}.0")),
-    Form("capital truth values", csv(good=lambda cell: str(cell).upper())),
-    Form("zero-width spaces", csv(city=lambda cell: f"\u200b{text(cell)}", y=lambda cell: f"{cell}\ufeff")),
+    Form("codes with a point", make_csv_writer(code=lambda cell: f"{cell}.0")),
+    Form("capital truth values", make_csv_writer(good=lambda cell: str(cell).upper())),
+    Form(
+        "zero-width spaces",
+        make_csv_writer(city=lambda cell: f"\u200b{format_cell(cell)}", y=lambda cell: f"{cell}\ufeff"),
+    ),
     *(
-        Form(f"{mark} where there is no number", csv(load=marked(mark)))
+        Form(f"{mark} where there is no number", make_csv_writer(load=mark_empty(mark)))
         for mark in ("NA", "NaN", "NULL", "?", "-", "#N/D", "n.d.", "#DIV/0!")
     ),
-    Form("cells that the job calls missing", changed(filled(-999, "load"), csv_of), {"missing": [-999]}),
-    Form("words that the job calls missing", csv(load=marked("gone"), city=marked("gone")), {"missing": "gone"}),
-    Form("decomposed", changed(decomposed, csv_of)),
-    Form("columns in another order", changed(reversed_columns, csv_of)),
-    Form("Unnamed: 0", changed(with_index("Unnamed: 0"), csv_of)),
-    Form("ISO times with a T", csv(when=lambda cell: cell.isoformat())),
+    Form("cells that the job calls missing", write_changed(fill_empty(-999, "load"), write_csv), {"missing": [-999]}),
     Form(
-        "dates with a form", csv(when=lambda cell: cell.strftime("%d.%m.%Y %H:%M")), {"date_format": "%d.%m.%Y %H:%M"}
+        "words that the job calls missing",
+        make_csv_writer(load=mark_empty("gone"), city=mark_empty("gone")),
+        {"missing": "gone"},
+    ),
+    Form("decomposed", write_changed(decompose_text, write_csv)),
+    Form("columns in another order", write_changed(reverse_columns, write_csv)),
+    Form("Unnamed: 0", write_changed(add_index("Unnamed: 0"), write_csv)),
+    Form("ISO times with a T", make_csv_writer(when=lambda cell: cell.isoformat())),
+    Form(
+        "dates with a form",
+        make_csv_writer(when=lambda cell: cell.strftime("%d.%m.%Y %H:%M")),
+        {"date_format": "%d.%m.%Y %H:%M"},
     ),
     Form(
-        "years of two digits", csv(when=lambda cell: cell.strftime("%d.%m.%y %H:%M")), {"date_format": "%d.%m.%y %H:%M"}
+        "years of two digits",
+        make_csv_writer(when=lambda cell: cell.strftime("%d.%m.%y %H:%M")),
+        {"date_format": "%d.%m.%y %H:%M"},
     ),
 ]
 JSONLS = [
-    Form("objects", changed(same, jsonl_of)),
-    Form("objects with keys in another order", changed(reversed_columns, jsonl_of)),
-    Form("decomposed objects", changed(decomposed, jsonl_of)),
+    Form("objects", write_changed(keep_columns, write_jsonl)),
+    Form("objects with keys in another order", write_changed(reverse_columns, write_jsonl)),
+    Form("decomposed objects", write_changed(decompose_text, write_jsonl)),
     Form(
         "objects with words that the job calls missing",
-        changed(filled("gone", "city"), jsonl_of),
+        write_changed(fill_empty("gone", "city"), write_jsonl),
         {"missing": ["gone"]},
     ),
 ]
 PARQUETS = [
-    Form("string", changed(same, parquet_of())),
-    Form("pandas 3", changed(same, parquet_of(PANDAS, city=LARGE, y=LARGE))),
+    Form("string", write_changed(keep_columns, make_parquet_writer())),
+    Form("pandas 3", write_changed(keep_columns, make_parquet_writer(PANDAS, city=LARGE, y=LARGE))),
     Form(
         "polars",
-        changed(
-            same,
-            parquet_of(
+        write_changed(
+            keep_columns,
+            make_parquet_writer(
                 None, {"compression": "zstd", "row_group_size": 16}, city=LARGE, y=LARGE, when=pyarrow.timestamp("us")
             ),
         ),
     ),
-    Form("string view", changed(same, parquet_of(city=VIEW, y=VIEW))),
-    Form("dictionaries", changed(same, dictionary)),
-    Form("decomposed strings", changed(decomposed, parquet_of())),
-    Form("row groups", changed(same, parquet_of(None, {"row_group_size": 7}))),
-    Form("columns in another order in Parquet", changed(reversed_columns, parquet_of())),
-    Form("index of pandas without a name", changed(with_index("__index_level_0__"), parquet_of())),
-    Form("index of pandas with a name", changed(with_index("row"), parquet_of(PANDAS))),
-    *(Form(f"times in {unit}", changed(same, parquet_of(when=pyarrow.timestamp(unit)))) for unit in ("s", "ms", "ns")),
-    Form("float32", changed(same, parquet_of(load=pyarrow.float32(), size=pyarrow.float32()))),
+    Form("string view", write_changed(keep_columns, make_parquet_writer(city=VIEW, y=VIEW))),
+    Form("dictionaries", write_changed(keep_columns, write_dictionary)),
+    Form("decomposed strings", write_changed(decompose_text, make_parquet_writer())),
+    Form("row groups", write_changed(keep_columns, make_parquet_writer(None, {"row_group_size": 7}))),
+    Form("columns in another order in Parquet", write_changed(reverse_columns, make_parquet_writer())),
+    Form("index of pandas without a name", write_changed(add_index("__index_level_0__"), make_parquet_writer())),
+    Form("index of pandas with a name", write_changed(add_index("row"), make_parquet_writer(PANDAS))),
+    *(
+        Form(f"times in {unit}", write_changed(keep_columns, make_parquet_writer(when=pyarrow.timestamp(unit))))
+        for unit in ("s", "ms", "ns")
+    ),
+    Form("float32", write_changed(keep_columns, make_parquet_writer(load=pyarrow.float32(), size=pyarrow.float32()))),
     Form(
         "decimals",
-        changed(lambda c: c | {"load": [v if v is None else Decimal(str(v)) for v in c["load"]]}, parquet_of()),
+        write_changed(
+            lambda c: c | {"load": [v if v is None else Decimal(str(v)) for v in c["load"]]}, make_parquet_writer()
+        ),
     ),
     *(
-        Form(f"codes in {kind}", changed(same, parquet_of(code=kind)))
+        Form(f"codes in {kind}", write_changed(keep_columns, make_parquet_writer(code=kind)))
         for kind in (pyarrow.int8(), pyarrow.uint64(), pyarrow.float64())
     ),
-    Form("codes as text", changed(lambda c: c | {"code": list(map(str, c["code"]))}, parquet_of())),
+    Form("codes as text", write_changed(lambda c: c | {"code": list(map(str, c["code"]))}, make_parquet_writer())),
     Form(
         "codes as text with a point",
-        changed(lambda c: c | {"code": [f"{v}.0" for v in c["code"]]}, parquet_of(code=LARGE)),
+        write_changed(lambda c: c | {"code": [f"{v}.0" for v in c["code"]]}, make_parquet_writer(code=LARGE)),
     ),
-    Form("truth values as numbers", changed(lambda c: c | {"good": list(map(int, c["good"]))}, parquet_of())),
-    Form("times as text", changed(lambda c: c | {"when": list(map(str, c["when"]))}, parquet_of(when=LARGE))),
+    Form(
+        "truth values as numbers",
+        write_changed(lambda c: c | {"good": list(map(int, c["good"]))}, make_parquet_writer()),
+    ),
+    Form(
+        "times as text",
+        write_changed(lambda c: c | {"when": list(map(str, c["when"]))}, make_parquet_writer(when=LARGE)),
+    ),
     Form(
         "cells that the job calls missing in Parquet",
-        changed(filled(-999.0, "load"), parquet_of()),
+        write_changed(fill_empty(-999.0, "load"), make_parquet_writer()),
         {"missing": ["-999"]},
     ),
 ]
@@ -264,4 +302,4 @@ FORMS = {
     for form in forms
 }
 FORMS["tabs"] = (FORMS["tabs"][0], ".tsv")
-FORMS["Arrow stream"] = (Form("Arrow stream", changed(same, arrow)), ".arrow")
+FORMS["Arrow stream"] = (Form("Arrow stream", write_changed(keep_columns, write_arrow)), ".arrow")

@@ -27,12 +27,12 @@ def job(train: Path, task: str = "tabular-classification", *, seed: int = 0, **d
     return table_job
 
 
-def stored(folder: Path, rows: Rows, name: str = "a.parquet") -> Path:
+def write_rows(folder: Path, rows: Rows, name: str = "a.parquet") -> Path:
     parquet.write_table(pyarrow.table(rows), folder / name)
     return folder / name
 
 
-def mixed(count: int = 80) -> Rows:
+def make_mixed_rows(count: int = 80) -> Rows:
     """Numbers with gaps, text with gaps, truth values, a code, and a class that depends on two of them."""
     generator = np.random.default_rng(0)
     size, colour = generator.normal(50, 10, count), generator.choice(["red", "green", "blue"], count)

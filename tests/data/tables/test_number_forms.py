@@ -47,7 +47,7 @@ def read(path: Path, files: CsvFiles | None = None) -> list[Any]:
     return list(table_file.read(path, "data.train", csv=files)["temp"].to_pylist())
 
 
-def accounting(value: float) -> str:
+def format_accounting(value: float) -> str:
     return f"({-value:,.2f})" if value < 0 else f"{value:,.2f}"
 
 
@@ -57,7 +57,7 @@ FORMS: dict[str, Callable[[float], str]] = {
     "dash": lambda v: f"{v}".replace("-", "\u2013"),
     "space behind the sign": lambda v: f"{v}".replace("-", "- "),
     "sign behind the number": lambda v: f"{-v}-" if v < 0 else f"{v}",
-    "accounting": accounting,
+    "accounting": format_accounting,
     "accounting with a currency": lambda v: f"($ {-v:,.2f})" if v < 0 else f"$ {v:,.2f}",
     "currency and minus sign": lambda v: f"{v} €".replace("-", MINUS),
     "unit": lambda v: f"{v} °C",

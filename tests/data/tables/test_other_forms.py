@@ -21,14 +21,23 @@ from drivetrain.inference import predictions
 from drivetrain.job import JOBS
 from drivetrain.models import forward
 from drivetrain.training.evaluation.metrics import MetricAccumulator
-from tests import trained
-from tests.data.tables.table_forms import FORMS, ROWS, N, changed, csv, csv_of, parquet_of, text
+from tests import task_cases
+from tests.data.tables.table_forms import (
+    FORMS,
+    ROWS,
+    N,
+    format_cell,
+    make_csv_writer,
+    make_parquet_writer,
+    write_changed,
+    write_csv,
+)
 
 OPTIONS: dict[str, Any] = {"categorical": ["code"], "dates": {"when": ["year", "month", "weekday", "hour"]}}
 TASKS = {"classification": ("y", ["size"]), "regression": ("size", ["y"])}
 
 
-class Fixed(nn.Module):
+class FixedNetwork(nn.Module):
     """A network with weights that depend on nothing but its shape."""
 
     def __init__(self, data: Dataset) -> None:
@@ -48,7 +57,7 @@ def dataset(path: Path, task: str, options: Mapping[str, Any]) -> Dataset:
     target, other_targets = TASKS[task]
     ignore = [*other_targets, *options.get("ignore", ())]
     validation_path = path.parent / "held.csv"
-    csv()(validation_path)
+    make_csv_writer()(validation_path)
     data = {"train": str(path), "target": target, "validation": 0.2, **OPTIONS, **options, "ignore": ignore}
     return load(JOBS[f"tabular-{task}"].model_validate({"name": "t", "task": f"tabular-{task}", "data": data}))
 
@@ -56,7 +65,7 @@ def dataset(path: Path, task: str, options: Mapping[str, Any]) -> Dataset:
 @cache
 def reference(folder: Path, task: str) -> tuple[Dataset, Path]:
     path = folder / "reference.csv"
-    csv()(path)
+    make_csv_writer()(path)
     return dataset(path, task, {}), path
 
 
@@ -87,7 +96,7 @@ def targets(new: Any) -> list[Any]:
 
 def check_scores(data: Dataset, path: Path) -> None:
     """Predictions of the file without its targets have the score that the file with its targets gets."""
-    network, head = Fixed(data), data.heads[""]
+    network, head = FixedNetwork(data), data.heads[""]
     new, labelled = read(data, path, labelled=False), read(data, path, labelled=True)
     device = torch.device("cpu")
     outputs = list(forward.compute_outputs(network, [""], new.split, new.prepare, device))
@@ -144,11 +153,16 @@ def test_another_form_of_the_same_rows_is_the_same_model(folder: Path, tmp_path:
 def test_training_on_another_form_gives_the_same_weights(tmp_path: Path, name: str) -> None:
     form, suffix = FORMS[name]
     weights = []
-    for run_folder, end, write in ((tmp_path / "one", ".csv", csv()), (tmp_path / "other", suffix, form.write)):
+    for run_folder, end, write in (
+        (tmp_path / "one", ".csv", make_csv_writer()),
+        (tmp_path / "other", suffix, form.write),
+    ):
         run_folder.mkdir()
         data = f"{{train: train{end}, target: y, validation: 0.2, categorical: code, ignore: size, dates: {{when: [year, month, weekday, hour]}}}}"
         spec = f"task: tabular-classification\ndata: {data}\nmodel: {{hidden: [8]}}\n"
-        training = trained.trained(trained.Case(partial(write_into, write, f"train{end}"), end, spec), run_folder)
+        training = task_cases.train_case(
+            task_cases.Case(partial(write_into, write, f"train{end}"), end, spec), run_folder
+        )
         weights.append({key: value.clone() for key, value in training.model.state_dict().items()})
     assert weights[0].keys() == weights[1].keys()
     assert all(torch.equal(value, weights[1][key]) for key, value in weights[0].items())
@@ -166,7 +180,7 @@ def test_there_are_many_forms() -> None:
 def test_rows_in_another_order_are_the_same_rows(folder: Path, tmp_path: Path, task: str) -> None:
     one, first = reference(folder, task)
     path = tmp_path / "other.csv"
-    csv_of(path, {name: cells[::-1] for name, cells in ROWS.items()})
+    write_csv(path, {name: cells[::-1] for name, cells in ROWS.items()})
     expected, other = (
         by_column(one, read(one, first, labelled=True).split),
         by_column(one, read(one, path, labelled=True).split),
@@ -181,47 +195,53 @@ def ambiguous(cell: Any) -> str:
 REFUSED = {
     "numbers as text": (
         ".parquet",
-        changed(lambda c: c | {"load": [None if v is None else str(v) for v in c["load"]]}, parquet_of()),
+        write_changed(
+            lambda c: c | {"load": [None if v is None else str(v) for v in c["load"]]}, make_parquet_writer()
+        ),
         "are numbers written as text",
     ),
     "numbers with words": (
         ".csv",
-        csv(load=lambda cell: "unbekannt" if cell == ROWS["load"][0] else text(cell)),
+        make_csv_writer(load=lambda cell: "unbekannt" if cell == ROWS["load"][0] else format_cell(cell)),
         "are numbers but",
     ),
-    "commas that can be two things": (".csv", csv(";", load=ambiguous, size=lambda cell: str(int(cell))), "can be"),
+    "commas that can be two things": (
+        ".csv",
+        make_csv_writer(";", load=ambiguous, size=lambda cell: str(int(cell))),
+        "can be",
+    ),
     "percent and none": (
         ".csv",
-        csv(load=lambda cell: "" if cell is None else f"{cell}%" if cell > -1500 else str(cell)),
+        make_csv_writer(load=lambda cell: "" if cell is None else f"{cell}%" if cell > -1500 else str(cell)),
         "is in percent",
     ),
     "a unit and none": (
         ".csv",
-        csv(load=lambda cell: "" if cell is None else f"{cell} mm" if cell < 1800 else str(cell)),
+        make_csv_writer(load=lambda cell: "" if cell is None else f"{cell} mm" if cell < 1800 else str(cell)),
         "is in mm",
     ),
     "years of two digits of two centuries": (
         ".csv",
-        csv(when=lambda cell: f"{cell:%d.%m.}{cell.day + 50}"),
+        make_csv_writer(when=lambda cell: f"{cell:%d.%m.}{cell.day + 50}"),
         "two centuries",
     ),
     "two spellings of a column": (
         ".csv",
-        changed(lambda c: c | {"café": c["code"], "cafe\u0301": c["code"]}, csv_of),
+        write_changed(lambda c: c | {"café": c["code"], "cafe\u0301": c["code"]}, write_csv),
         "several columns named",
     ),
     "times with and without a zone": (
         ".csv",
-        csv(when=lambda cell: f"{cell}Z" if cell.day % 2 else str(cell)),
+        make_csv_writer(when=lambda cell: f"{cell}Z" if cell.day % 2 else str(cell)),
         "cannot be used",
     ),
-    "days first": (".csv", csv(when=lambda cell: f"{cell:%d/%m/%Y}"), "dates as"),
+    "days first": (".csv", make_csv_writer(when=lambda cell: f"{cell:%d/%m/%Y}"), "dates as"),
     "fractions as classes": (
         ".parquet",
-        changed(lambda c: c | {"y": [0.5 * (v == "no") for v in c["y"]]}, parquet_of()),
+        write_changed(lambda c: c | {"y": [0.5 * (v == "no") for v in c["y"]]}, make_parquet_writer()),
         "has fractions",
     ),
-    "row numbers": (".csv", changed(lambda c: {"id": list(range(N)), **c}, csv_of), "is a row number"),
+    "row numbers": (".csv", write_changed(lambda c: {"id": list(range(N)), **c}, write_csv), "is a row number"),
 }
 
 

@@ -13,14 +13,14 @@ from pyarrow import parquet
 from drivetrain.data.load_data import load
 from drivetrain.errors import SpecError
 from drivetrain.job_spec import load_job
-from tests.data.tables.table_rows import job, mixed, stored
+from tests.data.tables.table_rows import job, make_mixed_rows, write_rows
 from tests.messages import says
 
 
 def test_a_metric_of_two_classes_is_refused_where_it_does_not_exist(tmp_path: Path) -> None:
     """Of one class alone `auc` was 0.5 in each epoch, and the loss chose the model without a word."""
-    table = pyarrow.table(mixed())
-    train = stored(tmp_path, mixed())
+    table = pyarrow.table(make_mixed_rows())
+    train = write_rows(tmp_path, make_mixed_rows())
     parquet.write_table(table.filter(pyarrow.compute.field("y") == "big"), tmp_path / "big.parquet")
     for validation, is_refused in ((0.25, False), (str(tmp_path / "big.parquet"), True)):
         spec = job(train, validation=validation)

@@ -24,13 +24,13 @@ from drivetrain.data.tables.table_data import TableSplit
 from drivetrain.errors import DataError
 from drivetrain.job.tables import MlpSpec
 from drivetrain.models import build
-from tests.data.tables.table_rows import job, mixed, stored
+from tests.data.tables.table_rows import job, make_mixed_rows, write_rows
 from tests.messages import get_message, saying, says, says_only
 
 torch.set_num_threads(1)
 
 
-def everything(split: Split) -> tuple[torch.Tensor, ...]:
+def gather_all(split: Split) -> tuple[torch.Tensor, ...]:
     assert isinstance(split, TableSplit)
     return split.gather(np.arange(len(split)))
 
@@ -48,7 +48,7 @@ def column(data: Any, name: str) -> dict[str, Any]:
 
 
 def test_types_and_shapes(tmp_path: Path) -> None:
-    data = tables.load(job(stored(tmp_path, mixed()), categorical=["code"]))
+    data = tables.load(job(write_rows(tmp_path, make_mixed_rows()), categorical=["code"]))
     assert [c["name"] for c in data.preprocessing["numeric"]] == ["size", "count", "new"]
     assert [c["name"] for c in data.preprocessing["categorical"]] == ["colour", "code"]
     numbers, categories = data.train.gather(np.array([3, 0, 5]))
@@ -60,8 +60,8 @@ def test_types_and_shapes(tmp_path: Path) -> None:
 
 
 def test_statistics_are_those_of_the_training_rows(tmp_path: Path) -> None:
-    rows = mixed()
-    data = tables.load(job(stored(tmp_path, rows)))
+    rows = make_mixed_rows()
+    data = tables.load(job(write_rows(tmp_path, rows)))
     size = np.array(rows["size"].to_pylist(), dtype=float)[rows_of(data.train)]
     known_sizes = size[~np.isnan(size)]
     assert column(data, "size") == {
@@ -78,25 +78,25 @@ def test_statistics_are_those_of_the_training_rows(tmp_path: Path) -> None:
     np.testing.assert_allclose(edges[[0, -1]], [scaled.min(), scaled.max()], rtol=1e-5)
     shares = np.histogram(scaled.astype(np.float32), edges.astype(np.float32))[0] / len(scaled)
     assert shares.max() < 3 / 32  # bins hold equally many training rows, as far as whole rows allow
-    numbers = everything(data.train)[0].numpy()
+    numbers = gather_all(data.train)[0].numpy()
     filled_sizes = np.where(np.isnan(size), np.median(known_sizes), size)
     np.testing.assert_allclose(numbers[:, 0], (filled_sizes - known_sizes.mean()) / known_sizes.std(), atol=1e-5)
     np.testing.assert_array_equal(numbers[:, 1], np.isnan(size))
 
 
 def test_numbers_with_few_values_have_few_bins_and_those_with_two_have_none(tmp_path: Path) -> None:
-    path = stored(tmp_path, mixed(200) | {"few": np.arange(200) % 3, "flag": np.arange(200) % 2})
+    path = write_rows(tmp_path, make_mixed_rows(200) | {"few": np.arange(200) % 3, "flag": np.arange(200) % 2})
     data = tables.load(job(path))
     assert len(column(data, "few")["edges"]) == 3
     assert column(data, "flag")["edges"] == ()
     plain = tables.load(job(path).model_copy(update={"model": MlpSpec(bins=0)}))
     assert {number["edges"] for number in plain.preprocessing["numeric"]} == {()}
-    assert torch.equal(everything(plain.train)[0], everything(data.train)[0])
+    assert torch.equal(gather_all(plain.train)[0], gather_all(data.train)[0])
 
 
 def test_a_run_from_before_bins_keeps_its_network(tmp_path: Path) -> None:
     """Its preprocessing has no edges, so that its checkpoints still fit."""
-    recorded = tables.load(job(stored(tmp_path, mixed())))
+    recorded = tables.load(job(write_rows(tmp_path, make_mixed_rows())))
     for number in recorded.preprocessing["numeric"]:
         del number["edges"]
     resumed = tables.load(
@@ -106,31 +106,31 @@ def test_a_run_from_before_bins_keeps_its_network(tmp_path: Path) -> None:
 
 
 def test_validation_rows_do_not_change_the_preprocessing(tmp_path: Path) -> None:
-    rows = mixed()
-    first = tables.load(job(stored(tmp_path, rows)))
+    rows = make_mixed_rows()
+    first = tables.load(job(write_rows(tmp_path, rows)))
     is_validation = np.isin(np.arange(80), rows_of(first.validation))
     rows["count"] = np.where(is_validation, 10_000, rows["count"])
     rows["colour"] = pyarrow.array(np.where(is_validation, "violet", rows["colour"].to_pylist()).tolist())
-    second = tables.load(job(stored(tmp_path, rows)))
+    second = tables.load(job(write_rows(tmp_path, rows)))
     assert second.preprocessing == first.preprocessing
-    assert (everything(second.validation)[1][:, 0] == 0).all()
+    assert (gather_all(second.validation)[1][:, 0] == 0).all()
     assert says([note for note in second.notes if "violet" in note], "colour-categories-training-data")
 
 
 def test_categories_have_their_place_and_empty_cells_too(tmp_path: Path) -> None:
-    rows = mixed()
-    data = tables.load(job(stored(tmp_path, rows)))
+    rows = make_mixed_rows()
+    data = tables.load(job(write_rows(tmp_path, rows)))
     assert column(data, "colour") == {"name": "colour", "values": ["blue", "green", "red"], "missing": True}
     expected = [
         {None: 1, "blue": 2, "green": 3, "red": 4}[rows["colour"][int(row)].as_py()] for row in rows_of(data.train)
     ]
-    assert everything(data.train)[1][:, 0].tolist() == expected
+    assert gather_all(data.train)[1][:, 0].tolist() == expected
 
 
 def test_the_split_is_stratified_and_a_function_of_the_seed(tmp_path: Path) -> None:
-    rows = mixed()
+    rows = make_mixed_rows()
     rows["y"] = np.where(np.arange(80) < 8, "rare", "usual")
-    path = stored(tmp_path, rows)
+    path = write_rows(tmp_path, rows)
     data, same_seed, other_seed = (tables.load(job(path, seed=seed)) for seed in (1, 1, 2))
     assert Counter(data.validation.targets[""].tolist()) == {0: 2, 1: 18}
     assert sorted([*rows_of(data.train), *rows_of(data.validation)]) == list(range(80))
@@ -139,8 +139,8 @@ def test_the_split_is_stratified_and_a_function_of_the_seed(tmp_path: Path) -> N
 
 
 def test_columns_with_one_value_are_left_out(tmp_path: Path) -> None:
-    rows = mixed() | {"same": np.full(80, 0.1), "void": pyarrow.nulls(80), "one": ["x"] * 80}
-    data = tables.load(job(stored(tmp_path, rows)))
+    rows = make_mixed_rows() | {"same": np.full(80, 0.1), "void": pyarrow.nulls(80), "one": ["x"] * 80}
+    data = tables.load(job(write_rows(tmp_path, rows)))
     names = [c["name"] for c in (*data.preprocessing["numeric"], *data.preprocessing["categorical"])]
     assert names == ["size", "count", "code", "new", "colour"]
     for name in ("same", "void", "one"):
@@ -148,10 +148,10 @@ def test_columns_with_one_value_are_left_out(tmp_path: Path) -> None:
 
 
 def test_bad_rows_are_listed_and_left_out(tmp_path: Path) -> None:
-    rows = mixed()
+    rows = make_mixed_rows()
     rows["count"] = np.where(np.arange(80) == 7, np.inf, rows["count"])
     rows["y"] = [None if i == 11 else value for i, value in enumerate(rows["y"])]
-    data = tables.load(job(stored(tmp_path, rows)))
+    data = tables.load(job(write_rows(tmp_path, rows)))
     assert "left out: a.parquet row 8: count is infinite" in data.notes
     assert "left out: a.parquet row 12: y is empty" in data.notes
     assert not {7, 11} & {*rows_of(data.train).tolist(), *rows_of(data.validation).tolist()}
@@ -161,49 +161,52 @@ def test_bad_rows_are_listed_and_left_out(tmp_path: Path) -> None:
 def test_a_csv_reads_like_a_parquet(tmp_path: Path) -> None:
     from pyarrow import csv
 
-    table = pyarrow.table(mixed())
+    table = pyarrow.table(make_mixed_rows())
     csv.write_csv(table, tmp_path / "a.csv")
-    one, other = tables.load(job(stored(tmp_path, mixed()))), tables.load(job(tmp_path / "a.csv"))
+    one, other = tables.load(job(write_rows(tmp_path, make_mixed_rows()))), tables.load(job(tmp_path / "a.csv"))
     assert one.preprocessing == other.preprocessing
-    assert all(torch.equal(a, b) for a, b in zip(everything(one.train), everything(other.train), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(gather_all(one.train), gather_all(other.train), strict=True))
 
 
 def test_a_separate_validation_file(tmp_path: Path) -> None:
-    train, validation_path = stored(tmp_path, mixed()), stored(tmp_path, mixed(30), "own.parquet")
+    train, validation_path = (
+        write_rows(tmp_path, make_mixed_rows()),
+        write_rows(tmp_path, make_mixed_rows(30), "own.parquet"),
+    )
     data = tables.load(job(train, validation=str(validation_path)))
     assert (len(data.train), len(data.validation)) == (80, 30)
     assert data.validation.title(4) == "own.parquet row 5"
 
 
 def test_new_rows_are_prepared_as_validation_was(tmp_path: Path) -> None:
-    path = stored(tmp_path, mixed())
+    path = write_rows(tmp_path, make_mixed_rows())
     data = tables.load(job(path))
     preprocessing = json.loads(json.dumps(data.preprocessing))
     new = tables.read([path], preprocessing, data.heads, labelled=True)
-    for new_rows, validation_rows in zip(everything(new.split), everything(data.validation), strict=True):
+    for new_rows, validation_rows in zip(gather_all(new.split), gather_all(data.validation), strict=True):
         assert torch.equal(new_rows[torch.from_numpy(rows_of(data.validation))], validation_rows)
     assert torch.equal(new.split.targets[""][rows_of(data.validation)], data.validation.targets[""])
 
 
 def test_new_rows_in_any_order_of_columns_without_targets(tmp_path: Path) -> None:
-    rows = mixed()
-    data = tables.load(job(stored(tmp_path, rows)))
+    rows = make_mixed_rows()
+    data = tables.load(job(write_rows(tmp_path, rows)))
     shuffled = {name: rows[name] for name in ("new", "code", "colour", "count", "size")} | {"more": ["x"] * 80}
     rows["size"] = pyarrow.array([None] * 79 + [1e300])
-    paths = [stored(tmp_path, shuffled, "one.parquet"), stored(tmp_path, rows, "two.parquet")]
+    paths = [write_rows(tmp_path, shuffled, "one.parquet"), write_rows(tmp_path, rows, "two.parquet")]
     new = tables.read(paths, data.preprocessing, data.heads, labelled=False)
     assert len(new.split) == 159
     assert new.split.title(81) == "two.parquet row 2"
     assert any("two.parquet row 80: size is infinite" in note for note in new.notes)
     assert new.split.targets == {}
-    assert torch.equal(new.split.gather(rows_of(data.validation))[0], everything(data.validation)[0])
+    assert torch.equal(new.split.gather(rows_of(data.validation))[0], gather_all(data.validation)[0])
 
 
 def test_a_new_label_is_an_error_and_a_new_empty_cell_is_noted(tmp_path: Path) -> None:
-    rows = mixed()
-    data = tables.load(job(stored(tmp_path, rows)))
+    rows = make_mixed_rows()
+    data = tables.load(job(write_rows(tmp_path, rows)))
     rows["y"], rows["count"] = ["huge"] * 80, [None] + [5] * 79
-    path = stored(tmp_path, rows, "new.parquet")
+    path = write_rows(tmp_path, rows, "new.parquet")
     new = tables.read([path], data.preprocessing, data.heads, labelled=False)
     assert says(new.notes, "count-empty-rows-never", 1)
     with pytest.raises(DataError, check=saying("classes-training-data-4", "huge", 80)):
@@ -212,12 +215,12 @@ def test_a_new_label_is_an_error_and_a_new_empty_cell_is_noted(tmp_path: Path) -
 
 def test_numbers_far_from_those_of_the_training_are_noted(tmp_path: Path) -> None:
     """Their class had a probability of 1.0, without a word."""
-    rows = mixed()
-    data = tables.load(job(stored(tmp_path, rows)))
+    rows = make_mixed_rows()
+    data = tables.load(job(write_rows(tmp_path, rows)))
     sizes = np.array(rows["size"], dtype=float)
     for factor, is_noted in ((1.0, False), (1e6, True)):
         rows["size"] = [*(sizes[:79]), np.nanmax(sizes) * factor]
-        new = tables.read([stored(tmp_path, rows, "new.parquet")], data.preprocessing, data.heads, labelled=False)
+        new = tables.read([write_rows(tmp_path, rows, "new.parquet")], data.preprocessing, data.heads, labelled=False)
         notes = [note for note in new.notes if "is a guess" in note]
         assert len(notes) == is_noted
         assert not is_noted or (
@@ -227,71 +230,71 @@ def test_numbers_far_from_those_of_the_training_are_noted(tmp_path: Path) -> Non
 
 def test_huge_numbers_leave_the_others_apart(tmp_path: Path) -> None:
     """Beside -999999999 all other numbers of the column were the same for the network."""
-    rows = mixed()
+    rows = make_mixed_rows()
     sizes = np.random.default_rng(0).normal(size=80)
     for sentinel, is_noted in ((-3.0, False), (-999999999.0, True), (1e30, True)):
         rows["size"] = np.where(np.arange(80) % 10 == 0, sentinel, sizes)
-        data = tables.load(job(stored(tmp_path, rows)))
+        data = tables.load(job(write_rows(tmp_path, rows)))
         notes = [note for note in data.notes if "scaled by its quartiles" in note]
         assert len(notes) == is_noted
         assert not is_noted or f"up to {sentinel:g}," in notes[0]
-        scaled = everything(data.train)[0][:, [n["name"] for n in data.preprocessing["numeric"]].index("size")]
+        scaled = gather_all(data.train)[0][:, [n["name"] for n in data.preprocessing["numeric"]].index("size")]
         assert len(scaled.unique()) > 0.8 * len(scaled)
         assert scaled.abs().max() <= 10
         assert any("limit" in n for n in data.preprocessing["numeric"]) == is_noted
-        new_data = tables.read([stored(tmp_path, rows)], data.preprocessing, data.heads, labelled=True)
+        new_data = tables.read([write_rows(tmp_path, rows)], data.preprocessing, data.heads, labelled=True)
         assert not [note for note in new_data.notes if "is a guess" in note]
 
 
 def test_a_column_of_many_magnitudes_is_not_clipped(tmp_path: Path) -> None:
     """A fifth of its numbers, the largest ones, were all the same for the network."""
-    rows = mixed()
+    rows = make_mixed_rows()
     rows["size"] = 10 ** np.random.default_rng(0).uniform(-20, 0, 80)
-    data = tables.load(job(stored(tmp_path, rows)))
+    data = tables.load(job(write_rows(tmp_path, rows)))
     assert not any("limit" in n for n in data.preprocessing["numeric"])
 
 
 def test_huge_numbers_in_a_third_of_the_rows_are_noted(tmp_path: Path) -> None:
     """The quartiles are huge, too: nothing was clipped, and the note on what is clipped ended the run."""
-    rows = mixed()
+    rows = make_mixed_rows()
     sizes = np.random.default_rng(0).normal(size=80)
     rows["size"] = np.where(np.arange(80) % 3 == 0, -999999999.0, sizes)
-    data = tables.load(job(stored(tmp_path, rows)))
+    data = tables.load(job(write_rows(tmp_path, rows)))
     assert says(data.notes, "equal-beside-those", "09"), data.notes
     assert not any("limit" in n for n in data.preprocessing["numeric"])
 
 
 def test_numbers_that_no_scale_keeps_apart_are_noted(tmp_path: Path) -> None:
     """Three quarters have one value, so the quartiles say nothing, and one huge number hides what the others say."""
-    rows = mixed()
+    rows = make_mixed_rows()
     rows["size"] = [*[1e30] * 4, *np.linspace(20, 30, 6), *[0.0] * 70]
-    notes = tables.load(job(stored(tmp_path, rows))).notes
+    notes = tables.load(job(write_rows(tmp_path, rows))).notes
     assert says(notes, "equal-beside-those-2", 0, 30), notes
 
 
 def test_whole_numbers_that_are_rounded_are_noted(tmp_path: Path) -> None:
     """Identifiers of two classes were one number, and `constant in the training rows`."""
-    rows = mixed() | {"id": 2**53 + (np.arange(80) % 2)}
-    assert says(tables.load(job(stored(tmp_path, rows))).notes, "id-whole-numbers", "9,007")
+    rows = make_mixed_rows() | {"id": 2**53 + (np.arange(80) % 2)}
+    assert says(tables.load(job(write_rows(tmp_path, rows))).notes, "id-whole-numbers", "9,007")
     rows["id"] = rows["id"] // 2
-    assert not any("whole numbers" in note for note in tables.load(job(stored(tmp_path, rows))).notes)
+    assert not any("whole numbers" in note for note in tables.load(job(write_rows(tmp_path, rows))).notes)
 
 
 def test_empty_cells_are_counted(tmp_path: Path) -> None:
     """A tenth of a column was filled without a word."""
-    data = tables.load(job(stored(tmp_path, mixed())))
+    data = tables.load(job(write_rows(tmp_path, make_mixed_rows())))
     # The second number of a row marks an empty size.
-    share = float(everything(data.train)[0][:, 1].mean())
+    share = float(gather_all(data.train)[0][:, 1].mean())
     (note,) = [note for note in data.notes if note.startswith("empty cells: ")]
     assert f"size {share:.1%}" in note
     assert "colour" in note
-    rows = {name: values for name, values in mixed().items() if name in ("count", "code", "new", "y")}
-    assert not any("empty cells" in note for note in tables.load(job(stored(tmp_path, rows))).notes)
+    rows = {name: values for name, values in make_mixed_rows().items() if name in ("count", "code", "new", "y")}
+    assert not any("empty cells" in note for note in tables.load(job(write_rows(tmp_path, rows))).notes)
 
 
 def test_several_labels(tmp_path: Path) -> None:
-    rows = mixed() | {"late": np.arange(80) % 3 == 0, "broken": (np.arange(80) % 5 == 0).astype(int)}
-    data = tables.load(job(stored(tmp_path, rows), target=["late", "broken"], ignore=["y"]))
+    rows = make_mixed_rows() | {"late": np.arange(80) % 3 == 0, "broken": (np.arange(80) % 5 == 0).astype(int)}
+    data = tables.load(job(write_rows(tmp_path, rows), target=["late", "broken"], ignore=["y"]))
     head = data.heads[""]
     assert (head.classes, head.several) == (("late", "broken"), True)
     row = int(rows_of(data.train)[9])
@@ -300,9 +303,9 @@ def test_several_labels(tmp_path: Path) -> None:
 
 
 def test_numbers_to_predict_are_scaled_by_the_training_rows(tmp_path: Path) -> None:
-    rows = mixed() | {"a": np.arange(80) * 2.0, "b": np.arange(80) ** 2}
+    rows = make_mixed_rows() | {"a": np.arange(80) * 2.0, "b": np.arange(80) ** 2}
     del rows["y"]
-    data = tables.load(job(stored(tmp_path, rows), "tabular-regression", target=["a", "b"]))
+    data = tables.load(job(write_rows(tmp_path, rows), "tabular-regression", target=["a", "b"]))
     head, train = data.heads[""], rows_of(data.train)
     assert head.columns == ("a", "b")
     assert head.mean == pytest.approx(((train * 2.0).mean(), (train**2.0).mean()))
@@ -311,19 +314,19 @@ def test_numbers_to_predict_are_scaled_by_the_training_rows(tmp_path: Path) -> N
 
 
 def test_a_table_without_categories_and_one_without_numbers(tmp_path: Path) -> None:
-    rows = mixed()
-    number_data = tables.load(job(stored(tmp_path, rows), features=["size", "count"]))
-    assert [x.shape[1] for x in everything(number_data.train)] == [3]
+    rows = make_mixed_rows()
+    number_data = tables.load(job(write_rows(tmp_path, rows), features=["size", "count"]))
+    assert [x.shape[1] for x in gather_all(number_data.train)] == [3]
     assert number_data.mixable
-    category_data = tables.load(job(stored(tmp_path, rows), features=["colour"]))
-    assert [x.dtype for x in everything(category_data.train)] == [torch.int32]
+    category_data = tables.load(job(write_rows(tmp_path, rows), features=["colour"]))
+    assert [x.dtype for x in gather_all(category_data.train)] == [torch.int32]
     assert not category_data.mixable
 
 
 def test_memory_of_parsing_is_released(tmp_path: Path) -> None:
     """Arrow's allocator would keep several times the data for a next file that does not come."""
     memory_file = Path("/proc/self/statm")
-    data = load(job(stored(tmp_path, mixed(400_000))))
+    data = load(job(write_rows(tmp_path, make_mixed_rows(400_000))))
     resident_pages = int(memory_file.read_text().split()[1])
     pyarrow.default_memory_pool().release_unused()
     unreleased_bytes = (resident_pages - int(memory_file.read_text().split()[1])) * os.sysconf("SC_PAGE_SIZE")
@@ -335,7 +338,7 @@ def test_a_new_file_is_named_once_in_a_message(tmp_path: Path) -> None:
     """`new.csv: new.csv has no column` had the file as key, too."""
     path = tmp_path / "new.csv"
     path.write_text("b\n1\n")
-    data = load(job(stored(tmp_path, mixed())))
+    data = load(job(write_rows(tmp_path, make_mixed_rows())))
     with pytest.raises(DataError) as error:
         tables.read([path], data.preprocessing, data.heads, labelled=False)
     assert str(error.value).startswith(f"data: {path} has no column ")
@@ -359,7 +362,7 @@ def test_one_cell_that_is_no_truth_value_loses_its_row_alone(tmp_path: Path, odd
 
 @pytest.mark.parametrize("kind", [pyarrow.large_string(), pyarrow.string_view()], ids=str)
 def test_other_types_of_text_give_the_same_table(tmp_path: Path, kind: Any) -> None:
-    rows = pyarrow.table(mixed())
+    rows = pyarrow.table(make_mixed_rows())
     parquet.write_table(rows, tmp_path / "a.parquet")
     other = rows
     for name in ("colour", "y"):
@@ -367,5 +370,5 @@ def test_other_types_of_text_give_the_same_table(tmp_path: Path, kind: Any) -> N
     parquet.write_table(other, tmp_path / "b.parquet")
     one, two = (tables.load(job(tmp_path / name)) for name in ("a.parquet", "b.parquet"))
     assert one.preprocessing == two.preprocessing
-    for plain_part, other_part in zip(everything(one.train), everything(two.train), strict=True):
+    for plain_part, other_part in zip(gather_all(one.train), gather_all(two.train), strict=True):
         assert torch.equal(plain_part, other_part)

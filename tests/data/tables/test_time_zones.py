@@ -60,7 +60,7 @@ def clock(form: str, zone: Any) -> list[str]:
     return [instant.astimezone(zone).strftime(form) for instant in INSTANTS]
 
 
-def forms(folder: Path) -> dict[str, Path]:
+def write_forms(folder: Path) -> dict[str, Path]:
     """The same instants in files of all kinds."""
     iso = [instant.astimezone(MADRID).isoformat() for instant in INSTANTS]
     zulu = clock("%Y-%m-%dT%H:%M:%SZ", UTC)
@@ -81,14 +81,14 @@ def forms(folder: Path) -> dict[str, Path]:
 
 @pytest.mark.parametrize("trained", ["Parquet, Madrid", "Parquet, UTC, ns", "CSV, offsets", "JSONL, offsets"])
 def test_the_same_instants_are_the_same_inputs_in_every_form(tmp_path: Path, trained: str) -> None:
-    files = forms(tmp_path)
+    files = write_forms(tmp_path)
     data = dataset(files[trained])
     expected = inputs(data, files[trained])
     assert {name: inputs(data, path) == expected for name, path in files.items()} == dict.fromkeys(files, True)
 
 
 def test_forms_without_a_zone_of_their_own_give_the_same_model(tmp_path: Path) -> None:
-    files = forms(tmp_path)
+    files = write_forms(tmp_path)
     models = [
         dataset(path).preprocessing for name, path in files.items() if "Madrid" not in name and "fixed" not in name
     ]
@@ -97,7 +97,7 @@ def test_forms_without_a_zone_of_their_own_give_the_same_model(tmp_path: Path) -
 
 
 def test_the_zone_is_said_and_decides_the_hour(tmp_path: Path) -> None:
-    files = forms(tmp_path)
+    files = write_forms(tmp_path)
     madrid, utc = dataset(files["Parquet, Madrid"]), dataset(files["CSV, Z"])
     assert says_only(madrid.notes, "times-zone-whose-numbers", "Europe/Madrid")
     assert says_only(utc.notes, "times-zone-whose-numbers-those")
@@ -120,7 +120,7 @@ NAIVE = {
 @pytest.mark.parametrize("kind", NAIVE)
 @pytest.mark.parametrize("zoned", ["Parquet, Madrid", "CSV, offsets", "JSONL, Z"])
 def test_times_without_a_zone_are_not_those_with_one(tmp_path: Path, kind: str, zoned: str) -> None:
-    with_zone, without = forms(tmp_path)[zoned], NAIVE[kind](tmp_path)
+    with_zone, without = write_forms(tmp_path)[zoned], NAIVE[kind](tmp_path)
     with pytest.raises(
         DataError, match=r'times of column "when" of .* are without a zone, and those of the training data in'
     ):
@@ -132,7 +132,7 @@ def test_times_without_a_zone_are_not_those_with_one(tmp_path: Path, kind: str, 
 
 
 def test_the_validation_file_follows_the_training_file(tmp_path: Path) -> None:
-    forms(tmp_path), NAIVE["csv"](tmp_path)
+    write_forms(tmp_path), NAIVE["csv"](tmp_path)
     with pytest.raises(DataError, check=saying("times-of-column", "data.validation")):
         load(job(tmp_path, "g.csv", "n.csv"))
     assert len(load(job(tmp_path, "g.csv", "b.parquet")).validation) == len(INSTANTS)
@@ -147,7 +147,7 @@ def job(folder: Path, train: str, validation: str) -> Any:
 
 
 def test_empty_times_have_any_zone(tmp_path: Path) -> None:
-    data = dataset(forms(tmp_path)["CSV, Z"])
+    data = dataset(write_forms(tmp_path)["CSV, Z"])
     store(tmp_path / "empty.csv", [None] * 4)
     assert len(inputs(data, tmp_path / "empty.csv")[0]) == 4
 
@@ -159,7 +159,7 @@ def test_a_zone_that_the_machine_does_not_know(tmp_path: Path) -> None:
 
 
 def test_a_model_that_was_stored_without_zones_reads_as_it_did(tmp_path: Path) -> None:
-    files = forms(tmp_path)
+    files = write_forms(tmp_path)
     data = dataset(files["CSV, Z"])
     del data.preprocessing["zones"]
     assert len(inputs(data, NAIVE["csv"](tmp_path))[0]) == len(INSTANTS)

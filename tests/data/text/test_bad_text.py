@@ -21,7 +21,7 @@ def lines(text: str, encoding: str = "utf-8") -> Callable[[Path], object]:
 
 
 def rows(table_rows: list[list[str]], header: str = "descripcion,modo") -> Callable[[Path], object]:
-    return lambda folder: reports.table(folder / "reports.csv", table_rows, header) and None
+    return lambda folder: reports.write_table(folder / "reports.csv", table_rows, header) and None
 
 
 def parquet(**columns: Any) -> Callable[[Path], object]:
@@ -34,10 +34,10 @@ def parquet(**columns: Any) -> Callable[[Path], object]:
     return write
 
 
-def both(held_rows: list[list[str]], header: str = "descripcion,modo") -> Callable[[Path], object]:
+def make_writer(held_rows: list[list[str]], header: str = "descripcion,modo") -> Callable[[Path], object]:
     def write(folder: Path) -> None:
         rows(GOOD)(folder)
-        reports.table(folder / "held.csv", held_rows, header)
+        reports.write_table(folder / "held.csv", held_rows, header)
 
     return write
 
@@ -82,17 +82,17 @@ CASES: dict[str, tuple[Callable[[Path], object], dict[str, str], tuple[str, ...]
         ("data.train: 3 of 40 samples", "row 3 (line 4): modo is empty"),
     ),
     "a label that only validation has": (
-        both([["texto", "a"], ["texto", "c"], ["texto", "c"]]),
+        make_writer([["texto", "a"], ["texto", "c"], ["texto", "c"]]),
         {"data": ", validation: held.csv"},
         ('data.validation: column "modo": classes that are not in the training data: "c" (2)', "a, b"),
     ),
     "validation without the label column": (
-        both([["texto", "a"]], "descripcion,clase"),
+        make_writer([["texto", "a"]], "descripcion,clase"),
         {"data": ", validation: held.csv"},
         ("data.labels.modo: ", 'held.csv has no column "modo"'),
     ),
     "validation without usable rows": (
-        both([["", "a"], ["texto", ""]]),
+        make_writer([["", "a"], ["texto", ""]]),
         {"data": ", validation: held.csv"},
         ("data.validation: 2 of 2 samples cannot be used",),
     ),

@@ -26,9 +26,9 @@ from drivetrain.models.networks.text_encoder import TextNetwork
 from drivetrain.pretrained.folder import quiet_transformers
 from drivetrain.training.run import Run
 from tests import reports, tiny
-from tests.data.text.text_pairs import CASE, pretrained, rows, table
+from tests.data.text.text_pairs import CASE, make_token_rows, save_encoder, write_table
 from tests.messages import saying, says
-from tests.trained import seen, trained
+from tests.task_cases import collect_outputs, train_case
 
 
 def job(folder: Path, text: str = "[first, second]", data: str = "", model: str = reports.ENCODER) -> Any:
@@ -38,8 +38,8 @@ def job(folder: Path, text: str = "[first, second]", data: str = "", model: str 
 @pytest.mark.parametrize("family", ["bert", "roberta"])
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_a_pair_gives_the_outputs_that_transformers_computes(tmp_path: Path, family: str, side: str) -> None:
-    saved = pretrained(tmp_path, family)
-    table(tmp_path / "pairs.csv")
+    saved = save_encoder(tmp_path, family)
+    write_table(tmp_path / "pairs.csv")
     if family == "bert":
         # With random weights of BERT's size of 0.02, the token types would hardly be seen.
         weights = safetensors.torch.load_file(saved / "model.safetensors")
@@ -47,7 +47,7 @@ def test_a_pair_gives_the_outputs_that_transformers_computes(tmp_path: Path, fam
         safetensors.torch.save_file(weights, saved / "model.safetensors", {"format": "pt"})
     data = f", max_length: 16, truncation: {side}"
     pair_job = job(tmp_path, data=data, model="{source: transformers, name: saved}")
-    plain_run = tiny.plain(pair_job, tmp_path)
+    plain_run = tiny.assemble_plain_run(pair_job, tmp_path)
     network, split = plain_run.model.eval(), plain_run.dataset.validation
     assert isinstance(network, TextNetwork)
     assert isinstance(split, TextSplit)
@@ -68,8 +68,8 @@ def test_a_pair_gives_the_outputs_that_transformers_computes(tmp_path: Path, fam
 
 def truncate_pairs(side: Literal["right", "left", "middle"], room: int) -> list[tuple[list[int], list[int]]]:
     """All pairs of 0 to 9 tokens with a separator, truncated; as the two columns."""
-    first = [row for row in rows(10, 100) for _ in range(10)]
-    second = rows(10, 200) * 10
+    first = [row for row in make_token_rows(10, 100) for _ in range(10)]
+    second = make_token_rows(10, 200) * 10
     special = SpecialTokens((1,), (0,))
     encoded_pairs = Encoded(
         tuple(Ragged.from_chunks([column]) for column in (first, second)), Template((special,) * 3, (0, 1))
@@ -90,7 +90,7 @@ def test_the_longer_text_is_truncated_first(side: Literal["right", "left"]) -> N
     library_tokenizer = Tokenizer(tokenizer.load_library().models.WordLevel(vocabulary, "[UNK]"))
     library_tokenizer.pre_tokenizer = tokenizer.load_library().pre_tokenizers.WhitespaceSplit()
     library_tokenizer.enable_truncation(7, direction=side)
-    texts = [[" ".join(f"t{x}" for x in row) for row in rows(10, offset)] for offset in (100, 200)]
+    texts = [[" ".join(f"t{x}" for x in row) for row in make_token_rows(10, offset)] for offset in (100, 200)]
     for pair_index, (first, second) in enumerate(truncate_pairs(side, 7)):
         token_ids = library_tokenizer.encode(texts[0][pair_index // 10], texts[1][pair_index % 10]).ids
         assert [x for x in token_ids if x < 200] == first
@@ -131,7 +131,7 @@ def test_a_tokenizer_of_an_earlier_version_has_no_template_for_pairs() -> None:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return trained(CASE, tmp_path_factory.mktemp("pairs"))
+    return train_case(CASE, tmp_path_factory.mktemp("pairs"))
 
 
 def test_a_pair_is_predicted_as_it_was_validated(run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -142,7 +142,9 @@ def test_a_pair_is_predicted_as_it_was_validated(run: Run, tmp_path: Path, capsy
     predicted_rows = predict_rows(run, tmp_path, run.folder.parent / "held.csv")
     assert "max_length 12: " in capsys.readouterr().err
     expected = (
-        predictions.compute_probabilities(saved_model.load(run.folder).heads[""], seen(run)[""]).max(dim=1).values
+        predictions.compute_probabilities(saved_model.load(run.folder).heads[""], collect_outputs(run)[""])
+        .max(dim=1)
+        .values
     )
     torch.testing.assert_close(
         torch.tensor([row["probability"] for row in predicted_rows]), expected, rtol=1e-4, atol=1e-5
@@ -196,7 +198,7 @@ def test_a_text_column_cannot_be_a_label(tmp_path: Path) -> None:
 
 def test_init_finds_a_pair(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    path = table(tmp_path / "pairs.csv")
+    path = write_table(tmp_path / "pairs.csv")
     path.write_text(path.read_text().replace("first,second", "Premise,Hypothesis"))
     assert main.main(["init", "pairs.csv"]) == 0
     assert job_spec.load(Path("pairs.yaml")).data.text == ("Premise", "Hypothesis")

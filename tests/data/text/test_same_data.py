@@ -149,11 +149,11 @@ def spaces(rows: list[Row]) -> tuple[list[str], list[Row]]:
     return HEADER, [[row[0], f" {row[1]} ", row[2]] for row in rows]
 
 
-def decomposed(rows: list[Row]) -> tuple[list[str], list[Row]]:
+def decompose_text(rows: list[Row]) -> tuple[list[str], list[Row]]:
     return HEADER, [[unicodedata.normalize("NFD", row[0]), *row[1:]] for row in rows]
 
 
-CHANGES = {"columns": other_columns, "index": index_column, "spaces": spaces, "NFD": decomposed}
+CHANGES = {"columns": other_columns, "index": index_column, "spaces": spaces, "NFD": decompose_text}
 
 
 @pytest.mark.parametrize("change", CHANGES)

@@ -38,7 +38,7 @@ def read_rows(path: Path) -> dict[int, list[str]]:
 
 
 def test_every_text_keeps_its_labels(tmp_path: Path) -> None:
-    rows = read_rows(reports.write(tmp_path))
+    rows = read_rows(reports.write_reports(tmp_path))
     dataset = load(reports.job(tmp_path))
     row_numbers = []
     for part in (dataset.train, dataset.validation):
@@ -53,7 +53,7 @@ def test_every_text_keeps_its_labels(tmp_path: Path) -> None:
 
 
 def test_heads_are_the_label_columns(tmp_path: Path) -> None:
-    reports.write(tmp_path)
+    reports.write_reports(tmp_path)
     labels = "{modo: 0.1, causa: {weight: 0.6, class_weights: balanced, label_smoothing: 0.1}, prioridad: 0.3}"
     dataset = load(reports.job(tmp_path, labels=labels))
     assert [(h.name, h.weight, h.class_weights, h.label_smoothing) for h in dataset.heads.values()] == [
@@ -67,7 +67,7 @@ def test_heads_are_the_label_columns(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("labels", ["causa", "[causa]", "{causa: 0.6}"])
 def test_a_single_label_column_has_plain_metrics(tmp_path: Path, labels: str) -> None:
-    reports.write(tmp_path)
+    reports.write_reports(tmp_path)
     job = reports.job(tmp_path, labels=labels)
     dataset = load(job)
     assert list(dataset.heads) == list(dataset.train.targets) == [""]
@@ -77,7 +77,7 @@ def test_a_single_label_column_has_plain_metrics(tmp_path: Path, labels: str) ->
 
 
 def test_the_heaviest_of_several_columns_is_watched(tmp_path: Path) -> None:
-    reports.write(tmp_path)
+    reports.write_reports(tmp_path)
     job = reports.job(tmp_path)
     assert job.best() == "validation/causa/f1"
     assert any("chosen by validation/causa/f1" in note for note in load(job).notes)
@@ -85,7 +85,7 @@ def test_the_heaviest_of_several_columns_is_watched(tmp_path: Path) -> None:
 
 
 def test_a_batch_is_as_long_as_its_longest_text(tmp_path: Path) -> None:
-    reports.write(tmp_path)
+    reports.write_reports(tmp_path)
     train, _ = splits(reports.job(tmp_path))
     rows = np.array([5, 3, 40, 3])
     ids, mask = train.gather(rows)
@@ -100,7 +100,7 @@ def test_a_batch_is_as_long_as_its_longest_text(tmp_path: Path) -> None:
 
 
 def test_long_texts_are_cut_and_keep_both_ends(tmp_path: Path) -> None:
-    reports.write(tmp_path)
+    reports.write_reports(tmp_path)
     full_split, _ = splits(reports.job(tmp_path, data=", max_length: 512"))
     dataset = load(reports.job(tmp_path, data=", max_length: 24"))
     cut_split = dataset.train
@@ -115,8 +115,10 @@ def test_long_texts_are_cut_and_keep_both_ends(tmp_path: Path) -> None:
 
 
 def test_the_split_is_a_function_of_the_seed(tmp_path: Path) -> None:
-    reports.write(tmp_path)
-    first, same_seed, other_seed = (splits(reports.job(tmp_path, more=f", seed: {seed}"))[1] for seed in (1, 1, 2))
+    reports.write_reports(tmp_path)
+    first, same_seed, other_seed = (
+        splits(reports.job(tmp_path, train_keys=f", seed: {seed}"))[1] for seed in (1, 1, 2)
+    )
     assert np.array_equal(first.part.rows, same_seed.part.rows)
     assert not np.array_equal(first.part.rows, other_seed.part.rows)
 
@@ -124,7 +126,7 @@ def test_the_split_is_a_function_of_the_seed(tmp_path: Path) -> None:
 def test_a_label_never_occurs_in_validation_alone(tmp_path: Path) -> None:
     """`modo` decides the split; each row has its own pair of other labels, so many would be in validation alone."""
     rows = [[f"texto {i}", "ab"[i % 2], f"c{i // 2}"] for i in range(80)]
-    reports.table(tmp_path / "reports.csv", rows, "descripcion,modo,causa")
+    reports.write_table(tmp_path / "reports.csv", rows, "descripcion,modo,causa")
     dataset = load(reports.job(tmp_path, labels="[modo, causa]", data=", validation: 0.4"))
     label_sets = [set(part.targets["causa"].tolist()) for part in (dataset.train, dataset.validation)]
     assert label_sets[1] <= label_sets[0] == set(range(40))
@@ -134,7 +136,7 @@ def test_a_label_never_occurs_in_validation_alone(tmp_path: Path) -> None:
 def test_rows_with_empty_cells_are_left_out_and_listed(tmp_path: Path) -> None:
     rows = [[f"texto {i}", "ab"[i % 2]] for i in range(60)]
     rows[2][0], rows[3][1], rows[7] = " ", "", ["", ""]
-    reports.table(tmp_path / "reports.csv", rows)
+    reports.write_table(tmp_path / "reports.csv", rows)
     dataset = load(reports.job(tmp_path, labels="modo", data=", bad_samples: 0.1"))
     assert len(dataset.train) + len(dataset.validation) == 57
     assert says_only(dataset.notes, "samples-used-skipped-2", "data.train", 3, 60)
@@ -151,7 +153,7 @@ def test_rows_with_empty_cells_are_left_out_and_listed(tmp_path: Path) -> None:
 
 def test_notes_report_duplicates_and_conversions(tmp_path: Path) -> None:
     rows = [["la bomba gotea", "Fuga" if i % 5 else "fuga"] for i in range(40)] + [["el eje vibra", "temblor"]]
-    reports.table(tmp_path / "reports.csv", rows)
+    reports.write_table(tmp_path / "reports.csv", rows)
     notes = "\n".join(load(reports.job(tmp_path, labels="modo")).notes)
     for part in (
         '"modo": spellings that are probably the same, and are learned apart: Fuga/fuga',
@@ -171,7 +173,7 @@ def test_notes_report_duplicates_and_conversions(tmp_path: Path) -> None:
 
 def test_labels_are_as_written(tmp_path: Path) -> None:
     """Codes are no numbers: 007 stays 007, and classes that are numbers come in their order."""
-    reports.table(tmp_path / "reports.csv", [[f"texto {i}", ["007", "10", " 2 "][i % 3]] for i in range(30)])
+    reports.write_table(tmp_path / "reports.csv", [[f"texto {i}", ["007", "10", " 2 "][i % 3]] for i in range(30)])
     assert load(reports.job(tmp_path, labels="modo")).heads[""].classes == ("2", "007", "10")
 
 
@@ -180,7 +182,7 @@ def test_new_texts_are_prepared_as_in_training(tmp_path: Path, suffix: str) -> N
     from pyarrow import parquet
     from pyarrow.csv import read_csv
 
-    source = reports.write(tmp_path)
+    source = reports.write_reports(tmp_path)
     dataset = load(
         reports.job(
             tmp_path, data=f", validation: reports.{suffix}, max_length: 32" if suffix == "csv" else ", max_length: 32"
@@ -208,10 +210,10 @@ def test_new_texts_are_prepared_as_in_training(tmp_path: Path, suffix: str) -> N
 
 
 def test_several_new_files_keep_their_titles(tmp_path: Path) -> None:
-    reports.write(tmp_path)
+    reports.write_reports(tmp_path)
     dataset = load(reports.job(tmp_path))
-    first = reports.table(tmp_path / "uno.csv", [["la bomba gotea"], ["el motor vibra"]], "descripcion")
-    second = reports.table(tmp_path / "dos.csv", [[""], ["se oye un chirrido"]], "descripcion")
+    first = reports.write_table(tmp_path / "uno.csv", [["la bomba gotea"], ["el motor vibra"]], "descripcion")
+    second = reports.write_table(tmp_path / "dos.csv", [[""], ["se oye un chirrido"]], "descripcion")
     new_data = text.read([first, second], dataset.preprocessing, dataset.heads, labelled=False)
     titles = [new_data.split.title(i) for i in range(len(new_data.split))]
     assert titles == [
@@ -224,9 +226,9 @@ def test_several_new_files_keep_their_titles(tmp_path: Path) -> None:
 
 
 def test_new_files_without_texts_are_refused(tmp_path: Path) -> None:
-    reports.write(tmp_path)
+    reports.write_reports(tmp_path)
     dataset = load(reports.job(tmp_path))
-    empty = reports.table(tmp_path / "new.csv", [[" "], ["  "]], "descripcion")
+    empty = reports.write_table(tmp_path / "new.csv", [[" "], ["  "]], "descripcion")
     with pytest.raises(DataError, check=saying("of-samples-cannot-be-used-2", 2, 2)):
         text.read([empty], dataset.preprocessing, dataset.heads, labelled=False)
 
@@ -234,7 +236,7 @@ def test_new_files_without_texts_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", [pyarrow.large_string(), pyarrow.string_view()], ids=str)
 def test_other_types_of_text_give_the_same_tokens(tmp_path: Path, kind: pyarrow.DataType) -> None:
     """Pandas 3 writes large_string; labels and texts can have different types, too."""
-    table = arrow_csv.read_csv(reports.write(tmp_path))
+    table = arrow_csv.read_csv(reports.write_reports(tmp_path))
     parquet.write_table(table, tmp_path / "a.parquet")
     column = table.column_names.index("descripcion")
     parquet.write_table(
@@ -253,11 +255,11 @@ HEADER = "descripcion,modo,causa,prioridad"
 
 def gaps(folder: Path, every: int = 7) -> list[list[str]]:
     """Rows of the generated reports, some without a label for one of the columns, as reports.csv."""
-    rows = list(read_rows(reports.write(folder)).values())
+    rows = list(read_rows(reports.write_reports(folder)).values())
     for i, row in enumerate(rows):
         if i % every == 0:
             row[1 + i // every % 3] = ""
-    reports.table(folder / "reports.csv", rows, HEADER)
+    reports.write_table(folder / "reports.csv", rows, HEADER)
     return rows
 
 
@@ -281,7 +283,7 @@ def test_a_text_without_one_of_the_labels_trains_the_others(tmp_path: Path) -> N
     assert {name: int((values == NO_LABEL).sum()) for name, values in new.split.targets.items()} == lacking
     for name, count in lacking.items():
         assert says_only(new.notes, "texts-label-count-others-2", name, count, len(rows))
-    reports.table(tmp_path / "reports.csv", [[row[0], "", *row[2:3], row[3] or "alta"] for row in rows], HEADER)
+    reports.write_table(tmp_path / "reports.csv", [[row[0], "", *row[2:3], row[3] or "alta"] for row in rows], HEADER)
     new = text.read([tmp_path / "reports.csv"], dataset.preprocessing, dataset.heads, labelled=True)
     assert says_only(new.notes, "none-texts-label-scores", "modo", len(rows))
     unlabelled = text.read([tmp_path / "reports.csv"], dataset.preprocessing, dataset.heads, labelled=False)
@@ -291,10 +293,10 @@ def test_a_text_without_one_of_the_labels_trains_the_others(tmp_path: Path) -> N
 def test_a_row_without_any_label_is_left_out_and_a_column_needs_some(tmp_path: Path) -> None:
     rows = gaps(tmp_path)
     rows[3][1:] = ["", "", ""]
-    reports.table(tmp_path / "reports.csv", rows, HEADER)
+    reports.write_table(tmp_path / "reports.csv", rows, HEADER)
     data = load(reports.job(tmp_path))
     assert says(data.notes, "row-line-modo-causa", 4, 5)
-    reports.table(tmp_path / "held.csv", [[*row[:2], "", row[3]] for row in rows[10:30]], HEADER)
+    reports.write_table(tmp_path / "held.csv", [[*row[:2], "", row[3]] for row in rows[10:30]], HEADER)
     with pytest.raises(DataError, check=saying("none-validation-texts-label", "data.labels.causa", 20)):
         load(reports.job(tmp_path, data=", validation: held.csv"))
 
@@ -305,7 +307,7 @@ def test_training_with_gaps_in_any_cut(tmp_path: Path) -> None:
     job = reports.job(tmp_path, model=reports.ENCODER.replace("}", ", dropout: 0.0}"))
     losses = []
     for size in (None, 3):
-        run = tiny.plain(job, tmp_path / f"run{size}")
+        run = tiny.assemble_plain_run(job, tmp_path / f"run{size}")
         run.step.use_micro_batch(size)
         losses.append(tiny.losses(run, 8))
         metrics, confusion = validation.evaluate(run)
@@ -319,9 +321,9 @@ def test_training_with_gaps_in_any_cut(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fold_option", ["", ", fold: 2/3"], ids=["fraction", "fold"])
 def test_groups_are_on_one_side(tmp_path: Path, fold_option: str) -> None:
-    rows = list(read_rows(reports.write(tmp_path)).values())
+    rows = list(read_rows(reports.write_reports(tmp_path)).values())
     users = [f"u{i % 10}" for i in range(len(rows))]
-    reports.table(
+    reports.write_table(
         tmp_path / "reports.csv", [[*row, user] for row, user in zip(rows, users, strict=True)], f"{HEADER},user"
     )
     job = reports.job(tmp_path, data=f", groups: user{fold_option}")

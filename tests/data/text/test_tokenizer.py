@@ -154,8 +154,8 @@ def test_sample_texts_are_skewed_and_the_same_for_a_seed(tmp_path: Path) -> None
 
 
 def test_unknown_tokens_are_counted(tmp_path: Path) -> None:
-    reports.table(tmp_path / "reports.csv", [[f"la bomba {i}", "ab"[i % 2]] for i in range(40)])
-    reports.table(tmp_path / "held.csv", [["la ж bomba", "a"], ["la bomba", "b"]])
+    reports.write_table(tmp_path / "reports.csv", [[f"la bomba {i}", "ab"[i % 2]] for i in range(40)])
+    reports.write_table(tmp_path / "held.csv", [["la ж bomba", "a"], ["la bomba", "b"]])
     notes = load(reports.job(tmp_path, labels="modo", data=", validation: held.csv")).notes
     # 5 and 4 tokens with the special ones, one of them unknown.
     assert says_only(notes, "validation-tokens-vocabulary", "11.11")

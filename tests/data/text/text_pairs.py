@@ -11,7 +11,7 @@ import numpy as np
 from tokenizers import Tokenizer, processors
 
 from tests import reports
-from tests.trained import Case
+from tests.task_cases import Case
 
 ENDS = {"bert": (("[SEP]", 3), ("[CLS]", 2)), "roberta": (("[SEP]", 3), ("[CLS]", 2))}
 PROCESSORS: dict[str, Any] = {"bert": processors.BertProcessing, "roberta": processors.RobertaProcessing}
@@ -33,7 +33,7 @@ WORDS = [
 ]
 
 
-def table(path: Path, rows: int = 48) -> Path:
+def write_table(path: Path, rows: int = 48) -> Path:
     """Pairs of very different lengths; the class is whether both begin alike."""
     drawn = np.random.default_rng(7)
     with path.open("w", newline="", encoding="utf-8") as file:
@@ -46,9 +46,9 @@ def table(path: Path, rows: int = 48) -> Path:
     return path
 
 
-def pretrained(folder: Path, family: str) -> Path:
+def save_encoder(folder: Path, family: str) -> Path:
     """A small network with the family's own template: bert tells the texts by their token types, roberta does not."""
-    saved = reports.pretrained(folder, family)
+    saved = reports.save_encoder(folder, family)
     tokenizer = Tokenizer.from_file(str(saved / "tokenizer.json"))
     tokenizer.post_processor = PROCESSORS[family](*ENDS[family])
     tokenizer.save(str(saved / "tokenizer.json"))
@@ -56,23 +56,23 @@ def pretrained(folder: Path, family: str) -> Path:
     names = ["input_ids", *(["token_type_ids"] if family == "bert" else []), "attention_mask"]
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": names, **special}
     (saved / "tokenizer_config.json").write_text(json.dumps(config))
-    reports.edit(saved / "config.json", pad_token_id=0)
+    reports.edit_json(saved / "config.json", pad_token_id=0)
     return saved
 
 
-def rows(count: int, offset: int) -> list[list[int]]:
+def make_token_rows(count: int, offset: int) -> list[list[int]]:
     return [list(range(offset, offset + length)) for length in range(count)]
 
 
-def files(folder: Path) -> None:
+def write_files(folder: Path) -> None:
     """Training and validation pairs, and a network with token types."""
-    pretrained(folder, "bert")
-    table(folder / "train.csv")
-    table(folder / "held.csv", 11)
+    save_encoder(folder, "bert")
+    write_table(folder / "train.csv")
+    write_table(folder / "held.csv", 11)
 
 
 CASE = Case(
-    files,
+    write_files,
     ".csv",
     "task: text-classification\ndata: {train: train.csv, validation: held.csv, text: [first, second], labels: same, "
     "max_length: 12, truncation: middle}\n"

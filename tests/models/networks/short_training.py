@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 
-def trained(network: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, steps: int) -> None:
+def train_network(network: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, steps: int) -> None:
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-2)
     for _ in range(steps):
         nn.functional.cross_entropy(network(inputs), targets).backward()

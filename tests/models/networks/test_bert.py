@@ -10,7 +10,7 @@ from torch import Tensor
 
 from drivetrain.models.networks import bert, text_encoder
 from drivetrain.pretrained import families
-from tests.models.packed_texts import batch, learned
+from tests.models.packed_texts import forward_backward, make_batch
 
 CONFIG = families.make_bert_config(vocabulary=50, pad=0, longest=60, layers=2, width=32, heads=4, dropout=0.1)
 
@@ -29,13 +29,13 @@ def build(monkeypatch: pytest.MonkeyPatch, *, ours: bool) -> text_encoder.TextNe
 def test_weights_outputs_and_gradients_are_those_of_transformers(
     monkeypatch: pytest.MonkeyPatch, lengths: list[int]
 ) -> None:
-    inputs, results = batch(lengths), []
+    inputs, results = make_batch(lengths), []
     for ours in (True, False):
         network: Any = build(monkeypatch, ours=ours)
         values: list[Tensor] = [*network.state_dict().values(), torch.get_rng_state()]
         for call in (network, network.packed):
-            values += [*learned(network, call, inputs), torch.get_rng_state()]
-        values += learned(network.eval(), network, inputs)
+            values += [*forward_backward(network, call, inputs), torch.get_rng_state()]
+        values += forward_backward(network.eval(), network, inputs)
         results.append((list(network.state_dict()), values))
     (names, values), (their_names, their_values) = results
     assert names == their_names

@@ -11,8 +11,8 @@ import torch
 from drivetrain.data.series import series_data as data
 from drivetrain.models import frozen_split
 from drivetrain.models.networks import cnn_lstm
-from tests.data.series.series_rows import job, npz
-from tests.models.networks.short_training import trained
+from tests.data.series.series_rows import job, write_npz
+from tests.models.networks.short_training import train_network
 
 torch.set_num_threads(1)
 SMALL = {"channels": 3, "outputs": 4, "cnn_channels": [8, 6], "kernel": 3, "lstm_hidden": 5}
@@ -98,11 +98,11 @@ def test_it_learns_an_order_and_nothing_from_shuffled_labels(tmp_path: Path, shu
     x[np.arange(240), np.where(y, 11, 3), 0] -= 3
     if shuffled:
         y = generator.permutation(y)
-    dataset = data.load(job(npz(tmp_path, x, y), validation=0.4))
+    dataset = data.load(job(write_npz(tmp_path, x, y), validation=0.4))
     torch.manual_seed(0)
     network = cnn_lstm.build(channels=2, outputs=2, cnn_channels=[8], kernel=3, lstm_hidden=8, dropout=0.0)
     (inputs,) = dataset.train.gather(np.arange(len(dataset.train)))
-    trained(network, inputs, dataset.train.targets[""], 25)
+    train_network(network, inputs, dataset.train.targets[""], 25)
     (validation_inputs,) = dataset.validation.gather(np.arange(len(dataset.validation)))
     accuracy = float((network(validation_inputs).argmax(1) == dataset.validation.targets[""]).float().mean())
     assert 0.3 < accuracy < 0.7 if shuffled else accuracy > 0.95

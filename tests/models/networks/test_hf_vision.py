@@ -18,14 +18,14 @@ from drivetrain.models.builders import BUILDERS
 from drivetrain.pretrained import convert
 from drivetrain.pretrained.folder import quiet_transformers
 from drivetrain.training import run
-from tests import tiny, trained
+from tests import task_cases, tiny
 from tests.messages import saying, says, says_only
-from tests.models.networks.vision_jobs import FAMILIES, MODEL, job, saved
+from tests.models.networks.vision_jobs import FAMILIES, MODEL, job, save_network
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    trained.image_folders(tmp_path)
+    task_cases.image_folders(tmp_path)
     return tmp_path
 
 
@@ -36,8 +36,8 @@ def backbone(training_run: run.Run) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_families_begin_with_their_weights_and_train(folder: Path, family: str) -> None:
     with quiet_transformers() as transformers:
-        before = transformers.AutoModel.from_pretrained(saved(folder, family)).state_dict()
-    training_run = tiny.plain(job(folder), folder)
+        before = transformers.AutoModel.from_pretrained(save_network(folder, family)).state_dict()
+    training_run = tiny.assemble_plain_run(job(folder), folder)
     first_weights = {name: value.clone() for name, value in backbone(training_run).items()}
     assert first_weights.keys() <= before.keys()
     assert all(torch.equal(first_weights[name], before[name]) for name in first_weights)
@@ -60,7 +60,7 @@ def test_families_begin_with_their_weights_and_train(folder: Path, family: str) 
 
 
 def test_images_look_as_the_network_was_trained(folder: Path) -> None:
-    saved(folder)
+    save_network(folder)
     dataset = load(job(folder))
     assert dataset.preprocessing["image_size"] == 32
     assert dataset.preprocessing["mean"] == [0.5, 0.4, 0.3]
@@ -72,9 +72,9 @@ def test_images_look_as_the_network_was_trained(folder: Path) -> None:
 
 
 def test_frozen_layers_stay(folder: Path) -> None:
-    saved(folder)
+    save_network(folder)
     frozen_job = job(folder, "{source: transformers, name: saved, freeze: {embeddings: true, layers: 1}}")
-    training_run = tiny.plain(frozen_job, folder)
+    training_run = tiny.assemble_plain_run(frozen_job, folder)
     frozen = {name for name, p in training_run.model.named_parameters() if not p.requires_grad}
     assert {name.split(".")[1] for name in frozen} >= {"embeddings"}
     assert any(".0." in name for name in frozen)
@@ -83,12 +83,12 @@ def test_frozen_layers_stay(folder: Path) -> None:
 
 def test_the_model_folder_alone_is_enough(tmp_path: Path) -> None:
     def files(folder: Path) -> None:
-        trained.image_folders(folder)
-        saved(folder)
+        task_cases.image_folders(folder)
+        save_network(folder)
 
     spec_text = f"task: image-classification\ndata: {{train: train, validation: held}}\nmodel: {MODEL}\n"
-    done = trained.trained(trained.Case(files, "", spec_text), tmp_path)
-    expected = trained.seen(done)[""]
+    done = task_cases.train_case(task_cases.Case(files, "", spec_text), tmp_path)
+    expected = task_cases.collect_outputs(done)[""]
     shutil.copytree(done.folder / "model", tmp_path / "elsewhere")
     shutil.rmtree(tmp_path / "saved")
     loaded = saved_model.load(tmp_path / "elsewhere")
@@ -99,13 +99,13 @@ def test_the_model_folder_alone_is_enough(tmp_path: Path) -> None:
 
 
 def test_the_pickle_twin_is_refused_and_converts(folder: Path) -> None:
-    model_folder = saved(folder)
+    model_folder = save_network(folder)
     torch.save(safetensors.torch.load_file(model_folder / "model.safetensors"), model_folder / "pytorch_model.bin")
     (model_folder / "model.safetensors").unlink()
     with pytest.raises(SpecError, check=saying("has-its-weights-only-as-pickle-2")):
         load(job(folder))
     convert.convert(model_folder / "pytorch_model.bin")
-    assert backbone(tiny.plain(job(folder), folder))
+    assert backbone(tiny.assemble_plain_run(job(folder), folder))
 
 
 @pytest.mark.parametrize(
@@ -120,9 +120,9 @@ def test_the_pickle_twin_is_refused_and_converts(folder: Path) -> None:
     ],
 )
 def test_images_that_the_network_does_not_take(folder: Path, family: str, data: str, parts: tuple[str, ...]) -> None:
-    saved(folder, family)
+    save_network(folder, family)
     with pytest.raises(SpecError) as caught:
-        tiny.plain(job(folder, data=data), folder)
+        tiny.assemble_plain_run(job(folder, data=data), folder)
     for part in ("job.yaml:", *parts):
         assert part in str(caught.value)
 
@@ -134,4 +134,4 @@ def test_a_text_encoder_takes_no_image(folder: Path) -> None:
         )
         transformers.AutoModel.from_config(config).save_pretrained(folder / "saved")
     with pytest.raises(SpecError, check=saying("bert-accept-images")):
-        tiny.plain(job(folder), folder)
+        tiny.assemble_plain_run(job(folder), folder)

@@ -66,18 +66,18 @@ def test_tables_of_one_kind(numbers: int, categories: list[int]) -> None:
 
 
 def test_it_is_solved_and_follows_a_bend(tmp_path: Path) -> None:
-    run = tiny.plain(job_spec.load(write(tmp_path)), tmp_path)
+    run = tiny.assemble_plain_run(job_spec.load(write(tmp_path)), tmp_path)
     assert says_only(train.train(run), "heads-are-solved")
     assert run.last_metrics["validation/accuracy"] > 0.93
     straight = tmp_path / "straight"
     straight.mkdir()
-    line = tiny.plain(job_spec.load(write(straight, model="{name: linear, bins: 0}")), straight)
+    line = tiny.assemble_plain_run(job_spec.load(write(straight, model="{name: linear, bins: 0}")), straight)
     train.train(line)
     assert line.last_metrics["validation/accuracy"] < run.last_metrics["validation/accuracy"] - 0.1
 
 
 def test_numbers_are_predicted_too(tmp_path: Path) -> None:
-    run = tiny.plain(
+    run = tiny.assemble_plain_run(
         job_spec.load(write(tmp_path, task="tabular-regression", target="amount").rename(tmp_path / "b.yaml")), tmp_path
     )
     train.train(run)

@@ -13,8 +13,8 @@ from drivetrain.job.model import Freeze
 from drivetrain.models import build
 from drivetrain.models.freeze import freeze
 from drivetrain.models.networks import mlp
-from tests.data.tables.table_rows import job, mixed, stored
-from tests.models.networks.short_training import trained
+from tests.data.tables.table_rows import job, make_mixed_rows, write_rows
+from tests.models.networks.short_training import train_network
 
 torch.set_num_threads(1)
 
@@ -53,7 +53,7 @@ def test_vectors_and_their_gradient_are_those_of_torchs_embedding() -> None:
 
 
 def test_the_unknown_category_stays_zero_in_training(tmp_path: Path) -> None:
-    dataset = data.load(job(stored(tmp_path, mixed())))
+    dataset = data.load(job(write_rows(tmp_path, make_mixed_rows())))
     network = build.build(job(tmp_path / "a.parquet"), dataset).module
     inputs = dataset.train.gather(np.arange(len(dataset.train)))
     optimizer = torch.optim.AdamW(network.parameters(), lr=0.1, weight_decay=0.1)
@@ -115,13 +115,13 @@ def test_bins_learn_what_a_line_cannot() -> None:
         network = mlp.build(
             numbers=1, categories=[], outputs=2, hidden=[1], dropout=0.0, edges=edges, number_embedding=4
         )
-        trained(network, numbers, classes, 60)
+        train_network(network, numbers, classes, 60)
         accuracies.append(float((network(numbers).argmax(1) == classes).float().mean()))
     assert accuracies[0] < 0.8 < 0.95 < accuracies[1]
 
 
 def test_embeddings_and_layers_can_be_frozen(tmp_path: Path) -> None:
-    table_job = job(stored(tmp_path, mixed()))
+    table_job = job(write_rows(tmp_path, make_mixed_rows()))
     network = build.build(table_job, data.load(table_job)).module
     freeze(network, Freeze(embeddings=True, layers=1), table_job)
     assert [n for n, p in network.named_parameters() if p.requires_grad] == [
@@ -145,15 +145,15 @@ class Columns(torch.nn.Module):
 
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_it_learns_an_interaction_and_nothing_from_shuffled_labels(tmp_path: Path, shuffled: bool) -> None:
-    rows = mixed(600)
+    rows = make_mixed_rows(600)
     rows["code"] = rows["code"].astype(str)
     if shuffled:
         rows["y"] = np.random.default_rng(1).permutation(rows["y"])
-    dataset = data.load(job(stored(tmp_path, rows), features=["size", "colour"], validation=0.4))
+    dataset = data.load(job(write_rows(tmp_path, rows), features=["size", "colour"], validation=0.4))
     torch.manual_seed(0)
     network = mlp.build(numbers=2, categories=[5], outputs=2, hidden=[32], embedding=4, dropout=0.0)
     inputs, validation_inputs = (split.gather(np.arange(len(split))) for split in (dataset.train, dataset.validation))
-    trained(Columns(network), torch.cat(inputs, dim=1), dataset.train.targets[""], 60)
+    train_network(Columns(network), torch.cat(inputs, dim=1), dataset.train.targets[""], 60)
     accuracy = float((network(*validation_inputs).argmax(1) == dataset.validation.targets[""]).float().mean())
     # One size in ten and one colour in eight are missing, and with them what decides.
     assert 0.35 < accuracy < 0.62 if shuffled else accuracy > 0.82

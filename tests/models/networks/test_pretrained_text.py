@@ -25,7 +25,7 @@ from drivetrain.pretrained import folder as pretrained
 from drivetrain.training import run
 from tests import reports, tiny
 from tests.messages import omits, saying, says, says_only
-from tests.trained import Case, seen, trained
+from tests.task_cases import Case, collect_outputs, train_case
 
 MODEL = "{source: transformers, name: saved}"
 
@@ -33,13 +33,13 @@ MODEL = "{source: transformers, name: saved}"
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A job's folder with reports and a small pretrained BERT."""
-    reports.write(tmp_path)
-    reports.pretrained(tmp_path)
+    reports.write_reports(tmp_path)
+    reports.save_encoder(tmp_path)
     return tmp_path
 
 
 def assemble_run(folder: Path, model: str = MODEL, data: str = "") -> run.Run:
-    return tiny.plain(reports.job(folder, model=model, data=data), folder)
+    return tiny.assemble_plain_run(reports.job(folder, model=model, data=data), folder)
 
 
 def encoder(training_run: run.Run) -> dict[str, torch.Tensor]:
@@ -51,12 +51,12 @@ def weights(path: Path) -> dict[str, torch.Tensor]:
     return {name: w for name, w in safetensors.torch.load_file(path).items() if not name.startswith("pooler.")}
 
 
-def same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+def have_same_weights(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_a_pretrained_encoder_starts_with_its_weights(folder: Path) -> None:
-    assert same(encoder(assemble_run(folder)), weights(folder / "saved" / "model.safetensors"))
+    assert have_same_weights(encoder(assemble_run(folder)), weights(folder / "saved" / "model.safetensors"))
 
 
 def test_it_trains_freezes_and_reloads(folder: Path) -> None:
@@ -80,14 +80,14 @@ def test_the_model_folder_alone_is_enough(tmp_path: Path) -> None:
     """Copied elsewhere, with the pretrained folder gone, it gives what validation computed."""
 
     def files(folder: Path) -> None:
-        reports.write(folder).rename(folder / "train.csv")
-        reports.write(folder, 40, seed=1).rename(folder / "held.csv")
-        reports.pretrained(folder)
+        reports.write_reports(folder).rename(folder / "train.csv")
+        reports.write_reports(folder, 40, seed=1).rename(folder / "held.csv")
+        reports.save_encoder(folder)
 
     spec = "task: text-classification\ndata: {train: train.csv, validation: held.csv, text: descripcion, "
     case = Case(files, ".csv", f"{spec}labels: {reports.LABELS}}}\nmodel: {MODEL}\n")
-    done = trained(case, tmp_path)
-    validation_outputs = seen(done)
+    done = train_case(case, tmp_path)
+    validation_outputs = collect_outputs(done)
     shutil.copytree(done.folder / "model", tmp_path / "elsewhere")
     shutil.rmtree(tmp_path / "saved")
     loaded = saved_model.load(tmp_path / "elsewhere")
@@ -135,10 +135,10 @@ def test_a_run_goes_on_with_the_pooling_that_it_began_with(folder: Path) -> None
 
 @pytest.mark.parametrize("family", ["bert", "distilbert", "roberta", "electra", "albert"])
 def test_families(tmp_path: Path, family: str) -> None:
-    reports.write(tmp_path)
-    saved = reports.pretrained(tmp_path, family)
+    reports.write_reports(tmp_path)
+    saved = reports.save_encoder(tmp_path, family)
     training_run = assemble_run(tmp_path)
-    assert same(encoder(training_run), weights(saved / "model.safetensors"))
+    assert have_same_weights(encoder(training_run), weights(saved / "model.safetensors"))
     assert says(training_run.dataset.notes, "encoder-text-represented-first", family, saved)
     inputs = training_run.dataset.train.gather(np.arange(3))
     assert training_run.model(*inputs)["causa"].shape == (3, 8)
@@ -192,7 +192,7 @@ def test_the_pickle_twin_is_refused(folder: Path, name: str) -> None:
 def test_the_pickle_twin_converts(folder: Path) -> None:
     convert.convert(pickle_weights(folder) / "pytorch_model.bin")
     training_run = assemble_run(folder, "{source: transformers, name: twin}")
-    assert same(encoder(training_run), weights(folder / "saved" / "model.safetensors"))
+    assert have_same_weights(encoder(training_run), weights(folder / "saved" / "model.safetensors"))
 
 
 def remove(name: str) -> Callable[[Path], object]:
@@ -200,7 +200,7 @@ def remove(name: str) -> Callable[[Path], object]:
 
 
 def config(**values: object) -> Callable[[Path], object]:
-    return lambda saved: reports.edit(saved / "config.json", **values)
+    return lambda saved: reports.edit_json(saved / "config.json", **values)
 
 
 def foreign(saved: Path) -> None:
@@ -210,7 +210,7 @@ def foreign(saved: Path) -> None:
 def code(saved: Path) -> None:
     """A folder that brings its own code."""
     (saved / "modeling_evil.py").write_text(f"open({str(saved / 'ran')!r}, 'w')\n")
-    reports.edit(
+    reports.edit_json(
         saved / "config.json",
         model_type="evil",
         auto_map={"AutoConfig": "modeling_evil.EvilConfig", "AutoModel": "modeling_evil.EvilModel"},
@@ -264,8 +264,8 @@ def test_bad_folders(folder: Path, case: str, capfd: pytest.CaptureFixture[str])
 
 @pytest.mark.parametrize(("family", "message"), [("t5", "does not accept texts of"), ("vit", "does not process text")])
 def test_networks_that_are_no_text_encoders(tmp_path: Path, family: str, message: str) -> None:
-    reports.write(tmp_path)
-    reports.pretrained(tmp_path, family)
+    reports.write_reports(tmp_path)
+    reports.save_encoder(tmp_path, family)
     with pytest.raises(SpecError, match=message):
         assemble_run(tmp_path)
 
@@ -276,15 +276,15 @@ def test_more_tokens_than_the_network_sees(folder: Path) -> None:
 
 
 def test_layers_that_are_shared_cannot_be_counted(tmp_path: Path) -> None:
-    reports.write(tmp_path)
-    reports.pretrained(tmp_path, "albert")
+    reports.write_reports(tmp_path)
+    reports.save_encoder(tmp_path, "albert")
     with pytest.raises(SpecError, check=saying("this-network-has-no-layers")):
         assemble_run(tmp_path, "{source: transformers, name: saved, freeze: {layers: 1}}")
 
 
 @pytest.mark.parametrize("name", ["./modelos/beto", "/modelos/beto", "a/b/c"])
 def test_a_missing_folder(tmp_path: Path, name: str) -> None:
-    reports.write(tmp_path)
+    reports.write_reports(tmp_path)
     with pytest.raises((SpecError, DataError), match="does not exist"):
         load(reports.job(tmp_path, model=f"{{source: transformers, name: {name}}}"))
 

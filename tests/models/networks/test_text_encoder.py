@@ -38,8 +38,8 @@ def first_batch(training_run: run.Run, size: int) -> Batch:
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
 def test_padding_changes_nothing(tmp_path: Path, pooling: str) -> None:
-    reports.write(tmp_path)
-    training_run = tiny.plain(reports.job(tmp_path, model=f"{PLAIN[:-1]}, pooling: {pooling}}}"), tmp_path)
+    reports.write_reports(tmp_path)
+    training_run = tiny.assemble_plain_run(reports.job(tmp_path, model=f"{PLAIN[:-1]}, pooling: {pooling}}}"), tmp_path)
     model = network(training_run).double().eval()
     ids, mask = first_batch(training_run, 6).inputs
     together = model(ids, mask)
@@ -52,8 +52,8 @@ def test_padding_changes_nothing(tmp_path: Path, pooling: str) -> None:
 
 
 def test_the_mean_is_over_the_tokens_of_a_text(tmp_path: Path) -> None:
-    reports.write(tmp_path)
-    model = network(tiny.plain(reports.job(tmp_path, model=PLAIN), tmp_path)).eval()
+    reports.write_reports(tmp_path)
+    model = network(tiny.assemble_plain_run(reports.job(tmp_path, model=PLAIN), tmp_path)).eval()
     ids, mask = torch.tensor([[2, 9, 11, 3, 0, 0]]), torch.tensor([[1, 1, 1, 1, 0, 0]])
     hidden = model.encoder(input_ids=ids, attention_mask=mask[:, None, None, :].bool()).last_hidden_state[0]
     expected = model.heads[1](hidden[:4].mean(dim=0))
@@ -61,16 +61,16 @@ def test_the_mean_is_over_the_tokens_of_a_text(tmp_path: Path) -> None:
 
 
 def test_a_single_head_gives_a_tensor(tmp_path: Path) -> None:
-    reports.write(tmp_path)
-    training_run = tiny.plain(reports.job(tmp_path, labels="modo"), tmp_path)
+    reports.write_reports(tmp_path)
+    training_run = tiny.assemble_plain_run(reports.job(tmp_path, labels="modo"), tmp_path)
     outputs = training_run.model(*first_batch(training_run, 3).inputs)
     assert isinstance(outputs, torch.Tensor)
     assert outputs.shape == (3, 7)
 
 
 def test_each_head_has_its_own_weights_and_smoothing(tmp_path: Path) -> None:
-    reports.write(tmp_path)
-    training_run = tiny.plain(reports.job(tmp_path, labels=HEADS, model=PLAIN), tmp_path)
+    reports.write_reports(tmp_path)
+    training_run = tiny.assemble_plain_run(reports.job(tmp_path, labels=HEADS, model=PLAIN), tmp_path)
     batch = first_batch(training_run, 20)
     outputs = training_run.model(*batch.inputs)
     loss = training_run.step.objective(outputs, batch.targets, training_run.step.objective.denominators(batch.targets))
@@ -101,8 +101,8 @@ def test_a_split_batch_has_the_gradient_of_the_whole(
     tmp_path: Path, dtype: torch.dtype, limit: float, size: int
 ) -> None:
     """Weighted heads, one with class weights; 13 samples split unevenly."""
-    reports.write(tmp_path)
-    training_run = tiny.plain(reports.job(tmp_path, labels=HEADS, model=PLAIN), tmp_path)
+    reports.write_reports(tmp_path)
+    training_run = tiny.assemble_plain_run(reports.job(tmp_path, labels=HEADS, model=PLAIN), tmp_path)
     training_run.model.to(dtype)
     batch = first_batch(training_run, size)
     full_gradient = gradient(training_run, batch, None)
@@ -112,17 +112,18 @@ def test_a_split_batch_has_the_gradient_of_the_whole(
 
 
 def test_first_weights_are_a_function_of_the_seed(tmp_path: Path) -> None:
-    reports.write(tmp_path)
+    reports.write_reports(tmp_path)
     first_weights, same_seed, other_seed = (
-        tiny.plain(reports.job(tmp_path, more=f", seed: {seed}"), tmp_path).model.state_dict() for seed in (0, 0, 1)
+        tiny.assemble_plain_run(reports.job(tmp_path, train_keys=f", seed: {seed}"), tmp_path).model.state_dict()
+        for seed in (0, 0, 1)
     )
     assert all(torch.equal(first_weights[name], same_seed[name]) for name in first_weights)
     assert not torch.equal(first_weights["heads.0.weight"], other_seed["heads.0.weight"])
 
 
 def test_a_network_is_built_again_from_plain_data(tmp_path: Path) -> None:
-    reports.write(tmp_path)
-    training_run = tiny.plain(reports.job(tmp_path), tmp_path)
+    reports.write_reports(tmp_path)
+    training_run = tiny.assemble_plain_run(reports.job(tmp_path), tmp_path)
     rebuilt = BUILDERS[training_run.network.builder](**json.loads(json.dumps(training_run.network.arguments)))
     rebuilt.load_state_dict(training_run.model.state_dict())
     inputs = first_batch(training_run, 4).inputs
@@ -131,8 +132,8 @@ def test_a_network_is_built_again_from_plain_data(tmp_path: Path) -> None:
 
 
 def assemble_frozen(folder: Path, freeze: str) -> run.Run:
-    reports.write(folder)
-    return tiny.plain(reports.job(folder, model=f"{reports.ENCODER[:-1]}, freeze: {freeze}}}"), folder)
+    reports.write_reports(folder)
+    return tiny.assemble_plain_run(reports.job(folder, model=f"{reports.ENCODER[:-1]}, freeze: {freeze}}}"), folder)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from drivetrain.errors import SpecError
 from drivetrain.launch import network
 from drivetrain.models.builders import BUILDERS
 from drivetrain.models.networks import timm_vision
-from tests import hub_server, tiny, trained
+from tests import hub_server, task_cases, tiny
 from tests.hub_double import COMMIT
 from tests.hub_server import Hub
 from tests.messages import saying, says
@@ -41,7 +41,7 @@ CONFIG: dict[str, Any] = {
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    trained.image_folders(tmp_path)
+    task_cases.image_folders(tmp_path)
     return tmp_path
 
 
@@ -61,7 +61,7 @@ def hub(folder: Path, weights: object, monkeypatch: pytest.MonkeyPatch) -> Itera
     for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HF_HOME", str(folder / "home"))
-    with hub_server.serving(Hub(hub_server.files_of(folder / "weights"), "timm/resnet10t.c3_in1k")) as server:
+    with hub_server.serve_hub(Hub(hub_server.files_of(folder / "weights"), "timm/resnet10t.c3_in1k")) as server:
         shutil.rmtree(folder / "weights")
         monkeypatch.setenv("HF_ENDPOINT", server.endpoint)
         yield server
@@ -69,9 +69,9 @@ def hub(folder: Path, weights: object, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 @pytest.mark.slow
 def test_a_network_trains_and_reloads(folder: Path) -> None:
-    first = tiny.plain(job(folder, "{source: timm, name: resnet10t}", SMALL), folder)
+    first = tiny.assemble_plain_run(job(folder, "{source: timm, name: resnet10t}", SMALL), folder)
     safetensors.torch.save_file(first.model.state_dict(), folder / "weights.safetensors")
-    training_run = tiny.plain(
+    training_run = tiny.assemble_plain_run(
         job(folder, "{source: timm, name: resnet10t, weights: weights.safetensors}", SMALL), folder
     )
     assert torch.equal(training_run.model.state_dict()["conv1.0.weight"], first.model.state_dict()["conv1.0.weight"])
@@ -84,7 +84,7 @@ def test_a_network_trains_and_reloads(folder: Path) -> None:
     pixels = torch.rand(3, 3, 32, 32)
     assert torch.equal(reloaded.eval()(pixels), training_run.model.eval()(pixels))
     with pytest.raises(SpecError, check=saying("timm-network-resnet10x")):
-        tiny.plain(job(folder, "{source: timm, name: resnet10x}"), folder)
+        tiny.assemble_plain_run(job(folder, "{source: timm, name: resnet10x}"), folder)
 
 
 def test_a_network_starts_with_the_weights_of_the_hub(hub: Hub, weights: dict[str, torch.Tensor], folder: Path) -> None:
@@ -92,7 +92,7 @@ def test_a_network_starts_with_the_weights_of_the_hub(hub: Hub, weights: dict[st
     needs, cause = network.decide(hub_job)
     assert needs
     assert says(cause, "is-not-local-folder", "model.pretrained", "timm/resnet10t.c3_in1k")
-    training_run = tiny.plain(hub_job, folder)
+    training_run = tiny.assemble_plain_run(hub_job, folder)
     first_weights = training_run.model.state_dict()
     fresh = {"fc.bias", "fc.weight"}
     assert all(torch.equal(first_weights[name], weights[name]) for name in first_weights.keys() - fresh)
@@ -106,12 +106,12 @@ def test_a_network_starts_with_the_weights_of_the_hub(hub: Hub, weights: dict[st
         "crop_share": 0.875,
         "mean": [0.4, 0.5, 0.6],
     }
-    before = len(hub.asked)
+    before = len(hub.requests)
     assert (
         load(job(folder, "{source: timm, name: resnet10t.c3_in1k, pretrained: true}")).preprocessing["image_size"]
         == 176
     )
-    assert len(hub.asked) == before, "the second time nothing is asked of the network"
+    assert len(hub.requests) == before, "the second time nothing is asked of the network"
 
 
 @pytest.mark.parametrize(
@@ -144,10 +144,10 @@ def test_weights_that_do_not_fit(folder: Path, weights: dict[str, torch.Tensor])
     safetensors.torch.save_file(weights | {"conv1.0.weight": torch.ones(1)}, file)
     timm_job = job(folder, "{source: timm, name: resnet10t, pretrained: weights}", SMALL)
     with pytest.raises(SpecError, match=r"model.pretrained: .*does not fit: 1 tensors .*: conv1.0.weight"):
-        tiny.plain(timm_job, folder)
+        tiny.assemble_plain_run(timm_job, folder)
     file.write_bytes(b"x")
     with pytest.raises(SpecError, match=r"model.pretrained: .*cannot be read(.|\n)*copy it again"):
-        tiny.plain(timm_job, folder)
+        tiny.assemble_plain_run(timm_job, folder)
 
 
 @pytest.mark.slow
@@ -173,6 +173,6 @@ def test_timm_that_is_missing_is_reported(folder: Path, monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "timm", None)
     monkeypatch.setattr(timm_vision, "TORCHVISION_FOLDER", folder / "nowhere")
     with pytest.raises(SpecError) as caught:
-        tiny.plain(job(folder, "{source: timm, name: resnet18}"), folder)
+        tiny.assemble_plain_run(job(folder, "{source: timm, name: resnet18}"), folder)
     for part in ("timm cannot be imported here", "the images and `make setup` have both", "drivetrain[timm]"):
         assert part in str(caught.value)

@@ -17,7 +17,7 @@ from drivetrain.errors import SpecError
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.models.build import Model, build
 from drivetrain.training import losses
-from tests.own_job import items, job
+from tests.own_job import define_items, job
 
 torch.set_num_threads(1)
 
@@ -143,7 +143,7 @@ def test_the_first_weights_are_a_function_of_the_seed(tmp_path: Path) -> None:
         torch.rand(3)
         return next(iter(build(user_job, load(user_job)).module.parameters())).detach()
 
-    random_items = items("return torch.rand(4), i % 2")
+    random_items = define_items("return torch.rand(4), i % 2")
     assert torch.equal(weights(0, {}, "a"), weights(0, {}, "b"))
     assert torch.equal(weights(0, {}, "c"), weights(0, random_items, "d"))
     assert not torch.equal(weights(1, {}, "e"), weights(0, {}, "f"))

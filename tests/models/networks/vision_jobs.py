@@ -44,7 +44,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-def saved(folder: Path, family: str = "vit") -> Path:
+def save_network(folder: Path, family: str = "vit") -> Path:
     """A small pretrained network as save_pretrained leaves it, with what its images looked like."""
     with quiet_transformers() as transformers:
         torch.manual_seed(0)

@@ -16,7 +16,7 @@ from drivetrain.report.sections.advice import MAX_SUGGESTIONS, list_advice
 from drivetrain.report.summary import summarize
 from drivetrain.report.write import write
 from tests.messages import begins_with, get_message, says, says_each, says_only
-from tests.report_folder import change, make, rows, telemetry
+from tests.report_folder import change_json, make_run, telemetry, write_rows
 
 GIB = 2**30
 
@@ -24,10 +24,10 @@ GIB = 2**30
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """A run whose allocator is as asked, and whose limit fits: nothing to fix."""
-    run_folder = make(tmp_path / "digits-001")
-    change(run_folder / "result.json", lambda r: r.update(memory_limit=GIB, peak_memory=700 << 20))
-    change(run_folder / "hardware.json", lambda h: h["cpu"].update(host=4))
-    rows(run_folder / "telemetry.jsonl", [row | {"memory_limit": GIB} for row in telemetry()])
+    run_folder = make_run(tmp_path / "digits-001")
+    change_json(run_folder / "result.json", lambda r: r.update(memory_limit=GIB, peak_memory=700 << 20))
+    change_json(run_folder / "hardware.json", lambda h: h["cpu"].update(host=4))
+    write_rows(run_folder / "telemetry.jsonl", [row | {"memory_limit": GIB} for row in telemetry()])
     return run_folder
 
 
@@ -37,7 +37,7 @@ def list_run_advice(run: Path) -> list[Advice]:
 
 
 def phases(run: Path, **seconds: float) -> None:
-    change(run / "result.json", lambda r: r["phases"].update(seconds))
+    change_json(run / "result.json", lambda r: r["phases"].update(seconds))
 
 
 def decide(run: Path, name: str, value: Any, source: str = "job") -> None:
@@ -47,11 +47,13 @@ def decide(run: Path, name: str, value: Any, source: str = "job") -> None:
         row = plan["decisions"][0] | {"name": name, "value": value, "source": source}
         plan["decisions"] = [d for d in plan["decisions"] if d["name"] != name] + [row]
 
-    change(run / "plan.json", edit)
+    change_json(run / "plan.json", edit)
 
 
 def throttle(run: Path, part: float) -> None:
-    rows(run / "telemetry.jsonl", [row | {"throttled_seconds": part * (row["seconds"] or 0)} for row in telemetry()])
+    write_rows(
+        run / "telemetry.jsonl", [row | {"throttled_seconds": part * (row["seconds"] or 0)} for row in telemetry()]
+    )
 
 
 def test_nothing_to_change(run: Path) -> None:
@@ -95,7 +97,7 @@ def test_throttled_by_the_quota(run: Path, threads: int, line: str) -> None:
 
 def test_memory_near_the_limit_comes_first(run: Path) -> None:
     phases(run, input=20.8, train=14.4)
-    change(run / "result.json", lambda r: r.update(peak_memory=int(0.95 * GIB)))
+    change_json(run / "result.json", lambda r: r.update(peak_memory=int(0.95 * GIB)))
     first, second = list_run_advice(run)
     assert says_each(
         (first.line, first.why), ("optimize: {micro_batch: 16}", get_message("mib-gib-memory-used", 973, "1.0", 95))
@@ -104,7 +106,7 @@ def test_memory_near_the_limit_comes_first(run: Path) -> None:
 
 
 def test_memory_far_below_the_limit(run: Path) -> None:
-    change(run / "result.json", lambda r: r.update(memory_limit=8 * GIB))
+    change_json(run / "result.json", lambda r: r.update(memory_limit=8 * GIB))
     (one,) = list_run_advice(run)
     assert one.line == "limits: {memory: 1024m}"
     assert says_only(one.gain, "gib-more-for-other-containers", "7.0")
@@ -122,7 +124,7 @@ PADDING = {"max_length": 0.7, "longest": 0.4, "parts": 0.04}
 @pytest.mark.parametrize(("source", "lines"), [("job", ["optimize: {unpadding: 512}"]), ("choice", [])])
 def test_padding(run: Path, source: str, lines: list[str]) -> None:
     """What the runtime left out by itself had a reason, and is not advised."""
-    change(run / "result.json", lambda r: r.update(data=["any wording"], facts={"padding": PADDING}))
+    change_json(run / "result.json", lambda r: r.update(data=["any wording"], facts={"padding": PADDING}))
     decide(run, "unpadding", "off", source)
     advice = list_run_advice(run)
     assert [suggestion.line for suggestion in advice] == lines
@@ -134,11 +136,11 @@ def test_padding(run: Path, source: str, lines: list[str]) -> None:
 def test_advice_reads_facts_and_never_text(run: Path) -> None:
     """A run of before has sentences and no facts: it is shown, and advised nothing of what only they say."""
     note = padding(np.array([5, 9, 40, 7] * 50), 64, 32, 0).note()
-    change(run / "result.json", lambda r: r.update(data=[note]))
+    change_json(run / "result.json", lambda r: r.update(data=[note]))
     decide(run, "unpadding", "off", "job")
     assert list_run_advice(run) == []
     for broken in (None, [], {"padding": None}, {"padding": {"longest": "40%", "parts": None}}):
-        change(run / "result.json", lambda r, facts=broken: r.update(facts=facts))
+        change_json(run / "result.json", lambda r, facts=broken: r.update(facts=facts))
         assert list_run_advice(run) == []
 
 
@@ -152,12 +154,12 @@ def test_no_cache_is_advised_where_the_runtime_had_a_reason(run: Path) -> None:
 def test_no_cpu_is_advised_that_the_host_does_not_have(run: Path) -> None:
     phases(run, input=20.8, train=14.4)
     decide(run, "loader_workers", 1)
-    change(run / "hardware.json", lambda h: h["cpu"].update(host=2))
+    change_json(run / "hardware.json", lambda h: h["cpu"].update(host=2))
     assert list_run_advice(run) == []
 
 
 def test_a_hot_gpu(run: Path) -> None:
-    rows(run / "telemetry.jsonl", [row | {"memory_limit": GIB, "gpu_temperature": 84.0} for row in telemetry()])
+    write_rows(run / "telemetry.jsonl", [row | {"memory_limit": GIB, "gpu_temperature": 84.0} for row in telemetry()])
     (one,) = list_run_advice(run)
     assert says_only(one.why, "it-was-at-c-or-hotter", 80, 100, 84)
 
@@ -172,7 +174,7 @@ def test_a_hot_gpu(run: Path) -> None:
 )
 def test_an_idle_gpu(run: Path, train: float, source: str, line: str) -> None:
     """In a short run compiling costs more than it gains, and what was measured needs no advice."""
-    rows(run / "telemetry.jsonl", [row | {"memory_limit": GIB, "gpu_percent": 60.0} for row in telemetry()])
+    write_rows(run / "telemetry.jsonl", [row | {"memory_limit": GIB, "gpu_percent": 60.0} for row in telemetry()])
     phases(run, train=train)
     decide(run, "compile", False, source)
     suggestions = {suggestion.line: suggestion for suggestion in list_run_advice(run)}
@@ -192,7 +194,7 @@ def test_a_setting_without_effect_is_reported_only_if_requested(run: Path) -> No
 def test_at_most_three_the_most_helpful_first(run: Path) -> None:
     phases(run, input=10.4, checkpoint=5.2, train=10.0)
     throttle(run, 0.9)
-    change(run / "result.json", lambda r: r.update(peak_memory=int(0.95 * GIB)))
+    change_json(run / "result.json", lambda r: r.update(peak_memory=int(0.95 * GIB)))
     advice = list_run_advice(run)
     assert len(advice) == MAX_SUGGESTIONS
     assert [suggestion.weight for suggestion in advice] == sorted(
@@ -203,7 +205,7 @@ def test_at_most_three_the_most_helpful_first(run: Path) -> None:
 
 def test_a_short_run_gives_no_advice(run: Path) -> None:
     phases(run, input=2.0, train=2.0)
-    change(run / "result.json", lambda r: r.update(seconds=6.0))
+    change_json(run / "result.json", lambda r: r.update(seconds=6.0))
     assert list_run_advice(run) == []
     write(run)
     assert "Recommendations" not in (run / "report.md").read_text(encoding="utf-8")
@@ -223,7 +225,7 @@ def test_a_stem_that_multiplies_the_work(run: Path) -> None:
         "888.3 MFLOP with model: {name: resnet18, stem: large}, which learns otherwise"
     )
     stem = {"name": "resnet18", "small": 13_330_000_000, "large": 888_300_000}
-    change(
+    change_json(
         run / "result.json", lambda r: r.update(model=description, data=["200 training images"], facts={"stem": stem})
     )
     (stem_advice,) = (suggestion for suggestion in list_run_advice(run) if "stem" in suggestion.line)
@@ -232,7 +234,7 @@ def test_a_stem_that_multiplies_the_work(run: Path) -> None:
     assert stem_advice.gain.startswith("up to 79 % less time")
     write(run)
     assert "888.3 MFLOP with model" in (run / "report.md").read_text(encoding="utf-8")
-    change(run / "result.json", lambda r: r.update(model="another wording"))
+    change_json(run / "result.json", lambda r: r.update(model="another wording"))
     assert [suggestion for suggestion in list_run_advice(run) if "stem" in suggestion.line] == [stem_advice]
-    change(run / "result.json", lambda r: r.update(model=description, facts={}))
+    change_json(run / "result.json", lambda r: r.update(model=description, facts={}))
     assert not [suggestion for suggestion in list_run_advice(run) if "stem" in suggestion.line]

@@ -16,7 +16,7 @@ from drivetrain.report.record import read
 from drivetrain.report.sections.advice import list_advice, list_model_advice
 from drivetrain.report.summary import summarize
 from tests.messages import get_message, says, says_only
-from tests.report_folder import change, make, rows
+from tests.report_folder import change_json, make_run, write_rows
 
 EPOCHS = 12
 
@@ -24,15 +24,15 @@ EPOCHS = 12
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """A run of twelve epochs whose model needs nothing."""
-    run = make(tmp_path / "digits-001")
+    run = make_run(tmp_path / "digits-001")
     matrix = [[290 if truth == guess else 1 for guess in range(10)] for truth in range(10)]
-    change(run / "result.json", lambda r: r["confusion"][""].update(matrix=matrix))
+    change_json(run / "result.json", lambda r: r["confusion"][""].update(matrix=matrix))
     return run
 
 
 def evaluate(run: Path, losses: Sequence[float], accuracies: Sequence[float] | None = None) -> None:
     values = zip(losses, accuracies or [0.97] * len(losses), strict=True)
-    rows(
+    write_rows(
         run / "metrics.jsonl",
         [
             {"step": 45 * (epoch + 1), "epoch": epoch, "validation/loss": loss, "validation/accuracy": accuracy}
@@ -69,7 +69,7 @@ def test_overfitting_of_the_loss_alone_is_no_reason_to_lose_accuracy(run: Path) 
 
 def test_a_batch_of_most_samples_is_named(run: Path) -> None:
     (run / "job.yaml").write_text((run / "job.yaml").read_text().replace("batch_size: 32", "batch_size: 5000"))
-    change(run / "result.json", lambda result: result.update(steps=12, epochs=12))
+    change_json(run / "result.json", lambda result: result.update(steps=12, epochs=12))
     assert advise(run)[0].line == "train: {batch_size: 32}"
 
 
@@ -95,8 +95,8 @@ def test_still_improving_by_more_than_chance(run: Path) -> None:
 def test_a_loss_that_jumps_again_and_again(run: Path, jumped_to: float, expected: bool) -> None:
     """A loss near zero jumps at each sample with a wrong label, which is no reason for a lower rate."""
     steps = [{"step": n, "train/loss": 2.4 if n == 1 else jumped_to if n % 10 == 0 else 0.05} for n in range(1, 60)]
-    rows(run / "metrics.jsonl", steps)
-    rows(run / "events.jsonl", [{"step": 10 * n, "kind": "loss", "text": "the loss jumped"} for n in range(1, 6)])
+    write_rows(run / "metrics.jsonl", steps)
+    write_rows(run / "events.jsonl", [{"step": 10 * n, "kind": "loss", "text": "the loss jumped"} for n in range(1, 6)])
     (one,) = advise(run) or (None,)
     assert (one is not None) == expected
     if one:
@@ -106,7 +106,7 @@ def test_a_loss_that_jumps_again_and_again(run: Path, jumped_to: float, expected
 
 @pytest.mark.parametrize("losses", [[2.4, 2.39, 2.38, 2.37], [2.4, 400.0, 3.0, 2.35]])
 def test_a_network_that_learned_nothing_needs_another_rate(run: Path, losses: list[float]) -> None:
-    rows(run / "metrics.jsonl", [{"step": n, "train/loss": loss} for n, loss in enumerate(losses, 1)])
+    write_rows(run / "metrics.jsonl", [{"step": n, "train/loss": loss} for n, loss in enumerate(losses, 1)])
     assert advise(run)[0].line == "drivetrain find-lr JOB"
 
 
@@ -119,7 +119,7 @@ def test_cropped_pictures_are_shown_whole(run: Path, fit: str, share: float, acc
         result["facts"] = {"oblong": {"share": share, "fit": fit}}
         result["best"]["metrics"] = {"validation/accuracy": accuracy}
 
-    change(run / "result.json", spoil)
+    change_json(run / "result.json", spoil)
     assert any(one.line == "data: {fit: pad}" for one in advise(run)) == expected
 
 
@@ -140,7 +140,7 @@ def test_a_class_of_a_few_samples_is_weak_by_chance(run: Path, samples: int, is_
         row[:] = [0] * 10
         row[1], row[7] = samples - 1, 1
 
-    change(run / "result.json", spoil)
+    change_json(run / "result.json", spoil)
     assert any("F1" in one.why for one in advise(run)) == is_advised
 
 
@@ -152,7 +152,7 @@ def test_a_class_that_is_much_weaker_than_the_others(run: Path, samples: int, li
         matrix[7][7] = samples - 9 * (samples // 20)
         matrix[7][1], matrix[7][7] = matrix[7][7], matrix[7][1]
 
-    change(run / "result.json", spoil)
+    change_json(run / "result.json", spoil)
     (one,) = advise(run)
     assert one.line == line
     assert one.why.startswith("7 has F1 0.")
@@ -160,7 +160,7 @@ def test_a_class_that_is_much_weaker_than_the_others(run: Path, samples: int, li
 
 def test_few_samples_have_an_interval(run: Path) -> None:
     matrix = [[37, 8], [9, 36]]
-    change(run / "result.json", lambda r: r["confusion"].update({"": {"classes": ["a", "b"], "matrix": matrix}}))
+    change_json(run / "result.json", lambda r: r["confusion"].update({"": {"classes": ["a", "b"], "matrix": matrix}}))
     (one,) = advise(run)
     assert says(one.why, "right-accuracy-new-data", 73, 90, 72, 88)
     assert one.line == "drivetrain repeat JOB --folds 5"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.object_store import FaultyStore
-from tests.supervisor.remote_copy.fake_run import a_run, faulty_store
+from tests.supervisor.remote_copy.fake_run import faulty_store, make_run
 
 
 @pytest.fixture
@@ -21,4 +21,4 @@ def proxy(s3: str) -> Iterator[FaultyStore]:
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
     """A run without a checkpoint."""
-    return a_run(tmp_path / "runs" / "parts-001")
+    return make_run(tmp_path / "runs" / "parts-001")

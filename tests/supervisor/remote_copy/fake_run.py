@@ -17,7 +17,7 @@ from drivetrain.supervisor.remote_copy.owner_file import OwnerFile, new_id
 from drivetrain.supervisor.remote_copy.run_copy import RunCopy
 from drivetrain.system.files import hash_file
 from drivetrain.training.checkpoints.manifest import MANIFEST
-from tests.object_store import FaultyStore, before
+from tests.object_store import FaultyStore, open_proxy
 
 SHORT = Patience(retries=0.3, silence=1.0, connect=1.0)
 
@@ -25,7 +25,7 @@ SHORT = Patience(retries=0.3, silence=1.0, connect=1.0)
 @contextmanager
 def faulty_store(server: str) -> Iterator[FaultyStore]:
     """The proxy, with its variables in the environment."""
-    with before(server) as store, pytest.MonkeyPatch.context() as patch:
+    with open_proxy(server) as store, pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.startswith("AWS_")]:
             patch.delenv(name)
         for name, value in store.variables().items():
@@ -33,11 +33,11 @@ def faulty_store(server: str) -> Iterator[FaultyStore]:
         yield store
 
 
-def opened(prefix: str, patience: Patience = SHORT) -> ObjectStore:
+def open_store(prefix: str, patience: Patience = SHORT) -> ObjectStore:
     return ObjectStore(parse(f"s3://bucket/{prefix}"), patience)
 
 
-def a_run(folder: Path) -> Path:
+def make_run(folder: Path) -> Path:
     folder.mkdir(parents=True)
     (folder / "job.yaml").write_text("name: parts\n")
     (folder / "metrics.jsonl").write_text('{"step": 1}\n')
@@ -46,15 +46,15 @@ def a_run(folder: Path) -> Path:
     (folder / "ranks" / "log").write_text("x")
     (folder / "model").mkdir()
     (folder / "model" / "config.json").write_text("{}")
-    state(folder, "running")
+    write_state(folder, "running")
     return folder
 
 
-def state(folder: Path, status: str) -> None:
+def write_state(folder: Path, status: str) -> None:
     (folder / "state.json").write_text(json.dumps({"status": status}))
 
 
-def checkpoint(run: Path, name: str, best: int | None = None, size: int = 2000) -> Path:
+def write_checkpoint(run: Path, name: str, best: int | None = None, size: int = 2000) -> Path:
     """A checkpoint that matches its manifest."""
     folder = run / "checkpoints" / name
     folder.mkdir(parents=True)
@@ -67,16 +67,16 @@ def checkpoint(run: Path, name: str, best: int | None = None, size: int = 2000) 
     return folder
 
 
-def owned(prefix: str, run: Path, writer: str = "") -> OwnerFile:
+def take_ownership(prefix: str, run: Path, writer: str = "") -> OwnerFile:
     """The owner file of a copy, taken by a new start."""
-    file = OwnerFile(opened(prefix), writer or new_id())
+    file = OwnerFile(open_store(prefix), writer or new_id())
     file.take(run)
     return file
 
 
-def copy_of(prefix: str, run: Path, keep: int = 2, writer: str = "") -> RunCopy:
+def open_copy(prefix: str, run: Path, keep: int = 2, writer: str = "") -> RunCopy:
     """A folder and its copy, owned by a new start."""
-    return RunCopy(owned(prefix, run, writer), run, keep)
+    return RunCopy(take_ownership(prefix, run, writer), run, keep)
 
 
 def read_owner(store: ObjectStore) -> OwnerFile:
@@ -85,18 +85,18 @@ def read_owner(store: ObjectStore) -> OwnerFile:
     return file
 
 
-def fetched(prefix: str, folder: Path) -> list[str]:
+def fetch_copy(prefix: str, folder: Path) -> list[str]:
     """The run, brought to another disk without becoming its owner; what was reported."""
     lines: list[str] = []
-    fetch_run(read_owner(opened(prefix)), folder, lines.append)
+    fetch_run(read_owner(open_store(prefix)), folder, lines.append)
     return lines
 
 
-def there(store: ObjectStore) -> list[str]:
+def list_checkpoints(store: ObjectStore) -> list[str]:
     """The checkpoints of the copy."""
     return sorted(read_owner(store).owner.checkpoints)
 
 
 def object_of(prefix: str, checkpoint: str, part: str) -> str:
     """The name of a part of a checkpoint in the store."""
-    return f"checkpoints/{read_owner(opened(prefix)).owner.checkpoints[checkpoint].folder}/{part}"
+    return f"checkpoints/{read_owner(open_store(prefix)).owner.checkpoints[checkpoint].folder}/{part}"

@@ -16,7 +16,7 @@ from drivetrain.supervisor.remote_copy.fetch_run import update_cached_run
 from tests import report_folder
 from tests.messages import says
 from tests.object_store import FaultyStore
-from tests.supervisor.remote_copy.fake_run import a_run, checkpoint, copy_of, opened, state
+from tests.supervisor.remote_copy.fake_run import make_run, open_copy, open_store, write_checkpoint, write_state
 
 
 @pytest.fixture
@@ -29,9 +29,9 @@ def proxy(proxy: FaultyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_only_what_has_changed_is_brought_again(proxy: FaultyStore, tmp_path: Path) -> None:
-    run = a_run(tmp_path / "parts-001")
-    checkpoint(run, "step-10")
-    copy = copy_of("seen/parts-001", run, 2)
+    run = make_run(tmp_path / "parts-001")
+    write_checkpoint(run, "step-10")
+    copy = open_copy("seen/parts-001", run, 2)
     copy.send()
     cached_run = named_run.fetch_local(named_run.parse("s3://bucket/seen/parts-001"))
     assert cached_run == disk_space.find_runs_folder() / "s3" / "bucket" / "seen" / "parts-001"
@@ -39,13 +39,13 @@ def test_only_what_has_changed_is_brought_again(proxy: FaultyStore, tmp_path: Pa
     assert (cached_run / "metrics.jsonl").read_text() == (run / "metrics.jsonl").read_text()
     assert not (cached_run / "checkpoints").exists(), "they are large, and no command that looks needs them"
     (run / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n')
-    state(run, "done")
+    write_state(run, "done")
     copy.send()
-    opened("seen/parts-001").delete(["model/config.json"])
+    open_store("seen/parts-001").delete(["model/config.json"])
     (cached_run / "report.html").write_text("written here")
-    count = len(proxy.seen)
+    count = len(proxy.requests)
     update_cached_run(parse("s3://bucket/seen/parts-001"))
-    assert [path.rpartition("/")[2] for _, path in proxy.seen[count:][1:]] == ["metrics.jsonl", "state.json"]
+    assert [path.rpartition("/")[2] for _, path in proxy.requests[count:][1:]] == ["metrics.jsonl", "state.json"]
     assert (cached_run / "metrics.jsonl").read_text() == (run / "metrics.jsonl").read_text()
     assert not (cached_run / "model" / "config.json").exists()
     assert (cached_run / "report.html").exists()
@@ -54,8 +54,8 @@ def test_only_what_has_changed_is_brought_again(proxy: FaultyStore, tmp_path: Pa
 def test_report_and_watch_of_a_run_elsewhere(
     proxy: FaultyStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = report_folder.make(tmp_path / "elsewhere")
-    copy_of("shown/parts-001", run, 2).send()
+    run = report_folder.make_run(tmp_path / "elsewhere")
+    open_copy("shown/parts-001", run, 2).send()
     assert main(["report", "s3://bucket/shown/parts-001"]) == 0
     output = capsys.readouterr()
     assert "downloaded to" in output.err
@@ -81,7 +81,7 @@ def test_bad_addresses(proxy: FaultyStore, address: str, error: type[Exception],
 
 def test_the_runs_of_a_folder_are_named(proxy: FaultyStore, tmp_path: Path) -> None:
     for name in ("parts-001", "parts-002"):
-        copy_of(f"list/{name}", a_run(tmp_path / name), 2).send()
+        open_copy(f"list/{name}", make_run(tmp_path / name), 2).send()
     with pytest.raises(CheckpointError) as raised:
         named_run.fetch_local(named_run.parse("s3://bucket/list"))
     assert raised.value.possible == "runs there: parts-001, parts-002"
@@ -89,7 +89,7 @@ def test_the_runs_of_a_folder_are_named(proxy: FaultyStore, tmp_path: Path) -> N
 
 
 def test_a_cache_that_cannot_be_written(proxy: FaultyStore, tmp_path: Path) -> None:
-    copy_of("full/parts-001", a_run(tmp_path / "parts-001"), 2).send()
+    open_copy("full/parts-001", make_run(tmp_path / "parts-001"), 2).send()
     (tmp_path / "cache").write_text("a file")
     with pytest.raises(StorageError):
         named_run.fetch_local(named_run.parse("s3://bucket/full/parts-001"))

@@ -26,7 +26,7 @@ from drivetrain.supervisor.remote_copy.remote_runs import RemoteRuns
 from drivetrain.training.checkpoints.manifest import verify
 from tests.object_store import Fault, FaultyStore
 from tests.paths import ROOT
-from tests.supervisor.remote_copy.fake_run import a_run, checkpoint, opened, state, there
+from tests.supervisor.remote_copy.fake_run import list_checkpoints, make_run, open_store, write_checkpoint, write_state
 
 KINDS = ("gone", "lost")
 """The last request is not carried out; it is, and its answer is lost."""
@@ -34,7 +34,7 @@ LONG = PART_BYTES + 1000
 
 
 @dataclass
-class Killing:
+class RequestKiller:
     """Kills a process at its n-th request, and counts them."""
 
     proxy: FaultyStore
@@ -65,13 +65,13 @@ def remote_runs(folder: Path, prefix: str) -> RemoteRuns:
 def write_training(folder: Path, step: int, status: str) -> None:
     """What a trainer would have written by then; the first steps are there already."""
     if not folder.exists():
-        a_run(folder)
+        make_run(folder)
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
-    checkpoint(folder, f"best-{step}", size=LONG)
-    checkpoint(folder, f"step-{step}", best=step, size=LONG)
+    write_checkpoint(folder, f"best-{step}", size=LONG)
+    write_checkpoint(folder, f"step-{step}", best=step, size=LONG)
     with (folder / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"step": step}) + "\n")
-    state(folder, status)
+    write_state(folder, status)
 
 
 def copy_run(runs: RemoteRuns, folder: Path) -> int:
@@ -83,13 +83,13 @@ def copy_run(runs: RemoteRuns, folder: Path) -> int:
         runs.release()
 
 
-def kill_copy(proxy: FaultyStore, home: Path, prefix: str, number: int, kind: str) -> Killing:
+def kill_copy(proxy: FaultyStore, home: Path, prefix: str, number: int, kind: str) -> RequestKiller:
     """A machine whose copy is killed at its n-th request, after a first checkpoint is there whole."""
     first_run = home / "one" / "parts-001"
     write_training(first_run, 10, "running")
     assert copy_run(remote_runs(first_run.parent, prefix), first_run) == 0
     write_training(first_run, 20, "done")
-    killing = Killing(proxy, number, kind)
+    killing = RequestKiller(proxy, number, kind)
     proxy.fault = killing
     command = [sys.executable, "-m", "tests.supervisor.remote_copy.test_killed_copies", str(first_run), prefix]
     with subprocess.Popen(command, cwd=ROOT) as process:
@@ -111,7 +111,7 @@ def check_resumed(proxy: FaultyStore, home: Path, prefix: str, kill_point: str) 
     folder = second_disk / "parts-001"
     finished = not folder.exists()  # a finished run is not brought back
     if finished:
-        assert b'"done"' in opened(f"{prefix}/parts-001").get("state.json"), kill_point
+        assert b'"done"' in open_store(f"{prefix}/parts-001").get("state.json"), kill_point
     else:
         names = sorted(path.name for path in (folder / "checkpoints").iterdir())
         assert names in (["best-10", "step-10"], ["best-20", "step-20"]), kill_point
@@ -121,10 +121,10 @@ def check_resumed(proxy: FaultyStore, home: Path, prefix: str, kill_point: str) 
         assert names[1] != "step-20" or '"step": 20' in rows, f"{kill_point}: rows are there before the checkpoint"
         write_training(folder, 20, "done")
         assert copy_run(remote_runs(second_disk, prefix), folder) == 0, kill_point
-    assert there(opened(f"{prefix}/parts-001")) == ["best-20", "step-20"], kill_point
+    assert list_checkpoints(open_store(f"{prefix}/parts-001")) == ["best-20", "step-20"], kill_point
     old_names = [
         stored_object.name
-        for stored_object in opened(f"{prefix}/parts-001").objects("checkpoints")
+        for stored_object in open_store(f"{prefix}/parts-001").objects("checkpoints")
         if "-10/" in stored_object.name
     ]
     assert old_names == [] or finished, kill_point

@@ -20,15 +20,15 @@ from drivetrain.training.checkpoints.manifest import verify
 from tests.messages import ends_with
 from tests.object_store import FaultyStore
 from tests.supervisor.remote_copy.fake_run import (
-    a_run,
-    checkpoint,
-    copy_of,
-    fetched,
+    fetch_copy,
+    make_run,
     object_of,
-    opened,
-    owned,
+    open_copy,
+    open_store,
     read_owner,
-    state,
+    take_ownership,
+    write_checkpoint,
+    write_state,
 )
 
 
@@ -40,7 +40,7 @@ def runs_at(folder: Path, prefix: str) -> RemoteRuns:
 def tags(prefix: str) -> list[tuple[str, str]]:
     return [
         (stored_object.name, stored_object.tag)
-        for stored_object in opened(prefix).objects()
+        for stored_object in open_store(prefix).objects()
         if stored_object.name != "owner.json"
     ]
 
@@ -48,18 +48,18 @@ def tags(prefix: str) -> list[tuple[str, str]]:
 def changes(proxy: FaultyStore) -> list[tuple[str, str]]:
     return [
         request
-        for request in proxy.seen
+        for request in proxy.requests
         if request[0] != "GET" and request[0] != "HEAD" and "checkpoints" in request[1]
     ]
 
 
 def test_a_resume_does_not_touch_the_checkpoint_it_came_from(proxy: FaultyStore, run: Path, tmp_path: Path) -> None:
-    checkpoint(run, "best-50")
-    checkpoint(run, "step-100", best=50)
-    copy_of("resume", run, 1).send()
-    file = owned("resume", tmp_path / "elsewhere")
-    fetched("resume", tmp_path / "elsewhere")
-    proxy.seen.clear()
+    write_checkpoint(run, "best-50")
+    write_checkpoint(run, "step-100", best=50)
+    open_copy("resume", run, 1).send()
+    file = take_ownership("resume", tmp_path / "elsewhere")
+    fetch_copy("resume", tmp_path / "elsewhere")
+    proxy.requests.clear()
     copy = RunCopy(file, tmp_path / "elsewhere", 1)
     copy.send()
     assert changes(proxy) == []
@@ -69,11 +69,11 @@ def test_a_resume_does_not_touch_the_checkpoint_it_came_from(proxy: FaultyStore,
 @pytest.mark.parametrize("part", ["MANIFEST.json", "model.safetensors"])
 def test_a_copy_that_differs_is_sent_again(proxy: FaultyStore, run: Path, tmp_path: Path, part: str) -> None:
     prefix = f"differs-{part[:5].lower()}"
-    checkpoint(run, "step-100")
-    copy_of(prefix, run, 1).send()
-    opened(prefix).put(object_of(prefix, "step-100", part), b"{}")
-    copy_of(prefix, run, 1).send()
-    fetched(prefix, tmp_path / "elsewhere")
+    write_checkpoint(run, "step-100")
+    open_copy(prefix, run, 1).send()
+    open_store(prefix).put(object_of(prefix, "step-100", part), b"{}")
+    open_copy(prefix, run, 1).send()
+    fetch_copy(prefix, tmp_path / "elsewhere")
     assert verify(tmp_path / "elsewhere" / "checkpoints" / "step-100") is None
 
 
@@ -82,10 +82,10 @@ def test_a_run_that_another_machine_finished_meanwhile_is_not_written_over(
 ) -> None:
     ours = runs_at(run.parent, "race")
     assert ours.names == []
-    other = a_run(tmp_path / "elsewhere" / "parts-001")
-    checkpoint(other, "step-900")
-    state(other, "done")
-    copy = copy_of("race/parts-001", other)
+    other = make_run(tmp_path / "elsewhere" / "parts-001")
+    write_checkpoint(other, "step-900")
+    write_state(other, "done")
+    copy = open_copy("race/parts-001", other)
     copy.send()
     copy.owner_file.release()
     try:
@@ -93,13 +93,13 @@ def test_a_run_that_another_machine_finished_meanwhile_is_not_written_over(
             ours.start_copying(run)
     finally:
         ours.release()
-    owner = read_owner(opened("race/parts-001")).owner
+    owner = read_owner(open_store("race/parts-001")).owner
     assert (owner.run, owner.writer) == (copy.owner_file.owner.run, "")
 
 
 def test_a_damaged_local_checkpoint_does_not_hide_the_good_one_in_the_store(proxy: FaultyStore, run: Path) -> None:
-    path = checkpoint(run, "step-100")
-    copy_of("hidden/parts-001", run, 1).send()
+    path = write_checkpoint(run, "step-100")
+    open_copy("hidden/parts-001", run, 1).send()
     (path / "model.safetensors").write_bytes(b"x")
     ours = runs_at(run.parent, "hidden")
     ours.fetch_unfinished()
@@ -112,36 +112,40 @@ def test_a_damaged_checkpoint_in_the_store_does_not_hide_the_good_one_here(
     proxy: FaultyStore, run: Path, damage: str
 ) -> None:
     prefix = f"worse-{damage[:3]}"
-    copy = copy_of(f"{prefix}/parts-001", run, 2)
+    copy = open_copy(f"{prefix}/parts-001", run, 2)
     for step in (100, 200):
-        path = checkpoint(run, f"step-{step}", size=3000)
+        path = write_checkpoint(run, f"step-{step}", size=3000)
         copy.send()
     large = object_of(f"{prefix}/parts-001", "step-200", "model.safetensors")
     length = (path / "model.safetensors").stat().st_size
     match damage:
         case "other bytes":
-            opened(f"{prefix}/parts-001").put(large, b"x" * length)
+            open_store(f"{prefix}/parts-001").put(large, b"x" * length)
         case "cut":
-            opened(f"{prefix}/parts-001").put(large, b"x")
+            open_store(f"{prefix}/parts-001").put(large, b"x")
         case _:
-            opened(f"{prefix}/parts-001").put(object_of(f"{prefix}/parts-001", "step-200", "MANIFEST.json"), b"\xff{")
+            open_store(f"{prefix}/parts-001").put(
+                object_of(f"{prefix}/parts-001", "step-200", "MANIFEST.json"), b"\xff{"
+            )
     shutil.rmtree(path)
-    local_checkpoint = checkpoint(run, "step-150")
+    local_checkpoint = write_checkpoint(run, "step-150")
     number = local_checkpoint.stat().st_ino
-    proxy.seen.clear()
+    proxy.requests.clear()
     ours = runs_at(run.parent, prefix)
     ours.fetch_unfinished()
     ours.release()
     assert local_checkpoint.stat().st_ino == number, "the folder is left as it is: step-100 of the store is older"
-    assert (any(large in path for _, path in proxy.seen)) == (damage == "other bytes"), "found before it is downloaded"
+    assert (any(large in path for _, path in proxy.requests)) == (damage == "other bytes"), (
+        "found before it is downloaded"
+    )
     texts = [json.loads(line)["text"] for line in (run / "events.jsonl").read_text().splitlines()]
     assert "checkpoint step-200 is damaged: " in texts[0]
     assert ends_with(texts[1], "using-which-is-on-this-disk", "step-150")
 
 
 def test_a_good_local_checkpoint_is_not_downloaded(proxy: FaultyStore, run: Path) -> None:
-    path = checkpoint(run, "step-100")
-    copy_of("good/parts-001", run, 1).send()
+    path = write_checkpoint(run, "step-100")
+    open_copy("good/parts-001", run, 1).send()
     number = path.stat().st_ino
     ours = runs_at(run.parent, "good")
     ours.fetch_unfinished()
@@ -151,18 +155,18 @@ def test_a_good_local_checkpoint_is_not_downloaded(proxy: FaultyStore, run: Path
 
 def test_a_file_that_was_removed_here_is_removed_there_by_the_next_start(proxy: FaultyStore, run: Path) -> None:
     (run / "batch_size.json").write_text("{}")
-    checkpoint(run, "step-100")
-    copy_of("gone", run, 1).send()
+    write_checkpoint(run, "step-100")
+    open_copy("gone", run, 1).send()
     (run / "batch_size.json").unlink()
     before = tags("gone")
-    copy_of("gone", run, 1).send()
+    open_copy("gone", run, 1).send()
     assert {name for name, _ in before} - {name for name, _ in tags("gone")} == {"batch_size.json"}
 
 
 def test_a_folder_that_goes_away_in_between_removes_nothing(
     proxy: FaultyStore, run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copy_of("unmounted", run, 1).send()
+    open_copy("unmounted", run, 1).send()
     before = tags("unmounted")
     look = is_gone
 
@@ -172,16 +176,16 @@ def test_a_folder_that_goes_away_in_between_removes_nothing(
         return look(path)
 
     monkeypatch.setattr(run_copy, "is_gone", move_away)
-    copy_of("unmounted", run, 1).send()
+    open_copy("unmounted", run, 1).send()
     assert not run.is_dir()
     assert tags("unmounted") == before
 
 
 def test_a_folder_that_is_gone_removes_nothing(proxy: FaultyStore, run: Path) -> None:
-    copy_of("nothing", run, 1).send()
+    open_copy("nothing", run, 1).send()
     before = tags("nothing")
     run.rename(run.with_name("away"))
-    copy_of("nothing", run, 1).send()
+    open_copy("nothing", run, 1).send()
     assert tags("nothing") == before
 
 
@@ -190,4 +194,4 @@ def test_the_copy_of_a_refused_run_is_removed(proxy: FaultyStore, run: Path) -> 
     ours.start_copying(run)
     shutil.rmtree(run)
     assert ours.finish(run, 4) == 4
-    assert opened("refused").objects() == []
+    assert open_store("refused").objects() == []

@@ -17,25 +17,25 @@ from drivetrain.training.checkpoints.manifest import MANIFEST, verify
 from tests.messages import omits, says
 from tests.object_store import Fault, FaultyStore
 from tests.supervisor.remote_copy.fake_run import (
-    checkpoint,
-    copy_of,
-    fetched,
+    fetch_copy,
+    list_checkpoints,
     object_of,
-    opened,
-    owned,
+    open_copy,
+    open_store,
     read_owner,
-    state,
-    there,
+    take_ownership,
+    write_checkpoint,
+    write_state,
 )
 
 
 def test_a_start_on_an_empty_disk_takes_over_and_says_from_whom(
     proxy: FaultyStore, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first = copy_of("empty", run, writer="a")
+    first = open_copy("empty", run, writer="a")
     first.send()
     assert capsys.readouterr().out == ""
-    second = owned("empty", tmp_path / "elsewhere" / "parts-001", "b")
+    second = take_ownership("empty", tmp_path / "elsewhere" / "parts-001", "b")
     message = capsys.readouterr().out
     assert says(message, "was-written-by-process", "s3://bucket/empty")
     assert says(message, "start-resumes-owns-now")
@@ -43,34 +43,34 @@ def test_a_start_on_an_empty_disk_takes_over_and_says_from_whom(
         first.owner_file.check()
     first.owner_file.release()
     second.check()
-    assert read_owner(opened("empty")).owner.writer == "b"
+    assert read_owner(open_store("empty")).owner.writer == "b"
 
 
 def test_a_machine_that_was_replaced_does_not_take_back(proxy: FaultyStore, run: Path, tmp_path: Path) -> None:
     """Its disk has the run; the message names the owner, and how to take over."""
-    copy_of("replaced", run, writer="a").send()
-    second = owned("replaced", tmp_path / "elsewhere" / "parts-001", "b")
+    open_copy("replaced", run, writer="a").send()
+    second = take_ownership("replaced", tmp_path / "elsewhere" / "parts-001", "b")
     with pytest.raises(Busy) as caught:
-        owned("replaced", run)
+        take_ownership("replaced", run)
     assert caught.value.exit_code == 11
     assert says(caught.value.given, "taken-over-run", "s3://bucket/replaced", second.owner.describe(), run)
     assert says(caught.value.action, "move-away-call-same", run)
     second.check()
     second.release()
-    owned("replaced", run)
+    take_ownership("replaced", run)
 
 
 def test_the_same_disk_goes_on_wherever_it_was_cut(proxy: FaultyStore, run: Path) -> None:
     """Its starts are noted before the store hears of them, so that one whose answer was lost is known too."""
-    first = owned("same", run, "a")
+    first = take_ownership("same", run, "a")
     proxy.fault = lambda number, method, path: Fault("gone") if method == "PUT" else None
     with pytest.raises(RemoteError):
-        owned("same", run, "b")
+        take_ownership("same", run, "b")
     proxy.fault = lambda number, method, path: Fault("lost") if method == "PUT" else None
     with pytest.raises(RemoteError):
-        owned("same", run, "c")
+        take_ownership("same", run, "c")
     proxy.fault = lambda number, method, path: None
-    owned("same", run, "d")
+    take_ownership("same", run, "d")
     with pytest.raises(LostOwnership):
         first.check()
 
@@ -78,17 +78,17 @@ def test_the_same_disk_goes_on_wherever_it_was_cut(proxy: FaultyStore, run: Path
 def test_one_that_has_ended_is_free(
     proxy: FaultyStore, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    copy = copy_of("back", run)
+    copy = open_copy("back", run)
     copy.send()
     copy.owner_file.release()
-    owned("back", tmp_path / "elsewhere" / "parts-001")
+    take_ownership("back", tmp_path / "elsewhere" / "parts-001")
     assert capsys.readouterr().out == ""
 
 
 def test_one_of_two_starts_at_once_becomes_the_owner(proxy: FaultyStore, run: Path, tmp_path: Path) -> None:
     """The other one takes the copy between the read and the put of the first."""
-    copy_of("race", run).send()
-    other = OwnerFile(opened("race"), "b")
+    open_copy("race", run).send()
+    other = OwnerFile(open_store("race"), "b")
 
     def take_between(number: int, method: str, path: str) -> Fault | None:
         if method == "PUT":
@@ -98,7 +98,7 @@ def test_one_of_two_starts_at_once_becomes_the_owner(proxy: FaultyStore, run: Pa
 
     proxy.fault = take_between
     with pytest.raises(Busy, match="in this moment"):
-        owned("race", tmp_path / "c" / "parts-001", "c")
+        take_ownership("race", tmp_path / "c" / "parts-001", "c")
     other.check()
 
 
@@ -111,47 +111,49 @@ def test_an_answer_that_is_lost_does_not_lose_the_copy(proxy: FaultyStore, run: 
         return Fault(fault) if method == "PUT" and counts["PUT"] == 1 else None
 
     proxy.fault = fail_once
-    file = owned(f"answer-{fault[:4]}", run)
+    file = take_ownership(f"answer-{fault[:4]}", run)
     counts["PUT"] = 0
-    checkpoint(run, "step-10")
+    write_checkpoint(run, "step-10")
     copy = RunCopy(file, run, 2)
     copy._publish({})
     counts["PUT"] = 0
     copy.send()
     file.check()
-    assert there(file.store) == ["step-10"]
+    assert list_checkpoints(file.store) == ["step-10"]
 
 
 def test_a_publication_whose_answer_never_came_stays_ours(proxy: FaultyStore, run: Path) -> None:
-    copy = copy_of("never", run, keep=1)
-    checkpoint(run, "step-10")
+    copy = open_copy("never", run, keep=1)
+    write_checkpoint(run, "step-10")
     copy.send()
-    checkpoint(run, "step-20")
+    write_checkpoint(run, "step-20")
     copies = iter([Fault("lost"), *[Fault("gone")] * 1000])
     proxy.fault = lambda number, method, path: next(copies) if method == "PUT" and "owner.json" in path else None
     with pytest.raises(RemoteError):
         copy.send()
     proxy.fault = lambda number, method, path: None
     copy.send()
-    assert there(opened("never")) == ["step-20"]
-    assert not [stored_object.name for stored_object in opened("never").objects() if "step-10/" in stored_object.name]
+    assert list_checkpoints(open_store("never")) == ["step-20"]
+    assert not [
+        stored_object.name for stored_object in open_store("never").objects() if "step-10/" in stored_object.name
+    ]
 
 
 def test_a_store_that_is_away_does_not_lose_the_copy(proxy: FaultyStore, run: Path) -> None:
-    file = owned("away", run)
-    proxy.away = True
+    file = take_ownership("away", run)
+    proxy.drops_connections = True
     with pytest.raises(RemoteError):
         file.check()
-    proxy.away = False
+    proxy.drops_connections = False
     file.check()
 
 
 def train_elsewhere(prefix: str, folder: Path, step: int) -> RunCopy:
     """Another machine resumes from the store, and trains on; its bytes are others."""
-    file = owned(prefix, folder)
-    fetched(prefix, folder)
+    file = take_ownership(prefix, folder)
+    fetch_copy(prefix, folder)
     step += 200 * (folder / "checkpoints" / f"step-{step}").exists()
-    path = checkpoint(folder, f"step-{step}", size=9000)
+    path = write_checkpoint(folder, f"step-{step}", size=9000)
     copy = RunCopy(file, folder, 2)
     copy.send()
     assert verify(path) is None
@@ -162,13 +164,13 @@ def train_elsewhere(prefix: str, folder: Path, step: int) -> RunCopy:
 def test_of_two_writers_exactly_one_goes_on(proxy: FaultyStore, run: Path, tmp_path: Path, request_number: int) -> None:
     """The first one lives: another takes over at each of its requests in turn, and it learns so at its next publication."""
     prefix, folder = f"two-{request_number}", tmp_path / "elsewhere" / "parts-001"
-    file = OwnerFile(opened(prefix, Patience(retries=20.0, silence=20.0, connect=2.0)), "a")
+    file = OwnerFile(open_store(prefix, Patience(retries=20.0, silence=20.0, connect=2.0)), "a")
     file.take(run)
     first_copy = RunCopy(file, run, 2)
-    checkpoint(run, "step-100")
+    write_checkpoint(run, "step-100")
     first_copy.send()
-    checkpoint(run, "step-200", size=5000)
-    state(run, "done")
+    write_checkpoint(run, "step-200", size=5000)
+    write_state(run, "done")
     count, second_copies = [0], list[RunCopy]()
 
     def take_over(number: int, method: str, path: str) -> Fault | None:
@@ -191,41 +193,41 @@ def test_of_two_writers_exactly_one_goes_on(proxy: FaultyStore, run: Path, tmp_p
     with pytest.raises(LostOwnership):
         first_copy.owner_file.check()
     second_copy = second_copies[0]
-    state(folder, "running")
+    write_state(folder, "running")
     second_copy.send()  # it is the owner, whatever a late request of the first one has done
-    owner = read_owner(opened(prefix)).owner
+    owner = read_owner(open_store(prefix)).owner
     assert owner.writer == second_copy.owner_file.writer
     assert owner.status == "running"
     third_folder = tmp_path / "third"
-    fetched(prefix, third_folder)
+    fetch_copy(prefix, third_folder)
     names = sorted(path.name for path in (folder / "checkpoints").iterdir())
-    assert there(opened(prefix)) == names[-2:]
+    assert list_checkpoints(open_store(prefix)) == names[-2:]
     for path in (third_folder / "checkpoints").iterdir():
         assert verify(path) is None
         assert (path / MANIFEST).read_bytes() == (folder / "checkpoints" / path.name / MANIFEST).read_bytes()
-    owned(prefix, tmp_path / "fourth")  # what the first one has left is removed by the next start
-    folders = {stored_object.name.split("/")[1] for stored_object in opened(prefix).objects("checkpoints")}
+    take_ownership(prefix, tmp_path / "fourth")  # what the first one has left is removed by the next start
+    folders = {stored_object.name.split("/")[1] for stored_object in open_store(prefix).objects("checkpoints")}
     assert folders == {entry.folder.split("/")[0] for entry in owner.checkpoints.values()}
 
 
 def earlier_copy(prefix: str, run: Path) -> None:
     """The copy of a run as earlier versions wrote it, with the lock of a process that has died."""
-    copy_of(prefix, run).send()
+    open_copy(prefix, run).send()
     for name in ("step-10", "best-10"):
         for part in (run / "checkpoints" / name).iterdir():
-            opened(prefix).put(f"checkpoints/{name}/{part.name}", part.read_bytes())
-    opened(prefix).delete(
+            open_store(prefix).put(f"checkpoints/{name}/{part.name}", part.read_bytes())
+    open_store(prefix).delete(
         [
             stored_object.name
-            for stored_object in opened(prefix).objects("checkpoints")
+            for stored_object in open_store(prefix).objects("checkpoints")
             if stored_object.name.count("/") > 2
         ]
     )
-    opened(prefix).delete(["owner.json"])
+    open_store(prefix).delete(["owner.json"])
     lock = {"writer": "old", "host": "a-host", "process": 7, "beat": 12}
-    opened(prefix).put("writer.json", json.dumps(lock).encode())
+    open_store(prefix).put("writer.json", json.dumps(lock).encode())
     record = {"run": "one", "address": f"s3://bucket/{prefix}", "writer": "old"}
-    opened(prefix).put("copy.json", json.dumps(record).encode())
+    open_store(prefix).put("copy.json", json.dumps(record).encode())
     (run / "copy.json").write_text(json.dumps(record))
 
 
@@ -234,38 +236,38 @@ def test_a_copy_of_an_earlier_version_goes_on(
     proxy: FaultyStore, run: Path, tmp_path: Path, where: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     prefix = where.replace(" ", "-")
-    checkpoint(run, "best-10")
-    checkpoint(run, "step-10", best=10)
+    write_checkpoint(run, "best-10")
+    write_checkpoint(run, "step-10", best=10)
     earlier_copy(prefix, run)
     folder = run if where == "same disk" else tmp_path / "elsewhere"
     if where == "another disk":
         shutil.copytree(run, folder)
         (folder / "copy.json").write_text(json.dumps({"run": "one", "address": "", "writer": "older"}))
         with pytest.raises(Busy, match="process 7 on a-host"):
-            owned(prefix, folder)
+            take_ownership(prefix, folder)
         return
-    file = owned(prefix, folder)
+    file = take_ownership(prefix, folder)
     assert (says if where == "empty disk" else omits)(capsys.readouterr().out, "written-process-host", 7)
-    assert opened(prefix).find("writer.json") is None
-    assert there(opened(prefix)) == ["best-10", "step-10"]
+    assert open_store(prefix).find("writer.json") is None
+    assert list_checkpoints(open_store(prefix)) == ["best-10", "step-10"]
     if where == "empty disk":
-        fetched(prefix, folder)
+        fetch_copy(prefix, folder)
     assert verify(folder / "checkpoints" / "step-10") is None
     assert verify(folder / "checkpoints" / "best-10") is None
-    checkpoint(folder, "step-20", best=10)
+    write_checkpoint(folder, "step-20", best=10)
     RunCopy(file, folder, 1).send()
-    assert there(opened(prefix)) == ["best-10", "step-20"]
+    assert list_checkpoints(open_store(prefix)) == ["best-10", "step-20"]
     assert object_of(prefix, "best-10", MANIFEST) == f"checkpoints/best-10/{MANIFEST}"
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff", b"[]", b'{"checkpoints": {"../step-1": {"folder": "../step-1"}}}'])
 def test_a_damaged_owner_file_is_reported(proxy: FaultyStore, run: Path, content: bytes) -> None:
     prefix = f"damaged-file-{len(content)}"
-    checkpoint(run, "step-10")
-    copy_of(prefix, run).send()
-    opened(prefix).put("owner.json", content)
+    write_checkpoint(run, "step-10")
+    open_copy(prefix, run).send()
+    open_store(prefix).put("owner.json", content)
     with pytest.raises(CheckpointError, match=r"owner\.json is damaged"):
-        owned(prefix, run)
-    opened(prefix).delete(["owner.json"])
-    owned(prefix, run)
-    assert there(opened(prefix)) == ["step-10"]
+        take_ownership(prefix, run)
+    open_store(prefix).delete(["owner.json"])
+    take_ownership(prefix, run)
+    assert list_checkpoints(open_store(prefix)) == ["step-10"]

@@ -13,10 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.faults import trained
+from tests.faults import small_job
 from tests.messages import says
 from tests.object_store import KEY, SECRET, FaultyStore, moto
-from tests.supervisor.remote_copy.fake_run import faulty_store, opened, read_owner, there
+from tests.supervisor.remote_copy.fake_run import faulty_store, list_checkpoints, open_store, read_owner
 
 PATIENT = 240.0
 
@@ -34,11 +34,11 @@ def proxy(server: str) -> Iterator[FaultyStore]:
 
 
 @pytest.fixture(scope="module")
-def peaceful(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def undisturbed_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run that nobody disturbed, without a copy."""
-    job = trained.written(tmp_path_factory.mktemp("peaceful"))
-    trained.finish(job)
-    return trained.run(job)
+    job = small_job.write_job(tmp_path_factory.mktemp("peaceful"))
+    small_job.finish(job)
+    return small_job.newest_run(job)
 
 
 def copy_options(prefix: str) -> tuple[str, str]:
@@ -65,20 +65,22 @@ def kill_all(process: psutil.Popen) -> None:
 
 
 def steps(prefix: str) -> list[int]:
-    return [int(name.removeprefix("step-")) for name in there(opened(prefix)) if name.startswith("step-")]
+    return [
+        int(name.removeprefix("step-")) for name in list_checkpoints(open_store(prefix)) if name.startswith("step-")
+    ]
 
 
 @pytest.mark.nightly  # the image test of a lost container runs with every change
 def test_lost_with_its_disk_it_goes_on_elsewhere_with_the_same_bits(
-    proxy: FaultyStore, peaceful: Path, tmp_path: Path
+    proxy: FaultyStore, undisturbed_run: Path, tmp_path: Path
 ) -> None:
     """Killed on the first machine, stopped on the second, finished on the third; each begins with an empty disk."""
-    first_job, second_job, third_job = (trained.written(tmp_path / name) for name in ("one", "two", "three"))
-    process = trained.start(first_job, *copy_options("lost"))
+    first_job, second_job, third_job = (small_job.write_job(tmp_path / name) for name in ("one", "two", "three"))
+    process = small_job.start(first_job, *copy_options("lost"))
     wait(lambda: any(step > 14 for step in steps("lost/small-001")))
     kill_all(process)
     shutil.rmtree(first_job.parent / "runs")
-    process = trained.start(second_job, *copy_options("lost"))
+    process = small_job.start(second_job, *copy_options("lost"))
     before = max(steps("lost/small-001"))
     wait(lambda: any(step > before for step in steps("lost/small-001")))
     process.send_signal(signal.SIGTERM)
@@ -86,19 +88,19 @@ def test_lost_with_its_disk_it_goes_on_elsewhere_with_the_same_bits(
     assert process.wait(PATIENT) == 75, log.read_text()
     assert says(log.read_text(), "was-written-by-process-2")
     assert says(log.read_text(), "start-resumes-owns-now")
-    last = trained.last(trained.run(second_job)).name
-    assert last in there(opened("lost/small-001")), "what was saved when it was stopped is there"
-    output = trained.finish(third_job, *copy_options("lost"))
+    last = small_job.last_checkpoint(small_job.newest_run(second_job)).name
+    assert last in list_checkpoints(open_store("lost/small-001")), "what was saved when it was stopped is there"
+    output = small_job.finish(third_job, *copy_options("lost"))
     assert f"{last}, " in output
     assert "downloaded to" in output
-    assert trained.differences(peaceful, trained.run(third_job)) == []
-    state = opened("lost/small-001").get("state.json")
+    assert small_job.differences(undisturbed_run, small_job.newest_run(third_job)) == []
+    state = open_store("lost/small-001").get("state.json")
     assert b'"done"' in state
     assert (
-        opened("lost/small-001").get("model/model.safetensors")
-        == (trained.run(third_job) / "model" / "model.safetensors").read_bytes()
+        open_store("lost/small-001").get("model/model.safetensors")
+        == (small_job.newest_run(third_job) / "model" / "model.safetensors").read_bytes()
     )
-    assert read_owner(opened("lost/small-001")).owner.writer == ""
+    assert read_owner(open_store("lost/small-001")).owner.writer == ""
     for folder in (second_job.parent, third_job.parent):
         for path in folder.rglob("*"):
             content = path.read_bytes() if path.is_file() else b""
@@ -106,67 +108,69 @@ def test_lost_with_its_disk_it_goes_on_elsewhere_with_the_same_bits(
             assert KEY.encode() not in content, path
     assert [
         stored_object
-        for stored_object in opened("lost").objects()
-        if SECRET.encode() in opened("lost").get(stored_object.name)
+        for stored_object in open_store("lost").objects()
+        if SECRET.encode() in open_store("lost").get(stored_object.name)
     ] == []
     # The next one begins with the next number, though this disk has none.
-    fourth_job = trained.written(tmp_path / "four", epochs="1")
-    trained.finish(fourth_job, *copy_options("lost"))
-    assert trained.run(fourth_job).name == "small-002"
+    fourth_job = small_job.write_job(tmp_path / "four", epochs="1")
+    small_job.finish(fourth_job, *copy_options("lost"))
+    assert small_job.newest_run(fourth_job).name == "small-002"
 
 
-def test_a_store_that_is_away_for_a_while_costs_nothing(proxy: FaultyStore, peaceful: Path, tmp_path: Path) -> None:
-    job = trained.written(tmp_path)
-    process = trained.start(job, *copy_options("while"))
+def test_a_store_that_is_away_for_a_while_costs_nothing(
+    proxy: FaultyStore, undisturbed_run: Path, tmp_path: Path
+) -> None:
+    job = small_job.write_job(tmp_path)
+    process = small_job.start(job, *copy_options("while"))
     wait(lambda: bool(steps("while/small-001")))
-    proxy.away = True
+    proxy.drops_connections = True
     wait(lambda: "training goes on, and what is missing is sent later" in (tmp_path / "job.log").read_text())
-    proxy.away = False
+    proxy.drops_connections = False
     assert process.wait(PATIENT) == 0, (tmp_path / "job.log").read_text()
     assert "answers again" in (tmp_path / "job.log").read_text()
-    assert trained.differences(peaceful, trained.run(job)) == []
-    assert trained.last(trained.run(job)).name in there(opened("while/small-001"))
+    assert small_job.differences(undisturbed_run, small_job.newest_run(job)) == []
+    assert small_job.last_checkpoint(small_job.newest_run(job)).name in list_checkpoints(open_store("while/small-001"))
 
 
 @pytest.mark.nightly
 def test_a_store_that_is_away_at_the_end_is_told_and_sent_later(proxy: FaultyStore, tmp_path: Path) -> None:
-    job = trained.written(tmp_path)
-    process = trained.start(job, *copy_options("end"))
+    job = small_job.write_job(tmp_path)
+    process = small_job.start(job, *copy_options("end"))
     wait(lambda: bool(steps("end/small-001")))
-    proxy.away = True
+    proxy.drops_connections = True
     process.send_signal(signal.SIGTERM)
     assert process.wait(PATIENT) == 7, (tmp_path / "job.log").read_text()
     log = (tmp_path / "job.log").read_text()
-    last = trained.last(trained.run(job)).name
+    last = small_job.last_checkpoint(small_job.newest_run(job)).name
     assert f"s3://bucket/end/small-001 lacks {last}, " in log
     assert says(log, "last-checkpoint-complete")
-    output = trained.finish(job, *copy_options("end"), expected=7)  # it is still away
+    output = small_job.finish(job, *copy_options("end"), expected=7)  # it is still away
     assert says(output, "list-store-answer", "checkpoint.copy_to", "s3://bucket/end")
     assert says(output, "set-null-trains-without", "checkpoint.copy_to")
-    proxy.away = False
-    trained.finish(job, *copy_options("end"))
-    assert trained.last(trained.run(job)).name in there(opened("end/small-001"))
+    proxy.drops_connections = False
+    small_job.finish(job, *copy_options("end"))
+    assert small_job.last_checkpoint(small_job.newest_run(job)).name in list_checkpoints(open_store("end/small-001"))
 
 
 def test_of_two_trainers_the_one_that_resumes_from_the_store_goes_on(proxy: FaultyStore, tmp_path: Path) -> None:
     """The first one still trains: it sends nothing more, and ends with 11; started again, its disk does not take back."""
-    first_job, second_job = (trained.written(tmp_path / name, epochs="2000") for name in ("one", "two"))
+    first_job, second_job = (small_job.write_job(tmp_path / name, epochs="2000") for name in ("one", "two"))
     endless = ("--set", "train.early_stopping=null")
-    first_process = trained.start(first_job, *endless, *copy_options("second"))
+    first_process = small_job.start(first_job, *endless, *copy_options("second"))
     wait(lambda: bool(steps("second/small-001")))
-    second_process = trained.start(second_job, *endless, *copy_options("second"))
+    second_process = small_job.start(second_job, *endless, *copy_options("second"))
     wait(lambda: "is written by another process now" in (first_job.parent / "job.log").read_text())
     first_process.send_signal(signal.SIGTERM)
     assert first_process.wait(PATIENT) == 11, (first_job.parent / "job.log").read_text()
     last_step = max(steps("second/small-001"))
     wait(lambda: max(steps("second/small-001")) > last_step)
-    message = trained.finish(first_job, *endless, *copy_options("second"), expected=11)
+    message = small_job.finish(first_job, *endless, *copy_options("second"), expected=11)
     assert says(message, "taken-over-run-2")
     second_process.send_signal(signal.SIGTERM)
     assert second_process.wait(PATIENT) == 75, (second_job.parent / "job.log").read_text()
-    last = trained.last(trained.run(second_job))
-    assert last.name in there(opened("second/small-001"))
-    first_process = trained.start(
+    last = small_job.last_checkpoint(small_job.newest_run(second_job))
+    assert last.name in list_checkpoints(open_store("second/small-001"))
+    first_process = small_job.start(
         first_job, *endless, *copy_options("second")
     )  # the second one has ended, and given it back
     wait(lambda: max(steps("second/small-001")) > int(last.name.removeprefix("step-")))
@@ -175,12 +179,12 @@ def test_of_two_trainers_the_one_that_resumes_from_the_store_goes_on(proxy: Faul
 
 
 def test_another_run_of_the_same_name_is_refused(proxy: FaultyStore, tmp_path: Path) -> None:
-    first_job, second_job = (trained.written(tmp_path / name, epochs="1") for name in ("one", "two"))
-    trained.finish(first_job, *copy_options("other"))
-    process = trained.start(second_job)
+    first_job, second_job = (small_job.write_job(tmp_path / name, epochs="1") for name in ("one", "two"))
+    small_job.finish(first_job, *copy_options("other"))
+    process = small_job.start(second_job)
     wait(lambda: bool(list(second_job.parent.glob("runs/small-001/checkpoints/step-*"))))
     os.killpg(process.pid, signal.SIGTERM)
     process.wait(PATIENT)
-    if trained.status(second_job) == "stopped":
-        output = trained.finish(second_job, *copy_options("other"), expected=4)
+    if small_job.read_status(second_job) == "stopped":
+        output = small_job.finish(second_job, *copy_options("other"), expected=4)
         assert says(output, "different-runs-same-name")

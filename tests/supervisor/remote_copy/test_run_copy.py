@@ -19,28 +19,28 @@ from tests.messages import saying
 from tests.object_store import Fault, FaultyStore
 from tests.supervisor.remote_copy.fake_run import (
     SHORT,
-    a_run,
-    checkpoint,
-    copy_of,
-    fetched,
+    fetch_copy,
+    list_checkpoints,
+    make_run,
     object_of,
-    opened,
-    owned,
-    state,
-    there,
+    open_copy,
+    open_store,
+    take_ownership,
+    write_checkpoint,
+    write_state,
 )
 
 
 def test_all_that_a_run_needs_is_there(proxy: FaultyStore, run: Path, tmp_path: Path) -> None:
-    checkpoint(run, "best-10")
-    checkpoint(run, "step-20", best=10)
-    copy = copy_of("all", run, 2)
+    write_checkpoint(run, "best-10")
+    write_checkpoint(run, "step-20", best=10)
+    copy = open_copy("all", run, 2)
     copy.send()
     assert copy.missing() == []
-    names = [stored_object.name for stored_object in opened("all").objects()]
+    names = [stored_object.name for stored_object in open_store("all").objects()]
     assert object_of("all", "step-20", "MANIFEST.json") in names
     assert not [name for name in names if "ranks" in name or ".lock" in name or ".tmp" in name]
-    lines = fetched("all", tmp_path / "elsewhere" / "parts-001")
+    lines = fetch_copy("all", tmp_path / "elsewhere" / "parts-001")
     assert (
         lines == [f"s3://bucket/all: step-20, 6.2 KiB downloaded to {tmp_path}/elsewhere/parts-001"]
         or "step-20" in lines[0]
@@ -54,36 +54,36 @@ def test_all_that_a_run_needs_is_there(proxy: FaultyStore, run: Path, tmp_path: 
 
 
 def test_the_copy_is_pruned_like_the_folder(proxy: FaultyStore, run: Path) -> None:
-    copy = copy_of("prune", run, 2)
+    copy = open_copy("prune", run, 2)
     for step in (10, 20, 30, 40):
         if step != 30:
-            checkpoint(run, f"best-{step}")
-        checkpoint(run, f"step-{step}", best=step if step != 30 else 20)
+            write_checkpoint(run, f"best-{step}")
+        write_checkpoint(run, f"step-{step}", best=step if step != 30 else 20)
         copy.send()
-    assert there(opened("prune")) == ["best-20", "best-40", "step-30", "step-40"]
-    next_copy = copy_of("prune", run, 1)
-    checkpoint(run, "step-50", best=40)
+    assert list_checkpoints(open_store("prune")) == ["best-20", "best-40", "step-30", "step-40"]
+    next_copy = open_copy("prune", run, 1)
+    write_checkpoint(run, "step-50", best=40)
     next_copy.send()
-    assert there(opened("prune")) == ["best-40", "step-50"]
+    assert list_checkpoints(open_store("prune")) == ["best-40", "step-50"]
 
 
 def test_a_run_that_went_back_leaves_no_later_checkpoint(proxy: FaultyStore, run: Path) -> None:
-    copy = copy_of("back", run, 2)
+    copy = open_copy("back", run, 2)
     for step in (10, 20):
-        checkpoint(run, f"step-{step}")
+        write_checkpoint(run, f"step-{step}")
         copy.send()
     shutil.rmtree(run / "checkpoints" / "step-20")
-    checkpoint(run, "step-15")
-    copy_of("back", run, 2).send()
-    assert there(opened("back")) == ["step-10", "step-15"]
+    write_checkpoint(run, "step-15")
+    open_copy("back", run, 2).send()
+    assert list_checkpoints(open_store("back")) == ["step-10", "step-15"]
 
 
 def test_a_damaged_checkpoint_is_not_copied(proxy: FaultyStore, run: Path) -> None:
-    checkpoint(run, "step-10")
-    (checkpoint(run, "step-20") / "model.safetensors").write_bytes(b"x")
-    copy = copy_of("damaged", run, 2)
+    write_checkpoint(run, "step-10")
+    (write_checkpoint(run, "step-20") / "model.safetensors").write_bytes(b"x")
+    copy = open_copy("damaged", run, 2)
     copy.send()
-    assert there(opened("damaged")) == ["step-10"]
+    assert list_checkpoints(open_store("damaged")) == ["step-10"]
 
 
 @pytest.mark.slow
@@ -92,15 +92,15 @@ def test_killed_at_any_request_a_verified_checkpoint_loads(proxy: FaultyStore, t
     """The store stops to hear us at each request of the second copy in turn, before it and after it was carried out."""
     for number in itertools.count(1, every):
         prefix = f"killed{every}-{number}"
-        folder = a_run(tmp_path / prefix / "parts-001")
-        copy = copy_of(prefix, folder, 1)
-        checkpoint(folder, "best-10")
-        checkpoint(folder, "step-10", best=10)
+        folder = make_run(tmp_path / prefix / "parts-001")
+        copy = open_copy(prefix, folder, 1)
+        write_checkpoint(folder, "best-10")
+        write_checkpoint(folder, "step-10", best=10)
         copy.send()
-        checkpoint(folder, "best-20")
-        checkpoint(folder, "step-20", best=20)
+        write_checkpoint(folder, "best-20")
+        write_checkpoint(folder, "step-20", best=20)
         (folder / "metrics.jsonl").write_text('{"step": 1}\n{"step": 20}\n')
-        first_request = len(proxy.seen)
+        first_request = len(proxy.requests)
 
         def fault(
             count: int, method: str, path: str, first_request: int = first_request, last: int = first_request + number
@@ -117,7 +117,7 @@ def test_killed_at_any_request_a_verified_checkpoint_loads(proxy: FaultyStore, t
             is_complete = False
         proxy.fault = lambda count, method, path: None
         elsewhere = tmp_path / "elsewhere" / prefix
-        fetched(prefix, elsewhere)
+        fetch_copy(prefix, elsewhere)
         steps = sorted(path.name for path in (elsewhere / "checkpoints").glob("step-*"))
         assert steps in (["step-10"], ["step-20"])
         step = steps[0].removeprefix("step-")
@@ -125,9 +125,9 @@ def test_killed_at_any_request_a_verified_checkpoint_loads(proxy: FaultyStore, t
         if step == "20":
             assert '"step": 20' in (elsewhere / "metrics.jsonl").read_text(), "rows are there before the checkpoint"
         copy.send()  # what an upload after it makes of the rest
-        assert there(opened(prefix)) == ["best-20", "step-20"]
+        assert list_checkpoints(open_store(prefix)) == ["best-20", "step-20"]
         assert not [
-            stored_object for stored_object in opened(prefix).objects("checkpoints") if "-10/" in stored_object.name
+            stored_object for stored_object in open_store(prefix).objects("checkpoints") if "-10/" in stored_object.name
         ]
         if is_complete:
             assert number > 10
@@ -140,99 +140,99 @@ def test_a_damaged_copy_is_told_and_the_one_before_is_used(
 ) -> None:
     prefix = f"bad-{damage}"
     for step in (10, 20):
-        checkpoint(run, f"step-{step}")
-        copy_of(prefix, run, 2).send()
-    store, name = opened(prefix), object_of(prefix, "step-20", "model.safetensors")
+        write_checkpoint(run, f"step-{step}")
+        open_copy(prefix, run, 2).send()
+    store, name = open_store(prefix), object_of(prefix, "step-20", "model.safetensors")
     content = store.get(name)
     if damage == "missing":
         store.delete([name])
     else:
         store.put(name, content[:-1] if damage == "cut" else b"X" + content[1:])
-    lines = fetched(prefix, tmp_path / "elsewhere")
+    lines = fetch_copy(prefix, tmp_path / "elsewhere")
     assert f"s3://bucket/{prefix}: checkpoint step-20 is damaged: model.safetensors" in lines[0]
     assert "step-10" in lines[1]
     assert [path.name for path in (tmp_path / "elsewhere" / "checkpoints").iterdir()] == ["step-10"]
     store.put(object_of(prefix, "step-10", "state.json"), b"{}")
     with pytest.raises(CheckpointError, check=saying("all-checkpoints-are-damaged")):
-        fetched(prefix, tmp_path / "nothing")
+        fetch_copy(prefix, tmp_path / "nothing")
     assert not (tmp_path / "nothing").exists()
 
 
 def test_a_download_with_faults(proxy: FaultyStore, run: Path, tmp_path: Path) -> None:
-    checkpoint(run, "step-10", size=3_000_000)
-    copy_of("faults", run, 2).send()
+    write_checkpoint(run, "step-10", size=3_000_000)
+    open_copy("faults", run, 2).send()
     kinds = itertools.cycle([Fault("cut", 1000), None, Fault("slow down"), None, Fault("gone"), None])
     proxy.fault = lambda number, method, path: next(kinds) if method == "GET" else None
-    file = OwnerFile(opened("faults", SHORT.__class__(retries=20, silence=2, connect=1)), "")
+    file = OwnerFile(open_store("faults", SHORT.__class__(retries=20, silence=2, connect=1)), "")
     file.read()
     fetch_run(file, tmp_path / "here", print)
     assert verify(tmp_path / "here" / "checkpoints" / "step-10") is None
 
 
 def test_names_in_a_store_do_not_leave_the_folder(proxy: FaultyStore, run: Path, tmp_path: Path) -> None:
-    store = opened("names")
-    copy_of("names", run).send()
+    store = open_store("names")
+    open_copy("names", run).send()
     for name in ("a/.hidden", "back\\slash", "checkpoints/step-1/.x"):
         store.put(name, b"bad")
-    fetched("names", tmp_path / "deep" / "here")
+    fetch_copy("names", tmp_path / "deep" / "here")
     paths = {str(path.relative_to(tmp_path / "deep" / "here")) for path in (tmp_path / "deep" / "here").rglob("*")}
     assert paths == {"copy.json", "job.yaml", "metrics.jsonl", "model", "model/config.json", "state.json"}
 
 
 def test_it_stops_before_it_writes_what_belongs_to_another(proxy: FaultyStore, run: Path) -> None:
-    checkpoint(run, "step-10")
-    copy = copy_of("lost", run)
+    write_checkpoint(run, "step-10")
+    copy = open_copy("lost", run)
     copy.send()
-    before = {stored_object.name: stored_object.tag for stored_object in opened("lost").objects()}
-    checkpoint(run, "step-20")
-    state(run, "done")
+    before = {stored_object.name: stored_object.tag for stored_object in open_store("lost").objects()}
+    write_checkpoint(run, "step-20")
+    write_state(run, "done")
 
-    owned("lost", run.with_name("elsewhere"))
-    before["owner.json"] = opened("lost").head("owner.json").tag
+    take_ownership("lost", run.with_name("elsewhere"))
+    before["owner.json"] = open_store("lost").head("owner.json").tag
     with pytest.raises(LostOwnership):
         copy.send()
-    assert {stored_object.name: stored_object.tag for stored_object in opened("lost").objects()} == before
+    assert {stored_object.name: stored_object.tag for stored_object in open_store("lost").objects()} == before
 
 
 def test_a_checkpoint_that_is_removed_meanwhile_is_copied_whole(proxy: FaultyStore, run: Path) -> None:
-    path = checkpoint(run, "step-10")
+    path = write_checkpoint(run, "step-10")
 
     def remove_while_copied() -> None:
         if list(run.glob(".tmp-copy-*")):
             shutil.rmtree(path, ignore_errors=True)
 
-    RunCopy(owned("meanwhile", run), run, 2, remove_while_copied).send()
-    assert there(opened("meanwhile")) == ["step-10"]
+    RunCopy(take_ownership("meanwhile", run), run, 2, remove_while_copied).send()
+    assert list_checkpoints(open_store("meanwhile")) == ["step-10"]
 
 
 def test_the_state_comes_last(proxy: FaultyStore, run: Path) -> None:
-    checkpoint(run, "step-10")
-    state(run, "done")
-    copy_of("order", run, 2).send()
-    uploads = [os.path.basename(path) for method, path in proxy.seen if method == "PUT"]
+    write_checkpoint(run, "step-10")
+    write_state(run, "done")
+    open_copy("order", run, 2).send()
+    uploads = [os.path.basename(path) for method, path in proxy.requests if method == "PUT"]
     assert uploads[-2:] == ["state.json", "owner.json"]
     manifest = uploads.index("MANIFEST.json")
     assert {"state.json", "model.safetensors", "optimizer.safetensors", "metrics.jsonl"} <= set(uploads[:manifest])
 
 
 def test_nothing_is_sent_twice(proxy: FaultyStore, run: Path) -> None:
-    checkpoint(run, "step-10")
-    copy = copy_of("once", run, 2)
+    write_checkpoint(run, "step-10")
+    copy = open_copy("once", run, 2)
     copy.send()
-    count = len(proxy.seen)
+    count = len(proxy.requests)
     copy.send()
-    assert len(proxy.seen) == count
+    assert len(proxy.requests) == count
 
 
 def test_attempts_at_a_store_that_is_away_are_no_movement(proxy: FaultyStore, run: Path) -> None:
     """Else the wait at the end of a run, which counts the time in which nothing moves, would never end."""
-    checkpoint(run, "step-10")
-    copy, moved = copy_of("moved", run), list[int]()
+    write_checkpoint(run, "step-10")
+    copy, moved = open_copy("moved", run), list[int]()
     copy.note_progress = lambda: moved.append(1)
-    proxy.away = True
+    proxy.drops_connections = True
     with pytest.raises(RemoteError):
         copy.send()
     assert moved == []
-    proxy.away = False
+    proxy.drops_connections = False
     copy.send()
     assert len(moved) > 3

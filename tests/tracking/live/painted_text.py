@@ -11,7 +11,7 @@ from drivetrain.tracking.live.dashboard import render
 from drivetrain.tracking.live.run_reader import RunView
 
 
-def text_of(view: RunView, width: int) -> str:
+def read_text(view: RunView, width: int) -> str:
     console = Console(file=io.StringIO(), width=width, highlight=False)
     console.print(render(view, width))
     return cast(io.StringIO, console.file).getvalue()

@@ -25,15 +25,15 @@ from drivetrain.training.forecast import read_forecast
 from drivetrain.training.progress import Progress
 from drivetrain.training.run import Run
 from tests.messages import get_message, says, says_each
-from tests.report_folder import change, metrics, rows, running
-from tests.tracking.live.painted_text import text_of
+from tests.report_folder import change_json, make_live_run, metrics, write_rows
+from tests.tracking.live.painted_text import read_text
 
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    return running(tmp_path / "digits-001")
+    return make_live_run(tmp_path / "digits-001")
 
 
 def append(path: Path, row: dict[str, Any]) -> None:
@@ -72,7 +72,7 @@ def test_a_rollback_rewrites_the_metrics(run: Path) -> None:
     follower = RunReader(run)
     follower.read()
     new_metrics = run / ".metrics"
-    rows(new_metrics, [row for row in metrics() if row["step"] <= 90])
+    write_rows(new_metrics, [row for row in metrics() if row["step"] <= 90])
     new_metrics.replace(run / "metrics.jsonl")
     view = follower.read()
     assert (view.step, view.epoch) == (90, 3)
@@ -96,7 +96,7 @@ def test_an_empty_log_and_an_invalid_one(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("width", [60, 72, 80, 100, 200])
 def test_the_picture_fits(run: Path, width: int) -> None:
-    lines = text_of(RunReader(run).read(), width).splitlines()
+    lines = read_text(RunReader(run).read(), width).splitlines()
     assert len(lines) <= 12
     assert max(map(len, lines)) <= min(width, 100)
     picture_text = "\n".join(lines)
@@ -114,7 +114,7 @@ def test_the_picture_has_its_shapes_and_remarks(run: Path) -> None:
         "gpu_memory": 30 << 30,
         "gpu_memory_limit": 139 << 30,
     }
-    picture_text = text_of(view, 80)
+    picture_text = read_text(view, 80)
     assert re.search(r"loss +\S+ +█[▁-█]{10,}  from 3", picture_text)
     for phrase in ("input wait 40%", "93% busy", "81 °C", "30.0 GiB of 139.0 GiB", "GPU memory", "epoch 7"):
         assert phrase in picture_text, phrase
@@ -125,15 +125,15 @@ def test_the_picture_has_its_shapes_and_remarks(run: Path) -> None:
     [("done", "100%"), ("failed", "50%"), ("stopped", "stopped 0:20"), ("running", "left")],
 )
 def test_how_a_run_ended_is_on_the_picture(run: Path, status: str, phrase: str) -> None:
-    change(run / "state.json", lambda s: s.update(status=status))
-    assert phrase in text_of(RunReader(run).read(), 80)
+    change_json(run / "state.json", lambda s: s.update(status=status))
+    assert phrase in read_text(RunReader(run).read(), 80)
 
 
 def test_a_run_that_has_just_begun(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("name: x\ntask: custom\ntrain: {epochs: 3, early_stopping: {patience: 2}}\n")
     view = RunReader(tmp_path).read()
     assert view.at_most
-    assert "starting 0:00" in text_of(view, 80)
+    assert "starting 0:00" in read_text(view, 80)
     assert format_line(view) == "epoch 1/3  step 0"
 
 
@@ -145,8 +145,8 @@ def test_every_head_has_its_name_and_score(run: Path, watched: str) -> None:
     row: dict[str, Any] = {"step": 45, "epoch": 0, "validation/loss": 0.5}
     for head, (accuracy, f1) in scores.items():
         row |= {f"validation/{head}/loss": 1.0, f"validation/{head}/accuracy": accuracy, f"validation/{head}/f1": f1}
-    rows(run / "metrics.jsonl", [{"step": 45, "epoch": 0, "train/loss": 1.0}, row])
-    picture_text = text_of(RunReader(run).read(), 80)
+    write_rows(run / "metrics.jsonl", [{"step": 45, "epoch": 0, "train/loss": 1.0}, row])
+    picture_text = read_text(RunReader(run).read(), 80)
     kind = "f1" if watched.endswith("f1") else "accuracy"
     for head, values in scores.items():
         name = head if len(head) < 11 else "prioridad…"
@@ -178,7 +178,7 @@ def test_values_of_another_kind_count_as_missing(run: Path, file: str) -> None:
     wrong = {"step": None, "epoch": None, "train/loss": "x", "seconds": [], "decisions": 1, "cpu": "x", "train": "x"}
     (run / file).write_text(json.dumps(wrong) + "\n")
     view = RunReader(run).read()
-    assert text_of(view, 80)
+    assert read_text(view, 80)
     assert format_line(view).startswith("epoch ")
 
 

@@ -11,7 +11,7 @@ import pytest
 from drivetrain.tracking.live import time_left
 
 
-def passed(monkeypatch: pytest.MonkeyPatch, seconds: float, terminal: bool, batches: int = 10) -> str:
+def run_pass(monkeypatch: pytest.MonkeyPatch, seconds: float, terminal: bool, batches: int = 10) -> str:
     """What is told of batches of 100 samples that take so long each."""
     now = [0.0]
     monkeypatch.setattr(time_left, "time", SimpleNamespace(monotonic=lambda: now[0]))
@@ -30,7 +30,7 @@ def passed(monkeypatch: pytest.MonkeyPatch, seconds: float, terminal: bool, batc
 
 
 def test_a_log_gets_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = passed(monkeypatch, 3.0, terminal=False).splitlines()
+    lines = run_pass(monkeypatch, 3.0, terminal=False).splitlines()
     assert lines == [
         "evaluate: 200 of 1,000 samples  0:24 left",
         "evaluate: 400 of 1,000 samples  0:18 left",
@@ -40,7 +40,7 @@ def test_a_log_gets_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_on_a_terminal_one_line_moves_and_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    text = passed(monkeypatch, 1.0, terminal=True)
+    text = run_pass(monkeypatch, 1.0, terminal=True)
     assert "\n" not in text
     assert text.startswith("\revaluate: 100 of 1,000 samples  0:09 left")
     assert text.endswith(" \r")
@@ -48,4 +48,4 @@ def test_on_a_terminal_one_line_moves_and_goes(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_a_short_pass_shows_no_progress(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
-    assert passed(monkeypatch, 0.01, terminal) == ""
+    assert run_pass(monkeypatch, 0.01, terminal) == ""

@@ -18,14 +18,14 @@ from drivetrain.tracking.live import watch as watching
 from drivetrain.tracking.live.run_reader import RunReader
 from tests.messages import says
 from tests.paths import ROOT
-from tests.report_folder import change, running
+from tests.report_folder import change_json, make_live_run
 
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f]")
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    return running(tmp_path / "digits-001")
+    return make_live_run(tmp_path / "digits-001")
 
 
 def watch(run: Path, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -34,7 +34,7 @@ def watch(run: Path, **options: Any) -> subprocess.CompletedProcess[str]:
 
 
 def test_watch_of_a_finished_run_in_a_log(run: Path) -> None:
-    change(run / "state.json", lambda s: s.update(status="done", exit_code=0))
+    change_json(run / "state.json", lambda s: s.update(status="done", exit_code=0))
     done = watch(run)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[0] == f"watching {run}"
@@ -44,7 +44,7 @@ def test_watch_of_a_finished_run_in_a_log(run: Path) -> None:
 
 def test_the_best_epoch_is_that_of_the_training(run: Path) -> None:
     """By the metric that the training goes by, and of equal values the one with the lower loss."""
-    change(run / "progress.json", lambda p: p.update(best="validation/f1"))
+    change_json(run / "progress.json", lambda p: p.update(best="validation/f1"))
     scores = [(0.9, 0.5, 0.3), (0.9, 0.8, 0.2), (0.95, 0.8, 0.1), (0.99, 0.8, 0.4)]
     lines = [
         {"step": 270 + n, "epoch": n, "validation/accuracy": a, "validation/f1": f, "validation/loss": loss}
@@ -58,14 +58,14 @@ def test_the_best_epoch_is_that_of_the_training(run: Path) -> None:
 def test_the_plan_in_the_live_view_is_what_differs_from_doing_nothing(run: Path) -> None:
     rows = [("precision", "fp32"), ("prefix_precision", "fp32"), ("cpu_threads", 2), ("channels_last", True)]
     decisions = [{"name": name, "value": value} for name, value in rows]
-    change(run / "plan.json", lambda plan: plan.update(decisions=decisions))
+    change_json(run / "plan.json", lambda plan: plan.update(decisions=decisions))
     plan_text = " ".join(RunReader(run).read().plan)
     assert "fp32" not in plan_text
     assert "channels_last" in plan_text
 
 
 def test_watch_loads_no_torch(run: Path) -> None:
-    change(run / "state.json", lambda s: s.update(status="done"))
+    change_json(run / "state.json", lambda s: s.update(status="done"))
     code = (
         "import sys; from pathlib import Path; from drivetrain.tracking.live.watch import watch\n"
         f"watch(Path({str(run)!r})); sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
@@ -124,7 +124,7 @@ def read_terminal(terminal: int, until: str = "") -> str:
 def test_watch_on_a_terminal_ends_with_the_run(run: Path) -> None:
     process, terminal = on_a_terminal(run)
     text = read_terminal(terminal, until="of 4.0 GiB")
-    change(run / "state.json", lambda s: s.update(status="done", exit_code=0))
+    change_json(run / "state.json", lambda s: s.update(status="done", exit_code=0))
     text += read_terminal(terminal)
     assert process.wait(30) == 0
     assert "\x1b[J" in text
@@ -143,7 +143,7 @@ def test_ctrl_c_leaves_quietly_and_the_run_alone(run: Path) -> None:
 
 
 def test_no_color_means_plain_lines_even_on_a_terminal(run: Path) -> None:
-    change(run / "state.json", lambda s: s.update(status="done"))
+    change_json(run / "state.json", lambda s: s.update(status="done"))
     process, terminal = on_a_terminal(run, NO_COLOR="1")
     text = read_terminal(terminal)
     assert process.wait(30) == 0
@@ -154,5 +154,5 @@ def test_no_color_means_plain_lines_even_on_a_terminal(run: Path) -> None:
 def test_the_number_of_steps_follows_a_run_that_becomes_longer(run: Path) -> None:
     reader = RunReader(run)
     first = reader.read().total
-    change(run / "progress.json", lambda p: p.update(steps=p["steps"] + 90))
+    change_json(run / "progress.json", lambda p: p.update(steps=p["steps"] + 90))
     assert reader.read().total == first + 90

@@ -28,7 +28,7 @@ def train_to_end(
     folder: Path, spoil: Callable[[run.Run], None], train: str = "", *, epochs: int = 3, extra_spec: str = ""
 ) -> run.Run:
     """A run of the tiny job that is conducted to its end; `spoil` is called when the last evaluation is done."""
-    training_run = tiny.assembled(folder, tiny.job(train=train, epochs=epochs, more=extra_spec))
+    training_run = tiny.assemble_run(folder, tiny.job(train=train, epochs=epochs, sections=extra_spec))
 
     def listen(moment: str, *subjects: Any) -> None:
         if moment == "trained":

@@ -89,7 +89,7 @@ def test_checkpoints_without_frozen_weights_are_as_before(tmp_path: Path) -> Non
 
 
 def test_a_run_with_a_frozen_network_writes_them_once(tmp_path: Path) -> None:
-    tiny_run = tiny.assembled(tmp_path, tiny.job())
+    tiny_run = tiny.assemble_run(tmp_path, tiny.job())
     names = [name for name, _ in tiny_run.model.named_parameters()]
     for name, value in tiny_run.model.named_parameters():
         value.requires_grad_(name == names[-1])

@@ -23,8 +23,8 @@ from tests.paths import MACHINES
 
 def test_validation_is_what_the_stored_model_computes(tmp_path: Path) -> None:
     """A report said 0.0391 where `evaluate` computed 0.0291."""
-    short = tiny.assembled(tmp_path, tiny.job(), settings={"precision": "bf16"})
-    exact = tiny.assembled(tmp_path, tiny.job(), settings={"precision": "fp32"})
+    short = tiny.assemble_run(tmp_path, tiny.job(), settings={"precision": "bf16"})
+    exact = tiny.assemble_run(tmp_path, tiny.job(), settings={"precision": "fp32"})
     exact.model.load_state_dict(short.model.state_dict())
     short.model.eval()
     exact.model.eval()
@@ -53,7 +53,7 @@ def test_a_format_that_changes_the_loss_of_the_trained_network_is_left(
     source: str,
     stays: bool,
 ) -> None:
-    run = tiny.assembled(tmp_path, tiny.job(), settings={"precision": "bf16"})
+    run = tiny.assemble_run(tmp_path, tiny.job(), settings={"precision": "bf16"})
     row = run.plan.row("precision")
     monkeypatch.setattr(type(run.plan), "row", lambda self, name: row.__class__(**{**vars(row), "source": source}))
     monkeypatch.setattr(validation, "_measure_losses", lambda _: losses)
@@ -71,7 +71,7 @@ def test_a_format_that_changes_the_loss_of_the_trained_network_is_left(
 
 
 def test_the_losses_of_both_formats_are_those_of_the_same_batches(tmp_path: Path) -> None:
-    run = tiny.assembled(tmp_path, tiny.job(), settings={"precision": "bf16"})
+    run = tiny.assemble_run(tmp_path, tiny.job(), settings={"precision": "bf16"})
     before = {name: value.clone() for name, value in run.model.state_dict().items()}
     losses, exact = validation._measure_losses(run)
     assert losses != exact

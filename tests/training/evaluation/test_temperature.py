@@ -13,7 +13,7 @@ from drivetrain.inference import predictions
 from drivetrain.models import saved_model
 from drivetrain.training.evaluation import temperature
 from drivetrain.training.evaluation.scores import ClassScores
-from tests.trained import CASES, seen, trained
+from tests.task_cases import CASES, collect_outputs, train_case
 
 
 def draw_outputs(true_temperature: float, count: int = 4_000, classes: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
@@ -82,11 +82,11 @@ def test_what_has_no_temperature() -> None:
 
 
 def test_a_run_stores_it_and_predictions_use_it(tmp_path: Path) -> None:
-    run = trained(CASES["table"], tmp_path)
+    run = train_case(CASES["table"], tmp_path)
     head = saved_model.load(run.folder).heads[""]
     assert head.temperature != 1
     assert json.loads((run.folder / "model" / "config.json").read_text())["heads"][0]["temperature"] == head.temperature
-    outputs = seen(run)[""]
+    outputs = collect_outputs(run)[""]
     torch.testing.assert_close(
         predictions.compute_probabilities(head, outputs), (outputs / head.temperature).softmax(1)
     )

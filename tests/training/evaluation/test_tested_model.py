@@ -15,21 +15,21 @@ from drivetrain.data.images import split_folders
 from drivetrain.errors import DataError, SpecError
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.system.files import hash_file, read_json
-from tests import own_job, trained
+from tests import own_job, task_cases
 from tests.messages import ends_with, says
 
 QUICK = ("train.epochs=2", "optimize.measure=off", "optimize.cpu_threads=1")
 SPEC = "name: a\ntask: tabular-classification\ndata: {train: train.csv, target: y%s}\n"
 
 
-def run(job: Path, runs: Path) -> Path:
+def train_job(job: Path, runs: Path) -> Path:
     """The folder of a finished run."""
     options = [word for setting in QUICK for word in ("--set", setting)]
     assert main.main(["train", str(job), "--runs", str(runs), *options]) == 0
     return max(runs.iterdir())
 
 
-def same(tested: dict[str, float], evaluated: dict[str, float]) -> bool:
+def are_equal(tested: dict[str, float], evaluated: dict[str, float]) -> bool:
     """Whether a test gave the numbers of an evaluation."""
     return {name: pytest.approx(value, rel=1e-6) for name, value in evaluated.items()} == {
         name.removeprefix("test/"): value for name, value in tested.items()
@@ -41,12 +41,12 @@ TEXTS = pytest.param("one text head", marks=pytest.mark.nightly)
 
 @pytest.mark.parametrize("case", ["image folders", TEXTS, "series", "series numbers", "table"])
 def test_the_result_is_that_of_an_evaluation(tmp_path: Path, case: str, capfd: pytest.CaptureFixture[str]) -> None:
-    example = trained.CASES[case]
+    example = task_cases.CASES[case]
     example.files(tmp_path)
     text = example.text.replace(f"validation: held{example.suffix}", f"validation: 0.3, test: held{example.suffix}")
     assert "test: held" in text
     (tmp_path / "job.yaml").write_text(f"name: a\n{text}")
-    folder = run(tmp_path / "job.yaml", tmp_path / "runs")
+    folder = train_job(tmp_path / "job.yaml", tmp_path / "runs")
     test = read_json(folder / "result.json")["test"]
     assert test["data"] == f"held{example.suffix}"
     printed = capfd.readouterr().out
@@ -55,7 +55,7 @@ def test_the_result_is_that_of_an_evaluation(tmp_path: Path, case: str, capfd: p
     assert "data.test" in json.dumps(read_json(folder / "data.json"))
     test_file, output = str(tmp_path / f"held{example.suffix}"), tmp_path / "evaluation"
     assert main.main(["evaluate", str(folder), "--data", test_file, "--output", str(output)]) == 0
-    assert same(test["metrics"], read_json(output / "metrics.json")["metrics"])
+    assert are_equal(test["metrics"], read_json(output / "metrics.json")["metrics"])
     report = (folder / "report.md").read_text()
     assert "## Final test" in report
     assert f"{test['samples']} samples of held{example.suffix}, evaluated once" in report
@@ -72,10 +72,10 @@ def test_its_loss_has_the_class_weights_of_the_training(tmp_path: Path, weights:
     (tmp_path / "train.csv").write_text(rows(100))
     (tmp_path / "test.csv").write_text(rows(30, 5))
     (tmp_path / "job.yaml").write_text(SPEC % ", test: test.csv" + f"train: {{class_weights: {weights}}}\n")
-    folder = run(tmp_path / "job.yaml", tmp_path / "runs")
+    folder = train_job(tmp_path / "job.yaml", tmp_path / "runs")
     test, output = read_json(folder / "result.json")["test"], tmp_path / "evaluation"
     assert main.main(["evaluate", str(folder), "--data", str(tmp_path / "test.csv"), "--output", str(output)]) == 0
-    assert same(test["metrics"], read_json(output / "metrics.json")["metrics"])
+    assert are_equal(test["metrics"], read_json(output / "metrics.json")["metrics"])
     assert main.main(["evaluate", str(folder), "--output", str(tmp_path / "validation")]) == 0
 
 
@@ -85,15 +85,15 @@ def test_no_bit_of_the_model_depends_on_it(tmp_path: Path) -> None:
     models = []
     for name, test in (("with", ", test: test.csv"), ("without", "")):
         (tmp_path / f"{name}.yaml").write_text(SPEC % test)
-        models.append(hash_file(run(tmp_path / f"{name}.yaml", tmp_path / name) / "model" / "model.safetensors"))
+        models.append(hash_file(train_job(tmp_path / f"{name}.yaml", tmp_path / name) / "model" / "model.safetensors"))
     assert models[0] == models[1]
 
 
 def test_data_of_ones_own_has_a_third_part(tmp_path: Path) -> None:
-    job = own_job.write(tmp_path)
+    job = own_job.write_job(tmp_path)
     code = tmp_path / "my_data.py"
     code.write_text(own_job.DATA.replace("points(samples // 3, 1)", "points(samples // 3, 1), points(50, 2)"))
-    test = read_json(run(job, tmp_path / "runs") / "result.json")["test"]
+    test = read_json(train_job(job, tmp_path / "runs") / "result.json")["test"]
     assert test["samples"] == 50
     assert 0 <= test["metrics"]["test/accuracy"] <= 1
 
@@ -148,7 +148,7 @@ def test_nested_splits_are_recognized_and_told(tmp_path: Path, capfd: pytest.Cap
     assert job.notes == (note,)
     assert main.main(["validate", str(tmp_path / "job.yaml")]) == 0
     assert note in capfd.readouterr().out
-    folder = run(tmp_path / "job.yaml", tmp_path / "runs")
+    folder = train_job(tmp_path / "job.yaml", tmp_path / "runs")
     output = capfd.readouterr().out
     assert f"data: {note}" in output
     assert "40 training and 12 validation images, 2 classes" in output
@@ -199,7 +199,7 @@ def test_classes_that_are_called_like_a_split(tmp_path: Path) -> None:
 def test_new_images_in_splits_are_named(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     folders(tmp_path / "data", train=40, val=12, test=10)
     images(tmp_path)
-    folder = run(tmp_path / "job.yaml", tmp_path / "runs")
+    folder = train_job(tmp_path / "job.yaml", tmp_path / "runs")
     assert main.main(["evaluate", str(folder), "--data", str(tmp_path / "data")]) == DataError.exit_code
     assert says(capfd.readouterr().err, "name-one-of-them-or-2", f"{tmp_path}/data/test")
 

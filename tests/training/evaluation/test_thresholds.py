@@ -19,7 +19,7 @@ from drivetrain.training.evaluation import thresholds
 from drivetrain.training.evaluation.scores import ClassScores, LabelScores
 from drivetrain.training.evaluation.validation import evaluate as evaluate_run
 from drivetrain.training.final_model import FinalWeights
-from tests.trained import CASES, seen, trained
+from tests.task_cases import CASES, collect_outputs, train_case
 
 START = 0.497
 """Nearly untrained networks are not sure of anything."""
@@ -122,13 +122,13 @@ def test_a_run_stores_them_and_all_commands_use_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(thresholds, "choose_for_head", lambda *_: (START,))
-    run = trained(CASES["series"], tmp_path)
+    run = train_case(CASES["series"], tmp_path)
     head = saved_model.load(run.folder).heads[""]
     assert head.thresholds == (START,)
     final = FinalWeights(Loaded(run.folder, {}, {}), "validation/f1", 1.0, 1, 1, confusion=evaluate_run(run)[1])
     final_model.record_thresholds(run, final)
     assert f'"{head.classes[1]}" from {START} (f1 ' in capsys.readouterr().out
-    outputs = seen(run)[""]
+    outputs = collect_outputs(run)[""]
     shares = predictions.compute_probabilities(head, outputs)
     assert torch.equal(predict_classes(head, outputs), (shares[:, 1] > START).long())
     assert not torch.equal(predict_classes(head, outputs), outputs.argmax(1))

@@ -20,8 +20,8 @@ from drivetrain.system.run_files import MISTAKES_FILE
 from drivetrain.training.evaluation.worst_mistakes import MAX_MISTAKES, WorstMistakes, encode_picture
 from tests import tiny
 from tests.messages import says
-from tests.report_folder import make
-from tests.report_page import page_of
+from tests.report_folder import make_run
+from tests.report_page import read_page
 from tests.supervisor.tiny_run import train
 
 
@@ -88,7 +88,7 @@ def test_a_run_ends_with_its_mistakes_in_the_report(job: Path) -> None:
     page = (run / "report.html").read_text()
     assert page.count('<img src="data:image/png;base64,') == len(rows)
     assert "Most confident mistakes" in (run / "report.md").read_text()
-    assert page_of(run).open == []  # what follows the pictures is not in italics
+    assert read_page(run).open == []  # what follows the pictures is not in italics
 
 
 def render_sections(mistakes: dict[str, Any]) -> str:
@@ -99,7 +99,7 @@ TEXT = {"title": "reports.csv row 3: <b>the pump</b> leaks", "truth": "leak", "a
 
 
 def test_texts_are_a_table_for_each_head(tmp_path: Path) -> None:
-    run = make(tmp_path / "texts-001")
+    run = make_run(tmp_path / "texts-001")
     (run / MISTAKES_FILE).write_text(json.dumps({"causa": [TEXT], "modo": []}))
     reports.write(run)
     page = (run / "report.html").read_text()
@@ -123,7 +123,7 @@ def test_texts_are_a_table_for_each_head(tmp_path: Path) -> None:
     ],
 )
 def test_damaged_rows_break_nothing(tmp_path: Path, row: Any) -> None:
-    run = make(tmp_path / "texts-001")
+    run = make_run(tmp_path / "texts-001")
     (run / MISTAKES_FILE).write_text(json.dumps({"": [row, TEXT]}))
     reports.write(run)
     page = (run / "report.html").read_text()
@@ -134,7 +134,7 @@ def test_damaged_rows_break_nothing(tmp_path: Path, row: Any) -> None:
 
 @pytest.mark.parametrize("data", ['{"": 7}', '{"": null}', "[]", "{"])
 def test_a_damaged_file_breaks_nothing(tmp_path: Path, data: str) -> None:
-    run = make(tmp_path / "texts-001")
+    run = make_run(tmp_path / "texts-001")
     (run / MISTAKES_FILE).write_text(data)
     reports.write(run)
     assert "Most confident mistakes" not in (run / "report.html").read_text()
@@ -142,7 +142,7 @@ def test_a_damaged_file_breaks_nothing(tmp_path: Path, data: str) -> None:
 
 def test_pictures_never_make_the_page_large(tmp_path: Path) -> None:
     data = base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(40_000)).decode()
-    run = make(tmp_path / "images-001")
+    run = make_run(tmp_path / "images-001")
     (run / MISTAKES_FILE).write_text(json.dumps({f"head {i}": [{**TEXT, "picture": data}] * 6 for i in range(5)}))
     reports.write(run)
     assert (run / "report.html").stat().st_size < 2_000_000

@@ -21,26 +21,26 @@ from tests.supervisor.tiny_run import train
 
 
 @pytest.fixture(scope="module")
-def traced(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+def traced_runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """The same job trained twice, with and without a trace."""
     folder = tmp_path_factory.mktemp("traced")
-    path = tiny_run.write(folder)
+    path = tiny_run.write_job(folder)
     for runs, options in (("with", ["--trace"]), ("without", [])):
         done = train(path, "--runs", str(folder / runs), *options)
         assert done.returncode == 0, done.stdout + done.stderr
     return folder / "with" / "tiny-001", folder / "without" / "tiny-001"
 
 
-def test_a_traced_run_ends_with_the_same_bits(traced: tuple[Path, Path]) -> None:
-    first, second = (safetensors.torch.load_file(run / "model" / "model.safetensors") for run in traced)
+def test_a_traced_run_ends_with_the_same_bits(traced_runs: tuple[Path, Path]) -> None:
+    first, second = (safetensors.torch.load_file(run / "model" / "model.safetensors") for run in traced_runs)
     assert all(torch.equal(first[name], second[name]) for name in first)
-    rows = [(run / "metrics.jsonl").read_text() for run in traced]
+    rows = [(run / "metrics.jsonl").read_text() for run in traced_runs]
     assert rows[0] == rows[1]
-    assert not (traced[1] / TRACE_FILE).exists()
+    assert not (traced_runs[1] / TRACE_FILE).exists()
 
 
-def test_the_trace_holds_the_steps_and_the_operators(traced: tuple[Path, Path]) -> None:
-    run = traced[0]
+def test_the_trace_holds_the_steps_and_the_operators(traced_runs: tuple[Path, Path]) -> None:
+    run = traced_runs[0]
     events = json.loads(gzip.decompress((run / TRACE_FILE).read_bytes()))["traceEvents"]
     names = {event.get("name") for event in events}
     operator_table = json.loads((run / OPERATORS_FILE).read_text())
@@ -54,12 +54,12 @@ def test_the_trace_holds_the_steps_and_the_operators(traced: tuple[Path, Path]) 
     )
 
 
-def test_the_report_shows_the_operators(traced: tuple[Path, Path]) -> None:
-    assert "Slowest operators" in (traced[0] / "report.md").read_text()
-    assert "Slowest operators" not in (traced[1] / "report.md").read_text()
-    (traced[0] / OPERATORS_FILE).write_text("{")
-    reports.write(traced[0])
-    assert says((traced[0] / "report.md").read_text(), "slowest-operators-shown")
+def test_the_report_shows_the_operators(traced_runs: tuple[Path, Path]) -> None:
+    assert "Slowest operators" in (traced_runs[0] / "report.md").read_text()
+    assert "Slowest operators" not in (traced_runs[1] / "report.md").read_text()
+    (traced_runs[0] / OPERATORS_FILE).write_text("{")
+    reports.write(traced_runs[0])
+    assert says((traced_runs[0] / "report.md").read_text(), "slowest-operators-shown")
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_a_library_is_named_by_its_operators(name: str, library: str) -> None:
 
 
 def test_an_unwritable_trace_does_not_end_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run = tiny.assembled(tmp_path / "run", tiny.job())
+    run = tiny.assemble_run(tmp_path / "run", tiny.job())
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / TRACE_FILE).mkdir()
     profiler = Profiler(run.folder, "cpu", run.total_steps, lambda text: run.events.add("trace", text))

@@ -13,13 +13,13 @@ from drivetrain.training import profiling
 from drivetrain.training.evaluation.validation import evaluate
 from tests import tiny
 from tests.messages import says
-from tests.report_folder import change, make
+from tests.report_folder import change_json, make_run
 
 
 def test_the_parts_of_a_step_add_up_and_change_no_bit(tmp_path: Path) -> None:
     losses = []
     for timed in (False, True):
-        run = tiny.assembled(tmp_path / str(timed), tiny.job())
+        run = tiny.assemble_run(tmp_path / str(timed), tiny.job())
         if timed:
             profiling.split_step_time(run)
         with run.clock.phase("train"):
@@ -32,7 +32,7 @@ def test_the_parts_of_a_step_add_up_and_change_no_bit(tmp_path: Path) -> None:
 
 
 def test_an_evaluation_stays_one_phase(tmp_path: Path) -> None:
-    run = tiny.assembled(tmp_path, tiny.job())
+    run = tiny.assemble_run(tmp_path, tiny.job())
     profiling.split_step_time(run)
     with run.clock.phase("evaluate"):
         evaluate(run)
@@ -40,7 +40,7 @@ def test_an_evaluation_stays_one_phase(tmp_path: Path) -> None:
 
 
 def test_the_first_forward_pass_compiles(tmp_path: Path) -> None:
-    run = tiny.assembled(tmp_path, tiny.job())
+    run = tiny.assemble_run(tmp_path, tiny.job())
     step_phases = profiling.StepPhases(run)
     step_phases.compiles_next = True
     with run.clock.phase("train"):
@@ -55,7 +55,7 @@ def test_the_first_forward_pass_compiles(tmp_path: Path) -> None:
 
 
 def test_a_gpu_is_not_timed(tmp_path: Path) -> None:
-    run = tiny.assembled(tmp_path, tiny.job())
+    run = tiny.assemble_run(tmp_path, tiny.job())
     run.device = torch.device("cuda")
     untimed_step = run.step
     profiling.split_step_time(run)
@@ -65,7 +65,7 @@ def test_a_gpu_is_not_timed(tmp_path: Path) -> None:
 def test_operations_are_those_of_the_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two layers of 64 x 5 and 5 x 3: a multiplication and an addition each, three times for a training step."""
     monkeypatch.setattr(profiling, "MIN_RUN_SECONDS", 0.0)
-    run = tiny.assembled(tmp_path, tiny.job())
+    run = tiny.assemble_run(tmp_path, tiny.job())
     run.model = nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.Linear(5, 3))
     run.configure_step(forward=run.model)
     flops = profiling.measure_flops(run)
@@ -84,7 +84,7 @@ def test_a_network_that_cannot_be_counted_is_an_event(
             raise ValueError("not like this")
 
     monkeypatch.setattr(profiling, "MIN_RUN_SECONDS", 0.0)
-    run = tiny.assembled(tmp_path, tiny.job())
+    run = tiny.assemble_run(tmp_path, tiny.job())
     run.model = Broken()
     run.configure_step(forward=run.model)
     assert profiling.measure_flops(run) is None
@@ -92,8 +92,8 @@ def test_a_network_that_cannot_be_counted_is_an_event(
 
 
 def test_the_report_shows_both(tmp_path: Path) -> None:
-    folder = make(tmp_path / "digits-001")
-    change(
+    folder = make_run(tmp_path / "digits-001")
+    change_json(
         folder / "result.json",
         lambda r: r.update(
             phases={"forward": 10.0, "train": 20.0, "optimizer": 3.0, "evaluate": 2.0},

@@ -17,7 +17,7 @@ from drivetrain.hardware.cgroup import ProcessCgroup
 from drivetrain.hardware.detect import detect
 from drivetrain.hardware.facts import Hardware
 from drivetrain.tuning.calibration import calibrate
-from tests import calibrated
+from tests import calibrations
 from tests.messages import begins_with, get_message, says, says_each, says_only
 from tests.paths import IMPORTS
 
@@ -75,7 +75,7 @@ class Fake:
         self, monkeypatch: pytest.MonkeyPatch, machine: Hardware, code: int = 0, *, writes: bool = True
     ) -> None:
         self.calls = 0
-        text = json.dumps(calibrated.machine(machine, calibrated.probes(1.5)).to_json()["calibration"])
+        text = json.dumps(calibrations.add_calibration(machine, calibrations.make_probes(1.5)).to_json()["calibration"])
         program = "import sys, pathlib\n"
         program += f"pathlib.Path(sys.argv[1], 'calibration.json').write_text({text!r})\n" * writes
         program += f"sys.exit({code})"
@@ -88,7 +88,7 @@ class Fake:
 
 
 @pytest.fixture
-def fresh(machine: Hardware, tmp_path: Path) -> Hardware:
+def uncalibrated_machine(machine: Hardware, tmp_path: Path) -> Hardware:
     return replace(machine, storage=replace(machine.storage, cache=str(tmp_path / "cache"), cache_writable=True))
 
 
@@ -97,97 +97,109 @@ def first_use(machine: Hardware) -> tuple[Hardware, list[str], list[str]]:
     return calibrate.attach_or_measure(machine, "linear", messages.append, events.append), messages, events
 
 
-def test_the_first_use_says_what_it_does_and_keeps_it(fresh: Hardware, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = Fake(monkeypatch, fresh)
-    calibrated_machine, messages, events = first_use(fresh)
+def test_the_first_use_says_what_it_does_and_keeps_it(
+    uncalibrated_machine: Hardware, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = Fake(monkeypatch, uncalibrated_machine)
+    calibrated_machine, messages, events = first_use(uncalibrated_machine)
     assert calibrated_machine.calibration is not None
     assert events == []
     assert says_only(messages[0], "calibrate-measuring-machine-once", 10)
-    count = len(calibrated.probes(1.5))
+    count = len(calibrations.make_probes(1.5))
     assert messages[1] == f"calibrate: {count} comparisons in 8 s; not measured: 1; `drivetrain calibrate` shows them"
-    assert first_use(fresh) == (calibrated_machine, [], [])
+    assert first_use(uncalibrated_machine) == (calibrated_machine, [], [])
     assert fake.calls == 1
 
 
-def test_again_measures_again(fresh: Hardware, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = Fake(monkeypatch, fresh)
+def test_again_measures_again(uncalibrated_machine: Hardware, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = Fake(monkeypatch, uncalibrated_machine)
     for _ in range(2):
-        assert not calibrate.load_or_measure(fresh, measure_again=True).was_stored
+        assert not calibrate.load_or_measure(uncalibrated_machine, measure_again=True).was_stored
     assert fake.calls == 2
-    assert calibrate.load_or_measure(fresh).was_stored
+    assert calibrate.load_or_measure(uncalibrated_machine).was_stored
 
 
-def test_a_damaged_file_is_an_event_and_is_replaced(fresh: Hardware, monkeypatch: pytest.MonkeyPatch) -> None:
-    Fake(monkeypatch, fresh)
-    file = calibration_file.find_path(fresh)
+def test_a_damaged_file_is_an_event_and_is_replaced(
+    uncalibrated_machine: Hardware, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Fake(monkeypatch, uncalibrated_machine)
+    file = calibration_file.find_path(uncalibrated_machine)
     file.parent.mkdir(parents=True)
     file.write_text("{")
-    calibrated_machine, _, events = first_use(fresh)
+    calibrated_machine, _, events = first_use(uncalibrated_machine)
     assert calibrated_machine.calibration is not None
     assert events[0].startswith(f"the calibration {file} cannot be read: ")
-    assert calibration_file.read_calibration(fresh) == (calibrated_machine.calibration, None)
+    assert calibration_file.read_calibration(uncalibrated_machine) == (calibrated_machine.calibration, None)
 
 
-def test_a_folder_that_cannot_be_written_is_an_event(fresh: Hardware, monkeypatch: pytest.MonkeyPatch) -> None:
-    Fake(monkeypatch, fresh)
-    Path(fresh.storage.cache).write_text("a file in its place")
-    outcome = calibrate.load_or_measure(fresh)
+def test_a_folder_that_cannot_be_written_is_an_event(
+    uncalibrated_machine: Hardware, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Fake(monkeypatch, uncalibrated_machine)
+    Path(uncalibrated_machine.storage.cache).write_text("a file in its place")
+    outcome = calibrate.load_or_measure(uncalibrated_machine)
     assert outcome.calibration is not None
     assert begins_with(outcome.events[0], "calibration-could-kept-serves")
 
 
-def test_a_read_only_cache_is_not_calibrated_by_itself(fresh: Hardware, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = Fake(monkeypatch, fresh)
-    read_only_machine = replace(fresh, storage=replace(fresh.storage, cache_writable=False))
+def test_a_read_only_cache_is_not_calibrated_by_itself(
+    uncalibrated_machine: Hardware, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = Fake(monkeypatch, uncalibrated_machine)
+    read_only_machine = replace(
+        uncalibrated_machine, storage=replace(uncalibrated_machine.storage, cache_writable=False)
+    )
     calibrated_machine, messages, events = first_use(read_only_machine)
     assert (calibrated_machine.calibration, events, fake.calls) == (None, [], 0)
-    assert says_each(messages, [get_message("calibrate-skipped-writable-every", fresh.storage.cache)])
+    assert says_each(messages, [get_message("calibrate-skipped-writable-every", uncalibrated_machine.storage.cache)])
 
 
-def test_a_process_that_dies_is_an_event(fresh: Hardware, monkeypatch: pytest.MonkeyPatch) -> None:
-    Fake(monkeypatch, fresh, code=3, writes=False)
-    calibrated_machine, _, events = first_use(fresh)
+def test_a_process_that_dies_is_an_event(uncalibrated_machine: Hardware, monkeypatch: pytest.MonkeyPatch) -> None:
+    Fake(monkeypatch, uncalibrated_machine, code=3, writes=False)
+    calibrated_machine, _, events = first_use(uncalibrated_machine)
     assert calibrated_machine.calibration is None
     assert says_each(events, [get_message("calibration-failed-process-ended", 3)])
 
 
-def test_what_a_process_found_before_it_died_counts(fresh: Hardware, monkeypatch: pytest.MonkeyPatch) -> None:
-    Fake(monkeypatch, fresh, code=3)
-    calibrated_machine, _, events = first_use(fresh)
+def test_what_a_process_found_before_it_died_counts(
+    uncalibrated_machine: Hardware, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Fake(monkeypatch, uncalibrated_machine, code=3)
+    calibrated_machine, _, events = first_use(uncalibrated_machine)
     assert calibrated_machine.calibration is not None
     assert says_each(events, [get_message("calibration-incomplete-process-ended", 3)])
 
 
-def test_a_process_that_hangs_is_ended(fresh: Hardware, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_hangs_is_ended(uncalibrated_machine: Hardware, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         calibrate, "probe_command", lambda *arguments: [sys.executable, "-c", "import time; time.sleep(600)"]
     )
-    calibration = calibrate.load_or_measure(fresh, limit=calibrate.TimeLimit(0.5, 1.0)).calibration
+    calibration = calibrate.load_or_measure(uncalibrated_machine, limit=calibrate.TimeLimit(0.5, 1.0)).calibration
     assert calibration is not None
     assert calibration.probes == ()
     assert says(calibration.missing[0], "comparison-ended-within", 1)
     # Nobody knows why: the line blamed other processes for all of the CPU time.
     assert "processes" not in calibrate.summarize(calibration)
-    calibrated_machine, messages, events = first_use(fresh)
+    calibrated_machine, messages, events = first_use(uncalibrated_machine)
     assert (messages, events) == ([], [])
     assert begins_with(calibration_file.describe_missing(calibrated_machine), "machine-too-busy-too")
 
 
-def test_a_quota_that_leaves_no_time_is_named(fresh: Hardware, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quota_that_leaves_no_time_is_named(uncalibrated_machine: Hardware, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         calibrate, "probe_command", lambda *arguments: [sys.executable, "-c", "import time; time.sleep(600)"]
     )
     seconds = iter((3.0, 3.5))
     monkeypatch.setattr(ProcessCgroup, "read_throttled_seconds", lambda group: next(seconds))
-    calibration = calibrate.load_or_measure(fresh, limit=calibrate.TimeLimit(0.5, 1.0)).calibration
+    calibration = calibrate.load_or_measure(uncalibrated_machine, limit=calibrate.TimeLimit(0.5, 1.0)).calibration
     assert calibration is not None
     assert says(calibrate.summarize(calibration), "cpu-quota-used-time", 50)
 
 
-def test_switched_off_nothing_happens(fresh: Hardware, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake = Fake(monkeypatch, fresh)
+def test_switched_off_nothing_happens(uncalibrated_machine: Hardware, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = Fake(monkeypatch, uncalibrated_machine)
     monkeypatch.setenv(calibration_file.SWITCH_VARIABLE, "off")
-    assert first_use(fresh) == (fresh, [], [])
+    assert first_use(uncalibrated_machine) == (uncalibrated_machine, [], [])
     assert fake.calls == 0
 
 

@@ -18,13 +18,13 @@ from drivetrain.tuning import numerics_check, variants
 from drivetrain.tuning import tuner as tune
 from drivetrain.tuning.memory.micro_batch import MicroBatchSearch
 from drivetrain.tuning.paired_timing import PairedTiming
-from tests import calibrated, tiny
+from tests import calibrations, tiny
 from tests.tuning.tuned_machine import machine
-from tests.tuning.wrong_results import wrong_where
+from tests.tuning.wrong_results import corrupt_where
 
 
 @pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+def allow_long_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(numerics_check, "MAX_CHECK_SECONDS", 600.0)
     set_speed(monkeypatch, 1.3)
 
@@ -39,14 +39,16 @@ def assemble_tuned_run(
 ) -> tuple[run.Run, dict[str, evidence.Measurement], list[str]]:
     """The run of a machine on which every probe has this ratio, what was turned off before it, and what was said."""
     hardware, dataset, messages = machine(folder), tiny.dataset(), list[str]()
-    hardware = hardware if ratio is None else calibrated.machine(hardware, calibrated.probes(ratio))
+    hardware = hardware if ratio is None else calibrations.add_calibration(hardware, calibrations.make_probes(ratio))
     network = build(job, dataset)
     facts = inspection.inspect_workload(dataset, network.module)
     job_plan = plan.resolve(job, hardware, facts)
-    search = MicroBatchSearch(job, hardware, job_plan, dataset, network, facts, folder, tiny.Quiet(), messages.append)
+    search = MicroBatchSearch(
+        job, hardware, job_plan, dataset, network, facts, folder, tiny.QuietSignals(), messages.append
+    )
     measurements = tune.load_or_measure(search)
     return (
-        run.assemble(job, hardware, job_plan, folder, dataset, network, tiny.Quiet(), PhaseTimer()),
+        run.assemble(job, hardware, job_plan, folder, dataset, network, tiny.QuietSignals(), PhaseTimer()),
         measurements,
         messages,
     )
@@ -62,7 +64,7 @@ def test_calibrated_choices_end_where_the_plain_run_ends(tmp_path: Path) -> None
     assert re.fullmatch(
         r"calibrate: \w+ \w+ 1\.30x .+ against \w+ in steps of this job, loss ok in 2 steps", messages[-1]
     )
-    plain_losses = tiny.losses(tiny.assembled(tmp_path, job), 12)
+    plain_losses = tiny.losses(tiny.assemble_run(tmp_path, job), 12)
     assert tiny.losses(tuned_run, 12) == pytest.approx(plain_losses, rel=variants.SHORT_FORMAT_TOLERANCE)
     assert plain_losses[-1] < plain_losses[0]
 
@@ -80,7 +82,7 @@ def test_a_calibrated_value_that_is_slower_in_the_jobs_own_steps_is_turned_off(
 
 def test_a_calibrated_value_with_wrong_numbers_is_turned_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = tiny.job(optimize="compile: false, precision: fp32")
-    wrong_where(monkeypatch, lambda self, variant_plan: variant_plan.value("channels_last"))
+    corrupt_where(monkeypatch, lambda self, variant_plan: variant_plan.value("channels_last"))
     _, measurements, messages = assemble_tuned_run(tmp_path, job, 1.6)
     assert measurements["channels_last"].value is False
     assert measurements["channels_last"].vetoed
@@ -92,7 +94,7 @@ def test_defaults_are_checked_where_two_steps_hardly_delay_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, epochs: int, checked: bool
 ) -> None:
     job = tiny.job(optimize="compile: false, precision: fp32", epochs=epochs)
-    wrong_where(monkeypatch, lambda self, variant_plan: variant_plan.value("channels_last"))
+    corrupt_where(monkeypatch, lambda self, variant_plan: variant_plan.value("channels_last"))
     # A real step takes milliseconds, and a busy machine more than the share of the run that the check may take.
     monkeypatch.setattr(variants.Variant, "time_steps", lambda self, count: 60.0 * count)
     _, measurements, messages = assemble_tuned_run(tmp_path, job, None)

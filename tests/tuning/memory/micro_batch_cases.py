@@ -15,7 +15,7 @@ from drivetrain.training import run
 from drivetrain.training.phase_timer import PhaseTimer
 from drivetrain.tuning import assembly
 from tests import tiny
-from tests.trained import CASES
+from tests.task_cases import CASES
 
 
 def case(folder: Path, name: str, text: str) -> Job:
@@ -25,12 +25,12 @@ def case(folder: Path, name: str, text: str) -> Job:
     return job_spec.check(parse(f"name: tiny\n{CASES[name].text}{text}", "tiny.yaml"))
 
 
-def settled(folder: Path, job: Job, replay: Any = None) -> run.Run:
+def assemble_run(folder: Path, job: Job, replay: Any = None) -> run.Run:
     """A run as the trainer assembles it, with the plan in its folder."""
     folder.mkdir(exist_ok=True)
     machine = tiny.machine()
     machine = replace(machine, storage=replace(machine.storage, cache=str(folder / "cache")))
     write_json(folder / "hardware.json", machine.to_json())
     write_json(folder / "plan.json", plan.resolve(job, machine, replay=replay).to_json())
-    training_run: run.Run = assembly.assemble_run(folder, job, tiny.Quiet(), PhaseTimer())
+    training_run: run.Run = assembly.assemble_run(folder, job, tiny.QuietSignals(), PhaseTimer())
     return training_run

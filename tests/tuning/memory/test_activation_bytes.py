@@ -17,9 +17,9 @@ from drivetrain.optimizations import Value, gradient_checkpointing
 from drivetrain.plan import plan
 from drivetrain.tuning.memory import meter
 from tests import tiny
-from tests.models.recomputed_networks import ENCODER, encoder, resnet
+from tests.models.recomputed_networks import ENCODER, build_encoder, build_resnet
 from tests.paths import MACHINES
-from tests.tuning.memory.micro_batch_cases import case, settled
+from tests.tuning.memory.micro_batch_cases import assemble_run, case
 
 # Counted by `activations.counted`; one sample of ResNet-50 keeps four times as much at twice the side.
 BERT = Workload(
@@ -101,7 +101,7 @@ def test_counting_activations_changes_neither_network_nor_random_state() -> None
 
 
 def test_texts_are_counted_at_their_longest(monkeypatch: pytest.MonkeyPatch) -> None:
-    network, (ids, mask) = encoder()
+    network, (ids, mask) = build_encoder()
 
     class Texts(tiny.Arrays):
         lengths = (3, ENCODER["max_position_embeddings"], 5, 9)
@@ -120,7 +120,7 @@ def test_texts_are_counted_at_their_longest(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_counted_activations_are_the_saved_ones() -> None:
-    network, (x,) = resnet()
+    network, (x,) = build_resnet()
     data = tiny.Arrays(x, torch.zeros(4, dtype=torch.int64))
     counts = meter.count_activations(Workload(blocks=8), network, Dataset(data, data, {}, {}))
     sizes: dict[int, tuple[int, torch.Tensor]] = {}
@@ -142,7 +142,7 @@ def test_a_run_recomputes_by_itself_where_memory_is_short(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(gradient_checkpointing, "available_bytes", lambda job, machine: room)
     monkeypatch.setattr(gradient_checkpointing, "count_fixed_bytes", lambda job, facts: 0)
-    run = settled(
+    run = assemble_run(
         tmp_path / "run", case(tmp_path, "image arrays", "train: {batch_size: 8}\noptimize: {measure: off}\n")
     )
     assert run.plan.value("gradient_checkpointing") is value

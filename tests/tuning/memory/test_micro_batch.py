@@ -25,7 +25,7 @@ from drivetrain.tuning.memory.micro_batch import MicroBatchSearch
 from drivetrain.tuning.memory.size_search import SizeSearch, SizeSearchResult, SizeTrial
 from tests import tiny
 from tests.messages import ends_with, get_message, says, says_each
-from tests.tuning.memory.micro_batch_cases import case, settled
+from tests.tuning.memory.micro_batch_cases import assemble_run, case
 
 torch.set_num_threads(1)
 BASE = 1000 << 20
@@ -161,7 +161,7 @@ def measure_sizes(
         network,
         facts,
         folder,
-        tiny.Quiet(),
+        tiny.QuietSignals(),
         (lambda line: None) if messages is None else messages.append,
     ).load_or_measure()
     assert all(torch.equal(weights_before[name], value) for name, value in network.module.state_dict().items())
@@ -308,17 +308,17 @@ def test_training_is_that_of_naming_the_size_and_a_resume_keeps_it(
     limit_memory(7)  # of which the copy of a checkpoint takes a part
     monkeypatch.chdir(tmp_path)
     text = "train: {{epochs: 2, batch_size: 16}}\noptimize: {{measure: off, gradient_checkpointing: false, micro_batch: {}}}\n"
-    auto_run = settled(tmp_path / "auto", case(tmp_path, "image arrays", text.format("auto")))
+    auto_run = assemble_run(tmp_path / "auto", case(tmp_path, "image arrays", text.format("auto")))
     row = next(d for d in auto_run.plan.decisions if d.name == "micro_batch")
     assert (row.value, row.source, row.effect) == (6, "measured", "training")
     assert row.evidence is not None
     assert says(row.evidence, "mib-peak-memory-micro", 1006, 6)
-    named_run = settled(tmp_path / "named", case(tmp_path, "image arrays", text.format(6)))
+    named_run = assemble_run(tmp_path / "named", case(tmp_path, "image arrays", text.format(6)))
     assert tiny.losses(auto_run, 6) == tiny.losses(named_run, 6)
     weights = named_run.model.state_dict()
     assert all(torch.equal(value, weights[name]) for name, value in auto_run.model.state_dict().items())
     limit_memory(200)
     stored_values = plan.load(tmp_path / "auto" / "plan.json").values()
-    resumed_run = settled(tmp_path / "auto", case(tmp_path, "image arrays", text.format("auto")), stored_values)
+    resumed_run = assemble_run(tmp_path / "auto", case(tmp_path, "image arrays", text.format("auto")), stored_values)
     assert resumed_run.plan.value("micro_batch") == resumed_run.step.micro_batch == 6
     assert json.loads((tmp_path / "auto" / "plan.json").read_text())["seen"]["micro_batch"]["same"]

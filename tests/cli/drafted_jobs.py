@@ -18,19 +18,19 @@ from drivetrain.job_spec import load_job as job_spec
 Rows = Iterable[Sequence[object]]
 
 
-def made(*words: object, assignments: Sequence[str] = ()) -> Job:
+def draft_job(*arguments: object, assignments: Sequence[str] = ()) -> Job:
     """The job that `init` writes; its file is valid and alone, and the data can be trained on."""
     before = set(Path().glob("*.yaml"))
-    assert main.main(["init", *map(str, words)]) == 0
+    assert main.main(["init", *map(str, arguments)]) == 0
     (new,) = set(Path().glob("*.yaml")) - before
     job = job_spec.load(new, assignments)
     assert len(load(job).train)
     return job
 
 
-def refused(capsys: pytest.CaptureFixture[str], *words: object, code: int = 3) -> str:
+def read_refusal(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 3) -> str:
     """The error of `init`, which has three parts and writes nothing."""
-    assert main.main(["init", *map(str, words)]) == code
+    assert main.main(["init", *map(str, arguments)]) == code
     error = capsys.readouterr().err
     assert "possible: " in error
     assert "do:  " in error
@@ -38,7 +38,7 @@ def refused(capsys: pytest.CaptureFixture[str], *words: object, code: int = 3) -
     return error
 
 
-def table(name: str, header: Sequence[str], rows: Rows, **options: Any) -> Path:
+def write_table(name: str, header: Sequence[str], rows: Rows, **options: Any) -> Path:
     path = Path(name)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="", encoding=options.pop("encoding", "utf-8")) as file:
@@ -46,7 +46,7 @@ def table(name: str, header: Sequence[str], rows: Rows, **options: Any) -> Path:
     return path
 
 
-def images(folder: str, counts: dict[str, int], size: tuple[int, int] = (40, 32), mode: str = "RGB") -> Path:
+def write_images(folder: str, counts: dict[str, int], size: tuple[int, int] = (40, 32), mode: str = "RGB") -> Path:
     for name, count in counts.items():
         (Path(folder) / name).mkdir(parents=True, exist_ok=True)
         for number in range(count):
@@ -54,6 +54,6 @@ def images(folder: str, counts: dict[str, int], size: tuple[int, int] = (40, 32)
     return Path(folder)
 
 
-def beginning(job: Job) -> dict[str, Any]:
+def read_data_settings(job: Job) -> dict[str, Any]:
     """What a spec says about its data."""
     return job.data.model_dump(exclude_unset=True)

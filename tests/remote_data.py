@@ -18,12 +18,12 @@ from drivetrain.job import Job
 from drivetrain.storage import stored_copy
 from drivetrain.storage.object_store import Patience
 from tests.object_store import FaultyStore
-from tests.supervisor.remote_copy.fake_run import faulty_store, opened
+from tests.supervisor.remote_copy.fake_run import faulty_store, open_store
 
 TABLE = """
 name: t
 task: tabular-classification
-data: {{train: "{train}", target: y{more}}}
+data: {{train: "{train}", target: y{data_keys}}}
 model: {{name: mlp}}
 train: {{epochs: 2, batch_size: 16}}
 """
@@ -36,7 +36,7 @@ model: {{name: small-cnn, width: 4}}
 
 
 @contextmanager
-def a_store(s3: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyStore]:
+def open_faulty_store(s3: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyStore]:
     """A store, and a cache of copies below the folder; nothing is waited for long."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder / "cache"))
     monkeypatch.setenv(stored_copy.VERSIONS, "{}")
@@ -46,14 +46,14 @@ def a_store(s3: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
         yield store
 
 
-def table(path: Path, seed: int = 0, rows: int = 80) -> Path:
+def write_table(path: Path, seed: int = 0, rows: int = 80) -> Path:
     values = np.random.default_rng(seed).normal(size=(rows, 2))
     lines = [f"{a:.5f},{b:.5f},{'yes' if a > b else 'no'}" for a, b in values]
     path.write_text("\n".join(["a,b,y", *lines]) + "\n")
     return path
 
 
-def photos(folder: Path, count: int = 6) -> Path:
+def write_photos(folder: Path, count: int = 6) -> Path:
     for split in ("train", "val", "test"):
         for label in ("bright", "dark"):
             (folder / split / label).mkdir(parents=True)
@@ -64,20 +64,20 @@ def photos(folder: Path, count: int = 6) -> Path:
 
 
 def put_folder(prefix: str, folder: Path) -> None:
-    store = opened(prefix)
+    store = open_store(prefix)
     for path in sorted(folder.rglob("*")):
         if path.is_file():
             store.put(str(path.relative_to(folder)), path.read_bytes())
 
 
-def spec(folder: Path, text: str, train: str, extra: str = "") -> Path:
+def write_spec(folder: Path, text: str, train: str, extra: str = "") -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "t.yaml"
-    path.write_text(text.format(train=train, more=extra))
+    path.write_text(text.format(train=train, data_keys=extra))
     return path
 
 
-def content(job: Job) -> list[object]:
+def load_content(job: Job) -> list[object]:
     """What a training would see of its data."""
     data = load_data.load(job)
     load_data.add_test(job, data)
@@ -92,11 +92,11 @@ def content(job: Job) -> list[object]:
     ]
 
 
-class web:
+class WebServer:
     """A web server with the files of a folder."""
 
     def __init__(self, folder: Path) -> None:
-        handler = functools.partial(Quiet, directory=str(folder))
+        handler = functools.partial(QuietHandler, directory=str(folder))
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self.thread = threading.Thread(target=self.server.serve_forever)
 
@@ -110,6 +110,6 @@ class web:
         self.server.server_close()
 
 
-class Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, *words: object) -> None:
+class QuietHandler(SimpleHTTPRequestHandler):
+    def log_message(self, *arguments: object) -> None:
         pass

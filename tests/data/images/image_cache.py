@@ -13,7 +13,7 @@ from drivetrain.data.images.decoded_cache import Decoded
 COUNT = 24
 
 
-def pictures(folder: Path) -> Path:
+def write_images(folder: Path) -> Path:
     generator = np.random.default_rng(0)
     for number in range(COUNT):
         class_folder = folder / "pictures" / "abc"[number % 3]
@@ -23,10 +23,10 @@ def pictures(folder: Path) -> Path:
     return folder / "pictures"
 
 
-def listed(folder: Path, size: int = 12) -> image_files.Files:
+def list_images(folder: Path, size: int = 12) -> image_files.Files:
     names = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
     return image_files.check_images(str(folder), names)[0].fit_to(size, 3)
 
 
-def kept(images: image_files.Files, folder: Path, room: int = 1 << 30) -> Decoded:
-    return decoded_cache.keep(images, folder / "cache", room)
+def keep_pixels(images: image_files.Files, folder: Path, max_bytes: int = 1 << 30) -> Decoded:
+    return decoded_cache.keep(images, folder / "cache", max_bytes)

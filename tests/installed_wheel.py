@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.paths import ROOT
 
 
-def built(folder: Path) -> Path:
+def build_wheel(folder: Path) -> Path:
     """The wheel of a clone of today's files."""
     clone = folder / "clone"
     listed = ["git", "ls-files", "-co", "--exclude-standard"]
@@ -34,7 +34,7 @@ def built(folder: Path) -> Path:
     return wheel
 
 
-def environment(folder: Path, wheel: Path, *, torch: bool) -> Path:
+def make_environment(folder: Path, wheel: Path, *, torch: bool) -> Path:
     """A virtual environment with the wheel and its host extra; returns its `drivetrain`.
 
     Args:
@@ -55,7 +55,7 @@ def environment(folder: Path, wheel: Path, *, torch: bool) -> Path:
     return folder / "bin" / "drivetrain"
 
 
-def call(
+def run_installed(
     command: Path, *arguments: str, folder: Path, timeout: float = 300, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a command in a folder, with nothing that leads to the checkout."""

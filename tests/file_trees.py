@@ -8,16 +8,16 @@ from pathlib import Path
 from tests.paths import TREES
 
 
-def plant(folder: Path, name: str, files: Mapping[str, str | None] | None = None) -> Path:
+def plant_tree(folder: Path, name: str, files: Mapping[str, str | None] | None = None) -> Path:
     """Write the tree `name` below `folder`, then `files` over it (None takes a file away). Returns `folder`."""
     for part in (TREES / f"{name}.txt").read_text(encoding="utf-8").split("\n== ")[1:]:
         path, _, text = part.partition("\n")
-        write(folder, {path: text})
-    write(folder, files or {})
+        write_files(folder, {path: text})
+    write_files(folder, files or {})
     return folder
 
 
-def write(folder: Path, files: Mapping[str, str | None]) -> Path:
+def write_files(folder: Path, files: Mapping[str, str | None]) -> Path:
     """Write files below `folder`; None takes one away. Returns `folder`."""
     for path, text in files.items():
         target = folder / path

@@ -18,9 +18,9 @@ from drivetrain.training import final_model, run
 from drivetrain.training.evaluation.validation import evaluate
 from drivetrain.training.final_model import save_model
 from drivetrain.training.saver import Saver
-from tests.tiny import losses, plain
+from tests.tiny import assemble_plain_run, losses
 
-DRAWN = np.random.default_rng(0)
+GENERATOR = np.random.default_rng(0)
 CALIBRATED = ("/log_loss", "/brier", "/ece")
 """Ends of the metrics that a model's temperature changes: those of the training are without it."""
 COMMON = "train: {batch_size: 16, ema: 0.5}\noptimize: {cpu_threads: 1}\n"
@@ -31,7 +31,7 @@ def image_folders(folder: Path) -> None:
     for part, count in (("train", 12), ("held", 8)):
         for number in range(count):
             (folder / part / "ab"[number % 2]).mkdir(parents=True, exist_ok=True)
-            pixels = DRAWN.integers(0, 120, (20 + number, 31, 3)) + 120 * (number % 2)
+            pixels = GENERATOR.integers(0, 120, (20 + number, 31, 3)) + 120 * (number % 2)
             image = Image.fromarray(pixels.astype(np.uint8)).convert("L" if number % 5 == 0 else "RGB")
             image.save(folder / part / "ab"[number % 2] / f"{number}.{'png' if number % 3 else 'jpg'}")
 
@@ -42,7 +42,7 @@ def image_manifest(folder: Path) -> None:
         lines = ["path,tags,age,depth"]
         (folder / f"pictures-{part}").mkdir()
         for number in range(count):
-            pixels = DRAWN.integers(0, 90, (16, 16))
+            pixels = GENERATOR.integers(0, 90, (16, 16))
             tags = [name for bit, name in enumerate(("crack", "dent", "rust")) if (number >> bit) & 1]
             for name in tags:
                 pixels[:, {"crack": 2, "dent": 7, "rust": 12}[name]] += 150
@@ -55,7 +55,7 @@ def image_arrays(folder: Path) -> None:
     """Grey images as floats in a range of their own."""
     for part, count in (("train", 30), ("held", 11)):
         labels = np.arange(count) % 3
-        images = DRAWN.normal(size=(count, 8, 8)).astype(np.float32) * 3
+        images = GENERATOR.normal(size=(count, 8, 8)).astype(np.float32) * 3
         images[np.arange(count), labels] += 9
         np.savez(folder / f"{part}.npz", images=images, labels=labels)
 
@@ -66,7 +66,7 @@ def texts(folder: Path) -> None:
     for part, count in (("train", 40), ("held", 13)):
         lines = ["text,kind,urgent"]
         for number in range(count):
-            text = " ".join(vocabulary[int(i)] for i in DRAWN.integers(number % 2, 8 - number % 2, 1 + number % 17))
+            text = " ".join(vocabulary[int(i)] for i in GENERATOR.integers(number % 2, 8 - number % 2, 1 + number % 17))
             lines.append(f'"{text}, ""ayer"" ñandú",{"xyz"[number % 3]},{["no", "yes"][number % 2]}')
         (folder / f"{part}.csv").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
@@ -78,15 +78,15 @@ def long_series(folder: Path) -> None:
         for number in range(count):
             for machine_name in ("m1", "m2"):
                 state = (number // 20) % 2
-                heat = "" if number % 31 == 5 else f"{DRAWN.normal() + 3 * state:.4f}"
-                lines.append(f"{number},{machine_name},{heat},{DRAWN.normal():.4f},{['on', 'off'][state]},{number}")
+                heat = "" if number % 31 == 5 else f"{GENERATOR.normal() + 3 * state:.4f}"
+                lines.append(f"{number},{machine_name},{heat},{GENERATOR.normal():.4f},{['on', 'off'][state]},{number}")
         (folder / f"{part}.csv").write_text("\n".join(lines) + "\n")
 
 
 def array_series(folder: Path) -> None:
     """Windows as arrays, two numbers to predict."""
     for part, count in (("train", 40), ("held", 9)):
-        x = DRAWN.normal(size=(count, 12, 3)).astype(np.float32) * 4 + 1
+        x = GENERATOR.normal(size=(count, 12, 3)).astype(np.float32) * 4 + 1
         np.savez(folder / f"{part}.npz", x=x, y=np.stack([x[:, :, 0].mean(1), 100 + 9 * x[:, -1, 1]], axis=1))
 
 
@@ -194,7 +194,7 @@ CASES = {
 }
 
 
-def trained(case: Case, folder: Path, steps: int = 3) -> run.Run:
+def train_case(case: Case, folder: Path, steps: int = 3) -> run.Run:
     """Files, job.yaml, a few steps, an evaluation and the model folder, all in `folder`."""
     torch.set_num_threads(1)
     case.files(folder)
@@ -205,7 +205,7 @@ def trained(case: Case, folder: Path, steps: int = 3) -> run.Run:
     home.mkdir()
     write_text(home / "job.yaml", spec_text(job))
     write_text(home / "state.json", f'{{"status": "done", "source": "{folder / "job.yaml"}"}}\n')
-    done = plain(job, home)
+    done = assemble_plain_run(job, home)
     losses(done, steps)
     assert done.ema
     done.ema.update(done.model, torch.tensor(True))
@@ -217,7 +217,7 @@ def trained(case: Case, folder: Path, steps: int = 3) -> run.Run:
 
 
 @torch.inference_mode()
-def seen(done: run.Run) -> dict[str, torch.Tensor]:
+def collect_outputs(done: run.Run) -> dict[str, torch.Tensor]:
     """The outputs that validation computed, by head, in the order of the validation data."""
     parts: dict[str, list[torch.Tensor]] = {name: [] for name in done.dataset.heads}
     assert done.ema

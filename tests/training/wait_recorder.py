@@ -11,7 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 DEVICE = torch.device("meta")
 
 
-class Watched(TorchDispatchMode):
+class WaitRecorder(TorchDispatchMode):
     """Notes every copy to or from the device that waits."""
 
     def __init__(self) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from drivetrain.data import one_copy
 
 
-class Held:
+class MemoryArrays:
     """Arrays in memory."""
 
     def __init__(self, *arrays: Any) -> None:

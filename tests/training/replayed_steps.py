@@ -17,7 +17,7 @@ from tests import tiny
 SCALING = Fp16(initial_scale=3.0e4, growth_interval=2, growth_factor=1.7, backoff_factor=0.3, max_scale=40000.0)
 
 
-class Again:
+class Replayer:
     """Stands in for a device: what it records it does again."""
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ def bits(value: Any) -> Any:
     return value.contiguous().view(-1).view(torch.uint8).tolist() if isinstance(value, torch.Tensor) else value
 
 
-def trained(run: Run, recorder: Any, spoil: int = -1, epochs: int = 3, steps: int = 0) -> dict[str, Any]:
+def train_epochs(run: Run, recorder: Any, spoil: int = -1, epochs: int = 3, steps: int = 0) -> dict[str, Any]:
     """All that a few epochs leave, with the rates of recorded steps; nothing is recorded without a recorder.
 
     With `steps` it trains so many times on the first batch.
@@ -74,14 +74,14 @@ def trained(run: Run, recorder: Any, spoil: int = -1, epochs: int = 3, steps: in
         **{f"moment {n}": value for n, value in enumerate(moments)},
         **{f"average {n}": value for n, value in enumerate(average)},
         "scale": torch.tensor([scaler.scale, float(scaler.good_steps)]),
-        "told": messages,
+        "messages": messages,
     }
 
 
-def assembled(folder: Path, train: str, scaled: bool) -> Run:
+def assemble_run(folder: Path, train: str, scaled: bool) -> Run:
     folder.mkdir()
     torch.manual_seed(0)
-    run = tiny.assembled(folder, tiny.job(train=train), settings={"fused_optimizer": True})
+    run = tiny.assemble_run(folder, tiny.job(train=train), settings={"fused_optimizer": True})
     if scaled:  # as fp16 is, in a format that a CPU computes
         run.autocast_step(torch.float32, SCALING)
         run.configure_step(dtype=None)

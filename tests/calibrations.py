@@ -12,7 +12,7 @@ NARROW, WIDE = 30_000, 400_000
 WORKS = ("attention", "convolution", "linear", "recurrent")
 
 
-def probe(
+def make_probe(
     setting: str,
     value: str,
     against: str,
@@ -28,24 +28,24 @@ def probe(
     )  # fmt: skip
 
 
-def probes(ratio: float, spread: float = 0.02) -> tuple[Probe, ...]:
+def make_probes(ratio: float, spread: float = 0.02) -> tuple[Probe, ...]:
     """Every comparison of a machine on which all values have this ratio."""
     rows = []
     for size in (NARROW, WIDE):
         for work in WORKS:
             rows += [
-                probe("precision", "bf16", "fp32", work, ratio, size, spread=spread),
-                probe("cpu_threads", "1", "2", work, ratio, size, spread=spread),
-                probe("openmp_runtime", "iomp5", "off", work, ratio, size, spread=spread),
-                probe("allocator", "tcmalloc", "off", work, ratio, size, spread=spread),
+                make_probe("precision", "bf16", "fp32", work, ratio, size, spread=spread),
+                make_probe("cpu_threads", "1", "2", work, ratio, size, spread=spread),
+                make_probe("openmp_runtime", "iomp5", "off", work, ratio, size, spread=spread),
+                make_probe("allocator", "tcmalloc", "off", work, ratio, size, spread=spread),
             ]
-        rows.append(probe("channels_last", "true", "false", "convolution", ratio, size, spread=spread))
-    rows.append(probe("packed_dropout", "true", "false", "dropout", ratio, spread=spread))
-    rows += [probe("unpadding", value, "off", "texts", ratio, spread=spread) for value in ("packed", "512")]
+        rows.append(make_probe("channels_last", "true", "false", "convolution", ratio, size, spread=spread))
+    rows.append(make_probe("packed_dropout", "true", "false", "dropout", ratio, spread=spread))
+    rows += [make_probe("unpadding", value, "off", "texts", ratio, spread=spread) for value in ("packed", "512")]
     return tuple(rows)
 
 
-def machine(hardware: Hardware, rows: tuple[Probe, ...], waited: float = 0.0) -> Hardware:
+def add_calibration(hardware: Hardware, rows: tuple[Probe, ...], waited: float = 0.0) -> Hardware:
     """The hardware with a calibration of these probes."""
     calibration = Calibration(
         key=calibration_file.compute_key(hardware), date="2026-11-23", seconds=8.0, waited=waited, probes=rows,

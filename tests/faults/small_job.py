@@ -36,7 +36,7 @@ SAMPLES, BATCH = 120, 16
 """Training samples, and how many of them make a batch."""
 
 
-def written(folder: Path, **changes: str) -> Path:
+def write_job(folder: Path, **changes: str) -> Path:
     """The job in a folder of its own, with its data; `changes` replaces words of the spec."""
     folder.mkdir(parents=True, exist_ok=True)
     labels = np.arange(160) % 3
@@ -66,14 +66,14 @@ def command(job: Path, *options: str) -> list[str]:
     ]
 
 
-def surroundings(job: Path) -> dict[str, str]:
+def make_environment(job: Path) -> dict[str, str]:
     """Our variables, and where the witness writes."""
     return {**os.environ, "LEDGER": str(job.parent / "ledger.jsonl")}
 
 
 def start(job: Path, *options: str, **environment: str) -> subprocess.Popen[str]:
     """Start a training in a session of its own; its output goes to job.log."""
-    variables = {**surroundings(job), **environment}
+    variables = {**make_environment(job), **environment}
     with (job.parent / "job.log").open("a") as log:
         return subprocess.Popen(
             command(job, *options),
@@ -97,33 +97,37 @@ def finish(job: Path, *options: str, expected: int = 0, **environment: str) -> s
     return text
 
 
-def run(job: Path) -> Path:
+def newest_run(job: Path) -> Path:
     """The newest run folder of the job."""
     return sorted((job.parent / "runs").iterdir())[-1]
 
 
-def status(job: Path) -> str:
+def read_status(job: Path) -> str:
     """What the supervisor says about the newest run."""
-    path = run(job) / "state.json" if (job.parent / "runs").exists() and any((job.parent / "runs").iterdir()) else None
+    path = (
+        newest_run(job) / "state.json"
+        if (job.parent / "runs").exists() and any((job.parent / "runs").iterdir())
+        else None
+    )
     return str(json.loads(path.read_text())["status"]) if path and path.exists() else "none"
 
 
-def rows(folder: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
+def read_rows(folder: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
     """The rows of a JSON-lines file."""
     return [json.loads(line) for line in (folder / name).read_text().splitlines()]
 
 
-def read(folder: Path, name: str) -> Any:
+def read_json(folder: Path, name: str) -> Any:
     """The data of a JSON file of a run folder."""
     return json.loads((folder / name).read_text())
 
 
-def last(folder: Path) -> Path:
+def last_checkpoint(folder: Path) -> Path:
     """The last checkpoint of a run folder."""
     return max((folder / "checkpoints").glob("step-*"), key=lambda path: int(path.name.removeprefix("step-")))
 
 
-def state(checkpoint: Path) -> dict[str, Any]:
+def read_state(checkpoint: Path) -> dict[str, Any]:
     """The state of a checkpoint, without the one thing that is a time."""
     content: dict[str, Any] = json.loads((checkpoint / "state.json").read_text())
     del content["counters"]["seconds"]
@@ -132,7 +136,7 @@ def state(checkpoint: Path) -> dict[str, Any]:
 
 def differences(one: Path, two: Path) -> list[str]:
     """What is not the same at the end of two runs: weights, optimizer, average, state, model, metrics by step."""
-    first, second = last(one), last(two)
+    first, second = last_checkpoint(one), last_checkpoint(two)
     unequal = [f"{first.name} and {second.name}"] if first.name != second.name else []
     pairs = [(first, second), (one / "model", two / "model")]
     for one_folder, two_folder in pairs:
@@ -141,7 +145,7 @@ def differences(one: Path, two: Path) -> list[str]:
         unequal += [
             f"{one_folder.name}/{name}" for name in sorted(names) if not _same(one_folder / name, two_folder / name)
         ]
-    if state(first) != state(second):
+    if read_state(first) != read_state(second):
         unequal.append("state.json")
     if (one / "metrics.jsonl").read_bytes() != (two / "metrics.jsonl").read_bytes():
         unequal.append("metrics.jsonl")
@@ -155,7 +159,7 @@ def _same(one: Path, two: Path) -> bool:
 def ledger_faults(job: Path) -> list[str]:
     """What is wrong with the samples that the run was made of: later attempts replace the steps they did again."""
     ids_by_batch: dict[tuple[int, int], list[int]] = {}
-    for row in rows(job.parent, "ledger.jsonl"):
+    for row in read_rows(job.parent, "ledger.jsonl"):
         ids_by_batch[row["epoch"], row["batch"]] = row["ids"]
     problems = []
     for epoch in range(1 + max(epoch for epoch, _ in ids_by_batch)):
