@@ -44,7 +44,8 @@ def fit(run: Run, saver: Saver, progress: Progress, profiler: Profiler | None = 
     """
     records = StepRecords(run, saver, progress, profiler)
     # With several processes a signal may interrupt only where all of them exchange their problems.
-    with run.signals.protect_section() if run.ranks.count > 1 else contextlib.nullcontext():
+    protection = run.signals.protect_section() if run.ranks.count > 1 else contextlib.nullcontext()
+    with contextlib.closing(records), protection:
         # Also for a run that was killed after its last epoch, which only has to evaluate its weights.
         trained_layers.enter_stage(run)
         while (reason := epoch.find_reason_to_end(run)) is None:

@@ -1,4 +1,4 @@
-"""Records the steps of a run: metrics, events about numbers, progress.
+"""Records the steps of a run: metrics, events about numbers and CPUs, progress.
 
 The result of a step that a GPU is still computing is recorded after the next steps have been queued, so the GPU never
 waits for the host, even if that pauses for a few steps. A rollback after a bad step then comes as much later, with the
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from drivetrain.distributed import batch_parts
 from drivetrain.errors import Stopped
 from drivetrain.system.signals import Interrupted
+from drivetrain.training.cpu_sharing import start_sharing
 from drivetrain.training.nonfinite import RollBack
 from drivetrain.training.profiling import Profiler
 from drivetrain.training.progress import Progress
@@ -51,6 +52,7 @@ class StepRecords:
         """The last steps, whose results have not been read yet."""
         self.jump_count = 0
         """Jumps of the loss in this attempt."""
+        self.cpu_sharing = start_sharing(run)
 
     def add(self, result: StepResult, learning_rate: float) -> None:
         """Record the step MAX_STEPS_LATE before the present one, or all if the host has the present result already.
@@ -83,6 +85,8 @@ class StepRecords:
         run = self.run
         if run.peers.problem or run.signals.peek():
             return
+        if self.cpu_sharing:
+            self.cpu_sharing.adapt()
         with run.peers.catching():
             if self.profiler:
                 self.profiler.step()
@@ -120,6 +124,11 @@ class StepRecords:
             if not isinstance(problem, RollBack) or problem is not self.run.peers.reported:
                 self.flush()
             raise
+
+    def close(self) -> None:
+        """Give the CPUs back to the process as they were."""
+        if self.cpu_sharing:
+            self.cpu_sharing.close()
 
     def drop(self) -> None:
         """Forget the last steps, which a rollback undoes."""
