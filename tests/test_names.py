@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.paths import PACKAGE
+from tests.paths import PACKAGE, ROOT, TESTS
 
 PLACEHOLDERS = {
     "found",
@@ -83,8 +83,8 @@ MOST_PARTICIPLES = 34
 MODULES = {"load", "utils", "helper", "helpers", "common", "base", "manager", "misc"}
 
 
-def list_functions() -> Iterator[tuple[Path, ast.FunctionDef | ast.AsyncFunctionDef]]:
-    for path in sorted(PACKAGE.rglob("*.py")):
+def list_functions(folder: Path) -> Iterator[tuple[Path, ast.FunctionDef | ast.AsyncFunctionDef]]:
+    for path in sorted(folder.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 yield path, node
@@ -102,9 +102,10 @@ def is_participle(name: str) -> bool:
     return (first.endswith("ed") and first not in NOT_PARTICIPLES) or first in IRREGULAR
 
 
-def test_variables_name_what_they_hold() -> None:
-    functions = list(list_functions())
-    bad = [f"{path.relative_to(PACKAGE)}: {node.name}: {stored_names(node) & PLACEHOLDERS}" for path, node in functions
+@pytest.mark.parametrize("folder", [PACKAGE, TESTS, ROOT / "benchmarks"], ids=lambda folder: folder.name)
+def test_variables_name_what_they_hold(folder: Path) -> None:
+    functions = list(list_functions(folder))
+    bad = [f"{path.relative_to(folder)}: {node.name}: {stored_names(node) & PLACEHOLDERS}" for path, node in functions
            if stored_names(node) & PLACEHOLDERS]  # fmt: skip
     assert len(bad) < 0.01 * len(functions), "\n".join(bad)
 
@@ -112,7 +113,7 @@ def test_variables_name_what_they_hold() -> None:
 def test_public_functions_are_verbs() -> None:
     nouns = [
         f"{path.relative_to(PACKAGE)}: {node.name}"
-        for path, node in list_functions()
+        for path, node in list_functions(PACKAGE)
         if is_participle(node.name) and not any("property" in ast.unparse(one) for one in node.decorator_list)
     ]
     assert len(nouns) <= MOST_PARTICIPLES, "\n".join(nouns)
