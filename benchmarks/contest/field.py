@@ -239,16 +239,21 @@ class Field:
     def race_whole_runs(self, rounds: int) -> dict[str, Any]:
         """Train the job by Drivetrain and each tuned trainer in turn, from the command to the finished model.
 
-        Caches start empty in the first round, as they do for a person's first job, and stay for the others.
+        Caches start empty in the first round, as they do for a person's first job, and stay for the others. Drivetrain's
+        time ends with its `result.json`, after the model; that of the others with their process.
         """
-        self._read_precision()
         names = [OURS, *(name for name, (_, form) in self._list_peers() if form == "tuned")]
+        if len(names) == 1:
+            raise SystemExit("whole jobs are compared with the tuned trainers: `make peers` installs them")
+        load = os.getloadavg()[0]
+        self._read_precision()
+        os.environ["TORCHINDUCTOR_CACHE_DIR"] = str((self.scratch / "cold").resolve())
         runs: dict[str, list[dict[str, float]]] = {name: [] for name in names}
         for number in range(rounds):
             first = number % len(names)
             for name in (*names[first:], *names[:first]):
                 runs[name].append(self._time_whole_run(name))
-        facts = {"cpu": self.machine.cpu.model, "torch": _get_torch_version(self.machine), "load": os.getloadavg()[0]}
+        facts = {"cpu": self.machine.cpu.model, "torch": _get_torch_version(self.machine), "load": load}
         return {"row": self.row.name, "title": self.row.title, "date": _today(), **facts, "runs": runs}
 
     def _read_precision(self) -> None:

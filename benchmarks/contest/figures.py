@@ -124,7 +124,7 @@ def format_summary(results: Sequence[dict[str, Any]]) -> str:
 def format_whole_runs(results: Sequence[dict[str, Any]]) -> str:
     """A line a row: seconds to the model, and the ratio to the tuned trainer that is fastest, by the rounds' medians."""
     lines = [
-        "| | Drivetrain | with simple models and report | fastest tuned trainer | ratio | accuracy, ours and theirs |",
+        "| | Drivetrain | with simple models and report | fastest tuned trainer | theirs / ours | accuracy, ours and theirs |",
         "|---|---|---|---|---|---|",
     ]
     ratios = []

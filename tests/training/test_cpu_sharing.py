@@ -8,17 +8,21 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from drivetrain.system import process_tree
 from drivetrain.training import cpu_sharing
-from drivetrain.training.cpu_sharing import CpuSharing, CpuTimes, start_sharing
+from drivetrain.training.cpu_sharing import CpuSharing, CpuTimes, watch_neighbors
 from tests import tiny
 from tests.paths import IMPORTS, ROOT
+from tests.waiting import wait_until
 
+CPU_COUNT = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
 ALONE = CpuTimes(waited=0.05, used=2.0, busy=2.0)
 """Seconds of a window of one second."""
 STARVED = CpuTimes(waited=1.0, used=1.1, busy=2.0)
@@ -43,7 +47,8 @@ def replay(monkeypatch: pytest.MonkeyPatch, windows: list[CpuTimes]) -> tuple[Cp
         total[0] = CpuTimes(*(vars(total[0])[name] + vars(window)[name] for name in vars(window)))
         sharing.adapt()
         states.append(sharing.is_sharing)
-    assert calls == [state for state, before in zip(states, [False, *states], strict=False) if state != before]
+    changes = [state for state, before in zip(states, [False, *states], strict=False) if state != before]
+    assert [call for call, before in zip(calls, [False, *calls], strict=False) if call != before] == changes
     return sharing, states, shown
 
 
@@ -82,12 +87,57 @@ def test_the_end_of_a_training_gives_the_cpus_back(monkeypatch: pytest.MonkeyPat
     assert calls == [False]
 
 
-def test_where_threads_cannot_sleep_nothing_is_shared(tmp_path: Path) -> None:
-    """In this process torch has its own OpenMP runtime."""
-    assert not hasattr(ctypes.CDLL(None), "kmp_set_blocktime")
-    assert start_sharing(tiny.assemble_run(tmp_path, tiny.job())) is None
+class OpenMp:
+    """An OpenMP runtime whose threads can sleep, on the first CPU."""
+
+    def __init__(self, name: None) -> None:
+        self.spin_times: list[int] = []
+        LIBRARIES.append(self)
+
+    def kmp_set_blocktime(self, milliseconds: int) -> None:
+        self.spin_times.append(milliseconds)
+
+    def kmp_get_blocktime(self) -> int:
+        return 7
+
+    def sched_getcpu(self) -> int:
+        return min(os.sched_getaffinity(0))
 
 
+LIBRARIES: list[OpenMp] = []
+
+
+@pytest.mark.skipif(CPU_COUNT != cpu_sharing.CPUS, reason="needs two CPUs")
+def test_who_is_placed_on_one_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", OpenMp)
+    run = tiny.assemble_run(tmp_path, tiny.job())
+    values = {"openmp_runtime": "iomp5", "cpu_threads": 2}
+    run.plan = run.plan.with_values(values)
+    assert watch_neighbors(run) is None, "nothing is preloaded, as in a program that calls the library"
+    monkeypatch.setenv("LD_PRELOAD", "/opt/libiomp5.so")
+    assert watch_neighbors(replace(run, job=tiny.job(optimize="cpu_threads: 2"))) is None, "the job says so"
+    sharing = watch_neighbors(run)
+    assert sharing is not None
+    both, ended = os.sched_getaffinity(0), threading.Event()
+    loader = threading.Thread(target=ended.wait)
+    loader.start()
+    try:
+        sharing.share_cpu(True)
+        assert os.sched_getaffinity(0) == {min(both)}
+        assert os.sched_getaffinity(loader.native_id or 0) == both
+        with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+            assert os.sched_getaffinity(child.pid) == {min(both)}, "a new process begins where it was started"
+            sharing.share_cpu(True)
+            assert os.sched_getaffinity(child.pid) == both
+            child.communicate(b"\n")
+    finally:
+        sharing.share_cpu(False)
+        ended.set()
+    assert os.sched_getaffinity(0) == both
+    assert LIBRARIES[-1].spin_times == [0, 0, 7]
+
+
+@pytest.mark.skipif(not CPU_COUNT, reason="needs Linux")
 def test_the_cpu_time_of_a_process_and_its_children() -> None:
     before, begin = process_tree.sum_cpu_seconds(), time.process_time()
     while time.process_time() - begin < 0.1:
@@ -95,8 +145,7 @@ def test_the_cpu_time_of_a_process_and_its_children() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", "import time\nwhile time.process_time() < 0.2: pass\ninput()"], stdin=-1
     ) as child:
-        while process_tree.sum_cpu_seconds() - before < 0.25:
-            time.sleep(0.01)
+        wait_until(lambda: process_tree.sum_cpu_seconds() - before >= 0.25)
         child.communicate(b"\n")
 
 
@@ -116,7 +165,7 @@ def test_a_kernel_that_does_not_count(tmp_path: Path, stat: str | None) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) != cpu_sharing.CPUS, reason="needs two CPUs")
+@pytest.mark.skipif(CPU_COUNT != cpu_sharing.CPUS, reason="needs two CPUs")
 def test_a_busy_neighbor_changes_no_bit(tmp_path: Path) -> None:
     arguments = ["--set", "train.epochs=8", "--set", "optimize.measure=off", "--set", "baselines=off", "--new"]
     command = [sys.executable, "-m", "drivetrain", "train", "jobs/digits.yaml", *arguments]

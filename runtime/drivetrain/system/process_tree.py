@@ -18,12 +18,19 @@ def sum_resident_bytes() -> int:
 
 
 def sum_cpu_seconds() -> float:
-    """CPU time that the processes of the tree have used so far, in seconds; those that have ended do not count."""
+    """CPU time that the processes of the tree have used so far, in seconds, with children that have ended."""
     ticks = 0
     for process in list_process_ids():
         fields = _read_text(f"/proc/{process}/stat").rpartition(")")[2].split()
-        ticks += sum(map(int, fields[11:13]))
+        ticks += sum(map(int, fields[11:15]))
     return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def list_threads(process: int) -> list[int]:
+    """The ids of the threads of a process; none if it has ended."""
+    with contextlib.suppress(OSError):
+        return [int(name) for name in os.listdir(f"/proc/{process}/task")]
+    return []
 
 
 def list_process_ids() -> list[int]:
@@ -37,11 +44,10 @@ def list_process_ids() -> list[int]:
 
 def _list_descendants(process: int) -> Iterator[int]:
     """Children are listed by the thread that started them; what ends meanwhile is skipped."""
-    with contextlib.suppress(OSError):
-        for thread in os.listdir(f"/proc/{process}/task"):
-            for child in map(int, _read_text(f"/proc/{process}/task/{thread}/children").split()):
-                yield child
-                yield from _list_descendants(child)
+    for thread in list_threads(process):
+        for child in map(int, _read_text(f"/proc/{process}/task/{thread}/children").split()):
+            yield child
+            yield from _list_descendants(child)
 
 
 def _read_resident_bytes(process: int) -> int:
@@ -55,7 +61,8 @@ def _read_resident_bytes(process: int) -> int:
 
 def _read_text(path: str) -> str:
     try:
-        with open(path, encoding="ascii") as file:
+        # The kernel writes the names of programs as they are.
+        with open(path, encoding="utf-8", errors="replace") as file:
             return file.read()
     except OSError:
         return ""

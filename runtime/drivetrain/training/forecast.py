@@ -15,8 +15,8 @@ from drivetrain.tracking.live.time_left import TimeLeft, format_clock_time
 if TYPE_CHECKING:
     from drivetrain.training.run import Run
 
-MIN_SPREAD = 0.15
-"""Half of the range, as a share of the time left, however even the first steps were: 16 of 18 recorded trainings drift no further."""
+MIN_SPREAD = 0.2
+"""Half of the range, as a share of the time left, however even the first steps were: 14 of 18 recorded trainings ended within."""
 
 Forecast = dict[str, Any]
 """`seconds` of training, of all attempts together, from `low` to `high`; the moment of its `end`; the `steps` that were timed
@@ -60,20 +60,11 @@ def format_moment(seconds_left: float = 0.0) -> str:
     return datetime.fromtimestamp(time.time() + seconds_left, UTC).isoformat(timespec="seconds")
 
 
-def describe_forecast(forecast: Forecast, *, is_decoding: bool) -> str:
-    """A line for the user, with the range and where it comes from.
-
-    Args:
-        forecast: as `make_forecast` returns it.
-        is_decoding: whether its steps decoded images that later epochs read decoded.
-    """
+def describe_forecast(forecast: Forecast, source: str) -> str:
+    """A line for the user, with the range and where it comes from."""
     seconds, low, high = (format_clock_time(forecast[key]) for key in ("seconds", "low", "high"))
     end = datetime.fromisoformat(forecast["end"]).astimezone()
-    source = "; later epochs need not decode the images again" if is_decoding else "; no evaluation is timed yet"
-    return (
-        f"forecast: the training takes about {seconds} in all ({low} to {high}), until {end:%H:%M:%S}, by its first "
-        f"{forecast['steps']:,} steps{source}"
-    )
+    return f"forecast: the training takes about {seconds} in all ({low} to {high}), until {end:%H:%M:%S}, {source}"
 
 
 def compare_forecast(forecast: Forecast, result: Mapping[str, object]) -> Forecast:

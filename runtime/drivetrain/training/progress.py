@@ -46,8 +46,8 @@ class Progress:
         self.epoch_logged_at = -float("inf")
         """When the line of an epoch was last printed, in seconds of `time.monotonic`."""
         self.estimate: TimeLeft | None = None
-        self.is_decoding = False
-        """Whether this epoch decodes images that the others read decoded."""
+        self.is_decoding = self.is_correction_due = False
+        """Whether this epoch decodes images that the others read decoded, and whether the forecast is still of that epoch."""
         self.live_view: LiveView | None = None
         self.cpu_seconds = 0.0
         """CPU seconds of the live view, known after it is closed."""
@@ -60,12 +60,18 @@ class Progress:
             self.is_decoding = bool(run.plan.value("decode_cache")) and not run.counters.epoch
         if self.is_decoding and run.counters.epoch:
             # What decoding has cost says nothing about the epochs that read decoded images.
-            self.is_decoding, self.forecast = False, self.forecast if not self.forecast.get("steps") else {}
+            self.is_decoding, self.is_correction_due = False, bool(self.forecast.get("steps"))
             self.estimate = TimeLeft(self.total_steps, run.batches.per_epoch, self._write_length(run))
         self.estimate.add(now, step)
-        if not self.forecast and (forecast := make_forecast(run, self.estimate, now)):
-            self.forecast = forecast
-            say(describe_forecast(forecast, is_decoding=self.is_decoding))
+        is_due = self.is_correction_due or not self.forecast
+        if is_due and (forecast := make_forecast(run, self.estimate, now)):
+            source = f"by its first {forecast['steps']:,} steps; no evaluation is timed yet"
+            if self.is_decoding:
+                source = f"by its first {forecast['steps']:,} steps; later epochs need not decode the images again"
+            elif self.is_correction_due:
+                source = "corrected by steps of the second epoch"
+            self.forecast, self.is_correction_due = forecast, False
+            say(describe_forecast(forecast, source))
             self._write_length(run)
         if self.live_view or now - self.line_printed_at < LINE_SECONDS:
             return

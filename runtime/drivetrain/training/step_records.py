@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from drivetrain.distributed import batch_parts
 from drivetrain.errors import Stopped
 from drivetrain.system.signals import Interrupted
-from drivetrain.training.cpu_sharing import start_sharing
+from drivetrain.training.cpu_sharing import watch_neighbors
 from drivetrain.training.nonfinite import RollBack
 from drivetrain.training.profiling import Profiler
 from drivetrain.training.progress import Progress
@@ -52,7 +52,7 @@ class StepRecords:
         """The last steps, whose results have not been read yet."""
         self.jump_count = 0
         """Jumps of the loss in this attempt."""
-        self.cpu_sharing = start_sharing(run)
+        self.cpu_sharing = watch_neighbors(run)
 
     def add(self, result: StepResult, learning_rate: float) -> None:
         """Record the step MAX_STEPS_LATE before the present one, or all if the host has the present result already.
