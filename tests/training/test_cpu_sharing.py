@@ -111,7 +111,7 @@ LIBRARIES: list[OpenMp] = []
 def test_who_is_placed_on_one_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", OpenMp)
     run = tiny.assemble_run(tmp_path, tiny.job())
-    values = {"openmp_runtime": "iomp5", "cpu_threads": 2}
+    values: dict[str, str | int] = {"openmp_runtime": "iomp5", "cpu_threads": 2}
     run.plan = run.plan.with_values(values)
     assert watch_neighbors(run) is None, "nothing is preloaded, as in a program that calls the library"
     monkeypatch.setenv("LD_PRELOAD", "/opt/libiomp5.so")
