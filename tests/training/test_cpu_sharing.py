@@ -187,7 +187,8 @@ def test_a_busy_neighbor_changes_no_bit(tmp_path: Path) -> None:
         if "libiomp5" not in done.stdout:
             pytest.skip("libiomp5 is not installed")
         digests.append(hashlib.sha256((folder / "model" / "model.safetensors").read_bytes()).hexdigest())
-        rows = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+        log = folder / "events.jsonl"
+        rows = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
         events.append([row["step"] for row in rows if row["kind"] == "cpu"])
     assert events[1], "the neighbors were noticed"
     assert digests[0] == digests[1]
