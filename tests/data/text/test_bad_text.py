@@ -204,10 +204,10 @@ SPECS: dict[str, tuple[dict[str, str], tuple[str, ...]]] = {
         ("model.heads: is 3, and width is 16",),
     ),
     "a metric of no column": (
-        {"more": ", early_stopping: {metric: validation/causas/f1}"},
+        {"train_keys": ", early_stopping: {metric: validation/causas/f1}"},
         ("early_stopping.metric", 'did you mean "validation/causa/f1"?'),
     ),
-    "a loss for numbers": ({"more": ", loss: mse"}, ("train.loss: is 'mse'", "cross-entropy, focal")),
+    "a loss for numbers": ({"train_keys": ", loss: mse"}, ("train.loss: is 'mse'", "cross-entropy, focal")),
 }
 
 
