@@ -36,6 +36,15 @@ from tests.training.replayed_steps import Replayer
 from tests.tuning.tuned_machine import machine
 
 
+def make_tuner(folder: Path, values: dict[str, optimizations.Value]) -> tuple[tune.Tuner, plan.Plan]:
+    """A tuner of a tiny run, and the plan of that run: the rules' one, with these values."""
+    hardware, dataset, job = machine(folder), tiny.dataset(), tiny.job()
+    network = build(job, dataset)
+    job_plan = plan.resolve(job, hardware, inspection.inspect_workload(dataset, network.module)).with_values(values)
+    training_run = run.assemble(job, hardware, job_plan, folder, dataset, network, tiny.QuietSignals(), PhaseTimer())
+    return tune.Tuner(training_run, dataset, network, lambda line: None), job_plan
+
+
 def side(seconds: float, noise: Callable[[], float]) -> Callable[[int], float]:
     """A side of a comparison that takes `seconds` a step, times a noise."""
     return lambda count: count * seconds * noise()
@@ -169,14 +178,7 @@ def test_a_compiled_variant_is_compared_with_torchs_dropout(tmp_path: Path, monk
     monkeypatch.setattr(
         tune.Tuner, "build", lambda self, variant_plan: reference_plans.append(variant_plan) or _Silent()
     )
-    hardware, dataset, job = machine(tmp_path), tiny.dataset(), tiny.job()
-    network = build(job, dataset)
-    first_plan = plan.resolve(job, hardware, inspection.inspect_workload(dataset, network.module))
-    first_plan = first_plan.with_values({"packed_dropout": True})
-    training_run = run.assemble(
-        job, hardware, first_plan, tmp_path, dataset, network, tiny.QuietSignals(), PhaseTimer()
-    )
-    tuner = tune.Tuner(training_run, dataset, network, lambda line: None)
+    tuner, first_plan = make_tuner(tmp_path, {"packed_dropout": True})
     for compiled in (False, True, True, False):
         tuner.load_reference(False, first_plan.with_values({"compile": compiled}))
     assert [reference_plan.value("packed_dropout") for reference_plan in reference_plans] == [True, False]
@@ -184,13 +186,7 @@ def test_a_compiled_variant_is_compared_with_torchs_dropout(tmp_path: Path, monk
 
 def test_a_short_check_after_a_long_one_compares_the_first_steps(tmp_path: Path) -> None:
     """A stored result that no longer held left a reference of four steps, and the check of a short run ended with an error."""
-    hardware, dataset, job = machine(tmp_path), tiny.dataset(), tiny.job()
-    network = build(job, dataset)
-    first_plan = plan.resolve(job, hardware, inspection.inspect_workload(dataset, network.module))
-    training_run = run.assemble(
-        job, hardware, first_plan, tmp_path, dataset, network, tiny.QuietSignals(), PhaseTimer()
-    )
-    tuner = tune.Tuner(training_run, dataset, network, lambda line: None)
+    tuner, first_plan = make_tuner(tmp_path, {})
     four_steps = tuner.load_reference(False, first_plan)
     for steps in (2, 4, 6):
         tuner.compared_steps = steps
@@ -204,14 +200,7 @@ def test_replays_are_among_the_compared_steps(tmp_path: Path, monkeypatch: pytes
     """A recorded step with wrong numbers was not noticed: all that were compared had been computed as usual."""
     device = Replayer()
     monkeypatch.setattr(run, "CudaGraphs", lambda _: device)
-    hardware, dataset, job = machine(tmp_path), tiny.dataset(), tiny.job()
-    network = build(job, dataset)
-    usual_plan = plan.resolve(job, hardware, inspection.inspect_workload(dataset, network.module))
-    usual_plan = usual_plan.with_values({"fused_optimizer": True})
-    training_run = run.assemble(
-        job, hardware, usual_plan, tmp_path, dataset, network, tiny.QuietSignals(), PhaseTimer()
-    )
-    tuner = tune.Tuner(training_run, dataset, network, lambda line: None)
+    tuner, usual_plan = make_tuner(tmp_path, {"fused_optimizer": True})
     recorded_plan = usual_plan.with_values({"step_graph": True})
     for steps in (2, 4):
         tuner.compared_steps, device.replays = steps, 0
@@ -232,13 +221,7 @@ def test_a_value_that_needs_another_is_measured_only_with_it(
     """CUDA graphs are a mode of compile; without it the same kernels were compared with themselves."""
     monkeypatch.setattr(cuda_graphs, "candidates", lambda *arguments: [False, True])
     optimizations.every.cache_clear()
-    hardware, dataset, job = machine(tmp_path), tiny.dataset(), tiny.job()
-    network = build(job, dataset)
-    first_plan = plan.resolve(job, hardware, inspection.inspect_workload(dataset, network.module))
-    training_run = run.assemble(
-        job, hardware, first_plan, tmp_path, dataset, network, tiny.QuietSignals(), PhaseTimer()
-    )
-    tuner = tune.Tuner(training_run, dataset, network, lambda line: None)
+    tuner, first_plan = make_tuner(tmp_path, {})
     names = {
         optimization.name for optimization, _ in tuner._list_candidates(first_plan.with_values({"compile": compiled}))
     }

@@ -29,7 +29,7 @@ WINDOW_SECONDS = 1.0
 MIN_SECONDS, MAX_SECONDS = 2.0, 60.0
 """How long a change must be due, as a moment says little: at first, and at most. It doubles with each change back."""
 MIN_WAITED_SHARE = 0.15
-"""Of the threads' time without a CPU, from which on they share one. Alone on the machine it is below 0.05."""
+"""Of the threads' time without a CPU, from which on they share one. Alone on the machine it is 0.02, beside another program 0.5."""
 BUSY_CPUS, QUIET_CPUS = 0.3, 0.15
 """CPUs that other programs use, at least and at most, for the threads to share one and to have one each."""
 IDLE_CPUS = 0.5

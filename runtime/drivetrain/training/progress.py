@@ -63,16 +63,7 @@ class Progress:
             self.is_decoding, self.is_correction_due = False, bool(self.forecast.get("steps"))
             self.estimate = TimeLeft(self.total_steps, run.batches.per_epoch, self._write_length(run))
         self.estimate.add(now, step)
-        is_due = self.is_correction_due or not self.forecast
-        if is_due and (forecast := make_forecast(run, self.estimate, now)):
-            source = f"by its first {forecast['steps']:,} steps; no evaluation is timed yet"
-            if self.is_decoding:
-                source = f"by its first {forecast['steps']:,} steps; later epochs need not decode the images again"
-            elif self.is_correction_due:
-                source = "corrected by steps of the second epoch"
-            self.forecast, self.is_correction_due = forecast, False
-            say(describe_forecast(forecast, source))
-            self._write_length(run)
+        self._report_forecast(run, self.estimate, now)
         if self.live_view or now - self.line_printed_at < LINE_SECONDS:
             return
         self.line_printed_at = now
@@ -81,6 +72,20 @@ class Progress:
         speed = f"  {run.batches.batch_size / seconds:.0f} samples/s" if seconds else ""
         progress = f"{epoch_text}  step {step}/{self.total_steps}  loss {format_metric(loss)}{speed}"
         say(f"{progress}  {self._format_time_left(run, now)}")
+
+    def _report_forecast(self, run: Run, estimate: TimeLeft, now: float) -> None:
+        """Print and store the forecast once there are steps enough, and again where those of the first epoch misled it."""
+        is_due = self.is_correction_due or not self.forecast
+        if not is_due or not (forecast := make_forecast(run, estimate, now)):
+            return
+        if self.is_correction_due:
+            source = "corrected by steps of the second epoch"
+        else:
+            note = "later epochs need not decode the images again" if self.is_decoding else "no evaluation is timed yet"
+            source = f"by its first {forecast['steps']:,} steps; {note}"
+        self.forecast, self.is_correction_due = forecast, False
+        say(describe_forecast(forecast, source))
+        self._write_length(run)
 
     def change_length(self, run: Run) -> None:
         """Show the new number of steps from now on."""
