@@ -75,14 +75,11 @@ class Progress:
 
     def _report_forecast(self, run: Run, estimate: TimeLeft, now: float) -> None:
         """Print and store the forecast once there are steps enough, and again where those of the first epoch misled it."""
-        is_due = self.is_correction_due or not self.forecast
-        if not is_due or not (forecast := make_forecast(run, estimate, now)):
+        if self.forecast and not self.is_correction_due or not (forecast := make_forecast(run, estimate, now)):
             return
-        if self.is_correction_due:
-            source = "corrected by steps of the second epoch"
-        else:
-            note = "later epochs need not decode the images again" if self.is_decoding else "no evaluation is timed yet"
-            source = f"by its first {forecast['steps']:,} steps; {note}"
+        note = "later epochs need not decode the images again" if self.is_decoding else "no evaluation is timed yet"
+        first = f"by its first {forecast['steps']:,} steps; {note}"
+        source = "corrected by steps of the second epoch" if self.is_correction_due else first
         self.forecast, self.is_correction_due = forecast, False
         say(describe_forecast(forecast, source))
         self._write_length(run)
