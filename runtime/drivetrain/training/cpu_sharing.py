@@ -25,9 +25,8 @@ if TYPE_CHECKING:
 
 CPUS = 2
 """Measured with so many CPUs; with more, the threads cannot share one."""
-WINDOW_SECONDS = 1.0
-MIN_SECONDS, MAX_SECONDS = 2.0, 60.0
-"""How long a change must be due, as a moment says little: at first, and at most. It doubles with each change back."""
+WINDOW_SECONDS, MIN_SECONDS, MAX_SECONDS = 1.0, 2.0, 60.0
+"""Of a measurement; and how long a change must be due, as a moment says little: at first, and at most. It doubles with each change back."""
 MIN_WAITED_SHARE = 0.15
 """Of the threads' time without a CPU, from which on they share one. Alone on the machine it is 0.02, beside another program 0.5."""
 BUSY_CPUS, QUIET_CPUS = 0.3, 0.15
@@ -160,6 +159,5 @@ def _read_times(cpus: set[int], root: Path = Path("/proc")) -> CpuTimes | None:
         busy_ticks = sum(sum(ticks[f"cpu{cpu}"]) - sum(ticks[f"cpu{cpu}"][3:5]) for cpu in cpus)
     except (OSError, ValueError, KeyError, IndexError):
         return None
-    if waited is None:
-        return None
-    return CpuTimes(waited, process_tree.sum_cpu_seconds(), busy_ticks / os.sysconf("SC_CLK_TCK"))
+    busy = busy_ticks / os.sysconf("SC_CLK_TCK")
+    return None if waited is None else CpuTimes(waited, process_tree.sum_cpu_seconds(), busy)

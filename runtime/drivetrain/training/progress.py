@@ -75,7 +75,7 @@ class Progress:
 
     def _report_forecast(self, run: Run, estimate: TimeLeft, now: float) -> None:
         """Print and store the forecast once there are steps enough, and again where those of the first epoch misled it."""
-        if self.forecast and not self.is_correction_due or not (forecast := make_forecast(run, estimate, now)):
+        if (self.forecast and not self.is_correction_due) or not (forecast := make_forecast(run, estimate, now)):
             return
         note = "later epochs need not decode the images again" if self.is_decoding else "no evaluation is timed yet"
         first = f"by its first {forecast['steps']:,} steps; {note}"
