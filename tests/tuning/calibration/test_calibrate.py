@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +18,10 @@ from drivetrain.hardware.calibration import Calibration
 from drivetrain.hardware.cgroup import ProcessCgroup
 from drivetrain.hardware.detect import detect
 from drivetrain.hardware.facts import Hardware
+from drivetrain.system import cpu_starvation
 from drivetrain.tuning.calibration import calibrate
+from drivetrain.tuning.calibration.comparisons import Comparison
+from drivetrain.tuning.calibration.probe_process import Session
 from tests import calibrations
 from tests.messages import begins_with, get_message, says, says_each, says_only
 from tests.paths import IMPORTS
@@ -72,13 +77,19 @@ class Fake:
     """Instead of the process: a calibration at once, or none."""
 
     def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, machine: Hardware, code: int = 0, *, writes: bool = True
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        machine: Hardware,
+        code: int = 0,
+        *,
+        writes: bool = True,
+        ends: bool = True,
     ) -> None:
         self.calls = 0
         text = json.dumps(calibrations.add_calibration(machine, calibrations.make_probes(1.5)).to_json()["calibration"])
-        program = "import sys, pathlib\n"
+        program = "import sys, pathlib, time\n"
         program += f"pathlib.Path(sys.argv[1], 'calibration.json').write_text({text!r})\n" * writes
-        program += f"sys.exit({code})"
+        program += f"sys.exit({code})" if ends else "time.sleep(600)"
 
         def command(folder: Path, seconds: float, *arguments: str) -> list[str]:
             self.calls += 1
@@ -183,6 +194,31 @@ def test_a_process_that_hangs_is_ended(uncalibrated_machine: Hardware, monkeypat
     calibrated_machine, messages, events = first_use(uncalibrated_machine)
     assert (messages, events) == ([], [])
     assert begins_with(calibration_file.describe_missing(calibrated_machine), "machine-too-busy-too")
+
+
+def test_what_is_not_compared_at_the_time_limit_is_missing(
+    uncalibrated_machine: Hardware, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_calibration = calibrations.add_calibration(uncalibrated_machine, calibrations.make_probes(1.5)).calibration
+    assert fake_calibration is not None
+    Fake(monkeypatch, uncalibrated_machine, ends=False)
+    calibration = calibrate.load_or_measure(uncalibrated_machine, limit=calibrate.TimeLimit(0.5, 1.0)).calibration
+    assert calibration is not None
+    assert calibration.missing[:-1] == fake_calibration.missing
+    assert says(calibration.missing[-1], "comparison-ended-within", 1)
+
+
+def test_the_waits_are_stored_with_every_comparison(machine: Hardware, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process is killed at its time limit: what it stored then said that it had never waited."""
+    counters = itertools.count()
+    monkeypatch.setattr(cpu_starvation, "read_waited_seconds", lambda: 1e3 * next(counters))
+    monkeypatch.setattr(cpu_starvation, "read_stolen_seconds", lambda: 0.0)
+    monkeypatch.setattr(ProcessCgroup, "read_throttled_seconds", lambda group: 1e3 * next(counters))
+    stored = list[Calibration]()
+    session = Session(machine, 0.0, stored.append)
+    comparisons: list[tuple[str, Comparison]] = [("attention wide", lambda until: []), ("dropout", lambda until: [])]
+    session._make_all(comparisons, time.monotonic() + 60, measure_waits=True)
+    assert [(c.waited, c.throttled, len(c.missing)) for c in stored] == [(1.0, 1.0, 1), (1.0, 1.0, 2)]
 
 
 def test_a_quota_that_leaves_no_time_is_named(uncalibrated_machine: Hardware, monkeypatch: pytest.MonkeyPatch) -> None:

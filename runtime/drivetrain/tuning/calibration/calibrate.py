@@ -155,7 +155,10 @@ def _run_probes(machine: Hardware, first_work: str, limit: TimeLimit, events: li
                 return None
             if code not in (0, None):
                 events.append(f"calibration incomplete: its process ended with exit code {code}")
-            return from_json_as(Calibration, data, "calibration")
+            calibration = from_json_as(Calibration, data, "calibration")
+            if code is None:
+                return replace(calibration, missing=(*calibration.missing, f"the rest: {_describe_limit(limit)}"))
+            return calibration
     except (OSError, DrivetrainError, subprocess.SubprocessError) as error:
         events.append(f"calibration failed: {' '.join(str(error).split())}")
         return None
@@ -169,9 +172,7 @@ def _make_empty_calibration(machine: Hardware, limit: TimeLimit, throttled: floa
         throttled: seconds of it for which the CPU quota was used up. What others took nobody has measured.
     """
     share = round(min(1.0, max(0.0, throttled / limit.process)), 3)
-    reason = (
-        f"everything: no comparison ended within {limit.process:.0f} s; `drivetrain calibrate --again` takes longer"
-    )
+    reason = f"everything: {_describe_limit(limit)}"
     return Calibration(
         key=calibration_file.compute_key(machine),
         date=datetime.now(UTC).date().isoformat(),
@@ -181,6 +182,10 @@ def _make_empty_calibration(machine: Hardware, limit: TimeLimit, throttled: floa
         probes=(),
         missing=(reason,),
     )
+
+
+def _describe_limit(limit: TimeLimit) -> str:
+    return f"no comparison ended within {limit.process:.0f} s; `drivetrain calibrate --again` takes longer"
 
 
 def _run_process(machine: Hardware, folder: Path, first_work: str, limit: TimeLimit) -> int | None:

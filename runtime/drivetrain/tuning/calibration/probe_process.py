@@ -97,24 +97,28 @@ class Session:
         quiet_machine_comparisons += other_libraries.list_comparisons(machine)
         share = seconds * (0.7 if quiet_machine_comparisons else 1.0)
         ordered = sorted(list_comparisons(machine, device), key=lambda row: not row[0].startswith(first))
-        self._make_all(ordered, self.start + share)
-        waited, throttled = self.waited_before.compute_shares()
-        self._update(waited=waited, throttled=throttled, missing=(*self.calibration.missing, *other_libraries.missing))
+        self._make_all(ordered, self.start + share, measure_waits=True)
+        self._update(missing=(*self.calibration.missing, *other_libraries.missing))
         if quiet_machine_comparisons and self.calibration.is_busy:
             busy = f"threads, OpenMP runtimes and allocators: {self.calibration.disturbance}"
             self._update(missing=(*self.calibration.missing, busy))
         else:
-            self._make_all(quiet_machine_comparisons, deadline)
+            self._make_all(quiet_machine_comparisons, deadline, measure_waits=False)
         return self.calibration
 
-    def _make_all(self, comparisons: Sequence[tuple[str, Comparison]], deadline: float) -> None:
-        """Make some comparisons, with equal shares of the time."""
+    def _make_all(self, comparisons: Sequence[tuple[str, Comparison]], deadline: float, *, measure_waits: bool) -> None:
+        """Make some comparisons, with equal shares of the time; those on one thread measure how long it waits."""
         for number, (name, compare) in enumerate(comparisons):
             now = time.monotonic()
             probes = compare(now + (deadline - now) / (len(comparisons) - number)) if now < deadline else []
             reason = "too slow to compare within the time" if now < deadline else "no time left"
             not_measured = () if probes else (f"{name}: {reason}",)
-            self._update(probes=(*self.calibration.probes, *probes), missing=(*self.calibration.missing, *not_measured))
+            changes = {
+                "probes": (*self.calibration.probes, *probes),
+                "missing": (*self.calibration.missing, *not_measured),
+            }
+            # After each one: at its time limit this process is killed, and what is stored by then stays.
+            self._update(**changes, **(self.waited_before.compute_shares() if measure_waits else {}))
 
     def _update(self, **changes: object) -> None:
         seconds_spent = round(self.seconds_before + time.monotonic() - self.start, 1)
@@ -136,12 +140,14 @@ class _WaitCounters:
         waited = (cpu_starvation.read_waited_seconds() or 0.0) + (cpu_starvation.read_stolen_seconds() or 0.0)
         return cls(waited, ProcessCgroup().read_throttled_seconds() or 0.0, time.monotonic())
 
-    def compute_shares(self) -> tuple[float, float]:
-        """Shares of the time since then that this process, on one thread, was ready without a CPU, and throttled."""
+    def compute_shares(self) -> dict[str, float]:
+        """`waited` and `throttled`: shares of the time since then that this process, on one thread, had no CPU."""
         now = _WaitCounters.now()
         span = max(1e-9, now.at - self.at)
-        waited, throttled = (now.waited - self.waited) / span, (now.throttled - self.throttled) / span
-        return round(min(1.0, max(0.0, waited)), 3), round(min(1.0, max(0.0, throttled)), 3)
+        waited = min(1.0, max(0.0, (now.waited - self.waited) / span))
+        # The kernel adds up the throttled time of every CPU.
+        throttled = min(waited, max(0.0, (now.throttled - self.throttled) / span))
+        return {"waited": round(waited, 3), "throttled": round(throttled, 3)}
 
 
 if __name__ == "__main__":
