@@ -28,6 +28,7 @@ from drivetrain.models.networks import (
     hf_vision,
     linear_table,
     mlp,
+    tabm,
     text_encoder,
     timm_vision,
     user_network,
@@ -241,4 +242,7 @@ def _build_table_network(job: TableJob, dataset: Dataset) -> Model:
     }
     if any(columns.edges):
         arguments |= {"edges": columns.edges, "number_embedding": spec.number_embedding}
+    if spec.name == "tabm":
+        arguments |= {"members": spec.members, "kind": tabm.choose_kind(dataset.heads[""])}
+        return Model(tabm.build(**arguments), "tabm", arguments, spec.freeze)
     return Model(mlp.build(**arguments), "tables", arguments, spec.freeze)

@@ -12,7 +12,17 @@ from pathlib import Path
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from drivetrain.models.networks import cnn, cnn_lstm, hf_vision, linear_table, mlp, text_encoder, timm_vision, word_bag
+from drivetrain.models.networks import (
+    cnn,
+    cnn_lstm,
+    hf_vision,
+    linear_table,
+    mlp,
+    tabm,
+    text_encoder,
+    timm_vision,
+    word_bag,
+)
 
 BUILDERS: dict[str, Callable[..., nn.Module]] = {
     "images": cnn.build,
@@ -23,6 +33,7 @@ BUILDERS: dict[str, Callable[..., nn.Module]] = {
     "series": cnn_lstm.build,
     "tables": mlp.build,
     "linear tables": linear_table.build,
+    "tabm": tabm.build,
 }
 _ALWAYS_ALLOWED_BYTES = 64 << 20
 """Networks up to this size are allowed whatever the size of the file."""

@@ -18,7 +18,7 @@ from drivetrain.job.images import ImageJob
 from drivetrain.job.series import SeriesJob
 from drivetrain.models import safetensors_file
 from drivetrain.models.builders import BUILDERS, limit_size
-from drivetrain.models.networks import cnn
+from drivetrain.models.networks import cnn, tabm
 from drivetrain.pretrained.earlier_run import WEIGHTS, EarlierModel
 
 Refuse = Callable[[str, str, str], SpecError]
@@ -157,7 +157,8 @@ def _list_tensors_by_head(builder: str, arguments: Mapping[str, Any]) -> dict[st
     by_head: dict[str, list[str]] = {name: [] for name in sizes}
     for key, shape in before.items():
         if growth := sum(after[key]) - sum(shape):
-            by_head[head_by_growth[growth]].append(key)
+            # A vector of all members of an ensemble, which has one head, grows by a multiple.
+            by_head[head_by_growth.get(growth, "")].append(key)
     return by_head
 
 
@@ -175,8 +176,10 @@ def _set_output_counts(arguments: Mapping[str, Any], counts: Mapping[str, int]) 
 
 
 def _resize_arguments(job: Job, earlier: EarlierModel, dataset: Dataset) -> dict[str, Any]:
-    """The arguments of the earlier network for images of this job's size."""
+    """The arguments of the earlier network for images of this job's size, and for outputs of its kind."""
     arguments = dict(earlier.arguments)
+    if earlier.builder == "tabm":
+        arguments["kind"] = tabm.choose_kind(dataset.heads[""])
     if isinstance(job, SeriesJob):
         _check_window(job, earlier, dataset.preprocessing["length"])
     if not isinstance(job, ImageJob):

@@ -46,7 +46,14 @@ class HeadLoss:
     """The user's loss, if `terms` are its terms."""
 
     def weighted_terms(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The weighted term of each sample, 0 without a label; shape (N,)."""
+        """The weighted term of each sample, 0 without a label; shape (N,).
+
+        Of an ensemble, with outputs (N, members, C), it is the mean of the members' terms.
+        """
+        if outputs.ndim == 3 and not self.custom:
+            members = outputs.shape[1]
+            terms = self.weighted_terms(outputs.flatten(0, 1), targets.repeat_interleave(members, 0))
+            return terms.view(-1, members).mean(1)
         weights = () if self.class_weights is None else (onto(outputs.device, self.class_weights).to(outputs.dtype),)
         if not self.partial:
             return self.terms(outputs, targets, *weights)
@@ -134,7 +141,7 @@ class Objective:
         """The contribution of these samples to the loss; a scalar.
 
         Args:
-            outputs: (N, C) for a single head, or a mapping by head name.
+            outputs: (N, C) for a single head, (N, members, C) of an ensemble, or a mapping by head name.
             targets: of the same samples.
             denominators: `denominators` of the whole batch.
         """

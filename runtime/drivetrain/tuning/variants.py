@@ -20,6 +20,7 @@ from drivetrain.data.dataset import Batch, Dataset
 from drivetrain.job.workload import Workload
 from drivetrain.models.build import Model
 from drivetrain.models.inspection import inspect_workload
+from drivetrain.models.networks.tabm import TabM
 from drivetrain.models.recompute import RecomputedBlock
 from drivetrain.optimizations import Effect, Optimization, Stage, Value
 from drivetrain.plan.plan import Plan
@@ -110,8 +111,8 @@ def turn_dropout_off(run: Run) -> None:
     """Turn dropout off until the next `train_mode`."""
     for module in run.model.modules():
         # Stay in training mode: BatchNorm would use its running statistics, cuDNN's recurrent kernels have a backward
-        # pass in training only, and a recomputed block would save its activations.
-        if not isinstance(module, nn.RNNBase | nn.modules.batchnorm._BatchNorm | RecomputedBlock):
+        # pass in training only, a recomputed block would save its activations, and an ensemble would return its mean.
+        if not isinstance(module, nn.RNNBase | nn.modules.batchnorm._BatchNorm | RecomputedBlock | TabM):
             module.training = False
 
 

@@ -66,13 +66,13 @@ class NumberEmbeddings(nn.Module):
         return (pieces + numbers.unsqueeze(2) * self.weight + self.bias).flatten(1)
 
 
-class Mlp(nn.Module):
-    """Linear layers with ReLU and dropout over embedded numbers and categories.
+class EmbeddedColumns(nn.Module):
+    """The columns of a table as one vector, which a network begins with: embedded numbers and categories.
 
     Inputs are numbers (N, numbers) float32 and category indices (N, len(categories)) int64, each only if the table has
-    such columns; the output is (N, outputs). All categories share one embedding table, in which each column has its own
-    range, so that one lookup is enough. The first row of each range is that of unknown categories. It is zero and stays
-    zero, because no training row uses it. Numbers without edges are not embedded.
+    such columns. All categories share one embedding table, in which each column has its own range, so that one lookup is
+    enough. The first row of each range is that of unknown categories. It is zero and stays zero, because no training row
+    uses it. Numbers without edges are not embedded.
     """
 
     offsets: Tensor
@@ -83,12 +83,9 @@ class Mlp(nn.Module):
         self,
         numbers: int,
         categories: Sequence[int],
-        outputs: int,
-        hidden: Sequence[int],
         embedding: int,
-        dropout: float,
-        edges: Sequence[Sequence[float]] = (),
-        number_embedding: int = 0,
+        edges: Sequence[Sequence[float]],
+        number_embedding: int,
     ) -> None:
         super().__init__()
         starts = [0, *accumulate(categories)]
@@ -102,15 +99,10 @@ class Mlp(nn.Module):
         self.register_buffer("offsets", torch.tensor(starts[:-1]), persistent=False)
         if categories:
             self.embeddings = EmbeddingTable(starts[-1], embedding)
-        widths = [len(plain) + len(embedded) * number_embedding + len(categories) * embedding, *hidden]
-        self.layers = nn.ModuleList(
-            nn.Sequential(nn.Linear(width_in, width_out), nn.ReLU(), nn.Dropout(dropout) if dropout else nn.Identity())
-            for width_in, width_out in pairwise(widths)
-        )
-        self.classifier = nn.Linear(widths[-1], outputs)
-        self._initialize(starts[:-1])
+        self.width = len(plain) + len(embedded) * number_embedding + len(categories) * embedding
 
-    def forward(self, *inputs: Tensor) -> Tensor:
+    def embed(self, *inputs: Tensor) -> Tensor:
+        """The columns as vectors (N, width)."""
         parts = list(inputs)
         if len(self.embedded_numbers):
             numbers = self.number_embeddings(parts[0].index_select(1, self.embedded_numbers))
@@ -118,12 +110,46 @@ class Mlp(nn.Module):
             parts[:1] = [*plain, numbers]
         if len(self.offsets):
             parts[-1] = self.embeddings(parts[-1] + self.offsets).flatten(1)
-        x = torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
+        return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
+
+    def initialize_categories(self) -> None:
+        """Normal, but for the unknown ones."""
+        if len(self.offsets):
+            nn.init.normal_(self.embeddings.weight, std=1.0)
+            with torch.no_grad():
+                self.embeddings.weight[self.offsets] = 0
+
+
+class Mlp(EmbeddedColumns):
+    """Linear layers with ReLU and dropout over embedded numbers and categories; the output is (N, outputs)."""
+
+    def __init__(
+        self,
+        numbers: int,
+        categories: Sequence[int],
+        outputs: int,
+        hidden: Sequence[int],
+        embedding: int,
+        dropout: float,
+        edges: Sequence[Sequence[float]] = (),
+        number_embedding: int = 0,
+    ) -> None:
+        super().__init__(numbers, categories, embedding, edges, number_embedding)
+        widths = [self.width, *hidden]
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(width_in, width_out), nn.ReLU(), nn.Dropout(dropout) if dropout else nn.Identity())
+            for width_in, width_out in pairwise(widths)
+        )
+        self.classifier = nn.Linear(widths[-1], outputs)
+        self._initialize()
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        x = self.embed(*inputs)
         for layer in self.layers:
             x = layer(x)
         return self.classifier(x)  # type: ignore[no-any-return]
 
-    def _initialize(self, unknown_rows: list[int]) -> None:
+    def _initialize(self) -> None:
         """Kaiming normal for layers (He et al. 2015), truncated normal (0.02) for the outputs, normal for embeddings."""
         for layer in self.layers:
             linear = layer[0]  # type: ignore[index]
@@ -131,10 +157,7 @@ class Mlp(nn.Module):
             nn.init.zeros_(linear.bias)
         nn.init.trunc_normal_(self.classifier.weight, std=0.02)
         nn.init.zeros_(self.classifier.bias)
-        if unknown_rows:
-            nn.init.normal_(self.embeddings.weight, std=1.0)
-            with torch.no_grad():
-                self.embeddings.weight[unknown_rows] = 0
+        self.initialize_categories()
 
 
 def build(

@@ -124,8 +124,10 @@ def _vary_series(job: Any, preprocessing: Mapping[str, Any]) -> Iterator[Variant
 
 
 def _vary_table(job: Any, preprocessing: Mapping[str, Any]) -> Iterator[Variant]:
-    if getattr(job.model, "name", "") == "mlp":
+    if getattr(job.model, "name", "") in ("mlp", "tabm"):
         yield Variant("half the units", {"model.hidden": [max(1, count // 2) for count in job.model.hidden]})
+        if job.model.name == "tabm" and job.model.members > 2:
+            yield Variant("half the members", {"model.members": job.model.members // 2})
         if len(job.model.hidden) > 1:
             yield Variant("one hidden layer", {"model.hidden": list(job.model.hidden[:1])})
         yield Variant("a linear model", {"model": "linear"})

@@ -1,0 +1,132 @@
+"""TabM for tables (Gorishniy et al. 2025): many perceptrons that share the weights of their layers, trained as one network.
+
+BatchEnsemble (Wen et al. 2020): each member scales the inputs and the outputs of a shared layer by vectors of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from drivetrain.data.dataset import Head
+from drivetrain.models.networks.mlp import EmbeddedColumns
+
+
+class MemberLayer(nn.Module):
+    """A linear layer with shared weights: (N, 1 or members, width_in) to (N, members, width_out).
+
+    What is a member's own is stored as vectors of all members, since the optimizer has no weight decay for vectors: a
+    factor should not decay to 0.
+    """
+
+    def __init__(self, width_in: int, width_out: int, members: int) -> None:
+        super().__init__()
+        self.members = members
+        self.linear = nn.Linear(width_in, width_out, bias=False)
+        self.input_factors = nn.Parameter(torch.ones(members * width_in))
+        self.output_factors = nn.Parameter(torch.ones(members * width_out))
+        self.bias = nn.Parameter(torch.zeros(members * width_out))
+        nn.init.kaiming_normal_(self.linear.weight, nonlinearity="relu")
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.linear(x * self._divide(self.input_factors, x))
+        return torch.addcmul(self._divide(self.bias, x), x, self._divide(self.output_factors, x))
+
+    def _divide(self, vectors: Tensor, x: Tensor) -> Tensor:
+        # Half precision stays half: the factors alone would make float32 of all activations.
+        return vectors.view(self.members, -1).to(x.dtype)
+
+
+class MemberOutputs(nn.Module):
+    """A linear layer for each member: (N, members, width) to (N, members, outputs)."""
+
+    def __init__(self, width: int, outputs: int, members: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(members, width, outputs))
+        self.bias = nn.Parameter(torch.zeros(members * outputs))
+        nn.init.trunc_normal_(self.weight, std=0.02)
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs = torch.bmm(x.transpose(0, 1), self.weight).transpose(0, 1)
+        return outputs + self.bias.view(len(self.weight), -1).to(outputs.dtype)
+
+
+class TabM(EmbeddedColumns):
+    """Members that differ at first by the random signs with which each takes the columns, and by their outputs.
+
+    In training the outputs are those of each member, (N, members, outputs), whose losses are averaged. In evaluation they
+    are (N, outputs): the mean of the members' numbers, or the logarithms or log odds of the mean of their probabilities.
+    """
+
+    def __init__(
+        self,
+        numbers: int,
+        categories: Sequence[int],
+        outputs: int,
+        kind: str,
+        members: int,
+        hidden: Sequence[int],
+        embedding: int,
+        dropout: float,
+        edges: Sequence[Sequence[float]],
+        number_embedding: int,
+    ) -> None:
+        super().__init__(numbers, categories, embedding, edges, number_embedding)
+        self.kind = kind
+        widths = [self.width, *hidden]
+        layers = [MemberLayer(width_in, width_out, members) for width_in, width_out in pairwise(widths)]
+        self.layers = nn.ModuleList(
+            nn.Sequential(layer, nn.ReLU(), nn.Dropout(dropout) if dropout else nn.Identity()) for layer in layers
+        )
+        self.classifier = MemberOutputs(widths[-1], outputs, members)
+        with torch.no_grad():
+            layers[0].input_factors.bernoulli_(0.5).mul_(2).sub_(1)
+        self.initialize_categories()
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        x = self.embed(*inputs).unsqueeze(1)
+        for layer in self.layers:
+            x = layer(x)
+        outputs: Tensor = self.classifier(x)
+        return outputs if self.training else average_members(outputs, self.kind)
+
+
+def average_members(outputs: Tensor, kind: str) -> Tensor:
+    """The outputs of an ensemble from those of its members, (N, members, outputs); `kind` as `choose_kind` returns it."""
+    outputs = outputs if outputs.dtype == torch.float64 else outputs.float()
+    if kind == "numbers":
+        return outputs.mean(1)
+    if kind == "labels":
+        # The 1/members of both means cancel.
+        return functional.logsigmoid(outputs).logsumexp(1) - functional.logsigmoid(-outputs).logsumexp(1)
+    return outputs.log_softmax(2).logsumexp(1) - math.log(outputs.shape[1])
+
+
+def choose_kind(head: Head) -> str:
+    """What the outputs of a head mean: exclusive `classes`, `labels` that can be true together, or `numbers`."""
+    return "numbers" if not head.classes else "labels" if head.several else "classes"
+
+
+def build(
+    *,
+    numbers: int,
+    categories: Sequence[int],
+    outputs: int,
+    kind: str,
+    members: int,
+    hidden: Sequence[int],
+    embedding: int,
+    dropout: float,
+    edges: Sequence[Sequence[float]] = (),
+    number_embedding: int = 0,
+) -> nn.Module:
+    """Build the network. Arguments are plain values, which `model/` stores to build the network again.
+
+    `edges` are the bounds of each number's bins, ascending; a number without edges is not embedded.
+    """
+    return TabM(numbers, categories, outputs, kind, members, hidden, embedding, dropout, edges, number_embedding)
