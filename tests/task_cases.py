@@ -167,6 +167,12 @@ CASES = {
         "task: tabular-classification\ndata: {train: train.csv, validation: held.csv, "
         f"target: kind, {TABLE('kind, ', '')}}}\nmodel: {{hidden: [8]}}\n",
     ),
+    "tabm": Case(
+        table,
+        ".csv",
+        "task: tabular-classification\ndata: {train: train.csv, validation: held.csv, "
+        f"target: kind, {TABLE('kind, ', '')}}}\nmodel: {{name: tabm, members: 3, hidden: [8]}}\n",
+    ),
     "table labels": Case(
         table,
         ".csv",

@@ -30,6 +30,7 @@ JOBS = {
     "heads of 5": f"{TEXTS}model: {NARROW}\noptimize: {{unpadding: packed, {ON}}}",
     "heads of 5, padded": f"{TEXTS}model: {NARROW}\noptimize: {{unpadding: off, {ON}}}",
     "heads of 5 in bf16": f"{TEXTS}model: {NARROW}\noptimize: {{unpadding: packed, precision: bf16, {ON}}}",
+    "tabm of 7": f"{TABLE}model: {{name: tabm, members: 3, hidden: [7, 3], dropout: 0.3}}\noptimize: {{{ON}}}",
     "table of 7": f"{TABLE}model: {{name: mlp, hidden: [7, 3], dropout: 0.3}}\noptimize: {{{ON}}}",
 }
 BATCHES = {1: 3, 2: 7}

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from drivetrain.cli import main
 from drivetrain.inference import onnx_file, predictions, thread_limits
 from drivetrain.models import saved_model
-from drivetrain.models.networks import cnn, cnn_lstm, mlp, text_encoder
+from drivetrain.models.networks import cnn, cnn_lstm, mlp, tabm, text_encoder
 from drivetrain.training.run import Run
 from tests.messages import says
 from tests.paths import ROOT
@@ -116,7 +116,7 @@ def test_the_file_gives_what_validation_computed(run: Run, exported_model: tuple
     assert description["preprocessing"] == run.dataset.preprocessing
 
 
-@pytest.mark.parametrize("name", ["image folders", "image labels", "image numbers", "series", "table"])
+@pytest.mark.parametrize("name", ["image folders", "image labels", "image numbers", "series", "table", "tabm"])
 def test_every_task_is_compared_on_its_own_validation_data(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -162,6 +162,19 @@ def test_data_that_is_gone_leaves_random_samples(
     assert "train.csv" in stderr
 
 
+TABLE_NETWORK: dict[str, Any] = {
+    "numbers": 2,
+    "categories": [3, 4],
+    "outputs": 2,
+    "hidden": [6],
+    "edges": [[], [-1.0, 0.0, 2.0]],
+    "number_embedding": 3,
+}
+TABLE: dict[str, Any] = {
+    "kind": "table",
+    "numeric": [{"name": n, "mean": 0.0, "std": 1.0, "median": 0.0, "missing": False} for n in "xy"],
+    "categorical": [{"name": n, "values": v, "missing": False} for n, v in (("p", ["a", "b"]), ("q", [*"abc"]))],
+}
 NETWORKS: dict[str, tuple[Any, dict[str, Any]]] = {
     "small-cnn": (
         lambda: cnn.build("small-cnn", channels=1, classes=3, image_size=12, width=4, dropout=0.1),
@@ -179,17 +192,10 @@ NETWORKS: dict[str, tuple[Any, dict[str, Any]]] = {
         lambda: text_encoder.build(config=BERT, outputs={"a": 3, "b": 2}, pooling="cls", dropout=0.1),
         {"kind": "texts", "max_length": 20, "vocabulary": 60},
     ),
-    "mlp": (
-        lambda: mlp.build(
-            numbers=2, categories=[3, 4], outputs=2, hidden=[6], edges=[[], [-1.0, 0.0, 2.0]], number_embedding=3
-        ),
-        {
-            "kind": "table",
-            "numeric": [{"name": n, "mean": 0.0, "std": 1.0, "median": 0.0, "missing": False} for n in "xy"],
-            "categorical": [
-                {"name": n, "values": v, "missing": False} for n, v in (("p", ["a", "b"]), ("q", [*"abc"]))
-            ],
-        },
+    "mlp": (lambda: mlp.build(**TABLE_NETWORK), TABLE),
+    "tabm, labels": (
+        lambda: tabm.build(**TABLE_NETWORK, kind="labels", members=3, embedding=2, dropout=0.1),
+        TABLE,
     ),
 }
 

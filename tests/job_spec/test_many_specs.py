@@ -99,7 +99,7 @@ def table(folder: Path, draw: Draw) -> dict[str, Any]:
     return {
         "task": f"tabular-{task}",
         "data": {"train": "a.csv", "target": target, "ignore": ignore},
-        "model": {"name": "mlp", "hidden": [8]},
+        "model": draw.choice(({"name": "mlp", "hidden": [8]}, {"name": "tabm", "members": 3, "hidden": [8]})),
     }
 
 

@@ -41,6 +41,7 @@ SERIES = "series-classification", "{train: a.npz, validation: 0.25, augment: {mi
 TABLE = "tabular-classification", "{train: a.csv, target: kind, validation: 0.25}"
 NETWORKS = {
     "mlp": (TABLE, "{name: mlp, hidden: [8, 8]}"),
+    "tabm": (TABLE, "{name: tabm, members: 3, hidden: [8, 8]}"),
     "cnn-lstm": (SERIES, "{name: cnn-lstm, cnn_channels: [4], lstm_hidden: 8, dropout: 0.2}"),
     "small-cnn": (IMAGES, "{name: small-cnn, width: 4}"),
     "resnet18": (IMAGES, "{name: resnet18, width: 4}"),

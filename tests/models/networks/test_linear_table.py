@@ -107,5 +107,5 @@ def test_it_trains_predicts_and_exports_like_any_other(
 
 
 def test_what_it_does_not_have_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, check=saying("has-no-effect-on-linear", "model.name")):
+    with pytest.raises(SpecError, check=saying("has-no-effect-on-network", "model.hidden", "model.name: linear")):
         job_spec.load(write(tmp_path, model="{name: linear, hidden: [8]}"))
