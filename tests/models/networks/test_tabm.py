@@ -175,7 +175,7 @@ def write(
 
 
 def test_the_short_form_is_the_default(tmp_path: Path) -> None:
-    short, whole = (job_spec.load(write(tmp_path, model)) for model in ("tabm", "{name: tabm, members: 16}"))
+    short, whole = (job_spec.load(write(tmp_path, model)) for model in ("tabm", "{name: tabm, members: 8}"))
     assert short.model == whole.model  # type: ignore[attr-defined]
 
 
