@@ -99,7 +99,8 @@ class EmbeddedColumns(nn.Module):
         self.register_buffer("offsets", torch.tensor(starts[:-1]), persistent=False)
         if categories:
             self.embeddings = EmbeddingTable(starts[-1], embedding)
-        self.width = len(plain) + len(embedded) * number_embedding + len(categories) * embedding
+        self.column_widths = [1] * len(plain) + [number_embedding] * len(embedded) + [embedding] * len(categories)
+        self.width = sum(self.column_widths)
 
     def embed(self, *inputs: Tensor) -> Tensor:
         """The columns as vectors (N, width)."""

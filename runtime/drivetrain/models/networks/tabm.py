@@ -57,7 +57,7 @@ class MemberOutputs(nn.Module):
 
 
 class TabM(EmbeddedColumns):
-    """Members that differ at first by the random signs with which each takes the columns, and by their outputs.
+    """Members that differ at first by the random signs with which each takes the columns, and by their output layers.
 
     In training the outputs are those of each member, (N, members, outputs), whose losses are averaged. In evaluation they
     are (N, outputs): the mean of the members' numbers, or the logarithms or log odds of the mean of their probabilities.
@@ -84,8 +84,7 @@ class TabM(EmbeddedColumns):
             nn.Sequential(layer, nn.ReLU(), nn.Dropout(dropout) if dropout else nn.Identity()) for layer in layers
         )
         self.classifier = MemberOutputs(widths[-1], outputs, members)
-        with torch.no_grad():
-            layers[0].input_factors.bernoulli_(0.5).mul_(2).sub_(1)
+        self._draw_signs(layers[0])
         self.initialize_categories()
 
     def forward(self, *inputs: Tensor) -> Tensor:
@@ -94,6 +93,13 @@ class TabM(EmbeddedColumns):
             x = layer(x)
         outputs: Tensor = self.classifier(x)
         return outputs if self.training else average_members(outputs, self.kind)
+
+    @torch.no_grad()
+    def _draw_signs(self, layer: MemberLayer) -> None:
+        """A sign for each member and column: one for each number of its embedding would blur the column."""
+        signs = torch.randint(2, (layer.members, len(self.column_widths))) * 2.0 - 1
+        by_column = [signs[:, [column]].expand(-1, width) for column, width in enumerate(self.column_widths)]
+        layer.input_factors.copy_(torch.cat(by_column, dim=1).flatten())
 
 
 def average_members(outputs: Tensor, kind: str) -> Tensor:
