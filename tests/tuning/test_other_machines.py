@@ -174,7 +174,7 @@ def test_an_earlier_run_on_such_a_machine_counts_more_than_a_model(tmp_path: Pat
 def test_an_unknown_machine_names_the_known_ones() -> None:
     with pytest.raises(SpecError) as caught:
         find_machines("t4,a1000")
-    assert says(str(caught.value), "on-no-target-machine", "'a1000'")
+    assert says(str(caught.value), "on-no-known-machine", "'a1000'")
 
 
 @pytest.mark.parametrize(
