@@ -78,7 +78,7 @@ def test_the_report_shows_columns_by_their_escaped_names(explained_table: Path) 
     page = read_page(explained_table)
     assert HOSTILE in page.text
     assert "b" not in page.tags
-    assert "Importance of the columns" in (explained_table / "report.md").read_text()
+    assert says((explained_table / "report.md").read_text(), "explain-importance")
     rows = json.loads((explained_table / "report.json").read_text())["importance"]
     assert rows[0]["column"] == HOSTILE
 
@@ -139,7 +139,7 @@ def measure_share_on_squares(network: nn.Module, noise: float) -> float:
     pictures, labels, _ = draw_squares(480, 1, noise)
     for part, truth in [*zip(pictures.split(16), labels.split(16), strict=True)] * 4:
         optimizer.zero_grad()
-        F.cross_entropy(network(part), truth).backward()  # type: ignore[no-untyped-call]
+        F.cross_entropy(network(part), truth).backward()
         optimizer.step()
     network.eval()
     pictures, _, places = draw_squares(24, 2, noise)
@@ -176,9 +176,9 @@ def test_a_run_gets_maps_of_its_mistakes_and_of_right_pictures(tmp_path: Path) -
     assert wrong
     assert wrong == maps[: len(wrong)], "the mistakes come first"
     page = read_page(run)
-    assert "Where the network looked" in page.text
+    assert says(page.text, "explain-heat-maps")
     assert sum(load.startswith("data:image/") for load in page.loads) >= len(maps)
-    assert "Where the network looked" in (run / "report.md").read_text()
+    assert says((run / "report.md").read_text(), "explain-heat-maps")
 
 
 def test_layercam_is_what_a_hand_computes() -> None:
@@ -229,7 +229,7 @@ class Patches(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         tokens = self.patches(x).flatten(2).permute(2, 0, 1)
-        return self.outputs(self.mixer(tokens).mean(dim=0))  # type: ignore[no-any-return]
+        return self.outputs(self.mixer(tokens).mean(dim=0))
 
 
 @pytest.mark.parametrize(
