@@ -264,6 +264,7 @@ def _add_use(add: Add) -> None:
     command = add("evaluate", "compute metrics and the confusion matrix on validation or new labeled data")
     command.add_argument("run", type=named_run.parse, help=run)
     command.add_path("--data", "PATH", "labeled data to use instead of the run's validation data")
+    command.add_switch("--explain", "add to the report what the model looks at: columns of tables, places in pictures")
     command.add_path("--output", "DIR", "output folder (default: evaluation/ in the run, or evaluation-DATA/)")
     command.add_switch("--json", "print JSON instead of tables")
     _add_csv(command)
