@@ -45,6 +45,7 @@ NEEDED = {
     "events.jsonl": set(),
     "provenance.json": set(),
     "baselines.json": set(),
+    "explanation.json": set(),
     "ranks.json": set(),
 }
 """The files of a run, and the commands that cannot do without; all others show or do what is possible without it."""
@@ -86,6 +87,9 @@ def finished_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "answers": {},
     }
     (run / "baselines.json").write_text(json.dumps({"validation_samples": 40, "baselines": [fitted], "skipped": []}))
+    sample = {"title": "a", "truth": "b", "answer": "c", "probability": 0.9, "picture": "iVBORw0KGgoAAAAA"}
+    columns = [{"column": "a", "mean": 0.1, "spread": 0.01}]
+    (run / "explanation.json").write_text(json.dumps({"importance": {"columns": columns}, "maps": [sample]}))
     shutil.copytree(run, folder / "runs" / "other-001")
     return folder
 

@@ -67,6 +67,7 @@ RUN_COMMANDS = {
     "compare": ["compare", "runs/hostile-001", "runs/other-001"],
     "track": ["track", "runs/hostile-001", "--mlflow", "ADDRESS"],
     "evaluate": ["evaluate", "runs/hostile-001"],
+    "explain": ["evaluate", "runs/hostile-001", "--explain"],
     "predict": ["predict", "runs/hostile-001", "photos"],
     "export": ["export", "runs/hostile-001", "--output", "model.onnx"],
     "reproduce": ["reproduce", "runs/hostile-001"],

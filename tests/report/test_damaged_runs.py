@@ -58,6 +58,7 @@ def text_of(run: Path) -> str:
         ("result.json", None, "result.json: missing; the best value and the peaks come from the logs"),
         ("result.json", "", "result.json: empty"),
         ("result.json", "[]", "result.json: cut or damaged"),
+        ("explanation.json", "[]", "explanation.json: cut or damaged; what the model looks at cannot be shown"),
         ("state.json", None, "state.json: missing; how the run ended is unknown"),
         ("events.jsonl", "\udcff\udcfe", "events.jsonl: the last line (1) is incomplete"),
     ],
@@ -123,6 +124,8 @@ def test_foreign_text_stays_text(tmp_path: Path) -> None:
     change_json(run / "result.json", lambda r: r.update(stopped_because=EVIL, phases={EVIL: 1.0}, last={EVIL: 1.0}))
     write_rows(run / "metrics.jsonl", [{"step": 1, "epoch": 0, EVIL: 1.0}, {"step": 2, "epoch": 0, EVIL: 2.0}])
     write_rows(run / "events.jsonl", [{"time": 1.5, "kind": EVIL, "text": EVIL}])
+    column = {"column": EVIL, "mean": 1.0, "spread": 0.1}
+    (run / "explanation.json").write_text(json.dumps({"importance": {"metric": EVIL, "columns": [column]}}))
     (run / "job.yaml").write_text(f"name: x\n# {EVIL} ``` </pre>\n", encoding="utf-8")
     write(run)
     page = read_page(run)

@@ -62,7 +62,9 @@ def test_the_rest_is_sent_although_the_user_does_not_wait(
 
 def test_a_server_that_stays_away_is_told_at_the_end(tmp_path: Path) -> None:
     run = make_folder(tmp_path, "http://127.0.0.1:9")
-    TrackerProcess(run, Track(mlflow="http://127.0.0.1:9")).finish(stopped=True)
+    child = TrackerProcess(run, Track(mlflow="http://127.0.0.1:9"))
+    _wait(lambda: "training goes on" in _events(run))  # on a busy machine it starts for longer than a stop waits
+    child.finish(stopped=True)
     assert says(_events(run), "rows-were-not-sent", 30)
     assert f"`drivetrain track {run}` sends it" in _events(run)
 

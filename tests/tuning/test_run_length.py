@@ -78,6 +78,8 @@ def test_the_length_follows_from_the_time_and_is_bounded(tmp_path: Path) -> None
     assert lengths["60s"] == {"epochs": 6, "steps": 300}
     without = load_job.load(path, ["train.within=60s"])
     assert run_length.choose_length(without, TIMES, 2.0) == {"epochs": 7, "steps": 350}
+    # Of a longer time a twentieth is left to them.
+    assert lengths["5m"]["steps"] == TIMES.fit_steps(300 * 0.95 - 2 - TIMES.start - run_length.ENDING_SECONDS - 15)
     assert lengths["5m"]["epochs"] == -(-lengths["5m"]["steps"] // 50)
     assert lengths["24h"] == {"epochs": 100, "steps": 5000}
     with pytest.raises(SpecError) as error:

@@ -52,6 +52,9 @@ def plan(options: argparse.Namespace) -> int:
     from drivetrain.plan import evidence
     from drivetrain.plan import plan as plans
     from drivetrain.plan.plan_table import render
+    from drivetrain.tuning.elsewhere.known_machines import find_machines
+    from drivetrain.tuning.elsewhere.other_machines import compare_machines
+    from drivetrain.tuning.elsewhere.price_list import read_price_list
     from drivetrain.tuning.run_length import forecast
 
     show = say_aside if options.json else say
@@ -67,9 +70,19 @@ def plan(options: argparse.Namespace) -> int:
             show(note)
     measured = {} if options.hardware else evidence.load_process_settings(machine, job)
     resolved = plans.resolve(job, machine, plain=options.plain, measured=measured)
+    if options.prices and not options.on:
+        raise SpecError(
+            "--prices without --on", "prices of the machines in --on", "add --on MACHINES, or remove --prices"
+        )
+    for name in ("time", "on"):
+        if getattr(options, name) and options.hardware:
+            raise SpecError(f"--{name} with --hardware", "steps of this machine, which are timed", "leave one out")
+    if options.on:
+        machines, prices = find_machines(options.on), read_price_list(options.prices) if options.prices else None
+        return compare_machines(
+            options.job, options.set, machine, resolved, machines, prices=prices, as_json=options.json
+        )
     if options.time:
-        if options.hardware:
-            raise SpecError("--time with --hardware", "the time on this machine, which is measured", "leave one out")
         return forecast(options.job, options.set, machine, resolved, as_json=options.json)
     if options.json:
         say_json(resolved.to_json())

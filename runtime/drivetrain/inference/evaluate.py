@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from drivetrain.data import notes
 from drivetrain.errors import DataError, SpecError
 from drivetrain.hardware import device_check
-from drivetrain.inference import evaluation_folder, thread_limits
+from drivetrain.inference import evaluation_folder, explanation, thread_limits
 from drivetrain.job.formatting import format_metric
 from drivetrain.job.job import SCALED_RMSE
 from drivetrain.report.confusion import HEADER, Confusion, LabelTable, read_confusions, read_label_tables
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import torch
 
     from drivetrain.data.dataset import Dataset
+    from drivetrain.inference.validation_samples import ValidationSamples
     from drivetrain.job import Job
     from drivetrain.models.saved_model import SavedModel
     from drivetrain.training.evaluation.metrics import MetricAccumulator
@@ -48,6 +49,8 @@ class EvaluateRequest:
     """How CSV files are written, with the keys of `data.csv`."""
     as_json: bool = False
     """Whether to print JSON instead of tables."""
+    explain: bool = False
+    """Whether to add to the report of the run what the model looks at."""
 
 
 def evaluate(request: EvaluateRequest) -> int:
@@ -56,6 +59,7 @@ def evaluate(request: EvaluateRequest) -> int:
     Raises:
         CheckpointError: if there is no trained model.
         DataError: if the data cannot be used, or is not what the model was trained on.
+        SpecError: if the model cannot be explained.
         StorageError: if the output cannot be written.
     """
     # With a large model or data set, importing torch and reading take minutes.
@@ -66,9 +70,14 @@ def evaluate(request: EvaluateRequest) -> int:
     from drivetrain.models import saved_model
 
     trained = saved_model.load(request.run, consent=request.run_code)
+    if request.explain:
+        explanation.check_explainable(trained, request.data)
     device = torch.device(device_check.select_usable_device(machine, thread_limits.report))
     if request.data is None:
-        accumulator = _evaluate_validation(request, trained, device)
+        samples = _load_samples(request, trained, device)
+        accumulator = samples.make_accumulator()
+        validation = samples.data.validation
+        _add_batches(accumulator, samples.compute_outputs(validation), validation.targets)
         source, prefix = "validation data of the run", "validation/"
     else:
         source, prefix, accumulator = str(request.data), "", _evaluate_new(request, request.data, trained, device)
@@ -86,6 +95,9 @@ def evaluate(request: EvaluateRequest) -> int:
         "metrics": metrics,
     }
     evaluation_folder.write(folder, summary, matrices, tables)
+    if request.explain:
+        mistakes = [sample for worst in accumulator.worst.values() for _, sample, _, _ in worst.rows]
+        explanation.explain(request.run, samples, mistakes)
     if request.as_json:
         say_json({"exit_code": 0, **summary, "folder": str(folder)})
     else:
@@ -136,11 +148,10 @@ def load_validation_data(run: Path, trained: SavedModel, *, consent: bool) -> tu
     return job, data
 
 
-def _evaluate_validation(request: EvaluateRequest, trained: SavedModel, device: torch.device) -> MetricAccumulator:
-    """Evaluate on the validation data, read again as in the job, with the job's loss."""
-    from drivetrain.models import forward
+def _load_samples(request: EvaluateRequest, trained: SavedModel, device: torch.device) -> ValidationSamples:
+    """The validation data, read again as in the job, with the job's loss."""
+    from drivetrain.inference.validation_samples import ValidationSamples
     from drivetrain.training import losses
-    from drivetrain.training.evaluation.metrics import MetricAccumulator
 
     job, data = load_validation_data(request.run, trained, consent=request.run_code)
     train = job.train
@@ -150,10 +161,9 @@ def _evaluate_validation(request: EvaluateRequest, trained: SavedModel, device: 
         name: replace(head, temperature=trained.heads[name].temperature, thresholds=trained.heads[name].thresholds)
         for name, head in data.heads.items()
     }
-    accumulator = MetricAccumulator(heads, objective)
-    outputs = forward.compute_outputs(trained.network, data.heads, data.validation, data.prepare, device)
-    _add_batches(accumulator, outputs, data.validation.targets)
-    return accumulator
+    # The data can have decided on another metric than the job's.
+    metric = next((key for key in trained.trained if key not in ("run", "step", "epoch")), job.best())
+    return ValidationSamples(trained, data, heads, objective, metric, train.seed, device)
 
 
 def read_run_data(run: Path, job: Job) -> Dataset:
@@ -204,7 +214,7 @@ def _add_batches(accumulator: MetricAccumulator, batches: Any, targets: Mapping[
     say_aside(f"evaluate: {total:,} samples")
     for ids, outputs in time_left.report_progress(batches, total, "evaluate"):
         index = torch.from_numpy(ids)
-        accumulator.add(outputs, {name: y[index] for name, y in targets.items()})
+        accumulator.add(outputs, {name: y[index] for name, y in targets.items()}, ids)
 
 
 def load_stored_job(run: Path, *, download: bool = True) -> Job:

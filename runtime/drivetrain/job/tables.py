@@ -62,8 +62,8 @@ class TableData(TableFileData):
 
 
 DEFAULT_MEMBERS = 8
-"""A step takes as many times as long as that of one perceptron; the paper has 32, for GPUs. Of 20,000 flights, 8 lowered the
-log loss by 0.007 and 16 by 0.010, in twice the time.
+"""A step takes as many times as long as that of one perceptron. The paper has 32; of 20,000 flights, 4 lowered the log loss
+from 0.483 to 0.479, 8 to 0.474, and 16 no further.
 """
 
 

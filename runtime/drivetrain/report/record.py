@@ -31,6 +31,7 @@ _CONSEQUENCES = {
     run_files.OPERATORS_FILE: "the slowest operators cannot be shown",
     run_files.PROGRESS_FILE: "the metric that chooses the weights is that of the job",
     run_files.MISTAKES_FILE: "the most confident mistakes cannot be shown",
+    run_files.EXPLANATION_FILE: "what the model looks at cannot be shown",
     run_files.BASELINES_FILE: "the simple models beside the network cannot be shown",
     run_files.PROVENANCE_FILE: "from which bytes the run was made cannot be shown",
     run_files.EXTENSION_FILE: "the run that this one continues cannot be shown",
@@ -74,6 +75,8 @@ class Record:
     """The metric that chooses the weights of this run, as it said when it began; empty if it never did."""
     mistakes: Mapping[str, Any] = field(default_factory=dict)
     """The worst mistakes by head."""
+    explanation: Mapping[str, Any] = field(default_factory=dict)
+    """What the model looks at, as in explanation.json."""
     provenance: Mapping[str, Any] = field(default_factory=dict)
     """Digests of what a finished run was made from."""
     baselines: Mapping[str, Any] = field(default_factory=dict)
@@ -110,6 +113,7 @@ def read(run: Path) -> Record:
             *(run_files.BASELINES_FILE, run_files.PROVENANCE_FILE, run_files.PROGRESS_FILE),
         )
     )
+    record.explanation = _read_object(record, run, run_files.EXPLANATION_FILE, is_optional=True)
     record.watched_metric = printable(str(progress.get("best") or ""))
     record.ranks = rank_record.read_records(run)
     return record

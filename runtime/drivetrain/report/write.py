@@ -22,6 +22,7 @@ from drivetrain.report.sections import body, tested_model
 from drivetrain.report.sections.advice import list_advice
 from drivetrain.report.sections.baselines import baselines_section
 from drivetrain.report.sections.body import list_sections
+from drivetrain.report.sections.explanation import read_columns
 from drivetrain.report.sections.headline import describe_baselines, list_alerts, make_headline
 from drivetrain.report.sections.plan import list_differences
 from drivetrain.report.sections.provenance import provenance_section
@@ -77,6 +78,9 @@ def _list_results(record: Record, summary: Summary) -> dict[str, object]:
             table.head: {"samples": table.samples, "labels": [asdict(row) for row in table.rows]}
             for table in read_label_tables(record.result.get("confusion"))
         },
+        "importance": [
+            {"column": name, "mean": mean, "spread": spread} for name, mean, spread in read_columns(record.explanation)
+        ],
         "curves": {name: thin_points(series) for name, series in record.metrics.items()},
         "telemetry": {name: thin_points(series) for name, series in record.telemetry.items()},
         "events": record.events,

@@ -31,6 +31,8 @@ EXTENSION_FILE, PROVENANCE_FILE, BASELINES_FILE = "extension.json", "provenance.
 RANKS_FILE, MISTAKES_FILE, OPERATORS_FILE = "ranks.json", "mistakes.json", "operators.json"
 LEADER_FILE, COPY_FILE, LOCK_FILE = "leader.json", "copy.json", ".lock"
 """What another process was told by the leader; which starts wrote the copy of the run; the lock of who trains in it."""
+EXPLANATION_FILE = "explanation.json"
+"""What the model looks at: importance of the columns, or heat maps."""
 MODEL_CARD_FILE = "model-card.md"
 REPORT_FILES = REPORT_PAGE, REPORT_TEXT, REPORT_DATA = "report.html", "report.md", "report.json"
 SWEEP_FILE = "sweep.yaml"

@@ -32,7 +32,9 @@ MIN_STEPS = 20
 ENDING_SECONDS = 7.0
 """For what follows the last evaluation: model, report, and the start of the process of the simple models."""
 SIMPLE_MODELS_SHARE, MAX_SIMPLE_MODELS_SECONDS = 0.1, 60.0
-"""Time for the simple models, which say what the network's result is worth: a share of `train.within`, or of the training, at most this."""
+"""Time for the simple models, which say what the network's result is worth: a share of the training, at most this."""
+RESERVED_SHARE, RESERVED_SECONDS = 0.05, 6.0
+"""Share of `train.within` that stays free for them, since they seldom need all of theirs; of short times these seconds, at most a tenth."""
 MARGIN = 0.05
 """Share of the time that stays free, since steps never take all the same time."""
 
@@ -198,7 +200,9 @@ def _reserve_for_ending(job: Job, times: RunTimes) -> float:
     ending_seconds = times.test + ENDING_SECONDS
     if job.baselines == "off":
         return ending_seconds
-    return ending_seconds + min(MAX_SIMPLE_MODELS_SECONDS, SIMPLE_MODELS_SHARE * parse_duration(job.train.within or ""))
+    seconds = parse_duration(job.train.within or "")
+    reserved = max(RESERVED_SHARE * seconds, min(RESERVED_SECONDS, SIMPLE_MODELS_SHARE * seconds))
+    return ending_seconds + min(MAX_SIMPLE_MODELS_SECONDS, reserved)
 
 
 def _one_epoch(job: Job) -> Train:

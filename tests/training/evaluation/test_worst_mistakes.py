@@ -17,7 +17,7 @@ from PIL import Image
 from drivetrain.report import write as reports
 from drivetrain.report.sections.mistakes import worst_sections
 from drivetrain.system.run_files import MISTAKES_FILE
-from drivetrain.training.evaluation.worst_mistakes import MAX_MISTAKES, WorstMistakes, encode_picture
+from drivetrain.training.evaluation.worst_mistakes import MAX_MISTAKES, WorstMistakes, draw_picture, encode_picture
 from tests import tiny
 from tests.messages import says
 from tests.report_folder import make_run
@@ -64,7 +64,7 @@ def test_a_network_without_mistakes_and_one_without_numbers() -> None:
 
 def test_a_picture_is_small_and_the_sample() -> None:
     split = tiny.dataset().validation
-    image = Image.open(io.BytesIO(base64.b64decode(encode_picture(split, 2))))
+    image = Image.open(io.BytesIO(base64.b64decode(encode_picture(draw_picture(split, 2)))))
     assert image.size == (8, 8)
     sample = split.gather(np.array([2]))[0][0, 0]
     assert int(np.asarray(image.convert("L")).argmax()) == int(sample.argmax())

@@ -26,6 +26,7 @@ from drivetrain.report.log_series import Series
 from drivetrain.report.record import MissingRecord, Record
 from drivetrain.report.sections.advice import advice_section
 from drivetrain.report.sections.baselines import baselines_section
+from drivetrain.report.sections.explanation import explanation_sections
 from drivetrain.report.sections.machine import machine_section, time_section
 from drivetrain.report.sections.mistakes import worst_sections
 from drivetrain.report.sections.numbers import number_sections
@@ -79,6 +80,7 @@ def list_sections(record: Record, summary: Summary) -> list[Section]:
         *(labels_section(table) for table in read_label_tables(record.result.get("confusion"))),
         *worst_sections(record.mistakes),
         *number_sections(record.result.get("confusion"), record.mistakes),
+        *explanation_sections(record.explanation),
         plan_section(plan) if plan else None,
         effective_section(plan) if plan else None,
         notes_section(plan) if plan else None,

@@ -14,32 +14,34 @@ from drivetrain.system.run_records import read_objects
 _BASE64 = re.compile(r"[A-Za-z0-9+/]{8,60000}={0,2}")
 _KINDS = {"iVBORw0KGgo": "image/png", "/9j/": "image/jpeg"}
 """The first characters of these file types in base64."""
-_MAX_CHARACTERS = 600_000
+MAX_CHARACTERS = 600_000
 """Limit for all pictures together, in characters of the page."""
 
 
 def worst_sections(mistakes: Mapping[str, object]) -> Iterator[Section]:
     """A section for each head that has mistakes."""
-    bytes_left = _MAX_CHARACTERS
+    bytes_left = MAX_CHARACTERS
     for head in mistakes:
-        photos = [photo for row in read_objects(mistakes, head) if (photo := _read_photo(row))]
+        photos = [photo for row in read_objects(mistakes, head) if (photo := read_photo(row))]
         bytes_left -= sum(len(photo.data) for photo in photos)
         if not photos:
             continue
         name = f" of {format_json(head)}" if head else ""
-        blocks = _make_blocks(photos, bytes_left >= 0)
+        text = Text("Misclassified samples of the best evaluation, most confident first.", Tone.QUIET)
+        blocks = (text, make_sample_block(photos, bytes_left >= 0))
         yield Section(f"mistakes{name.replace(' ', '-')}", f"Most confident mistakes{name}", blocks)
 
 
-def _make_blocks(photos: list[SamplePicture], fits: bool) -> tuple[Block, ...]:
-    text = Text("Misclassified samples of the best evaluation, most confident first.", Tone.QUIET)
+def make_sample_block(photos: list[SamplePicture], fits: bool) -> Block:
+    """Samples as pictures; as a table if some have none, or if they do not fit on the page."""
     if fits and all(photo.data for photo in photos):
-        return text, Gallery(tuple(photos))
+        return Gallery(tuple(photos))
     rows = tuple((photo.title, photo.truth, photo.answer, photo.probability) for photo in photos)
-    return text, Table(("sample", "true class", "predicted", "probability"), rows)
+    return Table(("sample", "true class", "predicted", "probability"), rows)
 
 
-def _read_photo(row: Mapping[str, Any]) -> SamplePicture | None:
+def read_photo(row: Mapping[str, Any]) -> SamplePicture | None:
+    """A stored sample; None if it is damaged. What is no picture is left out."""
     try:
         truth, answer = (shorten(printable(str(row[key])), 40) for key in ("truth", "answer"))
         title, probability = shorten(printable(str(row["title"])), 160), format_share(float(row["probability"]))

@@ -18,6 +18,8 @@ from drivetrain.data.stateless_random import Ids
 from drivetrain.system.run_files import MISTAKES_FILE, RunFiles
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
+
     from drivetrain.data.dataset import Split
     from drivetrain.training.run import Run
 
@@ -91,20 +93,24 @@ def _describe_mistake(run: Run, record: Mapping[str, Any], row: dict[str, Any]) 
     if "classes" in record:
         mistake |= {key: record["classes"][row[key]] for key in ("truth", "answer")}
     if run.job.task.startswith("image") and "classes" in record:
-        mistake["picture"] = encode_picture(split, row["sample"])
+        mistake["picture"] = encode_picture(draw_picture(split, row["sample"]))
     return mistake
 
 
-def encode_picture(split: Split, sample: int) -> str:
-    """A validation image as a small PNG or JPEG, whichever has fewer bytes, in base64."""
-    from PIL import Image
+def draw_picture(split: Split, sample: int) -> Image:
+    """A validation image, with three channels."""
+    from PIL.Image import fromarray
 
     pixels = split.gather(torch.tensor([sample]).numpy())[0][0].cpu()
     if pixels.dtype != torch.uint8:
         low, high = pixels.min(), pixels.max()
         pixels = ((pixels.float() - low) / (high - low).clamp_min(1e-9) * 255).to(torch.uint8)
     pixels = pixels.expand(3, -1, -1) if pixels.shape[0] == 1 else pixels[:3]
-    image = Image.fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
+    return fromarray(pixels.permute(1, 2, 0).contiguous().numpy())
+
+
+def encode_picture(image: Image) -> str:
+    """A picture as a small PNG or JPEG, whichever has fewer bytes, in base64."""
     image.thumbnail((PICTURE_SIDE, PICTURE_SIDE))
     files = []
     for kind in ("png", "jpeg"):

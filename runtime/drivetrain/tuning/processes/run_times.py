@@ -14,7 +14,7 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,8 +27,11 @@ from drivetrain.tuning.child_main import MeasuringCall
 from drivetrain.tuning.run_length import RunTimes
 
 if TYPE_CHECKING:
+    from drivetrain.optimizations import Value
     from drivetrain.training.run import Run
+    from drivetrain.tuning.memory.micro_batch import MicroBatchSearch
 
+NO_CHANGES: Mapping[str, Value] = {}
 WARMING_STEPS = 3
 """Steps that are not timed: the first ones allocate memory and choose kernels."""
 MAX_SECONDS = 4.0
@@ -50,13 +53,15 @@ def measure(call: MeasuringCall) -> None:
     """Write the times of a run that is assembled as a training would assemble it."""
     # The training prints the same notes on the data again.
     with contextlib.redirect_stdout(io.StringIO()):
-        search = call.load_search()
-        # The epoch that trains most layers takes longest, and has no cached features.
-        last_epoch = search.network.unfreezing.last
-        plan = search.plan.with_values({"feature_cache": False}) if last_epoch else search.plan
-        run = search.assemble_copy(plan, last_epoch)
-        del search  # a training has one network in memory, and the peak is reported as its own
+        run = assemble_longest_epoch(call.load_search())
         write_json(call.options.output, asdict(time_run(run, process_seconds())))
+
+
+def assemble_longest_epoch(search: MicroBatchSearch, changed_values: Mapping[str, Value] = NO_CHANGES) -> Run:
+    """The run in the epoch that trains most layers, which takes longest and has no cached features."""
+    last_epoch = search.network.unfreezing.last
+    values = {"feature_cache": False, **changed_values} if last_epoch else changed_values
+    return search.assemble_copy(search.plan.with_values(values), last_epoch)
 
 
 def time_run(run: Run, start_seconds: float) -> RunTimes:

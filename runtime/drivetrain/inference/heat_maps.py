@@ -1,0 +1,153 @@
+"""Shows where in a picture a convolutional network saw its class, by LayerCAM.
+
+Jiang, Zhang, Hou, Cheng & Wei, "LayerCAM: Exploring Hierarchical Class Activation Maps for Localization", IEEE TIP 2021: each
+activation of a layer counts by its own gradient of the class score, where that is positive. The layer here is the end of the
+last convolution stage, before the pooling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor, nn
+
+from drivetrain.data.dataset import NO_LABEL
+from drivetrain.errors import SpecError
+from drivetrain.inference.validation_samples import ValidationSamples
+from drivetrain.system import torch_settings
+from drivetrain.training.evaluation import worst_mistakes
+
+MAX_RIGHT, MAX_TRIED = 4, 32
+"""Right predictions that are shown beside the worst mistakes, and samples that are tried for them."""
+HEAT_OPACITY = 0.65
+
+
+class LastStage:
+    """The end of the last convolution stage in a forward pass of one picture: the last output with the places of the last
+    convolution.
+    """
+
+    def __init__(self) -> None:
+        self.places: torch.Size | None = None
+        """Height and width of the last convolution's output; None if there is none."""
+        self.activations: Tensor | None = None
+        """(1, channels, height, width)."""
+        self.mixing_layer = ""
+        """A layer with weights for several places, or tokens, behind the stage, as in attention; empty if there is none."""
+
+    def record(self, name: str, layer: nn.Module, output: object) -> None:
+        """Take note of the output of a layer."""
+        if not isinstance(output, Tensor):
+            return
+        # A convolution of a single place is a linear layer, such as that of squeeze-and-excitation.
+        if isinstance(layer, nn.Conv2d) and output.shape[-2:].numel() > 1:
+            self.places = output.shape[-2:]
+        if output.ndim == 4 and output.shape[-2:] == self.places:
+            self.activations, self.mixing_layer = output, ""
+        elif sum(size > 1 for size in output.shape) > 1 and next(layer.parameters(recurse=False), None) is not None:
+            self.mixing_layer = name
+
+
+def compute_map(network: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """The LayerCAM map of the predicted class of one picture, and the outputs.
+
+    Args:
+        network: in evaluation mode.
+        inputs: (1, channels, height, width), as the network takes them.
+
+    Returns:
+        The map (h, w) of the last convolution stage, none of it negative, and the outputs (1, classes).
+
+    Raises:
+        SpecError: if the network has no convolution, or mixes places after the last one.
+    """
+    stage = LastStage()
+    hooks = [
+        layer.register_forward_hook(lambda layer, _, output, name=name: stage.record(name, layer, output))
+        for name, layer in network.named_modules()
+        if name
+    ]
+    try:
+        with torch.enable_grad(), torch_settings.use_default_switches():
+            # Frozen layers have gradients of their inputs alone.
+            outputs = network(inputs.detach().requires_grad_())
+            outputs = outputs if isinstance(outputs, Tensor) else outputs[""]
+            activations = stage.activations
+            if activations is None or stage.mixing_layer or not activations.requires_grad:
+                raise _make_unsuitable_error(stage)
+            (gradients,) = torch.autograd.grad(outputs.max(), activations, allow_unused=True)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if gradients is None:
+        raise _make_unsuitable_error(stage)
+    return (gradients.relu() * activations.detach()).sum(dim=1).relu()[0], outputs.detach()
+
+
+def _make_unsuitable_error(stage: LastStage) -> SpecError:
+    problem = (
+        f"layer {stage.mixing_layer} mixes the places of a picture after the last convolution, as attention does"
+        if stage.mixing_layer
+        else "the outputs do not come from a convolution with gradients"
+    )
+    return SpecError(
+        f"--explain: the network has no map of where it looked: {problem}",
+        "networks that end with convolutions: small-cnn, resnet18, resnet34, resnet50, and those of timm and transformers",
+        "train one of these, or evaluate without --explain",
+    )
+
+
+def draw_heat(picture: Image.Image, heat: Tensor) -> Image.Image:
+    """A picture with its map (h, w) over it, from red to yellow: the smallest value is clear, the largest has the full colour."""
+    # A picture of a few pixels gets more of them, since the map is smoother than it.
+    factor = max(1, worst_mistakes.PICTURE_SIDE // max(picture.size))
+    picture = picture.resize((factor * picture.width, factor * picture.height), Image.Resampling.NEAREST)
+    size = (picture.height, picture.width)
+    resized = F.interpolate(heat[None, None].float().cpu(), size=size, mode="bilinear", align_corners=False)[0, 0]
+    resized = resized - resized.min()
+    strength: npt.NDArray[np.float32] = (resized / resized.max().clamp_min(1e-12)).numpy()[..., None]
+    color = np.concatenate([np.full_like(strength, 255), 220 * strength, np.zeros_like(strength)], axis=2)
+    opacity = HEAT_OPACITY * strength
+    return Image.fromarray((np.asarray(picture) * (1 - opacity) + color * opacity).astype(np.uint8))
+
+
+def explain_samples(samples: ValidationSamples, mistakes: Sequence[int]) -> Iterator[dict[str, Any]]:
+    """The worst mistakes and some right predictions, each with its heat map over its picture.
+
+    Args:
+        samples: of a run with exclusive classes.
+        mistakes: ids of the worst mistakes.
+
+    Raises:
+        SpecError: if the network has no such map.
+    """
+    truth = samples.data.validation.targets[""]
+    tried = np.linspace(0, len(truth) - 1, min(len(truth), MAX_TRIED)).astype(np.int64).tolist()
+    others = [sample for sample in tried if sample not in mistakes and truth[sample] != NO_LABEL]
+    yield from (_explain_sample(samples, sample) for sample in mistakes)
+    rows = (_explain_sample(samples, sample) for sample in others)
+    yield from islice((row for row in rows if row["answer"] == row["truth"]), MAX_RIGHT)
+
+
+def _explain_sample(samples: ValidationSamples, sample: int) -> dict[str, Any]:
+    split, classes = samples.data.validation, samples.heads[""].classes
+    ids = np.array([sample], np.int64)
+    network = samples.trained.network.to(samples.device)
+    (inputs,) = samples.data.prepare(tuple(x.to(samples.device) for x in split.gather(ids)), ids, None)
+    heat, outputs = compute_map(network, inputs)
+    probability, answer = outputs[0].float().softmax(dim=0).max(dim=0)
+    picture = draw_heat(worst_mistakes.draw_picture(split, sample), heat)
+    return {
+        "title": split.title(sample),
+        "truth": classes[int(split.targets[""][sample])],
+        "answer": classes[int(answer)],
+        "probability": round(float(probability), 6),
+        "picture": worst_mistakes.encode_picture(picture),
+    }

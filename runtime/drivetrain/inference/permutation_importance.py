@@ -1,0 +1,121 @@
+"""Measures what a network needs of each input column: how much worse it gets once the column's values are permuted.
+
+Permutation importance (Breiman 2001; Fisher, Rudin & Dominici 2019). A column keeps its values, but they no longer belong to
+their rows. Columns that say the same stand in for each other, so each of them looks less important than both.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from drivetrain.data import stateless_random
+from drivetrain.data.dataset import Inputs, Split, Targets
+from drivetrain.data.stateless_random import Ids
+from drivetrain.data.tables import features
+from drivetrain.inference.validation_samples import ValidationSamples
+from drivetrain.job import lower_is_better
+
+MAX_SECONDS = 60.0
+"""Of all permutations; where more would be needed there are fewer repetitions, then fewer rows."""
+REPETITIONS, MIN_REPETITIONS = 10, 3
+TIMED_ROWS, MIN_ROWS = 2000, 200
+"""Rows whose time is measured before, and rows that are used however long they take."""
+Parts = Sequence[tuple[int, int]]
+"""Where a column is in the inputs of the network: index of the tensor, and of its last axis."""
+
+
+@dataclass
+class PermutedSplit:
+    """Some rows of a split, in which some columns have the values of other rows."""
+
+    split: Split
+    rows: Ids
+    donors: Ids
+    """The rows that the values of the permuted columns come from; shape of `rows`."""
+    parts: Parts = ()
+    """The permuted columns."""
+    targets: Targets = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.targets = {name: values[torch.from_numpy(self.rows)] for name, values in self.split.targets.items()}
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def gather(self, ids: Ids) -> Inputs:
+        """Raw inputs of these rows."""
+        inputs = self.split.gather(self.rows[ids])
+        donated = self.split.gather(self.donors[ids]) if self.parts else inputs
+        for index, column in self.parts:
+            inputs[index][..., column] = donated[index][..., column]
+        return inputs
+
+    def title(self, index: int) -> str:
+        """The name of a row."""
+        return self.split.title(int(self.rows[index]))
+
+
+def list_columns(preprocessing: Mapping[str, Any]) -> dict[str, Parts]:
+    """The input columns of a table, or the channels of a series, each with its parts.
+
+    A number with a mark for missing values, and a date of which several numbers were made, are permuted as one column.
+    """
+    if preprocessing["kind"] == "series":
+        names = preprocessing.get("features") or [f"channel {index}" for index in range(preprocessing["channels"])]
+        return {str(name): [(0, index)] for index, name in enumerate(names)}
+    fitted = features.from_json(preprocessing)
+    date_columns = {f"{name}.{part}": name for name, parts in fitted.dates.parts.items() for part in parts}
+    columns: dict[str, list[tuple[int, int]]] = {}
+    end = 0
+    for number in fitted.numbers:
+        start, end = end, end + 1 + number.missing
+        columns.setdefault(date_columns.get(number.name, number.name), []).extend((0, i) for i in range(start, end))
+    for index, category in enumerate(fitted.categories):
+        name = date_columns.get(category.name, category.name)
+        columns.setdefault(name, []).append((1 if fitted.numbers else 0, index))
+    return dict(columns)
+
+
+def measure_importance(samples: ValidationSamples) -> dict[str, Any]:
+    """Measure the importance of every column on the validation rows, in about MAX_SECONDS at most.
+
+    Returns:
+        Plain JSON data: the metric, its value, how many rows of how many and repetitions were used; and of each column, the
+        most important first, by how much the metric gets worse (`mean`), with the standard deviation (`spread`).
+    """
+    columns, split = list_columns(samples.data.preprocessing), samples.data.validation
+    rows = _choose_rows(samples, len(columns))
+    value = samples.measure(PermutedSplit(split, rows, rows))
+    sign = 1.0 if lower_is_better(samples.metric) else -1.0
+    changes: dict[str, list[float]] = {name: [] for name in columns}
+    start, repetition = time.monotonic(), 0
+    for repetition in range(1, REPETITIONS + 1):
+        for name, parts in columns.items():
+            generator = stateless_random.make_generator(samples.seed, "importance", repetition, name)
+            permuted = PermutedSplit(split, rows, generator.permutation(rows), parts)
+            changes[name].append(sign * (samples.measure(permuted) - value))
+        if repetition >= MIN_REPETITIONS and (time.monotonic() - start) * (repetition + 1) / repetition > MAX_SECONDS:
+            break
+    measured = [
+        {"column": name, "mean": float(np.mean(c)), "spread": float(np.std(c, ddof=1))} for name, c in changes.items()
+    ]
+    used = {"metric": samples.metric, "value": value, "rows": len(rows), "of": len(split), "repetitions": repetition}
+    return {**used, "columns": sorted(measured, key=lambda row: -row["mean"])}
+
+
+def _choose_rows(samples: ValidationSamples, column_count: int) -> Ids:
+    """All validation rows, or as many of them as the fewest repetitions can take in time."""
+    split = samples.data.validation
+    rows = np.arange(len(split), dtype=np.int64)
+    start = time.monotonic()
+    samples.measure(PermutedSplit(split, rows[:TIMED_ROWS], rows[:TIMED_ROWS]))
+    row_seconds = (time.monotonic() - start) / len(rows[:TIMED_ROWS])
+    count = max(MIN_ROWS, int(MAX_SECONDS / (MIN_REPETITIONS * column_count * row_seconds)))
+    generator = stateless_random.make_generator(samples.seed, "importance")
+    return rows if count >= len(rows) else np.sort(generator.choice(rows, count, replace=False))

@@ -1,0 +1,72 @@
+"""Times a job here and counts what a step computes, as a child of `drivetrain plan --on`.
+
+python -m drivetrain.tuning.processes.count_work FOLDER SPEC OUTPUT [--set key=value ...]
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from drivetrain.system import interpreter
+from drivetrain.system.files import write_json
+from drivetrain.training.phase_timer import process_seconds
+from drivetrain.tuning import child_main
+from drivetrain.tuning.child_main import MeasuringCall
+from drivetrain.tuning.elsewhere.step_work import count_step_work, measure_rates
+from drivetrain.tuning.processes.run_times import assemble_longest_epoch, time_run
+
+if TYPE_CHECKING:
+    from drivetrain.optimizations import Value
+    from drivetrain.training.run import Run
+
+RECORDABLE: Mapping[str, Value] = {"compile": False, "cuda_graphs": False, "step_graph": False, "loader_workers": 0}
+"""Settings under which every operation can be seen, in this process."""
+LOADED_BATCHES = 20
+
+
+def main() -> int:
+    """Measure; returns the exit code."""
+    arguments = child_main.make_parser()
+    arguments.add_argument("output", type=Path)
+    return child_main.run(measure, arguments)
+
+
+def measure(call: MeasuringCall) -> None:
+    """Write times and rates of this machine, and the work of a step in fp32 and in bf16."""
+    # The training prints the same notes on the data again.
+    with contextlib.redirect_stdout(io.StringIO()):
+        search = call.load_search()
+        run = assemble_longest_epoch(search)
+        figures: dict[str, object] = {
+            "times": asdict(time_run(run, process_seconds())),
+            "rates": asdict(measure_rates(run)),
+            "precision": run.plan.value("precision"),
+        }
+        if not run.ends_solved:
+            run = assemble_longest_epoch(search, RECORDABLE)
+            figures["load_seconds"] = time_loading(run)
+            for precision in ("fp32", "bf16"):
+                run = assemble_longest_epoch(search, {**RECORDABLE, "precision": precision})
+                figures[precision] = asdict(count_step_work(run))
+    write_json(call.options.output, figures)
+
+
+def time_loading(run: Run) -> float:
+    """Seconds in which this process reads and prepares a batch."""
+    batches = itertools.chain.from_iterable(run.batches.epoch(epoch, 0) for epoch in itertools.count())
+    run.preprocess(next(batches), 0)
+    begin = time.perf_counter()
+    for batch in itertools.islice(batches, LOADED_BATCHES):
+        run.preprocess(batch, 0)
+    return (time.perf_counter() - begin) / LOADED_BATCHES
+
+
+if __name__ == "__main__":
+    interpreter.exit_process(main())
