@@ -26,15 +26,16 @@ from drivetrain.job_spec.spec_source import SpecSource  # noqa: E402
 from drivetrain.plan import plan as plans  # noqa: E402
 from drivetrain.system.files import read_json  # noqa: E402
 from drivetrain.tuning import measuring_child  # noqa: E402
-from drivetrain.tuning.elsewhere.known_machines import KnownMachine, Rates, find_machines  # noqa: E402
-from drivetrain.tuning.elsewhere.other_machines import (  # noqa: E402
+from drivetrain.tuning.elsewhere.machine_catalog import CatalogMachine, Rates, find_machines  # noqa: E402
+from drivetrain.tuning.elsewhere.machine_estimate import (  # noqa: E402
     KERNEL_SECONDS,
     LAUNCH_SECONDS,
-    MODULE,
     Measured,
     scale_rates,
 )
-from drivetrain.tuning.elsewhere.step_work import StepWork, count_step_work  # noqa: E402
+from drivetrain.tuning.elsewhere.operation_counter import count_step_work  # noqa: E402
+from drivetrain.tuning.elsewhere.other_machines import MODULE  # noqa: E402
+from drivetrain.tuning.elsewhere.step_work import StepWork  # noqa: E402
 
 PUBLIC_RATES = (
     ("resnet50", "a100", 2470, "NVIDIA DeepLearningExamples, ResNet-50 v1.5, AMP"),
@@ -134,10 +135,10 @@ def print_gpu_tables(folder: Path) -> None:
         kernels, launches, step = compute_seconds(work, target), work.launches * LAUNCH_SECONDS, recorded["median_step"]
         times = (f"{1000 * seconds:.2f} ms" for seconds in (kernels, launches, step))
         memory = (f"{size / 2**30:.2f} GiB" for size in (work.weight_bytes + work.saved_bytes, recorded["peak"]))
-        print_row(name, work.launches, *times, f"{100 * (max(kernels, launches) / step - 1):+.0f} %", *memory)
+        print_row(name, f"{work.launches:.0f}", *times, f"{100 * (max(kernels, launches) / step - 1):+.0f} %", *memory)
 
 
-def compute_seconds(work: StepWork, target: KnownMachine) -> float:
+def compute_seconds(work: StepWork, target: CatalogMachine) -> float:
     return work.compute_seconds(scale_rates(target.rates), low_precision=True, least_seconds=KERNEL_SECONDS)
 
 

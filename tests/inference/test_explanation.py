@@ -18,6 +18,7 @@ from drivetrain.data.tables.features import Category, Features, Number
 from drivetrain.errors import SpecError
 from drivetrain.inference import evaluate, heat_maps, permutation_importance
 from drivetrain.inference.heat_maps import compute_map
+from drivetrain.inference.validation_samples import ValidationSamples
 from drivetrain.models.networks import cnn
 from drivetrain.report.sections.explanation import explanation_sections
 from drivetrain.system.run_files import EXPLANATION_FILE
@@ -97,6 +98,23 @@ def test_little_time_means_fewer_permutations_of_fewer_rows(
     assert importance["rows"] == permutation_importance.MIN_ROWS < importance["of"]
     assert importance["repetitions"] == permutation_importance.MIN_REPETITIONS
     assert says(capsys.readouterr().err, "explain-rows-permutations", 200, 300, 3)
+
+
+def test_columns_without_time_are_counted(
+    explained_table: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Thousands of columns took as long as they liked."""
+    monkeypatch.setattr(permutation_importance, "LATEST_SECONDS", -1.0)
+    importance = explain(explained_table)["importance"]
+    assert (importance["columns"], importance["unmeasured"]) == ([], 3)
+    assert says(capsys.readouterr().err, "explain-no-time-columns", 3)
+
+
+def test_a_metric_that_is_no_number_cannot_get_worse(explained_table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ValidationSamples, "measure", lambda samples, split: float("nan"))
+    with pytest.raises(SpecError) as caught:
+        explain(explained_table)
+    assert says(str(caught.value), "explain-nan-validation-rows")
 
 
 def test_what_was_made_of_one_column_is_permuted_together() -> None:

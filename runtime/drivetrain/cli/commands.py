@@ -52,7 +52,7 @@ def plan(options: argparse.Namespace) -> int:
     from drivetrain.plan import evidence
     from drivetrain.plan import plan as plans
     from drivetrain.plan.plan_table import render
-    from drivetrain.tuning.elsewhere.known_machines import find_machines
+    from drivetrain.tuning.elsewhere.machine_catalog import find_machines
     from drivetrain.tuning.elsewhere.other_machines import compare_machines
     from drivetrain.tuning.elsewhere.price_list import read_price_list
     from drivetrain.tuning.run_length import forecast
@@ -70,17 +70,18 @@ def plan(options: argparse.Namespace) -> int:
             show(note)
     measured = {} if options.hardware else evidence.load_process_settings(machine, job)
     resolved = plans.resolve(job, machine, plain=options.plain, measured=measured)
-    if options.prices and not options.on:
-        raise SpecError(
-            "--prices without --on", "prices of the machines in --on", "add --on MACHINES, or remove --prices"
-        )
-    for name in ("time", "on"):
-        if getattr(options, name) and options.hardware:
-            raise SpecError(f"--{name} with --hardware", "steps of this machine, which are timed", "leave one out")
-    if options.on:
+    _check_plan_options(options)
+    if options.on is not None:
         machines, prices = find_machines(options.on), read_price_list(options.prices) if options.prices else None
         return compare_machines(
-            options.job, options.set, machine, resolved, machines, prices=prices, as_json=options.json
+            options.job,
+            options.set,
+            machine,
+            resolved,
+            machines,
+            plain=options.plain,
+            prices=prices,
+            as_json=options.json,
         )
     if options.time:
         return forecast(options.job, options.set, machine, resolved, as_json=options.json)
@@ -89,6 +90,19 @@ def plan(options: argparse.Namespace) -> int:
     else:
         open_console().print(render(resolved, job, machine, show_all=options.all))
     return 0
+
+
+def _check_plan_options(options: argparse.Namespace) -> None:
+    """Refuse options of `plan` that exclude or need each other; raises SpecError."""
+    if options.prices and options.on is None:
+        raise SpecError(
+            "--prices without --on", "prices of the machines in --on", "add --on MACHINES, or remove --prices"
+        )
+    if options.on is not None and options.time:
+        raise SpecError("--on with --time", "--on, whose first row has the time here", "remove --time")
+    for name, value in (("time", options.time), ("on", options.on is not None)):
+        if value and options.hardware:
+            raise SpecError(f"--{name} with --hardware", "steps of this machine, which are timed", "leave one out")
 
 
 def train(options: argparse.Namespace) -> int:

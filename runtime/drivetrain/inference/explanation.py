@@ -60,12 +60,14 @@ def explain(run: Path, samples: ValidationSamples, mistakes: list[int]) -> None:
         content: dict[str, object] = {"maps": rows}
         say_aside(f"explain: heat maps of {len(rows)} samples, {len(mistakes)} of them the worst mistakes")
     else:
-        say_aside(f"explain: permutes each column, for {permutation_importance.MAX_SECONDS:.0f} s at most")
+        say_aside(f"explain: permutes each column, for about {permutation_importance.MAX_SECONDS:.0f} s at most")
         result = permutation_importance.measure_importance(samples)
         content = {"importance": result}
         for row in result["columns"][:MAX_PRINTED]:
             change = f"{format_metric(row['mean'])} ± {format_metric(row['spread'])}"
             say_aside(f"explain: without {printable(row['column'])}, {samples.metric} is worse by {change}")
+        if result["unmeasured"]:
+            say_aside(f"explain: there was no time for {result['unmeasured']:,} columns")
         say_aside(
             f"explain: {result['rows']:,} of {result['of']:,} rows, {result['repetitions']} permutations of each column"
         )

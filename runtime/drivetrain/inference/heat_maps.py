@@ -35,7 +35,7 @@ class LastStage:
     """
 
     def __init__(self) -> None:
-        self.places: torch.Size | None = None
+        self.map_size: torch.Size | None = None
         """Height and width of the last convolution's output; None if there is none."""
         self.activations: Tensor | None = None
         """(1, channels, height, width)."""
@@ -48,11 +48,11 @@ class LastStage:
             return
         # A convolution of a single place is a linear layer, such as that of squeeze-and-excitation.
         if isinstance(layer, nn.Conv2d) and output.shape[-2:].numel() > 1:
-            self.places = output.shape[-2:]
-        if output.ndim == 4 and output.shape[-2:] == self.places:
+            self.map_size = output.shape[-2:]
+        if output.ndim == 4 and output.shape[-2:] == self.map_size:
             self.activations, self.mixing_layer = output, ""
         elif sum(size > 1 for size in output.shape) > 1 and next(layer.parameters(recurse=False), None) is not None:
-            self.mixing_layer = name
+            self.mixing_layer = self.mixing_layer or name
 
 
 def compute_map(network: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:

@@ -6,6 +6,7 @@ their rows. Columns that say the same stand in for each other, so each of them l
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,11 +19,14 @@ from drivetrain.data import stateless_random
 from drivetrain.data.dataset import Inputs, Split, Targets
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.tables import features
+from drivetrain.errors import SpecError
 from drivetrain.inference.validation_samples import ValidationSamples
 from drivetrain.job import lower_is_better
 
 MAX_SECONDS = 60.0
 """Of all permutations; where more would be needed there are fewer repetitions, then fewer rows."""
+LATEST_SECONDS = 90.0
+"""When the fewest repetitions end, too: of thousands of columns, or on a machine that became slower."""
 REPETITIONS, MIN_REPETITIONS = 10, 3
 TIMED_ROWS, MIN_ROWS = 2000, 200
 """Rows whose time is measured before, and rows that are used however long they take."""
@@ -83,30 +87,48 @@ def list_columns(preprocessing: Mapping[str, Any]) -> dict[str, Parts]:
 
 
 def measure_importance(samples: ValidationSamples) -> dict[str, Any]:
-    """Measure the importance of every column on the validation rows, in about MAX_SECONDS at most.
+    """Measure the importance of the columns on the validation rows, in about MAX_SECONDS at most.
 
     Returns:
-        Plain JSON data: the metric, its value, how many rows of how many and repetitions were used; and of each column, the
-        most important first, by how much the metric gets worse (`mean`), with the standard deviation (`spread`).
+        Plain JSON data: the metric, its value, how many rows of how many and repetitions were used, how many columns there was no
+        time for; and of each other column, the most important first, by how much the metric gets worse (`mean`), with
+        the standard deviation (`spread`).
+
+    Raises:
+        SpecError: if the metric is no number on these rows.
     """
     columns, split = list_columns(samples.data.preprocessing), samples.data.validation
     rows = _choose_rows(samples, len(columns))
     value = samples.measure(PermutedSplit(split, rows, rows))
+    if not math.isfinite(value):
+        raise SpecError(
+            f"--explain: {samples.metric} is {value} on the validation rows",
+            "a metric that is a number, which gets worse without a column",
+            "look at the run's report: its training diverged, or its validation rows have no labels",
+        )
     sign = 1.0 if lower_is_better(samples.metric) else -1.0
     changes: dict[str, list[float]] = {name: [] for name in columns}
     start, repetition = time.monotonic(), 0
     for repetition in range(1, REPETITIONS + 1):
         for name, parts in columns.items():
+            if time.monotonic() - start > LATEST_SECONDS:
+                break
             generator = stateless_random.make_generator(samples.seed, "importance", repetition, name)
             permuted = PermutedSplit(split, rows, generator.permutation(rows), parts)
             changes[name].append(sign * (samples.measure(permuted) - value))
         if repetition >= MIN_REPETITIONS and (time.monotonic() - start) * (repetition + 1) / repetition > MAX_SECONDS:
             break
     measured = [
-        {"column": name, "mean": float(np.mean(c)), "spread": float(np.std(c, ddof=1))} for name, c in changes.items()
+        {"column": name, "mean": float(np.mean(c)), "spread": float(np.std(c, ddof=min(1, len(c) - 1)))}
+        for name, c in changes.items()
+        if c
     ]
     used = {"metric": samples.metric, "value": value, "rows": len(rows), "of": len(split), "repetitions": repetition}
-    return {**used, "columns": sorted(measured, key=lambda row: -row["mean"])}
+    return {
+        **used,
+        "unmeasured": len(columns) - len(measured),
+        "columns": sorted(measured, key=lambda row: -row["mean"]),
+    }
 
 
 def _choose_rows(samples: ValidationSamples, column_count: int) -> Ids:

@@ -6,8 +6,40 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import FlopCounterMode, flop_registry
+from torch.utils.flop_counter import (
+    FlopCounterMode,
+    flop_registry,
+    register_flop_formula,
+    sdpa_backward_flop_count,
+    sdpa_flop_count,
+)
+
+
+def _register_attention() -> None:
+    """Teach torch's counter attention on a CPU, which it does not know in every release."""
+
+    def count(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+        return int(sdpa_flop_count(query, key, value))  # type: ignore[no-untyped-call]
+
+    def count_backward(gradient: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+        return int(sdpa_backward_flop_count(gradient, query, key, value))  # type: ignore[no-untyped-call]
+
+    forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+    for operation, formula in ((forward, count), (backward, count_backward)):
+        if operation not in flop_registry:
+            register_flop_formula(operation)(formula)
+
+
+_register_attention()
+
+
+def count_operation(operation: Any, arguments: Sequence[Any], keywords: dict[str, Any], outputs: Any) -> int:
+    """The FLOPs of one operation; 0 if it has no matrix product."""
+    formula = flop_registry.get(operation)
+    return formula(*arguments, **keywords, out_val=outputs) if formula else 0
 
 
 def count_flops() -> FlopCounterMode | FlopCounter:
@@ -43,6 +75,5 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if outputs is not NotImplemented:
             return outputs
         outputs = func(*args, **keywords)
-        if formula := flop_registry.get(func._overloadpacket):
-            self.flops += formula(*args, **keywords, out_val=outputs)
+        self.flops += count_operation(func._overloadpacket, args, keywords, outputs)
         return outputs

@@ -12,7 +12,7 @@ from drivetrain.system.printable import printable
 from drivetrain.system.run_records import read_integer, read_mapping, read_number, read_objects
 
 MAX_COLUMNS = 40
-"""Columns that are shown; explanation.json has all."""
+"""Columns that are listed; explanation.json has all."""
 
 
 def explanation_sections(explanation: Mapping[str, Any]) -> Iterator[Section]:
@@ -42,18 +42,18 @@ def read_columns(explanation: Mapping[str, Any]) -> list[tuple[str, float, float
 
 
 def _make_importance_section(importance: Mapping[str, Any], columns: list[tuple[str, float, float]]) -> Section:
-    metric, shown = format_json(importance.get("metric")), columns[:MAX_COLUMNS]
+    metric, listed = format_json(importance.get("metric")), columns[:MAX_COLUMNS]
     rows, count = read_integer(importance, "rows"), read_integer(importance, "of")
     about = (
         f"How much worse {metric} ({format_number(read_number(importance, 'value'))}) gets if the values of a column are permuted: the "
         f"mean and the standard deviation of {format_number(read_integer(importance, 'repetitions'))} permutations, on "
         f"{format_number(rows)} of {format_number(count)} validation rows. Columns that say the same share their importance."
     )
-    numbers = align_numbers([mean for _, mean, _ in shown]), align_numbers([spread for _, _, spread in shown])
-    names = [shorten(name, 60) for name, _, _ in shown]
+    numbers = align_numbers([mean for _, mean, _ in listed]), align_numbers([spread for _, _, spread in listed])
+    names = [shorten(name, 60) for name, _, _ in listed]
     # What is within two deviations of nothing may be chance.
-    tones = {index: Tone.QUIET for index, (_, mean, spread) in enumerate(shown) if mean <= 2 * spread}
-    hidden = [Text(f"{len(columns) - len(shown):,} more are in explanation.json.", Tone.QUIET)]
+    tones = {index: Tone.QUIET for index, (_, mean, spread) in enumerate(listed) if mean <= 2 * spread}
+    hidden = [Text(f"{len(columns) - len(listed):,} more are in explanation.json.", Tone.QUIET)]
     table = Table(("column", "worse by", "deviation"), tuple(zip(names, *numbers, strict=True)), tones)
-    blocks = (Text(about, Tone.QUIET), table, *(hidden if len(columns) > len(shown) else ()))
+    blocks = (Text(about, Tone.QUIET), table, *(hidden if len(columns) > len(listed) else ()))
     return Section("importance", "Importance of the columns", blocks)

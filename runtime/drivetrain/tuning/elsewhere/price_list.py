@@ -13,6 +13,7 @@ from drivetrain.errors import SpecError
 from drivetrain.job.values import Spec
 from drivetrain.job_spec.validation_errors import list_problems
 from drivetrain.job_spec.yaml_file import parse
+from drivetrain.tuning.elsewhere.machine_catalog import CATALOG
 
 EXAMPLE = "docs/prices.yaml"
 
@@ -25,12 +26,21 @@ def _check_date(text: str) -> str:
     return text
 
 
+def _check_machines(prices: dict[str, float]) -> dict[str, float]:
+    names = {machine.name for machine in CATALOG}
+    if unknown := [name for name in prices if name not in names]:
+        raise PydanticCustomError("machines", f"{', '.join(sorted(names))}; not {', '.join(map(repr, unknown[:3]))}")
+    return prices
+
+
 class PriceList(Spec):
     """Prices of machines, as their provider names them on a day."""
 
     currency: str = Field(description="such as USD", min_length=1, max_length=8)
     date: Annotated[str, AfterValidator(_check_date)] = Field(description="day of the prices")
-    per_hour: dict[str, NonNegativeFloat] = Field(description="price of an hour by the machine's name in --on")
+    per_hour: Annotated[dict[str, NonNegativeFloat], AfterValidator(_check_machines)] = Field(
+        description="price of an hour by the machine's name in --on"
+    )
 
     def compute_price(self, machine: str, seconds: float) -> float | None:
         """The price of so many seconds; None for a machine without one."""

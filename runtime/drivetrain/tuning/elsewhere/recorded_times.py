@@ -1,45 +1,76 @@
-"""Finds how long earlier runs of a job took on a target machine."""
+"""Finds how long earlier runs of a job took on a machine of the catalog."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from drivetrain.errors import DrivetrainError
-from drivetrain.hardware.facts import from_json
+from drivetrain.hardware.facts import Hardware, from_json
 from drivetrain.job import Job
 from drivetrain.job_spec.stored_spec import read_stored_spec
+from drivetrain.system import run_files
 from drivetrain.system.run_files import HARDWARE_FILE, RESULT_FILE, RunFiles
-from drivetrain.system.run_records import read_mapping, read_number
-from drivetrain.tuning.elsewhere.known_machines import KnownMachine
+from drivetrain.system.run_records import read_integer, read_mapping, read_number
+from drivetrain.tuning.elsewhere.machine_catalog import CatalogMachine
+
+LENGTH_KEYS = frozenset({"epochs", "steps", "max_time", "within", "seed", "early_stopping"})
+"""Keys of `train:` that do not change a step."""
+PATH_KEYS = frozenset({"train", "validation", "test", "fold"})
+"""Keys of `data:` that are paths, which differ from machine to machine, or choose rows."""
+MAX_STEP_SECONDS = 1e5
 
 
-def find_recorded_step(runs: Path, job: Job, target: KnownMachine) -> float | None:
+def find_recorded_step(runs: Path, job: Job, machine: CatalogMachine) -> float | None:
     """Seconds of a step, evaluations included, in the newest finished run of the same job on such a machine.
 
     Args:
         runs: the folder with run folders.
-        job: its name, task, network and batch size are those of the run.
-        target: the machine.
+        job: its name, and all that a step depends on but the data's path, are those of the run.
+        machine: of the catalog.
     """
-    # The newest has the highest number, which has three digits at least.
-    for folder in sorted(runs.glob(f"{job.name}-[0-9]*"), key=lambda path: (len(path.name), path.name), reverse=True):
-        files = RunFiles(folder)
-        result = files.read_object(RESULT_FILE)
-        seconds, steps = read_number(result, "seconds"), read_number(result, "steps")
-        try:
-            hardware = from_json(files.read_object(HARDWARE_FILE))
-        except DrivetrainError:
-            continue
-        if seconds and steps and target.matches(hardware) and _is_same_work(read_stored_spec(folder).data, job):
-            return seconds / steps
+    names = re.compile(rf"{re.escape(job.name)}-\d{{3,}}")
+    folders = [folder for folder in runs.glob("*") if names.fullmatch(folder.name)]
+    for folder in sorted(folders, key=run_files.parse_suffix, reverse=True):
+        seconds = _read_step_seconds(RunFiles(folder))
+        hardware = _read_hardware(RunFiles(folder))
+        if seconds and hardware and machine.matches(hardware) and _is_same_work(read_stored_spec(folder).data, job):
+            return seconds
     return None
 
 
+def _read_step_seconds(files: RunFiles) -> float | None:
+    result = files.read_object(RESULT_FILE)
+    seconds, steps = read_number(result, "seconds"), read_integer(result, "steps")
+    if seconds is None or steps is None or steps < 1:
+        return None
+    return seconds / steps if 0 < seconds / steps < MAX_STEP_SECONDS else None
+
+
+def _read_hardware(files: RunFiles) -> Hardware | None:
+    try:
+        return from_json(files.read_object(HARDWARE_FILE))
+    except DrivetrainError:
+        return None
+
+
 def _is_same_work(recorded: Mapping[str, Any], job: Job) -> bool:
-    """Whether a step of a recorded spec is one of this job; how many there are does not matter."""
-    data = job.document.data
-    if any(recorded.get(key) != data.get(key) for key in ("task", "model")):
+    """Whether a step of a recorded spec, which has all defaults, is one of this job."""
+    present = job.dump()
+    if any(recorded.get(key) != present.get(key) for key in ("task", "model", "optimize")):
         return False
-    return read_mapping(recorded, "train").get("batch_size") == read_mapping(data, "train").get("batch_size")
+    if any(
+        read_mapping(recorded, "limits").get(key) != read_mapping(present, "limits").get(key)
+        for key in ("gpus", "processes")
+    ):
+        return False
+    return all(
+        _leave_out(read_mapping(recorded, section), keys) == _leave_out(read_mapping(present, section), keys)
+        for section, keys in (("data", PATH_KEYS), ("train", LENGTH_KEYS))
+    )
+
+
+def _leave_out(section: Mapping[str, Any], keys: frozenset[str]) -> dict[str, Any]:
+    return {key: value for key, value in section.items() if key not in keys}

@@ -19,7 +19,7 @@ from drivetrain.system.files import write_json
 from drivetrain.training.phase_timer import process_seconds
 from drivetrain.tuning import child_main
 from drivetrain.tuning.child_main import MeasuringCall
-from drivetrain.tuning.elsewhere.step_work import count_step_work, measure_rates
+from drivetrain.tuning.elsewhere.operation_counter import count_step_work, measure_rates
 from drivetrain.tuning.processes.run_times import assemble_longest_epoch, time_run
 
 if TYPE_CHECKING:
@@ -48,6 +48,7 @@ def measure(call: MeasuringCall) -> None:
             "times": asdict(time_run(run, process_seconds())),
             "rates": asdict(measure_rates(run)),
             "precision": run.plan.value("precision"),
+            "data_bytes": search.facts.samples * search.facts.sample_bytes,
         }
         if not run.ends_solved:
             run = assemble_longest_epoch(search, RECORDABLE)

@@ -1,0 +1,199 @@
+"""Models the time and memory of a job on a machine of the catalog, from what was measured and counted on this one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from drivetrain.errors import DrivetrainError, SpecError
+from drivetrain.hardware import gpu_selection
+from drivetrain.hardware.facts import Hardware
+from drivetrain.job import Job
+from drivetrain.plan import plan as plans
+from drivetrain.plan.plan import Plan
+from drivetrain.system.units import parse_bytes
+from drivetrain.tuning.elsewhere.machine_catalog import CatalogMachine, Rates
+from drivetrain.tuning.elsewhere.recorded_times import find_recorded_step
+from drivetrain.tuning.elsewhere.step_work import StepWork
+from drivetrain.tuning.run_length import RunTimes
+
+REACHED_SHARE = 0.54
+"""Share of a data sheet's rates that steps of PyTorch reach, products as well as copies: docs/measurements/elsewhere-2026-11-28.md."""
+KERNEL_SECONDS = 2e-6
+"""Of the smallest operation on a GPU."""
+LAUNCH_SECONDS = 15e-6
+"""In which the host of a GPU starts one operation."""
+GPU_START_SECONDS = 5.0
+"""More than a start on a CPU: the larger libraries, and the driver."""
+GPU_CONTEXT_BYTES = 600 << 20
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What was measured and counted here."""
+
+    times: RunTimes
+    rates: Rates
+    precision: str
+    load_seconds: float
+    work: Mapping[str, StepWork]
+    """Of a step, with products in fp32 and in bf16."""
+    data_bytes: int
+    """Of all training samples as they are read."""
+    cpus: int
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any], cpus: int) -> Measured:
+        """Read what the child has written."""
+        work = {
+            key: StepWork(**{**data[key], "operations": tuple(map(tuple, data[key]["operations"]))})
+            for key in ("fp32", "bf16")
+            if key in data
+        }
+        times, rates = RunTimes(**data["times"]), Rates(**data["rates"])
+        return cls(times, rates, data["precision"], data.get("load_seconds", 0.0), work, data["data_bytes"], cpus)
+
+    def get_work(self, precision: str) -> StepWork:
+        """The work of a step under a precision."""
+        return self.work["bf16" if precision in ("bf16", "fp16") else "fp32"]
+
+    def compute_seconds(self, precision: str, rates: Rates, least_seconds: float = 0.0) -> float:
+        """Seconds of a step by the roofline of some rates."""
+        return self.get_work(precision).compute_seconds(
+            rates, low_precision=precision in ("bf16", "fp16"), least_seconds=least_seconds
+        )
+
+    def count_memory(self, job: Job, hardware: Hardware, plan: Plan) -> tuple[int, int]:
+        """Bytes that a training needs on some hardware, and those that it may use; of a GPU both are its own."""
+        if hardware.gpu is None:
+            limit = parse_bytes(job.limits.memory) if job.limits.memory else hardware.memory.available
+            return self.times.peak_bytes, min(limit, hardware.memory.available)
+        work = self.get_work(str(plan.value("precision")))
+        data_bytes = self.data_bytes if plan.value("gpu_resident_data") else 0
+        needed = work.weight_bytes + work.saved_bytes + data_bytes + GPU_CONTEXT_BYTES
+        return needed, gpu_selection.count_allowed_bytes(hardware.gpu, job.limits.gpu_memory)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A job on one machine."""
+
+    machine: str
+    source: str
+    """`measured` here, `recorded` by an earlier run on such a machine, `modelled`, or `refused` by its plan."""
+    seconds: float | None = None
+    step_seconds: float | None = None
+    memory: int = 0
+    """Bytes that the training needs, of the GPU if it has one."""
+    memory_limit: int = 0
+    price: float | None = None
+    limit: str = ""
+    """What a step of a GPU waits for: `compute`, the `host` that starts its operations, or `data`; empty for a CPU."""
+    reason: str = ""
+    """Why it is refused."""
+
+    @property
+    def fits(self) -> bool:
+        """Whether the memory suffices."""
+        return self.source != "refused" and self.memory <= self.memory_limit
+
+
+def model_step(measured: Measured, machine: CatalogMachine, plan: Plan) -> tuple[float, str]:
+    """Seconds of a training step on a machine of the catalog, and what it waits for.
+
+    Args:
+        measured: the job on this machine.
+        machine: the other one.
+        plan: of the other machine.
+    """
+    precision = str(plan.value("precision"))
+    if machine.gpu is None:
+        share = measured.compute_seconds(precision, machine.rates) / measured.compute_seconds(
+            measured.precision, measured.rates
+        )
+        return measured.times.step * share, ""
+    work = measured.get_work(precision)
+    # A step that is recorded as one graph is started once.
+    is_recorded = bool(plan.value("step_graph"))
+    parts = {
+        "compute": measured.compute_seconds(precision, scale_rates(machine.rates), KERNEL_SECONDS),
+        "host": LAUNCH_SECONDS * (1 if is_recorded else work.launches),
+        "data": measured.load_seconds * max(1.0, measured.cpus / machine.cpus),
+    }
+    limit = max(parts, key=lambda part: parts[part])
+    return parts[limit], limit
+
+
+def scale_rates(rates: Rates) -> Rates:
+    """What steps reach of a data sheet's rates."""
+    return Rates(**{name: REACHED_SHARE * value for name, value in asdict(rates).items()})
+
+
+def estimate_machine(measured: Measured, machine: CatalogMachine, job: Job, here: Hardware, *, plain: bool) -> Estimate:
+    """Model a job on a machine of the catalog, under the plan for it."""
+    limited = machine.limit_cpus(job.limits.cpus)
+    try:
+        hardware = gpu_selection.select_gpus(limited.make_hardware(here), job.limits.gpus)
+        plan = plans.resolve(job, hardware, plain=plain)
+    except DrivetrainError as error:
+        return Estimate(machine.name, "refused", reason=_describe_refusal(error))
+    if machine.gpu and not hardware.gpu:
+        return Estimate(machine.name, "refused", reason=f"limits.gpus: {job.limits.gpus}")
+    if hardware.gpu is None:
+        limited = limited.limit_cpus(float(str(plan.value("cpu_threads"))))
+    step_seconds, limit = model_step(measured, limited, plan)
+    share = step_seconds / measured.times.step
+    times = replace(
+        measured.times,
+        start=measured.times.start + GPU_START_SECONDS * bool(hardware.gpu),
+        step=step_seconds,
+        evaluation=measured.times.evaluation * share,
+        test=measured.times.test * share,
+    )
+    memory, memory_limit = measured.count_memory(job, hardware, plan)
+    return Estimate(
+        machine.name, "modelled", times.predict_seconds(job.train), step_seconds, memory, memory_limit, limit=limit
+    )
+
+
+def _describe_refusal(error: DrivetrainError) -> str:
+    """The keys that a plan refuses, with what is possible; on one line."""
+    problems = error.problems if isinstance(error, SpecError) else []
+    lines = [f"{problem.key} {problem.given}: {problem.possible}" for problem in problems]
+    return "; ".join(lines) or str(error).splitlines()[0]
+
+
+def list_estimates(
+    measured: Measured,
+    machines: Iterable[CatalogMachine],
+    job: Job,
+    here: Hardware,
+    runs: Path,
+    *,
+    plan: Plan,
+    plain: bool,
+) -> Iterator[Estimate]:
+    """This machine first; of another what an earlier run in `runs` took there, else what is modelled.
+
+    Args:
+        measured: the job here.
+        machines: of the catalog.
+        job: which of its runs count.
+        here: the hardware of this machine.
+        runs: the folder with run folders.
+        plan: of this machine.
+        plain: whether all optimizations are off.
+    """
+    times = measured.times
+    memory, memory_limit = measured.count_memory(job, here, plan)
+    yield Estimate("here", "measured", times.predict_seconds(job.train), times.step, memory, memory_limit)
+    for machine in machines:
+        modelled = estimate_machine(measured, machine, job, here, plain=plain)
+        step_seconds = None if plain or modelled.reason else find_recorded_step(runs, job, machine)
+        if step_seconds is not None:
+            recorded = replace(times, step=step_seconds, evaluation=0.0).predict_seconds(job.train)
+            yield replace(modelled, source="recorded", seconds=recorded, step_seconds=step_seconds, limit="")
+        else:
+            yield modelled
