@@ -94,13 +94,13 @@ def print_cpu_table(folder: Path) -> None:
             measured = Measured.from_json(read_json(output), this_machine.cpu.budget)
         gemm = recorded["gemm"]
         other = Rates(matmul=gemm["float32"], low_matmul=gemm["bfloat16"], bandwidth=measured.rates.bandwidth)
-        share = measured.compute_seconds("fp32", other) / measured.compute_seconds(measured.precision, measured.rates)
+        share = measured.compute_seconds("fp32", other) / measured.compute_seconds("fp32", measured.rates)
         units = row.batch
         if recorded["texts"]:
             lengths = load(job).train.lengths  # type: ignore[attr-defined]
             units *= sum(lengths) / len(lengths)
         rate = recorded["contenders"]["drivetrain"]["rate"]
-        modelled = units / (measured.times.step * share)
+        modelled = units / (measured.fp32_step * share)
         error = f"{100 * (rate / modelled - 1):+.0f} %"
         print_row(f"{name}, {row.title}", *(f"{v:,.0f}" for v in (units / measured.times.step, modelled, rate)), error)
 

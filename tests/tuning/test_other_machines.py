@@ -65,7 +65,7 @@ def job_file(tmp_path: Path) -> Path:
 def make_measured(operations: Sequence[tuple[int, int, int]], *, load_seconds: float = 0.0) -> Measured:
     launches = sum(count for _, _, count in operations)
     work = StepWork(tuple(operations), weight_bytes=GIB, saved_bytes=2 * GIB, launches=launches)
-    return Measured(TIMES, HERE, "fp32", load_seconds, {"fp32": work, "bf16": work}, data_bytes=0, cpus=2)
+    return Measured(TIMES, HERE, TIMES.step, load_seconds, {"fp32": work, "bf16": work}, data_bytes=0, cpus=2)
 
 
 def read_machine(name: str) -> Hardware:

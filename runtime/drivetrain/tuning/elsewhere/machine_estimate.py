@@ -36,7 +36,8 @@ class Measured:
 
     times: RunTimes
     rates: Rates
-    precision: str
+    fp32_step: float
+    """Seconds of a step in fp32, as evaluations are; CPUs differ too much in other formats to compare them."""
     load_seconds: float
     work: Mapping[str, StepWork]
     """Of a step, with products in fp32 and in bf16."""
@@ -53,7 +54,15 @@ class Measured:
             if key in data
         }
         times, rates = RunTimes(**data["times"]), Rates(**data["rates"])
-        return cls(times, rates, data["precision"], data.get("load_seconds", 0.0), work, data["data_bytes"], cpus)
+        return cls(
+            times,
+            rates,
+            data.get("fp32_step", times.step),
+            data.get("load_seconds", 0.0),
+            work,
+            data["data_bytes"],
+            cpus,
+        )
 
     def get_work(self, precision: str) -> StepWork:
         """The work of a step under a precision."""
@@ -110,10 +119,8 @@ def model_step(measured: Measured, machine: CatalogMachine, plan: Plan) -> tuple
     """
     precision = str(plan.value("precision"))
     if machine.gpu is None:
-        share = measured.compute_seconds(precision, machine.rates) / measured.compute_seconds(
-            measured.precision, measured.rates
-        )
-        return measured.times.step * share, ""
+        share = measured.compute_seconds("fp32", machine.rates) / measured.compute_seconds("fp32", measured.rates)
+        return measured.fp32_step * share, ""
     work = measured.get_work(precision)
     # A step that is recorded as one graph is started once.
     is_recorded = bool(plan.value("step_graph"))
@@ -144,7 +151,7 @@ def estimate_machine(measured: Measured, machine: CatalogMachine, job: Job, here
     if hardware.gpu is None:
         limited = limited.limit_cpus(float(str(plan.value("cpu_threads"))))
     step_seconds, limit = model_step(measured, limited, plan)
-    share = step_seconds / measured.times.step
+    share = step_seconds / measured.fp32_step
     times = replace(
         measured.times,
         start=measured.times.start + GPU_START_SECONDS * bool(hardware.gpu),

@@ -20,7 +20,7 @@ from drivetrain.training.phase_timer import process_seconds
 from drivetrain.tuning import child_main
 from drivetrain.tuning.child_main import MeasuringCall
 from drivetrain.tuning.elsewhere.operation_counter import count_step_work, measure_rates
-from drivetrain.tuning.processes.run_times import assemble_longest_epoch, time_run
+from drivetrain.tuning.processes.run_times import assemble_longest_epoch, time_run, time_step
 
 if TYPE_CHECKING:
     from drivetrain.optimizations import Value
@@ -47,7 +47,6 @@ def measure(call: MeasuringCall) -> None:
         figures: dict[str, object] = {
             "times": asdict(time_run(run, process_seconds())),
             "rates": asdict(measure_rates(run)),
-            "precision": run.plan.value("precision"),
             "data_bytes": search.facts.samples * search.facts.sample_bytes,
         }
         if not run.ends_solved:
@@ -55,6 +54,8 @@ def measure(call: MeasuringCall) -> None:
             figures["load_seconds"] = time_loading(run)
             for precision in ("fp32", "bf16"):
                 run = assemble_longest_epoch(search, {**RECORDABLE, "precision": precision})
+                if precision == "fp32":
+                    figures["fp32_step"] = time_step(run)
                 figures[precision] = asdict(count_step_work(run))
     write_json(call.options.output, figures)
 

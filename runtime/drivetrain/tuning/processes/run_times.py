@@ -66,7 +66,7 @@ def assemble_longest_epoch(search: MicroBatchSearch, changed_values: Mapping[str
 
 def time_run(run: Run, start_seconds: float) -> RunTimes:
     """Time the steps and the evaluation of an assembled run, which is used for nothing else afterwards."""
-    step_seconds = _trim(list(_time_steps(run)))
+    step_seconds = time_step(run)
     batch_seconds, batch_count = _time_evaluation(run)
     peak_kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     peak_bytes = peak_kilobytes if sys.platform == "darwin" else peak_kilobytes * 1024
@@ -81,6 +81,11 @@ def time_run(run: Run, start_seconds: float) -> RunTimes:
         test=evaluation_seconds * test_samples / max(1, len(run.dataset.validation)),
         is_solved=run.ends_solved,
     )
+
+
+def time_step(run: Run) -> float:
+    """Seconds of a training step, its batch included."""
+    return _trim(list(_time_steps(run)))
 
 
 def _time_steps(run: Run) -> Iterator[float]:
