@@ -52,9 +52,6 @@ def plan(options: argparse.Namespace) -> int:
     from drivetrain.plan import evidence
     from drivetrain.plan import plan as plans
     from drivetrain.plan.plan_table import render
-    from drivetrain.tuning.elsewhere.machine_catalog import find_machines
-    from drivetrain.tuning.elsewhere.other_machines import compare_machines
-    from drivetrain.tuning.elsewhere.price_list import read_price_list
     from drivetrain.tuning.run_length import forecast
 
     show = say_aside if options.json else say
@@ -72,6 +69,9 @@ def plan(options: argparse.Namespace) -> int:
     resolved = plans.resolve(job, machine, plain=options.plain, measured=measured)
     _check_plan_options(options)
     if options.on is not None:
+        from drivetrain.tuning.elsewhere.machine_catalog import find_machines
+        from drivetrain.tuning.elsewhere.other_machines import compare_machines
+        from drivetrain.tuning.elsewhere.price_list import read_price_list
         machines, prices = find_machines(options.on), read_price_list(options.prices) if options.prices else None
         return compare_machines(
             options.job,
