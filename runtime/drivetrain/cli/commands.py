@@ -72,6 +72,7 @@ def plan(options: argparse.Namespace) -> int:
         from drivetrain.tuning.elsewhere.machine_catalog import find_machines
         from drivetrain.tuning.elsewhere.other_machines import compare_machines
         from drivetrain.tuning.elsewhere.price_list import read_price_list
+
         machines, prices = find_machines(options.on), read_price_list(options.prices) if options.prices else None
         return compare_machines(
             options.job,
@@ -95,9 +96,7 @@ def plan(options: argparse.Namespace) -> int:
 def _check_plan_options(options: argparse.Namespace) -> None:
     """Refuse options of `plan` that exclude or need each other; raises SpecError."""
     if options.prices and options.on is None:
-        raise SpecError(
-            "--prices without --on", "prices of the machines in --on", "add --on MACHINES, or remove --prices"
-        )
+        raise SpecError("--prices without --on", "prices of the machines in --on", "add --on, or remove --prices")
     if options.on is not None and options.time:
         raise SpecError("--on with --time", "--on, whose first row has the time here", "remove --time")
     for name, value in (("time", options.time), ("on", options.on is not None)):
