@@ -141,6 +141,7 @@ class Worker:
         """The next answer; raises ChildEnded if the child ends before, or is killed after `timeout` seconds."""
         assert self.process.stdout is not None
         deadline = threading.Timer(timeout or 0.0, self.process.kill)
+        deadline.daemon = True  # if a signal comes while it starts, nobody cancels it and our exit would wait for it
         if timeout is not None:
             deadline.start()
         try:
