@@ -102,6 +102,33 @@ def test_one_of_two_starts_at_once_becomes_the_owner(proxy: FaultyStore, run: Pa
     other.check()
 
 
+@pytest.mark.parametrize("ends", [False, True])
+def test_an_owner_that_publishes_meanwhile_is_taken_over(
+    proxy: FaultyStore, run: Path, tmp_path: Path, ends: bool
+) -> None:
+    """It publishes a checkpoint, or has ended, between the read and the put of a start that resumes elsewhere."""
+    prefix = f"meanwhile-{ends}"
+    first = open_copy(prefix, run)
+    write_checkpoint(run, "step-100")
+    first.send()
+    write_checkpoint(run, "step-200")
+
+    def publish_between(number: int, method: str, path: str) -> Fault | None:
+        if method == "PUT":
+            proxy.fault = lambda number, method, path: None
+            first.send()
+            if ends:
+                first.owner_file.release()
+        return None
+
+    proxy.fault = publish_between
+    second = take_ownership(prefix, tmp_path / "elsewhere" / "parts-001", "b")
+    second.check()
+    assert sorted(second.owner.checkpoints) == ["step-100", "step-200"]
+    with pytest.raises(LostOwnership):
+        first.owner_file.check()
+
+
 @pytest.mark.parametrize("fault", ["lost", "slow down"])
 def test_an_answer_that_is_lost_does_not_lose_the_copy(proxy: FaultyStore, run: Path, fault: str) -> None:
     counts = {"PUT": 0}

@@ -36,6 +36,8 @@ from drivetrain.system.run_files import CHECKPOINTS, COPY_FILE, JOB_FILE, STATE_
 from drivetrain.system.run_records import RunState, read_integer
 from drivetrain.training.checkpoints.manifest import MANIFEST
 
+TAKE_ATTEMPTS = 10
+"""To become the owner while another start publishes: each fails only if that publishes within the same few requests."""
 _FOLDER = re.compile(r"(?:[0-9a-f]+/)?((?:step|best)-\d+)")
 _MANIFEST = re.compile(rf"{CHECKPOINTS}/({_FOLDER.pattern})/{re.escape(MANIFEST)}")
 
@@ -118,7 +120,22 @@ class OwnerFile:
             Busy: if the owner is a start on another disk, and this one has the run; or another process is faster.
             CheckpointError: if the copy is that of another run.
         """
-        exists = self.read()
+        for _ in range(TAKE_ATTEMPTS):
+            previous_writer = self._try_to_take(folder)
+            if previous_writer is None:
+                return
+            # An owner that still trains has published a checkpoint since we read the file, or has ended: no new owner.
+            if self.owner.writer not in ("", previous_writer):
+                break
+        raise Busy(
+            f"{self.store.address}: another process has begun to write this copy in this moment",
+            "one owner of each copy",
+            "let it train; or stop it, and call the same command again",
+        )
+
+    def _try_to_take(self, folder: Path) -> str | None:
+        """Become the owner as `take` does; returns None, or who owned the copy if the file was replaced meanwhile."""
+        exists, self._is_lost = self.read(), False
         run, writers = _read_record(folder)
         if self.owner.run not in ("", run) and folder.is_dir():
             raise CheckpointError(
@@ -139,16 +156,13 @@ class OwnerFile:
         run, since = self.owner.run or run or new_id(), datetime.now(UTC).isoformat(timespec="seconds")
         if folder.is_dir():
             # Before the put: this disk knows its start, wherever that ends.
-            write_record(folder, run, [*writers, self.writer])
+            write_record(folder, run, [*(writer for writer in writers if writer != self.writer), self.writer])
+        previous_writer = self.owner.writer
         owner = replace(
             self.owner, run=run, writer=self.writer, host=socket.gethostname(), process=os.getpid(), since=since
         )
         if not self._put(owner) and not self._adopt():
-            raise Busy(
-                f"{self.store.address}: another process has begun to write this copy in this moment",
-                "one owner of each copy",
-                "let it train; or stop it, and call the same command again",
-            )
+            return previous_writer
         if replaced:
             say(
                 f"copy: {self.store.address} was written by {replaced.describe()}; this start resumes from it and owns "
@@ -156,6 +170,7 @@ class OwnerFile:
             )
         published = tuple(f"{CHECKPOINTS}/{checkpoint.folder}/" for checkpoint in owner.checkpoints.values())
         self.store.delete([OLD_LOCK, *(name for name in names if not name.startswith(published))])
+        return None
 
     def check(self) -> None:
         """Make sure that the copy is still ours, before an object that all starts write is written.
