@@ -159,11 +159,8 @@ def test_of_two_trainers_the_one_that_resumes_from_the_store_goes_on(proxy: Faul
     first_process = small_job.start(first_job, *endless, *copy_options("second"))
     wait(lambda: bool(steps("second/small-001")))
     second_process = small_job.start(second_job, *endless, *copy_options("second"))
-    wait(
-        lambda: (
-            second_process.poll() or "is written by another process now" in (first_job.parent / "job.log").read_text()
-        )
-    )
+    first_log = first_job.parent / "job.log"
+    wait(lambda: second_process.poll() is not None or says(first_log.read_text(), "written-another-process-now"))
     assert second_process.poll() is None, (second_job.parent / "job.log").read_text()
     first_process.send_signal(signal.SIGTERM)
     assert first_process.wait(PATIENT) == 11, (first_job.parent / "job.log").read_text()
