@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -194,16 +193,8 @@ def _read_npz(path: Path, array_names: Sequence[str]) -> list[object]:
             "write it with numpy.savez; or name a `reader` under data: and train again, then any file can be read",
         )
     possible = f"an .npz with {', '.join(array_names)}; or your own `reader` under data:, set before training"
-    try:
-        with npz_file.open_npz(path) as content:
-            missing = [key for key in array_names if key not in content]
-            if missing:
-                raise DataError(
-                    f"{path} has no {', '.join(missing)}, it has {', '.join(content)}", possible, "rename the arrays"
-                )
-            return [npz_file.member(content, key, path, "") for key in array_names]
-    except (OSError, ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path} cannot be read: {error}", possible, "write it with numpy.savez") from None
+    arrays = npz_file.read_arrays(path, "", array_names, possible, f"numpy.savez(..., {array_names[-1]}=...)")
+    return list(arrays.values())
 
 
 def _lacks_targets(split: Items) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from drivetrain.data.target_columns import TargetColumn
 from drivetrain.errors import DataError
 
 POSSIBLE_SHAPES = "images of shape (N, H, W), (N, H, W, C) or (N, C, H, W) with 1 or 3 channels, as numbers"
+POSSIBLE = f"an .npz file with `images` and `labels`: {POSSIBLE_SHAPES}, and integers or text"
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,8 @@ def read(
     Raises:
         DataError: if the file is not such an .npz, or its labels have another form; names `key`.
     """
-    content = _read_arrays(path, key, ("images", "labels") if form else ("images",))
+    names = ("images", "labels") if form else ("images",)
+    content = npz_file.read_arrays(path, key, names, POSSIBLE, "numpy.savez(..., images=x, labels=y)")
     pixels, note = _convert_pixels(_channels_first(content["images"], path, key), path, key)
     images = ImageArrays(path.name, torch.from_numpy(pixels), str(content["images"].dtype))
     broken, notes = _find_not_finite(images), [note] if note else []
@@ -107,29 +108,6 @@ def read(
     target = _read_label_numbers(raw_labels, form, path, key)
     broken = {row: BadSample(images.title(row), reason) for row, reason in target.bad.items()} | broken
     return images, image_targets.take_usable(target, range(len(images))), broken, notes
-
-
-def _read_arrays(path: Path, key: str, names: tuple[str, ...]) -> dict[str, npt.NDArray[np.generic]]:
-    possible = f"an .npz file with `images` and `labels`: {POSSIBLE_SHAPES}, and integers or text"
-    try:
-        with npz_file.open_npz(path) as file:
-            missing = set(names) - set(file.files)
-            if missing:
-                save = f"save {' and '.join(sorted(missing))} too: numpy.savez(..., images=x, labels=y)"
-                raise DataError(f"{key}: {path} has the arrays {', '.join(file.files) or 'none'}", possible, save)
-            return {name: npz_file.member(file, name, path, key) for name in names}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
-        raise DataError(
-            f"{key}: {path} cannot be read: {_reason(error)}",
-            possible,
-            "write it with numpy.savez_compressed, without Python objects",
-        ) from None
-
-
-def _reason(error: Exception) -> str:
-    if "allow_pickle" in str(error) or "pickle" in str(error):
-        return "it contains Python objects (pickle), which are never loaded"
-    return "it is empty" if isinstance(error, EOFError) else str(error) or type(error).__name__
 
 
 def _channels_first(images: npt.NDArray[np.generic], path: Path, key: str) -> npt.NDArray[np.generic]:

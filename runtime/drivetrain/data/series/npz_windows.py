@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from drivetrain.data.target_columns import TargetColumn
 from drivetrain.errors import DataError
 
 FORM = "an .npz with `x` of shape (N, T, channels), numbers, and `y` of shape (N,) or (N, K)"
+WRITE = "write it with numpy.savez_compressed; series of different lengths need a table with one row per time step"
 
 
 def read_windows(source: Source, *, classes: bool, axes: str = "auto", groups: str | None = None) -> WindowSplit:
@@ -30,7 +29,8 @@ def read_windows(source: Source, *, classes: bool, axes: str = "auto", groups: s
         DataError: if the file is not such an .npz, or no window can be used.
     """
     path, key = source.path, source.key
-    arrays = _read_arrays(path, key, ["x", *(["y"] if source.labelled else []), *([groups] if groups else [])])
+    names = ["x", *(["y"] if source.labelled else []), *([groups] if groups else [])]
+    arrays = npz_file.read_arrays(path, key, names, FORM, "numpy.savez(..., x=x, y=y)", WRITE)
     values, order, axis_notes = _order_axes(arrays["x"], axes, path, key)
     window_groups = _number_groups(arrays[groups], len(values), groups, path, key) if groups else None
     target = _read_targets(arrays["y"], len(values), classes, path, key) if source.labelled else None
@@ -57,29 +57,6 @@ def read_windows(source: Source, *, classes: bool, axes: str = "auto", groups: s
         groups=None if window_groups is None else window_groups[rows],
         axes=order,
     )
-
-
-def _read_arrays(path: Path, key: str, names: Sequence[str]) -> dict[str, npt.NDArray[np.generic]]:
-    """Read arrays of an .npz, by name."""
-    try:
-        with npz_file.open_npz(path) as file:
-            missing = [name for name in names if name not in file.files]
-            if missing:
-                raise DataError(
-                    f"{key}: {path} has the arrays {', '.join(file.files) or 'none'}",
-                    FORM,
-                    f"save {' and '.join(missing)} too: numpy.savez(..., x=x, y=y)",
-                )
-            return {name: npz_file.member(file, name, path, key) for name in names}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
-        reason = str(error) or "it is empty"
-        if "pickle" in reason:
-            reason = "it contains Python objects (pickle), or it is not an .npz file"
-        raise DataError(
-            f"{key}: {path} cannot be read: {reason}",
-            FORM,
-            "write it with numpy.savez_compressed; series of different lengths need a table with one row per time step",
-        ) from None
 
 
 def _number_groups(array: npt.NDArray[Any], windows: int, name: str, path: Path, key: str) -> Groups:
