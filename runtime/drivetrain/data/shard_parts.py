@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 
 from drivetrain.data.dataset import Dataset
-from drivetrain.data.parts import Parts
+from drivetrain.data.partition import Parts
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.streaming import open_stream
 from drivetrain.data.streaming.index import Index

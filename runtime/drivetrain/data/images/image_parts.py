@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from drivetrain.data import copies, groups
 from drivetrain.data.dataset import Dataset, Head, InputRecord
 from drivetrain.data.formats.csv_dialect import CsvFiles
@@ -16,10 +14,9 @@ from drivetrain.data.images.image_split import ImageSplit
 from drivetrain.data.images.image_targets import ClassTargets, LabelForm
 from drivetrain.data.images.preprocess import ImagePreprocessing
 from drivetrain.data.images.source import ImageSource
-from drivetrain.data.parts import Parts
+from drivetrain.data.partition import Partition, Parts, hold_out, hold_out_groups
 from drivetrain.data.stateless_random import Ids
-from drivetrain.errors import DataError
-from drivetrain.job.data import ImageData
+from drivetrain.data.target_columns import Strata
 from drivetrain.job.images import ImageJob
 from drivetrain.pretrained import image_input
 
@@ -79,47 +76,37 @@ class ImageParts(Parts[ImageSource]):
 
 def read(job: ImageJob, form: LabelForm, recorded: InputRecord | None, files: CsvFiles) -> ImageParts:
     """Read and divide the images of a job; raises DataError if the images cannot be used."""
-    train = source.read(job.resolve(job.data.train), job.data, form, "data.train", files)
+    data = job.data
+    train = source.read(job.resolve(data.train), data.path_column, form, "data.train", files, data.bad_samples)
     train.check_targets()
     image_geometry = geometry.decide(job, train, recorded, image_input.read_expected(job))
     image_geometry.notes.extend(_note_contradictions(train))
-    if isinstance(job.data.validation, str):
+    if isinstance(data.validation, str):
         # Further files are read with the separator that was found in the training data.
         form = replace(form, separator=train.separator or form.separator, groups="")
-        validation = source.read(job.resolve(job.data.validation), job.data, form, "data.validation", files)
+        path = job.resolve(data.validation)
+        validation = source.read(path, data.path_column, form, "data.validation", files, data.bad_samples)
         return ImageParts(train, train.rows, validation, validation.rows, job, {}, image_geometry)
     division = copies.Division(train.images.contents[train.rows], "images", recorded)
-    train_rows, validation_rows = _hold_out(train, job.data, job.train.seed, division)
+    partition = _hold_out(job, train, division)
+    train_rows, validation_rows = train.rows[partition.training], train.rows[partition.validation]
     return ImageParts(train, train_rows, train, validation_rows, job, division.to_json(), image_geometry)
 
 
-def _hold_out(train: ImageSource, data: ImageData, seed: int, division: copies.Division) -> tuple[Ids, Ids]:
-    """Divide one source into rows for training and for validation."""
+def _hold_out(job: ImageJob, train: ImageSource, division: copies.Division) -> Partition:
+    """Divide the usable images of one source; adds notes on their targets and on the division."""
     targets = train.targets
-    strata = targets.strata(train.rows)
+    classes = targets.head(train.rows, train.rows, train.key).classes if isinstance(targets, ClassTargets) else ()
+    strata = Strata(targets.strata(train.rows), classes)
     if train.groups:
-        train.notes += [] if isinstance(targets, ClassTargets) else targets.notes(train.rows)
-        group_numbers = division.join_groups(groups.number_groups([train.groups[row] for row in train.rows.tolist()]))
-        train_rows, validation_rows = groups.divide_by_group(strata, group_numbers, data, seed, train.key)
-        names: list[str] = []
-        if isinstance(targets, ClassTargets):
-            without_training = validation_rows[np.isin(strata[validation_rows], strata[train_rows], invert=True)]
-            names = sorted(set(targets.take_rows(train.rows[without_training])))
-        train.notes += [
-            groups.describe_division(data.groups or "", group_numbers, train_rows, validation_rows, names),
-            *division.describe(train_rows, validation_rows),
-        ]
-        return train.rows[train_rows], train.rows[validation_rows]
-    train.notes += targets.notes(train.rows)
-    train_rows, validation_rows = division.divide(strata, data, seed)
-    train.notes += division.describe(train_rows, validation_rows)
-    if not len(validation_rows):
-        raise DataError(
-            f"{train.key}: every class has only one image, so none is left for validation",
-            "two images of a class or more",
-            "add images, or set data.validation to a path",
-        )
-    return train.rows[train_rows], train.rows[validation_rows]
+        members = division.join_groups(groups.number_groups([train.groups[row] for row in train.rows.tolist()]))
+        partition = hold_out_groups(job, strata, job.data.groups or "", members, division)
+    else:
+        partition = hold_out(job, strata, division)
+    # That a class with a single image is for training is not so where groups are divided.
+    train.notes += [] if classes and train.groups else targets.notes(train.rows)
+    train.notes += partition.notes
+    return partition
 
 
 def _build_split(images: ImageSource, rows: Ids, head: Head) -> ImageSplit:

@@ -14,10 +14,10 @@ from drivetrain.data.bad_samples import BadSample
 from drivetrain.data.dataset import Head, NewSamples
 from drivetrain.data.formats import csv_dialect, table_file
 from drivetrain.data.formats.csv_dialect import CsvFiles
-from drivetrain.data.images import class_folders, image_files, manifest, npz_images, pixel_scale, source
+from drivetrain.data.images import image_files, manifest, npz_images, pixel_scale, source
 from drivetrain.data.images.file_names import EXTENSIONS, is_leftover
 from drivetrain.data.images.image_split import ImageSplit
-from drivetrain.data.images.image_targets import ClassTargets, LabelForm
+from drivetrain.data.images.image_targets import LabelForm
 from drivetrain.data.images.manifest import ManifestRows
 from drivetrain.data.images.preprocess import from_preprocessing
 from drivetrain.data.images.source import Images
@@ -40,23 +40,23 @@ def read(
 
     Args:
         paths: image files, folders of images at any depth, manifests with a path column, or one .npz. With labels:
-            folders of class folders, manifests with a label column, or one .npz.
+            a folder of class folders, a manifest with a label column, or an .npz.
 
     Raises:
         DataError: if no image can be used, or a label is not among the classes.
     """
     files = files or csv_dialect.of_model(preprocessing, {})
-    preparer = from_preprocessing(preprocessing)
-    form = LabelForm.of_model(preprocessing) if labelled else None
-    if form and len(paths) > 1:
-        raise DataError(f"{KEY}: {len(paths)} paths with labels", "one at a time", "evaluate them one by one")
-    if any(path.suffix.lower() == ".npz" for path in paths):
-        images, broken, listed = _read_arrays(paths, form)
+    preparer, path_column, part = from_preprocessing(preprocessing), preprocessing["path_column"], None
+    if labelled:
+        _check_has_labels(paths)
+        form = LabelForm.of_model(preprocessing)
+        part = source.read(paths[0], path_column, form, KEY, files, budget)
+        images, rows, notes = part.images, part.rows, part.notes
     else:
-        images, broken, listed = _read_files(paths, preprocessing["path_column"], files, form)
-    unusable = [*listed.bad, *broken.values()]
-    notes = [*listed.notes, *bad_samples.check(unusable, len(images) + len(listed.bad), budget, KEY)]
-    rows = np.setdiff1d(np.arange(len(images), dtype=np.int64), np.array(list(broken), np.int64))
+        images, broken, listed = _read_unlabelled(paths, path_column, files)
+        rows = np.setdiff1d(np.arange(len(images), dtype=np.int64), np.array(list(broken), np.int64))
+        unusable = [*listed.bad, *broken.values()]
+        notes = [*listed.notes, *bad_samples.check(unusable, len(images) + len(listed.bad), budget, KEY)]
     if not len(rows):
         raise DataError(
             "\n    ".join(notes) or f"{KEY}: no images in {', '.join(map(str, paths))}",
@@ -64,7 +64,7 @@ def read(
             "name other files",
         )
     images, shape = pixel_scale.read_as_trained(images, rows, preparer, KEY)
-    target_values = listed.targets.tensor(rows, heads[""], KEY) if listed.targets else None
+    target_values = part.build_tensor(rows, heads[""]) if part else None
     split = ImageSplit(images.fit_to(preparer.image_size, preparer.channels, shape), rows, target_values)
     # A prediction may be of one blank image; a score of blank ones says nothing.
     if labelled:
@@ -72,37 +72,39 @@ def read(
     return NewSamples(split, preparer, notes)
 
 
-def _read_arrays(paths: Sequence[Path], form: LabelForm | None) -> tuple[Images, dict[int, BadSample], ManifestRows]:
-    """Read the images of an .npz file, which has to be the only path; also those that cannot be used, and their targets."""
+def _check_has_labels(paths: Sequence[Path]) -> None:
+    """Refuse several paths where labels are needed, and a file that has none, such as an image."""
     if len(paths) > 1:
+        raise DataError(f"{KEY}: {len(paths)} paths with labels", "one at a time", "evaluate them one by one")
+    if not paths[0].is_dir() and paths[0].suffix.lower() not in (*table_file.SUFFIXES, ".npz"):
         raise DataError(
-            f"{KEY}: {len(paths)} input paths, one of them an .npz",
-            "a single .npz, or any number of other files",
-            "pass the .npz alone",
+            f"{KEY}: {paths[0]} is a file without a label",
+            "a folder with one folder per class, a manifest with labels, or an .npz with labels",
+            "name one of these, or use `drivetrain predict`, which needs no labels",
         )
-    images, targets, broken, notes = npz_images.read(paths[0], KEY, form)
-    return images, broken, ManifestRows(targets=targets, notes=notes)
 
 
-def _read_files(
-    paths: Sequence[Path], path_column: str, files: CsvFiles, form: LabelForm | None
+def _read_unlabelled(
+    paths: Sequence[Path], path_column: str, files: CsvFiles
 ) -> tuple[Images, dict[int, BadSample], ManifestRows]:
-    """As `_read_arrays`, for manifests, folders and single files."""
+    """Read an .npz file alone, or manifests, folders and single files; also the images that cannot be used, by row."""
     listed = ManifestRows()
+    if any(path.suffix.lower() == ".npz" for path in paths):
+        if len(paths) > 1:
+            raise DataError(
+                f"{KEY}: {len(paths)} input paths, one of them an .npz",
+                "a single .npz, or any number of other files",
+                "pass the .npz alone",
+            )
+        images, _, broken, listed.notes = npz_images.read(paths[0], KEY, None)
+        return images, broken, listed
     for path in paths:
         if path.suffix.lower() in table_file.SUFFIXES and path.is_file():
-            rows = manifest.read(path, path_column, form, KEY, files)
+            rows = manifest.read(path, path_column, None, KEY, files)
             listed.names += rows.names if rows.cells else [os.path.join(path.parent, name) for name in rows.names]
-            listed.targets, listed.cells = rows.targets, rows.cells or listed.cells
+            listed.cells = rows.cells or listed.cells
             listed.bad += rows.bad
             listed.notes += rows.notes
-        elif form:
-            _check_folder(path)
-            source.check_folder(path, form, KEY)
-            listing = class_folders.read(path, KEY)
-            listed.names += [os.path.join(path, name) for name in listing.names]
-            listed.targets = ClassTargets(listing.labels)
-            listed.notes += listing.notes
         elif path.is_dir():
             _list_folder(path, listed)
         else:
@@ -114,16 +116,6 @@ def _read_files(
             f"pass {listed.cells.table} alone",
         )
     return *image_files.check_images("", listed.names, listed.cells), listed
-
-
-def _check_folder(path: Path) -> None:
-    """Refuse a file where labels are needed, which only a folder of class folders has."""
-    if not path.is_dir():
-        raise DataError(
-            f"{KEY}: {path} is a file without a label",
-            "a folder with one folder per class, a manifest with labels, or an .npz with labels",
-            "name one of these, or use `drivetrain predict`, which needs no labels",
-        )
 
 
 def _list_folder(folder: Path, listed: ManifestRows) -> None:

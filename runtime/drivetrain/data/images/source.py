@@ -20,7 +20,6 @@ from drivetrain.data.images.image_targets import ClassTargets, ImageTargets, Lab
 from drivetrain.data.images.resize import Resize
 from drivetrain.data.stateless_random import Ids
 from drivetrain.errors import DataError
-from drivetrain.job.data import ImageData
 
 Images = npz_images.ImageArrays | image_files.Files
 KINDS = (
@@ -73,8 +72,8 @@ class ImageSource(LabelledRows):
         self.images = self.images.fit_to(size, channels, resize)
 
 
-def read(path: Path, data: ImageData, form: LabelForm, key: str, files: CsvFiles) -> ImageSource:
-    """Find, decode once and check every image of a path; `data` has the path column, and the limit for bad samples.
+def read(path: Path, path_column: str, form: LabelForm, key: str, files: CsvFiles, budget: float) -> ImageSource:
+    """Find, decode once and check every image of a path; `budget` is the largest share of bad samples.
 
     Raises:
         DataError: if there is no usable data, or more bad samples than allowed.
@@ -93,18 +92,18 @@ def read(path: Path, data: ImageData, form: LabelForm, key: str, files: CsvFiles
     if suffix == ".npz" and path.is_file():
         images, rows.targets, broken, rows.notes = npz_images.read(path, key, form)
     elif path.is_dir():
-        check_folder(path, form, key)
+        _check_folder(path, form, key)
         listing = class_folders.read(path, key)
         images, broken = image_files.check_images(str(path), listing.names)
         rows.targets, rows.notes = ClassTargets(listing.labels), listing.notes
     elif suffix in table_file.SUFFIXES:
-        rows = manifest.read(path, data.path_column, form, key, files)
+        rows = manifest.read(path, path_column, form, key, files)
         images, broken = image_files.check_images(os.path.dirname(path) or ".", rows.names, rows.cells)
     else:
         table_paths.check_is_table(path, key)
         raise DataError(f"{key}: {path} has an unknown file type", KINDS, "use one of these")
     assert rows.targets is not None
-    left_out = _check_unusable([*rows.bad, *broken.values()], len(images) + len(rows.bad), data, key, rows.unsure)
+    left_out = _check_unusable([*rows.bad, *broken.values()], len(images) + len(rows.bad), budget, key, rows.unsure)
     return ImageSource(
         key=key,
         images=images,
@@ -116,10 +115,10 @@ def read(path: Path, data: ImageData, form: LabelForm, key: str, files: CsvFiles
     )
 
 
-def _check_unusable(bad: Sequence[BadSample], total: int, data: ImageData, key: str, unsure: int) -> list[str]:
+def _check_unusable(bad: Sequence[BadSample], total: int, budget: float, key: str, unsure: int) -> list[str]:
     """Notes on the images that cannot be used, if these are no more than allowed; `unsure` rows have a label of -1 or none."""
     try:
-        return bad_samples.check(bad, total, data.bad_samples, key)
+        return bad_samples.check(bad, total, budget, key)
     except DataError as error:
         if not unsure:
             raise
@@ -131,7 +130,7 @@ def _check_unusable(bad: Sequence[BadSample], total: int, data: ImageData, key: 
         raise DataError(error.given, error.possible, action) from None
 
 
-def check_folder(path: Path, form: LabelForm, key: str) -> None:
+def _check_folder(path: Path, form: LabelForm, key: str) -> None:
     """Check that folders can say what is to be predicted: only a class; raises DataError if they cannot."""
     if form.kind != "class":
         target_noun = "several labels" if form.kind == "labels" else "numbers"

@@ -178,7 +178,7 @@ def _read_arrays(
             stored[OVERLAPPING] = True
     if train.groups is not None:
         return *_divide_by_group(job, train, division), stored | division.to_json()
-    partition = hold_out(job, _find_strata(train), division, "data")
+    partition = hold_out(job, _find_strata(train), division)
     train.notes.extend(partition.notes)
     validation = replace(train.take_rows(partition.validation), notes=[])
     return train.take_rows(partition.training), validation, stored | division.to_json()

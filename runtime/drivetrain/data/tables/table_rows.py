@@ -178,7 +178,7 @@ def divide_rows(job: TableJob, train: TableRows, division: Division) -> Partitio
         members = groups.number_groups(column_values.texts(train.table[job.data.groups]).take(rows).to_pylist())
         partition = hold_out_groups(job, strata, job.data.groups, division.join_groups(members), division)
     else:
-        partition = hold_out(job, strata, division, "rows")
+        partition = hold_out(job, strata, division)
         single_row_classes = np.flatnonzero(np.bincount(strata.numbers) == 1).tolist() if strata.classes else []
         if single_row_classes:
             names = list_names([strata.classes[number] for number in single_row_classes])
