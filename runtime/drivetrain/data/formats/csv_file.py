@@ -103,13 +103,14 @@ class CsvReader:
     def _read_numbers(self, table: Any, text: Sequence[str], parse: number_format.Parse, empty_count: int) -> Any:
         """Read the numbers of a parsed table in the form of the file, and add what was detected to `files`."""
         layout = self.layout
-        numbers_read = number_format.read(table, text, parse, self.key, self.path, layout.delimiter, self.files)
-        notes = [f"{self.path.name}: {note}" for note in numbers_read.notes]
+        table, decimal, number_notes, units = number_format.read(
+            table, text, parse, self.key, self.path, layout.delimiter, self.files
+        )
+        notes = [f"{self.path.name}: {note}" for note in number_notes]
         if empty_count:
             notes.append(f"{self.path.name}: {empty_count:,} empty rows at the end are left out")
-        dialect = Dialect(layout.delimiter, layout.encoding, numbers_read.decimal)
-        self.files.add(self.path, dialect, notes, numbers_read.units)
-        return numbers_read.table
+        self.files.add(self.path, Dialect(layout.delimiter, layout.encoding, decimal), notes, units)
+        return table
 
     def _parse(self, parse: Any, columns: Sequence[str], text: Sequence[str]) -> Any:
         from pyarrow import ArrowInvalid, csv, string

@@ -293,7 +293,7 @@ def read_names(path: Path, key: str, files: CsvFiles) -> list[str] | None:
     if not layout.names:
         return None
     if not layout.rows:
-        raise DataError(f"{key}: {path} has a header and no rows", "at least one row", "check how the file was written")
+        raise header_only_error(path, key)
     check_names(layout.names, path, key)
     return list(layout.names)
 
@@ -318,6 +318,11 @@ def check_names(names: Sequence[str], path: Path, key: str) -> None:
             "a name for every column",
             "name or remove it; pandas and R write row names this way: use to_csv(..., index=False) or row.names = FALSE",
         )
+
+
+def header_only_error(path: Path, key: str) -> DataError:
+    """The error for a file with a header alone."""
+    return DataError(f"{key}: {path} has a header and no rows", "at least one row", "check how the file was written")
 
 
 def no_rows_error(path: Path, key: str) -> DataError:

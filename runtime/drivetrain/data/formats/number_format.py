@@ -63,21 +63,9 @@ class _Column:
     """How many cells have a mark for no value, by the mark."""
 
 
-@dataclass
-class NumbersRead:
-    """A table whose numbers were read."""
-
-    table: Any
-    decimal: str | None
-    """The decimal sign: point or comma; None if no number shows it."""
-    notes: list[str] = field(default_factory=list)
-    units: dict[str, str] = field(default_factory=dict)
-    """Columns with a percent sign or a unit, each with the sign."""
-
-
 def read(
     table: Any, text: Sequence[str], parse: Parse, key: str, path: Path, delimiter: str, files: CsvFiles
-) -> NumbersRead:
+) -> tuple[Any, str | None, list[str], dict[str, str]]:
     """Read the numbers of a parsed table that its parser took for text, or read by the rules of another language.
 
     Args:
@@ -85,6 +73,10 @@ def read(
         text: columns that stay as they are.
         parse: reads columns of the file again, as text.
         files: what is declared, and the dialect that decides if the file does not show it.
+
+    Returns:
+        The table, the decimal sign (point or comma; None if no number shows it), notes, and the percent sign or unit of
+        each column that has one.
 
     Raises:
         DataError: if the decimal sign is not clear.
@@ -98,7 +90,7 @@ def read(
     declared = files.list_settings.get("decimal")
     if not suspects and delimiter != "semicolon" and declared != "comma":
         notes += _check_units_of_training(table, kinds, {}, key, path, files)
-        return NumbersRead(table, declared, notes)
+        return table, declared, notes, {}
     float_columns = [name for name, kind in kinds.items() if types.is_floating(kind)]
     names = [*suspects, *float_columns]
     raw: Any = parse(names, names) if names else {}
@@ -117,7 +109,7 @@ def read(
         elif column.sign:
             units[clean_text(column.name)] = column.sign
     notes += _check_units_of_training(table, kinds, units, key, path, files)
-    return NumbersRead(table, decimal, notes, units)
+    return table, decimal, notes, units
 
 
 def _read_truth(table: Any, text: Sequence[str], missing: Sequence[str]) -> tuple[Any, list[str]]:

@@ -64,12 +64,8 @@ def siblings(path: str, paths: Sequence[str]) -> list[str]:
 
 def snapshot(path: Path) -> Path | None:
     """The folder of a dataset's commit in the hub's cache that contains a file; None for files elsewhere."""
-    return next((folder for folder in path.parents if _is_snapshot(folder)), None)
-
-
-def _is_snapshot(folder: Path) -> bool:
-    """Whether a folder is that of a dataset's commit in the hub's cache."""
-    return folder.parent.name == "snapshots" and folder.parent.parent.name.startswith("datasets--")
+    commits = (folder for folder in path.parents if folder.parent.name == "snapshots")
+    return next((folder for folder in commits if folder.parent.parent.name.startswith("datasets--")), None)
 
 
 def _list_numbered(path: Path, key: str) -> list[Path]:

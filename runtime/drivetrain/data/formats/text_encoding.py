@@ -66,8 +66,8 @@ def find(path: Path, key: str, files: CsvFiles, max_bytes: int | None) -> str:
             files.advice("encoding", ["utf-16-le" if little else "utf-16-be"]),
         )
     if _is_utf8(path, max_bytes):
-        if declared not in (None, "utf-8") and (line := _find_accented(path, max_bytes)):
-            example = printable(line.decode(declared, "replace").strip())
+        if declared not in (None, "utf-8") and (accented := next(_iterate_non_ascii_lines(path, max_bytes), None)):
+            example = printable(accented[1].decode(declared, "replace").strip())
             description = f"is UTF-8: in {declared} a line of it reads `{example}`"
             raise _contradiction_error(path, key, files, description, declared, "utf-8")
         return declared or "utf-8"
@@ -122,11 +122,6 @@ def _find_bad_lines(path: Path, max_bytes: int | None, most: float) -> tuple[lis
         elif len(bad) < most:
             bad.append((number, line))
     return bad, accented
-
-
-def _find_accented(path: Path, max_bytes: int | None) -> bytes | None:
-    """The first line that is not ASCII; None if there is none."""
-    return next((line for _, line in _iterate_non_ascii_lines(path, max_bytes)), None)
 
 
 def _guess_encoding(path: Path, key: str, files: CsvFiles, max_bytes: int | None) -> str:
