@@ -24,25 +24,14 @@ MAX_SAMPLED_SHARDS = 8
 class ShardRows(Protocol):
     """The shards of one address, and which of their rows can be used."""
 
-    @property
-    def key(self) -> str:
-        """The spec key that names the address."""
-        ...
-
-    @property
-    def notes(self) -> list[str]:
-        """Notes on the rows that cannot be used."""
-        ...
-
-    @property
-    def index(self) -> Index:
-        """The rows of all shards."""
-        ...
-
-    @property
-    def rows(self) -> Ids:
-        """Rows of the index that can be used, ascending."""
-        ...
+    key: str
+    """The spec key that names the address."""
+    notes: list[str]
+    """On the rows that cannot be used."""
+    index: Index
+    """The rows of all shards."""
+    rows: Ids
+    """Rows of the index that can be used, ascending."""
 
 
 Source = TypeVar("Source", bound=ShardRows)

@@ -102,11 +102,7 @@ class ShardSource(LabelledRows):
     """The images of the shards of one address; `targets` has those of the usable rows."""
 
     images: StreamedImages
-
-    @property
-    def index(self) -> Index:
-        """The index of the shards."""
-        return self.images.reader.index
+    index: Index
 
     def find_targets(self, rows: Ids) -> Ids:
         """Positions of some rows in `targets`."""
@@ -189,6 +185,7 @@ def index_source(job: ImageJob, address: str, form: LabelForm, key: str, cache: 
     return ShardSource(
         key=key,
         images=StreamedImages(ShardReader(store, index, cache, shard_rows)),
+        index=index,
         targets=take_targets(usable.tolist()),
         rows=usable,
         separator=separator_holder.separator,

@@ -139,18 +139,15 @@ def _draft_table(request: SurveyRequest, sample: TableSample) -> Draft:
         texts = text_draft.find_text_columns(request, sample)
         is_short = sum(column.words for column in texts) < SHORT_TEXT_WORDS
         most_features = MOST_FEATURES_BESIDE_SHORT_TEXT if is_short else MOST_FEATURES_BESIDE_LONG_TEXT
-        is_text_job = texts and (request.task or request.texts or _count_features(sample) <= most_features)
+        # Features of a table job: numbers, and texts with few values.
+        columns = [c for c in sample.columns.values() if not c.refused and not target_guess.is_identifier(c)]
+        feature_count = sum(c.kind == "number" or c.classes for c in columns)
+        is_text_job = texts and (request.task or request.texts or feature_count <= most_features)
         if is_text_job and (draft := text_draft.draft_texts(request, sample, texts)):
             return draft
     if request.task not in (None, table_draft.CLASSIFICATION, table_draft.REGRESSION) or request.texts:
         raise _refuse_options(request, sample)
     return table_draft.draft_table(request, sample)
-
-
-def _count_features(sample: TableSample) -> int:
-    """Number of columns that a table job would use as features: numbers, and texts with few values."""
-    columns = [c for c in sample.columns.values() if not c.refused and not target_guess.is_identifier(c)]
-    return sum(c.kind == "number" or c.classes for c in columns)
 
 
 def _refuse_options(request: SurveyRequest, sample: TableSample) -> SpecError:

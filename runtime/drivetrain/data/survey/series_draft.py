@@ -94,7 +94,14 @@ def draft_series(request: SurveyRequest, sample: TableSample) -> Draft | None:
     if timed and guess and window:
         return _draft(request, sample, timed, guess, features, window)
     if is_requested:
-        raise _refuse_table(sample, timed)
+        order_text = (
+            f"in the order of {timed.time}" if timed else "without a column of times that come once in a series"
+        )
+        raise DataError(
+            f"{KEY}: {sample.path} is no table of readings over time: {sample.size}, {order_text}",
+            "a column of times, columns of numbers, one to predict, and some rows of each series after the other",
+            "name the column to predict with --target, or use --task tabular-classification",
+        )
     return None
 
 
@@ -227,13 +234,3 @@ def _list_features(sample: TableSample, timed: TimedRows, guess: TargetGuess) ->
     with_roles = {timed.time, timed.group, *guess.names}
     candidates = [c for c in sample.columns.values() if c.name not in with_roles and c.kind == "number"]
     return [c.name for c in candidates if c.different > 1 and not c.refused and not target_guess.is_identifier(c)]
-
-
-def _refuse_table(sample: TableSample, timed: TimedRows | None) -> DataError:
-    """The error for a table that is requested as a series, but is none."""
-    order_text = f"in the order of {timed.time}" if timed else "without a column of times that come once in a series"
-    return DataError(
-        f"{KEY}: {sample.path} is no table of readings over time: {sample.size}, {order_text}",
-        "a column of times, columns of numbers, one to predict, and some rows of each series after the other",
-        "name the column to predict with --target, or use --task tabular-classification",
-    )

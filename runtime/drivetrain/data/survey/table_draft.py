@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 
 from drivetrain.data.labels import list_names
 from drivetrain.data.survey import first_values, series_draft, target_guess
@@ -45,17 +45,14 @@ def draft_table(request: SurveyRequest, sample: TableSample) -> Draft:
         )
     draft = Draft(task, f"{list_names(guess.names)}: {_describe_goal(targets, task)}")
     draft.found = [sample.size, *_describe_targets(targets, task)]
-    draft.choices = [
-        *guess.choice,
-        *_note_long_texts(sample, guess),
-        *_note_dates(ignored),
-        *_note_series(request, sample),
-    ]
+    draft.choices = [*guess.choice, *_note_unused(request, sample, guess, ignored)]
+    as_numbers = [c.name for c in features if c.numeric]
+    reason = "numbers, but a few cells are text; those rows are left out"
     draft.data = [
         request.path_entry("train", sample.path, sample.size),
         Entry("target", guess.value, guess.reason),
         *([Entry("ignore", quote_all(ignored), _list_reasons(ignored))] if ignored else []),
-        *_list_numeric(features),
+        *([Entry("numeric", quote_all(as_numbers), reason)] if as_numbers else []),
         first_values.validation(sample.rows, "rows"),
         *first_values.bad_samples(sample.lost(guess.names), f"have no {list_names(guess.names)}, and are left out"),
     ]
@@ -65,13 +62,6 @@ def draft_table(request: SurveyRequest, sample: TableSample) -> Draft:
     samples_in_all = TRAINING_STEPS * int(first_values.batch_size(sample.rows, LARGEST_BATCH).value)
     draft.train = first_values.training(sample.rows, samples_in_all, (3, 25), LARGEST_BATCH, "rows", "3e-3")
     return draft
-
-
-def _list_numeric(features: Iterable[ColumnProfile]) -> list[Entry]:
-    """The key for columns that are to be read as numbers; none if there are no such columns."""
-    names = [c.name for c in features if c.numeric]
-    reason = "numbers, but a few cells are text; those rows are left out"
-    return [Entry("numeric", quote_all(names), reason)] if names else []
 
 
 def _choose_target(request: SurveyRequest, sample: TableSample) -> tuple[TargetGuess, str]:
@@ -93,8 +83,12 @@ def _choose_target(request: SurveyRequest, sample: TableSample) -> tuple[TargetG
     if numbers:
         other_columns = (*numbers.others, *(classes.names if classes else ()))
         return TargetGuess(numbers.names, numbers.reason, tuple(dict.fromkeys(other_columns))), REGRESSION
+    reasons_against = {
+        c.name: _reason_to_ignore(c) or ("one value" if c.different < 2 else f"{c.different:,} different values")
+        for c in columns
+    }
     raise DataError(
-        f"{KEY}: no column of {sample.path} can be predicted: {_list_reasons({c.name: _reason_against_target(c) for c in columns})}",
+        f"{KEY}: no column of {sample.path} can be predicted: {_list_reasons(reasons_against)}",
         "a column of classes that come back, or of numbers",
         "name it with --target COLUMN",
     )
@@ -125,11 +119,6 @@ def _reason_to_ignore(column: ColumnProfile) -> str:
     return column.refused or ("an identifier" if target_guess.is_identifier(column) else "")
 
 
-def _reason_against_target(column: ColumnProfile) -> str:
-    values = "one value" if column.different < 2 else f"{column.different:,} different values"
-    return _reason_to_ignore(column) or values
-
-
 def _list_reasons(ignored: dict[str, str]) -> str:
     lines = [f"{name} ({reason})" for name, reason in ignored.items()]
     return list_names(lines, MAX_LISTED_COLUMNS)
@@ -148,25 +137,16 @@ def _describe_targets(targets: list[ColumnProfile], task: str) -> list[str]:
     return [f"{targets[0].name} has {counts}", *single_samples]
 
 
-def _note_long_texts(sample: TableSample, guess: TargetGuess) -> list[str]:
-    """A line on long texts, which this task does not use."""
-    names = [c.name for c in sample.columns.values() if c.long_text and c.name not in guess.names]
-    return [f"the texts in {name} are not used; to train on them: --task text-classification" for name in names[:1]]
-
-
-def _note_dates(ignored: dict[str, str]) -> list[str]:
-    """A line on dates, which are not used unless the key `dates` names them."""
-    names = [name for name, reason in ignored.items() if reason == DATE]
-    return [
-        f"the dates in {name} are not used; to use them: dates: {{{quote(name)}: [year, month, weekday]}}"
-        for name in names[:1]
-    ]
-
-
-def _note_series(request: SurveyRequest, sample: TableSample) -> list[str]:
-    """A line on the alternative for rows with dates: a series task."""
-    if request.task or not any(c.refused == DATE for c in sample.columns.values()):
-        return []
-    timed = series_draft.find_timed_rows(request, sample)
-    task = f"--task {series_draft.REGRESSION} --target COLUMN"
-    return [f"each row is a sample; to train on windows over {timed.time}: {task}"] if timed else []
+def _note_unused(
+    request: SurveyRequest, sample: TableSample, guess: TargetGuess, ignored: dict[str, str]
+) -> Iterator[str]:
+    """Lines on long texts, dates and an order in time, which the draft does not use, and on what uses them."""
+    columns = sample.columns.values()
+    if name := next((c.name for c in columns if c.long_text and c.name not in guess.names), ""):
+        yield f"the texts in {name} are not used; to train on them: --task text-classification"
+    if name := next((name for name, reason in ignored.items() if reason == DATE), ""):
+        yield f"the dates in {name} are not used; to use them: dates: {{{quote(name)}: [year, month, weekday]}}"
+    has_dates = request.task is None and any(c.refused == DATE for c in columns)
+    if has_dates and (timed := series_draft.find_timed_rows(request, sample)):
+        task = f"--task {series_draft.REGRESSION} --target COLUMN"
+        yield f"each row is a sample; to train on windows over {timed.time}: {task}"

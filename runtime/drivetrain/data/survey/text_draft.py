@@ -54,12 +54,13 @@ def find_text_columns(request: SurveyRequest, sample: TableSample) -> list[Colum
             )
     if request.texts:
         return [sample.columns[name] for name in request.texts]
-    candidates = [c for c in sample.columns.values() if c.name not in request.targets and _is_text_column(c, request)]
+    text_columns = [c for c in sample.columns.values() if c.kind == "text" and c.name not in request.targets]
+    # Long texts or, for --task text-classification, any text that is no class.
+    candidates = [c for c in text_columns if c.long_text or (request.task == TASK and not c.classes)]
     if not candidates:
         return []
     # A column that repeats its texts is not the one to learn from.
     longest = max(candidates, key=lambda c: c.words * (c.different > c.filled / 2))
-    text_columns = [c for c in sample.columns.values() if c.kind == "text" and c.name not in request.targets]
     by_folded_name = {c.name.casefold(): c for c in text_columns}
     pairs = ([by_folded_name[name] for name in pair] for pair in _PAIRS if all(name in by_folded_name for name in pair))
     return next((pair for pair in pairs if longest in pair), [longest])
@@ -87,7 +88,10 @@ def draft_texts(request: SurveyRequest, sample: TableSample, texts: Sequence[Col
     for column in columns:
         counts, *single_samples = first_values.describe_classes(column.counts)
         draft.found += [f"{column.name} has {counts}", *single_samples]
-    draft.choices = [*guess.choice, *_note_several_heads(guess.names)]
+    draft.choices = list(guess.choice)
+    if len(guess.names) > 1:
+        heads = f"one output for each of {list_names(guess.names)}"
+        draft.choices.append(f"{heads}; remove columns that are not labels, or choose with --target")
     draft.data = [
         request.path_entry("train", sample.path, sample.size),
         _text_entry(texts),
@@ -108,11 +112,6 @@ def draft_texts(request: SurveyRequest, sample: TableSample, texts: Sequence[Col
     return draft
 
 
-def _is_text_column(column: ColumnProfile, request: SurveyRequest) -> bool:
-    """Whether a column can be the text: long texts, or for --task text-classification any text that is no class."""
-    return column.long_text or (request.task == TASK and column.kind == "text" and not column.classes)
-
-
 def _text_entry(texts: Sequence[ColumnProfile]) -> Entry:
     first = texts[0]
     if len(texts) == 1:
@@ -129,9 +128,3 @@ def _guess_labels(sample: TableSample, texts: Sequence[str]) -> target_guess.Tar
     counts = np.array([c.different for c in candidates])
     values = f"{counts[0]}" if counts.min() == counts.max() else f"{counts.min()} to {counts.max()}"
     return target_guess.TargetGuess(tuple(c.name for c in candidates), f"columns with few different values: {values}")
-
-
-def _note_several_heads(names: tuple[str, ...]) -> list[str]:
-    """A line that says that there is one output per label column; none for a single column."""
-    note = f"one output for each of {list_names(names)}; remove columns that are not labels, or choose with --target"
-    return [note] if len(names) > 1 else []

@@ -23,7 +23,7 @@ from drivetrain.data.streaming.cache import ShardCache
 from drivetrain.data.streaming.index import Index
 from drivetrain.data.streaming.reader import ShardReader
 from drivetrain.data.streaming.shard import ShardStore
-from drivetrain.data.text import corpus, shard_texts, text_shards
+from drivetrain.data.text import corpus, text_shards
 from drivetrain.data.text import split as text_split
 from drivetrain.data.text.corpus import Corpus
 from drivetrain.data.text.encoded import Encoded, pad_inputs
@@ -91,21 +91,14 @@ class StreamedTexts:
 class _Source:
     """The shards of one address, and which of their rows can be used."""
 
+    key: str
     store: ShardStore
     index: Index
+    rows: Ids
+    """Rows of the index that can be used, ascending."""
     corpus: Corpus
-    """The labels of the rows that can be used, without their texts."""
+    """The labels of these rows, without their texts."""
     notes: list[str]
-
-    @property
-    def key(self) -> str:
-        """The spec key that names the address."""
-        return self.corpus.key
-
-    @property
-    def rows(self) -> Ids:
-        """Rows of the index that can be used, ascending."""
-        return self.corpus.rows - 1
 
 
 @dataclass
@@ -127,7 +120,7 @@ class StreamedParts(ShardParts[_Source]):
 
         train, train_rows = self.train, self.train_rows
         shard_numbers = train.index.shard_of(train_rows)
-        read_texts = partial(shard_texts.read_all_texts, names=self.job.data.text, key=train.key)
+        read_texts = partial(text_shards.read_all_texts, names=self.job.data.text, key=train.key)
         random = stateless_random.make_generator(self.job.train.seed, "statistics")
         tables, rows, count = [], [], 0
         for number in shard_parts.choose_shards(train.index, train_rows, random).tolist():
@@ -225,6 +218,7 @@ def _index_source(job: TextJob, address: str, key: str, cache: ShardCache) -> _S
         raise DataError(
             f"{key}: {address} has no rows that can be used", "at least one text with its labels", "add some"
         )
+    rows = np.flatnonzero(is_usable).astype(np.int64)
     usable_rows = Corpus(
         key=key,
         paths=[Path(address)],
@@ -232,7 +226,7 @@ def _index_source(job: TextJob, address: str, key: str, cache: ShardCache) -> _S
         # The texts stay in their shards until the run needs them.
         texts=(),
         labels={name: index.rows[name].filter(is_usable).to_pylist() for name in columns},
-        rows=np.flatnonzero(is_usable) + 1,
+        rows=rows + 1,
         bad=bad,
     )
-    return _Source(store, index, usable_rows, notes)
+    return _Source(key, store, index, rows, usable_rows, notes)
