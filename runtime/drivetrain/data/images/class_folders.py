@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from drivetrain.data.images import split_folders
-from drivetrain.data.images.file_names import EXTENSIONS, OTHER_PICTURES, is_leftover
+from drivetrain.data.images.split_folders import EXTENSIONS, OTHER_PICTURES, is_leftover
 from drivetrain.data.labels import list_names
 from drivetrain.errors import DataError
 from drivetrain.job.formatting import readable

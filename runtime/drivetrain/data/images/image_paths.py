@@ -10,8 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from drivetrain.data.images.file_names import EXTENSIONS
-from drivetrain.data.images.split_folders import list_subfolders
+from drivetrain.data.images.split_folders import EXTENSIONS, list_subfolders
 from drivetrain.errors import DataError
 
 _ENDINGS = ("", *EXTENSIONS, *(ending.upper() for ending in EXTENSIONS))

@@ -25,7 +25,7 @@ from drivetrain.data.images.source import ImageSource, LabelledRows
 from drivetrain.data.shard_parts import ShardParts
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.streaming import index as indices
-from drivetrain.data.streaming import open_stream, parquet_index, tar_index
+from drivetrain.data.streaming import open_stream, parquet_index, tar_file
 from drivetrain.data.streaming.cache import ShardCache
 from drivetrain.data.streaming.index import Index
 from drivetrain.data.streaming.reader import Rows, ShardReader, TarRows
@@ -199,9 +199,9 @@ def _index_shards(
     """The index of shards with the images in the column `images`, how its rows are read, and those that have no image."""
     first = store.shards()[0]
     if first.kind == TAR:
-        look = partial(tar_index.read, columns=form.columns, key=key)
+        look = partial(tar_file.index_images, columns=form.columns, key=key)
         index = indices.read(store, cache, look, ["tar", *form.columns])
-        offsets, sizes = (index.rows[name].fill_null(-1).to_numpy() for name in (tar_index.OFFSET, tar_index.SIZE))
+        offsets, sizes = (index.rows[name].fill_null(-1).to_numpy() for name in (tar_file.OFFSET, tar_file.SIZE))
         return index, TarRows(offsets, sizes), np.flatnonzero((offsets < 0) | (sizes == 0))
     classes = store.class_names()
     purpose = ["images", images, *form.columns, *map(str, classes.items())]

@@ -15,12 +15,12 @@ from drivetrain.data.dataset import Head, NewSamples
 from drivetrain.data.formats import csv_dialect, table_file
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.images import image_files, manifest, npz_images, pixel_scale, source
-from drivetrain.data.images.file_names import EXTENSIONS, is_leftover
 from drivetrain.data.images.image_split import ImageSplit
 from drivetrain.data.images.image_targets import LabelForm
 from drivetrain.data.images.manifest import ManifestRows
 from drivetrain.data.images.preprocess import from_preprocessing
 from drivetrain.data.images.source import Images
+from drivetrain.data.images.split_folders import EXTENSIONS, is_leftover
 from drivetrain.data.labels import list_names
 from drivetrain.errors import DataError
 

@@ -13,7 +13,7 @@ from drivetrain.data.bad_samples import BadSample
 from drivetrain.data.formats import column_values, npz_file
 from drivetrain.data.groups import Groups
 from drivetrain.data.series import array_axes
-from drivetrain.data.series.window_split import WindowSplit
+from drivetrain.data.series.windows import WindowSplit
 from drivetrain.data.source import Source
 from drivetrain.data.target_columns import TargetColumn
 from drivetrain.errors import DataError

@@ -15,10 +15,9 @@ from drivetrain.data.formats import csv_dialect
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.labels import list_names, note_similar_names
 from drivetrain.data.partition import hold_out, hold_out_groups
-from drivetrain.data.series import augment, npz_windows, timeline, window_split, windows
+from drivetrain.data.series import augment, npz_windows, timeline, windows
 from drivetrain.data.series.timeline import WindowLayout
-from drivetrain.data.series.window_split import WindowSplit
-from drivetrain.data.series.windows import Scale, SeriesSplit
+from drivetrain.data.series.windows import Scale, SeriesSplit, WindowSplit
 from drivetrain.data.source import Source
 from drivetrain.data.target_columns import Strata
 from drivetrain.errors import DataError, SpecError
@@ -140,10 +139,10 @@ def _read_long(
     stored = {"form": "long", **line.layout.to_json()}
     if isinstance(data.validation, str):
         validation_line = timeline.read_timeline(Source.of_job(job, "validation", source.files), line.layout)
-        return window_split.cut_all(line), window_split.cut_all(validation_line), stored
+        return windows.cut_all(line), windows.cut_all(validation_line), stored
     if data.groups:
-        return *_divide_by_group(job, window_split.cut_all(line)), stored
-    return *window_split.cut_before_and_after(line, data.validation), stored
+        return *_divide_by_group(job, windows.cut_all(line)), stored
+    return *windows.cut_before_and_after(line, data.validation), stored
 
 
 def _read_arrays(
@@ -232,4 +231,4 @@ def _read_new(source: Source, preprocessing: Mapping[str, Any]) -> WindowSplit:
         split = npz_windows.read_windows(source, classes=preprocessing["classes"], axes=axes)
         split.check_shape(preprocessing["length"], preprocessing["channels"])
         return split
-    return window_split.cut_all(timeline.read_timeline(source, timeline.layout_from_json(preprocessing)))
+    return windows.cut_all(timeline.read_timeline(source, timeline.layout_from_json(preprocessing)))

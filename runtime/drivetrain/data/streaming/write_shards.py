@@ -1,7 +1,8 @@
 """Writes a folder of class folders as shards, tar or Parquet, in random order, with a list of their hashes.
 
-The bytes of a shard depend on the files and the seed alone. So the same command after a kill makes the same shards, and
-writes only those that are not there.
+They go to a folder of this machine or to an address in an object store; a file is there whole or not at all. The bytes
+of a shard depend on the files and the seed alone. So the same command after a kill makes the same shards, and writes
+only those that are not there.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import hashlib
 import io
 import json
 import os
+import shutil
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,10 +23,87 @@ from drivetrain.data import bad_samples, stateless_random
 from drivetrain.data.bad_samples import BadSample
 from drivetrain.data.images import class_folders, decode
 from drivetrain.data.streaming import shard_list
-from drivetrain.data.streaming.destination import Destination
 from drivetrain.data.streaming.shard_list import ListedShard, ShardList
-from drivetrain.errors import DataError
-from drivetrain.system.files import blame_storage, hash_file
+from drivetrain.errors import DataError, SpecError
+from drivetrain.storage.object_store import ObjectStore
+from drivetrain.storage.remote_address import POSSIBLE, BadAddress, is_remote, parse
+from drivetrain.system.files import blame_storage, hash_file, make_folder, storage_error, sync_file, sync_folder
+
+
+@dataclass(frozen=True)
+class LocalFolder:
+    """A folder of this machine."""
+
+    path: Path
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes of each file."""
+        return {file.name: file.stat().st_size for file in self.path.iterdir() if file.is_file()}
+
+    def read(self, name: str) -> bytes | None:
+        """The content of a file; None if it is not there."""
+        path = self.path / name
+        return path.read_bytes() if path.is_file() else None
+
+    def put(self, name: str, file: Path) -> None:
+        """Copy a file, and give it its name once it is whole; raises StorageError if it cannot be written."""
+        new = self.path / f".{name}.writing"
+        try:
+            shutil.copyfile(file, new)
+            sync_file(new)
+            os.replace(new, self.path / name)
+            sync_folder(self.path)
+        except OSError as error:
+            raise storage_error(self.path, error) from None
+        finally:
+            new.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class RemoteFolder:
+    """An address in an object store."""
+
+    store: ObjectStore
+
+    def sizes(self) -> dict[str, int]:
+        """Bytes of each object directly below the address."""
+        return {entry.name: entry.bytes for entry in self.store.objects() if "/" not in entry.name}
+
+    def read(self, name: str) -> bytes | None:
+        """The content of an object; None if it is not there."""
+        return self.store.find(name)
+
+    def put(self, name: str, file: Path) -> None:
+        """Upload a file; it is not visible before its last byte.
+
+        Raises:
+            RemoteError: if the store does not take it.
+        """
+        self.store.put_file(name, file)
+
+
+Destination = LocalFolder | RemoteFolder
+
+
+def open_destination(text: str) -> Destination:
+    """The place that a command line names.
+
+    Raises:
+        SpecError: if it is no place to write to.
+        StorageError: if a folder cannot be made.
+    """
+    if not is_remote(text):
+        folder = Path(os.path.expanduser(text))
+        make_folder(folder)
+        return LocalFolder(folder)
+    try:
+        address = parse(text)
+    except BadAddress as error:
+        raise SpecError(f"--to: {error.given}", error.possible, error.action) from None
+    if not address.writable:
+        raise SpecError(f"--to: {text} cannot be written to", f"a folder, or {POSSIBLE}", "name one of these")
+    return RemoteFolder(ObjectStore(address))
+
 
 MAX_BAD_SHARE = 0.05
 """Largest share of images that may be left out because they cannot be decoded, as in a job."""

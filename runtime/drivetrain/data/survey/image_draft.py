@@ -12,7 +12,7 @@ import numpy as np
 
 from drivetrain.data.formats import column_values
 from drivetrain.data.images import class_folders, decode, resize, separated_labels, split_folders
-from drivetrain.data.images.file_names import EXTENSIONS
+from drivetrain.data.images.split_folders import EXTENSIONS
 from drivetrain.data.labels import list_names
 from drivetrain.data.survey import first_values, target_guess
 from drivetrain.data.survey.request import KEY, SurveyRequest

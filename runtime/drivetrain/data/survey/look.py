@@ -10,7 +10,7 @@ from drivetrain.data.formats import csv_dialect, csv_layout, table_file, table_p
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.formats.shards import SHARD
 from drivetrain.data.images import class_folders
-from drivetrain.data.images.file_names import EXTENSIONS
+from drivetrain.data.images.split_folders import EXTENSIONS
 from drivetrain.data.labels import list_names
 from drivetrain.data.survey import (
     array_draft,

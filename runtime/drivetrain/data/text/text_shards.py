@@ -18,7 +18,7 @@ from drivetrain.data.decoded_size import DecodedSize
 from drivetrain.data.formats import column_values, parquet_file, table_file
 from drivetrain.data.formats import shards as tables
 from drivetrain.data.stateless_random import Ids
-from drivetrain.data.streaming import flat_file, jsonl_records, parquet_index, tar_records
+from drivetrain.data.streaming import flat_file, jsonl_records, parquet_index, tar_file
 from drivetrain.data.streaming import index as indices
 from drivetrain.data.streaming.index import SHARD_BYTES, Index
 from drivetrain.data.streaming.reader import limit_rows
@@ -258,7 +258,7 @@ def _read_records(
     file: Path, shard: Shard, texts: Sequence[str], names: Sequence[str], key: str
 ) -> Iterator[dict[str, Any]]:
     if shard.kind == TAR:
-        return tar_records.read(file, shard, key, texts, names)
+        return tar_file.read_records(file, shard, key, texts, names)
     return jsonl_records.read(file, shard, key)
 
 
