@@ -27,6 +27,12 @@ _SEPARATOR_LINE = re.compile(r'"?sep=(.)"?[;,\t]*(?:\r\n|\r|\n|$)', re.IGNORECAS
 _LINE_END = re.compile(r"\r\n|\n|\r")
 MAX_EXAMPLE_NAMES = 6
 """Largest number of column names in the example of a header."""
+BLOCK_BYTES = 1 << 22
+"""Bytes that are read at once, both by the parser and in the search for quotes."""
+_SEPARATORS = re.escape("".join(SIGNS.values())).encode()
+_ESCAPED_QUOTE = re.compile(rb'\\"(?=[^"' + _SEPARATORS + rb"\s])")
+"""A backslash and a quote inside of a cell: in CSV, the quote would end the cell, and a separator would follow."""
+_JSON = re.compile(rb"[{\[]")
 MIN_ROWS = 5
 """Smallest number of rows that show whether the first one is a header."""
 
@@ -328,3 +334,48 @@ def header_only_error(path: Path, key: str) -> DataError:
 def no_rows_error(path: Path, key: str) -> DataError:
     """The error for a file without any text."""
     return DataError(f"{key}: {path} has no rows", "a header and at least one row", "check how the file was written")
+
+
+def check_quotes(path: Path, key: str, names: Sequence[str]) -> None:
+    """Check a file for quotes behind a backslash, and the header for apostrophes around each name.
+
+    Raises:
+        DataError: if there are any; names `key`.
+        OSError: if the file cannot be read.
+    """
+    if names and all(len(name) > 1 and name[0] == name[-1] == "'" for name in names):
+        raise DataError(
+            f"{key}: {path} has apostrophes around its cells: {printable(', '.join(names), 60)}",
+            'double quotes around cells, as in "a, b"',
+            "write the file again with double quotes, or without any where no cell needs them",
+        )
+    if line := _find_escaped_quote(path):
+        number, text = line
+        raise DataError(
+            f"{key}: {path} line {number}: a quote is written with a backslash: `{printable(text, 60)}`",
+            'a quote inside of a cell is written ""',
+            'write the file again: in R with write.csv or qmethod = "double", in pandas with doublequote=True',
+        )
+
+
+def _find_escaped_quote(path: Path) -> tuple[int, str] | None:
+    """Return the number and the text of the first line with a quote behind a backslash."""
+    if not _has_escaped_quote(path):
+        return None
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            # Programs write JSON into cells, with its own backslashes.
+            if _ESCAPED_QUOTE.search(line) and not _JSON.search(line):
+                return number, line.decode("utf-8", "replace").strip()
+    return None
+
+
+def _has_escaped_quote(path: Path) -> bool:
+    """Whether the file has a backslash before a quote at all, which few have."""
+    with path.open("rb") as file:
+        last = b""
+        while block := file.read(BLOCK_BYTES):
+            if b'\\"' in last + block:
+                return True
+            last = block[-1:]
+    return False

@@ -8,14 +8,14 @@ from collections.abc import Iterable, Sequence
 from io import BytesIO
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import pyarrow
+from pyarrow import ArrowInvalid, compute, schema, string, timestamp, types
+from pyarrow import json as reader
 
 from drivetrain.data.decoded_size import DecodedSize
 from drivetrain.errors import DataError
 from drivetrain.job.formatting import printable
-
-if TYPE_CHECKING:
-    import pyarrow
 
 EMPTY_CELL_BYTES = 4
 """Bytes that an empty cell takes: one of a number takes 8, one of a truth value a bit."""
@@ -48,8 +48,6 @@ class JsonlReader:
 
     def read(self, columns: Sequence[str], text: Sequence[str]) -> pyarrow.Table:
         """Read these columns; a key that a line lacks gives an empty cell."""
-        from pyarrow import schema, string, types
-
         table = _read_table(self.path, self.key)
         # Text that looks like a time would be returned in another form.
         changed = [name for name in text if types.is_temporal(table.schema.field(name).type)]
@@ -59,8 +57,6 @@ class JsonlReader:
 
     def head(self, rows: int) -> tuple[pyarrow.Table, int]:
         """The first rows, and the approximate number of all rows."""
-        from pyarrow import json as reader
-
         with self.path.open("rb") as file:
             lines = list(islice(file, rows))
         size = sum(map(len, lines))
@@ -70,9 +66,6 @@ class JsonlReader:
 
 
 def _read_table(path: Path, key: str, schema: object = None) -> pyarrow.Table:
-    from pyarrow import ArrowInvalid
-    from pyarrow import json as reader
-
     parsing = reader.ParseOptions(explicit_schema=schema)
     try:
         return reader.read_json(path, parse_options=parsing)
@@ -101,8 +94,6 @@ def _check_keys(lines: Iterable[bytes], size: int, path: Path, key: str) -> None
 
 def _restore_zones(table: pyarrow.Table, path: Path, key: str, text: Sequence[str]) -> pyarrow.Table:
     """Read times with a zone again, since the reader drops the zone; a column where only some have one stays text."""
-    from pyarrow import compute, schema, string, timestamp, types
-
     times = [field.name for field in table.schema if types.is_timestamp(field.type) and field.name not in text]
     if not times:
         return table

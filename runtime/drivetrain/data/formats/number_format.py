@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pyarrow import array, bool_, compute, float64, int64, types
+
 from drivetrain.data.formats import number_marks, row_lines
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.formats.number_marks import MISSING_NUMBERS
@@ -81,8 +83,6 @@ def read(
     Raises:
         DataError: if the decimal sign is not clear.
     """
-    from pyarrow import types
-
     table, notes = _read_truth(table, text, files.missing)
     kinds = {field.name: field.type for field in table.schema if field.name not in text}
     text_columns = [name for name, kind in kinds.items() if types.is_string(kind)]
@@ -114,8 +114,6 @@ def read(
 
 def _read_truth(table: Any, text: Sequence[str], missing: Sequence[str]) -> tuple[Any, list[str]]:
     """Convert text columns that have only truth values and marks for no value to truth values; also returns notes."""
-    from pyarrow import array, bool_, compute, types
-
     notes = []
     for position, part in enumerate(table.schema):
         if part.name in text or not types.is_string(part.type):
@@ -145,8 +143,6 @@ def _check_units_of_training(
 
     Zeros and empty cells are the same in both forms.
     """
-    from pyarrow import compute, types
-
     notes: list[str] = []
     if files.units is None:
         return notes
@@ -178,8 +174,6 @@ def _describe_sign(sign: str) -> str:
 
 def _looks_numeric(column: Any, missing: Sequence[str]) -> bool:
     """Whether at least half of the distinct texts are numbers, and one is in a form that is to be found out."""
-    from pyarrow import compute
-
     distinct = compute.unique(column)
     start = distinct.slice(0, SAMPLED_TEXTS)
     if _count_matches(start, _STARTS) < len(start) / 10:
@@ -202,8 +196,6 @@ def _looks_numeric(column: Any, missing: Sequence[str]) -> bool:
 
 def _check_unit(column: _Column, converted: Any, key: str, path: Path) -> None:
     """Refuse numbers of which some are in percent: 50% would be 50, and 0.5 beside it 0.5. And of which some have a unit."""
-    from pyarrow import compute, types
-
     if column.sign in ("", *CURRENCIES) or types.is_string(converted.type):
         return
     row = compute.index(compute.and_(column.bare, compute.not_equal(converted, 0)), True).as_py()
@@ -217,15 +209,11 @@ def _check_unit(column: _Column, converted: Any, key: str, path: Path) -> None:
 
 
 def _count_matches(cells: Any, pattern: str) -> int:
-    from pyarrow import compute
-
     return int(compute.sum(compute.match_substring_regex(cells, pattern)).as_py() or 0)
 
 
 def _clean_cells(column: Any, name: str, missing: Sequence[str]) -> _Column:
     """Trim the cells of a text column, empty its marks for no value, and remove its sign or unit."""
-    from pyarrow import array, compute
-
     cells = compute.utf8_trim(column, _SPACES)
     marks = number_marks.count_missing_marks(cells)
     empty = compute.is_in(cells, array([*MISSING_NUMBERS, *missing], cells.type))
@@ -280,8 +268,6 @@ def _find_decimal(
 
 def _find_first_match(columns: Sequence[_Column], path: Path, pattern: str) -> str:
     """The first cell that matches, with its place; empty if none does."""
-    from pyarrow import compute
-
     for column in columns:
         row = compute.index(number_marks.match(column.cells, pattern), True).as_py()
         if row >= 0:
@@ -292,8 +278,6 @@ def _find_first_match(columns: Sequence[_Column], path: Path, pattern: str) -> s
 
 def _convert_numbers(column: _Column, decimal: str) -> tuple[Any, list[str]]:
     """Convert a column to numbers, or to text with decimal points if a cell is no number; also returns notes."""
-    from pyarrow import compute, float64, int64
-
     cells = column.cells
     good = number_marks.match(cells, _fill_in_signs(_NUMBER, decimal))
     point, thousands = (".", ",") if decimal == "point" else (",", ".")

@@ -14,18 +14,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from drivetrain.data import decoded_size
 from drivetrain.data.formats import (
-    arrow_file,
     column_values,
     csv_layout,
     hub_classes,
-    jsonl_file,
-    parquet_file,
     shards,
     table_paths,
     text_encoding,
 )
 from drivetrain.data.formats.csv_dialect import CsvFiles
-from drivetrain.data.formats.csv_file import CsvReader
 from drivetrain.data.labels import list_names
 from drivetrain.errors import DataError, nearest
 from drivetrain.system.spelling import clean_text
@@ -139,7 +135,10 @@ def check_wanted(names: Collection[str], required: Mapping[str, str], path: Path
 def _open(path: Path, key: str, csv: CsvFiles | None) -> Iterator[_Reader]:
     """The reader of a table with content; what it refuses in the block is reported to the user."""
     suffix = _check_suffix(path, key)
+    # They import pyarrow, which not every task needs.
     from pyarrow import ArrowException
+
+    from drivetrain.data.formats import arrow_file, csv_file, jsonl_file, parquet_file
 
     try:
         if suffix == ".parquet":
@@ -150,7 +149,7 @@ def _open(path: Path, key: str, csv: CsvFiles | None) -> Iterator[_Reader]:
             text_encoding.check_mark(path, key)
             yield jsonl_file.JsonlReader(path, key)
         else:
-            yield CsvReader(path, key, csv or CsvFiles())
+            yield csv_file.CsvReader(path, key, csv or CsvFiles())
     except MemoryError:
         raise decoded_size.too_large_error(f"{path} does not fit into memory", key) from None
     except (ArrowException, OSError, UnicodeDecodeError) as error:

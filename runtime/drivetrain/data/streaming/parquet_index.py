@@ -6,7 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyarrow
+from pyarrow import ArrowException, array, bool_, parquet
 
 from drivetrain.data import decoded_size
 from drivetrain.data.formats import parquet_file
@@ -20,9 +23,6 @@ from drivetrain.data.streaming.ranged_file import RangedFile
 from drivetrain.data.streaming.reader import limit_rows
 from drivetrain.data.streaming.shard import Shard
 from drivetrain.errors import DataError, nearest
-
-if TYPE_CHECKING:
-    import pyarrow
 
 NONE: Mapping[str, Sequence[str]] = MappingProxyType({})
 """No class names."""
@@ -39,8 +39,6 @@ def find_image_column(file: ParquetSource, requested: str, shard: Shard, key: st
     Raises:
         DataError: if there is no such column, or several.
     """
-    from pyarrow import ArrowException, parquet
-
     try:
         schema = parquet.read_schema(file)
     except (ArrowException, OSError) as error:
@@ -72,8 +70,6 @@ def glance(
     Raises:
         DataError: as `read` does.
     """
-    from pyarrow import ArrowException
-
     try:
         image_column_name = find_image_column(file, images, shard, key)
         label_chunks = [chunk for column in columns for chunk in _chunks(file, column)]
@@ -103,8 +99,6 @@ def read(
     Raises:
         DataError: if the shard cannot be read, or lacks one of the columns.
     """
-    from pyarrow import ArrowException, array, bool_, parquet
-
     try:
         names = parquet.read_schema(file).names
         images = find_image_column(file, images, shard, key)
@@ -173,8 +167,6 @@ def _is_full(file: ParquetSource, column: str) -> bool:
 
 def _chunks(file: ParquetSource, column: str) -> list[Any]:
     """The metadata of all column chunks of a column: of every row group, and of every field of a struct."""
-    from pyarrow import parquet
-
     metadata = parquet.read_metadata(file)
     groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
     all_chunks = [group.column(index) for group in groups for index in range(group.num_columns)]
@@ -212,8 +204,6 @@ class ImageRows:
 
     def _rows(self, file: Path, shard: Shard) -> Iterator[bytes]:
         """Yield the images. A damaged page (an OSError of pyarrow) must not be taken for an error of the cache's disk."""
-        from pyarrow import ArrowException
-
         column = find_image_column(file, self.column, shard, self.key)
         try:
             yield from rows(file, column, shard, self.key)

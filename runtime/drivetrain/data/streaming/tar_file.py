@@ -15,14 +15,14 @@ import tarfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
+
+import pyarrow
+from pyarrow import array, float64, int64, list_, string, table
 
 from drivetrain.data.images.split_folders import EXTENSIONS
 from drivetrain.data.streaming.shard import Shard
 from drivetrain.errors import DataError
-
-if TYPE_CHECKING:
-    import pyarrow
 
 _NAME_HEADERS = (
     tarfile.GNUTYPE_LONGNAME,
@@ -156,8 +156,6 @@ def index_images(file: Path, shard: Shard, columns: Sequence[str], key: str) -> 
     Raises:
         DataError: if it is no tar file, or is cut off.
     """
-    from pyarrow import array, int64, table
-
     samples: dict[str, _Sample] = {}
     try:
         with file.open("rb") as opened:
@@ -178,8 +176,6 @@ def index_images(file: Path, shard: Shard, columns: Sequence[str], key: str) -> 
 
 def cells(values: Sequence[Any]) -> Any:
     """A column of values of JSON: numbers, lists of texts, or texts."""
-    from pyarrow import array, float64, int64, list_, string
-
     kinds = {type(value) for value in values if value is not None}
     if list in kinds:
         lists = [value if isinstance(value, list) or value is None else [value] for value in values]

@@ -9,10 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow
+from pyarrow import ArrowException, Table, array, compute, concat_tables, int64, parquet, string, table, uint64
 
 from drivetrain.data.decoded_size import DecodedSize
 from drivetrain.data.formats import column_values, parquet_file, table_file
@@ -27,9 +29,6 @@ from drivetrain.data.text import corpus, tokenizer
 from drivetrain.data.text.encoded import Ragged
 from drivetrain.data.text.job_tokenizer import TextEncoding
 from drivetrain.errors import DataError
-
-if TYPE_CHECKING:
-    import pyarrow
 
 CELL_BYTES = 8
 """Bytes of memory that a list takes for each of its items."""
@@ -61,8 +60,6 @@ def index_shard(
     Raises:
         DataError: if the shard cannot be read, lacks a column, or has one that does not hold text.
     """
-    from pyarrow import array, int64, uint64
-
     index_table = read_labels(file, shard, labels, texts, key, classes)
     sizes, contents = list[int](), list[int]()
     size = DecodedSize(f"the list of the texts of shard {shard.address}", key)
@@ -79,8 +76,6 @@ def index_shard(
 
 def _measure_texts(part: pyarrow.Table) -> list[int]:
     """Bytes of the texts of each row; 0 if all of them are blank."""
-    from pyarrow import compute
-
     total_bytes = np.zeros(len(part), np.int64)
     has_text = np.zeros(len(part), np.bool_)
     for column in part.columns:
@@ -174,8 +169,6 @@ def read_labels(
     Raises:
         DataError: if the shard cannot be read, lacks a column, or has one that does not hold text.
     """
-    from pyarrow import ArrowException, parquet
-
     try:
         if shard.kind == PARQUET:
             parquet_index.check_columns([*texts, *names], parquet.read_schema(file).names, shard, key)
@@ -198,8 +191,6 @@ def read_texts(file: Path, names: Sequence[str], shard: Shard, key: str) -> Iter
     Raises:
         DataError: if the shard cannot be read, or a column does not hold text.
     """
-    from pyarrow import ArrowException, Table, compute, table
-
     if shard.kind != PARQUET:
         records = _read_records(file, shard, names, (), key)
         while chunk := list(islice(records, tokenizer.TEXTS_PER_CALL)):
@@ -227,8 +218,6 @@ def read_all_texts(file: Path, shard: Shard, names: Sequence[str], key: str) -> 
     Raises:
         DataError: if the shard cannot be read, or a column does not hold text.
     """
-    from pyarrow import Table, concat_tables
-
     size, parts = DecodedSize(f"shard {shard.address}", key), list[Table]()
     for part in read_texts(file, names, shard, key):
         size.add(part.nbytes)
@@ -240,8 +229,6 @@ def _read_record_labels(
     file: Path, shard: Shard, names: Sequence[str], texts: Sequence[str], key: str
 ) -> pyarrow.Table:
     """Read the label columns `names` of JSON lines or of a tar file; each column must occur in chunk record."""
-    from pyarrow import table
-
     by_name: dict[str, list[Any]] = {name: [] for name in names}
     record_keys: dict[str, None] = {}
     size = DecodedSize(f"labels of shard {shard.address}", key)
@@ -264,8 +251,6 @@ def _read_records(
 
 def _to_text_array(cells: Sequence[Any], name: str, shard: Shard, key: str) -> pyarrow.Array:
     """JSON values as text, by the rule for tables: whole numbers and booleans count as text, other types are refused."""
-    from pyarrow import array, string
-
     cell_types = {type(cell) for cell in cells} - {type(None)}
     if wrong_type := next((kind for kind in (float, list, dict) if kind in cell_types), None):
         raise _refuse_column({float: "numbers", list: "lists", dict: "objects"}[wrong_type], name, shard, key)
