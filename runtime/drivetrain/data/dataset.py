@@ -85,12 +85,11 @@ def predict_classes(head: Head, outputs: torch.Tensor) -> torch.Tensor:
 
 def mark_partial(heads: Mapping[str, Head], targets: Sequence[Mapping[str, Any]]) -> dict[str, Head]:
     """Copies of the heads whose `partial` says whether any class index (1-D target) of these splits is NO_LABEL."""
-
-    def lacks_labels(name: str) -> bool:
+    marked = {}
+    for name, head in heads.items():
         class_indices = [of_split[name] for of_split in targets if of_split[name].ndim == 1]
-        return any(bool((indices == NO_LABEL).any()) for indices in class_indices)
-
-    return {name: replace(head, partial=lacks_labels(name)) for name, head in heads.items()}
+        marked[name] = replace(head, partial=any(bool((indices == NO_LABEL).any()) for indices in class_indices))
+    return marked
 
 
 def is_zero(numbers: torch.Tensor, mean: torch.Tensor, std: torch.Tensor) -> torch.Tensor:

@@ -31,11 +31,6 @@ def find_root(parents: list[int], member: int) -> int:
     return member
 
 
-def count_min_groups(data: Data) -> int:
-    """The smallest number of groups that can be split: one for each fold, or one for each side."""
-    return parse_fold(data.fold)[1] if data.fold else 2
-
-
 def divide_by_group(labels: npt.NDArray[np.int64], groups: Groups, data: Data, seed: int, key: str) -> tuple[Ids, Ids]:
     """Indices for training and for validation, both ascending: a fold if the job names one, else the fraction of `data`.
 

@@ -39,13 +39,10 @@ def is_large(array: Any) -> bool:
     if isinstance(array, np.ndarray):
         has_own_memory = array.flags.c_contiguous and not array.dtype.hasobject
         return has_own_memory and array.nbytes >= MIN_SHARED_BYTES and not _is_mapped_file(array.ctypes.data)
-    return int(array.nbytes) >= MIN_SHARED_BYTES and not _is_mapped_file(_find_address(array))
-
-
-def _find_address(column: Any) -> int:
-    """The memory address of the values of a pyarrow column; 0 if it has none."""
-    buffers = [buffer for chunk in column.chunks for buffer in chunk.buffers() if buffer is not None and buffer.size]
-    return int(buffers[-1].address) if buffers else 0
+    # A pyarrow column; its values are in the last of its buffers.
+    buffers = [buffer for chunk in array.chunks for buffer in chunk.buffers() if buffer is not None and buffer.size]
+    address = int(buffers[-1].address) if buffers else 0
+    return int(array.nbytes) >= MIN_SHARED_BYTES and not _is_mapped_file(address)
 
 
 def _is_mapped_file(address: int) -> bool:

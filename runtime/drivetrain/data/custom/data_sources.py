@@ -90,12 +90,10 @@ def unwrap_source(value: object, name: str) -> DataSource:
         )
     collate: Any = value.collate_fn
     data_source = DataSource(name, value.dataset, collate, value.batch_size, value.drop_last, loader=value)
-    return data_source if data_source.streams else _apply_sampler(data_source, value.sampler)
-
-
-def _apply_sampler(data_source: DataSource, sampler: Any) -> DataSource:
-    """Add the order of a sampler to the source; torch's own shuffles are replaced by the shuffle of this package."""
-    if type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == len(data_source.data):
+    sampler: Any = value.sampler
+    # torch's own shuffles are replaced by the shuffle of this package.
+    is_shuffle = type(sampler) is RandomSampler and not sampler.replacement
+    if data_source.streams or (is_shuffle and sampler.num_samples == len(data_source.data)):
         return data_source
     if type(sampler) is SubsetRandomSampler:
         return replace(data_source, data=Subset(data_source.data, [int(index) for index in sampler.indices]))
@@ -137,10 +135,8 @@ def open_training(data_source: DataSource, seed: int, batch_size: int, epoch_ste
                 "leave it out; steps=N ends a training after N steps",
             )
         return data_source.data
-    if epoch_steps is not None:
-        return StreamSplit(data_source.name, data_source.data, seed, epoch_steps * batch_size, data_source.collate)
     try:
-        size = len(data_source.data)
+        size = len(data_source.data) if epoch_steps is None else epoch_steps * batch_size
     except TypeError:
         raise DataError(
             f"{data_source.name}: is {describe(data_source.data)}, an iterable without a length",

@@ -163,7 +163,7 @@ def _check_lines_above(readings: Readings, skipped: int, path: Path, key: str, f
         return
     # What looks like cells is no header, so the lines above it are rows, too.
     columns = zip(names, zip(*below, strict=True), strict=True)
-    if len(set(names)) < width or any(is_value(name, cells) for name, cells in columns):
+    if len(set(names)) < width or any(not name.strip() or is_number(name) or name in cells for name, cells in columns):
         return
     raise DataError(
         f"{key}: {path} has lines above its header, such as `{printable(', '.join(rows[0]), 60)}`; "
@@ -277,11 +277,6 @@ def is_number(cell: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def is_value(name: str, cells: Sequence[str]) -> bool:
-    """Whether the name of a column is rather one of its cells: empty, a number, or the same as another."""
-    return not name.strip() or is_number(name) or name in cells
 
 
 def read_names(path: Path, key: str, files: CsvFiles) -> list[str] | None:

@@ -26,6 +26,9 @@ _KEY = re.compile(rb'"([^"\\]*(?:\\.[^"\\]*)*)"\s*:')
 
 _ZONE = r":\d\d(\.\d+)?\s*(Z|[+-]\d\d:?(\d\d)?)$"
 """Pattern for the end of a time with a zone."""
+_TYPE_NAMES: dict[type, str] = {bool: "true or false", str: "text", list: "a list", dict: "an object"}
+_TYPE_NAMES |= dict.fromkeys((int, float), "a number")
+"""The types of cells, in words; null has none."""
 LARGEST_BLOCK = 1 << 28
 """Most bytes that are read at once of a file with long lines."""
 
@@ -127,17 +130,11 @@ def _check_lines(path: Path, key: str) -> None:
             if not isinstance(value, dict):
                 raise _line_error(f"{line_title} is not an object: {_quote_line(line)}")
             for name, cell in value.items():
-                kind = _name_type(cell)
+                kind = _TYPE_NAMES.get(type(cell), "")
                 first_kind, first_line = first_uses.setdefault(name, (kind, number)) if kind else ("", 0)
                 if kind and kind != first_kind:
                     description = f'{line_title}: "{name}" is {kind}, in line {first_line} it is {first_kind}'
                     raise DataError(description, "one type for each key", "write all of them as text, or as numbers")
-
-
-def _name_type(cell: object) -> str:
-    """The type of a cell, in words; empty for null."""
-    names = {bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list", dict: "an object"}
-    return names.get(type(cell), "")
 
 
 def _quote_line(line: bytes) -> str:

@@ -164,7 +164,11 @@ def _is_western(lines: list[bytes]) -> bool:
     Text of another encoding has runs of accented letters, signs inside of words, capitals after small letters, the
     currency sign where ISO 8859-15 has that of the euro, or exactly the letters of a language that it cannot write.
     """
-    if has_other_letters(b"".join(lines)):
+    text_bytes = b"".join(lines)
+    if _best_language_share(text_bytes, "windows-1252", _WESTERN_LETTERS) < LANGUAGE_SHARE and any(
+        _best_language_share(text_bytes, encoding, languages) >= LANGUAGE_SHARE
+        for encoding, languages in _OTHER_LETTERS.items()
+    ):
         return False
     letters = pairs = unlikely = total = 0
     for line in lines:
@@ -240,16 +244,6 @@ def _find_first_bad_byte(line: bytes) -> int | None:
     except UnicodeDecodeError as error:
         return line[error.start]
     return None
-
-
-def has_other_letters(text: bytes) -> bool:
-    """Whether the letters are those of a language that Windows-1252 cannot write, and of none that it can."""
-    if _best_language_share(text, "windows-1252", _WESTERN_LETTERS) >= LANGUAGE_SHARE:
-        return False
-    return any(
-        _best_language_share(text, encoding, languages) >= LANGUAGE_SHARE
-        for encoding, languages in _OTHER_LETTERS.items()
-    )
 
 
 def _best_language_share(text: bytes, encoding: str, languages: tuple[str, ...]) -> float:

@@ -116,10 +116,13 @@ def _iterate_images(
         name = f"{subfolder}/{entry.name}"
         if _is_folder(entry):
             yield from _iterate_images(root, name, (*above, real_path), skipped, key)
-        elif _is_image(entry.name) or _is_unread_picture(entry.name, image_stems):
+            continue
+        stem, kind = os.path.splitext(entry.name)
+        kind = kind.lower()
+        # A picture that cannot be read is a bad sample, unless there is a readable one of the same name.
+        if _is_image(entry.name) or (kind in OTHER_PICTURES and stem not in image_stems):
             yield name
         else:
-            kind = os.path.splitext(entry.name)[1].lower()
             skipped.kinds[kind] = skipped.kinds.get(kind, 0) + 1
 
 
@@ -170,15 +173,6 @@ def _check_names(folder: Path, classes: list[str], key: str) -> None:
             "one folder for each class",
             "move the images of each pair into one folder",
         )
-
-
-def _is_unread_picture(name: str, image_stems: set[str]) -> bool:
-    """Whether a file is a picture of a kind that cannot be read, and no readable image has the same name: a bad sample.
-
-    `image_stems` has the names of the readable images, without their endings.
-    """
-    stem, kind = os.path.splitext(name)
-    return kind.lower() in OTHER_PICTURES and stem not in image_stems
 
 
 def _check_not_nested(folder: Path, classes: list[str], names: list[str], key: str) -> None:

@@ -26,7 +26,9 @@ def square(pixels: Tensor, size: int, channels: int, resize: Resize = DEFAULT_RE
     Returns:
         Shape (N, channels, size, size).
     """
-    pixels = _convert_channels(pixels, channels)
+    if pixels.shape[1] != channels:
+        # Gray becomes three equal channels, and color luma.
+        pixels = pixels.expand(-1, 3, -1, -1) if channels == 3 else _round_to(luma(pixels.float()), pixels.dtype)
     height, width = pixels.shape[2:]
     inner = pad_sides((height, width), size) if resize.fit == "pad" else (size, size)
     if resize.fit != "pad":
@@ -56,15 +58,6 @@ def _resize(pixels: Tensor, sides: tuple[int, int], mode: str) -> Tensor:
     mode = _TORCH_INTERPOLATIONS.get(mode, mode)
     out = functional.interpolate(pixels.float(), sides, mode=mode, antialias=mode in ("bilinear", "bicubic"))
     return _round_to(out, pixels.dtype)
-
-
-def _convert_channels(pixels: Tensor, channels: int) -> Tensor:
-    """Gray as three equal channels, or color as luma."""
-    if pixels.shape[1] == channels:
-        return pixels
-    if channels == 3:
-        return pixels.expand(-1, 3, -1, -1)
-    return _round_to(luma(pixels.float()), pixels.dtype)
 
 
 def _round_to(values: Tensor, dtype: torch.dtype) -> Tensor:

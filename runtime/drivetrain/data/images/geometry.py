@@ -83,8 +83,3 @@ def _decide_resize(
     fit = job.data.fit if is_requested else expected.fit or job.data.fit
     resize_rule = Resize(fit, expected.interpolation, 1.0 if fit == "pad" else expected.crop_share)
     return resize_rule, [f"images are resized as the pretrained network expects: {resize_rule.sentence()}"]
-
-
-def measure_oblong(train: ImageSource, fit: str) -> dict[str, object]:
-    """The share of images that are not square, and how they are made square."""
-    return {"share": float(train.images.oblong[train.rows].mean()) if len(train.rows) else 0.0, "fit": fit}

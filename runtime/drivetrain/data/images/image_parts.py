@@ -60,12 +60,13 @@ class ImageParts(Parts[ImageSource]):
 
     def complete(self, dataset: Dataset) -> Dataset:
         """The dataset with what images in memory and files have."""
+        share = float(self.train.images.oblong[self.train.rows].mean()) if len(self.train.rows) else 0.0
         return replace(
             dataset,
             views=self.job.data.augment.views or 0,
             decoded=not isinstance(self.train.images, Files),
             notes=[*dataset.notes, *self.train.notes],
-            facts={"oblong": geometry.measure_oblong(self.train, self.geometry.resize.fit)},
+            facts={"oblong": {"share": share, "fit": self.geometry.resize.fit}},
             files={
                 one.key: one.images.names
                 for one in self.sources

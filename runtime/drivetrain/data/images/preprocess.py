@@ -48,19 +48,15 @@ class ImagePreprocessing:
         pixels = self.scaled(raw)
         if self.augment is not None and epoch is not None:
             pixels = self.augment(pixels, ids, epoch)
-        return (self.normalise(pixels),)
+        mean, std = (onto(pixels.device, x).view(-1, 1, 1) for x in (self.mean, self.std))
+        normalized = (pixels - mean).div_(std)
+        return (normalized.flip(1) if self.reverses_channels else normalized,)
 
     def scaled(self, raw: Tensor) -> Tensor:
         """Pixels from 0 to 1, float32."""
         if raw.dtype == torch.uint8:
             return raw.to(torch.float32).div_(255)
         return raw.to(torch.float32).sub(self.low).div_(self.high - self.low)
-
-    def normalise(self, pixels: Tensor) -> Tensor:
-        """(x - mean) / std by channel, in the order of the network."""
-        mean, std = (onto(pixels.device, x).view(-1, 1, 1) for x in (self.mean, self.std))
-        scaled = (pixels - mean).div_(std)
-        return scaled.flip(1) if self.reverses_channels else scaled
 
     def to_json(self) -> dict[str, object]:
         """Plain JSON values from which `from_preprocessing` rebuilds the object."""

@@ -121,7 +121,11 @@ def _splits_of(names: Sequence[str]) -> dict[str, str]:
     `seg_train` stands for a split if `seg` stands in another such name, too; a class called `steam train` does not.
     """
     words_of = {name: _split_into_words(name) for name in names}
-    split_of_name = {name: splits for name in names if len(splits := _find_splits_in(words_of[name])) == 1}
+    kinds = {**_SPLITS, "unlabeled": _UNLABELED}
+    splits_of = {
+        name: {split for split, split_words in kinds.items() if words_of[name] & split_words} for name in names
+    }
+    split_of_name = {name: splits for name, splits in splits_of.items() if len(splits) == 1}
     shared = Counter(word for name in split_of_name for word in words_of[name])
     usual_words = {word for split_words in (*_SPLITS.values(), _UNLABELED) for word in split_words} | _COMPANIONS
     return {
@@ -136,12 +140,6 @@ def _split_into_words(name: str) -> set[str]:
     spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name)
     spelled = [word for word in re.split(r"[^a-z]+", spaced.lower()) if word]
     return {part for word in spelled for part in ([word] if word in _COMPANIONS else _ENDS.sub(r" \1", word).split())}
-
-
-def _find_splits_in(name_words: set[str]) -> set[str]:
-    """The splits whose names are among the words."""
-    kinds = {**_SPLITS, "unlabeled": _UNLABELED}
-    return {split for split, names in kinds.items() if name_words & names}
 
 
 def _descend(folder: Path, name: str, classes: Sequence[str] = ()) -> str:

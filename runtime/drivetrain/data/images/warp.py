@@ -58,12 +58,8 @@ def _sample(pixels: Tensor, matrices: Floats, outside: str) -> Tensor:
     """Sample the source of each output pixel; `outside` is the padding mode of grid_sample."""
     # Two broadcast dimensions for the lines and columns of the grid.
     m = onto(pixels.device, matrices, pixels.dtype)[:, :, :, None, None]
-    y, x = (_centres(side, pixels) for side in pixels.shape[2:])
+    # Pixel centers of sides that go from -1 to 1.
+    y, x = ((torch.arange(n, device=pixels.device, dtype=pixels.dtype) * 2 + 1) / n - 1 for n in pixels.shape[2:])
     y, x = y[:, None], x[None, :]
     grid = torch.stack([m[:, i, 0] * x + m[:, i, 1] * y + m[:, i, 2] for i in (0, 1)], dim=-1)
     return functional.grid_sample(pixels, grid, "bilinear", outside, align_corners=False)
-
-
-def _centres(side: int, like: Tensor) -> Tensor:
-    """Pixel centers of a side that goes from -1 to 1."""
-    return (torch.arange(side, device=like.device, dtype=like.dtype) * 2 + 1) / side - 1

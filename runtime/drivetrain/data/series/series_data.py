@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from drivetrain.data import copies, groups, target_columns
+from drivetrain.data import copies, target_columns
 from drivetrain.data.dataset import Dataset, Head, InputRecord, NewSamples, keep_unchanged
 from drivetrain.data.formats import csv_dialect
 from drivetrain.data.formats.csv_dialect import CsvFiles
@@ -22,6 +22,7 @@ from drivetrain.data.source import Source
 from drivetrain.data.target_columns import Strata
 from drivetrain.errors import DataError, SpecError
 from drivetrain.job.series import SeriesClassificationJob, SeriesJob
+from drivetrain.job.values import parse_fold
 
 OVERLAPPING = "overlapping"
 """Key in the stored preprocessing of a run whose split keeps windows that share rows together."""
@@ -199,7 +200,7 @@ def _divide_by_group(
     assert train.groups is not None
     members = np.unique(train.groups, return_inverse=True)[1].astype(np.int64)
     members = division.join_groups(members) if division else members
-    least = groups.count_min_groups(job.data)
+    least = parse_fold(job.data.fold)[1] if job.data.fold else 2
     if not job.data.groups and members.max() + 1 < least:
         raise DataError(
             f"data.train: all {len(members):,} windows of {train.source.path} overlap, directly or through others",

@@ -122,12 +122,6 @@ def find_window_starts(breaks: npt.NDArray[np.bool_], length: int, stride: int) 
     return np.asarray(np.repeat(stretch_starts, counts) + number_in_stretch * stride, np.int64)
 
 
-def measure_longest_stretch(breaks: npt.NDArray[np.bool_]) -> int:
-    """Rows in the longest contiguous stretch."""
-    stretch_starts = np.flatnonzero(breaks)
-    return int(np.diff(np.append(stretch_starts, len(breaks))).max(initial=0))
-
-
 def join_splits(parts: Sequence[SeriesSplit]) -> SeriesSplit:
     """Concatenate the windows of several files."""
     offsets = np.cumsum([0, *(len(part.values) for part in parts)])
@@ -365,7 +359,8 @@ def _check_length(
     """Check that consecutive rows are long enough for at least one window."""
     length = timeline.layout.window
     # Rows outside of the part break the sequence.
-    longest = measure_longest_stretch(breaks | ~is_included) if is_included.any() else 0
+    starts = np.flatnonzero(breaks | ~is_included)
+    longest = int(np.diff(np.append(starts, len(breaks))).max(initial=0)) if is_included.any() else 0
     if longest < length:
         where = f"the {name} of {timeline.source.path} has at most" if name else f"{timeline.source.path} has at most"
         raise DataError(

@@ -32,7 +32,8 @@ class LocalStore(ShardStore):
     def shards(self) -> list[Shard]:
         """All shards, sorted by name."""
         if self.path.is_dir():
-            folder, files = self.path, sorted(entry for entry in self.path.iterdir() if self._is_shard(entry))
+            visible = (entry for entry in self.path.iterdir() if not entry.name.startswith("."))
+            folder, files = self.path, sorted(f for f in visible if self.accepted.takes(f.name) and f.is_file())
         elif self.path.is_file():
             folder, files = self.path.parent, tables.files(self.path, self.key)
         else:
@@ -64,9 +65,6 @@ class LocalStore(ShardStore):
         except OSError as error:
             raise storage_error(path, error) from None
         check(shard)
-
-    def _is_shard(self, file: Path) -> bool:
-        return self.accepted.takes(file.name) and not file.name.startswith(".") and file.is_file()
 
 
 def check_usable(shards: list[Shard], where: str, key: str, accepted: Accepted) -> list[Shard]:

@@ -110,7 +110,9 @@ def read(
             is_empty = [not size for size in map(len, rows(file, images, shard, key))]
     except (ArrowException, OSError) as error:
         raise unreadable(shard, key, error) from None
-    unpacked_size = count_uncompressed(file, images) + flat_file.count_overhead(len(index_table))
+    # By the metadata, in which equal cells may be counted once.
+    image_bytes = sum(int(chunk.total_uncompressed_size) for chunk in _chunks(file, images))
+    unpacked_size = image_bytes + flat_file.count_overhead(len(index_table))
     return index_table.append_column(LACKS, array(is_empty, bool_())).replace_schema_metadata(
         {SHARD_BYTES: str(unpacked_size)}
     )
@@ -148,11 +150,6 @@ def rows(file: ParquetSource, images: str, shard: Shard, key: str) -> Iterator[b
             value: Any = cell.as_py()
             content = value.get("bytes") if isinstance(value, dict) else value
             yield bytes(content or b"")
-
-
-def count_uncompressed(file: ParquetSource, column: str) -> int:
-    """Uncompressed bytes of a column by the file's metadata, where equal cells may be counted once."""
-    return sum(int(chunk.total_uncompressed_size) for chunk in _chunks(file, column))
 
 
 def _is_full(file: ParquetSource, column: str) -> bool:

@@ -15,9 +15,8 @@ import numpy as np
 
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.streaming import flat_file, local_store
-from drivetrain.data.streaming.cache import ShardCache
+from drivetrain.data.streaming.cache import Lease, ShardCache
 from drivetrain.data.streaming.index import Index, digest
-from drivetrain.data.streaming.lease import Lease
 from drivetrain.data.streaming.shard import Shard, ShardStore
 from drivetrain.errors import DataError, StorageError
 from drivetrain.system.disk_cache import WHOLE

@@ -170,11 +170,6 @@ def write_parquet(file: Path, samples: Iterator[Sample]) -> int:
     return count
 
 
-def count_tar_bytes(content: int, label: str) -> int:
-    """Count the bytes of one sample in a tar file: two members with their headers."""
-    return _pad(content) + _pad(len(label.encode())) + 2 * tarfile.BLOCKSIZE
-
-
 def _pad(size: int) -> int:
     return -(-size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
 
@@ -266,7 +261,8 @@ def _divide_images(images: Sequence[Image], size: int) -> list[list[Image]]:
     groups: list[list[Image]] = [[]]
     used_bytes = 0
     for image in images:
-        needed = count_tar_bytes(image.bytes, image.label)  # in Parquet it is less
+        # Two members of a tar file with their headers; in Parquet it is less.
+        needed = _pad(image.bytes) + _pad(len(image.label.encode())) + 2 * tarfile.BLOCKSIZE
         if groups[-1] and used_bytes + needed > size:
             groups.append([])
             used_bytes = 0

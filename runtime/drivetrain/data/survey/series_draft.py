@@ -19,7 +19,7 @@ from drivetrain.data.survey.request import KEY, SurveyRequest
 from drivetrain.data.survey.table_sample import DATE, ColumnProfile, TableSample
 from drivetrain.data.survey.target_guess import TargetGuess
 from drivetrain.data.tables import text_column
-from drivetrain.errors import DataError
+from drivetrain.errors import DataError, SpecError
 from drivetrain.job.draft import Draft, Entry, quote, quote_all
 
 CLASSIFICATION, REGRESSION = "series-classification", "series-regression"
@@ -217,9 +217,13 @@ def _guess_target(
     if request.task != REGRESSION and guess is None:
         guess = target_guess.guess_classes(columns)
     if guess and (request.task != REGRESSION and _has_classes(sample.columns[guess.names[0]])):
-        target_guess.check_count(guess, CLASSIFICATION)
-        encoded = column_values.texts(sample.table[guess.names[0]]).combine_chunks().dictionary_encode()
-        labels = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+        if len(guess.names) > 1:
+            raise SpecError(
+                f"{KEY}: --target {' --target '.join(guess.names)}: {CLASSIFICATION} predicts one column",
+                "one --target",
+                "name one of them",
+            )
+        labels = column_values.value_numbers(column_values.texts(sample.table[guess.names[0]]))
         return guess if is_requested or timed.are_steady(labels) else None
     if request.task == CLASSIFICATION:
         return None

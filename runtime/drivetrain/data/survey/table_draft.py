@@ -43,7 +43,9 @@ def draft_table(request: SurveyRequest, sample: TableSample) -> Draft:
             "at least one column of numbers or categories that differ between rows",
             "add columns, or name another one with --target",
         )
-    draft = Draft(task, f"{list_names(guess.names)}: {_describe_goal(targets, task)}")
+    goal = f"{targets[0].different:,} different values" if len(targets) == 1 else "labels of 0 and 1"
+    goal = "numbers" if task == REGRESSION else goal
+    draft = Draft(task, f"{list_names(guess.names)}: {goal}")
     draft.found = [sample.size, *_describe_targets(targets, task)]
     draft.choices = [*guess.choice, *_note_unused(request, sample, guess, ignored)]
     as_numbers = [c.name for c in features if c.numeric]
@@ -122,12 +124,6 @@ def _reason_to_ignore(column: ColumnProfile) -> str:
 def _list_reasons(ignored: dict[str, str]) -> str:
     lines = [f"{name} ({reason})" for name, reason in ignored.items()]
     return list_names(lines, MAX_LISTED_COLUMNS)
-
-
-def _describe_goal(targets: list[ColumnProfile], task: str) -> str:
-    if task == REGRESSION:
-        return "numbers"
-    return f"{targets[0].different:,} different values" if len(targets) == 1 else "labels of 0 and 1"
 
 
 def _describe_targets(targets: list[ColumnProfile], task: str) -> list[str]:

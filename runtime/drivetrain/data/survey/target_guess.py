@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from drivetrain.data.formats import table_file
 from drivetrain.data.labels import list_names
-from drivetrain.data.survey.request import KEY, SurveyRequest
+from drivetrain.data.survey.request import SurveyRequest
 from drivetrain.data.survey.table_sample import ColumnProfile, TableSample
-from drivetrain.errors import DataError, SpecError
+from drivetrain.errors import DataError
 from drivetrain.job.draft import quote, quote_all
 
 CLASS_NAMES = (
@@ -126,13 +126,3 @@ def find_by_name(columns: Iterable[ColumnProfile], names: Sequence[str]) -> str:
 def describe_values(columns: Iterable[ColumnProfile]) -> str:
     """How many different values the columns have, for messages."""
     return list_names([f"{c.name} has {c.different:,} different values in {c.filled:,} rows" for c in columns])
-
-
-def check_count(guess: TargetGuess, task: str) -> None:
-    """Check that only one target is named, for a task that predicts one column; raises SpecError if it has several."""
-    if len(guess.names) > 1:
-        raise SpecError(
-            f"{KEY}: --target {' --target '.join(guess.names)}: {task} predicts one column",
-            "one --target",
-            "name one of them",
-        )

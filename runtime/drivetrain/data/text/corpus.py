@@ -186,9 +186,6 @@ def check_classes(labels: Sequence[str], classes: Sequence[str], column: str, op
             "labels that repeat: classes",
             "name a column of labels; numbers to predict are a task of their own",
         )
-    return [*_note_rare(labels, column), *note_similar_names(column, classes)]
-
-
-def _note_rare(labels: Sequence[str], column: str) -> list[str]:
     rare = sorted(label for label, count in Counter(labels).items() if count == 1)
-    return [f'"{column}": classes with a single row, which is used for training: {list_names(rare)}'] if rare else []
+    note = f'"{column}": classes with a single row, which is used for training: {list_names(rare)}'
+    return [*([note] if rare else []), *note_similar_names(column, classes)]

@@ -53,12 +53,10 @@ def load(job: TextJob, recorded: InputRecord | None = None, files: CsvFiles | No
             facts={"padding": asdict(padding)},
         )
     )
-    dataset.notes += [
-        *encoding_notes,
-        *parts.note_tokens(encoding, dataset),
-        *job_tokenizer.note_watched(job),
-        Detail(padding.note()),
-    ]
+    dataset.notes += [*encoding_notes, *parts.note_tokens(encoding, dataset)]
+    if not job.checkpoint.best and len(job.data.labels) > 1:
+        dataset.notes.append(f"the best checkpoint is chosen by {job.best()}, the first column with the largest weight")
+    dataset.notes.append(Detail(padding.note()))
     return dataset
 
 
