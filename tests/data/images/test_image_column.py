@@ -14,7 +14,8 @@ import torch
 from PIL import Image
 from pyarrow import ipc, parquet
 
-from drivetrain.data.images import decoded_cache, image_column, load_new
+from drivetrain.data import load_new
+from drivetrain.data.images import decoded_cache, image_column
 from drivetrain.data.images.image_data import load
 from drivetrain.data.images.image_files import Files
 from drivetrain.errors import DataError

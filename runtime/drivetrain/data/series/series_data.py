@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -70,23 +69,14 @@ def load(job: SeriesJob, recorded: InputRecord | None = None, files: CsvFiles | 
     return Dataset(train, validation, {"": head}, stored, prepare, notes=notes)
 
 
-def read(
-    paths: Sequence[Path],
-    preprocessing: Mapping[str, Any],
-    heads: Mapping[str, Head],
-    files: CsvFiles | None = None,
-    *,
-    labelled: bool,
-    budget: float = 1.0,
-) -> NewSamples:
-    """Read new windows of long tables or of arrays, as in training; arguments and errors as of `load_new.read`."""
-    files = files or csv_dialect.of_model(preprocessing, {})
+def read(sources: Sequence[Source], preprocessing: Mapping[str, Any], heads: Mapping[str, Head]) -> NewSamples:
+    """Read new windows of long tables or of arrays, as in training; errors as of `load_new.read`."""
     scale = _scale_from_json(preprocessing)
     splits: list[SeriesSplit] = []
     notes: list[str] = []
-    for path in paths:
-        part = _read_new(Source(path, "data", files, budget, labelled), preprocessing)
-        splits.append(part.split(scale.scale(part.values), heads[""] if labelled else None))
+    for source in sources:
+        part = _read_new(source, preprocessing)
+        splits.append(part.split(scale.scale(part.values), heads[""] if source.labelled else None))
         notes += part.notes
     return NewSamples(windows.join_splits(splits), keep_unchanged, notes)
 

@@ -46,7 +46,7 @@ class Lease:
         self.write(())
 
     def write(self, names: Sequence[str], errors: Mapping[str, Sequence[str]] | None = None) -> None:
-        """Replace the content of the
+        """Replace the content of the lease.
 
         Args:
             names: names of needed shards, in the order of need.
@@ -66,7 +66,7 @@ class Lease:
         return [str(part) for part in _read_lease(self.path).get("errors", {}).get(name, ())]
 
     def end(self) -> None:
-        """Remove the"""
+        """Remove the lease."""
         self.path.unlink(missing_ok=True)
         file_lock.unlock(self.handle)
 

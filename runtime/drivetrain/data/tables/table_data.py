@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -320,27 +319,17 @@ def _read_validation(
     return split, [*part.notes, *shared]
 
 
-def read(
-    paths: Sequence[Path],
-    preprocessing: Mapping[str, Any],
-    heads: Mapping[str, Head],
-    files: CsvFiles | None = None,
-    *,
-    labelled: bool,
-    budget: float = 1.0,
-) -> NewSamples:
-    """Read new rows of files that have the columns that the network uses; arguments and errors as of `load_new.read`."""
-    files = files or csv_dialect.of_model(preprocessing, {})
+def read(sources: Sequence[Source], preprocessing: Mapping[str, Any], heads: Mapping[str, Head]) -> NewSamples:
+    """Read new rows of files that have the columns that the network uses; errors as of `load_new.read`."""
     fitted = features.from_json(preprocessing)
     splits: list[TableSplit] = []
     notes: list[str] = []
-    for path in paths:
-        source = Source(path, "data", files, budget, labelled)
+    for source in sources:
         part = read_new_rows(source, fitted, preprocessing["target"], preprocessing["classes"])
         splits.append(_build_split(part, fitted.to_tensors(part.table), part.usable, heads[""]))
         notes += part.notes
     split = _join_splits(splits)
-    return NewSamples(split, keep_unchanged, notes, split.rows + 1 if len(paths) == 1 else None)
+    return NewSamples(split, keep_unchanged, notes, split.rows + 1 if len(sources) == 1 else None)
 
 
 def _join_splits(splits: Sequence[TableSplit]) -> TableSplit:
