@@ -162,14 +162,7 @@ def _open(path: Path, key: str, csv: CsvFiles | None) -> Iterator[_Reader]:
 
 def _check_suffix(path: Path, key: str) -> str:
     """Check that a file is a table with content, and return its suffix, which says its kind."""
-    try:
-        import pyarrow  # noqa: F401 - only asks whether it is there
-    except ImportError:
-        raise DataError(
-            f"{key}: {path} is a table, and pyarrow is not installed here",
-            "an environment with pyarrow",
-            "pip install pyarrow, or use an image of this project, which has it",
-        ) from None
+    check_installed(path, key)
     if path.is_dir():
         raise DataError(f"{key}: {path} is a folder", POSSIBLE, "name one file")
     suffix = path.suffix.lower()
@@ -178,6 +171,18 @@ def _check_suffix(path: Path, key: str) -> str:
     if path.exists() and path.stat().st_size == 0:
         raise DataError(f"{key}: {path} is empty (0 bytes)", POSSIBLE, "check how the file was written")
     return suffix
+
+
+def check_installed(path: Path, key: str) -> None:
+    """Refuse a table if pyarrow is not installed here; raises DataError."""
+    try:
+        import pyarrow  # noqa: F401 - only asks whether it is there
+    except ImportError:
+        raise DataError(
+            f"{key}: {path} is a table, and pyarrow is not installed here",
+            "an environment with pyarrow",
+            "pip install pyarrow, or use an image of this project, which has it",
+        ) from None
 
 
 def as_text(table: pyarrow.Table, names: Collection[str]) -> pyarrow.Table:

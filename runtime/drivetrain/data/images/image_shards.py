@@ -18,7 +18,7 @@ from drivetrain.data.dataset import Dataset, Head, InputRecord
 from drivetrain.data.images import decode, geometry, image_files, manifest
 from drivetrain.data.images.geometry import Geometry
 from drivetrain.data.images.image_split import ImageSplit
-from drivetrain.data.images.image_targets import LabelForm
+from drivetrain.data.images.image_targets import LabelForm, ManifestRows
 from drivetrain.data.images.preprocess import MAX_MEASURED_IMAGES, ImagePreprocessing
 from drivetrain.data.images.resize import DEFAULT_RESIZE, Resize
 from drivetrain.data.images.source import ImageSource, LabelledRows
@@ -176,7 +176,7 @@ def index_source(job: ImageJob, address: str, form: LabelForm, key: str, cache: 
     """
     store = open_stream.open_store(job, address, key)
     index, shard_rows, rows_without_image = _index_shards(store, job.data.path_column, form, key, cache)
-    separator_holder = manifest.ManifestRows()
+    separator_holder = ManifestRows()
     unusable_targets, take_targets = manifest.targets(separator_holder, index.rows, form, Path(address), key)
     reasons = dict.fromkeys(rows_without_image.tolist(), "no image") | unusable_targets
     bad = [BadSample(index.title(row), reasons[row]) for row in sorted(reasons)]

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -17,12 +17,16 @@ import torch
 from torch import Tensor
 
 from drivetrain.data import labels, stratify, target_columns
+from drivetrain.data.bad_samples import BadSample
 from drivetrain.data.dataset import Head
 from drivetrain.data.images import separated_labels
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.target_columns import TargetColumn
 from drivetrain.errors import DataError
 from drivetrain.job.data import ImageClassificationData, ImageData
+
+if TYPE_CHECKING:
+    from drivetrain.data.images.image_column import ImageCells
 
 
 @dataclass(frozen=True)
@@ -220,3 +224,22 @@ ImageTargets = ClassTargets | LabelSets | NumberTargets
 def take_usable(target: TargetColumn, keep: Sequence[int]) -> NumberTargets:
     """The targets of some rows, all of which are usable."""
     return NumberTargets(replace(target, numbers=target.numbers[list(keep)], bad={}))
+
+
+@dataclass
+class ManifestRows:
+    """Paths and targets as written, and the rows that lack one of them."""
+
+    names: list[str] = field(default_factory=list)
+    """Path of each usable image, as written."""
+    targets: ImageTargets | None = None
+    bad: list[BadSample] = field(default_factory=list)
+    groups: list[str] = field(default_factory=list)
+    """Names of groups as written, if the form has a column of them; empty text where there is none."""
+    separator: str = ""
+    """What separates the labels of a cell; empty if no cell has several."""
+    cells: ImageCells | None = None
+    """The images, if they are in the table; `names` are then their titles."""
+    notes: list[str] = field(default_factory=list)
+    unsure: int = 0
+    """Rows that have -1 or nothing in a column of labels."""

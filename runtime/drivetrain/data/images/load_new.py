@@ -12,10 +12,9 @@ import numpy as np
 from drivetrain.data.bad_samples import BadSample
 from drivetrain.data.dataset import Head, NewSamples
 from drivetrain.data.formats import table_file
-from drivetrain.data.images import image_files, manifest, npz_images, pixel_scale, source
+from drivetrain.data.images import image_files, npz_images, pixel_scale, source
 from drivetrain.data.images.image_split import ImageSplit
-from drivetrain.data.images.image_targets import LabelForm
-from drivetrain.data.images.manifest import ManifestRows
+from drivetrain.data.images.image_targets import LabelForm, ManifestRows
 from drivetrain.data.images.preprocess import from_preprocessing
 from drivetrain.data.images.source import Images
 from drivetrain.data.images.split_folders import EXTENSIONS, is_leftover
@@ -84,7 +83,7 @@ def _read_unlabelled(sources: Sequence[Source], path_column: str) -> tuple[Image
             images, _, broken, listed.notes = npz_images.read(path, key, None)
             return images, broken, listed
         if path.suffix.lower() in table_file.SUFFIXES and path.is_file():
-            rows = manifest.read(path, path_column, None, key, one.files)
+            rows = source.read_manifest(path, path_column, None, key, one.files)
             listed.names += rows.names if rows.cells else [os.path.join(path.parent, name) for name in rows.names]
             listed.cells = rows.cells or listed.cells
             listed.bad += rows.bad

@@ -15,8 +15,8 @@ from drivetrain.data.bad_samples import BadSample
 from drivetrain.data.dataset import Head
 from drivetrain.data.formats import table_file, table_paths
 from drivetrain.data.formats.csv_dialect import CsvFiles
-from drivetrain.data.images import class_folders, image_files, manifest, npz_images
-from drivetrain.data.images.image_targets import ClassTargets, ImageTargets, LabelForm
+from drivetrain.data.images import class_folders, image_files, npz_images
+from drivetrain.data.images.image_targets import ClassTargets, ImageTargets, LabelForm, ManifestRows
 from drivetrain.data.images.resize import Resize
 from drivetrain.data.stateless_random import Ids
 from drivetrain.errors import DataError
@@ -88,7 +88,7 @@ def read(path: Path, path_column: str, form: LabelForm, key: str, files: CsvFile
             "write a manifest, or remove data.groups and name a path for data.validation",
         )
     images: Images
-    rows = manifest.ManifestRows()
+    rows = ManifestRows()
     if suffix == ".npz" and path.is_file():
         images, rows.targets, broken, rows.notes = npz_images.read(path, key, form)
     elif path.is_dir():
@@ -97,7 +97,7 @@ def read(path: Path, path_column: str, form: LabelForm, key: str, files: CsvFile
         images, broken = image_files.check_images(str(path), listing.names)
         rows.targets, rows.notes = ClassTargets(listing.labels), listing.notes
     elif suffix in table_file.SUFFIXES:
-        rows = manifest.read(path, path_column, form, key, files)
+        rows = read_manifest(path, path_column, form, key, files)
         images, broken = image_files.check_images(os.path.dirname(path) or ".", rows.names, rows.cells)
     else:
         table_paths.check_is_table(path, key)
@@ -113,6 +113,14 @@ def read(path: Path, path_column: str, form: LabelForm, key: str, files: CsvFile
         separator=rows.separator,
         groups=rows.groups,
     )
+
+
+def read_manifest(file: Path, path_column: str, form: LabelForm | None, key: str, files: CsvFiles) -> ManifestRows:
+    """`manifest.read`, whose module imports pyarrow, which only tables need."""
+    table_file.check_installed(file, key)
+    from drivetrain.data.images import manifest
+
+    return manifest.read(file, path_column, form, key, files)
 
 
 def _check_unusable(bad: Sequence[BadSample], total: int, budget: float, key: str, unsure: int) -> list[str]:

@@ -7,11 +7,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow
 import torch
+from pyarrow import concat_tables
 
 from drivetrain.data import bad_samples, shard_parts, stateless_random
 from drivetrain.data.dataset import Dataset, InputRecord, Inputs, Targets
@@ -32,9 +34,6 @@ from drivetrain.data.text.split import Heads
 from drivetrain.data.text.text_shards import TokenRows
 from drivetrain.errors import DataError
 from drivetrain.job.text import TextJob
-
-if TYPE_CHECKING:
-    import pyarrow
 
 TITLE_CHARACTERS = 80
 """Characters of a text that its title shows."""
@@ -116,8 +115,6 @@ class StreamedParts(ShardParts[_Source]):
 
     def read_sample(self) -> list[pyarrow.ChunkedArray]:
         """Read the text columns of some of the training texts, from a few shards."""
-        from pyarrow import concat_tables
-
         train, train_rows = self.train, self.train_rows
         shard_numbers = train.index.shard_of(train_rows)
         read_texts = partial(text_shards.read_all_texts, names=self.job.data.text, key=train.key)
