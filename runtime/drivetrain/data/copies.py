@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from drivetrain.data import stratify
+from drivetrain.data import groups
 from drivetrain.data.dataset import InputRecord
 from drivetrain.data.groups import Groups, find_root
 from drivetrain.data.labels import list_names
@@ -113,16 +113,16 @@ class Division:
         self.keeps_together = self.copy_count > 0 and not ignored_copies and not independent
 
     def divide(self, labels: npt.NDArray[np.int64], data: Data, seed: int) -> tuple[Ids, Ids]:
-        """Indices for training and for validation, as `stratify.divide` gives them, without a content on both sides."""
+        """Indices for training and for validation, as `groups.divide` gives them, without a content on both sides."""
         if self.keeps_together:
             # The first sample of each content is divided; its copies follow it.
             first_rows = np.unique(self.content_numbers, return_index=True)[1]
-            training, validation = stratify.divide(labels[first_rows], data, seed)
+            training, validation = groups.divide(labels[first_rows], data, seed)
             if len(training) and len(validation):
                 is_validation = np.isin(self.content_numbers, validation)
                 return np.flatnonzero(~is_validation).astype(np.int64), np.flatnonzero(is_validation).astype(np.int64)
             self.keeps_together = False
-        return stratify.divide(labels, data, seed)
+        return groups.divide(labels, data, seed)
 
     def join_groups(self, members: Groups) -> Groups:
         """Join groups of the user that have copies of the same sample; the group of each sample, shape (N,)."""

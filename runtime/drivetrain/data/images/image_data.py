@@ -19,7 +19,6 @@ from drivetrain.data.images.augment import Augment
 from drivetrain.data.images.decoded_cache import Decoded
 from drivetrain.data.images.image_files import Files
 from drivetrain.data.images.image_parts import ImageParts
-from drivetrain.data.images.image_split import ImageSplit
 from drivetrain.data.images.image_targets import LabelForm
 from drivetrain.data.images.preprocess import (
     MAX_MEASURED_IMAGES,
@@ -29,7 +28,7 @@ from drivetrain.data.images.preprocess import (
     pixel_range,
 )
 from drivetrain.data.images.resize import Resize
-from drivetrain.data.images.source import ImageSource
+from drivetrain.data.images.source import ImageSource, ImageSplit
 from drivetrain.data.images.value_range import BYTES, SHARES
 from drivetrain.hardware.disk_space import DECODED_FOLDER
 from drivetrain.hardware.facts import Storage

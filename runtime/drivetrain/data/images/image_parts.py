@@ -10,10 +10,9 @@ from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.images import geometry, pixel_scale, source
 from drivetrain.data.images.geometry import Geometry
 from drivetrain.data.images.image_files import Files
-from drivetrain.data.images.image_split import ImageSplit
 from drivetrain.data.images.image_targets import ClassTargets, LabelForm
 from drivetrain.data.images.preprocess import ImagePreprocessing
-from drivetrain.data.images.source import ImageSource
+from drivetrain.data.images.source import ImageSource, ImageSplit
 from drivetrain.data.partition import Partition, Parts, hold_out, hold_out_groups
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.target_columns import Strata

@@ -17,11 +17,10 @@ from drivetrain.data.bad_samples import BadSample
 from drivetrain.data.dataset import Dataset, Head, InputRecord
 from drivetrain.data.images import decode, geometry, image_files, manifest
 from drivetrain.data.images.geometry import Geometry
-from drivetrain.data.images.image_split import ImageSplit
 from drivetrain.data.images.image_targets import LabelForm, ManifestRows
 from drivetrain.data.images.preprocess import MAX_MEASURED_IMAGES, ImagePreprocessing
 from drivetrain.data.images.resize import DEFAULT_RESIZE, Resize
-from drivetrain.data.images.source import ImageSource, LabelledRows
+from drivetrain.data.images.source import ImageSource, ImageSplit, LabelledRows
 from drivetrain.data.shard_parts import ShardParts
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.streaming import index as indices

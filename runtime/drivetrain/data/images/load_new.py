@@ -13,10 +13,9 @@ from drivetrain.data.bad_samples import BadSample
 from drivetrain.data.dataset import Head, NewSamples
 from drivetrain.data.formats import table_file
 from drivetrain.data.images import image_files, npz_images, pixel_scale, source
-from drivetrain.data.images.image_split import ImageSplit
 from drivetrain.data.images.image_targets import LabelForm, ManifestRows
 from drivetrain.data.images.preprocess import from_preprocessing
-from drivetrain.data.images.source import Images
+from drivetrain.data.images.source import Images, ImageSplit
 from drivetrain.data.images.split_folders import EXTENSIONS, is_leftover
 from drivetrain.data.labels import list_names
 from drivetrain.data.source import Source

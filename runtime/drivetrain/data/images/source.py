@@ -1,22 +1,25 @@
-"""The images of one path, of any kind, with their labels and the rows that can be used."""
+"""The images of one path, of any kind, with their labels and the rows that can be used; and splits of them."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from torch import Tensor
 
 from drivetrain.data import bad_samples
 from drivetrain.data.bad_samples import BadSample
-from drivetrain.data.dataset import Head
+from drivetrain.data.copies import Contents
+from drivetrain.data.dataset import Head, Inputs, Targets
 from drivetrain.data.formats import table_file, table_paths
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.images import class_folders, image_files, npz_images
 from drivetrain.data.images.image_targets import ClassTargets, ImageTargets, LabelForm, ManifestRows
+from drivetrain.data.images.npz_images import ImageArrays
 from drivetrain.data.images.resize import Resize
 from drivetrain.data.stateless_random import Ids
 from drivetrain.errors import DataError
@@ -147,3 +150,59 @@ def _check_folder(path: Path, form: LabelForm, key: str) -> None:
             "a .csv, .tsv, .jsonl or .parquet with paths and what is to be predicted, or an .npz of images and labels",
             "write a manifest",
         )
+
+
+class ImageRows(Protocol):
+    """Images that are read by their row numbers: files, arrays, a cache of decoded images, or shards."""
+
+    def gather(self, rows: Ids) -> Tensor:
+        """Images of these rows, shape (len(rows), channels, size, size)."""
+        ...
+
+    def title(self, row: int) -> str:
+        """A name for one image in lists: its path, its row, or its shard and number."""
+        ...
+
+
+@runtime_checkable
+class ComparableImages(Protocol):
+    """Images whose content can be compared without reading them again."""
+
+    @property
+    def contents(self) -> Contents:
+        """A digest of each image."""
+        ...
+
+
+class ImageSplit:
+    """Some rows of a source of images, with their targets; images to predict have none.
+
+    `ids` count the samples of this split, `rows` those of `images`.
+    """
+
+    def __init__(self, images: ImageRows, rows: Ids, targets: Tensor | None) -> None:
+        self.images = images
+        self.rows = rows
+        # The only head has no name.
+        self.targets: Targets = {} if targets is None else {"": targets}
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def gather(self, ids: Ids) -> Inputs:
+        """Pixels of these samples: one tensor (N, C, S, S), uint8 or float32."""
+        return (self.images.gather(self.rows[ids]),)
+
+    def contents(self) -> Contents:
+        """A digest of each image; empty if the source cannot give them without reading the images again."""
+        return self.images.contents[self.rows] if isinstance(self.images, ComparableImages) else np.zeros(0, np.int64)
+
+    def change_arrays(self, change: Callable[[Any], Any]) -> None:
+        """Put `change(array)` in place of every array in memory, so that processes can share one copy."""
+        if isinstance(self.images, ImageArrays):
+            self.images = self.images.map_array(change)
+        self.targets = {name: change(values) for name, values in self.targets.items()}
+
+    def title(self, index: int) -> str:
+        """The name of one image in lists and messages."""
+        return self.images.title(int(self.rows[index]))

@@ -21,7 +21,6 @@ from drivetrain.data.survey import (
     series_draft,
     table_draft,
     table_sample,
-    target_guess,
     text_draft,
 )
 from drivetrain.data.survey.request import KEY, SurveyRequest
@@ -157,7 +156,7 @@ def _draft_table(request: SurveyRequest, sample: TableSample) -> Draft:
         is_short = sum(column.words for column in texts) < SHORT_TEXT_WORDS
         most_features = MOST_FEATURES_BESIDE_SHORT_TEXT if is_short else MOST_FEATURES_BESIDE_LONG_TEXT
         # Features of a table job: numbers, and texts with few values.
-        columns = [c for c in sample.columns.values() if not c.refused and not target_guess.is_identifier(c)]
+        columns = [c for c in sample.columns.values() if not c.refused and not table_sample.is_identifier(c)]
         feature_count = sum(c.kind == "number" or c.classes for c in columns)
         is_text_job = texts and (request.task or request.texts or feature_count <= most_features)
         if is_text_job and (draft := text_draft.draft_texts(request, sample, texts)):

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from drivetrain.data.labels import list_names
-from drivetrain.data.survey import first_values, series_draft, target_guess
+from drivetrain.data.survey import first_values, series_draft, table_sample
 from drivetrain.data.survey.request import KEY, SurveyRequest
-from drivetrain.data.survey.table_sample import DATE, ColumnProfile, TableSample
-from drivetrain.data.survey.target_guess import TargetGuess
+from drivetrain.data.survey.table_sample import DATE, ColumnProfile, TableSample, TargetGuess
 from drivetrain.errors import DataError, SpecError
 from drivetrain.job.draft import Draft, Entry, quote, quote_all
 
@@ -68,14 +67,14 @@ def draft_table(request: SurveyRequest, sample: TableSample) -> Draft:
 
 def _choose_target(request: SurveyRequest, sample: TableSample) -> tuple[TargetGuess, str]:
     """Choose the columns to predict, and the task."""
-    guess = target_guess.find_named(request, sample)
+    guess = table_sample.find_named(request, sample)
     if guess:
         return guess, _choose_task(request, [sample.columns[name] for name in guess.names])
     columns = list(sample.columns.values())
-    classes = target_guess.guess_classes(columns) if request.task != REGRESSION else None
-    numbers = target_guess.guess_number(columns) if request.task != CLASSIFICATION else None
+    classes = table_sample.guess_classes(columns) if request.task != REGRESSION else None
+    numbers = table_sample.guess_number(columns) if request.task != CLASSIFICATION else None
     # Numbers with the name of a target go before classes that are only the last column with few values.
-    is_typical_number = numbers is not None and bool(target_guess.find_named_number([sample.columns[numbers.names[0]]]))
+    is_typical_number = numbers is not None and bool(table_sample.find_named_number([sample.columns[numbers.names[0]]]))
     if classes and not (is_typical_number and classes.reason != "by its name"):
         if numbers:
             candidates = {*classes.others, *classes.names}
@@ -109,7 +108,7 @@ def _choose_task(request: SurveyRequest, targets: list[ColumnProfile]) -> str:
         possible.reverse()
     if not possible or (request.task and request.task not in possible):
         raise SpecError(
-            f"{KEY}: {target_guess.describe_values(targets)}",
+            f"{KEY}: {table_sample.describe_values(targets)}",
             "one column of classes or of numbers; several columns of 0 and 1, or several of numbers",
             "name other columns with --target",
         )
@@ -118,7 +117,7 @@ def _choose_task(request: SurveyRequest, targets: list[ColumnProfile]) -> str:
 
 def _reason_to_ignore(column: ColumnProfile) -> str:
     """Why a column is no feature; empty if it is one."""
-    return column.refused or ("an identifier" if target_guess.is_identifier(column) else "")
+    return column.refused or ("an identifier" if table_sample.is_identifier(column) else "")
 
 
 def _list_reasons(ignored: dict[str, str]) -> str:

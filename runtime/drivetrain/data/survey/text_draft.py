@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from drivetrain.data.labels import list_names
-from drivetrain.data.survey import first_values, target_guess
+from drivetrain.data.survey import first_values, table_sample
 from drivetrain.data.survey.request import KEY, SurveyRequest
 from drivetrain.data.survey.table_sample import ColumnProfile, TableSample
 from drivetrain.errors import DataError
@@ -69,7 +69,7 @@ def find_text_columns(request: SurveyRequest, sample: TableSample) -> list[Colum
 def draft_texts(request: SurveyRequest, sample: TableSample, texts: Sequence[ColumnProfile]) -> Draft | None:
     """The draft for the texts of one or several columns; None if no column has labels."""
     used = [column.name for column in texts]
-    guess = target_guess.find_named(request, sample) or _guess_labels(sample, used)
+    guess = table_sample.find_named(request, sample) or _guess_labels(sample, used)
     # Without labels, or with a --target that is itself the text, this is no text job.
     if guess is None or set(used) & set(guess.names):
         return None
@@ -120,11 +120,11 @@ def _text_entry(texts: Sequence[ColumnProfile]) -> Entry:
     return Entry("text", quote_all([column.name for column in texts]), reason)
 
 
-def _guess_labels(sample: TableSample, texts: Sequence[str]) -> target_guess.TargetGuess | None:
+def _guess_labels(sample: TableSample, texts: Sequence[str]) -> table_sample.TargetGuess | None:
     """Guess the label columns: a single one with a typical name, else all with few values; None if there is none."""
-    named, candidates = target_guess.find_classes(c for c in sample.columns.values() if c.name not in texts)
+    named, candidates = table_sample.find_classes(c for c in sample.columns.values() if c.name not in texts)
     if named or not candidates:
         return named
     counts = np.array([c.different for c in candidates])
     values = f"{counts[0]}" if counts.min() == counts.max() else f"{counts.min()} to {counts.max()}"
-    return target_guess.TargetGuess(tuple(c.name for c in candidates), f"columns with few different values: {values}")
+    return table_sample.TargetGuess(tuple(c.name for c in candidates), f"columns with few different values: {values}")
