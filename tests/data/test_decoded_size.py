@@ -17,7 +17,8 @@ import pytest
 from pyarrow import ipc, parquet
 
 from drivetrain.data import decoded_size
-from drivetrain.data.formats import hub_classes, npz_file, parquet_file, table_file
+from drivetrain.data.formats import npz_file, parquet_file, table_file
+from drivetrain.data.formats import shards as tables
 from drivetrain.data.streaming import jsonl_records, tar_file
 from drivetrain.data.streaming.shard import Shard
 from drivetrain.data.text import text_shards
@@ -339,8 +340,8 @@ def test_json_of_a_member_that_is_nested_deeply(tmp_path: Path) -> None:
 def test_a_readme_whose_references_would_be_written_out(tmp_path: Path) -> None:
     levels = "\n".join(f"b{level}: &b{level} [{', '.join([f'*b{level - 1}'] * 9)}]" for level in range(1, 12))
     names = "dataset_info: {features: [{name: label, dtype: {class_label: {names: [*b11, *b11]}}}]}"
-    assert hub_classes.read_declared(f"---\nb0: &b0 [x]\n{levels}\n{names}\n---\n", Path("a.parquet")) == {}
+    assert tables.parse_declared_names(f"---\nb0: &b0 [x]\n{levels}\n{names}\n---\n", Path("a.parquet")) == {}
     merged = "\n".join(f"c{level}: &c{level} {{<<: [{', '.join([f'*c{level - 1}'] * 9)}]}}" for level in range(1, 12))
     assert hub_dataset_files.read_header(f"---\nc0: &c0 {{a: 1}}\n{merged}\n---\n") == {}
     plain = "dataset_info: {features: [{name: label, dtype: {class_label: {names: {'0': no, '1': yes}}}}]}"
-    assert hub_classes.read_declared(f"---\n{plain}\n---\n", Path("a.parquet")).keys() == {"label"}
+    assert tables.parse_declared_names(f"---\n{plain}\n---\n", Path("a.parquet")).keys() == {"label"}

@@ -19,7 +19,7 @@ from drivetrain.system import torch_errors
 
 if TYPE_CHECKING:
     from drivetrain.data.loader.orders import Order
-    from drivetrain.data.streaming.fetch_counts import FetchCounts
+    from drivetrain.data.streaming.cache import FetchCounts
 
 Inputs = tuple[torch.Tensor, ...]
 Targets = dict[str, torch.Tensor]

@@ -12,8 +12,8 @@ from torch.utils.data import default_collate
 
 from drivetrain.data.custom import target_kinds, user_code, user_loss
 from drivetrain.data.custom.arrays import ArraySplit, describe
+from drivetrain.data.custom.data_sources import StreamSplit
 from drivetrain.data.custom.map_dataset import Collate, Items, open_split
-from drivetrain.data.custom.stream import StreamSplit
 from drivetrain.data.custom.user_errors import blame_user_code
 from drivetrain.data.dataset import Dataset, Head, Inputs, NewSamples
 from drivetrain.data.formats import npz_file

@@ -21,7 +21,9 @@ from drivetrain.data.images.image_files import Files
 from drivetrain.data.images.image_parts import ImageParts
 from drivetrain.data.images.image_targets import LabelForm
 from drivetrain.data.images.preprocess import (
+    BYTES,
     MAX_MEASURED_IMAGES,
+    SHARES,
     ImagePreprocessing,
     channel_statistics,
     from_preprocessing,
@@ -29,7 +31,6 @@ from drivetrain.data.images.preprocess import (
 )
 from drivetrain.data.images.resize import Resize
 from drivetrain.data.images.source import ImageSource, ImageSplit
-from drivetrain.data.images.value_range import BYTES, SHARES
 from drivetrain.hardware.disk_space import DECODED_FOLDER
 from drivetrain.hardware.facts import Storage
 from drivetrain.job.images import ImageJob

@@ -18,8 +18,8 @@ from drivetrain.data.formats import column_values, npz_file
 from drivetrain.data.images import image_targets
 from drivetrain.data.images.crop import square
 from drivetrain.data.images.image_targets import ClassTargets, ImageTargets, LabelForm
+from drivetrain.data.images.preprocess import BYTES, find_scale, measure_array
 from drivetrain.data.images.resize import DEFAULT_RESIZE, Resize
-from drivetrain.data.images.value_range import BYTES, find_scale, measure_array
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.target_columns import TargetColumn
 from drivetrain.errors import DataError

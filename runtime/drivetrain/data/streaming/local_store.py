@@ -9,11 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from drivetrain.data.formats import hub_classes
 from drivetrain.data.formats import shards as tables
 from drivetrain.data.formats.table_paths import WORDS
-from drivetrain.data.streaming import shard_list
-from drivetrain.data.streaming.shard import IMAGES, Accepted, Shard, ShardStore
+from drivetrain.data.streaming.shard import IMAGES, LIST_NAME, Accepted, Shard, ShardStore, check_listed
 from drivetrain.errors import DataError
 from drivetrain.system.files import hash_file, storage_error
 
@@ -39,14 +37,14 @@ class LocalStore(ShardStore):
         else:
             folder, files = self.path, []
         all_shards = [_stat_shard(folder, file) for file in files]
-        list_file = folder / shard_list.NAME
+        list_file = folder / LIST_NAME
         list_content = list_file.read_bytes() if self.path.is_dir() and list_file.is_file() else None
-        listed = shard_list.check_listed(all_shards, list_content, str(self.path), self.key)
+        listed = check_listed(all_shards, list_content, str(self.path), self.key)
         return check_usable(listed, str(self.path), self.key, self.accepted)
 
     def class_names(self) -> Mapping[str, Sequence[str]]:
         """Class names by column, if the path is a dataset in the cache of the hub."""
-        return hub_classes.find_names(self.path)
+        return tables.find_declared_names(self.path)
 
     def local(self, shard: Shard) -> Path | None:
         """The file of the shard."""
@@ -115,7 +113,7 @@ def check_content(shard: Shard) -> None:
     except OSError:
         raise changed_shard_error(shard, "cannot be read any more") from None
     if differs:
-        raise changed_shard_error(shard, f"has another content than {shard_list.NAME} says")
+        raise changed_shard_error(shard, f"has another content than {LIST_NAME} says")
 
 
 def changed_shard_error(shard: Shard, change: str) -> DataError:

@@ -16,11 +16,10 @@ from drivetrain.data.formats import parquet_file
 from drivetrain.data.formats import shards as tables
 from drivetrain.data.formats.parquet_file import decode
 from drivetrain.data.images import image_column
-from drivetrain.data.stateless_random import Ids
 from drivetrain.data.streaming import flat_file
 from drivetrain.data.streaming.index import SHARD_BYTES
 from drivetrain.data.streaming.ranged_file import RangedFile
-from drivetrain.data.streaming.reader import limit_rows
+from drivetrain.data.streaming.reader import FlatRows
 from drivetrain.data.streaming.shard import Shard
 from drivetrain.errors import DataError, nearest
 
@@ -182,7 +181,7 @@ def unreadable(shard: Shard, key: str, error: Exception) -> DataError:
 
 
 @dataclass(frozen=True)
-class ImageRows:
+class ImageRows(FlatRows):
     """The images of a Parquet shard; the cache stores their encoded bytes in a flat file."""
 
     column: str
@@ -195,22 +194,10 @@ class ImageRows:
         """How the shard becomes what is in the cache: part of the name there."""
         return f"images {self.column}"
 
-    def write(self, file: Path, shard: Shard, path: Path, room: int) -> None:
-        """Write all images of `file` to `path`."""
-        flat_file.write(path, limit_rows(self._rows(file, shard), room))
-
-    def _rows(self, file: Path, shard: Shard) -> Iterator[bytes]:
+    def unpack(self, file: Path, shard: Shard) -> Iterator[bytes]:
         """Yield the images. A damaged page (an OSError of pyarrow) must not be taken for an error of the cache's disk."""
         column = find_image_column(file, self.column, shard, self.key)
         try:
             yield from rows(file, column, shard, self.key)
         except (ArrowException, OSError) as error:
             raise unreadable(shard, self.key, error) from None
-
-    def is_whole(self, handle: int, shard: Shard, count: int) -> bool:
-        """Whether an open file of the cache has all images."""
-        return flat_file.is_whole(handle, count)
-
-    def read(self, handle: int, rows: Ids, start: int) -> list[bytes]:
-        """Read the encoded images of some rows of the index."""
-        return flat_file.read(handle, (rows - start).tolist())

@@ -209,6 +209,26 @@ class ShardReader:
         time.sleep(POLL_SECONDS)
 
 
+class FlatRows:
+    """Rows of bytes that the cache stores one after another in a flat file."""
+
+    def unpack(self, file: Path, shard: Shard) -> Iterator[bytes]:
+        """Yield the bytes of each row of a shard."""
+        raise NotImplementedError
+
+    def write(self, file: Path, shard: Shard, path: Path, room: int) -> None:
+        """Write all rows of the shard `file` to `path`, with at most `room` bytes."""
+        flat_file.write(path, limit_rows(self.unpack(file, shard), room))
+
+    def is_whole(self, handle: int, shard: Shard, count: int) -> bool:
+        """Whether the cached file has all `count` rows."""
+        return flat_file.is_whole(handle, count)
+
+    def read(self, handle: int, rows: Ids, start: int) -> list[bytes]:
+        """The bytes of some rows of the index, from the open cached file of a shard that begins with the row `start`."""
+        return flat_file.read(handle, (rows - start).tolist())
+
+
 class TarRows:
     """Images that are members of a tar file; the cache stores the tar file unchanged."""
 

@@ -22,8 +22,7 @@ from pathlib import Path
 from drivetrain.data import bad_samples, stateless_random
 from drivetrain.data.bad_samples import BadSample
 from drivetrain.data.images import class_folders, decode
-from drivetrain.data.streaming import shard_list
-from drivetrain.data.streaming.shard_list import ListedShard, ShardList
+from drivetrain.data.streaming.shard import LIST_NAME, ListedShard, ShardList, parse_list
 from drivetrain.errors import DataError, SpecError
 from drivetrain.storage.object_store import ObjectStore
 from drivetrain.storage.remote_address import POSSIBLE, BadAddress, is_remote, parse
@@ -237,8 +236,8 @@ def write(
 
 def _read_earlier(target: Destination, source: str) -> dict[str, ListedShard]:
     """Return the shards of an earlier, perhaps unfinished, start; raises DataError if they are of other data."""
-    content = target.read(shard_list.NAME)
-    earlier = shard_list.parse(content) if content is not None else None
+    content = target.read(LIST_NAME)
+    earlier = parse_list(content) if content is not None else None
     if earlier is None:
         if existing := next((name for name in target.sizes() if name.endswith(ENDS)), ""):
             raise DataError(
@@ -295,9 +294,9 @@ def _readable(source: Path, group: Sequence[Image], bad: list[BadSample]) -> Ite
 
 
 def _put_list(target: Destination, written_list: ShardList, folder: Path) -> None:
-    file = folder / shard_list.NAME
+    file = folder / LIST_NAME
     file.write_bytes(written_list.to_bytes())
-    target.put(shard_list.NAME, file)
+    target.put(LIST_NAME, file)
 
 
 def _digest(images: Sequence[Image], size: int, seed: int, form: str) -> str:

@@ -23,7 +23,7 @@ from drivetrain.data.stateless_random import Ids
 from drivetrain.data.streaming import flat_file, jsonl_records, parquet_index, tar_file
 from drivetrain.data.streaming import index as indices
 from drivetrain.data.streaming.index import SHARD_BYTES, Index
-from drivetrain.data.streaming.reader import limit_rows
+from drivetrain.data.streaming.reader import FlatRows
 from drivetrain.data.streaming.shard import PARQUET, TAR, Shard
 from drivetrain.data.text import corpus, tokenizer
 from drivetrain.data.text.encoded import Ragged
@@ -105,7 +105,7 @@ def count_shared(train: Index, train_rows: Ids, validation: Index, validation_ro
 
 
 @dataclass(frozen=True)
-class TokenRows:
+class TokenRows(FlatRows):
     """The form of a shard's texts in the cache: truncated rows of tokens and token types, special tokens included."""
 
     columns: tuple[str, ...]
@@ -116,25 +116,13 @@ class TokenRows:
     unpacked: str
     """Name of this form in the cache, from `describe`: rows that are tokenized alike share it."""
 
-    def write(self, file: Path, shard: Shard, path: Path, room: int) -> None:
-        """Tokenize all texts of the shard `file`, and write them to `path`, with at most `room` bytes."""
-        flat_file.write(path, limit_rows(self._tokenize(file, shard), room))
-
-    def _tokenize(self, file: Path, shard: Shard) -> Iterator[bytes]:
+    def unpack(self, file: Path, shard: Shard) -> Iterator[bytes]:
         """Yield the bytes of each row: its tokens, then its token types if the network has them."""
         for part in read_texts(file, self.columns, shard, self.key):
             sequences = self.encoding.list_sequences(self.encoding.tokenizer.encode(part.columns))
             flats = [rows.flat.astype(TOKEN) for rows in sequences]
             for start, end in pairwise(sequences[0].offsets.tolist()):
                 yield b"".join(flat[start:end].tobytes() for flat in flats)
-
-    def is_whole(self, handle: int, shard: Shard, count: int) -> bool:
-        """Whether the cached file has all `count` texts."""
-        return flat_file.is_whole(handle, count)
-
-    def read(self, handle: int, rows: Ids, start: int) -> list[bytes]:
-        """The bytes of some rows of the index, from the open cached file of a shard that begins with the row `start`."""
-        return flat_file.read(handle, (rows - start).tolist())
 
     def to_ragged(self, rows: Sequence[bytes]) -> list[Ragged]:
         """The tokens and, if the network has them, the token types of rows that `read` returned."""
