@@ -13,6 +13,7 @@ from drivetrain.data.partition import Parts
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.streaming import open_stream
 from drivetrain.data.streaming.index import Index
+from drivetrain.data.streaming.order import StreamOrder
 from drivetrain.data.streaming.reader import ShardReader
 from drivetrain.job.images import ImageJob
 from drivetrain.job.text import TextJob
@@ -64,7 +65,9 @@ class ShardParts(Parts[Source]):
         """
         stream, sources = self.job.data.stream, self.sources
         assert stream is not None
-        order = open_stream.order_of(self.job, stream, self.train.index, self.train_rows)
+        counts = np.bincount(self.train.index.shard_of(self.train_rows))
+        seed, batch = self.job.train.seed, self.job.train.batch
+        order = StreamOrder(counts[counts > 0].tolist(), seed, stream.streams, stream.window, batch)
         shuffle_notes = open_stream.shuffle_notes(order, strata)
         facts = {"shards": len(self.train.index.shards), "streams": order.streams, "window": order.window}
         return replace(

@@ -73,15 +73,15 @@ def find(path: Path, key: str, files: CsvFiles, *, whole_file: bool = True) -> C
     encoding = text_encoding.find(path, key, files, None if whole_file else SAMPLE_BYTES)
     # Python's own limit is 131,072 characters; who reads the rows with its module begins here.
     csv.field_size_limit(MAX_CELL_CHARACTERS)
-    sample = _read_sample(path, encoding, files)
-    _check_lines_above(sample.readings, sample.skipped, path, key, files)
-    row_lines.note_skipped(path, sample.skipped)
-    declared = files.list_settings.get("delimiter") or sample.delimiter
-    delimiter = declared or _find_delimiter(path, key, files, sample.readings)
-    if delimiter not in sample.readings:
-        return CsvLayout(delimiter, encoding, (), skipped=sample.skipped, is_empty=sample.is_empty)
-    rows, lines = sample.readings[delimiter]
-    names, skipped = rows[0], sample.skipped
+    readings, skipped, named_delimiter, is_empty = _read_sample(path, encoding, files)
+    _check_lines_above(readings, skipped, path, key, files)
+    row_lines.note_skipped(path, skipped)
+    declared = files.list_settings.get("delimiter") or named_delimiter
+    delimiter = declared or _find_delimiter(path, key, files, readings)
+    if delimiter not in readings:
+        return CsvLayout(delimiter, encoding, (), skipped=skipped, is_empty=is_empty)
+    rows, lines = readings[delimiter]
+    names = rows[0]
     check_header(rows, path, key)
     blank = _count_blank_columns(names, rows[1:])
     named = names[: len(names) - blank] if _is_blank(names[len(names) - blank :]) else names
@@ -94,20 +94,13 @@ Readings = dict[str, tuple[Rows, list[int]]]
 """By the name of a separator: the rows of a file, and for each the number of lines up to its end."""
 
 
-@dataclass(frozen=True)
-class _Sample:
-    """The start of a file, read with each separator."""
+def _read_sample(path: Path, encoding: str, files: CsvFiles) -> tuple[Readings, int, str | None, bool]:
+    """Read the start of a file; more of it until there is a row below the header, whatever the separator is.
 
-    readings: Readings
-    skipped: int
-    """Lines above the header."""
-    delimiter: str | None
-    """The separator that the file's first line names, as in `sep=;`."""
-    is_empty: bool
-
-
-def _read_sample(path: Path, encoding: str, files: CsvFiles) -> _Sample:
-    """Read the start of a file; more of it until there is a row below the header, whatever the separator is."""
+    Returns:
+        The start, read with each separator; the lines above the header; the separator that the first line names, as in
+        `sep=;`; and whether the file has only empty lines.
+    """
     size = SAMPLE_BYTES
     while True:
         with path.open("rb") as file:
@@ -126,7 +119,7 @@ def _read_sample(path: Path, encoding: str, files: CsvFiles) -> _Sample:
             break
         size *= 4
     named_delimiter = next((name for name, sign in SIGNS.items() if first and sign == first[1]), None)
-    return _Sample(readings, skipped, named_delimiter, complete and not body.strip())
+    return readings, skipped, named_delimiter, complete and not body.strip()
 
 
 def _count_blank_columns(names: list[str], rows: Rows) -> int:

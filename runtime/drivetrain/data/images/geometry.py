@@ -65,7 +65,10 @@ def _choose_size_and_channels(
     size_note = f"image_size {size}: {reason}"
     if expected is not None:
         return size, expected.channels, [size_note, f"channels {expected.channels}: required by the network"]
-    channels, channels_reason = resize.choose_channels(job.data.channels, bool(grey.all()))
+    if isinstance(job.data.channels, int):
+        channels, channels_reason = job.data.channels, "set in the job file"
+    else:
+        channels, channels_reason = (1, "all images are grayscale") if grey.all() else (3, "some images are in color")
     if exact or job.data.image_size == size:
         size_note = Detail(size_note)
     return size, channels, [size_note, Detail(f"channels {channels}: {channels_reason}")]

@@ -88,13 +88,6 @@ def hold_out(index: Index, rows: Ids, fraction: float, seed: int, key: str) -> t
     return rows[~inside], rows[inside]
 
 
-def order_of(job: Job, stream: Stream, index: Index, rows: Ids) -> StreamOrder:
-    """The order of the training samples, which are the given rows."""
-    counts = np.bincount(index.shard_of(rows), minlength=len(index.shards))
-    sizes = counts[counts > 0].tolist()
-    return StreamOrder(sizes, job.train.seed, stream.streams, stream.window, job.train.batch)
-
-
 def shuffle_notes(order: StreamOrder, classes: Ids | None) -> list[str]:
     """How far the order is from a full shuffle, and whether windows hold a single class.
 

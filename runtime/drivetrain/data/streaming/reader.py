@@ -184,7 +184,8 @@ class ShardReader:
         waiting_since = 0.0  # 0: the shard was there at once
         while True:
             with self.cache.reading(name) as cached:
-                if cached is not None and self._is_whole(cached, shard):
+                indexed, count = self.index.shards[shard], int(self.index.sizes[shard])
+                if cached is not None and self.rows.is_whole(cached, indexed, count):
                     if waiting_since:
                         self.cache.counts.add_wait(time.monotonic() - waiting_since)
                     yield cached
@@ -196,9 +197,6 @@ class ShardReader:
                 self._wait(name)
             else:
                 self.fetch(shard, urgent=True)
-
-    def _is_whole(self, handle: int, shard: int) -> bool:
-        return self.rows.is_whole(handle, self.index.shards[shard], int(self.index.sizes[shard]))
 
     def _wait(self, name: str) -> None:
         """Wait in a worker process, which fetches nothing itself: a connection does not survive a fork."""

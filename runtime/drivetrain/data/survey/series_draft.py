@@ -89,7 +89,9 @@ def draft_series(request: SurveyRequest, sample: TableSample) -> Draft | None:
     timed = find_timed_rows(request, sample)
     guess = _guess_target(request, sample, timed, is_requested) if timed else None
     features = _list_features(sample, timed, guess) if timed and guess else []
-    window = _choose_window(timed.longest_stretch(VALIDATION_SHARE)) if timed and features else 0
+    longest = timed.longest_stretch(VALIDATION_SHARE) if timed and features else 0
+    fitting = [rows for rows in WINDOWS if rows * MIN_WINDOWS_PER_SPLIT <= longest]
+    window = fitting[0] if fitting else WINDOWS[-1] if WINDOWS[-1] <= longest else 0
     if timed and guess and window:
         return _draft(request, sample, timed, guess, features, window)
     if is_requested:
@@ -102,12 +104,6 @@ def draft_series(request: SurveyRequest, sample: TableSample) -> Draft | None:
             "name the column to predict with --target, or use --task tabular-classification",
         )
     return None
-
-
-def _choose_window(longest: int) -> int:
-    """The window length for series with `longest` contiguous rows; 0 if none fits."""
-    fitting = [rows for rows in WINDOWS if rows * MIN_WINDOWS_PER_SPLIT <= longest]
-    return fitting[0] if fitting else WINDOWS[-1] if WINDOWS[-1] <= longest else 0
 
 
 def _draft(
