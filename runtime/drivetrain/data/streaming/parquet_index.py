@@ -16,10 +16,9 @@ from drivetrain.data.formats import parquet_file
 from drivetrain.data.formats import shards as tables
 from drivetrain.data.formats.parquet_file import decode
 from drivetrain.data.images import image_column
-from drivetrain.data.streaming import flat_file
 from drivetrain.data.streaming.index import SHARD_BYTES
 from drivetrain.data.streaming.ranged_file import RangedFile
-from drivetrain.data.streaming.reader import FlatRows
+from drivetrain.data.streaming.reader import FlatRows, count_overhead
 from drivetrain.data.streaming.shard import Shard
 from drivetrain.errors import DataError, nearest
 
@@ -111,7 +110,7 @@ def read(
         raise unreadable(shard, key, error) from None
     # By the metadata, in which equal cells may be counted once.
     image_bytes = sum(int(chunk.total_uncompressed_size) for chunk in _chunks(file, images))
-    unpacked_size = image_bytes + flat_file.count_overhead(len(index_table))
+    unpacked_size = image_bytes + count_overhead(len(index_table))
     return index_table.append_column(LACKS, array(is_empty, bool_())).replace_schema_metadata(
         {SHARD_BYTES: str(unpacked_size)}
     )

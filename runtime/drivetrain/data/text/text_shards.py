@@ -20,10 +20,10 @@ from drivetrain.data.decoded_size import DecodedSize
 from drivetrain.data.formats import column_values, parquet_file, table_file
 from drivetrain.data.formats import shards as tables
 from drivetrain.data.stateless_random import Ids
-from drivetrain.data.streaming import flat_file, jsonl_records, parquet_index, tar_file
 from drivetrain.data.streaming import index as indices
+from drivetrain.data.streaming import jsonl_records, parquet_index, tar_file
 from drivetrain.data.streaming.index import SHARD_BYTES, Index
-from drivetrain.data.streaming.reader import FlatRows
+from drivetrain.data.streaming.reader import FlatRows, count_overhead
 from drivetrain.data.streaming.shard import PARQUET, TAR, Shard
 from drivetrain.data.text import corpus, tokenizer
 from drivetrain.data.text.encoded import Ragged
@@ -67,7 +67,7 @@ def index_shard(
         size.add(INDEX_BYTES_PER_TEXT * len(part))
         sizes += _measure_texts(part)
         contents += _hash_texts(part)
-    unpacked_size = sum(sizes) + flat_file.count_overhead(len(sizes))
+    unpacked_size = sum(sizes) + count_overhead(len(sizes))
     index_table = index_table.append_column(SIZE, array(sizes, int64())).append_column(
         CONTENT, array(contents, uint64())
     )
