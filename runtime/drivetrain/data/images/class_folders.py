@@ -68,15 +68,6 @@ def read(folder: Path, key: str) -> FolderListing:
     return listing
 
 
-def subfolders(folder: Path, key: str) -> list[str]:
-    """Names of the subfolders of a folder, sorted, without hidden ones and leftovers.
-
-    Raises:
-        DataError: if it cannot be listed; names `key`.
-    """
-    return sorted(entry.name for entry in _list_entries(folder, key, _SkippedFiles()) if _is_folder(entry))
-
-
 @dataclass
 class _SkippedFiles:
     """Files and folders that were skipped inside class folders, for notes."""

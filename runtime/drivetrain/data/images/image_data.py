@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -101,9 +102,7 @@ def _choose_preprocessing(
         shape, decoding_notes = pixel_scale.measure_training_files(source.images, rows, shape, source.key)
     source.fit(geometry.size, geometry.channels, shape)
 
-    def compute_head() -> Head:
-        return parts.train.compute_head(parts.train_rows)
-
+    compute_head = partial(parts.train.compute_head, parts.train_rows)
     head = recorded.head("", compute_head) if recorded else compute_head()
     split = parts.build_measured_split(head)
     # Computed for a recorded run too: classes and size are those of this data.

@@ -52,7 +52,12 @@ class LocalStore(ShardStore):
 
     def check(self, shard: Shard) -> None:
         """Check size and mtime of the file."""
-        check(shard)
+        try:
+            status = os.stat(shard.address)
+        except OSError:
+            raise changed_shard_error(shard, "is not there any more") from None
+        if (status.st_size, str(status.st_mtime_ns)) != (shard.size, shard.stamp):
+            raise changed_shard_error(shard, "has changed since it was indexed")
 
     def fetch(self, shard: Shard, path: Path) -> None:
         """Copy the file."""
@@ -62,7 +67,7 @@ class LocalStore(ShardStore):
             raise changed_shard_error(shard, "is not there any more") from None
         except OSError as error:
             raise storage_error(path, error) from None
-        check(shard)
+        self.check(shard)
 
 
 def check_usable(shards: list[Shard], where: str, key: str, accepted: Accepted) -> list[Shard]:
@@ -90,20 +95,6 @@ def check_usable(shards: list[Shard], where: str, key: str, accepted: Accepted) 
         )
     check_one_split([shard.name for shard in shards], where, key)
     return shards
-
-
-def check(shard: Shard) -> None:
-    """Check that a local shard has the size and mtime that it was indexed with.
-
-    Raises:
-        DataError: if it has changed or is gone.
-    """
-    try:
-        status = os.stat(shard.address)
-    except OSError:
-        raise changed_shard_error(shard, "is not there any more") from None
-    if (status.st_size, str(status.st_mtime_ns)) != (shard.size, shard.stamp):
-        raise changed_shard_error(shard, "has changed since it was indexed")
 
 
 def check_content(shard: Shard) -> None:

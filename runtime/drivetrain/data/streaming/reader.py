@@ -14,7 +14,6 @@ from typing import Protocol
 import numpy as np
 
 from drivetrain.data.stateless_random import Ids
-from drivetrain.data.streaming import local_store
 from drivetrain.data.streaming.cache import Lease, ShardCache
 from drivetrain.data.streaming.index import Index, digest
 from drivetrain.data.streaming.shard import Shard, ShardStore
@@ -135,7 +134,7 @@ class ShardReader:
         room = self.size(shard)
         local = self.store.local(indexed)
         if local:
-            local_store.check(indexed)
+            self.store.check(indexed)
         while True:
             packed_size = self.count_packed_bytes(shard)
             write = partial(self._make, indexed, local, room)
@@ -164,7 +163,7 @@ class ShardReader:
                 if not local:
                     packed_file.unlink(missing_ok=True)
         if local:
-            local_store.check(shard)
+            self.store.check(shard)
 
     def _fetch(self, shard: Shard, path: Path) -> None:
         with self.cache.counts.count_seconds("received"):
@@ -175,7 +174,7 @@ class ShardReader:
     def _open(self, shard: int) -> Iterator[int]:
         """Yield an open file with the rows of a shard; waits until the cache has them."""
         if local_path := self.in_place(shard):
-            local_store.check(self.index.shards[shard])
+            self.store.check(self.index.shards[shard])
             handle = os.open(local_path, os.O_RDONLY)
             try:
                 yield handle

@@ -110,12 +110,12 @@ def _find_split_folders(folder: Path) -> tuple[Path, Path | None, Path | None, l
     """The folders with class folders for training, validation and test, if there are any; and notes on the choice."""
     choices: list[str] = []
     inner = folder
-    subfolders = class_folders.subfolders(folder, KEY)
+    subfolders = split_folders.list_subfolders(folder)
     for _ in range(MAX_FOLDER_LEVELS):
         if len(subfolders) != 1 or split_folders.find(inner, KEY):
             break
         inner /= subfolders[0]
-        subfolders = class_folders.subfolders(inner, KEY)
+        subfolders = split_folders.list_subfolders(inner)
     if inner != folder and len(subfolders) > 1:
         choices.append(f"classes are the folders of {inner}, the only folder there")
         folder = inner

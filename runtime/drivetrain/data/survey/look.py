@@ -11,7 +11,7 @@ from pathlib import Path
 from drivetrain.data.formats import csv_dialect, csv_layout, table_file, table_paths
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.formats.shards import SHARD
-from drivetrain.data.images import class_folders
+from drivetrain.data.images import split_folders
 from drivetrain.data.images.split_folders import EXTENSIONS
 from drivetrain.data.labels import list_names
 from drivetrain.data.survey import (
@@ -85,7 +85,7 @@ def _draft_folder(request: SurveyRequest, folder: Path) -> Draft:
     )
     has_images = any(entry.lower().endswith(EXTENSIONS) for entry in os.listdir(folder))
     # A folder of images with a table beside them is described by the table.
-    if tables and (has_images or len(class_folders.subfolders(folder, KEY)) < 2):
+    if tables and (has_images or len(split_folders.list_subfolders(folder)) < 2):
         return _draft_file(request, _choose_table(folder, tables))
     return image_draft.draft_folder(request, folder)
 
