@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from drivetrain.data import load_new
-from drivetrain.data.images import decode, decoded_cache, npz_images
+from drivetrain.data.images import decode, image_files, npz_images
 from drivetrain.data.images.resize import Resize
 from drivetrain.data.load_data import load
 from drivetrain.job_spec import load_job as job_spec
@@ -82,7 +82,7 @@ def test_the_cache_of_decoded_images_tells_them_apart(tmp_path: Path) -> None:
     for fit in FITS:
         (tmp_path / "job.yaml").write_text(f"name: t\n{CASE.format(fit=fit)}")
         images = load(job_spec.load(tmp_path / "job.yaml")).train.images  # type: ignore[attr-defined]
-        caches.append(decoded_cache.keep(images, tmp_path / "cache", 1 << 30))
+        caches.append(image_files.cache_decoded(images, tmp_path / "cache", 1 << 30))
     rows = np.arange(16)
     assert len({cache.path for cache in caches}) == 3
     assert all(torch.equal(cache.gather(rows), cache.files.gather(rows)) for cache in caches)

@@ -15,11 +15,10 @@ from drivetrain.data import copies, groups, stateless_random
 from drivetrain.data.dataset import Dataset, Head, InputRecord
 from drivetrain.data.formats import csv_dialect
 from drivetrain.data.formats.csv_dialect import CsvFiles
-from drivetrain.data.images import decoded_cache, geometry, pixel_scale, source
+from drivetrain.data.images import geometry, image_files, pixel_scale, source
 from drivetrain.data.images.augment import Augment
-from drivetrain.data.images.decoded_cache import Decoded
 from drivetrain.data.images.geometry import Geometry
-from drivetrain.data.images.image_files import Files
+from drivetrain.data.images.image_files import Decoded, Files
 from drivetrain.data.images.image_targets import ClassTargets, LabelForm
 from drivetrain.data.images.preprocess import (
     BYTES,
@@ -145,7 +144,7 @@ def keep_decoded(dataset: Dataset, storage: Storage, share: int) -> Dataset:
         copied: ImageSplit = copy.copy(original)
         if isinstance(original.images, Files):
             if id(original.images) not in caches:
-                caches[id(original.images)] = decoded_cache.keep(
+                caches[id(original.images)] = image_files.cache_decoded(
                     original.images, folder, (storage.cache_room or 0) // share
                 )
             copied.images = caches[id(original.images)]

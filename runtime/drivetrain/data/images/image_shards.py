@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
-from drivetrain.data import bad_samples, shard_parts, stateless_random
+from drivetrain.data import bad_samples, stateless_random
 from drivetrain.data.bad_samples import BadSample
 from drivetrain.data.dataset import Dataset, Head, InputRecord
 from drivetrain.data.images import decode, geometry, image_files, manifest
@@ -21,12 +21,12 @@ from drivetrain.data.images.image_targets import LabelForm, ManifestRows
 from drivetrain.data.images.preprocess import MAX_MEASURED_IMAGES, ImagePreprocessing
 from drivetrain.data.images.resize import DEFAULT_RESIZE, Resize
 from drivetrain.data.images.source import ImageSource, ImageSplit, LabelledRows
-from drivetrain.data.shard_parts import ShardParts
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.streaming import index as indices
 from drivetrain.data.streaming import open_stream, parquet_index, tar_file
 from drivetrain.data.streaming.cache import ShardCache
 from drivetrain.data.streaming.index import Index
+from drivetrain.data.streaming.open_stream import ShardParts
 from drivetrain.data.streaming.reader import Rows, ShardReader, TarRows
 from drivetrain.data.streaming.shard import TAR, ShardStore
 from drivetrain.errors import DataError
@@ -159,7 +159,7 @@ def read(job: ImageJob, form: LabelForm, recorded: InputRecord | None) -> Stream
         declared_form = replace(form, separator=train.separator or form.separator)
         return index_source(job, address, declared_form, key, cache)
 
-    parts = StreamedParts(*shard_parts.divide(job, read_address), job)
+    parts = StreamedParts(*open_stream.divide(job, read_address), job)
     if not (recorded and recorded.same_data):
         expected = image_input.read_expected(job)
         parts.sample = _sample_images(parts.train, parts.train_rows, job.train.seed)
@@ -213,7 +213,7 @@ def _index_shards(
 def _sample_images(train: ShardSource, train_rows: Ids, seed: int) -> ImageSource:
     """Read and decode some of the training images, from a few shards."""
     random = stateless_random.make_generator(seed, "statistics")
-    sampled_shards = shard_parts.choose_shards(train.index, train_rows, random)
+    sampled_shards = open_stream.choose_shards(train.index, train_rows, random)
     rows = train_rows[np.isin(train.index.shard_of(train_rows), sampled_shards)]
     rows = np.sort(rows[random.permutation(len(rows))[:MAX_MEASURED_IMAGES]])
     titles = [train.index.title(row) for row in rows.tolist()]

@@ -15,14 +15,14 @@ import pyarrow
 import torch
 from pyarrow import concat_tables
 
-from drivetrain.data import bad_samples, shard_parts, stateless_random
+from drivetrain.data import bad_samples, stateless_random
 from drivetrain.data.dataset import Dataset, InputRecord, Inputs, Targets
-from drivetrain.data.shard_parts import ShardParts
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.streaming import index as indices
 from drivetrain.data.streaming import open_stream
 from drivetrain.data.streaming.cache import ShardCache
 from drivetrain.data.streaming.index import Index
+from drivetrain.data.streaming.open_stream import ShardParts
 from drivetrain.data.streaming.reader import ShardReader
 from drivetrain.data.streaming.shard import ShardStore
 from drivetrain.data.text import corpus, text_shards
@@ -120,7 +120,7 @@ class StreamedParts(ShardParts[_Source]):
         read_texts = partial(text_shards.read_all_texts, names=self.job.data.text, key=train.key)
         random = stateless_random.make_generator(self.job.train.seed, "statistics")
         tables, rows, count = [], [], 0
-        for number in shard_parts.choose_shards(train.index, train_rows, random).tolist():
+        for number in open_stream.choose_shards(train.index, train_rows, random).tolist():
             shard_rows = train_rows[shard_numbers == number][: MAX_SAMPLED_TEXTS - count]
             table = indices.read_shard(train.store, self.cache, read_texts, train.index.shards[number])
             tables.append(table.take(shard_rows - train.index.starts[number]))
@@ -188,7 +188,7 @@ def read(job: TextJob, recorded: InputRecord | None = None) -> StreamedParts:
     """Index the shards of a job, and divide them; raises DataError if the shards cannot be used."""
     assert job.data.stream is not None
     cache = open_stream.open_cache(job.data.stream)
-    shards = shard_parts.divide(job, lambda address, key, train: _index_source(job, address, key, cache))
+    shards = open_stream.divide(job, lambda address, key, train: _index_source(job, address, key, cache))
     return StreamedParts(*shards, job, cache, *text_split.find_heads(job, shards[0].corpus, recorded))
 
 
