@@ -247,8 +247,8 @@ def fit_features(
     for name in roles.categorical:
         texts = column_values.texts(table[name]).take(rows)
         empty_shares[name] = texts.null_count / max(1, len(texts))
-        values, has_missing = sort_class_names(column_values.different(texts)), bool(texts.null_count)
-        category = Category(name, values, has_missing) if values and len(values) + has_missing > 1 else None
+        names, has_missing = sort_class_names(column_values.different(texts)), bool(texts.null_count)
+        category = Category(name, names, has_missing) if names and len(names) + has_missing > 1 else None
         categories += [category] if category else []
         notes += (
             note_similar_names(name, category.values)
