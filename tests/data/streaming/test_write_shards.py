@@ -62,7 +62,7 @@ def test_resumed_after_any_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     source = write_images(tmp_path / "i")
     write_image_shards(source, tmp_path / "whole", form=form)
     for after in range(4):
-        put, puts_left = write_shards.LocalFolder.put, [2 * after + 2]
+        put, puts_left = write_shards.LocalFolder.put_file, [2 * after + 2]
 
         def stop(self: write_shards.LocalFolder, name: str, file: Path, put=put, puts_left=puts_left) -> None:  # type: ignore[no-untyped-def]
             puts_left[0] -= 1
@@ -70,10 +70,10 @@ def test_resumed_after_any_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
                 raise KeyboardInterrupt
             put(self, name, file)
 
-        monkeypatch.setattr(write_shards.LocalFolder, "put", stop)
+        monkeypatch.setattr(write_shards.LocalFolder, "put_file", stop)
         with pytest.raises(KeyboardInterrupt):
             write_image_shards(source, tmp_path / f"{after}", form=form)
-        monkeypatch.setattr(write_shards.LocalFolder, "put", put)
+        monkeypatch.setattr(write_shards.LocalFolder, "put_file", put)
         with pytest.raises(DataError, check=saying("are-not-all-written")):
             load(shards.job(tmp_path, f"{tmp_path}/{after}"))
         lines = write_image_shards(source, tmp_path / f"{after}", form=form)

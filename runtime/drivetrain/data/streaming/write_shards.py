@@ -14,7 +14,7 @@ import os
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -24,27 +24,27 @@ from drivetrain.data.bad_samples import BadSample
 from drivetrain.data.images import class_folders, decode
 from drivetrain.data.streaming.shard import LIST_NAME, ListedShard, ShardList, parse_list
 from drivetrain.errors import DataError, SpecError
-from drivetrain.storage.object_store import ObjectStore
+from drivetrain.storage.object_store import ObjectStore, StoredObject
 from drivetrain.storage.remote_address import POSSIBLE, BadAddress, is_remote, parse
 from drivetrain.system.files import blame_storage, hash_file, make_folder, storage_error, sync_file, sync_folder
 
 
 @dataclass(frozen=True)
 class LocalFolder:
-    """A folder of this machine."""
+    """A folder of this machine, with the methods of an ObjectStore that writing needs."""
 
     path: Path
 
-    def sizes(self) -> dict[str, int]:
-        """Bytes of each file."""
-        return {file.name: file.stat().st_size for file in self.path.iterdir() if file.is_file()}
+    def objects(self) -> list[StoredObject]:
+        """All files."""
+        return [StoredObject(file.name, file.stat().st_size, "") for file in self.path.iterdir() if file.is_file()]
 
-    def read(self, name: str) -> bytes | None:
+    def find(self, name: str) -> bytes | None:
         """The content of a file; None if it is not there."""
         path = self.path / name
         return path.read_bytes() if path.is_file() else None
 
-    def put(self, name: str, file: Path) -> None:
+    def put_file(self, name: str, file: Path) -> None:
         """Copy a file, and give it its name once it is whole; raises StorageError if it cannot be written."""
         new = self.path / f".{name}.writing"
         try:
@@ -58,30 +58,7 @@ class LocalFolder:
             new.unlink(missing_ok=True)
 
 
-@dataclass(frozen=True)
-class RemoteFolder:
-    """An address in an object store."""
-
-    store: ObjectStore
-
-    def sizes(self) -> dict[str, int]:
-        """Bytes of each object directly below the address."""
-        return {entry.name: entry.bytes for entry in self.store.objects() if "/" not in entry.name}
-
-    def read(self, name: str) -> bytes | None:
-        """The content of an object; None if it is not there."""
-        return self.store.find(name)
-
-    def put(self, name: str, file: Path) -> None:
-        """Upload a file; it is not visible before its last byte.
-
-        Raises:
-            RemoteError: if the store does not take it.
-        """
-        self.store.put_file(name, file)
-
-
-Destination = LocalFolder | RemoteFolder
+Destination = LocalFolder | ObjectStore
 
 
 def open_destination(text: str) -> Destination:
@@ -101,7 +78,7 @@ def open_destination(text: str) -> Destination:
         raise SpecError(f"--to: {error.given}", error.possible, error.action) from None
     if not address.writable:
         raise SpecError(f"--to: {text} cannot be written to", f"a folder, or {POSSIBLE}", "name one of these")
-    return RemoteFolder(ObjectStore(address))
+    return ObjectStore(address)
 
 
 MAX_BAD_SHARE = 0.05
@@ -207,8 +184,8 @@ def write(
     order = stateless_random.make_generator(seed, "shards").permutation(len(images))
     groups = _divide_images([images[index] for index in order.tolist()], size)
     written_list = ShardList(_digest(images, size, seed, form))
-    before = _read_earlier(target, written_list.source)
-    present_sizes = target.sizes()
+    present_sizes = {entry.name: entry.bytes for entry in target.objects() if "/" not in entry.name}
+    before = _read_earlier(target, present_sizes, written_list.source)
     bad: list[BadSample] = []
     with tempfile.TemporaryDirectory(prefix="drivetrain-shard-") as folder:
         # Before the first shard: a start after a kill must see whose shards these are.
@@ -234,12 +211,12 @@ def write(
     return written_list
 
 
-def _read_earlier(target: Destination, source: str) -> dict[str, ListedShard]:
-    """Return the shards of an earlier, perhaps unfinished, start; raises DataError if they are of other data."""
-    content = target.read(LIST_NAME)
+def _read_earlier(target: Destination, names: Iterable[str], source: str) -> dict[str, ListedShard]:
+    """Return the shards of an earlier, perhaps unfinished, start among these files; raises DataError if they are of other data."""
+    content = target.find(LIST_NAME)
     earlier = parse_list(content) if content is not None else None
     if earlier is None:
-        if existing := next((name for name in target.sizes() if name.endswith(ENDS)), ""):
+        if existing := next((name for name in names if name.endswith(ENDS)), ""):
             raise DataError(
                 f"--to: there is {existing} already, which this command has not written",
                 "an empty place, or one that the same command has begun",
@@ -276,7 +253,7 @@ def _write_shard(
     """Write a shard without the images that cannot be decoded, and hand it over."""
     with blame_storage(file), decode.quiet():
         samples = FORMS[form](file, _readable(source, group, bad))
-    target.put(file.name, file)
+    target.put_file(file.name, file)
     return ListedShard(file.name, file.stat().st_size, hash_file(file), samples)
 
 
@@ -296,7 +273,7 @@ def _readable(source: Path, group: Sequence[Image], bad: list[BadSample]) -> Ite
 def _put_list(target: Destination, written_list: ShardList, folder: Path) -> None:
     file = folder / LIST_NAME
     file.write_bytes(written_list.to_bytes())
-    target.put(LIST_NAME, file)
+    target.put_file(LIST_NAME, file)
 
 
 def _digest(images: Sequence[Image], size: int, seed: int, form: str) -> str:
