@@ -77,8 +77,7 @@ def _order_axes(
         x = x[:, :, None]
     if x.ndim != 3 or 0 in x.shape or x.dtype.kind not in "iufb":
         raise DataError(f"{key}: `x` of {path} is {x.dtype} of shape {x.shape}", FORM, "reshape or convert it")
-    order = array_axes.find_axis_order(x, path, key) if axes == "auto" else axes
-    notes = array_axes.note_doubtful_order(x, path) if axes == "auto" else []
+    order, notes = array_axes.find_axis_order(x, path, key) if axes == "auto" else (axes, [])
     if order == "channels-time":
         x = x.transpose(0, 2, 1)
         notes = [

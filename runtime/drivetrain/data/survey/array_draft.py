@@ -107,7 +107,7 @@ def _draft_windows(request: SurveyRequest, path: Path, shapes: Shapes) -> Draft:
     task = request.task or tasks[has_several_targets or are_numbers]
     draft = Draft(task, f"`y` has shape {target_shape}, {y.dtype}" if not request.task else "as --task says")
     rows, channels = shape[1], shape[2] if len(shape) == 3 else 1
-    if len(shape) == 3 and array_axes.find_axis_order(_read_array(path, "x"), path, KEY) == "channels-time":
+    if len(shape) == 3 and array_axes.find_axis_order(_read_array(path, "x"), path, KEY)[0] == "channels-time":
         rows, channels = channels, rows
     draft.found = [f"{shape[0]:,} windows of {rows:,} rows and {channels} channels, {data_type}"]
     if task == "series-classification":
