@@ -99,7 +99,7 @@ def _choose_preprocessing(
         )
     else:
         shape, decoding_notes = pixel_scale.measure_training_files(source.images, rows, shape, source.key)
-    source.fit(geometry.size, geometry.channels, shape)
+    source.images = source.images.fit_to(geometry.size, geometry.channels, shape)
 
     compute_head = partial(parts.train.compute_head, parts.train_rows)
     head = recorded.head("", compute_head) if recorded else compute_head()
@@ -227,10 +227,8 @@ class ImageParts(Parts[ImageSource]):
         assert train is not None
         if validation is self.train:
             return train, _build_split(validation, self.validation_rows, head), []
-        validation.images, shape = pixel_scale.read_as_trained(
-            validation.images, validation.rows, prepare, validation.key
-        )
-        validation.fit(self.geometry.size, self.geometry.channels, shape)
+        images, shape = pixel_scale.read_as_trained(validation.images, validation.rows, prepare, validation.key)
+        validation.images = images.fit_to(self.geometry.size, self.geometry.channels, shape)
         split = _build_split(validation, validation.rows, head)
         scale_notes = pixel_scale.check_some(split, prepare, validation.key)
         notes = [f"validation: {note}" for note in scale_notes]

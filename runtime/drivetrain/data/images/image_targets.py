@@ -77,9 +77,6 @@ class ClassTargets:
 
     names: Sequence[str]
 
-    def __len__(self) -> int:
-        return len(self.names)
-
     def take_rows(self, rows: Ids) -> list[str]:
         """The classes of some images."""
         return [self.names[row] for row in rows.tolist()]
@@ -130,9 +127,6 @@ class LabelSets:
 
     sets: Sequence[Sequence[str]]
 
-    def __len__(self) -> int:
-        return len(self.sets)
-
     def check(self, rows: Ids, key: str) -> None:
         """Check that there is a label."""
         if not any(self.sets[row] for row in rows.tolist()):
@@ -177,9 +171,6 @@ class NumberTargets:
     """Numbers for each image; labels of 0 and 1 are numbers, too."""
 
     goal: TargetColumn
-
-    def __len__(self) -> int:
-        return len(self.goal.numbers)
 
     def check(self, rows: Ids, key: str) -> None:
         """Do nothing: `head` checks the numbers of the training images."""

@@ -77,7 +77,6 @@ class ImagePreprocessing:
     """How an image becomes square."""
     takes_bytes: bool | None = None
     """Whether 8-bit images are on the scale of the training images; None if the model is of a version that did not say."""
-
     reverses_channels: bool = False
     """Whether the network gets blue, green, red."""
 

@@ -20,7 +20,6 @@ from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.images import class_folders, image_files, npz_images
 from drivetrain.data.images.image_targets import ClassTargets, ImageTargets, LabelForm, ManifestRows
 from drivetrain.data.images.npz_images import ImageArrays
-from drivetrain.data.images.resize import Resize
 from drivetrain.data.stateless_random import Ids
 from drivetrain.errors import DataError
 
@@ -69,10 +68,6 @@ class ImageSource(LabelledRows):
     images: Images
     groups: Sequence[str] = ()
     """Names of groups, of all images, if the job has a column of them."""
-
-    def fit(self, size: int, channels: int, resize: Resize) -> None:
-        """Make `images.gather` return squares of `size` pixels with the given number of channels."""
-        self.images = self.images.fit_to(size, channels, resize)
 
 
 def read(path: Path, path_column: str, form: LabelForm, key: str, files: CsvFiles, budget: float) -> ImageSource:

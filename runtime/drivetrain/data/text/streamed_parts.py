@@ -179,10 +179,6 @@ class StreamedParts(ShardParts[_Source]):
         dataset.notes.append(f"vocabulary and lengths are those of {len(self.sample_rows):,} training texts")
         return dataset
 
-    def note_tokens(self, encoding: TextEncoding, dataset: Dataset) -> list[str]:
-        """Nothing: the validation texts are not tokenized yet."""
-        return []
-
 
 def read(job: TextJob, recorded: InputRecord | None = None) -> StreamedParts:
     """Index the shards of a job, and divide them; raises DataError if the shards cannot be used."""

@@ -13,7 +13,7 @@ from drivetrain.data.source import Source
 from drivetrain.data.text import corpus, job_tokenizer, max_length
 from drivetrain.data.text import split as text_split
 from drivetrain.data.text.job_tokenizer import TextEncoding
-from drivetrain.data.text.split import TextParts
+from drivetrain.data.text.split import TextParts, TextSplit
 from drivetrain.errors import DataError
 from drivetrain.job.text import TextJob
 from drivetrain.system.console import Detail
@@ -52,7 +52,9 @@ def load(job: TextJob, recorded: InputRecord | None = None, files: CsvFiles | No
             facts={"padding": asdict(padding)},
         )
     )
-    dataset.notes += [*encoding_notes, *parts.note_tokens(encoding, dataset)]
+    dataset.notes += encoding_notes
+    if isinstance(validation, TextSplit):
+        dataset.notes += validation.note_unknown(encoding.tokenizer.unknown_token)
     if not job.checkpoint.best and len(job.data.labels) > 1:
         dataset.notes.append(f"the best checkpoint is chosen by {job.best()}, the first column with the largest weight")
     dataset.notes.append(Detail(padding.note()))

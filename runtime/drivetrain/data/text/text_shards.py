@@ -60,7 +60,7 @@ def index_shard(
     Raises:
         DataError: if the shard cannot be read, lacks a column, or has one that does not hold text.
     """
-    index_table = read_labels(file, shard, labels, texts, key, classes)
+    index_table = _read_labels(file, shard, labels, texts, key, classes)
     sizes, contents = list[int](), list[int]()
     size = DecodedSize(f"the list of the texts of shard {shard.address}", key)
     for part in read_texts(file, texts, shard, key):
@@ -141,22 +141,10 @@ def describe(names: Sequence[str], preprocessing: Mapping[str, object]) -> str:
     return f"tokens of {', '.join(names)} {digest[:16]}"
 
 
-def read_labels(
-    file: Path,
-    shard: Shard,
-    names: Sequence[str],
-    texts: Sequence[str],
-    key: str,
-    classes: Mapping[str, Sequence[str]] = parquet_index.NONE,
+def _read_labels(
+    file: Path, shard: Shard, names: Sequence[str], texts: Sequence[str], key: str, classes: Mapping[str, Sequence[str]]
 ) -> pyarrow.Table:
-    """Read the label columns of a shard as text, without space around it; an empty label is null.
-
-    Args:
-        classes: names of classes that are declared beside the shards, for labels that are numbers.
-
-    Raises:
-        DataError: if the shard cannot be read, lacks a column, or has one that does not hold text.
-    """
+    """Read the label columns `names` of a shard as text, without space around it; an empty label is null."""
     try:
         if shard.kind == PARQUET:
             parquet_index.check_columns([*texts, *names], parquet.read_schema(file).names, shard, key)
