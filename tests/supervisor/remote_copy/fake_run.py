@@ -87,9 +87,7 @@ def read_owner(store: ObjectStore) -> OwnerFile:
 
 def fetch_copy(prefix: str, folder: Path) -> list[str]:
     """The run, brought to another disk without becoming its owner; what was reported."""
-    lines: list[str] = []
-    fetch_run(read_owner(open_store(prefix)), folder, lines.append)
-    return lines
+    return fetch_run(read_owner(open_store(prefix)), folder)
 
 
 def list_checkpoints(store: ObjectStore) -> list[str]:

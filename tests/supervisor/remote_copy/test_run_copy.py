@@ -165,7 +165,7 @@ def test_a_download_with_faults(proxy: FaultyStore, run: Path, tmp_path: Path) -
     proxy.fault = lambda number, method, path: next(kinds) if method == "GET" else None
     file = OwnerFile(open_store("faults", SHORT.__class__(retries=20, silence=2, connect=1)), "")
     file.read()
-    fetch_run(file, tmp_path / "here", print)
+    fetch_run(file, tmp_path / "here")
     assert verify(tmp_path / "here" / "checkpoints" / "step-10") is None
 
 

@@ -13,13 +13,13 @@ from pathlib import Path
 
 from drivetrain.errors import Busy, CheckpointError, SpecError
 from drivetrain.hardware import disk_space
-from drivetrain.storage.object_store import ObjectStore, StoredObject
+from drivetrain.storage.object_store import ObjectStore
 from drivetrain.storage.remote_address import RemoteAddress
-from drivetrain.supervisor.remote_copy.copied_files import is_portable, is_small
-from drivetrain.supervisor.remote_copy.owner_file import OwnerFile, write_record
+from drivetrain.supervisor.remote_copy.owner_file import OwnerFile, list_steps, write_record
+from drivetrain.supervisor.remote_copy.run_copy import is_small
 from drivetrain.system import file_lock
-from drivetrain.system.console import say_aside
-from drivetrain.system.files import USER_RWX, make_folder, parse_row, storage_error, sync_folder, write_json
+from drivetrain.system.console import say, say_aside
+from drivetrain.system.files import USER_RWX, blame_storage, make_folder, parse_row, sync_folder, write_json
 from drivetrain.system.run_files import CHECKPOINTS, JOB_FILE, RunFiles, parse_suffix
 from drivetrain.system.units import format_bytes
 from drivetrain.training.checkpoints.manifest import (
@@ -38,12 +38,11 @@ LONGEST_DOWNLOAD = 60.0
 """Seconds to wait for another command that downloads the same run."""
 
 
-def fetch_run(file: OwnerFile, final: Path, report: Callable[[str], None], local_step: int = -1) -> None:
-    """Download a run into a folder, which is replaced if the store has a better checkpoint.
+def fetch_run(file: OwnerFile, final: Path, local_step: int = -1) -> list[str]:
+    """Download a run into a folder, which is replaced if the store has a better checkpoint; returns the lines it printed.
 
     Args:
         file: of the copy, taken by this process.
-        report: is told what was found.
         local_step: the step of the newest good checkpoint of the folder; older ones in the store are not used.
 
     Raises:
@@ -51,84 +50,81 @@ def fetch_run(file: OwnerFile, final: Path, report: Callable[[str], None], local
         StorageError: if the disk does not take it.
         CheckpointError: if there are checkpoints and none verifies.
     """
-    store, temporary = file.store, final.with_name(f".tmp-fetched-{final.name}")
+    store, lines = file.store, list[str]()
+    temporary, old = final.with_name(f".tmp-fetched-{final.name}"), final.with_name(f".tmp-old-{final.name}")
+
+    def report(line: str) -> None:
+        say(f"copy: {line}")
+        lines.append(line)
+
     make_folder(final.parent)
     try:
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(USER_RWX)
-        sizes = {entry.name: entry.bytes for entry in store.objects()}
-        name, size = _download_newest(file, sizes, temporary / CHECKPOINTS, report, local_step)
-        if name is None and local_step >= 0:
-            report(f"{store.address}: using step-{local_step}, which is on this disk")
-            return
-        size += sum(store.get_file(each, temporary / each, atomic=False) for each in sizes if is_small(each))
-        write_record(temporary, file.owner.run, [file.writer])
-        _replace_folder(temporary, final)
-    except OSError as error:
-        raise storage_error(final, error) from None
+        with blame_storage(final):
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir(USER_RWX)
+            sizes = {entry.name: entry.bytes for entry in store.objects()}
+            name = _download_newest(file, sizes, temporary / CHECKPOINTS, report, local_step)
+            if name is None and local_step >= 0:
+                report(f"{store.address}: using step-{local_step}, which is on this disk")
+                return lines
+            for each in filter(is_small, sizes):
+                store.get_file(each, temporary / each, atomic=False)
+            size = sum(path.stat().st_size for path in temporary.rglob("*") if path.is_file())
+            write_record(temporary, file.owner.run, [file.writer])
+            shutil.rmtree(old, ignore_errors=True)
+            with contextlib.suppress(FileNotFoundError):
+                final.rename(old)
+            temporary.rename(final)
+            sync_folder(final.parent)
+            shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     report(f"{store.address}: {name or 'no checkpoint yet'}, {format_bytes(size)} downloaded to {final}")
+    return lines
 
 
 def _download_newest(
     file: OwnerFile, sizes: Mapping[str, int], folder: Path, report: Callable[[str], None], local_step: int
-) -> tuple[str | None, int]:
-    """Download the newest checkpoint that verifies, and the best one that it names; returns its name and the bytes."""
-    store, checkpoints = file.store, file.owner.checkpoints
-    size, damaged = 0, list[str]()
-    for name in sorted((name for name in checkpoints if name.startswith("step-")), key=parse_suffix, reverse=True):
+) -> str | None:
+    """Download the newest checkpoint that verifies, and the best one that it names; returns its name."""
+    store, checkpoints, damaged = file.store, file.owner.checkpoints, list[str]()
+
+    def download(name: str) -> str | None:
+        mismatch = _download_checkpoint(store, sizes, f"{CHECKPOINTS}/{checkpoints[name].folder}", folder / name)
+        if mismatch:
+            shutil.rmtree(folder / name, ignore_errors=True)
+        return mismatch
+
+    for name in reversed(list_steps(checkpoints)):
         if parse_suffix(name) <= local_step:
-            return None, size
-        prefix = f"{CHECKPOINTS}/{checkpoints[name].folder}"
-        mismatch = _compare_with_manifest(store, sizes, prefix)
-        if mismatch is None:
-            size += _download_checkpoint(store, sizes, prefix, folder / name)
-            mismatch = verify(folder / name)
-        if mismatch is None:
-            best = checkpoints[name].best
-            if best and best in checkpoints:
-                prefix = f"{CHECKPOINTS}/{checkpoints[best].folder}"
-                size += _download_checkpoint(store, sizes, prefix, folder / best)
-                if mismatch := verify(folder / best):
-                    report(f"{store.address}: checkpoint {best} is damaged: {mismatch}; it is not used")
-                    shutil.rmtree(folder / best, ignore_errors=True)
-            return name, size
-        shutil.rmtree(folder / name, ignore_errors=True)
-        damaged.append(describe_damaged(name, mismatch))
-        report(f"{store.address}: {damaged[-1]}")
+            return None
+        if mismatch := download(name):
+            damaged.append(describe_damaged(name, mismatch))
+            report(f"{store.address}: {damaged[-1]}")
+            continue
+        best = checkpoints[name].best
+        if best and best in checkpoints and (mismatch := download(best)):
+            report(f"{store.address}: checkpoint {best} is damaged: {mismatch}; it is not used")
+        return name
     if damaged and local_step < 0:
         raise all_damaged_error(store.address, damaged)
-    return None, size
+    return None
 
 
-def _compare_with_manifest(store: ObjectStore, sizes: Mapping[str, int], prefix: str) -> str | None:
-    """What is wrong with a checkpoint by its manifest and the sizes in the store, before anything large is downloaded."""
+def _download_checkpoint(store: ObjectStore, sizes: Mapping[str, int], prefix: str, folder: Path) -> str | None:
+    """Download a checkpoint; returns what is wrong with it, from its manifest and sizes before anything large comes."""
     manifest = f"{prefix}/{MANIFEST}"
     try:
-        is_readable = manifest in sizes and sizes[manifest] <= MAX_MANIFEST_BYTES
+        is_readable = sizes.get(manifest, MAX_MANIFEST_BYTES + 1) <= MAX_MANIFEST_BYTES
         files = parse_files(parse_row(store.get(manifest)) if is_readable else None)
     except ValueError as wrong:
         return str(wrong)
     for part, entry in files.items():
         if (size := sizes.get(f"{prefix}/{part}")) != entry["bytes"]:
             return f"{part} is missing" if size is None else f"{part} has {size} bytes, expected {entry['bytes']}"
-    return None
-
-
-def _download_checkpoint(store: ObjectStore, sizes: Mapping[str, int], prefix: str, folder: Path) -> int:
-    parts = [name.removeprefix(f"{prefix}/") for name in sizes if name.startswith(f"{prefix}/") and is_portable(name)]
-    return sum(store.get_file(f"{prefix}/{part}", folder / part, atomic=False) for part in parts)
-
-
-def _replace_folder(temporary: Path, final: Path) -> None:
-    old = final.with_name(f".tmp-old-{final.name}")
-    shutil.rmtree(old, ignore_errors=True)
-    with contextlib.suppress(FileNotFoundError):
-        final.rename(old)
-    temporary.rename(final)
-    sync_folder(final.parent)
-    shutil.rmtree(old, ignore_errors=True)
+    for part in (*files, MANIFEST):
+        store.get_file(f"{prefix}/{part}", folder / part, atomic=False)
+    return verify(folder)
 
 
 def is_cached(folder: Path) -> bool:
@@ -151,8 +147,8 @@ def update_cached_run(address: RemoteAddress) -> Path:
             f"{address} is no folder of an object store", "s3://BUCKET/PATH/RUN, gs://, az://", "name a run there"
         )
     store = ObjectStore(address)
-    entries = [entry for entry in store.objects() if is_small(entry.name)]
-    if JOB_FILE not in {entry.name for entry in entries}:
+    present_tags = {entry.name: entry.tag for entry in store.objects() if is_small(entry.name)}
+    if JOB_FILE not in present_tags:
         runs = [name for name in store.folders() if store.find_head(f"{name}/{JOB_FILE}")]
         raise CheckpointError(
             f"{address}: there is no run",
@@ -161,28 +157,21 @@ def update_cached_run(address: RemoteAddress) -> Path:
         )
     folder = disk_space.find_runs_folder() / address.scheme / address.host / address.path
     make_folder(folder)
-    handle = file_lock.acquire(folder / LOCK, LONGEST_DOWNLOAD)
-    if handle is None:
-        raise Busy(f"{folder}: another command downloads this run", "one at a time", "wait for it")
-    try:
-        size = _update(store, entries, folder)
-    except OSError as error:
-        raise storage_error(folder, error) from None
-    finally:
-        os.close(handle)
+    with blame_storage(folder):
+        handle = file_lock.acquire(folder / LOCK, LONGEST_DOWNLOAD)
+        if handle is None:
+            raise Busy(f"{folder}: another command downloads this run", "one at a time", "wait for it")
+        try:
+            tags = RunFiles(folder).read_object(CACHE_INDEX)
+            size = 0
+            for name, tag in present_tags.items():
+                if not tag or tags.get(name) != tag or not (folder / name).is_file():
+                    size += store.get_file(name, folder / name)
+            for name in tags.keys() - present_tags.keys():
+                (folder / name).unlink(missing_ok=True)
+            write_json(folder / CACHE_INDEX, present_tags)
+        finally:
+            os.close(handle)
     if size:
         say_aside(f"{address}: {format_bytes(size)} downloaded to {folder}")
     return folder
-
-
-def _update(store: ObjectStore, entries: list[StoredObject], folder: Path) -> int:
-    """Download what has changed, and remove what is gone; returns the bytes."""
-    tags = RunFiles(folder).read_object(CACHE_INDEX)
-    size = 0
-    for entry in entries:
-        if not entry.tag or tags.get(entry.name) != entry.tag or not (folder / entry.name).is_file():
-            size += store.get_file(entry.name, folder / entry.name)
-    for name in tags.keys() - {entry.name for entry in entries}:
-        (folder / name).unlink(missing_ok=True)
-    write_json(folder / CACHE_INDEX, {entry.name: entry.tag for entry in entries})
-    return size

@@ -14,8 +14,9 @@ from drivetrain.storage.remote_address import RemoteAddress, parse
 from drivetrain.storage.store_errors import RemoteError
 from drivetrain.storage.write_probe import check_writable
 from drivetrain.supervisor import run_folder
-from drivetrain.supervisor.remote_copy import copy_thread, fetch_run, owner_file
+from drivetrain.supervisor.remote_copy import copy_thread, owner_file
 from drivetrain.supervisor.remote_copy.copy_thread import CopyThread
+from drivetrain.supervisor.remote_copy.fetch_run import fetch_run
 from drivetrain.supervisor.remote_copy.owner_file import OwnerFile
 from drivetrain.system.console import say
 from drivetrain.system.run_files import CHECKPOINTS, list_checkpoints, parse_suffix
@@ -35,8 +36,8 @@ class RemoteRuns:
         self.names = run_folder.sort_numbered(ObjectStore(address).folders(), job.name)
         """The names of the job's runs in the store, by number."""
         self.thread: CopyThread | None = None
-        self._owned: dict[str, OwnerFile] = {}
-        """By run, the owner files of copies that this process owns but does not write yet."""
+        self._pending_file: OwnerFile | None = None
+        """Of a copy that this process owns, but does not write yet."""
 
     def fetch_unfinished(self) -> None:
         """Download the last run of the job if it is unfinished and its copy is ahead of the local run folder.
@@ -51,21 +52,25 @@ class RemoteRuns:
             return  # there is no copy, or a newer run is here
         folder = self.runs / self.names[-1]
         file = OwnerFile(ObjectStore(self.address / folder.name), self.writer)
+        is_local = folder.is_dir()
         if not file.read():
             return
         is_done = file.owner.status == "done"
-        if is_done and (not folder.is_dir() or RunState.read(folder).status == "done"):
+        if is_done and (not is_local or RunState.read(folder).status == "done"):
             return
         with contextlib.ExitStack() as stack:
-            if folder.is_dir():
+            if is_local:
                 # The lock fails if another process trains in the folder.
                 stack.callback(os.close, run_folder.lock_folder(folder))
             file.take(folder)
-            self._owned[folder.name] = file
-            local_step = -1 if is_done else _find_newest_intact(folder)
-            copied_steps = [parse_suffix(name) for name in file.owner.checkpoints if name.startswith("step-")]
-            if is_done or not folder.is_dir() or max(copied_steps, default=-1) > local_step:
-                _download(file, folder, local_step)
+            self._pending_file = file
+            paths = [] if is_done else reversed(list_checkpoints(folder / CHECKPOINTS))
+            local_step = next((parse_suffix(path) for path in paths if verify(path) is None), -1)
+            copied_step = max(map(parse_suffix, owner_file.list_steps(file.owner.checkpoints)), default=-1)
+            if is_done or not is_local or copied_step > local_step:
+                say(f"copy: {file.store.address} is unfinished; downloading it")
+                for line in fetch_run(file, folder, local_step):
+                    EventLog(folder).store("copy", line)
 
     def start_copying(self, run: Path) -> None:
         """Become the owner of the copy of a run folder, and start the thread that copies it.
@@ -75,12 +80,14 @@ class RemoteRuns:
             Busy: as `OwnerFile.take`.
             CheckpointError: if the copy of this name is another run.
         """
-        file = self._owned.pop(run.name, None)
-        if file is None:
-            file = OwnerFile(ObjectStore(self.address / run.name), self.writer)
+        store = ObjectStore(self.address / run.name, copy_thread.PATIENCE)
+        if self._pending_file and self._pending_file.store.address == store.address:
+            file, self._pending_file = self._pending_file, None
+        else:
+            file = OwnerFile(ObjectStore(store.address), self.writer)
             file.take(run)
-        file.store = ObjectStore(self.address / run.name, copy_thread.PATIENCE)
-        say(f"copy: {file.store.address}")
+        file.store = store
+        say(f"copy: {store.address}")
         self.thread = CopyThread(run, file, self.job.checkpoint.keep)
 
     def finish(self, run: Path, code: int) -> int:
@@ -101,12 +108,11 @@ class RemoteRuns:
         return code
 
     def release(self) -> None:
-        """Stop copying, and release the copies that this process owns, if the run could not start or finish."""
+        """Stop copying, and release the copy that this process owns, if the run could not start or finish."""
         if self.thread:
             self.thread.finish(SpecError.exit_code)
-            self.thread = None
-        for file in self._owned.values():
-            file.release()
+        if self._pending_file:
+            self._pending_file.release()
 
     def find_highest_number(self) -> int:
         """The highest number of a run in the store; 0 if there is none."""
@@ -138,32 +144,7 @@ def open_runs(runs: Path, job: Job, *, new: bool, is_leader: bool) -> Iterator[R
             if not new:
                 copies.fetch_unfinished()
         except RemoteError as error:
-            raise _add_key(job, error) from None
+            description = f"{job.document.place(('checkpoint', 'copy_to'))}: checkpoint.copy_to: {error.given}"
+            action = f"{error.action}; `--set checkpoint.copy_to=null` trains without a copy"
+            raise RemoteError(error.trouble, description, error.possible, action) from None
         yield copies
-
-
-def _add_key(job: Job, error: RemoteError) -> RemoteError:
-    """The error with the spec key that names the store, and how to train without it."""
-    description = f"{job.document.place(('checkpoint', 'copy_to'))}: checkpoint.copy_to: {error.given}"
-    action = f"{error.action}; `--set checkpoint.copy_to=null` trains without a copy"
-    return RemoteError(error.trouble, description, error.possible, action)
-
-
-def _download(file: OwnerFile, folder: Path, local_step: int) -> None:
-    """Download a run; messages are printed, and stored in its event log."""
-    say(f"copy: {file.store.address} is unfinished; downloading it")
-    lines: list[str] = []
-
-    def report(line: str) -> None:
-        say(f"copy: {line}")
-        lines.append(line)
-
-    fetch_run.fetch_run(file, folder, report, local_step)
-    for line in lines:
-        EventLog(folder).store("copy", line)
-
-
-def _find_newest_intact(folder: Path) -> int:
-    """The step of the newest checkpoint of a folder that matches its manifest; -1 if none does."""
-    paths = reversed(list_checkpoints(folder / CHECKPOINTS))
-    return next((parse_suffix(path) for path in paths if verify(path) is None), -1)
