@@ -180,7 +180,7 @@ def test_a_stop_does_not_wait_for_a_large_file(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(ObjectStore, "stream", endless)
     with pytest.raises(KeyboardInterrupt):
-        stored_copy.fetch(parse("s3://bucket/large"), tmp_path / "c", print)
+        stored_copy.fetch(parse("s3://bucket/large"), tmp_path / "c", print, lambda name: True)
     assert not [path for path in (tmp_path / "c").rglob("*.bin") if not path.name.startswith(".tmp-")]
 
 

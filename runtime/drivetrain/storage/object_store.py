@@ -62,13 +62,10 @@ class ObjectStore:
     All methods raise RemoteError if the store does not do what was asked; names are relative, with slashes.
     """
 
-    def __init__(
-        self, address: RemoteAddress, patience: Patience = Patience(), environ: Mapping[str, str] = os.environ
-    ) -> None:
+    def __init__(self, address: RemoteAddress, patience: Patience = Patience()) -> None:
         """
         Args:
             address: of a bucket or below it, or of a web server.
-            environ: read for endpoint and certificates; credentials are read by the client itself.
 
         Raises:
             StorageError: if the client is not installed.
@@ -76,10 +73,9 @@ class ObjectStore:
         """
         self.address = address
         self.patience = patience
-        self.environ = environ
         self._followed: set[str] = set()
         """Files whose redirects have been followed."""
-        self._store = self._ask("open", "", lambda: _open_store(address, patience, environ))
+        self._store = self._ask("open", "", lambda: _open_store(address, patience))
 
     def get(self, name: str) -> bytes:
         """The content of an object."""
@@ -140,21 +136,13 @@ class ObjectStore:
 
     def objects(self, below: str = "") -> list[StoredObject]:
         """All objects below a folder, by name."""
-
-        def list_objects() -> list[StoredObject]:
-            pages = _client().list(self._store, below or None)
-            return sorted((self._object(entry) for page in pages for entry in page), key=lambda each: each.name)
-
-        return self._again("list", below, list_objects)
+        entries = self._again("list", below, lambda: _client().list(self._store, below or None).collect())
+        return sorted(map(self._object, entries), key=lambda each: each.name)
 
     def folders(self, below: str = "") -> list[str]:
         """The names of the folders directly below a folder."""
-
-        def list_folders() -> list[str]:
-            answer = _client().list_with_delimiter(self._store, below or None)
-            return sorted(str(path).rstrip("/").rpartition("/")[2] for path in answer["common_prefixes"])
-
-        return self._again("list", below, list_folders)
+        answer = self._again("list", below, lambda: _client().list_with_delimiter(self._store, below or None))
+        return sorted(str(path).rstrip("/").rpartition("/")[2] for path in answer["common_prefixes"])
 
     def put(self, name: str, content: bytes) -> str:
         """Write an object; returns its revision."""
@@ -243,7 +231,7 @@ class ObjectStore:
         except Exception as error:
             if not isinstance(error, _client().exceptions.BaseError | FileNotFoundError):
                 raise
-            raise translate(error, self.address / name if name else self.address, task, self.environ) from None
+            raise translate(error, self.address / name if name else self.address, task) from None
 
 
 def _none_if(trouble: Trouble, request: Callable[[], T]) -> T | None:
@@ -256,16 +244,16 @@ def _none_if(trouble: Trouble, request: Callable[[], T]) -> T | None:
         raise
 
 
-def _open_store(address: RemoteAddress, patience: Patience, environ: Mapping[str, str]) -> Any:
+def _open_store(address: RemoteAddress, patience: Patience) -> Any:
     """The client's own store, with every wait bounded."""
-    if wrong := store_variables.bad_endpoint(address.scheme, environ):
+    if wrong := store_variables.bad_endpoint(address.scheme):
         # The client would end the process.
         raise StorageError(
             f"{wrong} is no address of a store",
             "http://HOST:PORT, https://HOST",
             f"write it with http:// or https://, or unset {wrong.partition('=')[0]} for the provider's own",
         )
-    for name, path in store_variables.missing_files(address.scheme, environ):
+    for name, path in store_variables.missing_files(address.scheme):
         raise StorageError(
             f"{name}: the file {path} is not there",
             "a file with a credential",
@@ -278,9 +266,9 @@ def _open_store(address: RemoteAddress, patience: Patience, environ: Mapping[str
         "read_timeout": timedelta(seconds=patience.silence),
         # The client's default of 30 s for a whole request would cut every long transfer.
         "timeout": timedelta(days=1),
-        "allow_http": address.scheme == "http" or store_variables.is_plain_http(address.scheme, environ),
+        "allow_http": address.scheme == "http" or store_variables.is_plain_http(address.scheme),
     }
-    if authority := environ.get("SSL_CERT_FILE"):
+    if authority := os.environ.get("SSL_CERT_FILE"):
         options["root_certificate"] = _certificates(authority)
     retry: Any = {
         "max_retries": 50,

@@ -24,7 +24,7 @@ from drivetrain.storage import stored_version
 from drivetrain.storage.object_store import ObjectStore, Patience, StoredObject
 from drivetrain.storage.remote_address import RemoteAddress
 from drivetrain.storage.store_errors import RemoteError, Trouble
-from drivetrain.storage.stored_files import Selector, any_file, list_files
+from drivetrain.storage.stored_files import Selector, list_files
 from drivetrain.storage.stored_version import PRESENT, RECORD, files_in, size_of, version_of
 from drivetrain.system import file_lock
 from drivetrain.system.files import blame_storage, make_folder, read_json, write_json
@@ -77,7 +77,7 @@ def find_cached(address: RemoteAddress, cache: Path) -> StoredCopy | None:
     return replace(copied, address=address, path=path) if path.exists() else None
 
 
-def fetch(address: RemoteAddress, cache: Path, say: Callable[[str], None], selects: Selector = any_file) -> StoredCopy:
+def fetch(address: RemoteAddress, cache: Path, say: Callable[[str], None], selects: Selector) -> StoredCopy:
     """The present content of an address; what is in the cache already is not downloaded again.
 
     Args:

@@ -1,26 +1,18 @@
-"""Brings a run from a store to this disk: its newest checkpoint that verifies, the best one, all other files.
-
-A run that is only looked at goes to the user's cache, without its checkpoints.
-"""
+"""Brings a run from a store to this disk: its newest checkpoint that verifies, the best one, all other files."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from drivetrain.errors import Busy, CheckpointError, SpecError
-from drivetrain.hardware import disk_space
 from drivetrain.storage.object_store import ObjectStore
-from drivetrain.storage.remote_address import RemoteAddress
 from drivetrain.supervisor.remote_copy.owner_file import OwnerFile, list_steps, write_record
 from drivetrain.supervisor.remote_copy.run_copy import is_small
-from drivetrain.system import file_lock
-from drivetrain.system.console import say, say_aside
-from drivetrain.system.files import USER_RWX, blame_storage, make_folder, parse_row, sync_folder, write_json
-from drivetrain.system.run_files import CHECKPOINTS, JOB_FILE, RunFiles, parse_suffix
+from drivetrain.system.console import say
+from drivetrain.system.files import USER_RWX, blame_storage, make_folder, parse_row, sync_folder
+from drivetrain.system.run_files import CHECKPOINTS, parse_suffix
 from drivetrain.system.units import format_bytes
 from drivetrain.training.checkpoints.manifest import (
     MANIFEST,
@@ -30,12 +22,6 @@ from drivetrain.training.checkpoints.manifest import (
     parse_files,
     verify,
 )
-
-CACHE_INDEX = ".copied.json"
-"""The tags of what was downloaded, so that only what has changed is downloaded again."""
-LOCK = ".lock-copied"
-LONGEST_DOWNLOAD = 60.0
-"""Seconds to wait for another command that downloads the same run."""
 
 
 def fetch_run(file: OwnerFile, final: Path, local_step: int = -1) -> list[str]:
@@ -125,53 +111,3 @@ def _download_checkpoint(store: ObjectStore, sizes: Mapping[str, int], prefix: s
     for part in (*files, MANIFEST):
         store.get_file(f"{prefix}/{part}", folder / part, atomic=False)
     return verify(folder)
-
-
-def is_cached(folder: Path) -> bool:
-    """Whether a folder is the copy of a run in a store; it has no checkpoints."""
-    return (folder / CACHE_INDEX).is_file()
-
-
-def update_cached_run(address: RemoteAddress) -> Path:
-    """The folder with the present copy of a run.
-
-    Raises:
-        SpecError: if it is no address of a store that can be listed.
-        RemoteError: if the store gives no answer.
-        CheckpointError: if there is no run at this address.
-        StorageError: if the cache cannot be written.
-        Busy: if another command downloads it, and takes long.
-    """
-    if not address.writable:
-        raise SpecError(
-            f"{address} is no folder of an object store", "s3://BUCKET/PATH/RUN, gs://, az://", "name a run there"
-        )
-    store = ObjectStore(address)
-    present_tags = {entry.name: entry.tag for entry in store.objects() if is_small(entry.name)}
-    if JOB_FILE not in present_tags:
-        runs = [name for name in store.folders() if store.find_head(f"{name}/{JOB_FILE}")]
-        raise CheckpointError(
-            f"{address}: there is no run",
-            f"runs there: {', '.join(runs[-5:])}" if runs else "the address of a run, as `checkpoint.copy_to` made it",
-            f"name one: {address / runs[-1]}" if runs else "correct the address",
-        )
-    folder = disk_space.find_runs_folder() / address.scheme / address.host / address.path
-    make_folder(folder)
-    with blame_storage(folder):
-        handle = file_lock.acquire(folder / LOCK, LONGEST_DOWNLOAD)
-        if handle is None:
-            raise Busy(f"{folder}: another command downloads this run", "one at a time", "wait for it")
-        try:
-            tags = RunFiles(folder).read_object(CACHE_INDEX)
-            size = 0
-            for name, tag in present_tags.items():
-                if not tag or tags.get(name) != tag or not (folder / name).is_file():
-                    size += store.get_file(name, folder / name)
-            for name in tags.keys() - present_tags.keys():
-                (folder / name).unlink(missing_ok=True)
-            write_json(folder / CACHE_INDEX, present_tags)
-        finally:
-            os.close(handle)
-    if size:
-        say_aside(f"{address}: {format_bytes(size)} downloaded to {folder}")
-    return folder

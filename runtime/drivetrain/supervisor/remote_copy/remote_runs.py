@@ -80,14 +80,10 @@ class RemoteRuns:
             Busy: as `OwnerFile.take`.
             CheckpointError: if the copy of this name is another run.
         """
-        store = ObjectStore(self.address / run.name, copy_thread.PATIENCE)
-        if self._pending_file and self._pending_file.store.address == store.address:
-            file, self._pending_file = self._pending_file, None
-        else:
-            file = OwnerFile(ObjectStore(store.address), self.writer)
-            file.take(run)
-        file.store = store
-        say(f"copy: {store.address}")
+        file = OwnerFile(ObjectStore(self.address / run.name, copy_thread.PATIENCE), self.writer)
+        file.take(run)
+        self._pending_file = None
+        say(f"copy: {file.store.address}")
         self.thread = CopyThread(run, file, self.job.checkpoint.keep)
 
     def finish(self, run: Path, code: int) -> int:
