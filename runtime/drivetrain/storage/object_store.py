@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from drivetrain.errors import StorageError
 from drivetrain.storage import redirects, store_variables
@@ -148,8 +148,8 @@ class ObjectStore:
         """Write an object; returns its revision."""
         return self._put(name, content, None)
 
-    def put_file(self, name: str, path: Path, moved: Callable[[], None] = lambda: None) -> None:
-        """Write an object from a file, in parts if it is long; nothing is visible before the last one.
+    def put_file(self, name: str, file: BinaryIO, moved: Callable[[], None] = lambda: None) -> None:
+        """Write an object from an open file, in parts if it is long; nothing is visible before the last one.
 
         Args:
             moved: called whenever a part of it has been taken.
@@ -157,24 +157,23 @@ class ObjectStore:
         Raises:
             OSError: if the file cannot be read.
         """
-        with path.open("rb") as file:
-            first = file.read(PART_BYTES)
-            if len(first) < PART_BYTES:
-                self.put(name, first)
-                return
+        first = file.read(PART_BYTES)
+        if len(first) < PART_BYTES:
+            self.put(name, first)
+            return
 
-            def parts() -> Iterator[bytes]:
-                part = first
-                while part:
-                    yield part
-                    moved()
-                    part = file.read(PART_BYTES)
+        def parts() -> Iterator[bytes]:
+            part = first
+            while part:
+                yield part
+                moved()
+                part = file.read(PART_BYTES)
 
-            self._ask(
-                "write",
-                name,
-                lambda: _client().put(self._store, name, parts(), chunk_size=PART_BYTES, max_concurrency=AT_ONCE),
-            )
+        self._ask(
+            "write",
+            name,
+            lambda: _client().put(self._store, name, parts(), chunk_size=PART_BYTES, max_concurrency=AT_ONCE),
+        )
 
     def create(self, name: str, content: bytes) -> str | None:
         """Write an object that must not exist; returns its revision, or None if it exists."""

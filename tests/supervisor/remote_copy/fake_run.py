@@ -12,8 +12,8 @@ import pytest
 
 from drivetrain.storage.object_store import ObjectStore, Patience
 from drivetrain.storage.remote_address import parse
-from drivetrain.supervisor.remote_copy.fetch_run import fetch_run
 from drivetrain.supervisor.remote_copy.owner_file import OwnerFile, new_id
+from drivetrain.supervisor.remote_copy.remote_runs import fetch_run
 from drivetrain.supervisor.remote_copy.run_copy import RunCopy
 from drivetrain.system.files import hash_file
 from drivetrain.training.checkpoints.manifest import MANIFEST

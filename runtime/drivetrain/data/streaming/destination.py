@@ -62,7 +62,8 @@ class RemoteFolder:
         Raises:
             RemoteError: if the store does not take it.
         """
-        self.store.put_file(name, file)
+        with file.open("rb") as opened:
+            self.store.put_file(name, opened)
 
 
 Destination = LocalFolder | RemoteFolder

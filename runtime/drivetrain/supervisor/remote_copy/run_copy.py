@@ -8,10 +8,10 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import BinaryIO
 
 from drivetrain.data.fingerprint import stamp
 from drivetrain.supervisor.remote_copy.owner_file import OWNER, OwnerFile, StoredCheckpoint, list_steps
@@ -101,19 +101,20 @@ class RunCopy:
 
     def _send_checkpoint(self, path: Path) -> bool:
         """Copy and publish a checkpoint, and with it the best one that it names; returns whether it was still there."""
-        with _link_files(path, self.run) as folder:
-            if folder is None:
+        with contextlib.ExitStack() as stack:
+            files = _open_files(path, stack)
+            if not files:
                 return False
             checkpoints = dict(self.owner_file.owner.checkpoints)
-            step = find_best_step(RunFiles(folder).read_object(STATE_FILE))
+            step = find_best_step(parse_row(files[STATE_FILE].read()) or {})
             best = None if step is None else f"best-{step}"
             if best and best not in self.sent:
-                with _link_files(self.run / CHECKPOINTS / best, self.run) as best_folder:
-                    if best_folder and verify(best_folder) is None:
-                        checkpoints[best] = self._upload(best_folder, best, None)
+                best_path = self.run / CHECKPOINTS / best
+                if (best_files := _open_files(best_path, stack)) and verify(best_path) is None:
+                    checkpoints[best] = self._upload(best_files, best, None)
             # Rows of metrics that a checkpoint relies on are there before it is.
             self._send_files()
-            checkpoints[path.name] = self._upload(folder, path.name, best)
+            checkpoints[path.name] = self._upload(files, path.name, best)
         # As in the folder: the last ones up to this one stay, and the best ones that they name.
         steps = [name for name in list_steps(checkpoints) if parse_suffix(name) <= parse_suffix(path)][-self.keep :]
         names = {*steps, *(checkpoints[name].best for name in steps)}
@@ -121,21 +122,22 @@ class RunCopy:
         self.sent |= {path.name, best or path.name} & checkpoints.keys()
         return True
 
-    def _upload(self, folder: Path, name: str, best: str | None) -> StoredCheckpoint:
+    def _upload(self, files: Mapping[str, BinaryIO], name: str, best: str | None) -> StoredCheckpoint:
         """Copy one checkpoint, unless the store has this very one: a resumed run begins with it."""
         published = self.owner_file.owner.checkpoints.get(name)
-        if published and self._has(folder, f"{CHECKPOINTS}/{published.folder}"):
+        if published and self._has(files, f"{CHECKPOINTS}/{published.folder}"):
             return published
         stored = StoredCheckpoint(f"{self.owner_file.writer}/{name}", best)
-        for part in sorted(folder.iterdir(), reverse=True):  # the manifest last
-            self._send_file(f"{CHECKPOINTS}/{stored.folder}/{part.name}", part)
+        for part, file in files.items():
+            self._send_file(f"{CHECKPOINTS}/{stored.folder}/{part}", file)
         return stored
 
-    def _has(self, folder: Path, prefix: str) -> bool:
+    def _has(self, files: Mapping[str, BinaryIO], prefix: str) -> bool:
         stored_sizes = {entry.name: entry.bytes for entry in self.store.objects(prefix)}
-        sizes = {f"{prefix}/{part.name}": part.stat().st_size for part in folder.iterdir()}
-        manifest = f"{prefix}/{MANIFEST}"
-        return sizes.items() <= stored_sizes.items() and self.store.get(manifest) == (folder / MANIFEST).read_bytes()
+        sizes = {f"{prefix}/{part}": os.fstat(file.fileno()).st_size for part, file in files.items()}
+        return (
+            sizes.items() <= stored_sizes.items() and self.store.get(f"{prefix}/{MANIFEST}") == files[MANIFEST].read()
+        )
 
     def _send_files(self) -> None:
         """Copy the files that have changed, but for the state; the first time, remove those that are gone."""
@@ -143,8 +145,8 @@ class RunCopy:
             self._remove_gone()
         for name, path in self._list_unsent_files():
             present = stamp(path)
-            with contextlib.suppress(FileNotFoundError):  # replaced in this moment
-                self._send_file(name, path)
+            with contextlib.suppress(FileNotFoundError), path.open("rb") as file:  # replaced in this moment
+                self._send_file(name, file)
                 self._stamps[name] = present
 
     def _list_unsent_files(self) -> Iterator[tuple[str, Path]]:
@@ -158,9 +160,10 @@ class RunCopy:
                 if is_ours and stamp(path) not in ("", self._stamps.get(name)):
                     yield name, path
 
-    def _send_file(self, name: str, path: Path) -> None:
+    def _send_file(self, name: str, file: BinaryIO) -> None:
         self.owner_file.check()
-        self.store.put_file(name, path, self.note_progress)
+        file.seek(0)
+        self.store.put_file(name, file, self.note_progress)
         self.note_progress()
 
     def _remove_gone(self) -> None:
@@ -187,22 +190,9 @@ def is_gone(path: Path) -> bool:
     return False
 
 
-@contextlib.contextmanager
-def _link_files(path: Path, run: Path) -> Iterator[Path | None]:
-    """A folder with the same files, which stays while the trainer removes older checkpoints; None if it is gone.
-
-    The names are links, so it takes no space; where there are none, it is the folder itself.
-    """
-    links = run / f".tmp-copy-{path.name}"
-    shutil.rmtree(links, ignore_errors=True)
-    source: Path | None = links
+def _open_files(folder: Path, stack: contextlib.ExitStack) -> dict[str, BinaryIO]:
+    """The files of a checkpoint, MANIFEST.json last; empty if it is gone. Open, they stay when the trainer removes it."""
     try:
-        links.mkdir()
-        for part in path.iterdir():
-            os.link(part, links / part.name)
-    except OSError:
-        source = path if path.exists() else None
-    try:
-        yield source
-    finally:
-        shutil.rmtree(links, ignore_errors=True)
+        return {part.name: stack.enter_context(part.open("rb")) for part in sorted(folder.iterdir(), reverse=True)}
+    except FileNotFoundError:
+        return {}
