@@ -46,8 +46,6 @@ class RemoteRuns:
         self.names = run_folder.sort_numbered(ObjectStore(address).folders(), job.name)
         """The names of the job's runs in the store, by number."""
         self.thread: CopyThread | None = None
-        self._pending_file: OwnerFile | None = None
-        """Of a copy that this process owns, but does not write yet."""
 
     def fetch_unfinished(self) -> None:
         """Download the last run of the job if it is unfinished and its copy is ahead of the local run folder.
@@ -73,7 +71,7 @@ class RemoteRuns:
                 # The lock fails if another process trains in the folder.
                 stack.callback(os.close, run_folder.lock_folder(folder))
             file.take(folder)
-            self._pending_file = file
+            stack.callback(file.release)
             paths = [] if is_done else reversed(list_checkpoints(folder / CHECKPOINTS))
             local_step = next((parse_suffix(path) for path in paths if verify(path) is None), -1)
             copied_step = max(map(parse_suffix, list_steps(file.owner.checkpoints)), default=-1)
@@ -92,7 +90,6 @@ class RemoteRuns:
         """
         file = OwnerFile(ObjectStore(self.address / run.name, copy_thread.PATIENCE), self.writer)
         file.take(run)
-        self._pending_file = None
         say(f"copy: {file.store.address}")
         self.thread = CopyThread(run, file, self.job.checkpoint.keep)
 
@@ -114,11 +111,9 @@ class RemoteRuns:
         return code
 
     def release(self) -> None:
-        """Stop copying, and release the copy that this process owns, if the run could not start or finish."""
+        """Stop copying, if the run could not start or finish."""
         if self.thread:
             self.thread.finish(SpecError.exit_code)
-        if self._pending_file:
-            self._pending_file.release()
 
     def find_highest_number(self) -> int:
         """The highest number of a run in the store; 0 if there is none."""
