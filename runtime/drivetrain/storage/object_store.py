@@ -139,9 +139,9 @@ class ObjectStore:
         entries = self._again("list", below, lambda: _client().list(self._store, below or None).collect())
         return sorted(map(self._object, entries), key=lambda each: each.name)
 
-    def folders(self, below: str = "") -> list[str]:
-        """The names of the folders directly below a folder."""
-        answer = self._again("list", below, lambda: _client().list_with_delimiter(self._store, below or None))
+    def folders(self) -> list[str]:
+        """The names of the folders directly below the address."""
+        answer = self._again("list", "", lambda: _client().list_with_delimiter(self._store))
         return sorted(str(path).rstrip("/").rpartition("/")[2] for path in answer["common_prefixes"])
 
     def put(self, name: str, content: bytes) -> str:

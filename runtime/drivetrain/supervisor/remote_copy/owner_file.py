@@ -153,9 +153,7 @@ class OwnerFile:
             # Before the put: this disk knows its start, wherever that ends.
             write_record(folder, run, [*(writer for writer in writers if writer != self.writer), self.writer])
         host, process = socket.gethostname(), os.getpid()
-        if not self._put_and_clean(
-            replace(previous, run=run, writer=self.writer, host=host, process=process, since=since)
-        ):
+        if not self._put(replace(previous, run=run, writer=self.writer, host=host, process=process, since=since)):
             return False
         if is_replaced:
             say(
@@ -176,15 +174,9 @@ class OwnerFile:
             raise LostOwnership
 
     def publish(self, owner: Owner) -> None:
-        """Replace the file; raises as `check`."""
+        """Replace the file, and remove checkpoints that do not belong to the copy; raises as `check`."""
         self.check()
         if not self._put(owner):
-            raise LostOwnership
-
-    def publish_checkpoints(self, checkpoints: Mapping[str, StoredCheckpoint]) -> None:
-        """Let the copy consist of these checkpoints, and remove all others; raises as `check`."""
-        self.check()
-        if not self._put_and_clean(replace(self.owner, checkpoints=checkpoints)):
             raise LostOwnership
 
     def release(self) -> None:
@@ -193,8 +185,10 @@ class OwnerFile:
             self.publish(replace(self.owner, writer=""))
 
     def _put(self, owner: Owner) -> bool:
-        """Replace the file; returns False, with what it says instead, if another process has replaced it."""
+        """As `publish`; returns False, with what the file says instead, if another process has replaced it."""
         content = to_json(asdict(owner)).encode()
+        # Listed before the put, so that nothing of a later owner is among them.
+        names = [entry.name for entry in self.store.objects(CHECKPOINTS)]
         for _ in range(2):
             if self._revision:
                 revision = self.store.replace(OWNER, content, self._revision)
@@ -202,18 +196,12 @@ class OwnerFile:
                 revision = self.store.create(OWNER, content)
             if revision:
                 self.owner, self._revision = owner, revision
-                return True
+                break
             # It has changed: by another process, or by a put of ours of which the answer was lost.
             self.read()
             if self.owner.writer != self.writer:
                 return False
-        return self.owner == owner
-
-    def _put_and_clean(self, owner: Owner) -> bool:
-        """As `_put`, and remove all checkpoints that do not belong to the copy."""
-        # Listed before the put, so that nothing of a later owner is among them.
-        names = [entry.name for entry in self.store.objects(CHECKPOINTS)]
-        if not self._put(owner):
+        if self.owner != owner:
             return False
         published = tuple(f"{CHECKPOINTS}/{checkpoint.folder}/" for checkpoint in owner.checkpoints.values())
         self.store.delete(name for name in names if not name.startswith(published))

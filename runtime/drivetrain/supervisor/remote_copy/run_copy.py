@@ -118,7 +118,8 @@ class RunCopy:
         # As in the folder: the last ones up to this one stay, and the best ones that they name.
         steps = [name for name in list_steps(checkpoints) if parse_suffix(name) <= parse_suffix(path)][-self.keep :]
         names = {*steps, *(checkpoints[name].best for name in steps)}
-        self.owner_file.publish_checkpoints({name: checkpoints[name] for name in checkpoints if name in names})
+        checkpoints = {name: checkpoint for name, checkpoint in checkpoints.items() if name in names}
+        self.owner_file.publish(replace(self.owner_file.owner, checkpoints=checkpoints))
         self.sent |= {path.name, best or path.name} & checkpoints.keys()
         return True
 
