@@ -26,6 +26,7 @@ PART_BYTES = 8 << 20
 AT_ONCE = 4
 """Requests of one upload side by side."""
 T = TypeVar("T")
+_NEVER = threading.Event()
 
 
 @dataclass(frozen=True)
@@ -99,30 +100,28 @@ class ObjectStore:
         while (piece := self._ask("read", name, lambda: next(pieces, None))) is not None:
             yield bytes(piece)
 
-    def get_file(self, name: str, path: Path, over: threading.Event | None = None, *, atomic: bool = True) -> int:
-        """Write the content of an object to a file; returns its bytes.
+    def get_file(self, name: str, path: Path, over: threading.Event = _NEVER) -> int:
+        """Write the content of an object to a file, which is replaced when all of it is there; returns its bytes.
 
         Args:
             path: of the file; its folders are made.
-            over: set to stop in the middle; an atomic file then stays as it was, any other is removed.
-            atomic: whether it is replaced at once when all of it is there, since others may read it.
+            over: set to stop in the middle; the file then stays as it was.
 
         Raises:
             OSError: if it cannot be written.
         """
-        temporary = path.with_name(f".tmp-{path.name}") if atomic else path
+        temporary, size = path.with_name(f".tmp-{path.name}"), 0
         path.parent.mkdir(parents=True, exist_ok=True)
-        size = 0
         with temporary.open("wb") as file:
             for piece in self.stream(name):
-                if over is not None and over.is_set():
+                if over.is_set():
                     break
                 size += file.write(piece)
             file.flush()
             os.fsync(file.fileno())
-        if over is not None and over.is_set():
+        if over.is_set():
             temporary.unlink()
-        elif atomic:
+        else:
             temporary.replace(path)
         return size
 

@@ -45,6 +45,7 @@ class RemoteRuns:
         self.writer = owner_file.new_id()
         self.names = run_folder.sort_numbered(ObjectStore(address).folders(), job.name)
         """The names of the job's runs in the store, by number."""
+        self.highest_number = parse_suffix(self.names[-1]) if self.names else 0
         self.thread: CopyThread | None = None
 
     def fetch_unfinished(self) -> None:
@@ -56,7 +57,7 @@ class RemoteRuns:
             CheckpointError: if the local folder of this name is another run, or no checkpoint is intact.
         """
         local_runs = run_folder.list_numbered(self.runs, self.job.name) if self.runs.is_dir() else []
-        if not self.names or (local_runs and parse_suffix(local_runs[-1].name) > self.find_highest_number()):
+        if not self.names or (local_runs and parse_suffix(local_runs[-1].name) > self.highest_number):
             return  # there is no copy, or a newer run is here
         folder = self.runs / self.names[-1]
         file = OwnerFile(ObjectStore(self.address / folder.name), self.writer)
@@ -114,10 +115,6 @@ class RemoteRuns:
         """Stop copying, if the run could not start or finish."""
         if self.thread:
             self.thread.finish(SpecError.exit_code)
-
-    def find_highest_number(self) -> int:
-        """The highest number of a run in the store; 0 if there is none."""
-        return parse_suffix(self.names[-1]) if self.names else 0
 
 
 @contextlib.contextmanager
@@ -181,7 +178,7 @@ def fetch_run(file: OwnerFile, final: Path, local_step: int = -1) -> list[str]:
                 report(f"{store.address}: using step-{local_step}, which is on this disk")
                 return lines
             for each in filter(is_small, sizes):
-                store.get_file(each, temporary / each, atomic=False)
+                store.get_file(each, temporary / each)
             size = sum(path.stat().st_size for path in temporary.rglob("*") if path.is_file())
             owner_file.write_record(temporary, file.owner.run, [file.writer])
             shutil.rmtree(old, ignore_errors=True)
@@ -236,5 +233,5 @@ def _download_checkpoint(store: ObjectStore, sizes: Mapping[str, int], prefix: s
         if (size := sizes.get(f"{prefix}/{part}")) != entry["bytes"]:
             return f"{part} is missing" if size is None else f"{part} has {size} bytes, expected {entry['bytes']}"
     for part in (*files, MANIFEST):
-        store.get_file(f"{prefix}/{part}", folder / part, atomic=False)
+        store.get_file(f"{prefix}/{part}", folder / part)
     return verify(folder)
