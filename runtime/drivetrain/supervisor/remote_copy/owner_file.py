@@ -131,28 +131,26 @@ class OwnerFile:
 
     def _try_to_take(self, folder: Path) -> bool:
         """Become the owner as `take` does; returns whether the file was still as it was read."""
-        previous, has_run = self.owner, folder.is_dir()
-        record = RunFiles(folder).read_object(COPY_FILE)
-        run, writers = str(record.get("run", "")), list(map(str, record.get("writers", [])))
-        if previous.run not in ("", run) and has_run:
-            raise CheckpointError(
-                f"{folder} and {self.store.address} are two different runs of the same name",
-                "one run of each name, wherever it is",
-                "give the job another name, or start a new run with --new",
-            )
-        is_replaced = previous.writer not in ("", *writers)
-        if is_replaced and has_run:
-            raise Busy(
-                f"{self.store.address}: {previous.describe()}, has taken over this run, which {folder} has too",
-                "one owner of each copy; the disk of a machine that was replaced does not take it back by itself",
-                f"wait until it has ended; or to go on here from what is in the store, move {folder} away and call the "
-                "same command again: that process then stops copying; or start another run with --new",
-            )
-        run, since = previous.run or run or new_id(), datetime.now(UTC).isoformat(timespec="seconds")
-        if has_run:
+        previous, record = self.owner, RunFiles(folder).read_object(COPY_FILE)
+        local_run, writers = str(record.get("run", "")), list(map(str, record.get("writers", [])))
+        run, is_replaced = previous.run or local_run or new_id(), previous.writer not in ("", *writers)
+        if folder.is_dir():
+            if previous.run not in ("", local_run):
+                raise CheckpointError(
+                    f"{folder} and {self.store.address} are two different runs of the same name",
+                    "one run of each name, wherever it is",
+                    "give the job another name, or start a new run with --new",
+                )
+            if is_replaced:
+                raise Busy(
+                    f"{self.store.address}: {previous.describe()}, has taken over this run, which {folder} has too",
+                    "one owner of each copy; the disk of a machine that was replaced does not take it back by itself",
+                    f"wait until it has ended; or to go on here from what is in the store, move {folder} away and call "
+                    "the same command again: that process then stops copying; or start another run with --new",
+                )
             # Before the put: this disk knows its start, wherever that ends.
             write_record(folder, run, [*(writer for writer in writers if writer != self.writer), self.writer])
-        host, process = socket.gethostname(), os.getpid()
+        host, process, since = socket.gethostname(), os.getpid(), datetime.now(UTC).isoformat(timespec="seconds")
         if not self._put(replace(previous, run=run, writer=self.writer, host=host, process=process, since=since)):
             return False
         if is_replaced:
