@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import pytest
@@ -64,7 +65,7 @@ def test_resumed_after_any_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     for after in range(4):
         put, puts_left = write_shards.LocalFolder.put_file, [2 * after + 2]
 
-        def stop(self: write_shards.LocalFolder, name: str, file: Path, put=put, puts_left=puts_left) -> None:  # type: ignore[no-untyped-def]
+        def stop(self: write_shards.LocalFolder, name: str, file: BinaryIO, put=put, puts_left=puts_left) -> None:  # type: ignore[no-untyped-def]
             puts_left[0] -= 1
             if puts_left[0] < 0:
                 raise KeyboardInterrupt

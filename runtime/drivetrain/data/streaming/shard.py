@@ -95,6 +95,12 @@ class Shard:
         return f"{self.recorded()} {self.sha256} {self.place}"
 
 
+def unreadable_error(shard: Shard, key: str, error: Exception, possible: str) -> DataError:
+    """The error for a shard whose content is not what `possible` says; `key` is the spec key that names it."""
+    reason = (str(error) or type(error).__name__).splitlines()[0][:200]
+    return DataError(f"{key}: shard {shard.address} cannot be read: {reason}", possible, "write or copy it again")
+
+
 class ShardStore(Protocol):
     """A place that shards are read from. Unless a store says otherwise, they are fetched, and no class names are declared."""
 

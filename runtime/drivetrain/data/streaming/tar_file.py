@@ -21,8 +21,7 @@ import pyarrow
 from pyarrow import array, float64, int64, list_, string, table
 
 from drivetrain.data.images.split_folders import EXTENSIONS
-from drivetrain.data.streaming.shard import Shard
-from drivetrain.errors import DataError
+from drivetrain.data.streaming.shard import Shard, unreadable_error
 
 _NAME_HEADERS = (
     tarfile.GNUTYPE_LONGNAME,
@@ -109,11 +108,6 @@ def read_object(opened: BinaryIO, member: Member, max_bytes: int) -> dict[str, A
     return content
 
 
-def unreadable(shard: Shard, key: str, error: Exception, possible: str) -> DataError:
-    """The error for a tar shard that cannot be used."""
-    return DataError(f"{key}: shard {shard.address} cannot be read: {error}", possible, "write or copy it again")
-
-
 def _member(info: tarfile.TarInfo) -> Member | None:
     path = PurePosixPath(info.name)
     stem, dot, ending = path.name.partition(".")
@@ -162,7 +156,7 @@ def index_images(file: Path, shard: Shard, columns: Sequence[str], key: str) -> 
             for member in list_members(file):
                 _add(samples, opened, member, columns)
     except (tarfile.TarError, EOFError, ValueError, RecursionError) as error:
-        raise unreadable(shard, key, error, POSSIBLE_IMAGES) from None
+        raise unreadable_error(shard, key, error, POSSIBLE_IMAGES) from None
     all_samples = list(samples.values())
     targets = {name: cells([_cell(one_sample, name, columns) for one_sample in all_samples]) for name in columns}
     return table(
@@ -237,7 +231,7 @@ def read_records(
             for members in samples.values():
                 yield _record(opened, members, texts, labels)
     except (tarfile.TarError, EOFError, ValueError, RecursionError) as error:
-        raise unreadable(shard, key, error, POSSIBLE_TEXTS) from None
+        raise unreadable_error(shard, key, error, POSSIBLE_TEXTS) from None
 
 
 def _record(opened: BinaryIO, members: Sequence[Member], texts: Sequence[str], labels: Sequence[str]) -> dict[str, Any]:

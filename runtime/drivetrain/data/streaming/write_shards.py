@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import BinaryIO
 
 from drivetrain.data import bad_samples, stateless_random
 from drivetrain.data.bad_samples import BadSample
@@ -26,7 +27,7 @@ from drivetrain.data.streaming.shard import LIST_NAME, ListedShard, ShardList, p
 from drivetrain.errors import DataError, SpecError
 from drivetrain.storage.object_store import ObjectStore, StoredObject
 from drivetrain.storage.remote_address import POSSIBLE, BadAddress, is_remote, parse
-from drivetrain.system.files import blame_storage, hash_file, make_folder, storage_error, sync_file, sync_folder
+from drivetrain.system.files import blame_storage, hash_file, make_folder, sync_file, sync_folder
 
 
 @dataclass(frozen=True)
@@ -44,16 +45,16 @@ class LocalFolder:
         path = self.path / name
         return path.read_bytes() if path.is_file() else None
 
-    def put_file(self, name: str, file: Path) -> None:
+    def put_file(self, name: str, file: BinaryIO) -> None:
         """Copy a file, and give it its name once it is whole; raises StorageError if it cannot be written."""
         new = self.path / f".{name}.writing"
         try:
-            shutil.copyfile(file, new)
-            sync_file(new)
-            os.replace(new, self.path / name)
-            sync_folder(self.path)
-        except OSError as error:
-            raise storage_error(self.path, error) from None
+            with blame_storage(self.path):
+                with new.open("wb") as copy:
+                    shutil.copyfileobj(file, copy)
+                sync_file(new)
+                os.replace(new, self.path / name)
+                sync_folder(self.path)
         finally:
             new.unlink(missing_ok=True)
 
@@ -253,7 +254,7 @@ def _write_shard(
     """Write a shard without the images that cannot be decoded, and hand it over."""
     with blame_storage(file), decode.quiet():
         samples = FORMS[form](file, _readable(source, group, bad))
-    target.put_file(file.name, file)
+    _put(target, file)
     return ListedShard(file.name, file.stat().st_size, hash_file(file), samples)
 
 
@@ -273,7 +274,12 @@ def _readable(source: Path, group: Sequence[Image], bad: list[BadSample]) -> Ite
 def _put_list(target: Destination, written_list: ShardList, folder: Path) -> None:
     file = folder / LIST_NAME
     file.write_bytes(written_list.to_bytes())
-    target.put_file(LIST_NAME, file)
+    _put(target, file)
+
+
+def _put(target: Destination, file: Path) -> None:
+    with file.open("rb") as opened:
+        target.put_file(file.name, opened)
 
 
 def _digest(images: Sequence[Image], size: int, seed: int, form: str) -> str:
