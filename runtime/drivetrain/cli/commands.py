@@ -139,13 +139,16 @@ def train(options: argparse.Namespace) -> int:
 
 def launch(options: argparse.Namespace) -> int:
     """Train in a container, or on a cluster."""
-    if options.on:
-        return cluster_options.launch(options)
-    cluster_options.check_absent(options)
+    cluster_options.check(options)
     from drivetrain.launch import container
 
     flags = container_fallback.list_flags(options)
-    return container.launch(make_request(container.LaunchRequest, options, flags=flags, command="train"))
+    request = make_request(container.LaunchRequest, options, flags=flags, command="train", engine=options.on or "")
+    if not options.on:
+        return container.launch(request)
+    from drivetrain.launch.clusters import cluster_launch
+
+    return cluster_launch.launch(request)
 
 
 def find_lr(options: argparse.Namespace) -> int:

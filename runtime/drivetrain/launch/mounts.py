@@ -10,13 +10,13 @@ import itertools
 import os
 import pwd
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from drivetrain.errors import SpecError, StorageError
+from drivetrain.errors import Problem, SpecError, StorageError
 from drivetrain.job import Job, dot_key
-from drivetrain.job import custom as custom_job
+from drivetrain.job.custom import list_user_functions
 from drivetrain.job.hub_address import is_on_hub
 from drivetrain.job.images import ImageJob
 from drivetrain.job.remote_data import list_local_paths
@@ -60,6 +60,8 @@ KEY_NAMES = (
 """Names of files and folders with keys: not mounted, nor anything below them, nor a folder that contains one."""
 MANIFEST_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
 """Suffixes of tables of images, whose paths are relative to the folder of the table."""
+CODE_KEY = "file"
+"""The last part of the key of a file with the user's code."""
 MAX_CHECKED_ENTRIES = 10_000
 """Number of entries of a folder that are checked for symlinks at most."""
 _POSSIBLE = "files, and folders with only what the job needs; each is mounted read-only"
@@ -83,22 +85,17 @@ def list_job_mounts(path: Path, job: Job, root: Path = WORKSPACE) -> list[Mount]
         SpecError: if one of them may not be mounted, or its path means something else in the container.
     """
     named_paths = [("the spec", Path(os.path.abspath(path)))]
-    for key, text in list_paths(job):
-        origin = f"{job.document.place(key)}: {dot_key(key)}"
-        _check_same_inside(origin, text, job, root)
-        target = Path(os.path.abspath(job.resolve(text)))
-        if (
-            isinstance(job, ImageJob)
-            and target.suffix.lower() in MANIFEST_SUFFIXES
-            and not target.is_relative_to(PROJECT)
-        ):
-            # The container must find the images, whose paths start from the folder of the table.
-            origin, target = f"{origin}: {text} names files in its folder", target.parent
+    for key, text in list_files(job):
+        origin, target = f"{job.document.place(key)}: {dot_key(key)}", Path(os.path.abspath(job.resolve(text)))
+        if key[-1] == CODE_KEY:
+            origin, target = f"{origin}: {text!r} may import files next to it", target.parent
+        else:
+            _check_same_inside(origin, text, job, root)
+            is_table = isinstance(job, ImageJob) and target.suffix.lower() in MANIFEST_SUFFIXES
+            if is_table and not target.is_relative_to(PROJECT):
+                # The container must find the images, whose paths start from the folder of the table.
+                origin, target = f"{origin}: {text} names files in its folder", target.parent
         named_paths.append((origin, target))
-    for key, part, _ in custom_job.list_user_functions(job):
-        folder = Path(os.path.abspath(job.folder / part.file)).parent
-        origin = f"{job.document.place((*key, 'file'))}: {dot_key((*key, 'file'))}: {part.file!r} may import files next to it"
-        named_paths.append((origin, folder))
     return drop_nested_mounts(
         mount for origin, folder in named_paths for mount in list_path_mounts(origin, folder, root)
     )
@@ -132,7 +129,7 @@ def list_path_mounts(origin: str, path: Path, root: Path = WORKSPACE) -> Iterato
     full_path = _include_blobs(path)
     target, real = _path_in_container(full_path, root), full_path.resolve()
     for checked in (full_path, real):
-        one_line.check({origin: str(checked)})
+        one_line.check({origin: checked})
     if target is not None:
         if obstacle := find_obstacle(real) or find_obstacle(full_path):
             raise SpecError(
@@ -181,11 +178,46 @@ def _list_homes() -> set[Path]:
     return {form for home in homes if home.is_absolute() for form in (home, home.resolve()) if len(form.parts) > 1}
 
 
-def list_paths(job: Job) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield every local path in the spec with its key: data, and pretrained weights that exist here."""
+def list_files(job: Job, *, here: bool = True) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield every local path in the spec with its key: data, pretrained weights that exist here, and the user's code.
+
+    Args:
+        here: whether they are paths of this machine; on another one, which cannot be looked at, a name of a network that
+            does not begin as a path is none.
+    """
     yield from ((key, text) for key, text in list_local_paths(job) if not is_on_hub(text))
-    model_paths = ((key, text) for key, text in job.model_paths() if not is_remote(text))
-    yield from ((key, text) for key, text in model_paths if os.path.exists(job.resolve(text)))
+    for key, text in job.model_paths():
+        begins_as_path = key[-1] in ("weights", "from") or text.startswith(("/", ".", "~"))
+        is_path = os.path.exists(job.resolve(text)) if here else begins_as_path and not is_on_hub(text)
+        if is_path and not is_remote(text):
+            yield key, text
+    yield from (((*key, CODE_KEY), part.file) for key, part, _ in list_user_functions(job))
+
+
+def refuse_outside(
+    job: Job, others: Mapping[str, str], folders: Sequence[str], fault: str, action: str, *, here: bool
+) -> None:
+    """Check that the files of a job are below folders that the machines of a cluster see.
+
+    Args:
+        others: further paths, by how messages name them.
+        here: whether these are paths of this machine, whose links are followed.
+
+    Raises:
+        SpecError: with all that are not.
+    """
+    resolve = os.path.realpath if here else str
+    files = [(name, "", path) for name, path in others.items()]
+    for key, text in list_files(job, here=here):
+        files.append((job.document.place(key), dot_key(key), os.path.abspath(job.resolve(text)) if here else text))
+    roots, problems = [resolve(folder) for folder in folders], []
+    possible = f"below {', '.join(folders)}" if folders else "below a folder that the site file lists; it lists none"
+    for location, key, path in files:
+        resolved = Path(resolve(path))
+        if ".." in resolved.parts or not any(resolved.is_relative_to(root) for root in roots):
+            problems.append(Problem(location, key, f"{path} {fault}", possible, action))
+    if problems:
+        raise SpecError(problems)
 
 
 def _check_same_inside(origin: str, text: str, job: Job, root: Path) -> None:
@@ -289,7 +321,7 @@ def mount_output(output: Path | None, option: str = "--output ") -> Path | None:
         return None
     folder = _find_existing_parent(output).resolve()
     for path in (output, folder):
-        one_line.check({option.strip(" =") or "the output": str(path)})
+        one_line.check({option.strip(" =") or "the output": path})
     if obstacle := find_obstacle(folder):
         raise SpecError(
             f"{option}{output}: a container would have to write to {folder}, and {obstacle}",

@@ -21,6 +21,7 @@ from drivetrain.job.environment import check_environment
 from drivetrain.launch import engine_traits
 from drivetrain.pretrained import hub_name
 from drivetrain.storage import store_variables
+from drivetrain.system.console import say
 from drivetrain.system.secrets import CERTIFICATES_FILE, FILE_SUFFIX, FOLDER
 
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
@@ -82,8 +83,7 @@ def collect(job: Job, online: bool, environ: Mapping[str, str] = os.environ) -> 
         if "HF_TOKEN" not in values and (token := _read_login_token(environ)):
             values["HF_TOKEN"] = token
     schemes = remote_data.list_schemes(job) if online else []
-    for scheme in schemes:
-        values |= store_variables.read_known(scheme, environ)
+    values |= {name: environ[name] for name in list_store_variables(job, environ)} if online else {}
     contents = {name: os.fsencode(value) for name, value in values.items() if name not in store_variables.FILES}
     lines = [f"environment: {', '.join(values)} (handed to the run as secrets)"] if values else []
     for name in values.keys() - contents.keys():
@@ -101,6 +101,21 @@ def collect(job: Job, online: bool, environ: Mapping[str, str] = os.environ) -> 
         contents[CERTIFICATES_FILE] = _certificates(*where)
         lines.append(f"certificates: those of {where[0]}, {where[1]}")
     return contents, lines
+
+
+def list_store_variables(job: Job, environ: Mapping[str, str], note: str = "") -> list[str]:
+    """The names of those variables that the job's stores read.
+
+    Args:
+        note: printed for each store that has none, with {} for how its variables begin, and another for its scheme.
+    """
+    names: list[str] = []
+    for scheme in remote_data.list_schemes(job):
+        known = store_variables.read_known(scheme, environ)
+        names += known
+        if note and not known and scheme in store_variables.PREFIXES:
+            say(note.format(store_variables.PREFIXES[scheme], scheme))
+    return names
 
 
 @contextmanager
