@@ -146,7 +146,7 @@ def _choose_variables(
     variables["DRIVETRAIN_NETWORK"] = "bridge" if has_network else "none"
     variables[checkout.TAG] = checkout.image_tag()
     if variant != "cpu":
-        variables |= nvidia_toolkit.find(info).variables()
+        variables |= nvidia_toolkit.find(info)
     return variables
 
 
@@ -164,7 +164,7 @@ def _provide_image(client: Any, request: LaunchRequest, override: dict[str, Any]
 def add_secrets(trainer: dict[str, Any], secrets: run_secrets.RunSecrets, engine: engine_traits.EngineTraits) -> None:
     """Add the secrets to the volumes of the compose service `trainer`, readable for it under SELinux, too."""
     trainer |= engine.labels(outside=bool(trainer["volumes"]))
-    secret_volumes = compose_project.literal(secrets.volumes())
+    secret_volumes = compose_project.bind_mounts(secrets.mounts())
     for volume in secret_volumes if engine.selinux else ():
         volume["bind"]["selinux"] = "z"  # relabelling is harmless: the files are our own and removed soon
     trainer["volumes"] += secret_volumes
@@ -225,24 +225,11 @@ def _build_override(request: LaunchRequest, job: Job) -> dict[str, Any]:
         to_container_path(request.spec),
         *request.list_options(to_container_run(request.extend)),
     ]
-    # Long form: a path may contain a colon, and a missing path must not be created.
-    volumes = [
-        {
-            "type": "bind",
-            "source": str(mount.source),
-            "target": str(mount.target),
-            "read_only": True,
-            "bind": {"create_host_path": False},
-        }
-        for mount in mounts.drop_nested_mounts(
-            m for each_job in request.load_jobs(job) for m in mounts.list_job_mounts(request.spec, each_job)
-        )
-    ]
-    return {
-        "services": {
-            "trainer": {"command": compose_project.literal(command), "volumes": compose_project.literal(volumes)}
-        }
-    }
+    job_mounts = mounts.drop_nested_mounts(
+        mount for each_job in request.load_jobs(job) for mount in mounts.list_job_mounts(request.spec, each_job)
+    )
+    volumes = compose_project.bind_mounts(job_mounts)
+    return {"services": {"trainer": {"command": compose_project.literal(command), "volumes": volumes}}}
 
 
 def describe_starter(client: Any, image: str, spec: Path) -> dict[str, str]:

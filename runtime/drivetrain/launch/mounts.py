@@ -10,7 +10,7 @@ import itertools
 import os
 import pwd
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,7 +88,8 @@ def list_job_mounts(path: Path, job: Job, root: Path = WORKSPACE) -> list[Mount]
     for key, text in list_files(job):
         origin, target = f"{job.document.place(key)}: {dot_key(key)}", Path(os.path.abspath(job.resolve(text)))
         if key[-1] == CODE_KEY:
-            origin, target = f"{origin}: {text!r} may import files next to it", target.parent
+            target = Path(os.path.abspath(job.folder / text)).parent
+            origin = f"{origin}: {text!r} may import files next to it"
         else:
             _check_same_inside(origin, text, job, root)
             is_table = isinstance(job, ImageJob) and target.suffix.lower() in MANIFEST_SUFFIXES
@@ -101,7 +102,7 @@ def list_job_mounts(path: Path, job: Job, root: Path = WORKSPACE) -> list[Mount]
     )
 
 
-def drop_nested_mounts(mounts: Iterator[Mount]) -> list[Mount]:
+def drop_nested_mounts(mounts: Iterable[Mount]) -> list[Mount]:
     """Return the mounts sorted, without duplicates and without those that another mount already contains."""
     outer_first = sorted(set(mounts), key=lambda mount: (len(mount.target.parts), mount))
     outermost: list[Mount] = []
@@ -206,7 +207,7 @@ def refuse_outside(
     Raises:
         SpecError: with all that are not.
     """
-    resolve = os.path.realpath if here else str
+    resolve: Callable[[str], str] = os.path.realpath if here else str
     files = [(name, "", path) for name, path in others.items()]
     for key, text in list_files(job, here=here):
         files.append((job.document.place(key), dot_key(key), os.path.abspath(job.resolve(text)) if here else text))

@@ -110,13 +110,12 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
         mounts.check_output_writable(output, int(user[0]))
     limits = needs.limits | engine.limits(gpu=False)
     with run_secrets.write_for_block(needs.secrets, info, int(user[0])) as secrets:
-        readable = needs.mounts + [
-            mounts.Mount(Path(source), Path(target)) for target, source in secrets.mounts().items()
-        ]
         # The engine's command line relabels only mounts of the short form, in which no path may have a colon.
         options = ["--security-opt", "label=disable"] if engine.selinux else []
         options += ["--interactive"] if STDIN in getattr(parsed, "inputs", ()) else []
-        readable = [mount for mount in mounts.drop_nested_mounts(iter(readable)) if mount.target != written]
+        readable = [
+            mount for mount in mounts.drop_nested_mounts((*needs.mounts, *secrets.mounts())) if mount.target != written
+        ]
         command = line(arguments, workdir, user, limits, readable, network=needs.network, written=written)
         return _wait([*command[:2], *options, *command[2:]])
 
