@@ -159,7 +159,7 @@ def update_cached_run(address: RemoteAddress) -> Path:
             f"runs there: {', '.join(runs[-5:])}" if runs else "the address of a run, as `checkpoint.copy_to` made it",
             f"name one: {address / runs[-1]}" if runs else "correct the address",
         )
-    folder = disk_space.find_runs_folder() / address.scheme / address.host / address.path
+    folder = disk_space.find_cache_folder() / disk_space.RUNS_FOLDER / address.scheme / address.host / address.path
     make_folder(folder)
     handle = file_lock.acquire(folder / LOCK, LONGEST_DOWNLOAD)
     if handle is None:
