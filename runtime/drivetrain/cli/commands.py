@@ -19,8 +19,6 @@ from drivetrain.launch import image_contents, run_in_image
 from drivetrain.system.console import open_console, say, say_aside, say_json
 from drivetrain.system.units import format_bytes, parse_bytes
 
-Command = Callable[[argparse.Namespace], int]
-
 
 def validate(options: argparse.Namespace) -> int:
     """Check one or several job files; with several, the mistakes of all are shown, and the first exit code counts."""
@@ -302,7 +300,7 @@ def completion(options: argparse.Namespace) -> int:
     return 0
 
 
-COMMANDS: dict[str, Command] = {
+COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "validate": validate,
     "facts": facts,
     "plan": plan,

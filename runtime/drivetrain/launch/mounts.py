@@ -227,41 +227,31 @@ def _check_same_inside(origin: str, text: str, job: Job, root: Path) -> None:
     Raises:
         SpecError: if the path means something else there.
     """
-    written_path = Path(os.path.expanduser(text))
+    path = Path(os.path.expanduser(text))
     if text.startswith("~"):
-        raise SpecError(
-            f"{origin}: {text!r} is relative to a home folder, which differs in the container",
-            "a path relative to the job file or to the project, or an absolute path",
-            f"write {written_path}",
-        )
-    if written_path.is_absolute():
+        fault = "is relative to a home folder, which differs in the container"
+    elif path.is_absolute():
         return
-    if os.path.exists(job.folder / written_path):
-        _refuse_leaving_project(origin, text, job, root)
-        return
-    from_working_folder = Path(os.path.abspath(written_path))
-    if not from_working_folder.is_relative_to(PROJECT) or from_working_folder != Path(
-        os.path.abspath(PROJECT / written_path)
-    ):
-        raise SpecError(
-            f"{origin}: {text!r} is relative to the working folder, which differs in the container",
-            "a path relative to the job file or to the project, or an absolute path",
-            f"write {from_working_folder}",
-        )
+    elif os.path.exists(job.folder / path):
+        if not _leaves_project(job.folder, text, root):
+            return
+        path = (job.folder / text).resolve()
+        fault = "leaves the project or follows a link by `..`, which does not work in the container"
+    else:
+        in_project, path = Path(os.path.abspath(PROJECT / path)), Path(os.path.abspath(path))
+        if path == in_project and path.is_relative_to(PROJECT):
+            return
+        fault = "is relative to the working folder, which differs in the container"
+    possible = "a path below the job file or the project, or an absolute path"
+    raise SpecError(f"{origin}: {text!r} {fault}", possible, f"write {path}")
 
 
-def _refuse_leaving_project(origin: str, text: str, job: Job, root: Path) -> None:
-    """Refuse a path that leaves the project by `..`, also behind a symlink: a container has it at another path."""
-    unresolved, real = Path(os.path.abspath(job.folder / text)), (job.folder / text).resolve()
-    has_other_path = root != PROJECT and job.folder.resolve().is_relative_to(PROJECT)
-    if unresolved.resolve() != real or (
-        has_other_path and not unresolved.is_relative_to(PROJECT) and not real.is_relative_to(PROJECT)
-    ):
-        raise SpecError(
-            f"{origin}: {text!r} leaves the project or follows a link by `..`, which does not work in the container",
-            "a path below the job file or the project, or an absolute path",
-            f"write {real}",
-        )
+def _leaves_project(folder: Path, text: str, root: Path) -> bool:
+    """Whether a path leaves the project by `..`, also behind a symlink: a container has it at another path."""
+    unresolved, real = Path(os.path.abspath(folder / text)), (folder / text).resolve()
+    has_other_path = root != PROJECT and folder.resolve().is_relative_to(PROJECT)
+    is_outside = not unresolved.is_relative_to(PROJECT) and not real.is_relative_to(PROJECT)
+    return unresolved.resolve() != real or (has_other_path and is_outside)
 
 
 def _include_blobs(path: Path) -> Path:

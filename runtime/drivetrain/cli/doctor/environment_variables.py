@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -82,27 +82,18 @@ RULES: dict[str, tuple[Callable[[Snapshot, str], bool], str]] = {
 }
 
 
-def check(snapshot: Snapshot) -> Iterator[Finding]:
+def check(snapshot: Snapshot) -> list[Finding]:
     """A finding for each variable that should not be set."""
     findings = [
         warn(name, f"={snapshot.environ[name]} {effect}", f"unset {name}")
         for name, (wrong, effect) in RULES.items()
         if name in snapshot.environ and wrong(snapshot, snapshot.environ[name])
     ]
-    yield from findings
     for path in snapshot.environ.get("LD_PRELOAD", "").replace(":", " ").split():
         if "/" in path and not Path(path).exists():
-            findings.append(
-                fail(
-                    "LD_PRELOAD",
-                    f"{path} does not exist: every program prints a warning and does not preload it",
-                    "unset LD_PRELOAD",
-                )
-            )
-            yield findings[-1]
+            effect = "every program prints a warning and does not preload it"
+            findings.append(fail("LD_PRELOAD", f"{path} does not exist: {effect}", "unset LD_PRELOAD"))
     folder = snapshot.environ.get("TMPDIR")
     if folder and not Path(folder).is_dir():
         findings.append(fail("TMPDIR", f"{folder} does not exist", f"mkdir -p {folder}"))
-        yield findings[-1]
-    if not findings:
-        yield ok("environment", "no environment variable that is ignored or harmful")
+    return findings or [ok("environment", "no environment variable that is ignored or harmful")]
