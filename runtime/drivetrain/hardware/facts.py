@@ -222,7 +222,7 @@ def from_json_as(kind: type[Kind], values: dict[str, Any], source: str) -> Kind:
 def _convert(hint: object, value: object, source: str) -> object:
     """Convert `value` to the type `hint`, nested classes and tuples included."""
     for kind in get_args(hint) if isinstance(hint, UnionType) else (hint,):
-        if is_dataclass(kind) and isinstance(value, dict):
+        if isinstance(kind, type) and is_dataclass(kind) and isinstance(value, dict):
             return from_json_as(kind, value, source)
         if get_origin(kind) is tuple and isinstance(value, list | tuple):
             inner = get_args(kind)

@@ -209,10 +209,10 @@ def refuse_outside(
     """
     resolve: Callable[[str], str] = os.path.realpath if here else str
     files = [(name, "", path) for name, path in others.items()]
-    for key, text in list_files(job, here=here):
-        files.append((job.document.place(key), dot_key(key), os.path.abspath(job.resolve(text)) if here else text))
+    for keys, text in list_files(job, here=here):
+        files.append((job.document.place(keys), dot_key(keys), os.path.abspath(job.resolve(text)) if here else text))
     roots, problems = [resolve(folder) for folder in folders], []
-    possible = f"below {', '.join(folders)}" if folders else "below a folder that the site file lists; it lists none"
+    possible = f"below {', '.join(folders)}" if folders else "folders that all nodes see; the site file lists none"
     for location, key, path in files:
         resolved = Path(resolve(path))
         if ".." in resolved.parts or not any(resolved.is_relative_to(root) for root in roots):

@@ -194,4 +194,4 @@ def _read_file(origin: str, path: str, possible: str, action: str) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError as error:
-        raise SpecError(f"{origin} cannot be read: {error.strerror}", possible, action) from None
+        raise SpecError(f"{origin} cannot be read here: {error.strerror}", possible, action) from None

@@ -33,7 +33,7 @@ def launch(request: LaunchRequest) -> int:
             say(f"data {text}: the nodes need a network, or {cache}")
     count = f"{work.least} to {work.nodes}" if work.least < work.nodes else f"{work.nodes}"
     node_count = f"{count} node{'s' * (work.nodes > 1)}"
-    values = {"job_name": work.job.name, "node_count": node_count, "nodes": work.nodes} | file.values
+    values = {"job_name": work.job.name, "node_count": node_count, "nodes": work.nodes, **file.values}
     kind, plural = ("GPU", "GPUs") if work.gpus else ("process", "processes")
     size = f"{node_count}, {work.per_node} {plural if work.per_node > 1 else kind} on each"
     say(f"{path} {_write(path, template.fill(file.template, values))}: {size}")
