@@ -1,4 +1,4 @@
-"""The options about several machines: of `drivetrain launch --on ENGINE`, which starts a job on a cluster, and of `plan`."""
+"""The options of `drivetrain launch --on ENGINE`, which starts a job on a cluster."""
 
 from __future__ import annotations
 
