@@ -256,13 +256,10 @@ class ProcessCgroup:
 
 def _find_lowest_memory(group: CgroupController) -> CgroupController:
     """The level with the lowest limit, else the innermost; reading one level is cheaper than reading all."""
-    alone = [replace(group, folders=(folder,)) for folder in group.folders]
-    limits = [
-        (limit, number)
-        for number, level in enumerate(alone)
-        if (limit := find_lowest_limit(read_memory_levels(level))[0]) is not None
-    ]
-    return alone[min(limits)[1]] if limits else alone[0] if alone else group
+    levels = [replace(group, folders=(folder,)) for folder in group.folders]
+    limits = [find_lowest_limit(read_memory_levels(level))[0] for level in levels]
+    lowest = min((limit for limit in limits if limit is not None), default=None)
+    return levels[limits.index(lowest)] if levels else group
 
 
 def is_killed_as_one(root: Path = Path("/")) -> bool:
