@@ -6,6 +6,7 @@ Layers that are unfrozen later go on from there: first probe, then fine-tune (Ku
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -18,6 +19,7 @@ from drivetrain.system.fault_points import fault_point
 from drivetrain.training.evaluation import validation
 from drivetrain.training.head_solver import HeadFeatures, Solution, solve_head
 from drivetrain.training.run import Run
+from drivetrain.training.sparse_rows import SparseRows
 
 
 def announce_solving(run: Run) -> None:
@@ -40,17 +42,15 @@ def solve_heads(run: Run) -> None:
                 training[name],
                 held_out[name],
                 run.step.objective.losses[name],
-                layer.out_features,
-                has_bias=layer.bias is not None,
+                head.outputs,
+                has_bias=head.has_bias,
             )
-            for name, layer in run.solved_layers.items()
+            for name, head in run.solvable_heads.items()
         }
     loss = sum(run.dataset.heads[name].weight * solution.training_loss for name, solution in solutions.items())
     with run.signals.protect_section(), torch.no_grad():
-        for name, layer in run.solved_layers.items():
-            layer.weight.copy_(solutions[name].weight)
-            if (bias := solutions[name].bias) is not None:
-                layer.bias.copy_(bias)
+        for name, head in run.solvable_heads.items():
+            head.load(solutions[name])
         _pass_replaced_epochs(run)
         assert run.metrics is not None
         run.metrics.write(run.counters.step, run.counters.epoch, {"train/loss": loss})
@@ -86,31 +86,38 @@ def _pass_replaced_epochs(run: Run) -> None:
 
 
 def _collect_features(run: Run, split: Split) -> dict[str, HeadFeatures]:
-    """The features and targets of all samples by head; of a network with one vector for all heads, it is stored once."""
+    """The features and targets of all samples by head; features that several heads have are stored once."""
     return validation.with_smaller_batches(run, "the features", partial(_collect_in_batches, run, split))
 
 
 def _collect_in_batches(run: Run, split: Split, size: int) -> dict[str, HeadFeatures]:
-    seen: dict[str, Tensor] = {}
+    seen: dict[str, tuple[Tensor, ...]] = {}
     handles = [
-        layer.register_forward_pre_hook(lambda _, inputs, name=name: seen.__setitem__(name, inputs[0]))
-        for name, layer in run.solved_layers.items()
+        head.module.register_forward_pre_hook(lambda _, inputs, name=name: seen.__setitem__(name, inputs))
+        for name, head in run.solvable_heads.items()
     ]
-    features: dict[str, list[Tensor]] = {name: [] for name in run.solved_layers}
-    targets: dict[str, list[Tensor]] = {name: [] for name in run.solved_layers}
+    features: dict[str, list[Tensor | SparseRows]] = {name: [] for name in run.solvable_heads}
+    targets: dict[str, list[Tensor]] = {name: [] for name in run.solvable_heads}
     run.model.eval()
     try:
         with forward.without_gradients(run.model):
             for batch, _ in validation.micro_batches(run, split, size):
                 run.step.outputs_in_fp32(batch.inputs)
-                owners = {name: next(other for other in seen if seen[other] is seen[name]) for name in seen}
-                for name in run.solved_layers:
+                owners = {name: next(other for other in seen if seen[other][0] is seen[name][0]) for name in seen}
+                for name, head in run.solvable_heads.items():
                     targets[name].append(batch.targets[name])
                     if owners[name] == name:
-                        features[name].append(seen[name].flatten(0, -2).float())
+                        features[name].append(head.read_features(seen[name]))
     finally:
         for handle in handles:
             handle.remove()
     # Outside of inference mode, so that gradients can be computed from them.
-    vectors = {name: torch.cat([*parts]).clone() for name, parts in features.items() if parts}
-    return {name: HeadFeatures(vectors[owners[name]], torch.cat(parts).clone()) for name, parts in targets.items()}
+    joined = {name: _join(parts) for name, parts in features.items() if parts}
+    return {name: HeadFeatures(joined[owners[name]], torch.cat(parts).clone()) for name, parts in targets.items()}
+
+
+def _join(parts: Sequence[Tensor | SparseRows]) -> Tensor | SparseRows:
+    sparse = [part for part in parts if isinstance(part, SparseRows)]
+    return (
+        SparseRows.join(sparse) if sparse else torch.cat([part for part in parts if isinstance(part, Tensor)]).clone()
+    )
