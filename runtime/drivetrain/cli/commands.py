@@ -179,10 +179,10 @@ def calibrate(options: argparse.Namespace) -> int:
 
 def watch(options: argparse.Namespace) -> int:
     """Show a run live."""
-    from drivetrain.supervisor.remote_copy import fetch_run
+    from drivetrain.supervisor import named_run
     from drivetrain.tracking.live import watch as watching
 
-    if fetch_run.is_cached(options.run):
+    if named_run.is_cached(options.run):
         return watching.show_copied(options.run)
     return watching.watch(options.run)
 
