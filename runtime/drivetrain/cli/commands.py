@@ -19,8 +19,6 @@ from drivetrain.launch import image_contents, run_in_image
 from drivetrain.system.console import open_console, say, say_aside, say_json
 from drivetrain.system.units import format_bytes, parse_bytes
 
-Command = Callable[[argparse.Namespace], int]
-
 
 def validate(options: argparse.Namespace) -> int:
     """Check one or several job files; with several, the mistakes of all are shown, and the first exit code counts."""
@@ -139,13 +137,16 @@ def train(options: argparse.Namespace) -> int:
 
 def launch(options: argparse.Namespace) -> int:
     """Train in a container, or on a cluster."""
-    if options.on:
-        return cluster_options.launch(options)
-    cluster_options.check_absent(options)
+    cluster_options.check(options)
     from drivetrain.launch import container
 
     flags = container_fallback.list_flags(options)
-    return container.launch(make_request(container.LaunchRequest, options, flags=flags, command="train"))
+    request = make_request(container.LaunchRequest, options, flags=flags, command="train", engine=options.on or "")
+    if not options.on:
+        return container.launch(request)
+    from drivetrain.launch.clusters import cluster_launch
+
+    return cluster_launch.launch(request)
 
 
 def find_lr(options: argparse.Namespace) -> int:
@@ -299,7 +300,7 @@ def completion(options: argparse.Namespace) -> int:
     return 0
 
 
-COMMANDS: dict[str, Command] = {
+COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "validate": validate,
     "facts": facts,
     "plan": plan,

@@ -70,7 +70,7 @@ def fetch_local(run: Path | RemoteAddress) -> Path:
             f"runs there: {', '.join(runs[-5:])}" if runs else "the address of a run, as `checkpoint.copy_to` made it",
             f"name one: {run / runs[-1]}" if runs else "correct the address",
         )
-    folder = disk_space.find_runs_folder() / run.scheme / run.host / run.path
+    folder = disk_space.find_cache_folder() / disk_space.RUNS_FOLDER / run.scheme / run.host / run.path
     make_folder(folder)
     with blame_storage(folder):
         handle = file_lock.acquire(folder / LOCK, LONGEST_DOWNLOAD)

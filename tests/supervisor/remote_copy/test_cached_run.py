@@ -32,7 +32,9 @@ def test_only_what_has_changed_is_brought_again(proxy: FaultyStore, tmp_path: Pa
     copy = open_copy("seen/parts-001", run, 2)
     copy.send()
     cached_run = named_run.fetch_local(named_run.parse("s3://bucket/seen/parts-001"))
-    assert cached_run == disk_space.find_runs_folder() / "s3" / "bucket" / "seen" / "parts-001"
+    assert (
+        cached_run == disk_space.find_cache_folder() / disk_space.RUNS_FOLDER / "s3" / "bucket" / "seen" / "parts-001"
+    )
     assert cached_run.is_relative_to(tmp_path / "cache")
     assert (cached_run / "metrics.jsonl").read_text() == (run / "metrics.jsonl").read_text()
     assert not (cached_run / "checkpoints").exists(), "they are large, and no command that looks needs them"
