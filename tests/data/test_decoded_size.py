@@ -17,8 +17,9 @@ import pytest
 from pyarrow import ipc, parquet
 
 from drivetrain.data import decoded_size
-from drivetrain.data.formats import hub_classes, npz_file, parquet_file, table_file
-from drivetrain.data.streaming import jsonl_records, tar_index, tar_records
+from drivetrain.data.formats import npz_file, parquet_file, table_file
+from drivetrain.data.formats import shards as tables
+from drivetrain.data.streaming import jsonl_records, tar_file
 from drivetrain.data.streaming.shard import Shard
 from drivetrain.data.text import text_shards
 from drivetrain.errors import DataError
@@ -287,7 +288,7 @@ def test_a_line_without_an_end_is_not_read(tmp_path: Path, monkeypatch: pytest.M
         list(jsonl_records.read(path, shard_of(path), "data.train"))
 
 
-def tar_file(path: Path, member: tarfile.TarInfo) -> Path:
+def write_tar(path: Path, member: tarfile.TarInfo) -> Path:
     """A text with its class, then a member that holds 512 zeros, whatever its header says."""
     with tarfile.open(path, "w") as file:
         for name, content in (("1.png", shards.encode_png(1)), ("1.txt", b"text"), ("1.cls", b"a")):
@@ -319,12 +320,12 @@ MEMBERS = {
 
 @pytest.mark.parametrize("kind", list(MEMBERS))
 def test_members_that_no_tar_file_holds(tmp_path: Path, kind: str) -> None:
-    path = tar_file(tmp_path / "a.tar", MEMBERS[kind])
+    path = write_tar(tmp_path / "a.tar", MEMBERS[kind])
     with pytest.raises(DataError, match=r"data\.train: shard .*a\.tar cannot be read") as caught:
-        tar_index.read(path, shard_of(path), ["label"], "data.train")
+        tar_file.index_images(path, shard_of(path), ["label"], "data.train")
     assert says(caught.value.action, "write-copy-again")
     with pytest.raises(DataError, check=saying("cannot-be-read", "a.tar")):
-        list(tar_records.read(path, shard_of(path), "data.train", ["text"], ["label"]))
+        list(tar_file.read_records(path, shard_of(path), "data.train", ["text"], ["label"]))
 
 
 def test_json_of_a_member_that_is_nested_deeply(tmp_path: Path) -> None:
@@ -333,14 +334,14 @@ def test_json_of_a_member_that_is_nested_deeply(tmp_path: Path) -> None:
         shards.add_member(file, "1.png", shards.encode_png(1))
         shards.add_member(file, "1.json", b"[" * 100_000)
     with pytest.raises(DataError, match="cannot be read"):
-        tar_index.read(path, shard_of(path), ["label"], "data.train")
+        tar_file.index_images(path, shard_of(path), ["label"], "data.train")
 
 
 def test_a_readme_whose_references_would_be_written_out(tmp_path: Path) -> None:
     levels = "\n".join(f"b{level}: &b{level} [{', '.join([f'*b{level - 1}'] * 9)}]" for level in range(1, 12))
     names = "dataset_info: {features: [{name: label, dtype: {class_label: {names: [*b11, *b11]}}}]}"
-    assert hub_classes.read_declared(f"---\nb0: &b0 [x]\n{levels}\n{names}\n---\n", Path("a.parquet")) == {}
+    assert tables.parse_declared_names(f"---\nb0: &b0 [x]\n{levels}\n{names}\n---\n", Path("a.parquet")) == {}
     merged = "\n".join(f"c{level}: &c{level} {{<<: [{', '.join([f'*c{level - 1}'] * 9)}]}}" for level in range(1, 12))
     assert hub_dataset_files.read_header(f"---\nc0: &c0 {{a: 1}}\n{merged}\n---\n") == {}
     plain = "dataset_info: {features: [{name: label, dtype: {class_label: {names: {'0': no, '1': yes}}}}]}"
-    assert hub_classes.read_declared(f"---\n{plain}\n---\n", Path("a.parquet")).keys() == {"label"}
+    assert tables.parse_declared_names(f"---\n{plain}\n---\n", Path("a.parquet")).keys() == {"label"}

@@ -13,7 +13,7 @@ import pyarrow
 import pytest
 import torch
 
-from drivetrain.data import array_file, one_copy
+from drivetrain.data import one_copy
 from drivetrain.data.custom import arrays
 from drivetrain.data.dataset import Dataset, Split
 from drivetrain.data.load_data import load
@@ -99,7 +99,7 @@ def test_the_samples_of_each_task_stay_the_same(name: str, tmp_path: Path, monke
         write(kind, tmp_path / "data", 4000 if kind == "series" else 400, 0)
     job = job_spec.load(ROOT / "jobs" / f"{name}.yaml", [f"data.train={tmp_path}/data/{file}"] if kind else [])
     plain, *both = (load(job) for _ in range(3))
-    monkeypatch.setattr(array_file, "MIN_SHARED_BYTES", 1)
+    monkeypatch.setattr(one_copy, "MIN_SHARED_BYTES", 1)
     holders = [cast(list[Any], [data.train, data.validation]) for data in both]
     assert all(isinstance(split, ArrayHolder) for split in holders[0])
     inputs = sum(x.nbytes for x in plain.train.gather(np.arange(len(plain.train))))
@@ -111,7 +111,7 @@ def test_the_samples_of_each_task_stay_the_same(name: str, tmp_path: Path, monke
 
 
 def test_arrays_of_the_user_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(array_file, "MIN_SHARED_BYTES", 1)
+    monkeypatch.setattr(one_copy, "MIN_SHARED_BYTES", 1)
     one, two = (
         arrays.build_array_split((np.arange(12.0).reshape(6, 2), np.arange(6)), "train", None, torch.tensor([4, 1]))
         for _ in range(2)

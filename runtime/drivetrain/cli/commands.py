@@ -260,13 +260,13 @@ def sample(options: argparse.Namespace) -> int:
 
 def shard(options: argparse.Namespace) -> int:
     """Write a folder of images as shards."""
-    from drivetrain.data.streaming import destination, write_shards
+    from drivetrain.data.streaming import write_shards
 
     try:
         size = parse_bytes(options.size)
     except ValueError:
         raise SpecError(f"--size: {options.size} is no size", "a size with its unit: 64m, 1g", "change it") from None
-    target = destination.open_destination(options.to)
+    target = write_shards.open_destination(options.to)
     manifest = write_shards.write(options.source, target, size, options.seed, say, options.format)
     shards = manifest.shards
     images = sum(part.samples for part in shards)

@@ -87,7 +87,9 @@ def check_weights(job: Job, dataset: Dataset) -> list[str]:
         weights = head.class_weights or job.train.class_weights
         if not isinstance(weights, Mapping) or not head.classes:
             continue
-        key = _find_weights_key(job, name, of_one_head=head.class_weights is not None)
+        key: tuple[str, ...] = ("train", "class_weights")
+        if head.class_weights is not None and isinstance(job, TextJob):
+            key = ("data", "labels", name or next(iter(job.data.labels)), "class_weights")
         problems += [
             job.problem(
                 (*key, weighted_class),
@@ -160,10 +162,3 @@ def _check_values(job: Job, path: tuple[str, ...], metric: str, head: Head, data
         if bool((zeros[:, head.columns.index(column)] if column in head.columns else zeros).any()):
             reason = "and a validation sample has the number 0"
             yield job.problem(path, f"is {metric}, {reason}", "numbers other than 0", "name mae or rmse")
-
-
-def _find_weights_key(job: Job, head: str, *, of_one_head: bool) -> tuple[str, ...]:
-    """Return the key that gives the weights of a head."""
-    if of_one_head and isinstance(job, TextJob):
-        return ("data", "labels", head or next(iter(job.data.labels)), "class_weights")
-    return ("train", "class_weights")

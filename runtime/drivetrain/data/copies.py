@@ -6,13 +6,14 @@ memorized its samples answers it correctly.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
-from drivetrain.data import stratify
+from drivetrain.data import groups
 from drivetrain.data.dataset import InputRecord
 from drivetrain.data.groups import Groups, find_root
 from drivetrain.data.labels import list_names
@@ -113,16 +114,16 @@ class Division:
         self.keeps_together = self.copy_count > 0 and not ignored_copies and not independent
 
     def divide(self, labels: npt.NDArray[np.int64], data: Data, seed: int) -> tuple[Ids, Ids]:
-        """Indices for training and for validation, as `stratify.divide` gives them, without a content on both sides."""
+        """Indices for training and for validation, as `groups.divide` gives them, without a content on both sides."""
         if self.keeps_together:
             # The first sample of each content is divided; its copies follow it.
             first_rows = np.unique(self.content_numbers, return_index=True)[1]
-            training, validation = stratify.divide(labels[first_rows], data, seed)
+            training, validation = groups.divide(labels[first_rows], data, seed)
             if len(training) and len(validation):
                 is_validation = np.isin(self.content_numbers, validation)
                 return np.flatnonzero(~is_validation).astype(np.int64), np.flatnonzero(is_validation).astype(np.int64)
             self.keeps_together = False
-        return stratify.divide(labels, data, seed)
+        return groups.divide(labels, data, seed)
 
     def join_groups(self, members: Groups) -> Groups:
         """Join groups of the user that have copies of the same sample; the group of each sample, shape (N,)."""
@@ -168,25 +169,20 @@ def note_contradictions(
 ) -> list[str]:
     """A note on samples with the same content and different labels, as written; `sample_noun` is such as `images`."""
     content_numbers = number_contents(contents)
-    order = np.argsort(content_numbers, kind="stable")
-    starts = np.flatnonzero(np.diff(content_numbers[order], prepend=-1))
-    if len(starts) == len(order):
+    copies = np.flatnonzero(np.bincount(content_numbers)[content_numbers] > 1).tolist()
+    first_rows, labels_by_content = dict[int, int](), defaultdict[int, set[str]](set)
+    for row, content in zip(copies, content_numbers[copies].tolist(), strict=True):
+        first_rows.setdefault(content, row)
+        if (label := labels[row]) is not None:
+            labels_by_content[content].add(label)
+    in_order = sorted(labels_by_content.items())
+    contradictions = [(first_rows[content], sorted(names)) for content, names in in_order if len(names) > 1]
+    if not contradictions:
         return []
-    listed_titles, contradiction_count = [], 0
-    for members in np.split(order, starts[1:]):
-        labels_of_copies = {labels[index] for index in members.tolist()} if len(members) > 1 else set()
-        names = sorted(label for label in labels_of_copies if label is not None)
-        if len(names) > 1:
-            contradiction_count += 1
-            listed_titles.append(
-                f"{title(int(members[0]))} ({list_names(names, 3)})"
-                if contradiction_count <= MAX_LISTED_SAMPLES
-                else ""
-            )
-    if not listed_titles:
-        return []
+    titles = [f"{title(row)} ({list_names(names, 3)})" for row, names in contradictions[:MAX_LISTED_SAMPLES]]
+    titles += [""] * (len(contradictions) - len(titles))
     return [
-        f"{contradiction_count:,} {sample_noun} occur with different labels, which no network can learn: {list_names(listed_titles, MAX_LISTED_SAMPLES)}"
+        f"{len(contradictions):,} {sample_noun} occur with different labels, which no network can learn: {list_names(titles, MAX_LISTED_SAMPLES)}"
     ]
 
 

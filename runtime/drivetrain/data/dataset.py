@@ -19,7 +19,7 @@ from drivetrain.system import torch_errors
 
 if TYPE_CHECKING:
     from drivetrain.data.loader.orders import Order
-    from drivetrain.data.streaming.fetch_counts import FetchCounts
+    from drivetrain.data.streaming.cache import FetchCounts
 
 Inputs = tuple[torch.Tensor, ...]
 Targets = dict[str, torch.Tensor]
@@ -85,12 +85,11 @@ def predict_classes(head: Head, outputs: torch.Tensor) -> torch.Tensor:
 
 def mark_partial(heads: Mapping[str, Head], targets: Sequence[Mapping[str, Any]]) -> dict[str, Head]:
     """Copies of the heads whose `partial` says whether any class index (1-D target) of these splits is NO_LABEL."""
-
-    def lacks_labels(name: str) -> bool:
+    marked = {}
+    for name, head in heads.items():
         class_indices = [of_split[name] for of_split in targets if of_split[name].ndim == 1]
-        return any(bool((indices == NO_LABEL).any()) for indices in class_indices)
-
-    return {name: replace(head, partial=lacks_labels(name)) for name, head in heads.items()}
+        marked[name] = replace(head, partial=any(bool((indices == NO_LABEL).any()) for indices in class_indices))
+    return marked
 
 
 def is_zero(numbers: torch.Tensor, mean: torch.Tensor, std: torch.Tensor) -> torch.Tensor:
@@ -149,20 +148,12 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """Move the batch to `device`; the copy does not block if memory is pinned."""
-        return replace(
-            self,
-            inputs=tuple(x.to(device, non_blocking=True) for x in self.inputs),
-            targets={name: y.to(device, non_blocking=True) for name, y in self.targets.items()},
-        )
+        return self._map(lambda x: x.to(device, non_blocking=True), self.ids, self.lengths)
 
     def pin_memory(self) -> Batch:
         """Copy to pinned memory, or return self if no more can be pinned. torch's DataLoader calls this method."""
         try:
-            return replace(
-                self,
-                inputs=tuple(x.pin_memory() for x in self.inputs),
-                targets={name: y.pin_memory() for name, y in self.targets.items()},
-            )
+            return self._map(torch.Tensor.pin_memory, self.ids, self.lengths)
         except RuntimeError as error:
             if not torch_errors.is_out_of_memory(error):
                 raise
@@ -170,22 +161,18 @@ class Batch:
 
     def take_rows(self, rows: Ids) -> Batch:
         """The samples at these positions of the batch, as a batch."""
-        return Batch(
-            self.ids[rows],
-            tuple(x[onto(x.device, rows)] for x in self.inputs),
-            {name: y[onto(y.device, rows)] for name, y in self.targets.items()},
-            None if self.lengths is None else self.lengths[rows],
-        )
+        lengths = None if self.lengths is None else self.lengths[rows]
+        return self._map(lambda x: x[onto(x.device, rows)], self.ids[rows], lengths)
 
     def between(self, start: int, end: int) -> Batch:
         """The samples from `start` up to, but without, `end`, as a batch."""
         rows = slice(start, end)
-        return Batch(
-            self.ids[rows],
-            tuple(x[rows] for x in self.inputs),
-            {name: y[rows] for name, y in self.targets.items()},
-            None if self.lengths is None else self.lengths[rows],
-        )
+        return self._map(lambda x: x[rows], self.ids[rows], None if self.lengths is None else self.lengths[rows])
+
+    def _map(self, change: Callable[[torch.Tensor], torch.Tensor], ids: Ids, lengths: Lengths | None) -> Batch:
+        """The batch of samples with these ids and lengths whose tensors are the changed ones of this batch."""
+        targets = {name: change(y) for name, y in self.targets.items()}
+        return Batch(ids, tuple(map(change, self.inputs)), targets, lengths)
 
     def split(self, size: int) -> Iterator[Batch]:
         """Micro-batches of at most `size` samples, in order."""

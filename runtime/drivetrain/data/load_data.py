@@ -146,9 +146,10 @@ def add_test(job: Job, dataset: Dataset) -> None:
     from drivetrain.data.images.image_files import Files  # for images alone: it imports Pillow
 
     images = getattr(dataset.test.split, "images", None)
-    if isinstance(images, Files):
-        base = path if path.is_dir() else path.parent
-        dataset.files["data.test"] = [os.path.relpath(name, base) for name in images.names]
+    if isinstance(images, Files) and not images.cells:
+        dataset.files["data.test"] = [
+            os.path.relpath(os.path.join(images.root, name), images.root) for name in images.names
+        ]
     dataset.notes.append(f"{len(dataset.test.split):,} samples for the final test: {path}")
     dataset.notes += [f"test: {note}" for note in dataset.test.notes]
     # Test samples that are also in another split make the scores too good, so a note names them.

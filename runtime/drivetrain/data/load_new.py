@@ -9,6 +9,7 @@ from typing import Any
 from drivetrain.data.dataset import Head, NewSamples
 from drivetrain.data.formats import csv_dialect, table_paths
 from drivetrain.data.formats.csv_dialect import CsvFiles
+from drivetrain.data.source import Source
 from drivetrain.errors import CheckpointError, DataError
 from drivetrain.job.user_files import suggest_nearest_path
 
@@ -47,8 +48,8 @@ def read(
 
         samples = custom.read(paths, preprocessing, heads, labelled=labelled)
     else:
-        read_samples = _find_reader(kind)
-        samples = read_samples(paths, preprocessing, heads, files, labelled=labelled, budget=bad_samples)
+        sources = [Source(path, "data", files, bad_samples, labelled) for path in paths]
+        samples = _find_reader(kind)(sources, preprocessing, heads)
     samples.notes[:0] = files.notes
     return samples
 

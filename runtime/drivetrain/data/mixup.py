@@ -78,20 +78,17 @@ def mix_batch(
         inputs = tuple(_paste_rectangle(x, x[partner], box) for x in inputs)
         # The share that is left of the image, since the rectangle was rounded and clipped.
         share = 1 - (box[1] - box[0]) * (box[3] - box[2]) / (inputs[0].shape[-2] * inputs[0].shape[-1])
-    soft_targets = {name: soften(y, heads[name]) for name, y in targets.items()}
+    # Class indices become probabilities.
+    soft_targets = {
+        name: y if y.is_floating_point() else functional.one_hot(y, heads[name].outputs).to(torch.float32)
+        for name, y in targets.items()
+    }
     return inputs, {name: blend(y, y[partner], share) for name, y in soft_targets.items()}
 
 
 def blend(values: Tensor, partners: Tensor, share: float) -> Tensor:
     """share * values + (1 - share) * partners."""
     return torch.lerp(partners, values, share)
-
-
-def soften(targets: Tensor, head: Head) -> Tensor:
-    """Class indices (N,) as probabilities (N, classes) float32; other targets unchanged."""
-    if targets.is_floating_point():
-        return targets
-    return functional.one_hot(targets, head.outputs).to(torch.float32)
 
 
 def draw_rectangle(rng: np.random.Generator, height: int, width: int, share: float) -> Box:

@@ -1,14 +1,15 @@
 """Keeps large arrays of the data once in the memory of a machine, instead of once in each process of a run there.
 
-Every process has read the data by the time this module is called. The first process of a machine moves its arrays into
-an unnamed file in memory. The others map that file in place of their own arrays if both hold the same bytes. Pages are
-shared until a process writes to them.
+Every process has read the data by the time this module is called. The first process of a machine moves its arrays, of
+numpy, torch and pyarrow, into an unnamed file in memory. The others map that file in place of their own arrays if both
+hold the same bytes. Pages are shared until a process writes to them.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import mmap
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -16,12 +17,132 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from drivetrain.data import array_file
 from drivetrain.data.dataset import Dataset
 from drivetrain.distributed.ranks import Ranks
 from drivetrain.system import process_tree
 from drivetrain.system.units import format_bytes
+
+MIN_SHARED_BYTES = 1 << 20
+"""Smallest array, in bytes, that is worth sharing."""
+COMPARED_BYTES = 1 << 24
+"""Number of bytes that are compared at a time."""
+
+
+def is_large(array: Any) -> bool:
+    """Whether an array is large enough to share, lies in one piece, and is not a mapped file already."""
+    if isinstance(array, Tensor):
+        has_own_memory = array.device.type == "cpu" and array.is_contiguous()
+        return has_own_memory and array.nbytes >= MIN_SHARED_BYTES and not _is_mapped_file(array.data_ptr())
+    if isinstance(array, np.ndarray):
+        has_own_memory = array.flags.c_contiguous and not array.dtype.hasobject
+        return has_own_memory and array.nbytes >= MIN_SHARED_BYTES and not _is_mapped_file(array.ctypes.data)
+    # A pyarrow column; its values are in the last of its buffers.
+    buffers = [buffer for chunk in array.chunks for buffer in chunk.buffers() if buffer is not None and buffer.size]
+    address = int(buffers[-1].address) if buffers else 0
+    return int(array.nbytes) >= MIN_SHARED_BYTES and not _is_mapped_file(address)
+
+
+def _is_mapped_file(address: int) -> bool:
+    """Whether the memory at this address is a mapped file, which processes share already."""
+    with open("/proc/self/maps", encoding="utf-8") as lines:
+        for line in lines:
+            address_range, _, _, _, inode, *_ = line.split(maxsplit=5)
+            start, end = (int(part, 16) for part in address_range.split("-"))
+            if start <= address < end:
+                return inode != "0"  # memory without a file has the inode 0
+    return False
+
+
+def describe_kind(array: Any) -> tuple[str, ...]:
+    """Type, dtype and shape of an array: two processes compare bytes only of arrays that agree in these."""
+    if isinstance(array, Tensor | np.ndarray):
+        return type(array).__name__, str(array.dtype), str(tuple(array.shape))
+    return "column", str(array.type), str(len(array))
+
+
+def align_size(size: int) -> int:
+    """Round a size in bytes up to where the next array may begin: a multiple of the granularity of mappings."""
+    return -(-size // mmap.ALLOCATIONGRANULARITY) * mmap.ALLOCATIONGRANULARITY
+
+
+def append_array(array: Any, handle: int, start: int) -> int:
+    """Write an array into the file, from byte `start` on; returns its size in bytes.
+
+    Raises:
+        OSError: if there is not enough memory.
+    """
+    size = _measure_bytes(array)
+    os.ftruncate(handle, start + align_size(size))
+    os.posix_fallocate(handle, start, align_size(size))  # a later lack of memory would kill the process
+    with mmap.mmap(handle, size, offset=start) as mapping:
+        _write_array(array, mapping)
+    return size
+
+
+def _measure_bytes(array: Any) -> int:
+    if isinstance(array, Tensor | np.ndarray):
+        return int(array.nbytes)
+    import pyarrow
+
+    byte_counter = pyarrow.MockOutputStream()
+    _write_column(array, byte_counter)
+    return int(byte_counter.size())
+
+
+def _write_array(array: Any, mapping: mmap.mmap) -> None:
+    if isinstance(array, Tensor | np.ndarray):
+        np.frombuffer(mapping, np.uint8)[:] = _view_bytes(array)
+        return
+    import pyarrow
+
+    sink = pyarrow.FixedSizeBufferWriter(pyarrow.py_buffer(mapping))
+    _write_column(array, sink)
+    sink.close()
+    del sink  # it refers to the mapping, which could not be closed
+
+
+def _write_column(column: Any, sink: Any) -> None:
+    import pyarrow
+
+    table = pyarrow.table({"": column})
+    with pyarrow.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+
+
+def map_array(like: Any, handle: int, start: int, size: int) -> Any:
+    """Map `size` bytes of the file, from `start` on, as an array of the type and shape of `like`.
+
+    Changes of the array stay in this process.
+    """
+    mapping = mmap.mmap(handle, size, access=mmap.ACCESS_COPY, offset=start)
+    if isinstance(like, Tensor):
+        return torch.frombuffer(mapping, dtype=like.dtype).reshape(like.shape)
+    if isinstance(like, np.ndarray):
+        return np.frombuffer(mapping, like.dtype).reshape(like.shape)
+    import pyarrow
+
+    return pyarrow.ipc.open_stream(pyarrow.py_buffer(mapping)).read_all().column(0)
+
+
+def _view_bytes(array: Tensor | np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    if isinstance(array, Tensor):
+        return array.detach().flatten().view(torch.uint8).numpy()
+    return array.reshape(-1).view(np.uint8)
+
+
+def have_same_content(array: Any, other: Any) -> bool:
+    """Whether two arrays of the same kind have equal bytes."""
+    if not isinstance(array, Tensor | np.ndarray):
+        return bool(array.equals(other))
+    array_bytes, other_bytes = _view_bytes(array), _view_bytes(other)
+    return all(
+        np.array_equal(array_bytes[start : start + COMPARED_BYTES], other_bytes[start : start + COMPARED_BYTES])
+        for start in range(0, len(array_bytes), COMPARED_BYTES)
+    )
+
 
 HEADER = np.dtype(np.int64)
 """Type of the start and the size of each array, in bytes, with which the file begins."""
@@ -51,7 +172,7 @@ def share(dataset: Dataset, ranks: Ranks) -> str:
         return ""
     splits = (dataset.train, dataset.validation) if hasattr(os, "memfd_create") else ()  # macOS has none
     holders = [split for split in splits if isinstance(split, ArrayHolder)]
-    array_kinds = [array_file.describe_kind(array) for array in _list_arrays(holders)]
+    array_kinds = [describe_kind(array) for array in _list_arrays(holders)]
     # Processes with the same two numbers are on one machine and hold arrays of the same kinds.
     machines_and_kinds = ranks.all_gather(
         [_number_machine(ranks) if array_kinds else float(ranks.number), _hash_to_float(repr(array_kinds))]
@@ -85,7 +206,7 @@ def _list_arrays(holders: Sequence[ArrayHolder]) -> list[Any]:
     arrays: list[Any] = []
 
     def collect(array: Any) -> Any:
-        if all(array is not other for other in arrays) and array_file.is_large(array):
+        if all(array is not other for other in arrays) and is_large(array):
             arrays.append(array)
         return array
 
@@ -121,16 +242,16 @@ def _move_to_file(holders: Sequence[ArrayHolder], count: int) -> int:
         OSError: if there is not enough memory.
     """
     handle = os.memfd_create("drivetrain-data")
-    spans, end = np.zeros((count, 2), HEADER), array_file.align_size(count * 2 * HEADER.itemsize)
+    spans, end = np.zeros((count, 2), HEADER), align_size(count * 2 * HEADER.itemsize)
     try:
         for index in range(count):
             array = _list_arrays(holders)[0]  # arrays that were moved are mapped files, which are no longer listed
-            size = array_file.append_array(array, handle, end)
+            size = append_array(array, handle, end)
             spans[index] = end, size
-            _replace_array(holders, array, array_file.map_array(array, handle, end, size))
+            _replace_array(holders, array, map_array(array, handle, end, size))
             del array
             process_tree.release_free_memory()
-            end += array_file.align_size(size)
+            end += align_size(size)
         os.pwrite(handle, spans.tobytes(), 0)
     except OSError:
         os.close(handle)
@@ -148,8 +269,8 @@ def _map_from_file(holders: Sequence[ArrayHolder], count: int, handle: int) -> i
     shared_bytes = kept_count = 0
     for start, size in spans.tolist():
         original = _list_arrays(holders)[kept_count]  # arrays that were replaced are no longer listed
-        mapped = array_file.map_array(original, handle, start, size)
-        if array_file.have_same_content(original, mapped):
+        mapped = map_array(original, handle, start, size)
+        if have_same_content(original, mapped):
             _replace_array(holders, original, mapped)
             shared_bytes += size
             del original

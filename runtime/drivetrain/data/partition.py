@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -14,6 +15,24 @@ from drivetrain.data.stateless_random import Ids
 from drivetrain.data.target_columns import Strata
 from drivetrain.errors import DataError
 from drivetrain.job import Job
+
+Source = TypeVar("Source")
+
+
+@dataclass
+class Parts(Generic[Source]):
+    """Rows for training and for validation, with the paths or addresses that they are from."""
+
+    train: Source
+    train_rows: Ids
+    validation: Source
+    """`train` if validation rows are held out of the training data."""
+    validation_rows: Ids
+
+    @property
+    def sources(self) -> list[Source]:
+        """What is read, each once."""
+        return [self.train] if self.validation is self.train else [self.train, self.validation]
 
 
 @dataclass(frozen=True)
@@ -28,8 +47,8 @@ class Partition:
     """Classes without a training sample, since all their groups are for validation."""
 
 
-def hold_out(job: Job, strata: Strata, division: Division, more: str) -> Partition:
-    """Hold out a share of each class, or a fold; `more` is what the user can add if there are too few samples.
+def hold_out(job: Job, strata: Strata, division: Division) -> Partition:
+    """Hold out a share of each class, or a fold.
 
     Raises:
         DataError: if none is left for validation.
@@ -39,7 +58,7 @@ def hold_out(job: Job, strata: Strata, division: Division, more: str) -> Partiti
         raise DataError(
             f"data.train: {len(strata.numbers):,} usable {division.sample_noun}, too few to leave any for validation",
             f"two {division.sample_noun} or more, in a classification of one class",
-            f"add {more}, or set data.validation to a path",
+            f"add {division.sample_noun}, or set data.validation to a path",
         )
     return Partition(training, validation, division.describe(training, validation))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -111,10 +112,7 @@ def choose_head(target: TargetColumn, rows: Ids, train: Ids, key: str, recorded:
     Raises:
         DataError: as `build_head`.
     """
-
-    def build() -> Head:
-        return build_head(target, rows, train, key)
-
+    build = partial(build_head, target, rows, train, key)
     return recorded.head("", build) if recorded else build()
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from drivetrain.data import bad_samples
 from drivetrain.data.bad_samples import BadSample
-from drivetrain.data.formats import csv_dialect, csv_file, csv_layout, row_lines
+from drivetrain.data.formats import csv_dialect, csv_layout, row_lines
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.formats.number_marks import MISSING_NUMBERS
 from drivetrain.data.images import image_paths
@@ -197,7 +197,7 @@ def _check_file(
     `classes_of` gets the classes of the first file, with which those of later files are compared.
     """
     layout = csv_layout.find(path, key, files)
-    csv_file.check_quotes(path, key, layout.names)
+    csv_layout.check_quotes(path, key, layout.names)
     columns = _Columns.of(layout.names, expected)
     places = columns.places
     bad: dict[int, list[str]] = {}

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from drivetrain.data.custom.arrays import ArraySplit, describe
-from drivetrain.data.custom.loss_division import Refuse
-from drivetrain.data.custom.stream import StreamSplit
+from drivetrain.data.custom.data_sources import StreamSplit
 from drivetrain.data.custom.user_errors import blame_user_code
+from drivetrain.data.custom.user_loss import Refuse
 from drivetrain.data.dataset import Batch, Dataset, Head, Split
 from drivetrain.data.loader.batches import fetch, fetch_in_order
 

@@ -91,7 +91,7 @@ def apply(run: AssembledRun, value: Value) -> None:
 
 def effective(run: AssembledRun) -> Value:
     """Whether pixels come from the cache."""
-    from drivetrain.data.images.decoded_cache import Decoded
+    from drivetrain.data.images.image_files import Decoded
 
     split = run.dataset.train
     images = getattr(getattr(split, "split", split), "images", None)

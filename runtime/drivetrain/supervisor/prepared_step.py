@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from drivetrain.data.custom.loss_division import SPLITTABLE
+from drivetrain.data.custom.user_loss import SPLITTABLE
 from drivetrain.errors import DrivetrainError, NumericsError, OutOfMemory, SpecError
 from drivetrain.job.embedded import EmbeddedJob
 from drivetrain.optimizations.interface.assembled_run import NetworkRun

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from drivetrain.data.custom.arrays import describe
-from drivetrain.data.custom.loss_division import TOLERANCE, Count, Division, TorchMean, sum_counts, try_division
 from drivetrain.data.custom.user_errors import blame_user_code
+from drivetrain.data.custom.user_loss import TOLERANCE, Count, Division, TorchMean, sum_counts, try_division
 from drivetrain.data.dataset import Batch, Inputs, Targets
 from drivetrain.errors import DataError, SpecError
 from drivetrain.training.step import Step

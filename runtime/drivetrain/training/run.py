@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from drivetrain import optimizations
 from drivetrain.data import one_copy, stateless_random
-from drivetrain.data.custom.stream import batches_of
+from drivetrain.data.custom.data_sources import batches_of
 from drivetrain.data.dataset import Batch, Dataset
 from drivetrain.data.loader.batches import Batches
 from drivetrain.data.mixup import mix, uses_mixing

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 
 from torch import nn
 
-from drivetrain.data.custom.loss_division import SPLITTABLE
+from drivetrain.data.custom.user_loss import SPLITTABLE
 from drivetrain.data.dataset import Batch, Dataset
 from drivetrain.distributed.batch_parts import BatchParts
 from drivetrain.distributed.ranks import Ranks

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from drivetrain.data.custom.loss_division import cannot_split_error
+from drivetrain.data.custom.user_loss import cannot_split_error
 from drivetrain.data.to_device import onto
 from drivetrain.distributed.ranks import Ranks
 from drivetrain.distributed.sharded_tensor import get_local_part, is_sharded, sum_squares

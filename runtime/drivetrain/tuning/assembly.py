@@ -10,7 +10,7 @@ from pathlib import Path
 
 from drivetrain.data import notes
 from drivetrain.data.custom import user_code
-from drivetrain.data.custom.loss_division import cannot_split_error
+from drivetrain.data.custom.user_loss import cannot_split_error
 from drivetrain.distributed import world
 from drivetrain.errors import Replanned
 from drivetrain.hardware import device_check

@@ -15,8 +15,8 @@ from torch.utils.data import IterableDataset, TensorDataset, random_split
 
 from drivetrain.data.custom import custom_data as custom
 from drivetrain.data.custom.arrays import ArraySplit
+from drivetrain.data.custom.data_sources import StreamBatches, StreamSplit
 from drivetrain.data.custom.map_dataset import ItemSplit, open_split
-from drivetrain.data.custom.stream import StreamBatches, StreamSplit
 from drivetrain.data.dataset import Head
 from drivetrain.data.load_data import load
 from drivetrain.data.loader.batches import Batches, fetch, fetch_in_order

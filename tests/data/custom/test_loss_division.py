@@ -10,8 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from drivetrain.data.custom.loss_division import Division
-from drivetrain.data.custom.user_loss import CustomTerms
+from drivetrain.data.custom.user_loss import CustomTerms, Division
 from drivetrain.errors import SpecError
 from tests.messages import says
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from drivetrain.data.images import decoded_cache, image_files
-from drivetrain.data.images.decoded_cache import Decoded
+from drivetrain.data.images import image_files
+from drivetrain.data.images.image_files import Decoded
 
 COUNT = 24
 
@@ -29,4 +29,4 @@ def list_images(folder: Path, size: int = 12) -> image_files.Files:
 
 
 def keep_pixels(images: image_files.Files, folder: Path, max_bytes: int = 1 << 30) -> Decoded:
-    return decoded_cache.keep(images, folder / "cache", max_bytes)
+    return image_files.cache_decoded(images, folder / "cache", max_bytes)

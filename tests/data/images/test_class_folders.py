@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from drivetrain.data.images import class_folders, split_folders
+from drivetrain.data.images import split_folders
 from drivetrain.data.images.image_data import load
 from drivetrain.data.load_data import load as load_job
 from drivetrain.system.files import read_json, write_json
@@ -129,7 +129,7 @@ def test_what_systems_leave_is_no_class(tmp_path: Path, name: str) -> None:
     assert data.heads[""].classes == ("a", "b")
     assert len(data.train) + len(data.validation) == 8
     assert says([note for note in data.notes if f"{name} (2)" in note], "are-no-classes-and-are-skipped")
-    assert class_folders.subfolders(tmp_path, "k") == ["a", "b"]
+    assert split_folders.list_subfolders(tmp_path) == ["a", "b"]
 
 
 def test_a_folder_around_the_class_folders_is_named(tmp_path: Path) -> None:

@@ -14,8 +14,9 @@ import pytest
 import torch
 from PIL import Image
 
+from drivetrain.data import load_new
 from drivetrain.data.dataset import Dataset, InputRecord
-from drivetrain.data.images import decode, load_new
+from drivetrain.data.images import decode
 from drivetrain.data.images.image_data import load
 from drivetrain.data.images.resize import Resize
 from drivetrain.data.images.resize import of as stored_resize

@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 
 from drivetrain.data import load_new
-from drivetrain.data.images import crop, decode, decoded_cache
+from drivetrain.data.images import decode, image_files, npz_images
 from drivetrain.data.images.resize import Resize
 from drivetrain.data.load_data import load
 from drivetrain.job_spec import load_job as job_spec
@@ -44,7 +44,7 @@ def test_fit_of_a_long_image(tmp_path: Path, fit: str, wide: bool) -> None:
     Image.fromarray(bands(wide)).save(tmp_path / "x.png")
     from_file = decode.pixels(str(tmp_path / "x.png"), 20, 1, Resize(fit))[0]
     assert read_values(from_file, wide) == expect_values(fit, wide)
-    from_array = crop.square(torch.from_numpy(bands(wide))[None, None], 20, 1, Resize(fit))[0, 0]
+    from_array = npz_images.square(torch.from_numpy(bands(wide))[None, None], 20, 1, Resize(fit))[0, 0]
     assert read_values(from_array.numpy(), wide) == expect_values(fit, wide)
     assert np.abs(from_file.astype(int) - from_array.numpy()).max() <= 2
 
@@ -82,7 +82,7 @@ def test_the_cache_of_decoded_images_tells_them_apart(tmp_path: Path) -> None:
     for fit in FITS:
         (tmp_path / "job.yaml").write_text(f"name: t\n{CASE.format(fit=fit)}")
         images = load(job_spec.load(tmp_path / "job.yaml")).train.images  # type: ignore[attr-defined]
-        caches.append(decoded_cache.keep(images, tmp_path / "cache", 1 << 30))
+        caches.append(image_files.cache_decoded(images, tmp_path / "cache", 1 << 30))
     rows = np.arange(16)
     assert len({cache.path for cache in caches}) == 3
     assert all(torch.equal(cache.gather(rows), cache.files.gather(rows)) for cache in caches)

@@ -14,7 +14,8 @@ import torch
 from PIL import Image
 from pyarrow import ipc, parquet
 
-from drivetrain.data.images import decoded_cache, image_column, load_new
+from drivetrain.data import load_new
+from drivetrain.data.images import image_column, image_files
 from drivetrain.data.images.image_data import load
 from drivetrain.data.images.image_files import Files
 from drivetrain.errors import DataError
@@ -147,13 +148,13 @@ def test_decoded_images_are_cached_and_follow_the_table(tmp_path: Path) -> None:
     path = write(tmp_path / "t.parquet", table(cells(12), label=["a", "b"] * 6))
     images = load(job(path)).train.images  # type: ignore[attr-defined]
     assert isinstance(images, Files)
-    cache = decoded_cache.keep(images, tmp_path / "cache", 1 << 30)
+    cache = image_files.cache_decoded(images, tmp_path / "cache", 1 << 30)
     rows = np.array([3, 1])
     assert torch.equal(cache.gather(rows), images.gather(rows))
-    assert decoded_cache.keep(images, tmp_path / "cache", 1 << 30).path == cache.path
+    assert image_files.cache_decoded(images, tmp_path / "cache", 1 << 30).path == cache.path
     write(path, table(list(reversed(cells(12))), label=["a", "b"] * 6))
     changed_images = load(job(path)).train.images  # type: ignore[attr-defined]
-    assert decoded_cache.keep(changed_images, tmp_path / "cache", 1 << 30).path != cache.path
+    assert image_files.cache_decoded(changed_images, tmp_path / "cache", 1 << 30).path != cache.path
 
 
 def test_decoded_images_of_two_columns_are_not_confused(tmp_path: Path) -> None:
@@ -163,7 +164,7 @@ def test_decoded_images_of_two_columns_are_not_confused(tmp_path: Path) -> None:
     rows = np.arange(4)
     for name in ("image", "mask"):
         images = load(job(path, path_column=name)).train.images  # type: ignore[attr-defined]
-        cache = decoded_cache.keep(images, tmp_path / "cache", 1 << 30)
+        cache = image_files.cache_decoded(images, tmp_path / "cache", 1 << 30)
         assert torch.equal(cache.gather(rows), images.gather(rows)), name
 
 
@@ -177,7 +178,7 @@ def test_decoded_images_follow_the_files_that_cells_name(tmp_path: Path) -> None
         for number in range(12):
             (tmp_path / f"{number}.png").write_bytes(encode_image(number + shift))
         images = load(job(path)).train.images  # type: ignore[attr-defined]
-        cache = decoded_cache.keep(images, tmp_path / "cache", 1 << 30)
+        cache = image_files.cache_decoded(images, tmp_path / "cache", 1 << 30)
         assert torch.equal(cache.gather(rows), images.gather(rows)), shift
 
 

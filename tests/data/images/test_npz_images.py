@@ -132,7 +132,10 @@ ARRAYS: dict[str, tuple[Any, str]] = {
         "are int64 of shape (9, 9)",
     ),
     "one class": (lambda path: write_npz(path, make_noise(9, 8, 8), np.ones(9, int)), "9 images of 1 class: 1"),
-    "each alone": (lambda path: write_npz(path, make_noise(9, 8, 8), np.arange(9)), "every class has only one image"),
+    "each alone": (
+        lambda path: write_npz(path, make_noise(9, 8, 8), np.arange(9)),
+        "too few to leave any for validation",
+    ),
     "NaN": (lambda path: write_npz(path, np.full((9, 8, 8), np.nan), np.arange(9) % 2), "x.npz[3]: NaN or infinity"),
 }
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 from PIL import Image
 
-from drivetrain.data.images import decode, image_files, load_new
+from drivetrain.data import load_new
+from drivetrain.data.images import decode, image_files
 from drivetrain.data.images.image_data import load
 from drivetrain.data.images.preprocess import from_preprocessing
 from drivetrain.data.loader.batches import Batches

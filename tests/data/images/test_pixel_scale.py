@@ -16,9 +16,8 @@ import pytest
 import torch
 from PIL import Image
 
-from drivetrain.data import load_data
+from drivetrain.data import load_data, load_new
 from drivetrain.data.dataset import Dataset
-from drivetrain.data.images import load_new
 from drivetrain.data.images.image_data import load
 from drivetrain.errors import DataError
 from tests.messages import says

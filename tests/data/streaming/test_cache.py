@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from drivetrain.data.streaming.cache import ShardCache
-from drivetrain.data.streaming.lease import Lease, read_needed
+from drivetrain.data.streaming.cache import Lease, ShardCache, read_needed
 from drivetrain.errors import StorageError
 from drivetrain.system import disk_cache
 

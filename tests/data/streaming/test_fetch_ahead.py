@@ -11,8 +11,7 @@ import pytest
 
 from drivetrain.data.load_data import load
 from drivetrain.data.streaming import fetch_ahead
-from drivetrain.data.streaming.cache import ShardCache
-from drivetrain.data.streaming.lease import Lease
+from drivetrain.data.streaming.cache import Lease, ShardCache
 from drivetrain.data.streaming.open_stream import fetch_groups_ahead
 from drivetrain.data.streaming.reader import ShardReader
 from drivetrain.system import fault_points

@@ -13,7 +13,7 @@ import torch
 
 from drivetrain.data.load_data import load
 from drivetrain.data.loader.batches import Batches
-from drivetrain.data.streaming.fetch_counts import FetchCounts
+from drivetrain.data.streaming.cache import FetchCounts
 from drivetrain.report.blocks import Text
 from drivetrain.report.log_series import Series, collect_series
 from drivetrain.report.sections.machine import _describe_shards, time_section

@@ -15,10 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from drivetrain.data import shard_parts
 from drivetrain.data.load_data import load
 from drivetrain.data.loader.batches import Batches
-from drivetrain.data.streaming import remote_store
+from drivetrain.data.streaming import open_stream, remote_store
 from drivetrain.errors import DataError, DrivetrainError, SpecError, StorageError
 from drivetrain.storage.object_store import ObjectStore, Patience
 from drivetrain.storage.remote_address import parse
@@ -172,7 +171,7 @@ def test_workers_processes_and_kills_give_the_same_batches(
     for lines in zip(uninterrupted, *parts, strict=True):
         assert lines[0][2] == ",".join(line[2] for line in lines[1:])
     # Together they have fetched each shard about once, besides the sample for mean and deviation.
-    assert sum(count_fetches(proxy).values()) <= 1.1 * SHARDS + shard_parts.MAX_SAMPLED_SHARDS
+    assert sum(count_fetches(proxy).values()) <= 1.1 * SHARDS + open_stream.MAX_SAMPLED_SHARDS
     killed_process = run(tmp_path / "t.yaml", 0, 1, 2, 1, 0, 0.05)
     assert killed_process.stdout is not None
     first_lines = [killed_process.stdout.readline().split() for _ in range(5)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from PIL import Image
 
 from drivetrain.cli.main import main
 from drivetrain.data.load_data import load
-from drivetrain.data.streaming import destination
+from drivetrain.data.streaming import write_shards
 from drivetrain.data.streaming.write_shards import FORMS
 from drivetrain.errors import DataError, DrivetrainError
 from drivetrain.system.files import hash_file
@@ -62,18 +63,18 @@ def test_resumed_after_any_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     source = write_images(tmp_path / "i")
     write_image_shards(source, tmp_path / "whole", form=form)
     for after in range(4):
-        put, puts_left = destination.LocalFolder.put, [2 * after + 2]
+        put, puts_left = write_shards.LocalFolder.put_file, [2 * after + 2]
 
-        def stop(self: destination.LocalFolder, name: str, file: Path, put=put, puts_left=puts_left) -> None:  # type: ignore[no-untyped-def]
+        def stop(self: write_shards.LocalFolder, name: str, file: BinaryIO, put=put, puts_left=puts_left) -> None:  # type: ignore[no-untyped-def]
             puts_left[0] -= 1
             if puts_left[0] < 0:
                 raise KeyboardInterrupt
             put(self, name, file)
 
-        monkeypatch.setattr(destination.LocalFolder, "put", stop)
+        monkeypatch.setattr(write_shards.LocalFolder, "put_file", stop)
         with pytest.raises(KeyboardInterrupt):
             write_image_shards(source, tmp_path / f"{after}", form=form)
-        monkeypatch.setattr(destination.LocalFolder, "put", put)
+        monkeypatch.setattr(write_shards.LocalFolder, "put_file", put)
         with pytest.raises(DataError, check=saying("are-not-all-written")):
             load(shards.job(tmp_path, f"{tmp_path}/{after}"))
         lines = write_image_shards(source, tmp_path / f"{after}", form=form)
@@ -132,5 +133,5 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 def test_errors_have_three_parts(tmp_path: Path) -> None:
     with pytest.raises(DrivetrainError) as error:
-        destination.open_destination("https://host/x")
+        write_shards.open_destination("https://host/x")
     assert all((error.value.given, error.value.possible, error.value.action))

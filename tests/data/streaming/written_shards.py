@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from drivetrain.data.streaming import destination, write_shards
+from drivetrain.data.streaming import write_shards
 from tests.data.streaming import shards
 
 SIZE = 60_000
@@ -20,5 +20,5 @@ def write_images(root: Path, count: int = 150) -> Path:
 
 def write_image_shards(source: Path, target: Path, seed: int = 0, form: str = "tar") -> list[str]:
     lines: list[str] = []
-    write_shards.write(source, destination.open_destination(str(target)), SIZE, seed, lines.append, form)
+    write_shards.write(source, write_shards.open_destination(str(target)), SIZE, seed, lines.append, form)
     return lines

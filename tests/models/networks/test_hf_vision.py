@@ -10,7 +10,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from drivetrain.data.images import load_new
+from drivetrain.data import load_new
 from drivetrain.data.load_data import load
 from drivetrain.errors import SpecError
 from drivetrain.models import saved_model

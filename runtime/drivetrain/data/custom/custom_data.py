@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +12,8 @@ from torch.utils.data import default_collate
 
 from drivetrain.data.custom import target_kinds, user_code, user_loss
 from drivetrain.data.custom.arrays import ArraySplit, describe
+from drivetrain.data.custom.data_sources import StreamSplit
 from drivetrain.data.custom.map_dataset import Collate, Items, open_split
-from drivetrain.data.custom.stream import StreamSplit
 from drivetrain.data.custom.user_errors import blame_user_code
 from drivetrain.data.dataset import Dataset, Head, Inputs, NewSamples
 from drivetrain.data.formats import npz_file
@@ -84,7 +82,10 @@ def build_dataset(
         for part, label, collate in zip(parts, labels, collates, strict=True)
     )
     head = target_kinds.determine_head(job, train, validation, targets, names)
-    stored = {"kind": "own", "inputs": _describe_inputs(train), "targets": head.kind, "reader": reader}
+    sample = as_float32(train.gather(np.arange(1)), np.arange(1), None)
+    inputs = [{"shape": list(x.shape[1:]), "type": str(x.dtype).removeprefix("torch.")} for x in sample]
+    stored = {"kind": "own", "inputs": inputs, "targets": head.kind, "reader": reader}
+    arrays = {"training": train, "validation": validation}
     other = "no built-in metric for these targets: runs are compared by your loss"
     notes = [
         f"{len(train):,} training and {len(validation):,} validation samples",
@@ -102,19 +103,8 @@ def build_dataset(
         decoded=isinstance(train, ArraySplit),
         notes=notes,
         loss=loss,
-        content=partial(_digest_arrays, {"training": train, "validation": validation}),
+        content=lambda: {name: part.digest() for name, part in arrays.items() if isinstance(part, ArraySplit)},
     )
-
-
-def _describe_inputs(train: Items) -> list[dict[str, Any]]:
-    """Shape and type of each input of a sample."""
-    inputs = as_float32(train.gather(np.arange(1)), np.arange(1), None)
-    return [{"shape": list(x.shape[1:]), "type": str(x.dtype).removeprefix("torch.")} for x in inputs]
-
-
-def _digest_arrays(parts: Mapping[str, Items]) -> dict[str, str]:
-    """The digests of those parts whose samples are arrays."""
-    return {name: part.digest() for name, part in parts.items() if isinstance(part, ArraySplit)}
 
 
 def as_float32(inputs: Inputs, ids: Ids, epoch: int | None) -> Inputs:
@@ -154,7 +144,10 @@ def _check_like_training(
 ) -> NewSamples:
     """Check that samples have the shapes and targets of the training, and set the form of their targets."""
     trained_shapes = [tuple(x["shape"]) for x in preprocessing["inputs"]]
-    if labelled and _lacks_targets(split):
+    # Of a dataset the first sample is read.
+    if labelled and (
+        split.raw_targets is None if isinstance(split, ArraySplit) else "" not in split.samples(np.arange(1))[1]
+    ):
         raise DataError(f"{name}: the samples have no targets", "samples with targets", "add targets, or use `predict`")
     sample_shapes = [tuple(x.shape[1:]) for x in split.gather(np.arange(1))]
     if [len(shape) for shape in sample_shapes] != [len(shape) for shape in trained_shapes]:
@@ -194,21 +187,8 @@ def _read_npz(path: Path, array_names: Sequence[str]) -> list[object]:
             "write it with numpy.savez; or name a `reader` under data: and train again, then any file can be read",
         )
     possible = f"an .npz with {', '.join(array_names)}; or your own `reader` under data:, set before training"
-    try:
-        with npz_file.open_npz(path) as content:
-            missing = [key for key in array_names if key not in content]
-            if missing:
-                raise DataError(
-                    f"{path} has no {', '.join(missing)}, it has {', '.join(content)}", possible, "rename the arrays"
-                )
-            return [npz_file.member(content, key, path, "") for key in array_names]
-    except (OSError, ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path} cannot be read: {error}", possible, "write it with numpy.savez") from None
-
-
-def _lacks_targets(split: Items) -> bool:
-    """Whether the samples have no targets; of a dataset the first one is read."""
-    return split.raw_targets is None if isinstance(split, ArraySplit) else "" not in split.samples(np.arange(1))[1]
+    arrays = npz_file.read_arrays(path, "", array_names, possible, f"numpy.savez(..., {array_names[-1]}=...)")
+    return list(arrays.values())
 
 
 def _check_targets(split: ArraySplit, max_target: int) -> None:

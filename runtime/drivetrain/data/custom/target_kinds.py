@@ -49,7 +49,6 @@ def determine_head(
     _check_kind(job, sample_targets, kind)
     _check_options(job, kind, sample_targets)
     count = _count_classes(train, validation, names) if kind == "classes" else sample_targets[0].numel()
-    _check_ranking_metrics(job, kind, count)
     if kind != "other" and names is not None and len(names) != count:
         description = f"is a list of {len(names)}, and the targets have {count} {kind}"
         raise job.spec_error(("data", "names"), description, f"{count} names", "name each of them, in order")
@@ -158,23 +157,6 @@ def _check_options(job: CustomTask, kind: str, targets: Tensor) -> None:
             problems.append(
                 job.problem(path, f"is {metric}", f"{description}, with the metrics {', '.join(metrics)}", "pick one")
             )
-    if problems:
-        raise SpecError(problems)
-
-
-def _check_ranking_metrics(job: CustomTask, kind: str, count: int) -> None:
-    """Check that a metric of two classes that the job decides by has two classes.
-
-    Raises:
-        SpecError: at each key whose metric has not.
-    """
-    if kind != "classes" or count == 2:
-        return
-    problems = [
-        job.problem(path, f"is {metric}, and the data has {count:,} classes", "two classes", "name another metric")
-        for path, metric in job.list_watched_metrics()
-        if metric.removeprefix("validation/") in RANKING_METRICS
-    ]
     if problems:
         raise SpecError(problems)
 

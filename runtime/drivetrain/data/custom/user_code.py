@@ -26,8 +26,6 @@ from drivetrain.job.extension import describe_unfinished
 from drivetrain.system.files import blame_storage, hash_file
 from drivetrain.system.run_files import CODE_FILE, MISSING, RunFiles, damaged_error
 
-"""In a run folder: SHA-256 of the user's files, by name."""
-
 _opened_codes: dict[Path, Code] = {}
 """The Code of each folder that this process has opened."""
 _imported_from: dict[str, Path] = {}

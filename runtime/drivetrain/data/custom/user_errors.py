@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 import sysconfig
 import traceback
@@ -85,21 +86,15 @@ def list_user_lines(error: BaseException) -> list[str]:
     frames = traceback.extract_tb(error.__traceback__)
     user_frames = [(short, frame) for frame in frames if (short := find_short_name(frame.filename))]
     user_frames = user_frames or [
-        (Path(frame.filename).name, frame) for frame in frames if not _is_installed(frame.filename)
+        (Path(frame.filename).name, frame)
+        for frame in frames
+        if not frame.filename.startswith((*_INSTALLED, "<frozen"))
+        and not re.search("(site|dist)-packages", frame.filename)
     ]
-    return [_format_frame(name, frame) for name, frame in user_frames]
-
-
-def _format_frame(name: str, frame: traceback.FrameSummary) -> str:
-    """A frame as file, line number, function and source line."""
-    where = "" if frame.name == "<module>" else f"in {frame.name}: "
-    return f"    {name}:{frame.lineno}: {where}{(frame.line or '').strip()}"
-
-
-def _is_installed(file: str) -> bool:
-    return (
-        file.startswith(_INSTALLED) or "site-packages" in file or "dist-packages" in file or file.startswith("<frozen")
-    )
+    return [
+        f"    {name}:{frame.lineno}: {'' if frame.name == '<module>' else f'in {frame.name}: '}{(frame.line or '').strip()}"
+        for name, frame in user_frames
+    ]
 
 
 def _find_layer(error: BaseException) -> str:

@@ -1,31 +1,196 @@
-"""Wraps the user's loss as terms and weights, so that it is exact when a batch is split into micro-batches."""
+"""The user's own loss, and how the loss of a batch follows from those of its parts."""
 
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from drivetrain.data.custom import code_files, user_code
 from drivetrain.data.custom.arrays import describe
-from drivetrain.data.custom.loss_division import (
-    MAX_TRIAL_NUMBERS,
-    MIN_TRIAL_SAMPLES,
-    SPLITTABLE,
-    Count,
-    Division,
-    Refuse,
-    TorchMean,
-    invent_outputs,
-    sum_counts,
-    try_division,
-)
 from drivetrain.data.custom.user_errors import blame_user_code
-from drivetrain.errors import Problem, SpecError
+from drivetrain.data.to_device import onto
+from drivetrain.errors import OutOfMemory, Problem, SpecError
 from drivetrain.job.custom import CustomJob, CustomLossSpec
+
+TOLERANCE = 2e-5
+"""Relative difference that the order of float32 sums explains; a loss that is combined wrongly differs by more."""
+MIN_TRIAL_SAMPLES = 8
+"""Smallest number of samples in a trial, so that its parts have several sizes."""
+MAX_TRIAL_NUMBERS = 2**22
+"""Largest number of elements in the outputs of a trial."""
+WEIGHTED_MEANS: Sequence[tuple[Callable[..., Any], Callable[..., Tensor]]] = (
+    (nn.CrossEntropyLoss.forward, F.cross_entropy),
+    (nn.NLLLoss.forward, F.nll_loss),
+    (F.cross_entropy, F.cross_entropy),
+    (F.nll_loss, F.nll_loss),
+)
+"""Losses of torch whose mean divides by the weights of the labels that count; all others divide by the samples."""
+KEYWORDS = ("weight", "ignore_index", "label_smoothing", "reduction")
+"""Keywords of these losses; a loss with one of torch's older keywords is tried out instead."""
+SPLITTABLE = "to split batches, return one value for each sample, or give weight_of(targets): what the loss divides by"
+Refuse = Callable[[str, str, str], SpecError]
+"""Makes the error from what is wrong, what is possible, and what to do."""
+Count = Callable[[Any], Tensor]
+"""Computes the weight of N samples from their targets: one number for all, or one for each sample, shape (N,)."""
+ComputeLoss = Callable[[slice], Sequence[Tensor]]
+"""Computes the loss of some samples, its gradient, or other tensors that combine as the loss does."""
+
+
+@dataclass(frozen=True)
+class Division:
+    """How the loss of a batch is combined from those of its parts."""
+
+    count: Count | None = None
+    """Computes the weight of a part; None if it is the number of its samples."""
+    summed: bool = False
+    """Whether the loss is the sum of the losses of the parts, not their mean."""
+    obstacle: str = ""
+    """Why the loss cannot be combined from parts; empty if it can."""
+
+
+@dataclass(frozen=True)
+class TorchMean:
+    """Cross entropy or negative log likelihood of torch: a mean over the labels that count, by their weights."""
+
+    loss: Callable[..., Tensor]
+    settings: dict[str, Any]
+    """Its keywords: `weight`, `ignore_index`, `label_smoothing`."""
+
+    @classmethod
+    def of(cls, function: Any) -> TorchMean | None:
+        """Recognize such a loss in a module or a function; None if it is none, or no mean."""
+        implementation, settings = function, dict[str, Any]()
+        if isinstance(function, partial) and not function.args:
+            implementation, settings = function.func, dict(function.keywords)
+        elif isinstance(function, nn.Module):
+            implementation = type(function).forward
+            settings = {name: getattr(function, name) for name in KEYWORDS if hasattr(function, name)}
+        loss = next((loss for known, loss in WEIGHTED_MEANS if known is implementation), None)
+        if loss is None or not set(settings) <= set(KEYWORDS) or settings.pop("reduction", "mean") != "mean":
+            return None
+        return cls(loss, settings)
+
+    def terms(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The weighted terms, summed for each sample; shape (N,)."""
+        settings = dict(self.settings)
+        if settings.get("weight") is not None:
+            settings["weight"] = onto(outputs.device, settings["weight"])
+        return self.loss(outputs, targets, **settings, reduction="none").reshape(len(targets), -1).sum(dim=1)
+
+    def weights(self, targets: Tensor) -> Tensor:
+        """The weight of each sample, shape (N,). As in torch, class probabilities as targets have no weights."""
+        labels = targets.reshape(len(targets), -1)
+        if targets.is_floating_point():
+            return torch.full((len(targets),), targets[:1, 0].numel(), dtype=torch.float64, device=targets.device)
+        counts = labels.ne(self.settings.get("ignore_index", -100))
+        class_weights: Tensor | None = self.settings.get("weight")
+        if class_weights is None:
+            return counts.sum(dim=1, dtype=torch.float64)
+        weights = onto(targets.device, class_weights.detach()).double()[labels.clamp(0, len(class_weights) - 1)]
+        return torch.where(counts, weights, 0.0).sum(dim=1)
+
+
+def sum_counts(count: Count, targets: Any) -> Tensor:
+    """The weight of some samples together, in float64."""
+    return torch.as_tensor(count(targets)).double().sum()
+
+
+def try_division(
+    compute_loss: ComputeLoss,
+    samples: int,
+    name: str,
+    refuse: Refuse,
+    weight_of: Count | None,
+    targets_of: Callable[[slice], Any],
+    tolerance: float = TOLERANCE,
+) -> Division | None:
+    """Try how a loss is combined, on a batch of two samples or more and its parts; None if the batch has no loss.
+
+    `weight_of` gets what `targets_of` gives for some samples; without it, the number of samples is tried as weights, and
+    the sum. `tolerance` is the relative difference that rounding explains.
+
+    Raises:
+        SpecError: if `weight_of` raises, or is not what the loss divides by.
+    """
+    # The whole batch, then parts that together are the batch.
+    slices = [slice(0, samples), *(slice(*ends) for ends in pairwise(sorted({0, 1, 1 + samples // 3, samples})))]
+    # Each possible division, with the weights that it gives to the slices.
+    candidates = [
+        (Division(), [float(part.stop - part.start) for part in slices]),
+        (Division(summed=True), [1.0] * len(slices)),
+    ]
+    if weight_of is not None:
+        with blame_user_code(lambda error, action: refuse(f"weight_of raised {error}", "", action)):
+            candidates = [(Division(weight_of), [float(sum_counts(weight_of, targets_of(part))) for part in slices])]
+    try:
+        batch_values = [value.double() for value in compute_loss(slices[0])]
+    except Exception:  # the user's code may raise anything
+        return None
+    if not all(bool(value.isfinite().all()) for value in batch_values):
+        return None
+    try:
+        part_values = [[value.double() for value in compute_loss(part)] for part in slices[1:]]
+    except Exception as error:  # as above
+        return Division(obstacle=f"{name} raises {type(error).__name__} for a part of a batch")
+    for division, weights in candidates:
+        if _fits(weights, batch_values, part_values, tolerance):
+            return division
+    if weight_of is not None:
+        raise refuse(
+            f"{name} of a batch is not the mean over its parts weighted by weight_of",
+            "weight_of gives what the loss of some samples divides by: a number, or one for each",
+            "correct weight_of, or leave it out",
+        )
+    return Division(obstacle=f"{name} of a batch is neither the mean nor the sum over its parts")
+
+
+def _fits(
+    weights: Sequence[float], batch_values: list[Tensor], part_values: list[list[Tensor]], tolerance: float
+) -> bool:
+    """Whether the losses of the parts, each times its weight, sum up to those of the batch, times the first weight."""
+    batch_weight, *part_weights = weights
+    # A part of weight 0 is left out: it may have no loss (0 / 0).
+    weighted_parts = [
+        [weight * value for value in values] for weight, values in zip(part_weights, part_values, strict=True) if weight
+    ]
+    return bool(weighted_parts) and all(
+        _are_equal(batch_weight * batch_value, terms, tolerance)
+        for batch_value, terms in zip(batch_values, zip(*weighted_parts, strict=True), strict=True)
+    )
+
+
+def _are_equal(value: Tensor, terms: Sequence[Tensor], tolerance: float) -> bool:
+    """Whether a value is the sum of the terms, up to rounding relative to the sizes of the terms."""
+    parts = torch.stack(list(terms))
+    return bool((value - parts.sum(dim=0)).abs().max() <= tolerance * parts.abs().sum(dim=0).max())
+
+
+def cannot_split_error(description: str, obstacle: str) -> OutOfMemory:
+    """The error for a batch that does not fit into memory and cannot be split."""
+    action = f"lower train.batch_size; {SPLITTABLE}"
+    return OutOfMemory(f"{description}, and {obstacle}", "smaller batches, or a loss that can be split", action)
+
+
+def invent_outputs(outputs: Tensor, samples: int) -> Iterator[Tensor]:
+    """Yield two sets of outputs of `samples` samples, all different, in the range of the outputs of a network.
+
+    The first set has noise added; the second has none, for losses that take probabilities.
+    """
+    generator = torch.Generator().manual_seed(0)
+    shape = (samples, *[1] * (outputs.ndim - 1))
+    share, factor = (torch.rand(shape, generator=generator).to(outputs) for _ in range(2))
+    between = outputs[:1] + share * (outputs[-1:] - outputs[:1])
+    yield between + torch.randn(between.shape, generator=generator).to(outputs)
+    yield between * (0.5 + 0.5 * factor)
+
 
 # The possible results of a loss, for messages.
 POSSIBLE = "one term per sample, shape (N,), or their mean as a scalar"

@@ -6,13 +6,14 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyarrow
+from pyarrow import concat_tables, ipc, memory_map
 
 from drivetrain.data.decoded_size import DecodedSize
 from drivetrain.data.formats import shards
-
-if TYPE_CHECKING:
-    import pyarrow
+from drivetrain.data.formats.parquet_file import decode
 
 INDEX_MARK = b"ARROW1"
 """First bytes of a file with an index."""
@@ -36,15 +37,11 @@ class ArrowReader:
 
     def names(self) -> list[str]:
         """The column names."""
-        from pyarrow import memory_map
-
         with memory_map(str(self.files[0])) as source:
             return list(_open_stream(source).schema.names)
 
     def read(self, columns: Sequence[str], text: Sequence[str]) -> pyarrow.Table:
         """Read these columns; classes by their names."""
-        from pyarrow import concat_tables
-
         tables = [_read(path, self.key).select(list(columns)) for path in self.files]
         return concat_tables(tables, promote_options="default")
 
@@ -56,17 +53,11 @@ class ArrowReader:
 
 def schema(path: Path) -> pyarrow.Schema:
     """The columns of a file."""
-    from pyarrow import memory_map
-
     with memory_map(str(path)) as source:
         return _open_stream(source).schema
 
 
 def _read(path: Path, key: str) -> pyarrow.Table:
-    from pyarrow import ipc, memory_map
-
-    from drivetrain.data.formats.parquet_file import decode
-
     with memory_map(str(path)) as source:
         start = _seek_stream(source)
         size = DecodedSize(str(path), key)
@@ -78,8 +69,6 @@ def _read(path: Path, key: str) -> pyarrow.Table:
 
 
 def _open_stream(source: pyarrow.MemoryMappedFile) -> pyarrow.RecordBatchReader:
-    from pyarrow import ipc
-
     _seek_stream(source)
     return ipc.open_stream(source)
 

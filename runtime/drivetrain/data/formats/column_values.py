@@ -86,21 +86,16 @@ def texts(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
             column = compute.cast(compute.if_else(compute.is_nan(column), None, column), int64())
     if not (types.is_string(column.type) or types.is_large_string(column.type)):
         column = compute.cast(column, large_string() if types.is_string_view(column.type) else string())
-    trimmed = compute.utf8_trim_whitespace(plain(column))
+    composed = compose_text(column)
+    if composed is not column:  # not ASCII
+        column = compute.replace_substring_regex(composed, spelling.INVISIBLE_MARKS, "")
+    trimmed = compute.utf8_trim_whitespace(column)
     if _matches(trimmed, spelling.WHOLE_NUMBER) and not _matches(trimmed, spelling.FRACTION):
         trimmed = compute.replace_substring_regex(trimmed, spelling.WHOLE_NUMBER, r"\1")
     filled = trimmed.filter(compute.not_equal(trimmed, ""))
     if compute.all(compute.match_substring_regex(filled, spelling.TRUTH_VALUE)).as_py():
         trimmed = compute.utf8_lower(trimmed)
     return compute.if_else(compute.equal(trimmed, ""), None, trimmed)
-
-
-def plain(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
-    """A column of strings with `spelling.clean_text` of each cell."""
-    from pyarrow import compute
-
-    composed = compose_text(column)
-    return column if composed is column else compute.replace_substring_regex(composed, spelling.INVISIBLE_MARKS, "")
 
 
 def compose_text(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -89,24 +89,13 @@ def of_job(
     declared: Mapping[str, str], preprocessing: Mapping[str, Any], missing: Sequence[str] | None = None
 ) -> CsvFiles:
     """The files of a job; `preprocessing` is that of the run that it resumes or starts from, or empty."""
+    stored = preprocessing.get("csv", {})
+    form = {key: value for key, value in stored.items() if key not in ("percent", "units")}
+    units = dict.fromkeys(stored.get("percent", ()), "%") | stored.get("units", {})
     cells = tuple(missing or preprocessing.get("missing", ()))
-    return CsvFiles(declared, usual=_read_stored(preprocessing), units=_read_units(preprocessing), missing=cells)
+    return CsvFiles(declared, usual=Dialect(**form) if stored else None, units=units or None, missing=cells)
 
 
 def of_model(preprocessing: Mapping[str, Any], declared: Mapping[str, str]) -> CsvFiles:
     """New files for a trained model."""
-    cells = tuple(preprocessing.get("missing", ()))
-    return CsvFiles(declared, OPTION, _read_stored(preprocessing), units=_read_units(preprocessing), missing=cells)
-
-
-def _read_stored(preprocessing: Mapping[str, Any]) -> Dialect | None:
-    """The dialect that training stored; None if there is none."""
-    stored = preprocessing.get("csv", {})
-    form = {key: value for key, value in stored.items() if key not in ("percent", "units")}
-    return Dialect(**form) if stored else None
-
-
-def _read_units(preprocessing: Mapping[str, Any]) -> Mapping[str, str] | None:
-    """The units that training stored, by column; None if there are none."""
-    form = preprocessing.get("csv", {})
-    return dict.fromkeys(form.get("percent", ()), "%") | form.get("units", {}) or None
+    return replace(of_job(declared, preprocessing), option=OPTION)

@@ -9,13 +9,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pyarrow import ArrowInvalid, Table, compute, csv, string
+
 from drivetrain.data.formats import csv_layout, number_format, row_lines, text_encoding
-from drivetrain.data.formats.csv_dialect import SIGNS, CsvFiles, Dialect
+from drivetrain.data.formats.csv_dialect import CsvFiles, Dialect
 from drivetrain.errors import DataError
 from drivetrain.job.formatting import printable
 
-BLOCK_BYTES = 1 << 22
-"""Bytes that are read at once, both by the parser and in the search for quotes."""
 LARGEST_BLOCK = 1 << 28
 """Most bytes that are read at once, for a file with longer rows."""
 TAIL_BYTES = 1 << 16
@@ -24,10 +24,6 @@ MAX_LISTED_ROWS = 5
 """Largest number of rows of wrong length in a message."""
 _NAMELESS = "\0"
 """Starts the names of columns that have none in the file."""
-_SEPARATORS = re.escape("".join(SIGNS.values())).encode()
-_ESCAPED_QUOTE = re.compile(rb'\\"(?=[^"' + _SEPARATORS + rb"\s])")
-"""A backslash and a quote inside of a cell: in CSV, the quote would end the cell, and a separator would follow."""
-_JSON = re.compile(rb"[{\[]")
 
 
 class CsvReader:
@@ -40,13 +36,11 @@ class CsvReader:
     def __init__(self, path: Path, key: str, files: CsvFiles) -> None:
         self.path, self.key, self.files = path, key, files
         self.layout = csv_layout.find(path, key, files)
-        self.block = BLOCK_BYTES
-        check_quotes(path, key, self.layout.names)
+        self.block = csv_layout.BLOCK_BYTES
+        csv_layout.check_quotes(path, key, self.layout.names)
 
     def names(self) -> list[str]:
         """The column names in the header; raises DataError if there is none."""
-        from pyarrow import ArrowInvalid, csv
-
         if self.layout.blank:
             return list(self.layout.names)
         try:
@@ -67,8 +61,6 @@ class CsvReader:
         Raises:
             DataError: if rows have different numbers of cells, a quote is not closed, or numbers are not clear.
         """
-        from pyarrow import csv
-
         parse = partial(self._parse, csv.read_csv)
         nameless_columns = [f"{_NAMELESS}{i}" for i in range(self.layout.blank)]
         # An unclosed quote shows in the last column alone; elsewhere its row is too short.
@@ -88,7 +80,6 @@ class CsvReader:
         Raises:
             DataError: if rows have different numbers of cells, or numbers are not clear; names `key`.
         """
-        from pyarrow import Table, csv
 
         def block(path: Path, **options: Any) -> Any:
             with csv.open_csv(path, **options) as reader:
@@ -103,17 +94,16 @@ class CsvReader:
     def _read_numbers(self, table: Any, text: Sequence[str], parse: number_format.Parse, empty_count: int) -> Any:
         """Read the numbers of a parsed table in the form of the file, and add what was detected to `files`."""
         layout = self.layout
-        numbers_read = number_format.read(table, text, parse, self.key, self.path, layout.delimiter, self.files)
-        notes = [f"{self.path.name}: {note}" for note in numbers_read.notes]
+        table, decimal, number_notes, units = number_format.read(
+            table, text, parse, self.key, self.path, layout.delimiter, self.files
+        )
+        notes = [f"{self.path.name}: {note}" for note in number_notes]
         if empty_count:
             notes.append(f"{self.path.name}: {empty_count:,} empty rows at the end are left out")
-        dialect = Dialect(layout.delimiter, layout.encoding, numbers_read.decimal)
-        self.files.add(self.path, dialect, notes, numbers_read.units)
-        return numbers_read.table
+        self.files.add(self.path, Dialect(layout.delimiter, layout.encoding, decimal), notes, units)
+        return table
 
     def _parse(self, parse: Any, columns: Sequence[str], text: Sequence[str]) -> Any:
-        from pyarrow import ArrowInvalid, csv, string
-
         kinds = dict.fromkeys([*text, *(name for name in columns if name.startswith(_NAMELESS))], string())
         # A mark for no value must not turn a column of dates or of truth values into one of text.
         nothing = [*csv.ConvertOptions().null_values, *self.files.missing]
@@ -140,8 +130,6 @@ class CsvReader:
         return self.block > block
 
     def _read_options(self, **options: object) -> object:
-        from pyarrow import csv
-
         layout = self.layout
         if layout.blank:
             names = [*layout.names, *(f"{_NAMELESS}{i}" for i in range(layout.blank))]
@@ -151,14 +139,10 @@ class CsvReader:
         return csv.ReadOptions(encoding=layout.encoding, block_size=self.block, **options)
 
     def _parse_options(self, **options: object) -> object:
-        from pyarrow import csv
-
         return csv.ParseOptions(delimiter=self.layout.sign, newlines_in_values=True, **options)
 
     def _check_lengths(self) -> None:
         """Read the file again in one thread to find the rows that are too short or too long."""
-        from pyarrow import ArrowInvalid, csv
-
         if self.layout.encoding == "utf-8":
             # The message shows the text of rows with a wrong length.
             text_encoding.check(self.path, self.key)
@@ -204,8 +188,6 @@ class CsvReader:
             )
 
     def _check_nameless(self, column: Any) -> None:
-        from pyarrow import compute
-
         filled = compute.not_equal(compute.utf8_trim_whitespace(column), "").to_numpy(zero_copy_only=False)
         if filled.any():
             row = int(filled.argmax())
@@ -230,48 +212,3 @@ class CsvReader:
         with self.path.open("rb") as file:
             file.seek(max(0, self.path.stat().st_size - size))
             return file.read().replace(b"\0", b"")
-
-
-def check_quotes(path: Path, key: str, names: Sequence[str]) -> None:
-    """Check a file for quotes behind a backslash, and the header for apostrophes around each name.
-
-    Raises:
-        DataError: if there are any; names `key`.
-        OSError: if the file cannot be read.
-    """
-    if names and all(len(name) > 1 and name[0] == name[-1] == "'" for name in names):
-        raise DataError(
-            f"{key}: {path} has apostrophes around its cells: {printable(', '.join(names), 60)}",
-            'double quotes around cells, as in "a, b"',
-            "write the file again with double quotes, or without any where no cell needs them",
-        )
-    if line := _find_escaped_quote(path):
-        number, text = line
-        raise DataError(
-            f"{key}: {path} line {number}: a quote is written with a backslash: `{printable(text, 60)}`",
-            'a quote inside of a cell is written ""',
-            'write the file again: in R with write.csv or qmethod = "double", in pandas with doublequote=True',
-        )
-
-
-def _find_escaped_quote(path: Path) -> tuple[int, str] | None:
-    """Return the number and the text of the first line with a quote behind a backslash."""
-    if not _has_escaped_quote(path):
-        return None
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            # Programs write JSON into cells, with its own backslashes.
-            if _ESCAPED_QUOTE.search(line) and not _JSON.search(line):
-                return number, line.decode("utf-8", "replace").strip()
-    return None
-
-
-def _has_escaped_quote(path: Path) -> bool:
-    """Whether the file has a backslash before a quote at all, which few have."""
-    with path.open("rb") as file:
-        last = b""
-        while block := file.read(BLOCK_BYTES):
-            if b'\\"' in last + block:
-                return True
-            last = block[-1:]
-    return False

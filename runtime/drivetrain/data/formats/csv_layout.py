@@ -27,6 +27,12 @@ _SEPARATOR_LINE = re.compile(r'"?sep=(.)"?[;,\t]*(?:\r\n|\r|\n|$)', re.IGNORECAS
 _LINE_END = re.compile(r"\r\n|\n|\r")
 MAX_EXAMPLE_NAMES = 6
 """Largest number of column names in the example of a header."""
+BLOCK_BYTES = 1 << 22
+"""Bytes that are read at once, both by the parser and in the search for quotes."""
+_SEPARATORS = re.escape("".join(SIGNS.values())).encode()
+_ESCAPED_QUOTE = re.compile(rb'\\"(?=[^"' + _SEPARATORS + rb"\s])")
+"""A backslash and a quote inside of a cell: in CSV, the quote would end the cell, and a separator would follow."""
+_JSON = re.compile(rb"[{\[]")
 MIN_ROWS = 5
 """Smallest number of rows that show whether the first one is a header."""
 
@@ -67,15 +73,15 @@ def find(path: Path, key: str, files: CsvFiles, *, whole_file: bool = True) -> C
     encoding = text_encoding.find(path, key, files, None if whole_file else SAMPLE_BYTES)
     # Python's own limit is 131,072 characters; who reads the rows with its module begins here.
     csv.field_size_limit(MAX_CELL_CHARACTERS)
-    sample = _read_sample(path, encoding, files)
-    _check_lines_above(sample.readings, sample.skipped, path, key, files)
-    row_lines.note_skipped(path, sample.skipped)
-    declared = files.list_settings.get("delimiter") or sample.delimiter
-    delimiter = declared or _find_delimiter(path, key, files, sample.readings)
-    if delimiter not in sample.readings:
-        return CsvLayout(delimiter, encoding, (), skipped=sample.skipped, is_empty=sample.is_empty)
-    rows, lines = sample.readings[delimiter]
-    names, skipped = rows[0], sample.skipped
+    readings, skipped, named_delimiter, is_empty = _read_sample(path, encoding, files)
+    _check_lines_above(readings, skipped, path, key, files)
+    row_lines.note_skipped(path, skipped)
+    declared = files.list_settings.get("delimiter") or named_delimiter
+    delimiter = declared or _find_delimiter(path, key, files, readings)
+    if delimiter not in readings:
+        return CsvLayout(delimiter, encoding, (), skipped=skipped, is_empty=is_empty)
+    rows, lines = readings[delimiter]
+    names = rows[0]
     check_header(rows, path, key)
     blank = _count_blank_columns(names, rows[1:])
     named = names[: len(names) - blank] if _is_blank(names[len(names) - blank :]) else names
@@ -88,20 +94,13 @@ Readings = dict[str, tuple[Rows, list[int]]]
 """By the name of a separator: the rows of a file, and for each the number of lines up to its end."""
 
 
-@dataclass(frozen=True)
-class _Sample:
-    """The start of a file, read with each separator."""
+def _read_sample(path: Path, encoding: str, files: CsvFiles) -> tuple[Readings, int, str | None, bool]:
+    """Read the start of a file; more of it until there is a row below the header, whatever the separator is.
 
-    readings: Readings
-    skipped: int
-    """Lines above the header."""
-    delimiter: str | None
-    """The separator that the file's first line names, as in `sep=;`."""
-    is_empty: bool
-
-
-def _read_sample(path: Path, encoding: str, files: CsvFiles) -> _Sample:
-    """Read the start of a file; more of it until there is a row below the header, whatever the separator is."""
+    Returns:
+        The start, read with each separator; the lines above the header; the separator that the first line names, as in
+        `sep=;`; and whether the file has only empty lines.
+    """
     size = SAMPLE_BYTES
     while True:
         with path.open("rb") as file:
@@ -120,7 +119,7 @@ def _read_sample(path: Path, encoding: str, files: CsvFiles) -> _Sample:
             break
         size *= 4
     named_delimiter = next((name for name, sign in SIGNS.items() if first and sign == first[1]), None)
-    return _Sample(readings, skipped, named_delimiter, complete and not body.strip())
+    return readings, skipped, named_delimiter, complete and not body.strip()
 
 
 def _count_blank_columns(names: list[str], rows: Rows) -> int:
@@ -157,7 +156,7 @@ def _check_lines_above(readings: Readings, skipped: int, path: Path, key: str, f
         return
     # What looks like cells is no header, so the lines above it are rows, too.
     columns = zip(names, zip(*below, strict=True), strict=True)
-    if len(set(names)) < width or any(is_value(name, cells) for name, cells in columns):
+    if len(set(names)) < width or any(not name.strip() or is_number(name) or name in cells for name, cells in columns):
         return
     raise DataError(
         f"{key}: {path} has lines above its header, such as `{printable(', '.join(rows[0]), 60)}`; "
@@ -273,11 +272,6 @@ def is_number(cell: str) -> bool:
     return True
 
 
-def is_value(name: str, cells: Sequence[str]) -> bool:
-    """Whether the name of a column is rather one of its cells: empty, a number, or the same as another."""
-    return not name.strip() or is_number(name) or name in cells
-
-
 def read_names(path: Path, key: str, files: CsvFiles) -> list[str] | None:
     """Return the column names; None where only the reader of the whole file can tell.
 
@@ -293,7 +287,7 @@ def read_names(path: Path, key: str, files: CsvFiles) -> list[str] | None:
     if not layout.names:
         return None
     if not layout.rows:
-        raise DataError(f"{key}: {path} has a header and no rows", "at least one row", "check how the file was written")
+        raise header_only_error(path, key)
     check_names(layout.names, path, key)
     return list(layout.names)
 
@@ -320,6 +314,56 @@ def check_names(names: Sequence[str], path: Path, key: str) -> None:
         )
 
 
+def header_only_error(path: Path, key: str) -> DataError:
+    """The error for a file with a header alone."""
+    return DataError(f"{key}: {path} has a header and no rows", "at least one row", "check how the file was written")
+
+
 def no_rows_error(path: Path, key: str) -> DataError:
     """The error for a file without any text."""
     return DataError(f"{key}: {path} has no rows", "a header and at least one row", "check how the file was written")
+
+
+def check_quotes(path: Path, key: str, names: Sequence[str]) -> None:
+    """Check a file for quotes behind a backslash, and the header for apostrophes around each name.
+
+    Raises:
+        DataError: if there are any; names `key`.
+        OSError: if the file cannot be read.
+    """
+    if names and all(len(name) > 1 and name[0] == name[-1] == "'" for name in names):
+        raise DataError(
+            f"{key}: {path} has apostrophes around its cells: {printable(', '.join(names), 60)}",
+            'double quotes around cells, as in "a, b"',
+            "write the file again with double quotes, or without any where no cell needs them",
+        )
+    if line := _find_escaped_quote(path):
+        number, text = line
+        raise DataError(
+            f"{key}: {path} line {number}: a quote is written with a backslash: `{printable(text, 60)}`",
+            'a quote inside of a cell is written ""',
+            'write the file again: in R with write.csv or qmethod = "double", in pandas with doublequote=True',
+        )
+
+
+def _find_escaped_quote(path: Path) -> tuple[int, str] | None:
+    """Return the number and the text of the first line with a quote behind a backslash."""
+    if not _has_escaped_quote(path):
+        return None
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            # Programs write JSON into cells, with its own backslashes.
+            if _ESCAPED_QUOTE.search(line) and not _JSON.search(line):
+                return number, line.decode("utf-8", "replace").strip()
+    return None
+
+
+def _has_escaped_quote(path: Path) -> bool:
+    """Whether the file has a backslash before a quote at all, which few have."""
+    with path.open("rb") as file:
+        last = b""
+        while block := file.read(BLOCK_BYTES):
+            if b'\\"' in last + block:
+                return True
+            last = block[-1:]
+    return False

@@ -8,14 +8,14 @@ from collections.abc import Iterable, Sequence
 from io import BytesIO
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import pyarrow
+from pyarrow import ArrowInvalid, compute, schema, string, timestamp, types
+from pyarrow import json as reader
 
 from drivetrain.data.decoded_size import DecodedSize
 from drivetrain.errors import DataError
 from drivetrain.job.formatting import printable
-
-if TYPE_CHECKING:
-    import pyarrow
 
 EMPTY_CELL_BYTES = 4
 """Bytes that an empty cell takes: one of a number takes 8, one of a truth value a bit."""
@@ -26,6 +26,9 @@ _KEY = re.compile(rb'"([^"\\]*(?:\\.[^"\\]*)*)"\s*:')
 
 _ZONE = r":\d\d(\.\d+)?\s*(Z|[+-]\d\d:?(\d\d)?)$"
 """Pattern for the end of a time with a zone."""
+_TYPE_NAMES: dict[type, str] = {bool: "true or false", str: "text", list: "a list", dict: "an object"}
+_TYPE_NAMES |= dict.fromkeys((int, float), "a number")
+"""The types of cells, in words; null has none."""
 LARGEST_BLOCK = 1 << 28
 """Most bytes that are read at once of a file with long lines."""
 
@@ -48,8 +51,6 @@ class JsonlReader:
 
     def read(self, columns: Sequence[str], text: Sequence[str]) -> pyarrow.Table:
         """Read these columns; a key that a line lacks gives an empty cell."""
-        from pyarrow import schema, string, types
-
         table = _read_table(self.path, self.key)
         # Text that looks like a time would be returned in another form.
         changed = [name for name in text if types.is_temporal(table.schema.field(name).type)]
@@ -59,8 +60,6 @@ class JsonlReader:
 
     def head(self, rows: int) -> tuple[pyarrow.Table, int]:
         """The first rows, and the approximate number of all rows."""
-        from pyarrow import json as reader
-
         with self.path.open("rb") as file:
             lines = list(islice(file, rows))
         size = sum(map(len, lines))
@@ -70,9 +69,6 @@ class JsonlReader:
 
 
 def _read_table(path: Path, key: str, schema: object = None) -> pyarrow.Table:
-    from pyarrow import ArrowInvalid
-    from pyarrow import json as reader
-
     parsing = reader.ParseOptions(explicit_schema=schema)
     try:
         return reader.read_json(path, parse_options=parsing)
@@ -101,8 +97,6 @@ def _check_keys(lines: Iterable[bytes], size: int, path: Path, key: str) -> None
 
 def _restore_zones(table: pyarrow.Table, path: Path, key: str, text: Sequence[str]) -> pyarrow.Table:
     """Read times with a zone again, since the reader drops the zone; a column where only some have one stays text."""
-    from pyarrow import compute, schema, string, timestamp, types
-
     times = [field.name for field in table.schema if types.is_timestamp(field.type) and field.name not in text]
     if not times:
         return table
@@ -136,17 +130,11 @@ def _check_lines(path: Path, key: str) -> None:
             if not isinstance(value, dict):
                 raise _line_error(f"{line_title} is not an object: {_quote_line(line)}")
             for name, cell in value.items():
-                kind = _name_type(cell)
+                kind = _TYPE_NAMES.get(type(cell), "")
                 first_kind, first_line = first_uses.setdefault(name, (kind, number)) if kind else ("", 0)
                 if kind and kind != first_kind:
                     description = f'{line_title}: "{name}" is {kind}, in line {first_line} it is {first_kind}'
                     raise DataError(description, "one type for each key", "write all of them as text, or as numbers")
-
-
-def _name_type(cell: object) -> str:
-    """The type of a cell, in words; empty for null."""
-    names = {bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list", dict: "an object"}
-    return names.get(type(cell), "")
 
 
 def _quote_line(line: bytes) -> str:

@@ -8,7 +8,7 @@ import struct
 import tokenize
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from drivetrain.data import decoded_size
+from drivetrain.errors import DataError
 
+WRITE = "write it with numpy.savez_compressed, without Python objects"
+"""What to do about a file that cannot be read."""
 MAX_HEADER_BYTES = 1 << 16
 """Bytes of a member within which its header ends: numpy writes 128, and refuses more than 10,000 characters."""
 COMPRESSIONS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
@@ -42,6 +45,39 @@ def open_npz(path: Path) -> Iterator[Any]:
         raw.seek(0)
         with np.load(raw, allow_pickle=False) as file:
             yield file
+
+
+@contextmanager
+def refuse_unreadable(path: Path, key: str, possible: str, action: str) -> Iterator[None]:
+    """Raise a DataError if the file cannot be read in the block; `key` is empty for a file of the command line."""
+    try:
+        yield
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError, NotImplementedError) as error:
+        reason = "it is empty" if isinstance(error, EOFError) else str(error) or type(error).__name__
+        if "pickle" in reason:
+            reason = "it contains Python objects (pickle), which are never loaded, or is no .npz file"
+        raise DataError(f"{_name_file(path, key)} cannot be read: {reason}", possible, action) from None
+
+
+def read_arrays(
+    path: Path, key: str, names: Sequence[str], possible: str, save: str, action: str = WRITE
+) -> dict[str, npt.NDArray[np.generic]]:
+    """Read arrays by their names.
+
+    Args:
+        key: the spec key that names the file; empty for one of the command line.
+        possible: the arrays of such a file, for messages.
+        save: the call that saves them.
+        action: what to do about a file that cannot be read.
+
+    Raises:
+        DataError: if the file cannot be read, or lacks an array.
+    """
+    with refuse_unreadable(path, key, possible, action), open_npz(path) as file:
+        if missing := [name for name in names if name not in file.files]:
+            given = f"{_name_file(path, key)} has the arrays {', '.join(file.files) or 'none'}"
+            raise DataError(given, possible, f"save {' and '.join(missing)} too: {save}")
+        return {name: member(file, name, path, key) for name in names}
 
 
 def member(file: Any, name: str, path: Path, key: str) -> npt.NDArray[np.generic]:
@@ -78,6 +114,10 @@ def shapes(path: Path) -> dict[str, Shape]:
             return {name.removesuffix(".npy"): _read_header(archive, name) for name in archive.namelist()}
         except (MemoryError, *_FAILURES) as error:
             raise ValueError(str(error) or type(error).__name__) from None
+
+
+def _name_file(path: Path, key: str) -> str:
+    return f"{key}: {path}" if key else str(path)
 
 
 def _read_header(archive: zipfile.ZipFile, entry: str) -> Shape:

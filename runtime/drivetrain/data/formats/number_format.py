@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pyarrow import array, bool_, compute, float64, int64, types
+
 from drivetrain.data.formats import number_marks, row_lines
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.formats.number_marks import MISSING_NUMBERS
@@ -63,21 +65,9 @@ class _Column:
     """How many cells have a mark for no value, by the mark."""
 
 
-@dataclass
-class NumbersRead:
-    """A table whose numbers were read."""
-
-    table: Any
-    decimal: str | None
-    """The decimal sign: point or comma; None if no number shows it."""
-    notes: list[str] = field(default_factory=list)
-    units: dict[str, str] = field(default_factory=dict)
-    """Columns with a percent sign or a unit, each with the sign."""
-
-
 def read(
     table: Any, text: Sequence[str], parse: Parse, key: str, path: Path, delimiter: str, files: CsvFiles
-) -> NumbersRead:
+) -> tuple[Any, str | None, list[str], dict[str, str]]:
     """Read the numbers of a parsed table that its parser took for text, or read by the rules of another language.
 
     Args:
@@ -86,11 +76,13 @@ def read(
         parse: reads columns of the file again, as text.
         files: what is declared, and the dialect that decides if the file does not show it.
 
+    Returns:
+        The table, the decimal sign (point or comma; None if no number shows it), notes, and the percent sign or unit of
+        each column that has one.
+
     Raises:
         DataError: if the decimal sign is not clear.
     """
-    from pyarrow import types
-
     table, notes = _read_truth(table, text, files.missing)
     kinds = {field.name: field.type for field in table.schema if field.name not in text}
     text_columns = [name for name, kind in kinds.items() if types.is_string(kind)]
@@ -98,7 +90,7 @@ def read(
     declared = files.list_settings.get("decimal")
     if not suspects and delimiter != "semicolon" and declared != "comma":
         notes += _check_units_of_training(table, kinds, {}, key, path, files)
-        return NumbersRead(table, declared, notes)
+        return table, declared, notes, {}
     float_columns = [name for name, kind in kinds.items() if types.is_floating(kind)]
     names = [*suspects, *float_columns]
     raw: Any = parse(names, names) if names else {}
@@ -117,13 +109,11 @@ def read(
         elif column.sign:
             units[clean_text(column.name)] = column.sign
     notes += _check_units_of_training(table, kinds, units, key, path, files)
-    return NumbersRead(table, decimal, notes, units)
+    return table, decimal, notes, units
 
 
 def _read_truth(table: Any, text: Sequence[str], missing: Sequence[str]) -> tuple[Any, list[str]]:
     """Convert text columns that have only truth values and marks for no value to truth values; also returns notes."""
-    from pyarrow import array, bool_, compute, types
-
     notes = []
     for position, part in enumerate(table.schema):
         if part.name in text or not types.is_string(part.type):
@@ -153,8 +143,6 @@ def _check_units_of_training(
 
     Zeros and empty cells are the same in both forms.
     """
-    from pyarrow import compute, types
-
     notes: list[str] = []
     if files.units is None:
         return notes
@@ -186,8 +174,6 @@ def _describe_sign(sign: str) -> str:
 
 def _looks_numeric(column: Any, missing: Sequence[str]) -> bool:
     """Whether at least half of the distinct texts are numbers, and one is in a form that is to be found out."""
-    from pyarrow import compute
-
     distinct = compute.unique(column)
     start = distinct.slice(0, SAMPLED_TEXTS)
     if _count_matches(start, _STARTS) < len(start) / 10:
@@ -210,8 +196,6 @@ def _looks_numeric(column: Any, missing: Sequence[str]) -> bool:
 
 def _check_unit(column: _Column, converted: Any, key: str, path: Path) -> None:
     """Refuse numbers of which some are in percent: 50% would be 50, and 0.5 beside it 0.5. And of which some have a unit."""
-    from pyarrow import compute, types
-
     if column.sign in ("", *CURRENCIES) or types.is_string(converted.type):
         return
     row = compute.index(compute.and_(column.bare, compute.not_equal(converted, 0)), True).as_py()
@@ -225,15 +209,11 @@ def _check_unit(column: _Column, converted: Any, key: str, path: Path) -> None:
 
 
 def _count_matches(cells: Any, pattern: str) -> int:
-    from pyarrow import compute
-
     return int(compute.sum(compute.match_substring_regex(cells, pattern)).as_py() or 0)
 
 
 def _clean_cells(column: Any, name: str, missing: Sequence[str]) -> _Column:
     """Trim the cells of a text column, empty its marks for no value, and remove its sign or unit."""
-    from pyarrow import array, compute
-
     cells = compute.utf8_trim(column, _SPACES)
     marks = number_marks.count_missing_marks(cells)
     empty = compute.is_in(cells, array([*MISSING_NUMBERS, *missing], cells.type))
@@ -288,8 +268,6 @@ def _find_decimal(
 
 def _find_first_match(columns: Sequence[_Column], path: Path, pattern: str) -> str:
     """The first cell that matches, with its place; empty if none does."""
-    from pyarrow import compute
-
     for column in columns:
         row = compute.index(number_marks.match(column.cells, pattern), True).as_py()
         if row >= 0:
@@ -300,8 +278,6 @@ def _find_first_match(columns: Sequence[_Column], path: Path, pattern: str) -> s
 
 def _convert_numbers(column: _Column, decimal: str) -> tuple[Any, list[str]]:
     """Convert a column to numbers, or to text with decimal points if a cell is no number; also returns notes."""
-    from pyarrow import compute, float64, int64
-
     cells = column.cells
     good = number_marks.match(cells, _fill_in_signs(_NUMBER, decimal))
     point, thousands = (".", ",") if decimal == "point" else (",", ".")

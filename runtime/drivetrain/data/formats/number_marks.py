@@ -38,7 +38,8 @@ _DIGITS = (
     r"(?:\d+(?:[.,]\d*)?|[.,]\d+|\d{1,3}(?:[.,'\x{2019}\x{00a0}\x{202f}\x{2009} ]\d{3})+(?:[.,]\d+)?)(?:[eE][-+]?\d+)?"
 )
 _CURRENCY_OR_UNIT = r"(?:\s*[%€$£°].{0,4}|[\s\x{00a0}]+[^\d\s,;:()\-]{1,8})?"
-_ANY_NUMBER = rf"^\(?[-+\x{{2212}}\x{{2013}}]?\s*[%€$£]?\s*{_DIGITS}{_CURRENCY_OR_UNIT}\)?-?$"
+ANY_NUMBER = rf"^\(?[-+\x{{2212}}\x{{2013}}]?\s*[%€$£]?\s*{_DIGITS}{_CURRENCY_OR_UNIT}\)?-?$"
+"""Pattern of a number in any form, with or without a unit."""
 
 
 def unify_signs(cells: Any) -> Any:
@@ -77,11 +78,6 @@ def remove_unit(cells: Any, unit: str) -> Any:
     has_unit = compute.and_(compute.ends_with(cells, unit), compute.match_substring_regex(cells, _NUMBER_WITH_UNIT))
     bare = compute.utf8_rtrim_whitespace(compute.utf8_slice_codeunits(cells, 0, -len(unit)))
     return compute.if_else(has_unit, bare, cells)
-
-
-def match_numbers(cells: Any) -> Any:
-    """Whether each cell is a number in any form, with or without a unit; a boolean array, false for empty cells."""
-    return match(cells, _ANY_NUMBER)
 
 
 def match(cells: Any, pattern: str) -> Any:

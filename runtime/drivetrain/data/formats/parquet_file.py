@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyarrow
+from pyarrow import ArrowInvalid, Table, chunked_array, compute, concat_tables, parquet, string, types
 
 from drivetrain.data import decoded_size
 from drivetrain.data.decoded_size import DecodedSize
 from drivetrain.data.formats import shards
 from drivetrain.data.streaming.ranged_file import RangedFile
 from drivetrain.errors import DataError
-
-if TYPE_CHECKING:
-    import pyarrow
 
 MAX_CHUNK_BYTES = 1 << 30
 """Most bytes of text in a chunk that is converted at once."""
@@ -42,8 +42,6 @@ class ParquetReader:
 
     def names(self) -> list[str]:
         """The column names."""
-        from pyarrow import ArrowInvalid, parquet
-
         try:
             return list(parquet.read_schema(self.path).names)
         except ArrowInvalid as error:
@@ -57,14 +55,10 @@ class ParquetReader:
 
     def read(self, columns: Sequence[str], text: Sequence[str]) -> pyarrow.Table:
         """Read these columns; dictionary columns as their values, classes by their names."""
-        from pyarrow import concat_tables
-
         return concat_tables([self._read(path, columns) for path in self.files], promote_options="default")
 
     def head(self, rows: int) -> tuple[pyarrow.Table, int]:
         """The first rows, and the number of all rows."""
-        from pyarrow import parquet
-
         count = sum(parquet.read_metadata(path).num_rows for path in self.files)
         return self._read(self.path, self.names(), rows), count
 
@@ -82,8 +76,6 @@ def decode(table: pyarrow.Table, subject: str, key: str) -> pyarrow.Table:
     Raises:
         DataError: if the values do not fit into memory.
     """
-    from pyarrow import chunked_array, compute, types
-
     for index, field in enumerate(table.schema):
         column = table[field.name]
         if types.is_dictionary(column.type):
@@ -100,8 +92,6 @@ def decode(table: pyarrow.Table, subject: str, key: str) -> pyarrow.Table:
 
 
 def _take_values(chunk: pyarrow.DictionaryArray) -> pyarrow.Array:
-    from pyarrow import string, types
-
     values = chunk.dictionary
     # Views cannot be taken from a dictionary.
     return (values.cast(string()) if types.is_string_view(values.type) else values).take(chunk.indices)
@@ -109,8 +99,6 @@ def _take_values(chunk: pyarrow.DictionaryArray) -> pyarrow.Array:
 
 def _cast_to_string(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
     """Text of any type as `string`, whose chunks hold two gigabytes at most."""
-    from pyarrow import chunked_array, string
-
     chunks = list(column.chunks)
     small = []
     while chunks:
@@ -124,8 +112,6 @@ def _cast_to_string(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
 
 
 def _count_value_bytes(column: pyarrow.ChunkedArray) -> int:
-    from pyarrow import compute, types
-
     size, kind = 0, column.type.value_type
     for chunk in column.chunks:
         if types.is_primitive(kind) or types.is_fixed_size_binary(kind):
@@ -178,8 +164,6 @@ def read_table(
         DataError: if they do not fit into memory.
         pyarrow.ArrowException, OSError: if the file cannot be read.
     """
-    from pyarrow import ArrowInvalid, Table, parquet
-
     with parquet.ParquetFile(source) as opened:
         schema = opened.schema_arrow
         # Parts that grow while they are decoded take memory beside those that are done.
@@ -216,8 +200,6 @@ def read_batches(
         DataError: if the lists of a column, or one of its pages, do not fit into memory.
         pyarrow.ArrowException, OSError: if the file cannot be read.
     """
-    from pyarrow import parquet
-
     with parquet.ParquetFile(source) as opened:
         for group in range(opened.num_row_groups):
             limit = decoded_size.free_memory()
@@ -267,8 +249,6 @@ def _count_bytes(opened: Any, source: Path | RangedFile, group: int, chunk: _Chu
     # Few rows need no count, even if each had the longest text.
     if chunk.values * max(4, _estimate_longest_value(opened, source, group, chunk, limit)) <= limit // MEMORY_PARTS:
         return declared
-    from pyarrow import compute
-
     size = 0
     rows = max(1, min(MAX_BATCH_ROWS, limit // MEMORY_PARTS // chunk.average))
     for arrays in _read_dictionaries(opened, source, group, chunk, rows):
@@ -288,8 +268,6 @@ def _estimate_longest_value(opened: Any, source: Path | RangedFile, group: int, 
         return chunk.unpacked
     if not chunk.has_dictionary:
         return chunk.average
-    from pyarrow import compute
-
     for arrays in _read_dictionaries(opened, source, group, chunk, FIRST_ROWS):
         dictionaries = [array.dictionary for array in arrays if len(array.dictionary)]
         if longest := [compute.max(compute.binary_length(values)).as_py() for values in dictionaries]:
@@ -301,8 +279,6 @@ def _read_dictionaries(
     opened: Any, source: Path | RangedFile, group: int, chunk: _Chunk, rows: int
 ) -> Iterator[list[Any]]:
     """Yield the arrays with a dictionary of a column of a row group, for `rows` rows at a time."""
-    from pyarrow import parquet
-
     with parquet.ParquetFile(source, metadata=opened.metadata, read_dictionary=[chunk.path]) as file:
         for batch in file.iter_batches(rows, row_groups=[group], columns=[chunk.path]):
             yield [array for column in batch.columns for array in _iterate_dictionaries(column)]
@@ -310,8 +286,6 @@ def _read_dictionaries(
 
 def _iterate_dictionaries(array: Any) -> Iterator[Any]:
     """Yield the arrays with a dictionary inside of an array of structs and lists."""
-    from pyarrow import types
-
     if types.is_dictionary(array.type):
         yield array
     elif types.is_struct(array.type):

@@ -54,7 +54,7 @@ def _list_row_lines(path: Path, changed: int, size: int, skipped: int) -> array[
     starts = array("I")
     line, first, start = 1, 1, 0
     for token in _TOKEN.finditer(text):
-        line += _count_line_breaks(token[0])
+        line += token[0].count("\n") + token[0].count("\r") - token[0].count("\r\n")
         if token[0][0] != '"':
             if first > skipped:
                 _add_row(starts, text[start : token.start()], first)
@@ -67,7 +67,3 @@ def _add_row(starts: array[int], row: str, line: int) -> None:
     """Add the line of a row; empty lines and a first line `sep=;` are no rows."""
     if row and not (line == 1 and _SEPARATOR_LINE.fullmatch(row)):
         starts.append(line)
-
-
-def _count_line_breaks(text: str) -> int:
-    return text.count("\n") + text.count("\r") - text.count("\r\n")

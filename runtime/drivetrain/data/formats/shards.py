@@ -1,7 +1,8 @@
 """Tables in several files, as the datasets library writes them: `train-00000-of-00002.parquet` and its siblings.
 
 The hub's own Parquet files of a dataset are called 0000.parquet, 0001.parquet and so on, in a folder for each split. Elsewhere
-such names say nothing: one of the files can be for validation.
+such names say nothing: one of the files can be for validation. Numbers of classes get the names that the table itself stores,
+or that the README.md of a dataset in the hub's cache declares.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drivetrain.data import decoded_size
 from drivetrain.errors import DataError
+from drivetrain.pretrained.hub_dataset_files import README, read_header
 
 if TYPE_CHECKING:
     import pyarrow
@@ -64,12 +66,8 @@ def siblings(path: str, paths: Sequence[str]) -> list[str]:
 
 def snapshot(path: Path) -> Path | None:
     """The folder of a dataset's commit in the hub's cache that contains a file; None for files elsewhere."""
-    return next((folder for folder in path.parents if _is_snapshot(folder)), None)
-
-
-def _is_snapshot(folder: Path) -> bool:
-    """Whether a folder is that of a dataset's commit in the hub's cache."""
-    return folder.parent.name == "snapshots" and folder.parent.parent.name.startswith("datasets--")
+    commits = (folder for folder in path.parents if folder.parent.name == "snapshots")
+    return next((folder for folder in commits if folder.parent.parent.name.startswith("datasets--")), None)
 
 
 def _list_numbered(path: Path, key: str) -> list[Path]:
@@ -133,3 +131,46 @@ def _read_class_names(metadata: dict[bytes, bytes]) -> dict[str, list[str]]:
         }
     except (KeyError, TypeError, ValueError, AttributeError):
         return {}
+
+
+def find_declared_names(path: Path) -> dict[str, list[str]]:
+    """Class names by column of the dataset that a file in the cache belongs to; none for other files."""
+    folder = snapshot(path)
+    if folder is None:
+        return {}
+    try:
+        readme = (folder / README).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return {}
+    return parse_declared_names(readme, path.relative_to(folder))
+
+
+def parse_declared_names(readme: str, path: Path) -> dict[str, list[str]]:
+    """Class names by column, from the configuration whose name is a part of the path, or from the only one."""
+    dataset_info = read_header(readme).get("dataset_info")
+    configurations = [
+        row for row in (dataset_info if isinstance(dataset_info, list) else [dataset_info]) if isinstance(row, dict)
+    ]
+    matching = [row for row in configurations if str(row.get("config_name")) in path.parts] or configurations
+    if len(matching) != 1:
+        return {}
+    features = matching[0].get("features")
+    rows = [row for row in features if isinstance(row, dict)] if isinstance(features, list) else []
+    return dict(_iterate_class_names(rows))
+
+
+def _iterate_class_names(rows: list[dict[str, object]]) -> Iterator[tuple[str, list[str]]]:
+    """Yield each column of classes with the names of its classes, in the order of their numbers."""
+    for row in rows:
+        kind = row.get("dtype")
+        label = kind.get("class_label") if isinstance(kind, Mapping) else None
+        names = label.get("names") if isinstance(label, Mapping) else None
+        texts = names.values() if isinstance(names, Mapping) else names if isinstance(names, list) else ()
+        if any(isinstance(text, list | dict) for text in texts):
+            # YAML references to lists of references would be written out to gigabytes.
+            continue
+        if isinstance(names, list):
+            yield str(row.get("name")), [str(name) for name in names]
+        elif isinstance(names, Mapping) and sorted(map(str, names)) == sorted(map(str, range(len(names)))):
+            by_number = {str(number): str(name) for number, name in names.items()}
+            yield str(row.get("name")), [by_number[str(number)] for number in range(len(names))]

@@ -7,24 +7,20 @@ separator in a text is not quoted, and then the rows around it cannot be trusted
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from drivetrain.data import decoded_size
 from drivetrain.data.formats import (
-    arrow_file,
     column_values,
     csv_layout,
-    hub_classes,
-    jsonl_file,
-    parquet_file,
     shards,
     table_paths,
     text_encoding,
 )
 from drivetrain.data.formats.csv_dialect import CsvFiles
-from drivetrain.data.formats.csv_file import CsvReader
 from drivetrain.data.labels import list_names
 from drivetrain.errors import DataError, nearest
 from drivetrain.system.spelling import clean_text
@@ -66,10 +62,8 @@ def read(
     Raises:
         DataError: if it cannot be read, has no rows, has two columns of one name, or lacks a column; names `key`.
     """
-    suffix = _check_suffix(path, key)
     required = required or {}
-    try:
-        reader = _build_reader(path, suffix, key, csv)
+    with _open(path, key, csv) as reader:
         raw_column_names = reader.names()
         names = list(map(clean_text, raw_column_names))
         csv_layout.check_names(names, path, key)
@@ -79,13 +73,11 @@ def read(
         text_names = [name for name in raw_names if name in text]
         table = reader.read(list(raw_names.values()), [raw_names[name] for name in text_names])
         # Names in the table itself, as the datasets library stores them, come first.
-        table = shards.with_names(table, hub_classes.find_names(path))
+        table = shards.with_names(table, shards.find_declared_names(path))
         table = as_text(_rename(table, list(raw_names)), text_names)
         # Readers accept text that is not UTF-8.
         table.validate(full=True)
-    except _list_failures() as error:
-        raise _unreadable_error(path, suffix, key, error) from None
-    _check_content(table, path, suffix, key)
+    _check_content(table, path, key)
     if csv and csv.missing:
         for position, name in enumerate(table.column_names):
             table = table.set_column(position, name, column_values.empty_cells(table[name], csv.missing))
@@ -98,16 +90,13 @@ def head(path: Path, key: str, rows: int, csv: CsvFiles | None = None) -> tuple[
     Raises:
         DataError: as from `read`, for problems in the first rows.
     """
-    suffix = _check_suffix(path, key)
-    try:
-        table, count = _build_reader(path, suffix, key, csv).head(rows)
-        table = shards.with_names(table, hub_classes.find_names(path))
+    with _open(path, key, csv) as reader:
+        table, count = reader.head(rows)
+        table = shards.with_names(table, shards.find_declared_names(path))
         table = _rename(table, list(map(clean_text, table.column_names)))
         csv_layout.check_names(table.column_names, path, key)
         table.validate(full=True)
-    except _list_failures() as error:
-        raise _unreadable_error(path, suffix, key, error) from None
-    _check_content(table, path, suffix, key)
+    _check_content(table, path, key)
     return table, count
 
 
@@ -116,21 +105,12 @@ def _rename(table: pyarrow.Table, names: list[str]) -> pyarrow.Table:
     return table.rename_columns(names).replace_schema_metadata(table.schema.metadata)
 
 
-def _unreadable_error(path: Path, suffix: str, key: str, error: Exception) -> DataError:
-    """The error for a file that its reader refused; a separate one for text that is not UTF-8."""
-    if isinstance(error, MemoryError):
-        return decoded_size.too_large_error(f"{path} does not fit into memory", key)
-    if suffix == ".jsonl":
-        text_encoding.check(path, key)
-    return DataError(f"{key}: {path} cannot be read: {_describe_error(error)}", POSSIBLE, "write the file again")
-
-
-def _check_content(table: pyarrow.Table, path: Path, suffix: str, key: str) -> None:
-    if suffix not in (".parquet", ".arrow") and any("binary" in str(field.type) for field in table.schema):
+def _check_content(table: pyarrow.Table, path: Path, key: str) -> None:
+    if path.suffix.lower() not in (".parquet", ".arrow") and any("binary" in str(field.type) for field in table.schema):
         # pyarrow's message for text that is not UTF-8.
         text_encoding.check(path, key)
     if not len(table):
-        raise DataError(f"{key}: {path} has a header and no rows", "at least one row", "check how the file was written")
+        raise csv_layout.header_only_error(path, key)
 
 
 def check_wanted(names: Collection[str], required: Mapping[str, str], path: Path) -> None:
@@ -150,27 +130,38 @@ def check_wanted(names: Collection[str], required: Mapping[str, str], path: Path
         )
 
 
-def _build_reader(path: Path, suffix: str, key: str, csv: CsvFiles | None) -> _Reader:
-    if suffix == ".parquet":
-        return parquet_file.ParquetReader(path, key)
-    if suffix == ".arrow":
-        return arrow_file.ArrowReader(path, key)
-    if suffix == ".jsonl":
-        text_encoding.check_mark(path, key)
-        return jsonl_file.JsonlReader(path, key)
-    return CsvReader(path, key, csv or CsvFiles())
+@contextmanager
+def _open(path: Path, key: str, csv: CsvFiles | None) -> Iterator[_Reader]:
+    """The reader of a table with content; what it refuses in the block is reported to the user."""
+    suffix = _check_suffix(path, key)
+    # They import pyarrow, which not every task needs.
+    from pyarrow import ArrowException
+
+    from drivetrain.data.formats import arrow_file, csv_file, jsonl_file, parquet_file
+
+    try:
+        if suffix == ".parquet":
+            yield parquet_file.ParquetReader(path, key)
+        elif suffix == ".arrow":
+            yield arrow_file.ArrowReader(path, key)
+        elif suffix == ".jsonl":
+            text_encoding.check_mark(path, key)
+            yield jsonl_file.JsonlReader(path, key)
+        else:
+            yield csv_file.CsvReader(path, key, csv or CsvFiles())
+    except MemoryError:
+        raise decoded_size.too_large_error(f"{path} does not fit into memory", key) from None
+    except (ArrowException, OSError, UnicodeDecodeError) as error:
+        if suffix == ".jsonl":
+            text_encoding.check(path, key)
+        raise DataError(
+            f"{key}: {path} cannot be read: {_describe_error(error)}", POSSIBLE, "write the file again"
+        ) from None
 
 
 def _check_suffix(path: Path, key: str) -> str:
     """Check that a file is a table with content, and return its suffix, which says its kind."""
-    try:
-        import pyarrow  # noqa: F401 - only asks whether it is there
-    except ImportError:
-        raise DataError(
-            f"{key}: {path} is a table, and pyarrow is not installed here",
-            "an environment with pyarrow",
-            "pip install pyarrow, or use an image of this project, which has it",
-        ) from None
+    check_installed(path, key)
     if path.is_dir():
         raise DataError(f"{key}: {path} is a folder", POSSIBLE, "name one file")
     suffix = path.suffix.lower()
@@ -179,6 +170,18 @@ def _check_suffix(path: Path, key: str) -> str:
     if path.exists() and path.stat().st_size == 0:
         raise DataError(f"{key}: {path} is empty (0 bytes)", POSSIBLE, "check how the file was written")
     return suffix
+
+
+def check_installed(path: Path, key: str) -> None:
+    """Refuse a table if pyarrow is not installed here; raises DataError."""
+    try:
+        import pyarrow  # noqa: F401 - only asks whether it is there
+    except ImportError:
+        raise DataError(
+            f"{key}: {path} is a table, and pyarrow is not installed here",
+            "an environment with pyarrow",
+            "pip install pyarrow, or use an image of this project, which has it",
+        ) from None
 
 
 def as_text(table: pyarrow.Table, names: Collection[str]) -> pyarrow.Table:
@@ -190,13 +193,6 @@ def as_text(table: pyarrow.Table, names: Collection[str]) -> pyarrow.Table:
         if types.is_integer(kind) or types.is_boolean(kind):
             table = table.set_column(table.column_names.index(name), name, table[name].cast(string()))
     return table
-
-
-def _list_failures() -> tuple[type[Exception], ...]:
-    """The errors that a damaged file makes a reader raise."""
-    import pyarrow
-
-    return (pyarrow.ArrowException, OSError, UnicodeDecodeError, MemoryError)
 
 
 def _describe_error(error: Exception) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from drivetrain.data.formats.shards import SHARD
 from drivetrain.data.images import split_folders
-from drivetrain.data.images.file_names import is_leftover
+from drivetrain.data.images.split_folders import is_leftover
 from drivetrain.errors import DataError
 
 SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet", ".arrow")

@@ -66,8 +66,8 @@ def find(path: Path, key: str, files: CsvFiles, max_bytes: int | None) -> str:
             files.advice("encoding", ["utf-16-le" if little else "utf-16-be"]),
         )
     if _is_utf8(path, max_bytes):
-        if declared not in (None, "utf-8") and (line := _find_accented(path, max_bytes)):
-            example = printable(line.decode(declared, "replace").strip())
+        if declared not in (None, "utf-8") and (accented := next(_iterate_non_ascii_lines(path, max_bytes), None)):
+            example = printable(accented[1].decode(declared, "replace").strip())
             description = f"is UTF-8: in {declared} a line of it reads `{example}`"
             raise _contradiction_error(path, key, files, description, declared, "utf-8")
         return declared or "utf-8"
@@ -124,11 +124,6 @@ def _find_bad_lines(path: Path, max_bytes: int | None, most: float) -> tuple[lis
     return bad, accented
 
 
-def _find_accented(path: Path, max_bytes: int | None) -> bytes | None:
-    """The first line that is not ASCII; None if there is none."""
-    return next((line for _, line in _iterate_non_ascii_lines(path, max_bytes)), None)
-
-
 def _guess_encoding(path: Path, key: str, files: CsvFiles, max_bytes: int | None) -> str:
     """Guess windows-1252, which has all characters of Latin-1, if the text reads well in it."""
     bad, accented = _find_bad_lines(path, max_bytes, MAX_GUESS_LINES)
@@ -169,7 +164,11 @@ def _is_western(lines: list[bytes]) -> bool:
     Text of another encoding has runs of accented letters, signs inside of words, capitals after small letters, the
     currency sign where ISO 8859-15 has that of the euro, or exactly the letters of a language that it cannot write.
     """
-    if has_other_letters(b"".join(lines)):
+    text_bytes = b"".join(lines)
+    if _best_language_share(text_bytes, "windows-1252", _WESTERN_LETTERS) < LANGUAGE_SHARE and any(
+        _best_language_share(text_bytes, encoding, languages) >= LANGUAGE_SHARE
+        for encoding, languages in _OTHER_LETTERS.items()
+    ):
         return False
     letters = pairs = unlikely = total = 0
     for line in lines:
@@ -245,16 +244,6 @@ def _find_first_bad_byte(line: bytes) -> int | None:
     except UnicodeDecodeError as error:
         return line[error.start]
     return None
-
-
-def has_other_letters(text: bytes) -> bool:
-    """Whether the letters are those of a language that Windows-1252 cannot write, and of none that it can."""
-    if _best_language_share(text, "windows-1252", _WESTERN_LETTERS) >= LANGUAGE_SHARE:
-        return False
-    return any(
-        _best_language_share(text, encoding, languages) >= LANGUAGE_SHARE
-        for encoding, languages in _OTHER_LETTERS.items()
-    )
 
 
 def _best_language_share(text: bytes, encoding: str, languages: tuple[str, ...]) -> float:

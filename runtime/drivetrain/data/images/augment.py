@@ -17,9 +17,7 @@ import torch
 from torch import Tensor
 
 from drivetrain.data import stateless_random
-from drivetrain.data.images import color_ops
-from drivetrain.data.images.randaugment import randaugment
-from drivetrain.data.images.warp import Floats, crop
+from drivetrain.data.images.randaugment import Floats, brightness, contrast, crop, randaugment, saturation
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.to_device import onto
 from drivetrain.job.data import ColorJitter, Erasing, ImageAugment
@@ -72,11 +70,7 @@ def crop_padded(pixels: Tensor, drawn: Floats, padding: int, fill: Tensor) -> Te
 
 def jitter(pixels: Tensor, drawn: Floats, spec: ColorJitter) -> Tensor:
     """Change brightness, contrast and saturation, each by a factor in [1 - x, 1 + x]; `drawn` has shape (N, 3)."""
-    changes = {
-        color_ops.brightness: spec.brightness,
-        color_ops.contrast: spec.contrast,
-        color_ops.saturation: spec.saturation,
-    }
+    changes = {brightness: spec.brightness, contrast: spec.contrast, saturation: spec.saturation}
     for (change, max_change), draw in zip(changes.items(), drawn.T, strict=True):
         if max_change:
             pixels = change(pixels, _per_image(1 + max_change * (2 * draw - 1), pixels).to(pixels.dtype))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from drivetrain.data.images import split_folders
-from drivetrain.data.images.file_names import EXTENSIONS, OTHER_PICTURES, is_leftover
+from drivetrain.data.images.split_folders import EXTENSIONS, OTHER_PICTURES, is_leftover
 from drivetrain.data.labels import list_names
 from drivetrain.errors import DataError
 from drivetrain.job.formatting import readable
@@ -68,15 +68,6 @@ def read(folder: Path, key: str) -> FolderListing:
     return listing
 
 
-def subfolders(folder: Path, key: str) -> list[str]:
-    """Names of the subfolders of a folder, sorted, without hidden ones and leftovers.
-
-    Raises:
-        DataError: if it cannot be listed; names `key`.
-    """
-    return sorted(entry.name for entry in _list_entries(folder, key, _SkippedFiles()) if _is_folder(entry))
-
-
 @dataclass
 class _SkippedFiles:
     """Files and folders that were skipped inside class folders, for notes."""
@@ -116,10 +107,13 @@ def _iterate_images(
         name = f"{subfolder}/{entry.name}"
         if _is_folder(entry):
             yield from _iterate_images(root, name, (*above, real_path), skipped, key)
-        elif _is_image(entry.name) or _is_unread_picture(entry.name, image_stems):
+            continue
+        stem, kind = os.path.splitext(entry.name)
+        kind = kind.lower()
+        # A picture that cannot be read is a bad sample, unless there is a readable one of the same name.
+        if _is_image(entry.name) or (kind in OTHER_PICTURES and stem not in image_stems):
             yield name
         else:
-            kind = os.path.splitext(entry.name)[1].lower()
             skipped.kinds[kind] = skipped.kinds.get(kind, 0) + 1
 
 
@@ -170,15 +164,6 @@ def _check_names(folder: Path, classes: list[str], key: str) -> None:
             "one folder for each class",
             "move the images of each pair into one folder",
         )
-
-
-def _is_unread_picture(name: str, image_stems: set[str]) -> bool:
-    """Whether a file is a picture of a kind that cannot be read, and no readable image has the same name: a bad sample.
-
-    `image_stems` has the names of the readable images, without their endings.
-    """
-    stem, kind = os.path.splitext(name)
-    return kind.lower() in OTHER_PICTURES and stem not in image_stems
 
 
 def _check_not_nested(folder: Path, classes: list[str], names: list[str], key: str) -> None:

@@ -149,7 +149,9 @@ def _read_header(source: Source) -> ImageHeader:
     """As `look`, for a file that is complete."""
     with _open(source) as image:
         header = ImageHeader(min(image.size), grey=False, oblong=image.width != image.height)
-        has_color_of_16_bits = _has_color_of_16_bits(image)
+        # Before it is loaded, a file says whether Pillow keeps only the upper 8 bits.
+        tiles = getattr(image, "tile", [])
+        has_color_of_16_bits = bool(tiles) and ";16" in str(tiles[0][3]) and not image.mode.startswith("I;16")
         image.draft(None, (_CHECKED_SIDE, _CHECKED_SIDE))
         if image.mode.startswith("I;16"):
             values = _read_16_bit(image, invert=True)
@@ -312,12 +314,6 @@ def _read_16_bit(image: Image.Image, *, invert: bool) -> npt.NDArray[np.float32]
     if invert and tags.get(_PHOTOMETRIC) == 0:
         return np.float32(2 ** tags.get(_BITS, (16,))[0] - 1) - values
     return values
-
-
-def _has_color_of_16_bits(image: Image.Image) -> bool:
-    """Whether Pillow keeps only the upper 8 bits of a file that is not loaded yet."""
-    tiles = getattr(image, "tile", [])
-    return bool(tiles) and ";16" in str(tiles[0][3]) and not image.mode.startswith("I;16")
 
 
 def _add_visibility(header: ImageHeader, image: Image.Image) -> ImageHeader:

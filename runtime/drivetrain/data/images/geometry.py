@@ -65,7 +65,10 @@ def _choose_size_and_channels(
     size_note = f"image_size {size}: {reason}"
     if expected is not None:
         return size, expected.channels, [size_note, f"channels {expected.channels}: required by the network"]
-    channels, channels_reason = resize.choose_channels(job.data.channels, bool(grey.all()))
+    if isinstance(job.data.channels, int):
+        channels, channels_reason = job.data.channels, "set in the job file"
+    else:
+        channels, channels_reason = (1, "all images are grayscale") if grey.all() else (3, "some images are in color")
     if exact or job.data.image_size == size:
         size_note = Detail(size_note)
     return size, channels, [size_note, Detail(f"channels {channels}: {channels_reason}")]
@@ -83,8 +86,3 @@ def _decide_resize(
     fit = job.data.fit if is_requested else expected.fit or job.data.fit
     resize_rule = Resize(fit, expected.interpolation, 1.0 if fit == "pad" else expected.crop_share)
     return resize_rule, [f"images are resized as the pretrained network expects: {resize_rule.sentence()}"]
-
-
-def measure_oblong(train: ImageSource, fit: str) -> dict[str, object]:
-    """The share of images that are not square, and how they are made square."""
-    return {"share": float(train.images.oblong[train.rows].mean()) if len(train.rows) else 0.0, "fit": fit}

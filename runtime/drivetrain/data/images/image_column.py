@@ -10,7 +10,10 @@ import os
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyarrow
+from pyarrow import ArrowException, compute, parquet, types
 
 from drivetrain.data.fingerprint import stamp
 from drivetrain.data.formats import shards
@@ -18,9 +21,6 @@ from drivetrain.data.images.decode import Source
 from drivetrain.errors import DataError
 from drivetrain.hardware.cgroup import read_memory_limit
 from drivetrain.system.units import format_bytes
-
-if TYPE_CHECKING:
-    import pyarrow
 
 MAX_MEMORY_SHARE = 0.5
 """Share of the memory limit that encoded images of Parquet files may take."""
@@ -57,8 +57,6 @@ class ImageCells:
 
     def _list_image_files(self) -> list[str]:
         """The files of cells that have only a path."""
-        from pyarrow import compute
-
         if _is_binary(self.column.type):
             return []
         content = compute.struct_field(self.column, "bytes")
@@ -97,8 +95,6 @@ def find(path: Path, requested: str, key: str) -> str:
 
 def holds_images(kind: Any) -> bool:
     """Whether cells of this type hold encoded images."""
-    from pyarrow import types
-
     if types.is_struct(kind):
         inner = {field.name: field.type for field in kind}
         return {"bytes"} <= inner.keys() <= {"bytes", "path"} and _is_binary(inner["bytes"])
@@ -107,8 +103,6 @@ def holds_images(kind: Any) -> bool:
 
 def find_empty_cells(column: pyarrow.ChunkedArray) -> list[bool]:
     """Whether each cell has neither bytes nor a path."""
-    from pyarrow import compute
-
     empty = compute.is_null(column)
     if not _is_binary(column.type):
         names = sorted({field.name for field in column.type})
@@ -119,22 +113,16 @@ def find_empty_cells(column: pyarrow.ChunkedArray) -> list[bool]:
 
 def titles(column: pyarrow.ChunkedArray, file: Path) -> list[str]:
     """`train.parquet row 7 (cat.png)` for each row."""
-    from pyarrow import compute
-
     has_paths = not _is_binary(column.type) and any(field.name == "path" for field in column.type)
     names = compute.struct_field(column, "path").to_pylist() if has_paths else [None] * len(column)
     return [f"{file.name} row {row}" + (f" ({name})" if name else "") for row, name in enumerate(names, start=1)]
 
 
 def _is_binary(kind: Any) -> bool:
-    from pyarrow import types
-
     return bool(types.is_binary(kind) or types.is_large_binary(kind))
 
 
 def _read_schema(path: Path) -> Any:
-    from pyarrow import ArrowException, parquet
-
     from drivetrain.data.formats import arrow_file
 
     try:
@@ -145,8 +133,6 @@ def _read_schema(path: Path) -> Any:
 
 def _check_memory(path: Path, name: str, key: str) -> None:
     """Refuse encoded images of Parquet files that take more than their share of the memory limit."""
-    from pyarrow import parquet
-
     size = 0
     for file in shards.files(path, key):
         with parquet.ParquetFile(file) as opened:

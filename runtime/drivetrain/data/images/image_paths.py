@@ -10,8 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from drivetrain.data.images.file_names import EXTENSIONS
-from drivetrain.data.images.split_folders import list_subfolders
+from drivetrain.data.images.split_folders import EXTENSIONS, list_subfolders
 from drivetrain.errors import DataError
 
 _ENDINGS = ("", *EXTENSIONS, *(ending.upper() for ending in EXTENSIONS))
@@ -88,11 +87,7 @@ def _find_forms(folder: Path, sample: Sequence[str]) -> Iterator[PathForm]:
 
 def _folders(folder: Path) -> list[str]:
     """The folders in a folder and those in them, relative to it."""
-    places: list[str] = []
-    for first in _below(folder):
-        places += [first, *(os.path.join(first, second) for second in _below(folder / first))]
-    return places[:_MOST_FOLDERS]
-
-
-def _below(folder: Path) -> list[str]:
-    return list_subfolders(folder)[:_MOST_FOLDERS]
+    paths: list[str] = []
+    for first in list_subfolders(folder)[:_MOST_FOLDERS]:
+        paths += [first, *(os.path.join(first, second) for second in list_subfolders(folder / first))]
+    return paths[:_MOST_FOLDERS]

@@ -12,22 +12,21 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
-from drivetrain.data import bad_samples, shard_parts, stateless_random
+from drivetrain.data import bad_samples, stateless_random
 from drivetrain.data.bad_samples import BadSample
 from drivetrain.data.dataset import Dataset, Head, InputRecord
 from drivetrain.data.images import decode, geometry, image_files, manifest
 from drivetrain.data.images.geometry import Geometry
-from drivetrain.data.images.image_split import ImageSplit
-from drivetrain.data.images.image_targets import LabelForm
+from drivetrain.data.images.image_targets import LabelForm, ManifestRows
 from drivetrain.data.images.preprocess import MAX_MEASURED_IMAGES, ImagePreprocessing
 from drivetrain.data.images.resize import DEFAULT_RESIZE, Resize
-from drivetrain.data.images.source import ImageSource, LabelledRows
-from drivetrain.data.shard_parts import ShardParts
+from drivetrain.data.images.source import ImageSource, ImageSplit, LabelledRows
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.streaming import index as indices
-from drivetrain.data.streaming import open_stream, parquet_index, tar_index
+from drivetrain.data.streaming import open_stream, parquet_index, tar_file
 from drivetrain.data.streaming.cache import ShardCache
 from drivetrain.data.streaming.index import Index
+from drivetrain.data.streaming.open_stream import ShardParts
 from drivetrain.data.streaming.reader import Rows, ShardReader, TarRows
 from drivetrain.data.streaming.shard import TAR, ShardStore
 from drivetrain.errors import DataError
@@ -102,11 +101,7 @@ class ShardSource(LabelledRows):
     """The images of the shards of one address; `targets` has those of the usable rows."""
 
     images: StreamedImages
-
-    @property
-    def index(self) -> Index:
-        """The index of the shards."""
-        return self.images.reader.index
+    index: Index
 
     def find_targets(self, rows: Ids) -> Ids:
         """Positions of some rows in `targets`."""
@@ -164,7 +159,7 @@ def read(job: ImageJob, form: LabelForm, recorded: InputRecord | None) -> Stream
         declared_form = replace(form, separator=train.separator or form.separator)
         return index_source(job, address, declared_form, key, cache)
 
-    parts = StreamedParts(*shard_parts.divide(job, read_address), job)
+    parts = StreamedParts(*open_stream.divide(job, read_address), job)
     if not (recorded and recorded.same_data):
         expected = image_input.read_expected(job)
         parts.sample = _sample_images(parts.train, parts.train_rows, job.train.seed)
@@ -180,7 +175,7 @@ def index_source(job: ImageJob, address: str, form: LabelForm, key: str, cache: 
     """
     store = open_stream.open_store(job, address, key)
     index, shard_rows, rows_without_image = _index_shards(store, job.data.path_column, form, key, cache)
-    separator_holder = manifest.ManifestRows()
+    separator_holder = ManifestRows()
     unusable_targets, take_targets = manifest.targets(separator_holder, index.rows, form, Path(address), key)
     reasons = dict.fromkeys(rows_without_image.tolist(), "no image") | unusable_targets
     bad = [BadSample(index.title(row), reasons[row]) for row in sorted(reasons)]
@@ -189,6 +184,7 @@ def index_source(job: ImageJob, address: str, form: LabelForm, key: str, cache: 
     return ShardSource(
         key=key,
         images=StreamedImages(ShardReader(store, index, cache, shard_rows)),
+        index=index,
         targets=take_targets(usable.tolist()),
         rows=usable,
         separator=separator_holder.separator,
@@ -202,9 +198,9 @@ def _index_shards(
     """The index of shards with the images in the column `images`, how its rows are read, and those that have no image."""
     first = store.shards()[0]
     if first.kind == TAR:
-        look = partial(tar_index.read, columns=form.columns, key=key)
+        look = partial(tar_file.index_images, columns=form.columns, key=key)
         index = indices.read(store, cache, look, ["tar", *form.columns])
-        offsets, sizes = (index.rows[name].fill_null(-1).to_numpy() for name in (tar_index.OFFSET, tar_index.SIZE))
+        offsets, sizes = (index.rows[name].fill_null(-1).to_numpy() for name in (tar_file.OFFSET, tar_file.SIZE))
         return index, TarRows(offsets, sizes), np.flatnonzero((offsets < 0) | (sizes == 0))
     classes = store.class_names()
     purpose = ["images", images, *form.columns, *map(str, classes.items())]
@@ -217,7 +213,7 @@ def _index_shards(
 def _sample_images(train: ShardSource, train_rows: Ids, seed: int) -> ImageSource:
     """Read and decode some of the training images, from a few shards."""
     random = stateless_random.make_generator(seed, "statistics")
-    sampled_shards = shard_parts.choose_shards(train.index, train_rows, random)
+    sampled_shards = open_stream.choose_shards(train.index, train_rows, random)
     rows = train_rows[np.isin(train.index.shard_of(train_rows), sampled_shards)]
     rows = np.sort(rows[random.permutation(len(rows))[:MAX_MEASURED_IMAGES]])
     titles = [train.index.title(row) for row in rows.tolist()]

@@ -8,21 +8,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from drivetrain.data import labels, stratify, target_columns
+from drivetrain.data import groups, labels, target_columns
+from drivetrain.data.bad_samples import BadSample
 from drivetrain.data.dataset import Head
 from drivetrain.data.images import separated_labels
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.target_columns import TargetColumn
 from drivetrain.errors import DataError
 from drivetrain.job.data import ImageClassificationData, ImageData
+
+if TYPE_CHECKING:
+    from drivetrain.data.images.image_column import ImageCells
 
 
 @dataclass(frozen=True)
@@ -72,9 +76,6 @@ class ClassTargets:
     """One class for each image."""
 
     names: Sequence[str]
-
-    def __len__(self) -> int:
-        return len(self.names)
 
     def take_rows(self, rows: Ids) -> list[str]:
         """The classes of some images."""
@@ -126,9 +127,6 @@ class LabelSets:
 
     sets: Sequence[Sequence[str]]
 
-    def __len__(self) -> int:
-        return len(self.sets)
-
     def check(self, rows: Ids, key: str) -> None:
         """Check that there is a label."""
         if not any(self.sets[row] for row in rows.tolist()):
@@ -136,7 +134,7 @@ class LabelSets:
 
     def strata(self, rows: Ids) -> npt.NDArray[np.int64]:
         """The rarest label of each image."""
-        return stratify.find_rarest_labels(self._to_matrix(rows, self._list_labels(rows)))
+        return groups.find_rarest_labels(self._to_matrix(rows, self._list_labels(rows)))
 
     def head(self, rows: Ids, train: Ids, key: str) -> Head:
         """The output with all labels."""
@@ -174,16 +172,13 @@ class NumberTargets:
 
     goal: TargetColumn
 
-    def __len__(self) -> int:
-        return len(self.goal.numbers)
-
     def check(self, rows: Ids, key: str) -> None:
         """Do nothing: `head` checks the numbers of the training images."""
 
     def strata(self, rows: Ids) -> npt.NDArray[np.int64]:
         """The rarest label of each image; numbers are split at random."""
         return (
-            stratify.find_rarest_labels(self.goal.numbers[rows]) if self.goal.several else np.zeros(len(rows), np.int64)
+            groups.find_rarest_labels(self.goal.numbers[rows]) if self.goal.several else np.zeros(len(rows), np.int64)
         )
 
     def head(self, rows: Ids, train: Ids, key: str) -> Head:
@@ -220,3 +215,22 @@ ImageTargets = ClassTargets | LabelSets | NumberTargets
 def take_usable(target: TargetColumn, keep: Sequence[int]) -> NumberTargets:
     """The targets of some rows, all of which are usable."""
     return NumberTargets(replace(target, numbers=target.numbers[list(keep)], bad={}))
+
+
+@dataclass
+class ManifestRows:
+    """Paths and targets as written, and the rows that lack one of them."""
+
+    names: list[str] = field(default_factory=list)
+    """Path of each usable image, as written."""
+    targets: ImageTargets | None = None
+    bad: list[BadSample] = field(default_factory=list)
+    groups: list[str] = field(default_factory=list)
+    """Names of groups as written, if the form has a column of them; empty text where there is none."""
+    separator: str = ""
+    """What separates the labels of a cell; empty if no cell has several."""
+    cells: ImageCells | None = None
+    """The images, if they are in the table; `names` are then their titles."""
+    notes: list[str] = field(default_factory=list)
+    unsure: int = 0
+    """Rows that have -1 or nothing in a column of labels."""

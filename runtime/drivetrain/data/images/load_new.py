@@ -3,127 +3,101 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from drivetrain.data import bad_samples
 from drivetrain.data.bad_samples import BadSample
 from drivetrain.data.dataset import Head, NewSamples
-from drivetrain.data.formats import csv_dialect, table_file
-from drivetrain.data.formats.csv_dialect import CsvFiles
-from drivetrain.data.images import class_folders, image_files, manifest, npz_images, pixel_scale, source
-from drivetrain.data.images.file_names import EXTENSIONS, is_leftover
-from drivetrain.data.images.image_split import ImageSplit
-from drivetrain.data.images.image_targets import ClassTargets, LabelForm
-from drivetrain.data.images.manifest import ManifestRows
+from drivetrain.data.formats import table_file
+from drivetrain.data.images import image_files, npz_images, pixel_scale, source
+from drivetrain.data.images.image_targets import LabelForm, ManifestRows
 from drivetrain.data.images.preprocess import from_preprocessing
-from drivetrain.data.images.source import Images
+from drivetrain.data.images.source import Images, ImageSplit
+from drivetrain.data.images.split_folders import EXTENSIONS, is_leftover
 from drivetrain.data.labels import list_names
+from drivetrain.data.source import Source
 from drivetrain.errors import DataError
 
-KEY = "data"
 
+def read(sources: Sequence[Source], preprocessing: dict[str, Any], heads: Mapping[str, Head]) -> NewSamples:
+    """Read new images, preprocessed exactly as the validation images were; errors as of `load_new.read`.
 
-def read(
-    paths: Sequence[Path],
-    preprocessing: dict[str, Any],
-    heads: dict[str, Head],
-    files: CsvFiles | None = None,
-    *,
-    labelled: bool,
-    budget: float = 1.0,
-) -> NewSamples:
-    """Read new images, preprocessed exactly as the validation images were.
-
-    Args:
-        paths: image files, folders of images at any depth, manifests with a path column, or one .npz. With labels:
-            folders of class folders, manifests with a label column, or one .npz.
-
-    Raises:
-        DataError: if no image can be used, or a label is not among the classes.
+    `sources` are image files, folders of images at any depth, manifests with a path column, or one .npz. With labels: one
+    folder of class folders, a manifest with a label column, or an .npz.
     """
-    files = files or csv_dialect.of_model(preprocessing, {})
-    preparer = from_preprocessing(preprocessing)
-    form = LabelForm.of_model(preprocessing) if labelled else None
-    if form and len(paths) > 1:
-        raise DataError(f"{KEY}: {len(paths)} paths with labels", "one at a time", "evaluate them one by one")
-    if any(path.suffix.lower() == ".npz" for path in paths):
-        images, broken, listed = _read_arrays(paths, form)
+    preparer, path_column, part = from_preprocessing(preprocessing), preprocessing["path_column"], None
+    first, key = sources[0], sources[0].key
+    if first.labelled:
+        _check_has_labels(sources)
+        form = LabelForm.of_model(preprocessing)
+        part = source.read(first.path, path_column, form, key, first.files, first.budget)
+        images, rows, notes = part.images, part.rows, part.notes
     else:
-        images, broken, listed = _read_files(paths, preprocessing["path_column"], files, form)
-    unusable = [*listed.bad, *broken.values()]
-    notes = [*listed.notes, *bad_samples.check(unusable, len(images) + len(listed.bad), budget, KEY)]
-    rows = np.setdiff1d(np.arange(len(images), dtype=np.int64), np.array(list(broken), np.int64))
+        images, broken, listed = _read_unlabelled(sources, path_column)
+        rows = np.setdiff1d(np.arange(len(images), dtype=np.int64), np.array(list(broken), np.int64))
+        notes = [*listed.notes, *first.check_bad([*listed.bad, *broken.values()], len(images) + len(listed.bad))]
     if not len(rows):
         raise DataError(
-            "\n    ".join(notes) or f"{KEY}: no images in {', '.join(map(str, paths))}",
+            "\n    ".join(notes) or f"{key}: no images in {', '.join(str(one.path) for one in sources)}",
             f"at least one image of the kinds {' '.join(EXTENSIONS)}",
             "name other files",
         )
-    images, shape = pixel_scale.read_as_trained(images, rows, preparer, KEY)
-    target_values = listed.targets.tensor(rows, heads[""], KEY) if listed.targets else None
+    images, shape = pixel_scale.read_as_trained(images, rows, preparer, key)
+    target_values = part.build_tensor(rows, heads[""]) if part else None
     split = ImageSplit(images.fit_to(preparer.image_size, preparer.channels, shape), rows, target_values)
     # A prediction may be of one blank image; a score of blank ones says nothing.
-    if labelled:
-        notes += pixel_scale.check_some(split, preparer, KEY)
+    if part:
+        notes += pixel_scale.check_some(split, preparer, key)
     return NewSamples(split, preparer, notes)
 
 
-def _read_arrays(paths: Sequence[Path], form: LabelForm | None) -> tuple[Images, dict[int, BadSample], ManifestRows]:
-    """Read the images of an .npz file, which has to be the only path; also those that cannot be used, and their targets."""
-    if len(paths) > 1:
+def _check_has_labels(sources: Sequence[Source]) -> None:
+    """Refuse several paths where labels are needed, and a file that has none, such as an image."""
+    path, key = sources[0].path, sources[0].key
+    if len(sources) > 1:
+        raise DataError(f"{key}: {len(sources)} paths with labels", "one at a time", "evaluate them one by one")
+    if not path.is_dir() and path.suffix.lower() not in (*table_file.SUFFIXES, ".npz"):
         raise DataError(
-            f"{KEY}: {len(paths)} input paths, one of them an .npz",
-            "a single .npz, or any number of other files",
-            "pass the .npz alone",
+            f"{key}: {path} is a file without a label",
+            "a folder with one folder per class, a manifest with labels, or an .npz with labels",
+            "name one of these, or use `drivetrain predict`, which needs no labels",
         )
-    images, targets, broken, notes = npz_images.read(paths[0], KEY, form)
-    return images, broken, ManifestRows(targets=targets, notes=notes)
 
 
-def _read_files(
-    paths: Sequence[Path], path_column: str, files: CsvFiles, form: LabelForm | None
-) -> tuple[Images, dict[int, BadSample], ManifestRows]:
-    """As `_read_arrays`, for manifests, folders and single files."""
+def _read_unlabelled(sources: Sequence[Source], path_column: str) -> tuple[Images, dict[int, BadSample], ManifestRows]:
+    """Read an .npz file alone, or manifests, folders and single files; also the images that cannot be used, by row."""
     listed = ManifestRows()
-    for path in paths:
+    for one in sources:
+        path, key = one.path, one.key
+        if path.suffix.lower() == ".npz":
+            if len(sources) > 1:
+                raise DataError(
+                    f"{key}: {len(sources)} input paths, one of them an .npz",
+                    "a single .npz, or any number of other files",
+                    "pass the .npz alone",
+                )
+            images, _, broken, listed.notes = npz_images.read(path, key, None)
+            return images, broken, listed
         if path.suffix.lower() in table_file.SUFFIXES and path.is_file():
-            rows = manifest.read(path, path_column, form, KEY, files)
+            rows = source.read_manifest(path, path_column, None, key, one.files)
             listed.names += rows.names if rows.cells else [os.path.join(path.parent, name) for name in rows.names]
-            listed.targets, listed.cells = rows.targets, rows.cells or listed.cells
+            listed.cells = rows.cells or listed.cells
             listed.bad += rows.bad
             listed.notes += rows.notes
-        elif form:
-            _check_folder(path)
-            source.check_folder(path, form, KEY)
-            listing = class_folders.read(path, KEY)
-            listed.names += [os.path.join(path, name) for name in listing.names]
-            listed.targets = ClassTargets(listing.labels)
-            listed.notes += listing.notes
         elif path.is_dir():
             _list_folder(path, listed)
         else:
             listed.names.append(str(path))
-    if listed.cells and len(paths) > 1:
+    if listed.cells and len(sources) > 1:
         raise DataError(
-            f"{KEY}: {len(paths)} input paths, one of them a table with images in it",
+            f"{sources[0].key}: {len(sources)} input paths, one of them a table with images in it",
             "a single table with images, or any number of other files",
             f"pass {listed.cells.table} alone",
         )
     return *image_files.check_images("", listed.names, listed.cells), listed
-
-
-def _check_folder(path: Path) -> None:
-    """Refuse a file where labels are needed, which only a folder of class folders has."""
-    if not path.is_dir():
-        raise DataError(
-            f"{KEY}: {path} is a file without a label",
-            "a folder with one folder per class, a manifest with labels, or an .npz with labels",
-            "name one of these, or use `drivetrain predict`, which needs no labels",
-        )
 
 
 def _list_folder(folder: Path, listed: ManifestRows) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow
+from pyarrow import chunked_array, compute, string, types
 
 from drivetrain.data import target_columns
 from drivetrain.data.bad_samples import BadSample
@@ -16,34 +16,12 @@ from drivetrain.data.formats import column_values, row_lines, table_file
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.images import image_column, image_paths, image_targets, separated_labels
 from drivetrain.data.images.image_column import ImageCells
-from drivetrain.data.images.image_targets import ClassTargets, ImageTargets, LabelForm, LabelSets
+from drivetrain.data.images.image_targets import ClassTargets, ImageTargets, LabelForm, LabelSets, ManifestRows
 from drivetrain.errors import DataError
-
-if TYPE_CHECKING:
-    import pyarrow
 
 Rows = list[int]
 Reasons = dict[int, str]
 """Why rows cannot be used, by row."""
-
-
-@dataclass
-class ManifestRows:
-    """Paths and targets as written, and the rows that lack one of them."""
-
-    names: list[str] = field(default_factory=list)
-    """Path of each usable image, as written."""
-    targets: ImageTargets | None = None
-    bad: list[BadSample] = field(default_factory=list)
-    groups: list[str] = field(default_factory=list)
-    """Names of groups as written, if the form has a column of them; empty text where there is none."""
-    separator: str = ""
-    """What separates the labels of a cell; empty if no cell has several."""
-    cells: ImageCells | None = None
-    """The images, if they are in the table; `names` are then their titles."""
-    notes: list[str] = field(default_factory=list)
-    unsure: int = 0
-    """Rows that have -1 or nothing in a column of labels."""
 
 
 def read(file: Path, path_column: str, form: LabelForm | None, key: str, files: CsvFiles) -> ManifestRows:
@@ -149,8 +127,6 @@ def targets(
 def _read_label_sets(
     rows: ManifestRows, table: pyarrow.Table, form: LabelForm, file: Path, key: str
 ) -> list[tuple[str, ...]]:
-    from pyarrow import types
-
     column = form.columns[0]
     if types.is_list(table[column].type) or types.is_large_list(table[column].type):
         lists = table[column].to_pylist()
@@ -163,8 +139,6 @@ def _read_label_sets(
 
 def _unify_spelling(sets: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
     """The labels of each row, each once, spelled as the classes of a table are: 12.0 is 12, and True is true."""
-    from pyarrow import chunked_array, string
-
     flat = [name for names in sets for name in names]
     spelled = iter(column_values.texts(chunked_array([flat], string())).to_pylist())
     return [tuple(dict.fromkeys(filter(None, [next(spelled) for _ in names]))) for names in sets]
@@ -172,8 +146,6 @@ def _unify_spelling(sets: Sequence[tuple[str, ...]]) -> list[tuple[str, ...]]:
 
 def _read_names(table: pyarrow.Table, column: str, file: Path, key: str) -> list[str]:
     """Classes or groups, spelled as those of a table are; empty where there is no value."""
-    from pyarrow import chunked_array, compute, string, types
-
     values = table[column]
     # Whole numbers in a column with gaps are read as fractions.
     is_integer = types.is_floating(values.type) and compute.all(compute.equal(compute.floor(values), values)).as_py()
@@ -183,8 +155,6 @@ def _read_names(table: pyarrow.Table, column: str, file: Path, key: str) -> list
 
 def _read_text(table: pyarrow.Table, column: str, file: Path, key: str) -> list[str]:
     """A column as stripped text; empty where there is no value."""
-    from pyarrow import compute, string, types
-
     values = table[column]
     if not (types.is_string(values.type) or types.is_large_string(values.type) or types.is_null(values.type)):
         lists = types.is_list(values.type) or types.is_large_list(values.type)

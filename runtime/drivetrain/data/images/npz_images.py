@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,20 +11,24 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from drivetrain.data import copies, target_columns
 from drivetrain.data.bad_samples import BadSample
 from drivetrain.data.formats import column_values, npz_file
 from drivetrain.data.images import image_targets
-from drivetrain.data.images.crop import square
 from drivetrain.data.images.image_targets import ClassTargets, ImageTargets, LabelForm
-from drivetrain.data.images.resize import DEFAULT_RESIZE, Resize
-from drivetrain.data.images.value_range import BYTES, find_scale, measure_array
+from drivetrain.data.images.preprocess import BYTES, find_scale, measure_array
+from drivetrain.data.images.randaugment import luma
+from drivetrain.data.images.resize import DEFAULT_RESIZE, Resize, pad_sides
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.target_columns import TargetColumn
 from drivetrain.errors import DataError
 
 POSSIBLE_SHAPES = "images of shape (N, H, W), (N, H, W, C) or (N, C, H, W) with 1 or 3 channels, as numbers"
+POSSIBLE = f"an .npz file with `images` and `labels`: {POSSIBLE_SHAPES}, and integers or text"
+_TORCH_INTERPOLATIONS = {"nearest": "nearest-exact", "lanczos": "bicubic", "box": "area", "hamming": "bilinear"}
+"""The interpolation of torch that is nearest to each of Pillow that torch lacks."""
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,8 @@ def read(
     Raises:
         DataError: if the file is not such an .npz, or its labels have another form; names `key`.
     """
-    content = _read_arrays(path, key, ("images", "labels") if form else ("images",))
+    names = ("images", "labels") if form else ("images",)
+    content = npz_file.read_arrays(path, key, names, POSSIBLE, "numpy.savez(..., images=x, labels=y)")
     pixels, note = _convert_pixels(_channels_first(content["images"], path, key), path, key)
     images = ImageArrays(path.name, torch.from_numpy(pixels), str(content["images"].dtype))
     broken, notes = _find_not_finite(images), [note] if note else []
@@ -107,29 +111,6 @@ def read(
     target = _read_label_numbers(raw_labels, form, path, key)
     broken = {row: BadSample(images.title(row), reason) for row, reason in target.bad.items()} | broken
     return images, image_targets.take_usable(target, range(len(images))), broken, notes
-
-
-def _read_arrays(path: Path, key: str, names: tuple[str, ...]) -> dict[str, npt.NDArray[np.generic]]:
-    possible = f"an .npz file with `images` and `labels`: {POSSIBLE_SHAPES}, and integers or text"
-    try:
-        with npz_file.open_npz(path) as file:
-            missing = set(names) - set(file.files)
-            if missing:
-                save = f"save {' and '.join(sorted(missing))} too: numpy.savez(..., images=x, labels=y)"
-                raise DataError(f"{key}: {path} has the arrays {', '.join(file.files) or 'none'}", possible, save)
-            return {name: npz_file.member(file, name, path, key) for name in names}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
-        raise DataError(
-            f"{key}: {path} cannot be read: {_reason(error)}",
-            possible,
-            "write it with numpy.savez_compressed, without Python objects",
-        ) from None
-
-
-def _reason(error: Exception) -> str:
-    if "allow_pickle" in str(error) or "pickle" in str(error):
-        return "it contains Python objects (pickle), which are never loaded"
-    return "it is empty" if isinstance(error, EOFError) else str(error) or type(error).__name__
 
 
 def _channels_first(images: npt.NDArray[np.generic], path: Path, key: str) -> npt.NDArray[np.generic]:
@@ -214,3 +195,45 @@ def _find_not_finite(images: ImageArrays) -> dict[int, BadSample]:
         return {}
     is_finite = torch.isfinite(images.pixels.flatten(1)).all(dim=1)
     return {row: BadSample(images.title(row), "NaN or infinity") for row in (~is_finite).nonzero().flatten().tolist()}
+
+
+def square(pixels: Tensor, size: int, channels: int, resize: Resize = DEFAULT_RESIZE) -> Tensor:
+    """Resize images to squares with the given number of channels; the dtype stays.
+
+    Args:
+        pixels: shape (N, C, H, W), uint8 or float32.
+        size: side of the square in pixels; with antialiasing when it is smaller.
+        channels: 1 or 3; gray is repeated three times, color is converted to luma.
+
+    Returns:
+        Shape (N, channels, size, size).
+    """
+    if pixels.shape[1] != channels:
+        # Gray becomes three equal channels, and color luma.
+        pixels = pixels.expand(-1, 3, -1, -1) if channels == 3 else _round_to(luma(pixels.float()), pixels.dtype)
+    height, width = pixels.shape[2:]
+    inner = pad_sides((height, width), size) if resize.fit == "pad" else (size, size)
+    if resize.fit != "pad":
+        part_width, part_height = (max(1, round(side)) for side in resize.kept(width, height))
+        top, first_column = (height - part_height) // 2, (width - part_width) // 2
+        pixels = pixels[:, :, top : top + part_height, first_column : first_column + part_width]
+    if pixels.shape[2:] != inner:
+        parts = [
+            _resize(pixels[start : start + 1024], inner, resize.interpolation) for start in range(0, len(pixels), 1024)
+        ]
+        pixels = torch.cat(parts)
+    top, first_column = (size - inner[0]) // 2, (size - inner[1]) // 2
+    return functional.pad(
+        pixels, (first_column, size - inner[1] - first_column, top, size - inner[0] - top)
+    ).contiguous()
+
+
+def _resize(pixels: Tensor, sides: tuple[int, int], mode: str) -> Tensor:
+    mode = _TORCH_INTERPOLATIONS.get(mode, mode)
+    out = functional.interpolate(pixels.float(), sides, mode=mode, antialias=mode in ("bilinear", "bicubic"))
+    return _round_to(out, pixels.dtype)
+
+
+def _round_to(values: Tensor, dtype: torch.dtype) -> Tensor:
+    """Convert to `dtype`; integers are rounded, from 0 to 255."""
+    return values if dtype.is_floating_point else values.round().clamp(0, 255).to(dtype)

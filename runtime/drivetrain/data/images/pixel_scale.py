@@ -17,11 +17,19 @@ from torch import Tensor
 
 from drivetrain.data.images.decode import MAX_UNSEEN_DIFFERENCE, ImageHeader
 from drivetrain.data.images.image_files import Files
-from drivetrain.data.images.image_split import ImageSplit
 from drivetrain.data.images.npz_images import ImageArrays
-from drivetrain.data.images.preprocess import ImagePreprocessing
+from drivetrain.data.images.preprocess import (
+    BYTES,
+    COLORS,
+    FULL,
+    SHARES,
+    ImagePreprocessing,
+    Range,
+    find_scale,
+    measure_array,
+)
 from drivetrain.data.images.resize import GROUNDS, Resize
-from drivetrain.data.images.value_range import BYTES, COLORS, FULL, SHARES, Range, find_scale, measure_array
+from drivetrain.data.images.source import ImageSplit
 from drivetrain.data.stateless_random import Ids
 from drivetrain.errors import DataError, SpecError
 from drivetrain.job.images import ImageJob

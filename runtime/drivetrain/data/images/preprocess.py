@@ -1,10 +1,15 @@
-"""Converts raw pixels to network inputs; one object serves training, validation and prediction."""
+"""Converts raw pixels, whose scale follows from the range of their values, to network inputs.
+
+One object serves training, validation and prediction.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -12,9 +17,43 @@ from drivetrain.data.dataset import Inputs
 from drivetrain.data.images import resize
 from drivetrain.data.images.augment import Augment
 from drivetrain.data.images.resize import DEFAULT_RESIZE, Resize
-from drivetrain.data.images.value_range import find_scale
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.to_device import onto
+
+Range = tuple[float, float]
+"""Values that are black and white."""
+BYTES, SHARES, FULL = (0.0, 255.0), (0.0, 1.0), (0.0, 65535.0)
+"""Scales of 8-bit values, of shares of white, and of 16-bit values."""
+COLORS = (BYTES, SHARES, FULL)
+"""Scales of the same colors."""
+_MIN_BYTE_HIGH = 16
+"""Fractions are taken for resized bytes if their largest value is at least this."""
+
+
+def find_scale(low: float, high: float, *, whole_numbers: bool) -> Range:
+    """The scale of values from `low` to `high`; `whole_numbers` says whether all of them are whole."""
+    if low >= 0 and high <= 1:
+        return SHARES
+    if low >= 0 and high <= 255 and (whole_numbers or high >= _MIN_BYTE_HIGH):
+        return BYTES
+    if whole_numbers and 0 <= low < 2**14 and 2**15 <= high < 2**16:
+        return FULL
+    return (low, high) if low < high else SHARES
+
+
+def measure_array(values: npt.NDArray[Any]) -> tuple[float, float, bool]:
+    """Smallest and largest of the finite values, and whether all values are whole numbers."""
+    if values.dtype.kind in "iu":
+        return float(values.min()), float(values.max()), True
+    finite = np.isfinite(values)
+    if not finite.all():
+        values = values[finite]
+        return (float(values.min()), float(values.max()), False) if len(values) else (0.0, 1.0, False)
+    low, high = float(values.min()), float(values.max())
+    # Image by image, since most float images have fractions, so that the first one decides.
+    whole_numbers = all(bool((part == np.rint(part)).all()) for part in values)
+    return low, high, whole_numbers
+
 
 MAX_MEASURED_IMAGES = 2000
 """Largest number of training images from which mean and standard deviation are computed."""
@@ -38,7 +77,6 @@ class ImagePreprocessing:
     """How an image becomes square."""
     takes_bytes: bool | None = None
     """Whether 8-bit images are on the scale of the training images; None if the model is of a version that did not say."""
-
     reverses_channels: bool = False
     """Whether the network gets blue, green, red."""
 
@@ -48,19 +86,15 @@ class ImagePreprocessing:
         pixels = self.scaled(raw)
         if self.augment is not None and epoch is not None:
             pixels = self.augment(pixels, ids, epoch)
-        return (self.normalise(pixels),)
+        mean, std = (onto(pixels.device, x).view(-1, 1, 1) for x in (self.mean, self.std))
+        normalized = (pixels - mean).div_(std)
+        return (normalized.flip(1) if self.reverses_channels else normalized,)
 
     def scaled(self, raw: Tensor) -> Tensor:
         """Pixels from 0 to 1, float32."""
         if raw.dtype == torch.uint8:
             return raw.to(torch.float32).div_(255)
         return raw.to(torch.float32).sub(self.low).div_(self.high - self.low)
-
-    def normalise(self, pixels: Tensor) -> Tensor:
-        """(x - mean) / std by channel, in the order of the network."""
-        mean, std = (onto(pixels.device, x).view(-1, 1, 1) for x in (self.mean, self.std))
-        scaled = (pixels - mean).div_(std)
-        return scaled.flip(1) if self.reverses_channels else scaled
 
     def to_json(self) -> dict[str, object]:
         """Plain JSON values from which `from_preprocessing` rebuilds the object."""

@@ -109,10 +109,3 @@ def choose_size(requested: int | str, short_sides: npt.NDArray[np.int64], exact:
         return int(middle), "the size of the arrays"
     size = int(np.clip(round(middle / SIZE_STEP) * SIZE_STEP, MIN_SIZE, MAX_SIZE))
     return size, f"the median short side is {middle:g} pixels; rounded to a multiple of {SIZE_STEP}, at most {MAX_SIZE}"
-
-
-def choose_channels(requested: int | str, grey: bool) -> tuple[int, str]:
-    """Choose 1 or 3 channels; returns them and the reason."""
-    if isinstance(requested, int):
-        return requested, "set in the job file"
-    return (1, "all images are grayscale") if grey else (3, "some images are in color")

@@ -1,26 +1,27 @@
-"""The images of one path, of any kind, with their labels and the rows that can be used."""
+"""The images of one path, of any kind, with their labels and the rows that can be used; and splits of them."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from torch import Tensor
 
 from drivetrain.data import bad_samples
 from drivetrain.data.bad_samples import BadSample
-from drivetrain.data.dataset import Head
+from drivetrain.data.copies import Contents
+from drivetrain.data.dataset import Head, Inputs, Targets
 from drivetrain.data.formats import table_file, table_paths
 from drivetrain.data.formats.csv_dialect import CsvFiles
-from drivetrain.data.images import class_folders, image_files, manifest, npz_images
-from drivetrain.data.images.image_targets import ClassTargets, ImageTargets, LabelForm
-from drivetrain.data.images.resize import Resize
+from drivetrain.data.images import class_folders, image_files, npz_images
+from drivetrain.data.images.image_targets import ClassTargets, ImageTargets, LabelForm, ManifestRows
+from drivetrain.data.images.npz_images import ImageArrays
 from drivetrain.data.stateless_random import Ids
 from drivetrain.errors import DataError
-from drivetrain.job.data import ImageData
 
 Images = npz_images.ImageArrays | image_files.Files
 KINDS = (
@@ -68,13 +69,9 @@ class ImageSource(LabelledRows):
     groups: Sequence[str] = ()
     """Names of groups, of all images, if the job has a column of them."""
 
-    def fit(self, size: int, channels: int, resize: Resize) -> None:
-        """Make `images.gather` return squares of `size` pixels with the given number of channels."""
-        self.images = self.images.fit_to(size, channels, resize)
 
-
-def read(path: Path, data: ImageData, form: LabelForm, key: str, files: CsvFiles) -> ImageSource:
-    """Find, decode once and check every image of a path; `data` has the path column, and the limit for bad samples.
+def read(path: Path, path_column: str, form: LabelForm, key: str, files: CsvFiles, budget: float) -> ImageSource:
+    """Find, decode once and check every image of a path; `budget` is the largest share of bad samples.
 
     Raises:
         DataError: if there is no usable data, or more bad samples than allowed.
@@ -89,22 +86,22 @@ def read(path: Path, data: ImageData, form: LabelForm, key: str, files: CsvFiles
             "write a manifest, or remove data.groups and name a path for data.validation",
         )
     images: Images
-    rows = manifest.ManifestRows()
+    rows = ManifestRows()
     if suffix == ".npz" and path.is_file():
         images, rows.targets, broken, rows.notes = npz_images.read(path, key, form)
     elif path.is_dir():
-        check_folder(path, form, key)
+        _check_folder(path, form, key)
         listing = class_folders.read(path, key)
         images, broken = image_files.check_images(str(path), listing.names)
         rows.targets, rows.notes = ClassTargets(listing.labels), listing.notes
     elif suffix in table_file.SUFFIXES:
-        rows = manifest.read(path, data.path_column, form, key, files)
+        rows = read_manifest(path, path_column, form, key, files)
         images, broken = image_files.check_images(os.path.dirname(path) or ".", rows.names, rows.cells)
     else:
         table_paths.check_is_table(path, key)
         raise DataError(f"{key}: {path} has an unknown file type", KINDS, "use one of these")
     assert rows.targets is not None
-    left_out = _check_unusable([*rows.bad, *broken.values()], len(images) + len(rows.bad), data, key, rows.unsure)
+    left_out = _check_unusable([*rows.bad, *broken.values()], len(images) + len(rows.bad), budget, key, rows.unsure)
     return ImageSource(
         key=key,
         images=images,
@@ -116,10 +113,18 @@ def read(path: Path, data: ImageData, form: LabelForm, key: str, files: CsvFiles
     )
 
 
-def _check_unusable(bad: Sequence[BadSample], total: int, data: ImageData, key: str, unsure: int) -> list[str]:
+def read_manifest(file: Path, path_column: str, form: LabelForm | None, key: str, files: CsvFiles) -> ManifestRows:
+    """`manifest.read`, whose module imports pyarrow, which only tables need."""
+    table_file.check_installed(file, key)
+    from drivetrain.data.images import manifest
+
+    return manifest.read(file, path_column, form, key, files)
+
+
+def _check_unusable(bad: Sequence[BadSample], total: int, budget: float, key: str, unsure: int) -> list[str]:
     """Notes on the images that cannot be used, if these are no more than allowed; `unsure` rows have a label of -1 or none."""
     try:
-        return bad_samples.check(bad, total, data.bad_samples, key)
+        return bad_samples.check(bad, total, budget, key)
     except DataError as error:
         if not unsure:
             raise
@@ -131,7 +136,7 @@ def _check_unusable(bad: Sequence[BadSample], total: int, data: ImageData, key: 
         raise DataError(error.given, error.possible, action) from None
 
 
-def check_folder(path: Path, form: LabelForm, key: str) -> None:
+def _check_folder(path: Path, form: LabelForm, key: str) -> None:
     """Check that folders can say what is to be predicted: only a class; raises DataError if they cannot."""
     if form.kind != "class":
         target_noun = "several labels" if form.kind == "labels" else "numbers"
@@ -140,3 +145,59 @@ def check_folder(path: Path, form: LabelForm, key: str) -> None:
             "a .csv, .tsv, .jsonl or .parquet with paths and what is to be predicted, or an .npz of images and labels",
             "write a manifest",
         )
+
+
+class ImageRows(Protocol):
+    """Images that are read by their row numbers: files, arrays, a cache of decoded images, or shards."""
+
+    def gather(self, rows: Ids) -> Tensor:
+        """Images of these rows, shape (len(rows), channels, size, size)."""
+        ...
+
+    def title(self, row: int) -> str:
+        """A name for one image in lists: its path, its row, or its shard and number."""
+        ...
+
+
+@runtime_checkable
+class ComparableImages(Protocol):
+    """Images whose content can be compared without reading them again."""
+
+    @property
+    def contents(self) -> Contents:
+        """A digest of each image."""
+        ...
+
+
+class ImageSplit:
+    """Some rows of a source of images, with their targets; images to predict have none.
+
+    `ids` count the samples of this split, `rows` those of `images`.
+    """
+
+    def __init__(self, images: ImageRows, rows: Ids, targets: Tensor | None) -> None:
+        self.images = images
+        self.rows = rows
+        # The only head has no name.
+        self.targets: Targets = {} if targets is None else {"": targets}
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def gather(self, ids: Ids) -> Inputs:
+        """Pixels of these samples: one tensor (N, C, S, S), uint8 or float32."""
+        return (self.images.gather(self.rows[ids]),)
+
+    def contents(self) -> Contents:
+        """A digest of each image; empty if the source cannot give them without reading the images again."""
+        return self.images.contents[self.rows] if isinstance(self.images, ComparableImages) else np.zeros(0, np.int64)
+
+    def change_arrays(self, change: Callable[[Any], Any]) -> None:
+        """Put `change(array)` in place of every array in memory, so that processes can share one copy."""
+        if isinstance(self.images, ImageArrays):
+            self.images = self.images.map_array(change)
+        self.targets = {name: change(values) for name, values in self.targets.items()}
+
+    def title(self, index: int) -> str:
+        """The name of one image in lists and messages."""
+        return self.images.title(int(self.rows[index]))

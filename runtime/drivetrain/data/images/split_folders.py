@@ -1,4 +1,8 @@
-"""Recognizes folders that are the splits of a data set, train/, val/ and test/ with class folders each; without torch."""
+"""Recognizes what names say: pictures, folders that no one put pictures in, and the splits of a data set; without torch.
+
+Operating systems, network drives and cameras leave folders beside pictures. They hold thumbnails and deleted files, so they
+are neither classes nor samples. Hidden folders, whose names begin with a point, are passed over before.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +13,32 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from drivetrain.data.images.file_names import is_leftover
 from drivetrain.errors import DataError
+
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".jfif", ".jpe", ".avif")
+OTHER_PICTURES = (
+    *(".heic", ".heif", ".jxl", ".jp2", ".j2k", ".jpx", ".ppm", ".pgm", ".pbm", ".pnm", ".tga", ".psd", ".exr", ".hdr"),
+    *(".dcm", ".dng", ".cr2", ".cr3", ".nef", ".arw", ".orf", ".rw2", ".raf"),
+)
+"""Endings of pictures that are not read: a class must not lose them without anybody knowing."""
+_LEFTOVER_NAMES = {
+    # Synology, QNAP
+    *("@eadir", "@tmp", "@sharebin", "@recycle", "@recently-snapshot", "@__thumb", "#recycle", "#snapshot"),
+    # macOS, Windows, Linux, Android
+    *("__macosx", "network trash folder", "temporary items", "thevolumesettingsfolder"),
+    *("$recycle.bin", "recycler", "recycled", "system volume information", "lost+found", "lost.dir"),
+    # cameras and programs for photographs
+    *("thmbnl", "picasaoriginals", "thumbnails", "_thumbnails", "_thumbs"),
+    # Python
+    *("__pycache__", "ipynb_checkpoints"),
+}
+_CHECKED_DISK = re.compile(r"found\.\d{3}")
+
+
+def is_leftover(name: str) -> bool:
+    """Return whether a folder of this name was left by a program, not made for pictures."""
+    return name.casefold() in _LEFTOVER_NAMES or _CHECKED_DISK.fullmatch(name.casefold()) is not None
+
 
 TRAIN, VALIDATION, TEST = (("train", "training"), ("validation", "valid", "val", "dev"), ("test", "testing", "eval"))
 _SPLITS = {
@@ -93,7 +121,11 @@ def _splits_of(names: Sequence[str]) -> dict[str, str]:
     `seg_train` stands for a split if `seg` stands in another such name, too; a class called `steam train` does not.
     """
     words_of = {name: _split_into_words(name) for name in names}
-    split_of_name = {name: splits for name in names if len(splits := _find_splits_in(words_of[name])) == 1}
+    kinds = {**_SPLITS, "unlabeled": _UNLABELED}
+    splits_of = {
+        name: {split for split, split_words in kinds.items() if words_of[name] & split_words} for name in names
+    }
+    split_of_name = {name: splits for name, splits in splits_of.items() if len(splits) == 1}
     shared = Counter(word for name in split_of_name for word in words_of[name])
     usual_words = {word for split_words in (*_SPLITS.values(), _UNLABELED) for word in split_words} | _COMPANIONS
     return {
@@ -108,12 +140,6 @@ def _split_into_words(name: str) -> set[str]:
     spaced = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name)
     spelled = [word for word in re.split(r"[^a-z]+", spaced.lower()) if word]
     return {part for word in spelled for part in ([word] if word in _COMPANIONS else _ENDS.sub(r" \1", word).split())}
-
-
-def _find_splits_in(name_words: set[str]) -> set[str]:
-    """The splits whose names are among the words."""
-    kinds = {**_SPLITS, "unlabeled": _UNLABELED}
-    return {split for split, names in kinds.items() if name_words & names}
 
 
 def _descend(folder: Path, name: str, classes: Sequence[str] = ()) -> str:

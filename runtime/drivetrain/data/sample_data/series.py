@@ -8,13 +8,12 @@ load moves frequency and current. Windows in which a regime begins are hard, as 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
-if TYPE_CHECKING:
-    import pyarrow
+import pyarrow
+from pyarrow import csv
 
 CHANNELS = ("vibration_x", "vibration_y", "temperature", "pressure", "current", "flow")
 REGIMES = ("idle", "steady", "surge", "fault")
@@ -41,8 +40,6 @@ Generator = np.random.Generator
 
 def write(folder: Path, size: int, seed: int) -> list[Path]:
     """Write train.csv with the targets `regime` and `load`, and new.csv without targets, into a folder."""
-    from pyarrow import csv
-
     folder.mkdir(parents=True, exist_ok=True)
     gains = np.random.default_rng([seed, 2]).lognormal(0.0, 0.3, (MACHINES, len(CHANNELS)))
     levels = np.random.default_rng([seed, 3]).normal(0.0, 1.0, (MACHINES, len(CHANNELS)))
@@ -59,8 +56,6 @@ def write(folder: Path, size: int, seed: int) -> list[Path]:
 
 def _draw_table(rows: int, rng: Generator, gains: Numbers, levels: Numbers, start: np.datetime64) -> pyarrow.Table:
     """`rows` rows of every machine, one per second, machine after machine."""
-    import pyarrow
-
     regimes, loads, values = [], [], []
     for machine in range(MACHINES):
         regime, load = _draw_regimes(rows, rng), _draw_smooth_curve(rows, rng, 80)

@@ -8,13 +8,12 @@ always right.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
-if TYPE_CHECKING:
-    import pyarrow
+import pyarrow
+from pyarrow import csv, parquet
 
 SENSORS = ("bearing", "motor", "gearbox", "oil", "coolant", "casing", "rotor", "intake", "exhaust", "cabinet")
 CATEGORIES = {
@@ -41,8 +40,6 @@ Draws = np.random.Generator
 
 def write(folder: Path, size: int, seed: int) -> list[Path]:
     """Write train.parquet with targets `fails` (yes, no) and `hours_left`, and new.csv without, into a folder."""
-    from pyarrow import csv, parquet
-
     folder.mkdir(parents=True, exist_ok=True)
     table = _draw_table(size, np.random.default_rng(seed), _CategoryEffects(seed))
     parquet.write_table(table, folder / "train.parquet")
@@ -66,8 +63,6 @@ class _CategoryEffects:
 
 def _draw_table(size: int, rng: Draws, effects: _CategoryEffects) -> pyarrow.Table:
     """A pyarrow table; categories as text, missing cells as nulls."""
-    import pyarrow
-
     codes = _draw_codes(size, rng)
     numbers, wear = _draw_numbers(size, rng, codes, effects)
     score = _compute_score(rng, codes, numbers, wear, effects)

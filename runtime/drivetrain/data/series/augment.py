@@ -57,7 +57,9 @@ class SeriesPreprocessing:
             noise_scale = spec.jitter * np.array(self.spread)
             windows = windows + onto(windows.device, noise * noise_scale, windows.dtype)
         if spec.channel_dropout:
-            is_kept = draw_kept_channels(draw("channel_dropout", epoch, ids, channels), spec.channel_dropout)
+            drawn = draw("channel_dropout", epoch, ids, channels)
+            # At least the channel with the largest number is kept.
+            is_kept = (drawn >= spec.channel_dropout) | (drawn == drawn.max(axis=1, keepdims=True))
             windows = torch.where(onto(windows.device, is_kept)[:, None, :], windows, 0.0)
         if spec.time_mask:
             is_masked = draw_masked_rows(draw("time_mask", epoch, ids, 3), length, spec.time_mask)
@@ -127,11 +129,6 @@ def resample(windows: Tensor, times: Floats) -> Tensor:
     rows = onto(windows.device, lower)[:, :, None].expand(-1, -1, windows.shape[2])
     share = onto(windows.device, times - lower, windows.dtype)[:, :, None]
     return torch.lerp(windows.gather(1, rows), windows.gather(1, rows + 1), share)
-
-
-def draw_kept_channels(drawn: Floats, probability: float) -> npt.NDArray[np.bool_]:
-    """A mask (N, C) of the channels that are kept: in each window at least the one with the largest number."""
-    return np.asarray((drawn >= probability) | (drawn == drawn.max(axis=1, keepdims=True)))
 
 
 def draw_masked_rows(drawn: Floats, length: int, spec: TimeMask) -> npt.NDArray[np.bool_]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import zipfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +13,13 @@ from drivetrain.data.bad_samples import BadSample
 from drivetrain.data.formats import column_values, npz_file
 from drivetrain.data.groups import Groups
 from drivetrain.data.series import array_axes
-from drivetrain.data.series.window_split import WindowSplit
+from drivetrain.data.series.windows import WindowSplit
 from drivetrain.data.source import Source
 from drivetrain.data.target_columns import TargetColumn
 from drivetrain.errors import DataError
 
 FORM = "an .npz with `x` of shape (N, T, channels), numbers, and `y` of shape (N,) or (N, K)"
+WRITE = "write it with numpy.savez_compressed; series of different lengths need a table with one row per time step"
 
 
 def read_windows(source: Source, *, classes: bool, axes: str = "auto", groups: str | None = None) -> WindowSplit:
@@ -30,7 +29,8 @@ def read_windows(source: Source, *, classes: bool, axes: str = "auto", groups: s
         DataError: if the file is not such an .npz, or no window can be used.
     """
     path, key = source.path, source.key
-    arrays = _read_arrays(path, key, ["x", *(["y"] if source.labelled else []), *([groups] if groups else [])])
+    names = ["x", *(["y"] if source.labelled else []), *([groups] if groups else [])]
+    arrays = npz_file.read_arrays(path, key, names, FORM, "numpy.savez(..., x=x, y=y)", WRITE)
     values, order, axis_notes = _order_axes(arrays["x"], axes, path, key)
     window_groups = _number_groups(arrays[groups], len(values), groups, path, key) if groups else None
     target = _read_targets(arrays["y"], len(values), classes, path, key) if source.labelled else None
@@ -59,29 +59,6 @@ def read_windows(source: Source, *, classes: bool, axes: str = "auto", groups: s
     )
 
 
-def _read_arrays(path: Path, key: str, names: Sequence[str]) -> dict[str, npt.NDArray[np.generic]]:
-    """Read arrays of an .npz, by name."""
-    try:
-        with npz_file.open_npz(path) as file:
-            missing = [name for name in names if name not in file.files]
-            if missing:
-                raise DataError(
-                    f"{key}: {path} has the arrays {', '.join(file.files) or 'none'}",
-                    FORM,
-                    f"save {' and '.join(missing)} too: numpy.savez(..., x=x, y=y)",
-                )
-            return {name: npz_file.member(file, name, path, key) for name in names}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
-        reason = str(error) or "it is empty"
-        if "pickle" in reason:
-            reason = "it contains Python objects (pickle), or it is not an .npz file"
-        raise DataError(
-            f"{key}: {path} cannot be read: {reason}",
-            FORM,
-            "write it with numpy.savez_compressed; series of different lengths need a table with one row per time step",
-        ) from None
-
-
 def _number_groups(array: npt.NDArray[Any], windows: int, name: str, path: Path, key: str) -> Groups:
     if array.shape != (windows,):
         raise DataError(
@@ -100,8 +77,7 @@ def _order_axes(
         x = x[:, :, None]
     if x.ndim != 3 or 0 in x.shape or x.dtype.kind not in "iufb":
         raise DataError(f"{key}: `x` of {path} is {x.dtype} of shape {x.shape}", FORM, "reshape or convert it")
-    order = array_axes.find_axis_order(x, path, key) if axes == "auto" else axes
-    notes = array_axes.note_doubtful_order(x, path) if axes == "auto" else []
+    order, notes = array_axes.find_axis_order(x, path, key) if axes == "auto" else (axes, [])
     if order == "channels-time":
         x = x.transpose(0, 2, 1)
         notes = [

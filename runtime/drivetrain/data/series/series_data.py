@@ -4,25 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from drivetrain.data import copies, groups, target_columns
+from drivetrain.data import copies, target_columns
 from drivetrain.data.dataset import Dataset, Head, InputRecord, NewSamples, keep_unchanged
 from drivetrain.data.formats import csv_dialect
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.labels import list_names, note_similar_names
 from drivetrain.data.partition import hold_out, hold_out_groups
-from drivetrain.data.series import augment, npz_windows, timeline, window_split, windows
+from drivetrain.data.series import augment, npz_windows, timeline, windows
 from drivetrain.data.series.timeline import WindowLayout
-from drivetrain.data.series.window_split import WindowSplit
-from drivetrain.data.series.windows import Scale, SeriesSplit
+from drivetrain.data.series.windows import Scale, SeriesSplit, WindowSplit
 from drivetrain.data.source import Source
 from drivetrain.data.target_columns import Strata
 from drivetrain.errors import DataError, SpecError
 from drivetrain.job.series import SeriesClassificationJob, SeriesJob
+from drivetrain.job.values import parse_fold
 
 OVERLAPPING = "overlapping"
 """Key in the stored preprocessing of a run whose split keeps windows that share rows together."""
@@ -70,23 +69,14 @@ def load(job: SeriesJob, recorded: InputRecord | None = None, files: CsvFiles | 
     return Dataset(train, validation, {"": head}, stored, prepare, notes=notes)
 
 
-def read(
-    paths: Sequence[Path],
-    preprocessing: Mapping[str, Any],
-    heads: Mapping[str, Head],
-    files: CsvFiles | None = None,
-    *,
-    labelled: bool,
-    budget: float = 1.0,
-) -> NewSamples:
-    """Read new windows of long tables or of arrays, as in training; arguments and errors as of `load_new.read`."""
-    files = files or csv_dialect.of_model(preprocessing, {})
+def read(sources: Sequence[Source], preprocessing: Mapping[str, Any], heads: Mapping[str, Head]) -> NewSamples:
+    """Read new windows of long tables or of arrays, as in training; errors as of `load_new.read`."""
     scale = _scale_from_json(preprocessing)
     splits: list[SeriesSplit] = []
     notes: list[str] = []
-    for path in paths:
-        part = _read_new(Source(path, "data", files, budget, labelled), preprocessing)
-        splits.append(part.split(scale.scale(part.values), heads[""] if labelled else None))
+    for source in sources:
+        part = _read_new(source, preprocessing)
+        splits.append(part.split(scale.scale(part.values), heads[""] if source.labelled else None))
         notes += part.notes
     return NewSamples(windows.join_splits(splits), keep_unchanged, notes)
 
@@ -140,10 +130,10 @@ def _read_long(
     stored = {"form": "long", **line.layout.to_json()}
     if isinstance(data.validation, str):
         validation_line = timeline.read_timeline(Source.of_job(job, "validation", source.files), line.layout)
-        return window_split.cut_all(line), window_split.cut_all(validation_line), stored
+        return windows.cut_all(line), windows.cut_all(validation_line), stored
     if data.groups:
-        return *_divide_by_group(job, window_split.cut_all(line)), stored
-    return *window_split.cut_before_and_after(line, data.validation), stored
+        return *_divide_by_group(job, windows.cut_all(line)), stored
+    return *windows.cut_before_and_after(line, data.validation), stored
 
 
 def _read_arrays(
@@ -178,7 +168,7 @@ def _read_arrays(
             stored[OVERLAPPING] = True
     if train.groups is not None:
         return *_divide_by_group(job, train, division), stored | division.to_json()
-    partition = hold_out(job, _find_strata(train), division, "data")
+    partition = hold_out(job, _find_strata(train), division)
     train.notes.extend(partition.notes)
     validation = replace(train.take_rows(partition.validation), notes=[])
     return train.take_rows(partition.training), validation, stored | division.to_json()
@@ -200,7 +190,7 @@ def _divide_by_group(
     assert train.groups is not None
     members = np.unique(train.groups, return_inverse=True)[1].astype(np.int64)
     members = division.join_groups(members) if division else members
-    least = groups.count_min_groups(job.data)
+    least = parse_fold(job.data.fold)[1] if job.data.fold else 2
     if not job.data.groups and members.max() + 1 < least:
         raise DataError(
             f"data.train: all {len(members):,} windows of {train.source.path} overlap, directly or through others",
@@ -232,4 +222,4 @@ def _read_new(source: Source, preprocessing: Mapping[str, Any]) -> WindowSplit:
         split = npz_windows.read_windows(source, classes=preprocessing["classes"], axes=axes)
         split.check_shape(preprocessing["length"], preprocessing["channels"])
         return split
-    return window_split.cut_all(timeline.read_timeline(source, timeline.layout_from_json(preprocessing)))
+    return windows.cut_all(timeline.read_timeline(source, timeline.layout_from_json(preprocessing)))

@@ -133,9 +133,8 @@ def _number_series(
 ) -> tuple[npt.NDArray[np.int64], column_values.Mask]:
     """Number the series: the index of each row's series, and a mask of rows that have one."""
     column_values.check_kind(column, name, source.key, str(source.path), dates=True)
-    encoded = column_values.texts(column).combine_chunks().dictionary_encode()
-    present = encoded.is_valid().to_numpy(zero_copy_only=False)
-    return encoded.indices.fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64), present
+    numbers = column_values.value_numbers(column_values.texts(column))
+    return np.maximum(numbers, 0), numbers >= 0
 
 
 def _is_clock_change(times: npt.NDArray[Any], per_second: float) -> bool:

@@ -14,8 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import numpy as np
 
 from drivetrain.data.stateless_random import Ids
-from drivetrain.data.streaming import lease
-from drivetrain.data.streaming.lease import Lease
+from drivetrain.data.streaming.cache import Lease, count_readers
 from drivetrain.data.streaming.reader import ShardReader
 from drivetrain.errors import DrivetrainError, StorageError
 from drivetrain.system.units import format_bytes
@@ -185,7 +184,7 @@ class FetchAhead:
     def _update_share(self) -> None:
         """Divide the cache by its processes: looking further ahead would displace what the others have just fetched."""
         if time.monotonic() - self.share_updated > RECOUNT_SECONDS:
-            self.share = self.reader.cache.limit // max(1, lease.count_readers(self.reader.cache.folder))
+            self.share = self.reader.cache.limit // max(1, count_readers(self.reader.cache.folder))
             self.share_updated = time.monotonic()
 
 

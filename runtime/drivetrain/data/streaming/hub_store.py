@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from drivetrain.data.formats import hub_classes, shards
+from drivetrain.data.formats import shards
 from drivetrain.data.streaming.local_store import changed_shard_error, check_usable
 from drivetrain.data.streaming.ranged_file import NoRangesError, RangedFile
 from drivetrain.data.streaming.shard import IMAGES, Accepted, Shard, ShardStore
@@ -49,7 +49,7 @@ class HubStore(ShardStore):
     def class_names(self) -> Mapping[str, Sequence[str]]:
         """Those that README.md declares."""
         readme = find_repository(self.address.name, DATASET).read_readme(self.address.revision)
-        return hub_classes.read_declared(readme, Path(self.address.path))
+        return shards.parse_declared_names(readme, Path(self.address.path))
 
     def open_ranged(self, shard: Shard) -> RangedFile | None:
         """A shard that is read by ranges."""

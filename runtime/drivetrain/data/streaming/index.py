@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pyarrow
+from pyarrow import ArrowException, OSFile, concat_tables, ipc
 
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.streaming import local_store
@@ -26,9 +27,6 @@ from drivetrain.data.streaming.shard import Shard, ShardStore
 from drivetrain.errors import DataError
 from drivetrain.system.files import blame_storage, sync_file
 from drivetrain.system.version import VERSION
-
-if TYPE_CHECKING:
-    import pyarrow
 
 SUFFIX = ".index"
 SHARD_BYTES = b"bytes"
@@ -78,8 +76,6 @@ class Index:
 
     def digest(self) -> str:
         """SHA-256 of the names and sizes of the shards and of the listed columns; equal on all machines."""
-        import pyarrow
-
         sha256 = hashlib.sha256(json.dumps([[shard.name, shard.size] for shard in self.shards]).encode())
         sha256.update(self.sizes.tobytes())
         listed = [name for name in self.rows.column_names if not name.startswith(UNLISTED)]
@@ -114,8 +110,6 @@ def read(
         DataError: if a shard cannot be used, or has other columns than the first.
         StorageError: if a shard cannot be fetched, or the cache not be written.
     """
-    from pyarrow import ArrowException, concat_tables
-
     shards, whole_shards = store.shards(), 0
     # The name depends on everything that the content depends on, so a changed shard never finds an old index.
     paths = [cache.folder / f"{digest([shard.address, shard.identify(), *purpose])}{SUFFIX}" for shard in shards]
@@ -173,8 +167,6 @@ def read_shard(store: ShardStore, cache: ShardCache, read_file: ShardIndexer, sh
 
 def read_stored(path: Path) -> pyarrow.Table | None:
     """The stored index of a shard; None if there is none, or it is damaged."""
-    from pyarrow import ArrowException, OSFile, ipc
-
     with contextlib.suppress(ArrowException, OSError), OSFile(str(path)) as file:
         os.utime(path)  # the cache evicts the oldest files
         return ipc.open_file(file).read_all()
@@ -183,8 +175,6 @@ def read_stored(path: Path) -> pyarrow.Table | None:
 
 def store_table(path: Path, table: pyarrow.Table) -> None:
     """Store the index of a shard; raises StorageError if it cannot be written."""
-    from pyarrow import OSFile, ipc
-
     temporary = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}.writing")
     try:
         with blame_storage(path.parent):

@@ -9,11 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from drivetrain.data.formats import hub_classes
 from drivetrain.data.formats import shards as tables
 from drivetrain.data.formats.table_paths import WORDS
-from drivetrain.data.streaming import shard_list
-from drivetrain.data.streaming.shard import IMAGES, Accepted, Shard, ShardStore
+from drivetrain.data.streaming.shard import IMAGES, LIST_NAME, Accepted, Shard, ShardStore, check_listed
 from drivetrain.errors import DataError
 from drivetrain.system.files import hash_file, storage_error
 
@@ -32,20 +30,21 @@ class LocalStore(ShardStore):
     def shards(self) -> list[Shard]:
         """All shards, sorted by name."""
         if self.path.is_dir():
-            folder, files = self.path, sorted(entry for entry in self.path.iterdir() if self._is_shard(entry))
+            visible = (entry for entry in self.path.iterdir() if not entry.name.startswith("."))
+            folder, files = self.path, sorted(f for f in visible if self.accepted.takes(f.name) and f.is_file())
         elif self.path.is_file():
             folder, files = self.path.parent, tables.files(self.path, self.key)
         else:
             folder, files = self.path, []
         all_shards = [_stat_shard(folder, file) for file in files]
-        list_file = folder / shard_list.NAME
+        list_file = folder / LIST_NAME
         list_content = list_file.read_bytes() if self.path.is_dir() and list_file.is_file() else None
-        listed = shard_list.check_listed(all_shards, list_content, str(self.path), self.key)
+        listed = check_listed(all_shards, list_content, str(self.path), self.key)
         return check_usable(listed, str(self.path), self.key, self.accepted)
 
     def class_names(self) -> Mapping[str, Sequence[str]]:
         """Class names by column, if the path is a dataset in the cache of the hub."""
-        return hub_classes.find_names(self.path)
+        return tables.find_declared_names(self.path)
 
     def local(self, shard: Shard) -> Path | None:
         """The file of the shard."""
@@ -53,7 +52,12 @@ class LocalStore(ShardStore):
 
     def check(self, shard: Shard) -> None:
         """Check size and mtime of the file."""
-        check(shard)
+        try:
+            status = os.stat(shard.address)
+        except OSError:
+            raise changed_shard_error(shard, "is not there any more") from None
+        if (status.st_size, str(status.st_mtime_ns)) != (shard.size, shard.stamp):
+            raise changed_shard_error(shard, "has changed since it was indexed")
 
     def fetch(self, shard: Shard, path: Path) -> None:
         """Copy the file."""
@@ -63,10 +67,7 @@ class LocalStore(ShardStore):
             raise changed_shard_error(shard, "is not there any more") from None
         except OSError as error:
             raise storage_error(path, error) from None
-        check(shard)
-
-    def _is_shard(self, file: Path) -> bool:
-        return self.accepted.takes(file.name) and not file.name.startswith(".") and file.is_file()
+        self.check(shard)
 
 
 def check_usable(shards: list[Shard], where: str, key: str, accepted: Accepted) -> list[Shard]:
@@ -96,20 +97,6 @@ def check_usable(shards: list[Shard], where: str, key: str, accepted: Accepted) 
     return shards
 
 
-def check(shard: Shard) -> None:
-    """Check that a local shard has the size and mtime that it was indexed with.
-
-    Raises:
-        DataError: if it has changed or is gone.
-    """
-    try:
-        status = os.stat(shard.address)
-    except OSError:
-        raise changed_shard_error(shard, "is not there any more") from None
-    if (status.st_size, str(status.st_mtime_ns)) != (shard.size, shard.stamp):
-        raise changed_shard_error(shard, "has changed since it was indexed")
-
-
 def check_content(shard: Shard) -> None:
     """Check a local shard against its hash in index.json, if it has one; raises DataError if it has another content."""
     try:
@@ -117,7 +104,7 @@ def check_content(shard: Shard) -> None:
     except OSError:
         raise changed_shard_error(shard, "cannot be read any more") from None
     if differs:
-        raise changed_shard_error(shard, f"has another content than {shard_list.NAME} says")
+        raise changed_shard_error(shard, f"has another content than {LIST_NAME} says")
 
 
 def changed_shard_error(shard: Shard, change: str) -> DataError:

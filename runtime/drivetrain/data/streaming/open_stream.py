@@ -1,14 +1,17 @@
-"""What all streamed tasks share: opening shards and their cache, and splitting whole shards off for validation."""
+"""What all streamed tasks share: they open shards and their cache, divide the rows, read some, and note what they cost."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
 
 import numpy as np
 
 from drivetrain.data import labels, stateless_random
-from drivetrain.data.dataset import NO_LABEL, Head, Split
+from drivetrain.data.dataset import NO_LABEL, Dataset, Head, Split
+from drivetrain.data.partition import Parts
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.streaming.cache import ShardCache
 from drivetrain.data.streaming.fetch_ahead import FetchAhead
@@ -22,7 +25,9 @@ from drivetrain.data.streaming.shard import ShardStore, accepted_by
 from drivetrain.errors import DataError
 from drivetrain.hardware.disk_space import SHARDS_FOLDER, find_cache_folder
 from drivetrain.job import Job, hub_address
+from drivetrain.job.images import ImageJob
 from drivetrain.job.stream import Stream
+from drivetrain.job.text import TextJob
 from drivetrain.storage.remote_address import is_remote, parse
 from drivetrain.system.units import format_bytes, parse_bytes
 
@@ -85,13 +90,6 @@ def hold_out(index: Index, rows: Ids, fraction: float, seed: int, key: str) -> t
     validation_shards = order[: min(int(enough), len(order) - 1)]
     inside = np.isin(shards, validation_shards)
     return rows[~inside], rows[inside]
-
-
-def order_of(job: Job, stream: Stream, index: Index, rows: Ids) -> StreamOrder:
-    """The order of the training samples, which are the given rows."""
-    counts = np.bincount(index.shard_of(rows), minlength=len(index.shards))
-    sizes = counts[counts > 0].tolist()
-    return StreamOrder(sizes, job.train.seed, stream.streams, stream.window, job.train.batch)
 
 
 def shuffle_notes(order: StreamOrder, classes: Ids | None) -> list[str]:
@@ -166,3 +164,91 @@ def check_cache(job: Job, stream: Stream, reader: ShardReader) -> list[str]:
             "raise it, or lower data.stream.window or streams, or write smaller shards",
         )
     return [f"cache: up to {format_bytes(limit)} of {format_bytes(sum(sizes))} in {reader.cache.folder}"]
+
+
+MAX_SAMPLED_SHARDS = 8
+"""Largest number of shards whose samples give the preprocessing."""
+
+
+class ShardRows(Protocol):
+    """The shards of one address, and which of their rows can be used."""
+
+    key: str
+    """The spec key that names the address."""
+    notes: list[str]
+    """On the rows that cannot be used."""
+    index: Index
+    """The rows of all shards."""
+    rows: Ids
+    """Rows of the index that can be used, ascending."""
+
+
+Source = TypeVar("Source", bound=ShardRows)
+
+
+@dataclass
+class ShardParts(Parts[Source]):
+    """The rows of shards for training and for validation."""
+
+    job: ImageJob | TextJob
+
+    def list_notes(self) -> list[str]:
+        """Notes on the shards, and on the rows that cannot be used."""
+        return [note for source in self.sources for note in (note_indexed(source.key, source.index), *source.notes)]
+
+    def add_stream(self, dataset: Dataset, readers: Sequence[ShardReader], strata: Ids | None) -> Dataset:
+        """The dataset with what streamed samples have: their order, facts and notes on it, and records of the shards.
+
+        Args:
+            dataset: of these rows.
+            readers: of training and validation.
+            strata: the class of each training row; None without classes.
+
+        Raises:
+            SpecError: if the cache is too small for the order.
+        """
+        stream, sources = self.job.data.stream, self.sources
+        assert stream is not None
+        counts = np.bincount(self.train.index.shard_of(self.train_rows))
+        seed, batch = self.job.train.seed, self.job.train.batch
+        order = StreamOrder(counts[counts > 0].tolist(), seed, stream.streams, stream.window, batch)
+        facts = {"shards": len(self.train.index.shards), "streams": order.streams, "window": order.window}
+        return replace(
+            dataset,
+            decoded=False,
+            order=order,
+            notes=[*dataset.notes, *shuffle_notes(order, strata), *check_cache(self.job, stream, readers[0])],
+            facts={**dataset.facts, "stream": facts},
+            fetched=readers[0].cache.counts if any(reader.is_remote() for reader in readers) else None,
+            shards={source.key: source.index.recorded() for source in sources},
+            content=lambda: {source.key: source.index.digest() for source in sources},
+        )
+
+
+def divide(
+    job: ImageJob | TextJob, read: Callable[[str, str, Source | None], Source]
+) -> tuple[Source, Ids, Source, Ids]:
+    """Divide the rows of the shards of a job; held-out rows are those of whole shards.
+
+    Args:
+        job: a job with `data.stream`.
+        read: indexes the shards at an address, of which it gets the spec key and, for validation, the training shards.
+
+    Returns:
+        The first fields of `Parts`.
+
+    Raises:
+        DataError: if the shards cannot be used, or there is a single one to hold out of.
+    """
+    train = read(job.data.train, "data.train", None)
+    if isinstance(job.data.validation, str):
+        validation = read(job.data.validation, "data.validation", train)
+        return train, train.rows, validation, validation.rows
+    train_rows, validation_rows = hold_out(train.index, train.rows, job.data.validation, job.train.seed, train.key)
+    return train, train_rows, train, validation_rows
+
+
+def choose_shards(index: Index, rows: Ids, random: np.random.Generator) -> Ids:
+    """At most MAX_SAMPLED_SHARDS of the shards that these rows are in, in random order."""
+    used_shards = np.unique(index.shard_of(rows))
+    return np.asarray(used_shards[random.permutation(len(used_shards))[:MAX_SAMPLED_SHARDS]], np.int64)

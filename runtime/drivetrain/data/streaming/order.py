@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from functools import lru_cache
 
 import numpy as np
 
@@ -37,18 +36,14 @@ class StreamOrder:
         self.count = int(self.starts[-1])
         self.seed, self.window, self.batch_size = seed, window, batch_size
         self.streams = max(1, min(streams, self.count))
-        self._epoch = lru_cache(maxsize=1)(self._order)
+        self.latest: tuple[int, Ids] | None = None
+        """The epoch that was ordered last, and its ids."""
 
     def __call__(self, epoch: int) -> Ids:
         """The ids of the epoch's samples; shape (count,), int64."""
-        return self._epoch(epoch)
-
-    def __getstate__(self) -> dict[str, object]:
-        return {key: value for key, value in self.__dict__.items() if key != "_epoch"}
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        self.__dict__.update(state)
-        self._epoch = lru_cache(maxsize=1)(self._order)
+        if self.latest is None or self.latest[0] != epoch:
+            self.latest = epoch, self._order(epoch)
+        return self.latest[1]
 
     def windows(self, epoch: int) -> list[list[Ids]]:
         """The ids of each window before they are shuffled, by span."""

@@ -6,23 +6,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import pyarrow
+from pyarrow import ArrowException, array, bool_, parquet
 
 from drivetrain.data import decoded_size
 from drivetrain.data.formats import parquet_file
 from drivetrain.data.formats import shards as tables
 from drivetrain.data.formats.parquet_file import decode
 from drivetrain.data.images import image_column
-from drivetrain.data.stateless_random import Ids
-from drivetrain.data.streaming import flat_file
 from drivetrain.data.streaming.index import SHARD_BYTES
 from drivetrain.data.streaming.ranged_file import RangedFile
-from drivetrain.data.streaming.reader import limit_rows
+from drivetrain.data.streaming.reader import FlatRows, count_overhead
 from drivetrain.data.streaming.shard import Shard, unreadable_error
 from drivetrain.errors import DataError, nearest
-
-if TYPE_CHECKING:
-    import pyarrow
 
 NONE: Mapping[str, Sequence[str]] = MappingProxyType({})
 """No class names."""
@@ -39,8 +37,6 @@ def find_image_column(file: ParquetSource, requested: str, shard: Shard, key: st
     Raises:
         DataError: if there is no such column, or several.
     """
-    from pyarrow import ArrowException, parquet
-
     try:
         schema = parquet.read_schema(file)
     except (ArrowException, OSError) as error:
@@ -72,8 +68,6 @@ def glance(
     Raises:
         DataError: as `read` does.
     """
-    from pyarrow import ArrowException
-
     try:
         image_column_name = find_image_column(file, images, shard, key)
         label_chunks = [chunk for column in columns for chunk in _chunks(file, column)]
@@ -103,8 +97,6 @@ def read(
     Raises:
         DataError: if the shard cannot be read, or lacks one of the columns.
     """
-    from pyarrow import ArrowException, array, bool_, parquet
-
     try:
         names = parquet.read_schema(file).names
         images = find_image_column(file, images, shard, key)
@@ -116,7 +108,9 @@ def read(
             is_empty = [not size for size in map(len, rows(file, images, shard, key))]
     except (ArrowException, OSError) as error:
         raise unreadable(shard, key, error) from None
-    unpacked_size = count_uncompressed(file, images) + flat_file.count_overhead(len(index_table))
+    # By the metadata, in which equal cells may be counted once.
+    image_bytes = sum(int(chunk.total_uncompressed_size) for chunk in _chunks(file, images))
+    unpacked_size = image_bytes + count_overhead(len(index_table))
     return index_table.append_column(LACKS, array(is_empty, bool_())).replace_schema_metadata(
         {SHARD_BYTES: str(unpacked_size)}
     )
@@ -156,11 +150,6 @@ def rows(file: ParquetSource, images: str, shard: Shard, key: str) -> Iterator[b
             yield bytes(content or b"")
 
 
-def count_uncompressed(file: ParquetSource, column: str) -> int:
-    """Uncompressed bytes of a column by the file's metadata, where equal cells may be counted once."""
-    return sum(int(chunk.total_uncompressed_size) for chunk in _chunks(file, column))
-
-
 def _is_full(file: ParquetSource, column: str) -> bool:
     """Whether the file's statistics say that no row of a column is null; False if they are missing."""
     # The field `path` beside `bytes` is only the file's name, and may be null.
@@ -173,8 +162,6 @@ def _is_full(file: ParquetSource, column: str) -> bool:
 
 def _chunks(file: ParquetSource, column: str) -> list[Any]:
     """The metadata of all column chunks of a column: of every row group, and of every field of a struct."""
-    from pyarrow import parquet
-
     metadata = parquet.read_metadata(file)
     groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
     all_chunks = [group.column(index) for group in groups for index in range(group.num_columns)]
@@ -189,7 +176,7 @@ def unreadable(shard: Shard, key: str, error: Exception) -> DataError:
 
 
 @dataclass(frozen=True)
-class ImageRows:
+class ImageRows(FlatRows):
     """The images of a Parquet shard; the cache stores their encoded bytes in a flat file."""
 
     column: str
@@ -202,24 +189,10 @@ class ImageRows:
         """How the shard becomes what is in the cache: part of the name there."""
         return f"images {self.column}"
 
-    def write(self, file: Path, shard: Shard, path: Path, room: int) -> None:
-        """Write all images of `file` to `path`."""
-        flat_file.write(path, limit_rows(self._rows(file, shard), room))
-
-    def _rows(self, file: Path, shard: Shard) -> Iterator[bytes]:
+    def unpack(self, file: Path, shard: Shard) -> Iterator[bytes]:
         """Yield the images. A damaged page (an OSError of pyarrow) must not be taken for an error of the cache's disk."""
-        from pyarrow import ArrowException
-
         column = find_image_column(file, self.column, shard, self.key)
         try:
             yield from rows(file, column, shard, self.key)
         except (ArrowException, OSError) as error:
             raise unreadable(shard, self.key, error) from None
-
-    def is_whole(self, handle: int, shard: Shard, count: int) -> bool:
-        """Whether an open file of the cache has all images."""
-        return flat_file.is_whole(handle, count)
-
-    def read(self, handle: int, rows: Ids, start: int) -> list[bytes]:
-        """Read the encoded images of some rows of the index."""
-        return flat_file.read(handle, (rows - start).tolist())

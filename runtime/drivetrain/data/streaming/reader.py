@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -14,16 +14,16 @@ from typing import Protocol
 import numpy as np
 
 from drivetrain.data.stateless_random import Ids
-from drivetrain.data.streaming import flat_file, local_store
-from drivetrain.data.streaming.cache import ShardCache
+from drivetrain.data.streaming.cache import Lease, ShardCache
 from drivetrain.data.streaming.index import Index, digest
-from drivetrain.data.streaming.lease import Lease
 from drivetrain.data.streaming.shard import Shard, ShardStore
 from drivetrain.errors import DataError, StorageError
 from drivetrain.system.disk_cache import WHOLE
 
 POLL_SECONDS = 0.02
 """Seconds between two checks of a worker process whether a shard has been fetched."""
+_NUMBER = np.dtype("<u8")
+"""Type of the offsets and of the number of rows in the cache."""
 _ERRORS = {"DataError": DataError, "StorageError": StorageError}
 """Classes of the errors that a lease can hold, by name."""
 
@@ -134,7 +134,7 @@ class ShardReader:
         room = self.size(shard)
         local = self.store.local(indexed)
         if local:
-            local_store.check(indexed)
+            self.store.check(indexed)
         while True:
             packed_size = self.count_packed_bytes(shard)
             write = partial(self._make, indexed, local, room)
@@ -163,7 +163,7 @@ class ShardReader:
                 if not local:
                     packed_file.unlink(missing_ok=True)
         if local:
-            local_store.check(shard)
+            self.store.check(shard)
 
     def _fetch(self, shard: Shard, path: Path) -> None:
         with self.cache.counts.count_seconds("received"):
@@ -174,7 +174,7 @@ class ShardReader:
     def _open(self, shard: int) -> Iterator[int]:
         """Yield an open file with the rows of a shard; waits until the cache has them."""
         if local_path := self.in_place(shard):
-            local_store.check(self.index.shards[shard])
+            self.store.check(self.index.shards[shard])
             handle = os.open(local_path, os.O_RDONLY)
             try:
                 yield handle
@@ -185,7 +185,8 @@ class ShardReader:
         waiting_since = 0.0  # 0: the shard was there at once
         while True:
             with self.cache.reading(name) as cached:
-                if cached is not None and self._is_whole(cached, shard):
+                indexed, count = self.index.shards[shard], int(self.index.sizes[shard])
+                if cached is not None and self.rows.is_whole(cached, indexed, count):
                     if waiting_since:
                         self.cache.counts.add_wait(time.monotonic() - waiting_since)
                     yield cached
@@ -198,9 +199,6 @@ class ShardReader:
             else:
                 self.fetch(shard, urgent=True)
 
-    def _is_whole(self, handle: int, shard: int) -> bool:
-        return self.rows.is_whole(handle, self.index.shards[shard], int(self.index.sizes[shard]))
-
     def _wait(self, name: str) -> None:
         """Wait in a worker process, which fetches nothing itself: a connection does not survive a fork."""
         assert self.lease is not None
@@ -208,6 +206,65 @@ class ShardReader:
             kind, *parts = error
             raise _ERRORS.get(kind, StorageError)(*parts)
         time.sleep(POLL_SECONDS)
+
+
+class FlatRows:
+    """Rows that the cache stores as bytes in one file, so that any of them is one read.
+
+    row 0, row 1, ...         bytes
+    offsets                   rows + 1 numbers, uint64: where each row starts, and where the last one ends
+    number of rows            uint64
+    """
+
+    def unpack(self, file: Path, shard: Shard) -> Iterator[bytes]:
+        """Yield the bytes of each row of a shard."""
+        raise NotImplementedError
+
+    def write(self, file: Path, shard: Shard, path: Path, room: int) -> None:
+        """Write all rows of the shard `file`, their offsets and their number to `path`, with at most `room` bytes."""
+        offsets = [0]
+        with path.open("wb") as out:
+            for row in self.unpack(file, shard):
+                offsets.append(offsets[-1] + len(row))
+                if offsets[-1] + count_overhead(len(offsets) - 1) > room:
+                    raise OutgrownError
+                out.write(row)
+            out.write(np.array([*offsets, len(offsets) - 1], _NUMBER).tobytes())
+
+    def is_whole(self, handle: int, shard: Shard, count: int) -> bool:
+        """Whether an open file ends like one with `count` rows; a power loss may leave it empty, cut off or full of zeros."""
+        offsets_start = os.fstat(handle).st_size - count_overhead(count)
+        end = [offsets_start, count]
+        return offsets_start >= 0 and _read_numbers(handle, offsets_start + count * _NUMBER.itemsize, 2) == end
+
+    def read(self, handle: int, rows: Ids, start: int) -> list[bytes]:
+        """The bytes of some rows of the index, from the open file of a shard that begins with the row `start`."""
+        end = os.fstat(handle).st_size - _NUMBER.itemsize
+        (count,) = _read_numbers(handle, end, 1)
+        offsets_start = end - (count + 1) * _NUMBER.itemsize
+        contents = []
+        for row in (rows - start).tolist():
+            first, stop = _read_numbers(handle, offsets_start + row * _NUMBER.itemsize, 2)
+            contents.append(_read_bytes(handle, stop - first, first))
+        return contents
+
+
+def count_overhead(rows: int) -> int:
+    """Bytes of a file of `FlatRows` with so many rows in addition to the bytes of the rows."""
+    return (rows + 2) * _NUMBER.itemsize
+
+
+def _read_bytes(handle: int, size: int, offset: int) -> bytes:
+    """Read `size` bytes of an open file from `offset` on; fewer only at its end (one `pread` may return fewer)."""
+    data = os.pread(handle, size, offset)
+    while len(data) < size and (chunk := os.pread(handle, size - len(data), offset + len(data))):
+        data += chunk
+    return data
+
+
+def _read_numbers(handle: int, offset: int, count: int) -> list[int]:
+    numbers: list[int] = np.frombuffer(os.pread(handle, count * _NUMBER.itemsize, offset), _NUMBER).tolist()
+    return numbers
 
 
 class TarRows:
@@ -228,18 +285,4 @@ class TarRows:
 
     def read(self, handle: int, rows: Ids, start: int) -> list[bytes]:
         """Read the content of members."""
-        return [flat_file.read_bytes(handle, int(self.sizes[row]), int(self.offsets[row])) for row in rows.tolist()]
-
-
-def limit_rows(rows: Iterable[bytes], room: int) -> Iterator[bytes]:
-    """Yield the rows as long as a flat file with them takes at most `room` bytes.
-
-    Raises:
-        OutgrownError: if they do not.
-    """
-    used_bytes = flat_file.count_overhead(0)
-    for row in rows:
-        used_bytes += len(row) + flat_file.NUMBER.itemsize
-        if used_bytes > room:
-            raise OutgrownError
-        yield row
+        return [_read_bytes(handle, int(self.sizes[row]), int(self.offsets[row])) for row in rows.tolist()]

@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from drivetrain.data.streaming import shard_list
 from drivetrain.data.streaming.local_store import changed_shard_error, check_usable
 from drivetrain.data.streaming.ranged_file import RangedFile
-from drivetrain.data.streaming.shard import IMAGES, Accepted, Shard, ShardStore
+from drivetrain.data.streaming.shard import IMAGES, LIST_NAME, Accepted, Shard, ShardStore, check_listed
 from drivetrain.errors import DataError
 from drivetrain.storage.object_store import ObjectStore, Patience
 from drivetrain.storage.remote_address import RemoteAddress
@@ -53,9 +52,9 @@ class RemoteStore(ShardStore):
         files = [entry for entry in entries if self.accepted.takes(entry.name)]
         folder = self.address.parent if self.single else self.address
         all_shards = [Shard(entry.name, str(folder / entry.name), entry.bytes, entry.tag) for entry in files]
-        has_list = any(entry.name == shard_list.NAME for entry in entries)
-        list_content = self._store().get(shard_list.NAME) if has_list else None
-        listed = shard_list.check_listed(all_shards, list_content, str(self.address), self.key)
+        has_list = any(entry.name == LIST_NAME for entry in entries)
+        list_content = self._store().get(LIST_NAME) if has_list else None
+        listed = check_listed(all_shards, list_content, str(self.address), self.key)
         return check_usable(listed, str(self.address), self.key, self.accepted)
 
     def open_ranged(self, shard: Shard) -> RangedFile | None:
@@ -87,7 +86,7 @@ class RemoteStore(ShardStore):
             raise storage_error(path, error) from None
         self.check(shard)
         if shard.sha256 and digest.hexdigest() != shard.sha256:
-            raise changed_shard_error(shard, f"has another content than {shard_list.NAME} says")
+            raise changed_shard_error(shard, f"has another content than {LIST_NAME} says")
         if (size := path.stat().st_size) != shard.size:
             raise DataError(
                 f"shard {shard.address} came with {size:,} bytes",

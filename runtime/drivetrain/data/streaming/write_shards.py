@@ -1,7 +1,8 @@
 """Writes a folder of class folders as shards, tar or Parquet, in random order, with a list of their hashes.
 
-The bytes of a shard depend on the files and the seed alone. So the same command after a kill makes the same shards, and
-writes only those that are not there.
+They go to a folder of this machine or to an address in an object store; a file is there whole or not at all. The bytes
+of a shard depend on the files and the seed alone. So the same command after a kill makes the same shards, and writes
+only those that are not there.
 """
 
 from __future__ import annotations
@@ -10,21 +11,76 @@ import hashlib
 import io
 import json
 import os
+import shutil
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import BinaryIO
 
 from drivetrain.data import bad_samples, stateless_random
 from drivetrain.data.bad_samples import BadSample
 from drivetrain.data.images import class_folders, decode
-from drivetrain.data.streaming import shard_list
-from drivetrain.data.streaming.destination import Destination
-from drivetrain.data.streaming.shard_list import ListedShard, ShardList
-from drivetrain.errors import DataError
-from drivetrain.system.files import blame_storage, hash_file
+from drivetrain.data.streaming.shard import LIST_NAME, ListedShard, ShardList, parse_list
+from drivetrain.errors import DataError, SpecError
+from drivetrain.storage.object_store import ObjectStore, StoredObject
+from drivetrain.storage.remote_address import POSSIBLE, BadAddress, is_remote, parse
+from drivetrain.system.files import blame_storage, hash_file, make_folder, sync_file, sync_folder
+
+
+@dataclass(frozen=True)
+class LocalFolder:
+    """A folder of this machine, with the methods of an ObjectStore that writing needs."""
+
+    path: Path
+
+    def objects(self) -> list[StoredObject]:
+        """All files."""
+        return [StoredObject(file.name, file.stat().st_size, "") for file in self.path.iterdir() if file.is_file()]
+
+    def find(self, name: str) -> bytes | None:
+        """The content of a file; None if it is not there."""
+        path = self.path / name
+        return path.read_bytes() if path.is_file() else None
+
+    def put_file(self, name: str, file: BinaryIO) -> None:
+        """Copy a file, and give it its name once it is whole; raises StorageError if it cannot be written."""
+        new = self.path / f".{name}.writing"
+        try:
+            with blame_storage(self.path):
+                with new.open("wb") as copy:
+                    shutil.copyfileobj(file, copy)
+                sync_file(new)
+                os.replace(new, self.path / name)
+                sync_folder(self.path)
+        finally:
+            new.unlink(missing_ok=True)
+
+
+Destination = LocalFolder | ObjectStore
+
+
+def open_destination(text: str) -> Destination:
+    """The place that a command line names.
+
+    Raises:
+        SpecError: if it is no place to write to.
+        StorageError: if a folder cannot be made.
+    """
+    if not is_remote(text):
+        folder = Path(os.path.expanduser(text))
+        make_folder(folder)
+        return LocalFolder(folder)
+    try:
+        address = parse(text)
+    except BadAddress as error:
+        raise SpecError(f"--to: {error.given}", error.possible, error.action) from None
+    if not address.writable:
+        raise SpecError(f"--to: {text} cannot be written to", f"a folder, or {POSSIBLE}", "name one of these")
+    return ObjectStore(address)
+
 
 MAX_BAD_SHARE = 0.05
 """Largest share of images that may be left out because they cannot be decoded, as in a job."""
@@ -91,11 +147,6 @@ def write_parquet(file: Path, samples: Iterator[Sample]) -> int:
     return count
 
 
-def count_tar_bytes(content: int, label: str) -> int:
-    """Count the bytes of one sample in a tar file: two members with their headers."""
-    return _pad(content) + _pad(len(label.encode())) + 2 * tarfile.BLOCKSIZE
-
-
 def _pad(size: int) -> int:
     return -(-size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
 
@@ -134,8 +185,8 @@ def write(
     order = stateless_random.make_generator(seed, "shards").permutation(len(images))
     groups = _divide_images([images[index] for index in order.tolist()], size)
     written_list = ShardList(_digest(images, size, seed, form))
-    before = _read_earlier(target, written_list.source)
-    present_sizes = target.sizes()
+    present_sizes = {entry.name: entry.bytes for entry in target.objects() if "/" not in entry.name}
+    before = _read_earlier(target, present_sizes, written_list.source)
     bad: list[BadSample] = []
     with tempfile.TemporaryDirectory(prefix="drivetrain-shard-") as folder:
         # Before the first shard: a start after a kill must see whose shards these are.
@@ -161,12 +212,12 @@ def write(
     return written_list
 
 
-def _read_earlier(target: Destination, source: str) -> dict[str, ListedShard]:
-    """Return the shards of an earlier, perhaps unfinished, start; raises DataError if they are of other data."""
-    content = target.read(shard_list.NAME)
-    earlier = shard_list.parse(content) if content is not None else None
+def _read_earlier(target: Destination, names: Iterable[str], source: str) -> dict[str, ListedShard]:
+    """Return the shards of an earlier, perhaps unfinished, start among these files; raises DataError if they are of other data."""
+    content = target.find(LIST_NAME)
+    earlier = parse_list(content) if content is not None else None
     if earlier is None:
-        if existing := next((name for name in target.sizes() if name.endswith(ENDS)), ""):
+        if existing := next((name for name in names if name.endswith(ENDS)), ""):
             raise DataError(
                 f"--to: there is {existing} already, which this command has not written",
                 "an empty place, or one that the same command has begun",
@@ -187,7 +238,8 @@ def _divide_images(images: Sequence[Image], size: int) -> list[list[Image]]:
     groups: list[list[Image]] = [[]]
     used_bytes = 0
     for image in images:
-        needed = count_tar_bytes(image.bytes, image.label)  # in Parquet it is less
+        # Two members of a tar file with their headers; in Parquet it is less.
+        needed = _pad(image.bytes) + _pad(len(image.label.encode())) + 2 * tarfile.BLOCKSIZE
         if groups[-1] and used_bytes + needed > size:
             groups.append([])
             used_bytes = 0
@@ -202,7 +254,7 @@ def _write_shard(
     """Write a shard without the images that cannot be decoded, and hand it over."""
     with blame_storage(file), decode.quiet():
         samples = FORMS[form](file, _readable(source, group, bad))
-    target.put(file.name, file)
+    _put(target, file)
     return ListedShard(file.name, file.stat().st_size, hash_file(file), samples)
 
 
@@ -220,9 +272,14 @@ def _readable(source: Path, group: Sequence[Image], bad: list[BadSample]) -> Ite
 
 
 def _put_list(target: Destination, written_list: ShardList, folder: Path) -> None:
-    file = folder / shard_list.NAME
+    file = folder / LIST_NAME
     file.write_bytes(written_list.to_bytes())
-    target.put(shard_list.NAME, file)
+    _put(target, file)
+
+
+def _put(target: Destination, file: Path) -> None:
+    with file.open("rb") as opened:
+        target.put_file(file.name, opened)
 
 
 def _digest(images: Sequence[Image], size: int, seed: int, form: str) -> str:

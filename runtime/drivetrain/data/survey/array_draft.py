@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +21,7 @@ POSSIBLE_ARRAYS = (
     "`images` of shape (N, H, W), (N, H, W, 3) or (N, 3, H, W) with `labels` (N,), or windows `x` of shape "
     "(N, T, channels) with `y` (N,)"
 )
+SAVE = "numpy.savez(..., images=x, labels=y)"
 Shapes = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
 """Shape and type of each array by name."""
 MAX_INTEGER_CLASSES = 50
@@ -33,7 +31,7 @@ MAX_INTEGER_CLASSES = 50
 def draft_arrays(request: SurveyRequest, path: Path) -> Draft:
     """The draft for arrays of images or windows; raises DataError if the arrays are neither images nor windows."""
     request.check_no_columns("an .npz has arrays, not columns")
-    with _reading(str(path), "write it with numpy.savez_compressed"):
+    with npz_file.refuse_unreadable(path, KEY, f"an .npz file with {POSSIBLE_ARRAYS}", npz_file.WRITE):
         shapes = npz_file.shapes(path)
     if {"images", "labels"} <= shapes.keys():
         return _draft_images(request, path, shapes)
@@ -42,26 +40,13 @@ def draft_arrays(request: SurveyRequest, path: Path) -> Draft:
     raise _refuse_arrays(path, shapes)
 
 
-@contextmanager
-def _reading(subject: str, action: str) -> Iterator[None]:
-    """Raise the error for a file or an array that cannot be read in the block."""
-    try:
-        yield
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, RuntimeError, NotImplementedError) as error:
-        raise DataError(
-            f"{KEY}: {subject} cannot be read: {str(error) or type(error).__name__}",
-            f"an .npz file with {POSSIBLE_ARRAYS}",
-            action,
-        ) from None
-
-
 def _refuse_arrays(path: Path, shapes: Shapes) -> DataError:
     """The error for arrays of which no job can be made."""
     arrays = [f"{name} {shape} {kind}" for name, (shape, kind) in shapes.items()]
     return DataError(
         f"{KEY}: {path} has the arrays {list_names(arrays) or 'none'}",
         POSSIBLE_ARRAYS,
-        "save them under these names: numpy.savez(..., images=x, labels=y)",
+        f"save them under these names: {SAVE}",
     )
 
 
@@ -122,7 +107,7 @@ def _draft_windows(request: SurveyRequest, path: Path, shapes: Shapes) -> Draft:
     task = request.task or tasks[has_several_targets or are_numbers]
     draft = Draft(task, f"`y` has shape {target_shape}, {y.dtype}" if not request.task else "as --task says")
     rows, channels = shape[1], shape[2] if len(shape) == 3 else 1
-    if len(shape) == 3 and array_axes.find_axis_order(_read_array(path, "x"), path, KEY) == "channels-time":
+    if len(shape) == 3 and array_axes.find_axis_order(_read_array(path, "x"), path, KEY)[0] == "channels-time":
         rows, channels = channels, rows
     draft.found = [f"{shape[0]:,} windows of {rows:,} rows and {channels} channels, {data_type}"]
     if task == "series-classification":
@@ -170,6 +155,4 @@ def _read_label_column(path: Path, name: str, shapes: Shapes, kinds: str) -> npt
 
 
 def _read_array(path: Path, name: str) -> npt.NDArray[np.generic]:
-    action = "write it with numpy.savez_compressed, without Python objects"
-    with _reading(f"`{name}` of {path}", action), npz_file.open_npz(path) as file:
-        return npz_file.member(file, name, path, KEY)
+    return npz_file.read_arrays(path, KEY, [name], f"an .npz file with {POSSIBLE_ARRAYS}", SAVE)[name]

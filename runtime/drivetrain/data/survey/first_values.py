@@ -23,16 +23,11 @@ def validation(samples: int, sample_noun: str) -> Entry:
 def training(
     samples: int, samples_in_all: int, epochs_between: tuple[int, int], largest_batch: int, sample_noun: str, rate: str
 ) -> list[Entry]:
-    """The keys of `train:` for about `samples_in_all` samples in all epochs."""
-    passes = epochs(samples, samples_in_all, *epochs_between, sample_noun)
-    return [passes, batch_size(samples, largest_batch), *optimizer(rate)]
-
-
-def epochs(samples: int, samples_in_all: int, least: int, most: int, sample_noun: str) -> Entry:
-    """The number of epochs, from `least` to `most`, in which the network sees about `samples_in_all` samples."""
+    """The keys of `train:`, with as many epochs as see about `samples_in_all` samples."""
+    least, most = epochs_between
     count = min(most, max(least, round(samples_in_all / max(1, samples))))
     reason = f"passes over the training {sample_noun}; increase it if validation still improves"
-    return Entry("epochs", str(count), reason)
+    return [Entry("epochs", str(count), reason), batch_size(samples, largest_batch), *optimizer(rate)]
 
 
 def batch_size(samples: int, most: int) -> Entry:
@@ -68,13 +63,9 @@ def format_counts(counts: Mapping[str, int]) -> str:
 
 def describe_classes(counts: Mapping[str, int]) -> list[str]:
     """Lines on the number of samples of each class, and on classes with a single one."""
-    return [format_counts(counts), *note_single_samples(counts)]
-
-
-def note_single_samples(counts: Mapping[str, int]) -> list[str]:
-    """A line about classes with one sample, which cannot be in both training and validation."""
     single_classes = sorted(name for name, count in counts.items() if count == 1)
-    return [f"classes with one sample, which stays in training: {list_names(single_classes)}"] if single_classes else []
+    single = f"classes with one sample, which stays in training: {list_names(single_classes)}"
+    return [format_counts(counts), *([single] if single_classes else [])]
 
 
 def bad_samples(unusable_share: float, reason: str) -> list[Entry]:

@@ -12,12 +12,11 @@ import numpy as np
 
 from drivetrain.data.formats import column_values
 from drivetrain.data.images import class_folders, decode, resize, separated_labels, split_folders
-from drivetrain.data.images.file_names import EXTENSIONS
+from drivetrain.data.images.split_folders import EXTENSIONS
 from drivetrain.data.labels import list_names
-from drivetrain.data.survey import first_values, target_guess
+from drivetrain.data.survey import first_values, table_sample
 from drivetrain.data.survey.request import KEY, SurveyRequest
-from drivetrain.data.survey.table_sample import ColumnProfile, TableSample
-from drivetrain.data.survey.target_guess import TargetGuess
+from drivetrain.data.survey.table_sample import ColumnProfile, TableSample, TargetGuess
 from drivetrain.errors import DataError, SpecError
 from drivetrain.job.draft import Draft, Entry, quote
 
@@ -111,12 +110,12 @@ def _find_split_folders(folder: Path) -> tuple[Path, Path | None, Path | None, l
     """The folders with class folders for training, validation and test, if there are any; and notes on the choice."""
     choices: list[str] = []
     inner = folder
-    subfolders = class_folders.subfolders(folder, KEY)
+    subfolders = split_folders.list_subfolders(folder)
     for _ in range(MAX_FOLDER_LEVELS):
         if len(subfolders) != 1 or split_folders.find(inner, KEY):
             break
         inner /= subfolders[0]
-        subfolders = class_folders.subfolders(inner, KEY)
+        subfolders = split_folders.list_subfolders(inner)
     if inner != folder and len(subfolders) > 1:
         choices.append(f"classes are the folders of {inner}, the only folder there")
         folder = inner
@@ -202,7 +201,7 @@ def draft_manifest(request: SurveyRequest, sample: TableSample) -> Draft | None:
     if column is None:
         return None
     other_columns = [c for c in sample.columns.values() if c.name != column.name]
-    guess = target_guess.find_named(request, sample) or _guess_targets(request, other_columns, sample)
+    guess = table_sample.find_named(request, sample) or _guess_targets(request, other_columns, sample)
     if guess is None or column.name in guess.names:
         return None
     targets = [sample.columns[name] for name in guess.names]
@@ -255,17 +254,17 @@ def _several_labels_example(sample: TableSample, column: ColumnProfile) -> str:
 def _guess_targets(request: SurveyRequest, columns: Sequence[ColumnProfile], sample: TableSample) -> TargetGuess | None:
     """The columns to predict: labels in one column, labels of 0 and 1, classes, or numbers."""
     if request.task == REGRESSION:
-        return target_guess.guess_number(columns)
+        return table_sample.guess_number(columns)
     if cells := [column for column in columns if _several_labels_example(sample, column)]:
-        name = target_guess.find_by_name(cells, LABEL_NAMES) or cells[-1].name
+        name = table_sample.find_by_name(cells, LABEL_NAMES) or cells[-1].name
         return TargetGuess((name,), "cells with several labels", tuple(c.name for c in columns if c.name != name))
-    classes = target_guess.guess_classes(columns)
+    classes = table_sample.guess_classes(columns)
     # Several columns of 0 and 1 are labels, unless a column is called the class.
     binary = tuple(column.name for column in columns if column.binary)
     if len(binary) > 1 and (classes is None or classes.reason != "by its name"):
         other_columns = tuple(column.name for column in columns if column.name not in binary)
         return TargetGuess(binary, "columns of 0 and 1", other_columns)
-    return classes or (target_guess.guess_number(columns) if request.task is None else None)
+    return classes or (table_sample.guess_number(columns) if request.task is None else None)
 
 
 def _choose_kind(request: SurveyRequest, targets: Sequence[ColumnProfile], sample: TableSample) -> tuple[str, str]:
@@ -286,7 +285,7 @@ def _choose_kind(request: SurveyRequest, targets: Sequence[ColumnProfile], sampl
         if request.task in (None, task):
             return task, kind
     raise SpecError(
-        f"{KEY}: {target_guess.describe_values(targets)}",
+        f"{KEY}: {table_sample.describe_values(targets)}",
         "one column of classes, of several labels in a cell, or of numbers; several columns of 0 and 1, or of numbers",
         "name other columns with --target",
     )

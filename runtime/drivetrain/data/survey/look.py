@@ -1,33 +1,49 @@
-"""Inspects data and drafts a spec for it; without torch, and without reading large files to their end."""
+"""Drafts a spec for data that it looks at: what kind of data it is, which task fits, and the pretrained network on request."""
 
 from __future__ import annotations
 
+import json
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from drivetrain.data.formats import csv_dialect, csv_layout, table_file, table_paths
 from drivetrain.data.formats.csv_dialect import CsvFiles
 from drivetrain.data.formats.shards import SHARD
-from drivetrain.data.images import class_folders
-from drivetrain.data.images.file_names import EXTENSIONS
+from drivetrain.data.images import split_folders
+from drivetrain.data.images.split_folders import EXTENSIONS
 from drivetrain.data.labels import list_names
 from drivetrain.data.survey import (
     array_draft,
+    first_values,
     image_draft,
     series_draft,
     table_draft,
     table_sample,
-    target_guess,
     text_draft,
 )
-from drivetrain.data.survey.pretrained_draft import start_from_pretrained
 from drivetrain.data.survey.request import KEY, SurveyRequest
 from drivetrain.data.survey.table_sample import TableSample
 from drivetrain.errors import DataError, SpecError
-from drivetrain.job.draft import Draft, Entry
+from drivetrain.job.draft import Draft, Entry, quote
+from drivetrain.job.model import RESNET_WEIGHTS
 from drivetrain.job.user_files import suggest_nearest_path
+from drivetrain.system.run_files import JOB_FILE
 
+HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
+OPTION = "--pretrained"
+TEXTS = "text-classification"
+IMAGES = ("image-classification", "image-regression")
+KEYS_OF_WEIGHTS = ("image_size", "fit", "augment")
+"""Keys of image jobs that are not drafted: the folder of the weights sets size and fit, and augmentation
+would give every epoch other features.
+"""
+FROZEN = "freeze: {body: true}"
+REASON = (
+    "frozen: one pass over the data, then its outputs are solved in seconds; without `freeze` all of it is fine-tuned, about "
+    "three times as long for every epoch, and mostly better"
+)
 FILE_SUFFIXES = (*table_file.SUFFIXES, ".npz")
 SHORT_TEXT_WORDS = 15
 """Number of words below which a text may be one column of many, such as a name."""
@@ -69,7 +85,7 @@ def _draft_folder(request: SurveyRequest, folder: Path) -> Draft:
     )
     has_images = any(entry.lower().endswith(EXTENSIONS) for entry in os.listdir(folder))
     # A folder of images with a table beside them is described by the table.
-    if tables and (has_images or len(class_folders.subfolders(folder, KEY)) < 2):
+    if tables and (has_images or len(split_folders.list_subfolders(folder)) < 2):
         return _draft_file(request, _choose_table(folder, tables))
     return image_draft.draft_folder(request, folder)
 
@@ -139,18 +155,15 @@ def _draft_table(request: SurveyRequest, sample: TableSample) -> Draft:
         texts = text_draft.find_text_columns(request, sample)
         is_short = sum(column.words for column in texts) < SHORT_TEXT_WORDS
         most_features = MOST_FEATURES_BESIDE_SHORT_TEXT if is_short else MOST_FEATURES_BESIDE_LONG_TEXT
-        is_text_job = texts and (request.task or request.texts or _count_features(sample) <= most_features)
+        # Features of a table job: numbers, and texts with few values.
+        columns = [c for c in sample.columns.values() if not c.refused and not table_sample.is_identifier(c)]
+        feature_count = sum(c.kind == "number" or c.classes for c in columns)
+        is_text_job = texts and (request.task or request.texts or feature_count <= most_features)
         if is_text_job and (draft := text_draft.draft_texts(request, sample, texts)):
             return draft
     if request.task not in (None, table_draft.CLASSIFICATION, table_draft.REGRESSION) or request.texts:
         raise _refuse_options(request, sample)
     return table_draft.draft_table(request, sample)
-
-
-def _count_features(sample: TableSample) -> int:
-    """Number of columns that a table job would use as features: numbers, and texts with few values."""
-    columns = [c for c in sample.columns.values() if not c.refused and not target_guess.is_identifier(c)]
-    return sum(c.kind == "number" or c.classes for c in columns)
 
 
 def _refuse_options(request: SurveyRequest, sample: TableSample) -> SpecError:
@@ -163,3 +176,60 @@ def _refuse_options(request: SurveyRequest, sample: TableSample) -> SpecError:
         "images, and labels or numbers",
         "leave it out, or name the columns with --text and --target",
     )
+
+
+def start_from_pretrained(request: SurveyRequest, draft: Draft) -> Draft:
+    """Replace the network of a draft by the pretrained network of the request; returns the same draft, changed.
+
+    Raises:
+        SpecError: if the task has no pretrained networks, or the folder is not one.
+    """
+    name = str(request.pretrained)
+    if draft.task != TEXTS and draft.task not in IMAGES:
+        raise SpecError(
+            f"{OPTION} {name}: {draft.task} has no pretrained networks", f"{TEXTS}, {', '.join(IMAGES)}", "leave it out"
+        )
+    draft.model = Entry("model", _describe_network(request, name, draft.task), REASON)
+    draft.data = [entry for entry in draft.data if entry.key not in KEYS_OF_WEIGHTS]
+    draft.train = [
+        Entry("epochs", "3", "for fine-tuning; solving takes the place of all of them"),
+        Entry("batch_size", "32"),
+        *first_values.optimizer("1e-4", "for fine-tuning"),
+    ]
+    return draft
+
+
+def _describe_network(request: SurveyRequest, name: str, task: str) -> str:
+    """The `model:` of the spec, in YAML notation."""
+    if os.path.isdir(name):
+        return _describe_folder(request, Path(name), task)
+    if not HUB_NAME.fullmatch(name):
+        raise SpecError(
+            f"{OPTION} {name}: there is no such folder, and no name on the hub is like this",
+            "a folder with config.json and model.safetensors, a name such as ORGANIZATION/NETWORK, or a run folder",
+            "check the spelling",
+        )
+    if task in IMAGES and name in RESNET_WEIGHTS:
+        return f"{{name: {name}, pretrained: true, {FROZEN}}}"
+    if task in IMAGES and name.startswith("timm/"):
+        return f"{{source: timm, name: {quote(name.removeprefix('timm/'))}, pretrained: true, {FROZEN}}}"
+    return f"{{source: transformers, name: {quote(name)}, {FROZEN}}}"
+
+
+def _describe_folder(request: SurveyRequest, folder: Path, task: str) -> str:
+    """The `model:` of the spec for a folder of weights, or a run folder."""
+    path = quote(request.format_path(folder))
+    if (folder / JOB_FILE).is_file() or (folder / "model").is_dir():
+        return f"{{source: run, name: {path}, {FROZEN}}}"
+    try:
+        config = json.loads((folder / "config.json").read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise SpecError(
+            f"{OPTION} {folder}: its config.json cannot be read: {error}",
+            "a folder in the layout of Hugging Face or timm, or a run folder",
+            "name the folder that holds config.json and model.safetensors",
+        ) from None
+    architecture = config.get("architecture") if isinstance(config, dict) else None
+    if task in IMAGES and isinstance(architecture, str):
+        return f"{{source: timm, name: {quote(architecture)}, pretrained: {path}, {FROZEN}}}"
+    return f"{{source: transformers, name: {path}, {FROZEN}}}"

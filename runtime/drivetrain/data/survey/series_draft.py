@@ -13,13 +13,12 @@ from drivetrain.data.labels import list_names
 from drivetrain.data.series import timestamps
 from drivetrain.data.series.timestamps import SeriesOrder
 from drivetrain.data.source import Source
-from drivetrain.data.survey import first_values, target_guess
+from drivetrain.data.survey import first_values, table_sample
 from drivetrain.data.survey.array_draft import network
 from drivetrain.data.survey.request import KEY, SurveyRequest
-from drivetrain.data.survey.table_sample import DATE, ColumnProfile, TableSample
-from drivetrain.data.survey.target_guess import TargetGuess
+from drivetrain.data.survey.table_sample import DATE, ColumnProfile, TableSample, TargetGuess
 from drivetrain.data.tables import text_column
-from drivetrain.errors import DataError
+from drivetrain.errors import DataError, SpecError
 from drivetrain.job.draft import Draft, Entry, quote, quote_all
 
 CLASSIFICATION, REGRESSION = "series-classification", "series-regression"
@@ -90,18 +89,21 @@ def draft_series(request: SurveyRequest, sample: TableSample) -> Draft | None:
     timed = find_timed_rows(request, sample)
     guess = _guess_target(request, sample, timed, is_requested) if timed else None
     features = _list_features(sample, timed, guess) if timed and guess else []
-    window = _choose_window(timed.longest_stretch(VALIDATION_SHARE)) if timed and features else 0
+    longest = timed.longest_stretch(VALIDATION_SHARE) if timed and features else 0
+    fitting = [rows for rows in WINDOWS if rows * MIN_WINDOWS_PER_SPLIT <= longest]
+    window = fitting[0] if fitting else WINDOWS[-1] if WINDOWS[-1] <= longest else 0
     if timed and guess and window:
         return _draft(request, sample, timed, guess, features, window)
     if is_requested:
-        raise _refuse_table(sample, timed)
+        order_text = (
+            f"in the order of {timed.time}" if timed else "without a column of times that come once in a series"
+        )
+        raise DataError(
+            f"{KEY}: {sample.path} is no table of readings over time: {sample.size}, {order_text}",
+            "a column of times, columns of numbers, one to predict, and some rows of each series after the other",
+            "name the column to predict with --target, or use --task tabular-classification",
+        )
     return None
-
-
-def _choose_window(longest: int) -> int:
-    """The window length for series with `longest` contiguous rows; 0 if none fits."""
-    fitting = [rows for rows in WINDOWS if rows * MIN_WINDOWS_PER_SPLIT <= longest]
-    return fitting[0] if fitting else WINDOWS[-1] if WINDOWS[-1] <= longest else 0
 
 
 def _draft(
@@ -174,8 +176,8 @@ def _read_order(sample: TableSample, time: str, group: str | None, form: str | N
 def _find_times(sample: TableSample) -> Iterator[tuple[str, str | None]]:
     """Date columns, and numeric columns named like a time, with the form of dates that are text; typical names first."""
     candidates = [c for c in sample.columns.values() if c.refused == DATE or c.kind == "number"]
-    typical_names = [c.name for c in candidates if c.name.strip().casefold() in target_guess.TIME_NAMES]
-    typical_names.sort(key=lambda name: target_guess.TIME_NAMES.index(name.strip().casefold()))
+    typical_names = [c.name for c in candidates if c.name.strip().casefold() in table_sample.TIME_NAMES]
+    typical_names.sort(key=lambda name: table_sample.TIME_NAMES.index(name.strip().casefold()))
     yield from ((name, None) for name in typical_names)
     yield from ((c.name, None) for c in candidates if c.refused == DATE and c.name not in typical_names)
     for column in sample.columns.values():
@@ -189,8 +191,8 @@ def _find_groups(request: SurveyRequest, sample: TableSample, time: str) -> Iter
     """Columns that may identify the series: typical names, none, then any column with repeated values."""
     columns = [c for c in sample.columns.values() if c.name != time and c.name not in request.targets]
     candidates = [c for c in columns if c.counts and c.different <= max(1, c.filled // 8) and c.filled == c.rows]
-    typical_name = target_guess.find_by_name(candidates, target_guess.GROUP_NAMES)
-    labels = [c.name for c in candidates if c.name.strip().casefold() in target_guess.CLASS_NAMES]
+    typical_name = table_sample.find_by_name(candidates, table_sample.GROUP_NAMES)
+    labels = [c.name for c in candidates if c.name.strip().casefold() in table_sample.CLASS_NAMES]
     if typical_name:
         yield typical_name
     yield None
@@ -206,17 +208,21 @@ def _guess_target(
 ) -> TargetGuess | None:
     """The class or number at each time to predict; None if the table contains no readings over time."""
     columns = [c for c in sample.columns.values() if c.name not in (timed.time, timed.group)]
-    guess = target_guess.find_named(request, sample)
+    guess = table_sample.find_named(request, sample)
     if request.task != REGRESSION and guess is None:
-        guess = target_guess.guess_classes(columns)
+        guess = table_sample.guess_classes(columns)
     if guess and (request.task != REGRESSION and _has_classes(sample.columns[guess.names[0]])):
-        target_guess.check_count(guess, CLASSIFICATION)
-        encoded = column_values.texts(sample.table[guess.names[0]]).combine_chunks().dictionary_encode()
-        labels = encoded.indices.fill_null(-1).to_numpy(zero_copy_only=False).astype(np.int64)
+        if len(guess.names) > 1:
+            raise SpecError(
+                f"{KEY}: --target {' --target '.join(guess.names)}: {CLASSIFICATION} predicts one column",
+                "one --target",
+                "name one of them",
+            )
+        labels = column_values.value_numbers(column_values.texts(sample.table[guess.names[0]]))
         return guess if is_requested or timed.are_steady(labels) else None
     if request.task == CLASSIFICATION:
         return None
-    guess = guess or target_guess.guess_number(columns)
+    guess = guess or table_sample.guess_number(columns)
     if guess is None or any(sample.columns[name].kind != "number" for name in guess.names):
         return None
     return guess if is_requested or timed.is_regular else None
@@ -226,14 +232,4 @@ def _list_features(sample: TableSample, timed: TimedRows, guess: TargetGuess) ->
     """Columns of numbers that differ, other than time, group and target."""
     with_roles = {timed.time, timed.group, *guess.names}
     candidates = [c for c in sample.columns.values() if c.name not in with_roles and c.kind == "number"]
-    return [c.name for c in candidates if c.different > 1 and not c.refused and not target_guess.is_identifier(c)]
-
-
-def _refuse_table(sample: TableSample, timed: TimedRows | None) -> DataError:
-    """The error for a table that is requested as a series, but is none."""
-    order_text = f"in the order of {timed.time}" if timed else "without a column of times that come once in a series"
-    return DataError(
-        f"{KEY}: {sample.path} is no table of readings over time: {sample.size}, {order_text}",
-        "a column of times, columns of numbers, one to predict, and some rows of each series after the other",
-        "name the column to predict with --target, or use --task tabular-classification",
-    )
+    return [c.name for c in candidates if c.different > 1 and not c.refused and not table_sample.is_identifier(c)]

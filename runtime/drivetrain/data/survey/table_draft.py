@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 
 from drivetrain.data.labels import list_names
-from drivetrain.data.survey import first_values, series_draft, target_guess
+from drivetrain.data.survey import first_values, series_draft, table_sample
 from drivetrain.data.survey.request import KEY, SurveyRequest
-from drivetrain.data.survey.table_sample import DATE, ColumnProfile, TableSample
-from drivetrain.data.survey.target_guess import TargetGuess
+from drivetrain.data.survey.table_sample import DATE, ColumnProfile, TableSample, TargetGuess
 from drivetrain.errors import DataError, SpecError
 from drivetrain.job.draft import Draft, Entry, quote, quote_all
 
@@ -47,19 +46,18 @@ def draft_table(request: SurveyRequest, sample: TableSample) -> Draft:
             "at least one column of numbers or categories that differ between rows",
             "add columns, or name another one with --target",
         )
-    draft = Draft(task, f"{list_names(guess.names)}: {_describe_goal(targets, task)}")
+    goal = f"{targets[0].different:,} different values" if len(targets) == 1 else "labels of 0 and 1"
+    goal = "numbers" if task == REGRESSION else goal
+    draft = Draft(task, f"{list_names(guess.names)}: {goal}")
     draft.found = [sample.size, *_describe_targets(targets, task)]
-    draft.choices = [
-        *guess.choice,
-        *_note_long_texts(sample, guess),
-        *_note_dates(ignored),
-        *_note_series(request, sample),
-    ]
+    draft.choices = [*guess.choice, *_note_unused(request, sample, guess, ignored)]
+    as_numbers = [c.name for c in features if c.numeric]
+    reason = "numbers, but a few cells are text; those rows are left out"
     draft.data = [
         request.path_entry("train", sample.path, sample.size),
         Entry("target", guess.value, guess.reason),
         *([Entry("ignore", quote_all(ignored), _list_reasons(ignored))] if ignored else []),
-        *_list_numeric(features),
+        *([Entry("numeric", quote_all(as_numbers), reason)] if as_numbers else []),
         first_values.validation(sample.rows, "rows"),
         *first_values.bad_samples(sample.lost(guess.names), f"have no {list_names(guess.names)}, and are left out"),
     ]
@@ -78,23 +76,16 @@ def _choose_network(task: str, rows: int) -> str:
     return "tabm" if task == CLASSIFICATION and rows <= MOST_ENSEMBLE_ROWS else "mlp"
 
 
-def _list_numeric(features: Iterable[ColumnProfile]) -> list[Entry]:
-    """The key for columns that are to be read as numbers; none if there are no such columns."""
-    names = [c.name for c in features if c.numeric]
-    reason = "numbers, but a few cells are text; those rows are left out"
-    return [Entry("numeric", quote_all(names), reason)] if names else []
-
-
 def _choose_target(request: SurveyRequest, sample: TableSample) -> tuple[TargetGuess, str]:
     """Choose the columns to predict, and the task."""
-    guess = target_guess.find_named(request, sample)
+    guess = table_sample.find_named(request, sample)
     if guess:
         return guess, _choose_task(request, [sample.columns[name] for name in guess.names])
     columns = list(sample.columns.values())
-    classes = target_guess.guess_classes(columns) if request.task != REGRESSION else None
-    numbers = target_guess.guess_number(columns) if request.task != CLASSIFICATION else None
+    classes = table_sample.guess_classes(columns) if request.task != REGRESSION else None
+    numbers = table_sample.guess_number(columns) if request.task != CLASSIFICATION else None
     # Numbers with the name of a target go before classes that are only the last column with few values.
-    is_typical_number = numbers is not None and bool(target_guess.find_named_number([sample.columns[numbers.names[0]]]))
+    is_typical_number = numbers is not None and bool(table_sample.find_named_number([sample.columns[numbers.names[0]]]))
     if classes and not (is_typical_number and classes.reason != "by its name"):
         if numbers:
             candidates = {*classes.others, *classes.names}
@@ -104,8 +95,12 @@ def _choose_target(request: SurveyRequest, sample: TableSample) -> tuple[TargetG
     if numbers:
         other_columns = (*numbers.others, *(classes.names if classes else ()))
         return TargetGuess(numbers.names, numbers.reason, tuple(dict.fromkeys(other_columns))), REGRESSION
+    reasons_against = {
+        c.name: _reason_to_ignore(c) or ("one value" if c.different < 2 else f"{c.different:,} different values")
+        for c in columns
+    }
     raise DataError(
-        f"{KEY}: no column of {sample.path} can be predicted: {_list_reasons({c.name: _reason_against_target(c) for c in columns})}",
+        f"{KEY}: no column of {sample.path} can be predicted: {_list_reasons(reasons_against)}",
         "a column of classes that come back, or of numbers",
         "name it with --target COLUMN",
     )
@@ -124,7 +119,7 @@ def _choose_task(request: SurveyRequest, targets: list[ColumnProfile]) -> str:
         possible.reverse()
     if not possible or (request.task and request.task not in possible):
         raise SpecError(
-            f"{KEY}: {target_guess.describe_values(targets)}",
+            f"{KEY}: {table_sample.describe_values(targets)}",
             "one column of classes or of numbers; several columns of 0 and 1, or several of numbers",
             "name other columns with --target",
         )
@@ -133,23 +128,12 @@ def _choose_task(request: SurveyRequest, targets: list[ColumnProfile]) -> str:
 
 def _reason_to_ignore(column: ColumnProfile) -> str:
     """Why a column is no feature; empty if it is one."""
-    return column.refused or ("an identifier" if target_guess.is_identifier(column) else "")
-
-
-def _reason_against_target(column: ColumnProfile) -> str:
-    values = "one value" if column.different < 2 else f"{column.different:,} different values"
-    return _reason_to_ignore(column) or values
+    return column.refused or ("an identifier" if table_sample.is_identifier(column) else "")
 
 
 def _list_reasons(ignored: dict[str, str]) -> str:
     lines = [f"{name} ({reason})" for name, reason in ignored.items()]
     return list_names(lines, MAX_LISTED_COLUMNS)
-
-
-def _describe_goal(targets: list[ColumnProfile], task: str) -> str:
-    if task == REGRESSION:
-        return "numbers"
-    return f"{targets[0].different:,} different values" if len(targets) == 1 else "labels of 0 and 1"
 
 
 def _describe_targets(targets: list[ColumnProfile], task: str) -> list[str]:
@@ -159,25 +143,16 @@ def _describe_targets(targets: list[ColumnProfile], task: str) -> list[str]:
     return [f"{targets[0].name} has {counts}", *single_samples]
 
 
-def _note_long_texts(sample: TableSample, guess: TargetGuess) -> list[str]:
-    """A line on long texts, which this task does not use."""
-    names = [c.name for c in sample.columns.values() if c.long_text and c.name not in guess.names]
-    return [f"the texts in {name} are not used; to train on them: --task text-classification" for name in names[:1]]
-
-
-def _note_dates(ignored: dict[str, str]) -> list[str]:
-    """A line on dates, which are not used unless the key `dates` names them."""
-    names = [name for name, reason in ignored.items() if reason == DATE]
-    return [
-        f"the dates in {name} are not used; to use them: dates: {{{quote(name)}: [year, month, weekday]}}"
-        for name in names[:1]
-    ]
-
-
-def _note_series(request: SurveyRequest, sample: TableSample) -> list[str]:
-    """A line on the alternative for rows with dates: a series task."""
-    if request.task or not any(c.refused == DATE for c in sample.columns.values()):
-        return []
-    timed = series_draft.find_timed_rows(request, sample)
-    task = f"--task {series_draft.REGRESSION} --target COLUMN"
-    return [f"each row is a sample; to train on windows over {timed.time}: {task}"] if timed else []
+def _note_unused(
+    request: SurveyRequest, sample: TableSample, guess: TargetGuess, ignored: dict[str, str]
+) -> Iterator[str]:
+    """Lines on long texts, dates and an order in time, which the draft does not use, and on what uses them."""
+    columns = sample.columns.values()
+    if name := next((c.name for c in columns if c.long_text and c.name not in guess.names), ""):
+        yield f"the texts in {name} are not used; to train on them: --task text-classification"
+    if name := next((name for name, reason in ignored.items() if reason == DATE), ""):
+        yield f"the dates in {name} are not used; to use them: dates: {{{quote(name)}: [year, month, weekday]}}"
+    has_dates = request.task is None and any(c.refused == DATE for c in columns)
+    if has_dates and (timed := series_draft.find_timed_rows(request, sample)):
+        task = f"--task {series_draft.REGRESSION} --target COLUMN"
+        yield f"each row is a sample; to train on windows over {timed.time}: {task}"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from drivetrain.data.labels import list_names
-from drivetrain.data.survey import first_values, target_guess
+from drivetrain.data.survey import first_values, table_sample
 from drivetrain.data.survey.request import KEY, SurveyRequest
 from drivetrain.data.survey.table_sample import ColumnProfile, TableSample
 from drivetrain.errors import DataError
@@ -56,12 +56,13 @@ def find_text_columns(request: SurveyRequest, sample: TableSample) -> list[Colum
             )
     if request.texts:
         return [sample.columns[name] for name in request.texts]
-    candidates = [c for c in sample.columns.values() if c.name not in request.targets and _is_text_column(c, request)]
+    text_columns = [c for c in sample.columns.values() if c.kind == "text" and c.name not in request.targets]
+    # Long texts or, for --task text-classification, any text that is no class.
+    candidates = [c for c in text_columns if c.long_text or (request.task == TASK and not c.classes)]
     if not candidates:
         return []
     # A column that repeats its texts is not the one to learn from.
     longest = max(candidates, key=lambda c: c.words * (c.different > c.filled / 2))
-    text_columns = [c for c in sample.columns.values() if c.kind == "text" and c.name not in request.targets]
     by_folded_name = {c.name.casefold(): c for c in text_columns}
     pairs = ([by_folded_name[name] for name in pair] for pair in _PAIRS if all(name in by_folded_name for name in pair))
     return next((pair for pair in pairs if longest in pair), [longest])
@@ -70,7 +71,7 @@ def find_text_columns(request: SurveyRequest, sample: TableSample) -> list[Colum
 def draft_texts(request: SurveyRequest, sample: TableSample, texts: Sequence[ColumnProfile]) -> Draft | None:
     """The draft for the texts of one or several columns; None if no column has labels."""
     used = [column.name for column in texts]
-    guess = target_guess.find_named(request, sample) or _guess_labels(sample, used)
+    guess = table_sample.find_named(request, sample) or _guess_labels(sample, used)
     # Without labels, or with a --target that is itself the text, this is no text job.
     if guess is None or set(used) & set(guess.names):
         return None
@@ -89,7 +90,10 @@ def draft_texts(request: SurveyRequest, sample: TableSample, texts: Sequence[Col
     for column in columns:
         counts, *single_samples = first_values.describe_classes(column.counts)
         draft.found += [f"{column.name} has {counts}", *single_samples]
-    draft.choices = [*guess.choice, *_note_several_heads(guess.names)]
+    draft.choices = list(guess.choice)
+    if len(guess.names) > 1:
+        heads = f"one output for each of {list_names(guess.names)}"
+        draft.choices.append(f"{heads}; remove columns that are not labels, or choose with --target")
     draft.data = [
         request.path_entry("train", sample.path, sample.size),
         _text_entry(texts),
@@ -110,11 +114,6 @@ def draft_texts(request: SurveyRequest, sample: TableSample, texts: Sequence[Col
     return draft
 
 
-def _is_text_column(column: ColumnProfile, request: SurveyRequest) -> bool:
-    """Whether a column can be the text: long texts, or for --task text-classification any text that is no class."""
-    return column.long_text or (request.task == TASK and column.kind == "text" and not column.classes)
-
-
 def _text_entry(texts: Sequence[ColumnProfile]) -> Entry:
     first = texts[0]
     if len(texts) == 1:
@@ -123,17 +122,11 @@ def _text_entry(texts: Sequence[ColumnProfile]) -> Entry:
     return Entry("text", quote_all([column.name for column in texts]), reason)
 
 
-def _guess_labels(sample: TableSample, texts: Sequence[str]) -> target_guess.TargetGuess | None:
+def _guess_labels(sample: TableSample, texts: Sequence[str]) -> table_sample.TargetGuess | None:
     """Guess the label columns: a single one with a typical name, else all with few values; None if there is none."""
-    named, candidates = target_guess.find_classes(c for c in sample.columns.values() if c.name not in texts)
+    named, candidates = table_sample.find_classes(c for c in sample.columns.values() if c.name not in texts)
     if named or not candidates:
         return named
     counts = np.array([c.different for c in candidates])
     values = f"{counts[0]}" if counts.min() == counts.max() else f"{counts.min()} to {counts.max()}"
-    return target_guess.TargetGuess(tuple(c.name for c in candidates), f"columns with few different values: {values}")
-
-
-def _note_several_heads(names: tuple[str, ...]) -> list[str]:
-    """A line that says that there is one output per label column; none for a single column."""
-    note = f"one output for each of {list_names(names)}; remove columns that are not labels, or choose with --target"
-    return [note] if len(names) > 1 else []
+    return table_sample.TargetGuess(tuple(c.name for c in candidates), f"columns with few different values: {values}")

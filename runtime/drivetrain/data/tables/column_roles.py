@@ -77,7 +77,10 @@ def assign_roles(table: pyarrow.Table, data: TableData, source: str) -> Roles:
         elif name in (data.numeric or ()):
             column_values.check_kind(column, name, "data.numeric", source)
             roles.numeric.append(name)
-            roles.remarks += _note_missing_marks(column, name)
+            if column_values.kind(column) == "text" and (
+                counts := number_marks.count_missing_marks(column_values.texts(column))
+            ):
+                roles.remarks.append(number_marks.describe_missing_marks(name, counts))
         elif name in (data.categorical or ()):
             column_values.check_kind(column, name, "data.categorical", source, dates=True)
             roles.categorical.append(name)
@@ -109,20 +112,12 @@ def find_index_columns(table: pyarrow.Table) -> list[str]:
     return [name for name in table.column_names if name in index_names or _INDEX_NAME.fullmatch(name)]
 
 
-def _note_missing_marks(column: pyarrow.ChunkedArray, name: str) -> list[str]:
-    """A note on cells such as `n/a` that stand for no value, in a text column that is read as numbers."""
-    if column_values.kind(column) != "text":
-        return []
-    counts = number_marks.count_missing_marks(column_values.texts(column))
-    return [number_marks.describe_missing_marks(name, counts)] if counts else []
-
-
 def _note_numbers(column: pyarrow.ChunkedArray, name: str) -> list[str]:
     """A note on a categorical column if most of its cells are numbers."""
     from pyarrow import compute
 
     texts = column_values.texts(column).drop_null()
-    is_number = number_marks.match_numbers(texts)
+    is_number = number_marks.match(texts, number_marks.ANY_NUMBER)
     number_share = float(np.mean(is_number.to_numpy(zero_copy_only=False))) if len(texts) else 0.0
     if number_share < NOTED_NUMBER_SHARE:
         return []

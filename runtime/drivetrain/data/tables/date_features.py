@@ -163,12 +163,10 @@ class DateFeatures:
         iso_times = column_values.read_times(column) if kind == "text" and self.form is None else None
         if iso_times:
             column, is_wrong = iso_times
-        if types.is_date(column.type):
+        if types.is_date(column.type) or kind == "nothing":
             return compute.cast(column, timestamp("us")), is_wrong
         if types.is_timestamp(column.type):
             return compute.cast(column, timestamp("us", column.type.tz), safe=False), is_wrong
-        if kind == "nothing":
-            return compute.cast(column, timestamp("us")), is_wrong
         if kind != "text" or self.form is None:
             row = int(np.argmax(column.is_valid().to_numpy(zero_copy_only=False)))
             row = column_values.find_first_no_time(column) if kind == "text" else row

@@ -247,7 +247,8 @@ def fit_features(
     for name in roles.categorical:
         texts = column_values.texts(table[name]).take(rows)
         empty_shares[name] = texts.null_count / max(1, len(texts))
-        category = _fit_category(name, texts)
+        names, has_missing = sort_class_names(column_values.different(texts)), bool(texts.null_count)
+        category = Category(name, names, has_missing) if names and len(names) + has_missing > 1 else None
         categories += [category] if category else []
         notes += (
             note_similar_names(name, category.values)
@@ -319,12 +320,6 @@ def _fit_bin_edges(scaled: npt.NDArray[np.float32], bins: int) -> tuple[float, .
     """Return the bounds of bins of equally many values; fewer where values come often, none if one bin is left."""
     edges = np.unique(np.quantile(scaled, np.linspace(0, 1, bins + 1), method="nearest"))
     return tuple(edges.tolist()) if len(edges) > 2 else ()
-
-
-def _fit_category(name: str, column: pyarrow.ChunkedArray) -> Category | None:
-    """The categories of a column; None if it is constant or empty."""
-    values, has_missing = sort_class_names(column_values.different(column)), bool(column.null_count)
-    return Category(name, values, has_missing) if len(values) + has_missing > 1 and values else None
 
 
 def _stack_by_row(columns: Iterator[npt.NDArray[np.generic]], column_count: int, row_count: int, dtype: type) -> Tensor:

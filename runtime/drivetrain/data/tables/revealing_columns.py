@@ -33,15 +33,6 @@ MAX_LISTED_COLUMNS = 5
 """Largest number of columns that are named for one reason."""
 
 
-@dataclass(frozen=True)
-class _Explanation:
-    """How well a column alone explains the target."""
-
-    share: float
-    """0 for a column that says nothing of the target, 1 for one that determines it."""
-    description: str
-
-
 def note_revealing(
     table: pyarrow.Table,
     roles: Roles,
@@ -62,15 +53,15 @@ def note_revealing(
     sample = _Sample(", ".join(target.names), classes, target.numbers[sampled_rows])
     row_number_lines, target_lines = [], []
     for name in roles.names:
-        explanation = sample.explain(_group_rows(table, name, sampled_rows, name in roles.categorical))
+        share, description = sample.explain(_group_rows(table, name, sampled_rows, name in roles.categorical))
         if name not in dates and (smallest_and_largest := _find_row_numbers(table[name])):
             row_number_lines.append(
-                f'"{name}" is a number of the row, from {smallest_and_largest[0]:.0f} to {smallest_and_largest[1]:.0f}, and {explanation.description}; '
+                f'"{name}" is a number of the row, from {smallest_and_largest[0]:.0f} to {smallest_and_largest[1]:.0f}, and {description}; '
                 f"{remedy.format(name)} leaves it out"
             )
-        elif explanation.share >= MIN_EXPLAINED_SHARE:
+        elif share >= MIN_EXPLAINED_SHARE:
             target_lines.append(
-                f'"{name}" tells {sample.name} by itself: {explanation.description}; if it is known only when {sample.name} is, '
+                f'"{name}" tells {sample.name} by itself: {description}; if it is known only when {sample.name} is, '
                 f"{'data.dates without it' if name in dates else remedy.format(name)} leaves it out"
             )
     return [
@@ -124,18 +115,16 @@ class _Sample:
     """The class of each row, from 0; None for numbers."""
     numbers: column_values.Numbers
 
-    def explain(self, groups: Groups) -> _Explanation:
-        """How well the target of a row follows from the other rows of its group."""
+    def explain(self, groups: Groups) -> tuple[float, str]:
+        """How well the target of a row follows from the other rows of its group: from 0, nothing is said of it, to 1; in words."""
         if self.classes is None:
             share = max(0.0, float(np.mean([_measure_variance(groups, column) for column in self.numbers.T])))
-            return _Explanation(share, f"alone it explains {share:.1%} of the variance of {self.name}")
+            return share, f"alone it explains {share:.1%} of the variance of {self.name}"
         accuracy = _measure_accuracy(groups, self.classes)
         majority_share = float(np.bincount(self.classes).max() / len(self.classes))
         share = max(0.0, (accuracy - majority_share) / (1 - majority_share)) if majority_share < 1 else 0.0
-        return _Explanation(
-            share,
-            f"alone it gives {accuracy:.0%} of the rows their {self.name} (the most frequent class: {majority_share:.0%})",
-        )
+        majority = f"the most frequent class: {majority_share:.0%}"
+        return share, f"alone it gives {accuracy:.0%} of the rows their {self.name} ({majority})"
 
 
 def _measure_accuracy(groups: Groups, classes: Groups) -> float:

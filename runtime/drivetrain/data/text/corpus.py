@@ -137,11 +137,16 @@ def _check_type(table: pyarrow.Table, name: str, option: str, path: Path) -> Non
     if kind == "nothing":
         raise DataError(f'{option}: column "{name}" of {path} is empty', "a text in most rows", "name another column")
     if kind != "text":
-        raise DataError(
-            f'{option}: column "{name}" of {path} holds {data_type}, not text',
-            "text, whole numbers or booleans",
-            "write the column as text, or name another one",
-        )
+        raise no_text_error(f'{option}: column "{name}" of {path}', str(data_type))
+
+
+def no_text_error(column: str, contents: str) -> DataError:
+    """The error for a column, with its key and file, that does not hold text."""
+    return DataError(
+        f"{column} holds {contents}, not text",
+        "text, whole numbers or booleans",
+        "write the column as text, or name another one",
+    )
 
 
 def list_bad_rows(filled_parts: Mapping[str, Any], title: Callable[[int], str]) -> tuple[list[BadSample], Any]:
@@ -181,9 +186,6 @@ def check_classes(labels: Sequence[str], classes: Sequence[str], column: str, op
             "labels that repeat: classes",
             "name a column of labels; numbers to predict are a task of their own",
         )
-    return [*_note_rare(labels, column), *note_similar_names(column, classes)]
-
-
-def _note_rare(labels: Sequence[str], column: str) -> list[str]:
     rare = sorted(label for label, count in Counter(labels).items() if count == 1)
-    return [f'"{column}": classes with a single row, which is used for training: {list_names(rare)}'] if rare else []
+    note = f'"{column}": classes with a single row, which is used for training: {list_names(rare)}'
+    return [*([note] if rare else []), *note_similar_names(column, classes)]

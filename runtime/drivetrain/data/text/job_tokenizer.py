@@ -37,10 +37,6 @@ class Limits:
     pooling: str = ""
     """How a text's vector is made (`model.pooling`) by the network's folder, where that differs from its family."""
 
-    def are_types_used(self, encoded: Encoded) -> bool:
-        """Whether the network gets token types: the texts have several, and it distinguishes as many."""
-        return 1 < encoded.template.segments <= self.segments
-
 
 @dataclass(frozen=True)
 class TextEncoding:
@@ -89,7 +85,8 @@ def choose(job: TextJob, texts: Texts, recorded: InputRecord | None) -> tuple[Te
     else:
         longest, length_notes = _choose_length(job, encoded.lengths, limits.tokens)
         notes = [*notes, *length_notes]
-    typed = limits.are_types_used(encoded)
+    # The network gets token types if the texts have several, and it distinguishes as many.
+    typed = 1 < encoded.template.segments <= limits.segments
     return TextEncoding(text_tokenizer, longest, job.data.truncation, typed, limits.pooling), encoded, notes
 
 
@@ -141,13 +138,6 @@ def _choose_length(job: TextJob, lengths: npt.NDArray[np.int64], limit: int | No
             "lower it, or write auto",
         )
     return max_length.choose(requested, lengths, limit, job.data.truncation)
-
-
-def note_watched(job: TextJob) -> list[str]:
-    """A note on the metric that selects the best weights, if the job does not set one."""
-    if job.checkpoint.best or len(job.data.labels) == 1:
-        return []
-    return [f"the best checkpoint is chosen by {job.best()}, the first column with the largest weight"]
 
 
 def build_preprocessing(job: TextJob, heads: Mapping[str, Head], encoding: TextEncoding) -> dict[str, Any]:

@@ -107,6 +107,11 @@ class TextSplit:
         """Row and first words of one text."""
         return self.part.title(index)
 
+    def note_unknown(self, unknown_token: int | None) -> list[str]:
+        """A note on the share of tokens that stand for text outside of the vocabulary, if there are any."""
+        share = float((self.tokens.flat == unknown_token).mean()) if unknown_token is not None else 0.0
+        return [f"{share:.2%} of the validation tokens are not in the vocabulary"] if share > 0 else []
+
 
 def build_split(part: TextPart, encoded: Encoded, encoding: TextEncoding) -> TextSplit:
     """The split of a part whose texts are `encoded`, truncated to the largest length."""
@@ -140,13 +145,6 @@ class TextParts:
         """The dataset with notes on how the texts are divided."""
         dataset.notes += self.notes
         return dataset
-
-    def note_tokens(self, encoding: TextEncoding, dataset: Dataset) -> list[str]:
-        """A note on the share of validation tokens that stand for text outside of the vocabulary, if there are any."""
-        unknown_token, split = encoding.tokenizer.unknown_token, dataset.validation
-        assert isinstance(split, TextSplit)
-        share = float((split.tokens.flat == unknown_token).mean()) if unknown_token is not None else 0.0
-        return [f"{share:.2%} of the validation tokens are not in the vocabulary"] if share > 0 else []
 
 
 def read(job: TextJob, files: CsvFiles, recorded: InputRecord | None = None) -> TextParts:

@@ -7,23 +7,25 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow
 import torch
+from pyarrow import concat_tables
 
-from drivetrain.data import bad_samples, shard_parts, stateless_random
+from drivetrain.data import bad_samples, stateless_random
 from drivetrain.data.dataset import Dataset, InputRecord, Inputs, Targets
-from drivetrain.data.shard_parts import ShardParts
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.streaming import index as indices
 from drivetrain.data.streaming import open_stream
 from drivetrain.data.streaming.cache import ShardCache
 from drivetrain.data.streaming.index import Index
+from drivetrain.data.streaming.open_stream import ShardParts
 from drivetrain.data.streaming.reader import ShardReader
 from drivetrain.data.streaming.shard import ShardStore
-from drivetrain.data.text import corpus, shard_texts, text_shards
+from drivetrain.data.text import corpus, text_shards
 from drivetrain.data.text import split as text_split
 from drivetrain.data.text.corpus import Corpus
 from drivetrain.data.text.encoded import Encoded, pad_inputs
@@ -32,9 +34,6 @@ from drivetrain.data.text.split import Heads
 from drivetrain.data.text.text_shards import TokenRows
 from drivetrain.errors import DataError
 from drivetrain.job.text import TextJob
-
-if TYPE_CHECKING:
-    import pyarrow
 
 TITLE_CHARACTERS = 80
 """Characters of a text that its title shows."""
@@ -91,21 +90,14 @@ class StreamedTexts:
 class _Source:
     """The shards of one address, and which of their rows can be used."""
 
+    key: str
     store: ShardStore
     index: Index
+    rows: Ids
+    """Rows of the index that can be used, ascending."""
     corpus: Corpus
-    """The labels of the rows that can be used, without their texts."""
+    """The labels of these rows, without their texts."""
     notes: list[str]
-
-    @property
-    def key(self) -> str:
-        """The spec key that names the address."""
-        return self.corpus.key
-
-    @property
-    def rows(self) -> Ids:
-        """Rows of the index that can be used, ascending."""
-        return self.corpus.rows - 1
 
 
 @dataclass
@@ -123,14 +115,12 @@ class StreamedParts(ShardParts[_Source]):
 
     def read_sample(self) -> list[pyarrow.ChunkedArray]:
         """Read the text columns of some of the training texts, from a few shards."""
-        from pyarrow import concat_tables
-
         train, train_rows = self.train, self.train_rows
         shard_numbers = train.index.shard_of(train_rows)
-        read_texts = partial(shard_texts.read_all_texts, names=self.job.data.text, key=train.key)
+        read_texts = partial(text_shards.read_all_texts, names=self.job.data.text, key=train.key)
         random = stateless_random.make_generator(self.job.train.seed, "statistics")
         tables, rows, count = [], [], 0
-        for number in shard_parts.choose_shards(train.index, train_rows, random).tolist():
+        for number in open_stream.choose_shards(train.index, train_rows, random).tolist():
             shard_rows = train_rows[shard_numbers == number][: MAX_SAMPLED_TEXTS - count]
             table = indices.read_shard(train.store, self.cache, read_texts, train.index.shards[number])
             tables.append(table.take(shard_rows - train.index.starts[number]))
@@ -189,16 +179,12 @@ class StreamedParts(ShardParts[_Source]):
         dataset.notes.append(f"vocabulary and lengths are those of {len(self.sample_rows):,} training texts")
         return dataset
 
-    def note_tokens(self, encoding: TextEncoding, dataset: Dataset) -> list[str]:
-        """Nothing: the validation texts are not tokenized yet."""
-        return []
-
 
 def read(job: TextJob, recorded: InputRecord | None = None) -> StreamedParts:
     """Index the shards of a job, and divide them; raises DataError if the shards cannot be used."""
     assert job.data.stream is not None
     cache = open_stream.open_cache(job.data.stream)
-    shards = shard_parts.divide(job, lambda address, key, train: _index_source(job, address, key, cache))
+    shards = open_stream.divide(job, lambda address, key, train: _index_source(job, address, key, cache))
     return StreamedParts(*shards, job, cache, *text_split.find_heads(job, shards[0].corpus, recorded))
 
 
@@ -225,6 +211,7 @@ def _index_source(job: TextJob, address: str, key: str, cache: ShardCache) -> _S
         raise DataError(
             f"{key}: {address} has no rows that can be used", "at least one text with its labels", "add some"
         )
+    rows = np.flatnonzero(is_usable).astype(np.int64)
     usable_rows = Corpus(
         key=key,
         paths=[Path(address)],
@@ -232,7 +219,7 @@ def _index_source(job: TextJob, address: str, key: str, cache: ShardCache) -> _S
         # The texts stay in their shards until the run needs them.
         texts=(),
         labels={name: index.rows[name].filter(is_usable).to_pylist() for name in columns},
-        rows=np.flatnonzero(is_usable) + 1,
+        rows=rows + 1,
         bad=bad,
     )
-    return _Source(store, index, usable_rows, notes)
+    return _Source(key, store, index, rows, usable_rows, notes)

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from drivetrain.data import bad_samples
 from drivetrain.data.dataset import Dataset, Head, InputRecord, NewSamples, keep_unchanged
 from drivetrain.data.formats import csv_dialect
 from drivetrain.data.formats.csv_dialect import CsvFiles
+from drivetrain.data.source import Source
 from drivetrain.data.text import corpus, job_tokenizer, max_length
 from drivetrain.data.text import split as text_split
 from drivetrain.data.text.job_tokenizer import TextEncoding
-from drivetrain.data.text.split import TextParts
+from drivetrain.data.text.split import TextParts, TextSplit
 from drivetrain.errors import DataError
 from drivetrain.job.text import TextJob
 from drivetrain.system.console import Detail
@@ -53,48 +52,31 @@ def load(job: TextJob, recorded: InputRecord | None = None, files: CsvFiles | No
             facts={"padding": asdict(padding)},
         )
     )
-    dataset.notes += [
-        *encoding_notes,
-        *parts.note_tokens(encoding, dataset),
-        *job_tokenizer.note_watched(job),
-        Detail(padding.note()),
-    ]
+    dataset.notes += encoding_notes
+    if isinstance(validation, TextSplit):
+        dataset.notes += validation.note_unknown(encoding.tokenizer.unknown_token)
+    if not job.checkpoint.best and len(job.data.labels) > 1:
+        dataset.notes.append(f"the best checkpoint is chosen by {job.best()}, the first column with the largest weight")
+    dataset.notes.append(Detail(padding.note()))
     return dataset
 
 
-def read(
-    paths: Sequence[Path],
-    preprocessing: Mapping[str, Any],
-    heads: Mapping[str, Head],
-    files: CsvFiles | None = None,
-    *,
-    labelled: bool,
-    budget: float = 1.0,
-) -> NewSamples:
-    """Read new texts of .csv, .tsv, .jsonl or .parquet files, preprocessed exactly as the validation texts were.
-
-    Raises:
-        DataError: if no text can be used, or a label is not among the classes.
-    """
-    files = files or csv_dialect.of_model(preprocessing, {})
-    columns = preprocessing["labels"].values() if labelled else ()
-    source = corpus.join(
-        [
-            corpus.read(path, "data", text_columns(preprocessing), dict.fromkeys(columns, "data"), "data", files)
-            for path in paths
-        ]
-    )
-    notes = bad_samples.check(source.bad, len(source) + len(source.bad), budget, "data")
-    if not len(source):
+def read(sources: Sequence[Source], preprocessing: Mapping[str, Any], heads: Mapping[str, Head]) -> NewSamples:
+    """Read new texts of .csv, .tsv, .jsonl or .parquet files, as in training; errors as of `load_new.read`."""
+    first, texts = sources[0], text_columns(preprocessing)
+    labels = dict.fromkeys(preprocessing["labels"].values() if first.labelled else (), first.key)
+    rows = corpus.join([corpus.read(one.path, one.key, texts, labels, one.key, one.files) for one in sources])
+    notes = first.check_bad(rows.bad, len(rows) + len(rows.bad))
+    if not len(rows):
         raise DataError("\n    ".join(notes), "at least one row with a text", "check how the file was written")
     encoding = TextEncoding.of_model(preprocessing)
-    part = text_split.take_all_rows(source, text_split.index_classes(source, heads) if labelled else {})
+    part = text_split.take_all_rows(rows, text_split.index_classes(rows, heads) if first.labelled else {})
     notes += text_split.count_missing(part.classes)
     encoded = encoding.tokenizer.encode(part.texts)
     notes += max_length.note_truncated(encoded.lengths, encoding.longest, encoding.side)
     split = text_split.build_split(part, encoded, encoding)
     # Row numbers say nothing about which of several files a row is from.
-    return NewSamples(split, keep_unchanged, notes, source.rows if len(paths) == 1 else None)
+    return NewSamples(split, keep_unchanged, notes, rows.rows if len(sources) == 1 else None)
 
 
 def text_columns(preprocessing: Mapping[str, Any]) -> list[str]:
