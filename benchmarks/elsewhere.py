@@ -86,12 +86,10 @@ def print_cpu_table(folder: Path) -> None:
         spec = row.write_job(folder, smoke=False, long=True)
         source = SpecSource(spec, []).read()
         job = source.load()
-        with tempfile.TemporaryDirectory() as scratch:
-            output = Path(scratch) / "work.json"
-            plan = plans.resolve(job, this_machine)
-            if measuring_child.measure(MODULE, Path(scratch), source, plan, this_machine, [str(output)]):
-                continue
-            measured = Measured.from_json(read_json(output), this_machine.cpu.budget)
+        code, figures = measuring_child.measure_result(MODULE, source, plans.resolve(job, this_machine), this_machine)
+        if code:
+            continue
+        measured = Measured.from_json(figures, this_machine.cpu.budget)
         gemm = recorded["gemm"]
         other = Rates(matmul=gemm["float32"], low_matmul=gemm["bfloat16"], bandwidth=measured.rates.bandwidth)
         share = measured.compute_seconds("fp32", other) / measured.compute_seconds("fp32", measured.rates)

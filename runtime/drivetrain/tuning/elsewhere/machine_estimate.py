@@ -124,18 +124,14 @@ def model_step(measured: Measured, machine: CatalogMachine, plan: Plan) -> tuple
     work = measured.get_work(precision)
     # A step that is recorded as one graph is started once.
     is_recorded = bool(plan.value("step_graph"))
+    reached = Rates(**{name: REACHED_SHARE * value for name, value in asdict(machine.rates).items()})
     parts = {
-        "compute": measured.compute_seconds(precision, scale_rates(machine.rates), KERNEL_SECONDS),
+        "compute": measured.compute_seconds(precision, reached, KERNEL_SECONDS),
         "host": LAUNCH_SECONDS * (1 if is_recorded else work.launches),
         "data": measured.load_seconds * max(1.0, measured.cpus / machine.cpus),
     }
     limit = max(parts, key=lambda part: parts[part])
     return parts[limit], limit
-
-
-def scale_rates(rates: Rates) -> Rates:
-    """What steps reach of a data sheet's rates."""
-    return Rates(**{name: REACHED_SHARE * value for name, value in asdict(rates).items()})
 
 
 def estimate_machine(measured: Measured, machine: CatalogMachine, job: Job, here: Hardware, *, plain: bool) -> Estimate:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -14,9 +13,7 @@ from rich.text import Text
 from drivetrain.hardware.facts import Hardware
 from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.plan.plan import Plan
-from drivetrain.system import signals
 from drivetrain.system.console import open_console, say_json
-from drivetrain.system.files import read_json
 from drivetrain.system.units import format_bytes
 from drivetrain.tracking.live.time_left import format_clock_time
 from drivetrain.tuning import batch_size, measuring_child
@@ -50,13 +47,10 @@ def compare_machines(
     job = source.load()
     batch_size.refuse_auto(job, "plan --on")
     refuse_within(job, "`drivetrain plan --on`")
-    with tempfile.TemporaryDirectory(prefix="work-") as scratch:
-        output = Path(scratch) / "work.json"
-        code = measuring_child.measure(MODULE, Path(scratch), source, plan, this_machine, [str(output)])
-        signals.stop_early()
-        if code:
-            return code
-        measured = Measured.from_json(read_json(output), this_machine.cpu.budget)
+    code, figures = measuring_child.measure_result(MODULE, source, plan, this_machine)
+    if code:
+        return code
+    measured = Measured.from_json(figures, this_machine.cpu.budget)
     if measured.times.is_solved:
         raise job.spec_error(
             ("train",),
@@ -90,14 +84,8 @@ def render(rows: Iterable[Estimate], title: str, prices: PriceList | None) -> Re
         memory = format_bytes(row.memory) if row.fits else f"{format_bytes(row.memory)}: does not fit"
         cells = [row.machine, format_clock_time(row.seconds), f"{row.step_seconds * 1000:.3g} ms", memory]
         if prices:
-            cells.append(_format_price(row.price))
+            cells.append("" if row.price is None else f"{row.price:.2f}" if row.price >= 0.01 else "< 0.01")
         table.add_row(*cells, f"{row.source}, waits for {row.limit}" if row.limit else row.source)
     if prices:
         notes.append(f"prices of {prices.date}, for the time alone")
     return Group(table, *(Text(note, style="dim") for note in notes))
-
-
-def _format_price(price: float | None) -> str:
-    if price is None:
-        return ""
-    return f"{price:.2f}" if price >= 0.01 else "< 0.01"

@@ -58,19 +58,13 @@ def _read_hardware(files: RunFiles) -> Hardware | None:
 
 def _is_same_work(recorded: Mapping[str, Any], job: Job) -> bool:
     """Whether a step of a recorded spec, which has all defaults, is one of this job."""
-    present = job.dump()
-    if any(recorded.get(key) != present.get(key) for key in ("task", "model", "optimize")):
-        return False
-    if any(
-        read_mapping(recorded, "limits").get(key) != read_mapping(present, "limits").get(key)
-        for key in ("gpus", "processes")
-    ):
-        return False
-    return all(
-        _leave_out(read_mapping(recorded, section), keys) == _leave_out(read_mapping(present, section), keys)
-        for section, keys in (("data", PATH_KEYS), ("train", LENGTH_KEYS))
-    )
+    return _select_work(recorded) == _select_work(job.dump())
 
 
-def _leave_out(section: Mapping[str, Any], keys: frozenset[str]) -> dict[str, Any]:
-    return {key: value for key, value in section.items() if key not in keys}
+def _select_work(spec: Mapping[str, Any]) -> list[object]:
+    """The values of a spec on which a step depends."""
+    values = [spec.get(key) for key in ("task", "model", "optimize")]
+    values += [read_mapping(spec, "limits").get(key) for key in ("gpus", "processes")]
+    for section, ignored_keys in (("data", PATH_KEYS), ("train", LENGTH_KEYS)):
+        values.append({k: value for k, value in read_mapping(spec, section).items() if k not in ignored_keys})
+    return values

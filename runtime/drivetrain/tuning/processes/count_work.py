@@ -1,6 +1,6 @@
 """Times a job here and counts what a step computes, as a child of `drivetrain plan --on`.
 
-python -m drivetrain.tuning.processes.count_work FOLDER SPEC OUTPUT [--set key=value ...]
+python -m drivetrain.tuning.processes.count_work FOLDER SPEC [--set key=value ...]
 """
 
 from __future__ import annotations
@@ -11,15 +11,12 @@ import itertools
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from drivetrain.system import interpreter
-from drivetrain.system.files import write_json
 from drivetrain.training.phase_timer import process_seconds
-from drivetrain.tuning import child_main
-from drivetrain.tuning.child_main import MeasuringCall
+from drivetrain.tuning import measuring_child
 from drivetrain.tuning.elsewhere.operation_counter import count_step_work, measure_rates
+from drivetrain.tuning.measuring_child import MeasuringCall
 from drivetrain.tuning.processes.run_times import assemble_longest_epoch, time_run, time_step
 
 if TYPE_CHECKING:
@@ -31,15 +28,8 @@ RECORDABLE: Mapping[str, Value] = {"compile": False, "cuda_graphs": False, "step
 LOADED_BATCHES = 20
 
 
-def main() -> int:
-    """Measure; returns the exit code."""
-    arguments = child_main.make_parser()
-    arguments.add_argument("output", type=Path)
-    return child_main.run(measure, arguments)
-
-
 def measure(call: MeasuringCall) -> None:
-    """Write times and rates of this machine, and the work of a step in fp32 and in bf16."""
+    """Store times and rates of this machine, and the work of a step in fp32 and in bf16."""
     # The training prints the same notes on the data again.
     with contextlib.redirect_stdout(io.StringIO()):
         search = call.load_search()
@@ -57,7 +47,7 @@ def measure(call: MeasuringCall) -> None:
                 if precision == "fp32":
                     figures["fp32_step"] = time_step(run)
                 figures[precision] = asdict(count_step_work(run))
-    write_json(call.options.output, figures)
+    call.store(figures)
 
 
 def time_loading(run: Run) -> float:
@@ -71,4 +61,4 @@ def time_loading(run: Run) -> float:
 
 
 if __name__ == "__main__":
-    interpreter.exit_process(main())
+    measuring_child.run_program(measure)

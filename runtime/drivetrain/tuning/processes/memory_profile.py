@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from drivetrain.system import interpreter
 from drivetrain.system.console import say
 from drivetrain.system.files import blame_storage, write_json
 from drivetrain.system.units import format_bytes
-from drivetrain.tuning import child_main
-from drivetrain.tuning.child_main import MeasuringCall
+from drivetrain.tuning import measuring_child
+from drivetrain.tuning.measuring_child import MeasuringCall
 
 if TYPE_CHECKING:
     from drivetrain.tuning.memory.micro_batch import MicroBatchSearch
@@ -38,11 +37,6 @@ class MemoryRow:
     measured: int | None
     """None if it does not fit."""
     samples_per_second: float | None
-
-
-def main() -> int:
-    """Measure; returns the exit code."""
-    return child_main.run(measure, child_main.make_parser())
 
 
 def measure(call: MeasuringCall) -> None:
@@ -121,4 +115,4 @@ def _render_table(rows: Sequence[MemoryRow]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    interpreter.exit_process(main())
+    measuring_child.run_program(measure)
