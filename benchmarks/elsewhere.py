@@ -35,7 +35,7 @@ from drivetrain.tuning.elsewhere.machine_estimate import (  # noqa: E402
 )
 from drivetrain.tuning.elsewhere.operation_counter import count_step_work  # noqa: E402
 from drivetrain.tuning.elsewhere.other_machines import MODULE  # noqa: E402
-from drivetrain.tuning.elsewhere.step_work import StepWork  # noqa: E402
+from drivetrain.tuning.elsewhere.machine_estimate import StepWork  # noqa: E402
 
 PUBLIC_RATES = (
     ("resnet50", "a100", 2470, "NVIDIA DeepLearningExamples, ResNet-50 v1.5, AMP"),

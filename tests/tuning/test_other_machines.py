@@ -34,7 +34,7 @@ from drivetrain.tuning.elsewhere.machine_estimate import (
 )
 from drivetrain.tuning.elsewhere.operation_counter import count_step_work
 from drivetrain.tuning.elsewhere.recorded_times import find_recorded_step
-from drivetrain.tuning.elsewhere.step_work import StepWork
+from drivetrain.tuning.elsewhere.machine_estimate import StepWork
 from drivetrain.tuning.run_length import RunTimes
 from tests import tiny
 from tests.messages import says

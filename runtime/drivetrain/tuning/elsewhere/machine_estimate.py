@@ -16,7 +16,6 @@ from drivetrain.plan.plan import Plan
 from drivetrain.system.units import parse_bytes
 from drivetrain.tuning.elsewhere.machine_catalog import CatalogMachine, Rates
 from drivetrain.tuning.elsewhere.recorded_times import find_recorded_step
-from drivetrain.tuning.elsewhere.step_work import StepWork
 from drivetrain.tuning.run_length import RunTimes
 
 REACHED_SHARE = 0.54
@@ -124,14 +123,18 @@ def model_step(measured: Measured, machine: CatalogMachine, plan: Plan) -> tuple
     work = measured.get_work(precision)
     # A step that is recorded as one graph is started once.
     is_recorded = bool(plan.value("step_graph"))
-    reached = Rates(**{name: REACHED_SHARE * value for name, value in asdict(machine.rates).items()})
     parts = {
-        "compute": measured.compute_seconds(precision, reached, KERNEL_SECONDS),
+        "compute": measured.compute_seconds(precision, scale_rates(machine.rates), KERNEL_SECONDS),
         "host": LAUNCH_SECONDS * (1 if is_recorded else work.launches),
         "data": measured.load_seconds * max(1.0, measured.cpus / machine.cpus),
     }
     limit = max(parts, key=lambda part: parts[part])
     return parts[limit], limit
+
+
+def scale_rates(rates: Rates) -> Rates:
+    """What steps reach of a data sheet's rates."""
+    return Rates(**{name: REACHED_SHARE * value for name, value in asdict(rates).items()})
 
 
 def estimate_machine(measured: Measured, machine: CatalogMachine, job: Job, here: Hardware, *, plain: bool) -> Estimate:
@@ -200,3 +203,32 @@ def list_estimates(
             yield replace(modelled, source="recorded", seconds=recorded, step_seconds=step_seconds, limit="")
         else:
             yield modelled
+
+
+@dataclass(frozen=True)
+class StepWork:
+    """What one optimizer step computes and keeps."""
+
+    operations: tuple[tuple[int, int, float], ...]
+    """FLOP of matrix products, bytes read and written, and how often on average."""
+    weight_bytes: int
+    """Weights, gradients, the optimizer's state, and the averaged weights if there are any."""
+    saved_bytes: int
+    """What the largest forward pass keeps for its backward pass."""
+    launches: float
+    """Operations that the host starts."""
+
+    def compute_seconds(self, rates: Rates, *, low_precision: bool, least_seconds: float = 0.0) -> float:
+        """Seconds of a device that computes or moves, whatever takes longer, one operation after the other.
+
+        The roofline model: Williams, Waterman, Patterson, Communications of the ACM 52 (2009).
+
+        Args:
+            rates: of the device.
+            low_precision: whether matrix products are in bf16 or fp16.
+            least_seconds: of one operation, however small.
+        """
+        matmul = rates.low_matmul if low_precision else rates.matmul
+        return sum(
+            count * max(least_seconds, flop / matmul, moved / rates.bandwidth) for flop, moved, count in self.operations
+        )

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from drivetrain.models.flop_counter import count_operation
 from drivetrain.training.run import Run
 from drivetrain.tuning.elsewhere.machine_catalog import Rates
-from drivetrain.tuning.elsewhere.step_work import StepWork
+from drivetrain.tuning.elsewhere.machine_estimate import StepWork
 from drivetrain.tuning.memory.meter import ActivationCount
 
 MAX_BATCHES, MAX_SECONDS = 8, 10.0

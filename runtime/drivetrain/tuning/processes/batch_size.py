@@ -14,7 +14,6 @@ from drivetrain.plan import evidence
 from drivetrain.system.units import format_bytes as readable
 from drivetrain.tuning import batch_size, measuring_child
 from drivetrain.tuning.measuring_child import MeasuringCall
-from drivetrain.tuning.memory.size_ladder import SizeLadder
 
 if TYPE_CHECKING:
     from drivetrain.tuning.memory.size_search import SizeSearch
@@ -42,6 +41,8 @@ def measure_sizes(search: SizeSearch, most: int) -> tuple[dict[int, float], int]
     Raises:
         OutOfMemory: if the smallest does not fit.
     """
+    from drivetrain.tuning.memory.size_search import SizeLadder
+
     search.meter.reset_peak()
     ladder = SizeLadder(most, search.meter.read_used(), search.compute_limit(), min(batch_size.MIN_SIZE, most))
     speeds: dict[int, float] = {}
