@@ -73,9 +73,7 @@ def open_extended(
     state, plan = RunState.read(finished.path), effective_plan.load_plan(finished.path)
     plan_request = plan_request.resume(finished.path, state, plan, advise_other_plan(request))
     extension = finished_run.plan_extension(finished, job, restart=request.restart)
-    return _start_extension(
-        runs, job, finished, extension, {"plain": plan_request.plain, "plan": plan_request.plan}, after
-    )
+    return _start_extension(runs, job, finished, extension, vars(plan_request), after)
 
 
 def advise_other_plan(request: ExtendRequest) -> str:

@@ -95,7 +95,15 @@ def prepare(
     refuse = embedded_parts.make_refusal(call_site)
     _check_arguments(accumulate, optimize or {}, weight_of, refuse)
     user_optimizer = embedded_parts.user_optimizer(optimizer, model, refuse, stored=False)
-    settings = _train_settings(user_optimizer, clip_norm, fp16, deterministic)
+    settings: dict[str, Any] = {
+        "clip_norm": clip_norm,
+        "deterministic": deterministic,
+        "optimizer": embedded_parts.optimizer_spec(user_optimizer.optimizer),
+        # The loop of the user sets the rates.
+        "schedule": "constant",
+    }
+    if fp16 is not None:
+        settings["fp16"] = dict(fp16)
     job = _build_job(settings, optimize or {}, embedded_call.build_limits(limits or {}, gpus, refuse), call_site)
     machine = calibration_file.add_calibration(host_process.select_gpu(detect(Path()), job))
     plan = _make_plan(job, machine, model)
@@ -120,19 +128,6 @@ def _check_arguments(accumulate: object, optimize: Iterable[str], weight_of: obj
             raise refuse(f"optimize.{name}", "is set", allowed, "leave it out")
     if weight_of is not None and not callable(weight_of):
         raise refuse("weight_of", f"is {describe(weight_of)}", "a function of targets or batch", "give a function")
-
-
-def _train_settings(
-    optimizer: UserOptimizer, clip_norm: float | None, fp16: Mapping[str, Any] | None, deterministic: bool | str
-) -> dict[str, Any]:
-    """The keys of `train:` in the spec; its schedule is constant, since the loop of the user sets the rates."""
-    settings: dict[str, Any] = {
-        "clip_norm": clip_norm,
-        "deterministic": deterministic,
-        "optimizer": embedded_parts.optimizer_spec(optimizer.optimizer),
-        "schedule": "constant",
-    }
-    return settings if fp16 is None else {**settings, "fp16": dict(fp16)}
 
 
 def _build_job(settings: object, optimize: Mapping[str, Any], limits: object, call_site: str) -> EmbeddedJob:
@@ -197,5 +192,5 @@ def _run_block(
                 # These read and change no data, so they need the NetworkRun alone.
                 optimization.apply(cast(AssembledRun, run), value)
         run.step.state.deterministic_only = device.type == "cuda" and job.train.is_deterministic(on_gpu=True)
-        with PreparedStep(run, forms, objective, objective.batches_per_update).opened() as prepared:
+        with PreparedStep(run, objective).opened() as prepared:
             yield prepared

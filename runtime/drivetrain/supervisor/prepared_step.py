@@ -21,7 +21,7 @@ from drivetrain.optimizations.interface.assembled_run import NetworkRun
 from drivetrain.plan.plan import Plan
 from drivetrain.system.console import say
 from drivetrain.training.grad_scaler import Scaler
-from drivetrain.training.loop_step import Accumulation, LoopLoss, LoopStep, UserBatches
+from drivetrain.training.loop_step import Accumulation, LoopLoss, LoopStep
 from drivetrain.training.nonfinite import Fp16Collapse, NonfiniteGuard, NotFinite
 from drivetrain.training.peers import HalfUpdated
 from drivetrain.training.step_result import StepResult
@@ -41,14 +41,12 @@ class PreparedStep:
 
     Args:
         run: the network, its optimizer and its step, to which the plan was applied.
-        forms: turns a batch of the user's loader into inputs and targets.
-        objective: the loss of a batch.
-        accumulate: number of batches of an update.
+        objective: the loss of the user's batches, and the number of batches of an update.
     """
 
-    def __init__(self, run: LoopRun, forms: UserBatches, objective: LoopLoss, accumulate: int) -> None:
-        self._run, self._forms, self._objective = run, forms, objective
-        self._gradients = Accumulation(run.step.parameters, accumulate)
+    def __init__(self, run: LoopRun, objective: LoopLoss) -> None:
+        self._run, self._objective = run, objective
+        self._gradients = Accumulation(run.step.parameters, objective.batches_per_update)
         self._guard = NonfiniteGuard("ignore", run.job.train.fp16)
         self._open = False
         self.updates = 0
@@ -108,7 +106,7 @@ class PreparedStep:
                 "calls inside of the block, in which threads and precision are set",
                 "write: with drivetrain.prepare(...) as step:",
             )
-        device_batch = self._forms.to_batch(batch).to(self.device)
+        device_batch = self._objective.user_batches.to_batch(batch).to(self.device)
         self._objective.current_batch = device_batch
         step, gradients = self._run.step, self._gradients
         size = len(device_batch)

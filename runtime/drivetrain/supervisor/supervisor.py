@@ -237,10 +237,9 @@ def _run(
     placement: Placement | None,
     copies: RemoteRuns | None,
 ) -> int:
-    requested = {"plain": plan_request.plain, "plan": plan_request.plan}
     measured = [f"train.{key}={value}" for key, value in request.measured.items()]
     spec = request.folder / request.spec.name if request.folder else request.spec
-    lifecycle = RunLifecycle(run, str(spec), [*request.assignments, *measured], requested)
+    lifecycle = RunLifecycle(run, str(spec), [*request.assignments, *measured], vars(plan_request))
     lifecycle.begin(machine)
     if is_killed_as_one() and machine.memory.limit and job.optimize.get("micro_batch") != "auto":
         EventLog(run.path).add("memory", trainer_death.KILLED_AS_ONE_NOTE)

@@ -72,15 +72,11 @@ def find_avoidable(
         return TrainerDeath(False, "memory ran out in one of the processes that share the weights (optimize.sharding)")
     if exit_code in signals.CRASH_EXIT_CODES and not was_signalled:
         return TrainerDeath(True, kernel_crash.describe(run, exit_code))
-    if exit_code in (KILLED_EXIT_CODE, PeerError.exit_code) and _was_killed_since(kills_before):
+    kills_now = cgroup.read_oom_kills(Path("/"))
+    was_killed = kills_before is not None and kills_now is not None and kills_now > kills_before
+    if exit_code in (KILLED_EXIT_CODE, PeerError.exit_code) and was_killed:
         return TrainerDeath(False, _describe_kill(machine))
     return None
-
-
-def _was_killed_since(kills_before: int | None) -> bool:
-    """Whether the kernel has killed a process of this container at the memory limit since the count was taken."""
-    kills_now = cgroup.read_oom_kills(Path("/"))
-    return kills_before is not None and kills_now is not None and kills_now > kills_before
 
 
 def _describe_kill(machine: Hardware) -> str:

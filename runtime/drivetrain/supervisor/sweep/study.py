@@ -177,12 +177,9 @@ def _decode_value(parameter: Parameter, stored: JsonValue) -> JsonValue:
 def _count_warmup_epochs(job: Job) -> int:
     ranges = {parameter.key: parameter for parameter in job.parameters}
     longest = ranges.get("train.epochs")
-    epochs = job.train.epochs if longest is None else max(longest.high, *_select_numbers(longest.choices), 1)
+    numbers = [choice for choice in longest.choices if isinstance(choice, int | float)] if longest else []
+    epochs = job.train.epochs if longest is None else max(longest.high, *numbers, 1)
     return max(1, int(UNPRUNED_SHARE * epochs))
-
-
-def _select_numbers(values: Sequence[JsonValue]) -> list[float]:
-    return [value for value in values if isinstance(value, int | float)]
 
 
 def _truncate_incomplete_line(path: Path) -> None:

@@ -191,7 +191,8 @@ class _Tradeoffs:
         """The assignments and the job of a training; without `epochs` that of all of them."""
         changes = [*row.variant.assignments(), f"train.seed={seed}", *WITHOUT_SWEEP]
         if epochs:
-            changes += [f"name={_name_run(row.variant, epochs, seed)}", f"train.epochs={epochs}"]
+            name = row.variant.name.replace(" ", "-")
+            changes += [f"name={name}-e{epochs}-s{seed}", f"train.epochs={epochs}"]
         assignments = (*self.request.assignments, *changes)
         return assignments, replace(self.source, assignments=assignments).load()
 
@@ -281,7 +282,3 @@ class _Tradeoffs:
             say(line)
         say(f"tradeoffs: {self.folder}/tradeoffs.html")
         return 0
-
-
-def _name_run(variant: Variant, epochs: int, seed: int) -> str:
-    return f"{variant.name.replace(' ', '-')}-e{epochs}-s{seed}"
