@@ -127,7 +127,7 @@ class Comparison:
             return f"the network is better than the best simple model that was fitted ({title}{fitted_to}), by {_format_gap(lead)}"
         if lead < -self.compute_uncertainty():
             return (
-                f"the {title} {_choose_verb(best)} better, by {_format_gap(-lead)}: use {_choose_pronoun(best)} "
+                f"the {title} {_choose_verb(best)} better, by {_format_gap(-lead)}: use {'them' if best.name == TREES else 'it'} "
                 f"({self._describe_alternative(best)}), or another network or learning rate (`drivetrain find-lr`)"
             )
         hint = f"; {ALTERNATIVES[LINEAR]} answers faster" if best.name == LINEAR != self.network_name else ""
@@ -149,10 +149,6 @@ def _format_gap(gap: float) -> str:
 
 def _choose_verb(row: Baseline) -> str:
     return "are" if row.name == TREES else "is"
-
-
-def _choose_pronoun(row: Baseline) -> str:
-    return "them" if row.name == TREES else "it"
 
 
 def to_json(outcomes: Iterable[Baseline | Skipped], *, samples: int, seconds: float) -> dict[str, object]:

@@ -23,8 +23,9 @@ from drivetrain.report.record import read
 from drivetrain.report.sections.compared_runs import ComparedRun, list_sections, make_json
 from drivetrain.report.summary import summarize
 from drivetrain.system.console import open_console, say, say_json
-from drivetrain.system.files import blame_storage, write_json, write_text
-from drivetrain.system.printable import printable, printable_text
+from drivetrain.system.files import blame_storage
+from drivetrain.system.printable import printable
+from drivetrain.system.run_files import RunFiles
 
 MAX_COMPARED_RUNS = 8
 """Largest number of runs; more lines in one plot cannot be told apart."""
@@ -57,7 +58,8 @@ def compare(request: CompareRequest) -> int:
         )
     runs = _read_runs(request.runs)
     compared_sections = list_sections(runs)
-    folder = request.output or _choose_folder(request.runs)
+    names = "-".join(run.resolve().name for run in request.runs)
+    folder = request.output or request.runs[0].resolve().parent / f"compare-{names[:MAX_FOLDER_NAME]}"
     _write(folder, runs, compared_sections)
     if request.json:
         say_json(to_strict_json(make_json(runs)), ascii_only=False)
@@ -109,21 +111,13 @@ def _make_headline(runs: Sequence[ComparedRun]) -> Headline:
     )
 
 
-def _choose_folder(runs: Sequence[Path]) -> Path:
-    names = [run.resolve().name for run in runs]
-    return runs[0].resolve().parent / f"compare-{'-'.join(names)[:MAX_FOLDER_NAME]}"
-
-
 def _write(folder: Path, runs: Sequence[ComparedRun], compared_sections: Sequence[Section]) -> None:
-    from drivetrain.report.render.markdown import render_markdown
-    from drivetrain.report.render.page import render_page
+    from drivetrain.report.render.page_files import write_pages
 
-    headline = _make_headline(runs)
     with blame_storage(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "compare.json", to_strict_json(make_json(runs)))
-    write_text(folder / "compare.md", printable_text(render_markdown(headline, compared_sections)))
-    write_text(folder / "compare.html", printable_text(render_page(headline, compared_sections)))
+    files = RunFiles(folder.resolve() if folder.is_symlink() else folder)  # the user may have named a link
+    write_pages(files, "compare", make_json(runs), _make_headline(runs), compared_sections)
 
 
 def _print_section(section: Section) -> None:

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from drivetrain.report.blocks import Headline, Section, Table, Text, Tile, Tone
-from drivetrain.report.formatting import align_numbers, format_duration, format_json, format_number, to_strict_json
+from drivetrain.report.formatting import align_numbers, format_duration, format_json, format_number
 from drivetrain.report.record import read
 from drivetrain.report.sections.compared_runs import ABSENT, ComparedRun, make_curve_plots
 from drivetrain.report.summary import summarize
 from drivetrain.system.files import USER_RWX, make_folder
-from drivetrain.system.printable import printable_text
 from drivetrain.system.run_files import RunFiles
 from drivetrain.system.run_records import parse_number, read_mapping
 
@@ -67,17 +66,14 @@ def write(folder: Path, name: str, runs: Mapping[str, Path], notes: Sequence[str
         CheckpointError: if a folder holds no run.
         StorageError: if the folder cannot be written.
     """
-    from drivetrain.report.render.markdown import render_markdown
-    from drivetrain.report.render.page import render_page
+    from drivetrain.report.render.page_files import write_pages
 
     records = {key: read(run) for key, run in runs.items()}
     entries = [ComparedRun(key, record, summarize(record)) for key, record in records.items()]
     spreads, left_out = list(_list_spreads(entries)), list(_list_left_out(entries))
     head, below = _make_headline(name, entries, spreads), _make_sections(entries, spreads, left_out, notes)
     make_folder(folder, USER_RWX)
-    RunFiles(folder).write_json("repeat.json", to_strict_json(_list_results(entries, spreads) | {"left_out": left_out}))
-    RunFiles(folder).write_text("repeat.md", printable_text(render_markdown(head, below)))
-    RunFiles(folder).write_text("repeat.html", printable_text(render_page(head, below)))
+    write_pages(RunFiles(folder), "repeat", _list_results(entries, spreads) | {"left_out": left_out}, head, below)
     return Repetition(tuple(spreads), tuple(left_out))
 
 

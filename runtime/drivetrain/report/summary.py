@@ -88,6 +88,8 @@ def summarize(record: Record) -> Summary:
     rss, steps = record.telemetry.get("rss"), record.metrics.get("train/loss")
     detected_limit = record.hardware.memory.limit if record.hardware else None
     limits = record.telemetry.get("memory_limit")
+    elapsed = (state.ended - state.started).total_seconds() if state.started and state.ended else -1
+    speeds = sorted(record.telemetry.get("samples_per_second", Series("")).keep_positive().ys)
     return Summary(
         job=format_json(spec.get("name") or record.name),
         task=format_json(spec.get("task") or "unknown task"),
@@ -96,10 +98,16 @@ def summarize(record: Record) -> Summary:
         stopped_because=format_json(result.get("stopped_because") or ""),
         best=_choose_best(record),
         last=read_numbers(result, "last") or {key: s.ys[-1] for key, s in record.metrics.items() if s and "/" in key},
-        seconds=_first_known(ending.seconds, _measure_elapsed(state), rss.xs[-1] if rss else None),
+        seconds=_first_known(
+            ending.seconds,
+            elapsed if elapsed >= 0 else None,  # the clock was set back meanwhile
+            rss.xs[-1] if rss else None,
+        ),
         steps=int(steps.xs[-1]) if steps and "steps" not in result else read_integer(result, "steps"),
         epochs=ending.epochs,
-        samples_per_second=_first_known(read_number(result, "samples_per_second"), _median_speed(record.telemetry)),
+        samples_per_second=_first_known(
+            read_number(result, "samples_per_second"), speeds[len(speeds) // 2] if speeds else None
+        ),
         peak_memory=_first_known(read_number(result, "peak_memory"), max(rss.ys) if rss else None),
         memory_limit=_first_known(
             read_number(result, "memory_limit"), detected_limit, limits.ys[-1] if limits else None
@@ -152,16 +160,6 @@ def _find_task_metric(spec: Mapping[str, Any]) -> str | None:
         return kind.model_validate(spec).best() if kind else None
     except ValidationError:  # written by another version
         return None
-
-
-def _measure_elapsed(state: RunState) -> float | None:
-    seconds = (state.ended - state.started).total_seconds() if state.started and state.ended else -1
-    return seconds if seconds >= 0 else None  # the clock was set back meanwhile
-
-
-def _median_speed(telemetry: Mapping[str, Series]) -> float | None:
-    series = telemetry.get("samples_per_second", Series("")).keep_positive()
-    return sorted(series.ys)[len(series) // 2] if series else None
 
 
 def _first_known(*values: float | None) -> float | None:

@@ -13,11 +13,11 @@ from pathlib import Path
 
 from drivetrain.report.blocks import Section, Table, Text
 from drivetrain.report.confusion import read_confusions, read_label_tables
-from drivetrain.report.formatting import format_json, format_number, to_strict_json
+from drivetrain.report.formatting import format_json, format_number
 from drivetrain.report.log_series import thin_points
 from drivetrain.report.record import Record, read
 from drivetrain.report.render.markdown import render_markdown
-from drivetrain.report.render.page import render_page
+from drivetrain.report.render.page_files import write_pages
 from drivetrain.report.sections import body, tested_model
 from drivetrain.report.sections.advice import list_advice
 from drivetrain.report.sections.baselines import baselines_section
@@ -28,7 +28,7 @@ from drivetrain.report.sections.plan import list_differences
 from drivetrain.report.sections.provenance import provenance_section
 from drivetrain.report.summary import Summary, summarize
 from drivetrain.system.printable import printable_text
-from drivetrain.system.run_files import MODEL_CARD_FILE, REPORT_DATA, REPORT_PAGE, REPORT_TEXT, RunFiles
+from drivetrain.system.run_files import MODEL_CARD_FILE, RunFiles
 from drivetrain.system.run_records import read_mapping
 
 __all__ = ["write"]
@@ -44,10 +44,8 @@ def write(run: Path) -> Record:
     """
     record = read(run)
     summary = summarize(record)
-    head, below = make_headline(record, summary), list_sections(record, summary)
-    RunFiles(run).write_json(REPORT_DATA, to_strict_json(_list_results(record, summary)))
-    RunFiles(run).write_text(REPORT_TEXT, printable_text(render_markdown(head, below)))
-    RunFiles(run).write_text(REPORT_PAGE, printable_text(render_page(head, below)))
+    headline, sections = make_headline(record, summary), list_sections(record, summary)
+    write_pages(RunFiles(run), "report", _list_results(record, summary), headline, sections)
     if card := make_model_card(record, summary):
         RunFiles(run).write_text(MODEL_CARD_FILE, printable_text(card))
     return record

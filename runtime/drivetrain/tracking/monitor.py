@@ -210,7 +210,8 @@ class Sensors:
             except nvml.NVMLError:  # slots are numbered, and most are empty
                 continue
             # By its id: equal instances have the same name, and the first of them may be a neighbour's.
-            if _decode(nvml.nvmlDeviceGetUUID(part)) == gpu.uuid:
+            uuid = nvml.nvmlDeviceGetUUID(part)
+            if (uuid.decode() if isinstance(uuid, bytes) else uuid) == gpu.uuid:
                 return part
         return handle
 
@@ -234,7 +235,3 @@ class Sensors:
             ("clock",): lambda: (nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),),
             ("throttled", "throttle_reasons"): read_throttling,
         }
-
-
-def _decode(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value

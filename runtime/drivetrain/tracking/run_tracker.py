@@ -56,7 +56,8 @@ class RunTracker:
         rows, is_rewritten = self.metrics.read()
         if is_rewritten:  # rows that a resume has removed are not sent
             self.waiting.clear()
-        unsent = {key: row for row in rows if (key := _compute_key(row)) not in self.ledger.sent}
+        by_key = {hashlib.blake2b(json.dumps(row).encode(), digest_size=8).hexdigest(): row for row in rows}
+        unsent = {key: row for key, row in by_key.items() if key not in self.ledger.sent}
         self.ledger.note_times(unsent)
         for key, row in unsent.items():
             if isinstance(step := row.get("step"), int) and (values := _select_metrics(row)):
@@ -88,10 +89,6 @@ class RunTracker:
         state = RunState.read(self.run)
         ended = run_description.to_milliseconds(state.ended)
         return self.tracker.end(str(state.status), ended, run_description.read_contents(self.run))
-
-
-def _compute_key(row: Mapping[str, Any]) -> str:
-    return hashlib.blake2b(json.dumps(row).encode(), digest_size=8).hexdigest()
 
 
 def _select_metrics(row: Mapping[str, Any]) -> dict[str, float]:

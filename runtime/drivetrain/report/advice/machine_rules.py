@@ -127,18 +127,14 @@ def _advise_on_idle_gpu(record: Record, summary: Summary) -> Iterator[Advice]:
         return
     gain = describe_saving(compute_time_share(seconds, summary))
     reason = f"the GPU was idle for {format_share(idle_share)} of the time"
-    if summary.phases.get("train", 0.0) >= COMPILE_PAYS_SECONDS and _is_unmeasured(record, "compile"):
+    rows = record.plan.decisions if record.plan else ()
+    compiles_unmeasured = any(d.name == "compile" and d.value is False and d.source == "choice" for d in rows)
+    if summary.phases.get("train", 0.0) >= COMPILE_PAYS_SECONDS and compiles_unmeasured:
         change = "measure compiled kernels and CUDA graphs, which leave less work to the host"
         yield Advice(change, reason, gain, "optimize: {measure: full}", seconds)
     elif get_nested(record.spec, "train", "batch_size") != "auto":
         change = "use larger batches, which need fewer kernels per sample; they change what is learned"
         yield Advice(change, reason, gain, "train: {batch_size: auto}", seconds)
-
-
-def _is_unmeasured(record: Record, name: str) -> bool:
-    """Whether a setting is off without having been measured or requested."""
-    rows = record.plan.decisions if record.plan else ()
-    return any(d.name == name and d.value is False and d.source == "choice" for d in rows)
 
 
 def _advise_on_hot_gpu(record: Record, summary: Summary) -> Iterator[Advice]:

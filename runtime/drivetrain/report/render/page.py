@@ -9,7 +9,6 @@ from itertools import groupby
 
 from drivetrain.report.blocks import (
     Block,
-    ConfusionMatrix,
     Curves,
     Details,
     FoldedCurves,
@@ -24,6 +23,7 @@ from drivetrain.report.blocks import (
     Tile,
     Tone,
 )
+from drivetrain.report.confusion import Confusion
 from drivetrain.report.formatting import align_numbers, format_share
 from drivetrain.report.log_series import Series
 from drivetrain.report.render.plot_svg import LINE_COLORS, draw_curves, draw_matrix, draw_scatter
@@ -240,7 +240,7 @@ def _render_blocks(section: Section, anchor: str) -> Iterator[str]:
 def _choose_lane(block: Block) -> str:
     if isinstance(block, Curves | Scatter):
         return "frames"
-    return "beside" if isinstance(block, ConfusionMatrix) or (isinstance(block, Table) and not _is_wide(block)) else ""
+    return "beside" if isinstance(block, Confusion) or (isinstance(block, Table) and not _is_wide(block)) else ""
 
 
 def _is_wide(table: Table) -> bool:
@@ -268,7 +268,7 @@ def _render_block(block: Block, name: str) -> str:
             legend = "".join(f'<span class="key tone-{tone}">{escape(kind)}</span>' for kind, tone in block.kinds)
             caption = f"<figcaption><b>{escape(block.title)}</b><span>{legend}</span></figcaption>"
             return f'<figure class="frame">{caption}{draw_scatter(block, name)}</figure>'
-        case ConfusionMatrix():
+        case Confusion():
             return _render_matrix(block)
         case StackedBar():
             return _render_bar(block)
@@ -306,10 +306,10 @@ def _choose_class(cells: Sequence[str]) -> str:
     return ' class="short"' if any(" " in text for text in cells[1:]) else ' class="short word"'
 
 
-def _render_matrix(block: ConfusionMatrix) -> str:
-    picture, width = draw_matrix(block.confusion)
+def _render_matrix(confusion: Confusion) -> str:
+    picture, width = draw_matrix(confusion)
     # A matrix of few classes shrinks with the screen; a large one keeps its size and scrolls.
-    min_width = 0 if len(block.confusion.classes) <= 12 else width
+    min_width = 0 if len(confusion.classes) <= 12 else width
     style = f"width:{width}px;min-width:{min_width}px;max-width:{'100%' if not min_width else 'none'}"
     return f'<div class="matrix"><div style="{style}">{picture}</div></div>'
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from drivetrain.report.baseline_results import CONSTANT, Baseline, Comparison, compare_network, from_json
+from drivetrain.report.baseline_results import CONSTANT, Comparison, compare_network, from_json
 from drivetrain.report.blocks import Block, Section, Table, Text, Tone
 from drivetrain.report.formatting import format_duration, format_number
 from drivetrain.report.record import Record
@@ -35,10 +35,11 @@ def baselines_section(record: Record, summary: Summary) -> Section | None:
         ("metric", "network", *(row.format_title() for row in rows)),
         (
             *((name, *(_format_cell(values.get(name)) for values in columns)) for name in metrics),
-            ("time", format_duration(summary.seconds), *(_format_time(row) for row in rows)),
+            ("time", format_duration(summary.seconds), *("" if row.name == CONSTANT else format_duration(row.seconds) for row in rows)),
         ),
     )
-    blocks: list[Block] = [Text(_format_verdict(comparison)), table]
+    verdict = comparison.describe_verdict()
+    blocks: list[Block] = [Text(f"{verdict[:1].upper()}{verdict[1:]}."), table]
     _, skipped = from_json(record.baselines)
     blocks += [Text(f"No {row.name} model: {row.reason}.", Tone.QUIET) for row in skipped]
     blocks += [
@@ -52,14 +53,5 @@ def baselines_section(record: Record, summary: Summary) -> Section | None:
     return Section("baselines", "Against simple models", tuple(blocks))
 
 
-def _format_verdict(comparison: Comparison) -> str:
-    verdict = comparison.describe_verdict()
-    return f"{verdict[:1].upper()}{verdict[1:]}."
-
-
 def _format_cell(value: float | None) -> str:
     return "" if value is None else format_number(value)
-
-
-def _format_time(row: Baseline) -> str:
-    return "" if row.name == CONSTANT else format_duration(row.seconds)

@@ -9,7 +9,6 @@ from typing import Any
 from drivetrain.job.formatting import DETAILED_METRICS
 from drivetrain.report.blocks import (
     Block,
-    ConfusionMatrix,
     Curves,
     Details,
     Dot,
@@ -160,7 +159,7 @@ def confusion_section(confusion: Confusion) -> Section:
     """The matrix, the most frequent mistakes and, with many classes, the weakest ones."""
     share_right = confusion.hits / max(1, confusion.total)
     right = f"{format_number(confusion.hits)} of {format_number(confusion.total)} validation samples correct ({format_share(share_right)})"
-    blocks: list[Block] = [Text(f"{right}. Rows: true class. Columns: predicted class."), ConfusionMatrix(confusion)]
+    blocks: list[Block] = [Text(f"{right}. Rows: true class. Columns: predicted class."), confusion]
     mistakes = tuple(
         (shorten(truth, 60), shorten(guess, 60), format_number(count), format_share(part))
         for truth, guess, count, part in confusion.list_mistakes()
@@ -244,7 +243,10 @@ def spec_section(record: Record) -> Section | None:
         "started": "started",
         "ended": "ended",
     }
-    rows = tuple((name, format_json(_join_words(state[key]))) for key, name in keys.items() if state.get(key))
+    values = ((name, state[key]) for key, name in keys.items() if state.get(key))
+    rows = tuple(
+        (name, format_json(shlex.join(map(str, value)) if isinstance(value, list) else value)) for name, value in values
+    )
     blocks: list[Block] = [Table(("item", "value"), rows)] if rows else []
     if record.text:
         text = (
@@ -252,7 +254,3 @@ def spec_section(record: Record) -> Section | None:
         )
         blocks.append(Details("The complete job file, including all defaults", text))
     return Section("spec", "Job spec", tuple(blocks), is_folded=True) if blocks else None
-
-
-def _join_words(value: object) -> object:
-    return shlex.join(map(str, value)) if isinstance(value, list) else value

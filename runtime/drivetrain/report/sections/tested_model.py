@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from drivetrain.report.blocks import Block, ConfusionMatrix, Section, Table, Text, Tone
+from drivetrain.report.blocks import Block, Section, Table, Text, Tone
 from drivetrain.report.confusion import HEADER, read_confusions, read_label_tables
 from drivetrain.report.formatting import format_json, format_number
 from drivetrain.report.record import Record
@@ -24,7 +24,7 @@ def final_test_section(record: Record, summary: Summary) -> Section | None:
         rows.append((format_json(metric), format_number(value), validation))
     about = f"{format_number(read_number(test, 'samples'))} samples of {format_json(test.get('data'))}, evaluated once, after the training."
     blocks: list[Block] = [Text(about, Tone.QUIET), Table(("metric", "test", "validation"), tuple(rows))]
-    blocks += [ConfusionMatrix(confusion) for confusion in read_confusions(test.get("confusion"))]
+    blocks += read_confusions(test.get("confusion"))
     tables = read_label_tables(test.get("confusion"))
     blocks += [Table(HEADER, tuple(row.format_cells() for row in table.rows)) for table in tables]
     return Section("test", "Final test", tuple(blocks))

@@ -68,7 +68,12 @@ class MlflowTracker:
             self._store(experiment=self._find_or_create_experiment())
             info = self._find_by_key() or self._create_run(run)
             number = self._get_text(info, "run_id")
-            self._log_parameters(number, run.parameters)
+            parameters = [
+                {"key": _clean(name), "value": text[:LONGEST_PARAMETER]}
+                for name, text in run.parameters.items()
+                if text != ""
+            ]
+            self._post_in_batches(number, "params", parameters, PARAMETERS)
             self._store(run=number, files=str(info.get("artifact_uri", "")))
         else:
             self._check_identity()
@@ -83,16 +88,14 @@ class MlflowTracker:
             for row in rows
             for name, value in row.values.items()
         ]
-        for start in range(0, len(points), POINTS):
-            self.server.post("runs/log-batch", {"run_id": self.ids["run"], "metrics": points[start : start + POINTS]})
+        self._post_in_batches(self.ids["run"], "metrics", points, POINTS)
 
     def describe(self, tags: Mapping[str, str]) -> None:
         """Set tags."""
         # MLflow's own page links the commit that stands here.
         commit_tag = {_COMMIT: tags[MADE_FROM_COMMIT].removesuffix("-changed")} if tags.get(MADE_FROM_COMMIT) else {}
         items = [{"key": _clean(name), "value": text[:LONGEST_TAG]} for name, text in {**tags, **commit_tag}.items()]
-        for start in range(0, len(items), TAGS):
-            self.server.post("runs/log-batch", {"run_id": self.ids["run"], "tags": items[start : start + TAGS]})
+        self._post_in_batches(self.ids["run"], "tags", items, TAGS)
 
     def end(self, status: str, ended: int | None, files: Mapping[str, bytes]) -> str:
         """Send files and the status; returns what was not sent, and why."""
@@ -179,12 +182,9 @@ class MlflowTracker:
             raise self.server.foreign_error()
         return str(value)
 
-    def _log_parameters(self, run: str, parameters: Mapping[str, str]) -> None:
-        items = [
-            {"key": _clean(name), "value": text[:LONGEST_PARAMETER]} for name, text in parameters.items() if text != ""
-        ]
-        for start in range(0, len(items), PARAMETERS):
-            self.server.post("runs/log-batch", {"run_id": run, "params": items[start : start + PARAMETERS]})
+    def _post_in_batches(self, run: str, kind: str, items: Sequence[object], most: int) -> None:
+        for start in range(0, len(items), most):
+            self.server.post("runs/log-batch", {"run_id": run, kind: items[start : start + most]})
 
     def _store(self, **values: str) -> None:
         self.ids |= values
