@@ -44,10 +44,7 @@ class Scaler:
 
     def scale_loss(self, loss: Tensor) -> Tensor:
         """The loss times the scale, from which the backward pass starts."""
-        return loss * self._factor() if self.active else loss
-
-    def _factor(self) -> Tensor | float:
-        return self.on_device[0] if self.on_device else self.scale
+        return loss * (self.on_device[0] if self.on_device else self.scale) if self.active else loss
 
     @torch.no_grad()
     def unscale(self, parameters: Iterable[nn.Parameter]) -> None:

@@ -10,7 +10,6 @@ import math
 import warnings
 from collections.abc import Callable
 from functools import partial
-from typing import Protocol
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -27,12 +26,6 @@ Schedule = Callable[[float], float]
 
 ONE_CYCLE_START = 1 / 25
 ONE_CYCLE_END = 1e-4
-
-
-def build_job_schedule(train: Train, steps_per_epoch: int, start_step: int = 0) -> Schedule:
-    """The schedule of a run of `steps_per_epoch` steps per epoch; `start_step` as in `build_schedule`."""
-    total_steps = steps_per_epoch * train.epochs
-    return build_schedule(train.schedule, min(total_steps, train.steps or total_steps), steps_per_epoch, start_step)
 
 
 def build_schedule(spec: Spec, steps: int, steps_per_epoch: int, start_step: int = 0) -> Schedule:
@@ -86,23 +79,6 @@ def _one_cycle(step: float, steps: int, warmup: float) -> float:
 
 SCHEDULED_KEYS = ("lr", "momentum", "betas")
 """Keys of a parameter group that schedulers of torch change."""
-
-
-class LearningRates(Protocol):
-    """Sets the rates of an optimizer's parameter groups."""
-
-    def set(self, counters: Counters, factor: float) -> float:
-        """Set the rates of the next step; returns that of the first group.
-
-        Args:
-            counters: the position of the run.
-            factor: of a plateau schedule.
-        """
-        ...
-
-    def restart(self, counters: Counters) -> None:
-        """Continue from another position: after a resume, or a rollback."""
-        ...
 
 
 class ScheduledRates:
@@ -211,6 +187,10 @@ class SchedulerRates:
         self.set(counters, 1.0)
 
 
+LearningRates = ScheduledRates | ProgramRates | SchedulerRates
+"""Sets the rates of an optimizer's parameter groups."""
+
+
 def build_rates(
     train: Train,
     optimizer: Optimizer,
@@ -224,8 +204,8 @@ def build_rates(
         return SchedulerRates(optimizer, user_parts.schedule.build(optimizer), user_parts.schedule.every)
     if user_parts.optimizer and train.schedule == Constant(name="constant"):
         return ProgramRates(optimizer)
-    schedule = build_job_schedule(train, steps_per_epoch, start_step)
     total_steps = min(steps_per_epoch * train.epochs, train.steps or steps_per_epoch * train.epochs)
+    schedule = build_schedule(train.schedule, total_steps, steps_per_epoch, start_step)
     keeps_rates, report_lost_rates = user_parts.optimizer is not None, partial(report, "schedule")
     return ScheduledRates(
         optimizer,

@@ -177,9 +177,6 @@ class StepPhases:
         """The context of a part of a step, by its name."""
         if self.clock.open_phases[-1:] != ["train"]:
             return contextlib.nullcontext()
-        return self.clock.phase(self._choose_phase(name))
-
-    def _choose_phase(self, name: str) -> str:
-        """The phase to count; the first forward pass counts as compilation."""
+        # The first forward pass counts as compilation.
         first, self.compiles_next = self.compiles_next and name == "forward", self.compiles_next and name != "forward"
-        return "compile" if first else name
+        return self.clock.phase("compile" if first else name)

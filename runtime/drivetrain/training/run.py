@@ -306,9 +306,7 @@ def assemble(
 
 def _finish_assembly(run: Run) -> None:
     """Find the heads to solve, and refuse what cannot train, now that the plan has chosen the micro-batch size."""
-    free_bytes = run.hardware.memory.available
-    solvable = HeadTraining(run.job, run.network, run.readable, run.step, run.user_parts, run.ranks.count, free_bytes)
-    run.solved_layers, run.unsolved_reason = solvable.find_heads()
+    run.solved_layers, run.unsolved_reason = HeadTraining(run).find_heads()
     start_checks.refuse_single_samples(run.job, run.step, run.batch_parts.count)
 
 

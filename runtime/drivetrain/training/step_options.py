@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -22,10 +22,8 @@ from drivetrain.training.grad_scaler import Scaler
 from drivetrain.training.peers import Peers
 from drivetrain.training.step_result import StepResult
 
-
-def time_no_phase(phase: str) -> AbstractContextManager[None]:
-    """A context that measures nothing."""
-    return contextlib.nullcontext()
+if TYPE_CHECKING:
+    from drivetrain.training.captured_step import CapturedStep
 
 
 @dataclass(frozen=True)
@@ -50,19 +48,6 @@ def count_largest_part(parts: Iterable[SeededPart]) -> int:
     return max(part.samples for part in parts)
 
 
-class ReplayedSteps(Protocol):
-    """Whole steps that are recorded and replayed, as `captured_step` does it."""
-
-    failure: str | None
-    """Why nothing is recorded any more."""
-
-    def drop(self) -> None:
-        """Forget all recordings."""
-
-    def __call__(self, step: Any, batch: Batch, parts: Sequence[SeededPart], /) -> StepResult | None:
-        """The result of a step that was replayed; None if it must be computed as usual."""
-
-
 @dataclass(frozen=True)
 class StepOptions:
     """How a step computes. To change an option, build another step: `Step.with_options`."""
@@ -75,7 +60,7 @@ class StepOptions:
     """Whether `forward` is the one without padding."""
     compiled: CompiledForward | None = None
     """`forward` under torch.compile."""
-    captured: ReplayedSteps | None = None
+    captured: CapturedStep | None = None
     """Records whole steps as CUDA graphs and replays them."""
     dtype: torch.dtype | None = None
     """The dtype of autocast in the forward pass; None for fp32."""
@@ -96,7 +81,7 @@ class StepOptions:
     """Whether the weights are sharded; all processes must then compute the same number of forward passes."""
     interruptible: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
     """A context in which a signal may interrupt the step: a compilation takes longer than a user would wait."""
-    phase: Callable[[str], AbstractContextManager[None]] = time_no_phase
+    phase: Callable[[str], AbstractContextManager[None]] = lambda phase: contextlib.nullcontext()
     """The context that measures the time of `forward` or `optimizer`, by that name."""
     report_memory: Callable[[str], None] = say
     """Prints or records that memory ran out, and how the training goes on."""

@@ -157,7 +157,8 @@ def _prepare_run(run: Run) -> Saver:
         tensorboard_overview.show_overview(run)
     if run.ranks.heartbeat:
         run.ranks.heartbeat.status = lambda: f"step {run.counters.step + 1}, {run.clock.current_phase}"
-    saver = _choose_saver(run)
+    # All save together if the weights are divided, else only rank 0 does.
+    saver = SaverTogether(run) if run.is_divided else Saver(run) if run.ranks.is_rank0 else NonSavingRank(run)
     if not loaded:
         # A full or read-only disk is found now, not after an epoch; and there is always a checkpoint to roll back to.
         try:
@@ -187,13 +188,6 @@ def _warn_of_sizes(run: Run) -> None:
         )
 
 
-def _choose_saver(run: Run) -> Saver:
-    """The saver of this process: all save together if the weights are divided, else only rank 0 does."""
-    if run.is_divided:
-        return SaverTogether(run)
-    return Saver(run) if run.ranks.is_rank0 else NonSavingRank(run)
-
-
 def _save_after_stop(run: Run, saver: Saver, stop: Stopped) -> Stopped:
     """Save if a step was trained; returns the error, with where it was saved and how to resume."""
     action = "run the same command"
@@ -212,7 +206,7 @@ def _build_result(
     run: Run, best: FinalWeights, reason: str, peak_bytes: int, watching: dict[str, float]
 ) -> dict[str, object]:
     phase_seconds = run.clock.phases
-    seconds = run.counters.seconds + run.clock.seconds
+    seconds, stem = run.counters.seconds + run.clock.seconds, operations.count_stem_flop(run.network)
     training_seconds = max(1e-9, sum(phase_seconds.get(name, 0.0) for name in (*profiling.STEP_PHASES, "input")))
     return {
         "steps": run.counters.step,
@@ -240,11 +234,5 @@ def _build_result(
         "efficiency": profiling.measure_flops(run),
         "data": [*run.dataset.notes, *trained_layers.describe_unfreezing(run), *trained_layers.describe_rates(run)],
         "model": operations.describe_flop(run.network),
-        "facts": _collect_facts(run),
+        "facts": run.dataset.facts | ({"stem": stem} if stem else {}),  # which the report's advice reads
     }
-
-
-def _collect_facts(run: Run) -> dict[str, dict[str, object]]:
-    """Properties of data and network by key, which the report's advice reads."""
-    stem = operations.count_stem_flop(run.network)
-    return run.dataset.facts | ({"stem": stem} if stem else {})

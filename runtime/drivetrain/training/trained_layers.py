@@ -18,17 +18,16 @@ STAGE_DEPENDENT = ("feature_cache", "unpadding", "compile", "cuda_graphs", "step
 """Optimizations of the forward pass, which depend on what is frozen; in the order in which they are applied."""
 
 
-def enter_stage(run: Run) -> bool:
-    """Freeze and unfreeze as in the present epoch; returns whether that changed anything."""
+def enter_stage(run: Run) -> None:
+    """Freeze and unfreeze as in the present epoch."""
     unfreezing, epoch = run.network.unfreezing, run.counters.epoch
     if unfreezing.stage(epoch) == run.stage:
-        return False
+        return
     run.stage = unfreezing.stage(epoch)
     unfreezing.apply(run.model, epoch)
     if not run.network.freeze.train_mode:
         run.kept_in_eval_mode = list(find_frozen_parts(run.model))
     _reapply_optimizations(run)
-    return True
 
 
 def announce_stage(run: Run) -> None:
