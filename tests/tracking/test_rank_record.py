@@ -21,7 +21,7 @@ from drivetrain.tracking import rank_record
 from drivetrain.tracking.live.dashboard import MAX_PROCESS_ROWS, format_line
 from drivetrain.tracking.live.run_reader import RunReader
 from drivetrain.tracking.rank_record import RankRecord, compute_exchange, find_slowest
-from drivetrain.training.rank_sampler import RankSampler
+from drivetrain.training.profiling import RankSampler
 from tests import ranks_start, tiny
 from tests.messages import says, says_only
 from tests.report_folder import change_json, make_live_run, make_run

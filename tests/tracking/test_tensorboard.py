@@ -15,7 +15,7 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from drivetrain.errors import StorageError
-from drivetrain.tracking import confusion_image, tensorboard_images
+from drivetrain.tracking import confusion_image
 from drivetrain.tracking.metrics_log import MetricsLog
 from drivetrain.tracking.monitor import Monitor
 from drivetrain.tracking.tensorboard import TensorBoardWriter
@@ -139,7 +139,7 @@ def test_images_come_back_in_their_colours(channels: int) -> None:
     """Four flat images; scaled by mean and deviation, shown as they were."""
     values = torch.tensor([0.0, 0.25, 0.5, 1.0]).view(4, 1, 1, 1).expand(4, channels, 8, 8)
     mean, std = [0.5] * channels, [0.25] * channels
-    picture = tensorboard_images.tile((values - 0.5) / 0.25, mean, std)
+    picture = tensorboard_overview.tile((values - 0.5) / 0.25, mean, std)
     sheet = Image.open(io.BytesIO(picture.png))
     colours = [sheet.getpixel((number * 100 + 50, 50)) for number in range(4)]
     assert colours == [(round(v), round(v), round(v)) for v in (0, 63, 127, 255)]

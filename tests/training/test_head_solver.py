@@ -10,8 +10,8 @@ from torch import Tensor
 
 from drivetrain.data.dataset import NO_LABEL
 from drivetrain.job.train import BinaryCrossEntropy, CrossEntropy, MeanSquaredError
-from drivetrain.training import head_solver, losses
-from drivetrain.training.head_solver import HeadFeatures, solve_head
+from drivetrain.training import losses, solved_heads
+from drivetrain.training.solved_heads import HeadFeatures, solve_head
 from drivetrain.training.losses import HeadLoss
 
 CLASSES = 3
@@ -89,7 +89,7 @@ def test_the_penalty_is_the_one_with_the_smallest_validation_loss() -> None:
     few = solve_head(draw_samples(40, width=60), draw_samples(300, seed=1, width=60), loss, CLASSES)
     many = solve_head(draw_samples(4000), draw_samples(300, seed=1), loss, CLASSES)
     assert few.penalty > many.penalty
-    assert few.tried_penalties < len(head_solver.PENALTIES)
+    assert few.tried_penalties < len(solved_heads.PENALTIES)
 
 
 def test_samples_without_a_label_count_nothing() -> None:

@@ -179,7 +179,7 @@ def calibrate(options: argparse.Namespace) -> int:
 def watch(options: argparse.Namespace) -> int:
     """Show a run live."""
     from drivetrain.supervisor.remote_copy import fetch_run
-    from drivetrain.tracking.live import watch as watching
+    from drivetrain.tracking.live import live_view as watching
 
     if fetch_run.is_cached(options.run):
         return watching.show_copied(options.run)

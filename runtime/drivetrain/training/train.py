@@ -28,9 +28,8 @@ from drivetrain.training.checkpoints import rank_checkpoints, resume, run_state
 from drivetrain.training.evaluation import worst_mistakes
 from drivetrain.training.final_model import FinalWeights, save_model
 from drivetrain.training.nonfinite import NotFinite
-from drivetrain.training.profiling import Profiler
+from drivetrain.training.profiling import Profiler, RankSampler
 from drivetrain.training.progress import Progress, measure_since_last_call
-from drivetrain.training.rank_sampler import RankSampler
 from drivetrain.training.run import Run
 from drivetrain.training.saver import NonSavingRank, Saver, SaverTogether
 

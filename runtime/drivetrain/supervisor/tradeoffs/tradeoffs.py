@@ -28,15 +28,17 @@ from drivetrain.report.summary import describe_exit
 from drivetrain.supervisor import run_folder, same_conditions, supervisor
 from drivetrain.supervisor.supervisor import TrainRequest
 from drivetrain.supervisor.sweep.sweep import TRIAL_FAILURES, WITHOUT_SWEEP
-from drivetrain.supervisor.tradeoffs.measurement import (
+from drivetrain.supervisor.tradeoffs.variants import (
+    BASELINE,
     Measured,
+    Variant,
     choose_survivors,
     compare,
     find_front,
+    list_variants,
     measure_other_seconds,
     read_training,
 )
-from drivetrain.supervisor.tradeoffs.variants import BASELINE, Variant, list_variants
 from drivetrain.system.console import redirect_output, say
 from drivetrain.system.files import make_folder
 from drivetrain.system.run_files import PREPROCESSING_FILE, RunFiles

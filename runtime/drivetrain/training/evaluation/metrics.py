@@ -12,9 +12,8 @@ from drivetrain.data.stateless_random import Ids
 from drivetrain.system.console import say
 from drivetrain.system.fault_points import fault_point
 from drivetrain.system.units import format_bytes
-from drivetrain.training.evaluation.number_samples import NumberSamples
 from drivetrain.training.evaluation.scores import ClassScores, LabelScores, NumberScores, build_scores
-from drivetrain.training.evaluation.worst_mistakes import WorstMistakes
+from drivetrain.training.evaluation.worst_mistakes import NumberSamples, WorstMistakes
 from drivetrain.training.losses import HeadLoss, Objective
 
 MAX_WAITING_BYTES = 256 * 2**20
