@@ -256,7 +256,7 @@ def train_job(folder: Path, case: Case, name: str, spec: Mapping[str, Any]) -> t
     """Train once; returns the figures and the advice of the run."""
     from drivetrain.report.record import read
     from drivetrain.report.sections.advice import list_advice
-    from drivetrain.report.summary import summarize
+    from drivetrain.report.record import summarize
 
     name = f"advice-{name}"
     path = folder / f"{name}.yaml"

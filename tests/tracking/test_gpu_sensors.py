@@ -16,10 +16,9 @@ from drivetrain.job_spec import load_job as job_spec
 from drivetrain.job_spec.yaml_file import parse
 from drivetrain.report.blocks import FoldedCurves
 from drivetrain.report.log_series import collect_series
-from drivetrain.report.record import Record
+from drivetrain.report.record import Record, summarize
 from drivetrain.report.sections.body import curves_section
 from drivetrain.report.sections.machine import time_section
-from drivetrain.report.summary import summarize
 from drivetrain.tracking import monitor
 from drivetrain.tracking.monitor import Monitor, Sensors
 from tests.messages import get_message, says_each

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from drivetrain.report.record import summarize
 from drivetrain.report.record import read as read_run
 from drivetrain.report.sections.advice import list_advice
-from drivetrain.report.sections.ranks import MAX_ROWS, ranks_section
-from drivetrain.report.summary import summarize
+from drivetrain.report.sections.machine import MAX_ROWS, ranks_section
 from drivetrain.report.write import write as write_report
 from drivetrain.system.run_files import RANKS_FILE
 from drivetrain.tracking import rank_record

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from drivetrain.report.blocks import Headline, Section, Table, Text, Tile, Tone
+from drivetrain.report.comparison import ABSENT, ComparedRun, make_curve_plots
 from drivetrain.report.formatting import align_numbers, format_duration, format_json, format_number
-from drivetrain.report.record import read
-from drivetrain.report.sections.compared_runs import ABSENT, ComparedRun, make_curve_plots
-from drivetrain.report.summary import summarize
+from drivetrain.report.record import read, summarize
 from drivetrain.system.files import USER_RWX, make_folder
 from drivetrain.system.run_files import RunFiles
 from drivetrain.system.run_records import parse_number, read_mapping

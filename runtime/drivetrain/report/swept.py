@@ -12,8 +12,8 @@ from pydantic import JsonValue
 
 from drivetrain.job.sweep import Parameter
 from drivetrain.report.blocks import Block, Details, Dot, Headline, Scatter, Section, Table, Text, Tile, Tone
+from drivetrain.report.comparison import ABSENT
 from drivetrain.report.formatting import align_numbers, format_duration, format_json, format_number
-from drivetrain.report.sections.compared_runs import ABSENT
 from drivetrain.system.run_files import RunFiles
 from drivetrain.system.run_records import parse_number
 

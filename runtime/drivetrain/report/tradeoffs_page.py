@@ -8,8 +8,8 @@ from pathlib import Path
 
 from drivetrain.job.formatting import format_metric
 from drivetrain.report.blocks import Dot, Headline, Scatter, Section, Table, Text, Tone
+from drivetrain.report.comparison import ABSENT
 from drivetrain.report.formatting import format_duration, format_number, format_share
-from drivetrain.report.sections.compared_runs import ABSENT
 from drivetrain.system.run_files import RunFiles
 from drivetrain.system.units import format_bytes
 

@@ -15,18 +15,16 @@ from drivetrain.report.blocks import Section, Table, Text
 from drivetrain.report.confusion import read_confusions, read_label_tables
 from drivetrain.report.formatting import format_json, format_number
 from drivetrain.report.log_series import thin_points
-from drivetrain.report.record import Record, read
+from drivetrain.report.record import Record, Summary, read, summarize
 from drivetrain.report.render.markdown import render_markdown
 from drivetrain.report.render.page_files import write_pages
-from drivetrain.report.sections import body, tested_model
+from drivetrain.report.sections import body
 from drivetrain.report.sections.advice import list_advice
 from drivetrain.report.sections.baselines import baselines_section
-from drivetrain.report.sections.body import list_sections
-from drivetrain.report.sections.explanation import read_columns
+from drivetrain.report.sections.body import list_sections, provenance_section
 from drivetrain.report.sections.headline import describe_baselines, list_alerts, make_headline
+from drivetrain.report.sections.mistakes import read_columns
 from drivetrain.report.sections.plan import list_differences
-from drivetrain.report.sections.provenance import provenance_section
-from drivetrain.report.summary import Summary, summarize
 from drivetrain.system.printable import printable_text
 from drivetrain.system.run_files import MODEL_CARD_FILE, RunFiles
 from drivetrain.system.run_records import read_mapping
@@ -94,7 +92,7 @@ def make_model_card(record: Record, summary: Summary) -> str:
         Section("model", "Model", (Table(("item", "value"), tuple(_list_facts(record, summary))),)),
         body.data_section(result.get("data")),
         baselines_section(record, summary),
-        tested_model.final_test_section(record, summary),
+        body.final_test_section(record, summary),
         *(body.confusion_section(table_or_matrix) for table_or_matrix in read_confusions(result.get("confusion"))),
         *(body.labels_section(table_or_matrix) for table_or_matrix in read_label_tables(result.get("confusion"))),
         Section("limits", "Limits", tuple(map(Text, _list_limits(record, summary)))),

@@ -9,24 +9,21 @@ import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from drivetrain.data.loader.batches import fetch_in_order
+from drivetrain.distributed.heartbeat import Heartbeat
 from drivetrain.distributed.store import find_node_name
 from drivetrain.errors import DrivetrainError
 from drivetrain.models.flop_counter import count_flops
 from drivetrain.system.files import write_json
 from drivetrain.system.run_files import OPERATORS_FILE
 from drivetrain.tracking import rank_record
+from drivetrain.tracking.monitor import Sample
 from drivetrain.tracking.rank_record import RankRecord
 from drivetrain.training.run import Run
-
-if TYPE_CHECKING:
-    from drivetrain.distributed.heartbeat import Heartbeat
-    from drivetrain.tracking.monitor import Sample
-    from drivetrain.training.run import Run
 
 TRACE_FILE = "trace.json.gz"
 WARMUP_STEPS = 10

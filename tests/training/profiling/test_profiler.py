@@ -11,7 +11,7 @@ import safetensors.torch
 import torch
 
 from drivetrain.report import write as reports
-from drivetrain.report.sections.operators import operators_section
+from drivetrain.report.sections.machine import operators_section
 from drivetrain.system.run_files import OPERATORS_FILE
 from drivetrain.training.profiling import PROFILED_STEPS, TRACE_FILE, Profiler
 from tests import tiny

@@ -15,8 +15,7 @@ from drivetrain.job.hub_address import is_on_hub
 from drivetrain.job.values import parse_duration, parse_interval
 from drivetrain.launch import mounts
 from drivetrain.launch.clusters.cluster_job import ClusterJob
-from drivetrain.report.record import read
-from drivetrain.report.summary import Summary, summarize
+from drivetrain.report.record import Summary, read, summarize
 from drivetrain.storage import store_variables
 from drivetrain.storage.remote_address import is_remote
 from drivetrain.supervisor.remote_copy.copy_thread import STOPPED_SECONDS

@@ -18,9 +18,8 @@ from drivetrain.report.advice.recommendation import (
     read_fact,
 )
 from drivetrain.report.formatting import format_duration, format_share
-from drivetrain.report.record import Record
+from drivetrain.report.record import Record, Summary
 from drivetrain.report.sections.plan import list_differences
-from drivetrain.report.summary import Summary
 from drivetrain.system.run_records import read_mapping
 
 

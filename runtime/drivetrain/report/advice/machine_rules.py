@@ -16,9 +16,8 @@ from drivetrain.report.advice.recommendation import (
 )
 from drivetrain.report.formatting import format_duration, format_json, format_share
 from drivetrain.report.log_series import Series, measure_starvation
-from drivetrain.report.record import Record
-from drivetrain.report.sections.ranks import describe_slowest, waits_for_data
-from drivetrain.report.summary import Summary
+from drivetrain.report.record import Record, Summary
+from drivetrain.report.sections.machine import describe_slowest, waits_for_data
 from drivetrain.system.units import format_bytes
 from drivetrain.tracking.rank_record import compute_exchange, compute_usual_speed, find_slowest
 

@@ -10,8 +10,7 @@ from drivetrain.report.advice.machine_rules import MACHINE_RULES
 from drivetrain.report.advice.model_rules import MODEL_RULES
 from drivetrain.report.advice.recommendation import MIN_RUN_SECONDS, Advice
 from drivetrain.report.blocks import Block, Section, Table, Text, Tone
-from drivetrain.report.record import Record
-from drivetrain.report.summary import Summary
+from drivetrain.report.record import Record, Summary
 
 MAX_SUGGESTIONS = 3
 

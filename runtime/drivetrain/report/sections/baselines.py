@@ -5,8 +5,7 @@ from __future__ import annotations
 from drivetrain.report.baseline_results import CONSTANT, Comparison, compare_network, from_json
 from drivetrain.report.blocks import Block, Section, Table, Text, Tone
 from drivetrain.report.formatting import format_duration, format_number
-from drivetrain.report.record import Record
-from drivetrain.report.summary import Summary
+from drivetrain.report.record import Record, Summary
 from drivetrain.system.run_records import read_mapping
 
 

@@ -3,39 +3,21 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from drivetrain.job.formatting import DETAILED_METRICS
-from drivetrain.report.blocks import (
-    Block,
-    Curves,
-    Details,
-    Dot,
-    FoldedCurves,
-    Scatter,
-    Section,
-    Table,
-    Text,
-    Tone,
-)
+from drivetrain.report.blocks import Block, Curves, Details, Dot, FoldedCurves, Scatter, Section, Table, Text, Tone
 from drivetrain.report.confusion import HEADER, Confusion, LabelTable, read_confusions, read_label_tables
 from drivetrain.report.formatting import format_duration, format_json, format_number, format_share, shorten
 from drivetrain.report.log_series import Series
-from drivetrain.report.record import MissingRecord, Record
+from drivetrain.report.record import MissingRecord, Record, Summary
 from drivetrain.report.sections.advice import advice_section
 from drivetrain.report.sections.baselines import baselines_section
-from drivetrain.report.sections.explanation import explanation_sections
-from drivetrain.report.sections.machine import machine_section, time_section
-from drivetrain.report.sections.mistakes import worst_sections
-from drivetrain.report.sections.numbers import number_sections
-from drivetrain.report.sections.operators import operators_section
+from drivetrain.report.sections.machine import machine_section, operators_section, ranks_section, time_section
+from drivetrain.report.sections.mistakes import explanation_sections, number_sections, worst_sections
 from drivetrain.report.sections.plan import effective_section, notes_section, plan_section
-from drivetrain.report.sections.provenance import provenance_section
-from drivetrain.report.sections.ranks import ranks_section
-from drivetrain.report.sections.tested_model import final_test_section
-from drivetrain.report.summary import Summary
-from drivetrain.system.run_records import Best, read_number
+from drivetrain.system.run_records import Best, read_mapping, read_number
 
 _TITLES = {
     "loss": "Loss",
@@ -254,3 +236,67 @@ def spec_section(record: Record) -> Section | None:
         )
         blocks.append(Details("The complete job file, including all defaults", text))
     return Section("spec", "Job spec", tuple(blocks), is_folded=True) if blocks else None
+
+
+def final_test_section(record: Record, summary: Summary) -> Section | None:
+    """Metrics of the test beside those of the best validation; None without a test."""
+    if not summary.test:
+        return None
+    test = record.result["test"]
+    validation_metrics = read_mapping(read_mapping(record.result, "best"), "metrics")
+    rows = []
+    for name, value in summary.test.items():
+        metric = name.removeprefix("test/")
+        validation_value = read_number(validation_metrics, f"validation/{metric}")
+        validation = "-" if validation_value is None else format_number(validation_value)
+        rows.append((format_json(metric), format_number(value), validation))
+    about = f"{format_number(read_number(test, 'samples'))} samples of {format_json(test.get('data'))}, evaluated once, after the training."
+    blocks: list[Block] = [Text(about, Tone.QUIET), Table(("metric", "test", "validation"), tuple(rows))]
+    blocks += read_confusions(test.get("confusion"))
+    tables = read_label_tables(test.get("confusion"))
+    blocks += [Table(HEADER, tuple(row.format_cells() for row in table.rows)) for table in tables]
+    return Section("test", "Final test", tuple(blocks))
+
+
+_CHANGED = "-changed"
+"""Ends a commit from which files differed; the word of provenance.json."""
+_MAX_CODE_FILES = 30
+"""Files of code that are named."""
+
+
+def provenance_section(record: Record) -> Section | None:
+    """Commit, image, versions, and the SHA-256 of data, code, spec, plan and weights."""
+    provenance = record.provenance
+    if not provenance:
+        return None
+    command = f"`drivetrain reproduce {record.name}` trains it again from these, and compares every bit."
+    table = Table(("item", "value"), tuple(_list_rows(provenance)))
+    tone = Tone.QUIET
+    return Section("provenance", "Made from", (table, Text(command, tone)), is_folded=True)
+
+
+def _list_rows(provenance: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    yield "commit of the job's folder", _describe_commit(provenance.get("commit"))
+    later_commits = provenance.get("later_commits")
+    for later in later_commits if isinstance(later_commits, list) else ():
+        yield "commit when it was resumed", _describe_commit(later)
+    image = read_mapping(provenance, "image")
+    yield "image", " ".join(filter(None, (format_json(image.get(key) or "") for key in ("name", "id")))) or "none"
+    versions = {name: provenance.get(name) for name in ("drivetrain", "python", "torch") if provenance.get(name)}
+    yield "versions", ", ".join(f"{name} {format_json(version)}" for name, version in versions.items())
+    data = read_mapping(provenance, "data")
+    yield from ((f"SHA-256 of {format_json(key)}", format_json(digest)) for key, digest in data.items())
+    code = list(read_mapping(provenance, "code").items())
+    yield from ((f"SHA-256 of {format_json(name)}", format_json(digest)) for name, digest in code[:_MAX_CODE_FILES])
+    if code[_MAX_CODE_FILES:]:
+        yield "more code", f"{len(code) - _MAX_CODE_FILES} files, in provenance.json"
+    for key, name in (("spec", "the resolved spec"), ("plan", "the plan's values"), ("model", "the weights")):
+        if provenance.get(key):
+            yield f"SHA-256 of {name}", format_json(provenance[key])
+
+
+def _describe_commit(commit: object) -> str:
+    if not commit:
+        return "not under git"
+    text = format_json(commit)
+    return f"{text.removesuffix(_CHANGED)}, with changes that are not committed" if text.endswith(_CHANGED) else text

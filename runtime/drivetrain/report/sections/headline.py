@@ -5,10 +5,9 @@ from __future__ import annotations
 from drivetrain.job.formatting import DETAILED_METRICS
 from drivetrain.report.blocks import Headline, Tile, Tone
 from drivetrain.report.formatting import format_duration, format_json, format_number, format_score
-from drivetrain.report.record import Record
+from drivetrain.report.record import Record, Summary
 from drivetrain.report.sections.baselines import compare_best
 from drivetrain.report.sections.plan import list_differences
-from drivetrain.report.summary import Summary
 from drivetrain.system.units import format_bytes
 
 _TONES = {"done": Tone.GOOD, "failed": Tone.BAD, "stopped": Tone.WARN, "running": Tone.WARN, "unknown": Tone.WARN}

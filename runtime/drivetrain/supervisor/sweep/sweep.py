@@ -23,7 +23,7 @@ from drivetrain.job.values import parse_duration
 from drivetrain.job_spec.spec_source import COPY_VARIABLE, SpecSource
 from drivetrain.plan import show_plan
 from drivetrain.report import swept
-from drivetrain.report.summary import describe_exit
+from drivetrain.report.record import describe_exit
 from drivetrain.supervisor import baseline_run, run_folder
 from drivetrain.supervisor.sweep import folder as folders
 from drivetrain.supervisor.sweep.study import check_installed

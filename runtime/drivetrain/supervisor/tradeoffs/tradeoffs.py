@@ -24,7 +24,7 @@ from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.plan.plan import read_plan
 from drivetrain.report import tradeoffs_page
 from drivetrain.report.formatting import format_duration
-from drivetrain.report.summary import describe_exit
+from drivetrain.report.record import describe_exit
 from drivetrain.supervisor import run_folder, same_conditions, supervisor
 from drivetrain.supervisor.supervisor import TrainRequest
 from drivetrain.supervisor.sweep.sweep import TRIAL_FAILURES, WITHOUT_SWEEP

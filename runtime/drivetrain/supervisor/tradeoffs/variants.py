@@ -15,8 +15,7 @@ from pydantic import JsonValue
 from drivetrain.job import Job, lower_is_better
 from drivetrain.job.sweep import format_assignments
 from drivetrain.job.train import Sgd
-from drivetrain.report.record import read
-from drivetrain.report.summary import summarize
+from drivetrain.report.record import read, summarize
 from drivetrain.system.run_records import read_integer
 
 Values = Mapping[str, JsonValue]
