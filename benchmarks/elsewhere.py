@@ -34,7 +34,7 @@ from drivetrain.tuning.elsewhere.machine_estimate import (  # noqa: E402
     scale_rates,
 )
 from drivetrain.tuning.elsewhere.operation_counter import count_step_work  # noqa: E402
-from drivetrain.tuning.elsewhere.other_machines import MODULE  # noqa: E402
+from drivetrain.tuning.elsewhere.machine_estimate import MODULE  # noqa: E402
 from drivetrain.tuning.elsewhere.machine_estimate import StepWork  # noqa: E402
 
 PUBLIC_RATES = (

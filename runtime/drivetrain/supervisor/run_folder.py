@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from drivetrain.errors import Busy, CheckpointError, DataError, SpecError, StorageError
-from drivetrain.job import Job
+from drivetrain.job import Job, hub_address
+from drivetrain.job_spec.stored_spec import read_stored_spec
 from drivetrain.supervisor.spec_difference import diff_stored_spec, spec_text
 from drivetrain.system import file_lock, run_files
+from drivetrain.system.console import say
 from drivetrain.system.files import USER_RWX, blame_storage, make_folder
 from drivetrain.system.run_files import RunFiles
-from drivetrain.system.run_records import RunState
+from drivetrain.system.run_records import RunState, read_mapping
 
 INCOMPLETE_NAME = re.compile(r"\.tmp-.+|\..+\.\d+")
 """Names of files that a kill can leave incomplete."""
@@ -197,3 +199,34 @@ def open_follower(runs: Path, job: Job, index: int) -> RunFolder:
         remove_files(leftover for leftover in path.iterdir() if leftover.name != run_files.LOCK_FILE)
         RunFiles(path).write_text(run_files.JOB_FILE, spec_text(job))
     return RunFolder(path, False, lock)
+
+
+def keep_revisions(runs: Path, job: Job, extended: Path | None, *, new: bool) -> list[str]:
+    """List `key.path=value` for data at the commits of the run that a command resumes or extends, and print them.
+
+    Args:
+        runs: parent of the run folders.
+        job: the present spec, at the present commits.
+        extended: the run that is extended, if one is.
+        new: whether an unfinished run is left alone.
+    """
+    unfinished = None if new or not runs.is_dir() else find_unfinished(runs, job.name)
+    run = unfinished or extended
+    assignments = list(_assign_commits(run, job)) if run else []
+    if assignments:
+        say(f"data: {run} continues with the commit that it began with: {', '.join(assignments)}")
+    return assignments
+
+
+def _assign_commits(run: Path, job: Job) -> Iterator[str]:
+    """Yield `key.path=value` for data that the spec names by a branch, and that a run has at another commit."""
+    data = read_mapping(read_stored_spec(run).data, "data")
+    for key, text in job.data_paths():
+        block, text_before = job.document.data.get(key[0]), data.get(key[-1])
+        in_spec = hub_address.parse(str(block.get(key[-1]))) if isinstance(block, dict) else None
+        before = hub_address.parse(text_before) if isinstance(text_before, str) else None
+        current = hub_address.parse(text)
+        if not (in_spec and current and before and before.is_fixed) or in_spec.is_fixed:
+            continue
+        if current.name == before.name and current.revision != before.revision:
+            yield f"{'.'.join(key)}={in_spec.at(before.revision)}"

@@ -29,7 +29,7 @@ from drivetrain.job.values import parse_duration
 from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.plan import effective_plan, evidence, show_plan
 from drivetrain.plan import plan as plans
-from drivetrain.supervisor import baseline_run, extended_run, hub_revisions, run_folder, trainer_death
+from drivetrain.supervisor import baseline_run, extended_run, run_folder, trainer_death
 from drivetrain.supervisor.extended_run import ExtendRequest
 from drivetrain.supervisor.remote_copy import remote_runs
 from drivetrain.supervisor.remote_copy.remote_runs import RemoteRuns
@@ -124,7 +124,7 @@ def train(request: TrainRequest) -> int:
 
 def _train(request: TrainRequest, job: Job, placement: Placement | None, copies: RemoteRuns | None) -> int:
     extended = request.extend.run if request.extend else None
-    if fixed := hub_revisions.keep_revisions(request.runs, job, extended, new=request.new):
+    if fixed := run_folder.keep_revisions(request.runs, job, extended, new=request.new):
         request = replace(request, assignments=[*request.assignments, *fixed])
         job = request.source().load()
     check_environment(job, os.environ)

@@ -54,7 +54,13 @@ class TrainerDeath:
 
     def final_error(self) -> DrivetrainError:
         """The error if no other plan is left."""
-        return kernel_crash.make_final_error(self.reason) if self.in_kernel else _out_of_memory(self.reason)
+        if self.in_kernel:
+            return kernel_crash.make_final_error(self.reason)
+        return OutOfMemory(
+            f"{self.reason} with micro-batch 1",
+            "a job that fits the limit",
+            "raise limits.memory, or use a smaller network or smaller samples",
+        )
 
 
 def find_avoidable(
@@ -83,12 +89,3 @@ def _describe_kill(machine: Hardware) -> str:
     """Name the memory limit at which the kernel killed the trainer, and the most memory it used."""
     peak = format_bytes(cgroup.read_peak_memory(Path("/")))
     return f"the trainer was killed at the memory limit of {format_bytes(machine.memory.limit)} (peak {peak})"
-
-
-def _out_of_memory(reason: str) -> OutOfMemory:
-    """The error of a job that does not fit even with a micro-batch of 1."""
-    return OutOfMemory(
-        f"{reason} with micro-batch 1",
-        "a job that fits the limit",
-        "raise limits.memory, or use a smaller network or smaller samples",
-    )

@@ -86,23 +86,14 @@ def train(
         with blame_job_code(job), preemption.watch(job.checkpoint.notice if is_leader else None, folder):
             # In another process than the leader's, the leader's plan arrives here.
             handshake.introduce(folder, job, say)
-            _check_process_settings(folder, plan_at_start)
+            plan_of_leader = plans.read_plan(folder)
+            if any(plan_of_leader.value(name) != plan_at_start.value(name) for name in process_settings.list_names()):
+                raise Replanned("the leader's plan needs a new process")
             run = assembly.assemble_run(folder, job, signals, clock, source, is_measured=is_measured)
             train_run(run, trace=trace)
     except RuntimeError as error:
         raise torch_errors.translate_error(error) from None
     return 0
-
-
-def _check_process_settings(folder: Path, plan_at_start: plans.Plan) -> None:
-    """Start again if the leader's plan has other settings than this process was started under.
-
-    Raises:
-        Replanned: if it has.
-    """
-    plan_of_leader = plans.read_plan(folder)
-    if any(plan_of_leader.value(name) != plan_at_start.value(name) for name in process_settings.list_names()):
-        raise Replanned("the leader's plan needs a new process")
 
 
 if __name__ == "__main__":

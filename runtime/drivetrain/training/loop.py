@@ -20,10 +20,10 @@ from torch import Tensor
 from drivetrain.data.dataset import Batch
 from drivetrain.system.fault_points import fault_point
 from drivetrain.training import epoch, solved_heads, trained_layers
+from drivetrain.training.epoch import roll_back
 from drivetrain.training.nonfinite import RollBack
 from drivetrain.training.profiling import Profiler
 from drivetrain.training.progress import Progress
-from drivetrain.training.rollback import roll_back
 from drivetrain.training.run import Run
 from drivetrain.training.saver import Saver
 from drivetrain.training.step_options import SeededPart, count_largest_part

@@ -156,12 +156,15 @@ def measure_since_last_call(run: Run) -> Callable[[], dict[str, Any]]:
     def since() -> dict[str, Any]:
         now, samples, waited = time.monotonic(), run.counters.samples, run.clock.phases.get("input", 0.0)
         span = max(1e-9, now - before[0])
-        values = {
+        values: dict[str, Any] = {
             "step": run.counters.step,
             "samples_per_second": round((samples - before[1]) / span, 2),
             "input_wait": round(min(1.0, (waited - before[2]) / span), 4),
-            **_measure_gpu_memory(run.device),
         }
+        if run.device.type == "cuda":
+            # Bytes of this process's tensors, and those that its allocator has reserved.
+            values["gpu_allocated"] = torch.cuda.memory_allocated(run.device)
+            values["gpu_reserved"] = torch.cuda.memory_reserved(run.device)
         if fetched:
             counts = fetched.to_json()
             values |= {f"shard_{key}": round(value - previous.get(key, 0), 3) for key, value in counts.items()}
@@ -170,10 +173,3 @@ def measure_since_last_call(run: Run) -> Callable[[], dict[str, Any]]:
         return values
 
     return since
-
-
-def _measure_gpu_memory(device: torch.device) -> dict[str, int]:
-    """Bytes of this process's tensors on its GPU, and bytes that its allocator has reserved."""
-    if device.type != "cuda":
-        return {}
-    return {"gpu_allocated": torch.cuda.memory_allocated(device), "gpu_reserved": torch.cuda.memory_reserved(device)}

@@ -298,16 +298,12 @@ def assemble(
         time_target=time_target.read_target(folder) if job.train.within else None,
     )
     _apply_plan(plan, run)
-    _finish_assembly(run)
+    # Now that the plan has chosen the micro-batch size.
+    run.solved_layers, run.unsolved_reason = HeadTraining(run).find_heads()
+    start_checks.refuse_single_samples(job, run.step, batch_parts.count)
     sizes = {"processes": ranks.count, "parts": batch_parts.count, "threads": torch.get_num_threads()}
     run.identity = identity | {name: str(size) for name, size in sizes.items()}
     return run
-
-
-def _finish_assembly(run: Run) -> None:
-    """Find the heads to solve, and refuse what cannot train, now that the plan has chosen the micro-batch size."""
-    run.solved_layers, run.unsolved_reason = HeadTraining(run).find_heads()
-    start_checks.refuse_single_samples(run.job, run.step, run.batch_parts.count)
 
 
 def _join_processes(job: Job, hardware: Hardware, report: Callable[[str, str], None]) -> tuple[torch.device, Ranks]:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from drivetrain.errors import Problem, SpecError
 from drivetrain.models import feature_cache, frozen_split
 from drivetrain.optimizations.feature_cache import describe_changing_inputs
 from drivetrain.system.units import format_bytes
@@ -39,16 +38,13 @@ class HeadTraining:
         layers = self._find_trained_heads()
         obstacle = self._find_obstacle(layers)
         if obstacle and requested is True:
-            raise SpecError(self._refuse(obstacle))
+            raise self.run.job.spec_error(
+                ("train", "solve_heads"),
+                f"is true, but {obstacle}",
+                "a network of which only linear outputs are trained, and inputs that do not change",
+                "set auto, or model.freeze",
+            )
         return ({}, obstacle if layers else "") if obstacle else (layers, "")
-
-    def _refuse(self, obstacle: str) -> Problem:
-        return self.run.job.problem(
-            ("train", "solve_heads"),
-            f"is true, but {obstacle}",
-            "a network of which only linear outputs are trained, and inputs that do not change",
-            "set auto, or model.freeze",
-        )
 
     def _find_trained_heads(self) -> dict[str, nn.Linear]:
         """The linear layers of the heads, if they are all that is trained at first; else none."""

@@ -104,8 +104,8 @@ def predict_seconds(variant: Variant, count: int) -> tuple[float, float]:
 
 def plan_budget(
     start_baseline: Callable[[], Variant], total_steps: int, seconds: float | None, say: Callable[[str], None]
-) -> TimeBudget | None:
-    """The time limit of a run; None, reported after as few steps as possible, if the run is too short.
+) -> tuple[TimeBudget, Variant] | None:
+    """The time limit of a run, and its baseline; None, reported after as few steps as possible, if the run is too short.
 
     Args:
         start_baseline: starts the run's own plan, before its first step.
@@ -132,4 +132,4 @@ def plan_budget(
         return None
     seconds = MEASURING_SHARE * run_seconds if seconds is None else seconds
     say(f"tune: about {run_seconds:.0f} s of training; measuring optimizations for up to {seconds:.0f} s")
-    return TimeBudget(step_seconds, run_seconds, seconds, start_time)
+    return TimeBudget(step_seconds, run_seconds, seconds, start_time), variant

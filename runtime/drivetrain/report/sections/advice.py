@@ -5,8 +5,7 @@ Every rule is a function of the record alone: it checks one thing, and gives one
 
 from __future__ import annotations
 
-from drivetrain.report.advice.job_rules import JOB_RULES
-from drivetrain.report.advice.machine_rules import MACHINE_RULES
+from drivetrain.report.advice.machine_rules import JOB_RULES, MACHINE_RULES
 from drivetrain.report.advice.model_rules import MODEL_RULES
 from drivetrain.report.advice.recommendation import MIN_RUN_SECONDS, Advice
 from drivetrain.report.blocks import Block, Section, Table, Text, Tone

@@ -190,19 +190,16 @@ def events_section(events: list[Mapping[str, object]]) -> Section | None:
     """What happened beside the steps: signals, retries, fallbacks."""
     if not events:
         return None
-    rows = tuple(
-        (_format_moment(e.get("time")), format_json(e.get("kind")), shorten(format_json(e.get("text")), 500))
-        for e in events
-    )
-    blocks: list[Block] = [Table(("time", "kind", "event"), rows[-_MAX_EVENTS:])]
+    rows = []
+    for event in events:
+        time = event.get("time")
+        moment = format_duration(time) if isinstance(time, float) and time < 1e9 else format_json(time)
+        rows.append((moment, format_json(event.get("kind")), shorten(format_json(event.get("text")), 500)))
+    blocks: list[Block] = [Table(("time", "kind", "event"), tuple(rows[-_MAX_EVENTS:]))]
     if len(rows) > _MAX_EVENTS:
         text = f"The last {_MAX_EVENTS} of {len(rows)} events; events.jsonl contains all of them."
         blocks.insert(0, Text(text, Tone.QUIET))
     return Section("events", "Events", tuple(blocks))
-
-
-def _format_moment(value: object) -> str:
-    return format_duration(value) if isinstance(value, float) and value < 1e9 else format_json(value)
 
 
 def gaps_section(gaps: list[MissingRecord]) -> Section | None:

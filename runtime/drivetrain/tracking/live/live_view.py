@@ -202,17 +202,13 @@ def _print(reader: RunReader) -> None:
 def read_view(reader: RunReader) -> RunView:
     """Read the state; a run whose supervisor was killed could not record its end."""
     view = reader.read()
+    times = map(RunFiles(view.folder).read_modified, (JOB_FILE, STATE_FILE, TELEMETRY_FILE))
+    idle_seconds = time.time() - max(moment or 0.0 for moment in times)
     # Trying the lock while a run starts could make that fail, so it is tried only if nothing changes.
     if (
         view.status not in END_STATUSES
-        and measure_idle(view.folder) > QUIET_SECONDS
+        and idle_seconds > QUIET_SECONDS
         and not file_lock.is_locked(LOCK_FILE, RunFiles(view.folder).open_handle)
     ):
         view.status = "killed"
     return view
-
-
-def measure_idle(folder: Path) -> float:
-    """Seconds since supervisor or sensors last wrote."""
-    times = map(RunFiles(folder).read_modified, (JOB_FILE, STATE_FILE, TELEMETRY_FILE))
-    return time.time() - max(moment or 0.0 for moment in times)

@@ -186,9 +186,9 @@ def _read_tensors(path: Path) -> dict[str, dict[str, Tensor]]:
     if is_divided(path):
         return divided_tensors.read_whole(path)
     names = [name for name in list_files(path) if name.endswith(".safetensors")]
-    return join_frozen(
-        {name.removesuffix(".safetensors"): safetensors_file.read(path / name) for name in names}
-    )
+    tensors = {name.removesuffix(".safetensors"): safetensors_file.read(path / name) for name in names}
+    tensors[MODEL_STEM] |= tensors.pop(FROZEN_STEM, {})
+    return tensors
 
 
 def read_state(path: Path) -> dict[str, Any]:
@@ -286,12 +286,6 @@ def split_frozen(tensors: Mapping[str, Tensors], frozen: Collection[str]) -> dic
         return dict(tensors)
     trained_tensors = {name: value for name, value in model.items() if name not in frozen_tensors}
     return {**tensors, MODEL_STEM: trained_tensors, FROZEN_STEM: frozen_tensors}
-
-
-def join_frozen(tensors: dict[str, dict[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
-    """Undo `split_frozen`: the frozen tensors are those of the model again."""
-    frozen = tensors.pop(FROZEN_STEM, {})
-    return {**tensors, MODEL_STEM: {**tensors[MODEL_STEM], **frozen}}
 
 
 def link_or_write(folder: Path, path: Path, tensors: Tensors) -> None:

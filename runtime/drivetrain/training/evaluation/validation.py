@@ -37,9 +37,12 @@ def evaluate(run: Run) -> tuple[dict[str, float], dict[str, object]]:
     """
     averaged_weights = run.ema.swap_in(run.model) if run.ema else contextlib.nullcontext()
     run.model.eval()
+    # An interrupted process would leave the others waiting for its part of divided weights.
+    released = contextlib.nullcontext if run.is_divided else run.signals.allow_interruption
     # A signal must not interrupt the swap of the averaged weights. Buffers are restored, whatever the network does.
     with run.signals.protect_section(), averaged_weights, run.step.buffers.keep_unchanged():
-        accumulator = _evaluate_shards(run)
+        with run.peers.same_outcome(), released():
+            accumulator = with_smaller_batches(run, "the evaluation", partial(_evaluate_in_batches, run))
     with torch.inference_mode():
         accumulator.sum_over_processes(run.ranks.all_reduce_sum, (run.ranks.number, run.ranks.count))
     metrics = accumulator.metrics() | run.user_parts.metrics.compute()
@@ -94,14 +97,6 @@ def default_batch_size(run: Run) -> int:
     """Samples per evaluation batch if training batches are not split; larger, since no activations are saved."""
     training_batch = run.job.train.batch
     return max(training_batch, min(256, 4 * training_batch))
-
-
-def _evaluate_shards(run: Run) -> MetricAccumulator:
-    """Evaluate this process's shard of the samples; raises the same problem in all processes if one has any."""
-    # An interrupted process would leave the others waiting for its part of divided weights.
-    released = contextlib.nullcontext if run.is_divided else run.signals.allow_interruption
-    with run.peers.same_outcome(), released():
-        return with_smaller_batches(run, "the evaluation", partial(_evaluate_in_batches, run))
 
 
 def with_smaller_batches(run: Run, purpose: str, compute: Callable[[int], Result]) -> Result:
