@@ -18,7 +18,7 @@ from drivetrain.errors import OutOfMemory, SpecError
 from drivetrain.job_spec import spec_source
 from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.supervisor import supervisor
-from drivetrain.supervisor.spec_difference import spec_text
+from drivetrain.supervisor.run_folder import spec_text
 from drivetrain.supervisor.supervisor import TrainRequest
 from drivetrain.system import signals
 from drivetrain.tuning import batch_size, measuring_child

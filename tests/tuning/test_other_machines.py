@@ -21,7 +21,7 @@ from drivetrain.job import Job
 from drivetrain.job_spec import load_job
 from drivetrain.models.flop_counter import FlopCounter
 from drivetrain.plan import plan as plans
-from drivetrain.supervisor.spec_difference import spec_text
+from drivetrain.supervisor.run_folder import spec_text
 from drivetrain.system.files import write_json
 from drivetrain.tuning.elsewhere import machine_catalog, machine_estimate
 from drivetrain.tuning.elsewhere.machine_catalog import CATALOG, CatalogMachine, Rates, find_machines
@@ -32,9 +32,9 @@ from drivetrain.tuning.elsewhere.machine_estimate import (
     Estimate,
     Measured,
     StepWork,
+    find_recorded_step,
 )
 from drivetrain.tuning.elsewhere.operation_counter import count_step_work
-from drivetrain.tuning.elsewhere.recorded_times import find_recorded_step
 from drivetrain.tuning.run_length import RunTimes
 from tests import tiny
 from tests.messages import says

@@ -19,11 +19,11 @@ from drivetrain.data.labels import list_names
 from drivetrain.errors import SpecError
 from drivetrain.job import lower_is_better
 from drivetrain.job.formatting import DETAILED_METRICS
+from drivetrain.report.baseline_results import compare_best
 from drivetrain.report.blocks import Block, Curves, FoldedCurves, Headline, Section, Table, Text, Tile, Tone
 from drivetrain.report.formatting import format_duration, format_json, format_number, to_strict_json
 from drivetrain.report.log_series import thin_points
 from drivetrain.report.record import Record, Summary, read, summarize
-from drivetrain.report.sections.baselines import compare_best
 from drivetrain.system.console import open_console, say, say_json
 from drivetrain.system.files import blame_storage
 from drivetrain.system.printable import printable

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
+from drivetrain.report.baseline_results import baselines_section
 from drivetrain.report.blocks import Section, Table, Text
 from drivetrain.report.confusion import read_confusions, read_label_tables
 from drivetrain.report.formatting import format_json, format_number
@@ -20,7 +21,6 @@ from drivetrain.report.render.markdown import render_markdown
 from drivetrain.report.render.page_files import write_pages
 from drivetrain.report.sections import body
 from drivetrain.report.sections.advice import list_advice
-from drivetrain.report.sections.baselines import baselines_section
 from drivetrain.report.sections.body import list_sections, provenance_section
 from drivetrain.report.sections.headline import describe_baselines, list_alerts, make_headline
 from drivetrain.report.sections.mistakes import read_columns

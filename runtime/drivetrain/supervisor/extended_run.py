@@ -22,8 +22,7 @@ from drivetrain.plan import effective_plan
 from drivetrain.plan.effective_plan import PlanRequest
 from drivetrain.supervisor import finished_run, run_folder
 from drivetrain.supervisor.finished_run import MAY_CHANGE_ON_EXTEND, FinishedRun
-from drivetrain.supervisor.run_folder import RunFolder
-from drivetrain.supervisor.spec_difference import diff_stored_spec, load_stored_job, spec_text
+from drivetrain.supervisor.run_folder import RunFolder, diff_stored_spec, load_stored_job, spec_text
 from drivetrain.system import run_files
 from drivetrain.system.console import say
 from drivetrain.system.files import USER_RWX, make_folder, storage_error, sync_file, sync_folder

@@ -46,7 +46,10 @@ class NoticeAddress:
         """The notice, or None if there is none; raises NoAnswer if there was no answer, or no usable one."""
         status, text = self._ask("GET", self._format_target(), self.headers)
         if status == http.client.UNAUTHORIZED:
-            self.headers[TOKEN] = self._fetch_token()
+            status, text = self._ask("PUT", "/latest/api/token", {f"{TOKEN}-ttl-seconds": "21600"})
+            if status != http.client.OK or not text.isascii() or not text.isprintable():
+                raise NoAnswer(f"answers 401, and {status} when asked for a token")
+            self.headers[TOKEN] = text
             status, text = self._ask("GET", self._format_target(), self.headers)
         if status in (http.client.NOT_FOUND, http.client.NO_CONTENT):
             return None
@@ -56,12 +59,6 @@ class NoticeAddress:
 
     def _format_target(self) -> str:
         return (self.parts.path or "/") + (f"?{self.parts.query}" if self.parts.query else "")
-
-    def _fetch_token(self) -> str:
-        status, text = self._ask("PUT", "/latest/api/token", {f"{TOKEN}-ttl-seconds": "21600"})
-        if status != http.client.OK or not text.isascii() or not text.isprintable():
-            raise NoAnswer(f"answers 401, and {status} when asked for a token")
-        return text
 
     def _ask(self, method: str, target: str, headers: dict[str, str]) -> tuple[int, str]:
         kind = http.client.HTTPSConnection if self.parts.scheme == "https" else http.client.HTTPConnection

@@ -81,11 +81,6 @@ def find_avoidable(
     kills_now = cgroup.read_oom_kills(Path("/"))
     was_killed = kills_before is not None and kills_now is not None and kills_now > kills_before
     if exit_code in (KILLED_EXIT_CODE, PeerError.exit_code) and was_killed:
-        return TrainerDeath(False, _describe_kill(machine))
+        limit, peak = (format_bytes(size) for size in (machine.memory.limit, cgroup.read_peak_memory(Path("/"))))
+        return TrainerDeath(False, f"the trainer was killed at the memory limit of {limit} (peak {peak})")
     return None
-
-
-def _describe_kill(machine: Hardware) -> str:
-    """Name the memory limit at which the kernel killed the trainer, and the most memory it used."""
-    peak = format_bytes(cgroup.read_peak_memory(Path("/")))
-    return f"the trainer was killed at the memory limit of {format_bytes(machine.memory.limit)} (peak {peak})"

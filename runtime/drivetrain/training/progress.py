@@ -56,7 +56,8 @@ class Progress:
         """Report step number `step`."""
         now = time.monotonic()
         if self.estimate is None:
-            self.estimate = self._start_estimate(run)
+            self.estimate = TimeLeft(self.total_steps, run.batches.per_epoch, self._write_length(run))
+            self.live_view = LiveView(run.folder) if is_live_terminal() else None
             self.is_decoding = bool(run.plan.value("decode_cache")) and not run.counters.epoch
         if self.is_decoding and run.counters.epoch:
             # What decoding has cost says nothing about the epochs that read decoded images.
@@ -90,13 +91,6 @@ class Progress:
         if self.estimate:
             self.estimate.total = run.total_steps
             self._write_length(run)
-
-    def _start_estimate(self, run: Run) -> TimeLeft:
-        """Start the live view, and what estimates the time left."""
-        evaluation = self._write_length(run)
-        if is_live_terminal():
-            self.live_view = LiveView(run.folder)
-        return TimeLeft(self.total_steps, run.batches.per_epoch, evaluation)
 
     def _write_length(self, run: Run) -> float:
         """Write what `watch` needs to the run folder; returns the assumed cost of an evaluation in steps."""

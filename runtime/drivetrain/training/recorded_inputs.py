@@ -234,7 +234,7 @@ def _list_other_changes(record: Mapping[str, Any], recorded: InputRecord, datase
         for name in sorted({*before, *now})
         if before.get(name) != now.get(name)
     ]
-    computed = _as_json(dataset.preprocessing)
+    computed = json.loads(json.dumps(dataset.preprocessing))
     # What only an older version stored, such as axes that it doubted, says nothing about the data.
     differences += [
         f"{name} of the preprocessing"
@@ -246,13 +246,6 @@ def _list_other_changes(record: Mapping[str, Any], recorded: InputRecord, datase
         for name in {*recorded.heads, *dataset.heads}
         if recorded.heads.get(name) != dataset.heads.get(name)
     ]
-
-
-def _as_json(value: object) -> Any:
-    """A value as JSON gives it back: tuples as lists."""
-    if isinstance(value, Mapping):
-        return {str(key): _as_json(item) for key, item in value.items()}
-    return [_as_json(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _find_paths(job: Job) -> dict[str, Path]:

@@ -34,7 +34,10 @@ def solve_heads(run: Run) -> None:
     fault_point("solve heads", run)
     began = time.monotonic()
     with run.clock.phase("train"):
-        training, held_out = (_collect_features(run, split) for split in (run.dataset.train, run.dataset.validation))
+        training, held_out = (
+            validation.with_smaller_batches(run, "the features", partial(_collect_in_batches, run, split))
+            for split in (run.dataset.train, run.dataset.validation)
+        )
         collected = time.monotonic()
         solutions = {
             name: solve_head(
@@ -84,11 +87,6 @@ def _pass_replaced_epochs(run: Run) -> None:
         counters.epoch, counters.step = later[0] - 1, later[0] * run.batches.per_epoch
     else:
         counters.step += 1
-
-
-def _collect_features(run: Run, split: Split) -> dict[str, HeadFeatures]:
-    """The features and targets of all samples by head; of a network with one vector for all heads, it is stored once."""
-    return validation.with_smaller_batches(run, "the features", partial(_collect_in_batches, run, split))
 
 
 def _collect_in_batches(run: Run, split: Split, size: int) -> dict[str, HeadFeatures]:

@@ -66,9 +66,8 @@ class StepForward:
 
     def outputs(self, inputs: Inputs) -> Tensor | Mapping[str, Tensor]:
         """The network's outputs, with this step's precision and memory format."""
-        with self.options.phase("forward"), self.cast():
-            outputs: Tensor | Mapping[str, Tensor] = self._choose_forward(inputs)(*self.lay_out(inputs))
-        return outputs
+        with self.cast():
+            return self.outputs_in_fp32(inputs)
 
     def outputs_in_fp32(self, inputs: Inputs) -> Tensor | Mapping[str, Tensor]:
         """The network's outputs without autocast, as an evaluation of the stored model computes them."""

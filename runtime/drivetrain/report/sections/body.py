@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from drivetrain.job.formatting import DETAILED_METRICS
+from drivetrain.report.baseline_results import baselines_section
 from drivetrain.report.blocks import Block, Curves, Details, Dot, FoldedCurves, Scatter, Section, Table, Text, Tone
 from drivetrain.report.confusion import HEADER, Confusion, LabelTable, read_confusions, read_label_tables
 from drivetrain.report.formatting import format_duration, format_json, format_number, format_share, shorten
 from drivetrain.report.log_series import Series
 from drivetrain.report.record import MissingRecord, Record, Summary
 from drivetrain.report.sections.advice import advice_section
-from drivetrain.report.sections.baselines import baselines_section
 from drivetrain.report.sections.machine import machine_section, operators_section, ranks_section, time_section
 from drivetrain.report.sections.mistakes import explanation_sections, number_sections, worst_sections
 from drivetrain.report.sections.plan import effective_section, notes_section, plan_section

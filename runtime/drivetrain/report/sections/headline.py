@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from drivetrain.job.formatting import DETAILED_METRICS
+from drivetrain.report.baseline_results import compare_best
 from drivetrain.report.blocks import Headline, Tile, Tone
 from drivetrain.report.formatting import format_duration, format_json, format_number, format_score
 from drivetrain.report.record import Record, Summary
-from drivetrain.report.sections.baselines import compare_best
 from drivetrain.report.sections.plan import list_differences
 from drivetrain.system.units import format_bytes
 

@@ -283,17 +283,13 @@ def _format_operator(row: Mapping[str, Any], steps: int, total: float) -> tuple[
     calls = int(row["calls"]) / steps
     return (
         shorten(name, 80),
-        _find_library(name),
+        next((library for word, library in _LIBRARIES.items() if word in name.lower()), ""),
         f"{seconds / steps * 1000:.3g}",
         format_share(seconds / total),
         format_number(round(calls)) if calls >= 1 else f"{calls:.1f}",
     )
 
 
-def _find_library(name: str) -> str:
-    """The library that the operator's name refers to."""
-    lowered = name.lower()
-    return next((library for word, library in _LIBRARIES.items() if word in lowered), "")
 
 
 MAX_ROWS = 64

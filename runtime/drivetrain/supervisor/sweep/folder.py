@@ -25,7 +25,7 @@ from drivetrain.report import swept
 from drivetrain.report.swept import State, SweepResult, Trial
 from drivetrain.storage.remote_address import is_remote
 from drivetrain.supervisor import run_folder, same_conditions
-from drivetrain.supervisor.spec_difference import MAY_CHANGE_ON_RESUME, diff_stored_spec, spec_text
+from drivetrain.supervisor.run_folder import MAY_CHANGE_ON_RESUME, diff_stored_spec, spec_text
 from drivetrain.supervisor.sweep.study import Study
 from drivetrain.system.console import say
 from drivetrain.system.files import USER_RWX, make_folder, write_text

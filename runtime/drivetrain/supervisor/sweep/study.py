@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -67,7 +68,9 @@ class Study:
             else optuna.pruners.NopPruner()
         )
         try:
-            _truncate_incomplete_line(path)
+            # Optuna would write the next line behind one that a power loss left incomplete.
+            if path.exists() and not (content := path.read_bytes()).endswith(b"\n"):
+                os.truncate(path, content.rfind(b"\n") + 1)
             # We hold the lock of the folder; one of Optuna's that a killed process left would hold us up for 30 s.
             no_lock: Any = _NoLock()
             self.storage = JournalStorage(JournalFileBackend(str(path), lock_obj=no_lock))
@@ -180,13 +183,6 @@ def _count_warmup_epochs(job: Job) -> int:
     numbers = [choice for choice in longest.choices if isinstance(choice, int | float)] if longest else []
     epochs = job.train.epochs if longest is None else max(longest.high, *numbers, 1)
     return max(1, int(UNPRUNED_SHARE * epochs))
-
-
-def _truncate_incomplete_line(path: Path) -> None:
-    """Remove a line that a power loss left incomplete; Optuna would write the next one behind it."""
-    if path.exists() and not (content := path.read_bytes()).endswith(b"\n"):
-        with path.open("r+b") as file:
-            file.truncate(content.rfind(b"\n") + 1)
 
 
 class _NoLock:

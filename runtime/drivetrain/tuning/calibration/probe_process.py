@@ -57,15 +57,12 @@ class OtherProcesses:
         network = comparisons.list_networks(torch.device("cpu"))[work]()
         try:
             timer = make_timer(network.step, time.perf_counter)
-            timings = time_variants({value: timer, "off": functools.partial(self._request_steps, name, work)}, until)
+            without = self.processes[name]
+            timings = time_variants({value: timer, "off": lambda count: float(without.ask([work, count]))}, until)
         except ChildEnded as error:
             self.missing.append(f"{name}: the process without {value} ended: {error}")
             return []
         return comparisons.make_simple_probes(timings, name, network.work, network.size, [value], "off")
-
-    def _request_steps(self, name: str, work: str, count: int) -> float:
-        """Seconds of some steps in the other process; raises ChildEnded if it has ended."""
-        return float(self.processes[name].ask([work, count]))
 
 
 @contextlib.contextmanager

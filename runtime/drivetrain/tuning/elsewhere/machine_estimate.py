@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -13,17 +14,20 @@ from rich.text import Text
 
 from drivetrain.errors import DrivetrainError, SpecError
 from drivetrain.hardware import gpu_selection
-from drivetrain.hardware.facts import Hardware
+from drivetrain.hardware.facts import Hardware, from_json
 from drivetrain.job import Job
 from drivetrain.job_spec.spec_source import SpecSource
+from drivetrain.job_spec.stored_spec import read_stored_spec
 from drivetrain.plan import plan as plans
 from drivetrain.plan.plan import Plan
+from drivetrain.system import run_files
 from drivetrain.system.console import open_console, say_json
+from drivetrain.system.run_files import HARDWARE_FILE, RESULT_FILE, RunFiles
+from drivetrain.system.run_records import read_integer, read_mapping, read_number
 from drivetrain.system.units import format_bytes, parse_bytes
 from drivetrain.tracking.live.time_left import format_clock_time
 from drivetrain.tuning import batch_size, measuring_child
 from drivetrain.tuning.elsewhere.machine_catalog import CatalogMachine, PriceList, Rates
-from drivetrain.tuning.elsewhere.recorded_times import find_recorded_step
 from drivetrain.tuning.run_length import RunTimes, refuse_within
 
 REACHED_SHARE = 0.54
@@ -309,3 +313,54 @@ def render(rows: Iterable[Estimate], title: str, prices: PriceList | None) -> Re
     if prices:
         notes.append(f"prices of {prices.date}, for the time alone")
     return Group(table, *(Text(note, style="dim") for note in notes))
+
+
+LENGTH_KEYS = frozenset({"epochs", "steps", "max_time", "within", "seed", "early_stopping"})
+"""Keys of `train:` that do not change a step."""
+PATH_KEYS = frozenset({"train", "validation", "test", "fold"})
+"""Keys of `data:` that are paths, which differ from machine to machine, or choose rows."""
+MAX_STEP_SECONDS = 1e5
+
+
+def find_recorded_step(runs: Path, job: Job, machine: CatalogMachine) -> float | None:
+    """Seconds of a step, evaluations included, in the newest finished run of the same job on such a machine.
+
+    Args:
+        runs: the folder with run folders.
+        job: its name, and all that a step depends on but the data's path, are those of the run.
+        machine: of the catalog.
+    """
+    names = re.compile(rf"{re.escape(job.name)}-\d{{3,}}")
+    folders = [folder for folder in runs.glob("*") if names.fullmatch(folder.name)]
+    for folder in sorted(folders, key=run_files.parse_suffix, reverse=True):
+        seconds = _read_step_seconds(RunFiles(folder))
+        hardware = _read_hardware(RunFiles(folder))
+        # A recorded spec has all defaults.
+        is_same_work = _select_work(read_stored_spec(folder).data) == _select_work(job.dump())
+        if seconds and hardware and machine.matches(hardware) and is_same_work:
+            return seconds
+    return None
+
+
+def _read_step_seconds(files: RunFiles) -> float | None:
+    result = files.read_object(RESULT_FILE)
+    seconds, steps = read_number(result, "seconds"), read_integer(result, "steps")
+    if seconds is None or steps is None or steps < 1:
+        return None
+    return seconds / steps if 0 < seconds / steps < MAX_STEP_SECONDS else None
+
+
+def _read_hardware(files: RunFiles) -> Hardware | None:
+    try:
+        return from_json(files.read_object(HARDWARE_FILE))
+    except DrivetrainError:
+        return None
+
+
+def _select_work(spec: Mapping[str, Any]) -> list[object]:
+    """The values of a spec on which a step depends."""
+    values = [spec.get(key) for key in ("task", "model", "optimize")]
+    values += [read_mapping(spec, "limits").get(key) for key in ("gpus", "processes")]
+    for section, ignored_keys in (("data", PATH_KEYS), ("train", LENGTH_KEYS)):
+        values.append({k: value for k, value in read_mapping(spec, section).items() if k not in ignored_keys})
+    return values

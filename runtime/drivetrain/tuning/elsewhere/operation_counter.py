@@ -42,7 +42,8 @@ class OperationCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         keywords = dict(kwargs or {})
         outputs = func(*args, **keywords)
         moved = sum(t.nbytes for t in _list_tensors((args, keywords, outputs)))
-        if moved and not _is_view(func):
+        is_view = any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
+        if moved and not is_view:
             self.launches += 1
             name = func._overloadpacket
             if passes := RECURRENT_PASSES.get(name):
@@ -133,10 +134,6 @@ def measure_rates(run: Run) -> Rates:
     source = torch.zeros(16 << 20, device=run.device)
     target = torch.empty_like(source)
     return Rates(**rates, bandwidth=2 * source.nbytes / measure(lambda: target.copy_(source)))
-
-
-def _is_view(func: Any) -> bool:
-    return any(r.alias_info is not None and not r.alias_info.is_write for r in func._schema.returns)
 
 
 def _list_tensors(value: Any) -> Iterator[Tensor]:
