@@ -33,7 +33,7 @@ from drivetrain.tuning.elsewhere.machine_estimate import (  # noqa: E402
     Measured,
     scale_rates,
 )
-from drivetrain.tuning.elsewhere.operation_counter import count_step_work  # noqa: E402
+from drivetrain.tuning.processes.count_work import count_step_work  # noqa: E402
 from drivetrain.tuning.elsewhere.machine_estimate import MODULE  # noqa: E402
 from drivetrain.tuning.elsewhere.machine_estimate import StepWork  # noqa: E402
 

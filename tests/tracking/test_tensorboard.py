@@ -15,7 +15,7 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from drivetrain.errors import StorageError
-from drivetrain.tracking import confusion_image
+from drivetrain.tracking import tensorboard
 from drivetrain.tracking.metrics_log import MetricsLog
 from drivetrain.tracking.monitor import Monitor
 from drivetrain.tracking.tensorboard import TensorBoardWriter
@@ -149,7 +149,7 @@ def test_images_come_back_in_their_colours(channels: int) -> None:
 def test_a_confusion_is_drawn_for_few_classes_and_many(classes: int) -> None:
     names = [f"a class with a long name {i}" for i in range(classes)]
     matrix = [[9 * (i == j) + (j == 0) for j in range(classes)] for i in range(classes)]
-    picture = confusion_image.draw_matrix(names, matrix)
+    picture = tensorboard.draw_matrix(names, matrix)
     sheet = Image.open(io.BytesIO(picture.png))
     assert sheet.size == (picture.width, picture.height)
     assert max(sheet.size) < 2100

@@ -34,7 +34,7 @@ from drivetrain.tuning.elsewhere.machine_estimate import (
     StepWork,
     find_recorded_step,
 )
-from drivetrain.tuning.elsewhere.operation_counter import count_step_work
+from drivetrain.tuning.processes.count_work import count_step_work
 from drivetrain.tuning.run_length import RunTimes
 from tests import tiny
 from tests.messages import says

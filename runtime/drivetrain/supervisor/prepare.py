@@ -40,8 +40,7 @@ from drivetrain.training.grad_scaler import Scaler
 from drivetrain.training.loop_step import Accumulation, LoopLoss, LoopStep, UserBatches
 from drivetrain.training.nonfinite import Fp16Collapse, NonfiniteGuard, NotFinite
 from drivetrain.training.peers import HalfUpdated
-from drivetrain.training.step_options import StepOptions
-from drivetrain.training.step_result import StepResult
+from drivetrain.training.step_options import StepOptions, StepResult
 from drivetrain.training.user_parts import UserOptimizer
 
 STEP_OPTIMIZATIONS = (

@@ -15,8 +15,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from types import ModuleType, TracebackType
+from typing import Any
 
 import psutil
 
@@ -24,9 +24,6 @@ from drivetrain.hardware.cgroup import ProcessCgroup
 from drivetrain.hardware.facts import Gpu
 from drivetrain.system import cpu_starvation, process_tree
 from drivetrain.system.run_files import TELEMETRY_FILE, RunFiles
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 Sample = dict[str, float | int | str | None]
 TENSORBOARD_INTERVAL = 5

@@ -26,9 +26,8 @@ from drivetrain.training.profiling import Profiler
 from drivetrain.training.progress import Progress
 from drivetrain.training.run import Run
 from drivetrain.training.saver import Saver
-from drivetrain.training.step_options import SeededPart, count_largest_part
+from drivetrain.training.step_options import SeededPart, StepResult, count_largest_part
 from drivetrain.training.step_records import StepRecords
-from drivetrain.training.step_result import StepResult
 
 
 def fit(run: Run, saver: Saver, progress: Progress, profiler: Profiler | None = None) -> str:

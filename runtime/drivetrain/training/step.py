@@ -27,14 +27,15 @@ from drivetrain.training.grad_scaler import Scaler
 from drivetrain.training.losses import Objective
 from drivetrain.training.peers import ComputeAgain
 from drivetrain.training.step_options import (
-    SeededPart,
     SeedOrParts,
+    SeededPart,
     StepOptions,
+    StepResult,
     StepState,
     count_largest_part,
     list_parts,
+    stack_loss_and_norm,
 )
-from drivetrain.training.step_result import StepResult, stack_loss_and_norm
 from drivetrain.training.weight_update import StepUpdate
 
 MAX_EXACT_FLOAT32 = 1 << 24

@@ -23,7 +23,7 @@ from drivetrain.system.fault_points import fault_point
 from drivetrain.training.losses import Objective
 from drivetrain.training.peers import HalfUpdated, out_of_memory_error
 from drivetrain.training.step_forward import StepForward
-from drivetrain.training.step_result import StepResult, build_result
+from drivetrain.training.step_options import StepResult, build_result
 
 NORM_EPSILON = 1e-6
 """Added to the norm before it divides, as torch does."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from drivetrain.tuning.calibration.timing import MIN_ROUNDS, ROUNDS, time_variants
+from drivetrain.tuning.paired_timing import MIN_ROUNDS, ROUNDS, time_variants
 
 
 class Work:

@@ -25,7 +25,7 @@ from drivetrain.models.fast_dropout import DropoutFromBits
 from drivetrain.models.packed_attention import PackedRow
 from drivetrain.optimizations import cpu_threads, precision, unpadding
 from drivetrain.system import torch_settings
-from drivetrain.tuning.calibration.timing import Timings, make_timer, time_variants
+from drivetrain.tuning.paired_timing import Timings, make_timer, time_variants
 
 TEXTS_PER_BATCH = 24
 """Texts in the batch of the probe of packing."""

@@ -31,7 +31,7 @@ from drivetrain.training.phase_timer import process_seconds
 from drivetrain.tuning.calibration import comparisons
 from drivetrain.tuning.calibration.calibrate import default_settings, probe_command, probe_environment
 from drivetrain.tuning.calibration.comparisons import Comparison, list_comparisons, list_thread_comparisons
-from drivetrain.tuning.calibration.timing import make_timer, time_variants
+from drivetrain.tuning.paired_timing import make_timer, time_variants
 
 OFF: Mapping[str, Value] = {"openmp_runtime": openmp_runtime.OFF, "allocator": allocator.OFF}
 COMPARED_NETWORKS = ("convolution narrow", "attention narrow", "linear narrow", "recurrent narrow")
