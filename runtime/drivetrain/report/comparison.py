@@ -115,7 +115,7 @@ def _make_headline(runs: Sequence[ComparedRun]) -> Headline:
 
 
 def _write(folder: Path, runs: Sequence[ComparedRun], compared_sections: Sequence[Section]) -> None:
-    from drivetrain.report.render.page_files import write_pages
+    from drivetrain.report.render.page import write_pages
 
     with blame_storage(folder):
         folder.mkdir(parents=True, exist_ok=True)

@@ -65,7 +65,7 @@ def write(folder: Path, name: str, runs: Mapping[str, Path], notes: Sequence[str
         CheckpointError: if a folder holds no run.
         StorageError: if the folder cannot be written.
     """
-    from drivetrain.report.render.page_files import write_pages
+    from drivetrain.report.render.page import write_pages
 
     records = {key: read(run) for key, run in runs.items()}
     entries = [ComparedRun(key, record, summarize(record)) for key, record in records.items()]

@@ -93,7 +93,7 @@ def format_value(value: JsonValue) -> str:
 
 def write(folder: Path, result: SweepResult) -> None:
     """Write sweep.html, sweep.md and sweep.json; raises StorageError if the folder cannot be written."""
-    from drivetrain.report.render.page_files import write_pages
+    from drivetrain.report.render.page import write_pages
 
     write_pages(RunFiles(folder), "sweep", _list_results(result), _make_headline(result), _make_sections(result))
 

@@ -85,7 +85,7 @@ class Result:
 
 def write(folder: Path, result: Result) -> None:
     """Write tradeoffs.html, tradeoffs.md and tradeoffs.json; raises StorageError if the folder cannot be written."""
-    from drivetrain.report.render.page_files import write_pages
+    from drivetrain.report.render.page import write_pages
 
     headline, sections = _make_headline(result), list(_make_sections(result))
     write_pages(RunFiles(folder), "tradeoffs", asdict(result), headline, sections)

@@ -18,7 +18,7 @@ from drivetrain.report.formatting import format_json, format_number
 from drivetrain.report.log_series import thin_points
 from drivetrain.report.record import Record, Summary, read, summarize
 from drivetrain.report.render.markdown import render_markdown
-from drivetrain.report.render.page_files import write_pages
+from drivetrain.report.render.page import write_pages
 from drivetrain.report.sections import body
 from drivetrain.report.sections.advice import list_advice
 from drivetrain.report.sections.body import list_sections, provenance_section

@@ -22,7 +22,7 @@ from drivetrain.system.console import describe_lost_output, guard_output, report
 from drivetrain.system.signals import Signals, ignore_signals_after, raise_stopped
 from drivetrain.tracking.event_log import EventLog
 from drivetrain.training.phase_timer import PhaseTimer, process_seconds
-from drivetrain.tuning import kernel_crash, process_settings
+from drivetrain.tuning import process_death, process_settings
 
 
 def main() -> int:
@@ -35,7 +35,7 @@ def main() -> int:
     parser.add_argument("--measured", action="store_true")
     options = parser.parse_args()
     guard_output()
-    kernel_crash.log_crashes(options.run)
+    process_death.log_crashes(options.run)
     try:
         with raise_stopped(), ignore_signals_after():
             # A scheduler's SIGTERM arrives twice, once from it and once from the supervisor: that is no new request.

@@ -45,7 +45,6 @@ from drivetrain.training.best_metric import BestMetric, choose_metric
 from drivetrain.training.captured_step import CapturedStep, CudaGraphs
 from drivetrain.training.checkpoints import resume
 from drivetrain.training.counters import Counters
-from drivetrain.training.ema import Ema
 from drivetrain.training.learning_rates import LearningRates, build_rates
 from drivetrain.training.losses import Objective
 from drivetrain.training.nonfinite import NonfiniteGuard
@@ -56,6 +55,7 @@ from drivetrain.training.step import Step
 from drivetrain.training.step_options import SeededPart, build_options
 from drivetrain.training.time_target import TimeTarget
 from drivetrain.training.user_parts import TrainingInfo, UserParts
+from drivetrain.training.weight_update import Ema
 
 
 @dataclass(kw_only=True)

@@ -22,7 +22,7 @@ from drivetrain.system.files import read_json, write_json
 from drivetrain.system.run_files import RunFiles
 from drivetrain.system.signals import Signals, ignore_signals_after, raise_stopped
 from drivetrain.training.phase_timer import PhaseTimer
-from drivetrain.tuning import kernel_crash
+from drivetrain.tuning import process_death
 
 if TYPE_CHECKING:
     from drivetrain.training.run import Run
@@ -57,15 +57,15 @@ def measure(
         if code not in signals.CRASH_EXIT_CODES or forward.sent:
             return code
         # A kernel that crashes is one that an optimization has chosen: measured once more without them.
-        crash = kernel_crash.describe(folder, code, module)
-        safe_plan = kernel_crash.turn_optimizations_off(plan, crash)
+        crash = process_death.describe(folder, code, module)
+        safe_plan = process_death.turn_optimizations_off(plan, crash)
         if safe_plan:
-            say(f"crash: {crash}; {kernel_crash.describe_repetition(plan, 'measured again')}")
+            say(f"crash: {crash}; {process_death.describe_repetition(plan, 'measured again')}")
             RunFiles(folder).write_json("plan.json", safe_plan.to_json())
             code = child_process.run_child(command, safe_plan.environment(machine), forward)
     if code not in signals.CRASH_EXIT_CODES:
         return code
-    error = kernel_crash.make_final_error(crash)
+    error = process_death.make_final_error(crash)
     say_error(error)
     return error.exit_code
 

@@ -24,9 +24,12 @@ from drivetrain.report.blocks import (
     Tone,
 )
 from drivetrain.report.confusion import Confusion
-from drivetrain.report.formatting import align_numbers, format_share
+from drivetrain.report.formatting import align_numbers, format_share, to_strict_json
 from drivetrain.report.log_series import Series
+from drivetrain.report.render.markdown import render_markdown
 from drivetrain.report.render.plot_svg import LINE_COLORS, draw_curves, draw_matrix, draw_scatter
+from drivetrain.system.printable import printable_text
+from drivetrain.system.run_files import RunFiles
 
 UNWRAPPED_LENGTH = 28
 """Characters up to which cells of a column are not wrapped."""
@@ -332,3 +335,10 @@ def _render_bar(bar: StackedBar) -> str:
         keys.append(f'<span class="key {shade}">{escape(name)}<em> {value}</em></span>')
     title = f"<figcaption><b>{escape(bar.title)}</b><span>{''.join(keys)}</span></figcaption>"
     return f'<figure class="bar">{title}<div>{"".join(parts)}</div></figure>'
+
+
+def write_pages(files: RunFiles, name: str, data: object, headline: Headline, sections: Sequence[Section]) -> None:
+    """Write NAME.json, NAME.md and NAME.html; raises StorageError if the folder cannot be written."""
+    files.write_json(f"{name}.json", to_strict_json(data))
+    files.write_text(f"{name}.md", printable_text(render_markdown(headline, sections)))
+    files.write_text(f"{name}.html", printable_text(render_page(headline, sections)))
