@@ -18,7 +18,7 @@ from rich.text import Text as RichText
 from drivetrain.data.labels import list_names
 from drivetrain.errors import SpecError
 from drivetrain.job import lower_is_better
-from drivetrain.job.formatting import DETAILED_METRICS
+from drivetrain.job.formatting import DETAILED_METRICS, flatten
 from drivetrain.report.baseline_results import compare_best
 from drivetrain.report.blocks import Block, Curves, FoldedCurves, Headline, Section, Table, Text, Tile, Tone
 from drivetrain.report.formatting import format_duration, format_json, format_number, to_strict_json
@@ -208,16 +208,6 @@ def list_differences(values: Sequence[Mapping[str, object]]) -> list[tuple[str, 
         for key in keys
     ]
     return [row for row in rows if len(set(row[1:])) > 1]
-
-
-def flatten(value: object, path: str = "") -> dict[str, object]:
-    """Nested data as one mapping with dotted keys."""
-    if not isinstance(value, Mapping):
-        return {path: value}
-    flattened: dict[str, object] = {}
-    for key, item in value.items():
-        flattened |= flatten(item, f"{path}.{key}" if path else str(key))
-    return flattened
 
 
 def _list_results(runs: Sequence[ComparedRun]) -> Iterator[tuple[str, ...]]:

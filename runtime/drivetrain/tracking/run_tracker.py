@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain.errors import Busy
+from drivetrain.job.formatting import flatten
 from drivetrain.job.track import MLFLOW
 from drivetrain.job_spec.stored_spec import read_stored_spec
 from drivetrain.system import file_lock, run_files
@@ -187,7 +188,9 @@ REPORTS = (run_files.PROVENANCE_FILE, run_files.MODEL_CARD_FILE, *run_files.REPO
 def describe_run(run: Path) -> RunDescription:
     """Its name, start, parameters and tags."""
     started = to_milliseconds(RunState.read(run).started) or time.time_ns() // 1_000_000
-    return RunDescription(run.name, started, dict(_flatten(read_stored_spec(run).data)), collect_tags(run))
+    values = {key: value for key, value in flatten(read_stored_spec(run).data).items() if value is not None}
+    texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}
+    return RunDescription(run.name, started, texts, collect_tags(run))
 
 
 def to_milliseconds(moment: datetime | None) -> int | None:
@@ -223,12 +226,3 @@ def collect_tags(run: Path) -> dict[str, str]:
     for row in read_objects(files.read_object(run_files.PLAN_FILE), "decisions"):
         tags[f"plan.{row.get('name')}"] = f"{row.get('value')} ({row.get('source')}: {row.get('reason')})"
     return tags
-
-
-def _flatten(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Every value of the spec by its dotted key, without those that are not set."""
-    for key, item in value.items():
-        if isinstance(item, Mapping):
-            yield from _flatten(item, f"{prefix}{key}.")
-        elif item is not None:
-            yield f"{prefix}{key}", item if isinstance(item, str) else json.dumps(item)

@@ -14,8 +14,8 @@ from torch import Tensor
 from drivetrain.data.dataset import Head, is_zero, predict_classes
 from drivetrain.data.labels import have_order
 from drivetrain.job.job import KAPPA, MAPE, SCALED_RMSE
-from drivetrain.training.evaluation import temperature, thresholds
-from drivetrain.training.evaluation.temperature import TEMPERATURES
+from drivetrain.training.evaluation import calibration
+from drivetrain.training.evaluation.calibration import TEMPERATURES
 
 THRESHOLD_METRICS = ("accuracy", "f1", "micro_f1", "balanced_accuracy", KAPPA)
 """Metrics that a threshold changes."""
@@ -83,7 +83,7 @@ class LabelScores:
         """
         correct, predicted, positive = self.label_counts.long().tolist()
         rows = zip(positive, predicted, correct, self.average_precision().tolist(), strict=True)
-        gains = thresholds.measure_gains(self.kept_rows[0], thresholds.LABEL_METRICS, decisive_metric)
+        gains = calibration.measure_gains(self.kept_rows[0], calibration.LABEL_METRICS, decisive_metric)
         return {"samples": int(self.samples), "labels": [list(row) for row in rows], "thresholds": gains}
 
 
@@ -164,7 +164,7 @@ class ClassScores:
             )
 
     def _add_probabilities(self, outputs: Tensor, truth: Tensor) -> None:
-        self.scaled_losses += temperature.sum_log_losses(outputs, truth)
+        self.scaled_losses += calibration.sum_log_losses(outputs, truth)
         logarithms = (outputs / self.temperature).log_softmax(dim=1)
         probabilities = logarithms.exp()
         truth_column = truth[:, None]
@@ -225,7 +225,7 @@ class ClassScores:
         """What other thresholds gain in the metric that decides, of two classes."""
         if self.classes != 2:
             return {}
-        return thresholds.measure_gains(torch.cat(self.kept_rows, dim=1), thresholds.CLASS_METRICS, decisive_metric)
+        return calibration.measure_gains(torch.cat(self.kept_rows, dim=1), calibration.CLASS_METRICS, decisive_metric)
 
     def _compute_rankings(self) -> dict[str, float]:
         self.kept_rows = [torch.cat(self.kept_rows, dim=1)]
