@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -38,18 +36,15 @@ class Profiler:
     """Counts steps, and profiles some of them.
 
     Args:
-        folder: gets the files.
-        device: the type of the device that computes, cpu or cuda.
-        steps_left: steps until the run ends.
-        report: takes a line about the result.
+        run: whose folder gets the files.
     """
 
-    def __init__(self, folder: Path, device: str, steps_left: int, report: Callable[[str], None]) -> None:
-        self.folder, self.device, self.report = folder, device, report
+    def __init__(self, run: Run) -> None:
+        self.run, self.device = run, run.device.type
         self.steps_done, self.started = 0, 0.0
         self.profile: Any = None
         # A short run is profiled from its second step on.
-        self.warmup_steps = min(WARMUP_STEPS, max(1, steps_left - PROFILED_STEPS))
+        self.warmup_steps = min(WARMUP_STEPS, max(1, run.total_steps - run.counters.step - PROFILED_STEPS))
 
     def step(self) -> None:
         """Call after every step."""
@@ -76,12 +71,12 @@ class Profiler:
         profile.stop()
         steps = self.steps_done - self.warmup_steps
         try:
-            profile.export_chrome_trace(str(self.folder / TRACE_FILE))
-            write_json(self.folder / OPERATORS_FILE, _rank_operators(profile, steps, seconds, self.device))
+            profile.export_chrome_trace(str(self.run.folder / TRACE_FILE))
+            write_json(self.run.folder / OPERATORS_FILE, _rank_operators(profile, steps, seconds, self.device))
+            text = f"{steps} steps traced: {TRACE_FILE} opens in Perfetto (https://ui.perfetto.dev)"
         except (OSError, DrivetrainError) as error:
-            self.report(f"the trace is incomplete: {error}")
-            return
-        self.report(f"{steps} steps traced: {TRACE_FILE} opens in Perfetto (https://ui.perfetto.dev)")
+            text = f"the trace is incomplete: {error}"
+        self.run.events.add("trace", text, self.run.counters.step)
 
 
 def _rank_operators(profile: Any, steps: int, seconds: float, device: str) -> dict[str, object]:

@@ -34,12 +34,11 @@ class Progress:
 
     Args:
         total: steps of the run.
-        done: steps of earlier attempts.
         forecast: of its end, if one was made before.
     """
 
-    def __init__(self, total: int, done: int, forecast: Forecast | None = None) -> None:
-        self.total_steps, self.steps_before, self.forecast = total, done, forecast or {}
+    def __init__(self, total: int, forecast: Forecast | None = None) -> None:
+        self.total_steps, self.forecast = total, forecast or {}
         self.line_printed_at = -float("inf")
         self.epoch_logged_at = -float("inf")
         """When the line of an epoch was last printed, in seconds of `time.monotonic`."""

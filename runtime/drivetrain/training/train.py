@@ -59,8 +59,8 @@ def train(run: Run, *, trace: bool = False) -> str:
             run.metrics.close()
         raise
     assert run.metrics is not None
-    progress = Progress(run.total_steps, run.counters.step, time_target.read_forecast(folder, run.total_steps))
-    profiler = _build_profiler(run) if trace and run.ranks.is_rank0 else None
+    progress = Progress(run.total_steps, time_target.read_forecast(folder, run.total_steps))
+    profiler = Profiler(run) if trace and run.ranks.is_rank0 else None
     with _build_monitor(run, run.metrics) as monitor:
         try:
             reason = _train_and_disconnect(run, saver, progress, profiler)
@@ -98,13 +98,6 @@ def _write_model(run: Run, saver: Saver) -> tuple[FinalWeights, dict[str, Any]]:
             return best, final_model.test_model(run)
     except Stopped as stop:
         raise _save_after_stop(run, saver, stop) from None
-
-
-def _build_profiler(run: Run) -> Profiler:
-    def report(text: str) -> None:
-        run.events.add("trace", text, run.counters.step)
-
-    return Profiler(run.folder, run.device.type, run.total_steps - run.counters.step, report)
 
 
 def _build_monitor(run: Run, metrics: MetricsLog) -> Monitor:

@@ -44,7 +44,7 @@ def evaluate(run: Run) -> tuple[dict[str, float], dict[str, object]]:
         with run.peers.same_outcome(), released():
             accumulator = with_smaller_batches(run, "the evaluation", partial(_evaluate_in_batches, run))
     with torch.inference_mode():
-        accumulator.sum_over_processes(run.ranks.all_reduce_sum, (run.ranks.number, run.ranks.count))
+        accumulator.sum_over_processes(run.ranks)
     metrics = accumulator.metrics() | run.user_parts.metrics.compute()
     # All processes use rank 0's numbers, so that all make the same decisions.
     confusion = accumulator.confusion(run.best_metric.best.metric)
@@ -86,7 +86,7 @@ def _measure_losses(run: Run) -> tuple[float, float]:
             for accumulator, outputs in zip(accumulators, (run.step.outputs, run.step.outputs_in_fp32), strict=True):
                 accumulator.add(outputs(batch.inputs), batch.targets, batch.ids)
         for accumulator in accumulators:
-            accumulator.sum_over_processes(run.ranks.all_reduce_sum, (run.ranks.number, run.ranks.count))
+            accumulator.sum_over_processes(run.ranks)
     loss, fp32_loss = run.ranks.copy_from_rank0(
         [accumulator.metrics()["validation/loss"] for accumulator in accumulators]
     )
@@ -133,14 +133,13 @@ def _evaluate_in_batches(run: Run, batch_size: int) -> MetricAccumulator:
 def micro_batches(run: Run, split: Split, size: int) -> Iterator[tuple[Batch, bool]]:
     """The preprocessed batches of this process's shard of a split, not augmented, and whether each counts."""
     settings = run.batches
-    rank_of_count = (run.ranks.number, run.ranks.count)
     local_batches = batches.fetch_in_order(
         split,
         size,
         workers=settings.workers_for(split, size),
         pin=settings.pin,
         report=settings.report,
-        shard=rank_of_count,
+        shard=(run.ranks.number, run.ranks.count),
     )
     parts = (part for batch in local_batches for part in run.step.micro_batches(run.preprocess(batch, None)))
     if not run.is_divided:
