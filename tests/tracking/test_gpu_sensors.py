@@ -195,7 +195,7 @@ def test_the_monitoring_interval_is_a_spec_key() -> None:
 
 def test_the_scale_of_fp16_is_a_curve_of_the_report() -> None:
     rows = [{"step": n, "train/loss": 1.0, "lr": 0.1, "scale": 2.0**n} for n in range(4)]
-    section = curves_section(collect_series(rows, "step"))
+    section = curves_section(Record("a", metrics=collect_series(rows, "step")), None)
     assert section is not None
     last_block = section.blocks[-1]
     assert isinstance(last_block, FoldedCurves)

@@ -153,7 +153,7 @@ def _restore_checkpoint(run: Run, records: StepRecords) -> str:
     records.saver.wait()
     # One process may have halved its micro-batches before the problem; all continue with the smallest size.
     run.step.use_micro_batch(find_smallest(run.ranks, run.step.micro_batch))
-    loaded, damaged = rank_checkpoints.load_latest(run.ranks, run.checkpoints, run.model)
+    loaded, damaged = rank_checkpoints.load_latest(run)
     assert loaded is not None, "a checkpoint is written before the first step"
     for line in damaged:
         run.events.add("storage", line)

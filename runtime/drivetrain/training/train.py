@@ -136,7 +136,7 @@ def _train_and_disconnect(run: Run, saver: Saver, progress: Progress, profiler: 
 
 def _prepare_run(run: Run) -> Saver:
     """Restore the last checkpoint, if there is one, and open the records; returns the saver."""
-    loaded, damaged = rank_checkpoints.load_latest(run.ranks, run.checkpoints, run.model)
+    loaded, damaged = rank_checkpoints.load_latest(run)
     for line in damaged:
         say(line)
     if run.ranks.is_rank0:

@@ -54,7 +54,7 @@ def list_sections(record: Record, summary: Summary) -> list[Section]:
     candidates = [
         next_section(record, summary),
         advice_section(record, summary),
-        curves_section(record.metrics, record.extension, summary.best, record.epoch_steps),
+        curves_section(record, summary.best),
         baselines_section(record, summary),
         final_test_section(record, summary),
         *(confusion_section(confusion) for confusion in read_confusions(record.result.get("confusion"))),
@@ -86,32 +86,23 @@ def next_section(record: Record, summary: Summary) -> Section | None:
     return None
 
 
-def curves_section(
-    metrics: Mapping[str, Series],
-    extension: Mapping[str, Any] | None = None,
-    best: Best | None = None,
-    epoch_steps: float | None = None,
-) -> Section | None:
+def curves_section(record: Record, best: Best | None) -> Section | None:
     """A plot for each kind of value; series of the same kind share it. The step whose weights were kept is marked.
 
     Args:
-        metrics: series over optimizer steps, by name.
-        extension: the run that this one continues, and the step from which.
         best: the evaluation whose weights were kept.
-        epoch_steps: optimizer steps of an epoch, to show epochs on the axis; None shows steps.
     """
-    scale = 1.0 if epoch_steps is None else 1 / epoch_steps
-    start_step = read_number(extension or {}, "step")
+    scale = 1.0 if record.epoch_steps is None else 1 / record.epoch_steps
     start_mark: tuple[tuple[str, float], ...] = ()
-    if extension is not None and start_step is not None:
-        start_mark = ((format_json(extension.get("run")), scale * start_step),)
+    if (start_step := read_number(record.extension, "step")) is not None:
+        start_mark = ((format_json(record.extension.get("run")), scale * start_step),)
     weights_mark = () if best is None or best.step is None else (("kept weights", scale * best.step),)
     groups: dict[str, list[Series]] = {}
-    for key, series in metrics.items():
+    for key, series in record.metrics.items():
         source, _, kind = key.rpartition("/")
         if series:
             groups.setdefault(kind, []).append(series.scale(format_json(source or kind), scale))
-    axis = "step" if epoch_steps is None else "epoch"
+    axis = "step" if record.epoch_steps is None else "epoch"
     plots = {
         kind: _make_plot(kind, axis, group, start_mark if kind in NOT_EVALUATED else (*start_mark, *weights_mark))
         for kind, group in groups.items()
