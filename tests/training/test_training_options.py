@@ -18,9 +18,9 @@ from drivetrain.job import Job
 from drivetrain.job.data import Cutmix, ImageAugment, Mixup
 from drivetrain.job.job import KAPPA, RANKING_METRICS
 from drivetrain.training import train
-from drivetrain.training.counters import Counters
 from drivetrain.training.run import Run
 from drivetrain.training.saver import Saver
+from drivetrain.training.time_target import Counters
 from drivetrain.training.weight_update import Ema, lerp_together
 from tests import tiny
 from tests.messages import begins_with, says_only

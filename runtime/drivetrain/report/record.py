@@ -233,10 +233,6 @@ class Summary:
         metrics = self.best.metrics if self.best else {}
         return (metrics, "model") if metrics else (self.last, "last epoch")
 
-    def describe_exit(self) -> str:
-        """The meaning of the exit code."""
-        return describe_exit(self.exit_code)
-
 
 def describe_exit(code: int | None) -> str:
     """The meaning of an exit code."""

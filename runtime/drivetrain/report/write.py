@@ -16,7 +16,7 @@ from drivetrain.report.blocks import Section, Table, Text
 from drivetrain.report.confusion import read_confusions, read_label_tables
 from drivetrain.report.formatting import format_json, format_number
 from drivetrain.report.log_series import thin_points
-from drivetrain.report.record import Record, Summary, read, summarize
+from drivetrain.report.record import Record, Summary, describe_exit, read, summarize
 from drivetrain.report.render.markdown import render_markdown
 from drivetrain.report.render.page import write_pages
 from drivetrain.report.sections import body
@@ -55,7 +55,7 @@ def _list_results(record: Record, summary: Summary) -> dict[str, object]:
     return {
         "run": record.name,
         **summary.to_json(),
-        "exit_meaning": summary.describe_exit(),
+        "exit_meaning": describe_exit(summary.exit_code),
         "extended_from": dict(record.extension) or None,
         "started": record.state.get("started"),
         "ended": record.state.get("ended"),

@@ -45,11 +45,6 @@ def open_batches(run: Run) -> Iterator[Generator[Batch]]:
         raise
 
 
-def has_next_step(run: Run) -> bool:
-    """Whether another step follows in this epoch; all processes get the same answer."""
-    return not run.reached_step_limit() and run.stop_reason is None and run.counters.batch < run.batches.per_epoch
-
-
 def fetch_batch(run: Run, batches: Iterator[Batch]) -> Batch | None:
     """The next batch; None if this process has a problem: a signal, `max_time`, or one in the step before."""
     if run.peers.problem is None:

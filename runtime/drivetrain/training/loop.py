@@ -67,7 +67,8 @@ def train_epoch(run: Run, records: StepRecords) -> None:
     run.train_mode()
     with epoch.open_batches(run) as batches, records.complete_at_stop():
         with run.clock.phase("train"):
-            while epoch.has_next_step(run):
+            # All processes get the same answer.
+            while not run.reached_step_limit() and run.stop_reason is None and run.counters.batch < run.batches.per_epoch:
                 batch = epoch.fetch_batch(run, batches)
                 if run.is_divided:
                     # No process can miss a step, since the others need its part of the weights.

@@ -44,16 +44,15 @@ from drivetrain.training import losses, optimizer, start_checks, time_target, to
 from drivetrain.training.best_metric import BestMetric, choose_metric
 from drivetrain.training.captured_step import CapturedStep, CudaGraphs
 from drivetrain.training.checkpoints import resume
-from drivetrain.training.counters import Counters
-from drivetrain.training.learning_rates import LearningRates, build_rates
 from drivetrain.training.losses import Objective
 from drivetrain.training.nonfinite import NonfiniteGuard
+from drivetrain.training.optimizer import LearningRates, build_rates
 from drivetrain.training.peers import Peers
 from drivetrain.training.phase_timer import PhaseTimer
 from drivetrain.training.solvable_heads import HeadTraining
 from drivetrain.training.step import Step
 from drivetrain.training.step_options import SeededPart, build_options
-from drivetrain.training.time_target import TimeTarget
+from drivetrain.training.time_target import Counters, TimeTarget
 from drivetrain.training.user_parts import TrainingInfo, UserParts
 from drivetrain.training.weight_update import Ema
 

@@ -322,7 +322,7 @@ class SaverTogether(Saver):
     def _write_folder(self, snapshot: PendingCheckpoint) -> Path:
         run, whole_tensors = self.run, self.run.model.state_dict()
         tensors = {group: _shard_like(parts, whole_tensors) for group, parts in snapshot.tensors.items()}
-        return rank_checkpoints.save_together(run.ranks, run.checkpoints, snapshot.name, tensors, snapshot.state)
+        return rank_checkpoints.save_together(run, snapshot.name, tensors, snapshot.state)
 
 
 def _shard_like(parts: Mapping[str, Tensor], whole_tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -1,5 +1,5 @@
-"""The time of a run: forecasts its end, once, from its first steps or those that were timed before it, and keeps a run with
-`train.within` in its time. Its length then follows from the speed so far, after an epoch or within a long one.
+"""The position of a run, and its time: forecasts its end, once, from its first steps or those that were timed before it, and
+keeps a run with `train.within` in its time. Its length then follows from the speed so far, after an epoch or within a long one.
 
 The schedule is stretched or shortened with it, so that it ends with the run. The changes are part of a checkpoint.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,10 +17,39 @@ from typing import TYPE_CHECKING, Any
 from drivetrain.system.run_files import PROGRESS_FILE, RUN_LENGTH_FILE, RunFiles
 from drivetrain.system.run_records import read_mapping, read_number
 from drivetrain.tracking.live.time_left import TimeLeft, format_clock_time
-from drivetrain.training.counters import Counters
 
 if TYPE_CHECKING:
     from drivetrain.training.run import Run
+
+@dataclass
+class Counters:
+    """The position of the run."""
+
+    epoch: int = 0
+    """The current epoch, from 0."""
+    batch: int = 0
+    """Batches of this epoch that are done."""
+    step: int = 0
+    """Optimizer steps that are done."""
+    samples: int = 0
+    """Samples processed."""
+    solved: bool = False
+    """Whether the heads were solved in place of the first epochs."""
+    seconds: float = 0.0
+    """Training time of earlier attempts."""
+    length_changes: list[tuple[int, int]] = field(default_factory=list)
+    """Of `train.within`: steps, and the total number of steps from there on."""
+
+    def count_step(self, samples: int) -> None:
+        """Go to the next batch after a step on so many samples."""
+        self.step, self.batch, self.samples = self.step + 1, self.batch + 1, self.samples + samples
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Take the values of a checkpoint; this object stays the one that the step and the batches report with."""
+        restored = Counters(**saved)
+        restored.length_changes = [(step, total) for step, total in restored.length_changes]
+        vars(self).update(vars(restored))
+
 
 EARLY, LATE = 0.91, 0.99
 """The length changes if the run would end before or after these shares of its time."""

@@ -6,7 +6,7 @@ from drivetrain.job.formatting import DETAILED_METRICS
 from drivetrain.report.baseline_results import compare_best
 from drivetrain.report.blocks import Headline, Tile, Tone
 from drivetrain.report.formatting import format_duration, format_json, format_number, format_score
-from drivetrain.report.record import Record, Summary
+from drivetrain.report.record import Record, Summary, describe_exit
 from drivetrain.report.sections.plan import list_differences
 from drivetrain.system.units import format_bytes
 
@@ -47,7 +47,7 @@ def describe_ending(summary: Summary) -> str:
         return "still running, or killed before it could record its end"
     code = "" if summary.exit_code is None else f"exit {summary.exit_code}: "
     reason = f"; {summary.stopped_because}" if summary.stopped_because else ""
-    return f"{code}{summary.describe_exit()}{reason}"
+    return f"{code}{describe_exit(summary.exit_code)}{reason}"
 
 
 def list_alerts(record: Record) -> list[tuple[str, str]]:

@@ -116,15 +116,10 @@ def _allocate_tensors(shapes: Mapping[str, Mapping[str, tuple[list[int], str]]])
     }
 
 
-def save_together(
-    ranks: Ranks, folder: Path, name: str, tensors: Mapping[str, Tensors], state: Mapping[str, object]
-) -> Path:
-    """Write the checkpoint `folder/name`; all processes call it together.
+def save_together(run: Run, name: str, tensors: Mapping[str, Tensors], state: Mapping[str, object]) -> Path:
+    """Write the checkpoint `name` into the leader's folder; all processes call it together.
 
     Args:
-        ranks: the processes.
-        folder: the folder of all checkpoints; that of the leader counts.
-        name: of this checkpoint.
         tensors: by file of a whole checkpoint, then by name; divided or whole.
         state: plain values of the run; those of the leader count.
 
@@ -132,7 +127,8 @@ def save_together(
         StorageError: in all processes, if one of them cannot write; nothing is left behind.
         PeerError: if another process is gone.
     """
-    final = Path(ranks.copy_text_from(0, str((folder / name).resolve())))
+    ranks = run.ranks
+    final = Path(ranks.copy_text_from(0, str((run.checkpoints / name).resolve())))
     unfinished = Path(ranks.copy_text_from(0, str(checkpoint.unfinished_folder(final))))
     try:
         _run_in_all(ranks, final, lambda: checkpoint.create_unfinished(unfinished) if ranks.is_rank0 else None)
