@@ -43,18 +43,9 @@ class Spread:
         return " ".join(self.format_parts())
 
 
-@dataclass(frozen=True)
-class Repetition:
-    """What several runs of a job have in common."""
-
-    spreads: tuple[Spread, ...]
-    """The metrics, the one that selects the best weights first."""
-    left_out: tuple[str, ...]
-    """A line for each metric that is not a number in every run."""
-
-
-def write(folder: Path, name: str, runs: Mapping[str, Path], notes: Sequence[str]) -> Repetition:
-    """Write repeat.html, repeat.md and repeat.json.
+def write(folder: Path, name: str, runs: Mapping[str, Path], notes: Sequence[str]) -> tuple[list[Spread], list[str]]:
+    """Write repeat.html, repeat.md and repeat.json; returns the metrics, those that select the best weights first, and a line
+    for each one that is not a number in every run.
 
     Args:
         folder: for the files.
@@ -73,7 +64,7 @@ def write(folder: Path, name: str, runs: Mapping[str, Path], notes: Sequence[str
     head, below = _make_headline(name, entries, spreads), _make_sections(entries, spreads, left_out, notes)
     make_folder(folder, USER_RWX)
     write_pages(RunFiles(folder), "repeat", _list_results(entries, spreads) | {"left_out": left_out}, head, below)
-    return Repetition(tuple(spreads), tuple(left_out))
+    return spreads, left_out
 
 
 def _read_metrics(entry: ComparedRun) -> dict[str, float]:

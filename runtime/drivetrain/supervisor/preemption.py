@@ -44,21 +44,19 @@ class NoticeAddress:
 
     def notice(self) -> str | None:
         """The notice, or None if there is none; raises NoAnswer if there was no answer, or no usable one."""
-        status, text = self._ask("GET", self._format_target(), self.headers)
+        target = (self.parts.path or "/") + (f"?{self.parts.query}" if self.parts.query else "")
+        status, text = self._ask("GET", target, self.headers)
         if status == http.client.UNAUTHORIZED:
             status, text = self._ask("PUT", "/latest/api/token", {f"{TOKEN}-ttl-seconds": "21600"})
             if status != http.client.OK or not text.isascii() or not text.isprintable():
                 raise NoAnswer(f"answers 401, and {status} when asked for a token")
             self.headers[TOKEN] = text
-            status, text = self._ask("GET", self._format_target(), self.headers)
+            status, text = self._ask("GET", target, self.headers)
         if status in (http.client.NOT_FOUND, http.client.NO_CONTENT):
             return None
         if status != http.client.OK:
             raise NoAnswer(f"answers {status}" + (", and redirects are not followed" if 300 <= status < 400 else ""))
         return text if _is_notice(text) else None
-
-    def _format_target(self) -> str:
-        return (self.parts.path or "/") + (f"?{self.parts.query}" if self.parts.query else "")
 
     def _ask(self, method: str, target: str, headers: dict[str, str]) -> tuple[int, str]:
         kind = http.client.HTTPSConnection if self.parts.scheme == "https" else http.client.HTTPConnection

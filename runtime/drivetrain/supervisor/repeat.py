@@ -106,10 +106,10 @@ def _train_all(request: RepeatRequest, source: SpecSource, job: Job, variants: M
     same_conditions.check(run_of)
     folder = request.runs / f"repeat-{job.name}"
     labels = [] if request.folds is None else _inspect_labels(folder, job, run_of)
-    result = repeated.write(folder, job.name, run_of, [*_list_notes(request, job, run_of), *labels])
-    for spread in result.spreads:
+    spreads, left_out = repeated.write(folder, job.name, run_of, [*_list_notes(request, job, run_of), *labels])
+    for spread in spreads:
         say(f"{spread.metric}: {spread} ({len(run_of)} runs)")
-    for line in result.left_out:
+    for line in left_out:
         say(f"warning: {line}")
     say(f"repeat: {folder}/repeat.html")
     return 0

@@ -12,7 +12,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from drivetrain.system.fault_points import fault_point
 
@@ -170,30 +170,21 @@ MAX_SLOWDOWN = 6.0
 
 
 @dataclass(frozen=True)
-class Ratio:
-    """How many times faster a variant is than the baseline."""
-
-    ratio: float
-    low: float
-    high: float
-    pairs: int
-
-
-@dataclass(frozen=True)
 class Timings:
     """Seconds per step of each variant, one number for each round."""
 
     rounds: Mapping[str, tuple[float, ...]]
 
-    def ratio(self, value: str, against: str) -> Ratio | None:
-        """How many times faster `value` is; None if one of the two was not timed."""
+    def ratio(self, value: str, against: str) -> dict[str, Any] | None:
+        """How many times faster `value` is, as the numbers of a probe; None if one of the two was not timed."""
         base, other = self.rounds.get(against, ()), self.rounds.get(value, ())
         count = min(len(base), len(other))
         if not count:
             return None
         calm_ratios = select_calmest(list(zip(base[:count], other[:count], strict=True)))
         low, high = PairedTiming(calm_ratios).interquartile_range()
-        return Ratio(round(statistics.median(calm_ratios), 3), round(low, 3), round(high, 3), count)
+        ratios = {"ratio": statistics.median(calm_ratios), "low": low, "high": high}
+        return {name: round(ratio, 3) for name, ratio in ratios.items()} | {"pairs": count}
 
 
 def time_variants(variants: Mapping[str, Callable[[int], float]], until: float) -> Timings:

@@ -303,18 +303,11 @@ def link_or_write(folder: Path, path: Path, tensors: Tensors) -> None:
         digest.update(piece)
         size += len(piece)
     for earlier in folder.glob(f"*/{FROZEN_FILE}"):
-        if _is_same_file(earlier, size, digest.hexdigest()):
-            try:
+        try:
+            if not earlier.is_symlink() and earlier.stat().st_size == size and hash_file(earlier) == digest.hexdigest():
                 os.link(earlier, path)
                 sync_folder(path.parent)
                 return
-            except OSError:  # no hard links on this file system, or the limit of one file
-                path.unlink(missing_ok=True)
+        except OSError:  # it cannot be read, or linked: no hard links on this file system, or the limit of one file
+            path.unlink(missing_ok=True)
     safetensors_file.write(path, tensors)
-
-
-def _is_same_file(path: Path, size: int, digest: str) -> bool:
-    try:
-        return not path.is_symlink() and path.stat().st_size == size and hash_file(path) == digest
-    except OSError:
-        return False

@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from drivetrain.hardware.facts import Hardware
@@ -84,9 +83,7 @@ class VariantPool:
     def __enter__(self) -> VariantPool:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for variant in self.variants:
             variant.close()
         if self.compile_cache:

@@ -227,7 +227,7 @@ def _make_probes(
     """A probe for each pair that was timed: value, variant with it, variant without it, and what both have beside."""
     ratios = [(value, condition, timings.ratio(name, base)) for value, name, base, condition in pairs]
     return [
-        Probe(setting=setting, value=value, against=against, work=work, size=size, beside=condition, **vars(ratio))
+        Probe(setting=setting, value=value, against=against, work=work, size=size, beside=condition, **ratio)
         for value, condition, ratio in ratios
         if ratio
     ]

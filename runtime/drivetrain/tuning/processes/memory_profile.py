@@ -89,7 +89,7 @@ def report(rows: Sequence[MemoryRow], ceiling: int, folder: Path) -> None:
         picture_file.draw_memory_profile(
             {
                 _name(is_recomputed): [
-                    picture_file.MemoryPoint(row.micro_batch, row.predicted, row.measured)
+                    (row.micro_batch, row.predicted, row.measured)
                     for row in rows
                     if row.recomputed is is_recomputed
                 ]
