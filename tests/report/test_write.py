@@ -17,7 +17,7 @@ import pytest
 from drivetrain import optimizations
 from drivetrain.report.__main__ import main
 from drivetrain.report.write import write
-from drivetrain.training.time_target import compare_forecast
+from drivetrain.training.forecast import compare_forecast
 from tests.messages import says
 from tests.paths import ROOT
 from tests.report_folder import BEST_METRICS, STEPS, change_json, confusion, make_run, write_rows

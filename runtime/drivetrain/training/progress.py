@@ -18,8 +18,8 @@ from drivetrain.system.run_files import PROGRESS_FILE, RunFiles
 from drivetrain.tracking.live.dashboard import format_time_left
 from drivetrain.tracking.live.live_view import LINE_SECONDS, LiveView
 from drivetrain.tracking.live.time_left import TimeLeft
+from drivetrain.training.forecast import Forecast, describe_forecast, make_forecast
 from drivetrain.training.run import Run
-from drivetrain.training.time_target import Forecast, describe_forecast, make_forecast
 
 MAX_COLUMNS_SHOWN = 4
 """Largest number of columns of numbers each of which has its metrics in the line of an epoch."""

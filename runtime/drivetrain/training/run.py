@@ -298,7 +298,9 @@ def assemble(
     )
     _apply_plan(plan, run)
     # Now that the plan has chosen the micro-batch size.
-    run.solved_layers, run.unsolved_reason = HeadTraining(run).find_heads()
+    free_bytes = hardware.memory.available
+    heads = HeadTraining(job, network, run.readable, run.step, user_parts, ranks.count, free_bytes)
+    run.solved_layers, run.unsolved_reason = heads.find_heads()
     start_checks.refuse_single_samples(job, run.step, batch_parts.count)
     sizes = {"processes": ranks.count, "parts": batch_parts.count, "threads": torch.get_num_threads()}
     run.identity = identity | {name: str(size) for name, size in sizes.items()}

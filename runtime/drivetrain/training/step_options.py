@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -25,9 +25,6 @@ from drivetrain.system.signals import Signals
 from drivetrain.training.compiled_forward import CompiledForward
 from drivetrain.training.grad_scaler import Scaler
 from drivetrain.training.peers import Peers
-
-if TYPE_CHECKING:
-    from drivetrain.training.captured_step import CapturedStep
 
 
 class StepResult:
@@ -124,6 +121,19 @@ def count_largest_part(parts: Iterable[SeededPart]) -> int:
     return max(part.samples for part in parts)
 
 
+class ReplayedSteps(Protocol):
+    """Whole steps that are recorded and replayed, as `captured_step` does it."""
+
+    failure: str | None
+    """Why nothing is recorded any more."""
+
+    def drop(self) -> None:
+        """Forget all recordings."""
+
+    def __call__(self, step: Any, batch: Batch, parts: Sequence[SeededPart], /) -> StepResult | None:
+        """The result of a step that was replayed; None if it must be computed as usual."""
+
+
 @dataclass(frozen=True)
 class StepOptions:
     """How a step computes. To change an option, build another step: `Step.with_options`."""
@@ -136,7 +146,7 @@ class StepOptions:
     """Whether `forward` is the one without padding."""
     compiled: CompiledForward | None = None
     """`forward` under torch.compile."""
-    captured: CapturedStep | None = None
+    captured: ReplayedSteps | None = None
     """Records whole steps as CUDA graphs and replays them."""
     dtype: torch.dtype | None = None
     """The dtype of autocast in the forward pass; None for fp32."""

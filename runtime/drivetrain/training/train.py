@@ -28,11 +28,11 @@ from drivetrain.tracking.tensorboard import PngImage, Value
 from drivetrain.training import (
     effective_settings,
     final_model,
+    forecast,
     loop,
     profiling,
     recorded_inputs,
     solved_heads,
-    time_target,
     trained_layers,
 )
 from drivetrain.training.checkpoints import rank_checkpoints, resume, run_state
@@ -59,7 +59,7 @@ def train(run: Run, *, trace: bool = False) -> str:
             run.metrics.close()
         raise
     assert run.metrics is not None
-    progress = Progress(run.total_steps, time_target.read_forecast(folder, run.total_steps))
+    progress = Progress(run.total_steps, forecast.read_forecast(folder, run.total_steps))
     profiler = Profiler(run) if trace and run.ranks.is_rank0 else None
     with _build_monitor(run, run.metrics) as monitor:
         try:
@@ -77,7 +77,7 @@ def train(run: Run, *, trace: bool = False) -> str:
     watching_seconds = {"monitor": monitor.cpu_seconds, "live view": progress.cpu_seconds}
     result = _build_result(run, best, reason, monitor.peak, watching_seconds)
     if progress.forecast:
-        result["forecast"] = time_target.compare_forecast(progress.forecast, result)
+        result["forecast"] = forecast.compare_forecast(progress.forecast, result)
     write_json(folder / RESULT_FILE, result | ({"test": test_results} if test_results else {}))
     say(f"done: {reason}; {best.describe()}; model in {folder}/model")
     return reason

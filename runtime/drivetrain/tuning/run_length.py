@@ -20,7 +20,8 @@ from drivetrain.system.run_files import BATCH_SIZE_FILE, RESULT_FILE, RUN_LENGTH
 from drivetrain.system.units import format_bytes
 from drivetrain.tracking.event_log import EventLog
 from drivetrain.tracking.live.time_left import format_clock_time
-from drivetrain.training.time_target import MAX_EPOCHS, format_moment
+from drivetrain.training.forecast import format_moment
+from drivetrain.training.time_target import MAX_EPOCHS
 from drivetrain.tuning import batch_size, measuring_child
 
 MODULE = "drivetrain.tuning.processes.run_times"

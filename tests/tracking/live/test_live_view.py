@@ -21,9 +21,9 @@ from drivetrain.tracking.live.dashboard import format_line, format_time_left
 from drivetrain.tracking.live.live_view import Painter, choose_pause
 from drivetrain.tracking.live.run_reader import RunReader
 from drivetrain.tracking.live.sparkline import MAX_POINTS, Sparkline
+from drivetrain.training.forecast import read_forecast
 from drivetrain.training.progress import Progress
 from drivetrain.training.run import Run
-from drivetrain.training.time_target import read_forecast
 from tests.messages import get_message, says, says_each
 from tests.report_folder import change_json, make_live_run, metrics, write_rows
 from tests.tracking.live.painted_text import read_text
