@@ -30,12 +30,12 @@ from drivetrain.tuning.elsewhere.machine_catalog import CatalogMachine, Rates, f
 from drivetrain.tuning.elsewhere.machine_estimate import (  # noqa: E402
     KERNEL_SECONDS,
     LAUNCH_SECONDS,
+    MODULE,
     Measured,
+    StepWork,
     scale_rates,
 )
 from drivetrain.tuning.processes.count_work import count_step_work  # noqa: E402
-from drivetrain.tuning.elsewhere.machine_estimate import MODULE  # noqa: E402
-from drivetrain.tuning.elsewhere.machine_estimate import StepWork  # noqa: E402
 
 PUBLIC_RATES = (
     ("resnet50", "a100", 2470, "NVIDIA DeepLearningExamples, ResNet-50 v1.5, AMP"),

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from drivetrain.report.record import summarize
 from drivetrain.report.record import read as read_run
+from drivetrain.report.record import summarize
 from drivetrain.report.sections.advice import list_advice
 from drivetrain.report.sections.machine import MAX_ROWS, ranks_section
 from drivetrain.report.write import write as write_report

@@ -11,8 +11,8 @@ from torch import Tensor
 from drivetrain.data.dataset import NO_LABEL
 from drivetrain.job.train import BinaryCrossEntropy, CrossEntropy, MeanSquaredError
 from drivetrain.training import losses, solved_heads
-from drivetrain.training.solved_heads import HeadFeatures, solve_head
 from drivetrain.training.losses import HeadLoss
+from drivetrain.training.solved_heads import HeadFeatures, solve_head
 
 CLASSES = 3
 CROSS_ENTROPY = losses.build_terms(CrossEntropy(name="cross-entropy"))
@@ -105,7 +105,7 @@ def test_samples_without_a_label_count_nothing() -> None:
 def test_in_pieces_the_solution_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     training, held_out, loss = draw_samples(400), draw_samples(300, seed=1), HeadLoss(CROSS_ENTROPY, None)
     in_one_piece = solve_head(training, held_out, loss, CLASSES)
-    monkeypatch.setattr(head_solver, "CHUNK_VALUES", 12 * 70)
+    monkeypatch.setattr(solved_heads, "CHUNK_VALUES", 12 * 70)
     in_pieces = solve_head(training, held_out, loss, CLASSES)
     assert in_pieces.penalty == in_one_piece.penalty
     outputs = [held_out.features @ solved.weight.T + solved.bias for solved in (in_one_piece, in_pieces)]

@@ -21,8 +21,8 @@ from drivetrain.data.images.preprocess import ImagePreprocessing
 from drivetrain.job.data import ColorJitter, Cutmix, Erasing, ImageAugment, Mixup, RandAugment, ResizedCrop
 from drivetrain.job.train import CrossEntropy, Focal, Fp16
 from drivetrain.training import losses, weight_update
-from drivetrain.training.grad_scaler import Scaler
 from drivetrain.training.losses import Spec
+from drivetrain.training.nonfinite import Scaler
 from drivetrain.training.step import Step
 from drivetrain.training.step_options import StepOptions
 from tests import tiny

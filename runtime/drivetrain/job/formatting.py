@@ -19,16 +19,6 @@ def dot_key(path: Path) -> str:
     return text
 
 
-def flatten(value: object, path: str = "") -> dict[str, object]:
-    """Nested data as one mapping with dotted keys."""
-    if not isinstance(value, Mapping):
-        return {path: value}
-    flattened: dict[str, object] = {}
-    for key, item in value.items():
-        flattened |= flatten(item, f"{path}.{key}" if path else str(key))
-    return flattened
-
-
 def readable(name: str) -> str:
     """The name of a file with `\\udcf1` for each byte that is not UTF-8, which no terminal and no text file can hold."""
     return name.encode("utf-8", "backslashreplace").decode()

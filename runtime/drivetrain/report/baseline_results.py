@@ -239,7 +239,11 @@ def baselines_section(record: Record, summary: Summary) -> Section | None:
         ("metric", "network", *(row.format_title() for row in rows)),
         (
             *((name, *(_format_cell(values.get(name)) for values in columns)) for name in metrics),
-            ("time", format_duration(summary.seconds), *("" if row.name == CONSTANT else format_duration(row.seconds) for row in rows)),
+            (
+                "time",
+                format_duration(summary.seconds),
+                *("" if row.name == CONSTANT else format_duration(row.seconds) for row in rows),
+            ),
         ),
     )
     verdict = comparison.describe_verdict()

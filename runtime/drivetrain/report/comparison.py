@@ -18,7 +18,7 @@ from rich.text import Text as RichText
 from drivetrain.data.labels import list_names
 from drivetrain.errors import SpecError
 from drivetrain.job import lower_is_better
-from drivetrain.job.formatting import DETAILED_METRICS, flatten
+from drivetrain.job.formatting import DETAILED_METRICS
 from drivetrain.report.baseline_results import compare_best
 from drivetrain.report.blocks import Block, Curves, FoldedCurves, Headline, Section, Table, Text, Tile, Tone
 from drivetrain.report.formatting import format_duration, format_json, format_number, to_strict_json
@@ -29,6 +29,7 @@ from drivetrain.system.files import blame_storage
 from drivetrain.system.printable import printable
 from drivetrain.system.run_files import RunFiles
 from drivetrain.system.units import format_bytes
+from drivetrain.tracking.run_tracker import flatten
 
 MAX_COMPARED_RUNS = 8
 """Largest number of runs; more lines in one plot cannot be told apart."""

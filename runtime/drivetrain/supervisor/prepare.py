@@ -36,9 +36,8 @@ from drivetrain.supervisor import embedded_call, embedded_parts, host_process
 from drivetrain.supervisor.embedded_parts import Refusal
 from drivetrain.system.console import open_console, say
 from drivetrain.training import torch_setup
-from drivetrain.training.grad_scaler import Scaler
 from drivetrain.training.loop_step import Accumulation, LoopLoss, LoopStep, UserBatches
-from drivetrain.training.nonfinite import Fp16Collapse, NonfiniteGuard, NotFinite
+from drivetrain.training.nonfinite import Fp16Collapse, NonfiniteGuard, NotFinite, Scaler
 from drivetrain.training.peers import HalfUpdated
 from drivetrain.training.step_options import StepOptions, StepResult
 from drivetrain.training.user_parts import UserOptimizer

@@ -216,13 +216,9 @@ def _open_folder(
         copies.start_copying(run.path)
     if request.extend:
         return run
-    command_words = [
-        "drivetrain",
-        "train",
-        child_process.format_path_argument(request.spec),
-        *(w for assignment in request.assignments for w in ("--set", assignment)),
-    ]
-    if not run.resumes and (line := extended_run.suggest_extension(request.runs, job, shlex.join(command_words))):
+    options = [word for assignment in request.assignments for word in ("--set", assignment)]
+    command = shlex.join(["drivetrain", "train", child_process.format_path_argument(request.spec), *options])
+    if not run.resumes and (line := extended_run.suggest_extension(request.runs, job, command)):
         say(line)
     return run
 
@@ -359,6 +355,5 @@ def run_trainers(
 
 def trainer_command(request: TrainRequest, folder: Path) -> list[str]:
     paths = map(child_process.format_path_argument, (folder, request.spec))
-    command = [sys.executable, "-m", TRAINER, *paths]
-    command += request.source().options()
+    command = [sys.executable, "-m", TRAINER, *paths, *request.source().options()]
     return [*command, "--trace"] if request.trace else command

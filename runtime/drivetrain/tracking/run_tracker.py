@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from drivetrain.errors import Busy
-from drivetrain.job.formatting import flatten
 from drivetrain.job.track import MLFLOW
 from drivetrain.job_spec.stored_spec import read_stored_spec
 from drivetrain.system import file_lock, run_files
@@ -183,6 +182,16 @@ RECORDS = (
     run_files.BASELINES_FILE,
 )
 REPORTS = (run_files.PROVENANCE_FILE, run_files.MODEL_CARD_FILE, *run_files.REPORT_FILES)
+
+
+def flatten(value: object, path: str = "") -> dict[str, object]:
+    """Nested data as one mapping with dotted keys."""
+    if not isinstance(value, Mapping):
+        return {path: value}
+    flattened: dict[str, object] = {}
+    for key, item in value.items():
+        flattened |= flatten(item, f"{path}.{key}" if path else str(key))
+    return flattened
 
 
 def describe_run(run: Path) -> RunDescription:

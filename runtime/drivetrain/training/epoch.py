@@ -17,6 +17,7 @@ from drivetrain.training.progress import Progress
 from drivetrain.training.run import Run
 from drivetrain.training.step_records import StepRecords
 
+
 def find_reason_to_end(run: Run) -> str | None:
     """Why the training ends; None if it goes on, as always in the middle of an epoch."""
     if not run.counters.batch:

@@ -68,7 +68,9 @@ def train_epoch(run: Run, records: StepRecords) -> None:
     with epoch.open_batches(run) as batches, records.complete_at_stop():
         with run.clock.phase("train"):
             # All processes get the same answer.
-            while not run.reached_step_limit() and run.stop_reason is None and run.counters.batch < run.batches.per_epoch:
+            while (
+                not run.reached_step_limit() and run.stop_reason is None and run.counters.batch < run.batches.per_epoch
+            ):
                 batch = epoch.fetch_batch(run, batches)
                 if run.is_divided:
                     # No process can miss a step, since the others need its part of the weights.
@@ -109,7 +111,11 @@ def train_step(run: Run, records: StepRecords, batch: Batch | None) -> StepResul
             with run.peers.catching():
                 result = update_weights(run, loss, parts)
                 records.add(result, learning_rate)
-        counters.count_step(samples)
+        counters.step, counters.batch, counters.samples = (
+            counters.step + 1,
+            counters.batch + 1,
+            counters.samples + samples,
+        )
     return result
 
 

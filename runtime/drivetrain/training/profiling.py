@@ -50,17 +50,14 @@ class Profiler:
         """Call after every step."""
         self.steps_done += 1
         if self.steps_done == self.warmup_steps:
-            self._start()
+            from torch.profiler import ProfilerActivity, profile
+
+            kinds = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if self.device == "cuda" else [])
+            self.profile = profile(activities=kinds)
+            self.profile.start()
+            self.started = time.perf_counter()
         elif self.steps_done == self.warmup_steps + PROFILED_STEPS:
             self.close()
-
-    def _start(self) -> None:
-        from torch.profiler import ProfilerActivity, profile
-
-        kinds = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if self.device == "cuda" else [])
-        self.profile = profile(activities=kinds)
-        self.profile.start()
-        self.started = time.perf_counter()
 
     def close(self) -> None:
         """Stop profiling, if it is active, and write the results; a failure is only recorded as an event."""

@@ -21,6 +21,7 @@ from drivetrain.training.evaluation import validation
 from drivetrain.training.losses import HeadLoss
 from drivetrain.training.run import Run
 
+
 def announce_solving(run: Run) -> None:
     """Say whether the heads are solved, and why not where only they are trained at first."""
     if run.solves_heads:

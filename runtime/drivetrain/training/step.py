@@ -23,12 +23,12 @@ from drivetrain.system import torch_errors
 from drivetrain.system.fault_points import fault_point
 from drivetrain.training import weight_update
 from drivetrain.training.compiled_forward import CompiledForward
-from drivetrain.training.grad_scaler import Scaler
 from drivetrain.training.losses import Objective
+from drivetrain.training.nonfinite import Scaler
 from drivetrain.training.peers import ComputeAgain
 from drivetrain.training.step_options import (
-    SeedOrParts,
     SeededPart,
+    SeedOrParts,
     StepOptions,
     StepResult,
     StepState,

@@ -15,7 +15,7 @@ from drivetrain.data.dataset import Batch, Inputs
 from drivetrain.errors import SpecError
 from drivetrain.models.buffers import Buffers
 from drivetrain.system import torch_errors, torch_settings
-from drivetrain.training.grad_scaler import Scaler
+from drivetrain.training.nonfinite import Scaler
 from drivetrain.training.peers import ComputeAgain, out_of_memory_error
 from drivetrain.training.step_options import SeededPart, StepOptions, StepState, count_largest_part
 

@@ -23,7 +23,7 @@ from drivetrain.system import torch_errors
 from drivetrain.system.console import say
 from drivetrain.system.signals import Signals
 from drivetrain.training.compiled_forward import CompiledForward
-from drivetrain.training.grad_scaler import Scaler
+from drivetrain.training.nonfinite import Scaler
 from drivetrain.training.peers import Peers
 
 

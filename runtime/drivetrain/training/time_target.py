@@ -6,7 +6,6 @@ The schedule is stretched or shortened with it, so that it ends with the run. Th
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,10 +35,6 @@ class Counters:
     """Training time of earlier attempts."""
     length_changes: list[tuple[int, int]] = field(default_factory=list)
     """Of `train.within`: steps, and the total number of steps from there on."""
-
-    def count_step(self, samples: int) -> None:
-        """Go to the next batch after a step on so many samples."""
-        self.step, self.batch, self.samples = self.step + 1, self.batch + 1, self.samples + samples
 
     def restore(self, saved: Mapping[str, Any]) -> None:
         """Take the values of a checkpoint; this object stays the one that the step and the batches report with."""

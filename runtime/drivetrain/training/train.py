@@ -44,6 +44,7 @@ from drivetrain.training.progress import Progress, measure_since_last_call
 from drivetrain.training.run import Run
 from drivetrain.training.saver import NonSavingRank, Saver, SaverTogether
 
+
 def train(run: Run, *, trace: bool = False) -> str:
     """Train an assembled run to its end, and write its model and records; returns why it ended.
 
@@ -281,9 +282,7 @@ def _draw_first_batch(run: Run) -> dict[str, Value]:
         ready = Batch(batch.ids, data.prepare(batch.inputs, batch.ids, 0), batch.targets)
         images = run.mix(ready).inputs[0][:SHOWN_IMAGES].float().cpu()
     scale = run.dataset.preprocessing
-    return {
-        "batch/as the network sees it": partial(tile, images, scale.get("mean"), scale.get("std"))
-    }
+    return {"batch/as the network sees it": partial(tile, images, scale.get("mean"), scale.get("std"))}
 
 
 MIN_SIDE_PIXELS = 96

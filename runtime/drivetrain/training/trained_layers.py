@@ -65,7 +65,9 @@ def _reapply_optimizations(run: Run) -> None:
 def describe(run: Run) -> list[str]:
     """The lines about trained parameters and learning rates, each beginning with its subject: `model: ...`."""
     total, later = sum(p.numel() for p in run.model.parameters()), _describe_later_epochs(run)
-    counts = f"model: {_count_first_epoch(run):,} of {total:,} parameters are trainable" + (f", {later}" if later else "")
+    counts = f"model: {_count_first_epoch(run):,} of {total:,} parameters are trainable" + (
+        f", {later}" if later else ""
+    )
     is_whole = all(p.requires_grad for p in run.model.parameters()) and not later
     return [Detail(counts) if is_whole else counts, *describe_rates(run)]
 

@@ -91,34 +91,27 @@ class MeasuringCall:
     job: Job
     signals: Signals
 
-    @property
-    def folder(self) -> Path:
-        """The folder with hardware.json and plan.json."""
-        folder: Path = self.options.folder
-        return folder
-
     def load_search(self) -> MicroBatchSearch:
         """Data, network and plan before anything is measured."""
         from drivetrain.tuning import assembly
 
-        return assembly.load_search(self.folder, self.job, self.signals, PhaseTimer())
+        return assembly.load_search(self.options.folder, self.job, self.signals, PhaseTimer())
 
     def assemble_run(self, source: SpecSource | None = None) -> Run:
         """The run that `train` would train; with the source, process settings are measured, too."""
         from drivetrain.tuning import assembly
 
-        return assembly.assemble_run(self.folder, self.job, self.signals, PhaseTimer(), source)
+        return assembly.assemble_run(self.options.folder, self.job, self.signals, PhaseTimer(), source)
 
     def store(self, result: object) -> None:
         """Hand a result to the parent, which called `measure_result`."""
-        write_json(self.folder / RESULT, result)
+        write_json(self.options.folder / RESULT, result)
 
 
-def make_parser(*paths: str) -> argparse.ArgumentParser:
-    """The parser: FOLDER, further paths, SPEC, then what the program adds, and values that override the spec."""
+def make_parser() -> argparse.ArgumentParser:
+    """The parser: FOLDER, SPEC, then what the program adds, and values that override the spec."""
     parser = argparse.ArgumentParser()
-    for name in ("folder", *paths):
-        parser.add_argument(name, type=Path)
+    parser.add_argument("folder", type=Path)
     spec_source.add_options(parser)
     return parser
 

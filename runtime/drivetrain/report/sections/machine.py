@@ -290,8 +290,6 @@ def _format_operator(row: Mapping[str, Any], steps: int, total: float) -> tuple[
     )
 
 
-
-
 MAX_ROWS = 64
 """Largest number of rows."""
 

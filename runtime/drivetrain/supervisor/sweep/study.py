@@ -109,7 +109,10 @@ class Study:
 
     def values(self, trial: FrozenTrial) -> dict[str, JsonValue]:
         """The values of a trial by key, in the order in which they are set."""
-        return {p.key: _decode_value(p, trial.params[p.key]) for p in self.parameters}
+        return {
+            p.key: next((c for c in p.choices if _encode_choice(c) == trial.params[p.key]), trial.params[p.key])
+            for p in self.parameters
+        }
 
     def note(self, number: int, epoch: int, value: float) -> bool:
         """Record the metric after an epoch, from 0 on; returns whether the trial is to be ended."""
@@ -170,11 +173,6 @@ def distributions(parameters: Sequence[Parameter]) -> dict[str, BaseDistribution
 def _encode_choice(choice: JsonValue) -> bool | int | float | str | None:
     """A choice as Optuna stores it: lists and mappings as JSON."""
     return json.dumps(choice, ensure_ascii=False) if isinstance(choice, list | dict) else choice
-
-
-def _decode_value(parameter: Parameter, stored: JsonValue) -> JsonValue:
-    """A value as the spec takes it."""
-    return next((choice for choice in parameter.choices if _encode_choice(choice) == stored), stored)
 
 
 def _count_warmup_epochs(job: Job) -> int:

@@ -40,9 +40,14 @@ def evaluate(run: Run) -> tuple[dict[str, float], dict[str, object]]:
     # An interrupted process would leave the others waiting for its part of divided weights.
     released = contextlib.nullcontext if run.is_divided else run.signals.allow_interruption
     # A signal must not interrupt the swap of the averaged weights. Buffers are restored, whatever the network does.
-    with run.signals.protect_section(), averaged_weights, run.step.buffers.keep_unchanged():
-        with run.peers.same_outcome(), released():
-            accumulator = with_smaller_batches(run, "the evaluation", partial(_evaluate_in_batches, run))
+    with (
+        run.signals.protect_section(),
+        averaged_weights,
+        run.step.buffers.keep_unchanged(),
+        run.peers.same_outcome(),
+        released(),
+    ):
+        accumulator = with_smaller_batches(run, "the evaluation", partial(_evaluate_in_batches, run))
     with torch.inference_mode():
         accumulator.sum_over_processes(run.ranks)
     metrics = accumulator.metrics() | run.user_parts.metrics.compute()

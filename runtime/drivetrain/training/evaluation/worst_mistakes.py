@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from drivetrain.data.dataset import Head
+from drivetrain.data.dataset import Head, Split
 from drivetrain.data.stateless_random import Ids
 from drivetrain.system.run_files import MISTAKES_FILE, RunFiles
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from drivetrain.data.dataset import Split
     from drivetrain.training.run import Run
 
 MAX_MISTAKES = 12

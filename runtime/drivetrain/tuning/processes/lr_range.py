@@ -53,7 +53,7 @@ def try_rates(call: MeasuringCall) -> None:
     """Train with growing rates, and report what the losses say."""
     run, options = call.assemble_run(), call.options
     rates, losses = measure_losses(run, options.lowest, options.highest, options.steps)
-    report(run, suggest_rate(rates, losses, options.steps), call.folder)
+    report(run, suggest_rate(rates, losses, options.steps), call.options.folder)
 
 
 def measure_losses(run: Run, lowest: float, highest: float, steps: int) -> tuple[Floats, Floats]:

@@ -42,7 +42,7 @@ class MemoryRow:
 def measure(call: MeasuringCall) -> None:
     """Measure and report the memory of all sizes."""
     ceiling, measured_rows = measure_sizes(call.load_search())
-    report(measured_rows, ceiling, call.folder)
+    report(measured_rows, ceiling, call.options.folder)
 
 
 def measure_sizes(search: MicroBatchSearch) -> tuple[int, list[MemoryRow]]:
@@ -89,9 +89,7 @@ def report(rows: Sequence[MemoryRow], ceiling: int, folder: Path) -> None:
         picture_file.draw_memory_profile(
             {
                 _name(is_recomputed): [
-                    (row.micro_batch, row.predicted, row.measured)
-                    for row in rows
-                    if row.recomputed is is_recomputed
+                    (row.micro_batch, row.predicted, row.measured) for row in rows if row.recomputed is is_recomputed
                 ]
                 for is_recomputed in sorted({row.recomputed for row in rows})
             },
