@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests import object_store, tiers
@@ -96,6 +98,20 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     if isinstance(val, bytes) or (isinstance(val, str) and (len(val) > 200 or str(ROOT) in val)):
         return argname
     return None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """End the trainings that a failed test leaves behind: they would run on for minutes beside the next tests."""
+    before = {child.pid for child in psutil.Process().children()}
+    try:
+        yield
+    except BaseException:
+        for child in psutil.Process().children():
+            if child.pid not in before:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    child.kill()
+        raise
 
 
 @pytest.hookimpl(tryfirst=True)

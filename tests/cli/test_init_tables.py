@@ -13,7 +13,9 @@ import pytest
 from pyarrow import parquet
 
 from drivetrain.data.formats.csv_dialect import CsvFiles
-from drivetrain.data.survey import table_sample
+from drivetrain.data.survey import table_draft, table_sample
+from drivetrain.job import Job
+from drivetrain.job.tables import MlpSpec, TableJob
 from tests.cli.drafted_jobs import draft_job, read_data_settings, read_refusal, write_table
 from tests.messages import says
 
@@ -71,6 +73,22 @@ def test_an_id_and_a_date_are_ignored() -> None:
     text = Path("customers.yaml").read_text()
     assert "since (a date), customer_id (an identifier)" in text
     assert says(text, "candidates-load-maker")
+
+
+def test_the_network_of_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An ensemble for the classes of few rows; one perceptron for numbers, and where an ensemble would take long."""
+    rows = [[i % 7, i * 0.37 % 5, "ab"[i % 3 % 2]] for i in range(200)]
+    path = write_table("kinds.csv", ["rooms", "age", "kind"], rows)
+    assert get_network_name(draft_job(path)) == "tabm"
+    assert get_network_name(draft_job(path, "--target", "age", "--output", "age.yaml")) == "mlp"
+    monkeypatch.setattr(table_draft, "MOST_ENSEMBLE_ROWS", 199)
+    assert get_network_name(draft_job(path, "--output", "many.yaml")) == "mlp"
+
+
+def get_network_name(job: Job) -> str:
+    assert isinstance(job, TableJob)
+    assert isinstance(job.model, MlpSpec)
+    return job.model.name
 
 
 def test_a_number_to_predict() -> None:

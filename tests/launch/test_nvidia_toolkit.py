@@ -18,19 +18,21 @@ from tests.paths import ROOT
 CONFIGURE = "sudo nvidia-ctk runtime configure --runtime=docker, then sudo systemctl restart docker"
 
 CDI = {"DiscoveredDevices": [{"Source": "cdi", "ID": "nvidia.com/gpu=all"}]}
+BY_CDI = {"DRIVETRAIN_GPU_DRIVER": "cdi", "DRIVETRAIN_GPU_DEVICES": "nvidia.com/gpu=all"}
+BY_RUNTIME = {"DRIVETRAIN_GPU_DRIVER": "nvidia", "DRIVETRAIN_GPU_DEVICES": "all"}
 
 
 @pytest.mark.parametrize(
     ("info", "programs", "expected"),
     [
-        ({"Runtimes": {"runc": {}, "nvidia": {}}}, (), nvidia_toolkit.Toolkit("nvidia", "all")),
-        ({"Runtimes": {"runc": {}}}, ("nvidia-container-runtime-hook",), nvidia_toolkit.Toolkit("nvidia", "all")),
-        (CDI, ("nvidia-ctk",), nvidia_toolkit.Toolkit("cdi", "nvidia.com/gpu=all")),
+        ({"Runtimes": {"runc": {}, "nvidia": {}}}, (), BY_RUNTIME),
+        ({"Runtimes": {"runc": {}}}, ("nvidia-container-runtime-hook",), BY_RUNTIME),
+        (CDI, ("nvidia-ctk",), BY_CDI),
         # Both: a daemon-reload of systemd takes the GPU from what the hook has started, not from CDI's.
         (
             CDI | {"Runtimes": {"runc": {}, "nvidia": {}}},
             ("nvidia-container-runtime-hook",),
-            nvidia_toolkit.Toolkit("cdi", "nvidia.com/gpu=all"),
+            BY_CDI,
         ),
         (
             {"Runtimes": None, "DiscoveredDevices": None},
@@ -40,13 +42,11 @@ CDI = {"DiscoveredDevices": [{"Source": "cdi", "ID": "nvidia.com/gpu=all"}]}
         ({"DiscoveredDevices": [{"ID": "example.com/net=0"}]}, (), "the NVIDIA container toolkit is missing"),
     ],
 )
-def test_the_container_toolkit(
-    info: dict[str, Any], programs: tuple[str, ...], expected: nvidia_toolkit.Toolkit | str
-) -> None:
+def test_the_container_toolkit(info: dict[str, Any], programs: tuple[str, ...], expected: dict[str, str] | str) -> None:
     def which(name: str) -> str | None:
         return f"/usr/bin/{name}" if name in programs else None
 
-    if isinstance(expected, nvidia_toolkit.Toolkit):
+    if isinstance(expected, dict):
         assert nvidia_toolkit.find(info, which) == expected
         return
     with pytest.raises(DeviceError) as caught:

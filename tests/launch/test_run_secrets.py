@@ -125,15 +125,15 @@ def test_files_are_private_and_gone_afterwards(tmp_path: Path) -> None:
     with run_secrets.write_for_block({"A": b"1", "ca": b"2"}, {}, 1000, environ) as written:
         assert written.folder.parent == tmp_path
         assert stat.S_IMODE(written.folder.stat().st_mode) == 0o700
-        for target, source in written.mounts().items():
-            status = Path(source).stat()
-            assert target == f"/run/secrets/{Path(source).name}"
+        for mount in written.mounts():
+            status = mount.source.stat()
+            assert mount.target == Path("/run/secrets", mount.source.name)
             assert stat.S_IMODE(status.st_mode) == 0o400
             assert status.st_uid == (os.getuid() or 1000)
         assert [path.name for path in tmp_path.iterdir()] == [written.folder.name], "what a killed starter left is gone"
     assert list(tmp_path.iterdir()) == []
     with run_secrets.write_for_block({}, {}, 1000, environ) as written:
-        assert written.volumes() == []
+        assert written.mounts() == []
         assert list(tmp_path.iterdir()) == []
 
 

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from drivetrain.pretrained import families, hub_connection, hub_download, hub_listing
+from drivetrain.pretrained import families, hub_connection, hub_download
 from drivetrain.pretrained.hub_cache import HubFile
 from drivetrain.pretrained.hub_error import NETWORK, HubError
 from drivetrain.pretrained.hub_network import fetch
@@ -300,7 +300,7 @@ def test_names_and_hashes_that_would_leave_the_cache(hub: Hub) -> None:
         {"type": "file", "path": "a.json", "size": "1", "oid": "0" * 40},
         {"type": "directory", "path": "b", "oid": "0" * 40},
     ]
-    assert [hub_listing.read_listed_file(row) for row in rows] == [None] * len(rows)
+    assert [hub_connection.read_listed_file(row) for row in rows] == [None] * len(rows)
 
 
 @pytest.mark.parametrize(

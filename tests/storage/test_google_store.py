@@ -31,6 +31,9 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
             self.answer(200, generation + 1, b"")
 
         def do_GET(self) -> None:
+            if "list-type=2" in self.path:
+                self.answer(200, 0, b"<ListBucketResult><IsTruncated>false</IsTruncated></ListBucketResult>")
+                return
             generation, content = objects.get(self.path, (0, b""))
             self.answer(200 if generation else 404, generation, content)
 

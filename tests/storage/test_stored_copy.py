@@ -16,7 +16,7 @@ import pytest
 from drivetrain.errors import StorageError
 from drivetrain.job_spec.load_job import load
 from drivetrain.job_spec.spec_source import SpecSource, fetch
-from drivetrain.storage import stored_copy, stored_version
+from drivetrain.storage import stored_copy
 from drivetrain.storage.object_store import ObjectStore, StoredObject
 from drivetrain.storage.remote_address import parse
 from drivetrain.storage.store_errors import RemoteError
@@ -180,7 +180,7 @@ def test_a_stop_does_not_wait_for_a_large_file(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(ObjectStore, "stream", endless)
     with pytest.raises(KeyboardInterrupt):
-        stored_copy.fetch(parse("s3://bucket/large"), tmp_path / "c", print)
+        stored_copy.fetch(parse("s3://bucket/large"), tmp_path / "c", print, lambda name: True)
     assert not [path for path in (tmp_path / "c").rglob("*.bin") if not path.name.startswith(".tmp-")]
 
 
@@ -194,8 +194,8 @@ def test_the_record_of_a_folder_is_read_once(tmp_path: Path, monkeypatch: pytest
         json.dumps({"version": "old", "name": "photos", "files": [asdict(file) for file in files]})
     )
     read, paths_read = read_json, []
-    monkeypatch.setattr(stored_version, "read_json", lambda path: paths_read.append(path) or read(path))
-    stored_version._take_over(files, folder, part)
+    monkeypatch.setattr(stored_copy, "read_json", lambda path: paths_read.append(path) or read(path))
+    stored_copy._take_over(files, folder, part)
     assert len(paths_read) == 1
 
 

@@ -19,7 +19,7 @@ from drivetrain.distributed.world import WORLD_SIZE
 from drivetrain.errors import CheckpointError, Replanned, SpecError
 from drivetrain.job_spec import spec_source
 from drivetrain.job_spec.spec_source import SpecSource
-from drivetrain.launch.clusters import slurm
+from drivetrain.launch.clusters import engines
 from drivetrain.supervisor import repeat as repeating
 from drivetrain.supervisor import run_folder, supervisor
 from drivetrain.supervisor.repeat import RepeatRequest
@@ -168,7 +168,7 @@ def test_files_that_a_batch_script_cannot_hold_are_named(
     spec: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(slurm, "MAX_SCRIPT_FILE_BYTES", 100)
+    monkeypatch.setattr(engines, "MAX_SCRIPT_FILE_BYTES", 100)
     (tmp_path / "site.yaml").write_text(json.dumps({"slurm": {"shared": ["/"]}}))
     assert main.main(["launch", str(spec), "--on", "slurm", "--site", "site.yaml", "--output", "a.sbatch"]) == 0
     assert says(capsys.readouterr().err, "read-run-starts", "code/scale.json")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -10,9 +12,9 @@ from torch import Tensor
 
 from drivetrain.data.dataset import NO_LABEL
 from drivetrain.job.train import BinaryCrossEntropy, CrossEntropy, MeanSquaredError
-from drivetrain.training import losses, solved_heads
+from drivetrain.training import head_solver, losses
+from drivetrain.training.head_solver import HeadFeatures, solve_head
 from drivetrain.training.losses import HeadLoss
-from drivetrain.training.solved_heads import HeadFeatures, solve_head
 
 CLASSES = 3
 CROSS_ENTROPY = losses.build_terms(CrossEntropy(name="cross-entropy"))
@@ -27,7 +29,7 @@ def draw_samples(count: int, seed: int = 0, width: int = 12) -> HeadFeatures:
     return HeadFeatures(standard * torch.logspace(-2, 2, width) + 5, classes)
 
 
-def standardize(training: Tensor, features: Tensor) -> np.ndarray:
+def standardize(training: Any, features: Any) -> np.ndarray:
     return ((features - training.mean(0)) / training.std(0, correction=0)).numpy()
 
 
@@ -89,7 +91,7 @@ def test_the_penalty_is_the_one_with_the_smallest_validation_loss() -> None:
     few = solve_head(draw_samples(40, width=60), draw_samples(300, seed=1, width=60), loss, CLASSES)
     many = solve_head(draw_samples(4000), draw_samples(300, seed=1), loss, CLASSES)
     assert few.penalty > many.penalty
-    assert few.tried_penalties < len(solved_heads.PENALTIES)
+    assert few.tried_penalties < len(head_solver.PENALTIES)
 
 
 def test_samples_without_a_label_count_nothing() -> None:
@@ -105,7 +107,7 @@ def test_samples_without_a_label_count_nothing() -> None:
 def test_in_pieces_the_solution_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     training, held_out, loss = draw_samples(400), draw_samples(300, seed=1), HeadLoss(CROSS_ENTROPY, None)
     in_one_piece = solve_head(training, held_out, loss, CLASSES)
-    monkeypatch.setattr(solved_heads, "CHUNK_VALUES", 12 * 70)
+    monkeypatch.setattr(head_solver, "CHUNK_VALUES", 12 * 70)
     in_pieces = solve_head(training, held_out, loss, CLASSES)
     assert in_pieces.penalty == in_one_piece.penalty
     outputs = [held_out.features @ solved.weight.T + solved.bias for solved in (in_one_piece, in_pieces)]

@@ -133,9 +133,7 @@ def _add_training(add: Add) -> None:
         )
     )
     _add_verbose(command)
-    command.add_argument(
-        "--device", choices=("cpu", "gpu"), default="cpu", help="use a CPU or a GPU image (default: cpu)"
-    )
+    command.add_choice("--device", ("cpu", "gpu"), "use a CPU or a GPU image")
     command.add_switch("--plain", "turn all optimizations off (plain PyTorch)")
     _add_start(command)
     command.add_switch("--trace", "profile a few steps: slowest operators, and a trace for Perfetto")
@@ -279,12 +277,7 @@ def _add_use(add: Add) -> None:
         help="input files or folders, in the format of the training data; - reads standard input: CSV, JSON lines, or a "
         "path of an image in each line",
     )
-    command.add_argument(
-        "--format",
-        choices=("csv", "jsonl"),
-        default="csv",
-        help="output format: one CSV row or JSON line per sample (default: csv)",
-    )
+    command.add_choice("--format", ("csv", "jsonl"), "output format: one CSV row or JSON line per sample")
     command.add_path(
         "--output", "FILE", "output file (default: standard output); for one table, with its columns and in its form"
     )
@@ -322,12 +315,8 @@ def _add_shard(add: Add) -> None:
     command.add_argument(
         "--to", required=True, metavar="PLACE", help="a folder, or s3://BUCKET/PATH, gs://..., az://..."
     )
-    command.add_argument(
-        "--format",
-        choices=("tar", "parquet"),
-        default="tar",
-        help="tar as WebDataset has it, or Parquet with the columns image and label (default: tar)",
-    )
+    text = "tar as WebDataset has it, or Parquet with the columns image and label"
+    command.add_choice("--format", ("tar", "parquet"), text)
     command.add_argument("--size", default="64m", metavar="SIZE", help="size of a shard (default: 64m)")
     command.add_argument("--seed", type=int, default=0, help="of the random order of the images (default: 0)")
 

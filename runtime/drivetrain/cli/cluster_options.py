@@ -1,18 +1,22 @@
-"""The options about several machines: of `drivetrain launch --on ENGINE`, which starts a job on a cluster, and of `plan`."""
+"""The options of `drivetrain launch --on ENGINE`, which starts a job on a cluster."""
 
 from __future__ import annotations
 
 import argparse
 
-from drivetrain.cli import container_fallback
 from drivetrain.cli.command_parser import CommandParser
-from drivetrain.cli.request import make_request
 from drivetrain.errors import SpecError
 
 ENGINES = ("slurm", "k8s", "skypilot")
 """What jobs can be launched on."""
 _CLUSTER_OPTIONS = ("nodes", "per_node", "site", "output", "submit")
 """Options of `launch` that mean nothing without --on."""
+_CONTAINER_OPTIONS = {
+    "new": "every restart of the job would begin a new run; name another: --set name=NAME",
+    "image": "the image of a cluster stands in its site file",
+    "network": "networks belong to the cluster",
+}
+"""Those that mean nothing with it, and what is possible there."""
 
 
 def add(command: CommandParser) -> None:
@@ -32,25 +36,12 @@ def add(command: CommandParser) -> None:
     command.add_switch("--submit", "with --on: submit the file, too")
 
 
-def launch(options: argparse.Namespace) -> int:
-    """Write the file for the engine; raises DrivetrainError if options, job or site do not fit."""
-    from drivetrain.launch.clusters import cluster_launch
-    from drivetrain.launch.clusters.cluster_job import ClusterRequest
-
-    for option, possible in (
-        ("new", "every restart of the job would begin a new run; name another: --set name=NAME"),
-        ("image", "the image of a cluster stands in its site file"),
-        ("network", "networks belong to the cluster"),
-    ):
+def check(options: argparse.Namespace) -> None:
+    """Refuse (SpecError) options of clusters where no cluster is named, and options of containers where one is."""
+    for option, possible in _CONTAINER_OPTIONS.items() if options.on else ():
         if getattr(options, option):
             raise SpecError(f"--{option} with --on {options.on}", possible, f"remove --{option}")
-    flags = container_fallback.list_flags(options)
-    return cluster_launch.launch(make_request(ClusterRequest, options, flags=flags))
-
-
-def check_absent(options: argparse.Namespace) -> None:
-    """Refuse options of clusters where no cluster is named; raises SpecError if there is one."""
-    for option in _CLUSTER_OPTIONS:
+    for option in _CLUSTER_OPTIONS if not options.on else ():
         if getattr(options, option):
             name = f"--{option.replace('_', '-')}"
             raise SpecError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -21,6 +22,10 @@ class CommandParser(argparse.ArgumentParser):
     def add_path(self, name: str, metavar: str, text: str) -> None:
         """Add an option whose value is a file or a folder."""
         self.add_argument(name, type=Path, metavar=metavar, help=text)
+
+    def add_choice(self, name: str, choices: Sequence[str], text: str) -> None:
+        """Add an option with a choice of values, whose first is the default."""
+        self.add_argument(name, choices=choices, default=choices[0], help=f"{text} (default: {choices[0]})")
 
     def error(self, message: str) -> NoReturn:
         """Refuse the command line.

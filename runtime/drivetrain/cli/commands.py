@@ -19,8 +19,6 @@ from drivetrain.launch import image_contents, run_in_image
 from drivetrain.system.console import open_console, say, say_aside, say_json
 from drivetrain.system.units import format_bytes, parse_bytes
 
-Command = Callable[[argparse.Namespace], int]
-
 
 def validate(options: argparse.Namespace) -> int:
     """Check one or several job files; with several, the mistakes of all are shown, and the first exit code counts."""
@@ -138,13 +136,16 @@ def train(options: argparse.Namespace) -> int:
 
 def launch(options: argparse.Namespace) -> int:
     """Train in a container, or on a cluster."""
-    if options.on:
-        return cluster_options.launch(options)
-    cluster_options.check_absent(options)
+    cluster_options.check(options)
     from drivetrain.launch import container
 
     flags = container_fallback.list_flags(options)
-    return container.launch(make_request(container.LaunchRequest, options, flags=flags, command="train"))
+    request = make_request(container.LaunchRequest, options, flags=flags, command="train", engine=options.on or "")
+    if not options.on:
+        return container.launch(request)
+    from drivetrain.launch.clusters import cluster_launch
+
+    return cluster_launch.launch(request)
 
 
 def find_lr(options: argparse.Namespace) -> int:
@@ -177,10 +178,10 @@ def calibrate(options: argparse.Namespace) -> int:
 
 def watch(options: argparse.Namespace) -> int:
     """Show a run live."""
-    from drivetrain.supervisor.remote_copy import fetch_run
+    from drivetrain.supervisor import named_run
     from drivetrain.tracking.live import live_view as watching
 
-    if fetch_run.is_cached(options.run):
+    if named_run.is_cached(options.run):
         return watching.show_copied(options.run)
     return watching.watch(options.run)
 
@@ -298,7 +299,7 @@ def completion(options: argparse.Namespace) -> int:
     return 0
 
 
-COMMANDS: dict[str, Command] = {
+COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "validate": validate,
     "facts": facts,
     "plan": plan,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 Request = TypeVar("Request")
-OPTION_NAMES = {"spec": "job", "assignments": "set", "as_json": "json", "form": "format", "engine": "on"}
+OPTION_NAMES = {"spec": "job", "assignments": "set", "as_json": "json", "form": "format"}
 """By field of a request: the option that it is, if that has another name."""
 
 

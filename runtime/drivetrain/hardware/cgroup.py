@@ -40,6 +40,12 @@ def _read_controller(
     return CgroupController(version, max(folders, key=len, default=()))
 
 
+def _read_counters(path: Path) -> dict[str, int | None]:
+    """The lines `name number` of a file."""
+    rows = (line.split() for line in read_text(path).splitlines())
+    return {row[0]: parse_number(row[1]) for row in rows if len(row) > 1}
+
+
 def _read_paths(root: Path) -> dict[str, str]:
     """The path of the process's group by controller; version 2 has the empty name."""
     by_controller = {}
@@ -143,27 +149,11 @@ def find_lowest_quota(group: CgroupController) -> CgroupController:
     return replace(group, folders=(min(levels)[1],) if levels else group.folders[:1])
 
 
-def read_throttled_seconds(group: CgroupController) -> float | None:
-    """Total seconds for which a level's quota has throttled it; None without the counter."""
-    for folder in group.folders[:1]:
-        stat = dict(line.split()[:2] for line in read_text(folder / "cpu.stat").splitlines() if " " in line)
-        nanoseconds, microseconds = (
-            parse_number(stat.get("throttled_time", "")),
-            parse_number(stat.get("throttled_usec", "")),
-        )
-        if nanoseconds is not None or microseconds is not None:
-            return nanoseconds / 1e9 if nanoseconds is not None else (microseconds or 0) / 1e6
-    return None
-
-
 def read_oom_kills(root: Path) -> int | None:
     """Number of processes of the group that the OOM killer has killed; None without the counter."""
     group = read_controllers(root)["memory"]
     name = {1: "memory.oom_control", 2: "memory.events"}.get(group.version, "")
-    for folder in group.folders[:1]:
-        rows = dict(line.split()[:2] for line in read_text(folder / name).splitlines() if " " in line)
-        return parse_number(rows.get("oom_kill", ""))
-    return None
+    return _read_counters(group.folders[0] / name).get("oom_kill") if group.folders else None
 
 
 def read_peak_memory(root: Path) -> int | None:
@@ -209,16 +199,16 @@ def read_memory_levels(group: CgroupController) -> Iterator[tuple[int | None, in
     }
     for folder in group.folders:
         limit_file, use_file, reclaimable = names[group.version]
-        stat = dict(line.split()[:2] for line in read_text(folder / "memory.stat").splitlines() if " " in line)
+        counters = _read_counters(folder / "memory.stat")
         # A container's mount hides the ancestors, but version 1 reports their combined limit.
-        limits = [parse_number(read_text(folder / limit_file)), parse_number(stat.get("hierarchical_memory_limit", ""))]
+        limits = [parse_number(read_text(folder / limit_file)), counters.get("hierarchical_memory_limit")]
         # Above `memory.high` (systemd's MemoryHigh=) processes are not killed, but throttled until they make no
         # progress.
         limits += [parse_number(read_text(folder / "memory.high"))] if group.version == 2 else []
         limit = min((value for value in limits if value is not None and value < _UNLIMITED), default=None)
         use = parse_number(read_text(folder / use_file))
         if limit is not None or use is not None:
-            yield limit, max((use or 0) - (parse_number(stat.get(reclaimable, "")) or 0), 0)
+            yield limit, max((use or 0) - (counters.get(reclaimable) or 0), 0)
 
 
 def _allows_swap(group: CgroupController) -> bool:
@@ -256,18 +246,20 @@ class ProcessCgroup:
 
     def read_throttled_seconds(self) -> float | None:
         """Total seconds for which the quota has throttled the group; None without the counter."""
-        return read_throttled_seconds(self.cpu)
+        for folder in self.cpu.folders[:1]:
+            counters = _read_counters(folder / "cpu.stat")
+            for name, units_per_second in (("throttled_time", 1e9), ("throttled_usec", 1e6)):
+                if (count := counters.get(name)) is not None:
+                    return count / units_per_second
+        return None
 
 
 def _find_lowest_memory(group: CgroupController) -> CgroupController:
     """The level with the lowest limit, else the innermost; reading one level is cheaper than reading all."""
-    alone = [replace(group, folders=(folder,)) for folder in group.folders]
-    limits = [
-        (limit, number)
-        for number, level in enumerate(alone)
-        if (limit := find_lowest_limit(read_memory_levels(level))[0]) is not None
-    ]
-    return alone[min(limits)[1]] if limits else alone[0] if alone else group
+    levels = [replace(group, folders=(folder,)) for folder in group.folders]
+    limits = [find_lowest_limit(read_memory_levels(level))[0] for level in levels]
+    lowest = min((limit for limit in limits if limit is not None), default=None)
+    return levels[limits.index(lowest)] if levels else group
 
 
 def is_killed_as_one(root: Path = Path("/")) -> bool:

@@ -16,9 +16,9 @@ DECODED_FOLDER = "decoded"
 SHARDS_FOLDER = "shards"
 """Folder of streamed shards in the cache."""
 RUNS_FOLDER = "runs"
-"""Folder of runs of object stores in the cache."""
+"""Folder of runs of object stores that are looked at here, in the cache."""
 FETCHED_FOLDER = "fetched"
-"""Folder of data and weights of object stores in the cache."""
+"""Folder of data and weights of object stores and web servers that are read whole, in the cache."""
 Mount = Callable[[Path], os.statvfs_result]
 
 
@@ -31,7 +31,7 @@ def read_storage(root: Path, runs: Path, environ: Mapping[str, str], mount: Moun
         environ: environment variables of the process.
         mount: returns size and flags of the mount of a path.
     """
-    shm, cache = _read_mount(root / "dev/shm", mount), _find_cache_folder(environ)
+    shm, cache = _read_mount(root / "dev/shm", mount), find_cache_folder(environ)
     disk, code = _read_mount(_find_existing(runs), mount), _read_mount(_find_existing(cache), mount)
     return Storage(
         # A read-only /dev/shm is as good as a full one.
@@ -46,23 +46,8 @@ def read_storage(root: Path, runs: Path, environ: Mapping[str, str], mount: Moun
     )
 
 
-def find_shards_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """The folder for streamed shards."""
-    return _find_cache_folder(environ) / SHARDS_FOLDER
-
-
-def find_runs_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """The folder for runs of object stores that are looked at here."""
-    return _find_cache_folder(environ) / RUNS_FOLDER
-
-
-def find_fetched_folder(environ: Mapping[str, str] = os.environ) -> Path:
-    """The folder for data and weights of object stores and web servers that are read whole."""
-    return _find_cache_folder(environ) / FETCHED_FOLDER
-
-
-def _find_cache_folder(environ: Mapping[str, str]) -> Path:
-    """The folder for compiled code: the compiler's own variable, else the user's cache folder."""
+def find_cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """The folder for compiled code and the other caches: the compiler's own variable, else the user's cache folder."""
     if folder := environ.get("TORCHINDUCTOR_CACHE_DIR"):
         return Path(folder)
     if folder := environ.get("XDG_CACHE_HOME"):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from types import UnionType
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from drivetrain.errors import SpecError, nearest
 from drivetrain.hardware.calibration import Calibration
@@ -185,16 +185,6 @@ def from_json(data: dict[str, Any], source: str = "hardware") -> Hardware:
     return from_json_as(Hardware, data, source)
 
 
-def from_json_as(kind: type[Kind], data: dict[str, Any], source: str) -> Kind:
-    """Restore a frozen dataclass from its JSON values, nested ones included.
-
-    Raises:
-        SpecError: for a missing or unknown key, or a value of the wrong type.
-    """
-    restored: Kind = _restore(kind, data, source)
-    return restored
-
-
 def read_hardware(path: Path) -> Hardware:
     """Read the hardware of a recorded machine; raises SpecError if the file cannot be read or lacks a value."""
     try:
@@ -210,9 +200,14 @@ def read_hardware(path: Path) -> Hardware:
     return from_json(data, str(path))
 
 
-def _restore(kind: Any, values: dict[str, Any], source: str) -> Any:
+def from_json_as(kind: type[Kind], values: dict[str, Any], source: str) -> Kind:
+    """Restore a frozen dataclass from its JSON values, nested ones included.
+
+    Raises:
+        SpecError: for a missing or unknown key, or a value of the wrong type.
+    """
     hints = get_type_hints(kind)
-    names = {f.name for f in fields(kind)}
+    names = {f.name for f in fields(cast(Any, kind))}
     for key in values.keys() - FORMER_KEYS:
         if key not in names:
             raise SpecError(
@@ -227,8 +222,8 @@ def _restore(kind: Any, values: dict[str, Any], source: str) -> Any:
 def _convert(hint: object, value: object, source: str) -> object:
     """Convert `value` to the type `hint`, nested classes and tuples included."""
     for kind in get_args(hint) if isinstance(hint, UnionType) else (hint,):
-        if is_dataclass(kind) and isinstance(value, dict):
-            return _restore(kind, value, source)
+        if isinstance(kind, type) and is_dataclass(kind) and isinstance(value, dict):
+            return from_json_as(kind, value, source)
         if get_origin(kind) is tuple and isinstance(value, list | tuple):
             inner = get_args(kind)
             kinds = inner[:1] * len(value) if inner[-1] is ... else inner

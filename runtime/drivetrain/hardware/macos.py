@@ -6,6 +6,7 @@ import platform
 from collections.abc import Mapping
 
 from drivetrain.hardware.facts import Cpu, Memory
+from drivetrain.hardware.kernel_file import parse_number
 
 SYSCTL = "/usr/sbin/sysctl"
 # By the flag of Linux: the names in different versions of macOS.
@@ -53,9 +54,9 @@ def read_cpu(values: Mapping[str, str], machine: str | None = None) -> Cpu:
         values: from sysctl.
         machine: the architecture of this process; None asks Python.
     """
-    logical = _parse_number(values, "hw.logicalcpu") or _parse_number(values, "hw.ncpu") or 1
-    cores = _parse_number(values, "hw.physicalcpu") or logical
-    fast = _parse_number(values, "hw.perflevel0.physicalcpu")
+    numbers = {name: parse_number(text) for name, text in values.items()}
+    logical = numbers.get("hw.logicalcpu") or numbers.get("hw.ncpu") or 1
+    cores, fast = numbers.get("hw.physicalcpu") or logical, numbers.get("hw.perflevel0.physicalcpu")
     model = values.get("machdep.cpu.brand_string", "unknown")
     machine = machine or platform.machine()
     return Cpu(
@@ -84,13 +85,8 @@ def read_memory(values: Mapping[str, str], available: int | None = None) -> Memo
     import psutil
 
     free = psutil.virtual_memory().available if available is None else available
-    host = _parse_number(values, "hw.memsize") or free
+    host = parse_number(values.get("hw.memsize", "")) or free
     return Memory(host=host, limit=None, used=max(host - free, 0), available=free, swap=True)
-
-
-def _parse_number(values: Mapping[str, str], name: str) -> int | None:
-    text = values.get(name, "")
-    return int(text) if text.isdigit() else None
 
 
 def _is_on(values: Mapping[str, str], name: str) -> bool:

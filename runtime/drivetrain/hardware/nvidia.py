@@ -10,7 +10,6 @@ import importlib
 import os
 import platform
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,12 +21,6 @@ if TYPE_CHECKING:
 
 _LIBRARY = "libnvidia-ml.so.1"
 _FOLDERS = ("usr/lib64", "usr/lib", "usr/local/nvidia/lib64", "usr/lib/wsl/lib", "run/opengl-driver/lib")
-
-
-@dataclass(frozen=True)
-class _Device:
-    uuid: str
-    gpu: Gpu
 
 
 def read_gpus(
@@ -61,23 +54,23 @@ def _get_gpus(
     nvml: ModuleType, environ: Mapping[str, str], environment_kind: str
 ) -> tuple[tuple[Gpu, ...], str | None]:
     driver = _decode(nvml.nvmlSystemGetDriverVersion())
-    devices: list[_Device] = []
+    gpus: list[Gpu] = []
     problems: list[str] = []
     for index in range(nvml.nvmlDeviceGetCount()):
         try:
-            devices += _list_devices(nvml, index, driver, problems)
+            gpus += _list_devices(nvml, index, driver, problems)
         except nvml.NVMLError as error:
             problems.append(f"GPU {index} cannot be used: {error}")
     requested = environ.get("CUDA_VISIBLE_DEVICES")
-    visible = tuple(device.gpu for device in _select_visible(devices, requested))
-    if devices and not visible:
+    visible = tuple(_select_visible(gpus, requested))
+    if gpus and not visible:
         problems.append(f"CUDA_VISIBLE_DEVICES={requested} hides every GPU: unset it")
-    elif not devices and not problems:
+    elif not gpus and not problems:
         problems.append(_explain_missing_gpu(environ, environment_kind))
     return visible, "; ".join(problems) or None
 
 
-def _list_devices(nvml: ModuleType, index: int, driver: str, problems: list[str]) -> list[_Device]:
+def _list_devices(nvml: ModuleType, index: int, driver: str, problems: list[str]) -> list[Gpu]:
     """A GPU, or its MIG instances, which CUDA shows instead."""
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     capability = tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle))
@@ -90,20 +83,17 @@ def _list_devices(nvml: ModuleType, index: int, driver: str, problems: list[str]
 
 def _read_device(
     nvml: ModuleType, handle: object, index: int, capability: tuple[int, int], driver: str, mig: bool
-) -> _Device:
+) -> Gpu:
     memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-    return _Device(
-        _decode(nvml.nvmlDeviceGetUUID(handle)),
-        Gpu(
-            index=index,
-            name=_decode(nvml.nvmlDeviceGetName(handle)),
-            capability=capability,
-            memory=int(memory.total),
-            free=int(memory.free),
-            driver=driver,
-            mig=mig,
-            uuid=_decode(nvml.nvmlDeviceGetUUID(handle)),
-        ),
+    return Gpu(
+        index=index,
+        name=_decode(nvml.nvmlDeviceGetName(handle)),
+        capability=capability,
+        memory=int(memory.total),
+        free=int(memory.free),
+        driver=driver,
+        mig=mig,
+        uuid=_decode(nvml.nvmlDeviceGetUUID(handle)),
     )
 
 
@@ -122,21 +112,21 @@ def _list_instances(nvml: ModuleType, handle: object) -> Iterator[object]:
             continue
 
 
-def _select_visible(devices: list[_Device], requested: str | None) -> list[_Device]:
+def _select_visible(gpus: list[Gpu], requested: str | None) -> list[Gpu]:
     """What CUDA shows: if there is a MIG instance, only the first one, unless another is named."""
-    counted = [device for device in devices if device.gpu.mig][:1] or devices
+    counted = [gpu for gpu in gpus if gpu.mig][:1] or gpus
     if requested is None:
         return counted
-    shown_devices: list[_Device] = []
+    visible: list[Gpu] = []
     for word in (part.strip() for part in requested.split(",")):
         if word.isdigit():
             match = counted[int(word) : int(word) + 1]
         else:
-            match = [device for device in devices if word and device.uuid.startswith(word)][:1]
+            match = [gpu for gpu in gpus if word and gpu.uuid.startswith(word)][:1]
         if not match:  # CUDA, too, stops at the first one that does not exist
             break
-        shown_devices += match
-    return shown_devices
+        visible += match
+    return visible
 
 
 def _decode(value: str | bytes) -> str:

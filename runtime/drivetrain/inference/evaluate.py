@@ -75,6 +75,8 @@ def evaluate(request: EvaluateRequest) -> int:
     device = torch.device(device_check.select_usable_device(machine, thread_limits.report))
     if request.data is None:
         samples = _load_samples(request, trained, device)
+        if request.explain:
+            explanation.check_network(samples)
         accumulator = samples.make_accumulator()
         validation = samples.data.validation
         _add_batches(accumulator, samples.compute_outputs(validation), validation.targets)

@@ -40,6 +40,18 @@ def check_explainable(trained: SavedModel, data: Path | None) -> None:
     )
 
 
+def check_network(samples: ValidationSamples) -> None:
+    """Check with one sample that a network can be explained, before all samples are evaluated.
+
+    Raises:
+        SpecError: if it cannot.
+    """
+    from drivetrain.inference import heat_maps
+
+    if samples.data.preprocessing["kind"] == "images":
+        heat_maps.compute_sample_map(samples, 0)
+
+
 def explain(run: Path, samples: ValidationSamples, mistakes: list[int]) -> None:
     """Explain the model of a run, store the result there, and write its report again.
 
@@ -49,7 +61,6 @@ def explain(run: Path, samples: ValidationSamples, mistakes: list[int]) -> None:
         mistakes: ids of the worst mistakes.
 
     Raises:
-        SpecError: if its network cannot be explained.
         StorageError: if the run folder cannot be written.
     """
     from drivetrain.inference import heat_maps, permutation_importance
@@ -57,8 +68,11 @@ def explain(run: Path, samples: ValidationSamples, mistakes: list[int]) -> None:
 
     if samples.data.preprocessing["kind"] == "images":
         rows = list(heat_maps.explain_samples(samples, mistakes))
-        content: dict[str, object] = {"maps": rows}
+        empty_count = sum(row["empty"] for row in rows)
+        content: dict[str, object] = {"maps": rows, "empty_maps": empty_count}
         say_aside(f"explain: heat maps of {len(rows)} samples, {len(mistakes)} of them the worst mistakes")
+        if empty_count:
+            say_aside(f"explain: {empty_count} of the maps are empty: {heat_maps.EMPTY_MAP_REASON}")
     else:
         say_aside(f"explain: permutes each column, for about {permutation_importance.MAX_SECONDS:.0f} s at most")
         result = permutation_importance.measure_importance(samples)

@@ -222,8 +222,8 @@ class Train(Spec):
     )
     solve_heads: bool | Literal["auto"] = Field(
         "auto",
-        description="true: linear outputs of an otherwise frozen network are solved with L-BFGS, with a penalty that the "
-        "validation loss chooses, in place of the epochs before `model.unfreeze`, or of all; auto: true unless "
+        description="true: linear outputs of an otherwise frozen network, or linear models, are solved with L-BFGS, with a penalty "
+        "that the validation loss chooses, in place of the epochs before `model.unfreeze`, or of all; auto: true unless "
         "augmentation changes the inputs, the network is yours or several processes train",
     )
     ema: Annotated[float, Field(gt=0, lt=1)] | None = Field(

@@ -6,13 +6,12 @@ Streamed data is left out: its shards are fetched while the job trains.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator
 
 from drivetrain.data.formats import shards
 from drivetrain.data.streaming.shard import TAR
 from drivetrain.errors import DataError, DrivetrainError
-from drivetrain.hardware.disk_space import find_fetched_folder
+from drivetrain.hardware.disk_space import FETCHED_FOLDER, find_cache_folder
 from drivetrain.job import Job, dot_key
 from drivetrain.job.images import MANIFESTS, ImageJob
 from drivetrain.job.model import EarlierRun
@@ -36,7 +35,7 @@ def fetch_copies(job: Job, report: Callable[[str], None]) -> tuple[Job, list[Sto
     """
     copies: list[StoredCopy] = []
     for key, text in list_whole_paths(job):
-        address, cache = parse(text), find_fetched_folder(os.environ)
+        address, cache = parse(text), find_cache_folder() / FETCHED_FOLDER
         with _located_errors(job, key):
             _check_alone(job, key, address)
             copy = stored_copy.fetch(address, cache, report, needed_files(job, key))
@@ -54,7 +53,7 @@ def use_cached_copies(job: Job) -> Job:
         DrivetrainError: of the cache, or of the data, with the place of the key.
     """
     for key, text in list_whole_paths(job):
-        address, cache = parse(text), find_fetched_folder(os.environ)
+        address, cache = parse(text), find_cache_folder() / FETCHED_FOLDER
         with _located_errors(job, key):
             _check_alone(job, key, address)
             copy = stored_copy.find_cached(address, cache)

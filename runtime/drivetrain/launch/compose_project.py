@@ -7,7 +7,7 @@ import json
 import os
 import re
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import yaml
 from drivetrain.errors import Busy, DeviceError
 from drivetrain.launch import nvidia_toolkit
 from drivetrain.launch import project as checkout
+from drivetrain.launch.mounts import Mount
 from drivetrain.launch.project import COMPOSE, PROJECT
 from drivetrain.system import installation
 from drivetrain.system.console import say_aside
@@ -127,6 +128,22 @@ def literal(value: Any) -> Any:
     if isinstance(value, list):
         return [literal(item) for item in value]
     return value.replace("$", "$$") if isinstance(value, str) else value
+
+
+def bind_mounts(mounts: Iterable[Mount]) -> list[Any]:
+    """Read-only mounts of a service in the long form: a path may contain a colon, and a missing one must not be created."""
+    return [
+        literal(
+            {
+                "type": "bind",
+                "source": str(mount.source),
+                "target": str(mount.target),
+                "read_only": True,
+                "bind": {"create_host_path": False},
+            }
+        )
+        for mount in mounts
+    ]
 
 
 BASE_FILE = COMPOSE / "base.yaml"

@@ -62,11 +62,30 @@ class LaunchRequest:
     """The name of an image that replaces the image of this checkout or version."""
     command: str = "train"
     """The command that runs in the container: train, repeat, inspect, sweep or tradeoffs."""
+    engine: str = ""
+    """The engine of a cluster, which has what follows; empty for a container."""
+    nodes: int | None = None
+    per_node: int | None = None
+    """Processes on each node."""
+    site: Path | None = None
+    """The file about the cluster."""
+    output: Path | None = None
+    submit: bool = False
 
     def load_jobs(self, job: Job) -> list[Job]:
         """Load the job, and for a sweep also one job per choice: each can name other data or another network."""
         choices = sweep_space.list_choices(job) if self.command == "sweep" else ()
         return [job, *(spec.load(self.spec, (*self.assignments, "sweep=null", choice)) for choice in choices)]
+
+    def list_options(self, extend: Path | None, sizes: Sequence[str] = ()) -> list[str]:
+        """The options of the command.
+
+        Args:
+            extend: the run that it continues, as the command sees its path.
+            sizes: assignments beside those of the user.
+        """
+        options = [word for assignment in (*self.assignments, *sizes) for word in ("--set", assignment)]
+        return [*options, *self.flags, *(["--extend", str(extend)] if extend else [])]
 
 
 def launch(request: LaunchRequest) -> int:
@@ -127,7 +146,7 @@ def _choose_variables(
     variables["DRIVETRAIN_NETWORK"] = "bridge" if has_network else "none"
     variables[checkout.TAG] = checkout.image_tag()
     if variant != "cpu":
-        variables |= nvidia_toolkit.find(info).variables()
+        variables |= nvidia_toolkit.find(info)
     return variables
 
 
@@ -145,7 +164,7 @@ def _provide_image(client: Any, request: LaunchRequest, override: dict[str, Any]
 def add_secrets(trainer: dict[str, Any], secrets: run_secrets.RunSecrets, engine: engine_traits.EngineTraits) -> None:
     """Add the secrets to the volumes of the compose service `trainer`, readable for it under SELinux, too."""
     trainer |= engine.labels(outside=bool(trainer["volumes"]))
-    secret_volumes = compose_project.literal(secrets.volumes())
+    secret_volumes = compose_project.bind_mounts(secrets.mounts())
     for volume in secret_volumes if engine.selinux else ():
         volume["bind"]["selinux"] = "z"  # relabelling is harmless: the files are our own and removed soon
     trainer["volumes"] += secret_volumes
@@ -191,7 +210,7 @@ def _train_natively(request: LaunchRequest, job: Job, variant: str) -> int:
         "drivetrain",
         request.command,
         format_path_argument(request.spec),
-        *_list_options(request, request.extend),
+        *request.list_options(request.extend),
     ]
     if variant == "cpu" and job.limits.gpus == "auto" and detect(Path("runs")).gpus:
         command += ["--set", "limits.gpus=none"]  # without a container the GPU is visible
@@ -199,36 +218,18 @@ def _train_natively(request: LaunchRequest, job: Job, variant: str) -> int:
     os.execve(sys.executable, command, build_environment({}))
 
 
-def _list_options(request: LaunchRequest, extend: Path | None) -> list[str]:
-    options = [word for assignment in request.assignments for word in ("--set", assignment)]
-    return [*options, *request.flags, *(["--extend", str(extend)] if extend else [])]
-
-
 def _build_override(request: LaunchRequest, job: Job) -> dict[str, Any]:
     """Return the compose override of this job: its command, and read-only mounts of files outside of the project."""
     command = [
         request.command,
         to_container_path(request.spec),
-        *_list_options(request, to_container_run(request.extend)),
+        *request.list_options(to_container_run(request.extend)),
     ]
-    # Long form: a path may contain a colon, and a missing path must not be created.
-    volumes = [
-        {
-            "type": "bind",
-            "source": str(mount.source),
-            "target": str(mount.target),
-            "read_only": True,
-            "bind": {"create_host_path": False},
-        }
-        for mount in mounts.drop_nested_mounts(
-            m for each_job in request.load_jobs(job) for m in mounts.list_job_mounts(request.spec, each_job)
-        )
-    ]
-    return {
-        "services": {
-            "trainer": {"command": compose_project.literal(command), "volumes": compose_project.literal(volumes)}
-        }
-    }
+    job_mounts = mounts.drop_nested_mounts(
+        mount for each_job in request.load_jobs(job) for mount in mounts.list_job_mounts(request.spec, each_job)
+    )
+    volumes = compose_project.bind_mounts(job_mounts)
+    return {"services": {"trainer": {"command": compose_project.literal(command), "volumes": volumes}}}
 
 
 def describe_starter(client: Any, image: str, spec: Path) -> dict[str, str]:

@@ -112,21 +112,12 @@ def _build_image(variant: str, is_missing: bool) -> None:
 
 def _explain_missing_image(variant: str) -> DeviceError:
     """Return the error for a missing image in an installed program, which cannot build one."""
-    published_name = published_image.published_name(variant)
-    pull_commands = (
-        f"docker pull {published_name}, then docker tag {published_name} {image_name(variant)}"
-        if published_name
-        else None
-    )
+    cause, action = f"{published_image.REGISTRY} names no registry", f"{published_image.REGISTRY}=ghcr.io/OWNER"
+    if published_name := published_image.published_name(variant):
+        cause = f"{published_name} cannot be had"
+        action = f"docker pull {published_name}, then docker tag {published_name} {image_name(variant)}"
     return DeviceError(
-        f"there is no image {image_name(variant)} here"
-        + (
-            f", and {published_name} cannot be had"
-            if published_name
-            else f", and {published_image.REGISTRY} names no registry"
-        ),
-        "an image that was published, loaded with `docker load`, or built in a checkout by `make image-"
-        + variant
-        + "`",
-        f"{pull_commands or published_image.REGISTRY + '=ghcr.io/OWNER'}; or `drivetrain launch JOB --image NAME`",
+        f"there is no image {image_name(variant)} here, and {cause}",
+        f"an image that was published, loaded with `docker load`, or built in a checkout by `make image-{variant}`",
+        f"{action}; or `drivetrain launch JOB --image NAME`",
     )

@@ -53,22 +53,16 @@ class EngineTraits:
         """What a user should know about the limits; empty if they are all enforced."""
         if not self.unenforced:
             return ""
-        return f"limits: this engine cannot enforce {', '.join(self.unenforced)}: {self._reason()}; {self.cure()}"
+        return f"limits: this engine cannot enforce {', '.join(self.unenforced)}: {'; '.join(self.explain_limits())}"
 
-    def _reason(self) -> str:
+    def explain_limits(self) -> tuple[str, str]:
+        """Why the engine cannot enforce some limits, and what makes it enforce all."""
         if self.rootless and self.cgroup == "1":
-            return "it is rootless, and the host has cgroup v1"
+            return "it is rootless, and the host has cgroup v1", "boot it with systemd.unified_cgroup_hierarchy=1"
         if self.rootless:
-            return "it is rootless, and systemd has not delegated the controllers to this user"
-        return "its host lacks the cgroup controllers"
-
-    def cure(self) -> str:
-        """What makes the engine enforce all limits."""
-        if self.rootless and self.cgroup == "1":
-            return "boot it with systemd.unified_cgroup_hierarchy=1"
-        if self.rootless:
-            return "Delegate=cpu cpuset io memory pids in /etc/systemd/system/user@.service.d/delegate.conf"
-        return "enable them in the kernel's command line"
+            setting = "Delegate=cpu cpuset io memory pids in /etc/systemd/system/user@.service.d/delegate.conf"
+            return "it is rootless, and systemd has not delegated the controllers to this user", setting
+        return "its host lacks the cgroup controllers", "enable them in the kernel's command line"
 
 
 def find(info: Mapping[str, Any], delegated: Collection[str] | None = None) -> EngineTraits:

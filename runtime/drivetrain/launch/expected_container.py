@@ -10,9 +10,9 @@ import os
 import shutil
 from dataclasses import replace
 
-from drivetrain.hardware import image_selection
 from drivetrain.hardware.detect import name_machine
 from drivetrain.hardware.facts import Cpu, Hardware, Libraries, Storage, Torch
+from drivetrain.hardware.image_selection import BUILDS, choose_image
 from drivetrain.job import Job
 from drivetrain.launch import compose_project, container_limits, run_in_image
 from drivetrain.system.installation import CHECKOUT
@@ -30,7 +30,7 @@ def expect_hardware(host: Hardware, job: Job) -> tuple[Hardware, str]:
     if shutil.which("docker") is None:
         first = "`train` installs it first" if CHECKOUT else "`train` needs it or a Docker engine"
         return host, f"torch is not installed here: {first}; this is the plan of this host, without a container"
-    word = image_selection.choose_image(host).word or "cpu"
+    word = choose_image(host).word or "cpu"
     how = "as `launch --device gpu` starts it; `--set limits.gpus=none` shows the plan of the CPU"
     line = "torch is not installed here: this is the plan for the container of the image " + word
     return in_container(host, job, word), f"{line}, {'in which `train` runs' if word == 'cpu' else how}"
@@ -45,6 +45,7 @@ def in_container(host: Hardware, job: Job, word: str) -> Hardware:
         shm = compose_project.read_trainer(settings, compose_project.GPU_FILE)["shm_size"]
     cpu, memory = _cpu(host.cpu, float(limits["cpus"])), parse_bytes(limits["memory"])
     gpus = host.gpus if word != "cpu" else ()
+    build, architecture, cpu_torch = BUILDS.get(word), host.cpu.architecture, BUILDS["ampere"].torch
     return replace(
         host,
         name=name_machine(cpu, "docker", gpus),
@@ -54,9 +55,13 @@ def in_container(host: Hardware, job: Job, word: str) -> Hardware:
         memory=replace(host.memory, limit=memory, used=0, available=min(memory, host.memory.available), swap=False),
         storage=_storage(host.storage, parse_bytes(shm)),
         gpus=gpus,
-        torch=_torch(word),
+        torch=Torch(version=build.torch, cuda=build.cuda) if build else Torch(version=f"{cpu_torch}+cpu", cuda=None),
         compiler="/usr/bin/g++",
-        libraries=_libraries(host.cpu.architecture, word),
+        # What the Dockerfile installs for preloading.
+        libraries=Libraries(
+            iomp5="/usr/local/lib/libiomp5.so" if word == "cpu" and architecture == "x86_64" else None,
+            tcmalloc=f"/usr/lib/{architecture}-linux-gnu/libtcmalloc_minimal.so.4",
+        ),
         system="Linux",
     )
 
@@ -93,19 +98,4 @@ def _storage(storage: Storage, shm: int) -> Storage:
         cache_exec=True,
         cache_writable=True,
         cache_room=storage.runs_free,
-    )
-
-
-def _torch(word: str) -> Torch:
-    if build := image_selection.BUILDS.get(word):
-        return Torch(version=build.torch, cuda=build.cuda)
-    return Torch(version=f"{image_selection.BUILDS['ampere'].torch}+cpu", cuda=None)
-
-
-def _libraries(architecture: str, word: str) -> Libraries:
-    """What the Dockerfile installs for preloading."""
-    intel = word == "cpu" and architecture == "x86_64"
-    return Libraries(
-        iomp5="/usr/local/lib/libiomp5.so" if intel else None,
-        tcmalloc=f"/usr/lib/{architecture}-linux-gnu/libtcmalloc_minimal.so.4",
     )

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from drivetrain.errors import DrivetrainError
 from drivetrain.launch.project import PROJECT
 from drivetrain.supervisor.started_runs import StartedRuns
 from drivetrain.system import installation, signals
@@ -159,17 +160,13 @@ def explain_end(code: int, attributes: Any) -> str:
     """
     if code != KILLED_EXIT_CODE:
         return ""
-    if attributes["State"].get("OOMKilled"):
-        limit = format_bytes(attributes["HostConfig"]["Memory"])
-        if attributes["HostConfig"]["Memory"] < MIN_MEMORY_BYTES:
-            return (
-                f"the container was killed because it reached its memory limit of {limit}\n"
-                f"  possible: at least {format_bytes(MIN_MEMORY_BYTES)}, of which the libraries take most\n"
-                "  do:       --set limits.memory=1g, or more for a large network, then run the same command again"
-            )
-        return (
-            f"the container was killed because it reached its memory limit of {limit}\n"
-            "  possible: a smaller train.batch_size or optimize.micro_batch, or a higher limits.memory\n"
-            "  do:       for example --set optimize.micro_batch=8, then run the same command again"
-        )
-    return explain_kill("the container")
+    if not attributes["State"].get("OOMKilled"):
+        return explain_kill("the container")
+    limit = attributes["HostConfig"]["Memory"]
+    possible = "a smaller train.batch_size or optimize.micro_batch, or a higher limits.memory"
+    action = "for example --set optimize.micro_batch=8"
+    if limit < MIN_MEMORY_BYTES:
+        possible = f"at least {format_bytes(MIN_MEMORY_BYTES)}, of which the libraries take most"
+        action = "--set limits.memory=1g, or more for a large network"
+    fault = f"the container was killed because it reached its memory limit of {format_bytes(limit)}"
+    return "\n".join(DrivetrainError(fault, possible, f"{action}, then run the same command again").lines())

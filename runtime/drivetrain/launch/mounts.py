@@ -10,13 +10,13 @@ import itertools
 import os
 import pwd
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from drivetrain.errors import SpecError, StorageError
+from drivetrain.errors import Problem, SpecError, StorageError
 from drivetrain.job import Job, dot_key
-from drivetrain.job import custom as custom_job
+from drivetrain.job.custom import list_user_functions
 from drivetrain.job.hub_address import is_on_hub
 from drivetrain.job.images import ImageJob
 from drivetrain.job.remote_data import list_local_paths
@@ -60,6 +60,8 @@ KEY_NAMES = (
 """Names of files and folders with keys: not mounted, nor anything below them, nor a folder that contains one."""
 MANIFEST_SUFFIXES = (".csv", ".tsv", ".jsonl", ".parquet")
 """Suffixes of tables of images, whose paths are relative to the folder of the table."""
+CODE_KEY = "file"
+"""The last part of the key of a file with the user's code."""
 MAX_CHECKED_ENTRIES = 10_000
 """Number of entries of a folder that are checked for symlinks at most."""
 _POSSIBLE = "files, and folders with only what the job needs; each is mounted read-only"
@@ -83,28 +85,24 @@ def list_job_mounts(path: Path, job: Job, root: Path = WORKSPACE) -> list[Mount]
         SpecError: if one of them may not be mounted, or its path means something else in the container.
     """
     named_paths = [("the spec", Path(os.path.abspath(path)))]
-    for key, text in list_paths(job):
-        origin = f"{job.document.place(key)}: {dot_key(key)}"
-        _check_same_inside(origin, text, job, root)
-        target = Path(os.path.abspath(job.resolve(text)))
-        if (
-            isinstance(job, ImageJob)
-            and target.suffix.lower() in MANIFEST_SUFFIXES
-            and not target.is_relative_to(PROJECT)
-        ):
-            # The container must find the images, whose paths start from the folder of the table.
-            origin, target = f"{origin}: {text} names files in its folder", target.parent
+    for key, text in list_files(job):
+        origin, target = f"{job.document.place(key)}: {dot_key(key)}", Path(os.path.abspath(job.resolve(text)))
+        if key[-1] == CODE_KEY:
+            target = Path(os.path.abspath(job.folder / text)).parent
+            origin = f"{origin}: {text!r} may import files next to it"
+        else:
+            _check_same_inside(origin, text, job, root)
+            is_table = isinstance(job, ImageJob) and target.suffix.lower() in MANIFEST_SUFFIXES
+            if is_table and not target.is_relative_to(PROJECT):
+                # The container must find the images, whose paths start from the folder of the table.
+                origin, target = f"{origin}: {text} names files in its folder", target.parent
         named_paths.append((origin, target))
-    for key, part, _ in custom_job.list_user_functions(job):
-        folder = Path(os.path.abspath(job.folder / part.file)).parent
-        origin = f"{job.document.place((*key, 'file'))}: {dot_key((*key, 'file'))}: {part.file!r} may import files next to it"
-        named_paths.append((origin, folder))
     return drop_nested_mounts(
         mount for origin, folder in named_paths for mount in list_path_mounts(origin, folder, root)
     )
 
 
-def drop_nested_mounts(mounts: Iterator[Mount]) -> list[Mount]:
+def drop_nested_mounts(mounts: Iterable[Mount]) -> list[Mount]:
     """Return the mounts sorted, without duplicates and without those that another mount already contains."""
     outer_first = sorted(set(mounts), key=lambda mount: (len(mount.target.parts), mount))
     outermost: list[Mount] = []
@@ -132,7 +130,7 @@ def list_path_mounts(origin: str, path: Path, root: Path = WORKSPACE) -> Iterato
     full_path = _include_blobs(path)
     target, real = _path_in_container(full_path, root), full_path.resolve()
     for checked in (full_path, real):
-        one_line.check({origin: str(checked)})
+        one_line.check({origin: checked})
     if target is not None:
         if obstacle := find_obstacle(real) or find_obstacle(full_path):
             raise SpecError(
@@ -181,11 +179,46 @@ def _list_homes() -> set[Path]:
     return {form for home in homes if home.is_absolute() for form in (home, home.resolve()) if len(form.parts) > 1}
 
 
-def list_paths(job: Job) -> Iterator[tuple[tuple[str, ...], str]]:
-    """Yield every local path in the spec with its key: data, and pretrained weights that exist here."""
+def list_files(job: Job, *, here: bool = True) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Yield every local path in the spec with its key: data, pretrained weights that exist here, and the user's code.
+
+    Args:
+        here: whether they are paths of this machine; on another one, which cannot be looked at, a name of a network that
+            does not begin as a path is none.
+    """
     yield from ((key, text) for key, text in list_local_paths(job) if not is_on_hub(text))
-    model_paths = ((key, text) for key, text in job.model_paths() if not is_remote(text))
-    yield from ((key, text) for key, text in model_paths if os.path.exists(job.resolve(text)))
+    for key, text in job.model_paths():
+        begins_as_path = key[-1] in ("weights", "from") or text.startswith(("/", ".", "~"))
+        is_path = os.path.exists(job.resolve(text)) if here else begins_as_path and not is_on_hub(text)
+        if is_path and not is_remote(text):
+            yield key, text
+    yield from (((*key, CODE_KEY), part.file) for key, part, _ in list_user_functions(job))
+
+
+def refuse_outside(
+    job: Job, others: Mapping[str, str], folders: Sequence[str], fault: str, action: str, *, here: bool
+) -> None:
+    """Check that the files of a job are below folders that the machines of a cluster see.
+
+    Args:
+        others: further paths, by how messages name them.
+        here: whether these are paths of this machine, whose links are followed.
+
+    Raises:
+        SpecError: with all that are not.
+    """
+    resolve: Callable[[str], str] = os.path.realpath if here else str
+    files = [(name, "", path) for name, path in others.items()]
+    for keys, text in list_files(job, here=here):
+        files.append((job.document.place(keys), dot_key(keys), os.path.abspath(job.resolve(text)) if here else text))
+    roots, problems = [resolve(folder) for folder in folders], []
+    possible = f"below {', '.join(folders)}" if folders else "folders that all nodes see; the site file lists none"
+    for location, key, path in files:
+        resolved = Path(resolve(path))
+        if ".." in resolved.parts or not any(resolved.is_relative_to(root) for root in roots):
+            problems.append(Problem(location, key, f"{path} {fault}", possible, action))
+    if problems:
+        raise SpecError(problems)
 
 
 def _check_same_inside(origin: str, text: str, job: Job, root: Path) -> None:
@@ -194,41 +227,31 @@ def _check_same_inside(origin: str, text: str, job: Job, root: Path) -> None:
     Raises:
         SpecError: if the path means something else there.
     """
-    written_path = Path(os.path.expanduser(text))
+    path = Path(os.path.expanduser(text))
     if text.startswith("~"):
-        raise SpecError(
-            f"{origin}: {text!r} is relative to a home folder, which differs in the container",
-            "a path relative to the job file or to the project, or an absolute path",
-            f"write {written_path}",
-        )
-    if written_path.is_absolute():
+        fault = "is relative to a home folder, which differs in the container"
+    elif path.is_absolute():
         return
-    if os.path.exists(job.folder / written_path):
-        _refuse_leaving_project(origin, text, job, root)
-        return
-    from_working_folder = Path(os.path.abspath(written_path))
-    if not from_working_folder.is_relative_to(PROJECT) or from_working_folder != Path(
-        os.path.abspath(PROJECT / written_path)
-    ):
-        raise SpecError(
-            f"{origin}: {text!r} is relative to the working folder, which differs in the container",
-            "a path relative to the job file or to the project, or an absolute path",
-            f"write {from_working_folder}",
-        )
+    elif os.path.exists(job.folder / path):
+        if not _leaves_project(job.folder, text, root):
+            return
+        path = (job.folder / text).resolve()
+        fault = "leaves the project or follows a link by `..`, which does not work in the container"
+    else:
+        in_project, path = Path(os.path.abspath(PROJECT / path)), Path(os.path.abspath(path))
+        if path == in_project and path.is_relative_to(PROJECT):
+            return
+        fault = "is relative to the working folder, which differs in the container"
+    possible = "a path below the job file or the project, or an absolute path"
+    raise SpecError(f"{origin}: {text!r} {fault}", possible, f"write {path}")
 
 
-def _refuse_leaving_project(origin: str, text: str, job: Job, root: Path) -> None:
-    """Refuse a path that leaves the project by `..`, also behind a symlink: a container has it at another path."""
-    unresolved, real = Path(os.path.abspath(job.folder / text)), (job.folder / text).resolve()
-    has_other_path = root != PROJECT and job.folder.resolve().is_relative_to(PROJECT)
-    if unresolved.resolve() != real or (
-        has_other_path and not unresolved.is_relative_to(PROJECT) and not real.is_relative_to(PROJECT)
-    ):
-        raise SpecError(
-            f"{origin}: {text!r} leaves the project or follows a link by `..`, which does not work in the container",
-            "a path below the job file or the project, or an absolute path",
-            f"write {real}",
-        )
+def _leaves_project(folder: Path, text: str, root: Path) -> bool:
+    """Whether a path leaves the project by `..`, also behind a symlink: a container has it at another path."""
+    unresolved, real = Path(os.path.abspath(folder / text)), (folder / text).resolve()
+    has_other_path = root != PROJECT and folder.resolve().is_relative_to(PROJECT)
+    is_outside = not unresolved.is_relative_to(PROJECT) and not real.is_relative_to(PROJECT)
+    return unresolved.resolve() != real or (has_other_path and is_outside)
 
 
 def _include_blobs(path: Path) -> Path:
@@ -289,7 +312,7 @@ def mount_output(output: Path | None, option: str = "--output ") -> Path | None:
         return None
     folder = _find_existing_parent(output).resolve()
     for path in (output, folder):
-        one_line.check({option.strip(" =") or "the output": str(path)})
+        one_line.check({option.strip(" =") or "the output": path})
     if obstacle := find_obstacle(folder):
         raise SpecError(
             f"{option}{output}: a container would have to write to {folder}, and {obstacle}",

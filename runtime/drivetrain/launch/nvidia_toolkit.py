@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from drivetrain.errors import DeviceError
@@ -13,20 +12,8 @@ _HOOK = "nvidia-container-runtime-hook"
 _CONFIGURE = "sudo nvidia-ctk runtime configure --runtime=docker, then sudo systemctl restart docker"
 
 
-@dataclass(frozen=True)
-class Toolkit:
-    """How a container requests GPUs: the driver's name, and the value for all GPUs."""
-
-    driver: str
-    devices: str
-
-    def variables(self) -> dict[str, str]:
-        """Variables that the compose files of the GPU images read."""
-        return {"DRIVETRAIN_GPU_DRIVER": self.driver, "DRIVETRAIN_GPU_DEVICES": self.devices}
-
-
-def find(info: Mapping[str, Any], which: Callable[[str], str | None] = shutil.which) -> Toolkit:
-    """The toolkit of an engine.
+def find(info: Mapping[str, Any], which: Callable[[str], str | None] = shutil.which) -> dict[str, str]:
+    """How a container of this engine requests GPUs, as variables that the compose files of the GPU images read.
 
     Args:
         info: information from the engine (`docker info`).
@@ -38,21 +25,17 @@ def find(info: Mapping[str, Any], which: Callable[[str], str | None] = shutil.wh
     # The Container Device Interface (CDI) comes first: devices that the runtime's hook has added behind systemd's back
     # are taken away by the next `systemctl daemon-reload` (NVIDIA/nvidia-container-toolkit#48).
     if any(str(device.get("ID", "")).startswith("nvidia.com/gpu") for device in info.get("DiscoveredDevices") or ()):
-        return Toolkit("cdi", "nvidia.com/gpu=all")
+        return {"DRIVETRAIN_GPU_DRIVER": "cdi", "DRIVETRAIN_GPU_DEVICES": "nvidia.com/gpu=all"}
     if "nvidia" in (info.get("Runtimes") or {}) or which(_HOOK):
-        return Toolkit("nvidia", "all")
-    installed = which("nvidia-ctk") is not None
+        return {"DRIVETRAIN_GPU_DRIVER": "nvidia", "DRIVETRAIN_GPU_DEVICES": "all"}
+    cause, install = "is installed, but the engine is not configured for it", ""
+    if which("nvidia-ctk") is None:
+        cause = "is missing"
+        install = "install the package nvidia-container-toolkit as NVIDIA's documentation describes; "
     raise DeviceError(
-        "the Docker engine cannot give a container a GPU: "
-        + (
-            "the NVIDIA container toolkit is installed, but the engine is not configured for it"
-            if installed
-            else "the NVIDIA container toolkit is missing"
-        ),
+        f"the Docker engine cannot give a container a GPU: the NVIDIA container toolkit {cause}",
         "an engine with the runtime `nvidia`, or with nvidia.com/gpu among the devices that `docker info` lists",
-        _CONFIGURE
-        if installed
-        else f"install the package nvidia-container-toolkit as NVIDIA's documentation describes; {_CONFIGURE}",
+        f"{install}{_CONFIGURE}",
     )
 
 

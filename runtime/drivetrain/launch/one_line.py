@@ -12,16 +12,17 @@ _CATEGORIES = ("Cc", "Cs", "Zl", "Zp")
 """Control characters, bytes that are not UTF-8, and separators of lines and paragraphs."""
 
 
-def check(texts: Mapping[str, str]) -> None:
+def check(texts: Mapping[str, object]) -> None:
     """Check what is written into a file for another program, or into its command line.
 
     Args:
-        texts: by how messages name them.
+        texts: texts and paths, by how messages name them.
 
     Raises:
         SpecError: if one contains a control character.
     """
-    for name, text in texts.items():
+    for name, value in texts.items():
+        text = str(value)
         if any(unicodedata.category(letter) in _CATEGORIES for letter in text):
             raise SpecError(
                 f"{name}: {printable(text, 200)!r} contains a control character, such as a line break",

@@ -82,7 +82,7 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
         arguments: the whole command line, starting with the command.
 
     Raises:
-        DeviceError: if no engine answers, or the image cannot be built.
+        DeviceError: if no engine answers, the image cannot be built, or the container would not see the working folder.
         SpecError: if the spec is invalid, or names something that may not be mounted.
     """
     from drivetrain.launch import container_limits, docker_engine, engine_traits, run_secrets
@@ -94,29 +94,32 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
             "torch in the local environment, or an engine",
             f"`{INSTALL_TORCH}`, or {client.cure}",
         )
-    workdir, info = _workdir(Path.cwd()), client.info()
-    engine, output = engine_traits.find(info), getattr(parsed, "output", None)
+    workdir = Path.cwd()
+    if not workdir.is_relative_to(PROJECT):
+        raise DeviceError(
+            f"called in {workdir}, and torch is not installed here",
+            f"any folder below {PROJECT}, which is mounted in the container",
+            f"cd {PROJECT}, or `{INSTALL_TORCH}`",
+        )
+    info, output = client.info(), getattr(parsed, "output", None)
+    engine = engine_traits.find(info)
     # `sample` has no option: its folder is where it writes.
     written = mounts.mount_output(parsed.folder, "") if parsed.command == "sample" else mounts.mount_output(output)
     with contextlib.redirect_stdout(sys.stderr):  # stdout is reserved for the command's output
         needs = _needs(parsed, info)
         docker_engine.provide_image(client, "cpu")
-        # What writes new files of the user's, and runs none of their code, runs as the user who called it.
-        owner = container_limits.owner(PROJECT) if parsed.command not in ("sample", "init") else {}
+    # What writes new files of the user's, and runs none of their code, runs as the user who called it.
+    owner = engine.owner() or (container_limits.owner(PROJECT) if parsed.command not in ("sample", "init") else {})
     user = owner.get("DRIVETRAIN_UID", str(os.getuid())), owner.get("DRIVETRAIN_GID", str(os.getgid()))
-    if engine.rootless:
-        user = ("0", "0")
-    else:
+    if not engine.rootless:
         mounts.check_output_writable(output, int(user[0]))
     limits = needs.limits | engine.limits(gpu=False)
     with run_secrets.write_for_block(needs.secrets, info, int(user[0])) as secrets:
-        readable = needs.mounts + [
-            mounts.Mount(Path(source), Path(target)) for target, source in secrets.mounts().items()
-        ]
         # The engine's command line relabels only mounts of the short form, in which no path may have a colon.
         options = ["--security-opt", "label=disable"] if engine.selinux else []
         options += ["--interactive"] if STDIN in getattr(parsed, "inputs", ()) else []
-        readable = [mount for mount in mounts.drop_nested_mounts(iter(readable)) if mount.target != written]
+        sources = mounts.drop_nested_mounts((*needs.mounts, *secrets.mounts()))
+        readable = [mount for mount in sources if mount.target != written]
         command = line(arguments, workdir, user, limits, readable, network=needs.network, written=written)
         return _wait([*command[:2], *options, *command[2:]])
 
@@ -258,21 +261,6 @@ def _has_no_reader(descriptor: int) -> bool:
     poller = select.poll()
     poller.register(descriptor, 0)
     return any(event & select.POLLERR for _, event in poller.poll(0))
-
-
-def _workdir(folder: Path) -> Path:
-    """The folder from which relative paths start.
-
-    Raises:
-        DeviceError: outside of the project, which is all that the container can see.
-    """
-    if not folder.is_relative_to(PROJECT):
-        raise DeviceError(
-            f"called in {folder}, and torch is not installed here",
-            f"any folder below {PROJECT}, which is mounted in the container",
-            f"cd {PROJECT}, or `{INSTALL_TORCH}`",
-        )
-    return folder
 
 
 def _jobs(options: argparse.Namespace) -> Iterator[tuple[Path, Job]]:

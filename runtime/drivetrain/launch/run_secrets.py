@@ -10,7 +10,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,8 +19,10 @@ from drivetrain.errors import SpecError
 from drivetrain.job import Job, remote_data
 from drivetrain.job.environment import check_environment
 from drivetrain.launch import engine_traits
+from drivetrain.launch.mounts import Mount
 from drivetrain.pretrained import hub_name
 from drivetrain.storage import store_variables
+from drivetrain.system.console import say
 from drivetrain.system.secrets import CERTIFICATES_FILE, FILE_SUFFIX, FOLDER
 
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
@@ -38,19 +40,10 @@ class RunSecrets:
 
     values: Mapping[str, bytes]
     folder: Path
-    lines: list[str] = field(default_factory=list)
-    """What the user is told: names, never values."""
 
-    def mounts(self) -> dict[str, str]:
-        """File on the host, by its path in the container."""
-        return {f"{FOLDER}/{name}": str(self.folder / name) for name in self.values}
-
-    def volumes(self) -> list[dict[str, Any]]:
-        """Mounts of the compose service."""
-        return [
-            {"type": "bind", "source": source, "target": target, "read_only": True, "bind": {"create_host_path": False}}
-            for target, source in self.mounts().items()
-        ]
+    def mounts(self) -> list[Mount]:
+        """The file of each value, and where the run reads it."""
+        return [Mount(self.folder / name, Path(FOLDER, name)) for name in self.values]
 
     def remove(self) -> None:
         """Remove the files; a container that has started keeps what is mounted."""
@@ -82,12 +75,15 @@ def collect(job: Job, online: bool, environ: Mapping[str, str] = os.environ) -> 
         if "HF_TOKEN" not in values and (token := _read_login_token(environ)):
             values["HF_TOKEN"] = token
     schemes = remote_data.list_schemes(job) if online else []
-    for scheme in schemes:
-        values |= store_variables.read_known(scheme, environ)
+    values |= {name: environ[name] for name in list_store_variables(job, environ)} if online else {}
     contents = {name: os.fsencode(value) for name, value in values.items() if name not in store_variables.FILES}
     lines = [f"environment: {', '.join(values)} (handed to the run as secrets)"] if values else []
     for name in values.keys() - contents.keys():
-        contents[f"{name}{FILE_SUFFIX}"] = _credentials(name, values[name])
+        possible = "a file with a credential, which the run gets read-only"
+        action = f"correct it, or unset {name} and export the variables of another credential"
+        contents[f"{name}{FILE_SUFFIX}"] = _read_file(
+            f"{name}: the file {values[name]}", values[name], possible, action
+        )
     if renewed := [name for name in store_variables.RENEWED if name in values]:
         lines.append(
             f"{', '.join(renewed)}: the file is handed over as it is now; a token that is renewed here is not renewed in the run"
@@ -97,10 +93,26 @@ def collect(job: Job, online: bool, environ: Mapping[str, str] = os.environ) -> 
         for name in (*PROXIES, *(name for scheme in schemes for name in store_variables.ENDPOINTS[scheme]))
         if not name.lower().startswith("no_") and (host := _loopback(values.get(name, "")))
     ]
-    if online and (where := next(((name, environ[name]) for name in AUTHORITIES if environ.get(name)), None)):
-        contents[CERTIFICATES_FILE] = _certificates(*where)
-        lines.append(f"certificates: those of {where[0]}, {where[1]}")
+    if online and (name := next((name for name in AUTHORITIES if environ.get(name)), "")):
+        path, action = environ[name], f"correct it, or unset {name}"
+        contents[CERTIFICATES_FILE] = _read_file(f"{name}: {path}", path, "a file of certificates", action)
+        lines.append(f"certificates: those of {name}, {path}")
     return contents, lines
+
+
+def list_store_variables(job: Job, environ: Mapping[str, str], note: str = "") -> list[str]:
+    """The names of those variables that the job's stores read.
+
+    Args:
+        note: printed for each store that has none, with {} for how its variables begin, and another for its scheme.
+    """
+    names: list[str] = []
+    for scheme in remote_data.list_schemes(job):
+        known = store_variables.read_known(scheme, environ)
+        names += known
+        if note and not known and scheme in store_variables.PREFIXES:
+            say(note.format(store_variables.PREFIXES[scheme], scheme))
+    return names
 
 
 @contextmanager
@@ -178,21 +190,8 @@ def _loopback(url: str) -> str:
     return host if host == "localhost" or host.startswith("127.") or host == "::1" else ""
 
 
-def _credentials(name: str, path: str) -> bytes:
+def _read_file(origin: str, path: str, possible: str, action: str) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError as error:
-        raise SpecError(
-            f"{name}: the file {path} cannot be read here: {error.strerror}",
-            "a file with a credential, which the run gets read-only",
-            f"correct it, or unset {name} and export the variables of another credential",
-        ) from None
-
-
-def _certificates(name: str, path: str) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise SpecError(
-            f"{name}: {path} cannot be read: {error.strerror}", "a file of certificates", f"correct it, or unset {name}"
-        ) from None
+        raise SpecError(f"{origin} cannot be read here: {error.strerror}", possible, action) from None

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from drivetrain.errors import DataError, StorageError
 from drivetrain.pretrained import convert as converting
-from drivetrain.pretrained import hub_connection, hub_listing
+from drivetrain.pretrained import hub_connection
 from drivetrain.pretrained.hub_cache import COMMIT, HASH, HubFile, Repository, Snapshot
 from drivetrain.pretrained.hub_connection import Connection
 from drivetrain.pretrained.hub_download import Progress, download
@@ -104,7 +104,7 @@ def fetch(
         connection = hub_connection.connect(repository.name, repository.kind, say)
         commit = repository.commit_of(revision)
         if update or not COMMIT.fullmatch(commit):
-            commit = hub_listing.find_commit(connection, revision)
+            commit = hub_connection.find_commit(connection, revision)
         with repository.locked(say):
             if cached := find_cached(repository, commit, choose):
                 repository.record_revision(revision, commit)
@@ -171,7 +171,7 @@ def _download_missing(
     """Download the missing files of a commit; the caller holds the lock."""
     listed = repository.read_listing(commit)
     if listed is None:
-        listed = hub_listing.list_files(connection, commit)
+        listed = hub_connection.list_files(connection, commit)
         repository.write_listing(commit, listed)
     by_name = {file.name: file for file in listed}
     if described := by_name.get(repository.kind.readme):

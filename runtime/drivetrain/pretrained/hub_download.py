@@ -27,17 +27,13 @@ _SPARE_BYTES = 64 << 20
 """Space that must stay free on the disk."""
 
 
-def _say_nothing(line: str) -> None:
-    pass
-
-
 @dataclass
 class Progress:
     """Prints amount, rate and remaining time of a download every few seconds."""
 
     total: int = 0
     """Bytes of all files."""
-    say: Callable[[str], None] = _say_nothing
+    say: Callable[[str], None] = lambda line: None
     done: int = 0
     """Bytes that are on the disk."""
     _begun_at: float = field(default_factory=time.monotonic)

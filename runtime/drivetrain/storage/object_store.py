@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from drivetrain.errors import StorageError
 from drivetrain.storage import redirects, store_variables
@@ -26,6 +26,7 @@ PART_BYTES = 8 << 20
 AT_ONCE = 4
 """Requests of one upload side by side."""
 T = TypeVar("T")
+_NEVER = threading.Event()
 
 
 @dataclass(frozen=True)
@@ -62,13 +63,10 @@ class ObjectStore:
     All methods raise RemoteError if the store does not do what was asked; names are relative, with slashes.
     """
 
-    def __init__(
-        self, address: RemoteAddress, patience: Patience = Patience(), environ: Mapping[str, str] = os.environ
-    ) -> None:
+    def __init__(self, address: RemoteAddress, patience: Patience = Patience()) -> None:
         """
         Args:
             address: of a bucket or below it, or of a web server.
-            environ: read for endpoint and certificates; credentials are read by the client itself.
 
         Raises:
             StorageError: if the client is not installed.
@@ -76,10 +74,9 @@ class ObjectStore:
         """
         self.address = address
         self.patience = patience
-        self.environ = environ
         self._followed: set[str] = set()
         """Files whose redirects have been followed."""
-        self._store = self._ask("open", "", lambda: _open_store(address, patience, environ))
+        self._store = self._ask("open", "", lambda: _open_store(address, patience))
 
     def get(self, name: str) -> bytes:
         """The content of an object."""
@@ -103,30 +100,28 @@ class ObjectStore:
         while (piece := self._ask("read", name, lambda: next(pieces, None))) is not None:
             yield bytes(piece)
 
-    def get_file(self, name: str, path: Path, over: threading.Event | None = None, *, atomic: bool = True) -> int:
-        """Write the content of an object to a file; returns its bytes.
+    def get_file(self, name: str, path: Path, over: threading.Event = _NEVER) -> int:
+        """Write the content of an object to a file, which is replaced when all of it is there; returns its bytes.
 
         Args:
             path: of the file; its folders are made.
-            over: set to stop in the middle; an atomic file then stays as it was, any other is removed.
-            atomic: whether it is replaced at once when all of it is there, since others may read it.
+            over: set to stop in the middle; the file then stays as it was.
 
         Raises:
             OSError: if it cannot be written.
         """
-        temporary = path.with_name(f".tmp-{path.name}") if atomic else path
+        temporary, size = path.with_name(f".tmp-{path.name}"), 0
         path.parent.mkdir(parents=True, exist_ok=True)
-        size = 0
         with temporary.open("wb") as file:
             for piece in self.stream(name):
-                if over is not None and over.is_set():
+                if over.is_set():
                     break
                 size += file.write(piece)
             file.flush()
             os.fsync(file.fileno())
-        if over is not None and over.is_set():
+        if over.is_set():
             temporary.unlink()
-        elif atomic:
+        else:
             temporary.replace(path)
         return size
 
@@ -140,28 +135,20 @@ class ObjectStore:
 
     def objects(self, below: str = "") -> list[StoredObject]:
         """All objects below a folder, by name."""
+        entries = self._again("list", below, lambda: _client().list(self._store, below or None).collect())
+        return sorted(map(self._object, entries), key=lambda each: each.name)
 
-        def list_objects() -> list[StoredObject]:
-            pages = _client().list(self._store, below or None)
-            return sorted((self._object(entry) for page in pages for entry in page), key=lambda each: each.name)
-
-        return self._again("list", below, list_objects)
-
-    def folders(self, below: str = "") -> list[str]:
-        """The names of the folders directly below a folder."""
-
-        def list_folders() -> list[str]:
-            answer = _client().list_with_delimiter(self._store, below or None)
-            return sorted(str(path).rstrip("/").rpartition("/")[2] for path in answer["common_prefixes"])
-
-        return self._again("list", below, list_folders)
+    def folders(self) -> list[str]:
+        """The names of the folders directly below the address."""
+        answer = self._again("list", "", lambda: _client().list_with_delimiter(self._store))
+        return sorted(str(path).rstrip("/").rpartition("/")[2] for path in answer["common_prefixes"])
 
     def put(self, name: str, content: bytes) -> str:
         """Write an object; returns its revision."""
         return self._put(name, content, None)
 
-    def put_file(self, name: str, path: Path, moved: Callable[[], None] = lambda: None) -> None:
-        """Write an object from a file, in parts if it is long; nothing is visible before the last one.
+    def put_file(self, name: str, file: BinaryIO, moved: Callable[[], None] = lambda: None) -> None:
+        """Write an object from an open file, in parts if it is long; nothing is visible before the last one.
 
         Args:
             moved: called whenever a part of it has been taken.
@@ -169,24 +156,23 @@ class ObjectStore:
         Raises:
             OSError: if the file cannot be read.
         """
-        with path.open("rb") as file:
-            first = file.read(PART_BYTES)
-            if len(first) < PART_BYTES:
-                self.put(name, first)
-                return
+        first = file.read(PART_BYTES)
+        if len(first) < PART_BYTES:
+            self.put(name, first)
+            return
 
-            def parts() -> Iterator[bytes]:
-                part = first
-                while part:
-                    yield part
-                    moved()
-                    part = file.read(PART_BYTES)
+        def parts() -> Iterator[bytes]:
+            part = first
+            while part:
+                yield part
+                moved()
+                part = file.read(PART_BYTES)
 
-            self._ask(
-                "write",
-                name,
-                lambda: _client().put(self._store, name, parts(), chunk_size=PART_BYTES, max_concurrency=AT_ONCE),
-            )
+        self._ask(
+            "write",
+            name,
+            lambda: _client().put(self._store, name, parts(), chunk_size=PART_BYTES, max_concurrency=AT_ONCE),
+        )
 
     def create(self, name: str, content: bytes) -> str | None:
         """Write an object that must not exist; returns its revision, or None if it exists."""
@@ -243,7 +229,7 @@ class ObjectStore:
         except Exception as error:
             if not isinstance(error, _client().exceptions.BaseError | FileNotFoundError):
                 raise
-            raise translate(error, self.address / name if name else self.address, task, self.environ) from None
+            raise translate(error, self.address / name if name else self.address, task) from None
 
 
 def _none_if(trouble: Trouble, request: Callable[[], T]) -> T | None:
@@ -256,16 +242,16 @@ def _none_if(trouble: Trouble, request: Callable[[], T]) -> T | None:
         raise
 
 
-def _open_store(address: RemoteAddress, patience: Patience, environ: Mapping[str, str]) -> Any:
+def _open_store(address: RemoteAddress, patience: Patience) -> Any:
     """The client's own store, with every wait bounded."""
-    if wrong := store_variables.bad_endpoint(address.scheme, environ):
+    if wrong := store_variables.bad_endpoint(address.scheme):
         # The client would end the process.
         raise StorageError(
             f"{wrong} is no address of a store",
             "http://HOST:PORT, https://HOST",
             f"write it with http:// or https://, or unset {wrong.partition('=')[0]} for the provider's own",
         )
-    for name, path in store_variables.missing_files(address.scheme, environ):
+    for name, path in store_variables.missing_files(address.scheme):
         raise StorageError(
             f"{name}: the file {path} is not there",
             "a file with a credential",
@@ -278,9 +264,9 @@ def _open_store(address: RemoteAddress, patience: Patience, environ: Mapping[str
         "read_timeout": timedelta(seconds=patience.silence),
         # The client's default of 30 s for a whole request would cut every long transfer.
         "timeout": timedelta(days=1),
-        "allow_http": address.scheme == "http" or store_variables.is_plain_http(address.scheme, environ),
+        "allow_http": address.scheme == "http" or store_variables.is_plain_http(address.scheme),
     }
-    if authority := environ.get("SSL_CERT_FILE"):
+    if authority := os.environ.get("SSL_CERT_FILE"):
         options["root_certificate"] = _certificates(authority)
     retry: Any = {
         "max_retries": 50,

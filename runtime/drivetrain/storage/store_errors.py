@@ -5,8 +5,8 @@ Messages of the client are not repeated: they hold whole addresses, and those of
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Mapping
 from enum import Enum
 
 from drivetrain.errors import StorageError
@@ -86,13 +86,12 @@ _PARTS = {
 """The parts of each error; `translate` says what the words in braces are."""
 
 
-def translate(error: Exception, address: RemoteAddress, task: str, environ: Mapping[str, str]) -> RemoteError:
+def translate(error: Exception, address: RemoteAddress, task: str) -> RemoteError:
     """What an exception of the client means for the user.
 
     Args:
         error: of obstore, or the OSError and ValueError that it raises.
         task: the request as a verb: read, write, list, remove.
-        environ: the variables that the store was opened with.
     """
     text, kind = str(error).partition("\n\nDebug source:")[0], type(error).__name__
     code, status = _code(text), _status(text)
@@ -103,7 +102,7 @@ def translate(error: Exception, address: RemoteAddress, task: str, environ: Mapp
     for pattern, known_kind, meaning, possible, action in _KNOWN:
         if pattern.search(f"{code} {hint} {status}"):
             return RemoteError(known_kind, f"{address}: cannot {task}: {meaning} ({said})", possible, action)
-    endpoint = store_variables.endpoint(address.scheme, environ)
+    endpoint = store_variables.endpoint(address.scheme)
     fields = {
         "address": address,
         "where": f"{address}: cannot {task}",
@@ -111,7 +110,7 @@ def translate(error: Exception, address: RemoteAddress, task: str, environ: Mapp
         "at": f" at {endpoint}" if endpoint else "",
         "endpoint": endpoint or "the address of the provider",
         "needed": ", ".join(store_variables.NEEDED.get(address.scheme, ())) or "none",
-        "variables": ", ".join(store_variables.read_known(address.scheme, environ)) or "none",  # never their values
+        "variables": ", ".join(store_variables.read_known(address.scheme, os.environ)) or "none",  # never their values
         "said": said,
     }
     return RemoteError(kind_of_trouble, *(part.format_map(fields) for part in _PARTS[kind_of_trouble]))

@@ -58,26 +58,31 @@ def read_known(scheme: str, environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def endpoint(scheme: str, environ: Mapping[str, str]) -> str:
+def endpoint(scheme: str) -> str:
     """The endpoint that is set, as `VARIABLE=address`; empty if none is."""
-    name = next((name for name in ENDPOINTS.get(scheme, ()) if environ.get(name)), None)
-    return f"{name}={environ[name].rpartition('@')[2].partition('?')[0]}" if name else ""
+    name = _find_endpoint(scheme)
+    return f"{name}={os.environ[name].rpartition('@')[2].partition('?')[0]}" if name else ""
 
 
-def bad_endpoint(scheme: str, environ: Mapping[str, str]) -> str:
+def bad_endpoint(scheme: str) -> str:
     """The endpoint that is set, if it has no scheme or no host; empty if it can be used."""
-    name = next((name for name in ENDPOINTS.get(scheme, ()) if environ.get(name)), None)
-    return endpoint(scheme, environ) if name and not _ENDPOINT.match(environ[name]) else ""
+    name = _find_endpoint(scheme)
+    return endpoint(scheme) if name and not _ENDPOINT.match(os.environ[name]) else ""
 
 
-def missing_files(scheme: str, environ: Mapping[str, str]) -> list[tuple[str, str]]:
+def _find_endpoint(scheme: str) -> str | None:
+    """The variable of the endpoint that is set; None if none is."""
+    return next((name for name in ENDPOINTS.get(scheme, ()) if os.environ.get(name)), None)
+
+
+def missing_files(scheme: str) -> list[tuple[str, str]]:
     """Variables that name a file which is not there, with its path; none if a variable holds a credential itself."""
-    variables = read_known(scheme, environ)
+    variables = read_known(scheme, os.environ)
     if any(name.endswith(_DIRECT) for name in variables):
         return []
     return [(name, path) for name, path in variables.items() if name in FILES and not os.path.isfile(path)]
 
 
-def is_plain_http(scheme: str, environ: Mapping[str, str]) -> bool:
-    """Whether the endpoint that is set is reached without TLS."""
-    return any(environ.get(name, "").lower().startswith("http://") for name in ENDPOINTS.get(scheme, ()))
+def is_plain_http(scheme: str) -> bool:
+    """Whether an endpoint that is set is reached without TLS."""
+    return any(os.environ.get(name, "").lower().startswith("http://") for name in ENDPOINTS.get(scheme, ()))

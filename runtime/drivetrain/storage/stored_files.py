@@ -17,12 +17,7 @@ Selector = Callable[[str], bool]
 PARALLEL_DOWNLOADS = 8
 
 
-def any_file(name: str) -> bool:
-    """True for every file."""
-    return True
-
-
-def list_files(parent: ObjectStore, address: RemoteAddress, selects: Selector = any_file) -> list[StoredObject]:
+def list_files(parent: ObjectStore, address: RemoteAddress, selects: Selector) -> list[StoredObject]:
     """The file at an address, or all files of a folder.
 
     Args:

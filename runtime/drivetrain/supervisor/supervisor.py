@@ -207,7 +207,7 @@ def _open_folder(
     request: TrainRequest, job: Job, plan_request: effective_plan.PlanRequest, copies: RemoteRuns | None
 ) -> run_folder.RunFolder:
     """The run folder that the command trains in; its copy begins."""
-    after = copies.find_highest_number() if copies else 0
+    after = copies.highest_number if copies else 0
     if request.extend:
         run = extended_run.open_extended(request.runs, job, request.extend, plan_request, new=request.new, after=after)
     else:

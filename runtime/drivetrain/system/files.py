@@ -148,13 +148,11 @@ def reserve_space(file: IO[bytes], size: int, folder: Path) -> None:
     Raises:
         StorageError: if there is not enough.
     """
-    try:
+    with blame_storage(folder):
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(file.fileno(), 0, size)
         else:  # macOS
             _write_zeros(file, size)
-    except OSError as error:
-        raise storage_error(folder, error) from None
 
 
 def _write_zeros(file: IO[bytes], size: int) -> None:

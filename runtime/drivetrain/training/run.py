@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -49,7 +49,7 @@ from drivetrain.training.nonfinite import NonfiniteGuard
 from drivetrain.training.optimizer import LearningRates, build_rates
 from drivetrain.training.peers import Peers
 from drivetrain.training.phase_timer import PhaseTimer
-from drivetrain.training.solvable_heads import HeadTraining
+from drivetrain.training.solvable_heads import HeadTraining, SolvableHead
 from drivetrain.training.step import Step
 from drivetrain.training.step_options import SeededPart, build_options
 from drivetrain.training.time_target import Counters, TimeTarget
@@ -97,8 +97,8 @@ class Run(AssembledRun):
     """The trained parameters, grouped by their factor of the learning rate."""
     user_parts: UserParts = field(default_factory=UserParts)
     """Optimizer, schedule, metrics and callbacks of a Python program."""
-    solved_layers: dict[str, nn.Linear] = field(default_factory=dict)
-    """The linear layer of each head, if the heads are solved in place of the first epochs; else empty."""
+    solvable_heads: Mapping[str, SolvableHead] = field(default_factory=dict)
+    """The heads, if they are solved in place of the first epochs; else empty."""
     unsolved_reason: str = ""
     """Why the heads are not solved, though only they are trained at first."""
     stop_reason: str | None = None
@@ -131,7 +131,7 @@ class Run(AssembledRun):
     @property
     def solves_heads(self) -> bool:
         """Whether the next epoch solves the heads; a run that has begun with steps continues with steps."""
-        return bool(self.solved_layers) and not self.counters.step
+        return bool(self.solvable_heads) and not self.counters.step
 
     def reached_step_limit(self) -> bool:
         """Whether the run has made the optimizer steps of `train.steps` or `train.within`."""
@@ -300,7 +300,7 @@ def assemble(
     # Now that the plan has chosen the micro-batch size.
     free_bytes = hardware.memory.available
     heads = HeadTraining(job, network, run.readable, run.step, user_parts, ranks.count, free_bytes)
-    run.solved_layers, run.unsolved_reason = heads.find_heads()
+    run.solvable_heads, run.unsolved_reason = heads.find_heads()
     start_checks.refuse_single_samples(job, run.step, batch_parts.count)
     sizes = {"processes": ranks.count, "parts": batch_parts.count, "threads": torch.get_num_threads()}
     run.identity = identity | {name: str(size) for name, size in sizes.items()}

@@ -4,21 +4,83 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from drivetrain.data.dataset import Dataset
+from drivetrain.errors import Problem, SpecError
 from drivetrain.job import Job
 from drivetrain.models import feature_cache, frozen_split
 from drivetrain.models.build import Model
+from drivetrain.models.networks.word_bag import PAIR_BUCKETS, WordBag
 from drivetrain.optimizations.feature_cache import describe_changing_inputs
 from drivetrain.system.units import format_bytes
+from drivetrain.training.head_solver import SPARSE_HISTORY, Solution
+from drivetrain.training.sparse_rows import SparseRows
 from drivetrain.training.step import Step
 from drivetrain.training.user_parts import UserParts
 
 MEMORY_DIVISOR = 4
 """The features may take 1/MEMORY_DIVISOR of the free memory."""
+MAX_PRODUCTS = 500_000_000
+"""Products of values and weights for the outputs of all texts: the solver needs about a hundred times as many, in a minute."""
+
+
+class SolvableHead(Protocol):
+    """A linear head: its outputs are a product of features and weights."""
+
+    module: nn.Module
+    """What gets the inputs from which the features are read."""
+    outputs: int
+    has_bias: bool
+
+    def read_features(self, inputs: tuple[Tensor, ...]) -> Tensor | SparseRows:
+        """The features (N, width) of the module's inputs."""
+
+    def load(self, solution: Solution) -> None:
+        """Set the weights."""
+
+
+class LayerHead:
+    """A linear layer."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        self.module: nn.Module = layer
+        self.width, self.outputs, self.has_bias = layer.in_features, layer.out_features, layer.bias is not None
+
+    def read_features(self, inputs: tuple[Tensor, ...]) -> Tensor:
+        """The vectors that the layer gets."""
+        return inputs[0].flatten(0, -2).float()
+
+    def load(self, solution: Solution) -> None:
+        """Set the weights."""
+        layer: Any = self.module
+        layer.weight.copy_(solution.weight)
+        if solution.bias is not None:
+            layer.bias.copy_(solution.bias)
+
+
+class BagHead:
+    """A head of a bag of words."""
+
+    has_bias = True
+
+    def __init__(self, bag: WordBag, number: int) -> None:
+        self.module: nn.Module = bag
+        self.bag, self.number = bag, number
+        self.width, self.outputs = bag.vocabulary + PAIR_BUCKETS, bag.output_counts[number]
+
+    def read_features(self, inputs: tuple[Tensor, ...]) -> SparseRows:
+        """The counts of words and pairs."""
+        return SparseRows.from_padded(*self.bag.read_columns(*inputs), self.width)
+
+    def load(self, solution: Solution) -> None:
+        """Set the weights."""
+        assert solution.bias is not None
+        self.bag.load_head(self.number, solution.weight, solution.bias)
 
 
 @dataclass(frozen=True)
@@ -34,8 +96,8 @@ class HeadTraining:
     free_memory: int
     """Bytes."""
 
-    def find_heads(self) -> tuple[dict[str, nn.Linear], str]:
-        """The layer of each head that is solved, none if they are not, and why not where only heads are trained at first.
+    def find_heads(self) -> tuple[Mapping[str, SolvableHead], str]:
+        """The heads that are solved, by name, none if they are not, and why not where only heads are trained at first.
 
         Raises:
             SpecError: if `train.solve_heads` asks for what is not possible.
@@ -43,18 +105,30 @@ class HeadTraining:
         requested = self.job.train.solve_heads
         if requested is False:
             return {}, ""
-        layers = self._find_trained_heads()
-        obstacle = self._find_obstacle(layers)
+        layers, bags = self._find_trained_heads(), self._find_bags()
+        heads: Mapping[str, SolvableHead] = layers or bags
+        obstacle = self._find_obstacle(heads)
+        obstacle = obstacle or (self._find_obstacle_of_bags(bags) if bags else self._find_lack_of_memory(layers))
         if obstacle and requested is True:
-            raise self.job.spec_error(
-                ("train", "solve_heads"),
-                f"is true, but {obstacle}",
-                "a network of which only linear outputs are trained, and inputs that do not change",
-                "set auto, or model.freeze",
-            )
-        return ({}, obstacle if layers else "") if obstacle else (layers, "")
+            raise SpecError(self._refuse(obstacle))
+        return ({}, obstacle if heads else "") if obstacle else (heads, "")
 
-    def _find_trained_heads(self) -> dict[str, nn.Linear]:
+    def _refuse(self, obstacle: str) -> Problem:
+        return self.job.problem(
+            ("train", "solve_heads"),
+            f"is true, but {obstacle}",
+            "a network of which only linear outputs are trained, and inputs that do not change",
+            "set auto, or model.freeze",
+        )
+
+    def _find_bags(self) -> dict[str, BagHead]:
+        """The heads of a bag of words that is trained as a whole; none for another network."""
+        bag = self.step.model
+        if not isinstance(bag, WordBag) or not all(parameter.requires_grad for parameter in bag.parameters()):
+            return {}
+        return {name: BagHead(bag, number) for number, name in enumerate(bag.names)}
+
+    def _find_trained_heads(self) -> dict[str, LayerHead]:
         """The linear layers of the heads, if they are all that is trained at first; else none."""
         first = {
             name for name, p in self.step.model.named_parameters() if p.requires_grad
@@ -70,7 +144,7 @@ class HeadTraining:
             return {}
         return self._match_heads(trained.values())
 
-    def _match_heads(self, layers: Iterable[nn.Linear]) -> dict[str, nn.Linear]:
+    def _match_heads(self, layers: Iterable[nn.Linear]) -> dict[str, LayerHead]:
         """The layer whose output is that of the network, by head; none unless every head has one."""
         computed: list[tuple[nn.Linear, Tensor]] = []
         handles = [
@@ -84,12 +158,17 @@ class HeadTraining:
             for handle in handles:
                 handle.remove()
         by_head = outputs if isinstance(outputs, Mapping) else dict.fromkeys(self.dataset.heads, outputs)
-        return {name: layer for name in self.dataset.heads for layer, output in computed if output is by_head[name]}
+        return {
+            name: LayerHead(layer)
+            for name in self.dataset.heads
+            for layer, output in computed
+            if output is by_head[name]
+        }
 
-    def _find_obstacle(self, layers: Mapping[str, nn.Linear]) -> str | None:
+    def _find_obstacle(self, heads: Mapping[str, SolvableHead]) -> str | None:
         """Why the heads cannot be solved, or by themselves are not."""
         job, requested = self.job, self.job.train.solve_heads is True
-        if len(layers) != len(self.dataset.heads):
+        if len(heads) != len(self.dataset.heads):
             return "more than linear outputs is trained in the first epoch"
         if self.network.freeze.train_mode:
             return "model.freeze.train_mode lets the features change from step to step"
@@ -105,10 +184,30 @@ class HeadTraining:
             return "train.ema averages the weights of steps"
         if self.dataset.views:
             return "data.augment.views gives every sample several features"
-        if changing := describe_changing_inputs(job):
-            return changing
-        width = sum(layer.in_features for layer in layers.values())
-        needed = 4 * width * (len(self.dataset.train) + len(self.dataset.validation))
+        return describe_changing_inputs(job)
+
+    def _find_obstacle_of_bags(self, heads: Mapping[str, BagHead]) -> str | None:
+        """Why a bag of words cannot be solved, or by itself is not."""
+        model: Any = getattr(self.job, "model", None)
+        if model.dropout != type(model).model_fields["dropout"].default:
+            return f"model.dropout: {model.dropout:g} drops other words in every step"
+        splits: list[Any] = [self.dataset.train, self.dataset.validation]
+        if any(getattr(split, "lengths", None) is None for split in splits):
+            return "the texts are read as they are needed"
+        # A word and a pair for each token.
+        values = 2 * sum(int(np.sum(split.lengths)) for split in splits)
+        outputs, width = sum(head.outputs for head in heads.values()), max(head.width for head in heads.values())
+        if values * outputs > MAX_PRODUCTS and self.job.train.solve_heads is not True:
+            return f"with {values:,} words and pairs and {outputs} outputs steps are faster"
+        # Each value with its column, while they are sorted in three forms; weights, gradients and the solver's memory of both.
+        return self._compare_with_memory(48 * values + 4 * width * outputs * (2 * SPARSE_HISTORY + 8))
+
+    def _find_lack_of_memory(self, heads: Mapping[str, LayerHead]) -> str | None:
+        width = sum(head.width for head in heads.values())
+        return self._compare_with_memory(4 * width * (len(self.dataset.train) + len(self.dataset.validation)))
+
+    def _compare_with_memory(self, needed: int) -> str | None:
+        """Why so many bytes of features are too many; None if they are not."""
         if needed * MEMORY_DIVISOR > (available := self.free_memory):
             return f"the features take {format_bytes(needed)}, more than a quarter of the {format_bytes(available)} that are free"
         return None

@@ -146,6 +146,16 @@ def test_a_column_that_is_not_there(tmp_path: Path) -> None:
         load_rows(tmp_path, rows("{y}-{m:02}-{d:02}"), "dates: {until: [month]}, ignore: since")
 
 
+def test_a_column_that_dates_make_is_in_the_file_already(tmp_path: Path) -> None:
+    text = rows("{y}-{m:02}-{d:02}").replace("since,x,y", "since,since.year,y")
+    with pytest.raises(
+        DataError, match=r'data.train: .*rows.csv has a column "since.year", which data.dates makes, too'
+    ):
+        load_rows(tmp_path, text, "dates: {since: [month, year]}")
+    assert names(load_rows(tmp_path, text, "dates: {since: [month]}")) == ["since.year", "since.month"]
+    assert names(load_rows(tmp_path, text, "dates: {since: [year]}, ignore: since.year")) == ["since.year"]
+
+
 def test_the_columns_of_a_file() -> None:
     rule = DateFeatures({"since": ["month", "day"]})
     feature_columns: dict[str, Any] = {"a": ["a"], "b": ["since.month"]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,9 @@ from drivetrain.cli import main
 from drivetrain.errors import SpecError
 from drivetrain.job_spec import load_job
 from drivetrain.models.networks.word_bag import PAIR_BUCKETS, SHARPNESS, WordBag, build
+from drivetrain.training import solvable_heads
+from tests import tiny
+from tests.messages import says
 
 TEXT = """
 name: bag
@@ -49,10 +53,22 @@ def test_padding_changes_nothing_and_order_does() -> None:
     assert not torch.allclose(bag(swapped, MASK[:1, :4]), bag(IDS, MASK)[:1])
 
 
+def test_columns_and_head_weights_give_the_same_outputs() -> None:
+    bag = make_bag({"kind": 2, "place": 4}).eval()
+    weight, bias = torch.randn(4, 10 + PAIR_BUCKETS), torch.randn(4)
+    bag.load_head(1, weight, bias)
+    columns, values = bag.read_columns(IDS, IDS, MASK)
+    torch.testing.assert_close(bag(IDS, IDS, MASK)["place"], (weight.T[columns] * values[..., None]).sum(1) + bias)
+
+
 def test_several_heads_and_a_fresh_network_that_knows_nothing() -> None:
     outputs = make_bag({"kind": 2, "place": 4})(IDS, IDS, MASK)
     assert {name: tuple(values.shape) for name, values in outputs.items()} == {"kind": (2, 2), "place": (2, 4)}
     assert not build(vocabulary=10, outputs={"": 2}, dropout=0.1)(IDS, MASK).any()
+
+
+def read_events(run: Path) -> list[dict[str, str]]:
+    return [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
 
 
 def write_job(folder: Path, labels: str = "label") -> Path:
@@ -75,10 +91,41 @@ def test_it_learns_predicts_and_exports(tmp_path: Path, capsys: pytest.CaptureFi
     run = f"{runs}/bag-001"
     assert main.main(["evaluate", run, "--data", str(tmp_path / "texts.csv"), "--json"]) == 0
     out = capsys.readouterr().out
+    heads = [row["text"] for row in read_events(Path(run)) if row["kind"] == "heads"]
+    assert [text.count("solved with penalty") for text in heads] == [0, 1 + (labels != "label")]
     assert '"label/accuracy": 1.0' in out.replace("test/", "") or '"accuracy": 1.0' in out.replace("test/", "")
     assert main.main(["predict", run, str(tmp_path / "texts.csv")]) == 0
     pytest.importorskip("onnxruntime")
     assert main.main(["export", run]) == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "obstacle"),
+    [
+        (["model.dropout=0.3"], "drops-other-words"),
+        (["train.ema=0.9"], "ema-averages-weights"),
+        (["train.solve_heads=false"], ""),
+    ],
+)
+def test_it_is_trained_by_steps_where_it_cannot_be_solved(
+    tmp_path: Path, settings: list[str], obstacle: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    options = [word for setting in settings for word in ("--set", setting)]
+    job = write_job(tmp_path)
+    assert main.main(["train", str(job), "--runs", str(tmp_path / "runs"), *options]) == 0
+    heads = [row["text"] for row in read_events(tmp_path / "runs/bag-001") if row["kind"] == "heads"]
+    assert [says(text, obstacle) for text in heads] == ([True] if obstacle else [])
+    if obstacle:
+        options += ["--set", "train.solve_heads=true"]
+        assert main.main(["train", str(job), "--runs", str(tmp_path / "runs"), "--new", *options]) == 2
+        assert says(capfd.readouterr().err, obstacle)
+
+
+def test_many_texts_are_trained_by_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(solvable_heads, "MAX_PRODUCTS", 100)
+    run = tiny.assemble_plain_run(load_job.load(write_job(tmp_path)), tmp_path / "run")
+    assert not run.solves_heads
+    assert says(run.unsolved_reason, "steps-are-faster", 2)
 
 
 @pytest.mark.parametrize("key", ["layers: 2", "width: 64", "heads: 2", "pooling: cls"])

@@ -12,8 +12,8 @@ import pytest
 
 from drivetrain.storage.object_store import ObjectStore, Patience
 from drivetrain.storage.remote_address import parse
-from drivetrain.supervisor.remote_copy.fetch_run import fetch_run
 from drivetrain.supervisor.remote_copy.owner_file import OwnerFile, new_id
+from drivetrain.supervisor.remote_copy.remote_runs import fetch_run
 from drivetrain.supervisor.remote_copy.run_copy import RunCopy
 from drivetrain.system.files import hash_file
 from drivetrain.training.checkpoints.manifest import MANIFEST
@@ -87,9 +87,7 @@ def read_owner(store: ObjectStore) -> OwnerFile:
 
 def fetch_copy(prefix: str, folder: Path) -> list[str]:
     """The run, brought to another disk without becoming its owner; what was reported."""
-    lines: list[str] = []
-    fetch_run(read_owner(open_store(prefix)), folder, lines.append)
-    return lines
+    return fetch_run(read_owner(open_store(prefix)), folder)
 
 
 def list_checkpoints(store: ObjectStore) -> list[str]:

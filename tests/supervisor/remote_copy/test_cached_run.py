@@ -9,10 +9,8 @@ import pytest
 from drivetrain.cli.main import main
 from drivetrain.errors import CheckpointError, SpecError, StorageError
 from drivetrain.hardware import disk_space
-from drivetrain.storage.remote_address import parse
 from drivetrain.storage.store_errors import RemoteError
 from drivetrain.supervisor import named_run
-from drivetrain.supervisor.remote_copy.fetch_run import update_cached_run
 from tests import report_folder
 from tests.messages import says
 from tests.object_store import FaultyStore
@@ -34,7 +32,9 @@ def test_only_what_has_changed_is_brought_again(proxy: FaultyStore, tmp_path: Pa
     copy = open_copy("seen/parts-001", run, 2)
     copy.send()
     cached_run = named_run.fetch_local(named_run.parse("s3://bucket/seen/parts-001"))
-    assert cached_run == disk_space.find_runs_folder() / "s3" / "bucket" / "seen" / "parts-001"
+    assert (
+        cached_run == disk_space.find_cache_folder() / disk_space.RUNS_FOLDER / "s3" / "bucket" / "seen" / "parts-001"
+    )
     assert cached_run.is_relative_to(tmp_path / "cache")
     assert (cached_run / "metrics.jsonl").read_text() == (run / "metrics.jsonl").read_text()
     assert not (cached_run / "checkpoints").exists(), "they are large, and no command that looks needs them"
@@ -44,7 +44,7 @@ def test_only_what_has_changed_is_brought_again(proxy: FaultyStore, tmp_path: Pa
     open_store("seen/parts-001").delete(["model/config.json"])
     (cached_run / "report.html").write_text("written here")
     count = len(proxy.requests)
-    update_cached_run(parse("s3://bucket/seen/parts-001"))
+    named_run.fetch_local(named_run.parse("s3://bucket/seen/parts-001"))
     assert [path.rpartition("/")[2] for _, path in proxy.requests[count:][1:]] == ["metrics.jsonl", "state.json"]
     assert (cached_run / "metrics.jsonl").read_text() == (run / "metrics.jsonl").read_text()
     assert not (cached_run / "model" / "config.json").exists()

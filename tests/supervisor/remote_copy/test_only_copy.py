@@ -13,9 +13,8 @@ import pytest
 from drivetrain.errors import CheckpointError
 from drivetrain.storage.remote_address import parse
 from drivetrain.supervisor.remote_copy import run_copy
-from drivetrain.supervisor.remote_copy.copied_files import is_gone
 from drivetrain.supervisor.remote_copy.remote_runs import RemoteRuns
-from drivetrain.supervisor.remote_copy.run_copy import RunCopy
+from drivetrain.supervisor.remote_copy.run_copy import RunCopy, is_gone
 from drivetrain.training.checkpoints.manifest import verify
 from tests.messages import ends_with
 from tests.object_store import FaultyStore

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,12 +13,11 @@ from drivetrain.storage.store_errors import RemoteError
 from drivetrain.supervisor.remote_copy.owner_file import LostOwnership, OwnerFile
 from drivetrain.supervisor.remote_copy.run_copy import RunCopy
 from drivetrain.training.checkpoints.manifest import MANIFEST, verify
-from tests.messages import omits, says
+from tests.messages import says
 from tests.object_store import Fault, FaultyStore
 from tests.supervisor.remote_copy.fake_run import (
     fetch_copy,
     list_checkpoints,
-    object_of,
     open_copy,
     open_store,
     read_owner,
@@ -142,7 +140,7 @@ def test_an_answer_that_is_lost_does_not_lose_the_copy(proxy: FaultyStore, run: 
     counts["PUT"] = 0
     write_checkpoint(run, "step-10")
     copy = RunCopy(file, run, 2)
-    copy._publish({})
+    file.publish(replace(file.owner, checkpoints={}))
     counts["PUT"] = 0
     copy.send()
     file.check()
@@ -237,54 +235,19 @@ def test_of_two_writers_exactly_one_goes_on(proxy: FaultyStore, run: Path, tmp_p
     assert folders == {entry.folder.split("/")[0] for entry in owner.checkpoints.values()}
 
 
-def earlier_copy(prefix: str, run: Path) -> None:
-    """The copy of a run as earlier versions wrote it, with the lock of a process that has died."""
-    open_copy(prefix, run).send()
-    for name in ("step-10", "best-10"):
-        for part in (run / "checkpoints" / name).iterdir():
-            open_store(prefix).put(f"checkpoints/{name}/{part.name}", part.read_bytes())
-    open_store(prefix).delete(
-        [
-            stored_object.name
-            for stored_object in open_store(prefix).objects("checkpoints")
-            if stored_object.name.count("/") > 2
-        ]
-    )
-    open_store(prefix).delete(["owner.json"])
-    lock = {"writer": "old", "host": "a-host", "process": 7, "beat": 12}
-    open_store(prefix).put("writer.json", json.dumps(lock).encode())
-    record = {"run": "one", "address": f"s3://bucket/{prefix}", "writer": "old"}
-    open_store(prefix).put("copy.json", json.dumps(record).encode())
-    (run / "copy.json").write_text(json.dumps(record))
-
-
-@pytest.mark.parametrize("where", ["same disk", "empty disk", "another disk"])
-def test_a_copy_of_an_earlier_version_goes_on(
-    proxy: FaultyStore, run: Path, tmp_path: Path, where: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    prefix = where.replace(" ", "-")
-    write_checkpoint(run, "best-10")
-    write_checkpoint(run, "step-10", best=10)
-    earlier_copy(prefix, run)
-    folder = run if where == "same disk" else tmp_path / "elsewhere"
-    if where == "another disk":
-        shutil.copytree(run, folder)
-        (folder / "copy.json").write_text(json.dumps({"run": "one", "address": "", "writer": "older"}))
-        with pytest.raises(Busy, match="process 7 on a-host"):
-            take_ownership(prefix, folder)
-        return
-    file = take_ownership(prefix, folder)
-    assert (says if where == "empty disk" else omits)(capsys.readouterr().out, "written-process-host", 7)
-    assert open_store(prefix).find("writer.json") is None
-    assert list_checkpoints(open_store(prefix)) == ["best-10", "step-10"]
-    if where == "empty disk":
-        fetch_copy(prefix, folder)
-    assert verify(folder / "checkpoints" / "step-10") is None
-    assert verify(folder / "checkpoints" / "best-10") is None
-    write_checkpoint(folder, "step-20", best=10)
-    RunCopy(file, folder, 1).send()
-    assert list_checkpoints(open_store(prefix)) == ["best-10", "step-20"]
-    assert object_of(prefix, "best-10", MANIFEST) == f"checkpoints/best-10/{MANIFEST}"
+def test_a_copy_without_an_owner_file_is_refused(proxy: FaultyStore, run: Path, tmp_path: Path) -> None:
+    """Its start would be a new run beside the checkpoints of the old one; without the copy, this disk's run is sent again."""
+    write_checkpoint(run, "step-10")
+    open_copy("ownerless", run).send()
+    store = open_store("ownerless")
+    store.delete(["owner.json"])
+    for folder in (run, tmp_path / "elsewhere"):
+        with pytest.raises(CheckpointError, match=r"s3://bucket/ownerless/owner\.json is missing") as caught:
+            take_ownership("ownerless", folder)
+        assert "--new" in caught.value.action
+    store.delete([entry.name for entry in store.objects()])
+    open_copy("ownerless", run).send()
+    assert list_checkpoints(store) == ["step-10"]
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff", b"[]", b'{"checkpoints": {"../step-1": {"folder": "../step-1"}}}'])
@@ -295,6 +258,3 @@ def test_a_damaged_owner_file_is_reported(proxy: FaultyStore, run: Path, content
     open_store(prefix).put("owner.json", content)
     with pytest.raises(CheckpointError, match=r"owner\.json is damaged"):
         take_ownership(prefix, run)
-    open_store(prefix).delete(["owner.json"])
-    take_ownership(prefix, run)
-    assert list_checkpoints(open_store(prefix)) == ["step-10"]

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tests.faults import small_job
-from tests.messages import says
+from tests.messages import get_message, says
 from tests.object_store import KEY, SECRET, FaultyStore, moto
 from tests.supervisor.remote_copy.fake_run import faulty_store, list_checkpoints, open_store, read_owner
 
@@ -160,7 +160,8 @@ def test_of_two_trainers_the_one_that_resumes_from_the_store_goes_on(proxy: Faul
     wait(lambda: bool(steps("second/small-001")))
     second_process = small_job.start(second_job, *endless, *copy_options("second"))
     first_log = first_job.parent / "job.log"
-    wait(lambda: second_process.poll() is not None or says(first_log.read_text(), "written-another-process-now"))
+    is_lost = get_message("written-another-process-now")
+    wait(lambda: second_process.poll() is not None or is_lost in first_log.read_text())
     assert second_process.poll() is None, (second_job.parent / "job.log").read_text()
     first_process.send_signal(signal.SIGTERM)
     assert first_process.wait(PATIENT) == 11, (first_job.parent / "job.log").read_text()

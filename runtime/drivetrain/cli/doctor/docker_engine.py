@@ -158,7 +158,7 @@ def _check_rootless(engine: engine_traits.EngineTraits) -> Finding:
     whose = "rootless: uid 0 in a container is the user of the engine, and files of runs are that user's"
     if not engine.unenforced:
         return ok("engine kind", whose)
-    return warn("engine kind", f"{whose}; {', '.join(engine.unenforced)} cannot be limited", engine.cure())
+    return warn("engine kind", f"{whose}; {', '.join(engine.unenforced)} cannot be limited", engine.explain_limits()[1])
 
 
 def _check_snap(snapshot: Snapshot) -> Finding:

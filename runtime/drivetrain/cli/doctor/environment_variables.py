@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 
 from drivetrain.cli.doctor.finding import Finding, fail, ok, warn
@@ -11,22 +10,14 @@ from drivetrain.cli.doctor.snapshot import Snapshot
 from drivetrain.system.library_variables import PRECISION_VARIABLES, is_on
 
 
-def _matters_always(snapshot: Snapshot, value: str) -> bool:
+def _matters_always(value: str) -> bool:
     return True
-
-
-def _matters_by_value(matters: Callable[[str], bool], snapshot: Snapshot, value: str) -> bool:
-    return matters(value)
-
-
-def _is_on(snapshot: Snapshot, value: str) -> bool:
-    return is_on(value)
 
 
 def _is_bound(snapshot: Snapshot, value: str) -> bool:
     """Whether threads are bound to CPUs under a quota without a cpuset: other containers are bound to the same CPUs."""
     cpu = snapshot.hardware.cpu
-    return _is_on(snapshot, value) and cpu.quota is not None and (cpu.cpuset or cpu.host) >= cpu.host
+    return is_on(value) and cpu.quota is not None and (cpu.cpuset or cpu.host) >= cpu.host
 
 
 def _lacks_cpuset(snapshot: Snapshot, value: str) -> bool:
@@ -53,11 +44,24 @@ def _is_lowered(snapshot: Snapshot, value: str) -> bool:
 
 
 _SLOWS = "slows training down"
-RULES: dict[str, tuple[Callable[[Snapshot, str], bool], str]] = {
+ANYWHERE: dict[str, tuple[Callable[[str], bool], str]] = {
     "TORCH_CPU_BACKEND": (_matters_always, "has no effect: torch does not read this variable"),
     "TORCH_NUM_THREADS": (_matters_always, "has no effect: torch reads OMP_NUM_THREADS, which drivetrain sets"),
     "MKL_DEBUG_CPU_TYPE": (_matters_always, "has no effect: MKL has ignored it since 2020.1"),
     "TF_ENABLE_ONEDNN_OPTS": (_matters_always, "has no effect: only TensorFlow reads it"),
+    "KMP_DUPLICATE_LIB_OK": (
+        is_on,
+        "dangerous: it hides that two OpenMP runtimes are loaded, which can give wrong results",
+    ),
+    "CUDA_LAUNCH_BLOCKING": (is_on, f"{_SLOWS}: the CPU waits for every GPU kernel; use it only for debugging"),
+    **PRECISION_VARIABLES,
+    "ATEN_CPU_CAPABILITY": (_matters_always, f"{_SLOWS}: torch does not use all instruction sets of this CPU"),
+    "TORCH_COMPILE_DISABLE": (is_on, "turns torch.compile off, whatever the plan says"),
+    "TORCHDYNAMO_DISABLE": (is_on, "turns torch.compile off, whatever the plan says"),
+    "PYTHONOPTIMIZE": (is_on, "disables all assertions, including those of drivetrain"),
+}
+"""Variables with the values that matter on every machine, and what they do."""
+BY_MACHINE: dict[str, tuple[Callable[[Snapshot, str], bool], str]] = {
     "OMP_PROC_BIND": (_is_bound, "slows training down: it pins threads to CPUs that other containers use too"),
     "GOMP_CPU_AFFINITY": (_is_bound, "slows training down: it pins threads to CPUs that other containers use too"),
     "KMP_AFFINITY": (
@@ -65,44 +69,27 @@ RULES: dict[str, tuple[Callable[[Snapshot, str], bool], str]] = {
         "slows training down without a cpuset: every container pins its threads to the same CPUs",
     ),
     "OMP_WAIT_POLICY": (_spins, "slows training down: threads that wait in a busy loop use up the CPU quota"),
-    "KMP_DUPLICATE_LIB_OK": (
-        _is_on,
-        "dangerous: it hides that two OpenMP runtimes are loaded, which can give wrong results",
-    ),
     "PYTORCH_CUDA_ALLOC_CONF": (_lacks_gpu, "has no effect without a GPU"),
     "PYTORCH_ALLOC_CONF": (_lacks_gpu, "has no effect without a GPU"),
     "CUDA_VISIBLE_DEVICES": (_hides_gpu, "hides every GPU from torch"),
-    "CUDA_LAUNCH_BLOCKING": (_is_on, f"{_SLOWS}: the CPU waits for every GPU kernel; use it only for debugging"),
-    **{name: (partial(_matters_by_value, matters), what) for name, (matters, what) in PRECISION_VARIABLES.items()},
-    "ATEN_CPU_CAPABILITY": (_matters_always, f"{_SLOWS}: torch does not use all instruction sets of this CPU"),
     "ONEDNN_MAX_CPU_ISA": (_is_lowered, "slows training down: oneDNN does not use all instruction sets of this CPU"),
-    "TORCH_COMPILE_DISABLE": (_is_on, "turns torch.compile off, whatever the plan says"),
-    "TORCHDYNAMO_DISABLE": (_is_on, "turns torch.compile off, whatever the plan says"),
-    "PYTHONOPTIMIZE": (_is_on, "disables all assertions, including those of drivetrain"),
 }
+"""Those that matter on some machines."""
 
 
-def check(snapshot: Snapshot) -> Iterator[Finding]:
+def check(snapshot: Snapshot) -> list[Finding]:
     """A finding for each variable that should not be set."""
-    findings = [
-        warn(name, f"={snapshot.environ[name]} {effect}", f"unset {name}")
-        for name, (wrong, effect) in RULES.items()
-        if name in snapshot.environ and wrong(snapshot, snapshot.environ[name])
-    ]
-    yield from findings
-    for path in snapshot.environ.get("LD_PRELOAD", "").replace(":", " ").split():
+    environ = snapshot.environ
+    effects = {name: effect for name, (wrong, effect) in ANYWHERE.items() if name in environ and wrong(environ[name])}
+    for name, (wrong_here, effect) in BY_MACHINE.items():
+        if name in environ and wrong_here(snapshot, environ[name]):
+            effects[name] = effect
+    findings = [warn(name, f"={environ[name]} {effect}", f"unset {name}") for name, effect in effects.items()]
+    for path in environ.get("LD_PRELOAD", "").replace(":", " ").split():
         if "/" in path and not Path(path).exists():
-            findings.append(
-                fail(
-                    "LD_PRELOAD",
-                    f"{path} does not exist: every program prints a warning and does not preload it",
-                    "unset LD_PRELOAD",
-                )
-            )
-            yield findings[-1]
-    folder = snapshot.environ.get("TMPDIR")
+            text = f"{path} does not exist: every program prints a warning and does not preload it"
+            findings.append(fail("LD_PRELOAD", text, "unset LD_PRELOAD"))
+    folder = environ.get("TMPDIR")
     if folder and not Path(folder).is_dir():
         findings.append(fail("TMPDIR", f"{folder} does not exist", f"mkdir -p {folder}"))
-        yield findings[-1]
-    if not findings:
-        yield ok("environment", "no environment variable that is ignored or harmful")
+    return findings or [ok("environment", "no environment variable that is ignored or harmful")]

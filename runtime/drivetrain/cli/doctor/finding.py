@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -36,7 +36,7 @@ class Finding:
         return {"name": self.name, "level": self.level, "text": self.text, "mend": self.fix}
 
 
-Check = Callable[[Snapshot], Iterator[Finding]]
+Check = Callable[[Snapshot], Iterable[Finding]]
 
 
 def ok(name: str, text: str) -> Finding:

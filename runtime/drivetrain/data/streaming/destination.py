@@ -10,7 +10,7 @@ from pathlib import Path
 from drivetrain.errors import SpecError
 from drivetrain.storage.object_store import ObjectStore
 from drivetrain.storage.remote_address import POSSIBLE, BadAddress, is_remote, parse
-from drivetrain.system.files import make_folder, storage_error, sync_file, sync_folder
+from drivetrain.system.files import blame_storage, make_folder, sync_file, sync_folder
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,11 @@ class LocalFolder:
         """Copy a file, and give it its name once it is whole; raises StorageError if it cannot be written."""
         new = self.path / f".{name}.writing"
         try:
-            shutil.copyfile(file, new)
-            sync_file(new)
-            os.replace(new, self.path / name)
-            sync_folder(self.path)
-        except OSError as error:
-            raise storage_error(self.path, error) from None
+            with blame_storage(self.path):
+                shutil.copyfile(file, new)
+                sync_file(new)
+                os.replace(new, self.path / name)
+                sync_folder(self.path)
         finally:
             new.unlink(missing_ok=True)
 
@@ -62,7 +61,8 @@ class RemoteFolder:
         Raises:
             RemoteError: if the store does not take it.
         """
-        self.store.put_file(name, file)
+        with file.open("rb") as opened:
+            self.store.put_file(name, opened)
 
 
 Destination = LocalFolder | RemoteFolder

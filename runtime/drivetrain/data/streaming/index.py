@@ -24,7 +24,7 @@ from drivetrain.data.streaming.cache import ShardCache
 from drivetrain.data.streaming.ranged_file import TAIL_BYTES, NoRangesError, RangedFile
 from drivetrain.data.streaming.shard import Shard, ShardStore
 from drivetrain.errors import DataError
-from drivetrain.system.files import storage_error, sync_file
+from drivetrain.system.files import blame_storage, sync_file
 from drivetrain.system.version import VERSION
 
 if TYPE_CHECKING:
@@ -187,13 +187,12 @@ def store_table(path: Path, table: pyarrow.Table) -> None:
 
     temporary = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}.writing")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with OSFile(str(temporary), "wb") as file, ipc.new_file(file, table.schema) as out:
-            out.write_table(table)
-        sync_file(temporary)
-        os.replace(temporary, path)
-    except OSError as error:
-        raise storage_error(path.parent, error) from None
+        with blame_storage(path.parent):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with OSFile(str(temporary), "wb") as file, ipc.new_file(file, table.schema) as out:
+                out.write_table(table)
+            sync_file(temporary)
+            os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
 

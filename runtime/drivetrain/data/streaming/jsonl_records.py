@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from drivetrain.data import decoded_size
-from drivetrain.data.streaming.shard import Shard
-from drivetrain.errors import DataError
+from drivetrain.data.streaming.shard import Shard, unreadable_error
 from drivetrain.job.formatting import printable
 from drivetrain.system import spelling
 
@@ -45,11 +44,7 @@ def read(file: Path, shard: Shard, key: str) -> Iterator[dict[str, Any]]:
                 if line.strip():
                     yield _parse_line(line, line_number)
     except (OSError, EOFError, zlib.error, ValueError, MemoryError) as error:
-        raise DataError(
-            f"{key}: shard {shard.address} cannot be read: {(str(error) or type(error).__name__).splitlines()[0][:200]}",
-            POSSIBLE,
-            "write or copy it again",
-        ) from None
+        raise unreadable_error(shard, key, error, POSSIBLE) from None
 
 
 def _check_size(line: bytes, line_number: int, shard: Shard, key: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -21,7 +20,7 @@ from drivetrain.data.streaming.reader import ShardReader
 from drivetrain.data.streaming.remote_store import RemoteStore
 from drivetrain.data.streaming.shard import ShardStore, accepted_by
 from drivetrain.errors import DataError
-from drivetrain.hardware.disk_space import find_shards_folder
+from drivetrain.hardware.disk_space import SHARDS_FOLDER, find_cache_folder
 from drivetrain.job import Job, hub_address
 from drivetrain.job.stream import Stream
 from drivetrain.storage.remote_address import is_remote, parse
@@ -41,7 +40,7 @@ def open_store(job: Job, text: str, key: str) -> ShardStore:
 
 def open_cache(stream: Stream) -> ShardCache:
     """The cache of this machine, with the limit of the job."""
-    return ShardCache(find_shards_folder(os.environ), parse_bytes(stream.cache))
+    return ShardCache(find_cache_folder() / SHARDS_FOLDER, parse_bytes(stream.cache))
 
 
 @contextlib.contextmanager

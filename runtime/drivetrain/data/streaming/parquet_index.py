@@ -18,7 +18,7 @@ from drivetrain.data.streaming import flat_file
 from drivetrain.data.streaming.index import SHARD_BYTES
 from drivetrain.data.streaming.ranged_file import RangedFile
 from drivetrain.data.streaming.reader import limit_rows
-from drivetrain.data.streaming.shard import Shard
+from drivetrain.data.streaming.shard import Shard, unreadable_error
 from drivetrain.errors import DataError, nearest
 
 if TYPE_CHECKING:
@@ -185,11 +185,7 @@ def unreadable(shard: Shard, key: str, error: Exception) -> DataError:
     """The error for a Parquet shard that pyarrow refuses."""
     if isinstance(error, MemoryError):
         return decoded_size.too_large_error(f"shard {shard.address} does not fit into memory", key)
-    return DataError(
-        f"{key}: shard {shard.address} cannot be read: {str(error).splitlines()[0][:200]}",
-        "complete Parquet files with the same columns",
-        "write or copy it again",
-    )
+    return unreadable_error(shard, key, error, "complete Parquet files with the same columns")
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from drivetrain.data.streaming.ranged_file import RangedFile
+from drivetrain.errors import DataError
 from drivetrain.job import Job
 from drivetrain.job.text import TextJob
 
@@ -84,6 +85,12 @@ class Shard:
     def identify(self) -> str:
         """A text that changes whenever the content may have changed: part of the names of files in the cache."""
         return f"{self.recorded()} {self.sha256} {self.place}"
+
+
+def unreadable_error(shard: Shard, key: str, error: Exception, possible: str) -> DataError:
+    """The error for a shard whose content is not what `possible` says; `key` is the spec key that names it."""
+    reason = (str(error) or type(error).__name__).splitlines()[0][:200]
+    return DataError(f"{key}: shard {shard.address} cannot be read: {reason}", possible, "write or copy it again")
 
 
 class ShardStore(Protocol):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from drivetrain.data.images.file_names import EXTENSIONS
 from drivetrain.data.streaming import tar_members
-from drivetrain.data.streaming.shard import Shard
+from drivetrain.data.streaming.shard import Shard, unreadable_error
 from drivetrain.data.streaming.tar_members import Member
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def read(file: Path, shard: Shard, columns: Sequence[str], key: str) -> pyarrow.
             for member in tar_members.members(file):
                 _add(samples, opened, member, columns)
     except (tarfile.TarError, EOFError, ValueError, RecursionError) as error:
-        raise tar_members.unreadable(shard, key, error, POSSIBLE) from None
+        raise unreadable_error(shard, key, error, POSSIBLE) from None
     all_samples = list(samples.values())
     targets = {name: cells([_cell(one_sample, name, columns) for one_sample in all_samples]) for name in columns}
     return table(

@@ -9,9 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
-from drivetrain.data.streaming.shard import Shard
-from drivetrain.errors import DataError
-
 EXTENSIONS = (
     tarfile.GNUTYPE_LONGNAME,
     tarfile.GNUTYPE_LONGLINK,
@@ -95,11 +92,6 @@ def read_object(opened: BinaryIO, member: Member, max_bytes: int) -> dict[str, A
     if not isinstance(content, dict):
         raise ValueError(f"{member.name} is no mapping of names to values")
     return content
-
-
-def unreadable(shard: Shard, key: str, error: Exception, possible: str) -> DataError:
-    """The error for a tar shard that cannot be used."""
-    return DataError(f"{key}: shard {shard.address} cannot be read: {error}", possible, "write or copy it again")
 
 
 def _member(info: tarfile.TarInfo) -> Member | None:

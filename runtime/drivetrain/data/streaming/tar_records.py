@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from drivetrain.data.streaming import tar_members
-from drivetrain.data.streaming.shard import Shard
+from drivetrain.data.streaming.shard import Shard, unreadable_error
 from drivetrain.data.streaming.tar_members import Member
 
 POSSIBLE = "a complete tar file without compression, whose members are .txt with .cls, or .json with texts and labels"
@@ -41,7 +41,7 @@ def read(file: Path, shard: Shard, key: str, texts: Sequence[str], labels: Seque
             for members in samples.values():
                 yield _record(opened, members, texts, labels)
     except (tarfile.TarError, EOFError, ValueError, RecursionError) as error:
-        raise tar_members.unreadable(shard, key, error, POSSIBLE) from None
+        raise unreadable_error(shard, key, error, POSSIBLE) from None
 
 
 def _record(opened: BinaryIO, members: Sequence[Member], texts: Sequence[str], labels: Sequence[str]) -> dict[str, Any]:

@@ -26,7 +26,9 @@ in a half to a seventh of the time.
 """
 LINEAR_RATE, ENCODER_RATE = "1e-3", "4e-3"
 """At the encoder's rate the linear model learns the training texts by heart in an epoch: 0.651 to 0.678 with 7 words."""
-LINEAR_REASON = "a bag of words and pairs, trained in seconds; encoder: a small network; pretrained: `init --pretrained FOLDER|NAME`"
+LINEAR_REASON = (
+    "a bag of words and pairs, solved in seconds; encoder: a small network; pretrained: `init --pretrained FOLDER|NAME`"
+)
 NETWORK_REASON = "trained from scratch on these texts; a pretrained one: `init --pretrained FOLDER|NAME`"
 _PAIRS: tuple[tuple[str, str], ...] = (
     *(("premise", "hypothesis"), ("question", "answer"), ("question", "sentence"), ("question", "passage")),

@@ -108,9 +108,15 @@ class DateFeatures:
             The table, with int64 columns, or double for `days`; and the reasons why rows have no date, by row.
 
         Raises:
-            DataError: if a column holds no dates.
+            DataError: if a column holds no dates, or the file has one of the new columns already.
         """
         reasons: dict[int, str] = {}
+        if name := next((name for name in self.names if name in table.column_names), ""):
+            raise DataError(
+                f'{source.key}: {source.path} has a column "{name}", which data.dates makes, too',
+                "one column of each name",
+                f'rename it, leave "{name.rpartition(".")[2]}" out in data.dates, or add it to data.ignore',
+            )
         for name in self.parts:
             times, is_wrong = self.read_times(table[name], name, source)
             times = self._convert_zone(times, name, source)

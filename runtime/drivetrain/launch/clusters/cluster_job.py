@@ -1,18 +1,24 @@
-"""A job that trains on a cluster: how many nodes and processes, and the command that each node runs."""
+"""A job that trains on a cluster: how many nodes and processes, and whether their time to stop suffices."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
 from drivetrain.distributed import world
-from drivetrain.errors import SpecError
+from drivetrain.errors import CheckpointError, SpecError
 from drivetrain.job import Job
 from drivetrain.job.limits import NodeRange
+from drivetrain.job.values import parse_duration, parse_interval
 from drivetrain.job_spec import load_job as spec
 from drivetrain.job_spec.spec_file import read_content
+from drivetrain.launch.container import LaunchRequest
+from drivetrain.report.record import read, summarize
+from drivetrain.supervisor.remote_copy.copy_thread import STOPPED_SECONDS
+from drivetrain.supervisor.run_folder import list_numbered
+from drivetrain.supervisor.supervisor import STOPPED_REPORT
+from drivetrain.system.console import say
 
 FIXED = {
     "k8s": "an indexed Job of Kubernetes starts each of its pods again",
@@ -22,79 +28,31 @@ FIXED = {
 
 
 @dataclass(frozen=True)
-class ClusterRequest:
-    """The options of `drivetrain launch --on ENGINE`."""
-
-    engine: str
-    spec: Path
-    assignments: Sequence[str] = ()
-    device: str = "cpu"
-    flags: Sequence[str] = ()
-    """Options that are passed on to `train`."""
-    extend: Path | None = None
-    nodes: int | None = None
-    per_node: int | None = None
-    site: Path | None = None
-    output: Path | None = None
-    submit: bool = False
-
-
-@dataclass(frozen=True)
 class ClusterJob:
     """What is to run, whatever the engine; on `nodes` machines, with `least` of them if there are no more.
 
-    `spec` is the absolute path of the job file, `content` its text, and `folder` the working folder, whose runs/ gets the run.
+    `spec` is the absolute path of the job file, and `content` its text. The run is below runs/ of the working folder.
     """
 
     job: Job
     spec: Path
     content: str
-    folder: Path
     nodes: int
     least: int
     per_node: int
     """Processes on each node, one for each GPU."""
     gpus: bool
-    options: tuple[str, ...]
+    options: list[str]
     """What follows `drivetrain train JOB`."""
 
-    def describe_nodes(self) -> str:
-        """The number of nodes, for the user."""
-        count = f"{self.least} to {self.nodes}" if self.least < self.nodes else f"{self.nodes}"
-        return f"{count} node{'s' * (self.nodes > 1)}"
 
-    def list_values(self) -> dict[str, object]:
-        """The values that every template has."""
-        return {"job_name": self.job.name, "node_count": self.describe_nodes(), "nodes": self.nodes}
-
-    def build_command(self, start: Sequence[str] | None = None, spec: str | None = None) -> list[str]:
-        """The command of each node: `start` (this Python environment if None) and the job file, at another path if given."""
-        program = [sys.executable, "-m", "drivetrain"] if start is None else list(start)
-        return [*program, "train", spec or str(self.spec), *self.options]
-
-
-@dataclass(frozen=True)
-class ClusterFile:
-    """The file that an engine takes: a template, its values, and what the user is told."""
-
-    template: str
-    suffix: str
-    values: dict[str, object]
-    notes: list[str]
-    submit: list[str]
-    """The command that takes the file, whose path follows."""
-    progress: str
-    """What shows the progress of the job."""
-
-
-def resolve(request: ClusterRequest) -> ClusterJob:
+def resolve(request: LaunchRequest) -> ClusterJob:
     """The job with its number of nodes and processes; raises DrivetrainError if it is invalid, or contradicts the options."""
     content = read_content(request.spec)
     # The nodes of Slurm see the same data; that of the others is not looked at here.
     load = spec.load if request.engine == "slurm" else spec.load_unseen
     job = load(request.spec, request.assignments, content=content)
-    nodes, least = _count_nodes(job, request.nodes)
-    least = nodes if request.engine in FIXED else least
+    nodes, least = _count_nodes(job, request)
     gpus = request.device == "gpu"
     if gpus and job.limits.gpus == "none":
         raise SpecError("--device gpu, and limits.gpus is none in the job", "one of them", "remove one")
@@ -106,26 +64,31 @@ def resolve(request: ClusterRequest) -> ClusterJob:
         sizes |= {"processes": str(per_node), "gpus": "none"}
     elif job.limits.gpus == "auto":
         sizes["gpus"] = "all"  # the engine hands out as many as it is asked for
-    assignments = [*request.assignments, *(f"limits.{key}={value}" for key, value in sizes.items())]
-    options = [word for assignment in assignments for word in ("--set", assignment)]
-    options += [*request.flags, *(["--extend", str(request.extend.resolve())] if request.extend else [])]
-    _check_batch(job, nodes, per_node)
-    world.check_parts(job, nodes * per_node)
-    return ClusterJob(
-        job, request.spec.resolve(), content.decode(), Path.cwd(), nodes, least, per_node, gpus, tuple(options)
-    )
+    assignments = [f"limits.{key}={value}" for key, value in sizes.items()]
+    options = request.list_options(request.extend and request.extend.resolve(), assignments)
+    size, processes = job.train.batch_size, nodes * per_node
+    if isinstance(size, int) and processes > size:  # some would have nothing to train on
+        fault = f"is {size}, and {nodes} nodes with {per_node} processes each are {processes} processes"
+        possible = f"at most {size} processes: each takes its share of every batch"
+        action = "take fewer nodes or processes, or a larger batch"
+        raise job.spec_error(("train", "batch_size"), fault, possible, action)
+    world.check_parts(job, processes)
+    return ClusterJob(job, request.spec.resolve(), content.decode(), nodes, least, per_node, gpus, options)
 
 
-def _count_nodes(job: Job, requested: int | None) -> tuple[int, int]:
+def _count_nodes(job: Job, request: LaunchRequest) -> tuple[int, int]:
     """How many nodes are asked for, and with how many the run goes on."""
     bounds = job.limits.nodes
     if not isinstance(bounds, NodeRange):
-        number = _agree(job, "nodes", "--nodes", requested) or 1
+        number = _agree(job, "nodes", "--nodes", request.nodes) or 1
         return number, number
-    count = requested or bounds.most
+    count = request.nodes or bounds.most
     if count is not None and job.limits.allows(count):
-        return count, bounds.least
-    fault = f"is {bounds}, and {f'--nodes is {requested}' if count else 'nothing says how many to ask for'}"
+        if why := FIXED.get(request.engine):
+            advice = "to go on with another number, launch again with --nodes N"
+            say(f"limits.nodes is {bounds}: {count} in each attempt, since {why}; {advice}")
+        return count, count if why else bounds.least
+    fault = f"is {bounds}, and {f'--nodes is {request.nodes}' if count else 'nothing says how many to ask for'}"
     possible = f"--nodes {bounds.least} or more" if bounds.most is None else f"--nodes from {bounds}"
     action = "give --nodes N" if count else "give --nodes N, or write limits.nodes.most"
     raise job.spec_error(("limits", "nodes"), fault, possible, action)
@@ -142,11 +105,34 @@ def _agree(job: Job, key: str, option: str, requested: int | None) -> int | None
     return requested or in_job
 
 
-def _check_batch(job: Job, nodes: int, per_node: int) -> None:
-    """Refuse more processes than a batch has samples: some would have nothing to train on."""
-    size, ranks = job.train.batch_size, nodes * per_node
-    if isinstance(size, int) and ranks > size:
-        fault = f"is {size}, and {nodes} nodes with {per_node} processes each are {ranks} processes"
-        possible = f"at most {size} processes: each takes its share of every batch"
-        action = "take fewer nodes or processes, or a larger batch"
-        raise job.spec_error(("train", "batch_size"), fault, possible, action)
+def check_grace(work: ClusterJob, grace: str, section: str) -> None:
+    """Print whether the time after a signal suffices; raises SpecError if an earlier run needed longer."""
+    runs, name = Path.cwd() / "runs", work.job.name
+    comparison = f"not compared with a step and a save, since no earlier run of {name} is in {runs}"
+    for run in reversed(list_numbered(runs, name) if runs.is_dir() else []):
+        if seconds := _estimate_stop_seconds(work.job, run):
+            comparison = f"a step and a save took about {seconds:.0f} s in {run.name}"
+            if seconds > parse_duration(grace):
+                possible = (
+                    f"more than {seconds:.0f} s; what has happened since the last checkpoint would be lost each time"
+                )
+                fault, action = f"{section}: grace is {grace}, and {comparison}", f"set grace: {2 * seconds:.0f}s"
+                raise SpecError(fault, possible, action)
+            break
+    copy_note = f"; and up to {STOPPED_SECONDS:.0f} s for checkpoint.copy_to" if work.job.checkpoint.copy_to else ""
+    say(f"grace period {grace}: {comparison}{copy_note}")
+
+
+def _estimate_stop_seconds(job: Job, run: Path) -> float | None:
+    """Seconds of a step, a save and the report, all on average; None if the run does not say."""
+    with contextlib.suppress(CheckpointError):
+        result = summarize(read(run))
+        if result.steps and result.seconds and "checkpoint" in result.phases:
+            kind, every = parse_interval(job.checkpoint.every)
+            lasted = {"seconds": result.seconds, "steps": result.steps, "epoch": result.epochs or 1}[kind]
+            training_seconds = sum(
+                result.phases.get(phase, 0.0) for phase in ("train", "input", "forward", "optimizer")
+            )
+            save_seconds = result.phases["checkpoint"] / (1 + lasted // every)
+            return training_seconds / result.steps + save_seconds + STOPPED_REPORT
+    return None

@@ -6,62 +6,42 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from drivetrain.errors import DeviceError
 from drivetrain.job.hub_address import is_on_hub
-from drivetrain.job.limits import NodeRange
 from drivetrain.launch import one_line, template
-from drivetrain.launch.clusters import kubernetes, site, skypilot, slurm
-from drivetrain.launch.clusters.cluster_job import FIXED, ClusterFile, ClusterJob, ClusterRequest, resolve
+from drivetrain.launch.clusters import site
+from drivetrain.launch.clusters.cluster_job import resolve
+from drivetrain.launch.clusters.engines import ENGINES
+from drivetrain.launch.container import LaunchRequest
 from drivetrain.system.console import say
 from drivetrain.system.files import write_text
 
-ENGINES: dict[str, Callable[[ClusterJob, Any, str], ClusterFile]] = {
-    "slurm": slurm.prepare,
-    "k8s": kubernetes.prepare,
-    "skypilot": skypilot.prepare,
-}
-"""Each takes the job, the section of the site file, and the name of that file; raises SpecError if the job cannot train there."""
 
-
-def launch(request: ClusterRequest) -> int:
+def launch(request: LaunchRequest) -> int:
     """Write the file, and submit it if asked; returns the exit code. Raises DrivetrainError if job or site is invalid."""
     work = resolve(request)
-    texts = {"the working folder": work.folder, "the job file": work.spec, "this Python": sys.executable}
+    texts = {"the working folder": Path.cwd(), "the job file": work.spec, "this Python": sys.executable}
     texts |= {f"an option of train, {number}": word for number, word in enumerate(work.options, start=1)}
-    one_line.check({name: str(text) for name, text in (texts | {"--output": request.output or ""}).items()})
+    one_line.check(texts | {"--output": request.output or ""})
     file = ENGINES[request.engine](work, *site.load(request.site, request.engine))
     path = (request.output or Path(f"{work.job.name}{file.suffix}")).absolute()
-    for line in (*file.notes, *_note_needs(work, request.engine)):
-        say(line)
-    kind, plural = ("GPU", "GPUs") if work.gpus else ("process", "processes")
-    size = f"{work.describe_nodes()}, {work.per_node} {plural if work.per_node > 1 else kind} on each"
-    say(f"{path} {_write(path, template.fill(file.template, file.values))}: {size}")
-    command = [*file.submit, str(path)]
-    if not request.submit:
-        say(f"to submit it: {shlex.join(command)}")
-        return 0
-    _run(command, path)
-    say(f"progress: {file.progress}")
-    return 0
-
-
-def _note_needs(work: ClusterJob, engine: str) -> Iterator[str]:
-    """Yield what the nodes need, and that there will be no fewer of them although the job allows it."""
     for _, text in work.job.data_paths():
         if is_on_hub(text):
-            yield (
-                f"data {text}: the nodes need a network, or a cache of the hub in a shared folder (HF_HOME), which "
-                "`drivetrain fetch` fills"
-            )
-    if engine in FIXED and isinstance(work.job.limits.nodes, NodeRange):
-        yield (
-            f"limits.nodes is {work.job.limits.nodes}: {work.nodes} in each attempt, since {FIXED[engine]}; to go on with "
-            "another number, launch again with --nodes N"
-        )
+            cache = "a cache of the hub in a shared folder (HF_HOME), which `drivetrain fetch` fills"
+            say(f"data {text}: the nodes need a network, or {cache}")
+    count = f"{work.least} to {work.nodes}" if work.least < work.nodes else f"{work.nodes}"
+    node_count = f"{count} node{'s' * (work.nodes > 1)}"
+    values = {"job_name": work.job.name, "node_count": node_count, "nodes": work.nodes, **file.values}
+    kind, plural = ("GPU", "GPUs") if work.gpus else ("process", "processes")
+    size = f"{node_count}, {work.per_node} {plural if work.per_node > 1 else kind} on each"
+    say(f"{path} {_write(path, template.fill(file.template, values))}: {size}")
+    command = [*file.submit, str(path)]
+    if request.submit:
+        _run(command, path)
+    say(f"progress: {file.progress}" if request.submit else f"to submit it: {shlex.join(command)}")
+    return 0
 
 
 def _write(path: Path, text: str) -> str:

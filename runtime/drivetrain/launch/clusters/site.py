@@ -17,8 +17,6 @@ from drivetrain.job.values import Duration, Spec, VariableName
 from drivetrain.job_spec.validation_errors import list_problems
 from drivetrain.job_spec.yaml_file import parse
 
-RESERVED = "other keys than those that the job, --nodes or the rest of the site decide"
-
 
 def _validate_text(pattern: str = ".*", possible: str = "", *, reserved: str = "") -> AfterValidator:
     """Build a check of text on one line, since a line break in a script would begin a command; `reserved` is set elsewhere."""
@@ -29,7 +27,7 @@ def _validate_text(pattern: str = ".*", possible: str = "", *, reserved: str = "
         if not re.fullmatch(pattern, text):
             raise PydanticCustomError("site", possible)
         if text in reserved.split():
-            raise PydanticCustomError("site", RESERVED)
+            raise PydanticCustomError("site", "other keys than those that the job, --nodes or the rest of the site set")
         return text
 
     return AfterValidator(check)
@@ -66,12 +64,6 @@ class SlurmSite(Spec):
     command: list[Line] | None = Field(
         None, min_length=1, description="the words that start drivetrain on a node; this Python environment if absent"
     )
-
-    @property
-    def sbatch_flags(self) -> dict[str, str]:
-        """The other options of sbatch by their names, each as one word of a command line."""
-        options = ((name, value) for name, value in self.options.items() if value is not False)
-        return {name: f"--{name}" if value is True else f"--{name}={value}" for name, value in options}
 
 
 class Claim(Spec):
@@ -124,18 +116,16 @@ class Site(Spec):
 
 def load(path: Path | None, engine: str) -> tuple[Any, str]:
     """The section of an engine, and how messages name the file; raises SpecError with all mistakes in it."""
-    site, name = Site(), "a site file (--site FILE)"
-    if path is not None:
-        name = str(path)
-        try:
-            document = parse(path.read_bytes(), name)
-            site = Site.model_validate(document.data)
-        except OSError as error:
-            possible = f"a YAML file with the keys {', '.join(Site.model_fields)}"
-            action = "docs/clusters.md shows one for each engine"
-            raise SpecError(f"--site {path}: {error.strerror or error}", possible, action) from None
-        except ValidationError as error:
-            raise SpecError(list_problems(error, Site, document)) from None
+    name = str(path or "a site file (--site FILE)")
+    try:
+        document = parse(path.read_bytes() if path else b"{}", name)
+        site = Site.model_validate(document.data)
+    except OSError as error:
+        possible = f"a YAML file with the keys {', '.join(Site.model_fields)}"
+        action = "docs/clusters.md shows one for each engine"
+        raise SpecError(f"--site {path}: {error.strerror or error}", possible, action) from None
+    except ValidationError as error:
+        raise SpecError(list_problems(error, Site, document)) from None
     if (section := getattr(site, engine)) is None:
         raise SpecError(f"{name}: no {engine} section", "image and runs, at least", "docs/clusters.md shows one")
     return section, name

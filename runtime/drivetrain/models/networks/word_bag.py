@@ -6,7 +6,7 @@ A bag of words and pairs with hashing, as in fastText (Joulin et al. 2016), with
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +30,7 @@ class WordBag(nn.Module):
 
     def __init__(self, vocabulary: int, outputs: Mapping[str, int], dropout: float) -> None:
         super().__init__()
-        self.names = tuple(outputs)
+        self.names, self.output_counts, self.vocabulary = tuple(outputs), tuple(outputs.values()), vocabulary
         self.dropout = nn.Dropout(dropout)
         self.words = nn.ModuleList(nn.Embedding(vocabulary, count) for count in outputs.values())
         self.pairs = nn.ModuleList(nn.Embedding(PAIR_BUCKETS, count) for count in outputs.values())
@@ -39,19 +39,34 @@ class WordBag(nn.Module):
             nn.init.zeros_(table.weight)
 
     def forward(self, *inputs: Tensor) -> Tensor | dict[str, Tensor]:
-        ids, mask = inputs[0], inputs[-1]
-        pair_ids = _hash_pairs(ids)
-        word_weights = mask.to(self.biases[0].dtype)
-        pair_weights = word_weights[:, 1:] * word_weights[:, :-1]
-        norm = (word_weights.sum(1, keepdim=True) + pair_weights.sum(1, keepdim=True)).clamp_min(1).sqrt()
+        ids, pair_ids = inputs[0], _hash_pairs(inputs[0])
         # A word that is dropped is left out for all heads.
-        word_weights = self.dropout(word_weights / norm * SHARPNESS).unsqueeze(1)
-        pair_weights = self.dropout(pair_weights / norm * SHARPNESS).unsqueeze(1)
+        word_weights, pair_weights = (self.dropout(weights).unsqueeze(1) for weights in self._weigh(inputs[-1]))
         outputs: dict[str, Tensor] = {}
         for name, words, pairs, bias in zip(self.names, self.words, self.pairs, self.biases, strict=True):
             sums = word_weights @ words(ids) + pair_weights @ pairs(pair_ids)
             outputs[name] = sums.squeeze(1) + bias
         return outputs.get("", outputs)
+
+    def _weigh(self, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """The weights of tokens (N, tokens) and pairs (N, tokens - 1)."""
+        words = mask.to(self.biases[0].dtype)
+        pairs = words[:, 1:] * words[:, :-1]
+        norm = (words.sum(1, keepdim=True) + pairs.sum(1, keepdim=True)).clamp_min(1).sqrt()
+        return words / norm * SHARPNESS, pairs / norm * SHARPNESS
+
+    def read_columns(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """The outputs as a product: columns (N, 2 * tokens - 1) of the weights of `load_head`, and their values."""
+        columns = torch.cat([inputs[0], self.vocabulary + _hash_pairs(inputs[0])], dim=1)
+        return columns, torch.cat(self._weigh(inputs[-1]), dim=1)
+
+    @torch.no_grad()
+    def load_head(self, number: int, weight: Tensor, bias: Tensor) -> None:
+        """Set the weights of a head, (outputs, vocabulary + PAIR_BUCKETS), and its bias, (outputs,)."""
+        parts = weight[:, : self.vocabulary], weight[:, self.vocabulary :]
+        for tables, values in zip((self.words, self.pairs), parts, strict=True):
+            cast(nn.Embedding, tables[number]).weight.copy_(values.T)
+        self.biases[number].copy_(bias)
 
 
 def _hash_pairs(ids: Tensor) -> Tensor:

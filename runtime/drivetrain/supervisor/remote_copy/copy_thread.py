@@ -20,10 +20,10 @@ from drivetrain.tracking.event_log import EventLog
 
 POLL_SECONDS = 1.0
 """Between two looks at the folder for a new checkpoint."""
+RETRY_SECONDS = 10.0
+"""Between two attempts at a store that does not answer, while the run trains."""
 SMALL_FILES_SECONDS = 60.0
 """After which the small files are copied without a new checkpoint."""
-LONGEST_PAUSE_SECONDS = 30.0
-"""Between two attempts at a store that does not answer."""
 STALL_SECONDS = 120.0
 """Without progress, after which the copy of a finished run has failed."""
 STOPPED_SECONDS = 40.0
@@ -56,11 +56,11 @@ class CopyThread:
         self.is_lost = self.is_complete = False
         self._problem = ""
         """Why the last attempt failed; empty if it did not."""
-        self._pause = POLL_SECONDS
         self._progress_at = time.monotonic()
         self._small_files_at = 0.0
-        self._run_ended, self._abandoned, self._done = threading.Event(), threading.Event(), threading.Event()
-        threading.Thread(target=self._copy, name="copy", daemon=True).start()
+        self._run_ended, self._abandoned = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._copy, name="copy", daemon=True)
+        self._thread.start()
 
     def finish(self, code: int) -> int:
         """Let it send the rest, and wait for it; returns the exit code of the run.
@@ -69,39 +69,34 @@ class CopyThread:
             code: of the run without its copy.
         """
         seconds = STALL_SECONDS if code == 0 else AT_ONCE_SECONDS if code in signals.ABORTED_CODES else STOPPED_SECONDS
-        ended_at = time.monotonic()
+        since = time.monotonic()
         self._run_ended.set()
-        while not self._done.wait(0.1):
-            since = max(ended_at, self._progress_at) if code == 0 else ended_at
-            if time.monotonic() - since > seconds:
-                break
+        while self._thread.is_alive() and time.monotonic() - since <= seconds:
+            self._thread.join(0.1)
+            since = max(since, self._progress_at) if code == 0 else since
         self._abandoned.set()
-        if self.is_complete or (self.is_lost and code not in (0, Stopped.exit_code)):
-            return code
-        if self.is_lost:
+        if self.is_lost and code in (0, Stopped.exit_code):
             say(f"{self.address} belongs to another process now: the run goes on there")
             return Busy.exit_code
-        return self._report_missing(code)
+        return code if self.is_lost or self.is_complete else self._report_missing(code)
 
     def cancel(self) -> None:
         """End it, for a run whose folder is removed."""
         self._abandoned.set()
         self._run_ended.set()
-        self._done.wait(AT_ONCE_SECONDS)
+        self._thread.join(AT_ONCE_SECONDS)
 
     def _copy(self) -> None:
         if sys.platform == "linux":
             with contextlib.suppress(OSError):  # hashes of checkpoints are computed when the trainer needs no CPU
                 os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
         try:
-            while not self._run_ended.wait(self._pause):
+            while not self._run_ended.wait(RETRY_SECONDS if self._problem else POLL_SECONDS):
                 if self._is_due():
                     self._attempt()
-            pause = 0.5
             while not self._attempt() or self.copy.missing():
-                if self._abandoned.wait(pause):
+                if self._abandoned.wait(POLL_SECONDS):
                     return
-                pause = min(2 * pause, 5.0)
             self.is_complete = True
             self.copy.owner_file.release()
         except LostOwnership:
@@ -112,40 +107,32 @@ class CopyThread:
             )
         except _Abandoned:
             pass
-        finally:
-            self._done.set()
 
     def _attempt(self) -> bool:
         """Bring the copy up to date; a problem is reported once. Returns whether everything is there."""
         try:
             self.copy.send()
         except (Failure, OSError) as error:
-            self._report_problem(error)
+            problem = error.given if isinstance(error, Failure) else f"{error.filename}: {error.strerror}"
+            if problem != self._problem:
+                self.events.add("copy", f"{problem}; training goes on, and what is missing is sent later")
+                if isinstance(error, Failure) and error.action:
+                    say(f"  do:       {error.action}")
+            self._problem = problem
             return False
         if self._problem:
             self.events.add("copy", f"{self.address} answers again; everything so far is there")
-        self._problem, self._pause, self._small_files_at = "", POLL_SECONDS, time.monotonic()
+        self._problem, self._small_files_at = "", time.monotonic()
         return True
 
     def _is_due(self) -> bool:
-        if self._problem or time.monotonic() - self._small_files_at >= SMALL_FILES_SECONDS:
-            return True
-        newest = self.copy.newest()
-        return newest is not None and newest.name not in self.copy.sent
+        is_late = time.monotonic() - self._small_files_at >= SMALL_FILES_SECONDS
+        return bool(self._problem) or is_late or self.copy.find_unsent() is not None
 
     def _note_progress(self) -> None:
         self._progress_at = time.monotonic()
         if self._abandoned.is_set():
             raise _Abandoned
-
-    def _report_problem(self, error: Failure | OSError) -> None:
-        problem = error.given if isinstance(error, Failure) else f"{error.filename}: {error.strerror}"
-        if problem != self._problem:
-            self.events.add("copy", f"{problem}; training goes on, and what is missing is sent later")
-            if isinstance(error, Failure) and error.action:
-                say(f"  do:       {error.action}")
-        self._problem = problem
-        self._pause = min(max(2 * POLL_SECONDS, 2 * self._pause), LONGEST_PAUSE_SECONDS)
 
     def _report_missing(self, code: int) -> int:
         """Say what is not in the store; returns the exit code of the run."""

@@ -9,8 +9,6 @@ of one arrives.
 Nothing beats, so no owner is known to live. A start takes a copy over where it resumes from the store, on a disk that does
 not have the run: a machine that is lost and made again goes on unattended, and an owner that lives after all stops. It
 is refused on a disk that has the run if another disk's start owns the copy: this machine was replaced.
-
-A copy of an earlier version has no owner.json: its checkpoints are in checkpoints/step-100, its lock is writer.json.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ import os
 import re
 import socket
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,17 +27,14 @@ from typing import Any
 from drivetrain.errors import Busy, CheckpointError
 from drivetrain.storage.object_store import ObjectStore
 from drivetrain.storage.store_errors import RemoteError
-from drivetrain.supervisor.remote_copy.copied_files import OLD_LOCK, OWNER, name_best
 from drivetrain.system.console import say
 from drivetrain.system.files import parse_row, to_json
-from drivetrain.system.run_files import CHECKPOINTS, COPY_FILE, JOB_FILE, STATE_FILE, RunFiles
-from drivetrain.system.run_records import RunState, read_integer
-from drivetrain.training.checkpoints.manifest import MANIFEST
+from drivetrain.system.run_files import CHECKPOINTS, COPY_FILE, JOB_FILE, RunFiles, parse_suffix
 
+OWNER = "owner.json"
 TAKE_ATTEMPTS = 10
 """To become the owner while another start publishes: each fails only if that publishes within the same few requests."""
-_FOLDER = re.compile(r"(?:[0-9a-f]+/)?((?:step|best)-\d+)")
-_MANIFEST = re.compile(rf"{CHECKPOINTS}/({_FOLDER.pattern})/{re.escape(MANIFEST)}")
+_FOLDER = re.compile(r"[0-9a-f]+/(step|best)-\d+")
 
 
 class LostOwnership(Exception):
@@ -90,24 +85,24 @@ class OwnerFile:
         self.owner = Owner()
         self._revision = ""
         """Of the file in the store; empty if there is none."""
-        self._is_lost = False
 
     def read(self) -> bool:
         """Read the file; returns whether there is a copy.
 
         Raises:
             RemoteError: if the store gives no answer.
-            CheckpointError: if the file is damaged.
+            CheckpointError: if the file is damaged, or missing beside files of a run.
         """
         # The revision first: if the content is newer, a put over it is refused.
         head = self.store.find_head(OWNER)
-        self._revision = head.revision if head else ""
-        if head:
+        if head is None:
+            if self.store.find_head(JOB_FILE):
+                raise self._unusable_error("is missing")
+            self.owner, self._revision = Owner(), ""
+        elif head.revision != self._revision:
             self.owner = self._parse(self.store.get(OWNER))
-            return True
-        names = [entry.name for entry in self.store.objects()]
-        self.owner = self._read_earlier(names) if JOB_FILE in names else Owner()
-        return JOB_FILE in names
+            self._revision = head.revision
+        return head is not None
 
     def take(self, folder: Path) -> None:
         """Become the owner, and remove what earlier ones have left unpublished.
@@ -118,14 +113,15 @@ class OwnerFile:
         Raises:
             RemoteError: if the store gives no answer.
             Busy: if the owner is a start on another disk, and this one has the run; or another process is faster.
-            CheckpointError: if the copy is that of another run.
+            CheckpointError: if the copy is that of another run, or `read` raises it.
         """
+        self.read()
         for _ in range(TAKE_ATTEMPTS):
-            previous_writer = self._try_to_take(folder)
-            if previous_writer is None:
+            previous = self.owner
+            if self._try_to_take(folder):
                 return
             # An owner that still trains has published a checkpoint since we read the file, or has ended: no new owner.
-            if self.owner.writer not in ("", previous_writer):
+            if self.owner.writer not in ("", previous.writer):
                 break
         raise Busy(
             f"{self.store.address}: another process has begun to write this copy in this moment",
@@ -133,44 +129,36 @@ class OwnerFile:
             "let it train; or stop it, and call the same command again",
         )
 
-    def _try_to_take(self, folder: Path) -> str | None:
-        """Become the owner as `take` does; returns None, or who owned the copy if the file was replaced meanwhile."""
-        exists, self._is_lost = self.read(), False
-        run, writers = _read_record(folder)
-        if self.owner.run not in ("", run) and folder.is_dir():
-            raise CheckpointError(
-                f"{folder} and {self.store.address} are two different runs of the same name",
-                "one run of each name, wherever it is",
-                "give the job another name, or start a new run with --new",
-            )
-        replaced = self.owner if self.owner.writer not in ("", *writers) else None
-        if replaced and folder.is_dir():
-            raise Busy(
-                f"{self.store.address}: {replaced.describe()}, has taken over this run, which {folder} has too",
-                "one owner of each copy; the disk of a machine that was replaced does not take it back by itself",
-                f"wait until it has ended; or to go on here from what is in the store, move {folder} away and call the "
-                "same command again: that process then stops copying; or start another run with --new",
-            )
-        # Listed before the put, so that nothing of a later owner is among them.
-        names = [entry.name for entry in self.store.objects(CHECKPOINTS)] if exists else []
-        run, since = self.owner.run or run or new_id(), datetime.now(UTC).isoformat(timespec="seconds")
+    def _try_to_take(self, folder: Path) -> bool:
+        """Become the owner as `take` does; returns whether the file was still as it was read."""
+        previous, record = self.owner, RunFiles(folder).read_object(COPY_FILE)
+        local_run, writers = str(record.get("run", "")), list(map(str, record.get("writers", [])))
+        run, is_replaced = previous.run or local_run or new_id(), previous.writer not in ("", *writers)
         if folder.is_dir():
+            if previous.run not in ("", local_run):
+                raise CheckpointError(
+                    f"{folder} and {self.store.address} are two different runs of the same name",
+                    "one run of each name, wherever it is",
+                    "give the job another name, or start a new run with --new",
+                )
+            if is_replaced:
+                raise Busy(
+                    f"{self.store.address}: {previous.describe()}, has taken over this run, which {folder} has too",
+                    "one owner of each copy; the disk of a machine that was replaced does not take it back by itself",
+                    f"wait until it has ended; or to go on here from what is in the store, move {folder} away and call "
+                    "the same command again: that process then stops copying; or start another run with --new",
+                )
             # Before the put: this disk knows its start, wherever that ends.
             write_record(folder, run, [*(writer for writer in writers if writer != self.writer), self.writer])
-        previous_writer = self.owner.writer
-        owner = replace(
-            self.owner, run=run, writer=self.writer, host=socket.gethostname(), process=os.getpid(), since=since
-        )
-        if not self._put(owner) and not self._adopt():
-            return previous_writer
-        if replaced:
+        host, process, since = socket.gethostname(), os.getpid(), datetime.now(UTC).isoformat(timespec="seconds")
+        if not self._put(replace(previous, run=run, writer=self.writer, host=host, process=process, since=since)):
+            return False
+        if is_replaced:
             say(
-                f"copy: {self.store.address} was written by {replaced.describe()}; this start resumes from it and owns "
+                f"copy: {self.store.address} was written by {previous.describe()}; this start resumes from it and owns "
                 "it now. If that process lives, it sends nothing more"
             )
-        published = tuple(f"{CHECKPOINTS}/{checkpoint.folder}/" for checkpoint in owner.checkpoints.values())
-        self.store.delete([OLD_LOCK, *(name for name in names if not name.startswith(published))])
-        return None
+        return True
 
     def check(self) -> None:
         """Make sure that the copy is still ours, before an object that all starts write is written.
@@ -179,18 +167,14 @@ class OwnerFile:
             LostOwnership: if it is not.
             RemoteError: if the store gives no answer.
         """
-        head = self.store.find_head(OWNER)
-        if self._is_lost or ((head is None or head.revision != self._revision) and not self._adopt()):
+        self.read()
+        if self.owner.writer != self.writer:
             raise LostOwnership
 
     def publish(self, owner: Owner) -> None:
-        """Replace the file, and with it what belongs to the copy.
-
-        Raises:
-            LostOwnership: if another process has replaced it.
-            RemoteError: if the store gives no answer.
-        """
-        if owner != self.owner and (self._is_lost or not (self._put(owner) or (self._adopt() and self._put(owner)))):
+        """Replace the file, and remove checkpoints that do not belong to the copy; raises as `check`."""
+        self.check()
+        if not self._put(owner):
             raise LostOwnership
 
     def release(self) -> None:
@@ -199,60 +183,51 @@ class OwnerFile:
             self.publish(replace(self.owner, writer=""))
 
     def _put(self, owner: Owner) -> bool:
+        """As `publish`; returns False, with what the file says instead, if another process has replaced it."""
         content = to_json(asdict(owner)).encode()
-        if self._revision:
-            revision = self.store.replace(OWNER, content, self._revision)
-        else:
-            revision = self.store.create(OWNER, content)
-        if revision:
-            self.owner, self._revision = owner, revision
-        return bool(revision)
-
-    def _adopt(self) -> bool:
-        """Read the file again: whether it is ours, at a revision of which the answer was lost."""
-        self._is_lost = not self.read() or self.owner.writer != self.writer
-        return not self._is_lost
+        # Listed before the put, so that nothing of a later owner is among them.
+        names = [entry.name for entry in self.store.objects(CHECKPOINTS)]
+        for _ in range(2):
+            if self._revision:
+                revision = self.store.replace(OWNER, content, self._revision)
+            else:
+                revision = self.store.create(OWNER, content)
+            if revision:
+                self.owner, self._revision = owner, revision
+                break
+            # It has changed: by another process, or by a put of ours of which the answer was lost.
+            self.read()
+            if self.owner.writer != self.writer:
+                return False
+        if self.owner != owner:
+            return False
+        published = tuple(f"{CHECKPOINTS}/{checkpoint.folder}/" for checkpoint in owner.checkpoints.values())
+        self.store.delete(name for name in names if not name.startswith(published))
+        return True
 
     def _parse(self, content: bytes) -> Owner:
         row: Any = parse_row(content)
         try:
             checkpoints = {name: StoredCheckpoint(**entry) for name, entry in row["checkpoints"].items()}
-            matches = {name: _FOLDER.fullmatch(each.folder) for name, each in checkpoints.items()}
-            if any(match is None or match[1] != name for name, match in matches.items()):
-                raise ValueError
+            for name, checkpoint in checkpoints.items():
+                if not (_FOLDER.fullmatch(checkpoint.folder) and checkpoint.folder.endswith(f"/{name}")):
+                    raise ValueError
             return Owner(**row | {"checkpoints": checkpoints})
         except (LookupError, TypeError, AttributeError, ValueError):
-            raise CheckpointError(
-                f"{self.store.address / OWNER} is damaged",
-                "the file as the owner of the copy wrote it",
-                "remove it: the checkpoints are then found by their manifests",
-            ) from None
+            raise self._unusable_error("is damaged") from None
 
-    def _read_earlier(self, names: list[str]) -> Owner:
-        """What an owner file would say of a copy without one."""
-        lock, record, state = map(self._find_object, (OLD_LOCK, COPY_FILE, STATE_FILE))
-        checkpoints = {}
-        for match in filter(None, map(_MANIFEST.fullmatch, names)):
-            best = name_best(self._find_object(f"{CHECKPOINTS}/{match[1]}/{STATE_FILE}"))
-            checkpoints[match[2]] = StoredCheckpoint(match[1], best if match[2].startswith("step-") else None)
-        return Owner(
-            str(record.get("run", "")),
-            str(lock.get("writer", "")),
-            str(lock.get("host", "?")),
-            read_integer(lock, "process") or 0,
-            status=RunState(state).status or "",
-            checkpoints=checkpoints,
+    def _unusable_error(self, problem: str) -> CheckpointError:
+        return CheckpointError(
+            f"{self.store.address / OWNER} {problem}, which says what belongs to this copy of a run",
+            "the file as the owner of the copy wrote it; early builds wrote none",
+            f"start another run with --new; or if this disk has the run, remove all of {self.store.address} with your "
+            "provider's tool, and the same command sends it again",
         )
 
-    def _find_object(self, name: str) -> dict[str, object]:
-        return parse_row(self.store.find(name) or b"") or {}
 
-
-def _read_record(folder: Path) -> tuple[str, list[str]]:
-    """The run that a folder holds, and the starts of it on this disk that wrote its copy; empty if it has none."""
-    if not (record := RunFiles(folder).read_object(COPY_FILE)):
-        return "", []
-    return str(record.get("run", "")), list(map(str, record.get("writers") or [record.get("writer", "")]))
+def list_steps(checkpoints: Iterable[str]) -> list[str]:
+    """The names of the step checkpoints among checkpoints, oldest first."""
+    return sorted((name for name in checkpoints if name.startswith("step-")), key=parse_suffix)
 
 
 def write_record(folder: Path, run: str, writers: list[str]) -> None:

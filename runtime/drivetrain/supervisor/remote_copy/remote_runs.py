@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from drivetrain.errors import SpecError
@@ -14,14 +15,24 @@ from drivetrain.storage.remote_address import RemoteAddress, parse
 from drivetrain.storage.store_errors import RemoteError
 from drivetrain.storage.write_probe import check_writable
 from drivetrain.supervisor import run_folder
-from drivetrain.supervisor.remote_copy import copy_thread, fetch_run, owner_file
+from drivetrain.supervisor.remote_copy import copy_thread, owner_file
 from drivetrain.supervisor.remote_copy.copy_thread import CopyThread
-from drivetrain.supervisor.remote_copy.owner_file import OwnerFile
+from drivetrain.supervisor.remote_copy.owner_file import OwnerFile, list_steps
+from drivetrain.supervisor.remote_copy.run_copy import is_small
 from drivetrain.system.console import say
+from drivetrain.system.files import USER_RWX, blame_storage, make_folder, parse_row, sync_folder
 from drivetrain.system.run_files import CHECKPOINTS, list_checkpoints, parse_suffix
 from drivetrain.system.run_records import RunState
+from drivetrain.system.units import format_bytes
 from drivetrain.tracking.event_log import EventLog
-from drivetrain.training.checkpoints.manifest import verify
+from drivetrain.training.checkpoints.manifest import (
+    MANIFEST,
+    MAX_MANIFEST_BYTES,
+    all_damaged_error,
+    describe_damaged,
+    parse_files,
+    verify,
+)
 
 
 class RemoteRuns:
@@ -34,9 +45,8 @@ class RemoteRuns:
         self.writer = owner_file.new_id()
         self.names = run_folder.sort_numbered(ObjectStore(address).folders(), job.name)
         """The names of the job's runs in the store, by number."""
+        self.highest_number = parse_suffix(self.names[-1]) if self.names else 0
         self.thread: CopyThread | None = None
-        self._owned: dict[str, OwnerFile] = {}
-        """By run, the owner files of copies that this process owns but does not write yet."""
 
     def fetch_unfinished(self) -> None:
         """Download the last run of the job if it is unfinished and its copy is ahead of the local run folder.
@@ -47,25 +57,29 @@ class RemoteRuns:
             CheckpointError: if the local folder of this name is another run, or no checkpoint is intact.
         """
         local_runs = run_folder.list_numbered(self.runs, self.job.name) if self.runs.is_dir() else []
-        if not self.names or (local_runs and parse_suffix(local_runs[-1].name) > self.find_highest_number()):
+        if not self.names or (local_runs and parse_suffix(local_runs[-1].name) > self.highest_number):
             return  # there is no copy, or a newer run is here
         folder = self.runs / self.names[-1]
         file = OwnerFile(ObjectStore(self.address / folder.name), self.writer)
+        is_local = folder.is_dir()
         if not file.read():
             return
         is_done = file.owner.status == "done"
-        if is_done and (not folder.is_dir() or RunState.read(folder).status == "done"):
+        if is_done and (not is_local or RunState.read(folder).status == "done"):
             return
         with contextlib.ExitStack() as stack:
-            if folder.is_dir():
+            if is_local:
                 # The lock fails if another process trains in the folder.
                 stack.callback(os.close, run_folder.lock_folder(folder))
             file.take(folder)
-            self._owned[folder.name] = file
-            local_step = -1 if is_done else _find_newest_intact(folder)
-            copied_steps = [parse_suffix(name) for name in file.owner.checkpoints if name.startswith("step-")]
-            if is_done or not folder.is_dir() or max(copied_steps, default=-1) > local_step:
-                _download(file, folder, local_step)
+            stack.callback(file.release)
+            paths = [] if is_done else reversed(list_checkpoints(folder / CHECKPOINTS))
+            local_step = next((parse_suffix(path) for path in paths if verify(path) is None), -1)
+            copied_step = max(map(parse_suffix, list_steps(file.owner.checkpoints)), default=-1)
+            if is_done or not is_local or copied_step > local_step:
+                say(f"copy: {file.store.address} is unfinished; downloading it")
+                for line in fetch_run(file, folder, local_step):
+                    EventLog(folder).store("copy", line)
 
     def start_copying(self, run: Path) -> None:
         """Become the owner of the copy of a run folder, and start the thread that copies it.
@@ -75,11 +89,8 @@ class RemoteRuns:
             Busy: as `OwnerFile.take`.
             CheckpointError: if the copy of this name is another run.
         """
-        file = self._owned.pop(run.name, None)
-        if file is None:
-            file = OwnerFile(ObjectStore(self.address / run.name), self.writer)
-            file.take(run)
-        file.store = ObjectStore(self.address / run.name, copy_thread.PATIENCE)
+        file = OwnerFile(ObjectStore(self.address / run.name, copy_thread.PATIENCE), self.writer)
+        file.take(run)
         say(f"copy: {file.store.address}")
         self.thread = CopyThread(run, file, self.job.checkpoint.keep)
 
@@ -101,16 +112,9 @@ class RemoteRuns:
         return code
 
     def release(self) -> None:
-        """Stop copying, and release the copies that this process owns, if the run could not start or finish."""
+        """Stop copying, if the run could not start or finish."""
         if self.thread:
             self.thread.finish(SpecError.exit_code)
-            self.thread = None
-        for file in self._owned.values():
-            file.release()
-
-    def find_highest_number(self) -> int:
-        """The highest number of a run in the store; 0 if there is none."""
-        return parse_suffix(self.names[-1]) if self.names else 0
 
 
 @contextlib.contextmanager
@@ -138,32 +142,96 @@ def open_runs(runs: Path, job: Job, *, new: bool, is_leader: bool) -> Iterator[R
             if not new:
                 copies.fetch_unfinished()
         except RemoteError as error:
-            raise _add_key(job, error) from None
+            description = f"{job.document.place(('checkpoint', 'copy_to'))}: checkpoint.copy_to: {error.given}"
+            action = f"{error.action}; `--set checkpoint.copy_to=null` trains without a copy"
+            raise RemoteError(error.trouble, description, error.possible, action) from None
         yield copies
 
 
-def _add_key(job: Job, error: RemoteError) -> RemoteError:
-    """The error with the spec key that names the store, and how to train without it."""
-    description = f"{job.document.place(('checkpoint', 'copy_to'))}: checkpoint.copy_to: {error.given}"
-    action = f"{error.action}; `--set checkpoint.copy_to=null` trains without a copy"
-    return RemoteError(error.trouble, description, error.possible, action)
+def fetch_run(file: OwnerFile, final: Path, local_step: int = -1) -> list[str]:
+    """Download a run into a folder, which is replaced if the store has a better checkpoint; returns the lines it printed.
 
+    Args:
+        file: of the copy, taken by this process.
+        local_step: the step of the newest good checkpoint of the folder; older ones in the store are not used.
 
-def _download(file: OwnerFile, folder: Path, local_step: int) -> None:
-    """Download a run; messages are printed, and stored in its event log."""
-    say(f"copy: {file.store.address} is unfinished; downloading it")
-    lines: list[str] = []
+    Raises:
+        RemoteError: if the store gives no answer.
+        StorageError: if the disk does not take it.
+        CheckpointError: if there are checkpoints and none verifies.
+    """
+    store, lines = file.store, list[str]()
+    temporary, old = final.with_name(f".tmp-fetched-{final.name}"), final.with_name(f".tmp-old-{final.name}")
 
     def report(line: str) -> None:
         say(f"copy: {line}")
         lines.append(line)
 
-    fetch_run.fetch_run(file, folder, report, local_step)
-    for line in lines:
-        EventLog(folder).store("copy", line)
+    make_folder(final.parent)
+    try:
+        with blame_storage(final):
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir(USER_RWX)
+            sizes = {entry.name: entry.bytes for entry in store.objects()}
+            name = _download_newest(file, sizes, temporary / CHECKPOINTS, report, local_step)
+            if name is None and local_step >= 0:
+                report(f"{store.address}: using step-{local_step}, which is on this disk")
+                return lines
+            for each in filter(is_small, sizes):
+                store.get_file(each, temporary / each)
+            size = sum(path.stat().st_size for path in temporary.rglob("*") if path.is_file())
+            owner_file.write_record(temporary, file.owner.run, [file.writer])
+            shutil.rmtree(old, ignore_errors=True)
+            with contextlib.suppress(FileNotFoundError):
+                final.rename(old)
+            temporary.rename(final)
+            sync_folder(final.parent)
+            shutil.rmtree(old, ignore_errors=True)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    report(f"{store.address}: {name or 'no checkpoint yet'}, {format_bytes(size)} downloaded to {final}")
+    return lines
 
 
-def _find_newest_intact(folder: Path) -> int:
-    """The step of the newest checkpoint of a folder that matches its manifest; -1 if none does."""
-    paths = reversed(list_checkpoints(folder / CHECKPOINTS))
-    return next((parse_suffix(path) for path in paths if verify(path) is None), -1)
+def _download_newest(
+    file: OwnerFile, sizes: Mapping[str, int], folder: Path, report: Callable[[str], None], local_step: int
+) -> str | None:
+    """Download the newest checkpoint that verifies, and the best one that it names; returns its name."""
+    store, checkpoints, damaged = file.store, file.owner.checkpoints, list[str]()
+
+    def download(name: str) -> str | None:
+        mismatch = _download_checkpoint(store, sizes, f"{CHECKPOINTS}/{checkpoints[name].folder}", folder / name)
+        if mismatch:
+            shutil.rmtree(folder / name, ignore_errors=True)
+        return mismatch
+
+    for name in reversed(list_steps(checkpoints)):
+        if parse_suffix(name) <= local_step:
+            return None
+        if mismatch := download(name):
+            damaged.append(describe_damaged(name, mismatch))
+            report(f"{store.address}: {damaged[-1]}")
+            continue
+        best = checkpoints[name].best
+        if best and best in checkpoints and (mismatch := download(best)):
+            report(f"{store.address}: checkpoint {best} is damaged: {mismatch}; it is not used")
+        return name
+    if damaged and local_step < 0:
+        raise all_damaged_error(store.address, damaged)
+    return None
+
+
+def _download_checkpoint(store: ObjectStore, sizes: Mapping[str, int], prefix: str, folder: Path) -> str | None:
+    """Download a checkpoint; returns what is wrong with it, from its manifest and sizes before anything large comes."""
+    manifest = f"{prefix}/{MANIFEST}"
+    try:
+        is_readable = sizes.get(manifest, MAX_MANIFEST_BYTES + 1) <= MAX_MANIFEST_BYTES
+        files = parse_files(parse_row(store.get(manifest)) if is_readable else None)
+    except ValueError as wrong:
+        return str(wrong)
+    for part, entry in files.items():
+        if (size := sizes.get(f"{prefix}/{part}")) != entry["bytes"]:
+            return f"{part} is missing" if size is None else f"{part} has {size} bytes, expected {entry['bytes']}"
+    for part in (*files, MANIFEST):
+        store.get_file(f"{prefix}/{part}", folder / part)
+    return verify(folder)

@@ -8,20 +8,30 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import BinaryIO
 
-from drivetrain.supervisor.remote_copy.copied_files import is_gone, is_small, name_best, small_files, stamp_of
-from drivetrain.supervisor.remote_copy.owner_file import OwnerFile, StoredCheckpoint
-from drivetrain.system import run_files
+from drivetrain.data.fingerprint import stamp
+from drivetrain.supervisor.remote_copy.owner_file import OWNER, OwnerFile, StoredCheckpoint, list_steps
 from drivetrain.system.files import parse_row
-from drivetrain.system.run_files import RunFiles
+from drivetrain.system.run_files import (
+    CHECKPOINTS,
+    COPY_FILE,
+    JOB_FILE,
+    RANKS,
+    STATE_FILE,
+    RunFiles,
+    list_checkpoints,
+    parse_suffix,
+)
 from drivetrain.system.run_records import RunState
-from drivetrain.training.checkpoints.manifest import MANIFEST, verify
+from drivetrain.training.checkpoints.manifest import MANIFEST, find_best_step, verify
 
-_STEP = re.compile(r"step-\d+")
+LEFT_OUT = (CHECKPOINTS, RANKS, OWNER, COPY_FILE)
+"""Of a run folder or a copy: brought in another way, of no use elsewhere, or about this place alone."""
+_PART = re.compile(r"(?!\.)[^/\\\x00-\x1f]{1,255}")
 
 
 class RunCopy:
@@ -44,11 +54,9 @@ class RunCopy:
         self.sent: set[str] = set()
         """Checkpoints of the folder that are in the store whole."""
         self.damaged: set[str] = set()
-        self._stamps: dict[str, tuple[int, int, int]] = {}
-        self._dropped: set[str] = set()
-        """Folders of checkpoints that this process has taken out of the copy, and not removed yet."""
-        self._has_removed_gone = False
-        """Whether files were removed that this folder does not have."""
+        self._stamps: dict[str, str] = {}
+        """Of the files that are in the store, as they were when they were sent."""
+        self._sent_state = b""
 
     def send(self) -> None:
         """Bring the copy up to date; the state of the run comes last, so a finished copy is complete.
@@ -58,30 +66,27 @@ class RunCopy:
             LostOwnership: if another process owns the copy.
             OSError: if a file of the folder cannot be read.
         """
-        # The stamp first: a state that is replaced between the two is sent again.
-        stamp, state = stamp_of(self.run / run_files.STATE_FILE), None
+        state = b""
         with contextlib.suppress(OSError):
-            state = RunFiles(self.run).read_bytes(run_files.STATE_FILE)
+            # Before the files that it speaks of: one that is replaced meanwhile is sent by the next call.
+            state = RunFiles(self.run).read_bytes(STATE_FILE)
         self._send_files()
-        newest = self.newest()
-        if newest and newest.name not in self.sent:
-            self._send_step(newest)
-        self._remove_dropped()
-        if newest and newest.name not in self.sent:
+        checkpoint = self.find_unsent()
+        if checkpoint and not self._send_checkpoint(checkpoint):
             return  # it was removed meanwhile: the next call sends the one after it, and then the state
-        if state is not None and stamp is not None and stamp != self._stamps.get(run_files.STATE_FILE):
+        if state not in (b"", self._sent_state):
             self.owner_file.check()
-            self.store.put(run_files.STATE_FILE, state)
+            self.store.put(STATE_FILE, state)
             status = RunState(parse_row(state) or {}).status or ""
             self.owner_file.publish(replace(self.owner_file.owner, status=status))
-            self._stamps[run_files.STATE_FILE] = stamp
+            self._sent_state = state
 
-    def newest(self) -> Path | None:
-        """The newest checkpoint of the folder that matches its manifest."""
-        for path in reversed(run_files.list_checkpoints(self.run / run_files.CHECKPOINTS)):
+    def find_unsent(self) -> Path | None:
+        """The newest checkpoint of the folder that matches its manifest; None if it is in the store."""
+        for path in reversed(list_checkpoints(self.run / CHECKPOINTS)):
             if path.name in self.sent:
-                return path
-            if path.name not in self.damaged and path.exists():
+                break
+            if path.name not in self.damaged:
                 if verify(path) is None:
                     return path
                 if path.exists():  # else it was removed meanwhile
@@ -90,117 +95,105 @@ class RunCopy:
 
     def missing(self) -> list[str]:
         """What is not in the store as it is here."""
-        newest = self.newest()
-        steps = [newest.name] if newest and newest.name not in self.sent else []
-        return steps + [name for name, path in small_files(self.run) if self._stamps.get(name) != stamp_of(path)]
+        checkpoint = self.find_unsent()
+        names = [name for name, _ in self._list_unsent_files()]
+        return [checkpoint.name, *names] if checkpoint else names
 
-    def _send_step(self, path: Path) -> None:
-        """Copy and publish a checkpoint, and with it the best one that it names."""
-        with _link_files(path, self.run) as folder:
-            if folder is None:
-                return
+    def _send_checkpoint(self, path: Path) -> bool:
+        """Copy and publish a checkpoint, and with it the best one that it names; returns whether it was still there."""
+        with contextlib.ExitStack() as stack:
+            files = _open_files(path, stack)
+            if not files:
+                return False
             checkpoints = dict(self.owner_file.owner.checkpoints)
-            best = name_best(RunFiles(folder).read_object(run_files.STATE_FILE))
-            best_path = self.run / run_files.CHECKPOINTS / str(best)
-            if best and best not in self.sent and best_path.is_dir():
-                with _link_files(best_path, self.run) as best_folder:
-                    if best_folder is not None and verify(best_folder) is None:
-                        checkpoints[best] = self._upload(best_folder, best, None)
+            step = find_best_step(parse_row(files[STATE_FILE].read()) or {})
+            best = None if step is None else f"best-{step}"
+            if best and best not in self.sent:
+                best_path = self.run / CHECKPOINTS / best
+                if (best_files := _open_files(best_path, stack)) and verify(best_path) is None:
+                    checkpoints[best] = self._upload(best_files, best, None)
             # Rows of metrics that a checkpoint relies on are there before it is.
             self._send_files()
-            checkpoints[path.name] = self._upload(folder, path.name, best)
-        self._publish(select_retained(checkpoints, path.name, self.keep))
+            checkpoints[path.name] = self._upload(files, path.name, best)
+        # As in the folder: the last ones up to this one stay, and the best ones that they name.
+        steps = [name for name in list_steps(checkpoints) if parse_suffix(name) <= parse_suffix(path)][-self.keep :]
+        names = {*steps, *(checkpoints[name].best for name in steps)}
+        checkpoints = {name: checkpoint for name, checkpoint in checkpoints.items() if name in names}
+        self.owner_file.publish(replace(self.owner_file.owner, checkpoints=checkpoints))
         self.sent |= {path.name, best or path.name} & checkpoints.keys()
+        return True
 
-    def _upload(self, folder: Path, name: str, best: str | None) -> StoredCheckpoint:
+    def _upload(self, files: Mapping[str, BinaryIO], name: str, best: str | None) -> StoredCheckpoint:
         """Copy one checkpoint, unless the store has this very one: a resumed run begins with it."""
         published = self.owner_file.owner.checkpoints.get(name)
-        if published and self._has(folder, f"{run_files.CHECKPOINTS}/{published.folder}"):
+        if published and self._has(files, f"{CHECKPOINTS}/{published.folder}"):
             return published
         stored = StoredCheckpoint(f"{self.owner_file.writer}/{name}", best)
-        for part in sorted(folder.iterdir(), key=lambda part: (part.name == MANIFEST, part.name)):
-            self.owner_file.check()
-            self.store.put_file(f"{run_files.CHECKPOINTS}/{stored.folder}/{part.name}", part, self.note_progress)
-            self.note_progress()
+        for part, file in files.items():
+            self._send_file(f"{CHECKPOINTS}/{stored.folder}/{part}", file)
         return stored
 
-    def _has(self, folder: Path, prefix: str) -> bool:
+    def _has(self, files: Mapping[str, BinaryIO], prefix: str) -> bool:
         stored_sizes = {entry.name: entry.bytes for entry in self.store.objects(prefix)}
-        sizes = {f"{prefix}/{part.name}": part.stat().st_size for part in folder.iterdir()}
-        manifest = f"{prefix}/{MANIFEST}"
-        return sizes.items() <= stored_sizes.items() and self.store.get(manifest) == (folder / MANIFEST).read_bytes()
-
-    def _publish(self, checkpoints: Mapping[str, StoredCheckpoint]) -> None:
-        """Let the copy consist of these checkpoints, and remove the others."""
-        self._dropped |= self._published_folders() - {checkpoint.folder for checkpoint in checkpoints.values()}
-        self.owner_file.publish(replace(self.owner_file.owner, checkpoints=checkpoints))
-        self._remove_dropped()
-
-    def _published_folders(self) -> set[str]:
-        return {checkpoint.folder for checkpoint in self.owner_file.owner.checkpoints.values()}
-
-    def _remove_dropped(self) -> None:
-        for folder in self._dropped - self._published_folders():
-            self.store.delete([entry.name for entry in self.store.objects(f"{run_files.CHECKPOINTS}/{folder}")])
-            self._dropped.remove(folder)
+        sizes = {f"{prefix}/{part}": os.fstat(file.fileno()).st_size for part, file in files.items()}
+        return (
+            sizes.items() <= stored_sizes.items() and self.store.get(f"{prefix}/{MANIFEST}") == files[MANIFEST].read()
+        )
 
     def _send_files(self) -> None:
         """Copy the files that have changed, but for the state; the first time, remove those that are gone."""
-        if not self._has_removed_gone:
+        if not self._stamps:
             self._remove_gone()
-            self._has_removed_gone = True
-        for name, path in small_files(self.run):
-            stamp = stamp_of(path)
-            if stamp is None or self._stamps.get(name) == stamp:
-                continue
-            self.owner_file.check()
-            with contextlib.suppress(FileNotFoundError):  # replaced in this moment
-                self.store.put_file(name, path, self.note_progress)
-                self._stamps[name] = stamp
-                self.note_progress()
+        for name, path in self._list_unsent_files():
+            present = stamp(path)
+            with contextlib.suppress(FileNotFoundError), path.open("rb") as file:  # replaced in this moment
+                self._send_file(name, file)
+                self._stamps[name] = present
+
+    def _list_unsent_files(self) -> Iterator[tuple[str, Path]]:
+        """Name and path of the files, without the state, that are not in the store as they are here."""
+        for folder, folders, names in os.walk(self.run):
+            relative = Path(folder).relative_to(self.run)
+            folders[:] = sorted(name for name in folders if is_small((relative / name).as_posix()))
+            for path in (Path(folder) / name for name in sorted(names)):
+                name = (relative / path.name).as_posix()
+                is_ours = is_small(name) and name != STATE_FILE and not path.is_symlink()
+                if is_ours and stamp(path) not in ("", self._stamps.get(name)):
+                    yield name, path
+
+    def _send_file(self, name: str, file: BinaryIO) -> None:
+        self.owner_file.check()
+        file.seek(0)
+        self.store.put_file(name, file, self.note_progress)
+        self.note_progress()
 
     def _remove_gone(self) -> None:
         for entry in self.store.objects():
-            is_ours = is_small(entry.name) and entry.name != run_files.STATE_FILE
+            is_ours = is_small(entry.name) and entry.name != STATE_FILE
             # The folder last: one that goes away meanwhile, with its disk, has removed none of its files.
-            if is_ours and is_gone(self.run / entry.name) and (self.run / run_files.JOB_FILE).is_file():
+            if is_ours and is_gone(self.run / entry.name) and (self.run / JOB_FILE).is_file():
                 self.owner_file.check()
                 self.store.delete([entry.name])
 
 
-def select_retained(checkpoints: Mapping[str, StoredCheckpoint], newest: str, keep: int) -> dict[str, StoredCheckpoint]:
-    """The checkpoints that stay by the rule of the folder: the last `keep` up to the newest, and the best ones they name."""
-    steps = sorted(
-        (
-            name
-            for name in checkpoints
-            if _STEP.fullmatch(name) and run_files.parse_suffix(name) <= run_files.parse_suffix(newest)
-        ),
-        key=run_files.parse_suffix,
-    )
-    names = set(steps[-max(1, keep) :])
-    names |= {checkpoints[name].best or name for name in names}
-    return {name: checkpoint for name, checkpoint in checkpoints.items() if name in names}
+def is_small(name: str) -> bool:
+    """Whether a name is that of a file that is copied as it is; never one that is hidden, or leads out of the folder."""
+    parts = name.split("/")
+    return parts[0] not in LEFT_OUT and all(map(_PART.fullmatch, parts))
 
 
-@contextlib.contextmanager
-def _link_files(path: Path, run: Path) -> Iterator[Path | None]:
-    """A folder with the same files, which stays while the trainer removes older checkpoints; None if it is gone.
-
-    The names are links, so it takes no space; where there are none, it is the folder itself.
-    """
-    links = run / f".tmp-copy-{path.name}"
-    shutil.rmtree(links, ignore_errors=True)
-    source: Path | None = links
+def is_gone(path: Path) -> bool:
+    """Whether a file is missing for sure; one that cannot be looked at is not."""
     try:
-        links.mkdir()
-        for part in path.iterdir():
-            os.link(part, links / part.name)
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    return False
+
+
+def _open_files(folder: Path, stack: contextlib.ExitStack) -> dict[str, BinaryIO]:
+    """The files of a checkpoint, MANIFEST.json last; empty if it is gone. Open, they stay when the trainer removes it."""
+    try:
+        return {part.name: stack.enter_context(part.open("rb")) for part in sorted(folder.iterdir(), reverse=True)}
     except FileNotFoundError:
-        source = None
-    except OSError:
-        source = path if path.exists() else None
-    try:
-        yield source
-    finally:
-        shutil.rmtree(links, ignore_errors=True)
+        return {}

