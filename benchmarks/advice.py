@@ -254,9 +254,8 @@ def format_comparison(before: list[dict[str, float]], after: list[dict[str, floa
 
 def train_job(folder: Path, case: Case, name: str, spec: Mapping[str, Any]) -> tuple[dict[str, float], list[Any]]:
     """Train once; returns the figures and the advice of the run."""
-    from drivetrain.report.record import read
+    from drivetrain.report.record import read, summarize
     from drivetrain.report.sections.advice import list_advice
-    from drivetrain.report.summary import summarize
 
     name = f"advice-{name}"
     path = folder / f"{name}.yaml"

@@ -30,12 +30,12 @@ from drivetrain.tuning.elsewhere.machine_catalog import CatalogMachine, Rates, f
 from drivetrain.tuning.elsewhere.machine_estimate import (  # noqa: E402
     KERNEL_SECONDS,
     LAUNCH_SECONDS,
+    MODULE,
     Measured,
+    StepWork,
     scale_rates,
 )
-from drivetrain.tuning.elsewhere.operation_counter import count_step_work  # noqa: E402
-from drivetrain.tuning.elsewhere.other_machines import MODULE  # noqa: E402
-from drivetrain.tuning.elsewhere.step_work import StepWork  # noqa: E402
+from drivetrain.tuning.processes.count_work import count_step_work  # noqa: E402
 
 PUBLIC_RATES = (
     ("resnet50", "a100", 2470, "NVIDIA DeepLearningExamples, ResNet-50 v1.5, AMP"),
@@ -86,12 +86,10 @@ def print_cpu_table(folder: Path) -> None:
         spec = row.write_job(folder, smoke=False, long=True)
         source = SpecSource(spec, []).read()
         job = source.load()
-        with tempfile.TemporaryDirectory() as scratch:
-            output = Path(scratch) / "work.json"
-            plan = plans.resolve(job, this_machine)
-            if measuring_child.measure(MODULE, Path(scratch), source, plan, this_machine, [str(output)]):
-                continue
-            measured = Measured.from_json(read_json(output), this_machine.cpu.budget)
+        code, figures = measuring_child.measure_result(MODULE, source, plans.resolve(job, this_machine), this_machine)
+        if code:
+            continue
+        measured = Measured.from_json(figures, this_machine.cpu.budget)
         gemm = recorded["gemm"]
         other = Rates(matmul=gemm["float32"], low_matmul=gemm["bfloat16"], bandwidth=measured.rates.bandwidth)
         share = measured.compute_seconds("fp32", other) / measured.compute_seconds("fp32", measured.rates)

@@ -129,7 +129,7 @@ def train_usual_loop(path: Path) -> float:
     from drivetrain.data.load_data import load
     from drivetrain.job_spec import load_job as job_spec
     from drivetrain.models.build import build
-    from drivetrain.training.learning_rates import build_schedule
+    from drivetrain.training.optimizer import build_schedule
 
     job = job_spec.load(path)
     data = load(job)

@@ -13,7 +13,7 @@ from drivetrain.hardware.facts import read_hardware
 from drivetrain.job import Job
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.plan import plan as plans
-from drivetrain.supervisor.spec_difference import spec_text
+from drivetrain.supervisor.run_folder import spec_text
 from tests.paths import ROOT
 
 MACHINES = ROOT / "tests" / "machines"

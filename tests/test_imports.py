@@ -31,7 +31,6 @@ LIGHT = [
     "drivetrain.inference.evaluate",
     "drivetrain.inference.export",
     "drivetrain.tuning.measuring_request",
-    "drivetrain.tuning.memory.size_ladder",
     "drivetrain.data.sample_data.write",
     "drivetrain.cli.init",
     "drivetrain.pretrained.convert",

@@ -23,7 +23,7 @@ from drivetrain.job.train import Fp16
 from drivetrain.tracking.metrics_log import MetricsLog
 from drivetrain.training import loop, run
 from drivetrain.training.checkpoints import checkpoint, run_state
-from drivetrain.training.grad_scaler import Scaler
+from drivetrain.training.nonfinite import Scaler
 from drivetrain.training.saver import Saver
 from tests import tiny
 from tests.training.hooked_run import SilentProgress

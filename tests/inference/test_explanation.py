@@ -20,7 +20,7 @@ from drivetrain.inference import evaluate, heat_maps, permutation_importance
 from drivetrain.inference.heat_maps import compute_map
 from drivetrain.inference.validation_samples import ValidationSamples
 from drivetrain.models.networks import cnn
-from drivetrain.report.sections.explanation import explanation_sections
+from drivetrain.report.sections.mistakes import explanation_sections
 from drivetrain.system.run_files import EXPLANATION_FILE
 from tests.messages import says, says_only
 from tests.report_page import read_page

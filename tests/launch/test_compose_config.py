@@ -95,7 +95,7 @@ def test_no_registry_is_asked_for_our_images(word: str) -> None:
         "docker/sbom.py",
         "runtime/drivetrain/distributed/store.py",
         "runtime/drivetrain/pretrained/hub_connection.py",
-        "runtime/drivetrain/tracking/mlflow_server.py",
+        "runtime/drivetrain/tracking/servers/mlflow.py",
         "scripts/env",
         "tests/launch/test_compose_config.py",
     )  # no image, keys of a store, the name that servers are told, what was once, and this line

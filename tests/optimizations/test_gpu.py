@@ -22,7 +22,7 @@ from drivetrain.job_spec.yaml_file import parse
 from drivetrain.optimizations import allocator_segments, attention, cudnn_benchmark, gpu_resident_data
 from drivetrain.plan import plan
 from drivetrain.system import torch_settings
-from drivetrain.training import step_result, torch_setup
+from drivetrain.training import step_options, torch_setup
 from drivetrain.training.step import Step
 from tests import tiny
 from tests.messages import get_message, says_each
@@ -306,7 +306,7 @@ def test_where_no_memory_can_be_pinned_ordinary_memory_is_used(monkeypatch: pyte
     monkeypatch.setattr(
         torch.Tensor, "to", lambda self, *a, **k: fail() if k.get("non_blocking") else to(self, *a, **k)
     )
-    result = step_result.build_result(torch.tensor(1.5), torch.tensor(2.0), True, lambda _: None)
+    result = step_options.build_result(torch.tensor(1.5), torch.tensor(2.0), True, lambda _: None)
     assert result.read() == (1.5, 2.0)
 
 

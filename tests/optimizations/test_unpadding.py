@@ -23,7 +23,7 @@ from drivetrain.plan import plan
 from drivetrain.training import run
 from drivetrain.training.evaluation.validation import evaluate
 from drivetrain.training.step import Step
-from drivetrain.training.step_result import StepResult
+from drivetrain.training.step_options import StepResult
 from tests import reports, tiny
 from tests.models.cached_features import Recorder, assemble_run
 from tests.paths import MACHINES

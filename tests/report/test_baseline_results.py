@@ -18,9 +18,8 @@ from drivetrain.report.baseline_results import (
     to_json,
 )
 from drivetrain.report.blocks import Table
-from drivetrain.report.record import Record
-from drivetrain.report.sections.compared_runs import ComparedRun, list_sections
-from drivetrain.report.summary import summarize
+from drivetrain.report.comparison import ComparedRun, list_sections
+from drivetrain.report.record import Record, summarize
 from tests.messages import begins_with, ends_with, says
 
 

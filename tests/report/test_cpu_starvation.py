@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from drivetrain.report.record import read
+from drivetrain.report.record import read, summarize
 from drivetrain.report.sections.advice import list_advice
-from drivetrain.report.summary import summarize
 from drivetrain.report.write import write
 from drivetrain.system import cpu_starvation
 from drivetrain.tracking.live.dashboard import render

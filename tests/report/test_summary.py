@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from drivetrain.report.log_series import Series
-from drivetrain.report.record import Record, read
+from drivetrain.report.record import Record, read, summarize
 from drivetrain.report.sections.body import data_section
-from drivetrain.report.summary import summarize
 from tests.report_folder import change_json, make_run
 
 NAMES = [f"validation/{head}/{name}" for head in ("modo", "causa") for name in ("accuracy", "f1")]

@@ -10,7 +10,7 @@ import pytest
 from drivetrain.cli import arguments, main
 from drivetrain.errors import CheckpointError
 from drivetrain.supervisor import named_run
-from drivetrain.tracking.live import watch as watching
+from drivetrain.tracking.live import live_view as watching
 from tests.messages import saying, says, says_only
 
 

@@ -23,7 +23,7 @@ from drivetrain.job_spec.yaml_file import parse
 from drivetrain.plan import plan as plans
 from drivetrain.supervisor import run_folder, same_conditions, supervisor
 from drivetrain.supervisor.repeat import RepeatRequest, _list_notes
-from drivetrain.supervisor.spec_difference import spec_text
+from drivetrain.supervisor.run_folder import spec_text
 from drivetrain.supervisor.supervisor import TrainRequest
 from drivetrain.system.files import hash_file
 from drivetrain.system.signals import KILLED_EXIT_CODE

@@ -16,7 +16,7 @@ from drivetrain.cli.main import main
 from drivetrain.errors import Busy, CheckpointError, StorageError
 from drivetrain.job import Job
 from drivetrain.job_spec import load_job as job_spec
-from drivetrain.supervisor import run_folder, spec_difference
+from drivetrain.supervisor import run_folder
 from drivetrain.system.run_records import RunState
 from tests.messages import saying, says
 
@@ -165,9 +165,9 @@ def test_another_type_or_order_is_a_change(
 ) -> None:
     changed_job = job(tmp_path)
     (tmp_path / "job.yaml").write_text("name: a")
-    monkeypatch.setattr(spec_difference, "_fill_defaults", lambda text, job: {"data": {"arguments": before}})
+    monkeypatch.setattr(run_folder, "_fill_defaults", lambda text, job: {"data": {"arguments": before}})
     monkeypatch.setattr(type(changed_job), "dump", lambda self: {"data": {"arguments": now}})
-    assert spec_difference.diff_stored_spec(tmp_path, changed_job)
+    assert run_folder.diff_stored_spec(tmp_path, changed_job)
 
 
 def test_files_of_the_user_stay(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from drivetrain.cli import main
 from drivetrain.job_spec.load_job import load
 from drivetrain.job_spec.yaml_file import parse
 from drivetrain.report import swept
-from drivetrain.supervisor.spec_difference import spec_text
+from drivetrain.supervisor.run_folder import spec_text
 from drivetrain.supervisor.sweep import study, sweep
 from drivetrain.system import child_process
 from drivetrain.system.signals import KILLED_EXIT_CODE

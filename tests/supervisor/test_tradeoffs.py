@@ -21,8 +21,15 @@ from drivetrain.plan import plan as plans
 from drivetrain.supervisor import run_folder, supervisor
 from drivetrain.supervisor.supervisor import TrainRequest
 from drivetrain.supervisor.tradeoffs import tradeoffs
-from drivetrain.supervisor.tradeoffs.measurement import Measured, Training, compare, find_front, read_training
-from drivetrain.supervisor.tradeoffs.variants import Variant, list_variants
+from drivetrain.supervisor.tradeoffs.variants import (
+    Measured,
+    Training,
+    Variant,
+    compare,
+    find_front,
+    list_variants,
+    read_training,
+)
 from tests import tiny
 from tests.faults import small_job
 from tests.report_page import Page

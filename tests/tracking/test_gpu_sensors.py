@@ -16,10 +16,9 @@ from drivetrain.job_spec import load_job as job_spec
 from drivetrain.job_spec.yaml_file import parse
 from drivetrain.report.blocks import FoldedCurves
 from drivetrain.report.log_series import collect_series
-from drivetrain.report.record import Record
+from drivetrain.report.record import Record, summarize
 from drivetrain.report.sections.body import curves_section
 from drivetrain.report.sections.machine import time_section
-from drivetrain.report.summary import summarize
 from drivetrain.tracking import monitor
 from drivetrain.tracking.monitor import Monitor, Sensors
 from tests.messages import get_message, says_each
@@ -196,7 +195,7 @@ def test_the_monitoring_interval_is_a_spec_key() -> None:
 
 def test_the_scale_of_fp16_is_a_curve_of_the_report() -> None:
     rows = [{"step": n, "train/loss": 1.0, "lr": 0.1, "scale": 2.0**n} for n in range(4)]
-    section = curves_section(collect_series(rows, "step"))
+    section = curves_section(Record("a", metrics=collect_series(rows, "step")), None)
     assert section is not None
     last_block = section.blocks[-1]
     assert isinstance(last_block, FoldedCurves)

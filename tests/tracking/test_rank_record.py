@@ -12,16 +12,16 @@ import pytest
 import torch
 
 from drivetrain.report.record import read as read_run
+from drivetrain.report.record import summarize
 from drivetrain.report.sections.advice import list_advice
-from drivetrain.report.sections.ranks import MAX_ROWS, ranks_section
-from drivetrain.report.summary import summarize
+from drivetrain.report.sections.machine import MAX_ROWS, ranks_section
 from drivetrain.report.write import write as write_report
 from drivetrain.system.run_files import RANKS_FILE
 from drivetrain.tracking import rank_record
 from drivetrain.tracking.live.dashboard import MAX_PROCESS_ROWS, format_line
 from drivetrain.tracking.live.run_reader import RunReader
 from drivetrain.tracking.rank_record import RankRecord, compute_exchange, find_slowest
-from drivetrain.training.rank_sampler import RankSampler
+from drivetrain.training.profiling import RankSampler
 from tests import ranks_start, tiny
 from tests.messages import says, says_only
 from tests.report_folder import change_json, make_live_run, make_run

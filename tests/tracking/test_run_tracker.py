@@ -14,8 +14,9 @@ import pytest
 
 from drivetrain.cli import main
 from drivetrain.errors import Busy
-from drivetrain.tracking import mlflow_server, sent_rows
+from drivetrain.tracking import run_tracker
 from drivetrain.tracking.run_tracker import open_tracker
+from drivetrain.tracking.servers import mlflow
 from drivetrain.tracking.tracker import TrackerError
 from tests.messages import saying, says
 from tests.mlflow_double import Answer, MlflowDouble, serve_mlflow
@@ -81,7 +82,7 @@ def test_a_server_that_is_slow_gets_fewer_numbers_at_once(tmp_path: Path, monkey
             time.sleep(0.002 * len(request.get("metrics", [])))
             return super().runs_log_batch(request)
 
-    monkeypatch.setattr(mlflow_server, "REQUEST_TIMEOUT", 1.0)
+    monkeypatch.setattr(mlflow, "REQUEST_TIMEOUT", 1.0)
     with serve_mlflow(Slow()) as slow:
         run = make_folder(tmp_path, slow.address, rows=550)
         assert main.main(["track", str(run)]) == 0
@@ -291,7 +292,7 @@ def test_one_process_copies_a_run(
     server: MlflowDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exit_stack: ExitStack
 ) -> None:
     """Two would make two runs on the server, and number their batches alike."""
-    monkeypatch.setattr(sent_rows, "LOCK_SECONDS", 0.1)
+    monkeypatch.setattr(run_tracker, "LOCK_SECONDS", 0.1)
     run = make_folder(tmp_path, server.address)
     exit_stack.enter_context(open_tracker(run, server.address))
     with pytest.raises(Busy, check=saying("another-process-copies-run")):

@@ -15,13 +15,13 @@ from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from drivetrain.errors import StorageError
-from drivetrain.tracking import confusion_image, tensorboard_images
+from drivetrain.tracking import tensorboard
 from drivetrain.tracking.metrics_log import MetricsLog
 from drivetrain.tracking.monitor import Monitor
 from drivetrain.tracking.tensorboard import TensorBoardWriter
-from drivetrain.training import tensorboard_overview
 from drivetrain.training.checkpoints import checkpoint
 from drivetrain.training.progress import measure_since_last_call
+from drivetrain.training.train import show_overview, tile
 from drivetrain.training.train import train as train_run
 from tests import tiny
 from tests.messages import begins_with, says
@@ -116,7 +116,7 @@ def test_a_batch_that_cannot_be_shown_is_an_event(tmp_path: Path, capsys: pytest
         raise ValueError("no such picture")
 
     tiny_run.dataset.prepare = fail_to_prepare  # type: ignore[assignment]
-    tensorboard_overview.show_overview(tiny_run)
+    show_overview(tiny_run)
     tiny_run.metrics.close()
     assert says(capsys.readouterr().out, "first-batch-could-drawn")
     assert read(tmp_path / "tensorboard").Tags()["tensors"] == ["plan"]
@@ -128,7 +128,7 @@ def test_showing_the_batch_changes_no_bit(tmp_path: Path) -> None:
         tiny_run = tiny.assemble_run(tmp_path, tiny.job(train="ema: 0.9"))
         if is_shown:
             tiny_run.metrics = MetricsLog(tmp_path)
-            tensorboard_overview.show_overview(tiny_run)
+            show_overview(tiny_run)
             tiny_run.metrics.close()
         loss_lists.append(tiny.losses(tiny_run, 6))
     assert loss_lists[0] == loss_lists[1]
@@ -139,7 +139,7 @@ def test_images_come_back_in_their_colours(channels: int) -> None:
     """Four flat images; scaled by mean and deviation, shown as they were."""
     values = torch.tensor([0.0, 0.25, 0.5, 1.0]).view(4, 1, 1, 1).expand(4, channels, 8, 8)
     mean, std = [0.5] * channels, [0.25] * channels
-    picture = tensorboard_images.tile((values - 0.5) / 0.25, mean, std)
+    picture = tile((values - 0.5) / 0.25, mean, std)
     sheet = Image.open(io.BytesIO(picture.png))
     colours = [sheet.getpixel((number * 100 + 50, 50)) for number in range(4)]
     assert colours == [(round(v), round(v), round(v)) for v in (0, 63, 127, 255)]
@@ -149,7 +149,7 @@ def test_images_come_back_in_their_colours(channels: int) -> None:
 def test_a_confusion_is_drawn_for_few_classes_and_many(classes: int) -> None:
     names = [f"a class with a long name {i}" for i in range(classes)]
     matrix = [[9 * (i == j) + (j == 0) for j in range(classes)] for i in range(classes)]
-    picture = confusion_image.draw_matrix(names, matrix)
+    picture = tensorboard.draw_matrix(names, matrix)
     sheet = Image.open(io.BytesIO(picture.png))
     assert sheet.size == (picture.width, picture.height)
     assert max(sheet.size) < 2100

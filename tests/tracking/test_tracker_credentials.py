@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from drivetrain.cli import main
-from drivetrain.tracking.mlflow_server import MlflowServer
+from drivetrain.tracking.servers.mlflow import MlflowServer
 from tests.messages import says
 from tests.mlflow_double import MlflowDouble, serve_mlflow
 from tests.tracking.tracked_run import make_folder

@@ -14,7 +14,7 @@ from drivetrain.system.run_files import list_checkpoints
 from drivetrain.tracking.metrics_log import MetricsLog
 from drivetrain.training import loop, run
 from drivetrain.training.checkpoints import checkpoint, run_state
-from drivetrain.training.grad_scaler import Scaler
+from drivetrain.training.nonfinite import Scaler
 from drivetrain.training.saver import Saver
 from tests import tiny
 from tests.messages import says_only

@@ -20,9 +20,9 @@ from drivetrain.data.images.augment import Augment
 from drivetrain.data.images.preprocess import ImagePreprocessing
 from drivetrain.job.data import ColorJitter, Cutmix, Erasing, ImageAugment, Mixup, RandAugment, ResizedCrop
 from drivetrain.job.train import CrossEntropy, Focal, Fp16
-from drivetrain.training import ema, losses
-from drivetrain.training.grad_scaler import Scaler
+from drivetrain.training import losses, weight_update
 from drivetrain.training.losses import Spec
+from drivetrain.training.nonfinite import Scaler
 from drivetrain.training.step import Step
 from drivetrain.training.step_options import StepOptions
 from tests import tiny
@@ -103,8 +103,8 @@ def test_steps_do_not_wait_for_the_gpu(
     step.state.prefers_device = True
     if scaled:
         step = step.with_options(scaler=Scaler(Fp16()))
-    monkeypatch.setattr(ema, "_is_finite", torch.is_floating_point)  # read once, before the first step
-    average = ema.Ema(model, 0.9)
+    monkeypatch.setattr(weight_update, "_is_finite", torch.is_floating_point)  # read once, before the first step
+    average = weight_update.Ema(model, 0.9)
     device_batch = batch().to(DEVICE)
     prepared_batch = Batch(device_batch.ids, (device_batch.inputs[0].float(),), device_batch.targets)
     gpu.waits.clear()  # those of building the network

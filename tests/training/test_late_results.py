@@ -25,7 +25,7 @@ from drivetrain.tracking.metrics_log import MetricsLog
 from drivetrain.training import loop, run, train, weight_update
 from drivetrain.training.checkpoints import checkpoint
 from drivetrain.training.saver import Saver
-from drivetrain.training.step_result import StepResult, build_result
+from drivetrain.training.step_options import StepResult, build_result
 from tests import tiny
 from tests.training.hooked_run import (
     ROLLBACK,

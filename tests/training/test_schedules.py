@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from drivetrain.job.train import Constant, Cosine, Linear, OneCycle, Plateau, StepDown
-from drivetrain.training.learning_rates import Spec, build_schedule
+from drivetrain.training.optimizer import Spec, build_schedule
 
 
 def test_one_cycle_is_torchs() -> None:

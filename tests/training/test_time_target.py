@@ -7,8 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from drivetrain.training.counters import Counters
-from drivetrain.training.time_target import MAX_EPOCHS, TimeTarget, find_scheduled_step
+from drivetrain.training.time_target import MAX_EPOCHS, Counters, TimeTarget, find_scheduled_step
 
 TOTAL = 1000
 

@@ -18,10 +18,10 @@ from drivetrain.job import Job
 from drivetrain.job.data import Cutmix, ImageAugment, Mixup
 from drivetrain.job.job import KAPPA, RANKING_METRICS
 from drivetrain.training import train
-from drivetrain.training.counters import Counters
-from drivetrain.training.ema import Ema, lerp_together
 from drivetrain.training.run import Run
 from drivetrain.training.saver import Saver
+from drivetrain.training.time_target import Counters
+from drivetrain.training.weight_update import Ema, lerp_together
 from tests import tiny
 from tests.messages import begins_with, says_only
 from tests.training.fitted_run import fit_run, read_rows

@@ -18,10 +18,9 @@ from drivetrain.errors import OutOfMemory, SpecError
 from drivetrain.job_spec import spec_source
 from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.supervisor import supervisor
-from drivetrain.supervisor.spec_difference import spec_text
+from drivetrain.supervisor.run_folder import spec_text
 from drivetrain.supervisor.supervisor import TrainRequest
 from drivetrain.system import signals
-from drivetrain.system.files import write_json
 from drivetrain.tuning import batch_size, measuring_child
 from drivetrain.tuning.processes import batch_size as batch_size_test
 from tests import tiny
@@ -110,18 +109,15 @@ def test_the_measured_number_travels_as_a_value(
     """However auto was written: the trainer gets the number, the run folder records the same."""
     sources: list[SpecSource] = []
 
-    def measure(
-        module: str, folder: Path, source: SpecSource, plan: object, machine: object, arguments: list[str]
-    ) -> int:
+    def measure(module: str, source: SpecSource, plan: object, machine: object) -> tuple[int, dict[str, object]]:
         sources.append(source)
-        write_json(Path(arguments[0]), {"batch_size": 64, "text": "64, the fastest"})
-        return 0
+        return 0, {"batch_size": 64, "text": "64, the fastest"}
 
     def trainers(request: TrainRequest, *other_arguments: object) -> int:
         sources.append(request.source())
         return 0
 
-    monkeypatch.setattr(measuring_child, "measure", measure)
+    monkeypatch.setattr(measuring_child, "measure_result", measure)
     monkeypatch.setattr(supervisor, "run_trainers", trainers)
     path = write_job(tmp_path)
     train_section = "{epochs: 2, batch_size: auto, optimizer: {name: adamw, lr: 0.01}}"

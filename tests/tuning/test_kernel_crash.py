@@ -16,7 +16,7 @@ from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.plan import plan
 from drivetrain.system import child_process
 from drivetrain.system.child_process import ChildEnded
-from drivetrain.tuning import kernel_crash, measuring_child
+from drivetrain.tuning import measuring_child, process_death
 from drivetrain.tuning.bench.variant import RunningVariant
 from tests import tiny
 from tests.messages import begins_with, saying, says
@@ -138,10 +138,10 @@ def test_every_such_signal(folder: Path, monkeypatch: pytest.MonkeyPatch, code: 
 def test_what_was_learned_from_a_crash_stays_in_a_resumed_run() -> None:
     job, machine = tiny.job(optimize="fused_optimizer: true"), tiny.machine()
     fresh = plan.resolve(job, machine)
-    stored = kernel_crash.turn_optimizations_off(fresh, "the trainer died")
+    stored = process_death.turn_optimizations_off(fresh, "the trainer died")
     assert stored is not None
     assert plan.keep_reasons(fresh, stored).value("fused_optimizer") is False
-    assert kernel_crash.turn_optimizations_off(stored, "the trainer died") is None
+    assert process_death.turn_optimizations_off(stored, "the trainer died") is None
 
 
 def start_child(how: str, seconds: float = 0.0) -> subprocess.Popen[bytes]:

@@ -21,9 +21,9 @@ from drivetrain.job import Job
 from drivetrain.job_spec import load_job
 from drivetrain.models.flop_counter import FlopCounter
 from drivetrain.plan import plan as plans
-from drivetrain.supervisor.spec_difference import spec_text
+from drivetrain.supervisor.run_folder import spec_text
 from drivetrain.system.files import write_json
-from drivetrain.tuning.elsewhere import machine_estimate, price_list
+from drivetrain.tuning.elsewhere import machine_catalog, machine_estimate
 from drivetrain.tuning.elsewhere.machine_catalog import CATALOG, CatalogMachine, Rates, find_machines
 from drivetrain.tuning.elsewhere.machine_estimate import (
     KERNEL_SECONDS,
@@ -31,10 +31,10 @@ from drivetrain.tuning.elsewhere.machine_estimate import (
     REACHED_SHARE,
     Estimate,
     Measured,
+    StepWork,
+    find_recorded_step,
 )
-from drivetrain.tuning.elsewhere.operation_counter import count_step_work
-from drivetrain.tuning.elsewhere.recorded_times import find_recorded_step
-from drivetrain.tuning.elsewhere.step_work import StepWork
+from drivetrain.tuning.processes.count_work import count_step_work
 from drivetrain.tuning.run_length import RunTimes
 from tests import tiny
 from tests.messages import says
@@ -283,12 +283,12 @@ def test_an_unknown_machine_names_the_known_ones() -> None:
 def test_a_mistake_in_a_price_list_has_its_place(text: str, place: str, tmp_path: Path) -> None:
     (tmp_path / "prices.yaml").write_text(text)
     with pytest.raises(SpecError) as caught:
-        price_list.read_price_list(tmp_path / "prices.yaml")
+        machine_catalog.read_price_list(tmp_path / "prices.yaml")
     assert place in str(caught.value)
 
 
 def test_the_example_of_a_price_list_is_one() -> None:
-    prices = price_list.read_price_list(ROOT / price_list.EXAMPLE)
+    prices = machine_catalog.read_price_list(ROOT / machine_catalog.EXAMPLE)
     assert set(prices.per_hour) <= {machine.name for machine in CATALOG}
     assert prices.compute_price("t4", 7200) == pytest.approx(2 * prices.per_hour["t4"])
     assert prices.compute_price("here", 7200) is None
@@ -304,7 +304,7 @@ def run_plan(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
 @pytest.mark.slow
 def test_the_command_writes_nothing_and_prices_each_machine(job_file: Path) -> None:
     before = sorted(job_file.parent.rglob("*"))
-    prices = ("--prices", str(ROOT / price_list.EXAMPLE))
+    prices = ("--prices", str(ROOT / machine_catalog.EXAMPLE))
     done = run_plan(job_file.parent, "--on", "codespace-2,t4,h200", *prices, "--json")
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)["machines"]

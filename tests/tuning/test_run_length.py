@@ -23,7 +23,7 @@ from drivetrain.plan import plan
 from drivetrain.system.files import write_json
 from drivetrain.training.run import Run
 from drivetrain.tuning import run_length
-from drivetrain.tuning.child_main import MeasuringCall
+from drivetrain.tuning.measuring_child import MeasuringCall
 from drivetrain.tuning.processes import run_times
 from drivetrain.tuning.run_length import RunTimes
 from tests import tiny
@@ -203,6 +203,6 @@ def test_a_timed_run_has_one_network_in_memory(tmp_path: Path, monkeypatch: pyte
     write_json(tmp_path / "hardware.json", machine.to_json())
     write_json(tmp_path / "plan.json", plan.resolve(job, machine, plain=True).to_json())
     monkeypatch.setattr(run_times, "time_run", count_networks)
-    options = argparse.Namespace(folder=tmp_path, output=tmp_path / "times.json")
+    options = argparse.Namespace(folder=tmp_path)
     run_times.measure(MeasuringCall(options, SpecSource(tmp_path / "tiny.yaml", []), job, tiny.QuietSignals()))
     assert counts == [1]

@@ -67,9 +67,8 @@ def plan(options: argparse.Namespace) -> int:
     resolved = plans.resolve(job, machine, plain=options.plain, measured=measured)
     _check_plan_options(options)
     if options.on is not None:
-        from drivetrain.tuning.elsewhere.machine_catalog import find_machines
-        from drivetrain.tuning.elsewhere.other_machines import compare_machines
-        from drivetrain.tuning.elsewhere.price_list import read_price_list
+        from drivetrain.tuning.elsewhere.machine_catalog import find_machines, read_price_list
+        from drivetrain.tuning.elsewhere.machine_estimate import compare_machines
 
         machines, prices = find_machines(options.on), read_price_list(options.prices) if options.prices else None
         return compare_machines(
@@ -180,7 +179,7 @@ def calibrate(options: argparse.Namespace) -> int:
 def watch(options: argparse.Namespace) -> int:
     """Show a run live."""
     from drivetrain.supervisor import named_run
-    from drivetrain.tracking.live import watch as watching
+    from drivetrain.tracking.live import live_view as watching
 
     if named_run.is_cached(options.run):
         return watching.show_copied(options.run)

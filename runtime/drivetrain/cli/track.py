@@ -13,8 +13,8 @@ from drivetrain.job.track import Track
 from drivetrain.job_spec.stored_spec import read_stored_spec
 from drivetrain.supervisor import named_run
 from drivetrain.system.console import say
-from drivetrain.tracking.mlflow_server import URI_NAME
 from drivetrain.tracking.run_tracker import open_tracker
+from drivetrain.tracking.servers.mlflow import URI_NAME
 
 
 def track(options: argparse.Namespace) -> int:

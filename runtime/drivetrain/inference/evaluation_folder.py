@@ -46,7 +46,7 @@ def write(folder: Path, data: dict[str, object], counts: list[Confusion], tables
     Raises:
         StorageError: if it cannot be written.
     """
-    from drivetrain.tracking import confusion_image
+    from drivetrain.tracking import tensorboard
 
     with blame_storage(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -54,7 +54,7 @@ def write(folder: Path, data: dict[str, object], counts: list[Confusion], tables
         for confusion in counts:
             stem = folder / (f"confusion-{_make_safe(confusion.head)}" if confusion.head else "confusion")
             _write_matrix(confusion, stem.with_name(f"{stem.name}.csv"))
-            image = confusion_image.draw_matrix(confusion.classes, confusion.matrix)
+            image = tensorboard.draw_matrix(confusion.classes, confusion.matrix)
             stem.with_name(f"{stem.name}.png").write_bytes(image.png)
         for table in tables:
             _write_labels(table, folder / (f"labels-{_make_safe(table.head)}.csv" if table.head else "labels.csv"))

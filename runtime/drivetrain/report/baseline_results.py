@@ -9,7 +9,10 @@ from typing import Any
 
 from drivetrain.job import lower_is_better
 from drivetrain.job.formatting import format_metric
-from drivetrain.system.run_records import read_objects
+from drivetrain.report.blocks import Block, Section, Table, Text, Tone
+from drivetrain.report.formatting import format_duration, format_number
+from drivetrain.report.record import Record, Summary
+from drivetrain.system.run_records import read_mapping, read_objects
 
 CONSTANT, LINEAR, TREES = "constant", "linear", "trees"
 SCIKIT_LINEAR = "logistic or ridge regression of scikit-learn"
@@ -127,7 +130,7 @@ class Comparison:
             return f"the network is better than the best simple model that was fitted ({title}{fitted_to}), by {_format_gap(lead)}"
         if lead < -self.compute_uncertainty():
             return (
-                f"the {title} {_choose_verb(best)} better, by {_format_gap(-lead)}: use {_choose_pronoun(best)} "
+                f"the {title} {_choose_verb(best)} better, by {_format_gap(-lead)}: use {'them' if best.name == TREES else 'it'} "
                 f"({self._describe_alternative(best)}), or another network or learning rate (`drivetrain find-lr`)"
             )
         hint = f"; {ALTERNATIVES[LINEAR]} answers faster" if best.name == LINEAR != self.network_name else ""
@@ -149,10 +152,6 @@ def _format_gap(gap: float) -> str:
 
 def _choose_verb(row: Baseline) -> str:
     return "are" if row.name == TREES else "is"
-
-
-def _choose_pronoun(row: Baseline) -> str:
-    return "them" if row.name == TREES else "it"
 
 
 def to_json(outcomes: Iterable[Baseline | Skipped], *, samples: int, seconds: float) -> dict[str, object]:
@@ -213,3 +212,54 @@ def compare_network(
     reason = next((one.reason for one in skipped if one.name == LINEAR), "")
     sample_count = samples if isinstance(samples, int) else None
     return Comparison(metric, metrics[metric], rows, sample_count, is_complete, reason, network_name)
+
+
+def compare_best(record: Record, summary: Summary) -> Comparison | None:
+    """The network beside the simple models, by the metric that chose its weights; None without either."""
+    best = summary.best
+    if best is None:
+        return None
+    metrics = {best.metric: best.value, **best.metrics}
+    return compare_network(record.baselines, best.metric, metrics, str(read_mapping(record.spec, "model").get("name")))
+
+
+def baselines_section(record: Record, summary: Summary) -> Section | None:
+    """The metrics of the network and of each simple model; None for a run without them."""
+    best = summary.best
+    comparison = compare_best(record, summary)
+    if best is None or comparison is None:
+        return None
+    ranked = comparison.sort_rows()
+    rows = [*ranked, *(row for row in comparison.rows if row not in ranked)]
+    network = {best.metric: best.value, **best.metrics, **summary.test}
+    # Metrics that a simple model lacks, such as those of a head without labels, have an empty cell.
+    metrics = dict.fromkeys([best.metric, *(name for row in rows for name in row.metrics)])
+    columns = [network, *(row.metrics for row in rows)]
+    table = Table(
+        ("metric", "network", *(row.format_title() for row in rows)),
+        (
+            *((name, *(_format_cell(values.get(name)) for values in columns)) for name in metrics),
+            (
+                "time",
+                format_duration(summary.seconds),
+                *("" if row.name == CONSTANT else format_duration(row.seconds) for row in rows),
+            ),
+        ),
+    )
+    verdict = comparison.describe_verdict()
+    blocks: list[Block] = [Text(f"{verdict[:1].upper()}{verdict[1:]}."), table]
+    _, skipped = from_json(record.baselines)
+    blocks += [Text(f"No {row.name} model: {row.reason}.", Tone.QUIET) for row in skipped]
+    blocks += [
+        Text(
+            f"The {row.format_title()}: fitted to {row.rows:,} of {row.of:,} training samples (baselines: full takes all).",
+            Tone.QUIET,
+        )
+        for row in rows
+        if row.rows < row.of
+    ]
+    return Section("baselines", "Against simple models", tuple(blocks))
+
+
+def _format_cell(value: float | None) -> str:
+    return "" if value is None else format_number(value)

@@ -87,13 +87,6 @@ class Scatter:
 
 
 @dataclass(frozen=True)
-class ConfusionMatrix:
-    """A confusion matrix as a picture."""
-
-    confusion: Confusion
-
-
-@dataclass(frozen=True)
 class SamplePicture:
     """A sample: its name, true and predicted class, the prediction's probability, and its picture as a data URL."""
 
@@ -127,7 +120,7 @@ class Details:
     text: str
 
 
-Block = Text | Table | Curves | FoldedCurves | Scatter | ConfusionMatrix | StackedBar | Details | Gallery
+Block = Text | Table | Curves | FoldedCurves | Scatter | Confusion | StackedBar | Details | Gallery
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,10 @@ Without torch; the page is rendered like a report.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich import table as rich_table
 from rich.text import Text as RichText
@@ -17,14 +18,18 @@ from rich.text import Text as RichText
 from drivetrain.data.labels import list_names
 from drivetrain.errors import SpecError
 from drivetrain.job import lower_is_better
-from drivetrain.report.blocks import Headline, Section, Table, Text, Tile, Tone
-from drivetrain.report.formatting import format_duration, format_number, to_strict_json
-from drivetrain.report.record import read
-from drivetrain.report.sections.compared_runs import ComparedRun, list_sections, make_json
-from drivetrain.report.summary import summarize
+from drivetrain.job.formatting import DETAILED_METRICS
+from drivetrain.report.baseline_results import compare_best
+from drivetrain.report.blocks import Block, Curves, FoldedCurves, Headline, Section, Table, Text, Tile, Tone
+from drivetrain.report.formatting import format_duration, format_json, format_number, to_strict_json
+from drivetrain.report.log_series import thin_points
+from drivetrain.report.record import Record, Summary, read, summarize
 from drivetrain.system.console import open_console, say, say_json
-from drivetrain.system.files import blame_storage, write_json, write_text
-from drivetrain.system.printable import printable, printable_text
+from drivetrain.system.files import blame_storage
+from drivetrain.system.printable import printable
+from drivetrain.system.run_files import RunFiles
+from drivetrain.system.units import format_bytes
+from drivetrain.tracking.run_tracker import flatten
 
 MAX_COMPARED_RUNS = 8
 """Largest number of runs; more lines in one plot cannot be told apart."""
@@ -57,7 +62,8 @@ def compare(request: CompareRequest) -> int:
         )
     runs = _read_runs(request.runs)
     compared_sections = list_sections(runs)
-    folder = request.output or _choose_folder(request.runs)
+    names = "-".join(run.resolve().name for run in request.runs)
+    folder = request.output or request.runs[0].resolve().parent / f"compare-{names[:MAX_FOLDER_NAME]}"
     _write(folder, runs, compared_sections)
     if request.json:
         say_json(to_strict_json(make_json(runs)), ascii_only=False)
@@ -109,21 +115,13 @@ def _make_headline(runs: Sequence[ComparedRun]) -> Headline:
     )
 
 
-def _choose_folder(runs: Sequence[Path]) -> Path:
-    names = [run.resolve().name for run in runs]
-    return runs[0].resolve().parent / f"compare-{'-'.join(names)[:MAX_FOLDER_NAME]}"
-
-
 def _write(folder: Path, runs: Sequence[ComparedRun], compared_sections: Sequence[Section]) -> None:
-    from drivetrain.report.render.markdown import render_markdown
-    from drivetrain.report.render.page import render_page
+    from drivetrain.report.render.page import write_pages
 
-    headline = _make_headline(runs)
     with blame_storage(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "compare.json", to_strict_json(make_json(runs)))
-    write_text(folder / "compare.md", printable_text(render_markdown(headline, compared_sections)))
-    write_text(folder / "compare.html", printable_text(render_page(headline, compared_sections)))
+    files = RunFiles(folder.resolve() if folder.is_symlink() else folder)  # the user may have named a link
+    write_pages(files, "compare", make_json(runs), _make_headline(runs), compared_sections)
 
 
 def _print_section(section: Section) -> None:
@@ -138,3 +136,148 @@ def _print_section(section: Section) -> None:
             for row in block.rows:
                 table.add_row(*map(RichText, row))
             open_console().print(table, RichText())
+
+
+ABSENT = "-"
+TITLES = {"spec": "Job specs", "plan": "Plans", "machine": "Machines"}
+"""Of the sections of differences, by anchor."""
+LOG_SCALE_FROM = 50
+"""Highest value relative to the lowest from which on a loss is drawn in log scale."""
+
+
+@dataclass(frozen=True)
+class ComparedRun:
+    """A run and its result, under a unique `name`."""
+
+    name: str
+    record: Record
+    summary: Summary
+
+
+def list_sections(runs: Sequence[ComparedRun]) -> list[Section]:
+    """Results, curves, and differences in specs, plans and machines."""
+    names = tuple(run.name for run in runs)
+    sections = [Section("results", "Results", (Table(("result", *names), tuple(_list_results(runs))),))]
+    if curves := list(make_curve_plots(runs)):
+        folded = tuple(plot for plot in curves if plot.title.rsplit("/", 1)[-1] in DETAILED_METRICS)
+        visible: tuple[Block, ...] = tuple(plot for plot in curves if plot not in folded)
+        title = f"{len(folded)} more: {', '.join(plot.title for plot in folded)}"
+        sections.append(Section("curves", "Curves", (*visible, FoldedCurves(title, folded)) if folded else visible))
+    for anchor, rows in _differences_by_part(runs).items():
+        title = TITLES[anchor]
+        no_differences = Text(f"No differences between the {len(runs)} runs.", Tone.QUIET)
+        table: Block = Table((title.lower(), *names), tuple(rows)) if rows else no_differences
+        sections.append(Section(anchor, title, (table,)))
+    return sections
+
+
+def make_json(runs: Sequence[ComparedRun]) -> dict[str, object]:
+    """The comparison as data."""
+    names = [run.name for run in runs]
+    return {
+        "runs": {
+            run.name: {
+                **run.summary.to_json(),
+                "curves": {key: thin_points(series) for key, series in run.record.metrics.items()},
+            }
+            for run in runs
+        },
+        "differences": {
+            part: {key: dict(zip(names, values, strict=True)) for key, *values in rows}
+            for part, rows in _differences_by_part(runs).items()
+        },
+    }
+
+
+def _differences_by_part(runs: Sequence[ComparedRun]) -> dict[str, list[tuple[str, ...]]]:
+    """The differences in spec, plan and machine."""
+    return {
+        "spec": list_differences([flatten(run.record.spec) for run in runs]),
+        "plan": list_differences([_read_plan(run.record) for run in runs]),
+        "machine": list_differences([_describe_machine(run.record) for run in runs]),
+    }
+
+
+def list_differences(values: Sequence[Mapping[str, object]]) -> list[tuple[str, ...]]:
+    """The keys whose values are not the same in all runs, in the order in which they first appear.
+
+    A key that an earlier version did not have is as good as one without a value.
+    """
+    keys = dict.fromkeys(key for mapping in values for key in mapping)
+    rows = [
+        (key, *(ABSENT if mapping.get(key) is None else format_json(mapping[key]) for mapping in values))
+        for key in keys
+    ]
+    return [row for row in rows if len(set(row[1:])) > 1]
+
+
+def _list_results(runs: Sequence[ComparedRun]) -> Iterator[tuple[str, ...]]:
+    """The rows of the table of results: a name, and a value of each run."""
+    summaries = [run.summary for run in runs]
+    yield "status", *(s.status for s in summaries)
+    for metric in dict.fromkeys(s.best.metric for s in summaries if s.best):
+        values = (format_number(s.best.value) if s.best and s.best.metric == metric else ABSENT for s in summaries)
+        yield f"best {metric}", *values
+    if any(run.record.baselines for run in runs):
+        yield "best simple model", *map(_format_best_baseline, runs)
+    evaluations = [
+        {f"{name} ({source})": value for name, value in metrics.items()}
+        for metrics, source in (s.choose_evaluation() for s in summaries)
+    ]
+    for name in dict.fromkeys(name for evaluation in evaluations for name in evaluation):
+        yield name, *(format_number(evaluation[name]) if name in evaluation else ABSENT for evaluation in evaluations)
+    for name in dict.fromkeys(name for s in summaries for name in s.test):
+        yield name, *(format_number(s.test[name]) if name in s.test else ABSENT for s in summaries)
+    yield "time", *(format_duration(s.seconds) for s in summaries)
+    yield "samples/s", *(format_number(s.samples_per_second) for s in summaries)
+    yield "peak memory", *(format_bytes(int(s.peak_memory)) if s.peak_memory else "unknown" for s in summaries)
+    yield "steps", *(format_number(s.steps) for s in summaries)
+    yield "parameters", *(format_number(s.parameters) for s in summaries)
+
+
+def _format_best_baseline(run: ComparedRun) -> str:
+    """The best simple model by the metric that chose the weights, and its value."""
+    comparison = compare_best(run.record, run.summary)
+    rows = comparison.sort_rows() if comparison else []
+    if not comparison or not rows:
+        return ABSENT
+    return f"{format_number(rows[0].metrics[comparison.metric])} ({rows[0].format_title()})"
+
+
+def _read_plan(record: Record) -> dict[str, Any]:
+    return record.plan.values() if record.plan else {}
+
+
+def _describe_machine(record: Record) -> dict[str, object]:
+    hardware = record.hardware
+    if hardware is None:
+        return {}
+    return {
+        "processor": hardware.cpu.model,
+        "CPUs": hardware.cpu.budget,
+        "memory limit": format_bytes(hardware.memory.limit) if hardware.memory.limit else "none",
+        "GPU": hardware.gpu.name if hardware.gpu else "none",
+        "image": hardware.image or "none",
+        "torch": hardware.torch.version if hardware.torch else "none",
+    }
+
+
+def make_curve_plots(runs: Sequence[ComparedRun]) -> Iterator[Curves]:
+    """A plot for each value that at least two runs have, except values of single steps, which are too noisy."""
+    # `validation/loss` is a value of an epoch, `loss` one of a step.
+    keys = list(dict.fromkeys(key for run in runs for key in run.record.metrics if "/" in key))
+    for key in sorted(keys, key=lambda key: not key.endswith("loss")):
+        # In a plot of several runs, a line has the name of its run.
+        lines = tuple(run.record.metrics[key].scale(run.name) for run in runs if run.record.metrics.get(key))
+        if len(lines) > 1:
+            low, high = min(min(line.ys) for line in lines), max(max(line.ys) for line in lines)
+            needs_log_scale = key.endswith("loss") and low > 0 and high > LOG_SCALE_FROM * low
+            title = f"{format_json(key)}{' (log scale)' if needs_log_scale else ''}"
+            yield Curves(title, "step", lines, logarithmic=needs_log_scale)
+    speeds = tuple(
+        run.record.telemetry["samples_per_second"].scale(run.name).keep_positive()
+        for run in runs
+        if run.record.telemetry.get("samples_per_second")
+    )
+    if len(speeds) > 1:
+        yield Curves("Throughput, samples/s", "seconds", speeds, from_zero=True)

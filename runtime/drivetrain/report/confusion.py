@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from drivetrain.report.formatting import shorten
 from drivetrain.system.printable import printable
 from drivetrain.system.run_records import read_mapping
 
+HeadTable = TypeVar("HeadTable")
 HEADER = ("label", "samples", "predicted", "precision", "recall", "F1", "average precision")
 MIN_BIN_SAMPLES = 10
 """Samples of similar confidence from which their share of correct predictions says something."""
@@ -57,9 +58,14 @@ class Confusion:
 
 def read_confusions(data: object) -> list[Confusion]:
     """The confusion matrices in result.json, by head; malformed ones are skipped."""
+    return _read_heads(data, _read_confusion)
+
+
+def _read_heads(data: object, read: Callable[[str, Any], HeadTable | None]) -> list[HeadTable]:
+    """What `read` makes of each head's name and value in a mapping, but None."""
     heads: Iterable[tuple[Any, Any]] = data.items() if isinstance(data, Mapping) else ()
-    parsed = (_read_confusion(printable(str(head)), value) for head, value in heads)
-    return [confusion for confusion in parsed if confusion]
+    tables = (read(printable(str(head)), value) for head, value in heads)
+    return [table for table in tables if table is not None]
 
 
 def _read_confusion(head: str, value: Any) -> Confusion | None:
@@ -122,9 +128,7 @@ class LabelTable:
 
 def read_label_tables(data: object) -> list[LabelTable]:
     """The tables in result.json, by head; malformed ones are skipped."""
-    heads: Iterable[tuple[Any, Any]] = data.items() if isinstance(data, Mapping) else ()
-    parsed = (_read_label_table(printable(str(head)), value) for head, value in heads)
-    return [table for table in parsed if table]
+    return _read_heads(data, _read_label_table)
 
 
 def _read_label_table(head: str, value: Any) -> LabelTable | None:

@@ -9,12 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from drivetrain.report.blocks import Headline, Section, Table, Text, Tile, Tone
-from drivetrain.report.formatting import align_numbers, format_duration, format_json, format_number, to_strict_json
-from drivetrain.report.record import read
-from drivetrain.report.sections.compared_runs import ABSENT, ComparedRun, make_curve_plots
-from drivetrain.report.summary import summarize
+from drivetrain.report.comparison import ABSENT, ComparedRun, make_curve_plots
+from drivetrain.report.formatting import align_numbers, format_duration, format_json, format_number
+from drivetrain.report.record import read, summarize
 from drivetrain.system.files import USER_RWX, make_folder
-from drivetrain.system.printable import printable_text
 from drivetrain.system.run_files import RunFiles
 from drivetrain.system.run_records import parse_number, read_mapping
 
@@ -45,18 +43,9 @@ class Spread:
         return " ".join(self.format_parts())
 
 
-@dataclass(frozen=True)
-class Repetition:
-    """What several runs of a job have in common."""
-
-    spreads: tuple[Spread, ...]
-    """The metrics, the one that selects the best weights first."""
-    left_out: tuple[str, ...]
-    """A line for each metric that is not a number in every run."""
-
-
-def write(folder: Path, name: str, runs: Mapping[str, Path], notes: Sequence[str]) -> Repetition:
-    """Write repeat.html, repeat.md and repeat.json.
+def write(folder: Path, name: str, runs: Mapping[str, Path], notes: Sequence[str]) -> tuple[list[Spread], list[str]]:
+    """Write repeat.html, repeat.md and repeat.json; returns the metrics, those that select the best weights first, and a line
+    for each one that is not a number in every run.
 
     Args:
         folder: for the files.
@@ -67,18 +56,15 @@ def write(folder: Path, name: str, runs: Mapping[str, Path], notes: Sequence[str
         CheckpointError: if a folder holds no run.
         StorageError: if the folder cannot be written.
     """
-    from drivetrain.report.render.markdown import render_markdown
-    from drivetrain.report.render.page import render_page
+    from drivetrain.report.render.page import write_pages
 
     records = {key: read(run) for key, run in runs.items()}
     entries = [ComparedRun(key, record, summarize(record)) for key, record in records.items()]
     spreads, left_out = list(_list_spreads(entries)), list(_list_left_out(entries))
     head, below = _make_headline(name, entries, spreads), _make_sections(entries, spreads, left_out, notes)
     make_folder(folder, USER_RWX)
-    RunFiles(folder).write_json("repeat.json", to_strict_json(_list_results(entries, spreads) | {"left_out": left_out}))
-    RunFiles(folder).write_text("repeat.md", printable_text(render_markdown(head, below)))
-    RunFiles(folder).write_text("repeat.html", printable_text(render_page(head, below)))
-    return Repetition(tuple(spreads), tuple(left_out))
+    write_pages(RunFiles(folder), "repeat", _list_results(entries, spreads) | {"left_out": left_out}, head, below)
+    return spreads, left_out
 
 
 def _read_metrics(entry: ComparedRun) -> dict[str, float]:

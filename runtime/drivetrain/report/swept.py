@@ -12,9 +12,8 @@ from pydantic import JsonValue
 
 from drivetrain.job.sweep import Parameter
 from drivetrain.report.blocks import Block, Details, Dot, Headline, Scatter, Section, Table, Text, Tile, Tone
-from drivetrain.report.formatting import align_numbers, format_duration, format_json, format_number, to_strict_json
-from drivetrain.report.sections.compared_runs import ABSENT
-from drivetrain.system.printable import printable_text
+from drivetrain.report.comparison import ABSENT
+from drivetrain.report.formatting import align_numbers, format_duration, format_json, format_number
 from drivetrain.system.run_files import RunFiles
 from drivetrain.system.run_records import parse_number
 
@@ -94,13 +93,9 @@ def format_value(value: JsonValue) -> str:
 
 def write(folder: Path, result: SweepResult) -> None:
     """Write sweep.html, sweep.md and sweep.json; raises StorageError if the folder cannot be written."""
-    from drivetrain.report.render.markdown import render_markdown
-    from drivetrain.report.render.page import render_page
+    from drivetrain.report.render.page import write_pages
 
-    head, below = _make_headline(result), _make_sections(result)
-    RunFiles(folder).write_json("sweep.json", to_strict_json(_list_results(result)))
-    RunFiles(folder).write_text("sweep.md", printable_text(render_markdown(head, below)))
-    RunFiles(folder).write_text("sweep.html", printable_text(render_page(head, below)))
+    write_pages(RunFiles(folder), "sweep", _list_results(result), _make_headline(result), _make_sections(result))
 
 
 def _list_results(result: SweepResult) -> dict[str, object]:

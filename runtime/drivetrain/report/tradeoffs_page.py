@@ -8,9 +8,8 @@ from pathlib import Path
 
 from drivetrain.job.formatting import format_metric
 from drivetrain.report.blocks import Dot, Headline, Scatter, Section, Table, Text, Tone
-from drivetrain.report.formatting import format_duration, format_number, format_share, to_strict_json
-from drivetrain.report.sections.compared_runs import ABSENT
-from drivetrain.system.printable import printable_text
+from drivetrain.report.comparison import ABSENT
+from drivetrain.report.formatting import format_duration, format_number, format_share
 from drivetrain.system.run_files import RunFiles
 from drivetrain.system.units import format_bytes
 
@@ -86,13 +85,10 @@ class Result:
 
 def write(folder: Path, result: Result) -> None:
     """Write tradeoffs.html, tradeoffs.md and tradeoffs.json; raises StorageError if the folder cannot be written."""
-    from drivetrain.report.render.markdown import render_markdown
-    from drivetrain.report.render.page import render_page
+    from drivetrain.report.render.page import write_pages
 
-    head, below = _make_headline(result), list(_make_sections(result))
-    RunFiles(folder).write_json("tradeoffs.json", to_strict_json(asdict(result)))
-    RunFiles(folder).write_text("tradeoffs.md", printable_text(render_markdown(head, below)))
-    RunFiles(folder).write_text("tradeoffs.html", printable_text(render_page(head, below)))
+    headline, sections = _make_headline(result), list(_make_sections(result))
+    write_pages(RunFiles(folder), "tradeoffs", asdict(result), headline, sections)
 
 
 def _make_headline(result: Result) -> Headline:

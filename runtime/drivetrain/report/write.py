@@ -11,24 +11,22 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
+from drivetrain.report.baseline_results import baselines_section
 from drivetrain.report.blocks import Section, Table, Text
 from drivetrain.report.confusion import read_confusions, read_label_tables
-from drivetrain.report.formatting import format_json, format_number, to_strict_json
+from drivetrain.report.formatting import format_json, format_number
 from drivetrain.report.log_series import thin_points
-from drivetrain.report.record import Record, read
+from drivetrain.report.record import Record, Summary, describe_exit, read, summarize
 from drivetrain.report.render.markdown import render_markdown
-from drivetrain.report.render.page import render_page
-from drivetrain.report.sections import body, tested_model
+from drivetrain.report.render.page import write_pages
+from drivetrain.report.sections import body
 from drivetrain.report.sections.advice import list_advice
-from drivetrain.report.sections.baselines import baselines_section
-from drivetrain.report.sections.body import list_sections
-from drivetrain.report.sections.explanation import read_columns
+from drivetrain.report.sections.body import list_sections, provenance_section
 from drivetrain.report.sections.headline import describe_baselines, list_alerts, make_headline
+from drivetrain.report.sections.mistakes import read_columns
 from drivetrain.report.sections.plan import list_differences
-from drivetrain.report.sections.provenance import provenance_section
-from drivetrain.report.summary import Summary, summarize
 from drivetrain.system.printable import printable_text
-from drivetrain.system.run_files import MODEL_CARD_FILE, REPORT_DATA, REPORT_PAGE, REPORT_TEXT, RunFiles
+from drivetrain.system.run_files import MODEL_CARD_FILE, RunFiles
 from drivetrain.system.run_records import read_mapping
 
 __all__ = ["write"]
@@ -44,10 +42,8 @@ def write(run: Path) -> Record:
     """
     record = read(run)
     summary = summarize(record)
-    head, below = make_headline(record, summary), list_sections(record, summary)
-    RunFiles(run).write_json(REPORT_DATA, to_strict_json(_list_results(record, summary)))
-    RunFiles(run).write_text(REPORT_TEXT, printable_text(render_markdown(head, below)))
-    RunFiles(run).write_text(REPORT_PAGE, printable_text(render_page(head, below)))
+    headline, sections = make_headline(record, summary), list_sections(record, summary)
+    write_pages(RunFiles(run), "report", _list_results(record, summary), headline, sections)
     if card := make_model_card(record, summary):
         RunFiles(run).write_text(MODEL_CARD_FILE, printable_text(card))
     return record
@@ -59,7 +55,7 @@ def _list_results(record: Record, summary: Summary) -> dict[str, object]:
     return {
         "run": record.name,
         **summary.to_json(),
-        "exit_meaning": summary.describe_exit(),
+        "exit_meaning": describe_exit(summary.exit_code),
         "extended_from": dict(record.extension) or None,
         "started": record.state.get("started"),
         "ended": record.state.get("ended"),
@@ -96,7 +92,7 @@ def make_model_card(record: Record, summary: Summary) -> str:
         Section("model", "Model", (Table(("item", "value"), tuple(_list_facts(record, summary))),)),
         body.data_section(result.get("data")),
         baselines_section(record, summary),
-        tested_model.final_test_section(record, summary),
+        body.final_test_section(record, summary),
         *(body.confusion_section(table_or_matrix) for table_or_matrix in read_confusions(result.get("confusion"))),
         *(body.labels_section(table_or_matrix) for table_or_matrix in read_label_tables(result.get("confusion"))),
         Section("limits", "Limits", tuple(map(Text, _list_limits(record, summary)))),

@@ -41,9 +41,9 @@ def compare(source: SpecSource, job: Job, run: Path, seconds_left: float = inf) 
     best = result.best
     if "off" in (job.baselines, os.environ.get(SWITCH)) or best is None:
         return
-    seconds = _limit_seconds(job, result.seconds or 0.0)
+    seconds = inf
     if job.baselines != "full":  # which is asked for, however long it takes
-        seconds = min(seconds, seconds_left)
+        seconds = min(MAX_SECONDS, max(MIN_SECONDS, SIMPLE_MODELS_SHARE * (result.seconds or 0.0)), seconds_left)
     if seconds < LEAST_SECONDS and seconds == seconds_left:
         say("baselines: left out, as the time of train.within is over; `drivetrain baseline JOB` fits them")
         return
@@ -63,13 +63,6 @@ def compare(source: SpecSource, job: Job, run: Path, seconds_left: float = inf) 
         say(f"baselines: {comparison.describe_verdict()}")
     if failure:
         say(f"baselines: {failure}; `drivetrain baseline JOB` takes the time that they need (baselines: full, off)")
-
-
-def _limit_seconds(job: Job, trained_seconds: float) -> float:
-    """Seconds in which all simple models must be fitted; infinite for `baselines: full`."""
-    if job.baselines == "full":
-        return inf
-    return min(MAX_SECONDS, max(MIN_SECONDS, SIMPLE_MODELS_SHARE * trained_seconds))
 
 
 def _fit_in_child(source: SpecSource, run: Path, seconds: float) -> str:

@@ -159,29 +159,31 @@ def train(
             data_sources.unwrap_source(train_data, "train_data"),
             data_sources.unwrap_source(validation_data, "validation_data"),
         )
-        checked = embedded_parts.collect_parts(model, optimizer, schedule, schedule_every, metrics, callbacks, refuse)
+        parts, described, scores = embedded_parts.collect_parts(
+            model, optimizer, schedule, schedule_every, metrics, callbacks, refuse
+        )
         spec_keys = {
             "name": name,
             "task": "python",
             "data": {"targets": targets} | ({} if names is None else {"names": list(names)}),
-            "train": embedded_call.build_train_settings(settings, checked.spec, loss, sources[0], refuse),
+            "train": embedded_call.build_train_settings(settings, described, loss, sources[0], refuse),
             "optimize": dict(optimize or {}),
             "checkpoint": dict(checkpoint or {}),
             "limits": embedded_call.build_limits(limits or {}, gpus, refuse),
             "monitor": dict(monitor or {}),
-            "own_metrics": checked.scores,
+            "own_metrics": scores,
         }
         job = embedded_call.build_job(spec_keys, call_site)
-        embedded_parts.check_metric_directions(checked.parts.metrics.metrics, job, refuse)
-        is_unclipped = bool(checked.parts.optimizer) and "clip_norm" not in settings
-        finished = embedded_run.run(
+        embedded_parts.check_metric_directions(parts.metrics.metrics, job, refuse)
+        is_unclipped = bool(parts.optimizer) and "clip_norm" not in settings
+        folder, best, reason = embedded_run.run(
             TrainCall(
                 job=job,
                 model=model,
                 sources=sources,
                 loss=loss,
                 weight_of=weight_of,
-                parts=checked.parts,
+                parts=parts,
                 runs=Path(runs),
                 program=caller.f_code.co_filename,
                 new=new,
@@ -191,8 +193,7 @@ def train(
                 mode_events=tuple(embedded_call.list_mode_events(model, unclipped=is_unclipped)),
             )
         )
-    best = finished.best
-    return Result(finished.folder, best["metric"], best["value"], best["metrics"], model, finished.reason)
+    return Result(folder, best["metric"], best["value"], best["metrics"], model, reason)
 
 
 def _request_extension(

@@ -127,7 +127,11 @@ def build_train_settings(
     Raises:
         SpecError: if the batch size is given twice, and differs.
     """
-    train_keys = dict(settings) | dict(arguments) | ({} if loss is None else {"loss": describe_loss(loss)})
+    train_keys = dict(settings) | dict(arguments)
+    if isinstance(loss, str | Mapping):
+        train_keys["loss"] = loss
+    elif loss is not None:
+        train_keys["loss"] = {"name": "own", "function": getattr(loss, "__qualname__", type(loss).__name__)}
     optimizer = arguments.get("optimizer")
     if settings.get("lr_groups") and isinstance(optimizer, Mapping) and optimizer.get("name") == "own":
         raise refuse(
@@ -192,13 +196,6 @@ def as_call_error(error: SpecError) -> SpecError:
             for problem in error.problems
         ]
     )
-
-
-def describe_loss(loss: object) -> object:
-    """The loss in the form that the spec stores; a callable is described by its name."""
-    if isinstance(loss, str | Mapping):
-        return loss
-    return {"name": "own", "function": getattr(loss, "__qualname__", type(loss).__name__)}
 
 
 def _find_unusable_settings(settings: Mapping[str, object], call_site: str) -> Iterator[Problem]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
@@ -50,17 +49,6 @@ def make_refusal(call_site: str) -> Refusal:
     return refuse
 
 
-@dataclass(frozen=True)
-class CollectedParts:
-    """The checked objects among the arguments of a call, and the keys of the spec that describe them."""
-
-    parts: UserParts = field(default_factory=UserParts)
-    spec: Mapping[str, object] = field(default_factory=dict)
-    """Keys of `train:` for optimizer and schedule."""
-    scores: Mapping[str, object] = field(default_factory=dict)
-    """Descriptions of the metrics by name, for the key `own_metrics`."""
-
-
 def is_plain(value: object) -> bool:
     """Whether an argument is a plain value that a YAML file can hold, and not an object."""
     return value is None or isinstance(value, bool | int | float | str | Mapping)
@@ -74,7 +62,7 @@ def collect_parts(
     metrics: Mapping[str, object] | None,
     callbacks: Mapping[str, object],
     refuse: Refusal,
-) -> CollectedParts:
+) -> tuple[UserParts, dict[str, object], dict[str, object]]:
     """Check the objects of a call, and describe them for its spec.
 
     Args:
@@ -84,6 +72,9 @@ def collect_parts(
         metrics: metric objects by name.
         callbacks: functions by argument.
         refuse: makes the error of an argument.
+
+    Returns:
+        The objects, the keys of `train:` for optimizer and schedule, and the metrics by name for `own_metrics`.
 
     Raises:
         SpecError: if one of them cannot be used.
@@ -108,9 +99,9 @@ def collect_parts(
         if callback is not None and not callable(callback):
             raise refuse(name, f"is {describe(callback)}", "a function of one argument", "give a function")
     functions: Any = dict(callbacks)
-    scores = {name: {"function": type(metric).__name__} for name, metric in checked_metrics.items()}
+    scores: dict[str, object] = {name: {"function": type(metric).__name__} for name, metric in checked_metrics.items()}
     parts = UserParts(checked_optimizer, checked_schedule, UserMetrics(checked_metrics), Callbacks(**functions))
-    return CollectedParts(parts, spec, scores)
+    return parts, spec, scores
 
 
 def user_optimizer(argument: Any, model: object, refuse: Refusal, *, stored: bool = True) -> UserOptimizer:

@@ -90,18 +90,11 @@ class TrainCall:
     """Kind and text of events that say what the training does with the objects and modes of the program."""
 
 
-@dataclass(frozen=True)
-class FinishedCall:
-    """The finished run of a call."""
-
-    folder: Path
-    best: Mapping[str, Any]
-    """`best` of its result.json."""
-    reason: str
-
-
-def run(call: TrainCall) -> FinishedCall:
+def run(call: TrainCall) -> tuple[Path, Mapping[str, Any], str]:
     """Train with signal handlers installed; afterwards the process is as before.
+
+    Returns:
+        The folder of the finished run, `best` of its result.json, and why it ended.
 
     Raises:
         DrivetrainError: as `drivetrain.train`.
@@ -221,7 +214,9 @@ def _describe_objects(call: TrainCall) -> dict[str, str]:
     return embedded_record.collect_rows(call.model, call.loss, data, call.parts)
 
 
-def _train(call: TrainCall, dataset: Dataset, signals: Signals, afterwards: contextlib.ExitStack) -> FinishedCall:
+def _train(
+    call: TrainCall, dataset: Dataset, signals: Signals, afterwards: contextlib.ExitStack
+) -> tuple[Path, Mapping[str, Any], str]:
     """Train in the job's run folder, with the records that a supervisor keeps.
 
     Args:
@@ -255,7 +250,7 @@ def _train(call: TrainCall, dataset: Dataset, signals: Signals, afterwards: cont
         raise
     finally:
         _end(folder, lifecycle, tracker, code)
-    return _finish(call, folder.path, reason)
+    return folder.path, _finish(call, folder.path, reason), reason
 
 
 def _end(folder: RunFolder, lifecycle: RunLifecycle, tracker: TrackerProcess | None, code: int) -> None:
@@ -313,12 +308,12 @@ def _assemble(call: TrainCall, machine: Hardware, folder: RunFolder, dataset: Da
     return run
 
 
-def _finish(call: TrainCall, folder: Path, reason: str) -> FinishedCall:
-    """Load the best weights into the network, and call `on_end`."""
+def _finish(call: TrainCall, folder: Path, reason: str) -> Mapping[str, Any]:
+    """Load the best weights into the network, and call `on_end`; returns their evaluation."""
     result = RunFiles(folder).read_object(RESULT_FILE)
     call.model.load_state_dict(safetensors.torch.load_file(folder / MODEL / WEIGHTS))
     call.model.eval()
-    best = result["best"]
+    best: Mapping[str, Any] = result["best"]
     info = TrainingInfo(
         folder,
         step=result["steps"],
@@ -332,4 +327,4 @@ def _finish(call: TrainCall, folder: Path, reason: str) -> FinishedCall:
         call.parts.callbacks.call("on_end", info)
     except UserCodeError as error:
         raise UserCodeError(error.given, f"the run is finished, in {folder}", error.action) from error.__cause__
-    return FinishedCall(folder, best, reason)
+    return best

@@ -22,8 +22,7 @@ from drivetrain.plan import effective_plan
 from drivetrain.plan.effective_plan import PlanRequest
 from drivetrain.supervisor import finished_run, run_folder
 from drivetrain.supervisor.finished_run import MAY_CHANGE_ON_EXTEND, FinishedRun
-from drivetrain.supervisor.run_folder import RunFolder
-from drivetrain.supervisor.spec_difference import diff_stored_spec, load_stored_job, spec_text
+from drivetrain.supervisor.run_folder import RunFolder, diff_stored_spec, load_stored_job, spec_text
 from drivetrain.system import run_files
 from drivetrain.system.console import say
 from drivetrain.system.files import USER_RWX, make_folder, storage_error, sync_file, sync_folder
@@ -73,9 +72,7 @@ def open_extended(
     state, plan = RunState.read(finished.path), effective_plan.load_plan(finished.path)
     plan_request = plan_request.resume(finished.path, state, plan, advise_other_plan(request))
     extension = finished_run.plan_extension(finished, job, restart=request.restart)
-    return _start_extension(
-        runs, job, finished, extension, {"plain": plan_request.plain, "plan": plan_request.plan}, after
-    )
+    return _start_extension(runs, job, finished, extension, vars(plan_request), after)
 
 
 def advise_other_plan(request: ExtendRequest) -> str:

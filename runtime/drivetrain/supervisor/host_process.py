@@ -65,23 +65,19 @@ def restore_state() -> Iterator[None]:
     """Restore torch's settings and random state afterwards; autocast and the modes of autograd around it do not hold."""
     drawn = random.getstate(), np.random.get_state()
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
-    with torch.random.fork_rng(devices), restore_torch_settings(), _use_default_modes():
+    with (
+        torch.random.fork_rng(devices),
+        restore_torch_settings(),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+        torch.autocast("cpu", enabled=False),
+        torch.autocast("cuda", enabled=False),
+    ):
         try:
             yield
         finally:
             random.setstate(drawn[0])
             np.random.set_state(drawn[1])
-
-
-@contextlib.contextmanager
-def _use_default_modes() -> Iterator[None]:
-    """A block with gradients and without autocast, whatever the program has around it."""
-    with contextlib.ExitStack() as modes:
-        for mode in (torch.inference_mode(False), torch.enable_grad()):
-            modes.enter_context(mode)
-        for kind in ("cpu", "cuda"):
-            modes.enter_context(torch.autocast(kind, enabled=False))
-        yield
 
 
 @contextlib.contextmanager

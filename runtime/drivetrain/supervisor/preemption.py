@@ -13,7 +13,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import urlsplit
 
 from drivetrain.system.files import parse_json
 from drivetrain.system.signals import PREEMPTION_SIGNAL
@@ -44,27 +44,23 @@ class NoticeAddress:
 
     def notice(self) -> str | None:
         """The notice, or None if there is none; raises NoAnswer if there was no answer, or no usable one."""
-        status, text = self._ask("GET", self._format_target(), self.headers)
+        target = (self.parts.path or "/") + (f"?{self.parts.query}" if self.parts.query else "")
+        status, text = self._ask("GET", target, self.headers)
         if status == http.client.UNAUTHORIZED:
-            self.headers[TOKEN] = self._fetch_token()
-            status, text = self._ask("GET", self._format_target(), self.headers)
+            status, text = self._ask("PUT", "/latest/api/token", {f"{TOKEN}-ttl-seconds": "21600"})
+            if status != http.client.OK or not text.isascii() or not text.isprintable():
+                raise NoAnswer(f"answers 401, and {status} when asked for a token")
+            self.headers[TOKEN] = text
+            status, text = self._ask("GET", target, self.headers)
         if status in (http.client.NOT_FOUND, http.client.NO_CONTENT):
             return None
         if status != http.client.OK:
             raise NoAnswer(f"answers {status}" + (", and redirects are not followed" if 300 <= status < 400 else ""))
         return text if _is_notice(text) else None
 
-    def _format_target(self) -> str:
-        return (self.parts.path or "/") + (f"?{self.parts.query}" if self.parts.query else "")
-
-    def _fetch_token(self) -> str:
-        status, text = self._ask("PUT", "/latest/api/token", {f"{TOKEN}-ttl-seconds": "21600"})
-        if status != http.client.OK or not text.isascii() or not text.isprintable():
-            raise NoAnswer(f"answers 401, and {status} when asked for a token")
-        return text
-
     def _ask(self, method: str, target: str, headers: dict[str, str]) -> tuple[int, str]:
-        connection = _open_connection(self.parts)
+        kind = http.client.HTTPSConnection if self.parts.scheme == "https" else http.client.HTTPConnection
+        connection = kind(self.parts.hostname or "", self.parts.port, timeout=REQUEST_TIMEOUT)
         try:
             connection.request(method, target, headers=headers)
             reply = connection.getresponse()
@@ -75,11 +71,6 @@ class NoticeAddress:
             raise NoAnswer(f"does not answer: {error.strerror or error or type(error).__name__}") from None
         finally:
             connection.close()
-
-
-def _open_connection(parts: SplitResult) -> http.client.HTTPConnection:
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    return kind(parts.hostname or "", parts.port, timeout=REQUEST_TIMEOUT)
 
 
 def _is_notice(text: str) -> bool:
@@ -104,39 +95,30 @@ def watch(url: str | None, folder: Path) -> Iterator[None]:
     if url is None:
         yield
         return
-    ended, main = threading.Event(), threading.main_thread().ident
-    assert main is not None
-
-    def note_arrival() -> None:
-        signal.pthread_kill(main, PREEMPTION_SIGNAL)
-
-    report = EventLog(folder).add
-    thread = threading.Thread(
-        target=_poll, args=(NoticeAddress(url), ended, report, note_arrival), name="notice", daemon=True
-    )
-    thread.start()
+    ended = threading.Event()
+    threading.Thread(
+        target=_poll, args=(NoticeAddress(url), ended, EventLog(folder).add), name="notice", daemon=True
+    ).start()
     try:
         yield
     finally:
         ended.set()
 
 
-def _poll(
-    post: NoticeAddress, ended: threading.Event, report: Callable[[str, str], None], arrived: Callable[[], None]
-) -> None:
+def _poll(address: NoticeAddress, ended: threading.Event, report: Callable[[str, str], None]) -> None:
     """Poll until there is a notice; a problem of the address is reported once, as it may be temporary."""
-    is_reported = False
+    is_reported, main = False, threading.main_thread().ident
+    assert main is not None
     while not ended.is_set():
         try:
-            text = post.notice()
+            text = address.notice()
         except NoAnswer as problem:
             if not is_reported:
-                report(
-                    "notice", f"{post.url} {problem}; retrying every {POLL_SECONDS:.0f} s while the training continues"
-                )
+                advice = f"retrying every {POLL_SECONDS:.0f} s while the training continues"
+                report("notice", f"{address.url} {problem}; {advice}")
             is_reported, text = True, None
         if text is not None:
-            report("notice", f"{post.url} answers {http.client.OK:d}: this machine will be shut down")
-            arrived()
+            report("notice", f"{address.url} answers {http.client.OK:d}: this machine will be shut down")
+            signal.pthread_kill(main, PREEMPTION_SIGNAL)
             return
         ended.wait(POLL_SECONDS)

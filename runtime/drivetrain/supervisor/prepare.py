@@ -1,11 +1,16 @@
-"""Makes a training step for a loop of the user's own, under a plan for this machine: `drivetrain.prepare`."""
+"""Makes a training step for a loop of the user's own, under a plan for this machine: `drivetrain.prepare`.
+
+with drivetrain.prepare(network, optimizer, loss=my_loss) as step:
+    for batch in loader:
+        loss = step(batch)
+"""
 
 from __future__ import annotations
 
 import contextlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,22 +20,26 @@ from torch.optim import Optimizer
 
 from drivetrain import optimizations
 from drivetrain.data.custom.arrays import describe
+from drivetrain.data.custom.user_loss import SPLITTABLE
+from drivetrain.errors import DrivetrainError, NumericsError, OutOfMemory, SpecError
 from drivetrain.hardware import calibration_file
 from drivetrain.hardware.detect import detect
 from drivetrain.hardware.facts import Hardware
 from drivetrain.job.embedded import EmbeddedJob
 from drivetrain.models import inspection
 from drivetrain.optimizations import AssembledRun, Effect
+from drivetrain.optimizations.interface.assembled_run import NetworkRun
 from drivetrain.plan import plan as plans
 from drivetrain.plan.plan import Plan
 from drivetrain.plan.plan_table import render
 from drivetrain.supervisor import embedded_call, embedded_parts, host_process
 from drivetrain.supervisor.embedded_parts import Refusal
-from drivetrain.supervisor.prepared_step import LoopRun, PreparedStep
 from drivetrain.system.console import open_console, say
 from drivetrain.training import torch_setup
-from drivetrain.training.loop_step import LoopLoss, LoopStep, UserBatches
-from drivetrain.training.step_options import StepOptions
+from drivetrain.training.loop_step import Accumulation, LoopLoss, LoopStep, UserBatches
+from drivetrain.training.nonfinite import Fp16Collapse, NonfiniteGuard, NotFinite, Scaler
+from drivetrain.training.peers import HalfUpdated
+from drivetrain.training.step_options import StepOptions, StepResult
 from drivetrain.training.user_parts import UserOptimizer
 
 STEP_OPTIMIZATIONS = (
@@ -95,7 +104,15 @@ def prepare(
     refuse = embedded_parts.make_refusal(call_site)
     _check_arguments(accumulate, optimize or {}, weight_of, refuse)
     user_optimizer = embedded_parts.user_optimizer(optimizer, model, refuse, stored=False)
-    settings = _train_settings(user_optimizer, clip_norm, fp16, deterministic)
+    settings: dict[str, Any] = {
+        "clip_norm": clip_norm,
+        "deterministic": deterministic,
+        "optimizer": embedded_parts.optimizer_spec(user_optimizer.optimizer),
+        # The loop of the user sets the rates.
+        "schedule": "constant",
+    }
+    if fp16 is not None:
+        settings["fp16"] = dict(fp16)
     job = _build_job(settings, optimize or {}, embedded_call.build_limits(limits or {}, gpus, refuse), call_site)
     machine = calibration_file.add_calibration(host_process.select_gpu(detect(Path()), job))
     plan = _make_plan(job, machine, model)
@@ -120,19 +137,6 @@ def _check_arguments(accumulate: object, optimize: Iterable[str], weight_of: obj
             raise refuse(f"optimize.{name}", "is set", allowed, "leave it out")
     if weight_of is not None and not callable(weight_of):
         raise refuse("weight_of", f"is {describe(weight_of)}", "a function of targets or batch", "give a function")
-
-
-def _train_settings(
-    optimizer: UserOptimizer, clip_norm: float | None, fp16: Mapping[str, Any] | None, deterministic: bool | str
-) -> dict[str, Any]:
-    """The keys of `train:` in the spec; its schedule is constant, since the loop of the user sets the rates."""
-    settings: dict[str, Any] = {
-        "clip_norm": clip_norm,
-        "deterministic": deterministic,
-        "optimizer": embedded_parts.optimizer_spec(optimizer.optimizer),
-        "schedule": "constant",
-    }
-    return settings if fp16 is None else {**settings, "fp16": dict(fp16)}
 
 
 def _build_job(settings: object, optimize: Mapping[str, Any], limits: object, call_site: str) -> EmbeddedJob:
@@ -197,5 +201,187 @@ def _run_block(
                 # These read and change no data, so they need the NetworkRun alone.
                 optimization.apply(cast(AssembledRun, run), value)
         run.step.state.deterministic_only = device.type == "cuda" and job.train.is_deterministic(on_gpu=True)
-        with PreparedStep(run, forms, objective, objective.batches_per_update).opened() as prepared:
+        with PreparedStep(run, objective).opened() as prepared:
             yield prepared
+
+
+@dataclass(kw_only=True)
+class LoopRun(NetworkRun):
+    """The run of a user's loop, to which the optimizations in `prepare.STEP_OPTIMIZATIONS` are applied."""
+
+    job: EmbeddedJob
+    plan: Plan
+    step: LoopStep
+
+
+class PreparedStep:
+    """One training step: `loss = step(batch)`. `drivetrain.prepare` returns it, for use in its `with` block.
+
+    Args:
+        run: the network, its optimizer and its step, to which the plan was applied.
+        objective: the loss of the user's batches, and the number of batches of an update.
+    """
+
+    def __init__(self, run: LoopRun, objective: LoopLoss) -> None:
+        self._run, self._objective = run, objective
+        self._gradients = Accumulation(run.step.parameters, objective.batches_per_update)
+        self._guard = NonfiniteGuard("ignore", run.job.train.fp16)
+        self._open = False
+        self.updates = 0
+        """Number of updates that changed the weights."""
+        self.skipped = 0
+        """Number of updates that were left out because loss or gradients were not finite."""
+        self.last: StepResult | None = None
+        """The last update: its loss, its gradient norm before clipping, and whether both were finite."""
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[PreparedStep]:
+        """The block in which the step may be called; at its end it prints how many batches no update has used."""
+        self._open = True
+        try:
+            yield self
+        finally:
+            self._open = False
+            if unused_batches := self._gradients.count:
+                say(f"prepare: {unused_batches} batches after the last update were not used; flush() updates with them")
+
+    @property
+    def plan(self) -> Plan:
+        """The plan: every decision with its reason."""
+        return self._run.plan
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the network; batches are moved there."""
+        return self._run.device
+
+    @property
+    def scale(self) -> float:
+        """The present loss scale; 1 without fp16."""
+        scaler: Scaler = self._run.step.scaler
+        return scaler.scale if scaler.active else 1.0
+
+    @property
+    def micro_batch(self) -> int | None:
+        """Samples that are computed at a time; None for the whole batch."""
+        return self._run.step.micro_batch
+
+    def __call__(self, batch: Any) -> float:
+        """Train on a batch; every `accumulate` batches the weights are updated.
+
+        Returns:
+            The mean loss of the batch, before the update.
+
+        Raises:
+            SpecError: if model and loss give no loss.
+            DataError: if the batch has none of the forms.
+            NumericsError: if loss or gradients were not finite in three updates in a row, or the fp16 scale collapsed.
+            OutOfMemory: if a single sample is too much.
+        """
+        if not self._open:
+            raise SpecError(
+                "the step of drivetrain.prepare is called outside of its with block",
+                "calls inside of the block, in which threads and precision are set",
+                "write: with drivetrain.prepare(...) as step:",
+            )
+        device_batch = self._objective.user_batches.to_batch(batch).to(self.device)
+        self._objective.current_batch = device_batch
+        step, gradients = self._run.step, self._gradients
+        size = len(device_batch)
+        if (step.micro_batch or size) < size and (obstacle := self._objective.split_obstacle):
+            raise SpecError(
+                f"optimize.micro_batch is {step.micro_batch}, and {obstacle}", "the whole batch at once", SPLITTABLE
+            )
+        step.random.clear()
+        loss = float(step.compute_gradients(device_batch, 0))
+        # The loss is already divided by the batches of an update, so that their sum is the mean.
+        if gradients.count + 1 < gradients.batches:
+            gradients.store_gradients(loss)
+        else:
+            self._update(gradients.loss + loss)
+        return loss * gradients.batches
+
+    def flush(self) -> StepResult | None:
+        """Update with the batches since the last update, for instance at the end of an epoch; None if there are none."""
+        if not self._gradients.count:
+            return None
+        return self._update(self._gradients.loss)
+
+    def _update(self, loss: float) -> StepResult:
+        step = self._run.step
+        self._gradients.add_earlier()
+        self._gradients.clear()
+        try:
+            outcome = step.update(
+                torch.tensor(loss, dtype=torch.float64, device=self.device), len(self._objective.current_batch or ())
+            )
+        except HalfUpdated:
+            raise OutOfMemory(
+                "out of memory in the middle of an update: some weights are new and some old",
+                "the weights of your last checkpoint",
+                "load it, and continue with a smaller micro_batch",
+            ) from None
+        self.last = outcome
+        self._judge(outcome)
+        return outcome
+
+    def _judge(self, outcome: StepResult) -> None:
+        """Count the update; too many in a row that are not finite end the loop."""
+        if outcome.finite:
+            self.updates += 1
+            self._guard.bad_steps, self._guard.scaler_skips = [], 0
+            return
+        self.skipped += 1
+        scaler = self._run.step.scaler
+        say(f"numbers: update skipped: loss {outcome.loss:.4g}, gradient norm {outcome.grad_norm:.4g}")
+        try:
+            nothing = torch.empty(0, dtype=torch.int64).numpy()
+            self._guard.record_skipped(
+                (0, self.updates + self.skipped), nothing, scaler.scale if scaler.active else None
+            )
+        except NotFinite:
+            raise NumericsError(
+                "three updates in a row had a loss or gradient that is not finite",
+                "finite numbers; the weights are those before the first of them",
+                "lower the learning rate, set clip_norm, or look for NaN in the data",
+            ) from None
+        except Fp16Collapse as problem:
+            self._run.step.fall_back_to_fp32()
+            say(f"precision: {problem}; continuing in fp32 (fp16.fallback)")
+
+    @contextlib.contextmanager
+    def autocast(self) -> Iterator[None]:
+        """The precision of the plan, for an evaluation in your loop."""
+        with self._run.step.cast():
+            yield
+
+    def state_dict(self) -> dict[str, Any]:
+        """Scaler and counters as plain values, for a checkpoint of yours beside those of network and optimizer.
+
+        Raises:
+            DrivetrainError: between the batches of an update.
+        """
+        if self._gradients.count:
+            raise DrivetrainError(
+                f"state_dict is called after {self._gradients.count} of {self._gradients.batches} batches of an update",
+                "after an update: gradients are not stored",
+                "call it later, or call flush() first",
+            )
+        return {
+            "updates": self.updates,
+            "skipped": self.skipped,
+            "scaler": self._run.step.scaler.state(),
+            "micro_batch": self._run.step.micro_batch,
+            "numerics": self._guard.state(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore `state_dict`."""
+        self.updates, self.skipped = int(state["updates"]), int(state["skipped"])
+        step = self._run.step
+        step.scaler.load(state["scaler"])
+        if step.scaler.fell_back:
+            step.fall_back_to_fp32()
+        if state["micro_batch"] is not None:
+            step.use_micro_batch(min(state["micro_batch"], step.micro_batch or state["micro_batch"]))
+        self._guard.load(state["numerics"])

@@ -41,7 +41,9 @@ def check(job: Job, say: Callable[[str], None]) -> list[DrivetrainError]:
         except DrivetrainError as error:
             wrong.append(stored_data.add_location(job, key, error))
         else:
-            say(f"{dot_key(key)}: {address}: {usage} ({_describe_access(address)})")
+            variables = store_variables.read_known(address.scheme, os.environ)
+            access = f"set here: {', '.join(variables)}" if variables else "nothing set: by the role of this machine"
+            say(f"{dot_key(key)}: {address}: {usage} ({access})")
     hub = [(key, text) for key, text in job.data_paths() if is_on_hub(text)]
     for key, text in hub:
         say(f"{dot_key(key)}: {text}: not asked here; `drivetrain fetch {job.document.name}` asks the hub")
@@ -76,9 +78,3 @@ def _check_files(selects: Callable[[str], bool], address: RemoteAddress, key: st
 def _check_copies(address: RemoteAddress, key: str) -> str:
     check_writable(ObjectStore(address, PATIENCE))
     return "listed, written, read and removed"
-
-
-def _describe_access(address: RemoteAddress) -> str:
-    """From where credentials and endpoint come."""
-    variables = store_variables.read_known(address.scheme, os.environ)
-    return f"set here: {', '.join(variables)}" if variables else "nothing set: by the role of this machine"

@@ -73,11 +73,13 @@ def _train_all(request: RepeatRequest, source: SpecSource, job: Job, variants: M
         assignments = (*request.assignments, *changes, *size)
         one = replace(source, assignments=assignments).load()
         done = run_folder.find_finished(request.runs, one)
-        if done and (other := same_conditions.describe_difference(done, processes, earlier_runs, plain=request.plain)):
-            say(f"{variant}: {done} is done, and {other}; a new run begins")
-            done = None
-        if done and (file := same_conditions.find_changed_file(done, one)):
-            say(f"{variant}: {done} is done, and {file} has changed since; a new run begins")
+        difference = ""
+        if done:
+            difference = same_conditions.describe_difference(done, processes, earlier_runs, plain=request.plain)
+            if not difference and (file := same_conditions.find_changed_file(done, one)):
+                difference = f"{file} has changed since"
+        if difference:
+            say(f"{variant}: {done} is done, and {difference}; a new run begins")
             done = None
         if done:
             say(f"{variant}: {done} is done")
@@ -104,10 +106,10 @@ def _train_all(request: RepeatRequest, source: SpecSource, job: Job, variants: M
     same_conditions.check(run_of)
     folder = request.runs / f"repeat-{job.name}"
     labels = [] if request.folds is None else _inspect_labels(folder, job, run_of)
-    result = repeated.write(folder, job.name, run_of, [*_list_notes(request, job, run_of), *labels])
-    for spread in result.spreads:
+    spreads, left_out = repeated.write(folder, job.name, run_of, [*_list_notes(request, job, run_of), *labels])
+    for spread in spreads:
         say(f"{spread.metric}: {spread} ({len(run_of)} runs)")
-    for line in result.left_out:
+    for line in left_out:
         say(f"warning: {line}")
     say(f"repeat: {folder}/repeat.html")
     return 0

@@ -1,20 +1,29 @@
-"""Opens the run folder `runs/<name>-<NNN>/` that a command trains in, with a lock that admits only one process."""
+"""Opens the run folder `runs/<name>-<NNN>/` that a command trains in, with a lock that admits only one process.
+
+A run is resumed or extended only if its stored spec agrees with the present one.
+"""
 
 from __future__ import annotations
 
+import difflib
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
 
 from drivetrain.errors import Busy, CheckpointError, DataError, SpecError, StorageError
-from drivetrain.job import Job
-from drivetrain.supervisor.spec_difference import diff_stored_spec, spec_text
+from drivetrain.job import Job, hub_address
+from drivetrain.job_spec.stored_spec import load_stored_spec, read_stored_spec
+from drivetrain.job_spec.yaml_file import dump
 from drivetrain.system import file_lock, run_files
+from drivetrain.system.console import say
 from drivetrain.system.files import USER_RWX, blame_storage, make_folder
-from drivetrain.system.run_files import RunFiles
-from drivetrain.system.run_records import RunState
+from drivetrain.system.run_files import JOB_FILE, MISSING, RunFiles
+from drivetrain.system.run_records import RunState, read_mapping
 
 INCOMPLETE_NAME = re.compile(r"\.tmp-.+|\..+\.\d+")
 """Names of files that a kill can leave incomplete."""
@@ -74,7 +83,9 @@ def find_unfinished(runs: Path, name: str) -> Path | None:
     if last is None or RunState.read(last).status == "done":
         return None
     run_files.refuse_links(last)
-    return last if _looks_like_run(last) else None
+    # A folder with the name of a run can be the user's; a run that was killed at its start is empty.
+    names = {entry.name for entry in last.iterdir() if not INCOMPLETE_NAME.fullmatch(entry.name)}
+    return None if names and names.isdisjoint((run_files.LOCK_FILE, run_files.JOB_FILE, run_files.STATE_FILE)) else last
 
 
 def find_finished(runs: Path, job: Job) -> Path | None:
@@ -131,12 +142,6 @@ def remove_files(paths: Iterable[Path]) -> None:
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
-
-
-def _looks_like_run(path: Path) -> bool:
-    """Whether a folder with the name of a run is a run, and not the user's; a run killed at its start is empty."""
-    names = {entry.name for entry in path.iterdir() if not INCOMPLETE_NAME.fullmatch(entry.name)}
-    return not names or bool(names & {run_files.LOCK_FILE, run_files.JOB_FILE, run_files.STATE_FILE})
 
 
 def _is_untrained(path: Path) -> bool:
@@ -197,3 +202,126 @@ def open_follower(runs: Path, job: Job, index: int) -> RunFolder:
         remove_files(leftover for leftover in path.iterdir() if leftover.name != run_files.LOCK_FILE)
         RunFiles(path).write_text(run_files.JOB_FILE, spec_text(job))
     return RunFolder(path, False, lock)
+
+
+def keep_revisions(runs: Path, job: Job, extended: Path | None, *, new: bool) -> list[str]:
+    """List `key.path=value` for data at the commits of the run that a command resumes or extends, and print them.
+
+    Args:
+        runs: parent of the run folders.
+        job: the present spec, at the present commits.
+        extended: the run that is extended, if one is.
+        new: whether an unfinished run is left alone.
+    """
+    unfinished = None if new or not runs.is_dir() else find_unfinished(runs, job.name)
+    run = unfinished or extended
+    assignments = list(_assign_commits(run, job)) if run else []
+    if assignments:
+        say(f"data: {run} continues with the commit that it began with: {', '.join(assignments)}")
+    return assignments
+
+
+def _assign_commits(run: Path, job: Job) -> Iterator[str]:
+    """Yield `key.path=value` for data that the spec names by a branch, and that a run has at another commit."""
+    data = read_mapping(read_stored_spec(run).data, "data")
+    for key, text in job.data_paths():
+        block, text_before = job.document.data.get(key[0]), data.get(key[-1])
+        in_spec = hub_address.parse(str(block.get(key[-1]))) if isinstance(block, dict) else None
+        before = hub_address.parse(text_before) if isinstance(text_before, str) else None
+        current = hub_address.parse(text)
+        if not (in_spec and current and before and before.is_fixed) or in_spec.is_fixed:
+            continue
+        if current.name == before.name and current.revision != before.revision:
+            yield f"{'.'.join(key)}={in_spec.at(before.revision)}"
+
+
+MAY_CHANGE_ON_RESUME = (
+    "limits",
+    "baselines",
+    "checkpoint.every",
+    "checkpoint.keep",
+    "checkpoint.notice",
+    "checkpoint.copy_to",
+    "data.stream.cache",
+    "train.max_time",
+    "optimize.loader_workers",
+    "optimize.sharding",
+    "environment",
+    "sweep",
+    "track",
+)
+"""Spec keys that may change on a resume: they affect neither which weights are kept nor the training, but for its
+rounding."""
+
+
+def spec_text(job: Job) -> str:
+    """The job's spec, with defaults filled in, as YAML."""
+    return dump(job.dump())
+
+
+def diff_stored_spec(
+    folder: Path,
+    job: Job,
+    may_change: Collection[str] = MAY_CHANGE_ON_RESUME,
+    label: str = "the unfinished run",
+    file_name: str = JOB_FILE,
+) -> list[str]:
+    """Compare a run's stored spec with the present one; returns the lines of a unified diff, none if they agree.
+
+    A missing file is written, since a run can be killed before it has stored its spec.
+
+    Args:
+        job: the present spec.
+        may_change: spec keys that are not compared.
+        label: what the diff calls the stored spec.
+        file_name: the file in the folder that stores the spec.
+
+    Raises:
+        CheckpointError: if the stored spec cannot be read.
+    """
+    if read_stored_spec(folder, file_name).problem == MISSING:
+        RunFiles(folder).write_text(file_name, spec_text(job))
+        return []
+    stored_spec = _select_fixed(_fill_defaults(load_stored_spec(folder, file_name), job), may_change)
+    present_spec = _select_fixed(job.dump(), may_change)
+    _forgive_older_default(stored_spec, present_spec)
+    # As text, since for Python 1 equals True and 16 equals 16.0, and mappings in another order are equal: arguments of a
+    # user's function and the order of label columns are neither.
+    stored_lines, present_lines = dump(stored_spec).splitlines(), dump(present_spec).splitlines()
+    return list(difflib.unified_diff(stored_lines, present_lines, label, "this spec", lineterm="", n=1))
+
+
+def _forgive_older_default(stored_spec: dict[str, object], present_spec: Mapping[str, object]) -> None:
+    """Replace `deterministic: true`, which earlier versions stored for a job file that sets nothing, by `auto`."""
+    stored, present = stored_spec.get("train"), present_spec.get("train")
+    if isinstance(stored, dict) and isinstance(present, Mapping) and present.get("deterministic") == "auto":
+        stored["deterministic"] = "auto" if stored.get("deterministic") is True else stored.get("deterministic")
+
+
+def load_stored_job(path: Path, job: Job) -> Job | None:
+    """Load the spec of a run; None if it is of another task than `job`, or this version cannot read it.
+
+    Raises:
+        CheckpointError: if it cannot be read.
+    """
+    try:
+        return type(job).model_validate(load_stored_spec(path))
+    except ValidationError:
+        return None
+
+
+def _fill_defaults(stored: Mapping[str, Any], job: Job) -> Mapping[str, object]:
+    """A stored spec with the defaults of keys that were added since."""
+    try:
+        return type(job).model_validate(stored).dump()
+    except ValidationError:
+        return stored
+
+
+def _select_fixed(spec: Mapping[str, object], may_change: Collection[str], prefix: str = "") -> dict[str, object]:
+    """The part of a spec that must not change; `prefix` is the keys above, with a dot."""
+    return {
+        key: _select_fixed(value, may_change, f"{prefix}{key}.") if isinstance(value, Mapping) else value
+        for key, value in spec.items()
+        if f"{prefix}{key}" not in may_change
+    }

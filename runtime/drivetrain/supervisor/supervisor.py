@@ -29,12 +29,11 @@ from drivetrain.job.values import parse_duration
 from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.plan import effective_plan, evidence, show_plan
 from drivetrain.plan import plan as plans
-from drivetrain.supervisor import baseline_run, extended_run, hub_revisions, run_folder, trainer_death
+from drivetrain.supervisor import baseline_run, extended_run, run_folder
 from drivetrain.supervisor.extended_run import ExtendRequest
 from drivetrain.supervisor.remote_copy import remote_runs
 from drivetrain.supervisor.remote_copy.remote_runs import RemoteRuns
 from drivetrain.supervisor.run_lifecycle import RunLifecycle
-from drivetrain.supervisor.trainer_death import find_avoidable
 from drivetrain.system import child_process, signals
 from drivetrain.system.console import say, say_aside, say_error
 from drivetrain.system.fault_points import fault_point
@@ -45,8 +44,9 @@ from drivetrain.system.signals import KILLED_EXIT_CODE
 from drivetrain.tracking import tracker_process
 from drivetrain.tracking.event_log import EventLog
 from drivetrain.training.phase_timer import process_seconds
-from drivetrain.tuning import batch_size, kernel_crash, run_length
+from drivetrain.tuning import batch_size, process_death, run_length
 from drivetrain.tuning.calibration import calibrate
+from drivetrain.tuning.process_death import find_avoidable
 
 TRAINER = "drivetrain.supervisor.trainer_process"
 """The program that trains; tests start one of their own instead."""
@@ -124,7 +124,7 @@ def train(request: TrainRequest) -> int:
 
 def _train(request: TrainRequest, job: Job, placement: Placement | None, copies: RemoteRuns | None) -> int:
     extended = request.extend.run if request.extend else None
-    if fixed := hub_revisions.keep_revisions(request.runs, job, extended, new=request.new):
+    if fixed := run_folder.keep_revisions(request.runs, job, extended, new=request.new):
         request = replace(request, assignments=[*request.assignments, *fixed])
         job = request.source().load()
     check_environment(job, os.environ)
@@ -216,13 +216,9 @@ def _open_folder(
         copies.start_copying(run.path)
     if request.extend:
         return run
-    command_words = [
-        "drivetrain",
-        "train",
-        child_process.format_path_argument(request.spec),
-        *(w for assignment in request.assignments for w in ("--set", assignment)),
-    ]
-    if not run.resumes and (line := extended_run.suggest_extension(request.runs, job, shlex.join(command_words))):
+    options = [word for assignment in request.assignments for word in ("--set", assignment)]
+    command = shlex.join(["drivetrain", "train", child_process.format_path_argument(request.spec), *options])
+    if not run.resumes and (line := extended_run.suggest_extension(request.runs, job, command)):
         say(line)
     return run
 
@@ -237,17 +233,16 @@ def _run(
     placement: Placement | None,
     copies: RemoteRuns | None,
 ) -> int:
-    requested = {"plain": plan_request.plain, "plan": plan_request.plan}
     measured = [f"train.{key}={value}" for key, value in request.measured.items()]
     spec = request.folder / request.spec.name if request.folder else request.spec
-    lifecycle = RunLifecycle(run, str(spec), [*request.assignments, *measured], requested)
+    lifecycle = RunLifecycle(run, str(spec), [*request.assignments, *measured], vars(plan_request))
     lifecycle.begin(machine)
     if is_killed_as_one() and machine.memory.limit and job.optimize.get("micro_batch") != "auto":
-        EventLog(run.path).add("memory", trainer_death.KILLED_AS_ONE_NOTE)
+        EventLog(run.path).add("memory", process_death.KILLED_AS_ONE_NOTE)
     leads = placement is None or placement.leads
     tracker = tracker_process.start_tracker(run.path, job.track) if leads else None
     code = _attempts(request, job, machine, plan, run, placement)
-    kernel_crash.remove_empty_logs(run.path)
+    process_death.remove_empty_logs(run.path)
     lifecycle.end(code)
     # Nothing was trained in a copy that was refused, so it must not stand in the way of the next --extend.
     if extended_run.is_refused(run, code):
@@ -360,6 +355,5 @@ def run_trainers(
 
 def trainer_command(request: TrainRequest, folder: Path) -> list[str]:
     paths = map(child_process.format_path_argument, (folder, request.spec))
-    command = [sys.executable, "-m", TRAINER, *paths]
-    command += request.source().options()
+    command = [sys.executable, "-m", TRAINER, *paths, *request.source().options()]
     return [*command, "--trace"] if request.trace else command

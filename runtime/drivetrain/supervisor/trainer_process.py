@@ -22,7 +22,7 @@ from drivetrain.system.console import describe_lost_output, guard_output, report
 from drivetrain.system.signals import Signals, ignore_signals_after, raise_stopped
 from drivetrain.tracking.event_log import EventLog
 from drivetrain.training.phase_timer import PhaseTimer, process_seconds
-from drivetrain.tuning import kernel_crash, process_settings
+from drivetrain.tuning import process_death, process_settings
 
 
 def main() -> int:
@@ -35,7 +35,7 @@ def main() -> int:
     parser.add_argument("--measured", action="store_true")
     options = parser.parse_args()
     guard_output()
-    kernel_crash.log_crashes(options.run)
+    process_death.log_crashes(options.run)
     try:
         with raise_stopped(), ignore_signals_after():
             # A scheduler's SIGTERM arrives twice, once from it and once from the supervisor: that is no new request.
@@ -86,23 +86,14 @@ def train(
         with blame_job_code(job), preemption.watch(job.checkpoint.notice if is_leader else None, folder):
             # In another process than the leader's, the leader's plan arrives here.
             handshake.introduce(folder, job, say)
-            _check_process_settings(folder, plan_at_start)
+            plan_of_leader = plans.read_plan(folder)
+            if any(plan_of_leader.value(name) != plan_at_start.value(name) for name in process_settings.list_names()):
+                raise Replanned("the leader's plan needs a new process")
             run = assembly.assemble_run(folder, job, signals, clock, source, is_measured=is_measured)
             train_run(run, trace=trace)
     except RuntimeError as error:
         raise torch_errors.translate_error(error) from None
     return 0
-
-
-def _check_process_settings(folder: Path, plan_at_start: plans.Plan) -> None:
-    """Start again if the leader's plan has other settings than this process was started under.
-
-    Raises:
-        Replanned: if it has.
-    """
-    plan_of_leader = plans.read_plan(folder)
-    if any(plan_of_leader.value(name) != plan_at_start.value(name) for name in process_settings.list_names()):
-        raise Replanned("the leader's plan needs a new process")
 
 
 if __name__ == "__main__":

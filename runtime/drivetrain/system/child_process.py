@@ -70,13 +70,12 @@ def start_child(
     """
     # Tied to our life from the start: a child that is still starting when we are killed would hold the lock until it
     # has started.
-    dies_with_us = functools.partial(signals.die_with_parent, os.getpid())
     return subprocess.Popen(
         command,
         env=environment,
         pass_fds=locks,
         process_group=0,
-        preexec_fn=None if outlives_us else dies_with_us,
+        preexec_fn=None if outlives_us else functools.partial(signals.die_with_parent, os.getpid()),
         stdin=requests,
         stdout=output,
         stderr=output if errors is None else errors,

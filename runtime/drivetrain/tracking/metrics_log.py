@@ -8,7 +8,6 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from drivetrain.system.console import say
 from drivetrain.system.files import blame_storage
@@ -54,7 +53,12 @@ class MetricsLog:
         """Remove rows after step `after`, and evaluations at it from `epoch` on."""
         self.flush()
         os.close(self.handle)
-        rows = [row for row in self.files.read_rows(METRICS_FILE) if _is_before(row, after, epoch)]
+        rows = [
+            row
+            for row in self.files.read_rows(METRICS_FILE)
+            # Only rows of steps have a learning rate.
+            if row["step"] < after or (row["step"] == after and (row["epoch"] < epoch or "lr" in row))
+        ]
         self.files.write_text(METRICS_FILE, "".join(json.dumps(row) + "\n" for row in rows))
         self._open()
 
@@ -101,8 +105,3 @@ class MetricsLog:
         finally:
             os.close(self.handle)
             self.board.close()
-
-
-def _is_before(row: Mapping[str, Any], after: int, epoch: int) -> bool:
-    """Whether a row is part of the history up to step `after`; only rows of steps have a learning rate."""
-    return bool(row["step"] < after or (row["step"] == after and (row["epoch"] < epoch or "lr" in row)))

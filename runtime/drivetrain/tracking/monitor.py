@@ -15,8 +15,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
 import psutil
 
@@ -24,9 +24,6 @@ from drivetrain.hardware.cgroup import ProcessCgroup
 from drivetrain.hardware.facts import Gpu
 from drivetrain.system import cpu_starvation, process_tree
 from drivetrain.system.run_files import TELEMETRY_FILE, RunFiles
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 Sample = dict[str, float | int | str | None]
 TENSORBOARD_INTERVAL = 5
@@ -81,9 +78,7 @@ class Monitor:
         self.thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop.set()
         self.thread.join()
         self.sensors.close()
@@ -210,7 +205,8 @@ class Sensors:
             except nvml.NVMLError:  # slots are numbered, and most are empty
                 continue
             # By its id: equal instances have the same name, and the first of them may be a neighbour's.
-            if _decode(nvml.nvmlDeviceGetUUID(part)) == gpu.uuid:
+            uuid = nvml.nvmlDeviceGetUUID(part)
+            if (uuid.decode() if isinstance(uuid, bytes) else uuid) == gpu.uuid:
                 return part
         return handle
 
@@ -234,7 +230,3 @@ class Sensors:
             ("clock",): lambda: (nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),),
             ("throttled", "throttle_reasons"): read_throttling,
         }
-
-
-def _decode(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value

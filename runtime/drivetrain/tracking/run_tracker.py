@@ -7,18 +7,22 @@ import hashlib
 import importlib
 import json
 import math
+import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from drivetrain.errors import Busy
 from drivetrain.job.track import MLFLOW
 from drivetrain.job_spec.stored_spec import read_stored_spec
+from drivetrain.system import file_lock, run_files
+from drivetrain.system.files import blame_storage
 from drivetrain.system.run_files import METRICS_FILE, JsonLinesTail, RunFiles
-from drivetrain.system.run_records import RunState, parse_number
-from drivetrain.tracking import run_description
-from drivetrain.tracking.sent_rows import SentRows
-from drivetrain.tracking.tracker import Row, Tracker
+from drivetrain.system.run_records import RunResult, RunState, parse_number, read_mapping, read_objects
+from drivetrain.system.version import VERSION
+from drivetrain.tracking.tracker import Row, RunDescription, Tracker
 
 NO_METRICS = ("step", "epoch", "batch")
 """Of a row of metrics.jsonl."""
@@ -56,7 +60,8 @@ class RunTracker:
         rows, is_rewritten = self.metrics.read()
         if is_rewritten:  # rows that a resume has removed are not sent
             self.waiting.clear()
-        unsent = {key: row for row in rows if (key := _compute_key(row)) not in self.ledger.sent}
+        by_key = {hashlib.blake2b(json.dumps(row).encode(), digest_size=8).hexdigest(): row for row in rows}
+        unsent = {key: row for key, row in by_key.items() if key not in self.ledger.sent}
         self.ledger.note_times(unsent)
         for key, row in unsent.items():
             if isinstance(step := row.get("step"), int) and (values := _select_metrics(row)):
@@ -70,7 +75,7 @@ class RunTracker:
             StorageError: if the ledger cannot be written.
         """
         if not self.page:
-            self.page = self.tracker.begin(run_description.describe_run(self.run))
+            self.page = self.tracker.begin(describe_run(self.run))
         while self.waiting and time.monotonic() < deadline:
             batch = _take_batch(self.waiting, self.tracker.most)
             self.tracker.log([*batch.values()])
@@ -84,14 +89,10 @@ class RunTracker:
         Raises:
             TrackerError: as `send`.
         """
-        self.tracker.describe(run_description.collect_tags(self.run))
+        self.tracker.describe(collect_tags(self.run))
         state = RunState.read(self.run)
-        ended = run_description.to_milliseconds(state.ended)
-        return self.tracker.end(str(state.status), ended, run_description.read_contents(self.run))
-
-
-def _compute_key(row: Mapping[str, Any]) -> str:
-    return hashlib.blake2b(json.dumps(row).encode(), digest_size=8).hexdigest()
+        ended = to_milliseconds(state.ended)
+        return self.tracker.end(str(state.status), ended, read_contents(self.run))
 
 
 def _select_metrics(row: Mapping[str, Any]) -> dict[str, float]:
@@ -108,3 +109,129 @@ def _take_batch(rows: Mapping[str, Row], most: int) -> dict[str, Row]:
             break
         batch[key] = row
     return batch
+
+
+SENT_FILE = "sent.jsonl"
+LOCK_SECONDS = 20.0
+"""Seconds for a process that copies the same run to end: one whose run was killed takes two, and one request."""
+
+
+class SentRows:
+    """The ledger of one server: which rows of metrics.jsonl it has, so that none is lost and none is sent twice.
+
+    Only one process has it open. A row whose arrival a crash kept from being recorded is sent again with the time that was
+    noted before, and a server that compares points keeps it once.
+
+    Args:
+        files: the folder of the server in the run folder.
+
+    Raises:
+        StorageError: if the folder cannot be written; also the methods.
+        Busy: if another process copies this run.
+    """
+
+    def __init__(self, files: RunFiles) -> None:
+        self.files = files
+        files.make_folder()
+        with blame_storage(files.path):
+            lock = file_lock.acquire("lock", LOCK_SECONDS, files.open_handle)
+        if lock is None:
+            raise Busy(
+                f"{files.run}: another process copies this run to the same server",
+                "one process for each run and server",
+                "wait until the run or the other command has ended",
+            )
+        self.lock = lock
+        self.times: dict[str, int] = {}
+        """When a row was first to be sent, by its key, in milliseconds since 1970."""
+        self.sent: set[str] = set()
+        for entry in files.read_rows(SENT_FILE):
+            self.times |= dict.fromkeys(entry.get("rows", ()), entry.get("time", 0))
+            self.sent.update(entry.get("sent", ()))
+
+    def close(self) -> None:
+        """Let another process have it."""
+        os.close(self.lock)
+
+    def note_times(self, keys: Collection[str]) -> None:
+        """Give rows the present time, except those that have one."""
+        if new := [key for key in keys if key not in self.times]:
+            now = time.time_ns() // 1_000_000
+            self._append({"time": now, "rows": new})
+            self.times |= dict.fromkeys(new, now)
+
+    def confirm(self, keys: Collection[str]) -> None:
+        """Record that the server has these rows."""
+        self._append({"sent": [*keys]})
+        self.sent.update(keys)
+
+    def _append(self, entry: dict[str, object]) -> None:
+        with blame_storage(self.files.path / SENT_FILE), self.files.open(SENT_FILE, "a") as file:
+            file.write(f"\n{json.dumps(entry)}\n")  # an entry that a crash has cut off ends before this one
+            file.flush()
+            os.fsync(file.fileno())
+
+
+RECORDS = (
+    run_files.JOB_FILE,
+    run_files.PLAN_FILE,
+    run_files.HARDWARE_FILE,
+    run_files.RESULT_FILE,
+    run_files.DATA_FILE,
+    run_files.EVENTS_FILE,
+    run_files.BASELINES_FILE,
+)
+REPORTS = (run_files.PROVENANCE_FILE, run_files.MODEL_CARD_FILE, *run_files.REPORT_FILES)
+
+
+def flatten(value: object, path: str = "") -> dict[str, object]:
+    """Nested data as one mapping with dotted keys."""
+    if not isinstance(value, Mapping):
+        return {path: value}
+    flattened: dict[str, object] = {}
+    for key, item in value.items():
+        flattened |= flatten(item, f"{path}.{key}" if path else str(key))
+    return flattened
+
+
+def describe_run(run: Path) -> RunDescription:
+    """Its name, start, parameters and tags."""
+    started = to_milliseconds(RunState.read(run).started) or time.time_ns() // 1_000_000
+    values = {key: value for key, value in flatten(read_stored_spec(run).data).items() if value is not None}
+    texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}
+    return RunDescription(run.name, started, texts, collect_tags(run))
+
+
+def to_milliseconds(moment: datetime | None) -> int | None:
+    """A moment in milliseconds since 1970."""
+    return None if moment is None else int(moment.timestamp() * 1000)
+
+
+def read_contents(run: Path) -> dict[str, bytes]:
+    """The files that are sent; the weights stay in the folder."""
+    contents: dict[str, bytes] = {}
+    for name in RECORDS + REPORTS:
+        with contextlib.suppress(OSError):  # the run has no such file
+            contents[name] = RunFiles(run).read_bytes(name)
+    return contents
+
+
+def collect_tags(run: Path) -> dict[str, str]:
+    """What a run was made from, its plan and its best value, as far as they are known yet."""
+    files = RunFiles(run)
+    provenance = files.read_object(run_files.PROVENANCE_FILE)
+    image = read_mapping(provenance, "image")
+    origins = {
+        "commit": next(iter(RunState.read(run).commits), None),
+        "image": image.get("id") or image.get("name"),
+        **{key: provenance.get(key) for key in ("spec", "plan", "model")},
+        **read_mapping(provenance, "data"),
+    }
+    tags = {f"made_from.{key}": str(value) for key, value in origins.items() if value}
+    tags["drivetrain.version"] = VERSION
+    tags["hardware.cpu"] = str(read_mapping(files.read_object(run_files.HARDWARE_FILE), "cpu").get("model", ""))
+    if best := RunResult.read(run).best:
+        tags["best"] = f"{best.metric} {best.value:.6g} at step {best.step}"
+    for row in read_objects(files.read_object(run_files.PLAN_FILE), "decisions"):
+        tags[f"plan.{row.get('name')}"] = f"{row.get('value')} ({row.get('source')}: {row.get('reason')})"
+    return tags

@@ -10,7 +10,6 @@ from typing import Protocol
 
 from drivetrain.errors import Failure
 
-Numbers = Mapping[str, float]
 MADE_FROM_COMMIT = "made_from.commit"
 """The tag with the commit of the job's folder, which some servers show in a place of their own."""
 
@@ -39,7 +38,7 @@ class Row:
     step: int
     milliseconds: int
     """Since 1970; the same whenever the row is sent again."""
-    values: Numbers
+    values: Mapping[str, float]
 
 
 @dataclass(frozen=True)

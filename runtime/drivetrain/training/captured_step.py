@@ -10,18 +10,15 @@ import contextlib
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from drivetrain.data.dataset import Batch
 from drivetrain.training.compiled_forward import refuse_compiling
-from drivetrain.training.step_result import StepResult
-
-if TYPE_CHECKING:
-    from drivetrain.training.step import Step
-    from drivetrain.training.step_options import SeededPart
+from drivetrain.training.step import Step
+from drivetrain.training.step_options import SeededPart, StepResult
 
 MAX_RECORDINGS = 4
 """Recordings of one run: mixed batches have other targets than those that are not mixed."""

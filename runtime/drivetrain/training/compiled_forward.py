@@ -36,7 +36,10 @@ class CompiledForward:
         """Why the uncompiled forward pass is used instead; None while compilation works."""
         self.compiled = torch.compile(uncompiled)
         self.compiled_with_graphs = torch.compile(uncompiled, mode="reduce-overhead") if graphs else None
-        _raise_recompile_limit()
+        config = torch._dynamo.config
+        for name, value in (("recompile_limit", MAX_COMPILATIONS), ("fail_on_recompile_limit_hit", True)):
+            _original_settings.setdefault(name, getattr(config, name))
+            setattr(config, name, value)
         self.compiler_errors = (
             torch._dynamo.exc.TorchDynamoException,
             torch._dynamo.exc.FailOnRecompileLimitHit,
@@ -57,7 +60,9 @@ class CompiledForward:
         try:
             return self._replay(inputs) if replay and self.graphs else self.compiled(*inputs)
         except self.compiler_errors as error:
-            self.failure = _describe_failure(error)
+            self.failure = _first_line(error)
+            if isinstance(error, torch._dynamo.exc.FailOnRecompileLimitHit):
+                self.failure = f"recompiled {MAX_COMPILATIONS} times because input shapes or modes keep changing"
             self.report(f"compile failed, training continues without it: {self.failure}")
             return self.uncompiled(*inputs)
 
@@ -87,19 +92,6 @@ def restore_settings() -> None:
     for name, value in _original_settings.items():
         setattr(torch._dynamo.config, name, value)
     _original_settings.clear()
-
-
-def _raise_recompile_limit() -> None:
-    config = torch._dynamo.config
-    for name, value in (("recompile_limit", MAX_COMPILATIONS), ("fail_on_recompile_limit_hit", True)):
-        _original_settings.setdefault(name, getattr(config, name))
-        setattr(config, name, value)
-
-
-def _describe_failure(error: BaseException) -> str:
-    if isinstance(error, torch._dynamo.exc.FailOnRecompileLimitHit):
-        return f"recompiled {MAX_COMPILATIONS} times because input shapes or modes keep changing"
-    return _first_line(error)
 
 
 def _first_line(error: BaseException) -> str:

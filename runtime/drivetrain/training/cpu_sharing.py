@@ -16,12 +16,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from drivetrain.system import cpu_starvation, process_tree
-
-if TYPE_CHECKING:
-    from drivetrain.training.run import Run
+from drivetrain.training.run import Run
 
 CPUS = 2
 """Measured with so many CPUs; with more, the threads cannot share one."""

@@ -20,7 +20,7 @@ from drivetrain.system.run_files import list_checkpoints
 from drivetrain.training import losses
 from drivetrain.training.checkpoints import checkpoint
 from drivetrain.training.checkpoints.checkpoint import Loaded
-from drivetrain.training.evaluation import temperature, thresholds
+from drivetrain.training.evaluation import calibration
 from drivetrain.training.evaluation.metrics import MetricAccumulator
 from drivetrain.training.run import Run
 
@@ -131,16 +131,16 @@ def _add_class_weights(run: Run, head: Head) -> Head:
 
 def _calibrate(head: Head, final: FinalWeights) -> Head:
     """The head with the temperature and the thresholds that fit the validation samples of the chosen weights."""
-    fitted = temperature.choose_for_head(final.confusion, head.name)
+    fitted = calibration.read_temperature(final.confusion, head.name)
     head = replace(head, temperature=fitted.value) if fitted else head
-    return replace(head, thresholds=thresholds.choose_for_head(final.confusion, head, final.metric))
+    return replace(head, thresholds=calibration.choose_thresholds(final.confusion, head, final.metric))
 
 
 def describe_calibration(final: FinalWeights) -> list[str]:
     """What the temperatures change, for each head with classes."""
     lines = []
     for name in final.confusion:
-        if fitted := temperature.choose_for_head(final.confusion, name):
+        if fitted := calibration.read_temperature(final.confusion, name):
             of_head = f" of {name}" if name else ""
             lines.append(
                 f"temperature: probabilities{of_head} are those of outputs / {fitted.value:.3g}"
@@ -153,7 +153,7 @@ def describe_calibration(final: FinalWeights) -> list[str]:
 def record_thresholds(run: Run, final: FinalWeights) -> None:
     """Record from which probabilities the model predicts classes, for each head whose metric thresholds change."""
     for head in run.dataset.heads.values():
-        if text := thresholds.describe(final.confusion, _calibrate(head, final), final.metric):
+        if text := calibration.describe_thresholds(final.confusion, _calibrate(head, final), final.metric):
             run.events.add("thresholds", f"{head.name}: {text}" if head.name else text, run.counters.step)
 
 

@@ -119,51 +119,46 @@ def _describe_process(folder: Path, job: Job) -> dict[str, Any]:
 
 def _find_difference(leader: Mapping[str, Any], follower: Mapping[str, Any], rank: int) -> dict[str, Any] | None:
     """Exit code and parts of the error about how this process differs from the leader; None if it does not."""
+
+    def describe(kind: type[DrivetrainError], *parts: str) -> dict[str, Any]:
+        return {"exit_code": kind.exit_code, "parts": parts}
+
     this_process = f"rank {rank} on node {follower['node']}"
     if keys := list(_list_spec_differences(leader["spec"], follower["spec"])):
-        listed = "; ".join(keys[:MAX_LISTED_KEYS]) + (
-            f"; and {len(keys) - MAX_LISTED_KEYS} more" if len(keys) > MAX_LISTED_KEYS else ""
+        more = f"; and {len(keys) - MAX_LISTED_KEYS} more" if len(keys) > MAX_LISTED_KEYS else ""
+        listed = "; ".join(keys[:MAX_LISTED_KEYS]) + more
+        return describe(
+            SpecError,
+            f"{this_process} has another job than the leader on node {leader['node']}: {listed}",
+            "one job file for all nodes, with the same --set",
+            "copy the leader's job file to that node",
         )
-        return {
-            "exit_code": SpecError.exit_code,
-            "parts": [
-                f"{this_process} has another job than the leader on node {leader['node']}: {listed}",
-                "one job file for all nodes, with the same --set",
-                "copy the leader's job file to that node",
-            ],
-        }
     code, leader_code = follower["code"], leader.get("code", {})
     names = code.keys() | leader_code.keys()
     if other_files := sorted(name for name in names if code.get(name) != leader_code.get(name)):
-        return {
-            "exit_code": SpecError.exit_code,
-            "parts": [
-                f"{this_process} has another {', '.join(other_files[:MAX_LISTED_KEYS])} than the leader on node {leader['node']}",
-                "the same code of the job on all nodes",
-                "copy the leader's files to that node, then start all nodes again",
-            ],
-        }
+        return describe(
+            SpecError,
+            f"{this_process} has another {', '.join(other_files[:MAX_LISTED_KEYS])} than the leader on node {leader['node']}",
+            "the same code of the job on all nodes",
+            "copy the leader's files to that node, then start all nodes again",
+        )
     if follower["processes"] != leader["processes"]:
-        return {
-            "exit_code": SpecError.exit_code,
-            "parts": [
-                f"{this_process} expects {follower['processes']} nodes in all, and the leader on node {leader['node']} "
-                f"{leader['processes']}",
-                "the same number of nodes and of processes on each of them",
-                "use nodes with as many GPUs, or set limits.gpus or limits.processes",
-            ],
-        }
+        return describe(
+            SpecError,
+            f"{this_process} expects {follower['processes']} nodes in all, and the leader on node {leader['node']} "
+            f"{leader['processes']}",
+            "the same number of nodes and of processes on each of them",
+            "use nodes with as many GPUs, or set limits.gpus or limits.processes",
+        )
     for key in ("drivetrain", "image", "torch", "GPU", "CPU"):
         leader_value, local_value = leader.get(key, "none"), follower.get(key, "none")
         if leader_value != local_value:
-            return {
-                "exit_code": DeviceError.exit_code,
-                "parts": [
-                    f"{key} on node {follower['node']} (rank {rank}) is {local_value}, and {leader_value} on node {leader['node']}, which leads",
-                    "the same software on the same kind of chip on all nodes: results round alike there",
-                    "start that node with the leader's image, or leave it out",
-                ],
-            }
+            return describe(
+                DeviceError,
+                f"{key} on node {follower['node']} (rank {rank}) is {local_value}, and {leader_value} on node {leader['node']}, which leads",
+                "the same software on the same kind of chip on all nodes: results round alike there",
+                "start that node with the leader's image, or leave it out",
+            )
     return None
 
 
@@ -190,18 +185,13 @@ def _wait_for_key(store: Store, key: str, missing: str, say: Callable[[str], Non
                 if store.check([key]):
                     return bytes(store.get(key))
             except RuntimeError as error:
-                raise _leader_lost_error(str(error)) from None
+                problem = f"the leader is gone: {str(error).splitlines()[0][:120]}"
+                raise PeerError(problem, "all processes of the run", "look at the leader's log") from None
             time.sleep(POLL_SECONDS)
     raise PeerError(
         f"{missing}, after {stores.START_TIMEOUT.total_seconds() / 60:.0f} minutes",
         "all processes of the run",
         "look at the log of that node, and run the same command again on all",
-    )
-
-
-def _leader_lost_error(reason: str) -> PeerError:
-    return PeerError(
-        f"the leader is gone: {reason.splitlines()[0][:120]}", "all processes of the run", "look at the leader's log"
     )
 
 

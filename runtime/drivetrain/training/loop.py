@@ -20,15 +20,14 @@ from torch import Tensor
 from drivetrain.data.dataset import Batch
 from drivetrain.system.fault_points import fault_point
 from drivetrain.training import epoch, solved_heads, trained_layers
+from drivetrain.training.epoch import roll_back
 from drivetrain.training.nonfinite import RollBack
 from drivetrain.training.profiling import Profiler
 from drivetrain.training.progress import Progress
-from drivetrain.training.rollback import roll_back
 from drivetrain.training.run import Run
 from drivetrain.training.saver import Saver
-from drivetrain.training.step_options import SeededPart, count_largest_part
+from drivetrain.training.step_options import SeededPart, StepResult, count_largest_part
 from drivetrain.training.step_records import StepRecords
-from drivetrain.training.step_result import StepResult
 
 
 def fit(run: Run, saver: Saver, progress: Progress, profiler: Profiler | None = None) -> str:
@@ -68,7 +67,10 @@ def train_epoch(run: Run, records: StepRecords) -> None:
     run.train_mode()
     with epoch.open_batches(run) as batches, records.complete_at_stop():
         with run.clock.phase("train"):
-            while epoch.has_next_step(run):
+            # All processes get the same answer.
+            while (
+                not run.reached_step_limit() and run.stop_reason is None and run.counters.batch < run.batches.per_epoch
+            ):
                 batch = epoch.fetch_batch(run, batches)
                 if run.is_divided:
                     # No process can miss a step, since the others need its part of the weights.
@@ -109,7 +111,11 @@ def train_step(run: Run, records: StepRecords, batch: Batch | None) -> StepResul
             with run.peers.catching():
                 result = update_weights(run, loss, parts)
                 records.add(result, learning_rate)
-        counters.count_step(samples)
+        counters.step, counters.batch, counters.samples = (
+            counters.step + 1,
+            counters.batch + 1,
+            counters.samples + samples,
+        )
     return result
 
 

@@ -1,16 +1,27 @@
-"""The optimizer of a run: torch's own, without weight decay on norms and biases."""
+"""The optimizer of a run, torch's own without weight decay on norms and biases, and its learning rates.
+
+The rate of every step comes from the schedule of the spec, or from a scheduler of a Python program. The schedules of the
+spec are pure functions of the step: they have no state to save or restore.
+"""
 
 from __future__ import annotations
 
+import copy
 import inspect
-from collections.abc import Mapping
-from functools import cache
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
-from drivetrain.job.train import Adam, Sgd
+from drivetrain.job.train import Adam, Constant, Cosine, Linear, OneCycle, Plateau, Sgd, StepDown, Train
+from drivetrain.training.time_target import Counters, find_scheduled_step
+from drivetrain.training.user_parts import UserParts, load_group_settings, read_group_settings
 
 FACTOR_KEY = "lr_factor"
 """Key of a parameter group: the factor of the learning rate."""
@@ -67,3 +78,201 @@ def _unhook(kind: Any) -> Any:
     # as importing torch, even in runs that compile nothing. An optimizer is never compiled here.
     methods = {name: inspect.unwrap(getattr(kind, name)) for name in ("step", "zero_grad", "add_param_group")}
     return type(kind.__name__, (kind,), methods | {"step": torch.no_grad()(methods["step"])})
+
+
+Spec = OneCycle | Cosine | Linear | StepDown | Plateau | Constant
+Schedule = Callable[[float], float]
+"""Step (0 for the first) -> factor on the learning rate."""
+
+ONE_CYCLE_START = 1 / 25
+ONE_CYCLE_END = 1e-4
+
+
+def build_schedule(spec: Spec, steps: int, steps_per_epoch: int, start_step: int = 0) -> Schedule:
+    """The factor on the learning rate as a function of the step.
+
+    Args:
+        spec: the schedule of the job.
+        steps: optimizer steps of the whole run.
+        steps_per_epoch: optimizer steps per epoch.
+        start_step: the step at which the schedule starts; not 0 if an extended run has started it again.
+    """
+    if start_step:
+        after_origin = build_schedule(spec, steps - start_step, steps_per_epoch)
+        return lambda step: after_origin(step - start_step)
+    match spec:
+        case OneCycle():
+            return lambda step: _one_cycle(step, steps, spec.warmup)
+        case Cosine():
+            return lambda step: _apply_warmup(
+                step, steps, spec.warmup, lambda x: spec.floor + (1 - spec.floor) * _decay(x)
+            )
+        case Linear():
+            return lambda step: _apply_warmup(step, steps, spec.warmup, lambda x: 1 - x)
+        case StepDown():
+            return lambda step: spec.factor ** (step // (steps_per_epoch * spec.epochs))
+        case Plateau() | Constant():
+            # The drops of a plateau schedule depend on metrics: `BestMetric.factor` is multiplied to the rate.
+            return lambda step: 1.0
+
+
+def _decay(share: float) -> float:
+    """Half a cosine, from 1 at 0 to 0 at 1."""
+    return (1 + math.cos(math.pi * share)) / 2
+
+
+def _apply_warmup(step: float, steps: int, warmup: float, after_warmup: Callable[[float], float]) -> float:
+    """A linear rise to 1, then `after_warmup` of the share of the remaining steps that is done."""
+    warmup_steps = warmup * steps
+    if step < warmup_steps:
+        return (step + 1) / (warmup_steps + 1)
+    return after_warmup((step - warmup_steps) / max(1.0, steps - warmup_steps))
+
+
+def _one_cycle(step: float, steps: int, warmup: float) -> float:
+    """Cosine from 1/25 up to the peak, then cosine down to 1/10,000 of it (Smith & Topin 2018)."""
+    warmup_steps = max(1.0, warmup * steps) if warmup else 0.0
+    if step < warmup_steps:
+        return 1 - (1 - ONE_CYCLE_START) * _decay(step / warmup_steps)
+    return ONE_CYCLE_END + (1 - ONE_CYCLE_END) * _decay((step - warmup_steps) / max(1.0, steps - 1 - warmup_steps))
+
+
+SCHEDULED_KEYS = ("lr", "momentum", "betas")
+"""Keys of a parameter group that schedulers of torch change."""
+
+
+class ScheduledRates:
+    """The rate of each group times a factor that is a function of the step.
+
+    Args:
+        optimizer: whose rates are set.
+        rate: that of the spec at the top of the schedule.
+        schedule: the factor by step.
+        total_steps: the length of the schedule.
+        is_stretched: whether the schedule ends with the run, whose length can change; others count steps.
+        keeps_rates: whether each group keeps its own rate as the base, since the optimizer is that of a program.
+        report: called once if the program sets rates, which are lost.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        rate: float,
+        schedule: Schedule,
+        total_steps: int,
+        *,
+        is_stretched: bool,
+        keeps_rates: bool,
+        report: Callable[[str], None],
+    ) -> None:
+        self.optimizer, self.rate, self.schedule, self.report = optimizer, rate, schedule, report
+        self.total_steps, self.is_stretched = total_steps, is_stretched
+        self.base_rates = [float(group["lr"]) for group in optimizer.param_groups] if keeps_rates else None
+        self.last_rates: list[float] | None = None
+        """The rates of the last step by group, if `keeps_rates`."""
+        self.has_warned = False
+
+    def set(self, counters: Counters, factor: float) -> float:
+        """Set rate * schedule * factor."""
+        scheduled_step: float = counters.step
+        if counters.length_changes and self.is_stretched:
+            scheduled_step = find_scheduled_step(counters.step, self.total_steps, counters.length_changes)
+        scheduled_factor = self.schedule(scheduled_step) * factor
+        rate = float(self.rate * scheduled_factor)
+        if self.base_rates is None:
+            set_rate(self.optimizer, rate)
+            return rate
+        current_rates = [group["lr"] for group in self.optimizer.param_groups]
+        if self.last_rates not in (None, current_rates) and not self.has_warned:
+            self.has_warned = True
+            self.report(
+                'sets the learning rates in every step, so those that on_step sets are lost; schedule="constant" keeps them'
+            )
+        self.last_rates = [base * scheduled_factor for base in self.base_rates]
+        for group, group_rate in zip(self.optimizer.param_groups, self.last_rates, strict=True):
+            group["lr"] = group_rate
+        return rate
+
+    def restart(self, counters: Counters) -> None:
+        """Forget the rates of the last step; the next ones depend on the step alone."""
+        self.last_rates = None
+
+
+class ProgramRates:
+    """The rates of a program's optimizer, which its callbacks may set; no schedule changes them."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+
+    def set(self, counters: Counters, factor: float) -> float:
+        """Set nothing."""
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    def restart(self, counters: Counters) -> None:
+        """Do nothing, since a checkpoint holds the rates."""
+
+
+class SchedulerRates:
+    """The rates that a scheduler of torch sets. After a resume or a rollback, its steps are repeated from the first.
+
+    Args:
+        optimizer: whose rates are set.
+        scheduler: of this optimizer.
+        every: `step` or `epoch`: when the scheduler steps.
+    """
+
+    def __init__(self, optimizer: Optimizer, scheduler: LRScheduler, every: str) -> None:
+        self.optimizer, self.scheduler, self.every = optimizer, scheduler, every
+        self.initial_state = copy.deepcopy(scheduler.state_dict())
+        settings = read_group_settings(optimizer)
+        self.initial_groups = [{key: group[key] for key in SCHEDULED_KEYS if key in group} for group in settings]
+        self.scheduler_steps = 0
+
+    def set(self, counters: Counters, factor: float) -> float:
+        """Step the scheduler up to the present step or epoch."""
+        due_steps = counters.step if self.every == "step" else counters.epoch
+        with warnings.catch_warnings():
+            # torch warns if the scheduler steps before the optimizer, as it does after a resume.
+            warnings.simplefilter("ignore")
+            while self.scheduler_steps < due_steps:
+                self.scheduler.step()
+                self.scheduler_steps += 1
+        return float(self.optimizer.param_groups[0]["lr"])
+
+    def restart(self, counters: Counters) -> None:
+        """Start the scheduler again, up to the present step or epoch."""
+        load_group_settings(self.optimizer, self.initial_groups)
+        self.scheduler.load_state_dict(copy.deepcopy(self.initial_state))
+        self.scheduler_steps = 0
+        self.set(counters, 1.0)
+
+
+LearningRates = ScheduledRates | ProgramRates | SchedulerRates
+"""Sets the rates of an optimizer's parameter groups."""
+
+
+def build_rates(
+    train: Train,
+    optimizer: Optimizer,
+    user_parts: UserParts,
+    steps_per_epoch: int,
+    start_step: int,
+    report: Callable[[str, str], None],
+) -> LearningRates:
+    """The object that sets the rates, by the program's scheduler or the spec's schedule; `report` records an event."""
+    if user_parts.schedule:
+        return SchedulerRates(optimizer, user_parts.schedule.build(optimizer), user_parts.schedule.every)
+    if user_parts.optimizer and train.schedule == Constant(name="constant"):
+        return ProgramRates(optimizer)
+    total_steps = min(steps_per_epoch * train.epochs, train.steps or steps_per_epoch * train.epochs)
+    schedule = build_schedule(train.schedule, total_steps, steps_per_epoch, start_step)
+    keeps_rates, report_lost_rates = user_parts.optimizer is not None, partial(report, "schedule")
+    return ScheduledRates(
+        optimizer,
+        train.optimizer.lr,
+        schedule,
+        total_steps,
+        is_stretched=isinstance(train.schedule, OneCycle | Cosine | Linear),
+        keeps_rates=keeps_rates,
+        report=report_lost_rates,
+    )

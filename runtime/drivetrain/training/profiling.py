@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from drivetrain.data.loader.batches import fetch_in_order
+from drivetrain.distributed.heartbeat import Heartbeat
+from drivetrain.distributed.store import find_node_name
 from drivetrain.errors import DrivetrainError
 from drivetrain.models.flop_counter import count_flops
 from drivetrain.system.files import write_json
 from drivetrain.system.run_files import OPERATORS_FILE
+from drivetrain.tracking import rank_record
+from drivetrain.tracking.monitor import Sample
+from drivetrain.tracking.rank_record import RankRecord
 from drivetrain.training.run import Run
 
 TRACE_FILE = "trace.json.gz"
@@ -33,34 +36,28 @@ class Profiler:
     """Counts steps, and profiles some of them.
 
     Args:
-        folder: gets the files.
-        device: the type of the device that computes, cpu or cuda.
-        steps_left: steps until the run ends.
-        report: takes a line about the result.
+        run: whose folder gets the files.
     """
 
-    def __init__(self, folder: Path, device: str, steps_left: int, report: Callable[[str], None]) -> None:
-        self.folder, self.device, self.report = folder, device, report
+    def __init__(self, run: Run) -> None:
+        self.run, self.device = run, run.device.type
         self.steps_done, self.started = 0, 0.0
         self.profile: Any = None
         # A short run is profiled from its second step on.
-        self.warmup_steps = min(WARMUP_STEPS, max(1, steps_left - PROFILED_STEPS))
+        self.warmup_steps = min(WARMUP_STEPS, max(1, run.total_steps - run.counters.step - PROFILED_STEPS))
 
     def step(self) -> None:
         """Call after every step."""
         self.steps_done += 1
         if self.steps_done == self.warmup_steps:
-            self._start()
+            from torch.profiler import ProfilerActivity, profile
+
+            kinds = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if self.device == "cuda" else [])
+            self.profile = profile(activities=kinds)
+            self.profile.start()
+            self.started = time.perf_counter()
         elif self.steps_done == self.warmup_steps + PROFILED_STEPS:
             self.close()
-
-    def _start(self) -> None:
-        from torch.profiler import ProfilerActivity, profile
-
-        kinds = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if self.device == "cuda" else [])
-        self.profile = profile(activities=kinds)
-        self.profile.start()
-        self.started = time.perf_counter()
 
     def close(self) -> None:
         """Stop profiling, if it is active, and write the results; a failure is only recorded as an event."""
@@ -71,12 +68,12 @@ class Profiler:
         profile.stop()
         steps = self.steps_done - self.warmup_steps
         try:
-            profile.export_chrome_trace(str(self.folder / TRACE_FILE))
-            write_json(self.folder / OPERATORS_FILE, _rank_operators(profile, steps, seconds, self.device))
+            profile.export_chrome_trace(str(self.run.folder / TRACE_FILE))
+            write_json(self.run.folder / OPERATORS_FILE, _rank_operators(profile, steps, seconds, self.device))
+            text = f"{steps} steps traced: {TRACE_FILE} opens in Perfetto (https://ui.perfetto.dev)"
         except (OSError, DrivetrainError) as error:
-            self.report(f"the trace is incomplete: {error}")
-            return
-        self.report(f"{steps} steps traced: {TRACE_FILE} opens in Perfetto (https://ui.perfetto.dev)")
+            text = f"the trace is incomplete: {error}"
+        self.run.events.add("trace", text, self.run.counters.step)
 
 
 def _rank_operators(profile: Any, steps: int, seconds: float, device: str) -> dict[str, object]:
@@ -177,9 +174,57 @@ class StepPhases:
         """The context of a part of a step, by its name."""
         if self.clock.open_phases[-1:] != ["train"]:
             return contextlib.nullcontext()
-        return self.clock.phase(self._choose_phase(name))
-
-    def _choose_phase(self, name: str) -> str:
-        """The phase to count; the first forward pass counts as compilation."""
+        # The first forward pass counts as compilation.
         first, self.compiles_next = self.compiles_next and name == "forward", self.compiles_next and name != "forward"
-        return "compile" if first else name
+        return self.clock.phase("compile" if first else name)
+
+
+class RankSampler:
+    """The measurements of one process, from now on; rank 0 keeps those of all.
+
+    They travel once a second with the signs of life, so no step waits for them.
+
+    Args:
+        run: of this process.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.memory_bytes = self.peak_bytes = 0
+        # Each thread has a number of its own, and signs of life come from another one than the training.
+        self.threads = torch.get_num_threads()
+        self.heartbeat: Heartbeat | None = run.ranks.heartbeat
+        if self.heartbeat:
+            self.heartbeat.phase = lambda: run.clock.current_phase
+            self.heartbeat.record = lambda: rank_record.record_to_text(self.measure())
+
+    def measure(self) -> RankRecord:
+        """The record of this process: its samples, seconds and memory so far."""
+        run, phase_seconds = self.run, self.run.clock.phases
+        waited = self.heartbeat.waited if self.heartbeat else {}
+        waiting_for_others = sum(waited.get(name, 0.0) for name in STEP_PHASES)
+        gpu = run.device.type == "cuda"
+        return RankRecord(
+            rank=run.ranks.number,
+            node=find_node_name(),
+            chip=torch.cuda.get_device_name(run.device) if gpu else run.hardware.cpu.model,
+            threads=self.threads,
+            samples=run.local_samples,
+            computing=round(
+                max(0.0, sum(phase_seconds.get(name, 0.0) for name in STEP_PHASES) - waiting_for_others), 3
+            ),
+            data=round(phase_seconds.get("input", 0.0), 3),
+            others=round(waiting_for_others, 3),
+            memory=self.memory_bytes,
+            peak_memory=self.peak_bytes,
+            gpu_memory=torch.cuda.max_memory_allocated(run.device) if gpu else 0,
+        )
+
+    def take_sample(self, sample: Sample) -> None:
+        """Take the memory from a sample of the monitor; in rank 0, write the records of all processes."""
+        self.memory_bytes = int(sample["rss"] or 0)
+        self.peak_bytes = max(self.peak_bytes, self.memory_bytes)
+        if self.heartbeat and self.run.ranks.is_rank0:
+            other_records = map(rank_record.record_from_text, dict(self.heartbeat.records).values())
+            records = [self.measure(), *(record for record in other_records if record)]
+            rank_record.write_records(self.run.folder, sorted(records, key=lambda record: record.rank))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -19,9 +19,7 @@ from drivetrain.tracking.live.dashboard import format_time_left
 from drivetrain.tracking.live.live_view import LINE_SECONDS, LiveView
 from drivetrain.tracking.live.time_left import TimeLeft
 from drivetrain.training.forecast import Forecast, describe_forecast, make_forecast
-
-if TYPE_CHECKING:
-    from drivetrain.training.run import Run
+from drivetrain.training.run import Run
 
 MAX_COLUMNS_SHOWN = 4
 """Largest number of columns of numbers each of which has its metrics in the line of an epoch."""
@@ -36,12 +34,11 @@ class Progress:
 
     Args:
         total: steps of the run.
-        done: steps of earlier attempts.
         forecast: of its end, if one was made before.
     """
 
-    def __init__(self, total: int, done: int, forecast: Forecast | None = None) -> None:
-        self.total_steps, self.steps_before, self.forecast = total, done, forecast or {}
+    def __init__(self, total: int, forecast: Forecast | None = None) -> None:
+        self.total_steps, self.forecast = total, forecast or {}
         self.line_printed_at = -float("inf")
         self.epoch_logged_at = -float("inf")
         """When the line of an epoch was last printed, in seconds of `time.monotonic`."""
@@ -56,7 +53,8 @@ class Progress:
         """Report step number `step`."""
         now = time.monotonic()
         if self.estimate is None:
-            self.estimate = self._start_estimate(run)
+            self.estimate = TimeLeft(self.total_steps, run.batches.per_epoch, self._write_length(run))
+            self.live_view = LiveView(run.folder) if is_live_terminal() else None
             self.is_decoding = bool(run.plan.value("decode_cache")) and not run.counters.epoch
         if self.is_decoding and run.counters.epoch:
             # What decoding has cost says nothing about the epochs that read decoded images.
@@ -90,13 +88,6 @@ class Progress:
         if self.estimate:
             self.estimate.total = run.total_steps
             self._write_length(run)
-
-    def _start_estimate(self, run: Run) -> TimeLeft:
-        """Start the live view, and what estimates the time left."""
-        evaluation = self._write_length(run)
-        if is_live_terminal():
-            self.live_view = LiveView(run.folder)
-        return TimeLeft(self.total_steps, run.batches.per_epoch, evaluation)
 
     def _write_length(self, run: Run) -> float:
         """Write what `watch` needs to the run folder; returns the assumed cost of an evaluation in steps."""
@@ -156,12 +147,15 @@ def measure_since_last_call(run: Run) -> Callable[[], dict[str, Any]]:
     def since() -> dict[str, Any]:
         now, samples, waited = time.monotonic(), run.counters.samples, run.clock.phases.get("input", 0.0)
         span = max(1e-9, now - before[0])
-        values = {
+        values: dict[str, Any] = {
             "step": run.counters.step,
             "samples_per_second": round((samples - before[1]) / span, 2),
             "input_wait": round(min(1.0, (waited - before[2]) / span), 4),
-            **_measure_gpu_memory(run.device),
         }
+        if run.device.type == "cuda":
+            # Bytes of this process's tensors, and those that its allocator has reserved.
+            values["gpu_allocated"] = torch.cuda.memory_allocated(run.device)
+            values["gpu_reserved"] = torch.cuda.memory_reserved(run.device)
         if fetched:
             counts = fetched.to_json()
             values |= {f"shard_{key}": round(value - previous.get(key, 0), 3) for key, value in counts.items()}
@@ -170,10 +164,3 @@ def measure_since_last_call(run: Run) -> Callable[[], dict[str, Any]]:
         return values
 
     return since
-
-
-def _measure_gpu_memory(device: torch.device) -> dict[str, int]:
-    """Bytes of this process's tensors on its GPU, and bytes that its allocator has reserved."""
-    if device.type != "cuda":
-        return {}
-    return {"gpu_allocated": torch.cuda.memory_allocated(device), "gpu_reserved": torch.cuda.memory_reserved(device)}

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from drivetrain.data import fingerprint
 from drivetrain.data.custom import code_files
@@ -38,9 +38,6 @@ from drivetrain.system.run_files import DATA_FILE, PREPROCESSING_FILE, RunFiles
 from drivetrain.training.checkpoints import checkpoint
 from drivetrain.training.run import Run
 from drivetrain.training.start_checks import first_difference
-
-if TYPE_CHECKING:
-    from drivetrain.training.run import Run
 
 COPIED_KEYS = ("model.arguments.", "train.loss.arguments.")
 """Keys of files that are copied with the user's code if they are small."""
@@ -193,11 +190,6 @@ def _write_records(run: Run, say: Callable[[str], None]) -> None:
         say(f"data: {count:,} files fingerprinted in {seconds:.1f} s")
 
 
-def list_changes_since(job: Job, record: Mapping[str, Any]) -> list[str]:
-    """How the files of this machine differ from those in a record, perhaps of another machine."""
-    return _list_changed(record["files"], _find_paths(job))[:MAX_LISTED_CHANGES]
-
-
 def _changed_data_error(folder: Path, changed: str, new: str) -> CheckpointError:
     return CheckpointError(
         f"{describe_unfinished(folder)}, and its data has changed since it started: {changed}",
@@ -242,7 +234,7 @@ def _list_other_changes(record: Mapping[str, Any], recorded: InputRecord, datase
         for name in sorted({*before, *now})
         if before.get(name) != now.get(name)
     ]
-    computed = _as_json(dataset.preprocessing)
+    computed = json.loads(json.dumps(dataset.preprocessing))
     # What only an older version stored, such as axes that it doubted, says nothing about the data.
     differences += [
         f"{name} of the preprocessing"
@@ -254,13 +246,6 @@ def _list_other_changes(record: Mapping[str, Any], recorded: InputRecord, datase
         for name in {*recorded.heads, *dataset.heads}
         if recorded.heads.get(name) != dataset.heads.get(name)
     ]
-
-
-def _as_json(value: object) -> Any:
-    """A value as JSON gives it back: tuples as lists."""
-    if isinstance(value, Mapping):
-        return {str(key): _as_json(item) for key, item in value.items()}
-    return [_as_json(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _find_paths(job: Job) -> dict[str, Path]:
@@ -325,15 +310,15 @@ def check_shards(before: Mapping[str, Mapping[str, str]], now: Mapping[str, Mapp
             for name in recorded
             if present.get(name, recorded[name]) != recorded[name]
         ]
-    if differences:
-        remainder = (
-            f" and {len(differences) - MAX_LISTED_CHANGES:,} more" if len(differences) > MAX_LISTED_CHANGES else ""
-        )
-        raise DataError(
-            f"the streamed data has changed since the run started: {'; '.join(differences[:MAX_LISTED_CHANGES])}{remainder}",
+
+    def refuse(changed: str) -> DataError:
+        return DataError(
+            f"the streamed data has changed since the run started: {changed}",
             "shards with the size and the time, or ETag, that they had",
             "restore them, or start a new run with --new",
         )
+
+    _refuse_changes(differences, refuse)
 
 
 def check_data_of_nodes(run: Run) -> None:
@@ -357,7 +342,7 @@ def check_data_of_nodes(run: Run) -> None:
 
 def _list_node_differences(run: Run, record: Mapping[str, Any]) -> list[str]:
     """How the data of this machine differs from the leader's; shards may have other times, but not other rows."""
-    differences = list_changes_since(run.job, record)
+    differences = _list_changed(record["files"], _find_paths(run.job))[:MAX_LISTED_CHANGES]
     if run.readable.shards:
         local_shards, leaders = run.readable.content(), record["arrays"]
         differences += [

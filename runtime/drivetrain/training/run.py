@@ -44,18 +44,17 @@ from drivetrain.training import losses, optimizer, start_checks, time_target, to
 from drivetrain.training.best_metric import BestMetric, choose_metric
 from drivetrain.training.captured_step import CapturedStep, CudaGraphs
 from drivetrain.training.checkpoints import resume
-from drivetrain.training.counters import Counters
-from drivetrain.training.ema import Ema
-from drivetrain.training.learning_rates import LearningRates, build_rates
 from drivetrain.training.losses import Objective
 from drivetrain.training.nonfinite import NonfiniteGuard
+from drivetrain.training.optimizer import LearningRates, build_rates
 from drivetrain.training.peers import Peers
 from drivetrain.training.phase_timer import PhaseTimer
 from drivetrain.training.solvable_heads import HeadTraining, SolvableHead
 from drivetrain.training.step import Step
 from drivetrain.training.step_options import SeededPart, build_options
-from drivetrain.training.time_target import TimeTarget
+from drivetrain.training.time_target import Counters, TimeTarget
 from drivetrain.training.user_parts import TrainingInfo, UserParts
+from drivetrain.training.weight_update import Ema
 
 
 @dataclass(kw_only=True)
@@ -298,18 +297,14 @@ def assemble(
         time_target=time_target.read_target(folder) if job.train.within else None,
     )
     _apply_plan(plan, run)
-    _finish_assembly(run)
+    # Now that the plan has chosen the micro-batch size.
+    free_bytes = hardware.memory.available
+    heads = HeadTraining(job, network, run.readable, run.step, user_parts, ranks.count, free_bytes)
+    run.solvable_heads, run.unsolved_reason = heads.find_heads()
+    start_checks.refuse_single_samples(job, run.step, batch_parts.count)
     sizes = {"processes": ranks.count, "parts": batch_parts.count, "threads": torch.get_num_threads()}
     run.identity = identity | {name: str(size) for name, size in sizes.items()}
     return run
-
-
-def _finish_assembly(run: Run) -> None:
-    """Find the heads to solve, and refuse what cannot train, now that the plan has chosen the micro-batch size."""
-    free_bytes = run.hardware.memory.available
-    solvable = HeadTraining(run.job, run.network, run.readable, run.step, run.user_parts, run.ranks.count, free_bytes)
-    run.solvable_heads, run.unsolved_reason = solvable.find_heads()
-    start_checks.refuse_single_samples(run.job, run.step, run.batch_parts.count)
 
 
 def _join_processes(job: Job, hardware: Hardware, report: Callable[[str, str], None]) -> tuple[torch.device, Ranks]:

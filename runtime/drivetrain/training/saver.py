@@ -97,7 +97,9 @@ class Saver:
             self.wait()
             snapshot = self._take_step_snapshot()
             if self.kind == "seconds" and self._has_memory_for_copy(snapshot):
-                self._write_in_background(_copy_to_cpu(snapshot))
+                copied = (_copy_to_cpu(snapshot),)
+                self.background_save = threading.Thread(target=self._try_to_write, args=copied, name="checkpoint")
+                self.background_save.start()
             else:
                 self._try_to_write(snapshot)
             self.save_seconds, self.saved_at = time.monotonic() - start, time.monotonic()
@@ -183,10 +185,6 @@ class Saver:
         if container_bytes is not None:
             free_bytes = min(free_bytes, container_bytes)
         return copy_bytes * COPY_FACTOR < free_bytes
-
-    def _write_in_background(self, snapshot: PendingCheckpoint) -> None:
-        self.background_save = threading.Thread(target=self._try_to_write, args=(snapshot,), name="checkpoint")
-        self.background_save.start()
 
     def wait(self) -> None:
         """Wait until the save in the background is done."""
@@ -324,7 +322,7 @@ class SaverTogether(Saver):
     def _write_folder(self, snapshot: PendingCheckpoint) -> Path:
         run, whole_tensors = self.run, self.run.model.state_dict()
         tensors = {group: _shard_like(parts, whole_tensors) for group, parts in snapshot.tensors.items()}
-        return rank_checkpoints.save_together(run.ranks, run.checkpoints, snapshot.name, tensors, snapshot.state)
+        return rank_checkpoints.save_together(run, snapshot.name, tensors, snapshot.state)
 
 
 def _shard_like(parts: Mapping[str, Tensor], whole_tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -23,18 +23,19 @@ from drivetrain.system import torch_errors
 from drivetrain.system.fault_points import fault_point
 from drivetrain.training import weight_update
 from drivetrain.training.compiled_forward import CompiledForward
-from drivetrain.training.grad_scaler import Scaler
 from drivetrain.training.losses import Objective
+from drivetrain.training.nonfinite import Scaler
 from drivetrain.training.peers import ComputeAgain
 from drivetrain.training.step_options import (
     SeededPart,
     SeedOrParts,
     StepOptions,
+    StepResult,
     StepState,
     count_largest_part,
     list_parts,
+    stack_loss_and_norm,
 )
-from drivetrain.training.step_result import StepResult, stack_loss_and_norm
 from drivetrain.training.weight_update import StepUpdate
 
 MAX_EXACT_FLOAT32 = 1 << 24

@@ -15,7 +15,7 @@ from drivetrain.data.dataset import Batch, Inputs
 from drivetrain.errors import SpecError
 from drivetrain.models.buffers import Buffers
 from drivetrain.system import torch_errors, torch_settings
-from drivetrain.training.grad_scaler import Scaler
+from drivetrain.training.nonfinite import Scaler
 from drivetrain.training.peers import ComputeAgain, out_of_memory_error
 from drivetrain.training.step_options import SeededPart, StepOptions, StepState, count_largest_part
 
@@ -66,9 +66,8 @@ class StepForward:
 
     def outputs(self, inputs: Inputs) -> Tensor | Mapping[str, Tensor]:
         """The network's outputs, with this step's precision and memory format."""
-        with self.options.phase("forward"), self.cast():
-            outputs: Tensor | Mapping[str, Tensor] = self._choose_forward(inputs)(*self.lay_out(inputs))
-        return outputs
+        with self.cast():
+            return self.outputs_in_fp32(inputs)
 
     def outputs_in_fp32(self, inputs: Inputs) -> Tensor | Mapping[str, Tensor]:
         """The network's outputs without autocast, as an evaluation of the stored model computes them."""

@@ -1,8 +1,12 @@
-"""The options of a training step, fixed while a run is assembled, and the little that changes while it trains."""
+"""The options of a training step, fixed while a run is assembled, the little that changes while it trains, and its result.
+
+The result is read from the GPU in one transfer, at the latest possible moment.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -10,22 +14,89 @@ from functools import partial
 from typing import Any, Protocol
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from drivetrain.data.dataset import Batch
 from drivetrain.distributed.gradient_exchange import GradientExchange
 from drivetrain.distributed.ranks import ALONE
+from drivetrain.system import torch_errors
 from drivetrain.system.console import say
 from drivetrain.system.signals import Signals
 from drivetrain.training.compiled_forward import CompiledForward
-from drivetrain.training.grad_scaler import Scaler
+from drivetrain.training.nonfinite import Scaler
 from drivetrain.training.peers import Peers
-from drivetrain.training.step_result import StepResult
 
 
-def time_no_phase(phase: str) -> AbstractContextManager[None]:
-    """A context that measures nothing."""
-    return contextlib.nullcontext()
+class StepResult:
+    """The result of a step. Its numbers stay on the device until one of them is looked at.
+
+    Args:
+        values: loss and gradient norm, a tensor of shape (2,) on the device.
+        finite: whether both are finite, a boolean tensor of shape () on the device.
+        on_device: whether the device itself has skipped the update of weights, buffers and scale unless `finite`.
+        on_read: called once with `finite`, when the host has read it.
+    """
+
+    def __init__(self, values: Tensor, finite: Tensor, on_device: bool, on_read: Callable[[bool], None]) -> None:
+        self.device_finite = finite
+        """Whether loss and norm are finite: a boolean tensor of shape () on the device."""
+        self.on_device = on_device
+        self._on_read: Callable[[bool], None] | None = on_read
+        self._values = _copy_without_waiting(values) if on_device else values
+        self._computed = torch.cuda.Event() if on_device and values.is_cuda else None  # type: ignore[no-untyped-call]
+        if self._computed:
+            self._computed.record()
+        self._numbers: tuple[float, float] | None = None
+
+    def read(self) -> tuple[float, float]:
+        """Loss and gradient norm; the first call waits until the device has computed them."""
+        if self._numbers is None:
+            if self._computed:
+                self._computed.synchronize()
+            loss, norm = self._values.tolist()
+            self._numbers = loss, norm
+            on_read, self._on_read = self._on_read, None
+            if on_read:
+                on_read(self.finite)
+        return self._numbers
+
+    @property
+    def loss(self) -> float:
+        """The loss of the batch before the update."""
+        return self.read()[0]
+
+    @property
+    def grad_norm(self) -> float:
+        """The norm of all gradients before clipping."""
+        return self.read()[1]
+
+    @property
+    def finite(self) -> bool:
+        """False if loss or gradient norm were not finite; the weights are then unchanged."""
+        return all(map(math.isfinite, self.read()))
+
+
+def _copy_without_waiting(values: Tensor) -> Tensor:
+    """A copy on the host that is made later; where no memory can be pinned (WSL#8447), one that waits for the GPU."""
+    try:
+        return values.to("cpu", non_blocking=True)
+    except RuntimeError as error:
+        if not torch_errors.is_out_of_memory(error):
+            raise
+        return values.to("cpu")
+
+
+def build_result(loss: Tensor, norm: Tensor, on_device: bool, on_read: Callable[[bool], None]) -> StepResult:
+    """The result of a step from its loss and gradient norm, scalars on the device."""
+    values, finite = stack_loss_and_norm(loss, norm)
+    return StepResult(values, finite, on_device, on_read)
+
+
+def stack_loss_and_norm(loss: Tensor, norm: Tensor) -> tuple[Tensor, Tensor]:
+    """Loss and gradient norm, shape (2,) float64, and whether both are finite, shape ()."""
+    values = torch.stack([loss.double(), norm.double()])
+    # x - x is 0 for a finite number, else NaN: three kernels, where torch.isfinite launches five.
+    return values, (values - values).sum() == 0
 
 
 @dataclass(frozen=True)
@@ -96,7 +167,7 @@ class StepOptions:
     """Whether the weights are sharded; all processes must then compute the same number of forward passes."""
     interruptible: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
     """A context in which a signal may interrupt the step: a compilation takes longer than a user would wait."""
-    phase: Callable[[str], AbstractContextManager[None]] = time_no_phase
+    phase: Callable[[str], AbstractContextManager[None]] = lambda phase: contextlib.nullcontext()
     """The context that measures the time of `forward` or `optimizer`, by that name."""
     report_memory: Callable[[str], None] = say
     """Prints or records that memory ran out, and how the training goes on."""

@@ -21,7 +21,7 @@ from drivetrain.training.profiling import Profiler
 from drivetrain.training.progress import Progress
 from drivetrain.training.run import Run
 from drivetrain.training.saver import Saver
-from drivetrain.training.step_result import StepResult
+from drivetrain.training.step_options import StepResult
 
 MAX_STEPS_LATE = 3
 """Steps that may be queued after one whose result is not read yet; a GPU holds the batches of all of them."""

@@ -1,4 +1,5 @@
-"""Keeps a run with `train.within` in its time: its length follows from the speed so far, after an epoch or within a long one.
+"""The position of a run, and its time: keeps a run with `train.within` in its time, whose length follows from the speed so far,
+after an epoch or within a long one.
 
 The schedule is stretched or shortened with it, so that it ends with the run. The changes are part of a checkpoint.
 """
@@ -6,13 +7,41 @@ The schedule is stretched or shortened with it, so that it ends with the run. Th
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from drivetrain.system.run_files import RUN_LENGTH_FILE, RunFiles
 from drivetrain.system.run_records import read_mapping, read_number
 from drivetrain.tracking.live.time_left import format_clock_time
-from drivetrain.training.counters import Counters
+
+
+@dataclass
+class Counters:
+    """The position of the run."""
+
+    epoch: int = 0
+    """The current epoch, from 0."""
+    batch: int = 0
+    """Batches of this epoch that are done."""
+    step: int = 0
+    """Optimizer steps that are done."""
+    samples: int = 0
+    """Samples processed."""
+    solved: bool = False
+    """Whether the heads were solved in place of the first epochs."""
+    seconds: float = 0.0
+    """Training time of earlier attempts."""
+    length_changes: list[tuple[int, int]] = field(default_factory=list)
+    """Of `train.within`: steps, and the total number of steps from there on."""
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Take the values of a checkpoint; this object stays the one that the step and the batches report with."""
+        restored = Counters(**saved)
+        restored.length_changes = [(step, total) for step, total in restored.length_changes]
+        vars(self).update(vars(restored))
+
 
 EARLY, LATE = 0.91, 0.99
 """The length changes if the run would end before or after these shares of its time."""

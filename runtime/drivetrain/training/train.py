@@ -1,18 +1,30 @@
-"""Trains an assembled run from its first step or last checkpoint to its end, with all of its records."""
+"""Trains an assembled run from its first step or last checkpoint to its end, with all of its records.
+
+TensorBoard gets an overview of the run before its first step.
+"""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
+import torch
+from PIL import Image
+from torch import Tensor
+
+from drivetrain.data.dataset import Batch
+from drivetrain.data.loader.batches import fetch
 from drivetrain.errors import NumericsError, Stopped, UserCodeError
 from drivetrain.job.values import parse_duration
 from drivetrain.models import operations
+from drivetrain.plan.plan import Plan, format_value
 from drivetrain.system.console import say
 from drivetrain.system.files import write_json
 from drivetrain.system.run_files import RESULT_FILE
 from drivetrain.system.signals import raise_stopped
 from drivetrain.tracking.metrics_log import MetricsLog
 from drivetrain.tracking.monitor import Monitor
+from drivetrain.tracking.tensorboard import PngImage, Value
 from drivetrain.training import (
     effective_settings,
     final_model,
@@ -21,16 +33,14 @@ from drivetrain.training import (
     profiling,
     recorded_inputs,
     solved_heads,
-    tensorboard_overview,
     trained_layers,
 )
 from drivetrain.training.checkpoints import rank_checkpoints, resume, run_state
 from drivetrain.training.evaluation import worst_mistakes
 from drivetrain.training.final_model import FinalWeights, save_model
 from drivetrain.training.nonfinite import NotFinite
-from drivetrain.training.profiling import Profiler
+from drivetrain.training.profiling import Profiler, RankSampler
 from drivetrain.training.progress import Progress, measure_since_last_call
-from drivetrain.training.rank_sampler import RankSampler
 from drivetrain.training.run import Run
 from drivetrain.training.saver import NonSavingRank, Saver, SaverTogether
 
@@ -50,8 +60,8 @@ def train(run: Run, *, trace: bool = False) -> str:
             run.metrics.close()
         raise
     assert run.metrics is not None
-    progress = Progress(run.total_steps, run.counters.step, forecast.read_forecast(folder, run.total_steps))
-    profiler = _build_profiler(run) if trace and run.ranks.is_rank0 else None
+    progress = Progress(run.total_steps, forecast.read_forecast(folder, run.total_steps))
+    profiler = Profiler(run) if trace and run.ranks.is_rank0 else None
     with _build_monitor(run, run.metrics) as monitor:
         try:
             reason = _train_and_disconnect(run, saver, progress, profiler)
@@ -91,13 +101,6 @@ def _write_model(run: Run, saver: Saver) -> tuple[FinalWeights, dict[str, Any]]:
         raise _save_after_stop(run, saver, stop) from None
 
 
-def _build_profiler(run: Run) -> Profiler:
-    def report(text: str) -> None:
-        run.events.add("trace", text, run.counters.step)
-
-    return Profiler(run.folder, run.device.type, run.total_steps - run.counters.step, report)
-
-
 def _build_monitor(run: Run, metrics: MetricsLog) -> Monitor:
     return Monitor(
         run.folder,
@@ -134,7 +137,7 @@ def _train_and_disconnect(run: Run, saver: Saver, progress: Progress, profiler: 
 
 def _prepare_run(run: Run) -> Saver:
     """Restore the last checkpoint, if there is one, and open the records; returns the saver."""
-    loaded, damaged = rank_checkpoints.load_latest(run.ranks, run.checkpoints, run.model)
+    loaded, damaged = rank_checkpoints.load_latest(run)
     for line in damaged:
         say(line)
     if run.ranks.is_rank0:
@@ -154,10 +157,11 @@ def _prepare_run(run: Run) -> Saver:
         report=lambda text: run.events.add("tensorboard", text, run.counters.step),
     )
     if run.ranks.is_rank0:
-        tensorboard_overview.show_overview(run)
+        show_overview(run)
     if run.ranks.heartbeat:
         run.ranks.heartbeat.status = lambda: f"step {run.counters.step + 1}, {run.clock.current_phase}"
-    saver = _choose_saver(run)
+    # All save together if the weights are divided, else only rank 0 does.
+    saver = SaverTogether(run) if run.is_divided else Saver(run) if run.ranks.is_rank0 else NonSavingRank(run)
     if not loaded:
         # A full or read-only disk is found now, not after an epoch; and there is always a checkpoint to roll back to.
         try:
@@ -187,13 +191,6 @@ def _warn_of_sizes(run: Run) -> None:
         )
 
 
-def _choose_saver(run: Run) -> Saver:
-    """The saver of this process: all save together if the weights are divided, else only rank 0 does."""
-    if run.is_divided:
-        return SaverTogether(run)
-    return Saver(run) if run.ranks.is_rank0 else NonSavingRank(run)
-
-
 def _save_after_stop(run: Run, saver: Saver, stop: Stopped) -> Stopped:
     """Save if a step was trained; returns the error, with where it was saved and how to resume."""
     action = "run the same command"
@@ -212,7 +209,7 @@ def _build_result(
     run: Run, best: FinalWeights, reason: str, peak_bytes: int, watching: dict[str, float]
 ) -> dict[str, object]:
     phase_seconds = run.clock.phases
-    seconds = run.counters.seconds + run.clock.seconds
+    seconds, stem = run.counters.seconds + run.clock.seconds, operations.count_stem_flop(run.network)
     training_seconds = max(1e-9, sum(phase_seconds.get(name, 0.0) for name in (*profiling.STEP_PHASES, "input")))
     return {
         "steps": run.counters.step,
@@ -240,11 +237,73 @@ def _build_result(
         "efficiency": profiling.measure_flops(run),
         "data": [*run.dataset.notes, *trained_layers.describe_unfreezing(run), *trained_layers.describe_rates(run)],
         "model": operations.describe_flop(run.network),
-        "facts": _collect_facts(run),
+        "facts": run.dataset.facts | ({"stem": stem} if stem else {}),  # which the report's advice reads
     }
 
 
-def _collect_facts(run: Run) -> dict[str, dict[str, object]]:
-    """Properties of data and network by key, which the report's advice reads."""
-    stem = operations.count_stem_flop(run.network)
-    return run.dataset.facts | ({"stem": stem} if stem else {})
+SHOWN_IMAGES = 16
+"""Images of the first batch that are shown."""
+
+
+def show_overview(run: Run) -> None:
+    """Show the plan, and for images the first batch. The run's random numbers are not affected."""
+    assert run.metrics is not None
+    entries: dict[str, Value] = {"plan": format_plan(run.plan)}
+    try:
+        entries |= _draw_first_batch(run)
+    except Exception as error:
+        # The training reports a sample that cannot be read; here only its picture is missing.
+        run.events.add("tensorboard", f"the first batch could not be drawn: {error}", run.counters.step)
+    run.metrics.board.put(run.counters.step, entries)
+
+
+def format_plan(plan: Plan) -> str:
+    """The decisions as a Markdown table."""
+    rows = [
+        (
+            row.name,
+            format_value(row.value),
+            row.source,
+            row.effect,
+            f"{row.reason}; {row.evidence}" if row.evidence else row.reason,
+        )
+        for row in plan.decisions
+    ]
+    lines = [("setting", "value", "source", "effect", "reason"), ("---",) * 5, *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def _draw_first_batch(run: Run) -> dict[str, Value]:
+    if run.counters.step or not run.job.task.startswith("image"):
+        return {}
+    data = run.readable
+    batch = next(iter(fetch(data.train, run.batches.order(0)[:1]))).to(run.device)
+    with torch.no_grad():
+        ready = Batch(batch.ids, data.prepare(batch.inputs, batch.ids, 0), batch.targets)
+        images = run.mix(ready).inputs[0][:SHOWN_IMAGES].float().cpu()
+    scale = run.dataset.preprocessing
+    return {"batch/as the network sees it": partial(tile, images, scale.get("mean"), scale.get("std"))}
+
+
+MIN_SIDE_PIXELS = 96
+"""Pixels; smaller images are enlarged to this side."""
+
+
+def tile(images: Tensor, mean: object = None, std: object = None) -> PngImage:
+    """Images (N, channels, height, width) in a grid of four columns, with the normalization undone."""
+    if mean and std:
+        images = images * torch.tensor(std).view(1, -1, 1, 1) + torch.tensor(mean).view(1, -1, 1, 1)
+    else:
+        images = (images - images.min()) / (images.max() - images.min()).clamp_min(1e-9)
+    top = 1.0 if images.max() <= 2 else 255.0
+    pixels = (images / top).clamp(0, 1).mul(255).to(torch.uint8)[:, :3]
+    pixels = pixels.expand(-1, 3, -1, -1) if pixels.shape[1] != 3 else pixels
+    side = max(MIN_SIDE_PIXELS, *pixels.shape[2:])
+    columns = min(4, len(pixels))
+    sheet = Image.new("RGB", (columns * (side + 4), -(-len(pixels) // columns) * (side + 4)), "white")
+    for number, one in enumerate(pixels):
+        tile = Image.fromarray(one.permute(1, 2, 0).contiguous().numpy())
+        tile.thumbnail((side, side))
+        tile = tile.resize((side, side), Image.Resampling.NEAREST) if max(tile.size) < side else tile
+        sheet.paste(tile, (number % columns * (side + 4) + 2, number // columns * (side + 4) + 2))
+    return PngImage.of(sheet)

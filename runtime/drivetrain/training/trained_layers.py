@@ -18,17 +18,16 @@ STAGE_DEPENDENT = ("feature_cache", "unpadding", "compile", "cuda_graphs", "step
 """Optimizations of the forward pass, which depend on what is frozen; in the order in which they are applied."""
 
 
-def enter_stage(run: Run) -> bool:
-    """Freeze and unfreeze as in the present epoch; returns whether that changed anything."""
+def enter_stage(run: Run) -> None:
+    """Freeze and unfreeze as in the present epoch."""
     unfreezing, epoch = run.network.unfreezing, run.counters.epoch
     if unfreezing.stage(epoch) == run.stage:
-        return False
+        return
     run.stage = unfreezing.stage(epoch)
     unfreezing.apply(run.model, epoch)
     if not run.network.freeze.train_mode:
         run.kept_in_eval_mode = list(find_frozen_parts(run.model))
     _reapply_optimizations(run)
-    return True
 
 
 def announce_stage(run: Run) -> None:
@@ -65,8 +64,11 @@ def _reapply_optimizations(run: Run) -> None:
 
 def describe(run: Run) -> list[str]:
     """The lines about trained parameters and learning rates, each beginning with its subject: `model: ...`."""
-    counts = _describe_counts(run)
-    is_whole = all(p.requires_grad for p in run.model.parameters()) and not _describe_later_epochs(run)
+    total, later = sum(p.numel() for p in run.model.parameters()), _describe_later_epochs(run)
+    counts = f"model: {_count_first_epoch(run):,} of {total:,} parameters are trainable" + (
+        f", {later}" if later else ""
+    )
+    is_whole = all(p.requires_grad for p in run.model.parameters()) and not later
     return [Detail(counts) if is_whole else counts, *describe_rates(run)]
 
 
@@ -81,12 +83,6 @@ def describe_unfreezing(run: Run) -> list[str]:
     """The line about gradual unfreezing; empty without `model.unfreeze`."""
     later = _describe_later_epochs(run)
     return [f"trained parameters: {_count_first_epoch(run):,} at first, {later}"] if later else []
-
-
-def _describe_counts(run: Run) -> str:
-    total = sum(p.numel() for p in run.model.parameters())
-    later = _describe_later_epochs(run)
-    return f"model: {_count_first_epoch(run):,} of {total:,} parameters are trainable" + (f", {later}" if later else "")
 
 
 def _count_first_epoch(run: Run) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -63,9 +63,7 @@ class UserMetrics:
         Raises:
             UserCodeError: if a metric raises, or gives no single number.
         """
-        return dict(self._list_values())
-
-    def _list_values(self) -> Iterator[tuple[str, float]]:
+        values: dict[str, float] = {}
         for name, metric in self.metrics.items():
             with _blame_user_code(name, "compute"):
                 value = metric.compute()
@@ -76,7 +74,8 @@ class UserMetrics:
                     "one number for each metric",
                     'average it, as with average="macro", or give each metric of a collection by its name',
                 )
-            yield f"validation/{name}", float(value)
+            values[f"validation/{name}"] = float(value)
+        return values
 
 
 def _blame_user_code(name: str, method: str) -> Any:
@@ -104,7 +103,13 @@ class UserOptimizer:
         if model is not self.model:
             pairs = zip(self.model.parameters(), model.parameters(), strict=True)
             optimizer = copy.deepcopy(optimizer, {id(old): new for old, new in pairs})
-        _move_state_to_parameters(optimizer)
+        # The program may have built the optimizer before the network moved to its device.
+        if any(
+            isinstance(value, Tensor) and value.ndim and value.device != parameter.device
+            for parameter, entry in optimizer.state.items()
+            for value in entry.values()
+        ):
+            optimizer.load_state_dict(optimizer.state_dict())
         return optimizer
 
 
@@ -128,16 +133,6 @@ class UserSchedule:
         if self.scheduling.optimizer is optimizer:
             return self.scheduling
         return copy.deepcopy(self.scheduling, {id(self.scheduling.optimizer): optimizer})
-
-
-def _move_state_to_parameters(optimizer: Optimizer) -> None:
-    """Move the state to the device of the parameters: the program may have built the optimizer before the network moved."""
-    if any(
-        isinstance(value, Tensor) and value.ndim and value.device != parameter.device
-        for parameter, entry in optimizer.state.items()
-        for value in entry.values()
-    ):
-        optimizer.load_state_dict(optimizer.state_dict())
 
 
 def find_unstorable_state(optimizer: Optimizer, model: nn.Module) -> str | None:

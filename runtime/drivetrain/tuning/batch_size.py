@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,14 +12,12 @@ from drivetrain.job import Job
 from drivetrain.job.train import USUAL_BATCH
 from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.plan import plan as plans
-from drivetrain.system import signals
 from drivetrain.system.console import say
-from drivetrain.system.files import read_json
+from drivetrain.system.files import read_json, write_json
+from drivetrain.system.run_files import BATCH_SIZE_FILE
 from drivetrain.tracking.event_log import EventLog
 from drivetrain.tuning import measuring_child
 
-FILE = "batch_size.json"
-"""In the run folder: the batch size, the reason, and samples per second of every size."""
 MIN_SIZE, MAX_SIZE = 8, 4096
 """Sizes that are tried: doubled from the first up to at most this."""
 MIN_STEPS_PER_EPOCH = 20
@@ -59,22 +56,19 @@ def measure_once(
     """
     if job.train.batch_size != "auto":
         return 0, {}
-    path = folder / FILE
+    path = folder / BATCH_SIZE_FILE
     measurement = read_json(path)
     if measurement is None:
         if world.count_local_ranks(job, machine) > 1:
             refuse_auto(job, "a run of several processes")
         plan = plans.resolve(job, machine, plain=plain)
         say("batch_size: measured, since train.batch_size is auto")
-        with tempfile.TemporaryDirectory(prefix="batch-") as scratch:
-            source_with_size = replace(source, measured={"batch_size": MIN_SIZE})
-            module = "drivetrain.tuning.processes.batch_size"
-            code = measuring_child.measure(module, Path(scratch), source_with_size, plan, machine, [str(path)])
-        signals.stop_early()
+        source_with_size = replace(source, measured={"batch_size": MIN_SIZE})
+        module = "drivetrain.tuning.processes.batch_size"
+        code, measurement = measuring_child.measure_result(module, source_with_size, plan, machine)
         if code:
             return code, {}
-        measurement = read_json(path)
-        assert measurement is not None, "the child has just written it"
+        write_json(path, measurement)
         EventLog(folder).add(
             "batch_size", f"{measurement['text']}. {describe_learning_rate(job, measurement['batch_size'])}"
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -15,10 +14,9 @@ from drivetrain.job.train import Train
 from drivetrain.job.values import parse_duration
 from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.plan.plan import Plan
-from drivetrain.system import signals
 from drivetrain.system.console import say, say_json
 from drivetrain.system.files import read_json, write_json
-from drivetrain.system.run_files import RESULT_FILE, RUN_LENGTH_FILE
+from drivetrain.system.run_files import BATCH_SIZE_FILE, RESULT_FILE, RUN_LENGTH_FILE, RunFiles
 from drivetrain.system.units import format_bytes
 from drivetrain.tracking.event_log import EventLog
 from drivetrain.tracking.live.time_left import format_clock_time
@@ -97,11 +95,8 @@ class RunTimes:
 
 def measure_times(source: SpecSource, plan: Plan, machine: Hardware) -> tuple[int, RunTimes | None]:
     """Time a few steps and evaluation batches in a child process; returns its exit code, and the times if it is 0."""
-    with tempfile.TemporaryDirectory(prefix="times-") as scratch:
-        output = Path(scratch) / "times.json"
-        code = measuring_child.measure(MODULE, Path(scratch), source, plan, machine, [str(output)])
-        signals.stop_early()
-        return code, None if code else RunTimes(**read_json(output))
+    code, times = measuring_child.measure_result(MODULE, source, plan, machine)
+    return code, None if code else RunTimes(**times)
 
 
 def forecast(spec: Path, assignments: Sequence[str], machine: Hardware, plan: Plan, *, as_json: bool) -> int:
@@ -187,7 +182,7 @@ def choose_length(job: Job, times: RunTimes, elapsed_seconds: float) -> dict[str
         raise job.spec_error(
             ("train", "within"),
             f"is {job.train.within}, and one epoch ends after {_format_seconds(needed)}, {_format_seconds(elapsed_seconds)} of "
-            f"them until now: {times.describe(_one_epoch(job))}",
+            f"them until now: {times.describe(job.train.model_copy(update={'epochs': 1, 'steps': None}))}",
             f"{_format_seconds(needed)} or more",
             "raise it, or make an epoch shorter: fewer samples, smaller pictures or shorter texts, a smaller network",
         )
@@ -203,10 +198,6 @@ def _reserve_for_ending(job: Job, times: RunTimes) -> float:
     seconds = parse_duration(job.train.within or "")
     reserved = max(RESERVED_SHARE * seconds, min(RESERVED_SECONDS, SIMPLE_MODELS_SHARE * seconds))
     return ending_seconds + min(MAX_SIMPLE_MODELS_SECONDS, reserved)
-
-
-def _one_epoch(job: Job) -> Train:
-    return job.train.model_copy(update={"epochs": 1, "steps": None})
 
 
 def _format_seconds(seconds: float) -> str:
@@ -231,23 +222,15 @@ def refuse_within(job: Job, command: str) -> None:
 
 def read_measured(run: Path, job: Job) -> dict[str, int]:
     """What a run has measured by key of `train:`, as far as its job asks for it; empty before."""
-    files: list[tuple[str, tuple[str, ...]]] = []
-    if job.train.batch_size == "auto":
-        files.append((batch_size.FILE, ("batch_size",)))
-    if job.train.within:
-        files.append((RUN_LENGTH_FILE, ("epochs", "steps")))
-    measured: dict[str, int] = {}
-    for name, keys in files:
-        stored = read_json(run / name)
-        if isinstance(stored, dict):
-            measured |= {key: stored[key] for key in keys if isinstance(stored.get(key), int)}
-    return measured
+    files: dict[str, tuple[str, ...]] = {BATCH_SIZE_FILE: ("batch_size",)} if job.train.batch_size == "auto" else {}
+    files |= {RUN_LENGTH_FILE: ("epochs", "steps")} if job.train.within else {}
+    stored = {key: RunFiles(run).read_object(name).get(key) for name, keys in files.items() for key in keys}
+    return {key: value for key, value in stored.items() if isinstance(value, int)}
 
 
 def _read_trained(run: Path, job: Job) -> dict[str, int]:
     """As `read_measured`, but with the length that the run has had in the end."""
-    measured, result = read_measured(run, job), read_json(run / RESULT_FILE)
-    changes = result.get("length_changes") if isinstance(result, dict) else None
+    measured, changes = read_measured(run, job), RunFiles(run).read_object(RESULT_FILE).get("length_changes")
     if "steps" not in measured or not changes:
         return measured
     steps = int(changes[-1][1])

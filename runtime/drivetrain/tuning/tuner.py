@@ -88,16 +88,11 @@ class Tuner(VariantBuilder):
             seconds: time limit; None to derive it from the predicted length of the run.
         """
         run = self.run
-        states = list[TunerState]()
-
-        def start_baseline() -> Variant:
-            states.append(TunerState(run.plan, self.build(run.plan)))
-            return states[0].incumbent
-
-        budget = tuner_state.plan_budget(start_baseline, run.total_steps, seconds, self.say)
-        if budget is None:
+        planned = tuner_state.plan_budget(lambda: self.build(run.plan), run.total_steps, seconds, self.say)
+        if planned is None:
             return self._measure_quick_ones(numerics_check.check_short_run(self))
-        (state,) = states
+        budget, baseline = planned
+        state = TunerState(run.plan, baseline)
         self._measure_all(state, budget)
         names = ", ".join(state.measurements) or "nothing"
         self.say(f"tune: finished in {budget.elapsed_seconds():.0f} s of {budget.seconds:.0f} s; measured: {names}")

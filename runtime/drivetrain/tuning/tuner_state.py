@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from drivetrain.optimizations import Value
 from drivetrain.plan import evidence
@@ -75,14 +74,6 @@ losses, and 2 to time one pair.
 """
 
 
-class Trainable(Protocol):
-    """A network that can train steps."""
-
-    def time_steps(self, count: int) -> float:
-        """Seconds of `count` steps."""
-        ...
-
-
 @dataclass(frozen=True)
 class TimeBudget:
     """A time limit in seconds, and its start on the monotonic clock."""
@@ -104,7 +95,7 @@ class TimeBudget:
         return share * self.seconds - self.elapsed_seconds()
 
 
-def predict_seconds(variant: Trainable, count: int) -> tuple[float, float]:
+def predict_seconds(variant: Variant, count: int) -> tuple[float, float]:
     """Seconds of one step and of `count` steps, from a few warm ones."""
     variant.time_steps(2)
     step_seconds = variant.time_steps(3) / 3
@@ -112,9 +103,9 @@ def predict_seconds(variant: Trainable, count: int) -> tuple[float, float]:
 
 
 def plan_budget(
-    start_baseline: Callable[[], Trainable], total_steps: int, seconds: float | None, say: Callable[[str], None]
-) -> TimeBudget | None:
-    """The time limit of a run; None, reported after as few steps as possible, if the run is too short.
+    start_baseline: Callable[[], Variant], total_steps: int, seconds: float | None, say: Callable[[str], None]
+) -> tuple[TimeBudget, Variant] | None:
+    """The time limit of a run, and its baseline; None, reported after as few steps as possible, if the run is too short.
 
     Args:
         start_baseline: starts the run's own plan, before its first step.
@@ -141,4 +132,4 @@ def plan_budget(
         return None
     seconds = MEASURING_SHARE * run_seconds if seconds is None else seconds
     say(f"tune: about {run_seconds:.0f} s of training; measuring optimizations for up to {seconds:.0f} s")
-    return TimeBudget(step_seconds, run_seconds, seconds, start_time)
+    return TimeBudget(step_seconds, run_seconds, seconds, start_time), variant

@@ -28,7 +28,7 @@ from drivetrain.system.fault_points import fault_point
 from drivetrain.training.captured_step import WARMUP_STEPS
 from drivetrain.training.phase_timer import PhaseTimer
 from drivetrain.training.run import Run, assemble
-from drivetrain.training.step_result import StepResult
+from drivetrain.training.step_options import StepResult
 from drivetrain.tuning.paired_timing import PairedTiming
 
 MIN_SPEEDUP = 1.02

@@ -13,7 +13,7 @@ from drivetrain.data.load_data import load
 from drivetrain.errors import CheckpointError
 from drivetrain.job import Job
 from drivetrain.supervisor import same_conditions
-from drivetrain.supervisor.spec_difference import diff_stored_spec, spec_text
+from drivetrain.supervisor.run_folder import diff_stored_spec, spec_text
 from tests.data.streaming import shards
 from tests.messages import saying
 

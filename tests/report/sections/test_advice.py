@@ -11,9 +11,8 @@ import pytest
 
 from drivetrain.data.text.max_length import padding
 from drivetrain.report.advice.recommendation import Advice
-from drivetrain.report.record import read
+from drivetrain.report.record import read, summarize
 from drivetrain.report.sections.advice import MAX_SUGGESTIONS, list_advice
-from drivetrain.report.summary import summarize
 from drivetrain.report.write import write
 from tests.messages import begins_with, get_message, says, says_each, says_only
 from tests.report_folder import change_json, make_run, telemetry, write_rows

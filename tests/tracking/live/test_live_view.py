@@ -256,7 +256,7 @@ def fake(folder: Path, epoch: int = 0, *, decodes: bool = False) -> Run:
 def test_many_columns_are_not_in_the_line_of_an_epoch(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], columns: int, is_shown: bool
 ) -> None:
-    progress, run = Progress(40, 0), fake(tmp_path)
+    progress, run = Progress(40), fake(tmp_path)
     scores = {f"validation/c{n}/{metric}": 1.0 for n in range(columns) for metric in ("mae", "rmse", "r2")}
     run.last_metrics = {"validation/loss": 0.5, "validation/rmse": 2.0} | scores
     progress.report_evaluation(run, "")
@@ -268,7 +268,7 @@ def test_many_columns_are_not_in_the_line_of_an_epoch(
 def test_plain_lines_in_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
     moments = iter(range(1000))
     monkeypatch.setattr(time, "monotonic", lambda: float(next(moments)))
-    progress, run = Progress(40, 0), fake(tmp_path)
+    progress, run = Progress(40), fake(tmp_path)
     for step in range(1, 11):
         progress.report_step(run, step, 1 / step)
     progress.report_evaluation(run, "best")
@@ -288,7 +288,7 @@ def test_plain_lines_in_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     }  # fmt: skip
     assert read_forecast(tmp_path, 40) == forecast
     assert read_forecast(tmp_path, 80) == {}, "an extended run takes longer"
-    resumed = Progress(40, 10, read_forecast(tmp_path, 40))
+    resumed = Progress(40, read_forecast(tmp_path, 40))
     for step in range(11, 21):
         resumed.report_step(run, step, 1 / step)
     assert resumed.forecast == forecast
@@ -298,7 +298,7 @@ def test_plain_lines_in_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 def test_an_epoch_that_decodes_images_does_not_stand_for_the_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    progress, run = Progress(40, 0), fake(tmp_path, decodes=True)
+    progress, run = Progress(40), fake(tmp_path, decodes=True)
     moments = iter([*range(0, 40, 4), *range(40, 50)])
     monkeypatch.setattr(time, "monotonic", lambda: float(next(moments)))
     for step in range(1, 21):
@@ -312,7 +312,7 @@ def test_an_epoch_that_decodes_images_does_not_stand_for_the_others(
 
 
 def test_decoding_leaves_the_forecast_of_a_time_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    progress, run = Progress(40, 0, measured := {"seconds": 60.0, "steps": 0}), fake(tmp_path, decodes=True)
+    progress, run = Progress(40, measured := {"seconds": 60.0, "steps": 0}), fake(tmp_path, decodes=True)
     for step in (1, 11, 12):
         run.counters.epoch = (step - 1) // 10
         progress.report_step(run, step, 1 / step)
@@ -323,7 +323,7 @@ def test_decoding_leaves_the_forecast_of_a_time_target(tmp_path: Path, monkeypat
 def test_a_log_has_not_a_line_for_each_of_many_short_epochs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, seconds: float, logged: int
 ) -> None:
-    run, progress = fake(tmp_path), Progress(1000, 0)
+    run, progress = fake(tmp_path), Progress(1000)
     cast(Any, run.job.train).epochs = cast(Any, run).total_epochs = 100
     for epoch in range(100):
         monkeypatch.setattr(time, "monotonic", lambda now=seconds * epoch: now)
@@ -340,5 +340,5 @@ def test_an_expensive_picture_is_painted_less_often(cost: float, seconds: float)
 
 
 def test_an_unwritable_folder_does_not_end_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Progress(40, 0).report_step(fake(tmp_path / "nowhere"), 1, 1.0)
+    Progress(40).report_step(fake(tmp_path / "nowhere"), 1, 1.0)
     assert says(capsys.readouterr().out, "drivetrain-watch-show-time")

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from drivetrain.tracking.live import watch as watching
+from drivetrain.tracking.live import live_view as watching
 from drivetrain.tracking.live.run_reader import RunReader
 from tests.messages import says
 from tests.paths import ROOT
@@ -67,7 +67,7 @@ def test_the_plan_in_the_live_view_is_what_differs_from_doing_nothing(run: Path)
 def test_watch_loads_no_torch(run: Path) -> None:
     change_json(run / "state.json", lambda s: s.update(status="done"))
     code = (
-        "import sys; from pathlib import Path; from drivetrain.tracking.live.watch import watch\n"
+        "import sys; from pathlib import Path; from drivetrain.tracking.live.live_view import watch\n"
         f"watch(Path({str(run)!r})); sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, check=False).returncode == 0

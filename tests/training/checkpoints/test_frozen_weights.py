@@ -11,7 +11,7 @@ import torch
 
 from drivetrain.errors import CheckpointError
 from drivetrain.system.run_files import list_checkpoints
-from drivetrain.training.checkpoints import checkpoint, frozen_weights
+from drivetrain.training.checkpoints import checkpoint
 from tests import tiny
 
 FROZEN = {"body.weight": torch.arange(6.0), "body.bias": torch.ones(2)}
@@ -24,7 +24,7 @@ def save(folder: Path, step: int, kind: str = "step", frozen: object = tuple(FRO
 
 
 def stat_frozen(path: Path) -> os.stat_result:
-    return (path / frozen_weights.FROZEN_FILE).stat()
+    return (path / checkpoint.FROZEN_FILE).stat()
 
 
 def test_they_are_written_once_and_every_checkpoint_has_all(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_removing_one_leaves_the_others_whole(tmp_path: Path) -> None:
 
 
 def test_a_damaged_file_is_found_and_not_linked_again(tmp_path: Path) -> None:
-    path = save(tmp_path, 1) / frozen_weights.FROZEN_FILE
+    path = save(tmp_path, 1) / checkpoint.FROZEN_FILE
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
@@ -66,7 +66,7 @@ def test_a_damaged_file_is_found_and_not_linked_again(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
-    (save(tmp_path, 1) / frozen_weights.FROZEN_FILE).unlink()
+    (save(tmp_path, 1) / checkpoint.FROZEN_FILE).unlink()
     with pytest.raises(CheckpointError, match=r"frozen\.safetensors is missing"):
         checkpoint.load(tmp_path / "step-1")
 
@@ -84,7 +84,7 @@ def test_without_hard_links_each_has_its_own(tmp_path: Path, monkeypatch: pytest
 def test_checkpoints_without_frozen_weights_are_as_before(tmp_path: Path) -> None:
     path = save(tmp_path, 1, frozen=())
     assert json.loads((path / "MANIFEST.json").read_text())["format"] == 1
-    assert not (path / frozen_weights.FROZEN_FILE).exists()
+    assert not (path / checkpoint.FROZEN_FILE).exists()
     assert json.loads((save(tmp_path, 2) / "MANIFEST.json").read_text())["format"] == 2
 
 

@@ -15,7 +15,7 @@ from drivetrain.optimizations import precision
 from drivetrain.optimizations.interface import similar_work
 from drivetrain.training.checkpoints import run_state
 from drivetrain.training.evaluation import validation
-from drivetrain.training.grad_scaler import Scaler
+from drivetrain.training.nonfinite import Scaler
 from tests import tiny
 from tests.messages import omits, says
 from tests.paths import MACHINES

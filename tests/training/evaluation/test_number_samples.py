@@ -6,8 +6,8 @@ import numpy as np
 import torch
 
 from drivetrain.data.dataset import Head
-from drivetrain.report.sections.numbers import number_sections
-from drivetrain.training.evaluation.number_samples import MAX_ERRORS, MAX_PLOTTED, NumberSamples
+from drivetrain.report.sections.mistakes import number_sections
+from drivetrain.training.evaluation.worst_mistakes import MAX_ERRORS, MAX_PLOTTED, NumberSamples
 
 HEAD = Head("", columns=("price", "days"), mean=(100.0, 5.0), std=(10.0, 2.0))
 COUNT = 1000

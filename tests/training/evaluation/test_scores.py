@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -186,7 +187,8 @@ def test_average_precision_over_processes_is_that_of_all_samples() -> None:
             sent[-1].extend(values)
             return list(next(answers))
 
-        part.gather(total, (number, 3))
+        ranks: Any = SimpleNamespace(number=number, count=3, all_reduce_sum=total)
+        part.gather(ranks)
         part.counts()[0].copy_(all_scores.counts()[0])
         assert part.compute()["map"] == all_scores.compute()["map"]
     assert sum(sizes for sizes, _ in sent).tolist() == [20, 0, 30]

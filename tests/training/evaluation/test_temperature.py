@@ -11,7 +11,7 @@ import torch
 from drivetrain.data.dataset import Head
 from drivetrain.inference import predictions
 from drivetrain.models import saved_model
-from drivetrain.training.evaluation import temperature
+from drivetrain.training.evaluation import calibration
 from drivetrain.training.evaluation.scores import ClassScores
 from tests.task_cases import CASES, collect_outputs, train_case
 
@@ -25,13 +25,13 @@ def draw_outputs(true_temperature: float, count: int = 4_000, classes: int = 3) 
 
 @pytest.mark.parametrize("most_values", [1 << 22, 100])
 def test_losses_are_those_of_cross_entropy(monkeypatch: pytest.MonkeyPatch, most_values: int) -> None:
-    monkeypatch.setattr(temperature, "MAX_VALUES_AT_ONCE", most_values)
+    monkeypatch.setattr(calibration, "MAX_VALUES_AT_ONCE", most_values)
     outputs, truth = draw_outputs(1.0, 50)
     expected = [
         float(torch.nn.functional.cross_entropy(outputs / value, truth, reduction="sum"))
-        for value in temperature.TEMPERATURES
+        for value in calibration.TEMPERATURES
     ]
-    assert temperature.sum_log_losses(outputs, truth).tolist() == pytest.approx(expected, rel=1e-5)
+    assert calibration.sum_log_losses(outputs, truth).tolist() == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("true_temperature", [0.4, 0.9, 1.0, 2.2, 5.0])
@@ -40,7 +40,7 @@ def test_the_true_temperature_is_found(true_temperature: float) -> None:
     scores = ClassScores(Head("", classes=("a", "b", "c")))
     for part in range(0, len(outputs), 1_000):
         scores.update(outputs[part : part + 1_000], truth[part : part + 1_000])
-    choice = temperature.choose_for_head({"": {"calibration": scores.calibration()}}, "")
+    choice = calibration.read_temperature({"": {"calibration": scores.calibration()}}, "")
     assert choice is not None
     assert choice.value == pytest.approx(true_temperature, rel=0.12)
     direct = float(torch.nn.functional.cross_entropy(outputs / choice.value, truth))
@@ -56,7 +56,7 @@ def test_the_true_temperature_is_found(true_temperature: float) -> None:
 def test_few_samples_without_a_mistake_do_not_make_it_infinitely_sure() -> None:
     scores = ClassScores(Head("", classes=("a", "b")))
     scores.update(torch.tensor([[1.0, 0.0]] * 5), torch.zeros(5, dtype=torch.int64))
-    choice = temperature.choose_for_head({"": {"calibration": scores.calibration()}}, "")
+    choice = calibration.read_temperature({"": {"calibration": scores.calibration()}}, "")
     assert choice is not None
     assert 0.4 < choice.value < 1
 
@@ -66,19 +66,19 @@ def test_the_end_of_the_range_is_known_as_such(factor: float, value: float) -> N
     outputs, truth = draw_outputs(1.0)
     scores = ClassScores(Head("", classes=("a", "b", "c")))
     scores.update(outputs * factor, truth)
-    choice = temperature.choose_for_head({"": {"calibration": scores.calibration()}}, "")
+    choice = calibration.read_temperature({"": {"calibration": scores.calibration()}}, "")
     assert choice is not None
     assert choice.value == pytest.approx(value)
     assert choice.is_at_end
-    inside = temperature.Temperature(1.0, 0.5, 0.5)
+    inside = calibration.Temperature(1.0, 0.5, 0.5)
     assert not inside.is_at_end
 
 
 def test_what_has_no_temperature() -> None:
-    assert temperature.choose_temperature([0.5] * len(temperature.TEMPERATURES), 0) is None
-    assert temperature.choose_temperature([float("nan")] * len(temperature.TEMPERATURES), 9) is None
-    assert temperature.choose_for_head({}, "") is None
-    assert temperature.choose_for_head({"": {"matrix": []}}, "") is None, "a run from before"
+    assert calibration.choose_temperature([0.5] * len(calibration.TEMPERATURES), 0) is None
+    assert calibration.choose_temperature([float("nan")] * len(calibration.TEMPERATURES), 9) is None
+    assert calibration.read_temperature({}, "") is None
+    assert calibration.read_temperature({"": {"matrix": []}}, "") is None, "a run from before"
 
 
 def test_a_run_stores_it_and_predictions_use_it(tmp_path: Path) -> None:

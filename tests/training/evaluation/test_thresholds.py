@@ -15,7 +15,7 @@ from drivetrain.inference.evaluate import EvaluateRequest, evaluate
 from drivetrain.models import saved_model
 from drivetrain.training import final_model
 from drivetrain.training.checkpoints.checkpoint import Loaded
-from drivetrain.training.evaluation import thresholds
+from drivetrain.training.evaluation import calibration
 from drivetrain.training.evaluation.scores import ClassScores, LabelScores
 from drivetrain.training.evaluation.validation import evaluate as evaluate_run
 from drivetrain.training.final_model import FinalWeights
@@ -59,20 +59,20 @@ def test_no_other_threshold_is_better(metric: str) -> None:
 def test_they_are_chosen_only_where_they_gain_more_than_chance(shift: float, is_chosen: bool) -> None:
     head = Head("", classes=("no", "yes"), temperature=2.0)
     record = {"": {"thresholds": as_classes(draw_rows(shift), head).measure_gains("f1")}}
-    choice = thresholds.choose_for_head(record, head, "validation/f1")
+    choice = calibration.choose_thresholds(record, head, "validation/f1")
     assert bool(choice) is is_chosen
     if choice:
         assert torch.tensor(choice[0]).logit() * 2 == pytest.approx(record[""]["thresholds"]["f1"][0][0], rel=1e-4)
         assert choice[0] < 0.5
-    assert thresholds.choose_for_head(record, head, "validation/accuracy") == ()
-    assert thresholds.choose_for_head({"": {"matrix": []}}, head, "validation/f1") == (), "a run from before"
+    assert calibration.choose_thresholds(record, head, "validation/accuracy") == ()
+    assert calibration.choose_thresholds({"": {"matrix": []}}, head, "validation/f1") == (), "a run from before"
 
 
 @pytest.mark.parametrize("shift", [800.0, -800.0])
 def test_outputs_that_no_probability_tells_apart_keep_one_half(shift: float) -> None:
     head = Head("", classes=("no", "yes"))
     record = {"": {"thresholds": as_classes(draw_rows(shift), head).measure_gains("f1")}}
-    assert thresholds.choose_for_head(record, head, "validation/f1") == ()
+    assert calibration.choose_thresholds(record, head, "validation/f1") == ()
 
 
 @pytest.mark.parametrize("label", [0.0, 1.0])
@@ -81,7 +81,7 @@ def test_samples_of_one_class_have_none(label: float) -> None:
     rows[1] = label
     head = Head("", classes=("no", "yes"))
     record = {"": {"thresholds": as_classes(rows, head).measure_gains("f1")}}
-    assert thresholds.choose_for_head(record, head, "validation/f1") == ()
+    assert calibration.choose_thresholds(record, head, "validation/f1") == ()
 
 
 def test_scores_are_those_of_scikit_learn_and_those_at_half_stay_visible() -> None:
@@ -99,7 +99,7 @@ def test_each_label_has_its_own() -> None:
     rows[0, :, 0] -= 2
     scores = LabelScores(head)
     scores.update(rows[0], rows[1])
-    choice = thresholds.choose_for_head({"": scores.to_json("f1")}, head, "validation/f1")
+    choice = calibration.choose_thresholds({"": scores.to_json("f1")}, head, "validation/f1")
     assert choice[0] < 0.3
     tuned_scores = LabelScores(Head("", classes=("a", "b"), several=True, thresholds=choice))
     tuned_scores.update(rows[0], rows[1])
@@ -114,14 +114,14 @@ def test_few_samples_or_one_class_have_none() -> None:
         torch.zeros(2, 1, 1),
         draw_rows(0.0, 50) * torch.tensor([1.0, 0.0]).view(2, 1, 1),
     ):
-        gains = {"": {"thresholds": thresholds.measure_gains(rows, thresholds.CLASS_METRICS, "f1")}}
-        assert thresholds.choose_for_head(gains, Head("", classes=("no", "yes")), "validation/f1") == ()
+        gains = {"": {"thresholds": calibration.measure_gains(rows, calibration.CLASS_METRICS, "f1")}}
+        assert calibration.choose_thresholds(gains, Head("", classes=("no", "yes")), "validation/f1") == ()
 
 
 def test_a_run_stores_them_and_all_commands_use_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(thresholds, "choose_for_head", lambda *_: (START,))
+    monkeypatch.setattr(calibration, "choose_thresholds", lambda *_: (START,))
     run = train_case(CASES["series"], tmp_path)
     head = saved_model.load(run.folder).heads[""]
     assert head.thresholds == (START,)
@@ -143,4 +143,4 @@ def test_a_run_stores_them_and_all_commands_use_them(
 
 def test_nothing_is_measured_for_a_metric_that_thresholds_do_not_change() -> None:
     """200 labels of 20,000 samples took more than a second in every evaluation."""
-    assert thresholds.measure_gains(draw_rows(0.0, 50), thresholds.CLASS_METRICS, "accuracy") == {}
+    assert calibration.measure_gains(draw_rows(0.0, 50), calibration.CLASS_METRICS, "accuracy") == {}

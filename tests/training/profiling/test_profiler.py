@@ -11,7 +11,7 @@ import safetensors.torch
 import torch
 
 from drivetrain.report import write as reports
-from drivetrain.report.sections.operators import operators_section
+from drivetrain.report.sections.machine import operators_section
 from drivetrain.system.run_files import OPERATORS_FILE
 from drivetrain.training.profiling import PROFILED_STEPS, TRACE_FILE, Profiler
 from tests import tiny
@@ -76,7 +76,7 @@ def test_an_unwritable_trace_does_not_end_the_run(tmp_path: Path, capsys: pytest
     run = tiny.assemble_run(tmp_path / "run", tiny.job())
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / TRACE_FILE).mkdir()
-    profiler = Profiler(run.folder, "cpu", run.total_steps, lambda text: run.events.add("trace", text))
+    profiler = Profiler(run)
     profiler.warmup_steps = 1
     profiler.step()
     tiny.losses(run, 1)

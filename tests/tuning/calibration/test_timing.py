@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from drivetrain.tuning.calibration.timing import MIN_ROUNDS, ROUNDS, time_variants
+from drivetrain.tuning.paired_timing import MIN_ROUNDS, ROUNDS, time_variants
 
 
 class Work:
@@ -21,7 +22,7 @@ class Work:
         return self.seconds * count
 
 
-def time_works(until: float = float("inf"), **seconds: float) -> tuple[dict[str, Work], Callable[[str, str], object]]:
+def time_works(until: float = float("inf"), **seconds: float) -> tuple[dict[str, Work], Callable[[str, str], Any]]:
     works = {name: Work(length) for name, length in seconds.items()}
     timing = time_variants(works, until)
     return works, timing.ratio
@@ -30,19 +31,19 @@ def time_works(until: float = float("inf"), **seconds: float) -> tuple[dict[str,
 def test_the_ratio_is_that_of_the_seconds() -> None:
     _, ratio = time_works(a=0.01, b=0.005, c=0.02)
     pairs = [("b", "a"), ("c", "a"), ("b", "c")]
-    assert [ratio(*pair).ratio for pair in pairs] == pytest.approx([2.0, 0.5, 4.0])  # type: ignore[attr-defined]
+    assert [ratio(*pair)["ratio"] for pair in pairs] == pytest.approx([2.0, 0.5, 4.0])
 
 
 def test_a_hopeless_variant_is_timed_once() -> None:
     works, ratio = time_works(a=0.01, b=1.0)
     assert works["b"].calls == 2
-    assert ratio("b", "a").ratio == pytest.approx(0.01)  # type: ignore[attr-defined]
+    assert ratio("b", "a")["ratio"] == pytest.approx(0.01)
 
 
 def test_after_the_deadline_only_the_fewest_rounds_are_made() -> None:
     works, ratio = time_works(time.monotonic() - 1, a=0.01, b=0.005)
     assert works["a"].calls == 2 + MIN_ROUNDS
-    assert ratio("b", "a").pairs == MIN_ROUNDS  # type: ignore[attr-defined]
+    assert ratio("b", "a")["pairs"] == MIN_ROUNDS
     assert time_works(a=0.01, b=0.005)[0]["a"].calls == 2 + ROUNDS
 
 

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from drivetrain.tuning.memory.size_ladder import SizeLadder
+from drivetrain.tuning.memory.size_search import SizeLadder
 
 
 def climb(ladder: SizeLadder, floor: int, sample_bytes: int, batch: int = 0) -> list[int]:

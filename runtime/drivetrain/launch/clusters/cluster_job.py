@@ -14,8 +14,7 @@ from drivetrain.job.values import parse_duration, parse_interval
 from drivetrain.job_spec import load_job as spec
 from drivetrain.job_spec.spec_file import read_content
 from drivetrain.launch.container import LaunchRequest
-from drivetrain.report.record import read
-from drivetrain.report.summary import summarize
+from drivetrain.report.record import read, summarize
 from drivetrain.supervisor.remote_copy.copy_thread import STOPPED_SECONDS
 from drivetrain.supervisor.run_folder import list_numbered
 from drivetrain.supervisor.supervisor import STOPPED_REPORT

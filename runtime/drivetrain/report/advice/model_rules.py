@@ -10,8 +10,7 @@ from drivetrain.job.formatting import format_metric
 from drivetrain.report.advice.recommendation import Advice, Rule, get_nested, read_fact
 from drivetrain.report.confusion import read_confusions
 from drivetrain.report.formatting import format_share
-from drivetrain.report.record import Record
-from drivetrain.report.summary import Summary
+from drivetrain.report.record import Record, Summary
 from drivetrain.system.run_records import read_number
 
 LOSS = "validation/loss"

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from drivetrain.report.formatting import format_share
-from drivetrain.report.record import Record
-from drivetrain.report.summary import Summary
+from drivetrain.report.record import Record, Summary
 from drivetrain.system.run_records import parse_number
 
 MIN_TIME_SHARE = 0.05

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 
 from drivetrain.report.blocks import (
     Block,
-    ConfusionMatrix,
     Curves,
     Details,
     FoldedCurves,
@@ -21,6 +20,7 @@ from drivetrain.report.blocks import (
     Tile,
     Tone,
 )
+from drivetrain.report.confusion import Confusion
 from drivetrain.report.formatting import format_number, format_share
 from drivetrain.tracking.live.sparkline import draw_bars
 
@@ -34,7 +34,7 @@ def render_markdown(headline: Headline, sections: Sequence[Section]) -> str:
         f"# {_escape(headline.run)}: {_escape(headline.value)}",
         f"{_escape(headline.label)}. {_escape(headline.what)}.",
         f"**{_escape(headline.status)}**: {_escape(headline.ending)}",
-        *([_bold_list(text for text, _ in headline.alerts)] if headline.alerts else []),
+        *(["\n".join(f"- **{_escape(text)}**" for text, _ in headline.alerts)] if headline.alerts else []),
         _render_table(Table(("result", "value", ""), tuple(map(_render_tile, headline.tiles)))),
     ]
     for section in sections:
@@ -70,11 +70,11 @@ def _render_block(block: Block) -> Iterator[str]:
             yield f"**{_escape(block.text)}**" if block.tone in (Tone.WARN, Tone.BAD) else _escape(block.text)
         case Table():
             yield _render_table(block)
-        case ConfusionMatrix():
-            if len(block.confusion.classes) <= MAX_MATRIX_CLASSES:
-                counts = zip(block.confusion.classes, block.confusion.matrix, strict=True)
+        case Confusion():
+            if len(block.classes) <= MAX_MATRIX_CLASSES:
+                counts = zip(block.classes, block.matrix, strict=True)
                 rows = tuple((name, *map(str, row)) for name, row in counts)
-                yield _render_table(Table(("truth", *block.confusion.classes), rows))
+                yield _render_table(Table(("truth", *block.classes), rows))
         case StackedBar():
             total = sum(size for _, size, _ in block.parts) or 1.0
             rows = tuple((name, text, format_share(size / total)) for name, size, text in block.parts)
@@ -114,10 +114,6 @@ def _render_table(table: Table) -> str:
         for index, row in enumerate(table.rows)
     ]
     return "\n".join("| " + " | ".join(line) + " |" for line in [head, rule, *rows])
-
-
-def _bold_list(items: Iterator[str]) -> str:
-    return "\n".join(f"- **{_escape(item)}**" for item in items)
 
 
 def _escape(text: str) -> str:

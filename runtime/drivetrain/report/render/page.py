@@ -9,7 +9,6 @@ from itertools import groupby
 
 from drivetrain.report.blocks import (
     Block,
-    ConfusionMatrix,
     Curves,
     Details,
     FoldedCurves,
@@ -24,9 +23,13 @@ from drivetrain.report.blocks import (
     Tile,
     Tone,
 )
-from drivetrain.report.formatting import align_numbers, format_share
+from drivetrain.report.confusion import Confusion
+from drivetrain.report.formatting import align_numbers, format_share, to_strict_json
 from drivetrain.report.log_series import Series
+from drivetrain.report.render.markdown import render_markdown
 from drivetrain.report.render.plot_svg import LINE_COLORS, draw_curves, draw_matrix, draw_scatter
+from drivetrain.system.printable import printable_text
+from drivetrain.system.run_files import RunFiles
 
 UNWRAPPED_LENGTH = 28
 """Characters up to which cells of a column are not wrapped."""
@@ -240,7 +243,7 @@ def _render_blocks(section: Section, anchor: str) -> Iterator[str]:
 def _choose_lane(block: Block) -> str:
     if isinstance(block, Curves | Scatter):
         return "frames"
-    return "beside" if isinstance(block, ConfusionMatrix) or (isinstance(block, Table) and not _is_wide(block)) else ""
+    return "beside" if isinstance(block, Confusion) or (isinstance(block, Table) and not _is_wide(block)) else ""
 
 
 def _is_wide(table: Table) -> bool:
@@ -268,7 +271,7 @@ def _render_block(block: Block, name: str) -> str:
             legend = "".join(f'<span class="key tone-{tone}">{escape(kind)}</span>' for kind, tone in block.kinds)
             caption = f"<figcaption><b>{escape(block.title)}</b><span>{legend}</span></figcaption>"
             return f'<figure class="frame">{caption}{draw_scatter(block, name)}</figure>'
-        case ConfusionMatrix():
+        case Confusion():
             return _render_matrix(block)
         case StackedBar():
             return _render_bar(block)
@@ -306,10 +309,10 @@ def _choose_class(cells: Sequence[str]) -> str:
     return ' class="short"' if any(" " in text for text in cells[1:]) else ' class="short word"'
 
 
-def _render_matrix(block: ConfusionMatrix) -> str:
-    picture, width = draw_matrix(block.confusion)
+def _render_matrix(confusion: Confusion) -> str:
+    picture, width = draw_matrix(confusion)
     # A matrix of few classes shrinks with the screen; a large one keeps its size and scrolls.
-    min_width = 0 if len(block.confusion.classes) <= 12 else width
+    min_width = 0 if len(confusion.classes) <= 12 else width
     style = f"width:{width}px;min-width:{min_width}px;max-width:{'100%' if not min_width else 'none'}"
     return f'<div class="matrix"><div style="{style}">{picture}</div></div>'
 
@@ -332,3 +335,10 @@ def _render_bar(bar: StackedBar) -> str:
         keys.append(f'<span class="key {shade}">{escape(name)}<em> {value}</em></span>')
     title = f"<figcaption><b>{escape(bar.title)}</b><span>{''.join(keys)}</span></figcaption>"
     return f'<figure class="bar">{title}<div>{"".join(parts)}</div></figure>'
+
+
+def write_pages(files: RunFiles, name: str, data: object, headline: Headline, sections: Sequence[Section]) -> None:
+    """Write NAME.json, NAME.md and NAME.html; raises StorageError if the folder cannot be written."""
+    files.write_json(f"{name}.json", to_strict_json(data))
+    files.write_text(f"{name}.md", printable_text(render_markdown(headline, sections)))
+    files.write_text(f"{name}.html", printable_text(render_page(headline, sections)))

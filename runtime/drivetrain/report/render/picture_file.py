@@ -19,14 +19,6 @@ _KIND_COLORS = {"added": "var(--line-1)", "all": "var(--line-3)", "without": "va
 _ROW_HEIGHT, _NAME_WIDTH = 18.0, 170.0
 
 
-class MemoryPoint(NamedTuple):
-    """Peak memory with a micro-batch of so many samples, in bytes; None where it is not known."""
-
-    samples: int
-    predicted: int | None
-    measured: int | None
-
-
 class Bar(NamedTuple):
     """The speed ratio of one step of an ablation: the median, and the ends of its interval."""
 
@@ -65,21 +57,27 @@ def draw_lr_range(
     _write(draw_picture("loss by learning rate", "lr", around, inside), path)
 
 
-def draw_memory_profile(curves: Mapping[str, Sequence[MemoryPoint]], ceiling: int, path: Path) -> None:
-    """Draw peak memory by micro-batch, and the limit in bytes; raises OSError if the file cannot be written."""
+def draw_memory_profile(
+    curves: Mapping[str, Sequence[tuple[int, int | None, int | None]]], ceiling: int, path: Path
+) -> None:
+    """Draw peak memory by micro-batch, and the limit in bytes; raises OSError if the file cannot be written.
+
+    Args:
+        curves: points by the name of a curve: samples, predicted and measured peak; None where it is not known.
+    """
     points = [point for group in curves.values() for point in group]
-    peaks = [peak / 2**20 for point in points for peak in (point.predicted, point.measured) if peak]
+    peaks = [peak / 2**20 for _, *both in points for peak in both if peak]
     limit = ceiling / 2**20
     # A far limit would flatten the curves; the legend names it anyway.
     is_near = limit < 2 * max(peaks, default=limit)
-    sizes = sorted({point.samples for point in points})
+    sizes = sorted({samples for samples, _, _ in points})
     across = Axis(0.8 * sizes[0], 1.2 * sizes[-1], logarithmic=True)
     plot = Plot(across, Axis(0.0, 1.3 * max([*peaks, *([limit] if is_near else [])], default=1.0)))
     inside, legend = [], []
     for number, (name, group) in enumerate(curves.items(), 1):
         color = f"var(--line-{number})"
-        predicted = [(float(point.samples), point.predicted / 2**20) for point in group if point.predicted]
-        measured = [(float(point.samples), point.measured / 2**20) for point in group if point.measured]
+        predicted = [(float(samples), peak / 2**20) for samples, peak, _ in group if peak]
+        measured = [(float(samples), peak / 2**20) for samples, _, peak in group if peak]
         inside += [
             plot.draw_line(predicted, f"stroke: {color}; stroke-width: 1.2; stroke-dasharray: 4 3; opacity: 0.6"),
             plot.draw_line(measured, f"stroke: {color}; stroke-width: 1.6"),

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
 
-from drivetrain.report.blocks import Curves, Dot, Scatter, Tone
+from drivetrain.report.blocks import Curves, Scatter, Tone
 from drivetrain.report.confusion import Confusion
 from drivetrain.report.formatting import format_tick, shorten
 from drivetrain.report.log_series import Point, Series, compute_running_mean, thin_points
@@ -174,7 +174,7 @@ def draw_picture(title: str, name: str, around: Iterable[str], inside: Iterable[
 def draw_scatter(plot: Scatter, name: str) -> str:
     """Draw one plot. `name` makes its ids unique on the page."""
     names = list(dict.fromkeys(dot.x for dot in plot.dots if isinstance(dot.x, str)))
-    positions = [(_locate_dot(dot, names), dot.y) for dot in plot.dots]
+    positions = [(float(names.index(dot.x)) if isinstance(dot.x, str) else dot.x, dot.y) for dot in plot.dots]
     all_points = [*positions, *plot.steps]
     x = fit_axis((x for x, _ in all_points), 0.04, logarithmic=plot.log_x)
     if names:
@@ -194,10 +194,6 @@ def draw_scatter(plot: Scatter, name: str) -> str:
     return draw_picture(plot.title, name, around, inside)
 
 
-def _locate_dot(dot: Dot, names: list[str]) -> float:
-    return float(names.index(dot.x)) if isinstance(dot.x, str) else dot.x
-
-
 def _draw_columns(axes: Plot, plot: Scatter, names: list[str]) -> str:
     if not names:
         ticks = axes.x.choose_ticks(6, integer=plot.axis == "trial")
@@ -210,7 +206,8 @@ def draw_curves(frame: Curves, name: str) -> str:
     """Draw one plot. `name` makes its ids unique on the page."""
     lines = [_list_lines(series, frame.logarithmic) for series in frame.series]
     all_points = [point for group in lines for points in group for point in points]
-    plot = Plot(_fit_x_axis(frame, all_points), _fit_y_axis(frame, all_points))
+    across = fit_axis([*(x for x, _ in all_points), *(x for _, x in frame.marks)], 0.01)
+    plot = Plot(across, _fit_y_axis(frame, all_points))
     inside = [_draw_series(plot, group, f"var(--line-{index % LINE_COLORS + 1})") for index, group in enumerate(lines)]
     around = [
         plot.draw_rows(plot.y.choose_ticks(6 if frame.logarithmic else 5)),
@@ -247,11 +244,6 @@ def _draw_series(plot: Plot, lines: list[list[Point]], shade: str) -> str:
     drawn = plot.draw_line(lines[-1], f"{stroke}; stroke-width: 1.8")
     dots = plot.dots(lines[-1], 2, f"fill: {shade}") if len(lines[-1]) < 3 else ""
     return "".join([*pale, drawn, dots])
-
-
-def _fit_x_axis(frame: Curves, points: list[Point]) -> Axis:
-    values = [x for x, _ in points] + [x for _, x in frame.marks]
-    return fit_axis(values, 0.01)
 
 
 def _fit_y_axis(frame: Curves, points: list[Point]) -> Axis:

@@ -5,13 +5,11 @@ Every rule is a function of the record alone: it checks one thing, and gives one
 
 from __future__ import annotations
 
-from drivetrain.report.advice.job_rules import JOB_RULES
-from drivetrain.report.advice.machine_rules import MACHINE_RULES
+from drivetrain.report.advice.machine_rules import JOB_RULES, MACHINE_RULES
 from drivetrain.report.advice.model_rules import MODEL_RULES
 from drivetrain.report.advice.recommendation import MIN_RUN_SECONDS, Advice
 from drivetrain.report.blocks import Block, Section, Table, Text, Tone
-from drivetrain.report.record import Record
-from drivetrain.report.summary import Summary
+from drivetrain.report.record import Record, Summary
 
 MAX_SUGGESTIONS = 3
 

@@ -3,40 +3,21 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from drivetrain.job.formatting import DETAILED_METRICS
-from drivetrain.report.blocks import (
-    Block,
-    ConfusionMatrix,
-    Curves,
-    Details,
-    Dot,
-    FoldedCurves,
-    Scatter,
-    Section,
-    Table,
-    Text,
-    Tone,
-)
+from drivetrain.report.baseline_results import baselines_section
+from drivetrain.report.blocks import Block, Curves, Details, Dot, FoldedCurves, Scatter, Section, Table, Text, Tone
 from drivetrain.report.confusion import HEADER, Confusion, LabelTable, read_confusions, read_label_tables
 from drivetrain.report.formatting import format_duration, format_json, format_number, format_share, shorten
 from drivetrain.report.log_series import Series
-from drivetrain.report.record import MissingRecord, Record
+from drivetrain.report.record import MissingRecord, Record, Summary
 from drivetrain.report.sections.advice import advice_section
-from drivetrain.report.sections.baselines import baselines_section
-from drivetrain.report.sections.explanation import explanation_sections
-from drivetrain.report.sections.machine import machine_section, time_section
-from drivetrain.report.sections.mistakes import worst_sections
-from drivetrain.report.sections.numbers import number_sections
-from drivetrain.report.sections.operators import operators_section
+from drivetrain.report.sections.machine import machine_section, operators_section, ranks_section, time_section
+from drivetrain.report.sections.mistakes import explanation_sections, number_sections, worst_sections
 from drivetrain.report.sections.plan import effective_section, notes_section, plan_section
-from drivetrain.report.sections.provenance import provenance_section
-from drivetrain.report.sections.ranks import ranks_section
-from drivetrain.report.sections.tested_model import final_test_section
-from drivetrain.report.summary import Summary
-from drivetrain.system.run_records import Best, read_number
+from drivetrain.system.run_records import Best, read_mapping, read_number
 
 _TITLES = {
     "loss": "Loss",
@@ -73,7 +54,7 @@ def list_sections(record: Record, summary: Summary) -> list[Section]:
     candidates = [
         next_section(record, summary),
         advice_section(record, summary),
-        curves_section(record.metrics, record.extension, summary.best, record.epoch_steps),
+        curves_section(record, summary.best),
         baselines_section(record, summary),
         final_test_section(record, summary),
         *(confusion_section(confusion) for confusion in read_confusions(record.result.get("confusion"))),
@@ -105,32 +86,23 @@ def next_section(record: Record, summary: Summary) -> Section | None:
     return None
 
 
-def curves_section(
-    metrics: Mapping[str, Series],
-    extension: Mapping[str, Any] | None = None,
-    best: Best | None = None,
-    epoch_steps: float | None = None,
-) -> Section | None:
+def curves_section(record: Record, best: Best | None) -> Section | None:
     """A plot for each kind of value; series of the same kind share it. The step whose weights were kept is marked.
 
     Args:
-        metrics: series over optimizer steps, by name.
-        extension: the run that this one continues, and the step from which.
         best: the evaluation whose weights were kept.
-        epoch_steps: optimizer steps of an epoch, to show epochs on the axis; None shows steps.
     """
-    scale = 1.0 if epoch_steps is None else 1 / epoch_steps
-    start_step = read_number(extension or {}, "step")
+    scale = 1.0 if record.epoch_steps is None else 1 / record.epoch_steps
     start_mark: tuple[tuple[str, float], ...] = ()
-    if extension is not None and start_step is not None:
-        start_mark = ((format_json(extension.get("run")), scale * start_step),)
+    if (start_step := read_number(record.extension, "step")) is not None:
+        start_mark = ((format_json(record.extension.get("run")), scale * start_step),)
     weights_mark = () if best is None or best.step is None else (("kept weights", scale * best.step),)
     groups: dict[str, list[Series]] = {}
-    for key, series in metrics.items():
+    for key, series in record.metrics.items():
         source, _, kind = key.rpartition("/")
         if series:
             groups.setdefault(kind, []).append(series.scale(format_json(source or kind), scale))
-    axis = "step" if epoch_steps is None else "epoch"
+    axis = "step" if record.epoch_steps is None else "epoch"
     plots = {
         kind: _make_plot(kind, axis, group, start_mark if kind in NOT_EVALUATED else (*start_mark, *weights_mark))
         for kind, group in groups.items()
@@ -160,7 +132,7 @@ def confusion_section(confusion: Confusion) -> Section:
     """The matrix, the most frequent mistakes and, with many classes, the weakest ones."""
     share_right = confusion.hits / max(1, confusion.total)
     right = f"{format_number(confusion.hits)} of {format_number(confusion.total)} validation samples correct ({format_share(share_right)})"
-    blocks: list[Block] = [Text(f"{right}. Rows: true class. Columns: predicted class."), ConfusionMatrix(confusion)]
+    blocks: list[Block] = [Text(f"{right}. Rows: true class. Columns: predicted class."), confusion]
     mistakes = tuple(
         (shorten(truth, 60), shorten(guess, 60), format_number(count), format_share(part))
         for truth, guess, count, part in confusion.list_mistakes()
@@ -209,19 +181,16 @@ def events_section(events: list[Mapping[str, object]]) -> Section | None:
     """What happened beside the steps: signals, retries, fallbacks."""
     if not events:
         return None
-    rows = tuple(
-        (_format_moment(e.get("time")), format_json(e.get("kind")), shorten(format_json(e.get("text")), 500))
-        for e in events
-    )
-    blocks: list[Block] = [Table(("time", "kind", "event"), rows[-_MAX_EVENTS:])]
+    rows = []
+    for event in events:
+        time = event.get("time")
+        moment = format_duration(time) if isinstance(time, float) and time < 1e9 else format_json(time)
+        rows.append((moment, format_json(event.get("kind")), shorten(format_json(event.get("text")), 500)))
+    blocks: list[Block] = [Table(("time", "kind", "event"), tuple(rows[-_MAX_EVENTS:]))]
     if len(rows) > _MAX_EVENTS:
         text = f"The last {_MAX_EVENTS} of {len(rows)} events; events.jsonl contains all of them."
         blocks.insert(0, Text(text, Tone.QUIET))
     return Section("events", "Events", tuple(blocks))
-
-
-def _format_moment(value: object) -> str:
-    return format_duration(value) if isinstance(value, float) and value < 1e9 else format_json(value)
 
 
 def gaps_section(gaps: list[MissingRecord]) -> Section | None:
@@ -244,7 +213,10 @@ def spec_section(record: Record) -> Section | None:
         "started": "started",
         "ended": "ended",
     }
-    rows = tuple((name, format_json(_join_words(state[key]))) for key, name in keys.items() if state.get(key))
+    values = ((name, state[key]) for key, name in keys.items() if state.get(key))
+    rows = tuple(
+        (name, format_json(shlex.join(map(str, value)) if isinstance(value, list) else value)) for name, value in values
+    )
     blocks: list[Block] = [Table(("item", "value"), rows)] if rows else []
     if record.text:
         text = (
@@ -254,5 +226,65 @@ def spec_section(record: Record) -> Section | None:
     return Section("spec", "Job spec", tuple(blocks), is_folded=True) if blocks else None
 
 
-def _join_words(value: object) -> object:
-    return shlex.join(map(str, value)) if isinstance(value, list) else value
+def final_test_section(record: Record, summary: Summary) -> Section | None:
+    """Metrics of the test beside those of the best validation; None without a test."""
+    if not summary.test:
+        return None
+    test = record.result["test"]
+    validation_metrics = read_mapping(read_mapping(record.result, "best"), "metrics")
+    rows = []
+    for name, value in summary.test.items():
+        metric = name.removeprefix("test/")
+        validation_value = read_number(validation_metrics, f"validation/{metric}")
+        validation = "-" if validation_value is None else format_number(validation_value)
+        rows.append((format_json(metric), format_number(value), validation))
+    about = f"{format_number(read_number(test, 'samples'))} samples of {format_json(test.get('data'))}, evaluated once, after the training."
+    blocks: list[Block] = [Text(about, Tone.QUIET), Table(("metric", "test", "validation"), tuple(rows))]
+    blocks += read_confusions(test.get("confusion"))
+    tables = read_label_tables(test.get("confusion"))
+    blocks += [Table(HEADER, tuple(row.format_cells() for row in table.rows)) for table in tables]
+    return Section("test", "Final test", tuple(blocks))
+
+
+_CHANGED = "-changed"
+"""Ends a commit from which files differed; the word of provenance.json."""
+_MAX_CODE_FILES = 30
+"""Files of code that are named."""
+
+
+def provenance_section(record: Record) -> Section | None:
+    """Commit, image, versions, and the SHA-256 of data, code, spec, plan and weights."""
+    provenance = record.provenance
+    if not provenance:
+        return None
+    command = f"`drivetrain reproduce {record.name}` trains it again from these, and compares every bit."
+    table = Table(("item", "value"), tuple(_list_rows(provenance)))
+    tone = Tone.QUIET
+    return Section("provenance", "Made from", (table, Text(command, tone)), is_folded=True)
+
+
+def _list_rows(provenance: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    yield "commit of the job's folder", _describe_commit(provenance.get("commit"))
+    later_commits = provenance.get("later_commits")
+    for later in later_commits if isinstance(later_commits, list) else ():
+        yield "commit when it was resumed", _describe_commit(later)
+    image = read_mapping(provenance, "image")
+    yield "image", " ".join(filter(None, (format_json(image.get(key) or "") for key in ("name", "id")))) or "none"
+    versions = {name: provenance.get(name) for name in ("drivetrain", "python", "torch") if provenance.get(name)}
+    yield "versions", ", ".join(f"{name} {format_json(version)}" for name, version in versions.items())
+    data = read_mapping(provenance, "data")
+    yield from ((f"SHA-256 of {format_json(key)}", format_json(digest)) for key, digest in data.items())
+    code = list(read_mapping(provenance, "code").items())
+    yield from ((f"SHA-256 of {format_json(name)}", format_json(digest)) for name, digest in code[:_MAX_CODE_FILES])
+    if code[_MAX_CODE_FILES:]:
+        yield "more code", f"{len(code) - _MAX_CODE_FILES} files, in provenance.json"
+    for key, name in (("spec", "the resolved spec"), ("plan", "the plan's values"), ("model", "the weights")):
+        if provenance.get(key):
+            yield f"SHA-256 of {name}", format_json(provenance[key])
+
+
+def _describe_commit(commit: object) -> str:
+    if not commit:
+        return "not under git"
+    text = format_json(commit)
+    return f"{text.removesuffix(_CHANGED)}, with changes that are not committed" if text.endswith(_CHANGED) else text

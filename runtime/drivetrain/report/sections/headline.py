@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from drivetrain.job.formatting import DETAILED_METRICS
+from drivetrain.report.baseline_results import compare_best
 from drivetrain.report.blocks import Headline, Tile, Tone
 from drivetrain.report.formatting import format_duration, format_json, format_number, format_score
-from drivetrain.report.record import Record
-from drivetrain.report.sections.baselines import compare_best
+from drivetrain.report.record import Record, Summary, describe_exit
 from drivetrain.report.sections.plan import list_differences
-from drivetrain.report.summary import Summary
 from drivetrain.system.units import format_bytes
 
 _TONES = {"done": Tone.GOOD, "failed": Tone.BAD, "stopped": Tone.WARN, "running": Tone.WARN, "unknown": Tone.WARN}
@@ -16,13 +15,19 @@ _TONES = {"done": Tone.GOOD, "failed": Tone.BAD, "stopped": Tone.WARN, "running"
 
 def make_headline(record: Record, summary: Summary) -> Headline:
     """The top of the report."""
-    best = summary.best
+    best, ending = summary.best, describe_ending(summary)
+    if record.state and not record.result and record.metrics:
+        ending += "; the numbers come from its logs, since it has not written its result"
+    what = [summary.job, summary.task]
+    run, epoch, step = (record.extension.get(key) for key in ("run", "epoch", "step"))
+    if run:
+        what.append(f"continues {format_json(run)} after epoch {format_json(epoch)}, step {format_json(step)}")
     return Headline(
         run=record.name,
-        what=" · ".join([summary.job, summary.task, *_describe_continuation(record)]),
+        what=" · ".join(what),
         status=summary.status,
         tone=_TONES.get(summary.status, Tone.WARN),
-        ending=describe_ending(summary) + _describe_source(record),
+        ending=ending,
         value=format_score(best.metric, best.value) if best else "no result",
         label="; ".join(filter(None, (_format_label(summary), describe_baselines(record, summary)))),
         tiles=tuple(_make_tiles(summary, record)),
@@ -36,24 +41,13 @@ def describe_baselines(record: Record, summary: Summary) -> str:
     return comparison.describe_verdict() if comparison else ""
 
 
-def _describe_continuation(record: Record) -> list[str]:
-    run, epoch, step = (record.extension.get(key) for key in ("run", "epoch", "step"))
-    return [f"continues {format_json(run)} after epoch {format_json(epoch)}, step {format_json(step)}"] if run else []
-
-
 def describe_ending(summary: Summary) -> str:
     """How the run ended."""
     if summary.status == "running" and summary.exit_code is None:
         return "still running, or killed before it could record its end"
     code = "" if summary.exit_code is None else f"exit {summary.exit_code}: "
     reason = f"; {summary.stopped_because}" if summary.stopped_because else ""
-    return f"{code}{summary.describe_exit()}{reason}"
-
-
-def _describe_source(record: Record) -> str:
-    """The source of the numbers of a run that did not finish."""
-    begun = record.state and not record.result and record.metrics
-    return "; the numbers come from its logs, since it has not written its result" if begun else ""
+    return f"{code}{describe_exit(summary.exit_code)}{reason}"
 
 
 def list_alerts(record: Record) -> list[tuple[str, str]]:

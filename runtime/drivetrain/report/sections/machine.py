@@ -1,17 +1,19 @@
-"""The machine's resources, what this run was allowed, and how it used them over time."""
+"""The machine's resources, what this run was allowed, and how it used them: over time, by operator, by process."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from drivetrain.hardware.facts import Hardware
 from drivetrain.job.workload import format_flop
 from drivetrain.report.blocks import Block, Curves, Section, StackedBar, Table, Text, Tone
-from drivetrain.report.formatting import format_duration, format_json, format_share
+from drivetrain.report.formatting import format_duration, format_json, format_number, format_share, shorten
 from drivetrain.report.log_series import REPORTED_SHARE, CpuStarvation, Series, measure_starvation
-from drivetrain.report.summary import Summary
+from drivetrain.report.record import Summary
 from drivetrain.system.units import format_bytes
+from drivetrain.tracking.rank_record import RankRecord, compute_exchange, compute_usual_speed, find_slowest
 
 _PHASES = {"train": "backward", "evaluate": "evaluation", "tune": "tuning"}
 """Names of phases if the trainer times forward, backward and update separately."""
@@ -247,3 +249,99 @@ def _choose_time_unit(seconds: float) -> tuple[str, float]:
     if seconds < 300:
         return "seconds", 1.0
     return ("minutes", 1 / 60) if seconds < 3 * 3600 else ("hours", 1 / 3600)
+
+
+# The first word that occurs in an operator's name counts: mkldnn contains mkl.
+_LIBRARIES = {
+    "mkldnn": "oneDNN",
+    "onednn": "oneDNN",
+    "mkl": "MKL",
+    "cudnn": "cuDNN",
+    "cublas": "cuBLAS",
+    "triton": "Triton",
+    "aten::": "torch",
+}
+
+
+def operators_section(trace: Mapping[str, Any]) -> Section | None:
+    """The most expensive operators of the profiled steps; None if nothing was profiled."""
+    try:
+        steps, total = int(trace["steps"]), float(trace["total"])
+        rows = tuple(_format_operator(row, steps, total) for row in trace["operators"])
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):  # a damaged file, or one of no steps
+        return None
+    if not rows:
+        return None
+    where = "kernels on the GPU" if trace.get("device") == "cuda" else "operators on the CPU, in the calling thread"
+    text = f"Average of {steps} steps after warm-up, {where}; time without called operators. Open trace.json.gz in Perfetto (ui.perfetto.dev)."
+    table = Table(("operator", "library", "ms per step", "share", "calls per step"), rows)
+    return Section("operators", "Slowest operators", (Text(text, Tone.QUIET), table))
+
+
+def _format_operator(row: Mapping[str, Any], steps: int, total: float) -> tuple[str, ...]:
+    name, seconds = format_json(row["name"]), float(row["seconds"])
+    calls = int(row["calls"]) / steps
+    return (
+        shorten(name, 80),
+        next((library for word, library in _LIBRARIES.items() if word in name.lower()), ""),
+        f"{seconds / steps * 1000:.3g}",
+        format_share(seconds / total),
+        format_number(round(calls)) if calls >= 1 else f"{calls:.1f}",
+    )
+
+
+MAX_ROWS = 64
+"""Largest number of rows."""
+
+
+def ranks_section(records: Sequence[RankRecord]) -> Section | None:
+    """The processes as a table, the slowest first if there are too many."""
+    if len(records) < 2:
+        return None
+    slowest_rank = find_slowest(records)
+    shown_records = records if len(records) <= MAX_ROWS else sorted(records, key=lambda record: record.speed)[:MAX_ROWS]
+    columns = ("rank", "node", "computes on", "samples", "samples/s of its own", "computing", "waiting for data")
+    table = Table(
+        (*columns, "waiting for others, sending", "peak memory"),
+        tuple(_format_rank(record) for record in shown_records),
+        {row: Tone.WARN for row, record in enumerate(shown_records) if record is slowest_rank},
+    )
+    omission = f" The {MAX_ROWS} slowest of {len(records)} are listed." if len(records) > MAX_ROWS else ""
+    description = (
+        f"Of the last attempt, without evaluations. Even the process that waits least spent {format_share(compute_exchange(records))} "
+        f"of its time sending and waiting for others.{omission}"
+    )
+    verdict = Text(describe_slowest(records), Tone.WARN if slowest_rank else Tone.GOOD)
+    return Section("ranks", "Processes", (verdict, table, Text(description)))
+
+
+def describe_slowest(records: Sequence[RankRecord]) -> str:
+    """Which process is the slowest, and why."""
+    slowest_rank = find_slowest(records)
+    if slowest_rank is None:
+        return "All processes were about equally fast."
+    waiting = format_share(slowest_rank.share(slowest_rank.data))
+    reason = f", mostly because it waited for data ({waiting} of its time)" if waits_for_data(slowest_rank) else ""
+    return (
+        f"Rank {slowest_rank.rank} on {format_json(slowest_rank.node)} is the slowest, and the others waited for it: it trains "
+        f"{format_number(slowest_rank.speed)} samples/s of its own, the others {format_number(compute_usual_speed(records, slowest_rank))}{reason}."
+    )
+
+
+def waits_for_data(record: RankRecord) -> bool:
+    """Whether a process waits for data longer than it computes."""
+    return record.data > record.computing
+
+
+def _format_rank(record: RankRecord) -> tuple[str, ...]:
+    gpu_memory = f", GPU {format_bytes(record.gpu_memory)}" if record.gpu_memory else ""
+    memory = format_bytes(record.peak_memory) + gpu_memory
+    return (
+        str(record.rank),
+        format_json(record.node),
+        f"{format_json(record.chip)}, {record.threads} {'thread' if record.threads == 1 else 'threads'}",
+        format_number(record.samples),
+        format_number(record.speed),
+        *(format_share(record.share(part)) for part in (record.computing, record.data, record.others)),
+        memory,
+    )

@@ -1,15 +1,16 @@
-"""The worst mistakes, those with the highest probability, with pictures or texts."""
+"""Single samples: the worst mistakes, predicted numbers against the true ones, and what the model looks at."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from math import isfinite
 from typing import Any
 
-from drivetrain.report.blocks import Block, Gallery, SamplePicture, Section, Table, Text, Tone
-from drivetrain.report.formatting import format_json, format_share, shorten
+from drivetrain.report.blocks import Block, Dot, Gallery, SamplePicture, Scatter, Section, Table, Text, Tone
+from drivetrain.report.formatting import align_numbers, format_json, format_number, format_share, shorten
 from drivetrain.system.printable import printable
-from drivetrain.system.run_records import read_objects
+from drivetrain.system.run_records import read_integer, read_mapping, read_number, read_objects
 
 _BASE64 = re.compile(r"[A-Za-z0-9+/]{8,60000}={0,2}")
 _KINDS = {"iVBORw0KGgo": "image/png", "/9j/": "image/jpeg"}
@@ -51,3 +52,120 @@ def read_photo(row: Mapping[str, Any]) -> SamplePicture | None:
     kind = next((kind for start, kind in _KINDS.items() if data.startswith(start)), "")
     is_valid = kind and _BASE64.fullmatch(data)
     return SamplePicture(title, truth, answer, probability, f"data:{kind};base64,{data}" if is_valid else "")
+
+
+MAX_PLOTS = 6
+"""Columns of numbers that have a plot."""
+
+
+def number_sections(confusion: object, mistakes: Mapping[str, object]) -> Iterator[Section]:
+    """A section for each head of numbers in the evaluation whose weights were kept.
+
+    Args:
+        confusion: of result.json: by head the columns, and pairs of true and predicted numbers.
+        mistakes: of mistakes.json: by head the samples with the largest errors.
+    """
+    for head, record in confusion.items() if isinstance(confusion, Mapping) else ():
+        if not isinstance(record, Mapping) or "pairs" not in record:
+            continue
+        columns = [printable(str(name)) for name in record.get("columns") or ()]
+        blocks: list[Block] = [*_plots(columns, record["pairs"])]
+        error_rows = [row for item in read_objects(mistakes, head) if (row := _error_row(item, columns))]
+        if error_rows:
+            blocks.append(
+                Text("The samples with the largest errors, relative to the spread of the training data.", Tone.QUIET)
+            )
+            blocks.append(Table(("sample", "column", "true", "predicted", "error"), tuple(error_rows)))
+        if blocks:
+            of_head = f" of {format_json(head)}" if head else ""
+            yield Section(f"numbers{of_head.replace(' ', '-')}", f"Predicted against true{of_head}", tuple(blocks))
+
+
+def _plots(columns: list[str], pairs: object) -> Iterator[Scatter]:
+    """A plot for each column: each validation sample of a fixed choice is a dot, on the diagonal if it is right."""
+    for index, column in enumerate(columns[:MAX_PLOTS]):
+        dots = tuple(dot for pair in (pairs if isinstance(pairs, list) else ()) if (dot := _dot(pair, index)))
+        if dots:
+            title = f"{column}: predicted, over the true value, of {len(dots):,} samples"
+            yield Scatter(title, "true", dots, (("sample", Tone.PLAIN),), has_diagonal=True)
+
+
+def _dot(pair: Any, index: int) -> Dot | None:
+    try:
+        truth, answer = float(pair[0][index]), float(pair[1][index])
+    except (IndexError, KeyError, TypeError, ValueError):
+        return None
+    return Dot(truth, answer, "sample") if isfinite(truth) and isfinite(answer) else None
+
+
+def _error_row(row: Any, columns: list[str]) -> tuple[str, ...] | None:
+    """The column of a sample with its largest relative error, and what was predicted."""
+    try:
+        errors = [
+            (float(answer) - float(truth), float(truth), float(answer))
+            for truth, answer in zip(row["truth"], row["answer"], strict=True)
+        ]
+        column = int(row.get("column", 0))
+        error, truth, answer = errors[column]
+        return (
+            shorten(printable(str(row["title"])), 160),
+            columns[column],
+            f"{truth:.4g}",
+            f"{answer:.4g}",
+            f"{error:+.4g}",
+        )
+    except (IndexError, KeyError, TypeError, ValueError):
+        return None
+
+
+MAX_COLUMNS = 40
+"""Columns that are listed; explanation.json has all."""
+
+
+def explanation_sections(explanation: Mapping[str, Any]) -> Iterator[Section]:
+    """The sections on the content of explanation.json, as `drivetrain evaluate --explain` writes it."""
+    importance = read_mapping(explanation, "importance")
+    if columns := read_columns(explanation):
+        yield _make_importance_section(importance, columns)
+    if photos := [photo for row in read_objects(explanation, "maps") if (photo := read_photo(row))]:
+        text = Text(
+            "Where the network saw the class that it predicted (LayerCAM of the last convolutions): nothing where the picture is "
+            "unchanged, most where it is yellow. First the most confident mistakes, then some right ones."
+            + _describe_empty_maps(read_integer(explanation, "empty_maps") or 0),
+            Tone.QUIET,
+        )
+        fits = sum(len(photo.data) for photo in photos) <= MAX_CHARACTERS
+        yield Section("heat-maps", "Where the network looked", (text, make_sample_block(photos, fits)))
+
+
+def _describe_empty_maps(count: int) -> str:
+    return f" {count} of the maps are empty: no place speaks for the predicted class." if count else ""
+
+
+def read_columns(explanation: Mapping[str, Any]) -> list[tuple[str, float, float]]:
+    """Name, importance and its standard deviation of each column; what is damaged is left out."""
+    rows = read_objects(read_mapping(explanation, "importance"), "columns")
+    columns = [(row.get("column"), read_number(row, "mean"), read_number(row, "spread")) for row in rows]
+    return [
+        (printable(str(name)), mean, spread)
+        for name, mean, spread in columns
+        if name is not None and mean is not None and spread is not None
+    ]
+
+
+def _make_importance_section(importance: Mapping[str, Any], columns: list[tuple[str, float, float]]) -> Section:
+    metric, listed = format_json(importance.get("metric")), columns[:MAX_COLUMNS]
+    rows, count = read_integer(importance, "rows"), read_integer(importance, "of")
+    about = (
+        f"How much worse {metric} ({format_number(read_number(importance, 'value'))}) gets if the values of a column are permuted: the "
+        f"mean and the standard deviation of {format_number(read_integer(importance, 'repetitions'))} permutations, on "
+        f"{format_number(rows)} of {format_number(count)} validation rows. Columns that say the same share their importance."
+    )
+    numbers = align_numbers([mean for _, mean, _ in listed]), align_numbers([spread for _, _, spread in listed])
+    names = [shorten(name, 60) for name, _, _ in listed]
+    # What is within two deviations of nothing may be chance.
+    tones = {index: Tone.QUIET for index, (_, mean, spread) in enumerate(listed) if mean <= 2 * spread}
+    hidden = [Text(f"{len(columns) - len(listed):,} more are in explanation.json.", Tone.QUIET)]
+    table = Table(("column", "worse by", "deviation"), tuple(zip(names, *numbers, strict=True)), tones)
+    blocks = (Text(about, Tone.QUIET), table, *(hidden if len(columns) > len(listed) else ()))
+    return Section("importance", "Importance of the columns", blocks)

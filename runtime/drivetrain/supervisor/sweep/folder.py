@@ -25,7 +25,7 @@ from drivetrain.report import swept
 from drivetrain.report.swept import State, SweepResult, Trial
 from drivetrain.storage.remote_address import is_remote
 from drivetrain.supervisor import run_folder, same_conditions
-from drivetrain.supervisor.spec_difference import MAY_CHANGE_ON_RESUME, diff_stored_spec, spec_text
+from drivetrain.supervisor.run_folder import MAY_CHANGE_ON_RESUME, diff_stored_spec, spec_text
 from drivetrain.supervisor.sweep.study import Study
 from drivetrain.system.console import say
 from drivetrain.system.files import USER_RWX, make_folder, write_text
@@ -95,7 +95,8 @@ def _open_same_sweep(path: Path, job: Job, metric: str, plain: bool) -> Study | 
     Raises:
         CheckpointError: if it is unfinished and was another one.
     """
-    trial_count = _count_requested_trials(path)
+    # There is no file if it was killed before it was written.
+    trial_count = read_integer(read_mapping(read_stored_spec(path, SWEEP_FILE).data, "sweep"), "trials") or 0
     lines = diff_stored_spec(path, job, MAY_CHANGE_IN_SWEEP, "the sweep so far", SWEEP_FILE)
     study = Study(path, job, metric)
     before = study.setting("plain", plain)
@@ -129,12 +130,6 @@ def trial_folder(sweep: Path, number: int) -> Path | None:
 def trial_folders(sweep: Path, count: int) -> Iterator[Path]:
     """The run folders of the first trials, of those that have one."""
     return (run for number in range(count) if (run := trial_folder(sweep, number)))
-
-
-def _count_requested_trials(path: Path) -> int:
-    """How many trials the sweep was last asked for."""
-    # There is no file if it was killed before it was written.
-    return read_integer(read_mapping(read_stored_spec(path, SWEEP_FILE).data, "sweep"), "trials") or 0
 
 
 def _find_changed_file(path: Path, study: Study, job: Job) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -67,7 +68,9 @@ class Study:
             else optuna.pruners.NopPruner()
         )
         try:
-            _truncate_incomplete_line(path)
+            # Optuna would write the next line behind one that a power loss left incomplete.
+            if path.exists() and not (content := path.read_bytes()).endswith(b"\n"):
+                os.truncate(path, content.rfind(b"\n") + 1)
             # We hold the lock of the folder; one of Optuna's that a killed process left would hold us up for 30 s.
             no_lock: Any = _NoLock()
             self.storage = JournalStorage(JournalFileBackend(str(path), lock_obj=no_lock))
@@ -106,7 +109,10 @@ class Study:
 
     def values(self, trial: FrozenTrial) -> dict[str, JsonValue]:
         """The values of a trial by key, in the order in which they are set."""
-        return {p.key: _decode_value(p, trial.params[p.key]) for p in self.parameters}
+        return {
+            p.key: next((c for c in p.choices if _encode_choice(c) == trial.params[p.key]), trial.params[p.key])
+            for p in self.parameters
+        }
 
     def note(self, number: int, epoch: int, value: float) -> bool:
         """Record the metric after an epoch, from 0 on; returns whether the trial is to be ended."""
@@ -169,27 +175,12 @@ def _encode_choice(choice: JsonValue) -> bool | int | float | str | None:
     return json.dumps(choice, ensure_ascii=False) if isinstance(choice, list | dict) else choice
 
 
-def _decode_value(parameter: Parameter, stored: JsonValue) -> JsonValue:
-    """A value as the spec takes it."""
-    return next((choice for choice in parameter.choices if _encode_choice(choice) == stored), stored)
-
-
 def _count_warmup_epochs(job: Job) -> int:
     ranges = {parameter.key: parameter for parameter in job.parameters}
     longest = ranges.get("train.epochs")
-    epochs = job.train.epochs if longest is None else max(longest.high, *_select_numbers(longest.choices), 1)
+    numbers = [choice for choice in longest.choices if isinstance(choice, int | float)] if longest else []
+    epochs = job.train.epochs if longest is None else max(longest.high, *numbers, 1)
     return max(1, int(UNPRUNED_SHARE * epochs))
-
-
-def _select_numbers(values: Sequence[JsonValue]) -> list[float]:
-    return [value for value in values if isinstance(value, int | float)]
-
-
-def _truncate_incomplete_line(path: Path) -> None:
-    """Remove a line that a power loss left incomplete; Optuna would write the next one behind it."""
-    if path.exists() and not (content := path.read_bytes()).endswith(b"\n"):
-        with path.open("r+b") as file:
-            file.truncate(content.rfind(b"\n") + 1)
 
 
 class _NoLock:

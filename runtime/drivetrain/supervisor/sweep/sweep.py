@@ -23,7 +23,7 @@ from drivetrain.job.values import parse_duration
 from drivetrain.job_spec.spec_source import COPY_VARIABLE, SpecSource
 from drivetrain.plan import show_plan
 from drivetrain.report import swept
-from drivetrain.report.summary import describe_exit
+from drivetrain.report.record import describe_exit
 from drivetrain.supervisor import baseline_run, run_folder
 from drivetrain.supervisor.sweep import folder as folders
 from drivetrain.supervisor.sweep.study import check_installed
@@ -62,10 +62,6 @@ class SweepRequest:
     plain: bool = False
     new: bool = False
 
-    def all_assignments(self) -> tuple[str, ...]:
-        """The values over the file, with those of the options."""
-        return (*self.assignments, *([f"sweep.trials={self.trials}"] if self.trials is not None else []))
-
 
 def sweep(request: SweepRequest) -> int:
     """Train all trials that are not done; returns 0, or the exit code of what ended the sweep before.
@@ -77,7 +73,8 @@ def sweep(request: SweepRequest) -> int:
         DrivetrainError: for every problem of a trial that is found before its trainer starts.
     """
     signals.stop_early()
-    source = SpecSource(request.spec, request.all_assignments()).read()
+    trials = [f"sweep.trials={request.trials}"] if request.trials is not None else []
+    source = SpecSource(request.spec, (*request.assignments, *trials)).read()
     job = source.load()
     if job.sweep is None:
         raise SpecError(f"{request.spec}: sweep: is missing", "the keys to vary, with their ranges", f"add `{EXAMPLE}`")
@@ -137,31 +134,23 @@ class _Sweep:
         def note(epoch: int, value: float) -> bool:
             return self.study.note(number, epoch, value) and epoch + 1 < job.train.epochs
 
-        if self._was_ended(number, job, note):
+        def find_folder() -> Path | None:
+            return folders.trial_folder(self.sweep_folder.path, number)
+
+        # The rows of a killed attempt may decide that the trial is to be ended.
+        if any(note(*evaluated) for evaluated in EpochReader(find_folder, self.metric).read_new()):
             return self._record_pruned(number)
         run = run_folder.find_finished(self.sweep_folder.path, job)
         code, ended = 0, False
         if run is None:
             shown_plan = (folders.trial_folder(self.sweep_folder.path, 0) or self.sweep_folder.path) / PLAN_FILE
-            code, ended = train_trial(
-                self.source,
-                options,
-                forward,
-                lambda: folders.trial_folder(self.sweep_folder.path, number),
-                self.metric,
-                note,
-                shown_plan,
-            )
+            reader = EpochReader(find_folder, self.metric)
+            code, ended = train_trial(self.source, options, forward, reader, note, shown_plan)
         if ended:
             return self._record_pruned(number)
         if code in TRIAL_FAILURES and not forward.sent:
             return self._record_failed(number, f"exit code {code}: {describe_exit(code)}")
         return code or self._record_complete(number)
-
-    def _was_ended(self, number: int, job: Job, note: Note) -> bool:
-        """Whether the rows of a killed attempt decide that the trial is to be ended."""
-        folder = folders.trial_folder(self.sweep_folder.path, number)
-        return folder is not None and any(note(*evaluated) for evaluated in EpochReader(folder, self.metric).read_new())
 
     def _record_complete(self, number: int) -> int:
         folder = folders.trial_folder(self.sweep_folder.path, number)
@@ -218,17 +207,25 @@ class _Sweep:
 
 
 class EpochReader:
-    """Reads the metric of each epoch once from the metrics of a run that is being trained."""
+    """Reads the metric of each epoch once from the metrics of a run that is being trained.
 
-    def __init__(self, run: Path, metric: str) -> None:
-        self.tail, self.metric = JsonLinesTail(RunFiles(run), METRICS_FILE), metric
+    Args:
+        find_folder: returns the run folder, once there is one.
+        metric: to read.
+    """
+
+    def __init__(self, find_folder: Callable[[], Path | None], metric: str) -> None:
+        self.find_folder, self.metric = find_folder, metric
+        self.tail: JsonLinesTail | None = None
         self.last_epoch = -1
         """The last epoch that was read."""
 
     def read_new(self) -> Iterator[tuple[int, float]]:
         """Epochs that were evaluated since the last call, with their metric."""
+        if self.tail is None and (folder := self.find_folder()):
+            self.tail = JsonLinesTail(RunFiles(folder), METRICS_FILE)
         # A resumed run writes the file anew, with the same rows up to its checkpoint.
-        for row in self.tail.read()[0]:
+        for row in self.tail.read()[0] if self.tail else ():
             epoch, value = read_integer(row, "epoch"), parse_number(row.get(self.metric))
             if epoch is not None and value is not None and epoch > self.last_epoch:
                 self.last_epoch = epoch
@@ -239,8 +236,7 @@ def train_trial(
     source: SpecSource,
     options: Sequence[str],
     forward: SignalForwarder,
-    path: Callable[[], Path | None],
-    metric: str,
+    reader: EpochReader,
     note: Note,
     shown_plan: Path,
 ) -> tuple[int, bool]:
@@ -250,19 +246,14 @@ def train_trial(
         source: the job file, and the copy from which all trials are trained.
         options: those of `drivetrain train`.
         forward: forwards signals to the training.
-        path: its run folder, once there is one.
-        metric: to watch.
+        reader: of the epochs of this trial.
         note: decides after each epoch.
         shown_plan: the plan of the first trial, which is not shown again.
     """
-    reader: EpochReader | None = None
     ended = False
 
     def check_new_epochs() -> bool:
-        nonlocal reader
-        if reader is None and (folder := path()):
-            reader = EpochReader(folder, metric)
-        return any(note(epoch, value) for epoch, value in (reader.read_new() if reader else ()))
+        return any(note(epoch, value) for epoch, value in reader.read_new())
 
     def wait(child: subprocess.Popen[bytes]) -> int:
         nonlocal ended

@@ -24,19 +24,21 @@ from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.plan.plan import read_plan
 from drivetrain.report import tradeoffs_page
 from drivetrain.report.formatting import format_duration
-from drivetrain.report.summary import describe_exit
+from drivetrain.report.record import describe_exit
 from drivetrain.supervisor import run_folder, same_conditions, supervisor
 from drivetrain.supervisor.supervisor import TrainRequest
 from drivetrain.supervisor.sweep.sweep import TRIAL_FAILURES, WITHOUT_SWEEP
-from drivetrain.supervisor.tradeoffs.measurement import (
+from drivetrain.supervisor.tradeoffs.variants import (
+    BASELINE,
     Measured,
+    Variant,
     choose_survivors,
     compare,
     find_front,
+    list_variants,
     measure_other_seconds,
     read_training,
 )
-from drivetrain.supervisor.tradeoffs.variants import BASELINE, Variant, list_variants
 from drivetrain.system.console import redirect_output, say
 from drivetrain.system.files import make_folder
 from drivetrain.system.run_files import PREPROCESSING_FILE, RunFiles
@@ -191,7 +193,8 @@ class _Tradeoffs:
         """The assignments and the job of a training; without `epochs` that of all of them."""
         changes = [*row.variant.assignments(), f"train.seed={seed}", *WITHOUT_SWEEP]
         if epochs:
-            changes += [f"name={_name_run(row.variant, epochs, seed)}", f"train.epochs={epochs}"]
+            name = row.variant.name.replace(" ", "-")
+            changes += [f"name={name}-e{epochs}-s{seed}", f"train.epochs={epochs}"]
         assignments = (*self.request.assignments, *changes)
         return assignments, replace(self.source, assignments=assignments).load()
 
@@ -281,7 +284,3 @@ class _Tradeoffs:
             say(line)
         say(f"tradeoffs: {self.folder}/tradeoffs.html")
         return 0
-
-
-def _name_run(variant: Variant, epochs: int, seed: int) -> str:
-    return f"{variant.name.replace(' ', '-')}-e{epochs}-s{seed}"

@@ -34,7 +34,8 @@ def render(view: RunView, width: int) -> RenderableType:
         width: columns of the terminal.
     """
     width = min(width, MAX_COLUMNS)
-    rows = [_render_title(view, width), _render_plan(view), Text(), *_render_rows(view, width)]
+    plan = Text(f"{'plan':<{_LABEL}}{' · '.join(view.plan) or 'all optimizations off'}", style="dim")
+    rows = [_render_title(view, width), plan, Text(), *_render_rows(view, width)]
     rows += [Text(f"{event}", style="yellow") for event in view.events]
     for row in rows:
         row.no_wrap, row.overflow = True, "ellipsis"
@@ -67,10 +68,6 @@ def _render_title(view: RunView, width: int) -> Text:
     text.truncate(max(0, width - len(right) - 2), overflow="ellipsis", pad=True)
     text.append(f"  {right}", style=f"not bold {_STYLES.get(view.status, '')}".strip())
     return text
-
-
-def _render_plan(view: RunView) -> Text:
-    return Text(f"{'plan':<{_LABEL}}{' · '.join(view.plan) or 'all optimizations off'}", style="dim")
 
 
 def _render_rows(view: RunView, width: int) -> list[Text]:
@@ -114,16 +111,8 @@ def _render_sensors(view: RunView, shape: int) -> list[Text]:
     if view.speed.last is not None:
         wait = sample.get("input_wait")
         remark = "" if wait is None else f"input wait {wait:.0%}"
-        rows.append(
-            _row(
-                "speed",
-                f"{view.speed.last:,.0f} samples/s",
-                view.speed.draw(shape),
-                remark,
-                shape,
-                warn=(wait or 0) > 0.1,
-            )
-        )
+        value = f"{view.speed.last:,.0f} samples/s"
+        rows.append(_row("speed", value, view.speed.draw(shape), remark, shape, warn=(wait or 0) > 0.1))
     if sample.get("cpu_percent") is not None:
         busy, allowed = sample["cpu_percent"] / 100, view.cpus
         text = f"{busy:.1f} of {allowed:g} busy" if allowed else f"{busy:.1f} busy"

@@ -1,4 +1,4 @@
-"""The live view: a thread that paints a run from its folder during the training, at a limited rate.
+"""The live view: a thread that paints a run from its folder during the training, at a limited rate; `drivetrain watch`.
 
 The picture stays at the bottom of the terminal; text that is printed meanwhile appears above it.
 """
@@ -16,9 +16,12 @@ from typing import Any, TextIO, cast
 
 from rich.console import Console, RenderableType
 
-from drivetrain.system.console import open_console, say
-from drivetrain.tracking.live.dashboard import render
-from drivetrain.tracking.live.run_reader import RunReader
+from drivetrain.job.formatting import format_metric
+from drivetrain.system import file_lock
+from drivetrain.system.console import is_live_terminal, open_console, say
+from drivetrain.system.run_files import JOB_FILE, LOCK_FILE, STATE_FILE, TELEMETRY_FILE, RunFiles
+from drivetrain.tracking.live.dashboard import format_line, render
+from drivetrain.tracking.live.run_reader import RunReader, RunView
 
 LINE_SECONDS = 5.0
 """Seconds between two lines."""
@@ -139,3 +142,73 @@ class _CapturedStream(io.TextIOBase):
         said = "".join(self.text[:count])
         del self.text[:count]
         return said if not said or said.endswith("\n") else said + "\n"
+
+
+END_STATUSES = ("done", "stopped", "failed", "killed")
+QUIET_SECONDS = 5.0
+"""Seconds without a change after which the run's lock is checked; the sensors write every second."""
+
+
+def watch(folder: Path) -> int:
+    """Show a run from its folder alone until it ends, or until Ctrl-C, which does not stop the run. Returns 0.
+
+    Raises:
+        CheckpointError: if there is no such run.
+    """
+    reader = RunReader(folder)
+    try:
+        if is_live_terminal():
+            _paint(reader)
+        else:
+            _print(reader)
+    except KeyboardInterrupt:
+        pass
+    return 0
+
+
+def show_copied(folder: Path) -> int:
+    """Show once the copy of a run elsewhere. Returns 0."""
+    view = RunReader(folder).read()
+    say(format_line(view))
+    say(f"{view.status} at step {view.step} when it was copied last")
+    return 0
+
+
+def _paint(reader: RunReader) -> None:
+    painter = Painter(open_console())
+    try:
+        while True:
+            view = read_view(reader)
+            painter.paint(partial(render, view))
+            if view.status in END_STATUSES:
+                return
+            time.sleep(PAINT_SECONDS)
+    finally:
+        painter.restore_streams()
+
+
+def _print(reader: RunReader) -> None:
+    say(f"watching {reader.view.folder}")
+    while True:
+        view = read_view(reader)
+        say(format_line(view))
+        if view.status in END_STATUSES:
+            best = f", best {view.metric} {format_metric(view.best[0])} after epoch {view.best[1]}" if view.best else ""
+            say(f"{view.status} at step {view.step}{best}")
+            return
+        time.sleep(LINE_SECONDS)
+
+
+def read_view(reader: RunReader) -> RunView:
+    """Read the state; a run whose supervisor was killed could not record its end."""
+    view = reader.read()
+    times = map(RunFiles(view.folder).read_modified, (JOB_FILE, STATE_FILE, TELEMETRY_FILE))
+    idle_seconds = time.time() - max(moment or 0.0 for moment in times)
+    # Trying the lock while a run starts could make that fail, so it is tried only if nothing changes.
+    if (
+        view.status not in END_STATUSES
+        and idle_seconds > QUIET_SECONDS
+        and not file_lock.is_locked(LOCK_FILE, RunFiles(view.folder).open_handle)
+    ):
+        view.status = "killed"
+    return view

@@ -13,6 +13,7 @@ folder that is to be replaced is first renamed (`.old-step-120`); after a kill i
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -28,9 +29,9 @@ from drivetrain.models import safetensors_file
 from drivetrain.models.safetensors_file import Tensors
 from drivetrain.system import run_files
 from drivetrain.system.fault_points import fault_point
-from drivetrain.system.files import blame_storage, storage_error, sync_folder, write_json, write_text
+from drivetrain.system.files import blame_storage, hash_file, storage_error, sync_folder, write_json, write_text
 from drivetrain.system.run_files import RunFiles
-from drivetrain.training.checkpoints import divided_tensors, frozen_weights
+from drivetrain.training.checkpoints import divided_tensors
 from drivetrain.training.checkpoints.manifest import (
     FROZEN_FORMAT,
     MANIFEST,
@@ -74,15 +75,15 @@ def save(
     unfinished = unfinished_folder(final)
     try:
         create_unfinished(unfinished)
-        groups = frozen_weights.split_frozen(tensors, frozen)
+        groups = split_frozen(tensors, frozen)
         for stem, group in groups.items():
             path = unfinished / f"{stem}.safetensors"
-            if stem == frozen_weights.FROZEN_STEM:
-                frozen_weights.link_or_write(folder, path, group)
+            if stem == FROZEN_STEM:
+                link_or_write(folder, path, group)
             else:
                 safetensors_file.write(path, group)
         files = {path.name: describe_file(path) for path in sorted(unfinished.iterdir())}
-        commit(unfinished, final, state, FROZEN_FORMAT if frozen_weights.FROZEN_STEM in groups else PLAIN_FORMAT, files)
+        commit(unfinished, final, state, FROZEN_FORMAT if FROZEN_STEM in groups else PLAIN_FORMAT, files)
     except OSError as error:
         raise storage_error(final, error) from None
     finally:
@@ -185,9 +186,9 @@ def _read_tensors(path: Path) -> dict[str, dict[str, Tensor]]:
     if is_divided(path):
         return divided_tensors.read_whole(path)
     names = [name for name in list_files(path) if name.endswith(".safetensors")]
-    return frozen_weights.join_frozen(
-        {name.removesuffix(".safetensors"): safetensors_file.read(path / name) for name in names}
-    )
+    tensors = {name.removesuffix(".safetensors"): safetensors_file.read(path / name) for name in names}
+    tensors[MODEL_STEM] |= tensors.pop(FROZEN_STEM, {})
+    return tensors
 
 
 def read_state(path: Path) -> dict[str, Any]:
@@ -270,3 +271,43 @@ def _remove_checkpoint(path: Path) -> None:
     trash = path.with_name(f".tmp-{path.name}")
     path.rename(trash)
     shutil.rmtree(trash, ignore_errors=True)
+
+
+FROZEN_STEM = "frozen"
+FROZEN_FILE = f"{FROZEN_STEM}.safetensors"
+MODEL_STEM = "model"
+
+
+def split_frozen(tensors: Mapping[str, Tensors], frozen: Collection[str]) -> dict[str, Tensors]:
+    """The tensors by file, with the frozen tensors of the model moved to a file of their own."""
+    model = tensors[MODEL_STEM]
+    frozen_tensors = {name: value for name, value in model.items() if name in frozen}
+    if not frozen_tensors or len(frozen_tensors) == len(model):
+        return dict(tensors)
+    trained_tensors = {name: value for name, value in model.items() if name not in frozen_tensors}
+    return {**tensors, MODEL_STEM: trained_tensors, FROZEN_STEM: frozen_tensors}
+
+
+def link_or_write(folder: Path, path: Path, tensors: Tensors) -> None:
+    """Create the file `path` as a link to an identical one in a checkpoint of `folder`; write it if there is none.
+
+    Every checkpoint stays complete: it can be verified, copied and removed on its own, and the file system frees the file
+    with its last link. Where the file system has no hard links, the file is written each time. The SHA-256 of both is compared, so a file that was damaged since is not linked.
+
+    Raises:
+        OSError: if it cannot be written.
+    """
+    digest = hashlib.sha256()
+    size = 0
+    for piece in safetensors_file.encode(tensors):
+        digest.update(piece)
+        size += len(piece)
+    for earlier in folder.glob(f"*/{FROZEN_FILE}"):
+        try:
+            if not earlier.is_symlink() and earlier.stat().st_size == size and hash_file(earlier) == digest.hexdigest():
+                os.link(earlier, path)
+                sync_folder(path.parent)
+                return
+        except OSError:  # it cannot be read, or linked: no hard links on this file system, or the limit of one file
+            path.unlink(missing_ok=True)
+    safetensors_file.write(path, tensors)

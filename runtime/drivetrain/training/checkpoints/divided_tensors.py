@@ -7,9 +7,8 @@ So another number of processes, or a single one, reads what it needs. Names are 
 
 from __future__ import annotations
 
-import contextlib
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +78,9 @@ def read_whole(folder: Path) -> dict[str, dict[str, Tensor]]:
     tensors = {
         name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in _read_metadata(folder).items()
     }
-    with _ignore_warning():
+    with warnings.catch_warnings():
+        # A single process reads what several have written.
+        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
         load(tensors, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
     return _group_by_file(tensors)
 
@@ -128,11 +129,3 @@ def _group_by_file(flat: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
         group, _, key = name.partition("/")
         groups.setdefault(group, {})[key] = value
     return groups
-
-
-@contextlib.contextmanager
-def _ignore_warning() -> Iterator[None]:
-    """Ignore torch's warning that a single process reads what several have written."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-        yield

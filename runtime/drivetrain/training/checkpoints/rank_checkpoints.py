@@ -27,20 +27,19 @@ from drivetrain.system.files import storage_error
 from drivetrain.training.checkpoints import checkpoint, divided_tensors
 from drivetrain.training.checkpoints.checkpoint import Loaded
 from drivetrain.training.checkpoints.manifest import DIVIDED_FORMAT, Entry, is_divided
+from drivetrain.training.run import Run
 
 
-def load_latest(ranks: Ranks, folder: Path, model: nn.Module) -> tuple[Loaded | None, list[str]]:
+def load_latest(run: Run) -> tuple[Loaded | None, list[str]]:
     """Load the newest checkpoint that verifies; also returns a line for each damaged one. All processes call it together.
 
-    Args:
-        ranks: the processes.
-        folder: the folder of the checkpoints; that of the leader counts.
-        model: the network; if its weights are divided, each process gets its own part of the tensors.
+    The folder of the leader counts. If the weights are divided, each process gets its part of the tensors.
 
     Raises:
         CheckpointError: if there are checkpoints and none verifies, or a process has to read it and cannot.
         PeerError: if another process is gone.
     """
+    ranks, folder, model = run.ranks, run.checkpoints, run.model
     path, damaged = checkpoint.find_newest(folder) if ranks.is_rank0 else (None, [])
     is_divided_model = any(is_sharded(p) for p in model.parameters())
     if is_divided_model and ranks.copy_from_rank0([float(path is not None and is_divided(path))])[0]:
@@ -117,15 +116,10 @@ def _allocate_tensors(shapes: Mapping[str, Mapping[str, tuple[list[int], str]]])
     }
 
 
-def save_together(
-    ranks: Ranks, folder: Path, name: str, tensors: Mapping[str, Tensors], state: Mapping[str, object]
-) -> Path:
-    """Write the checkpoint `folder/name`; all processes call it together.
+def save_together(run: Run, name: str, tensors: Mapping[str, Tensors], state: Mapping[str, object]) -> Path:
+    """Write the checkpoint `name` into the leader's folder; all processes call it together.
 
     Args:
-        ranks: the processes.
-        folder: the folder of all checkpoints; that of the leader counts.
-        name: of this checkpoint.
         tensors: by file of a whole checkpoint, then by name; divided or whole.
         state: plain values of the run; those of the leader count.
 
@@ -133,7 +127,8 @@ def save_together(
         StorageError: in all processes, if one of them cannot write; nothing is left behind.
         PeerError: if another process is gone.
     """
-    final = Path(ranks.copy_text_from(0, str((folder / name).resolve())))
+    ranks = run.ranks
+    final = Path(ranks.copy_text_from(0, str((run.checkpoints / name).resolve())))
     unfinished = Path(ranks.copy_text_from(0, str(checkpoint.unfinished_folder(final))))
     try:
         _run_in_all(ranks, final, lambda: checkpoint.create_unfinished(unfinished) if ranks.is_rank0 else None)

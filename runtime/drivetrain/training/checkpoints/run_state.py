@@ -21,6 +21,9 @@ def collect_state(run: Run) -> dict[str, object]:
     counters = {**asdict(run.counters), "seconds": run.counters.seconds + run.clock.seconds}
     if not run.counters.length_changes:
         del counters["length_changes"]
+    frozen = [name for name, parameter in run.model.named_parameters() if not parameter.requires_grad]
+    # Without `parts` if each process has one, as in checkpoints of earlier versions.
+    identity = {key: text for key, text in run.identity.items() if key != "parts" or text != run.identity["processes"]}
     return {
         "counters": counters,
         "watch": run.best_metric.state(),
@@ -29,10 +32,10 @@ def collect_state(run: Run) -> dict[str, object]:
         "last": run.last_metrics,
         "numerics": run.numerics.state(),
         "micro_batch": run.step.micro_batch,
-        "identity": _omit_default_parts(run.identity),
+        "identity": identity,
         **({"groups": read_group_settings(run.optimizer)} if run.user_parts.optimizer else {}),
         # A callback of a program may have frozen or unfrozen layers; in a job the epoch says what is frozen.
-        **({"frozen": _list_frozen(run)} if run.job.task == "python" else {}),
+        **({"frozen": frozen} if run.job.task == "python" else {}),
         "moments": sum(value is not None for entry in run.optimizer.state.values() for value in entry.values()),
     }
 
@@ -44,10 +47,6 @@ def _expect_later_counters(expected: Any, stored: Any) -> None:
         expected.pop(name, None)
         if isinstance(stored, Mapping) and name in stored:
             expected[name] = value
-
-
-def _list_frozen(run: Run) -> list[str]:
-    return [name for name, parameter in run.model.named_parameters() if not parameter.requires_grad]
 
 
 def restore(run: Run, loaded: checkpoint.Loaded) -> None:
@@ -97,11 +96,6 @@ def restore(run: Run, loaded: checkpoint.Loaded) -> None:
     if state["micro_batch"] is not None:
         # Memory ran out with a larger micro-batch; the plan may have a smaller one by now.
         run.step.use_micro_batch(min(state["micro_batch"], run.step.micro_batch or state["micro_batch"]))
-
-
-def _omit_default_parts(identity: Mapping[str, str]) -> dict[str, str]:
-    """The identity without `parts` if each process has one, as in checkpoints of earlier versions."""
-    return {key: text for key, text in identity.items() if key != "parts" or text != identity["processes"]}
 
 
 def _restore_part_count(run: Run, part_count: int) -> None:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from drivetrain.data.dataset import NO_LABEL, Head, Targets
 from drivetrain.data.stateless_random import Ids
+from drivetrain.distributed.ranks import Ranks
 from drivetrain.system.console import say
 from drivetrain.system.fault_points import fault_point
 from drivetrain.system.units import format_bytes
-from drivetrain.training.evaluation.number_samples import NumberSamples
 from drivetrain.training.evaluation.scores import ClassScores, LabelScores, NumberScores, build_scores
-from drivetrain.training.evaluation.worst_mistakes import WorstMistakes
+from drivetrain.training.evaluation.worst_mistakes import NumberSamples, WorstMistakes
 from drivetrain.training.losses import HeadLoss, Objective
 
 MAX_WAITING_BYTES = 256 * 2**20
@@ -85,22 +85,20 @@ class MetricAccumulator:
                 )
             self.loss_sums[names[0]] += sums
 
-    def sum_over_processes(
-        self, all_reduce: Callable[[Sequence[Tensor]], list[Tensor]], rank_of_count: tuple[int, int] = (0, 1)
-    ) -> None:
-        """Sum everything over all processes with `all_reduce`; `rank_of_count` is (i, n) for process i of n."""
+    def sum_over_processes(self, ranks: Ranks) -> None:
+        """Sum everything over all processes, which call it together."""
         self._add_waiting()
         local_sums = [*self.loss_sums.values(), *(count for score in self.scores.values() for count in score.counts())]
         sampled: list[WorstMistakes | NumberSamples] = [*self.worst.values(), *self.numbers.values()]
-        tables = [samples.to_table(*rank_of_count) for samples in sampled]
-        global_sums = all_reduce([*local_sums, *tables])
+        tables = [samples.to_table(ranks.number, ranks.count) for samples in sampled]
+        global_sums = ranks.all_reduce_sum([*local_sums, *tables])
         for local_sum, global_sum in zip(local_sums, global_sums, strict=False):
             local_sum.copy_(global_sum)
         for samples, table in zip(sampled, global_sums[len(local_sums) :], strict=True):
             samples.read_table(table)
         for score in self.scores.values():
             if isinstance(score, LabelScores | ClassScores):
-                score.gather(all_reduce, rank_of_count)
+                score.gather(ranks)
 
     def metrics(self, prefix: str = "validation/") -> dict[str, float]:
         """All metrics by name, such as `validation/accuracy`, with several heads `validation/<head>/accuracy`."""

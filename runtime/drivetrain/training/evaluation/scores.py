@@ -5,7 +5,6 @@ Not taken from torchmetrics because importing it takes 1.5 s at every start; the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -13,9 +12,10 @@ from torch import Tensor
 
 from drivetrain.data.dataset import Head, is_zero, predict_classes
 from drivetrain.data.labels import have_order
+from drivetrain.distributed.ranks import Ranks
 from drivetrain.job.job import KAPPA, MAPE, SCALED_RMSE
-from drivetrain.training.evaluation import temperature, thresholds
-from drivetrain.training.evaluation.temperature import TEMPERATURES
+from drivetrain.training.evaluation import calibration
+from drivetrain.training.evaluation.calibration import TEMPERATURES
 
 THRESHOLD_METRICS = ("accuracy", "f1", "micro_f1", "balanced_accuracy", KAPPA)
 """Metrics that a threshold changes."""
@@ -51,9 +51,9 @@ class LabelScores:
         """The counts; those of different samples can be added."""
         return [self.label_counts, self.exact_matches, self.samples]
 
-    def gather(self, all_reduce: Callable[[Sequence[Tensor]], list[Tensor]], rank_of_count: tuple[int, int]) -> None:
-        """Collect the rows of all processes with `all_reduce`; `rank_of_count` is (i, n) for process i of n."""
-        self.kept_rows = _gather_rows(self.kept_rows, all_reduce, rank_of_count)
+    def gather(self, ranks: Ranks) -> None:
+        """Collect the rows of all processes, which call it together."""
+        self.kept_rows = _gather_rows(self.kept_rows, ranks)
 
     def compute(self) -> dict[str, float]:
         """The scores by metric name."""
@@ -83,7 +83,7 @@ class LabelScores:
         """
         correct, predicted, positive = self.label_counts.long().tolist()
         rows = zip(positive, predicted, correct, self.average_precision().tolist(), strict=True)
-        gains = thresholds.measure_gains(self.kept_rows[0], thresholds.LABEL_METRICS, decisive_metric)
+        gains = calibration.measure_gains(self.kept_rows[0], calibration.LABEL_METRICS, decisive_metric)
         return {"samples": int(self.samples), "labels": [list(row) for row in rows], "thresholds": gains}
 
 
@@ -93,21 +93,18 @@ def _list_at_half(scores: LabelScores | ClassScores | None) -> dict[str, float]:
     return {f"{name}_at_half": value for name, value in values.items() if name in THRESHOLD_METRICS}
 
 
-def _gather_rows(
-    rows: list[Tensor], all_reduce: Callable[[Sequence[Tensor]], list[Tensor]], rank_of_count: tuple[int, int]
-) -> list[Tensor]:
+def _gather_rows(rows: list[Tensor], ranks: Ranks) -> list[Tensor]:
     """The rows, each (2, N, labels), of all processes in the order of their ranks."""
-    rank, process_count = rank_of_count
-    if process_count == 1:
+    if ranks.count == 1:
         return rows
     local_rows = torch.cat(rows, dim=1)
-    sizes = torch.zeros(process_count, dtype=torch.int64)
-    sizes[rank] = local_rows.shape[1]
-    sizes = all_reduce([sizes])[0].long()
-    start = int(sizes[:rank].sum())
+    sizes = torch.zeros(ranks.count, dtype=torch.int64)
+    sizes[ranks.number] = local_rows.shape[1]
+    sizes = ranks.all_reduce_sum([sizes])[0].long()
+    start = int(sizes[: ranks.number].sum())
     all_rows = torch.zeros(2, int(sizes.sum()), local_rows.shape[2])
     all_rows[:, start : start + local_rows.shape[1]] = local_rows
-    return all_reduce([all_rows])
+    return ranks.all_reduce_sum([all_rows])
 
 
 def _average_precision(outputs: Tensor, truth: Tensor) -> Tensor:
@@ -164,7 +161,7 @@ class ClassScores:
             )
 
     def _add_probabilities(self, outputs: Tensor, truth: Tensor) -> None:
-        self.scaled_losses += temperature.sum_log_losses(outputs, truth)
+        self.scaled_losses += calibration.sum_log_losses(outputs, truth)
         logarithms = (outputs / self.temperature).log_softmax(dim=1)
         probabilities = logarithms.exp()
         truth_column = truth[:, None]
@@ -184,10 +181,10 @@ class ClassScores:
         """The counts; those of different samples can be added."""
         return [self.matrix, self.losses, self.bins, self.scaled_losses]
 
-    def gather(self, all_reduce: Callable[[Sequence[Tensor]], list[Tensor]], rank_of_count: tuple[int, int]) -> None:
-        """Take the rows of all processes, by sums over them; `rank_of_count` is (i, n) for the i-th of n."""
+    def gather(self, ranks: Ranks) -> None:
+        """Take the rows of all processes, which call it together."""
         if self.classes == 2:
-            self.kept_rows = _gather_rows(self.kept_rows, all_reduce, rank_of_count)
+            self.kept_rows = _gather_rows(self.kept_rows, ranks)
 
     def compute(self) -> dict[str, float]:
         """The scores by metric name."""
@@ -225,7 +222,7 @@ class ClassScores:
         """What other thresholds gain in the metric that decides, of two classes."""
         if self.classes != 2:
             return {}
-        return thresholds.measure_gains(torch.cat(self.kept_rows, dim=1), thresholds.CLASS_METRICS, decisive_metric)
+        return calibration.measure_gains(torch.cat(self.kept_rows, dim=1), calibration.CLASS_METRICS, decisive_metric)
 
     def _compute_rankings(self) -> dict[str, float]:
         self.kept_rows = [torch.cat(self.kept_rows, dim=1)]

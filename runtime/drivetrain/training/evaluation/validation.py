@@ -37,11 +37,19 @@ def evaluate(run: Run) -> tuple[dict[str, float], dict[str, object]]:
     """
     averaged_weights = run.ema.swap_in(run.model) if run.ema else contextlib.nullcontext()
     run.model.eval()
+    # An interrupted process would leave the others waiting for its part of divided weights.
+    released = contextlib.nullcontext if run.is_divided else run.signals.allow_interruption
     # A signal must not interrupt the swap of the averaged weights. Buffers are restored, whatever the network does.
-    with run.signals.protect_section(), averaged_weights, run.step.buffers.keep_unchanged():
-        accumulator = _evaluate_shards(run)
+    with (
+        run.signals.protect_section(),
+        averaged_weights,
+        run.step.buffers.keep_unchanged(),
+        run.peers.same_outcome(),
+        released(),
+    ):
+        accumulator = with_smaller_batches(run, "the evaluation", partial(_evaluate_in_batches, run))
     with torch.inference_mode():
-        accumulator.sum_over_processes(run.ranks.all_reduce_sum, (run.ranks.number, run.ranks.count))
+        accumulator.sum_over_processes(run.ranks)
     metrics = accumulator.metrics() | run.user_parts.metrics.compute()
     # All processes use rank 0's numbers, so that all make the same decisions.
     confusion = accumulator.confusion(run.best_metric.best.metric)
@@ -83,7 +91,7 @@ def _measure_losses(run: Run) -> tuple[float, float]:
             for accumulator, outputs in zip(accumulators, (run.step.outputs, run.step.outputs_in_fp32), strict=True):
                 accumulator.add(outputs(batch.inputs), batch.targets, batch.ids)
         for accumulator in accumulators:
-            accumulator.sum_over_processes(run.ranks.all_reduce_sum, (run.ranks.number, run.ranks.count))
+            accumulator.sum_over_processes(run.ranks)
     loss, fp32_loss = run.ranks.copy_from_rank0(
         [accumulator.metrics()["validation/loss"] for accumulator in accumulators]
     )
@@ -94,14 +102,6 @@ def default_batch_size(run: Run) -> int:
     """Samples per evaluation batch if training batches are not split; larger, since no activations are saved."""
     training_batch = run.job.train.batch
     return max(training_batch, min(256, 4 * training_batch))
-
-
-def _evaluate_shards(run: Run) -> MetricAccumulator:
-    """Evaluate this process's shard of the samples; raises the same problem in all processes if one has any."""
-    # An interrupted process would leave the others waiting for its part of divided weights.
-    released = contextlib.nullcontext if run.is_divided else run.signals.allow_interruption
-    with run.peers.same_outcome(), released():
-        return with_smaller_batches(run, "the evaluation", partial(_evaluate_in_batches, run))
 
 
 def with_smaller_batches(run: Run, purpose: str, compute: Callable[[int], Result]) -> Result:
@@ -138,14 +138,13 @@ def _evaluate_in_batches(run: Run, batch_size: int) -> MetricAccumulator:
 def micro_batches(run: Run, split: Split, size: int) -> Iterator[tuple[Batch, bool]]:
     """The preprocessed batches of this process's shard of a split, not augmented, and whether each counts."""
     settings = run.batches
-    rank_of_count = (run.ranks.number, run.ranks.count)
     local_batches = batches.fetch_in_order(
         split,
         size,
         workers=settings.workers_for(split, size),
         pin=settings.pin,
         report=settings.report,
-        shard=rank_of_count,
+        shard=(run.ranks.number, run.ranks.count),
     )
     parts = (part for batch in local_batches for part in run.step.micro_batches(run.preprocess(batch, None)))
     if not run.is_divided:

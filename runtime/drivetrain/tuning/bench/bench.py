@@ -210,19 +210,17 @@ def bench(request: BenchRequest) -> int:
         SpecSource(request.spec, [*request.assignments, *request.against]).load()
     job, machine, output, source = request.load()
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
-        return _measure(request, job, machine, output, Path(scratch), source)
-
-
-def _measure(
-    request: BenchRequest, job: Job, machine: Hardware, output: Path, scratch: Path, source: SpecSource
-) -> int:
-    code, plan = _finalize_plan(source, job, machine, scratch)
-    if plan is None:
-        return code
-    report = say_aside if request.json else say
-    with VariantPool(machine, scratch, source) as pool:
-        pool.no_dropout = _changes_dropout(plan)
-        ablation = measure_ablation(plan, pool.start, request.rounds, report, request.against)
+        # The plan that `train` would use, finalized by a child that loads model and data.
+        first, folder = plans.resolve(job, machine), Path(scratch)
+        code = measuring_child.measure("drivetrain.tuning.processes.final_plan", folder, source, first, machine)
+        signals.stop_early()
+        if code:
+            return code
+        plan = plans.load(folder / "plan.json")
+        with VariantPool(machine, folder, source) as pool:
+            pool.no_dropout = _changes_dropout(plan)
+            report = say_aside if request.json else say
+            ablation = measure_ablation(plan, pool.start, request.rounds, report, request.against)
     write_results(ablation, plan, job, machine, request, output)
     print_results(ablation, plan, job, machine, output, as_json=request.json)
     return 0
@@ -234,11 +232,3 @@ def _changes_dropout(plan: plans.Plan) -> bool:
     """
     names = {row.name for row in plan.list_enabled()}
     return "compile" not in names and any(one.redraws for one in optimizations.every() if one.name in names)
-
-
-def _finalize_plan(source: SpecSource, job: Job, machine: Hardware, scratch: Path) -> tuple[int, plans.Plan | None]:
-    """The plan that `train` would use, finalized by a child that loads model and data; None if the child fails."""
-    first = plans.resolve(job, machine)
-    code = measuring_child.measure("drivetrain.tuning.processes.final_plan", scratch, source, first, machine)
-    signals.stop_early()
-    return code, plans.load(scratch / "plan.json") if code == 0 else None

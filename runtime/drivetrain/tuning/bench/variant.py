@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from drivetrain.hardware.facts import Hardware
@@ -84,9 +83,7 @@ class VariantPool:
     def __enter__(self) -> VariantPool:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for variant in self.variants:
             variant.close()
         if self.compile_cache:
@@ -99,17 +96,12 @@ class VariantPool:
             ChildEnded: if it does not get that far, or not within `timeout` seconds.
         """
         name = f"arm-{len(self.variants)}"
-        write_json(self.scratch / f"{name}.json", plan.to_json())
-        command = [
-            sys.executable,
-            "-m",
-            "drivetrain.tuning.processes.variant",
-            str(self.scratch),
-            str(self.scratch / f"{name}.json"),
-            child_process.format_path_argument(self.source.spec),
-            *replace(self.source, assignments=[*self.source.assignments, *assignments]).options(),
-            *(["--quiet"] if self.no_dropout else []),
-        ]
+        plan_file = self.scratch / f"{name}.json"
+        write_json(plan_file, plan.to_json())
+        source = replace(self.source, assignments=[*self.source.assignments, *assignments])
+        paths = map(child_process.format_path_argument, (self.scratch, source.spec, plan_file))
+        command = [sys.executable, "-m", "drivetrain.tuning.processes.variant", *paths, *source.options()]
+        command += ["--quiet"] if self.no_dropout else []
         environment = child_process.build_environment(self._environment(plan))
         variant = RunningVariant(command, environment, self.scratch / f"{name}.log", timeout)
         self.variants.append(variant)

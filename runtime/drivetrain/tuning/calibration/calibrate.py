@@ -83,7 +83,11 @@ def attach_or_measure(
     if not calibration_file.is_enabled():
         return machine
     calibration, problem = calibration_file.read_calibration(machine)
-    obstacle = None if calibration else _describe_obstacle(machine)
+    obstacle, storage = None, machine.storage
+    if calibration is None and machine.cpu.emulated:
+        obstacle = "the processor is emulated"
+    elif calibration is None and not storage.cache_writable:
+        obstacle = f"{storage.cache} is not writable, so every run would repeat it"
     if problem:
         event(f"{problem}; {'not calibrated again' if obstacle else 'calibrating again'}")
     if obstacle:
@@ -97,15 +101,6 @@ def attach_or_measure(
     if result.calibration:
         say(f"calibrate: {summarize(result.calibration)}")
     return replace(machine, calibration=result.calibration)
-
-
-def _describe_obstacle(machine: Hardware) -> str | None:
-    """Why a machine is not calibrated by itself."""
-    if machine.cpu.emulated:
-        return "the processor is emulated"
-    if not machine.storage.cache_writable:
-        return f"{machine.storage.cache} is not writable, so every run would repeat it"
-    return None
 
 
 def load_or_measure(
@@ -144,7 +139,13 @@ def _run_probes(machine: Hardware, first_work: str, limit: TimeLimit, events: li
             write_json(folder / "hardware.json", replace(machine, calibration=None).to_json())
             cgroup = ProcessCgroup()
             throttled_before = cgroup.read_throttled_seconds() or 0.0
-            code = _run_process(machine, folder, first_work, limit)
+            with (folder / "output.txt").open("wb") as output:
+                child = child_process.start_child(
+                    probe_command(folder, limit.probes, "--first", first_work),
+                    child_process.build_environment(probe_environment(machine)),
+                    output=output.fileno(),
+                )
+                code = child_process.wait_or_kill(child, limit.process)
             data = read_json(folder / "calibration.json")
             if data is None and code is None:
                 return _make_empty_calibration(
@@ -186,17 +187,6 @@ def _make_empty_calibration(machine: Hardware, limit: TimeLimit, throttled: floa
 
 def _describe_limit(limit: TimeLimit) -> str:
     return f"no comparison ended within {limit.process:.0f} s; `drivetrain calibrate --again` takes longer"
-
-
-def _run_process(machine: Hardware, folder: Path, first_work: str, limit: TimeLimit) -> int | None:
-    """The exit code of the process; None if it was ended at the time limit."""
-    with (folder / "output.txt").open("wb") as output:
-        child = child_process.start_child(
-            probe_command(folder, limit.probes, "--first", first_work),
-            child_process.build_environment(probe_environment(machine)),
-            output=output.fileno(),
-        )
-        return child_process.wait_or_kill(child, limit.process)
 
 
 @contextlib.contextmanager

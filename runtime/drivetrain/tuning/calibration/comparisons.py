@@ -25,7 +25,7 @@ from drivetrain.models.fast_dropout import DropoutFromBits
 from drivetrain.models.packed_attention import PackedRow
 from drivetrain.optimizations import cpu_threads, precision, unpadding
 from drivetrain.system import torch_settings
-from drivetrain.tuning.calibration.timing import Timings, make_timer, time_variants
+from drivetrain.tuning.paired_timing import Timings, make_timer, time_variants
 
 TEXTS_PER_BATCH = 24
 """Texts in the batch of the probe of packing."""
@@ -227,7 +227,7 @@ def _make_probes(
     """A probe for each pair that was timed: value, variant with it, variant without it, and what both have beside."""
     ratios = [(value, condition, timings.ratio(name, base)) for value, name, base, condition in pairs]
     return [
-        Probe(setting=setting, value=value, against=against, work=work, size=size, beside=condition, **vars(ratio))
+        Probe(setting=setting, value=value, against=against, work=work, size=size, beside=condition, **ratio)
         for value, condition, ratio in ratios
         if ratio
     ]

@@ -8,8 +8,10 @@ runtime or allocator.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -17,17 +19,77 @@ import torch
 
 from drivetrain.hardware import calibration_file
 from drivetrain.hardware import facts as hardware
-from drivetrain.hardware.calibration import Calibration
+from drivetrain.hardware.calibration import Calibration, Probe
 from drivetrain.hardware.cgroup import ProcessCgroup
 from drivetrain.hardware.facts import Hardware
-from drivetrain.optimizations import cpu_threads
+from drivetrain.optimizations import Value, allocator, cpu_threads, openmp_runtime
 from drivetrain.plan import evidence
-from drivetrain.system import cpu_starvation
+from drivetrain.system import child_process, cpu_starvation
+from drivetrain.system.child_process import ChildEnded, Worker
 from drivetrain.system.files import read_json, write_json
 from drivetrain.training.phase_timer import process_seconds
-from drivetrain.tuning.calibration import other_processes
+from drivetrain.tuning.calibration import comparisons
+from drivetrain.tuning.calibration.calibrate import default_settings, probe_command, probe_environment
 from drivetrain.tuning.calibration.comparisons import Comparison, list_comparisons, list_thread_comparisons
-from drivetrain.tuning.calibration.other_processes import OtherProcesses
+from drivetrain.tuning.paired_timing import make_timer, time_variants
+
+OFF: Mapping[str, Value] = {"openmp_runtime": openmp_runtime.OFF, "allocator": allocator.OFF}
+COMPARED_NETWORKS = ("convolution narrow", "attention narrow", "linear narrow", "recurrent narrow")
+
+
+@dataclass
+class OtherProcesses:
+    """Processes that each differ from this one in one setting; they wait until they are asked."""
+
+    processes: dict[str, Worker]
+    missing: list[str]
+
+    def list_comparisons(self, hardware: Hardware) -> list[tuple[str, Comparison]]:
+        """One comparison for each setting and kind of work."""
+        value = default_settings(hardware)
+        return [
+            (f"{name} {work}", functools.partial(self._compare, name, str(value[name]), work))
+            for name in self.processes
+            for work in COMPARED_NETWORKS
+        ]
+
+    def _compare(self, name: str, value: str, work: str, until: float) -> list[Probe]:
+        network = comparisons.list_networks(torch.device("cpu"))[work]()
+        try:
+            timer = make_timer(network.step, time.perf_counter)
+            without = self.processes[name]
+            timings = time_variants({value: timer, "off": lambda count: float(without.ask([work, count]))}, until)
+        except ChildEnded as error:
+            self.missing.append(f"{name}: the process without {value} ended: {error}")
+            return []
+        return comparisons.make_simple_probes(timings, name, network.work, network.size, [value], "off")
+
+
+@contextlib.contextmanager
+def start_processes(hardware: Hardware, folder: Path) -> Iterator[OtherProcesses]:
+    """Start a process without each library that this one has preloaded; they end with the block."""
+    defaults, processes = default_settings(hardware), dict[str, Worker]()
+    preloaded = [name for name in OFF if defaults[name] != OFF[name]]
+    single = [name for name in OFF if name not in preloaded] if hardware.gpu is None else []
+    with contextlib.ExitStack() as stack:
+        for name in preloaded:
+            variables = probe_environment(hardware, **{name: OFF[name]})
+            # What this process has preloaded itself is not inherited.
+            child_environment = {**child_process.build_environment({}), "LD_PRELOAD": "", **variables}
+            command = probe_command(folder, 0.0, "--serve")
+            processes[name] = Worker(command, child_environment, folder / f"{name}.log")
+            stack.callback(processes[name].close)
+        yield OtherProcesses(processes, [f"{name}: only one is installed" for name in single])
+
+
+def serve() -> None:
+    """Run the steps that are requested, and answer with their seconds."""
+    answer = child_process.open_answers()
+    steps_of: dict[str, Callable[[int], float]] = {}
+    for work, count in child_process.read_requests():
+        if work not in steps_of:
+            steps_of[work] = make_timer(comparisons.list_networks(torch.device("cpu"))[work]().step, time.perf_counter)
+        answer(steps_of[work](count))
 
 
 def main() -> int:
@@ -43,10 +105,10 @@ def main() -> int:
     torch.set_flush_denormal(True)
     if options.serve:
         torch.set_num_threads(cpu_threads.threads_of(machine))
-        other_processes.serve()
+        serve()
         return 0
     start_seconds = process_seconds()
-    with other_processes.start_processes(machine, options.folder) as others:
+    with start_processes(machine, options.folder) as others:
         session = Session(
             machine,
             start_seconds,

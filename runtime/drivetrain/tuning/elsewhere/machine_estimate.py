@@ -1,23 +1,34 @@
-"""Models the time and memory of a job on a machine of the catalog, from what was measured and counted on this one."""
+"""`drivetrain plan JOB --on MACHINES`: models time, memory and price elsewhere, from what was measured and counted here."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
 from drivetrain.errors import DrivetrainError, SpecError
 from drivetrain.hardware import gpu_selection
-from drivetrain.hardware.facts import Hardware
+from drivetrain.hardware.facts import Hardware, from_json
 from drivetrain.job import Job
+from drivetrain.job_spec.spec_source import SpecSource
+from drivetrain.job_spec.stored_spec import read_stored_spec
 from drivetrain.plan import plan as plans
 from drivetrain.plan.plan import Plan
-from drivetrain.system.units import parse_bytes
-from drivetrain.tuning.elsewhere.machine_catalog import CatalogMachine, Rates
-from drivetrain.tuning.elsewhere.recorded_times import find_recorded_step
-from drivetrain.tuning.elsewhere.step_work import StepWork
-from drivetrain.tuning.run_length import RunTimes
+from drivetrain.system import run_files
+from drivetrain.system.console import open_console, say_json
+from drivetrain.system.run_files import HARDWARE_FILE, RESULT_FILE, RunFiles
+from drivetrain.system.run_records import read_integer, read_mapping, read_number
+from drivetrain.system.units import format_bytes, parse_bytes
+from drivetrain.tracking.live.time_left import format_clock_time
+from drivetrain.tuning import batch_size, measuring_child
+from drivetrain.tuning.elsewhere.machine_catalog import CatalogMachine, PriceList, Rates
+from drivetrain.tuning.run_length import RunTimes, refuse_within
 
 REACHED_SHARE = 0.54
 """Share of a data sheet's rates that steps of PyTorch reach, products as well as copies: docs/measurements/elsewhere-2026-11-28.md."""
@@ -204,3 +215,152 @@ def list_estimates(
             yield replace(modelled, source="recorded", seconds=recorded, step_seconds=step_seconds, limit="")
         else:
             yield modelled
+
+
+@dataclass(frozen=True)
+class StepWork:
+    """What one optimizer step computes and keeps."""
+
+    operations: tuple[tuple[int, int, float], ...]
+    """FLOP of matrix products, bytes read and written, and how often on average."""
+    weight_bytes: int
+    """Weights, gradients, the optimizer's state, and the averaged weights if there are any."""
+    saved_bytes: int
+    """What the largest forward pass keeps for its backward pass."""
+    launches: float
+    """Operations that the host starts."""
+
+    def compute_seconds(self, rates: Rates, *, low_precision: bool, least_seconds: float = 0.0) -> float:
+        """Seconds of a device that computes or moves, whatever takes longer, one operation after the other.
+
+        The roofline model: Williams, Waterman, Patterson, Communications of the ACM 52 (2009).
+
+        Args:
+            rates: of the device.
+            low_precision: whether matrix products are in bf16 or fp16.
+            least_seconds: of one operation, however small.
+        """
+        matmul = rates.low_matmul if low_precision else rates.matmul
+        return sum(
+            count * max(least_seconds, flop / matmul, moved / rates.bandwidth) for flop, moved, count in self.operations
+        )
+
+
+MODULE = "drivetrain.tuning.processes.count_work"
+MODEL_ERROR = "modelled: within 40 % of published rates where a GPU computes; a slow host makes small networks several times slower"
+"""By records of other machines, on the same page."""
+
+
+def compare_machines(
+    spec: Path,
+    assignments: Sequence[str],
+    this_machine: Hardware,
+    plan: Plan,
+    machines: Iterable[CatalogMachine],
+    *,
+    plain: bool,
+    prices: PriceList | None,
+    as_json: bool,
+) -> int:
+    """Show time, memory and price of a job here and on other machines; nothing is written. Returns the exit code.
+
+    Raises:
+        SpecError: if the length of the run is still to be measured, or it has no steps.
+    """
+    source = SpecSource(spec, assignments).read()
+    job = source.load()
+    batch_size.refuse_auto(job, "plan --on")
+    refuse_within(job, "`drivetrain plan --on`")
+    code, figures = measuring_child.measure_result(MODULE, source, plan, this_machine)
+    if code:
+        return code
+    measured = Measured.from_json(figures, this_machine.cpu.budget)
+    if measured.times.is_solved:
+        raise job.spec_error(
+            ("train",),
+            "has no steps whose time could be modelled: the heads are solved in one pass over the data",
+            "a job that is trained by steps",
+            "train it here, or set train.solve_heads: false",
+        )
+    rows = list(list_estimates(measured, machines, job, this_machine, Path("runs"), plan=plan, plain=plain))
+    if prices:
+        rows = [replace(row, price=prices.compute_price(row.machine, row.seconds or 0.0)) for row in rows]
+    if as_json:
+        say_json({"machines": [asdict(row) | {"fits": row.fits} for row in rows], "model_error": MODEL_ERROR})
+    else:
+        title = f"{job.name}, {measured.times.count_steps(job.train):,} steps; of a GPU its own memory counts"
+        open_console().print(render(rows, title, prices))
+    return 0
+
+
+def render(rows: Iterable[Estimate], title: str, prices: PriceList | None) -> RenderableType:
+    """A table for 100 columns, and what its figures rest on."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    price = (f"price, {prices.currency}",) if prices else ()
+    for name in ("machine", "time", "a step", "memory", *price, "source"):
+        table.add_column(name, justify="left" if name in ("machine", "source") else "right")
+    notes = [title, MODEL_ERROR]
+    for row in rows:
+        if row.seconds is None or row.step_seconds is None:
+            table.add_row(row.machine, *[""] * (3 + len(price)), row.source)
+            notes.insert(0, f"{row.machine}: {row.reason}")
+            continue
+        memory = format_bytes(row.memory) if row.fits else f"{format_bytes(row.memory)}: does not fit"
+        cells = [row.machine, format_clock_time(row.seconds), f"{row.step_seconds * 1000:.3g} ms", memory]
+        if prices:
+            cells.append("" if row.price is None else f"{row.price:.2f}" if row.price >= 0.01 else "< 0.01")
+        table.add_row(*cells, f"{row.source}, waits for {row.limit}" if row.limit else row.source)
+    if prices:
+        notes.append(f"prices of {prices.date}, for the time alone")
+    return Group(table, *(Text(note, style="dim") for note in notes))
+
+
+LENGTH_KEYS = frozenset({"epochs", "steps", "max_time", "within", "seed", "early_stopping"})
+"""Keys of `train:` that do not change a step."""
+PATH_KEYS = frozenset({"train", "validation", "test", "fold"})
+"""Keys of `data:` that are paths, which differ from machine to machine, or choose rows."""
+MAX_STEP_SECONDS = 1e5
+
+
+def find_recorded_step(runs: Path, job: Job, machine: CatalogMachine) -> float | None:
+    """Seconds of a step, evaluations included, in the newest finished run of the same job on such a machine.
+
+    Args:
+        runs: the folder with run folders.
+        job: its name, and all that a step depends on but the data's path, are those of the run.
+        machine: of the catalog.
+    """
+    names = re.compile(rf"{re.escape(job.name)}-\d{{3,}}")
+    folders = [folder for folder in runs.glob("*") if names.fullmatch(folder.name)]
+    for folder in sorted(folders, key=run_files.parse_suffix, reverse=True):
+        seconds = _read_step_seconds(RunFiles(folder))
+        hardware = _read_hardware(RunFiles(folder))
+        # A recorded spec has all defaults.
+        is_same_work = _select_work(read_stored_spec(folder).data) == _select_work(job.dump())
+        if seconds and hardware and machine.matches(hardware) and is_same_work:
+            return seconds
+    return None
+
+
+def _read_step_seconds(files: RunFiles) -> float | None:
+    result = files.read_object(RESULT_FILE)
+    seconds, steps = read_number(result, "seconds"), read_integer(result, "steps")
+    if seconds is None or steps is None or steps < 1:
+        return None
+    return seconds / steps if 0 < seconds / steps < MAX_STEP_SECONDS else None
+
+
+def _read_hardware(files: RunFiles) -> Hardware | None:
+    try:
+        return from_json(files.read_object(HARDWARE_FILE))
+    except DrivetrainError:
+        return None
+
+
+def _select_work(spec: Mapping[str, Any]) -> list[object]:
+    """The values of a spec on which a step depends."""
+    values = [spec.get(key) for key in ("task", "model", "optimize")]
+    values += [read_mapping(spec, "limits").get(key) for key in ("gpus", "processes")]
+    for section, ignored_keys in (("data", PATH_KEYS), ("train", LENGTH_KEYS)):
+        values.append({k: value for k, value in read_mapping(spec, section).items() if k not in ignored_keys})
+    return values

@@ -1,49 +1,37 @@
 """Measures batch sizes for `train.batch_size: auto`, as a child of `drivetrain train`: real steps on whole batches.
 
-    python -m drivetrain.tuning.processes.batch_size FOLDER SPEC OUTPUT [--set key=value ...]
+    python -m drivetrain.tuning.processes.batch_size FOLDER SPEC [--set key=value ...]
 
 Sizes double while the next one is predicted to fit and the last two were faster; then all are timed again in turn.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from drivetrain.errors import OutOfMemory
 from drivetrain.plan import evidence
-from drivetrain.system import interpreter
-from drivetrain.system.files import write_json
 from drivetrain.system.units import format_bytes as readable
-from drivetrain.tuning import batch_size, child_main
-from drivetrain.tuning.child_main import MeasuringCall
-from drivetrain.tuning.memory.size_ladder import SizeLadder
+from drivetrain.tuning import batch_size, measuring_child
+from drivetrain.tuning.measuring_child import MeasuringCall
 
 if TYPE_CHECKING:
     from drivetrain.tuning.memory.size_search import SizeSearch
 
 
-def main() -> int:
-    """Measure; returns the exit code."""
-    arguments = child_main.make_parser()
-    arguments.add_argument("output", type=Path)
-    return child_main.run(measure, arguments)
-
-
 def measure(call: MeasuringCall) -> None:
-    """Write the speeds of all sizes and the choice."""
+    """Store the speeds of all sizes and the choice."""
     micro_batches = call.load_search()
     search = micro_batches.prepare_search(micro_batches.plan.value("gradient_checkpointing") is True)
     speeds, ceiling = measure_sizes(search, batch_size.find_largest_size(len(micro_batches.dataset.train)))
     best = batch_size.choose_size(speeds)
-    write_json(
-        call.options.output,
+    call.store(
         {
             "batch_size": best,
             "date": evidence.format_date(),
             "samples_per_second": speeds,
             "text": describe(speeds, best, ceiling),
-        },
+        }
     )
 
 
@@ -53,6 +41,8 @@ def measure_sizes(search: SizeSearch, most: int) -> tuple[dict[int, float], int]
     Raises:
         OutOfMemory: if the smallest does not fit.
     """
+    from drivetrain.tuning.memory.size_search import SizeLadder
+
     search.meter.reset_peak()
     ladder = SizeLadder(most, search.meter.read_used(), search.compute_limit(), min(batch_size.MIN_SIZE, most))
     speeds: dict[int, float] = {}
@@ -88,4 +78,4 @@ def describe(speeds: dict[int, float], best: int, ceiling: int) -> str:
 
 
 if __name__ == "__main__":
-    interpreter.exit_process(main())
+    measuring_child.run_program(measure)

@@ -9,16 +9,8 @@ import contextlib
 import os
 
 from drivetrain.errors import Replanned
-from drivetrain.system import interpreter
-from drivetrain.tuning import child_main
-from drivetrain.tuning.child_main import MeasuringCall
-
-
-def main() -> int:
-    """Finalize the plan; returns the exit code."""
-    # Messages are no result: stdout is reserved for the parent's table or JSON.
-    os.dup2(2, 1)
-    return child_main.run(finalize, child_main.make_parser())
+from drivetrain.tuning import measuring_child
+from drivetrain.tuning.measuring_child import MeasuringCall
 
 
 def finalize(call: MeasuringCall) -> None:
@@ -29,4 +21,6 @@ def finalize(call: MeasuringCall) -> None:
 
 
 if __name__ == "__main__":
-    interpreter.exit_process(main())
+    # Messages are no result: stdout is reserved for the parent's table or JSON.
+    os.dup2(2, 1)
+    measuring_child.run_program(finalize)

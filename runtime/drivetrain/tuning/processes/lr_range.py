@@ -9,8 +9,9 @@ the center of the window in which the loss falls fastest, if it falls by more th
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,14 +20,12 @@ import numpy as np
 import numpy.typing as npt
 
 from drivetrain.errors import NumericsError
-from drivetrain.system import interpreter
 from drivetrain.system.console import say
 from drivetrain.system.files import blame_storage, write_json
-from drivetrain.tuning import child_main
-from drivetrain.tuning.child_main import MeasuringCall
+from drivetrain.tuning import measuring_child
+from drivetrain.tuning.measuring_child import MeasuringCall
 
 if TYPE_CHECKING:
-    from drivetrain.data.dataset import Batch
     from drivetrain.training.run import Run
 
 Floats = npt.NDArray[np.float64]
@@ -50,20 +49,11 @@ class LrSweep:
     """Rounded to two digits; None if the loss falls nowhere."""
 
 
-def main() -> int:
-    """Run the test; returns the exit code."""
-    arguments = child_main.make_parser()
-    arguments.add_argument("lowest", type=float)
-    arguments.add_argument("highest", type=float)
-    arguments.add_argument("steps", type=int)
-    return child_main.run(try_rates, arguments)
-
-
 def try_rates(call: MeasuringCall) -> None:
     """Train with growing rates, and report what the losses say."""
     run, options = call.assemble_run(), call.options
     rates, losses = measure_losses(run, options.lowest, options.highest, options.steps)
-    report(run, suggest_rate(rates, losses, options.steps), call.folder)
+    report(run, suggest_rate(rates, losses, options.steps), call.options.folder)
 
 
 def measure_losses(run: Run, lowest: float, highest: float, steps: int) -> tuple[Floats, Floats]:
@@ -79,7 +69,8 @@ def measure_losses(run: Run, lowest: float, highest: float, steps: int) -> tuple
     mean = weight = 0.0
     best_mean = start_mean = math.inf
     run.train_mode()
-    for rate, ((epoch, number), batch) in zip(rates.tolist(), _cycle_batches(run), strict=False):
+    numbered = ((epoch, *row) for epoch in itertools.count() for row in enumerate(run.batches.epoch(epoch)))
+    for rate, (epoch, number, batch) in zip(rates.tolist(), numbered, strict=False):
         optimizer.set_rate(run.optimizer, rate)
         result = run.step(run.mix(run.preprocess(batch, epoch)), run.list_local_parts(run.batches.size(number)))
         run.counters.step += 1
@@ -99,15 +90,6 @@ def measure_losses(run: Run, lowest: float, highest: float, steps: int) -> tuple
             "start lower: --lowest 1e-9",
         )
     return rates[: len(losses)], np.array(losses)
-
-
-def _cycle_batches(run: Run) -> Iterator[tuple[tuple[int, int], Batch]]:
-    """An endless stream of training batches with their epoch and number."""
-    epoch = 0
-    while True:
-        for number, batch in enumerate(run.batches.epoch(epoch)):
-            yield (epoch, number), batch
-        epoch += 1
 
 
 def suggest_rate(rates: Floats, losses: Floats, steps: int) -> LrSweep:
@@ -175,4 +157,8 @@ def _render_table(sweep: LrSweep, rows: int = 12) -> Sequence[str]:
 
 
 if __name__ == "__main__":
-    interpreter.exit_process(main())
+    arguments = measuring_child.make_parser()
+    arguments.add_argument("lowest", type=float)
+    arguments.add_argument("highest", type=float)
+    arguments.add_argument("steps", type=int)
+    measuring_child.run_program(try_rates, arguments)

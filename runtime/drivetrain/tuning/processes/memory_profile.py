@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from drivetrain.system import interpreter
 from drivetrain.system.console import say
 from drivetrain.system.files import blame_storage, write_json
 from drivetrain.system.units import format_bytes
-from drivetrain.tuning import child_main
-from drivetrain.tuning.child_main import MeasuringCall
+from drivetrain.tuning import measuring_child
+from drivetrain.tuning.measuring_child import MeasuringCall
 
 if TYPE_CHECKING:
     from drivetrain.tuning.memory.micro_batch import MicroBatchSearch
@@ -40,15 +39,10 @@ class MemoryRow:
     samples_per_second: float | None
 
 
-def main() -> int:
-    """Measure; returns the exit code."""
-    return child_main.run(measure, child_main.make_parser())
-
-
 def measure(call: MeasuringCall) -> None:
     """Measure and report the memory of all sizes."""
     ceiling, measured_rows = measure_sizes(call.load_search())
-    report(measured_rows, ceiling, call.folder)
+    report(measured_rows, ceiling, call.options.folder)
 
 
 def measure_sizes(search: MicroBatchSearch) -> tuple[int, list[MemoryRow]]:
@@ -95,9 +89,7 @@ def report(rows: Sequence[MemoryRow], ceiling: int, folder: Path) -> None:
         picture_file.draw_memory_profile(
             {
                 _name(is_recomputed): [
-                    picture_file.MemoryPoint(row.micro_batch, row.predicted, row.measured)
-                    for row in rows
-                    if row.recomputed is is_recomputed
+                    (row.micro_batch, row.predicted, row.measured) for row in rows if row.recomputed is is_recomputed
                 ]
                 for is_recomputed in sorted({row.recomputed for row in rows})
             },
@@ -121,4 +113,4 @@ def _render_table(rows: Sequence[MemoryRow]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    interpreter.exit_process(main())
+    measuring_child.run_program(measure)

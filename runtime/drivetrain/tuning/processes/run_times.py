@@ -1,6 +1,6 @@
 """Times a few steps and evaluation batches of a job, as a child of `drivetrain train` and `drivetrain plan --time`.
 
-    python -m drivetrain.tuning.processes.run_times FOLDER SPEC OUTPUT [--set key=value ...]
+    python -m drivetrain.tuning.processes.run_times FOLDER SPEC [--set key=value ...]
 
 It assembles the run as a training would, trains some steps and discards them.
 """
@@ -16,14 +16,11 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from drivetrain.system import interpreter
-from drivetrain.system.files import write_json
 from drivetrain.training.phase_timer import process_seconds
-from drivetrain.tuning import child_main
-from drivetrain.tuning.child_main import MeasuringCall
+from drivetrain.tuning import measuring_child
+from drivetrain.tuning.measuring_child import MeasuringCall
 from drivetrain.tuning.run_length import RunTimes
 
 if TYPE_CHECKING:
@@ -42,19 +39,12 @@ TRIMMED_SHARE = 0.1
 """Share of the longest and of the shortest times that do not count."""
 
 
-def main() -> int:
-    """Measure; returns the exit code."""
-    arguments = child_main.make_parser()
-    arguments.add_argument("output", type=Path)
-    return child_main.run(measure, arguments)
-
-
 def measure(call: MeasuringCall) -> None:
-    """Write the times of a run that is assembled as a training would assemble it."""
+    """Store the times of a run that is assembled as a training would assemble it."""
     # The training prints the same notes on the data again.
     with contextlib.redirect_stdout(io.StringIO()):
         run = assemble_longest_epoch(call.load_search())
-        write_json(call.options.output, asdict(time_run(run, process_seconds())))
+        call.store(asdict(time_run(run, process_seconds())))
 
 
 def assemble_longest_epoch(search: MicroBatchSearch, changed_values: Mapping[str, Value] = NO_CHANGES) -> Run:
@@ -145,4 +135,4 @@ def _trim(seconds: list[float]) -> float:
 
 
 if __name__ == "__main__":
-    interpreter.exit_process(main())
+    measuring_child.run_program(measure)

@@ -1,12 +1,13 @@
 """Trains a copy of the job's network under one plan, step by step on request, as a child of `drivetrain bench`.
 
-    python -m drivetrain.tuning.processes.variant FOLDER PLAN SPEC [--set key=value ...]
+    python -m drivetrain.tuning.processes.variant FOLDER SPEC PLAN [--set key=value ...]
 
 It answers when it is ready, and then each request, which is a number of steps. It ends with its input.
 """
 
 from __future__ import annotations
 
+import resource
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from drivetrain.hardware import facts
 from drivetrain.plan import plan as plans
-from drivetrain.system import cpu_starvation, interpreter
+from drivetrain.system import cpu_starvation
 from drivetrain.system.child_process import open_answers, read_requests
 from drivetrain.system.files import read_json
 from drivetrain.training.phase_timer import PhaseTimer
-from drivetrain.tuning import child_main
-from drivetrain.tuning.child_main import MeasuringCall
+from drivetrain.tuning import measuring_child
+from drivetrain.tuning.measuring_child import MeasuringCall
 
 if TYPE_CHECKING:
     from drivetrain.tuning.variants import Variant
@@ -28,14 +29,6 @@ COMPARED_STEPS = 4
 """Steps whose losses are compared."""
 WARM_STEPS = 3
 """Steps from which the time of one is estimated."""
-
-
-def main() -> int:
-    """Serve requests until the input ends; returns the exit code."""
-    arguments = child_main.make_parser("plan")
-    arguments.add_argument("--quiet", action="store_true", help="compare losses without dropout")
-    answer = open_answers()
-    return child_main.run(lambda call: serve(build_variant(call), answer, call.options.quiet), arguments)
 
 
 def build_variant(call: MeasuringCall) -> Variant:
@@ -48,9 +41,11 @@ def build_variant(call: MeasuringCall) -> Variant:
     from drivetrain.tuning.variants import Variant
 
     job, dataset = call.job, load(call.job)
-    machine = facts.from_json(read_json(call.folder / "hardware.json"))
+    machine = facts.from_json(read_json(call.options.folder / "hardware.json"))
     plan = plans.load(call.options.plan)
-    run = runs.assemble(job, machine, plan, call.folder, dataset, build(job, dataset), call.signals, PhaseTimer())
+    run = runs.assemble(
+        job, machine, plan, call.options.folder, dataset, build(job, dataset), call.signals, PhaseTimer()
+    )
     run.train_mode()
     epochs = itertools.count()
     return Variant(run, (batch for epoch in epochs for batch in run.batches.epoch(epoch)))
@@ -104,19 +99,16 @@ def read_peak(run: Any) -> int:
 
     if run.device.type == "cuda":
         return int(torch.cuda.max_memory_allocated())
-    if not Path("/proc/self/status").exists():
-        return _read_resident_peak()
-    status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
-    lines = (line.split() for line in status.splitlines() if line.startswith("VmHWM:"))
-    return next((int(line[1]) << 10 for line in lines), 0)
-
-
-def _read_resident_peak() -> int:
-    """Peak of this process in bytes, on macOS."""
-    import resource
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    status = Path("/proc/self/status")
+    if not status.exists():  # on macOS, whose kernel counts bytes
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    lines = (line.split() for line in status.read_text(encoding="ascii", errors="replace").splitlines())
+    return next((int(line[1]) << 10 for line in lines if line[:1] == ["VmHWM:"]), 0)
 
 
 if __name__ == "__main__":
-    interpreter.exit_process(main())
+    arguments = measuring_child.make_parser()
+    arguments.add_argument("plan", type=Path)
+    arguments.add_argument("--quiet", action="store_true", help="compare losses without dropout")
+    answer = open_answers()
+    measuring_child.run_program(lambda call: serve(build_variant(call), answer, call.options.quiet), arguments)
