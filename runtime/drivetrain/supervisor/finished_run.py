@@ -171,9 +171,9 @@ def _check_solved(finished: FinishedRun, job: Job) -> None:
     if is_solved and not unfrozen:
         raise job.spec_error(
             ("train", "epochs"),
-            f"more of them change nothing: the outputs of {finished.path} are solved, and all else is frozen",
+            f"more of them change nothing: the outputs of {finished.path} are solved, and nothing else is trained",
             "a run that trains by steps",
-            f"start from its model: model: {{from: {finished.path}}}, with less frozen, or with train.solve_heads: false",
+            f"start from its model, model: {{from: {finished.path}}}, with train.solve_heads: false or less frozen",
         )
 
 

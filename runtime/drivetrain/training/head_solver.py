@@ -6,7 +6,7 @@ Nocedal 1989) and a few epochs of steps do not.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -60,7 +60,13 @@ class Solution:
 
 
 def solve_head(
-    training: HeadFeatures, held_out: HeadFeatures, loss: HeadLoss, outputs: int, *, has_bias: bool = True
+    training: HeadFeatures,
+    held_out: HeadFeatures,
+    loss: HeadLoss,
+    outputs: int,
+    *,
+    has_bias: bool = True,
+    may_go_on: Callable[[], bool] = lambda: True,
 ) -> Solution:
     """The weights with the smallest loss plus penalty; of the penalties, the one with the smallest validation loss.
 
@@ -70,6 +76,7 @@ def solve_head(
         loss: of the head, with its class weights.
         outputs: of the head.
         has_bias: whether the layer has a bias; without one, features are scaled only.
+        may_go_on: whether there is time for another penalty.
     """
     training, held_out = _drop_unlabelled(training, loss), _drop_unlabelled(held_out, loss)
     if isinstance(training.features, SparseRows) and isinstance(held_out.features, SparseRows):
@@ -79,7 +86,7 @@ def solve_head(
             replace(samples, features=features.divide_columns(scale).select_columns(used))
             for samples, features in ((training, training.features), (held_out, held_out.features))
         )
-        solution = _choose_penalty(fitted, validated, loss, outputs, SPARSE_PENALTIES, has_bias=has_bias)
+        solution = _choose_penalty(fitted, validated, loss, outputs, SPARSE_PENALTIES, may_go_on, has_bias=has_bias)
         weight = torch.zeros(outputs, len(scale), device=scale.device)
         weight[:, used] = solution.weight.T / scale[used]
         return replace(solution, weight=weight)
@@ -91,7 +98,7 @@ def solve_head(
     mean = training.features.mean(dim=0) if has_bias else torch.zeros_like(scale)
     fitted = replace(training, features=(training.features - mean) / scale)
     validated = replace(held_out, features=(held_out.features - mean) / scale)
-    solution = _choose_penalty(fitted, validated, loss, outputs, PENALTIES, has_bias=has_bias)
+    solution = _choose_penalty(fitted, validated, loss, outputs, PENALTIES, may_go_on, has_bias=has_bias)
     weight = solution.weight / scale
     return replace(solution, weight=weight, bias=None if solution.bias is None else solution.bias - weight @ mean)
 
@@ -102,6 +109,7 @@ def _choose_penalty(
     loss: HeadLoss,
     outputs: int,
     penalties: Sequence[float],
+    may_go_on: Callable[[], bool],
     *,
     has_bias: bool,
 ) -> Solution:
@@ -124,7 +132,7 @@ def _choose_penalty(
             kept_bias = bias.detach().clone() if has_bias else None
             best = Solution(weight.detach().clone(), kept_bias, penalty, training_loss, validation_loss)
             worse_in_a_row = 0
-        if worse_in_a_row == MAX_WORSE_IN_A_ROW:
+        if worse_in_a_row == MAX_WORSE_IN_A_ROW or not may_go_on():
             break
     assert best is not None
     return replace(best, tried_penalties=tried)

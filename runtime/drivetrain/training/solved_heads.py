@@ -25,7 +25,10 @@ from drivetrain.training.sparse_rows import SparseRows
 def announce_solving(run: Run) -> None:
     """Say whether the heads are solved, and why not where only they are trained at first."""
     if run.solves_heads:
-        run.events.add("heads", f"solved in place of {_describe_replaced_epochs(run)} (train.solve_heads)")
+        text = f"solved in place of {_describe_replaced_epochs(run)} (train.solve_heads)"
+        if run.ends_solved:
+            text += "; batch size, optimizer, rates, schedule and dropout have no effect"
+        run.events.add("heads", text)
     elif run.unsolved_reason and not run.counters.step:
         run.events.add("heads", f"trained step by step, not solved: {run.unsolved_reason}")
 
@@ -44,6 +47,7 @@ def solve_heads(run: Run) -> None:
                 run.step.objective.losses[name],
                 head.outputs,
                 has_bias=head.has_bias,
+                may_go_on=lambda: run.time_left() > 0,
             )
             for name, head in run.solvable_heads.items()
         }

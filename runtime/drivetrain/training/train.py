@@ -180,7 +180,7 @@ def _prepare_run(run: Run) -> Saver:
 def _warn_of_sizes(run: Run) -> None:
     """Print a line if the batch is larger than the data, or `train.steps` more than the epochs have."""
     samples = run.batches.samples
-    if run.job.train.batch > samples:
+    if run.job.train.batch > samples and not run.ends_solved:
         say(
             f"train.batch_size: {run.job.train.batch:,} is more than the {samples:,} training samples: one step per epoch"
         )
@@ -230,6 +230,7 @@ def _build_result(
         "parameters": sum(p.numel() for p in run.model.parameters()),
         "trainable": sum(p.numel() for p in run.model.parameters() if p.requires_grad),
         "stopped_because": reason,
+        "solved": run.counters.solved,
         **({"length_changes": run.counters.length_changes} if run.counters.length_changes else {}),
         "phases": {name: round(value, 4) for name, value in phase_seconds.items()},
         "watching": {name: round(value, 4) for name, value in watching.items()},

@@ -269,7 +269,7 @@ def load_or_measure(search: MicroBatchSearch, source: SpecSource | None = None) 
         say(f"tune: measured before, on {next(iter(checked.values())).date}; reusing the results")
         return checked
     run = search.assemble_copy(plan)
-    if run.ends_solved and mode != "full":
+    if run.ends_solved:
         say("tune: skipped, the heads are solved and no step is trained")
         return {}
     tuner = Tuner(run, dataset, search.network, say, source)

@@ -15,7 +15,7 @@ from drivetrain.job_spec import load_job
 from drivetrain.models.networks.word_bag import PAIR_BUCKETS, SHARPNESS, WordBag, build
 from drivetrain.training import solvable_heads
 from tests import tiny
-from tests.messages import says
+from tests.messages import get_message, says
 
 TEXT = """
 name: bag
@@ -102,8 +102,8 @@ def test_it_learns_predicts_and_exports(tmp_path: Path, capsys: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("settings", "obstacle"),
     [
-        (["model.dropout=0.3"], "drops-other-words"),
-        (["train.ema=0.9"], "ema-averages-weights"),
+        (["model.dropout=0.3"], get_message("drops-other-words")),
+        (["train.ema=0.9"], get_message("ema-averages-weights")),
         (["train.solve_heads=false"], ""),
     ],
 )
@@ -114,18 +114,41 @@ def test_it_is_trained_by_steps_where_it_cannot_be_solved(
     job = write_job(tmp_path)
     assert main.main(["train", str(job), "--runs", str(tmp_path / "runs"), *options]) == 0
     heads = [row["text"] for row in read_events(tmp_path / "runs/bag-001") if row["kind"] == "heads"]
-    assert [says(text, obstacle) for text in heads] == ([True] if obstacle else [])
+    assert [obstacle in text for text in heads] == ([True] if obstacle else [])
     if obstacle:
         options += ["--set", "train.solve_heads=true"]
         assert main.main(["train", str(job), "--runs", str(tmp_path / "runs"), "--new", *options]) == 2
-        assert says(capfd.readouterr().err, obstacle)
+        assert obstacle in capfd.readouterr().err
+
+
+def test_it_starts_from_an_earlier_run_by_steps(tmp_path: Path) -> None:
+    job, runs = write_job(tmp_path), ["--runs", str(tmp_path / "runs")]
+    assert main.main(["train", str(job), *runs]) == 0
+    text = job.read_text().replace("{name: linear, vocabulary: 200}", "{from: runs/bag-001}")
+    (tmp_path / "later.yaml").write_text(text.replace("name: bag", "name: later"))
+    assert main.main(["train", str(tmp_path / "later.yaml"), *runs]) == 0
+    events = [row["text"] for row in read_events(tmp_path / "runs/later-001") if row["kind"] == "heads"]
+    assert len(events) == 1
+    assert says(events[0], "starts-from-weights")
+
+
+def test_commands_about_steps_say_that_there_are_none(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    job = str(write_job(tmp_path))
+    assert main.main(["plan", job, "--time"]) == 0
+    assert says(capfd.readouterr().out, "solved-in-one-pass")
+    assert main.main(["find-lr", job]) == 2
+    assert says(capfd.readouterr().err, "no-rate-has-effect")
+    assert main.main(["train", job, "--runs", str(tmp_path / "runs"), "--set", "train.batch_size=240"]) == 0
+    assert "smaller batches" not in capfd.readouterr().out
+    assert main.main(["train", job, "--runs", str(tmp_path / "runs"), "--new", "--set", "model.dropout=0"]) == 0
+    assert "solved with penalty" in capfd.readouterr().out
 
 
 def test_many_texts_are_trained_by_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(solvable_heads, "MAX_PRODUCTS", 100)
     run = tiny.assemble_plain_run(load_job.load(write_job(tmp_path)), tmp_path / "run")
     assert not run.solves_heads
-    assert says(run.unsolved_reason, "steps-are-faster", 2)
+    assert says(run.unsolved_reason, "solved-takes-minutes", 2)
 
 
 @pytest.mark.parametrize("key", ["layers: 2", "width: 64", "heads: 2", "pooling: cls"])

@@ -63,17 +63,18 @@ def draft_table(request: SurveyRequest, sample: TableSample) -> Draft:
     ]
     count = sum(c.kind == "number" or c.numeric for c in features)
     kinds = f"{count} columns of numbers, {len(features) - count} of categories"
-    draft.model = Entry(
-        "model", f"{{name: {_choose_network(task, sample.rows)}, hidden: [256, 128], dropout: 0.2}}", kinds
-    )
+    network, reason = _choose_network(task, sample.rows)
+    draft.model = Entry("model", f"{{name: {network}, hidden: [256, 128], dropout: 0.2}}", f"{kinds}; {reason}")
     samples_in_all = TRAINING_STEPS * int(first_values.batch_size(sample.rows, LARGEST_BATCH).value)
     draft.train = first_values.training(sample.rows, samples_in_all, (3, 25), LARGEST_BATCH, "rows", "3e-3")
     return draft
 
 
-def _choose_network(task: str, rows: int) -> str:
+def _choose_network(task: str, rows: int) -> tuple[str, str]:
     """An ensemble where it was better, one perceptron for numbers and many rows: docs/measurements/quality-2026-11-28.md."""
-    return "tabm" if task == CLASSIFICATION and rows <= MOST_ENSEMBLE_ROWS else "mlp"
+    if task == CLASSIFICATION and rows <= MOST_ENSEMBLE_ROWS:
+        return "tabm", "an ensemble; mlp trains several times as fast"
+    return "mlp", "tabm is an ensemble, and takes longer"
 
 
 def _choose_target(request: SurveyRequest, sample: TableSample) -> tuple[TargetGuess, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -29,6 +30,7 @@ LINEAR_RATE, ENCODER_RATE = "1e-3", "4e-3"
 LINEAR_REASON = (
     "a bag of words and pairs, solved in seconds; encoder: a small network; pretrained: `init --pretrained FOLDER|NAME`"
 )
+STEPS_REASON = "these keys are for another network, or train.solve_heads: false: a linear model is solved"
 NETWORK_REASON = "trained from scratch on these texts; a pretrained one: `init --pretrained FOLDER|NAME`"
 _PAIRS: tuple[tuple[str, str], ...] = (
     *(("premise", "hypothesis"), ("question", "answer"), ("question", "sentence"), ("question", "passage")),
@@ -108,6 +110,8 @@ def draft_texts(request: SurveyRequest, sample: TableSample, texts: Sequence[Col
     draft.model = Entry("model", network, LINEAR_REASON if is_linear else NETWORK_REASON)
     rate = LINEAR_RATE if is_linear else ENCODER_RATE
     draft.train = first_values.training(sample.rows, 36_000, (3, 20), 32, "texts", rate)
+    if is_linear:
+        draft.train = [replace(entry, reason=STEPS_REASON if entry.key == "epochs" else "") for entry in draft.train]
     if len(guess.names) > 1:
         best = f"validation/{guess.names[0]}/{TextJob.BEST}"
         draft.checkpoint = [Entry("best", quote(best), "selects the weights that are kept; name another column's here")]

@@ -126,7 +126,7 @@ def _advise_on_few_steps(record: Record, summary: Summary) -> Iterator[Advice]:
     """A batch that holds most of the samples leaves a handful of steps."""
     batch, epochs = get_nested(record.spec, "train", "batch_size"), summary.epochs
     # Heads that are solved see all samples at once, whatever the batch.
-    is_solved = "train/loss" not in record.metrics
+    is_solved = record.result.get("solved")
     if not isinstance(batch, int) or not epochs or not summary.steps or batch <= USUAL_BATCH or is_solved:
         return
     steps = summary.steps / epochs

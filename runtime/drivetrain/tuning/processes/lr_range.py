@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from drivetrain.errors import NumericsError
+from drivetrain.errors import NumericsError, SpecError
 from drivetrain.system.console import say
 from drivetrain.system.files import blame_storage, write_json
 from drivetrain.tuning import measuring_child
@@ -60,11 +60,18 @@ def measure_losses(run: Run, lowest: float, highest: float, steps: int) -> tuple
     """The rates that were tried, and the loss of each step before its update.
 
     Raises:
+        SpecError: if the run trains no steps.
         NumericsError: if not even the first fifth of the steps gave finite numbers.
         Stopped: on a signal.
     """
     from drivetrain.training import optimizer
 
+    if run.ends_solved:
+        raise SpecError(
+            "find-lr: the heads of this job are solved, so no learning rate has an effect",
+            "a job that trains by steps",
+            "add --set train.solve_heads=false",
+        )
     rates, losses = np.geomspace(lowest, highest, steps), []
     mean = weight = 0.0
     best_mean = start_mean = math.inf

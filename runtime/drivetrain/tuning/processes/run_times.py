@@ -56,6 +56,7 @@ def assemble_longest_epoch(search: MicroBatchSearch, changed_values: Mapping[str
 
 def time_run(run: Run, start_seconds: float) -> RunTimes:
     """Time the steps and the evaluation of an assembled run, which is used for nothing else afterwards."""
+    is_solved = run.ends_solved  # the timed steps make a run of steps of it
     step_seconds = time_step(run)
     batch_seconds, batch_count = _time_evaluation(run)
     peak_kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -69,7 +70,7 @@ def time_run(run: Run, start_seconds: float) -> RunTimes:
         run.batches.per_epoch,
         peak_bytes,
         test=evaluation_seconds * test_samples / max(1, len(run.dataset.validation)),
-        is_solved=run.ends_solved,
+        is_solved=is_solved,
     )
 
 
