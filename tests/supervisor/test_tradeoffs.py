@@ -179,6 +179,11 @@ def test_the_example_jobs_have_variants_that_are_valid_jobs(
         assert changes is None or values[name] == changes
     for variant in variants:
         job_spec.load_unseen(JOBS / f"{job}.yaml", variant.assignments())
+    solved = {variant.name for variant in list_variants(loaded, preprocessing, "fp32", is_solved=True)}
+    assert (
+        values.keys() - solved
+        == {"half the epochs", "early stopping", "twice the batch", "four times the batch", "bf16"} & values.keys()
+    )
 
 
 def test_a_variant_is_compared_with_as_long_a_training_of_the_same_seed() -> None:

@@ -115,7 +115,7 @@ class TextEncoder(WithWeights):
     """
 
     name: Literal["encoder", "linear"] = Field(
-        description="linear: a bag of words and pairs (hashed) with a linear layer, which trains in seconds"
+        description="linear: a bag of words and pairs (hashed) with a linear layer, which is solved in seconds"
     )
     layers: Annotated[int, Field(ge=1, le=48)] = Field(4, description="transformer layers")
     width: Annotated[int, Field(ge=8, le=4096)] = Field(128, description="size of a token's vector")

@@ -67,6 +67,7 @@ def solve_head(
     *,
     has_bias: bool = True,
     may_go_on: Callable[[], bool] = lambda: True,
+    after_pass: Callable[[], None] = lambda: None,
 ) -> Solution:
     """The weights with the smallest loss plus penalty; of the penalties, the one with the smallest validation loss.
 
@@ -77,6 +78,7 @@ def solve_head(
         outputs: of the head.
         has_bias: whether the layer has a bias; without one, features are scaled only.
         may_go_on: whether there is time for another penalty.
+        after_pass: called after each pass over the training samples.
     """
     training, held_out = _drop_unlabelled(training, loss), _drop_unlabelled(held_out, loss)
     if isinstance(training.features, SparseRows) and isinstance(held_out.features, SparseRows):
@@ -86,7 +88,9 @@ def solve_head(
             replace(samples, features=features.divide_columns(scale).select_columns(used))
             for samples, features in ((training, training.features), (held_out, held_out.features))
         )
-        solution = _choose_penalty(fitted, validated, loss, outputs, SPARSE_PENALTIES, may_go_on, has_bias=has_bias)
+        solution = _choose_penalty(
+            fitted, validated, loss, outputs, SPARSE_PENALTIES, may_go_on, after_pass, has_bias=has_bias
+        )
         weight = torch.zeros(outputs, len(scale), device=scale.device)
         weight[:, used] = solution.weight.T / scale[used]
         return replace(solution, weight=weight)
@@ -98,7 +102,7 @@ def solve_head(
     mean = training.features.mean(dim=0) if has_bias else torch.zeros_like(scale)
     fitted = replace(training, features=(training.features - mean) / scale)
     validated = replace(held_out, features=(held_out.features - mean) / scale)
-    solution = _choose_penalty(fitted, validated, loss, outputs, PENALTIES, may_go_on, has_bias=has_bias)
+    solution = _choose_penalty(fitted, validated, loss, outputs, PENALTIES, may_go_on, after_pass, has_bias=has_bias)
     weight = solution.weight / scale
     return replace(solution, weight=weight, bias=None if solution.bias is None else solution.bias - weight @ mean)
 
@@ -110,6 +114,7 @@ def _choose_penalty(
     outputs: int,
     penalties: Sequence[float],
     may_go_on: Callable[[], bool],
+    after_pass: Callable[[], None],
     *,
     has_bias: bool,
 ) -> Solution:
@@ -122,7 +127,7 @@ def _choose_penalty(
     worse_in_a_row = tried = 0
     # From the strongest penalty to the weakest, so that each solution is near the one before.
     for penalty in penalties:
-        training_loss = _minimize(fitted, loss, weight, bias, penalty)
+        training_loss = _minimize(fitted, loss, weight, bias, penalty, after_pass)
         with torch.no_grad():
             validation_loss = sum(float(part) for part in _loss_parts(validated, loss, weight, bias))
         tried += 1
@@ -158,7 +163,9 @@ def _drop_unlabelled(samples: HeadFeatures, loss: HeadLoss) -> HeadFeatures:
     return HeadFeatures(rows, samples.targets[labelled])
 
 
-def _minimize(samples: HeadFeatures, loss: HeadLoss, weight: Tensor, bias: Tensor, penalty: float) -> float:
+def _minimize(
+    samples: HeadFeatures, loss: HeadLoss, weight: Tensor, bias: Tensor, penalty: float, after_pass: Callable[[], None]
+) -> float:
     """Take weight and bias to the smallest loss plus penalty, in place; returns the loss alone."""
     parameters = [parameter for parameter in (weight, bias) if parameter.requires_grad]
     is_sparse = isinstance(samples.features, SparseRows)
@@ -181,6 +188,7 @@ def _minimize(samples: HeadFeatures, loss: HeadLoss, weight: Tensor, bias: Tenso
         for part in _loss_parts(samples, loss, weight, bias):
             part.backward()  # type: ignore[no-untyped-call]
             total += float(part.detach())
+        after_pass()
         return total
 
     optimizer.step(compute_loss)  # type: ignore[no-untyped-call]

@@ -41,7 +41,7 @@ from drivetrain.supervisor.tradeoffs.variants import (
 )
 from drivetrain.system.console import redirect_output, say
 from drivetrain.system.files import make_folder
-from drivetrain.system.run_files import PREPROCESSING_FILE, RunFiles
+from drivetrain.system.run_files import PREPROCESSING_FILE, RESULT_FILE, RunFiles
 from drivetrain.system.run_records import read_mapping
 from drivetrain.tuning import batch_size, run_length
 
@@ -143,7 +143,9 @@ class _Tradeoffs:
     def _add_variants(self) -> None:
         first = self.last_run
         preprocessing = read_mapping(RunFiles(first).read_object(PREPROCESSING_FILE), "preprocessing")
-        for variant in list_variants(self.job, preprocessing, str(read_plan(first).value("precision"))):
+        precision = str(read_plan(first).value("precision"))
+        is_solved = bool(RunFiles(first).read_object(RESULT_FILE).get("solved"))
+        for variant in list_variants(self.job, preprocessing, precision, is_solved=is_solved):
             row = self._start_row(variant)
             try:
                 row.epochs = self._load(row, None, self.job.train.seed)[1].train.epochs

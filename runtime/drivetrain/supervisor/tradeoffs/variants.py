@@ -44,15 +44,18 @@ class Variant:
         return format_assignments(self.values)
 
 
-def list_variants(job: Job, preprocessing: Mapping[str, Any], precision: str) -> list[Variant]:
+def list_variants(
+    job: Job, preprocessing: Mapping[str, Any], precision: str, *, is_solved: bool = False
+) -> list[Variant]:
     """The variants of a job.
 
     Args:
         job: to vary.
         preprocessing: of a finished run of the job, with the sizes that it has chosen.
         precision: number format of that run.
+        is_solved: whether its heads were solved, so that epochs, batches and rates change nothing.
     """
-    variants = list(_vary_training(job, precision))
+    variants = [] if is_solved else list(_vary_training(job, precision))
     vary_task = {"text": _vary_text, "image": _vary_images, "series": _vary_series, "tabular": _vary_table}
     if vary := vary_task.get(job.task.partition("-")[0]):
         variants += vary(job, preprocessing)
