@@ -75,10 +75,7 @@ def evaluate(request: EvaluateRequest) -> int:
     device = torch.device(device_check.select_usable_device(machine, thread_limits.report))
     if request.data is None:
         samples = _load_samples(request, trained, device)
-        if request.explain:
-            explanation.check_network(samples)
-        accumulator = samples.make_accumulator()
-        validation = samples.data.validation
+        accumulator, validation = samples.make_accumulator(), samples.data.validation
         _add_batches(accumulator, samples.compute_outputs(validation), validation.targets)
         source, prefix = "validation data of the run", "validation/"
     else:
@@ -151,7 +148,7 @@ def load_validation_data(run: Path, trained: SavedModel, *, consent: bool) -> tu
 
 
 def _load_samples(request: EvaluateRequest, trained: SavedModel, device: torch.device) -> ValidationSamples:
-    """The validation data, read again as in the job, with the job's loss."""
+    """The validation data, read again as in the job, with the job's loss; raises SpecError if they are to be explained and cannot."""
     from drivetrain.inference.validation_samples import ValidationSamples
     from drivetrain.training import losses
 
@@ -165,7 +162,10 @@ def _load_samples(request: EvaluateRequest, trained: SavedModel, device: torch.d
     }
     # The data can have decided on another metric than the job's.
     metric = next((key for key in trained.trained if key not in ("run", "step", "epoch")), job.best())
-    return ValidationSamples(trained, data, heads, objective, metric, train.seed, device)
+    samples = ValidationSamples(trained, data, heads, objective, metric, train.seed, device)
+    if request.explain:
+        explanation.check_network(samples)
+    return samples
 
 
 def read_run_data(run: Path, job: Job) -> Dataset:
