@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -30,8 +31,8 @@ IDS = torch.tensor([[2, 7, 9, 3, 0, 0], [2, 9, 7, 9, 7, 3]])
 MASK = (IDS > 0).long()
 
 
-def make_bag(outputs: dict[str, int]) -> WordBag:
-    bag = WordBag(10, outputs, 0.0)
+def make_bag(outputs: dict[str, int], *, damps_repeats: bool = False) -> WordBag:
+    bag = WordBag(10, outputs, 0.0, damps_repeats=damps_repeats)
     with torch.no_grad():
         for parameter in bag.parameters():
             parameter.normal_(generator=torch.Generator().manual_seed(len(parameter)))
@@ -46,15 +47,28 @@ def test_outputs_are_sums_over_tokens_and_pairs() -> None:
     torch.testing.assert_close(bag(IDS, MASK)[0], bag.biases[0] + SHARPNESS * total / 7**0.5)
 
 
-def test_padding_changes_nothing_and_order_does() -> None:
-    bag = make_bag({"": 3})
+def test_repeated_tokens_and_pairs_count_with_the_logarithm_of_their_number() -> None:
+    bag = make_bag({"": 3}, damps_repeats=True)
+    ids = torch.tensor([[5, 4, 5, 4, 8, 5, 5]])
+    counts = {5: 4, 4: 2, 8: 1}
+    pair_counts = {(5, 4): 2, (4, 5): 1, (4, 8): 1, (8, 5): 1, (5, 5): 1}
+    total = sum((1 + math.log(count)) * bag.words[0].weight[word] for word, count in counts.items())
+    for (first, second), count in pair_counts.items():
+        row = (first * 1_000_003 + second * 7_919) % PAIR_BUCKETS
+        total = total + (1 + math.log(count)) * bag.pairs[0].weight[row]
+    torch.testing.assert_close(bag(ids, torch.ones_like(ids))[0], bag.biases[0] + SHARPNESS * total / 13**0.5)
+
+
+@pytest.mark.parametrize("damps_repeats", [False, True])
+def test_padding_changes_nothing_and_order_does(damps_repeats: bool) -> None:
+    bag = make_bag({"": 3}, damps_repeats=damps_repeats)
     torch.testing.assert_close(bag(IDS[:1, :4], MASK[:1, :4]), bag(IDS, MASK)[:1])
     swapped = IDS[:1, [0, 2, 1, 3]]
     assert not torch.allclose(bag(swapped, MASK[:1, :4]), bag(IDS, MASK)[:1])
 
 
 def test_columns_and_head_weights_give_the_same_outputs() -> None:
-    bag = make_bag({"kind": 2, "place": 4}).eval()
+    bag = make_bag({"kind": 2, "place": 4}, damps_repeats=True).eval()
     weight, bias = torch.randn(4, 10 + PAIR_BUCKETS), torch.randn(4)
     bag.load_head(1, weight, bias)
     columns, values = bag.read_columns(IDS, IDS, MASK)

@@ -22,14 +22,25 @@ SHARPNESS = 32.0
 class WordBag(nn.Module):
     """Token ids, token types if the tokenizer has them, and mask, all (N, tokens) int64; outputs as `TextNetwork`.
 
-    A text's tokens and pairs have a weight so that its squared weights add up to one, whatever its length.
+    A text's tokens and pairs have a weight so that its squared weights add up to one, whatever its length, if none of them
+    is there twice.
+
+    Args:
+        vocabulary: number of token ids.
+        outputs: number of outputs of each head.
+        dropout: share of tokens and pairs that are left out in training.
+        damps_repeats: whether a token that is c times in a text counts 1 + ln c times, and a pair as well (sublinear term
+            frequency, Manning et al. 2008, 6.4.1): the second time says less than the first.
     """
 
     INPUT_NAMES: ClassVar = {2: ("ids", "mask"), 3: ("ids", "types", "mask")}
     """Names of the inputs, by their number."""
 
-    def __init__(self, vocabulary: int, outputs: Mapping[str, int], dropout: float) -> None:
+    def __init__(
+        self, vocabulary: int, outputs: Mapping[str, int], dropout: float, *, damps_repeats: bool = False
+    ) -> None:
         super().__init__()
+        self.damps_repeats = damps_repeats
         self.names, self.output_counts, self.vocabulary = tuple(outputs), tuple(outputs.values()), vocabulary
         self.dropout = nn.Dropout(dropout)
         self.words = nn.ModuleList(nn.Embedding(vocabulary, count) for count in outputs.values())
@@ -41,24 +52,28 @@ class WordBag(nn.Module):
     def forward(self, *inputs: Tensor) -> Tensor | dict[str, Tensor]:
         ids, pair_ids = inputs[0], _hash_pairs(inputs[0])
         # A word that is dropped is left out for all heads.
-        word_weights, pair_weights = (self.dropout(weights).unsqueeze(1) for weights in self._weigh(inputs[-1]))
+        weights = self._weigh(inputs[0], pair_ids, inputs[-1])
+        word_weights, pair_weights = (self.dropout(part).unsqueeze(1) for part in weights)
         outputs: dict[str, Tensor] = {}
         for name, words, pairs, bias in zip(self.names, self.words, self.pairs, self.biases, strict=True):
             sums = word_weights @ words(ids) + pair_weights @ pairs(pair_ids)
             outputs[name] = sums.squeeze(1) + bias
         return outputs.get("", outputs)
 
-    def _weigh(self, mask: Tensor) -> tuple[Tensor, Tensor]:
+    def _weigh(self, ids: Tensor, pair_ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """The weights of tokens (N, tokens) and pairs (N, tokens - 1)."""
         words = mask.to(self.biases[0].dtype)
         pairs = words[:, 1:] * words[:, :-1]
         norm = (words.sum(1, keepdim=True) + pairs.sum(1, keepdim=True)).clamp_min(1).sqrt()
+        if self.damps_repeats:
+            words, pairs = _damp_repeats(ids, words), _damp_repeats(pair_ids, pairs)
         return words / norm * SHARPNESS, pairs / norm * SHARPNESS
 
     def read_columns(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
         """The outputs as a product: columns (N, 2 * tokens - 1) of the weights of `load_head`, and their values."""
-        columns = torch.cat([inputs[0], self.vocabulary + _hash_pairs(inputs[0])], dim=1)
-        return columns, torch.cat(self._weigh(inputs[-1]), dim=1)
+        pair_ids = _hash_pairs(inputs[0])
+        columns = torch.cat([inputs[0], self.vocabulary + pair_ids], dim=1)
+        return columns, torch.cat(self._weigh(inputs[0], pair_ids, inputs[-1]), dim=1)
 
     @torch.no_grad()
     def load_head(self, number: int, weight: Tensor, bias: Tensor) -> None:
@@ -74,6 +89,16 @@ def _hash_pairs(ids: Tensor) -> Tensor:
     return (ids[:, :-1] * _FIRST_FACTOR + ids[:, 1:] * _SECOND_FACTOR) % PAIR_BUCKETS
 
 
-def build(*, vocabulary: int, outputs: Mapping[str, int], dropout: float) -> nn.Module:
-    """Build the network. Arguments are plain values, which `model/` stores to build the network again."""
-    return WordBag(vocabulary, outputs, dropout)
+def _damp_repeats(ids: Tensor, presence: Tensor) -> Tensor:
+    """Presence (N, places), 0 or 1, so that the c places of a text with the same id add up to 1 + ln c."""
+    is_same = (ids[:, :, None] == ids[:, None, :]) & (presence > 0)[:, None, :]
+    counts = is_same.sum(2).clamp_min(1).to(presence.dtype)
+    return presence * (1 + counts.log()) / counts
+
+
+def build(*, vocabulary: int, outputs: Mapping[str, int], dropout: float, damps_repeats: bool = False) -> nn.Module:
+    """Build the network. Arguments are plain values, which `model/` stores to build the network again.
+
+    Models that were stored before repeats were damped have no `damps_repeats`.
+    """
+    return WordBag(vocabulary, outputs, dropout, damps_repeats=damps_repeats)
