@@ -18,10 +18,8 @@ from drivetrain.training.sparse_rows import SparseProduct, SparseRows
 
 PENALTIES = (10_000.0, 3000.0, 1000.0, 300.0, 100.0, 30.0, 10.0, 3.0, 1.0, 0.3, 0.1)
 """Factors of half the squared weights of standardized features, beside the sum of the losses: 1 / C of scikit-learn."""
-SPARSE_PENALTIES = (3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 0.003)
-"""The same for sparse rows, which are not standardized but have a length of about 1. Weaker ones find no smaller validation
-loss: the iterations end first.
-"""
+SPARSE_PENALTIES = (3.0, 1.0, 0.3, 0.1, 0.03, 0.01)
+"""The same for sparse rows, which are not standardized but have a length of about 1."""
 ROUNDING_SHARE = 1e-6
 """Deviations smaller than this part of the feature's largest value, or of a usual feature's deviation, say nothing."""
 MAX_WORSE_IN_A_ROW = 2

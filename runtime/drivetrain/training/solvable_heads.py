@@ -16,7 +16,7 @@ from drivetrain.job import Job
 from drivetrain.job.text import TextEncoder
 from drivetrain.models import feature_cache, frozen_split
 from drivetrain.models.build import Model
-from drivetrain.models.networks.word_bag import PAIR_BUCKETS, WordBag
+from drivetrain.models.networks.word_bag import WordBag
 from drivetrain.optimizations.feature_cache import describe_changing_inputs
 from drivetrain.system.units import format_bytes
 from drivetrain.training.head_solver import SPARSE_HISTORY, Solution
@@ -74,7 +74,7 @@ class BagHead:
     def __init__(self, bag: WordBag, number: int) -> None:
         self.module: nn.Module = bag
         self.bag, self.number = bag, number
-        self.width, self.outputs = bag.vocabulary + PAIR_BUCKETS, bag.output_counts[number]
+        self.width, self.outputs = bag.width, bag.output_counts[number]
 
     def read_features(self, inputs: tuple[Tensor, ...]) -> SparseRows:
         """The counts of words and pairs."""

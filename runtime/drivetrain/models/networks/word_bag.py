@@ -12,7 +12,11 @@ import torch
 from torch import Tensor, nn
 
 PAIR_BUCKETS = 2**17
-"""Rows for pairs; of the pairs of 100,000 texts few that count share one."""
+"""Rows for the pairs of a network with many outputs."""
+MORE_PAIR_BUCKETS, FEW_OUTPUTS = 2**18, 64
+"""Rows of one with few outputs. On 5,000 and 15,000 texts of 21 and 40 classes fewer pairs that share a row were worth 0.3 and 0.5
+points, and four times the rows hardly more; with 64 outputs they are 67 MB.
+"""
 _FIRST_FACTOR, _SECOND_FACTOR = 1_000_003, 7_919
 """Primes that spread pairs over the buckets; with a vocabulary of 200,000 the sums stay far below 2**63."""
 SHARPNESS = 32.0
@@ -31,26 +35,38 @@ class WordBag(nn.Module):
         dropout: share of tokens and pairs that are left out in training.
         damps_repeats: whether a token that is c times in a text counts 1 + ln c times, and a pair as well (sublinear term
             frequency, Manning et al. 2008, 6.4.1): the second time says less than the first.
+        pair_buckets: rows for pairs.
     """
 
     INPUT_NAMES: ClassVar = {2: ("ids", "mask"), 3: ("ids", "types", "mask")}
     """Names of the inputs, by their number."""
 
     def __init__(
-        self, vocabulary: int, outputs: Mapping[str, int], dropout: float, *, damps_repeats: bool = False
+        self,
+        vocabulary: int,
+        outputs: Mapping[str, int],
+        dropout: float,
+        *,
+        damps_repeats: bool = False,
+        pair_buckets: int = PAIR_BUCKETS,
     ) -> None:
         super().__init__()
-        self.damps_repeats = damps_repeats
+        self.damps_repeats, self.pair_buckets = damps_repeats, pair_buckets
         self.names, self.output_counts, self.vocabulary = tuple(outputs), tuple(outputs.values()), vocabulary
         self.dropout = nn.Dropout(dropout)
         self.words = nn.ModuleList(nn.Embedding(vocabulary, count) for count in outputs.values())
-        self.pairs = nn.ModuleList(nn.Embedding(PAIR_BUCKETS, count) for count in outputs.values())
+        self.pairs = nn.ModuleList(nn.Embedding(pair_buckets, count) for count in outputs.values())
         self.biases = nn.ParameterList(torch.zeros(count) for count in outputs.values())
         for table in (*self.words, *self.pairs):
             nn.init.zeros_(table.weight)
 
+    @property
+    def width(self) -> int:
+        """Weights of an output."""
+        return self.vocabulary + self.pair_buckets
+
     def forward(self, *inputs: Tensor) -> Tensor | dict[str, Tensor]:
-        ids, pair_ids = inputs[0], _hash_pairs(inputs[0])
+        ids, pair_ids = inputs[0], self._hash_pairs(inputs[0])
         # A word that is dropped is left out for all heads.
         weights = self._weigh(inputs[0], pair_ids, inputs[-1])
         word_weights, pair_weights = (self.dropout(part).unsqueeze(1) for part in weights)
@@ -69,24 +85,23 @@ class WordBag(nn.Module):
             words, pairs = _damp_repeats(ids, words), _damp_repeats(pair_ids, pairs)
         return words / norm * SHARPNESS, pairs / norm * SHARPNESS
 
+    def _hash_pairs(self, ids: Tensor) -> Tensor:
+        """The row of each pair of neighbours, (N, tokens - 1), of ids (N, tokens)."""
+        return (ids[:, :-1] * _FIRST_FACTOR + ids[:, 1:] * _SECOND_FACTOR) % self.pair_buckets
+
     def read_columns(self, *inputs: Tensor) -> tuple[Tensor, Tensor]:
         """The outputs as a product: columns (N, 2 * tokens - 1) of the weights of `load_head`, and their values."""
-        pair_ids = _hash_pairs(inputs[0])
+        pair_ids = self._hash_pairs(inputs[0])
         columns = torch.cat([inputs[0], self.vocabulary + pair_ids], dim=1)
         return columns, torch.cat(self._weigh(inputs[0], pair_ids, inputs[-1]), dim=1)
 
     @torch.no_grad()
     def load_head(self, number: int, weight: Tensor, bias: Tensor) -> None:
-        """Set the weights of a head, (outputs, vocabulary + PAIR_BUCKETS), and its bias, (outputs,)."""
+        """Set the weights of a head, (outputs, width), and its bias, (outputs,)."""
         parts = weight[:, : self.vocabulary], weight[:, self.vocabulary :]
         for tables, values in zip((self.words, self.pairs), parts, strict=True):
             cast(nn.Embedding, tables[number]).weight.copy_(values.T)
         self.biases[number].copy_(bias)
-
-
-def _hash_pairs(ids: Tensor) -> Tensor:
-    """The row of each pair of neighbours, (N, tokens - 1), of ids (N, tokens)."""
-    return (ids[:, :-1] * _FIRST_FACTOR + ids[:, 1:] * _SECOND_FACTOR) % PAIR_BUCKETS
 
 
 def _damp_repeats(ids: Tensor, presence: Tensor) -> Tensor:
@@ -96,9 +111,21 @@ def _damp_repeats(ids: Tensor, presence: Tensor) -> Tensor:
     return presence * (1 + counts.log()) / counts
 
 
-def build(*, vocabulary: int, outputs: Mapping[str, int], dropout: float, damps_repeats: bool = False) -> nn.Module:
+def choose_pair_buckets(outputs: int) -> int:
+    """The rows for pairs of a new network with so many outputs."""
+    return MORE_PAIR_BUCKETS if outputs <= FEW_OUTPUTS else PAIR_BUCKETS
+
+
+def build(
+    *,
+    vocabulary: int,
+    outputs: Mapping[str, int],
+    dropout: float,
+    damps_repeats: bool = False,
+    pair_buckets: int = PAIR_BUCKETS,
+) -> nn.Module:
     """Build the network. Arguments are plain values, which `model/` stores to build the network again.
 
-    Models that were stored before repeats were damped have no `damps_repeats`.
+    Models of earlier versions have no `damps_repeats` and no `pair_buckets`.
     """
-    return WordBag(vocabulary, outputs, dropout, damps_repeats=damps_repeats)
+    return WordBag(vocabulary, outputs, dropout, damps_repeats=damps_repeats, pair_buckets=pair_buckets)
