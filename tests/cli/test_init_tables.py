@@ -158,6 +158,18 @@ def test_a_name_is_no_text_to_learn_from() -> None:
     assert says(Path("titanic.yaml").read_text(), "train-task-text-classification")
 
 
+@pytest.mark.parametrize(
+    ("columns", "parts"),
+    [([], "year, month, weekday"), (["day.month"], "year, weekday"), (["day.year"], "month, weekday")],
+)
+def test_dates_are_offered_in_parts_that_the_table_does_not_have(columns: list[str], parts: str) -> None:
+    rows = [
+        [f"2026-{1 + i // 28:02}-{1 + i % 28:02}", i * 0.37 % 5, *(i % 5 for _ in columns), i % 2] for i in range(80)
+    ]
+    draft_job(write_table("days.csv", ["day", "sales", *columns, "promo"], rows))
+    assert f"dates: {{day: [{parts}]}}" in Path("days.yaml").read_text()
+
+
 def test_numbers_with_decimal_commas_are_not_taken_for_categories(capsys: pytest.CaptureFixture[str]) -> None:
     draft_job(write_table("rows.csv", ["load", "kind"], [[f"{i % 9},5", "ab"[i % 2]] for i in range(40)]))
     assert "rows.csv: decimal commas" in capsys.readouterr().out

@@ -152,7 +152,10 @@ def _note_unused(
     if name := next((c.name for c in columns if c.long_text and c.name not in guess.names), ""):
         yield f"the texts in {name} are not used; to train on them: --task text-classification"
     if name := next((name for name, reason in ignored.items() if reason == DATE), ""):
-        yield f"the dates in {name} are not used; to use them: dates: {{{quote(name)}: [year, month, weekday]}}"
+        # A part whose column is there already would be refused.
+        parts = [part for part in ("year", "month", "weekday") if f"{name}.{part}" not in sample.columns]
+        if parts:
+            yield f"the dates in {name} are not used; to use them: dates: {{{quote(name)}: [{', '.join(parts)}]}}"
     has_dates = request.task is None and any(c.refused == DATE for c in columns)
     if has_dates and (timed := series_draft.find_timed_rows(request, sample)):
         task = f"--task {series_draft.REGRESSION} --target COLUMN"
