@@ -53,9 +53,7 @@ from drivetrain.supervisor.run_lifecycle import RunLifecycle
 from drivetrain.system.console import say
 from drivetrain.system.run_files import MODEL, PLAN_FILE, RESULT_FILE, RunFiles
 from drivetrain.system.signals import Interrupted, Signals, raise_stopped
-from drivetrain.tracking import tracker_process
 from drivetrain.tracking.event_log import EventLog
-from drivetrain.tracking.tracker_process import TrackerProcess
 from drivetrain.training.phase_timer import PhaseTimer
 from drivetrain.training.run import Run
 from drivetrain.training.train import train as train_run
@@ -228,7 +226,6 @@ def _train(
     objects = _describe_objects(call)
     folder = _open_folder(call)
     lifecycle = RunLifecycle(folder, call.program)
-    tracker: TrackerProcess | None = None
     code = 0
     try:
         changed = embedded_record.check(folder.path, objects, extends=bool(folder.extends))
@@ -237,10 +234,9 @@ def _train(
         afterwards.callback(
             lambda: embedded_record.note_changes(folder.path, _describe_objects(call)) if code else None
         )
-        lifecycle.begin(machine)
+        lifecycle.begin(machine, call.job.track)
         for kind, text in (*call.mode_events, *(("resume", line) for line in changed)):
             EventLog(folder.path).add(kind, text)
-        tracker = tracker_process.start_tracker(folder.path, call.job.track)
         reason = train_run(_assemble(call, machine, folder, dataset, signals))
     except (Stopped, Interrupted):
         code = Stopped.exit_code
@@ -249,26 +245,13 @@ def _train(
         code = error.exit_code if isinstance(error, DrivetrainError) else 1
         raise
     finally:
-        _end(folder, lifecycle, tracker, code)
+        lifecycle.end(code)
+        os.close(folder.lock)
+        # Only for a run that is finished or was stopped; one that failed has a message instead.
+        if code in run_lifecycle.STATUS:
+            lifecycle.report(output=subprocess.DEVNULL)
+        lifecycle.finish_tracking()
     return folder.path, _finish(call, folder.path, reason), reason
-
-
-def _end(folder: RunFolder, lifecycle: RunLifecycle, tracker: TrackerProcess | None, code: int) -> None:
-    """Record how the training ended, free the folder, and write the report."""
-    lifecycle.end(code)
-    # Nothing was trained in a copy that was refused, so it must not stand in the way of the next `extend`.
-    refused = extended_run.is_refused(folder, code)
-    if refused:
-        if tracker:
-            tracker.kill()
-        extended_run.discard(folder)
-    os.close(folder.lock)
-    # Only for a run that is finished or was stopped; one that failed has a message instead.
-    if code in run_lifecycle.STATUS:
-        lifecycle.report(output=subprocess.DEVNULL)
-    # Last, so that the tracking server gets the report, too.
-    if tracker and not refused:
-        tracker.finish(stopped=code == Stopped.exit_code)
 
 
 def _open_folder(call: TrainCall) -> RunFolder:

@@ -41,7 +41,6 @@ from drivetrain.system.named_folder import NamedFolder
 from drivetrain.system.run_files import PLAN_FILE, RunFiles
 from drivetrain.system.run_records import RunState
 from drivetrain.system.signals import KILLED_EXIT_CODE
-from drivetrain.tracking import tracker_process
 from drivetrain.tracking.event_log import EventLog
 from drivetrain.training.phase_timer import process_seconds
 from drivetrain.tuning import batch_size, process_death, run_length
@@ -236,29 +235,21 @@ def _run(
     measured = [f"train.{key}={value}" for key, value in request.measured.items()]
     spec = request.folder / request.spec.name if request.folder else request.spec
     lifecycle = RunLifecycle(run, str(spec), [*request.assignments, *measured], vars(plan_request))
-    lifecycle.begin(machine)
+    leads = placement is None or placement.leads
+    lifecycle.begin(machine, job.track if leads else None)
     if is_killed_as_one() and machine.memory.limit and job.optimize.get("micro_batch") != "auto":
         EventLog(run.path).add("memory", process_death.KILLED_AS_ONE_NOTE)
-    leads = placement is None or placement.leads
-    tracker = tracker_process.start_tracker(run.path, job.track) if leads else None
     code = _attempts(request, job, machine, plan, run, placement)
     process_death.remove_empty_logs(run.path)
-    lifecycle.end(code)
-    # Nothing was trained in a copy that was refused, so it must not stand in the way of the next --extend.
-    if extended_run.is_refused(run, code):
-        if tracker:
-            tracker.kill()
-        extended_run.discard(run)
-    elif code in signals.ABORTED_CODES:
+    is_kept = lifecycle.end(code)
+    if is_kept and code in signals.ABORTED_CODES:
         say(f"ended at once by another {signals.describe_signal(code - 128)}: {lifecycle.saved()}")
-    elif leads:
+    elif is_kept and leads:
         if code == 0 and request.baselines:
             within = parse_duration(job.train.within) if job.train.within else inf
             baseline_run.compare(request.source(), job, run.path, within - process_seconds() - REPORT_SECONDS)
-        seconds = STOPPED_REPORT if code == Stopped.exit_code else None
-        lifecycle.report(seconds, begin=functools.partial(signals.die_with_parent, os.getpid()))
-        if tracker:
-            tracker.finish(stopped=code == Stopped.exit_code)
+        lifecycle.report(STOPPED_REPORT if code == Stopped.exit_code else None)
+        lifecycle.finish_tracking()
         if code == 0 and request.baselines:
             say(f"next: drivetrain predict {shlex.quote(child_process.format_path_argument(run.path))} FILES")
     # Last, so that the copy has the report, too.
