@@ -12,7 +12,7 @@ from drivetrain.errors import CheckpointError
 from drivetrain.hardware.detect import detect
 from drivetrain.job import Job, extension
 from drivetrain.job.custom import list_user_functions
-from drivetrain.job_spec.spec_source import fetch
+from drivetrain.job_spec.spec_source import SpecSource, fetch
 from drivetrain.job_spec.stored_spec import load_stored_job
 from drivetrain.models import code_consent
 from drivetrain.plan import plan as plans
@@ -66,13 +66,15 @@ def reproduce(request: ReproduceRequest) -> int:
     name = f"{job.name[:52]}-reproduced"
     code = supervisor.train(
         TrainRequest(
-            run / run_files.JOB_FILE,
-            (f"name={name}", "track=null", "checkpoint.copy_to=null"),
+            SpecSource(
+                run / run_files.JOB_FILE,
+                (f"name={name}", "track=null", "checkpoint.copy_to=null"),
+                run_length.read_measured(run, job),
+                folder,
+                digests,
+            ),
             request.runs,
             plan=run / run_files.PLAN_FILE,
-            measured=run_length.read_measured(run, job),
-            folder=folder,
-            code=digests,
             baselines=False,
         )
     )

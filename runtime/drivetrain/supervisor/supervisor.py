@@ -12,7 +12,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 
@@ -61,8 +61,8 @@ STOPPED_REPORT = 4.0
 class TrainRequest:
     """The options of `drivetrain train`."""
 
-    spec: Path
-    assignments: Sequence[str] = ()
+    source: SpecSource
+    """The job file, with what overrides it; also for the children of this process."""
     runs: Path = Path("runs")
     plain: bool = False
     plan: Path | None = None
@@ -73,35 +73,12 @@ class TrainRequest:
     """Whether a few steps are profiled."""
     place: Options = NO_OPTIONS
     """The options about several machines."""
-    measured: Mapping[str, int] = field(default_factory=dict)
-    """Measured numbers by key of `train:`, in place of `batch_size: auto` and for `within`, as far as they are known."""
-    folder: Path | None = None
-    """Where relative paths of the spec start; its own folder if None."""
-    code: Mapping[str, str] | None = None
-    """SHA-256 by name of the only files of user code that may run; None allows those in the folder of the spec."""
     report_run: Callable[[Path], None] = lambda run: None
     """Called with the run folder when it is open."""
     shown: Path | None = None
     """The plan of another run, which the same command has printed; then only the differences are."""
-
     baselines: bool = True
     """Whether simple models are fitted beside the network; the runs of one experiment would all fit the same."""
-    copy: Path | None = None
-    """Copies of the job file and the user's code, which are read instead."""
-    content: bytes | None = None
-    """What the job file says; None until it is read."""
-
-    def source(self) -> SpecSource:
-        """The spec, for this process and its children."""
-        return SpecSource(
-            self.spec,
-            self.assignments,
-            self.measured,
-            self.folder,
-            self.code,
-            copy=self.copy,
-            content=self.content,
-        )
 
 
 def train(request: TrainRequest) -> int:
@@ -111,8 +88,8 @@ def train(request: TrainRequest) -> int:
         DrivetrainError: for every problem found before the trainer starts.
     """
     signals.stop_early()
-    request = replace(request, content=request.source().read().content)
-    job = request.source().load()
+    request = replace(request, source=request.source.read())
+    job = request.source.load()
     placement = find_placement(request.place, os.environ, job)
     if placement:
         say(f"placement: {placement.describe()}")
@@ -124,8 +101,9 @@ def train(request: TrainRequest) -> int:
 def _train(request: TrainRequest, job: Job, placement: Placement | None, copies: RemoteRuns | None) -> int:
     extended = request.extend.run if request.extend else None
     if fixed := run_folder.keep_revisions(request.runs, job, extended, new=request.new):
-        request = replace(request, assignments=[*request.assignments, *fixed])
-        job = request.source().load()
+        source = request.source
+        request = replace(request, source=replace(source, assignments=[*source.assignments, *fixed]))
+        job = request.source.load()
     check_environment(job, os.environ)
     for line in job.document.replaced:
         say(line)
@@ -140,17 +118,17 @@ def _train(request: TrainRequest, job: Job, placement: Placement | None, copies:
     else:
         run = _open_folder(request, job, plan_request, copies)
     request.report_run(run.path)
-    request = replace(request, copy=request.source().copy_to(run.path, job).copy)
+    request = replace(request, source=request.source.copy_to(run.path, job))
     if placement:
         batch_size.refuse_auto(job, SEVERAL_PROCESSES)
         run_length.refuse_within(job, SEVERAL_PROCESSES)
     # The batch size comes first, since the plan depends on it, and the length last, since it follows from the plan's speed.
-    code, size = batch_size.measure_once(request.source(), job, machine, run.path, plain=request.plain)
+    code, size = batch_size.measure_once(request.source, job, machine, run.path, plain=request.plain)
     request, job = _add_measured(request, job, size)
     if code:
         return code
     machine, plan, stored, plan_request = _choose_plan(request, job, machine, run, plan_request, placement)
-    code, length = run_length.choose_once(request.source(), job, machine, plan, run.path, process_seconds())
+    code, length = run_length.choose_once(request.source, job, machine, plan, run.path, process_seconds())
     request, job = _add_measured(request, job, length)
     if code:
         return code
@@ -172,8 +150,8 @@ def _add_measured(request: TrainRequest, job: Job, measured: Mapping[str, int]) 
     """The request and the job with measured numbers."""
     if not measured:
         return request, job
-    request = replace(request, measured={**request.measured, **measured})
-    return request, request.source().load()
+    source = replace(request.source, measured={**request.source.measured, **measured})
+    return replace(request, source=source), source.load()
 
 
 def _choose_plan(
@@ -215,8 +193,8 @@ def _open_folder(
         copies.start_copying(run.path)
     if request.extend:
         return run
-    options = [word for assignment in request.assignments for word in ("--set", assignment)]
-    command = shlex.join(["drivetrain", "train", child_process.format_path_argument(request.spec), *options])
+    options = [word for assignment in request.source.assignments for word in ("--set", assignment)]
+    command = shlex.join(["drivetrain", "train", child_process.format_path_argument(request.source.spec), *options])
     if not run.resumes and (line := extended_run.suggest_extension(request.runs, job, command)):
         say(line)
     return run
@@ -232,9 +210,10 @@ def _run(
     placement: Placement | None,
     copies: RemoteRuns | None,
 ) -> int:
-    measured = [f"train.{key}={value}" for key, value in request.measured.items()]
-    spec = request.folder / request.spec.name if request.folder else request.spec
-    lifecycle = RunLifecycle(run, str(spec), [*request.assignments, *measured], vars(plan_request))
+    source = request.source
+    measured = [f"train.{key}={value}" for key, value in source.measured.items()]
+    spec = source.folder / source.spec.name if source.folder else source.spec
+    lifecycle = RunLifecycle(run, str(spec), [*source.assignments, *measured], vars(plan_request))
     leads = placement is None or placement.leads
     lifecycle.begin(machine, job.track if leads else None)
     if is_killed_as_one() and machine.memory.limit and job.optimize.get("micro_batch") != "auto":
@@ -247,7 +226,7 @@ def _run(
     elif is_kept and leads:
         if code == 0 and request.baselines:
             within = parse_duration(job.train.within) if job.train.within else inf
-            baseline_run.compare(request.source(), job, run.path, within - process_seconds() - REPORT_SECONDS)
+            baseline_run.compare(source, job, run.path, within - process_seconds() - REPORT_SECONDS)
         lifecycle.report(STOPPED_REPORT if code == Stopped.exit_code else None)
         lifecycle.finish_tracking()
         if code == 0 and request.baselines:
@@ -345,6 +324,6 @@ def run_trainers(
 
 
 def trainer_command(request: TrainRequest, folder: Path) -> list[str]:
-    paths = map(child_process.format_path_argument, (folder, request.spec))
-    command = [sys.executable, "-m", TRAINER, *paths, *request.source().options()]
+    paths = map(child_process.format_path_argument, (folder, request.source.spec))
+    command = [sys.executable, "-m", TRAINER, *paths, *request.source.options()]
     return [*command, "--trace"] if request.trace else command
