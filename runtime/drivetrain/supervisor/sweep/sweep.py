@@ -5,7 +5,6 @@ Every trial is an ordinary run in the sweep's folder. The same command goes on w
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -79,24 +78,24 @@ def sweep(request: SweepRequest) -> int:
     if job.sweep is None:
         raise SpecError(f"{request.spec}: sweep: is missing", "the keys to vary, with their ranges", f"add `{EXAMPLE}`")
     check_installed()
-    sweep_folder = folders.open_sweep(
-        request.runs, job, job.sweep.metric or job.best(), plain=request.plain, new=request.new
-    )
-    try:
-        with tempfile.TemporaryDirectory(prefix="sweep-") as scratch:
-            return _Sweep(request, source.copy_to(Path(scratch), job), job, sweep_folder).run()
-    finally:
-        os.close(sweep_folder.lock)
+    metric = job.sweep.metric or job.best()
+    with (
+        folders.open_sweep(request.runs, job, metric, plain=request.plain, new=request.new) as sweep_folder,
+        tempfile.TemporaryDirectory(prefix="sweep-") as scratch,
+    ):
+        return _Sweep(request, source.copy_to(Path(scratch), job), job, sweep_folder, metric).run()
 
 
 class _Sweep:
     """One command's part of a sweep."""
 
-    def __init__(self, request: SweepRequest, source: SpecSource, job: Job, sweep_folder: folders.SweepFolder) -> None:
+    def __init__(
+        self, request: SweepRequest, source: SpecSource, job: Job, sweep_folder: folders.SweepFolder, metric: str
+    ) -> None:
         assert job.sweep is not None
         self.request, self.source, self.job, self.spec = request, source, job, job.sweep
         self.sweep_folder = sweep_folder
-        self.study, self.metric = sweep_folder.study, job.sweep.metric or job.best()
+        self.study, self.metric = sweep_folder.study, metric
         self.began_at = self.reported_at = time.monotonic()
 
     def run(self) -> int:
