@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import os
 import shlex
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -301,20 +300,15 @@ def run_trainers(
 ) -> int:
     """Run the trainer, and the other ranks if there are any; returns the exit code of the first."""
 
-    def start(folder: Path, variables: dict[str, str], log: int) -> subprocess.Popen[bytes]:
-        with signals.block_signals():
-            return child_process.start_child(
-                [*trainer_command(request, folder), *arguments],
-                child_process.build_environment(environment | variables),
-                output=log,
-            )
+    def command(folder: Path) -> list[str]:
+        return [*trainer_command(request, folder), *arguments]
 
     with (
         local_processes.open_meeting(count, placement) as processes,
-        local_processes.start_followers(processes, run.path, start) as followers,
+        local_processes.start_followers(processes, run.path, command, environment) as followers,
     ):
         return child_process.run_child(
-            [*trainer_command(request, run.path), *arguments],
+            command(run.path),
             environment | processes.environment(0),
             forward,
             [run.lock, *processes.open_files()],
