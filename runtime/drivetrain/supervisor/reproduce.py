@@ -58,7 +58,12 @@ def reproduce(request: ReproduceRequest) -> int:
     )
     if digests is not None:
         say(f"running the run's own code: {', '.join(digests)} in {folder}")
-    _check_inputs(run, job)
+    if changed := same_conditions.find_changed_file(run, job):
+        raise CheckpointError(
+            f"{changed} is not the file that {run} was trained with",
+            "the files with the digests in its data.json and code.json",
+            "restore the file",
+        )
     _check_length(run, job)
     unlike = list(_list_differences(run, request.runs))
     for line in unlike:
@@ -106,15 +111,6 @@ def _check_finished(run: Path) -> None:
             f"drivetrain reproduce {run.parent / extension_record.run}, then extend the result in the same way",
         )
     plans.read_plan(run)
-
-
-def _check_inputs(run: Path, job: Job) -> None:
-    if changed := same_conditions.find_changed_file(run, job):
-        raise CheckpointError(
-            f"{changed} is not the file that {run} was trained with",
-            "the files with the digests in its data.json and code.json",
-            "restore the file",
-        )
 
 
 def _list_differences(run: Path, runs: Path) -> Iterator[str]:

@@ -184,10 +184,7 @@ def _open_folder(
 ) -> run_folder.RunFolder:
     """The run folder that the command trains in; its copy begins."""
     after = copies.highest_number if copies else 0
-    if request.extend:
-        run = extended_run.open_extended(request.runs, job, request.extend, plan_request, new=request.new, after=after)
-    else:
-        run = run_folder.open_run(request.runs, job, new=request.new, after=after)
+    run = extended_run.open_run(request.runs, job, request.extend, plan_request, new=request.new, after=after)
     if copies:
         copies.start_copying(run.path)
     if request.extend:
