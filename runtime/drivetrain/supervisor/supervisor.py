@@ -72,12 +72,19 @@ class TrainRequest:
     """Whether a few steps are profiled."""
     place: Options = NO_OPTIONS
     """The options about several machines."""
+    placement: Placement | None = None
+    """Where this supervisor is among several, found from those options or the environment; None if it is the only one."""
     report_run: Callable[[Path], None] = lambda run: None
     """Called with the run folder when it is open."""
     shown: Path | None = None
     """The plan of another run, which the same command has printed; then only the differences are."""
     baselines: bool = True
     """Whether simple models are fitted beside the network; the runs of one experiment would all fit the same."""
+
+    @property
+    def leads(self) -> bool:
+        """Whether this supervisor writes the run folder."""
+        return self.placement is None or self.placement.leads
 
 
 def train(request: TrainRequest) -> int:
@@ -89,15 +96,14 @@ def train(request: TrainRequest) -> int:
     signals.stop_early()
     request = replace(request, source=request.source.read())
     job = request.source.load()
-    placement = find_placement(request.place, os.environ, job)
-    if placement:
-        say(f"placement: {placement.describe()}")
-    leads = placement is None or placement.leads
-    with remote_runs.open_runs(request.runs, job, new=request.new, is_leader=leads) as copies:
-        return _train(request, job, placement, copies)
+    request = replace(request, placement=find_placement(request.place, os.environ, job))
+    if request.placement:
+        say(f"placement: {request.placement.describe()}")
+    with remote_runs.open_runs(request.runs, job, new=request.new, is_leader=request.leads) as copies:
+        return _train(request, job, copies)
 
 
-def _train(request: TrainRequest, job: Job, placement: Placement | None, copies: RemoteRuns | None) -> int:
+def _train(request: TrainRequest, job: Job, copies: RemoteRuns | None) -> int:
     extended = request.extend.run if request.extend else None
     if fixed := run_folder.keep_revisions(request.runs, job, extended, new=request.new):
         source = request.source
@@ -108,17 +114,17 @@ def _train(request: TrainRequest, job: Job, placement: Placement | None, copies:
         say(line)
     if job.sweep:
         say("sweep: `drivetrain sweep` tries its values; this run trains the job's own")
-    machine = _detect_machine(request, job, placement)
+    machine = _detect_machine(request, job)
     plan_request = effective_plan.PlanRequest(
         request.plain, plans.load(request.plan).values() if request.plan else None
     )
-    if placement and not placement.leads:
-        run = run_folder.open_follower(request.runs, job, placement.index)
+    if request.placement and not request.leads:
+        run = run_folder.open_follower(request.runs, job, request.placement.index)
     else:
         run = _open_folder(request, job, plan_request, copies)
     request.report_run(run.path)
     request = replace(request, source=request.source.copy_to(run.path, job))
-    if placement:
+    if request.placement:
         batch_size.refuse_auto(job, SEVERAL_PROCESSES)
         run_length.refuse_within(job, SEVERAL_PROCESSES)
     # The batch size comes first, since the plan depends on it, and the length last, since it follows from the plan's speed.
@@ -126,18 +132,19 @@ def _train(request: TrainRequest, job: Job, placement: Placement | None, copies:
     request, job = _add_measured(request, job, size)
     if code:
         return code
-    machine, plan, stored, plan_request = _choose_plan(request, job, machine, run, plan_request, placement)
+    machine, plan, stored, plan_request = _choose_plan(request, job, machine, run, plan_request)
     code, length = run_length.choose_once(request.source, job, machine, plan, run.path, process_seconds())
     request, job = _add_measured(request, job, length)
     if code:
         return code
     show_plan.show(plan, job, machine, run.path / PLAN_FILE, stored, request.shown)
-    return _run(request, job, machine, plan, run, plan_request, placement, copies)
+    return _run(request, job, machine, plan, run, plan_request, copies)
 
 
-def _detect_machine(request: TrainRequest, job: Job, placement: Placement | None) -> Hardware:
+def _detect_machine(request: TrainRequest, job: Job) -> Hardware:
     """The hardware that the job may use, which suits the number of its processes."""
     fault_point("detect")
+    placement = request.placement
     machine = world.share_hardware(detect(request.runs), placement)
     machine = device_check.select_devices(machine, world.choose_gpus(job.limits.gpus, machine, placement))
     world.check_world_size(job, machine)
@@ -159,14 +166,13 @@ def _choose_plan(
     machine: Hardware,
     run: run_folder.RunFolder,
     plan_request: effective_plan.PlanRequest,
-    placement: Placement | None,
 ) -> tuple[Hardware, plans.Plan, plans.Plan | None, effective_plan.PlanRequest]:
     """The machine, calibrated if that is due; the plan; the stored one if the run resumes; and what was requested."""
     stored = effective_plan.load_plan(run.path) if run.resumes and effective_plan.has_trained(run.path) else None
     if stored:
         instead = [extended_run.advise_other_plan(request.extend)] if request.extend else []
         plan_request = plan_request.resume(run.path, RunState.read(run.path), stored, *instead)
-    if not placement and not stored and plan_request == effective_plan.PlanRequest(plain=False, plan=None):
+    if not request.placement and not stored and plan_request == effective_plan.PlanRequest(plain=False, plan=None):
         machine = calibrate.calibrate_for_job(machine, job, run.path)
     plan = plans.resolve(
         job,
@@ -174,7 +180,7 @@ def _choose_plan(
         plain=plan_request.plain,
         # A resumed run keeps its plan: other threads or memory formats would change the bits of the result.
         replay=stored.values() if stored else plan_request.plan,
-        measured=None if placement else evidence.load_process_settings(machine, job),
+        measured=None if request.placement else evidence.load_process_settings(machine, job),
     )
     return machine, plans.keep_reasons(plan, stored) if stored else plan, stored, plan_request
 
@@ -203,23 +209,21 @@ def _run(
     plan: plans.Plan,
     run: run_folder.RunFolder,
     plan_request: effective_plan.PlanRequest,
-    placement: Placement | None,
     copies: RemoteRuns | None,
 ) -> int:
     source = request.source
     measured = [f"train.{key}={value}" for key, value in source.measured.items()]
     spec = source.folder / source.spec.name if source.folder else source.spec
     lifecycle = RunLifecycle(run, str(spec), [*source.assignments, *measured], vars(plan_request))
-    leads = placement is None or placement.leads
-    lifecycle.begin(machine, job.track if leads else None)
+    lifecycle.begin(machine, job.track if request.leads else None)
     if is_killed_as_one() and machine.memory.limit and job.optimize.get("micro_batch") != "auto":
         EventLog(run.path).add("memory", process_death.KILLED_AS_ONE_NOTE)
-    code = _attempts(request, job, machine, plan, run, placement)
+    code = _attempts(request, job, machine, plan, run)
     process_death.remove_empty_logs(run.path)
     is_kept = lifecycle.end(code)
     if is_kept and code in signals.ABORTED_CODES:
         say(f"ended at once by another {signals.describe_signal(code - 128)}: {lifecycle.saved()}")
-    elif is_kept and leads:
+    elif is_kept and request.leads:
         if code == 0 and request.baselines:
             within = parse_duration(job.train.within) if job.train.within else inf
             baseline_run.compare(source, job, run.path, within - process_seconds() - REPORT_SECONDS)
@@ -234,24 +238,16 @@ def _run(
     return copied
 
 
-def _attempts(
-    request: TrainRequest,
-    job: Job,
-    machine: Hardware,
-    plan: plans.Plan,
-    run: run_folder.RunFolder,
-    placement: Placement | None = None,
-) -> int:
+def _attempts(request: TrainRequest, job: Job, machine: Hardware, plan: plans.Plan, run: run_folder.RunFolder) -> int:
     """Run the trainer, and again from its last checkpoint for as long as another plan may avoid its death."""
     fault_point("first attempt")
     arguments: list[str] = []
     count, folder = world.count_trainers(job, machine), NamedFolder(run.path)
-    start = functools.partial(run_trainers, placement=placement) if placement else run_trainers
     with signals.forward_signals() as forward:
         while True:
             RunFiles(run.path).write_json(PLAN_FILE, plan.to_json())
             kills_before = cgroup.read_oom_kills(Path("/"))
-            code = start(request, count, plan.environment(machine), forward, run, arguments)
+            code = run_trainers(request, count, plan.environment(machine), forward, run, arguments)
             if other := folder.restore():
                 EventLog(run.path).add("storage", NamedFolder.MESSAGE.format(other, run.path))
             # The trainer has finalized the plan since, and may have measured.
@@ -262,7 +258,7 @@ def _attempts(
                 continue
             # One of several supervisors leaves a new start to its starter, which starts all of them again.
             was_signalled = bool(forward.sent)
-            death = None if placement else find_avoidable(code, run.path, machine, kills_before, was_signalled)
+            death = None if request.placement else find_avoidable(code, run.path, machine, kills_before, was_signalled)
             if death is None:
                 if code == RestartSmaller.exit_code:
                     return OutOfMemory.exit_code  # its message has said what to set
@@ -292,8 +288,7 @@ def run_trainers(
     environment: dict[str, str],
     forward: signals.SignalForwarder,
     run: run_folder.RunFolder,
-    arguments: Sequence[str] = (),
-    placement: Placement | None = None,
+    arguments: Sequence[str],
 ) -> int:
     """Run the trainer, and the other ranks if there are any; returns the exit code of the first."""
 
@@ -301,7 +296,7 @@ def run_trainers(
         return [*trainer_command(request, folder), *arguments]
 
     with (
-        local_processes.open_meeting(count, placement) as processes,
+        local_processes.open_meeting(count, request.placement) as processes,
         local_processes.start_followers(processes, run.path, command, environment) as followers,
     ):
         return child_process.run_child(
@@ -310,7 +305,9 @@ def run_trainers(
             forward,
             [run.lock, *processes.open_files()],
             followers,
-            functools.partial(local_processes.wait_for_end, followers=followers, has_peers=placement is not None),
+            functools.partial(
+                local_processes.wait_for_end, followers=followers, has_peers=request.placement is not None
+            ),
         )
 
 
