@@ -139,8 +139,8 @@ def test_a_trial_is_trained_from_the_copy_of_its_sweep(spec: Path, monkeypatch: 
     monkeypatch.setattr(child_process, "run_child", start)
     monkeypatch.setattr(supervisor, "train", lambda request: requests.append(request) or 0)
     with signals.forward_signals() as forward:
-        reader = sweep.EpochReader(lambda: None, "loss")
-        sweep.train_trial(source, [], forward, reader, lambda epoch, value: False, spec)
+        reader = sweep.EpochReader(lambda: None, "loss", lambda epoch, value: False)
+        sweep.train_trial(source, [], forward, reader, spec)
     assert job_of(requests[0].source) == AS_STARTED
 
 
