@@ -14,7 +14,7 @@ LOADED = {"proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX x86_64 Kernel
 
 @dataclass
 class Card:
-    name: str | bytes
+    name: str
     uuid: str
     capability: tuple[int, int] = (8, 6)
     memory: int = 12 * GIB
@@ -28,7 +28,7 @@ class Nvml:
     """Answers like pynvml, with the errors of pynvml."""
 
     cards: list[Card] = field(default_factory=list)
-    driver: str | bytes = "550.163.01"
+    driver: str = "550.163.01"
     broken: int | None = None
     open: int = 0
     NVMLError = pynvml.NVMLError
@@ -40,7 +40,7 @@ class Nvml:
     def nvmlShutdown(self) -> None:
         self.open -= 1
 
-    def nvmlSystemGetDriverVersion(self) -> str | bytes:
+    def nvmlSystemGetDriverVersion(self) -> str:
         return self.driver
 
     def nvmlDeviceGetCount(self) -> int:
@@ -56,7 +56,7 @@ class Nvml:
     def nvmlDeviceGetMemoryInfo(self, card: Card) -> SimpleNamespace:
         return SimpleNamespace(total=card.memory, free=card.memory - GIB)
 
-    def nvmlDeviceGetName(self, card: Card) -> str | bytes:
+    def nvmlDeviceGetName(self, card: Card) -> str:
         return card.name
 
     def nvmlDeviceGetUUID(self, card: Card) -> str:
@@ -83,7 +83,7 @@ class Nvml:
 
 RTX = Card("NVIDIA GeForce RTX 3060", "GPU-aaaa1111")
 GTX = Card("NVIDIA GeForce GTX 1080", "GPU-bbbb2222", (6, 1), 8 * GIB)
-T4 = Card(b"Tesla T4", "GPU-cccc3333", (7, 5), 15 * GIB)
+T4 = Card("Tesla T4", "GPU-cccc3333", (7, 5), 15 * GIB)
 SLICES = (
     Card("NVIDIA A100-SXM4-40GB MIG 3g.20gb", "MIG-1111", (8, 0), 20 * GIB),
     Card("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "MIG-2222", (8, 0), 5 * GIB),

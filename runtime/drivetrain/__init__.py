@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from drivetrain.api import facts_here as facts_here
     from drivetrain.api import memory_for as memory_for
     from drivetrain.api import plan_for as plan_for
-    from drivetrain.supervisor.embedded import Result as Result
     from drivetrain.supervisor.embedded import train as train
+    from drivetrain.supervisor.embedded_run import Result as Result
     from drivetrain.supervisor.prepare import prepare as prepare
     from drivetrain.tracking.monitor import Monitor as Monitor
     from drivetrain.training.user_parts import StopTraining as StopTraining
@@ -35,7 +35,7 @@ __all__ = [
 ]
 _HOMES = {
     "train": "supervisor.embedded",
-    "Result": "supervisor.embedded",
+    "Result": "supervisor.embedded_run",
     "facts_here": "api",
     "plan_for": "api",
     "memory_for": "api",

@@ -75,6 +75,7 @@ STAND_IN = """
 import json, subprocess, sys
 from pathlib import Path
 from drivetrain.supervisor import supervisor
+from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.supervisor.supervisor import TrainRequest
 
 def train(request, count, environment, forward, run, arguments=(), placement=None):
@@ -85,7 +86,7 @@ def train(request, count, environment, forward, run, arguments=(), placement=Non
 
 supervisor.run_trainers = train
 sets = ("train.epochs=1", "optimize.measure=off")
-sys.exit(supervisor.train(TrainRequest(Path("jobs/digits.yaml"), sets, Path("/job/runs"))))
+sys.exit(supervisor.train(TrainRequest(SpecSource(Path("jobs/digits.yaml"), sets), Path("/job/runs"))))
 """
 """The supervisor over a trainer without torch, that takes more than there is unless the micro-batch is small."""
 

@@ -27,7 +27,7 @@ def read_gpu_problem(root: Path, nvml: Nvml | None, runtime: str = "host", **env
 
 
 def test_a_gpu_has_the_values_of_nvml(tmp_path: Path) -> None:
-    nvml = Nvml([T4], b"535.183.01")
+    nvml = Nvml([T4], "535.183.01")
     gpus, text = read_gpus(tmp_path, {}, "host", nvml)
     assert text is None
     assert nvml.open == 0

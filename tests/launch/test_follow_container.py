@@ -162,9 +162,10 @@ def test_where_the_libraries_alone_do_not_fit_no_smaller_batch_is_advised(limit:
 TRAINER = """
 import os, sys
 from pathlib import Path
+from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.supervisor import supervisor as supervise
 supervise.run_trainers = lambda *given, **named: 137
-sys.exit(supervise.train(supervise.TrainRequest(Path(sys.argv[1]), ("train.epochs=1",), Path(sys.argv[2]))))
+sys.exit(supervise.train(supervise.TrainRequest(SpecSource(Path(sys.argv[1]), ("train.epochs=1",)), Path(sys.argv[2]))))
 """
 
 

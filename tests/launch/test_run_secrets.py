@@ -10,6 +10,7 @@ import pytest
 
 from drivetrain.errors import SpecError
 from drivetrain.job_spec import load_job as job_spec
+from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.job_spec.yaml_file import parse
 from drivetrain.launch import run_secrets
 from drivetrain.storage import store_variables
@@ -112,7 +113,7 @@ def test_a_missing_variable_is_refused_where_it_stands(monkeypatch: pytest.Monke
         collect_secrets("environment: [MY_KEY, B]\n", False)
     assert says_only(str(caught.value), "environment-my-key-set", "job.yaml", 4, 1)
     monkeypatch.delenv("MY_KEY", raising=False)
-    request = TrainRequest(ROOT / "jobs" / "digits.yaml", ("environment=[MY_KEY]",), tmp_path)
+    request = TrainRequest(SpecSource(ROOT / "jobs" / "digits.yaml", ("environment=[MY_KEY]",)), tmp_path)
     with pytest.raises(SpecError, check=saying("environment-my-key-set-2")):
         supervisor.train(request)
     assert list(tmp_path.iterdir()) == []

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from drivetrain.hardware import cgroup
+from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.plan import plan
 from drivetrain.supervisor import run_folder, supervisor
 from drivetrain.supervisor.supervisor import TrainRequest
@@ -75,7 +76,7 @@ def run_attempts(trainers: Trainers, monkeypatch: pytest.MonkeyPatch, optimize: 
     monkeypatch.setattr(supervisor, "run_trainers", trainers)
     monkeypatch.setattr(cgroup, "read_oom_kills", lambda root: trainers.kills)
     run = run_folder.RunFolder(trainers.run, False, -1)
-    request = TrainRequest(trainers.run.parent / "tiny.yaml")
+    request = TrainRequest(SpecSource(trainers.run.parent / "tiny.yaml"))
     return supervisor._attempts(request, job, machine, plan.resolve(job, machine), run)
 
 

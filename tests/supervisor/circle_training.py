@@ -14,7 +14,7 @@ from torch.utils.data import (
     TensorDataset,
 )
 
-from drivetrain.supervisor import embedded
+from drivetrain.supervisor import embedded_run
 from drivetrain.supervisor.run_lifecycle import RunLifecycle
 
 
@@ -34,7 +34,7 @@ def build_network(seed: int = 0) -> nn.Module:
     return nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Dropout(0.1), nn.Linear(16, 2))
 
 
-def have_same_bits(one: embedded.Result, two: embedded.Result) -> bool:
+def have_same_bits(one: embedded_run.Result, two: embedded_run.Result) -> bool:
     """Whether two trainings ended with the same bits."""
     first, second = one.model.state_dict(), two.model.state_dict()
     return one.best == two.best and all(torch.equal(first[name], second[name]) for name in first)

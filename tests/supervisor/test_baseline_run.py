@@ -65,15 +65,15 @@ def test_what_takes_too_long_is_ended_and_what_is_known_counts(
     assert train(job, "--set", "baselines=off").returncode == 0
     run = job.parent / "runs" / "tiny-001"
     monkeypatch.setattr(baseline_run, "MIN_SECONDS", 0.2)
-    request = TrainRequest(job)
+    source = SpecSource(job)
     started = time.monotonic()
-    baseline_run.compare(request.source(), request.source().load(), run)
+    baseline_run.compare(source, source.load(), run)
     assert time.monotonic() - started < 10
     assert "s were over" in capsys.readouterr().out
     assert not (run / "baselines.json").exists()
     monkeypatch.setattr(baseline_run, "MIN_SECONDS", 600.0)
     monkeypatch.setattr(baseline_run, "MAX_SECONDS", 600.0)
-    baseline_run.compare(request.source(), request.source().load(), run)
+    baseline_run.compare(source, source.load(), run)
     assert "linear model" in capsys.readouterr().out
 
 
@@ -111,8 +111,8 @@ def test_data_that_has_changed_since_is_told(job: Path, capsys: pytest.CaptureFi
     write_images(job.parent / "images.npz")
     with (job.parent / "images.npz").open("ab") as file:
         file.write(b"more")
-    request = TrainRequest(job)
-    baseline_run.compare(request.source(), request.source().load(), run)
+    source = SpecSource(job)
+    baseline_run.compare(source, source.load(), run)
     assert says(capsys.readouterr().out, "ended-exit-code", 3)
 
 
@@ -133,7 +133,7 @@ def test_a_batch_script_that_keeps_a_copy_of_the_job_gets_them_too(monkeypatch: 
     monkeypatch.setattr(supervisor, "train", lambda request: requests.append(request) or 0)
     monkeypatch.setenv("DRIVETRAIN_JOB_COPY", "copies/1")
     assert main(["train", str(ROOT / "jobs" / "digits.yaml")]) == 0
-    assert requests[0].copy == Path("copies/1")
+    assert requests[0].source.copy == Path("copies/1")
     assert requests[0].baselines
 
 

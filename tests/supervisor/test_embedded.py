@@ -27,7 +27,7 @@ from drivetrain.hardware.facts import Libraries
 from drivetrain.job.job import CLASS_METRICS
 from drivetrain.models import saved_model
 from drivetrain.plan.plan import load
-from drivetrain.supervisor import embedded, embedded_run
+from drivetrain.supervisor import embedded_run
 from drivetrain.tuning import assembly
 from tests.messages import ends_with, saying, says_only
 from tests.paths import IMPORTS, ROOT
@@ -38,7 +38,7 @@ __all__ = ["no_report"]
 torch.set_num_threads(1)
 
 
-def train(folder: Path, model: nn.Module | None = None, data: Any = None, **settings: Any) -> embedded.Result:
+def train(folder: Path, model: nn.Module | None = None, data: Any = None, **settings: Any) -> embedded_run.Result:
     """A training of a second or less."""
     defaults: dict[str, Any] = {
         "epochs": 3,
@@ -160,7 +160,7 @@ def test_an_unfinished_run_with_another_setting_is_refused(tmp_path: Path) -> No
 
 
 def test_training_in_a_thread_hears_no_signals_and_works(tmp_path: Path) -> None:
-    results: list[embedded.Result] = []
+    results: list[embedded_run.Result] = []
     thread = threading.Thread(target=lambda: results.append(train(tmp_path, epochs=1)))
     thread.start()
     thread.join()

@@ -21,7 +21,7 @@ from drivetrain.errors import DeviceError, SpecError
 from drivetrain.hardware import device_check
 from drivetrain.hardware.detect import detect
 from drivetrain.plan.plan import load
-from drivetrain.supervisor import embedded, embedded_run, host_process
+from drivetrain.supervisor import embedded_run, host_process
 from tests import tiny
 from tests.hardware.checked_machines import CPU, machine, machine_with_gpus, make_card
 from tests.messages import saying, says
@@ -29,7 +29,7 @@ from tests.paths import IMPORTS, ROOT
 from tests.supervisor.circle_training import build_network, make_circle
 
 
-def train(folder: Path, model: nn.Module | None = None, **overrides: Any) -> embedded.Result:
+def train(folder: Path, model: nn.Module | None = None, **overrides: Any) -> embedded_run.Result:
     settings: dict[str, Any] = {"epochs": 1, "batch_size": 20} | overrides
     return drivetrain.train(model or build_network(), make_circle(40), make_circle(20, seed=1), runs=folder, **settings)
 

@@ -16,6 +16,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from drivetrain.supervisor import supervisor
+from drivetrain.job_spec.spec_source import SpecSource
 from drivetrain.supervisor.supervisor import TrainRequest
 real = supervisor.detect
 def detect(runs):
@@ -24,7 +25,7 @@ def detect(runs):
 supervisor.detect = detect
 supervisor.is_killed_as_one = lambda: sys.argv[3] == "1"
 supervisor.run_trainers = lambda *given, **named: 137
-sys.exit(supervisor.train(TrainRequest(Path(sys.argv[1]), tuple(sys.argv[4:]), Path(sys.argv[2]))))
+sys.exit(supervisor.train(TrainRequest(SpecSource(Path(sys.argv[1]), tuple(sys.argv[4:])), Path(sys.argv[2]))))
 """
 
 

@@ -26,7 +26,7 @@ from torch.utils.data import (
 
 import drivetrain
 from drivetrain.errors import DataError, DrivetrainError, SpecError, Stopped
-from drivetrain.supervisor import embedded
+from drivetrain.supervisor import embedded_run
 from tests.messages import saying, says
 from tests.paths import ROOT
 from tests.supervisor.circle_training import (
@@ -88,7 +88,7 @@ class Restless(Evens):
         return iter(np.roll(np.arange(60), Restless.calls).tolist())
 
 
-def train(folder: Path, data: Any, validation: Any = None, **settings: Any) -> embedded.Result:
+def train(folder: Path, data: Any, validation: Any = None, **settings: Any) -> embedded_run.Result:
     defaults: dict[str, Any] = {"epochs": 2, "optimizer": {"lr": 1e-2}, "names": ["out", "in"]}
     defaults["optimize"] = {"cpu_threads": 1, "measure": "off"}
     model = settings.pop("model", None) or build_network()
@@ -186,7 +186,7 @@ drivetrain.train(model, DataLoader(CirclePoints(), 16, shuffle=True), make_circl
 
 
 def test_killed_with_a_loader_an_optimizer_and_a_scheduler_and_resumed(tmp_path: Path) -> None:
-    def train_anew(folder: Path) -> embedded.Result:
+    def train_anew(folder: Path) -> embedded_run.Result:
         model = build_network()
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.05, total_steps=17)

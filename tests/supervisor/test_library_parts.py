@@ -13,7 +13,7 @@ from torch.optim import lr_scheduler
 
 import drivetrain
 from drivetrain.errors import CheckpointError, SpecError, UserCodeError
-from drivetrain.supervisor import embedded
+from drivetrain.supervisor import embedded_run
 from tests.messages import ends_with, saying, says
 from tests.supervisor.circle_training import build_network, have_same_bits, make_circle, no_report
 
@@ -21,7 +21,7 @@ __all__ = ["no_report"]
 torch.set_num_threads(1)
 
 
-def train(folder: Path, model: nn.Module | None = None, **settings: Any) -> embedded.Result:
+def train(folder: Path, model: nn.Module | None = None, **settings: Any) -> embedded_run.Result:
     defaults: dict[str, Any] = {"epochs": 2, "batch_size": 30, "optimize": {"cpu_threads": 1, "measure": "off"}}
     return drivetrain.train(
         build_network() if model is None else model,
@@ -32,7 +32,7 @@ def train(folder: Path, model: nn.Module | None = None, **settings: Any) -> embe
     )
 
 
-def rows(result: embedded.Result) -> list[dict[str, Any]]:
+def rows(result: embedded_run.Result) -> list[dict[str, Any]]:
     lines = (result.folder / "metrics.jsonl").read_text().splitlines()
     return [row for line in lines if "train/loss" in (row := json.loads(line))]
 

@@ -94,7 +94,7 @@ def test_every_attempt_trains_what_was_read_at_the_start(spec: Path, monkeypatch
 
     monkeypatch.setattr(supervisor, "run_trainers", train)
     monkeypatch.setattr(Replanned, "exit_code", 10)
-    assert supervisor.train(TrainRequest(spec, runs=spec.parent / "runs", plain=True)) == 0
+    assert supervisor.train(TrainRequest(SpecSource(spec), runs=spec.parent / "runs", plain=True)) == 0
     assert jobs == [AS_STARTED] * 2
 
 
@@ -112,7 +112,7 @@ def test_all_seeds_are_trained_from_one_copy(spec: Path, monkeypatch: pytest.Mon
 
     def train(request: TrainRequest) -> int:
         run = request.runs / f"tiny-seed{len(jobs)}-001"
-        source = request.source().copy_to(run, request.source().load())
+        source = request.source.copy_to(run, request.source.load())
         edit(spec) if not jobs else None
         jobs.append(job_of(source))
         return 0 if len(jobs) < 2 else 3
@@ -139,9 +139,9 @@ def test_a_trial_is_trained_from_the_copy_of_its_sweep(spec: Path, monkeypatch: 
     monkeypatch.setattr(child_process, "run_child", start)
     monkeypatch.setattr(supervisor, "train", lambda request: requests.append(request) or 0)
     with signals.forward_signals() as forward:
-        reader = sweep.EpochReader(lambda: None, "loss")
-        sweep.train_trial(source, [], forward, reader, lambda epoch, value: False, spec)
-    assert job_of(requests[0].source()) == AS_STARTED
+        reader = sweep.EpochReader(lambda: None, "loss", lambda epoch, value: False)
+        sweep.train_trial(source, [], forward, reader, spec)
+    assert job_of(requests[0].source) == AS_STARTED
 
 
 def test_a_batch_script_carries_the_job_as_it_was_written(

@@ -58,7 +58,7 @@ def started_runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
 
     def train(request: TrainRequest) -> int:
-        job = request.source().load()
+        job = request.source.load()
         new_run = run_folder.open_run(request.runs, job, new=request.new)
         os.close(new_run.lock)
         folder = new_run.path
@@ -71,7 +71,7 @@ def started_runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         replay = plans.load(request.plan).values() if request.plan else None
         values = plans.resolve(job, tiny.machine(), plain=request.plain, replay=replay)
         (folder / "plan.json").write_text(json.dumps(values.to_json()))
-        if request.source().load().train.batch_size == "auto":
+        if request.source.load().train.batch_size == "auto":
             (folder / "batch_size.json").write_text(json.dumps({"batch_size": 64 * (1 + len(names))}))
         return 0
 

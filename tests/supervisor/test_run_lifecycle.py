@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,7 +23,13 @@ def test_a_report_that_takes_too_long_is_explained(tmp_path: Path, capsys: pytes
     assert says_only(capsys.readouterr().out, "warning-report-written-took", "0.01", tmp_path)
 
 
-def test_a_report_whose_process_fails_is_explained(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    lifecycle(tmp_path).report(begin=lambda: os._exit(9))
+def test_a_report_whose_process_fails_is_explained(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "python"
+    program.write_text("#!/bin/sh\nexit 9\n")
+    program.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(program))
+    lifecycle(tmp_path).report()
     output = capfd.readouterr().out
     assert says(output, "warning-report-written-process", 9)

@@ -49,7 +49,7 @@ class Trainer:
         self.behaviour: Callable[[TrainRequest], int] = lambda request: 0
 
     def train(self, request: TrainRequest) -> int:
-        job = request.source().load()
+        job = request.source.load()
         if code := self.behaviour(request):
             return code
         new_run = run_folder.open_run(request.runs, job, new=request.new)
@@ -116,7 +116,7 @@ def test_less_time_trains_fewer_epochs_and_only_the_better_half_longer(
     clock = [0.0]
 
     def take_time(request: TrainRequest) -> int:
-        clock[0] += 5 + request.source().load().train.epochs
+        clock[0] += 5 + request.source.load().train.epochs
         return 0
 
     trainer.behaviour = take_time
@@ -133,7 +133,7 @@ def test_less_time_trains_fewer_epochs_and_only_the_better_half_longer(
 
 def test_values_that_this_machine_refuses_are_a_result(tmp_path: Path, trainer: Trainer) -> None:
     def refuse_bf16(request: TrainRequest) -> int:
-        if request.source().load().optimize.get("precision") == "bf16":
+        if request.source.load().optimize.get("precision") == "bf16":
             raise DeviceError("bf16: no instructions", "fp32", "use it")
         return 0
 
@@ -155,7 +155,7 @@ def test_what_is_not_the_fault_of_a_variant_ends_the_command(tmp_path: Path, tra
 
 
 def test_memory_that_runs_out_is_the_result_of_a_variant(tmp_path: Path, trainer: Trainer) -> None:
-    trainer.behaviour = lambda request: OutOfMemory.exit_code if request.source().load().train.batch_size == 128 else 0
+    trainer.behaviour = lambda request: OutOfMemory.exit_code if request.source.load().train.batch_size == 128 else 0
     job = small_job.write_job(tmp_path, epochs="4", batch_size="32")
     assert run(job) == 0
     assert read(job)[FOUR_TIMES]["failure"]

@@ -46,11 +46,17 @@ def test_their_memory_is_counted(child: tuple[int, int]) -> None:
     assert process_tree.sum_resident_bytes() > resident_bytes + (40 << 20)
 
 
-def test_ended_processes_do_not_count() -> None:
+def test_ended_processes_have_no_descendants() -> None:
     ended_process = subprocess.Popen(["true"])
     ended_process.wait()
-    assert process_tree._read_resident_bytes(ended_process.pid) == 0
     assert list(process_tree._list_descendants(ended_process.pid)) == []
+
+
+def test_a_process_that_ends_while_they_are_counted_counts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended_process = subprocess.Popen(["true"])
+    ended_process.wait()
+    monkeypatch.setattr(process_tree, "list_process_ids", lambda: [ended_process.pid])
+    assert process_tree.sum_resident_bytes() == process_tree.sum_cpu_seconds() == 0
 
 
 def test_a_cgroup_located_once_gives_the_same_values() -> None:

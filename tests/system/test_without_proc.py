@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from drivetrain.system import files, process_tree
+from drivetrain.system import files
 from drivetrain.training import phase_timer
 from tests.paths import ROOT
 
@@ -36,12 +36,6 @@ def test_an_orphan_ends_where_the_kernel_does_not_end_it() -> None:
         [sys.executable, "-c", ORPHAN], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True, timeout=30
     )
     assert done.stdout.strip().isdigit()  # the pipe closed in time, which the orphan would have held for a minute
-
-
-def test_memory_by_psutil(monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = process_tree.sum_resident_bytes()
-    monkeypatch.setattr(process_tree, "_read_text", lambda path: "")
-    assert process_tree.sum_resident_bytes() == pytest.approx(expected, rel=0.2)
 
 
 def test_space_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from drivetrain.data.tables import features
 from drivetrain.errors import CheckpointError, DataError, SpecError, Stopped
 from drivetrain.job_spec import load_job as job_spec
 from drivetrain.plan import plan
-from drivetrain.supervisor import embedded
+from drivetrain.supervisor import embedded, embedded_run
 from drivetrain.system.files import hash_file, read_json, write_json
 from drivetrain.system.signals import Interrupted
 from drivetrain.training import recorded_inputs, train
@@ -281,7 +281,7 @@ def test_an_evaluation_of_other_data_is_refused(
 
 
 def test_arrays_of_a_program(tmp_path: Path) -> None:
-    def train(stop: bool, shift: float = 0.0) -> embedded.Result:
+    def train(stop: bool, shift: float = 0.0) -> embedded_run.Result:
         torch.manual_seed(0)
         network = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
         x = torch.rand(80, 2, generator=torch.Generator().manual_seed(0))

@@ -114,7 +114,7 @@ def test_the_measured_number_travels_as_a_value(
         return 0, {"batch_size": 64, "text": "64, the fastest"}
 
     def trainers(request: TrainRequest, *other_arguments: object) -> int:
-        sources.append(request.source())
+        sources.append(request.source)
         return 0
 
     monkeypatch.setattr(measuring_child, "measure_result", measure)
@@ -124,7 +124,7 @@ def test_the_measured_number_travels_as_a_value(
     assert train_section in path.read_text()
     block = f"{{\n  epochs: 2,\n  optimizer: {{name: adamw, lr: 0.01}},\n  {text}\n}}"
     path.write_text(path.read_text().replace(train_section, block))
-    assert supervisor.train(TrainRequest(path, sets, tmp_path / "runs")) == 0
+    assert supervisor.train(TrainRequest(SpecSource(path, sets), tmp_path / "runs")) == 0
     assert [dict(source.measured) for source in sources] == [{"batch_size": batch_size.MIN_SIZE}, {"batch_size": 64}]
     trainer = argparse.ArgumentParser()
     spec_source.add_options(trainer)

@@ -104,7 +104,7 @@ def _check_plan_options(options: argparse.Namespace) -> None:
 def train(options: argparse.Namespace) -> int:
     """Train or resume."""
     from drivetrain.distributed.placement import Options as PlacementOptions
-    from drivetrain.job_spec.spec_source import COPY_VARIABLE
+    from drivetrain.job_spec.spec_source import COPY_VARIABLE, SpecSource
     from drivetrain.plan import show_plan
     from drivetrain.supervisor import supervisor, trainer_error
     from drivetrain.supervisor.extended_run import ExtendRequest
@@ -114,16 +114,16 @@ def train(options: argparse.Namespace) -> int:
         image_contents.check_in_container(image_id)
     if run_in_image.torch_is_missing():
         return container_fallback.run_in_container(options)
-    extend = ExtendRequest(options.extend, options.restart_schedule) if options.extend else None
     opened: list[Path] = []
+    copy = os.environ.get(COPY_VARIABLE)
     request = make_request(
         TrainRequest,
         options,
-        extend=extend,
+        source=SpecSource(options.job, tuple(options.set), copy=Path(copy) if copy else None),
+        extend=ExtendRequest(options.extend, options.restart_schedule) if options.extend else None,
         place=PlacementOptions(options.nodes, options.node, options.meet),
         report_run=opened.append,
         shown=Path(shown_plan) if (shown_plan := os.environ.get(show_plan.SHOWN_PLAN)) else None,
-        copy=Path(copy) if (copy := os.environ.get(COPY_VARIABLE)) else None,
     )
     if not options.json:
         return supervisor.train(request)

@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +24,7 @@ import psutil
 from drivetrain.distributed import world
 from drivetrain.distributed.placement import Meet, Placement
 from drivetrain.errors import PeerError, RestartSmaller, SpecError, Stopped
+from drivetrain.system import child_process, signals
 from drivetrain.system.console import say_error
 from drivetrain.system.run_files import HARDWARE_FILE, PLAN_FILE
 from drivetrain.system.signals import CRASH_EXIT_CODES
@@ -38,8 +39,6 @@ EXIT_TIMEOUT = 15.0
 MAX_PAUSE = 50.0
 """Seconds for which a signal may pause a process while other machines wait for it; they give up a bit earlier."""
 Process = subprocess.Popen[bytes]
-StartProcess = Callable[[Path, dict[str, str], int], Process]
-"""Starts a process, given its folder, additional environment variables, and the descriptor of its log file."""
 
 
 @dataclass(frozen=True)
@@ -126,20 +125,24 @@ def open_meeting(count: int, placement: Placement | None) -> Iterator[LocalProce
 
 
 @contextlib.contextmanager
-def start_followers(processes: LocalProcesses, run: Path, start: StartProcess) -> Iterator[list[Process]]:
+def start_followers(
+    processes: LocalProcesses, run: Path, command: Callable[[Path], Sequence[str]], environment: Mapping[str, str]
+) -> Iterator[list[Process]]:
     """Start all processes of this supervisor except the first, for a block; kill them at its end.
 
     Args:
         processes: the processes, the first one included.
         run: the run folder; each process has its own folder in it, with its log.
-        start: starts a process.
+        command: the command line of a process, given its folder.
+        environment: variables of the plan, for all of them.
     """
     followers: list[Process] = []
     try:
         for number in range(1, processes.count):
             folder = _make_rank_folder(run, processes.first_rank + number)
-            with (folder / "log.txt").open("ab") as log:
-                followers.append(start(folder, processes.environment(number), log.fileno()))
+            variables = child_process.build_environment({**environment, **processes.environment(number)})
+            with (folder / "log.txt").open("ab") as log, signals.block_signals():
+                followers.append(child_process.start_child(command(folder), variables, output=log.fileno()))
         yield followers
     finally:
         for process in followers:

@@ -94,26 +94,12 @@ class Ranks:
         Raises:
             PeerError: if another process is gone.
         """
-        return self.start_gather(values)()
-
-    def start_gather(self, values: Sequence[float]) -> Callable[[], list[list[float]]]:
-        """Begin what `all_gather` does; returns a function that waits for the numbers and returns them.
-
-        Raises:
-            PeerError: if another process is gone.
-        """
         if self.count == 1:
-            return lambda: [list(values)]
+            return [list(values)]
         local_values = torch.tensor(values, dtype=torch.float64)
         gathered = [torch.empty_like(local_values) for _ in range(self.count)]
-        work: list[torch.distributed.Work] = []
-        self._call(lambda: work.append(torch.distributed.all_gather(gathered, local_values, async_op=True)))
-
-        def rows() -> list[list[float]]:
-            self._call(work[0].wait)
-            return [row.tolist() for row in gathered]
-
-        return rows
+        self._call(lambda: torch.distributed.all_gather(gathered, local_values))
+        return [row.tolist() for row in gathered]
 
     def copy_from_rank0(self, values: Sequence[float]) -> list[float]:
         """The numbers of rank 0, in all processes; each passes as many of its own.

@@ -216,15 +216,10 @@ def _allows_swap(group: CgroupController) -> bool:
     for folder in group.folders:
         if group.version == 2 and parse_number(read_text(folder / "memory.swap.max")) == 0:
             return False
-        both = read_text(folder / "memory.memsw.limit_in_bytes")
-        if group.version == 1 and _is_limit(both) and both == read_text(folder / "memory.limit_in_bytes"):
+        memory, both = (parse_number(read_text(folder / f"memory.{name}limit_in_bytes")) for name in ("", "memsw."))
+        if group.version == 1 and both is not None and both == memory and both < _UNLIMITED:
             return False
     return True
-
-
-def _is_limit(value: str) -> bool:
-    limit = parse_number(value)
-    return limit is not None and limit < _UNLIMITED
 
 
 def read_memory_limit() -> int:

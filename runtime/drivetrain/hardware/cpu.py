@@ -82,13 +82,13 @@ def read_cpu(
     first = _read_first_block(root)
     flags = set((first.get("flags") or first.get("Features") or "").split())
     capped, capped_flags = _read_cap(environ or {}, flags)
-    host = len(parse_cpu_list(read_text(root / _CPU_PATH / "online"))) or _count_processors(root) or len(allowed)
+    online = len(parse_cpu_list(read_text(root / _CPU_PATH / "online")))
     return Cpu(
         model=_describe_model(first),
         vendor=_describe_vendor(first),
         architecture=machine,
         flags=tuple(flag for flag in (_ARM if machine == "aarch64" else _X86) if flag in flags - capped_flags),
-        host=host,
+        host=online or sum("processor" in block for block in _read_blocks(root)) or len(allowed),
         affinity=len(allowed),
         cpuset=limits.cpuset,
         quota=limits.quota,
@@ -186,10 +186,6 @@ def _read_blocks(root: Path) -> list[dict[str, str]]:
 def _split_line(line: str) -> tuple[str, str]:
     key, _, value = line.partition(":")
     return key.strip(), value.strip()
-
-
-def _count_processors(root: Path) -> int:
-    return sum("processor" in block for block in _read_blocks(root))
 
 
 def _read_cpuinfo_cores(root: Path) -> dict[int, str]:

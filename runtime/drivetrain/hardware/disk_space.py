@@ -32,7 +32,8 @@ def read_storage(root: Path, runs: Path, environ: Mapping[str, str], mount: Moun
         mount: returns size and flags of the mount of a path.
     """
     shm, cache = _read_mount(root / "dev/shm", mount), find_cache_folder(environ)
-    disk, code = _read_mount(_find_existing(runs), mount), _read_mount(_find_existing(cache), mount)
+    folder = _find_existing(cache)
+    disk, code = _read_mount(_find_existing(runs), mount), _read_mount(folder, mount)
     return Storage(
         # A read-only /dev/shm is as good as a full one.
         shm=(0 if shm.f_flag & os.ST_RDONLY else shm.f_blocks * shm.f_frsize) if shm else None,
@@ -41,7 +42,7 @@ def read_storage(root: Path, runs: Path, environ: Mapping[str, str], mount: Moun
         runs_free=disk.f_bavail * disk.f_frsize if disk else None,
         cache=str(cache),
         cache_exec=_allows_execution(code),
-        cache_writable=_is_writable(cache),
+        cache_writable=folder.is_dir() and os.access(folder, os.W_OK | os.X_OK),
         cache_room=code.f_bavail * code.f_frsize + _sum_sizes(cache / DECODED_FOLDER) if code else None,
     )
 
@@ -100,8 +101,3 @@ def _read_mount(path: Path | None, mount: Mount) -> os.statvfs_result | None:
 def _allows_execution(status: os.statvfs_result | None) -> bool:
     # Python on macOS does not know this flag.
     return status is not None and not status.f_flag & getattr(os, "ST_NOEXEC", 0)
-
-
-def _is_writable(path: Path) -> bool:
-    folder = _find_existing(path)
-    return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)

@@ -22,9 +22,9 @@ def render_facts(hardware: Hardware) -> RenderableType:
     table.add_column("fact", no_wrap=True)
     table.add_column("the machine", overflow="fold")
     table.add_column("this process may use", overflow="fold")
+    assumed = {name.split(".")[0] for name in hardware.assumed}
     for key, label, machine, allowed in _list_rows(hardware):
-        star = "*" if _is_assumed(hardware, key) else ""
-        table.add_row(Text(label + star), Text(machine), Text(allowed))
+        table.add_row(Text(label + "*" * (key in assumed)), Text(machine), Text(allowed))
     head = Text(f"facts of {hardware.name}\n", style="bold")
     return Group(head, table, *(Text(f"  {note}", style="yellow") for note in _list_notes(hardware)))
 
@@ -32,7 +32,7 @@ def render_facts(hardware: Hardware) -> RenderableType:
 def _list_rows(hardware: Hardware) -> Iterator[_Row]:
     cpu = hardware.cpu
     where = f"{hardware.place}{' under WSL2' if hardware.wsl2 else ''}"
-    yield "place", "environment", where, _format_cgroups(hardware.cgroup)
+    yield "place", "environment", where, f"cgroup v{hardware.cgroup}" if hardware.cgroup else "no cgroups"
     yield "image", "image", "", hardware.image or "not a Drivetrain image"
     yield "cpu", "CPU", f"{cpu.model} ({cpu.vendor}, {cpu.architecture})", _format_flags(cpu)
     yield "cpu", "logical CPUs", str(cpu.host), _format_budget(cpu)
@@ -56,10 +56,6 @@ def _list_storage_rows(storage: Storage) -> Iterator[_Row]:
     yield "storage", "temporary folder", "", _format_exec(storage.tmp_exec)
     yield "storage", "run folder", "", f"{format_bytes(storage.runs_free)} free"
     yield "storage", "compile cache", storage.cache, f"{writable}, {_format_exec(storage.cache_exec)}"
-
-
-def _format_cgroups(version: int) -> str:
-    return f"cgroup v{version}" if version else "no cgroups"
 
 
 def _format_flags(cpu: Cpu) -> str:
@@ -99,10 +95,6 @@ def _format_gpu(gpu: Gpu) -> str:
     major, minor = gpu.capability
     mig = ", one MIG instance" if gpu.mig else ""
     return f"{gpu.name}, {format_bytes(gpu.memory)}, capability {major}.{minor}, driver {gpu.driver}{mig}"
-
-
-def _is_assumed(hardware: Hardware, key: str) -> bool:
-    return any(name.split(".")[0] == key for name in hardware.assumed)
 
 
 def _list_notes(hardware: Hardware) -> Iterator[str]:

@@ -53,7 +53,7 @@ def read_gpus(
 def _get_gpus(
     nvml: ModuleType, environ: Mapping[str, str], environment_kind: str
 ) -> tuple[tuple[Gpu, ...], str | None]:
-    driver = _decode(nvml.nvmlSystemGetDriverVersion())
+    driver = nvml.nvmlSystemGetDriverVersion()
     gpus: list[Gpu] = []
     problems: list[str] = []
     for index in range(nvml.nvmlDeviceGetCount()):
@@ -87,13 +87,13 @@ def _read_device(
     memory = nvml.nvmlDeviceGetMemoryInfo(handle)
     return Gpu(
         index=index,
-        name=_decode(nvml.nvmlDeviceGetName(handle)),
+        name=nvml.nvmlDeviceGetName(handle),
         capability=capability,
         memory=int(memory.total),
         free=int(memory.free),
         driver=driver,
         mig=mig,
-        uuid=_decode(nvml.nvmlDeviceGetUUID(handle)),
+        uuid=nvml.nvmlDeviceGetUUID(handle),
     )
 
 
@@ -127,10 +127,6 @@ def _select_visible(gpus: list[Gpu], requested: str | None) -> list[Gpu]:
             break
         visible += match
     return visible
-
-
-def _decode(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
 
 
 def _has_library(root: Path, environ: Mapping[str, str]) -> bool:

@@ -9,11 +9,9 @@ take effect when a process starts (OpenMP runtime, allocator) are not changed; t
 from __future__ import annotations
 
 import contextlib
-import html
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,45 +21,12 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from drivetrain.data.custom import data_sources
 from drivetrain.supervisor import embedded_call, embedded_parts, embedded_run
-from drivetrain.supervisor.embedded_run import TrainCall
+from drivetrain.supervisor.embedded_run import Result, TrainCall
 from drivetrain.supervisor.extended_run import ExtendRequest
 from drivetrain.system.console import guard_block
-from drivetrain.system.run_files import REPORT_PAGE
 from drivetrain.training.user_parts import Callback
 
 Setting = bool | int | float | str
-REPORT_FRAME = '<iframe srcdoc="{page}" width="100%" height="600" style="border: 0"></iframe>'
-
-
-@dataclass(frozen=True)
-class Result:
-    """The result of a finished training. A notebook displays its report."""
-
-    folder: Path
-    """The run folder: spec, hardware, plan, metrics, checkpoints, report."""
-    metric: str
-    """The metric that selected the best weights."""
-    best: float | None
-    """Its best value; None if no evaluation gave a number: then the weights are those of the last step."""
-    metrics: Mapping[str, float]
-    """All metrics of the best evaluation."""
-    model: nn.Module = field(repr=False)
-    """The network that was passed in, in evaluation mode, with the weights of the best evaluation."""
-    stopped: str
-    """Why the training ended."""
-
-    @property
-    def report(self) -> Path:
-        """The report: one self-contained HTML file."""
-        return self.folder / REPORT_PAGE
-
-    def _repr_html_(self) -> str:
-        """The report in an HTML frame, for a notebook."""
-        try:
-            page = self.report.read_text(encoding="utf-8")
-        except OSError as error:
-            page = f"no report: {error}"
-        return REPORT_FRAME.format(page=html.escape(page))
 
 
 def train(
@@ -176,7 +141,7 @@ def train(
         job = embedded_call.build_job(spec_keys, call_site)
         embedded_parts.check_metric_directions(parts.metrics.metrics, job, refuse)
         is_unclipped = bool(parts.optimizer) and "clip_norm" not in settings
-        folder, best, reason = embedded_run.run(
+        return embedded_run.run(
             TrainCall(
                 job=job,
                 model=model,
@@ -193,7 +158,6 @@ def train(
                 mode_events=tuple(embedded_call.list_mode_events(model, unclipped=is_unclipped)),
             )
         )
-    return Result(folder, best["metric"], best["value"], best["metrics"], model, reason)
 
 
 def _request_extension(

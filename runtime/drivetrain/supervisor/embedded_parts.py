@@ -217,28 +217,21 @@ def _check_schedule(argument: Any, optimizer: UserOptimizer | None, every: str |
         raise refuse(
             "schedule", "belongs to another optimizer", "a scheduler over optimizer=", "build it from that one"
         )
-    trial = UserOptimizer(optimizer.optimizer, optimizer.model)
-    if isinstance(argument, ReduceLROnPlateau):
-        raise _refuse_plateau(refuse)
-    schedule = UserSchedule(argument, every)
+    schedule, scheduler = UserSchedule(argument, every), argument
     if not isinstance(argument, LRScheduler):
         # Called with a copy: building a scheduler changes the rates of its optimizer.
         with blame_user_code(lambda told, do: refuse("schedule", f"raised {told}", POSSIBLE_SCHEDULES, do)):
-            scheduler = schedule.build(trial.build(copy.deepcopy(trial.model)))
-        if isinstance(scheduler, ReduceLROnPlateau):
-            raise _refuse_plateau(refuse)
-        if not isinstance(scheduler, LRScheduler):
-            raise refuse("schedule", f"returned {describe(scheduler)}", POSSIBLE_SCHEDULES, "return a scheduler")
+            scheduler = schedule.build(optimizer.build(copy.deepcopy(optimizer.model)))
+    if isinstance(scheduler, ReduceLROnPlateau):
+        raise refuse(
+            "schedule",
+            "is ReduceLROnPlateau, which depends on a metric",
+            "the same as a description, whose drops are stored in the checkpoints",
+            'write schedule={"name": "plateau", "patience": 5, "factor": 0.1, "metric": "validation/loss"}',
+        )
+    if not isinstance(scheduler, LRScheduler):
+        raise refuse("schedule", f"returned {describe(scheduler)}", POSSIBLE_SCHEDULES, "return a scheduler")
     return schedule
-
-
-def _refuse_plateau(refuse: Refusal) -> SpecError:
-    return refuse(
-        "schedule",
-        "is ReduceLROnPlateau, which depends on a metric",
-        "the same as a description, whose drops are stored in the checkpoints",
-        'write schedule={"name": "plateau", "patience": 5, "factor": 0.1, "metric": "validation/loss"}',
-    )
 
 
 def _check_metrics(argument: object, refuse: Refusal) -> Iterable[tuple[str, Any]]:

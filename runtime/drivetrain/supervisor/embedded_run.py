@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import html
 import os
 import subprocess
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -44,24 +45,54 @@ from drivetrain.supervisor import (
     embedded_record,
     extended_run,
     host_process,
-    run_folder,
     run_lifecycle,
 )
 from drivetrain.supervisor.extended_run import ExtendRequest
 from drivetrain.supervisor.run_folder import RunFolder
 from drivetrain.supervisor.run_lifecycle import RunLifecycle
 from drivetrain.system.console import say
-from drivetrain.system.run_files import MODEL, PLAN_FILE, RESULT_FILE, RunFiles
+from drivetrain.system.run_files import MODEL, PLAN_FILE, REPORT_PAGE, RESULT_FILE, RunFiles
 from drivetrain.system.signals import Interrupted, Signals, raise_stopped
-from drivetrain.tracking import tracker_process
 from drivetrain.tracking.event_log import EventLog
-from drivetrain.tracking.tracker_process import TrackerProcess
 from drivetrain.training.phase_timer import PhaseTimer
 from drivetrain.training.run import Run
 from drivetrain.training.train import train as train_run
 from drivetrain.training.user_parts import TrainingInfo, UserParts
 from drivetrain.tuning import assembly
 from drivetrain.tuning.memory.micro_batch import MicroBatchSearch
+
+REPORT_FRAME = '<iframe srcdoc="{page}" width="100%" height="600" style="border: 0"></iframe>'
+
+
+@dataclass(frozen=True)
+class Result:
+    """The result of a finished training. A notebook displays its report."""
+
+    folder: Path
+    """The run folder: spec, hardware, plan, metrics, checkpoints, report."""
+    metric: str
+    """The metric that selected the best weights."""
+    best: float | None
+    """Its best value; None if no evaluation gave a number: then the weights are those of the last step."""
+    metrics: Mapping[str, float]
+    """All metrics of the best evaluation."""
+    model: nn.Module = field(repr=False)
+    """The network that was passed in, in evaluation mode, with the weights of the best evaluation."""
+    stopped: str
+    """Why the training ended."""
+
+    @property
+    def report(self) -> Path:
+        """The report: one self-contained HTML file."""
+        return self.folder / REPORT_PAGE
+
+    def _repr_html_(self) -> str:
+        """The report in an HTML frame, for a notebook."""
+        try:
+            page = self.report.read_text(encoding="utf-8")
+        except OSError as error:
+            page = f"no report: {error}"
+        return REPORT_FRAME.format(page=html.escape(page))
 
 
 @dataclass(frozen=True)
@@ -90,11 +121,8 @@ class TrainCall:
     """Kind and text of events that say what the training does with the objects and modes of the program."""
 
 
-def run(call: TrainCall) -> tuple[Path, Mapping[str, Any], str]:
+def run(call: TrainCall) -> Result:
     """Train with signal handlers installed; afterwards the process is as before.
-
-    Returns:
-        The folder of the finished run, `best` of its result.json, and why it ended.
 
     Raises:
         DrivetrainError: as `drivetrain.train`.
@@ -214,9 +242,7 @@ def _describe_objects(call: TrainCall) -> dict[str, str]:
     return embedded_record.collect_rows(call.model, call.loss, data, call.parts)
 
 
-def _train(
-    call: TrainCall, dataset: Dataset, signals: Signals, afterwards: contextlib.ExitStack
-) -> tuple[Path, Mapping[str, Any], str]:
+def _train(call: TrainCall, dataset: Dataset, signals: Signals, afterwards: contextlib.ExitStack) -> Result:
     """Train in the job's run folder, with the records that a supervisor keeps.
 
     Args:
@@ -228,7 +254,6 @@ def _train(
     objects = _describe_objects(call)
     folder = _open_folder(call)
     lifecycle = RunLifecycle(folder, call.program)
-    tracker: TrackerProcess | None = None
     code = 0
     try:
         changed = embedded_record.check(folder.path, objects, extends=bool(folder.extends))
@@ -237,10 +262,9 @@ def _train(
         afterwards.callback(
             lambda: embedded_record.note_changes(folder.path, _describe_objects(call)) if code else None
         )
-        lifecycle.begin(machine)
+        lifecycle.begin(machine, call.job.track)
         for kind, text in (*call.mode_events, *(("resume", line) for line in changed)):
             EventLog(folder.path).add(kind, text)
-        tracker = tracker_process.start_tracker(folder.path, call.job.track)
         reason = train_run(_assemble(call, machine, folder, dataset, signals))
     except (Stopped, Interrupted):
         code = Stopped.exit_code
@@ -249,35 +273,18 @@ def _train(
         code = error.exit_code if isinstance(error, DrivetrainError) else 1
         raise
     finally:
-        _end(folder, lifecycle, tracker, code)
-    return folder.path, _finish(call, folder.path, reason), reason
-
-
-def _end(folder: RunFolder, lifecycle: RunLifecycle, tracker: TrackerProcess | None, code: int) -> None:
-    """Record how the training ended, free the folder, and write the report."""
-    lifecycle.end(code)
-    # Nothing was trained in a copy that was refused, so it must not stand in the way of the next `extend`.
-    refused = extended_run.is_refused(folder, code)
-    if refused:
-        if tracker:
-            tracker.kill()
-        extended_run.discard(folder)
-    os.close(folder.lock)
-    # Only for a run that is finished or was stopped; one that failed has a message instead.
-    if code in run_lifecycle.STATUS:
-        lifecycle.report(output=subprocess.DEVNULL)
-    # Last, so that the tracking server gets the report, too.
-    if tracker and not refused:
-        tracker.finish(stopped=code == Stopped.exit_code)
+        lifecycle.end(code)
+        os.close(folder.lock)
+        # Only for a run that is finished or was stopped; one that failed has a message instead.
+        if code in run_lifecycle.STATUS:
+            lifecycle.report(output=subprocess.DEVNULL)
+        lifecycle.finish_tracking()
+    return _finish(call, folder.path, reason)
 
 
 def _open_folder(call: TrainCall) -> RunFolder:
     try:
-        if call.extend:
-            return extended_run.open_extended(
-                call.runs, call.job, call.extend, PlanRequest(plain=False, plan=None), new=call.new
-            )
-        return run_folder.open_run(call.runs, call.job, new=call.new)
+        return extended_run.open_run(call.runs, call.job, call.extend, PlanRequest(False, None), new=call.new)
     except CheckpointError as error:
         raise CheckpointError(error.given, error.possible, embedded_call.translate_advice(error.action)) from None
     except SpecError as error:
@@ -308,8 +315,8 @@ def _assemble(call: TrainCall, machine: Hardware, folder: RunFolder, dataset: Da
     return run
 
 
-def _finish(call: TrainCall, folder: Path, reason: str) -> Mapping[str, Any]:
-    """Load the best weights into the network, and call `on_end`; returns their evaluation."""
+def _finish(call: TrainCall, folder: Path, reason: str) -> Result:
+    """Load the best weights into the network, and call `on_end`."""
     result = RunFiles(folder).read_object(RESULT_FILE)
     call.model.load_state_dict(safetensors.torch.load_file(folder / MODEL / WEIGHTS))
     call.model.eval()
@@ -327,4 +334,4 @@ def _finish(call: TrainCall, folder: Path, reason: str) -> Mapping[str, Any]:
         call.parts.callbacks.call("on_end", info)
     except UserCodeError as error:
         raise UserCodeError(error.given, f"the run is finished, in {folder}", error.action) from error.__cause__
-    return best
+    return Result(folder, best["metric"], best["value"], best["metrics"], call.model, reason)

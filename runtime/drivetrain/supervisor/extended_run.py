@@ -1,4 +1,5 @@
-"""Opens the run folder that continues a finished run: a copy of its records and of its last checkpoint.
+"""Opens the run folder of a command; that of a run which continues a finished one begins with a copy of its records and of
+its last checkpoint.
 
 The copy is made beside the run folders and renamed when it is complete. From then on it is an unfinished run like any
 other: the same command resumes it after a kill. The finished run is only read.
@@ -44,15 +45,21 @@ class ExtendRequest:
     """Whether the learning rate schedule starts again."""
 
 
-def open_extended(
-    runs: Path, job: Job, request: ExtendRequest, plan_request: PlanRequest, *, new: bool = False, after: int = 0
+def open_run(
+    runs: Path,
+    job: Job,
+    request: ExtendRequest | None,
+    plan_request: PlanRequest,
+    *,
+    new: bool = False,
+    after: int = 0,
 ) -> RunFolder:
-    """Open the run folder that continues a finished run: an unfinished one of an earlier command, or a new one.
+    """Open the run folder that a command trains in: its unfinished run or a new one, which may continue a finished run.
 
     Args:
         runs: parent of the run folders.
         job: the present spec.
-        request: the finished run, and whether its schedule restarts.
+        request: the finished run, and whether its schedule restarts; None without one.
         plan_request: the plan that the command asks for.
         new: whether an unfinished run is left alone.
         after: the highest run number that is taken elsewhere.
@@ -63,6 +70,8 @@ def open_extended(
         StorageError: if the folder cannot be written.
         Busy: if another process is extending a run of this name, or training in the unfinished one.
     """
+    if request is None:
+        return run_folder.open_run(runs, job, new=new, after=after)
     make_folder(runs)
     run_files.refuse_links(request.run)
     unfinished_run = None if new else run_folder.find_unfinished(runs, job.name)

@@ -136,7 +136,6 @@ def plan_extension(finished: FinishedRun, job: Job, *, restart: bool) -> Extensi
     Raises:
         SpecError: if nothing is left to train, or the schedule has ended.
     """
-    _check_within(finished, job)
     _check_length(finished, job)
     _check_solved(finished, job)
     _check_early_stopping(finished, job)
@@ -153,17 +152,6 @@ def plan_extension(finished: FinishedRun, job: Job, *, restart: bool) -> Extensi
     )
 
 
-def _check_within(finished: FinishedRun, job: Job) -> None:
-    """Refuse a job whose length a measurement would choose, as if nothing were trained yet."""
-    if job.train.within:
-        raise job.spec_error(
-            ("train", "within"),
-            f"is {job.train.within}, and {finished.path} has trained {_count(finished.epochs, 'epoch')}",
-            "train.epochs: the epochs of both runs together",
-            f"such as --set train.within=null --set train.epochs={2 * max(1, finished.epochs)}",
-        )
-
-
 def _check_solved(finished: FinishedRun, job: Job) -> None:
     """Refuse more epochs if the output layer was solved exactly and nothing else trains: its loss is minimal."""
     is_solved = finished.state.get("counters", {}).get("solved")
@@ -178,14 +166,22 @@ def _check_solved(finished: FinishedRun, job: Job) -> None:
 
 
 def _check_length(finished: FinishedRun, job: Job) -> None:
-    """Refuse a job that has no more epochs or steps than the finished run."""
-    train = job.train
+    """Refuse a job that has no more epochs or steps than the finished run, or leaves the length to a measurement."""
+    train, trained = job.train, f"{finished.path} has trained {_count(finished.epochs, 'epoch')}"
+    longer = f"--set train.epochs={2 * max(1, finished.epochs)}"
+    if train.within:  # the length would be chosen as if nothing were trained yet
+        raise job.spec_error(
+            ("train", "within"),
+            f"is {train.within}, and {trained}",
+            "train.epochs: the epochs of both runs together",
+            f"such as --set train.within=null {longer}",
+        )
     if train.epochs <= finished.epochs:
         raise job.spec_error(
             ("train", "epochs"),
-            f"is {train.epochs}, and {finished.path} has trained {_count(finished.epochs, 'epoch')}",
+            f"is {train.epochs}, and {trained}",
             f"more than {finished.epochs}: the epochs of both runs together",
-            f"such as --set train.epochs={2 * max(1, finished.epochs)}",
+            f"such as {longer}",
         )
     if train.steps is not None and train.steps <= finished.step:
         raise job.spec_error(

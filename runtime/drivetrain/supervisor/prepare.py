@@ -104,16 +104,23 @@ def prepare(
     refuse = embedded_parts.make_refusal(call_site)
     _check_arguments(accumulate, optimize or {}, weight_of, refuse)
     user_optimizer = embedded_parts.user_optimizer(optimizer, model, refuse, stored=False)
-    settings: dict[str, Any] = {
-        "clip_norm": clip_norm,
-        "deterministic": deterministic,
-        "optimizer": embedded_parts.optimizer_spec(user_optimizer.optimizer),
-        # The loop of the user sets the rates.
-        "schedule": "constant",
+    spec_keys = {
+        "name": "prepare",
+        "task": "python",
+        "train": {
+            "clip_norm": clip_norm,
+            "deterministic": deterministic,
+            "optimizer": embedded_parts.optimizer_spec(user_optimizer.optimizer),
+            # The loop of the user sets the rates.
+            "schedule": "constant",
+            **({} if fp16 is None else {"fp16": dict(fp16)}),
+        },
+        "optimize": dict(optimize or {}),
+        "limits": embedded_call.build_limits(limits or {}, gpus, refuse),
     }
-    if fp16 is not None:
-        settings["fp16"] = dict(fp16)
-    job = _build_job(settings, optimize or {}, embedded_call.build_limits(limits or {}, gpus, refuse), call_site)
+    job = embedded_call.build_job(spec_keys, call_site)
+    # The loop's first batch shows its size; set here, since a call with `auto` is refused elsewhere.
+    job = job.model_copy(update={"train": job.train.model_copy(update={"batch_size": "auto"})})
     machine = calibration_file.add_calibration(host_process.select_gpu(detect(Path()), job))
     plan = _make_plan(job, machine, model)
     if not quiet:
@@ -137,20 +144,6 @@ def _check_arguments(accumulate: object, optimize: Iterable[str], weight_of: obj
             raise refuse(f"optimize.{name}", "is set", allowed, "leave it out")
     if weight_of is not None and not callable(weight_of):
         raise refuse("weight_of", f"is {describe(weight_of)}", "a function of targets or batch", "give a function")
-
-
-def _build_job(settings: object, optimize: Mapping[str, Any], limits: object, call_site: str) -> EmbeddedJob:
-    """The job that the arguments describe; its errors point to `call_site` (file, line and column)."""
-    spec_keys = {
-        "name": "prepare",
-        "task": "python",
-        "train": settings,
-        "optimize": dict(optimize),
-        "limits": limits,
-    }
-    job = embedded_call.build_job(spec_keys, call_site)
-    # The loop's first batch shows its size; set here, since a call with `auto` is refused elsewhere.
-    return job.model_copy(update={"train": job.train.model_copy(update={"batch_size": "auto"})})
 
 
 def _make_plan(job: EmbeddedJob, machine: Hardware, model: nn.Module) -> Plan:
@@ -201,8 +194,11 @@ def _run_block(
                 # These read and change no data, so they need the NetworkRun alone.
                 optimization.apply(cast(AssembledRun, run), value)
         run.step.state.deterministic_only = device.type == "cuda" and job.train.is_deterministic(on_gpu=True)
-        with PreparedStep(run, objective).opened() as prepared:
+        prepared = PreparedStep(run, objective)
+        try:
             yield prepared
+        finally:
+            prepared.close()
 
 
 @dataclass(kw_only=True)
@@ -226,7 +222,7 @@ class PreparedStep:
         self._run, self._objective = run, objective
         self._gradients = Accumulation(run.step.parameters, objective.batches_per_update)
         self._guard = NonfiniteGuard("ignore", run.job.train.fp16)
-        self._open = False
+        self._is_open = True
         self.updates = 0
         """Number of updates that changed the weights."""
         self.skipped = 0
@@ -234,16 +230,11 @@ class PreparedStep:
         self.last: StepResult | None = None
         """The last update: its loss, its gradient norm before clipping, and whether both were finite."""
 
-    @contextlib.contextmanager
-    def opened(self) -> Iterator[PreparedStep]:
-        """The block in which the step may be called; at its end it prints how many batches no update has used."""
-        self._open = True
-        try:
-            yield self
-        finally:
-            self._open = False
-            if unused_batches := self._gradients.count:
-                say(f"prepare: {unused_batches} batches after the last update were not used; flush() updates with them")
+    def close(self) -> None:
+        """End the block in which the step may be called; prints how many batches no update has used."""
+        self._is_open = False
+        if unused_batches := self._gradients.count:
+            say(f"prepare: {unused_batches} batches after the last update were not used; flush() updates with them")
 
     @property
     def plan(self) -> Plan:
@@ -278,7 +269,7 @@ class PreparedStep:
             NumericsError: if loss or gradients were not finite in three updates in a row, or the fp16 scale collapsed.
             OutOfMemory: if a single sample is too much.
         """
-        if not self._open:
+        if not self._is_open:
             raise SpecError(
                 "the step of drivetrain.prepare is called outside of its with block",
                 "calls inside of the block, in which threads and precision are set",

@@ -71,7 +71,8 @@ def _train_all(request: RepeatRequest, source: SpecSource, job: Job, variants: M
         earlier_runs = list(run_of.values())
         size = run_length.pin_measured(job, earlier_runs)
         assignments = (*request.assignments, *changes, *size)
-        one = replace(source, assignments=assignments).load()
+        variant_source = replace(source, assignments=assignments)
+        one = variant_source.load()
         done = run_folder.find_finished(request.runs, one)
         difference = ""
         if done:
@@ -86,14 +87,12 @@ def _train_all(request: RepeatRequest, source: SpecSource, job: Job, variants: M
         else:
             say(f"{variant}: run {len(run_of) + 1} of {len(variants)}")
             train_request = TrainRequest(
-                request.spec,
-                assignments,
+                variant_source,
                 request.runs,
                 plan=earlier_runs[0] / PLAN_FILE if earlier_runs and not request.plain else None,
                 plain=request.plain,
                 new=request.new,
                 baselines=not run_of,
-                copy=source.copy,
                 shown=earlier_runs[0] / PLAN_FILE if earlier_runs else None,
             )
             if code := supervisor.train(train_request):

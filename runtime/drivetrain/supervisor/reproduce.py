@@ -12,7 +12,7 @@ from drivetrain.errors import CheckpointError
 from drivetrain.hardware.detect import detect
 from drivetrain.job import Job, extension
 from drivetrain.job.custom import list_user_functions
-from drivetrain.job_spec.spec_source import fetch
+from drivetrain.job_spec.spec_source import SpecSource, fetch
 from drivetrain.job_spec.stored_spec import load_stored_job
 from drivetrain.models import code_consent
 from drivetrain.plan import plan as plans
@@ -58,7 +58,12 @@ def reproduce(request: ReproduceRequest) -> int:
     )
     if digests is not None:
         say(f"running the run's own code: {', '.join(digests)} in {folder}")
-    _check_inputs(run, job)
+    if changed := same_conditions.find_changed_file(run, job):
+        raise CheckpointError(
+            f"{changed} is not the file that {run} was trained with",
+            "the files with the digests in its data.json and code.json",
+            "restore the file",
+        )
     _check_length(run, job)
     unlike = list(_list_differences(run, request.runs))
     for line in unlike:
@@ -66,13 +71,15 @@ def reproduce(request: ReproduceRequest) -> int:
     name = f"{job.name[:52]}-reproduced"
     code = supervisor.train(
         TrainRequest(
-            run / run_files.JOB_FILE,
-            (f"name={name}", "track=null", "checkpoint.copy_to=null"),
+            SpecSource(
+                run / run_files.JOB_FILE,
+                (f"name={name}", "track=null", "checkpoint.copy_to=null"),
+                run_length.read_measured(run, job),
+                folder,
+                digests,
+            ),
             request.runs,
             plan=run / run_files.PLAN_FILE,
-            measured=run_length.read_measured(run, job),
-            folder=folder,
-            code=digests,
             baselines=False,
         )
     )
@@ -104,15 +111,6 @@ def _check_finished(run: Path) -> None:
             f"drivetrain reproduce {run.parent / extension_record.run}, then extend the result in the same way",
         )
     plans.read_plan(run)
-
-
-def _check_inputs(run: Path, job: Job) -> None:
-    if changed := same_conditions.find_changed_file(run, job):
-        raise CheckpointError(
-            f"{changed} is not the file that {run} was trained with",
-            "the files with the digests in its data.json and code.json",
-            "restore the file",
-        )
 
 
 def _list_differences(run: Path, runs: Path) -> Iterator[str]:

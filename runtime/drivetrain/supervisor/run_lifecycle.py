@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from drivetrain.errors import Stopped
 from drivetrain.hardware.facts import Hardware
-from drivetrain.supervisor import provenance, started_runs
+from drivetrain.job.track import Track
+from drivetrain.supervisor import extended_run, provenance, started_runs
 from drivetrain.supervisor.run_folder import RunFolder
-from drivetrain.system import run_files
+from drivetrain.system import child_process, run_files
 from drivetrain.system.console import say
 from drivetrain.system.fault_points import fault_point
 from drivetrain.system.run_files import RunFiles
 from drivetrain.system.run_records import RunState
+from drivetrain.tracking.tracker_process import TrackerProcess, start_tracker
 
 STATUS = {0: "done", Stopped.exit_code: "stopped"}
 """By exit code; every other one has failed."""
 
 
 class RunLifecycle:
-    """The only writer of a run's state.json."""
+    """The only writer of a run's state.json, and the starter of the processes that track and report the run."""
 
     def __init__(
         self,
@@ -41,6 +41,7 @@ class RunLifecycle:
         """
         before = RunState.read(run.path)
         self.run = run
+        self.tracker: TrackerProcess | None = None
         self.state: dict[str, Any] = {
             "status": "running",
             "exit_code": None,
@@ -53,20 +54,36 @@ class RunLifecycle:
             **(requested or {}),
         }
 
-    def begin(self, machine: Hardware) -> None:
-        """Record that an attempt starts on this machine."""
+    def begin(self, machine: Hardware, track: Track | None) -> None:
+        """Record that an attempt starts on this machine, and start to send it to the tracking server, if there is one."""
         RunFiles(self.run.path).write_json(run_files.HARDWARE_FILE, machine.to_json())
         RunFiles(self.run.path).write_json(run_files.STATE_FILE, self.state)
         started_runs.announce(self.run.path)
         how = f"continues {self.run.extends}" if self.run.extends else "resumes" if self.run.resumes else "starts"
         say(f"run {self.run.path} {how}")
+        self.tracker = start_tracker(self.run.path, track)
 
-    def end(self, code: int) -> None:
-        """Record that the attempt has ended with this exit code."""
+    def end(self, code: int) -> bool:
+        """Record that the attempt has ended with this exit code; returns whether there still is a run.
+
+        Nothing was trained in a copy that the trainer refused, so it must not stand in the way of the next `extend`.
+        """
         self.state |= {"status": STATUS.get(code, "failed"), "exit_code": code, "ended": _format()}
         RunFiles(self.run.path).write_json(run_files.STATE_FILE, self.state)
         if code == 0:
             provenance.write(self.run.path, self.state["commits"])
+        is_refused = extended_run.is_refused(self.run, code)
+        if is_refused:
+            if self.tracker:
+                self.tracker.kill()
+                self.tracker = None
+            extended_run.discard(self.run)
+        return not is_refused
+
+    def finish_tracking(self) -> None:
+        """Let the tracker send the rest, which has the report, too, if it was written before."""
+        if self.tracker:
+            self.tracker.finish(stopped=self.state["exit_code"] == Stopped.exit_code)
 
     def saved(self) -> str:
         """What was saved of a run that ended at once, and where the same command goes on."""
@@ -74,28 +91,27 @@ class RunLifecycle:
             return f"saved up to step {run_files.parse_suffix(checkpoints[-1]):,}, where the same command resumes"
         return "nothing was saved yet; the same command begins at the first step"
 
-    def report(
-        self, seconds: float | None = None, *, output: int | None = None, begin: Callable[[], None] | None = None
-    ) -> None:
+    def report(self, seconds: float | None = None, *, output: int | None = None) -> None:
         """Write the report if anything was trained; in a separate process, because it imports large libraries.
 
         Args:
             seconds: at most so long; None for no limit.
             output: what the process prints goes to this file; None for ours.
-            begin: called in the new process before anything else.
         """
         fault_point("report")
         run = self.run.path
         if not (run / run_files.METRICS_FILE).exists():
             return
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        command = [sys.executable, "-P", "-m", "drivetrain.report", str(run)]
-        try:
-            done = subprocess.run(
-                command, env=environment, check=False, timeout=seconds, stdout=output, preexec_fn=begin
-            )
-            reason = f"its process ended with exit code {done.returncode}" if done.returncode else ""
-        except subprocess.TimeoutExpired:
+        child = child_process.start_child(
+            [sys.executable, "-m", "drivetrain.report", str(run)],
+            child_process.build_environment({}),
+            output=output,
+            # Between fork and exec no code runs in a program that is not ours, whose threads may hold any lock.
+            outlives_us=output is not None,
+        )
+        code = child_process.wait_or_kill(child, seconds)
+        reason = f"its process ended with exit code {code}" if code else ""
+        if code is None:
             reason = f"it took more than the {seconds:g} s that a stopped run takes for it"
         hint = f"`drivetrain report {run}` writes it"
         say(f"warning: the report was not written: {reason}; {hint}" if reason else f"report: {run}/report.html")

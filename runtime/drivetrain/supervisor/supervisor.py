@@ -9,10 +9,9 @@ from __future__ import annotations
 import functools
 import os
 import shlex
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 
@@ -41,7 +40,6 @@ from drivetrain.system.named_folder import NamedFolder
 from drivetrain.system.run_files import PLAN_FILE, RunFiles
 from drivetrain.system.run_records import RunState
 from drivetrain.system.signals import KILLED_EXIT_CODE
-from drivetrain.tracking import tracker_process
 from drivetrain.tracking.event_log import EventLog
 from drivetrain.training.phase_timer import process_seconds
 from drivetrain.tuning import batch_size, process_death, run_length
@@ -62,8 +60,8 @@ STOPPED_REPORT = 4.0
 class TrainRequest:
     """The options of `drivetrain train`."""
 
-    spec: Path
-    assignments: Sequence[str] = ()
+    source: SpecSource
+    """The job file, with what overrides it; also for the children of this process."""
     runs: Path = Path("runs")
     plain: bool = False
     plan: Path | None = None
@@ -74,35 +72,19 @@ class TrainRequest:
     """Whether a few steps are profiled."""
     place: Options = NO_OPTIONS
     """The options about several machines."""
-    measured: Mapping[str, int] = field(default_factory=dict)
-    """Measured numbers by key of `train:`, in place of `batch_size: auto` and for `within`, as far as they are known."""
-    folder: Path | None = None
-    """Where relative paths of the spec start; its own folder if None."""
-    code: Mapping[str, str] | None = None
-    """SHA-256 by name of the only files of user code that may run; None allows those in the folder of the spec."""
+    placement: Placement | None = None
+    """Where this supervisor is among several, found from those options or the environment; None if it is the only one."""
     report_run: Callable[[Path], None] = lambda run: None
     """Called with the run folder when it is open."""
     shown: Path | None = None
     """The plan of another run, which the same command has printed; then only the differences are."""
-
     baselines: bool = True
     """Whether simple models are fitted beside the network; the runs of one experiment would all fit the same."""
-    copy: Path | None = None
-    """Copies of the job file and the user's code, which are read instead."""
-    content: bytes | None = None
-    """What the job file says; None until it is read."""
 
-    def source(self) -> SpecSource:
-        """The spec, for this process and its children."""
-        return SpecSource(
-            self.spec,
-            self.assignments,
-            self.measured,
-            self.folder,
-            self.code,
-            copy=self.copy,
-            content=self.content,
-        )
+    @property
+    def leads(self) -> bool:
+        """Whether this supervisor writes the run folder."""
+        return self.placement is None or self.placement.leads
 
 
 def train(request: TrainRequest) -> int:
@@ -112,56 +94,57 @@ def train(request: TrainRequest) -> int:
         DrivetrainError: for every problem found before the trainer starts.
     """
     signals.stop_early()
-    request = replace(request, content=request.source().read().content)
-    job = request.source().load()
-    placement = find_placement(request.place, os.environ, job)
-    if placement:
-        say(f"placement: {placement.describe()}")
-    leads = placement is None or placement.leads
-    with remote_runs.open_runs(request.runs, job, new=request.new, is_leader=leads) as copies:
-        return _train(request, job, placement, copies)
+    request = replace(request, source=request.source.read())
+    job = request.source.load()
+    request = replace(request, placement=find_placement(request.place, os.environ, job))
+    if request.placement:
+        say(f"placement: {request.placement.describe()}")
+    with remote_runs.open_runs(request.runs, job, new=request.new, is_leader=request.leads) as copies:
+        return _train(request, job, copies)
 
 
-def _train(request: TrainRequest, job: Job, placement: Placement | None, copies: RemoteRuns | None) -> int:
+def _train(request: TrainRequest, job: Job, copies: RemoteRuns | None) -> int:
     extended = request.extend.run if request.extend else None
     if fixed := run_folder.keep_revisions(request.runs, job, extended, new=request.new):
-        request = replace(request, assignments=[*request.assignments, *fixed])
-        job = request.source().load()
+        source = request.source
+        request = replace(request, source=replace(source, assignments=[*source.assignments, *fixed]))
+        job = request.source.load()
     check_environment(job, os.environ)
     for line in job.document.replaced:
         say(line)
     if job.sweep:
         say("sweep: `drivetrain sweep` tries its values; this run trains the job's own")
-    machine = _detect_machine(request, job, placement)
+    machine = _detect_machine(request, job)
     plan_request = effective_plan.PlanRequest(
         request.plain, plans.load(request.plan).values() if request.plan else None
     )
-    if placement and not placement.leads:
-        run = run_folder.open_follower(request.runs, job, placement.index)
+    if request.placement and not request.leads:
+        run = run_folder.open_follower(request.runs, job, request.placement.index)
     else:
         run = _open_folder(request, job, plan_request, copies)
     request.report_run(run.path)
-    request = replace(request, copy=request.source().copy_to(run.path, job).copy)
-    if placement:
+    request = replace(request, source=request.source.copy_to(run.path, job))
+    if request.placement:
         batch_size.refuse_auto(job, SEVERAL_PROCESSES)
         run_length.refuse_within(job, SEVERAL_PROCESSES)
     # The batch size comes first, since the plan depends on it, and the length last, since it follows from the plan's speed.
-    code, size = batch_size.measure_once(request.source(), job, machine, run.path, plain=request.plain)
+    code, size = batch_size.measure_once(request.source, job, machine, run.path, plain=request.plain)
     request, job = _add_measured(request, job, size)
     if code:
         return code
-    machine, plan, stored, plan_request = _choose_plan(request, job, machine, run, plan_request, placement)
-    code, length = run_length.choose_once(request.source(), job, machine, plan, run.path, process_seconds())
+    machine, plan, stored, plan_request = _choose_plan(request, job, machine, run, plan_request)
+    code, length = run_length.choose_once(request.source, job, machine, plan, run.path, process_seconds())
     request, job = _add_measured(request, job, length)
     if code:
         return code
     show_plan.show(plan, job, machine, run.path / PLAN_FILE, stored, request.shown)
-    return _run(request, job, machine, plan, run, plan_request, placement, copies)
+    return _run(request, job, machine, plan, run, plan_request, copies)
 
 
-def _detect_machine(request: TrainRequest, job: Job, placement: Placement | None) -> Hardware:
+def _detect_machine(request: TrainRequest, job: Job) -> Hardware:
     """The hardware that the job may use, which suits the number of its processes."""
     fault_point("detect")
+    placement = request.placement
     machine = world.share_hardware(detect(request.runs), placement)
     machine = device_check.select_devices(machine, world.choose_gpus(job.limits.gpus, machine, placement))
     world.check_world_size(job, machine)
@@ -173,8 +156,8 @@ def _add_measured(request: TrainRequest, job: Job, measured: Mapping[str, int]) 
     """The request and the job with measured numbers."""
     if not measured:
         return request, job
-    request = replace(request, measured={**request.measured, **measured})
-    return request, request.source().load()
+    source = replace(request.source, measured={**request.source.measured, **measured})
+    return replace(request, source=source), source.load()
 
 
 def _choose_plan(
@@ -183,14 +166,13 @@ def _choose_plan(
     machine: Hardware,
     run: run_folder.RunFolder,
     plan_request: effective_plan.PlanRequest,
-    placement: Placement | None,
 ) -> tuple[Hardware, plans.Plan, plans.Plan | None, effective_plan.PlanRequest]:
     """The machine, calibrated if that is due; the plan; the stored one if the run resumes; and what was requested."""
     stored = effective_plan.load_plan(run.path) if run.resumes and effective_plan.has_trained(run.path) else None
     if stored:
         instead = [extended_run.advise_other_plan(request.extend)] if request.extend else []
         plan_request = plan_request.resume(run.path, RunState.read(run.path), stored, *instead)
-    if not placement and not stored and plan_request == effective_plan.PlanRequest(plain=False, plan=None):
+    if not request.placement and not stored and plan_request == effective_plan.PlanRequest(plain=False, plan=None):
         machine = calibrate.calibrate_for_job(machine, job, run.path)
     plan = plans.resolve(
         job,
@@ -198,7 +180,7 @@ def _choose_plan(
         plain=plan_request.plain,
         # A resumed run keeps its plan: other threads or memory formats would change the bits of the result.
         replay=stored.values() if stored else plan_request.plan,
-        measured=None if placement else evidence.load_process_settings(machine, job),
+        measured=None if request.placement else evidence.load_process_settings(machine, job),
     )
     return machine, plans.keep_reasons(plan, stored) if stored else plan, stored, plan_request
 
@@ -208,16 +190,13 @@ def _open_folder(
 ) -> run_folder.RunFolder:
     """The run folder that the command trains in; its copy begins."""
     after = copies.highest_number if copies else 0
-    if request.extend:
-        run = extended_run.open_extended(request.runs, job, request.extend, plan_request, new=request.new, after=after)
-    else:
-        run = run_folder.open_run(request.runs, job, new=request.new, after=after)
+    run = extended_run.open_run(request.runs, job, request.extend, plan_request, new=request.new, after=after)
     if copies:
         copies.start_copying(run.path)
     if request.extend:
         return run
-    options = [word for assignment in request.assignments for word in ("--set", assignment)]
-    command = shlex.join(["drivetrain", "train", child_process.format_path_argument(request.spec), *options])
+    options = [word for assignment in request.source.assignments for word in ("--set", assignment)]
+    command = shlex.join(["drivetrain", "train", child_process.format_path_argument(request.source.spec), *options])
     if not run.resumes and (line := extended_run.suggest_extension(request.runs, job, command)):
         say(line)
     return run
@@ -230,35 +209,26 @@ def _run(
     plan: plans.Plan,
     run: run_folder.RunFolder,
     plan_request: effective_plan.PlanRequest,
-    placement: Placement | None,
     copies: RemoteRuns | None,
 ) -> int:
-    measured = [f"train.{key}={value}" for key, value in request.measured.items()]
-    spec = request.folder / request.spec.name if request.folder else request.spec
-    lifecycle = RunLifecycle(run, str(spec), [*request.assignments, *measured], vars(plan_request))
-    lifecycle.begin(machine)
+    source = request.source
+    measured = [f"train.{key}={value}" for key, value in source.measured.items()]
+    spec = source.folder / source.spec.name if source.folder else source.spec
+    lifecycle = RunLifecycle(run, str(spec), [*source.assignments, *measured], vars(plan_request))
+    lifecycle.begin(machine, job.track if request.leads else None)
     if is_killed_as_one() and machine.memory.limit and job.optimize.get("micro_batch") != "auto":
         EventLog(run.path).add("memory", process_death.KILLED_AS_ONE_NOTE)
-    leads = placement is None or placement.leads
-    tracker = tracker_process.start_tracker(run.path, job.track) if leads else None
-    code = _attempts(request, job, machine, plan, run, placement)
+    code = _attempts(request, job, machine, plan, run)
     process_death.remove_empty_logs(run.path)
-    lifecycle.end(code)
-    # Nothing was trained in a copy that was refused, so it must not stand in the way of the next --extend.
-    if extended_run.is_refused(run, code):
-        if tracker:
-            tracker.kill()
-        extended_run.discard(run)
-    elif code in signals.ABORTED_CODES:
+    is_kept = lifecycle.end(code)
+    if is_kept and code in signals.ABORTED_CODES:
         say(f"ended at once by another {signals.describe_signal(code - 128)}: {lifecycle.saved()}")
-    elif leads:
+    elif is_kept and request.leads:
         if code == 0 and request.baselines:
             within = parse_duration(job.train.within) if job.train.within else inf
-            baseline_run.compare(request.source(), job, run.path, within - process_seconds() - REPORT_SECONDS)
-        seconds = STOPPED_REPORT if code == Stopped.exit_code else None
-        lifecycle.report(seconds, begin=functools.partial(signals.die_with_parent, os.getpid()))
-        if tracker:
-            tracker.finish(stopped=code == Stopped.exit_code)
+            baseline_run.compare(source, job, run.path, within - process_seconds() - REPORT_SECONDS)
+        lifecycle.report(STOPPED_REPORT if code == Stopped.exit_code else None)
+        lifecycle.finish_tracking()
         if code == 0 and request.baselines:
             say(f"next: drivetrain predict {shlex.quote(child_process.format_path_argument(run.path))} FILES")
     # Last, so that the copy has the report, too.
@@ -268,24 +238,16 @@ def _run(
     return copied
 
 
-def _attempts(
-    request: TrainRequest,
-    job: Job,
-    machine: Hardware,
-    plan: plans.Plan,
-    run: run_folder.RunFolder,
-    placement: Placement | None = None,
-) -> int:
+def _attempts(request: TrainRequest, job: Job, machine: Hardware, plan: plans.Plan, run: run_folder.RunFolder) -> int:
     """Run the trainer, and again from its last checkpoint for as long as another plan may avoid its death."""
     fault_point("first attempt")
     arguments: list[str] = []
     count, folder = world.count_trainers(job, machine), NamedFolder(run.path)
-    start = functools.partial(run_trainers, placement=placement) if placement else run_trainers
     with signals.forward_signals() as forward:
         while True:
             RunFiles(run.path).write_json(PLAN_FILE, plan.to_json())
             kills_before = cgroup.read_oom_kills(Path("/"))
-            code = start(request, count, plan.environment(machine), forward, run, arguments)
+            code = run_trainers(request, count, plan.environment(machine), forward, run, arguments)
             if other := folder.restore():
                 EventLog(run.path).add("storage", NamedFolder.MESSAGE.format(other, run.path))
             # The trainer has finalized the plan since, and may have measured.
@@ -296,7 +258,7 @@ def _attempts(
                 continue
             # One of several supervisors leaves a new start to its starter, which starts all of them again.
             was_signalled = bool(forward.sent)
-            death = None if placement else find_avoidable(code, run.path, machine, kills_before, was_signalled)
+            death = None if request.placement else find_avoidable(code, run.path, machine, kills_before, was_signalled)
             if death is None:
                 if code == RestartSmaller.exit_code:
                     return OutOfMemory.exit_code  # its message has said what to set
@@ -326,34 +288,30 @@ def run_trainers(
     environment: dict[str, str],
     forward: signals.SignalForwarder,
     run: run_folder.RunFolder,
-    arguments: Sequence[str] = (),
-    placement: Placement | None = None,
+    arguments: Sequence[str],
 ) -> int:
     """Run the trainer, and the other ranks if there are any; returns the exit code of the first."""
 
-    def start(folder: Path, variables: dict[str, str], log: int) -> subprocess.Popen[bytes]:
-        with signals.block_signals():
-            return child_process.start_child(
-                [*trainer_command(request, folder), *arguments],
-                child_process.build_environment(environment | variables),
-                output=log,
-            )
+    def command(folder: Path) -> list[str]:
+        return [*trainer_command(request, folder), *arguments]
 
     with (
-        local_processes.open_meeting(count, placement) as processes,
-        local_processes.start_followers(processes, run.path, start) as followers,
+        local_processes.open_meeting(count, request.placement) as processes,
+        local_processes.start_followers(processes, run.path, command, environment) as followers,
     ):
         return child_process.run_child(
-            [*trainer_command(request, run.path), *arguments],
+            command(run.path),
             environment | processes.environment(0),
             forward,
             [run.lock, *processes.open_files()],
             followers,
-            functools.partial(local_processes.wait_for_end, followers=followers, has_peers=placement is not None),
+            functools.partial(
+                local_processes.wait_for_end, followers=followers, has_peers=request.placement is not None
+            ),
         )
 
 
 def trainer_command(request: TrainRequest, folder: Path) -> list[str]:
-    paths = map(child_process.format_path_argument, (folder, request.spec))
-    command = [sys.executable, "-m", TRAINER, *paths, *request.source().options()]
+    paths = map(child_process.format_path_argument, (folder, request.source.spec))
+    command = [sys.executable, "-m", TRAINER, *paths, *request.source.options()]
     return [*command, "--trace"] if request.trace else command

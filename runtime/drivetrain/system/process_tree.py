@@ -5,25 +5,29 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import psutil
-
-_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def sum_resident_bytes() -> int:
     """Resident memory of the process tree, in bytes."""
-    return sum(map(_read_resident_bytes, list_process_ids()))
+    return int(_sum(lambda process: process.memory_info().rss))
 
 
 def sum_cpu_seconds() -> float:
     """CPU time that the processes of the tree have used so far, in seconds, with children that have ended."""
-    ticks = 0
+    # User and system time, its own and that of its children; macOS does not count that of children.
+    return _sum(lambda process: sum(process.cpu_times()[:4]))
+
+
+def _sum(read: Callable[[psutil.Process], float]) -> float:
+    """The sum of what is read of each process of the tree; one that has ended counts nothing."""
+    total = 0.0
     for process in list_process_ids():
-        fields = _read_text(f"/proc/{process}/stat").rpartition(")")[2].split()
-        ticks += sum(map(int, fields[11:15]))
-    return ticks / os.sysconf("SC_CLK_TCK")
+        with contextlib.suppress(psutil.Error):
+            total += read(psutil.Process(process))
+    return total
 
 
 def list_threads(process: int) -> list[int]:
@@ -45,27 +49,12 @@ def list_process_ids() -> list[int]:
 def _list_descendants(process: int) -> Iterator[int]:
     """Children are listed by the thread that started them; what ends meanwhile is skipped."""
     for thread in list_threads(process):
-        for child in map(int, _read_text(f"/proc/{process}/task/{thread}/children").split()):
+        children: list[int] = []
+        with contextlib.suppress(OSError), open(f"/proc/{process}/task/{thread}/children", encoding="ascii") as file:
+            children += map(int, file.read().split())
+        for child in children:
             yield child
             yield from _list_descendants(child)
-
-
-def _read_resident_bytes(process: int) -> int:
-    fields = _read_text(f"/proc/{process}/statm").split()
-    if len(fields) > 1:
-        return int(fields[1]) * _PAGE_BYTES
-    with contextlib.suppress(psutil.Error):  # macOS has no /proc; elsewhere the process has ended
-        return int(psutil.Process(process).memory_info().rss)
-    return 0
-
-
-def _read_text(path: str) -> str:
-    try:
-        # The kernel writes the names of programs as they are.
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
-    except OSError:
-        return ""
 
 
 def release_free_memory() -> None:

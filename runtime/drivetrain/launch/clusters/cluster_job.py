@@ -15,7 +15,7 @@ from drivetrain.job_spec import load_job as spec
 from drivetrain.job_spec.spec_file import read_content
 from drivetrain.launch.container import LaunchRequest
 from drivetrain.report.record import read, summarize
-from drivetrain.supervisor.remote_copy.copy_thread import STOPPED_SECONDS
+from drivetrain.supervisor.remote_copy.run_copy import STOPPED_SECONDS
 from drivetrain.supervisor.run_folder import list_numbered
 from drivetrain.supervisor.supervisor import STOPPED_REPORT
 from drivetrain.system.console import say

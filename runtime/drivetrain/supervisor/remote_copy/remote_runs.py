@@ -15,10 +15,9 @@ from drivetrain.storage.remote_address import RemoteAddress, parse
 from drivetrain.storage.store_errors import RemoteError
 from drivetrain.storage.write_probe import check_writable
 from drivetrain.supervisor import run_folder
-from drivetrain.supervisor.remote_copy import copy_thread, owner_file
-from drivetrain.supervisor.remote_copy.copy_thread import CopyThread
+from drivetrain.supervisor.remote_copy import owner_file
 from drivetrain.supervisor.remote_copy.owner_file import OwnerFile, list_steps
-from drivetrain.supervisor.remote_copy.run_copy import is_small
+from drivetrain.supervisor.remote_copy.run_copy import PATIENCE, CopyThread, is_small
 from drivetrain.system.console import say
 from drivetrain.system.files import USER_RWX, blame_storage, make_folder, parse_row, sync_folder
 from drivetrain.system.run_files import CHECKPOINTS, list_checkpoints, parse_suffix
@@ -89,7 +88,7 @@ class RemoteRuns:
             Busy: as `OwnerFile.take`.
             CheckpointError: if the copy of this name is another run.
         """
-        file = OwnerFile(ObjectStore(self.address / run.name, copy_thread.PATIENCE), self.writer)
+        file = OwnerFile(ObjectStore(self.address / run.name, PATIENCE), self.writer)
         file.take(run)
         say(f"copy: {file.store.address}")
         self.thread = CopyThread(run, file, self.job.checkpoint.keep)
@@ -197,32 +196,26 @@ def _download_newest(
     file: OwnerFile, sizes: Mapping[str, int], folder: Path, report: Callable[[str], None], local_step: int
 ) -> str | None:
     """Download the newest checkpoint that verifies, and the best one that it names; returns its name."""
-    store, checkpoints, damaged = file.store, file.owner.checkpoints, list[str]()
-
-    def download(name: str) -> str | None:
-        mismatch = _download_checkpoint(store, sizes, f"{CHECKPOINTS}/{checkpoints[name].folder}", folder / name)
-        if mismatch:
-            shutil.rmtree(folder / name, ignore_errors=True)
-        return mismatch
-
+    checkpoints, damaged = file.owner.checkpoints, list[str]()
     for name in reversed(list_steps(checkpoints)):
         if parse_suffix(name) <= local_step:
             return None
-        if mismatch := download(name):
+        if mismatch := _download_checkpoint(file, sizes, name, folder):
             damaged.append(describe_damaged(name, mismatch))
-            report(f"{store.address}: {damaged[-1]}")
+            report(f"{file.store.address}: {damaged[-1]}")
             continue
         best = checkpoints[name].best
-        if best and best in checkpoints and (mismatch := download(best)):
-            report(f"{store.address}: checkpoint {best} is damaged: {mismatch}; it is not used")
+        if best and best in checkpoints and (mismatch := _download_checkpoint(file, sizes, best, folder)):
+            report(f"{file.store.address}: checkpoint {best} is damaged: {mismatch}; it is not used")
         return name
     if damaged and local_step < 0:
-        raise all_damaged_error(store.address, damaged)
+        raise all_damaged_error(file.store.address, damaged)
     return None
 
 
-def _download_checkpoint(store: ObjectStore, sizes: Mapping[str, int], prefix: str, folder: Path) -> str | None:
+def _download_checkpoint(file: OwnerFile, sizes: Mapping[str, int], name: str, folder: Path) -> str | None:
     """Download a checkpoint; returns what is wrong with it, from its manifest and sizes before anything large comes."""
+    store, prefix = file.store, f"{CHECKPOINTS}/{file.owner.checkpoints[name].folder}"
     manifest = f"{prefix}/{MANIFEST}"
     try:
         is_readable = sizes.get(manifest, MAX_MANIFEST_BYTES + 1) <= MAX_MANIFEST_BYTES
@@ -233,5 +226,7 @@ def _download_checkpoint(store: ObjectStore, sizes: Mapping[str, int], prefix: s
         if (size := sizes.get(f"{prefix}/{part}")) != entry["bytes"]:
             return f"{part} is missing" if size is None else f"{part} has {size} bytes, expected {entry['bytes']}"
     for part in (*files, MANIFEST):
-        store.get_file(f"{prefix}/{part}", folder / part)
-    return verify(folder)
+        store.get_file(f"{prefix}/{part}", folder / name / part)
+    if mismatch := verify(folder / name):
+        shutil.rmtree(folder / name)
+    return mismatch

@@ -48,11 +48,11 @@ class SweepFolder:
 
     path: Path
     study: Study
-    lock: int
 
 
-def open_sweep(runs: Path, job: Job, metric: str, *, plain: bool, new: bool) -> SweepFolder:
-    """The last sweep of this job if it is the same one, or a new one with the next number.
+@contextlib.contextmanager
+def open_sweep(runs: Path, job: Job, metric: str, *, plain: bool, new: bool) -> Iterator[SweepFolder]:
+    """A block with the last sweep of this job if it is the same one, or a new one with the next number.
 
     Raises:
         StorageError: if the folder cannot be written.
@@ -64,29 +64,27 @@ def open_sweep(runs: Path, job: Job, metric: str, *, plain: bool, new: bool) -> 
     last = next(reversed(run_folder.list_numbered(runs, name)), None)
     if last and not new:
         refuse_links(last)
-        lock = run_folder.lock_folder(last)
-        with _close_on_failure(lock):
+        with _hold_lock(last):
             if study := _open_same_sweep(last, job, metric, plain):
-                return SweepFolder(last, study, lock)
-        os.close(lock)
+                yield SweepFolder(last, study)
+                return
     path = run_folder.next_path(runs, name)
     make_folder(path, USER_RWX)
-    lock = run_folder.lock_folder(path)
-    with _close_on_failure(lock):
+    with _hold_lock(path):
         RunFiles(path).write_text(SWEEP_FILE, spec_text(job))
         study = Study(path, job, metric)
         study.setting("plain", plain)
         study.setting("processes", same_conditions.count_processes(job, path))
-    return SweepFolder(path, study, lock)
+        yield SweepFolder(path, study)
 
 
 @contextlib.contextmanager
-def _close_on_failure(lock: int) -> Iterator[None]:
+def _hold_lock(path: Path) -> Iterator[None]:
+    lock = run_folder.lock_folder(path)
     try:
         yield
-    except BaseException:
+    finally:
         os.close(lock)
-        raise
 
 
 def _open_same_sweep(path: Path, job: Job, metric: str, plain: bool) -> Study | None:

@@ -5,13 +5,12 @@ Every trial is an ordinary run in the sweep's folder. The same command goes on w
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -46,8 +45,6 @@ REPORT_SECONDS = 30.0
 EXAMPLE = "sweep: {space: {train.optimizer.lr: {low: 1e-4, high: 1e-1, log: true}}}"
 POLL_SECONDS = 0.2
 """Seconds between two looks at the metrics of the running trial."""
-Note = Callable[[int, float], bool]
-"""Takes an epoch, from 0 on, and the metric after it; returns whether the trial is to be ended."""
 
 
 @dataclass(frozen=True)
@@ -79,24 +76,24 @@ def sweep(request: SweepRequest) -> int:
     if job.sweep is None:
         raise SpecError(f"{request.spec}: sweep: is missing", "the keys to vary, with their ranges", f"add `{EXAMPLE}`")
     check_installed()
-    sweep_folder = folders.open_sweep(
-        request.runs, job, job.sweep.metric or job.best(), plain=request.plain, new=request.new
-    )
-    try:
-        with tempfile.TemporaryDirectory(prefix="sweep-") as scratch:
-            return _Sweep(request, source.copy_to(Path(scratch), job), job, sweep_folder).run()
-    finally:
-        os.close(sweep_folder.lock)
+    metric = job.sweep.metric or job.best()
+    with (
+        folders.open_sweep(request.runs, job, metric, plain=request.plain, new=request.new) as sweep_folder,
+        tempfile.TemporaryDirectory(prefix="sweep-") as scratch,
+    ):
+        return _Sweep(request, source.copy_to(Path(scratch), job), job, sweep_folder, metric).run()
 
 
 class _Sweep:
     """One command's part of a sweep."""
 
-    def __init__(self, request: SweepRequest, source: SpecSource, job: Job, sweep_folder: folders.SweepFolder) -> None:
+    def __init__(
+        self, request: SweepRequest, source: SpecSource, job: Job, sweep_folder: folders.SweepFolder, metric: str
+    ) -> None:
         assert job.sweep is not None
         self.request, self.source, self.job, self.spec = request, source, job, job.sweep
         self.sweep_folder = sweep_folder
-        self.study, self.metric = sweep_folder.study, job.sweep.metric or job.best()
+        self.study, self.metric = sweep_folder.study, metric
         self.began_at = self.reported_at = time.monotonic()
 
     def run(self) -> int:
@@ -137,15 +134,15 @@ class _Sweep:
         def find_folder() -> Path | None:
             return folders.trial_folder(self.sweep_folder.path, number)
 
+        reader = EpochReader(find_folder, self.metric, note)
         # The rows of a killed attempt may decide that the trial is to be ended.
-        if any(note(*evaluated) for evaluated in EpochReader(find_folder, self.metric).read_new()):
+        if reader.note_new():
             return self._record_pruned(number)
         run = run_folder.find_finished(self.sweep_folder.path, job)
         code, ended = 0, False
         if run is None:
             shown_plan = (folders.trial_folder(self.sweep_folder.path, 0) or self.sweep_folder.path) / PLAN_FILE
-            reader = EpochReader(find_folder, self.metric)
-            code, ended = train_trial(self.source, options, forward, reader, note, shown_plan)
+            code, ended = train_trial(self.source, options, forward, reader, shown_plan)
         if ended:
             return self._record_pruned(number)
         if code in TRIAL_FAILURES and not forward.sent:
@@ -212,16 +209,17 @@ class EpochReader:
     Args:
         find_folder: returns the run folder, once there is one.
         metric: to read.
+        note: takes an epoch, from 0 on, and the metric after it; returns whether the trial is to be ended.
     """
 
-    def __init__(self, find_folder: Callable[[], Path | None], metric: str) -> None:
-        self.find_folder, self.metric = find_folder, metric
+    def __init__(self, find_folder: Callable[[], Path | None], metric: str, note: Callable[[int, float], bool]) -> None:
+        self.find_folder, self.metric, self.note = find_folder, metric, note
         self.tail: JsonLinesTail | None = None
         self.last_epoch = -1
         """The last epoch that was read."""
 
-    def read_new(self) -> Iterator[tuple[int, float]]:
-        """Epochs that were evaluated since the last call, with their metric."""
+    def note_new(self) -> bool:
+        """Note the epochs that were evaluated since the last call; returns whether the trial is to be ended."""
         if self.tail is None and (folder := self.find_folder()):
             self.tail = JsonLinesTail(RunFiles(folder), METRICS_FILE)
         # A resumed run writes the file anew, with the same rows up to its checkpoint.
@@ -229,7 +227,9 @@ class EpochReader:
             epoch, value = read_integer(row, "epoch"), parse_number(row.get(self.metric))
             if epoch is not None and value is not None and epoch > self.last_epoch:
                 self.last_epoch = epoch
-                yield epoch, value
+                if self.note(epoch, value):
+                    return True
+        return False
 
 
 def train_trial(
@@ -237,7 +237,6 @@ def train_trial(
     options: Sequence[str],
     forward: SignalForwarder,
     reader: EpochReader,
-    note: Note,
     shown_plan: Path,
 ) -> tuple[int, bool]:
     """Train, or resume; returns the exit code, and whether the trial was ended early.
@@ -246,14 +245,10 @@ def train_trial(
         source: the job file, and the copy from which all trials are trained.
         options: those of `drivetrain train`.
         forward: forwards signals to the training.
-        reader: of the epochs of this trial.
-        note: decides after each epoch.
+        reader: of the epochs of this trial; decides after each of them.
         shown_plan: the plan of the first trial, which is not shown again.
     """
     ended = False
-
-    def check_new_epochs() -> bool:
-        return any(note(epoch, value) for epoch, value in reader.read_new())
 
     def wait(child: subprocess.Popen[bytes]) -> int:
         nonlocal ended
@@ -261,7 +256,7 @@ def train_trial(
             try:
                 return child.wait(POLL_SECONDS)
             except subprocess.TimeoutExpired:
-                if not ended and check_new_epochs():
+                if not ended and reader.note_new():
                     ended = True
                     child.send_signal(signal.SIGTERM)
 
@@ -269,4 +264,4 @@ def train_trial(
     # All trials would fit the same simple models.
     environment = {show_plan.SHOWN_PLAN: str(shown_plan), COPY_VARIABLE: str(source.copy), baseline_run.SWITCH: "off"}
     code = child_process.run_child(command, environment, forward, wait=wait)
-    return code, ended or check_new_epochs()
+    return code, ended or reader.note_new()

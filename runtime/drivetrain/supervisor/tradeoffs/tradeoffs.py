@@ -191,14 +191,14 @@ class _Tradeoffs:
                     break
         return True
 
-    def _load(self, row: Measured, epochs: int | None, seed: int) -> tuple[tuple[str, ...], Job]:
-        """The assignments and the job of a training; without `epochs` that of all of them."""
+    def _load(self, row: Measured, epochs: int | None, seed: int) -> tuple[SpecSource, Job]:
+        """The source and the job of a training; without `epochs` that of all of them."""
         changes = [*row.variant.assignments(), f"train.seed={seed}", *WITHOUT_SWEEP]
         if epochs:
             name = row.variant.name.replace(" ", "-")
             changes += [f"name={name}-e{epochs}-s{seed}", f"train.epochs={epochs}"]
-        assignments = (*self.request.assignments, *changes)
-        return assignments, replace(self.source, assignments=assignments).load()
+        source = replace(self.source, assignments=(*self.request.assignments, *changes))
+        return source, source.load()
 
     def _train(self, row: Measured, share: float, seed: int | None = None) -> bool:
         """Train a variant, unless it is done; returns whether it was trained, else the time is over or it has failed."""
@@ -207,7 +207,7 @@ class _Tradeoffs:
             return True
         epochs = row.count_epochs(share)
         try:
-            assignments, job = self._load(row, epochs, seed)
+            source, job = self._load(row, epochs, seed)
         except SpecError as error:
             row.failure = str(error).splitlines()[0]
             return False
@@ -216,7 +216,7 @@ class _Tradeoffs:
             if not self._has_time(row, share):
                 return False
             say(f"tradeoffs: {row.variant.name}, {epochs} of {row.epochs} epochs, seed {seed}")
-            row.failure = self._train_run(assignments)
+            row.failure = self._train_run(source)
             if row.failure:
                 return False
             run = run_folder.list_numbered(self.folder, job.name)[-1]
@@ -236,16 +236,9 @@ class _Tradeoffs:
         seconds = measured.forecast_seconds(share, measure_other_seconds(self.rows))
         return time.monotonic() + seconds <= self.deadline
 
-    def _train_run(self, assignments: Sequence[str]) -> str:
+    def _train_run(self, source: SpecSource) -> str:
         """Train one run; returns why it failed, if its values can be the reason."""
-        train_request = TrainRequest(
-            self.request.spec,
-            assignments,
-            self.folder,
-            new=self.request.new,
-            baselines=False,
-            copy=self.source.copy,
-        )
+        train_request = TrainRequest(source, self.folder, new=self.request.new, baselines=False)
         log = self.folder / LOG
         try:
             with log.open("ab") as file, redirect_output([1, 2], file.fileno()):
