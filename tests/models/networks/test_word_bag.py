@@ -52,7 +52,9 @@ def test_repeated_tokens_and_pairs_count_with_the_logarithm_of_their_number() ->
     ids = torch.tensor([[5, 4, 5, 4, 8, 5, 5]])
     counts = {5: 4, 4: 2, 8: 1}
     pair_counts = {(5, 4): 2, (4, 5): 1, (4, 8): 1, (8, 5): 1, (5, 5): 1}
-    total = sum((1 + math.log(count)) * bag.words[0].weight[word] for word, count in counts.items())
+    total = torch.zeros(3)
+    for word, count in counts.items():
+        total = total + (1 + math.log(count)) * bag.words[0].weight[word]
     for (first, second), count in pair_counts.items():
         row = (first * 1_000_003 + second * 7_919) % PAIR_BUCKETS
         total = total + (1 + math.log(count)) * bag.pairs[0].weight[row]
