@@ -11,6 +11,7 @@ import numpy as np
 
 from drivetrain.data import labels, stateless_random
 from drivetrain.data.dataset import NO_LABEL, Dataset, Head, Split
+from drivetrain.data.loader.orders import StreamOrder
 from drivetrain.data.partition import Parts
 from drivetrain.data.stateless_random import Ids
 from drivetrain.data.streaming.cache import ShardCache
@@ -18,7 +19,6 @@ from drivetrain.data.streaming.fetch_ahead import FetchAhead
 from drivetrain.data.streaming.hub_store import HubStore
 from drivetrain.data.streaming.index import Index
 from drivetrain.data.streaming.local_store import LocalStore
-from drivetrain.data.streaming.order import StreamOrder
 from drivetrain.data.streaming.reader import ShardReader
 from drivetrain.data.streaming.remote_store import RemoteStore
 from drivetrain.data.streaming.shard import ShardStore, accepted_by
