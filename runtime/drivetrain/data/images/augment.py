@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -82,11 +81,11 @@ def crop_padded(pixels: Tensor, drawn: Floats, padding: int, fill: Tensor) -> Te
     count, channels, height, width = pixels.shape
     padded = fill.expand(count, channels, height + 2 * padding, width + 2 * padding).clone()
     padded[:, :, padding : padding + height, padding : padding + width] = pixels
-    top, left = onto(pixels.device, (drawn.T * (2 * padding + 1)).astype(np.int64))
+    first_line, first_column = onto(pixels.device, (drawn.T * (2 * padding + 1)).astype(np.int64))
     # All possible crops are views of the same memory, shape (N, C, 2 padding + 1, 2 padding + 1, height, width): one
     # kernel copies the drawn ones.
     crops = padded.unfold(2, height, 1).unfold(3, width, 1)
-    return crops[torch.arange(count, device=pixels.device), :, top, left]
+    return crops[torch.arange(count, device=pixels.device), :, first_line, first_column]
 
 
 def jitter(pixels: Tensor, drawn: Floats, spec: ColorJitter) -> Tensor:
@@ -293,21 +292,23 @@ def apply(pixels: Tensor, names: Names, signs: Floats, share: float, fill: Tenso
     """
     result = pixels.clone()
     is_move = np.isin(names, MOVES)
-    _replace(result, is_move, lambda part: warp(part, _matrices(names[is_move], signs[is_move], share), fill))
+    _replace(result, is_move, warp, _matrices(names[is_move], signs[is_move], share), fill)
     for name, change in FACTORS.items():
         is_selected = names == name
         factor = onto(pixels.device, 1 + 0.9 * share * signs[is_selected], pixels.dtype).view(-1, 1, 1, 1)
-        _replace(result, is_selected, partial(change, factor=factor))
+        _replace(result, is_selected, change, factor)
     for name, operation in BATCH_OPERATIONS.items():
-        _replace(result, names == name, partial(operation, share=share))
+        _replace(result, names == name, operation, share)
     return result
 
 
-def _replace(pixels: Tensor, is_selected: npt.NDArray[np.bool_], change: Callable[[Tensor], Tensor]) -> None:
-    """Apply `change` to the selected images, in place."""
+def _replace(
+    pixels: Tensor, is_selected: npt.NDArray[np.bool_], change: Callable[..., Tensor], *arguments: object
+) -> None:
+    """Put `change(images, *arguments)` in place of the selected images."""
     if is_selected.any():
         rows = onto(pixels.device, np.flatnonzero(is_selected))
-        pixels[rows] = change(pixels[rows])
+        pixels[rows] = change(pixels[rows], *arguments)
 
 
 def _matrices(names: Names, signs: Floats, share: float) -> Floats:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -218,20 +219,13 @@ def square(pixels: Tensor, size: int, channels: int, resize: Resize = DEFAULT_RE
         top, first_column = (height - part_height) // 2, (width - part_width) // 2
         pixels = pixels[:, :, top : top + part_height, first_column : first_column + part_width]
     if pixels.shape[2:] != inner:
-        parts = [
-            _resize(pixels[start : start + 1024], inner, resize.interpolation) for start in range(0, len(pixels), 1024)
-        ]
-        pixels = torch.cat(parts)
+        mode = _TORCH_INTERPOLATIONS.get(resize.interpolation, resize.interpolation)
+        scale = partial(functional.interpolate, size=inner, mode=mode, antialias=mode in ("bilinear", "bicubic"))
+        pixels = torch.cat([_round_to(scale(part.float()), pixels.dtype) for part in pixels.split(1024)])
     top, first_column = (size - inner[0]) // 2, (size - inner[1]) // 2
     return functional.pad(
         pixels, (first_column, size - inner[1] - first_column, top, size - inner[0] - top)
     ).contiguous()
-
-
-def _resize(pixels: Tensor, sides: tuple[int, int], mode: str) -> Tensor:
-    mode = _TORCH_INTERPOLATIONS.get(mode, mode)
-    out = functional.interpolate(pixels.float(), sides, mode=mode, antialias=mode in ("bilinear", "bicubic"))
-    return _round_to(out, pixels.dtype)
 
 
 def _round_to(values: Tensor, dtype: torch.dtype) -> Tensor:
