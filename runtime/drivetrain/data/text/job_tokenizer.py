@@ -43,6 +43,11 @@ class Limits:
     pooling: str = ""
     """How a text's vector is made (`model.pooling`) by the network's folder, where that differs from its family."""
 
+    @classmethod
+    def of_network(cls, config: Any, pooling: str = "") -> Limits:
+        """Return those of a configuration of transformers."""
+        return cls(families.find_max_tokens(config), families.count_token_types(config), pooling)
+
 
 @dataclass(frozen=True)
 class TextEncoding:
@@ -111,11 +116,9 @@ def _choose_tokenizer(job: TextJob, texts: Texts, recorded: InputRecord | None) 
         source = pretrained.find(job, job.model.name)
         pooling, note = _choose_pooling(job.model, source, recorded)
         text_tokenizer = stored or tokenizer.load_pretrained(source)
-        limits = Limits(families.find_max_tokens(source.config), families.count_token_types(source.config), pooling)
-        return text_tokenizer, limits, [note]
+        return text_tokenizer, Limits.of_network(source.config, pooling), [note]
     if stored and (earlier := earlier_run.find(job)):
-        limits = Limits(earlier.max_tokens(), earlier.count_token_types())
-        return stored, limits, [f"{stored.vocabulary_size:,} tokens"]
+        return stored, Limits.of_network(earlier.config), [f"{stored.vocabulary_size:,} tokens"]
     vocabulary_size = job.model.vocabulary if isinstance(job.model, TextEncoder) else DEFAULT_VOCABULARY_SIZE
     text_tokenizer = stored or tokenizer.learn(texts, vocabulary_size)
     note = f"{text_tokenizer.vocabulary_size:,} WordPiece tokens learned from the training texts ({tokenizer.RULE})"
