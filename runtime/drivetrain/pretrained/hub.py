@@ -72,13 +72,13 @@ def find_cached(repository: Repository, revision: str, choose: Choose) -> Fetche
     if repository.kind.readme in paths and repository.kind.readme not in files:
         return None
     readme = repository.read_readme(commit)
-    chosen = [
+    needed = [
         converting.WEIGHTS_NAME if name == snapshot.converted else name
         for name in _choose_names(repository, paths, choose, readme)
     ]
-    if any(name not in files for name in chosen):
+    if any(name not in files for name in needed):
         return None
-    return Fetched(replace(snapshot, files=tuple(files[name] for name in chosen)), revision, paths, readme)
+    return Fetched(replace(snapshot, files=tuple(files[name] for name in needed)), revision, paths, readme)
 
 
 def fetch(
