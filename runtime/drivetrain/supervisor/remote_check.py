@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable
 from functools import partial
 
-from drivetrain.data.streaming.remote_store import RemoteStore
 from drivetrain.data.streaming.shard import Accepted, accepted_by
+from drivetrain.data.streaming.stores import RemoteStore
 from drivetrain.errors import DrivetrainError
 from drivetrain.job import Job, dot_key, remote_data
 from drivetrain.job.hub_address import is_on_hub
