@@ -104,7 +104,7 @@ def _completes_jpeg(
     """Let a function of an image try again, with the last two bytes, if it fails for a JPEG that lacks only these."""
 
     @wraps(use)
-    def use_completed(source: Source, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+    def use_completed(source: Source, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         try:
             return use(source, *args, **kwargs)
         except UnreadableImage:

@@ -221,7 +221,7 @@ def square(pixels: Tensor, size: int, channels: int, resize: Resize = DEFAULT_RE
     if pixels.shape[2:] != inner:
         mode = _TORCH_INTERPOLATIONS.get(resize.interpolation, resize.interpolation)
         scale = partial(functional.interpolate, size=inner, mode=mode, antialias=mode in ("bilinear", "bicubic"))
-        pixels = torch.cat([_round_to(scale(part.float()), pixels.dtype) for part in pixels.split(1024)])
+        pixels = torch.cat([_round_to(scale(part.float()), pixels.dtype) for part in torch.split(pixels, 1024)])
     top, first_column = (size - inner[0]) // 2, (size - inner[1]) // 2
     return functional.pad(
         pixels, (first_column, size - inner[1] - first_column, top, size - inner[0] - top)
